@@ -1,0 +1,115 @@
+"""The manifest: everything about a run that all its peers must agree on.
+
+Written as `run.toml`, checked strictly (`config.loader`), signed by the run's owner and named by the
+digest of its canonical bytes (`config.signing`). Node-local choices (ports, folders, devices) are
+`config.settings`, never here. Field docstrings say what you would see if the value were wrong.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+Name = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
+Positive = Annotated[int, Meta(ge=1)]
+Natural = Annotated[int, Meta(ge=0)]
+CodecName = Literal["fp32", "bf16", "int8"]
+
+
+class Section(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A table of the manifest: immutable, keyword-only, unknown keys refused."""
+
+
+class RunSection(Section):
+    name: Name
+    """Human name of the run; the run id (digest) tells two runs of one name apart."""
+    seed: Natural = 0
+    """Seeds version 0, data streams and group hashes. Every peer derives the same version 0 from it."""
+    task: Literal["causal-lm"] = "causal-lm"
+
+
+class ModelSection(Section):
+    layers: Annotated[int, Meta(ge=1, le=256)]
+    heads: Annotated[int, Meta(ge=1, le=256)]
+    width: Annotated[int, Meta(ge=8, le=65536)]
+    """Must be a multiple of `heads`."""
+    context_tokens: Annotated[int, Meta(ge=8, le=131072)]
+    vocabulary: Annotated[int, Meta(ge=2, le=1 << 20)] = 256
+    """256: raw bytes."""
+
+
+class DataSection(Section):
+    source: str = "embedded"
+    """"embedded" (the Python standard library's sources, on every machine) or "files": each node's own
+    --data path. Peers draw disjoint, reproducible streams from whichever it is."""
+    heldout_percent: Annotated[int, Meta(ge=1, le=50)] = 5
+    """Share of files (by hash of their name) that nobody trains on."""
+
+
+class InnerSection(Section):
+    optimizer: Literal["adamw"] = "adamw"
+    learning_rate: Annotated[float, Meta(gt=0, le=1)]
+    weight_decay: Annotated[float, Meta(ge=0, le=1)] = 0.1
+    beta1: Annotated[float, Meta(ge=0, lt=1)] = 0.9
+    beta2: Annotated[float, Meta(ge=0, lt=1)] = 0.95
+    clip_norm: Annotated[float, Meta(gt=0)] = 1.0
+    warmup_steps: Natural
+    schedule_steps: Positive
+    """Inner steps per learner until the cosine reaches its floor (10 %); training may go on beyond."""
+    tokens_per_step: Positive
+    """Tokens per learner and inner step; a multiple of `model.context_tokens`."""
+
+
+class SyncSection(Section):
+    fragments: Annotated[int, Meta(ge=1, le=1024)] = 24
+    """P. More fragments: smoother traffic, more messages."""
+    inner_steps: Annotated[int, Meta(ge=1, le=100_000)] = 24
+    """H, inner steps between two contributions of one fragment. Larger: less traffic, slower consensus."""
+    delay_steps: Positive = 2
+    """tau, inner steps from sending a fragment to applying the merged result that are budgeted; the
+    grace window is cut from it. Must be below H. Too small: slow peers miss merges."""
+    quorum: Positive = 1
+    """K, contributions that start the closing of a round (never more than there are live learners)."""
+    grace_fraction: Annotated[float, Meta(ge=0, lt=1)] = 0.8
+    """gamma: the share of the measured slack that a syncer waits for the slower learners."""
+    grace_cap_s: Annotated[float, Meta(ge=0, le=600)] = 30.0
+    keep_in_flight: Annotated[float, Meta(ge=0, le=1)] = 1.0
+    """rho: 1 keeps the inner steps made while a contribution was in flight, 0 is the paper's overwrite."""
+
+
+class OuterSection(Section):
+    learning_rate: Annotated[float, Meta(gt=0, le=2)] = 0.7
+    momentum: Annotated[float, Meta(ge=0, lt=1)] = 0.9
+    momentum_warmup_merges: Natural = 20
+    """Momentum grows linearly from 0 over a fragment's first merges. 0 on a short run costs about 9 % loss."""
+
+
+class CodecSection(Section):
+    contribution: CodecName = "int8"
+    update: CodecName = "int8"
+
+
+class GroupSection(Section):
+    size: Annotated[int, Meta(ge=2, le=256)] = 16
+    """g: members per group. Also bounds contributors of one merge."""
+    term_versions: Annotated[int, Meta(ge=1, le=10_000)] = 16
+    """A syncer's term, in versions of its fragment; then the next one is elected."""
+    log_versions: Annotated[int, Meta(ge=1, le=1024)] = 16
+    """L: outer updates that every peer keeps for stragglers; older stragglers fetch state."""
+    max_base_age_versions: Annotated[int, Meta(ge=0, le=64)] = 4
+    """A contribution measured against an older base than this is refused, rebased and sent again."""
+
+
+class Manifest(Section):
+    """A run, as its owner describes it. Equal manifests have equal canonical bytes."""
+
+    format: Literal[1] = 1
+    run: RunSection
+    model: ModelSection
+    data: DataSection = DataSection()
+    inner: InnerSection
+    sync: SyncSection = SyncSection()
+    outer: OuterSection = OuterSection()
+    codec: CodecSection = CodecSection()
+    group: GroupSection = GroupSection()

@@ -1,0 +1,221 @@
+"""What can happen to a node: the inputs of `core.node.Core.handle`.
+
+Everything that completes later carries the (fragment, term, number) or stamp in which it was started,
+so that the core can drop what the world has moved past.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from p2pdiloco.core.messages import Message
+from p2pdiloco.core.types import (
+    Head,
+    SignedContribution,
+    SignedVersion,
+    Stamp,
+    Ticket,
+    Watermark,
+)
+
+
+class Event(Struct, frozen=True):
+    """Base of all inputs."""
+
+
+class Tick(Event):
+    """Time passed; sent when `next_deadline()` is reached."""
+
+
+# --- peers -------------------------------------------------------------------------------------------
+
+
+class PresenceSeen(Event):
+    """The members whose unexpired presence records the DHT holds (self may be among them)."""
+
+    members: tuple[tuple[str, int], ...]
+    """(peer, incarnation)."""
+
+
+class MessageReceived(Event):
+    """A decoded control message from an authenticated peer."""
+
+    sender: str
+    message: Message
+
+
+class SendFailed(Event):
+    """A control message could not be delivered: the peer is unreachable at this moment."""
+
+    peer: str
+
+
+# --- contributions: learner side ----------------------------------------------------------------------
+
+
+class ContributionReady(Event):
+    """The learner copied a fragment out and it has been encoded: it may go to the syncer."""
+
+    fragment: int
+    ticket: Ticket
+    tokens: int
+    inner_steps: int
+    payload_digest: bytes
+    payload_bytes: int
+    due: bool
+
+
+class NothingToContribute(Event):
+    """Answer to `RequestFragment`: the learner has made no inner step since its last contribution."""
+
+    fragment: int
+
+
+class ContributionAnswered(Event):
+    """The syncer's last word on a contribution that we sent."""
+
+    fragment: int
+    stamp: Stamp
+    peer: str
+    accepted: bool
+    reason: str
+    head: Head | None
+    """The refusing syncer's head."""
+
+
+class ContributionUndelivered(Event):
+    """The stream broke or the peer could not be reached."""
+
+    fragment: int
+    stamp: Stamp
+    peer: str
+
+
+class LearnerApplied(Event):
+    """The learner's parameters of this fragment are now measured against this version."""
+
+    fragment: int
+    number: int
+    inner_step: int
+
+
+class LearnerStatus(Event):
+    """Where the learner is. `running` false: it crashed or has not started yet."""
+
+    running: bool
+    inner_step: int
+    tokens_total: int
+    tokens_per_s: float
+    step_time_s: float
+    loss: float | None
+
+
+class LearnerLost(Event):
+    """The learner process died: its unsent work is gone, contributions already copied out are not."""
+
+
+# --- contributions: syncer side -----------------------------------------------------------------------
+
+
+class ContributionOffered(Event):
+    """A peer wants to stream a contribution to us; only its header has been read."""
+
+    transfer: int
+    sender: str
+    signed: SignedContribution
+
+
+class ContributionReceived(Event):
+    """The payload of an accepted transfer is here, its digest and content are sound."""
+
+    transfer: int
+    ticket: Ticket
+
+
+class ContributionBroken(Event):
+    """An accepted transfer ended without a sound payload. `reason` is "cut" or what was wrong with it."""
+
+    transfer: int
+    reason: str
+
+
+class Merged(Event):
+    """The merge worker is done: update encoded, outer step made into the spare copy."""
+
+    fragment: int
+    term: int
+    number: int
+    ticket: Ticket
+    """The encoded outer update."""
+    update_digest: bytes
+    update_bytes: int
+    state_digest: bytes
+
+
+class MergeFailed(Event):
+    """Nothing could be merged (every contribution turned out unusable)."""
+
+    fragment: int
+    term: int
+    number: int
+    reason: str
+
+
+class Persisted(Event):
+    """A `Persist` effect is durable and its continuation has been carried out."""
+
+    token: int
+
+
+class PersistFailed(Event):
+    """The disk refused (full, gone): the continuation was not carried out."""
+
+    token: int
+    reason: str
+
+
+# --- updates and states ------------------------------------------------------------------------------
+
+
+class UpdateFetched(Event):
+    """A holder gave us an outer update; the payload matches the header's update digest."""
+
+    fragment: int
+    peer: str
+    version: SignedVersion
+    ticket: Ticket
+
+
+class FetchFailed(Event):
+    """A holder did not give what `FetchUpdate` or `FetchState` asked for."""
+
+    fragment: int
+    number: int
+    peer: str
+    reason: str
+    """"unreachable", "gone" (no longer in its log), "not-ready", or what was wrong with the answer."""
+
+
+class UpdateApplied(Event):
+    """The outer step of a fetched update was made into the spare copy; this is the resulting digest."""
+
+    fragment: int
+    number: int
+    ticket: Ticket
+    state_digest: bytes
+
+
+class StateFetched(Event):
+    """A donor gave us a whole fragment; it is in the spare copy and matches `version`'s state digest."""
+
+    fragment: int
+    peer: str
+    version: SignedVersion
+    watermarks: tuple[Watermark, ...]
+
+
+# --- life --------------------------------------------------------------------------------------------
+
+
+class LeaveRequested(Event):
+    """The operator wants this node to leave: finish what is in flight, hand over, say good-bye."""

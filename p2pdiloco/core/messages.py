@@ -1,0 +1,200 @@
+"""Control messages between the daemons of a run, and their one encoding.
+
+Every message is a tagged msgpack array inside an `Envelope` that names protocol and run. Decoding
+anything that is not exactly such a message raises `RemoteError`; nothing else can come out of
+`decode`. Tensors never travel here: contributions, updates and states are bulk streams (ports.Transport).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from p2pdiloco import WIRE_VERSION
+from p2pdiloco.core.types import (
+    MAX_FRAGMENTS,
+    Certificate,
+    Count,
+    GroupId,
+    Head,
+    PeerId,
+    RunId,
+    SignedVersion,
+    Vote,
+    Wire,
+)
+from p2pdiloco.errors import RemoteError
+
+MAX_MESSAGE_BYTES = 256 * 1024
+Reason = Annotated[str, Meta(max_length=200)]
+
+
+class Message(Wire, tag=True):
+    """Base of the control messages; the class name is the tag."""
+
+
+class Progress(Message):
+    """Heartbeat to every member of the group: I am alive, this is what I hold."""
+
+    incarnation: Count
+    step_time_s: float
+    inner_step: Count
+    tokens_total: Count
+    tokens_per_s: float
+    loss: float | None
+    learning: bool
+    """A learner is running: closing calls expect something of this member."""
+    confirmed: bool
+    """Holds versions that peers confirm: may vote, stand, and give state to others (design 5.1)."""
+    stands: bool
+    """Reachable enough to be a syncer."""
+    heads: Annotated[tuple[Head, ...], Meta(max_length=MAX_FRAGMENTS)]
+    """One per fragment, by index; empty while catching up from nothing."""
+    offices: Annotated[tuple[tuple[Count, Count], ...], Meta(max_length=MAX_FRAGMENTS)]
+    """(fragment, term) of every fragment whose syncer the sender is."""
+
+
+class Leaving(Message):
+    """The sender goes away on purpose: out of the view at once, its offices are open."""
+
+    incarnation: Count
+
+
+class Closing(Message):
+    """From a syncer whose quorum is complete: send what you have, the round closes in this many seconds."""
+
+    group: GroupId
+    fragment: Count
+    term: Count
+    number: Count
+    closes_in_s: float
+
+
+class Pass(Message):
+    """Answer to `Closing`: do not wait for me this time."""
+
+    group: GroupId
+    fragment: Count
+    term: Count
+    number: Count
+    reason: Reason
+
+
+class Announce(Message):
+    """A new version exists and the sender can give it."""
+
+    version: SignedVersion
+
+
+class VoteRequest(Message):
+    """A candidate asks for a vote."""
+
+    group: GroupId
+    fragment: Count
+    term: Count
+    head: Head
+    reason: Reason
+
+
+class VoteGranted(Message):
+    """The voter's signed vote."""
+
+    vote: Vote
+
+
+class VoteRefused(Message):
+    """Why not, and what the voter knows that the candidate may not."""
+
+    group: GroupId
+    fragment: Count
+    term: Count
+    known_term: Count
+    head: Head | None
+    reason: Reason
+
+
+class Elected(Message):
+    """The candidate is in office; the certificate proves it."""
+
+    certificate: Certificate
+
+
+class OfficeQuery(Message):
+    """Send me the certificate of this fragment's syncer, if you know one above this term."""
+
+    group: GroupId
+    fragment: Count
+    above_term: Count
+
+
+AnyMessage = (
+    Progress
+    | Leaving
+    | Closing
+    | Pass
+    | Announce
+    | VoteRequest
+    | VoteGranted
+    | VoteRefused
+    | Elected
+    | OfficeQuery
+)
+
+
+class Envelope(Wire):
+    """What travels: protocol version first, so that another version is told apart before all else."""
+
+    wire_version: Count
+    run: RunId
+    sender: PeerId
+    message: msgspec.Raw
+
+
+_encoder = msgspec.msgpack.Encoder()
+_envelope = msgspec.msgpack.Decoder(Envelope)
+_message = msgspec.msgpack.Decoder(AnyMessage)
+_version_only = msgspec.msgpack.Decoder(list[msgspec.Raw])
+
+
+def encode(run: str, sender: str, message: Message) -> bytes:
+    """The wire bytes of a message."""
+    raw = msgspec.Raw(_encoder.encode(message))
+    return _encoder.encode(Envelope(WIRE_VERSION, run, sender, raw))
+
+
+def decode(run: str, sender: str, data: bytes) -> Message:
+    """The message in `data`, which arrived on `sender`'s authenticated connection.
+
+    Raises:
+        RemoteError: oversized, garbage, another protocol version, another run, or a false sender.
+    """
+    if len(data) > MAX_MESSAGE_BYTES:
+        raise RemoteError("oversized", f"{len(data)} bytes of at most {MAX_MESSAGE_BYTES}")
+    try:
+        envelope = _envelope.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        _refuse_other_version(data)
+        raise RemoteError("garbage", str(error)) from error
+    if envelope.wire_version != WIRE_VERSION:
+        raise RemoteError("wire-version", f"theirs {envelope.wire_version}, ours {WIRE_VERSION}")
+    if envelope.run != run:
+        raise RemoteError("other-run", envelope.run[:16])
+    if envelope.sender != sender:
+        raise RemoteError("false-sender", envelope.sender[:16])
+    try:
+        return _message.decode(envelope.message)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise RemoteError("garbage", str(error)) from error
+
+
+def _refuse_other_version(data: bytes) -> None:
+    """If an undecodable envelope starts with another protocol version, say that instead of garbage."""
+    try:
+        parts = _version_only.decode(data)
+        theirs = msgspec.msgpack.decode(parts[0], type=int) if parts else WIRE_VERSION
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return
+    if theirs != WIRE_VERSION:
+        raise RemoteError("wire-version", f"theirs {theirs}, ours {WIRE_VERSION}")

@@ -1,0 +1,187 @@
+"""Values that the protocol is about. Immutable, hashable, each with one canonical msgpack encoding.
+
+Peers are named by their libp2p peer id (base58 text), fragments by their index, digests are 32 raw
+SHA-256 bytes. Field order is wire format: append only, and raise `WIRE_VERSION` on any change.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Annotated, Protocol
+
+import msgspec
+from msgspec import Meta, Struct
+
+PeerId = Annotated[str, Meta(min_length=1, max_length=80)]
+GroupId = Annotated[str, Meta(min_length=1, max_length=64)]
+RunId = Annotated[str, Meta(min_length=1, max_length=64)]
+Digest = Annotated[bytes, Meta(min_length=32, max_length=32)]
+Signature = Annotated[bytes, Meta(max_length=128)]
+Count = Annotated[int, Meta(ge=0, le=1 << 62)]
+Ticket = int
+"""Names a buffer that only the environment (daemon or simulator) can open. The core never looks inside."""
+
+MAX_CONTRIBUTORS = 256
+MAX_FRAGMENTS = 1024
+WHOLE_RUN: GroupId = "all"
+"""The one group that exists while there are no rotating groups."""
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+class Wire(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Base of everything that crosses the wire: positional msgpack arrays, strictly validated."""
+
+
+class Head(Wire):
+    """A version of one fragment, as short as it can be named and weighed."""
+
+    number: Count
+    digest: Digest
+    """Of the version's header; names its whole history, because a header names its parent."""
+    tokens: Count
+    """Cumulative tokens merged into the chain."""
+    term: Count
+
+    @property
+    def weight(self) -> tuple[int, int, bytes]:
+        """Heavier chain wins: more tokens, then higher term, then digest (design 5.4)."""
+        return (self.tokens, self.term, self.digest)
+
+
+class Stamp(Wire, order=True):
+    """Orders the contributions of one learner: a restart has a higher incarnation."""
+
+    incarnation: Count
+    sequence: Count
+
+
+NEVER = Stamp(0, 0)
+"""The stamp of a learner of which nothing has been merged."""
+
+
+class Contributor(Wire):
+    """One learner's part in a merged version."""
+
+    learner: PeerId
+    stamp: Stamp
+    tokens: Count
+    inner_steps: Count
+
+
+class VersionHeader(Wire):
+    """What a version is: its parent, what was merged, and the digests of update and resulting state."""
+
+    run: RunId
+    group: GroupId
+    fragment: Count
+    number: Count
+    parent: Digest
+    """Digest of the parent's header; for version 0, the digest of the run id."""
+    term: Count
+    syncer: PeerId
+    """Empty only for version 0 (then the run id stands here)."""
+    tokens: Count
+    state_digest: Digest
+    """Of (number, Theta, outer momentum) after the outer step; see `tensors.digest`."""
+    update_digest: Digest
+    update_bytes: Count
+    codec: Annotated[str, Meta(max_length=16)]
+    contributors: Annotated[tuple[Contributor, ...], Meta(max_length=MAX_CONTRIBUTORS)]
+
+    def digest(self) -> bytes:
+        """SHA-256 of the canonical encoding."""
+        return hashlib.sha256(_encoder.encode(self)).digest()
+
+    def head(self) -> Head:
+        """The short name of this version."""
+        return Head(self.number, self.digest(), self.tokens, self.term)
+
+
+class SignedVersion(Wire):
+    """A version header with its syncer's signature over `signed_bytes("version", header)`."""
+
+    header: VersionHeader
+    signature: Signature
+
+
+class ContributionHeader(Wire):
+    """The label of an encoded pseudo-gradient (design 5.8)."""
+
+    run: RunId
+    group: GroupId
+    fragment: Count
+    learner: PeerId
+    stamp: Stamp
+    after: Stamp
+    """The learner's last merged contribution that its base contains. The syncer admits only if its chain
+    agrees: so no step is merged twice, even when an acknowledgement or an update was lost."""
+    base_number: Count
+    base_digest: Digest
+    tokens: Count
+    inner_steps: Count
+    payload_digest: Digest
+    payload_bytes: Count
+    codec: Annotated[str, Meta(max_length=16)]
+    due: bool
+    """The learner's schedule asked for it; false when it answers a closing call."""
+
+
+class SignedContribution(Wire):
+    """A contribution header signed by its learner over `signed_bytes("contribution", header)`."""
+
+    header: ContributionHeader
+    signature: Signature
+
+
+class VoteBody(Wire):
+    """What a voter says: in this term of this fragment, this candidate."""
+
+    run: RunId
+    group: GroupId
+    fragment: Count
+    term: Count
+    candidate: PeerId
+    voter: PeerId
+
+
+class Vote(Wire):
+    """A vote signed by its voter over `signed_bytes("vote", body)`."""
+
+    body: VoteBody
+    signature: Signature
+
+
+class Certificate(Wire):
+    """Why a syncer is in office: a majority's votes for (group, fragment, term)."""
+
+    group: GroupId
+    fragment: Count
+    term: Count
+    syncer: PeerId
+    start_number: Count
+    """Head number of the syncer when it was elected: the term ends `term_versions` later."""
+    votes: Annotated[tuple[Vote, ...], Meta(max_length=MAX_CONTRIBUTORS)]
+
+
+class Watermark(Wire):
+    """The newest contribution of one learner that is in a chain, and the version that took it in."""
+
+    learner: PeerId
+    stamp: Stamp
+    number: Count
+
+
+def signed_bytes(domain: str, value: Wire) -> bytes:
+    """The bytes that a signature covers: a domain separator and the canonical encoding."""
+    return b"p2pdiloco/1/" + domain.encode() + b"\0" + _encoder.encode(value)
+
+
+class Crypto(Protocol):
+    """Signing, injected so that the core stays free of keys and the simulator free of Ed25519."""
+
+    def sign(self, message: bytes) -> bytes:
+        """Our signature over the message."""
+
+    def verify(self, peer: str, message: bytes, signature: bytes) -> bool:
+        """Whether that peer signed the message. False, never an exception, for anything malformed."""

@@ -1,0 +1,63 @@
+"""Every error that p2pdiloco raises on purpose.
+
+    P2PDilocoError
+    ├── UserError            the person at the keyboard can mend it; shown as one sentence and a hint
+    │   ├── ConfigError      a manifest, a settings file, a flag or an environment variable is wrong
+    │   └── StorageError     a data folder cannot be read or written
+    ├── RemoteError          a peer misbehaved: refused with a reason, counted, costs that peer only
+    └── TransportError       the world: time-outs, cut links, absent peers; ordinary events
+        └── PeerUnreachable  no connection to that peer can be had right now
+
+A broken invariant of our own is an `InvariantViolation`; nothing catches it, the process ends.
+"""
+
+from __future__ import annotations
+
+
+class P2PDilocoError(Exception):
+    """Base of all errors below."""
+
+
+class UserError(P2PDilocoError):
+    """Something that the person at the keyboard can mend.
+
+    `str(error)` is one clear sentence; `hint` says what to do next and may be empty.
+    """
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+class ConfigError(UserError):
+    """A manifest, a settings file, a flag or an environment variable is wrong."""
+
+
+class StorageError(UserError):
+    """A data folder cannot be used: missing, unreadable, full, or owned by a running node."""
+
+
+class RemoteError(P2PDilocoError):
+    """A peer sent something that is not acceptable. `reason` is a short stable word for counters."""
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(f"{reason}: {detail}" if detail else reason)
+        self.reason = reason
+
+
+class TransportError(P2PDilocoError):
+    """The network did not do what was asked: a time-out, a cut stream, a dead daemon."""
+
+
+class PeerUnreachable(TransportError):
+    """No connection to the peer can be had right now."""
+
+
+class InvariantViolation(BaseException):
+    """A rule of ours is broken. Not an `Exception`: no handler may swallow it."""
+
+
+def invariant(holds: bool, message: str) -> None:
+    """Raise `InvariantViolation` unless `holds`. Unlike `assert`, stays on under `python -O`."""
+    if not holds:
+        raise InvariantViolation(message)

@@ -1,0 +1,128 @@
+"""What the daemon needs from the world, as interfaces. Adapters implement them; tests fake them.
+
+Addresses are libp2p multiaddrs as text, peers are libp2p peer ids as base58 text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
+
+from msgspec import Struct
+
+Buffer = bytes | bytearray | memoryview
+
+
+class Refusal(Struct, frozen=True):
+    """A handler's no: `answer` (encoded by the caller's own schema) goes back instead of data."""
+
+    answer: bytes
+
+
+class PushSink(Protocol):
+    """Where an accepted push goes. The transport has bounded and digest-checked everything it hands over."""
+
+    payload_bytes: int
+    """The transport refuses more or less than this."""
+
+    async def write(self, offset: int, chunk: memoryview) -> None:
+        """Take a chunk (at most 256 KiB); chunks come in order. Waiting here slows the sender down."""
+
+    async def finish(self) -> bytes:
+        """All bytes are here: the answer for the sender (sent, and acknowledged, before the stream closes)."""
+
+    def abort(self, reason: str) -> None:
+        """The stream was cut or broke a rule; no `finish` follows."""
+
+
+class PullSource(Struct, frozen=True):
+    """What a pull gets: a small header (at most 256 KiB) and a payload sent in chunks."""
+
+    header: bytes
+    payload: Sequence[Buffer]
+    """Concatenated on the wire without copying."""
+    release: Callable[[], None]
+    """Called once when the payload buffers are no longer read, whatever happened."""
+
+
+class TransportHandlers(Protocol):
+    """What a transport asks of its owner. Must raise only `RemoteError` (refused with its reason, counted)."""
+
+    async def on_message(self, sender: str, data: bytes) -> bytes:
+        """A control message; the returned bytes are the reply (often empty)."""
+
+    async def on_push(self, sender: str, header: bytes) -> PushSink | Refusal:
+        """A peer offers a payload; only its header has been read."""
+
+    async def on_pull(self, sender: str, request: bytes) -> PullSource | Refusal:
+        """A peer asks for a payload."""
+
+
+class Transport(Protocol):
+    """Authenticated messages, bulk streams and signed records between peers."""
+
+    peer_id: str
+
+    async def start(self, handlers: TransportHandlers) -> None:
+        """Listen and join.
+
+        Raises:
+            UserError: the port is taken, or none of the initial peers can be reached (names them).
+        """
+
+    async def close(self) -> None:
+        """End everything that was started. Never raises for a peer's or the network's fault; under 3 s."""
+
+    def addresses(self) -> list[str]:
+        """Multiaddrs (with /p2p/ID) under which others may reach us, most reachable first, loopback last."""
+
+    async def connect(self, peer: str, addresses: Sequence[str]) -> None:
+        """Dial a peer at known addresses. Raises: PeerUnreachable."""
+
+    async def send(self, peer: str, data: bytes, timeout_s: float) -> bytes:
+        """Send a control message (at most 256 KiB), return the reply.
+
+        Raises:
+            PeerUnreachable: not delivered within timeout_s, or no connection.
+            RemoteError: the peer refused; its reason.
+        """
+
+    async def push(
+        self, peer: str, header: bytes, payload: Sequence[Buffer], timeout_s: float
+    ) -> tuple[bool, bytes]:
+        """Offer header (at most 256 KiB), then stream payload. (delivered, answer): delivered False when
+        the receiver refused on sight of the header. timeout_s bounds every pause, not the whole transfer.
+
+        Raises: PeerUnreachable, TransportError (cut).
+        """
+
+    async def pull(
+        self, peer: str, request: bytes, max_payload_bytes: int, timeout_s: float
+    ) -> tuple[bytes, bytearray] | Refusal:
+        """Ask for a payload: (header, payload), digest-checked, or the refusal.
+
+        Raises: PeerUnreachable, TransportError (cut), RemoteError (larger than allowed, wrong digest).
+        """
+
+    async def put_record(self, key: str, value: bytes, lifetime_s: float) -> bool:
+        """Store our own record (at most 32 KiB) under key, signed, for lifetime_s. Other peers' records
+        under the same key stay beside it. False when no other peer could be told."""
+
+    async def get_records(self, key: str) -> dict[str, bytes]:
+        """All unexpired, correctly signed records under key: peer id -> value."""
+
+    def peers_connected(self) -> int:
+        """How many peers there is a connection to."""
+
+    refusals: dict[str, int]
+    """Counter of what peers did wrong, by reason."""
+
+
+class LearnerEvents(Protocol):
+    """What the learner's host tells the daemon (called on the daemon's loop)."""
+
+    def on_learner_event(self, event: Struct) -> None:
+        """An event of `learner.channel` (status, fragment copied out, applied, evaluated, lost)."""
+
+
+Spawn = Callable[[], Awaitable[None]]
