@@ -1,0 +1,195 @@
+"""What a node says about itself: input of the live view, of log lines, and of `status` over the wire.
+
+Plain values only, encodable as msgpack and JSON. A `StatusReport` may come from a stranger, so its texts
+and sequences are bounded and its decoding is strict; the largest ordinary report (1024 fragments,
+64 peers) stays below the 256 KiB of a control message.
+Unknown numbers are None (never NaN), so that JSON readers need no special case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from p2pdiloco.errors import RemoteError
+
+MAX_PEER_ROWS = 64
+MAX_FRAGMENT_ROWS = 1024
+MAX_RECENT_LINES = 20
+MAX_LOSS_HISTORY = 120
+MAX_REFUSAL_REASONS = 32
+MAX_REPORT_BYTES = 256 * 1024
+
+NodeState = Literal["joining", "waiting", "catching up", "training", "leaving"]
+Text = Annotated[str, Meta(max_length=80)]
+"""Peer ids, node and run names."""
+Words = Annotated[str, Meta(max_length=48)]
+"""A few words for a table cell."""
+Line = Annotated[str, Meta(max_length=240)]
+HexDigest = Annotated[str, Meta(max_length=16)]
+"""The first 8 (at most 16) hexadecimal digits of a digest, as shown to people."""
+Natural = Annotated[int, Meta(ge=0, le=1 << 62)]
+
+
+class Row(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base: immutable, keyword-only, encoded as a map with the field names."""
+
+
+class PeerRow(Row, frozen=True, kw_only=True):
+    """One member of the run as this node knows it."""
+
+    peer: Text
+    name: Text = ""
+    inner_step: Natural = 0
+    tokens_per_s: float = 0.0
+    tokens_total: Natural = 0
+    last_seen_s: float | None = None
+    """Seconds since its last message; None: never heard directly (known from the DHT only)."""
+    confirmed: bool = False
+    """Holds versions that peers confirm."""
+    learning: bool = True
+    offices: Natural = 0
+    """How many fragments it is the syncer of."""
+    loss: float | None = None
+
+
+class FragmentRow(Row, frozen=True, kw_only=True):
+    """One fragment's head and what goes on around it."""
+
+    index: Natural
+    number: Natural
+    """Version number of the head."""
+    digest: HexDigest = ""
+    term: Natural = 0
+    syncer: Text = ""
+    """Peer id; empty: nobody known to be in office."""
+    tokens: Natural = 0
+    """Cumulative tokens merged into the head."""
+    state: Words = "idle"
+    """"idle", "collecting 2/3", "grace 0.8 s", "merging", "electing", ..."""
+    pending: Words = ""
+    """About our own contribution: "sent", "re-sending", "encoding"; empty: none pending."""
+
+
+class NodeSnapshot(Row, frozen=True, kw_only=True):
+    """Everything that the live view of one node shows. Taken by the daemon a few times a second."""
+
+    name: Text
+    peer: Text
+    run_name: Text
+    run_id: Text
+    state: NodeState
+    device: Text = ""
+    inner_step: Natural = 0
+    loss: float | None = None
+    loss_history: Annotated[tuple[float, ...], Meta(max_length=MAX_LOSS_HISTORY)] = ()
+    """Oldest first, evenly thinned."""
+    heldout_loss: float | None = None
+    """Of the global parameters Theta on held-out text, nats per token; None: not evaluated yet."""
+    tokens_per_s: float = 0.0
+    tokens_total: Natural = 0
+    """Trained by this node."""
+    step_time_s: float | None = None
+    peers: Annotated[tuple[PeerRow, ...], Meta(max_length=MAX_PEER_ROWS)] = ()
+    """Others, not this node."""
+    peers_total: Natural = 0
+    """Others including those beyond `peers`' bound."""
+    fragments: Annotated[tuple[FragmentRow, ...], Meta(max_length=MAX_FRAGMENT_ROWS)] = ()
+    """By index."""
+    run_tokens: Natural = 0
+    run_versions: Natural = 0
+    refusals: Annotated[dict[Text, Natural], Meta(max_length=MAX_REFUSAL_REASONS)] = {}
+    """What peers did wrong: reason -> count."""
+    recent: Annotated[tuple[Line, ...], Meta(max_length=MAX_RECENT_LINES)] = ()
+    """Latest decisions with their reasons, newest last."""
+    bytes_sent: Natural = 0
+    bytes_received: Natural = 0
+
+
+class StatusReport(Row, frozen=True, kw_only=True):
+    """The answer to `status`: the run as one node sees it."""
+
+    run_name: Text
+    run_id: Text
+    answered_by: Text
+    """Peer id of the node whose view this is."""
+    state: NodeState
+    members: Annotated[tuple[PeerRow, ...], Meta(max_length=MAX_PEER_ROWS + 1)] = ()
+    """The answering node first."""
+    members_total: Natural = 0
+    fragments: Annotated[tuple[FragmentRow, ...], Meta(max_length=MAX_FRAGMENT_ROWS)] = ()
+    run_tokens: Natural = 0
+    run_versions: Natural = 0
+    loss: float | None = None
+    """Mean training loss over the members that reported one."""
+    heldout_loss: float | None = None
+    refusals: Annotated[dict[Text, Natural], Meta(max_length=MAX_REFUSAL_REASONS)] = {}
+    recent: Annotated[tuple[Line, ...], Meta(max_length=MAX_RECENT_LINES)] = ()
+
+
+def status_of(snapshot: NodeSnapshot) -> StatusReport:
+    """The status report that a node gives of its run: itself as the first member, then its peers."""
+    me = PeerRow(
+        peer=snapshot.peer,
+        name=snapshot.name,
+        inner_step=snapshot.inner_step,
+        tokens_per_s=snapshot.tokens_per_s,
+        tokens_total=snapshot.tokens_total,
+        last_seen_s=0.0,
+        confirmed=snapshot.state in ("training", "leaving"),
+        learning=snapshot.state == "training",
+        offices=len(offices_of(snapshot)),
+        loss=snapshot.loss,
+    )
+    members = (me, *snapshot.peers)
+    losses = [member.loss for member in members if member.loss is not None]
+    return StatusReport(
+        run_name=snapshot.run_name,
+        run_id=snapshot.run_id,
+        answered_by=snapshot.peer,
+        state=snapshot.state,
+        members=members,
+        members_total=max(snapshot.peers_total, len(snapshot.peers)) + 1,
+        fragments=snapshot.fragments,
+        run_tokens=snapshot.run_tokens,
+        run_versions=snapshot.run_versions,
+        loss=sum(losses) / len(losses) if losses else None,
+        heldout_loss=snapshot.heldout_loss,
+        refusals=snapshot.refusals,
+        recent=snapshot.recent,
+    )
+
+
+def offices_of(snapshot: NodeSnapshot) -> list[int]:
+    """Indices of the fragments whose syncer this node is."""
+    return [row.index for row in snapshot.fragments if row.syncer == snapshot.peer]
+
+
+def newest_lines(lines: Sequence[str]) -> tuple[str, ...]:
+    """The newest lines, cut to what a snapshot may carry."""
+    return tuple(line[:240] for line in lines[-MAX_RECENT_LINES:])
+
+
+_decoder = msgspec.msgpack.Decoder(StatusReport)
+
+
+def encode_status(report: StatusReport) -> bytes:
+    """msgpack for the wire, below `MAX_REPORT_BYTES` for 1024 fragments and 64 peers."""
+    return msgspec.msgpack.encode(report)
+
+
+def decode_status(data: bytes) -> StatusReport:
+    """The inverse of `encode_status`, strict.
+
+    Raises:
+        RemoteError: "bad-status", for anything else than a legal report.
+    """
+    if len(data) > MAX_REPORT_BYTES:
+        raise RemoteError("bad-status", f"{len(data)} bytes")
+    try:
+        return _decoder.decode(data)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise RemoteError("bad-status", str(error)[:200]) from error
