@@ -11,17 +11,17 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-Name = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
-Positive = Annotated[int, Meta(ge=1)]
-Natural = Annotated[int, Meta(ge=0)]
+Name = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}\Z")]
+Positive = Annotated[int, Meta(ge=1, le=1 << 53)]
+Natural = Annotated[int, Meta(ge=0, le=1 << 53)]
 CodecName = Literal["fp32", "bf16", "int8"]
 
 
-class Section(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A table of the manifest: immutable, keyword-only, unknown keys refused."""
+class Section(Struct, frozen=True, forbid_unknown_fields=True):
+    """A table of the manifest: immutable, unknown keys refused. (`kw_only` is not inherited: repeat it.)"""
 
 
-class RunSection(Section):
+class RunSection(Section, kw_only=True):
     name: Name
     """Human name of the run; the run id (digest) tells two runs of one name apart."""
     seed: Natural = 0
@@ -29,7 +29,7 @@ class RunSection(Section):
     task: Literal["causal-lm"] = "causal-lm"
 
 
-class ModelSection(Section):
+class ModelSection(Section, kw_only=True):
     layers: Annotated[int, Meta(ge=1, le=256)]
     heads: Annotated[int, Meta(ge=1, le=256)]
     width: Annotated[int, Meta(ge=8, le=65536)]
@@ -39,7 +39,7 @@ class ModelSection(Section):
     """256: raw bytes."""
 
 
-class DataSection(Section):
+class DataSection(Section, kw_only=True):
     source: str = "embedded"
     """"embedded" (the Python standard library's sources, on every machine) or "files": each node's own
     --data path. Peers draw disjoint, reproducible streams from whichever it is."""
@@ -47,13 +47,13 @@ class DataSection(Section):
     """Share of files (by hash of their name) that nobody trains on."""
 
 
-class InnerSection(Section):
+class InnerSection(Section, kw_only=True):
     optimizer: Literal["adamw"] = "adamw"
     learning_rate: Annotated[float, Meta(gt=0, le=1)]
     weight_decay: Annotated[float, Meta(ge=0, le=1)] = 0.1
     beta1: Annotated[float, Meta(ge=0, lt=1)] = 0.9
     beta2: Annotated[float, Meta(ge=0, lt=1)] = 0.95
-    clip_norm: Annotated[float, Meta(gt=0)] = 1.0
+    clip_norm: Annotated[float, Meta(gt=0, le=1e6)] = 1.0
     warmup_steps: Natural
     schedule_steps: Positive
     """Inner steps per learner until the cosine reaches its floor (10 %); training may go on beyond."""
@@ -61,7 +61,7 @@ class InnerSection(Section):
     """Tokens per learner and inner step; a multiple of `model.context_tokens`."""
 
 
-class SyncSection(Section):
+class SyncSection(Section, kw_only=True):
     fragments: Annotated[int, Meta(ge=1, le=1024)] = 24
     """P. More fragments: smoother traffic, more messages."""
     inner_steps: Annotated[int, Meta(ge=1, le=100_000)] = 24
@@ -78,19 +78,19 @@ class SyncSection(Section):
     """rho: 1 keeps the inner steps made while a contribution was in flight, 0 is the paper's overwrite."""
 
 
-class OuterSection(Section):
+class OuterSection(Section, kw_only=True):
     learning_rate: Annotated[float, Meta(gt=0, le=2)] = 0.7
     momentum: Annotated[float, Meta(ge=0, lt=1)] = 0.9
     momentum_warmup_merges: Natural = 20
-    """Momentum grows linearly from 0 over a fragment's first merges. 0 on a short run costs about 9 % loss."""
+    """Momentum grows linearly from 0 over a fragment's first merges. 0 costs a short run about 9 % loss."""
 
 
-class CodecSection(Section):
+class CodecSection(Section, kw_only=True):
     contribution: CodecName = "int8"
     update: CodecName = "int8"
 
 
-class GroupSection(Section):
+class GroupSection(Section, kw_only=True):
     size: Annotated[int, Meta(ge=2, le=256)] = 16
     """g: members per group. Also bounds contributors of one merge."""
     term_versions: Annotated[int, Meta(ge=1, le=10_000)] = 16
@@ -101,7 +101,7 @@ class GroupSection(Section):
     """A contribution measured against an older base than this is refused, rebased and sent again."""
 
 
-class Manifest(Section):
+class Manifest(Section, kw_only=True):
     """A run, as its owner describes it. Equal manifests have equal canonical bytes."""
 
     format: Literal[1] = 1
