@@ -1,0 +1,169 @@
+"""How a model's tensors are cut into fragments, and the copying between both.
+
+A fragment is a flat fp32 buffer; its layout says which piece of which named tensor lies where in it. All
+peers of a run plan the same fragments from the same tensor list, so nothing about them crosses the wire.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from msgspec import Struct
+from torch import Tensor
+
+from p2pdiloco.errors import ConfigError, invariant
+
+BALANCED = 1.1
+"""A plan is good when its largest fragment is at most this many times the mean one."""
+_MAX_HALVINGS = 12
+
+
+class TensorSpec(Struct, frozen=True):
+    """One named parameter. `embedding` tensors are merged by plain weighted mean (algorithm, section 1)."""
+
+    name: str
+    shape: tuple[int, ...]
+    embedding: bool = False
+
+    @property
+    def numel(self) -> int:
+        """Elements."""
+        return math.prod(self.shape)
+
+    @property
+    def rows(self) -> int:
+        """Slices along the first dimension: the finest pieces that a tensor is cut into."""
+        return self.shape[0] if self.shape else 1
+
+
+class Piece(Struct, frozen=True):
+    """A run of consecutive rows of one tensor inside one fragment; offsets and numel in elements."""
+
+    tensor: str
+    tensor_offset: int
+    """Inside the flattened tensor."""
+    fragment_offset: int
+    """Inside the flat fragment."""
+    numel: int
+    embedding: bool
+
+
+class FragmentLayout(Struct, frozen=True):
+    """What one fragment is made of: pieces lie back to back, in order, without gaps."""
+
+    index: int
+    numel: int
+    pieces: tuple[Piece, ...]
+
+
+class _Cut(Struct, frozen=True, order=True):
+    """Rows of one tensor before it has a place. Sorts largest first, then in the order of the model."""
+
+    minus_numel: int
+    position: int
+    offset: int
+
+
+def plan_fragments(specs: Sequence[TensorSpec], fragments: int) -> tuple[FragmentLayout, ...]:
+    """Whole tensors, largest first, each into the currently smallest of P bins (Decoupled DiLoCo, section 2).
+
+    A tensor that alone exceeds the mean fragment is split by rows. Where bins are still uneven after that,
+    the size above which tensors are split is halved until the largest bin is within `BALANCED` of the mean
+    (or rows are as fine as it goes): large tensors stay whole as long as balance allows. Deterministic.
+
+    Raises:
+        ConfigError: more fragments than there are rows to share out.
+    """
+    invariant(fragments >= 1, "a plan needs at least one fragment")
+    invariant(len({spec.name for spec in specs}) == len(specs), "two tensors share one name")
+    total = sum(spec.numel for spec in specs)
+    rows = sum(spec.rows for spec in specs if spec.numel)
+    if fragments > rows:
+        raise ConfigError(
+            f"sync.fragments is {fragments}, but this model can be cut into at most {rows} pieces",
+            "lower sync.fragments in the manifest, or choose a larger model",
+        )
+    mean = total / fragments
+    best: list[list[_Cut]] = []
+    best_largest = math.inf
+    limit = mean
+    for _ in range(_MAX_HALVINGS + 1):
+        bins = _fill(_cut(specs, limit), fragments)
+        largest = math.inf if not all(bins) else max(map(_bin_numel, bins))
+        if largest < best_largest:
+            best, best_largest = bins, largest
+        if best_largest <= BALANCED * mean or limit < 1:
+            break
+        limit /= 2
+    if not best:  # a few huge rows beside many tiny ones: only the finest cut fills every bin
+        best = _fill(_cut(specs, 0.0), fragments)
+    return tuple(_layout(index, cuts, specs) for index, cuts in enumerate(best))
+
+
+def _cut(specs: Sequence[TensorSpec], limit: float) -> list[_Cut]:
+    """Every tensor larger than `limit` elements in equal runs of rows."""
+    cuts = []
+    for position, spec in enumerate(specs):
+        if spec.numel == 0:
+            continue
+        parts = spec.rows if limit < 1 else min(spec.rows, math.ceil(spec.numel / limit))
+        row_numel = spec.numel // spec.rows
+        edges = [spec.rows * part // parts * row_numel for part in range(parts + 1)]
+        cuts += [_Cut(low - high, position, low) for low, high in itertools.pairwise(edges)]
+    return sorted(cuts)
+
+
+def _fill(cuts: Sequence[_Cut], fragments: int) -> list[list[_Cut]]:
+    bins: list[list[_Cut]] = [[] for _ in range(fragments)]
+    smallest = [(0, index) for index in range(fragments)]
+    for cut in cuts:
+        numel, index = smallest[0]
+        bins[index].append(cut)
+        heapq.heapreplace(smallest, (numel - cut.minus_numel, index))
+    return bins
+
+
+def _bin_numel(cuts: Sequence[_Cut]) -> int:
+    return -sum(cut.minus_numel for cut in cuts)
+
+
+def _layout(index: int, cuts: Sequence[_Cut], specs: Sequence[TensorSpec]) -> FragmentLayout:
+    """Pieces in the order of the model, neighbours of one tensor joined again."""
+    pieces: list[Piece] = []
+    at = 0
+    for cut in sorted(cuts, key=lambda cut: (cut.position, cut.offset)):
+        spec, numel = specs[cut.position], -cut.minus_numel
+        last = pieces[-1] if pieces else None
+        if last and last.tensor == spec.name and last.tensor_offset + last.numel == cut.offset:
+            whole = last.numel + numel
+            pieces[-1] = Piece(spec.name, last.tensor_offset, last.fragment_offset, whole, spec.embedding)
+        else:
+            pieces.append(Piece(spec.name, cut.offset, at, numel, spec.embedding))
+        at += numel
+    return FragmentLayout(index, at, tuple(pieces))
+
+
+@torch.no_grad()
+def gather(params: Mapping[str, Tensor], layout: FragmentLayout, out: Tensor) -> None:
+    """Copy a fragment out of named parameters (any device and float type) into `out`, fp32 [layout.numel]."""
+    invariant(out.shape == (layout.numel,), "gather needs a flat buffer of the fragment's size")
+    for piece in layout.pieces:
+        out[piece.fragment_offset : piece.fragment_offset + piece.numel].copy_(_view(params, piece))
+
+
+@torch.no_grad()
+def scatter(src: Tensor, layout: FragmentLayout, params: Mapping[str, Tensor]) -> None:
+    """Copy a flat fp32 fragment, `src` [layout.numel], in place into the named parameters."""
+    invariant(src.shape == (layout.numel,), "scatter needs a flat buffer of the fragment's size")
+    for piece in layout.pieces:
+        _view(params, piece).copy_(src[piece.fragment_offset : piece.fragment_offset + piece.numel])
+
+
+def _view(params: Mapping[str, Tensor], piece: Piece) -> Tensor:
+    tensor = params[piece.tensor].detach()
+    invariant(tensor.is_contiguous(), f"parameter {piece.tensor} is not contiguous")
+    return tensor.view(-1)[piece.tensor_offset : piece.tensor_offset + piece.numel]
