@@ -18,10 +18,10 @@ CodecName = Literal["fp32", "bf16", "int8"]
 
 
 class Section(Struct, frozen=True, forbid_unknown_fields=True):
-    """A table of the manifest: immutable, unknown keys refused. (`kw_only` is not inherited: repeat it.)"""
+    """A table of the manifest: immutable, unknown keys refused. (msgspec inherits all but `kw_only`.)"""
 
 
-class RunSection(Section, kw_only=True):
+class RunSection(Section, frozen=True, kw_only=True):
     name: Name
     """Human name of the run; the run id (digest) tells two runs of one name apart."""
     seed: Natural = 0
@@ -29,7 +29,7 @@ class RunSection(Section, kw_only=True):
     task: Literal["causal-lm"] = "causal-lm"
 
 
-class ModelSection(Section, kw_only=True):
+class ModelSection(Section, frozen=True, kw_only=True):
     layers: Annotated[int, Meta(ge=1, le=256)]
     heads: Annotated[int, Meta(ge=1, le=256)]
     width: Annotated[int, Meta(ge=8, le=65536)]
@@ -39,15 +39,15 @@ class ModelSection(Section, kw_only=True):
     """256: raw bytes."""
 
 
-class DataSection(Section, kw_only=True):
-    source: str = "embedded"
+class DataSection(Section, frozen=True, kw_only=True):
+    source: Literal["embedded", "files"] = "embedded"
     """"embedded" (the Python standard library's sources, on every machine) or "files": each node's own
     --data path. Peers draw disjoint, reproducible streams from whichever it is."""
     heldout_percent: Annotated[int, Meta(ge=1, le=50)] = 5
     """Share of files (by hash of their name) that nobody trains on."""
 
 
-class InnerSection(Section, kw_only=True):
+class InnerSection(Section, frozen=True, kw_only=True):
     optimizer: Literal["adamw"] = "adamw"
     learning_rate: Annotated[float, Meta(gt=0, le=1)]
     weight_decay: Annotated[float, Meta(ge=0, le=1)] = 0.1
@@ -61,7 +61,7 @@ class InnerSection(Section, kw_only=True):
     """Tokens per learner and inner step; a multiple of `model.context_tokens`."""
 
 
-class SyncSection(Section, kw_only=True):
+class SyncSection(Section, frozen=True, kw_only=True):
     fragments: Annotated[int, Meta(ge=1, le=1024)] = 24
     """P. More fragments: smoother traffic, more messages."""
     inner_steps: Annotated[int, Meta(ge=1, le=100_000)] = 24
@@ -78,19 +78,19 @@ class SyncSection(Section, kw_only=True):
     """rho: 1 keeps the inner steps made while a contribution was in flight, 0 is the paper's overwrite."""
 
 
-class OuterSection(Section, kw_only=True):
+class OuterSection(Section, frozen=True, kw_only=True):
     learning_rate: Annotated[float, Meta(gt=0, le=2)] = 0.7
     momentum: Annotated[float, Meta(ge=0, lt=1)] = 0.9
     momentum_warmup_merges: Natural = 20
     """Momentum grows linearly from 0 over a fragment's first merges. 0 costs a short run about 9 % loss."""
 
 
-class CodecSection(Section, kw_only=True):
+class CodecSection(Section, frozen=True, kw_only=True):
     contribution: CodecName = "int8"
     update: CodecName = "int8"
 
 
-class GroupSection(Section, kw_only=True):
+class GroupSection(Section, frozen=True, kw_only=True):
     size: Annotated[int, Meta(ge=2, le=256)] = 16
     """g: members per group. Also bounds contributors of one merge."""
     term_versions: Annotated[int, Meta(ge=1, le=10_000)] = 16
@@ -101,7 +101,7 @@ class GroupSection(Section, kw_only=True):
     """A contribution measured against an older base than this is refused, rebased and sent again."""
 
 
-class Manifest(Section, kw_only=True):
+class Manifest(Section, frozen=True, kw_only=True):
     """A run, as its owner describes it. Equal manifests have equal canonical bytes."""
 
     format: Literal[1] = 1

@@ -1,0 +1,53 @@
+"""What run.toml says above each table and key. A test holds that these are exactly the schema's keys."""
+
+from __future__ import annotations
+
+TABLES = {
+    "run": "The run itself.",
+    "model": "Shape of the transformer.",
+    "data": "What the learners read.",
+    "inner": "Inner optimizer: what every learner does on its own, at every inner step.",
+    "sync": "Synchronisation: when fragments of the model travel, and how long a syncer waits.",
+    "outer": "Outer optimizer: Nesterov momentum on the merged pseudo-gradients.",
+    "codec": "How tensors travel.",
+    "group": "Who merges with whom, and how long versions are kept.",
+}
+
+COMMENTS = {
+    "format": "Version of this file's schema.",
+    "run.name": "Human name; the run id (a digest) tells two runs of one name apart.",
+    "run.seed": "Seeds version 0, data streams and group hashes.",
+    "run.task": "What is learned.",
+    "model.layers": "Transformer blocks.",
+    "model.heads": "Attention heads.",
+    "model.width": "Width of the residual stream; a multiple of heads.",
+    "model.context_tokens": "Tokens that the model sees at once.",
+    "model.vocabulary": "Token ids; 256 is raw bytes.",
+    "data.source": "embedded: the Python library's sources, on every machine; files: each node's own --data.",
+    "data.heldout_percent": "Share of files, by hash of their name, that nobody trains on.",
+    "inner.optimizer": "Inner optimizer.",
+    "inner.learning_rate": "Peak learning rate.",
+    "inner.weight_decay": "Decoupled weight decay.",
+    "inner.beta1": "Decay of the first moment.",
+    "inner.beta2": "Decay of the second moment.",
+    "inner.clip_norm": "Gradients are clipped to this norm.",
+    "inner.warmup_steps": "Inner steps of linear warm-up; below schedule_steps.",
+    "inner.schedule_steps": "Inner steps until the cosine reaches its floor (10 %); training may go on.",
+    "inner.tokens_per_step": "Tokens per learner and inner step; a multiple of model.context_tokens.",
+    "sync.fragments": "P: more fragments, smoother traffic, more messages.",
+    "sync.inner_steps": "H: inner steps between two contributions of a fragment; larger, less traffic.",
+    "sync.delay_steps": "tau: inner steps from sending to applying that are budgeted; below inner_steps.",
+    "sync.quorum": "K: contributions that start the closing of a round; at most group.size.",
+    "sync.grace_fraction": "gamma: share of the measured slack that a syncer waits for slower learners.",
+    "sync.grace_cap_s": "Upper bound of that wait, in seconds.",
+    "sync.keep_in_flight": "rho: 1 keeps inner steps made while a contribution was in flight, 0 drops them.",
+    "outer.learning_rate": "eta of the outer step.",
+    "outer.momentum": "mu of the outer step.",
+    "outer.momentum_warmup_merges": "Momentum grows from 0 over so many merges of a fragment; short runs need it.",
+    "codec.contribution": "Of pseudo-gradients on the way to the syncer.",
+    "codec.update": "Of the merged outer update that everyone applies.",
+    "group.size": "g: members that merge together; also bounds the contributors of one merge.",
+    "group.term_versions": "A syncer's term, in versions of its fragment; then the next one is elected.",
+    "group.log_versions": "L: outer updates that every peer keeps for stragglers; older ones fetch state.",
+    "group.max_base_age_versions": "Contributions against an older base are refused, rebased and sent again.",
+}
