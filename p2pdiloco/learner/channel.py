@@ -1,0 +1,363 @@
+"""What daemon and learner say to each other: small tagged structs over a unix socket pair.
+
+Frames are a 4-byte big-endian length and a msgpack body of at most `MAX_FRAME_BYTES`. Tensors never
+travel here, they are in the shared memory (`tensors.exchange`). The first frame is `Start`.
+
+The learner's end never blocks its training loop: it polls for commands at step boundaries, and events
+that the daemon does not read are queued up to a bound (statuses are folded into one), beyond which the
+learner ends itself.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+from collections import deque
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from p2pdiloco.config.manifest import Manifest
+from p2pdiloco.errors import TransportError
+
+MAX_FRAME_BYTES = 256 * 1024
+MAX_PENDING_EVENTS = 8192
+_READ_BYTES = 64 * 1024
+_MAX_READ_PER_POLL = 1024 * 1024
+
+Path = Annotated[str, Meta(min_length=1, max_length=4096)]
+Text = Annotated[str, Meta(max_length=4096)]
+InstallMode = Literal["merged", "rebase", "overwrite"]
+RestoreMode = Literal["all", "rest", "none"]
+
+
+class ChannelBroken(TransportError):
+    """The other end is gone, does not read, or sent something that is not a frame of ours."""
+
+
+# --- commands: daemon to learner ---------------------------------------------------------------------
+
+
+class Command(Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """Base of what the daemon says."""
+
+
+class BaseRef(Struct, frozen=True):
+    """The version of a fragment that lies in one of its base buffers."""
+
+    number: int
+    buffer: int
+
+
+class LearnerOptions(Struct, frozen=True, kw_only=True):
+    """Node-local choices for the learner process."""
+
+    peer: str
+    """Peer id: picks this learner's data stream."""
+    data_path: str | None = None
+    """For `data.source = "files"`: a file or a folder."""
+    device: str = "auto"
+    threads: int = 0
+    """CPU threads of torch; 0: torch's own choice."""
+    micro_batch_tokens: int = 0
+    """0: everything at once on a CPU, 16k tokens on an accelerator."""
+    niceness: int = 5
+    """So that a daemon on the same cores stays responsive."""
+    status_interval_s: float = 1.0
+    evaluation_tokens: int = 16_384
+
+
+class Start(Command, frozen=True):
+    """First frame: everything that the learner needs to begin."""
+
+    manifest: Manifest
+    options: LearnerOptions
+    bases: tuple[BaseRef, ...]
+    """Per fragment, what the daemon has put into the exchange: theta starts from it."""
+    restore_path: str | None = None
+    """Learner state file (`learner.checkpoint`); moments, counters of time, and data position are taken."""
+    restore: tuple[RestoreMode, ...] = ()
+    """Per fragment (empty: none of them): "all" takes the whole saved displacement, "rest" only what was
+    not in flight in a contribution when it was saved, "none" starts at the base."""
+
+
+class Install(Command, frozen=True):
+    """A newer version of a fragment lies in base buffer `buffer`: go over to it (`learner.fragments`)."""
+
+    fragment: int
+    number: int
+    buffer: int
+    mode: InstallMode
+
+
+class CopyOut(Command, frozen=True):
+    """A closing call: copy this fragment out at the next boundary. `CopiedOut` or `NothingToCopy`."""
+
+    fragment: int
+
+
+class FreeSlot(Command, frozen=True):
+    """The last copy of this fragment will never be merged as it stands."""
+
+    fragment: int
+
+
+class Evaluate(Command, frozen=True):
+    """Held-out loss of the global parameters (the current bases): `Evaluated` with the same tag."""
+
+    tag: int
+
+
+class Save(Command, frozen=True):
+    """Write the learner's state to this file: `Saved`."""
+
+    path: Path
+
+
+class Stop(Command, frozen=True):
+    """End at the next boundary, after saving if a path is given."""
+
+    save_path: Path | None = None
+
+
+AnyCommand = Start | Install | CopyOut | FreeSlot | Evaluate | Save | Stop
+
+
+# --- events: learner to daemon -----------------------------------------------------------------------
+
+
+class Event(Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """Base of what the learner says."""
+
+
+class Ready(Event, frozen=True):
+    """Start-up is over, the first inner step begins."""
+
+    device: str
+    parameters: int
+    threads: int
+    inner_step: int
+    restored: bool
+    """Whether `Start.restore_path` was taken; if it was given and not, `note` says why."""
+    note: Text = ""
+
+
+class CopiedOut(Event, frozen=True):
+    """theta of a fragment is in `exchange.sent`; the pseudo-gradient is `base[base_buffer] - sent`.
+
+    The slot is in use until an `Install` of mode merged or overwrite, or `FreeSlot`."""
+
+    fragment: int
+    tokens: int
+    inner_steps: int
+    base_number: int
+    base_buffer: int
+    inner_step: int
+    due: bool
+
+
+class NothingToCopy(Event, frozen=True):
+    """Answer to `CopyOut`: the slot is in use, or no inner step was made since the last copy-out."""
+
+    fragment: int
+    slot_in_use: bool
+
+
+class Applied(Event, frozen=True):
+    """An `Install` is done: theta of the fragment is measured against this version."""
+
+    fragment: int
+    number: int
+    inner_step: int
+
+
+class Status(Event, frozen=True):
+    """Where the learner is; about every `status_interval_s`, the latest one wins."""
+
+    inner_step: int
+    tokens_total: int
+    tokens_per_s: float
+    step_time_s: float
+    """Moving average over inner steps, without evaluation and saving."""
+    loss: float | None
+    """Moving average of the training loss, nats per token; None before the first step."""
+    longest_gap_s: float
+    """Longest time from the end of an inner step to the end of the next since the previous Status,
+    without evaluation and saving."""
+    cpu_s: float
+    """CPU seconds of the learner process, all threads, since it started."""
+    skipped_steps: int = 0
+    """Inner steps skipped for a non-finite loss or gradient."""
+    deferred_copies: int = 0
+    """How often a fragment was due while its slot was in use (counted once per due date)."""
+
+
+class Evaluated(Event, frozen=True):
+    """Held-out loss of the global parameters, nats per token, over `tokens` tokens."""
+
+    tag: int
+    loss: float
+    tokens: int
+
+
+class Saved(Event, frozen=True):
+    """A save is over. A failed one changes nothing else: an older file is still there."""
+
+    path: Path
+    ok: bool
+    reason: Text = ""
+
+
+class Failed(Event, frozen=True):
+    """The learner cannot go on and ends; last event."""
+
+    reason: Text
+
+
+AnyEvent = Ready | CopiedOut | NothingToCopy | Applied | Status | Evaluated | Saved | Failed
+
+_encoder = msgspec.msgpack.Encoder()
+_commands: msgspec.msgpack.Decoder[AnyCommand] = msgspec.msgpack.Decoder(AnyCommand)
+_events: msgspec.msgpack.Decoder[AnyEvent] = msgspec.msgpack.Decoder(AnyEvent)
+
+
+# --- frames ------------------------------------------------------------------------------------------
+
+
+def frame(message: Command | Event) -> bytes:
+    """The bytes of a command or an event on the socket."""
+    body = _encoder.encode(message)
+    if len(body) > MAX_FRAME_BYTES:
+        raise ChannelBroken(f"{type(message).__name__} has {len(body)} bytes")
+    return len(body).to_bytes(4, "big") + body
+
+
+class Deframer:
+    """Cuts a byte stream into frame bodies."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Bodies that are complete now. Raises: ChannelBroken (an oversized frame)."""
+        self._buffer += data
+        bodies = []
+        while len(self._buffer) >= 4:
+            size = int.from_bytes(self._buffer[:4], "big")
+            if size > MAX_FRAME_BYTES:
+                raise ChannelBroken(f"a frame of {size} bytes")
+            if len(self._buffer) < 4 + size:
+                break
+            bodies.append(bytes(self._buffer[4 : 4 + size]))
+            del self._buffer[: 4 + size]
+        return bodies
+
+
+def decode_command(body: bytes) -> AnyCommand:
+    """Raises: ChannelBroken."""
+    try:
+        return _commands.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ChannelBroken(f"not a command: {error}") from error
+
+
+def decode_event(body: bytes) -> AnyEvent:
+    """Raises: ChannelBroken."""
+    try:
+        return _events.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ChannelBroken(f"not an event: {error}") from error
+
+
+# --- the learner's end -------------------------------------------------------------------------------
+
+
+class LearnerEnd:
+    """The learner's end of the channel: nothing here blocks, except `wait_start` and `drain`."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        self._socket.setblocking(False)
+        self._deframer = Deframer()
+        self._commands: deque[AnyCommand] = deque()
+        self._pending: deque[Event] = deque()
+        self._status: Status | None = None
+        self._partial = b""
+
+    def wait_start(self, timeout_s: float) -> Start:
+        """The first frame. Raises: ChannelBroken (daemon gone, or nothing within timeout_s)."""
+        while not self._commands:
+            if not select.select([self._socket], [], [], timeout_s)[0]:
+                raise ChannelBroken("the daemon did not say how to start")
+            self._read()
+        first = self._commands.popleft()
+        if not isinstance(first, Start):
+            raise ChannelBroken(f"{type(first).__name__} before Start")
+        return first
+
+    def poll(self) -> list[AnyCommand]:
+        """Commands that have arrived, oldest first. Raises: ChannelBroken (daemon gone)."""
+        self._read()
+        commands = list(self._commands)
+        self._commands.clear()
+        return commands
+
+    def emit(self, event: Event) -> None:
+        """Send an event, or queue it. Raises: ChannelBroken (the daemon has not read for very long)."""
+        if isinstance(event, Status):
+            self._status = _folded(self._status, event)
+        else:
+            self._pending.append(event)
+        self.flush()
+        if len(self._pending) > MAX_PENDING_EVENTS:
+            raise ChannelBroken("the daemon does not read")
+
+    def flush(self) -> None:
+        """Send as much as the socket takes now. Raises: ChannelBroken (daemon gone)."""
+        while self._partial or self._pending or self._status is not None:
+            if not self._partial:
+                self._partial = frame(self._next())
+            try:
+                sent = self._socket.send(self._partial)
+            except BlockingIOError:
+                return
+            except OSError as error:
+                raise ChannelBroken(f"the daemon is gone: {error.strerror}") from error
+            self._partial = self._partial[sent:]
+
+    def drain(self, timeout_s: float) -> None:
+        """Before the end: wait until everything is sent, or the daemon did not read for timeout_s."""
+        self.flush()
+        while self._partial:
+            if not select.select([], [self._socket], [], timeout_s)[1]:
+                raise ChannelBroken("the daemon does not read")
+            self.flush()
+
+    def _next(self) -> Event:
+        if self._pending:
+            return self._pending.popleft()
+        status, self._status = self._status, None
+        assert status is not None
+        return status
+
+    def _read(self) -> None:
+        taken = 0
+        while taken < _MAX_READ_PER_POLL:
+            try:
+                data = self._socket.recv(_READ_BYTES)
+            except BlockingIOError:
+                return
+            except OSError as error:
+                raise ChannelBroken(f"the daemon is gone: {error.strerror}") from error
+            if not data:
+                raise ChannelBroken("the daemon is gone")
+            taken += len(data)
+            self._commands.extend(decode_command(body) for body in self._deframer.feed(data))
+
+
+def _folded(older: Status | None, newer: Status) -> Status:
+    """The newer status; of the gaps the longer one, so that a slow reader misses no pause."""
+    if older is None or older.longest_gap_s <= newer.longest_gap_s:
+        return newer
+    return msgspec.structs.replace(newer, longest_gap_s=older.longest_gap_s)
