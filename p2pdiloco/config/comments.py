@@ -43,7 +43,7 @@ COMMENTS = {
     "sync.keep_in_flight": "rho: 1 keeps inner steps made while a contribution was in flight, 0 drops them.",
     "outer.learning_rate": "eta of the outer step.",
     "outer.momentum": "mu of the outer step.",
-    "outer.momentum_warmup_merges": "Momentum grows from 0 over so many merges of a fragment; short runs need it.",
+    "outer.momentum_warmup_merges": "Momentum grows from 0 over as many merges of a fragment.",
     "codec.contribution": "Of pseudo-gradients on the way to the syncer.",
     "codec.update": "Of the merged outer update that everyone applies.",
     "group.size": "g: members that merge together; also bounds the contributors of one merge.",

@@ -120,7 +120,7 @@ def manifest_from_canonical(data: bytes) -> Manifest:
 def render_toml(manifest: Manifest) -> str:
     """The manifest as a commented run.toml; `load_manifest` reads the same manifest back."""
     lines = [
-        f'# Run "{manifest.run.name}": everything that its peers must agree on; any change makes another run.',
+        f'# Run "{manifest.run.name}": all that its peers must agree on; any change makes another run.',
         "# Check it with: p2pdiloco run check FILE. Ports, folders and devices are flags of p2pdiloco node.",
         "",
     ]

@@ -48,7 +48,7 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(SignedManifest, strict=True)
 
 
-def genesis_digest(state_digests: tuple[bytes, ...]) -> bytes:
+def genesis_digest_of(state_digests: tuple[bytes, ...]) -> bytes:
     """SHA-256 over the version-0 state digests (32 bytes each) of all fragments, by index."""
     return hashlib.sha256(b"p2pdiloco/1/genesis\0" + b"".join(state_digests)).digest()
 

@@ -1,0 +1,225 @@
+"""Node-local settings: what one operator decides about one process. Never part of a run.
+
+Precedence, per key: flag > environment variable P2PDILOCO_<FLAG> > table [node] or [bootstrap] of the
+--config file > default. `cli.options` builds the flags; the defaults are the fields' own.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from p2pdiloco.config.strict import convert, read_toml, suggestion
+from p2pdiloco.errors import ConfigError
+
+ENVIRONMENT_PREFIX = "P2PDILOCO_"
+LogStyle = Literal["auto", "text", "json", "tui"]
+Seconds = Annotated[float, Meta(gt=0, le=1e6)]
+ANY_ADDRESS = ("/ip4/0.0.0.0/tcp/0",)
+
+
+class NodeSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`p2pdiloco node`: a volunteer that trains."""
+
+    join: tuple[str, ...] = ()
+    """Multiaddrs (with /p2p/ID) of bootstrap peers or of any live node."""
+    run: str = ""
+    """Name or run id; empty: the only run that the peers know."""
+    data_dir: Path = Path("~/.p2pdiloco/node")
+    """Identity, checkpoints, event log; one running process at a time."""
+    device: str = "auto"
+    threads: Annotated[int, Meta(ge=0, le=1024)] = 0
+    """Of the learner; 0: chosen by itself."""
+    listen: tuple[str, ...] = ANY_ADDRESS
+    announce: tuple[str, ...] = ()
+    """Addresses to tell others instead of those found out (behind a forwarded port)."""
+    genesis: bool = False
+    """Allowed to start the run from version 0 when no peer holds any of it."""
+    run_file: Path | None = None
+    """A run.toml; with `genesis` only: this node is the owner of a new run."""
+    name: Annotated[str, Meta(max_length=63)] = ""
+    """What people see beside the peer id."""
+    data: Path | None = None
+    """Text file or folder for runs whose data.source is "files"."""
+    log: LogStyle = "auto"
+    micro_batch_tokens: Annotated[int, Meta(ge=0, le=1 << 24)] = 0
+    """0: chosen by itself."""
+    checkpoint_every_s: Seconds = 120.0
+    eval_every_s: Seconds = 60.0
+
+
+class BootstrapSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`p2pdiloco bootstrap`: a well-known address. Trains nothing."""
+
+    run: tuple[Path, ...] = ()
+    """run.toml files to sign and serve."""
+    join: tuple[str, ...] = ()
+    data_dir: Path = Path("~/.p2pdiloco/bootstrap")
+    listen: tuple[str, ...] = ANY_ADDRESS
+    announce: tuple[str, ...] = ()
+    log: LogStyle = "auto"
+
+
+class StatusSettings(Struct, frozen=True, kw_only=True):
+    """`p2pdiloco status`."""
+
+    join: tuple[str, ...] = ()
+    run: str = ""
+    json: bool = False
+    timeout_s: float = 20.0
+
+
+class DemoSettings(Struct, frozen=True, kw_only=True):
+    """`p2pdiloco demo`: a bootstrap and `nodes` nodes as processes on loopback."""
+
+    nodes: int = 3
+    seconds: float = 120.0
+    """Of training; the summary comes after."""
+    kill: bool = True
+    """Kill a syncer on the way."""
+    preset: str = "tiny"
+    report: Path | None = None
+    """Machine-readable summary (JSON)."""
+    plot: Path | None = None
+    """PNG of the loss with the kill marked."""
+    keep: Path | None = None
+    """Folder for everything that the processes write; None: a temporary one, removed at the end."""
+
+
+class SettingsFile(Struct, frozen=True, forbid_unknown_fields=True):
+    """Schema of a --config file: one file may serve both roles."""
+
+    node: NodeSettings = NodeSettings()
+    bootstrap: BootstrapSettings = BootstrapSettings()
+
+
+def load_settings_table(path: Path, table: str) -> dict[str, Any]:
+    """The keys that the file sets in [node] or [bootstrap]; paths are relative to the file.
+
+    Raises:
+        ConfigError: not readable, not TOML, an unknown key, a wrong type or range; names file and key.
+    """
+    raw = read_toml(path)
+    checked = getattr(convert(raw, SettingsFile, str(path)), table)
+    # Only what the file says: everything else must stay open for the layers below it.
+    values = {key: getattr(checked, key) for key in raw.get(table, {})}
+    return {key: _rebased(value, path.parent) for key, value in values.items()}
+
+
+def _rebased(value: object, folder: Path) -> object:
+    if isinstance(value, Path):
+        return folder / value.expanduser()
+    if isinstance(value, tuple):
+        return tuple(_rebased(item, folder) for item in value)
+    return value
+
+
+def check_environment(environment: Mapping[str, str], known: frozenset[str]) -> None:
+    """Refuse P2PDILOCO_ variables that no command reads: a mistyped one would be silently ignored.
+
+    Raises:
+        ConfigError: names the first unknown variable.
+    """
+    for name in sorted(environment):
+        if name.startswith(ENVIRONMENT_PREFIX) and name not in known:
+            hint = suggestion(name, known) or "unset it; p2pdiloco COMMAND --help lists the variables"
+            raise ConfigError(f"the environment variable {name} is not known", hint)
+
+
+def check_node(settings: NodeSettings) -> NodeSettings:
+    """Check what no single flag can: addresses, and rules between flags. Expands "~".
+
+    Raises:
+        ConfigError: one clear sentence naming the flag.
+    """
+    _check_addresses(settings.join, settings.listen, settings.announce)
+    if not re.fullmatch(r"auto|cpu|mps|cuda(:\d{1,3})?", settings.device):
+        raise ConfigError(f'--device must be auto, cpu, mps, cuda or cuda:N, it is "{settings.device}"')
+    if settings.run_file is not None and not settings.genesis:
+        raise ConfigError(
+            "--run-file starts a new run, so it needs --genesis",
+            hint="to take part in an existing run, give --join and perhaps --run NAME",
+        )
+    if not settings.join and not settings.genesis:
+        raise ConfigError(
+            "there is no peer to join: give at least one --join ADDRESS",
+            hint="to start a new run alone: p2pdiloco node --genesis --run-file run.toml",
+        )
+    if not settings.join and settings.run_file is None:
+        raise ConfigError(
+            "--genesis without --join needs --run-file: there is no peer to get the manifest from"
+        )
+    return msgspec.structs.replace(settings, data_dir=settings.data_dir.expanduser())
+
+
+def check_bootstrap(settings: BootstrapSettings) -> BootstrapSettings:
+    """As `check_node`.
+
+    Raises:
+        ConfigError: one clear sentence naming the flag.
+    """
+    _check_addresses(settings.join, settings.listen, settings.announce)
+    return msgspec.structs.replace(settings, data_dir=settings.data_dir.expanduser())
+
+
+def _check_addresses(join: tuple[str, ...], listen: tuple[str, ...], announce: tuple[str, ...]) -> None:
+    for address in join:
+        check_peer_address(address)
+    for flag, addresses in (("--listen", listen), ("--announce", announce)):
+        for address in addresses:
+            check_multiaddr(address, flag)
+            if "/p2p/" in address:
+                raise ConfigError(f'{flag} must not name a peer (/p2p/...), it is "{address}"')
+
+
+_PEER = re.compile(r"[1-9A-HJ-NP-Za-km-z]{40,64}")
+_PEER_HINT = "copy a whole line that a bootstrap or node printed: /ip4/203.0.113.7/tcp/31337/p2p/12D3Koo..."
+
+
+def check_peer_address(address: str) -> None:
+    """Check a --join address: a multiaddr that ends in /p2p/ID.
+
+    Raises:
+        ConfigError: says which part is wrong.
+    """
+    check_multiaddr(address, "--join")
+    head, found, peer = address.rpartition("/p2p/")
+    if not found or not head:
+        raise ConfigError(f'--join needs the peer\'s id at the end (/p2p/ID), it is "{address}"', _PEER_HINT)
+    if not _PEER.fullmatch(peer):
+        raise ConfigError(f'--join has a mistyped peer id "{peer}" in "{address}"', _PEER_HINT)
+
+
+def check_multiaddr(address: str, flag: str) -> None:
+    """Check a multiaddr's form: a known host protocol, a valid host, tcp or udp, a port.
+
+    Raises:
+        ConfigError: says which part is wrong.
+    """
+    hint = "" if flag == "--listen" else _PEER_HINT
+    parts = address.split("/")
+    if len(parts) < 5 or parts[0] or parts[1] not in {"ip4", "ip6", "dns", "dns4", "dns6", "dnsaddr"}:
+        raise ConfigError(f'{flag} must look like /ip4/HOST/tcp/PORT, it is "{address}"', hint)
+    kind, host, transport, port = parts[1:5]
+    if kind in {"ip4", "ip6"}:
+        try:
+            right = ipaddress.ip_address(host).version == int(kind[2])
+        except ValueError:
+            right = False
+        if not right:
+            raise ConfigError(f'{flag} has no valid {kind} address "{host}" in "{address}"', hint)
+    if transport not in {"tcp", "udp"} and kind != "dnsaddr":
+        raise ConfigError(f'{flag} must use tcp or udp, not "{transport}", in "{address}"', hint)
+    if transport in {"tcp", "udp"} and not (port.isascii() and port.isdigit() and int(port) <= 65535):
+        raise ConfigError(f'{flag} has no valid port "{port}" in "{address}"', hint)
+
+
+def known_variable(flag: str) -> str:
+    """The environment variable of a flag: --data-dir reads P2PDILOCO_DATA_DIR."""
+    return ENVIRONMENT_PREFIX + flag.lstrip("-").replace("-", "_").upper()
