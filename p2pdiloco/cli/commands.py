@@ -1,0 +1,121 @@
+"""The commands that run something: bootstrap, node, status, demo.
+
+Only flags live here. Bodies import what they need when they are called, so that `--help` stays fast.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, get_args
+
+import click
+
+from p2pdiloco.cli.options import FILE, SpacedLists, build, config_option, setting
+from p2pdiloco.config.settings import (
+    BootstrapSettings,
+    DemoSettings,
+    LogStyle,
+    NodeSettings,
+    StatusSettings,
+    check_bootstrap,
+    check_node,
+    check_peer_address,
+)
+
+NODE = partial(setting, NodeSettings)
+BOOTSTRAP = partial(setting, BootstrapSettings)
+STATUS = partial(setting, StatusSettings)
+DEMO = partial(setting, DemoSettings)
+
+LOG: dict[str, Any] = {
+    "type": click.Choice(get_args(LogStyle)),
+    "help": "tui: live view; auto: tui on a terminal, else text.",
+}
+JOIN: dict[str, Any] = {
+    "multiple": True,
+    "metavar": "MULTIADDR",
+    "help": "Address of a bootstrap peer or of any live node, with /p2p/ID; may be repeated.",
+}
+LISTEN: dict[str, Any] = {
+    "multiple": True,
+    "metavar": "MULTIADDR",
+    "help": "Where to listen; may be repeated.",
+}
+ANNOUNCE: dict[str, Any] = {
+    "multiple": True,
+    "metavar": "MULTIADDR",
+    "help": "Tell others these addresses instead of those found out (for a forwarded port).",
+}
+JOIN_ALIASES = ("--initial_peers", "--initial-peers")
+
+
+@click.command(cls=SpacedLists)
+@BOOTSTRAP("--run", multiple=True, type=FILE, metavar="FILE", help="run.toml to sign and serve; repeatable.")
+@BOOTSTRAP("--join", *JOIN_ALIASES, **JOIN)
+@BOOTSTRAP("--data-dir", type=FILE, help="Folder of the identity and the signed manifests.")
+@BOOTSTRAP("--listen", "--host_maddrs", **LISTEN)
+@BOOTSTRAP("--announce", "--announce_maddrs", **ANNOUNCE)
+@BOOTSTRAP("--log", **LOG)
+@config_option("bootstrap")
+def bootstrap(**values: Any) -> int | None:
+    """Serve a well-known address: discovery, manifests, list of runs. Trains nothing."""
+    settings = check_bootstrap(build(BootstrapSettings, values))
+    from p2pdiloco.daemon.main import run_bootstrap
+
+    return run_bootstrap(settings)
+
+
+@click.command(cls=SpacedLists)
+@NODE("--join", *JOIN_ALIASES, **JOIN)
+@NODE("--run", metavar="NAME", help="Name or id of the run; not needed when the peers know only one.")
+@NODE("--data-dir", type=FILE, help="Folder of identity, checkpoints and events.jsonl.")
+@NODE("--device", help="auto, cpu, cuda, cuda:N or mps.")
+@NODE("--threads", type=int, help="CPU threads of the learner; 0: chosen by itself.")
+@NODE("--listen", "--host_maddrs", **LISTEN)
+@NODE("--announce", "--announce_maddrs", **ANNOUNCE)
+@NODE("--genesis", is_flag=True, help="Start the run from version 0 if no peer holds any of it.")
+@NODE("--run-file", type=FILE, help="run.toml of a new run, which this node then owns (with --genesis).")
+@NODE("--name", help="What people see beside the peer id.")
+@NODE("--data", type=FILE, help='Text file or folder, for runs whose data.source is "files".')
+@NODE("--log", **LOG)
+@NODE("--checkpoint-every-s", type=float, help="Seconds between checkpoints.")
+@NODE("--eval-every-s", type=float, help="Seconds between evaluations on held-out data.")
+@NODE("--micro-batch-tokens", type=int, help="Tokens per forward pass; 0: chosen by itself.")
+@config_option("node")
+def node(**values: Any) -> int | None:
+    """Take part in a run: find it, catch up, train, contribute."""
+    settings = check_node(build(NodeSettings, values))
+    from p2pdiloco.daemon.main import run_node
+
+    return run_node(settings)
+
+
+@click.command(cls=SpacedLists)
+@STATUS("--join", *JOIN_ALIASES, **(JOIN | {"required": True}))
+@STATUS("--run", metavar="NAME", help="Name or id of the run; not needed when the peers know only one.")
+@STATUS("--json", is_flag=True, help="Print JSON.")
+@STATUS("--timeout-s", type=click.FloatRange(min=0.1, max=3600), help="Give up after this many seconds.")
+def status(**values: Any) -> int | None:
+    """Show who is here, loss, tokens, versions, and who is syncer of what."""
+    settings = build(StatusSettings, values)
+    for address in settings.join:
+        check_peer_address(address)
+    from p2pdiloco.cli.status import run
+
+    return run(settings)
+
+
+@click.command()
+@DEMO("--nodes", type=click.IntRange(1, 64), help="Nodes, beside the bootstrap.")
+@DEMO("--seconds", type=click.FloatRange(min=1, max=1e6), help="Seconds of training.")
+@click.option("--no-kill", is_flag=True, envvar="P2PDILOCO_NO_KILL", show_envvar=True, help="Kill nobody.")
+@DEMO("--preset", help="Run to train.")
+@DEMO("--report", type=FILE, metavar="FILE", help="Write the summary as JSON.")
+@DEMO("--plot", type=FILE, metavar="FILE", help="Write a PNG of the loss, with the kill marked.")
+@DEMO("--keep", type=FILE, metavar="DIR", help="Keep everything that the processes wrote.")
+def demo(no_kill: bool, **values: Any) -> int | None:
+    """Train with several real nodes on this machine, kill a syncer, and show the recovery."""
+    settings = build(DemoSettings, values | {"kill": not no_kill})
+    from p2pdiloco.cli.demo import run
+
+    return run(settings)

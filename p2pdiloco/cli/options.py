@@ -1,0 +1,119 @@
+"""Flags built from the settings structs: one default per key, one environment variable per flag.
+
+click resolves flag > environment > `default_map` (filled from --config) > default; here is only what
+click lacks: strict files, a refusal of unknown variables, and lists that split on commas and spaces.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+import msgspec
+from msgspec import Struct
+
+from p2pdiloco.config.schema import keys_of
+from p2pdiloco.config.settings import known_variable, load_settings_table
+
+S = TypeVar("S", bound=Struct)
+Command = Callable[..., Any]
+
+
+class Words(click.ParamType):
+    """Text of which an environment variable may hold several, split on spaces and commas."""
+
+    name = "text"
+
+    def split_envvar_value(self, rv: str) -> list[str]:
+        """The variable's items."""
+        return [word for word in re.split(r"[\s,]+", rv) if word]
+
+
+class SpacedLists(click.Command):
+    """A command whose address flags also take hivemind's form: `--initial_peers A B`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """click's own parsing, after `--flag A B` has become `--flag A --flag B`."""
+        flags = {o for p in self.params if p.type is WORDS for o in p.opts}
+        spread: list[str] = []
+        current = ""
+        for word in args:
+            if current and word.startswith("/") and spread[-1] != current:
+                spread.append(current)
+            elif not word.startswith("/"):
+                current = word if word in flags else ""
+            spread.append(word)
+        return super().parse_args(ctx, spread)
+
+
+WORDS = Words()
+FILE = click.Path(path_type=Path)
+"""In a variable, several paths are separated as in PATH."""
+
+
+def setting(settings: type[Struct], flag: str, *aliases: str, field: str = "", **options: Any) -> Command:
+    """A click option for one field of a settings struct; the field's default is the flag's.
+
+    `aliases` are hivemind's spellings of the same flag.
+    """
+    name = field or flag.lstrip("-").replace("-", "_")
+    default = next(f.default for f in msgspec.structs.fields(settings) if f.name == name)
+    if options.get("multiple"):
+        options.setdefault("type", WORDS)
+    return click.option(
+        flag,
+        *aliases,
+        name,
+        default=default,
+        envvar=known_variable(flag),
+        show_envvar=True,
+        show_default=default not in ("", None, (), False),
+        **options,
+    )
+
+
+def config_option(table: str) -> Command:
+    """--config FILE: fills click's default_map from one table before the other flags are resolved."""
+
+    def load(context: click.Context, _parameter: click.Parameter, path: Path | None) -> None:
+        if path is not None:
+            context.default_map = load_settings_table(path, table)
+
+    return click.option(
+        "--config",
+        type=FILE,
+        envvar=known_variable("--config"),
+        show_envvar=True,
+        is_eager=True,
+        expose_value=False,
+        callback=load,
+        help=f"TOML file with a table [{table}]: its keys are the flags, dashes as underscores.",
+    )
+
+
+def build(settings: type[S], values: dict[str, Any]) -> S:
+    """The struct of the resolved flags, its ranges checked.
+
+    Raises:
+        click.BadParameter: a value out of range; names the flag.
+    """
+    try:
+        return msgspec.convert(values, settings, strict=True, dec_hook=lambda _kind, value: value)
+    except msgspec.ValidationError as error:
+        name = str(error).partition(" - at `$.")[2].rstrip("`")
+        context = click.get_current_context()
+        parameter = next(p for p in context.command.params if p.name == name)
+        raise click.BadParameter(f"must be {keys_of(settings)[name].words}", context, parameter) from error
+
+
+def known_variables(group: click.Group) -> frozenset[str]:
+    """Every variable that some command reads (one shell may serve several commands)."""
+    found: set[str] = set()
+    for command in group.commands.values():
+        if isinstance(command, click.Group):
+            found |= known_variables(command)
+        found |= {option.envvar for option in command.params if isinstance(option.envvar, str)}
+    return frozenset(found)

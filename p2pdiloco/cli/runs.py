@@ -1,0 +1,80 @@
+"""`p2pdiloco run`: write a run.toml, check one."""
+
+from __future__ import annotations
+
+import hashlib
+import tomllib
+from pathlib import Path
+
+import click
+
+from p2pdiloco.cli.options import FILE
+from p2pdiloco.config.loader import canonical_bytes, check_manifest, load_manifest, render_toml
+from p2pdiloco.config.manifest import Manifest
+from p2pdiloco.config.presets import PRESETS, approximate_parameters, for_run
+from p2pdiloco.config.strict import convert
+from p2pdiloco.errors import StorageError, UserError
+
+
+@click.group("run")
+def run_group() -> None:
+    """Describe a run: write a run.toml, check one."""
+
+
+@run_group.command("new")
+@click.argument("name")
+@click.option(
+    "--preset",
+    default="tiny",
+    show_default=True,
+    envvar="P2PDILOCO_PRESET",
+    show_envvar=True,
+    help=f"Start from: {', '.join(PRESETS)}.",
+)
+@click.option(
+    "--seed", type=click.IntRange(min=0, max=1 << 53), default=0, help="Seed of version 0 and data."
+)
+@click.option("--out", type=FILE, default=Path("run.toml"), show_default=True, help="File to write.")
+@click.option("--force", is_flag=True, help="Overwrite the file.")
+def new(name: str, preset: str, seed: int, out: Path, force: bool) -> None:
+    """Write a commented run.toml for a run called NAME."""
+    manifest = for_run(preset, name, seed)
+    text = render_toml(manifest)
+    # Through the strict reader: what is written is what every node accepts, the name included.
+    check_manifest(convert(tomllib.loads(text), Manifest, "the new run"), "the new run")
+    try:
+        with out.open("w" if force else "x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise UserError(
+            f"{out}: exists already", hint="--force overwrites it, --out FILE writes another"
+        ) from None
+    except OSError as error:
+        raise StorageError(f"{out}: cannot be written: {error.strerror}") from error
+    click.echo(out)
+    click.echo(
+        f"wrote {out}: {_size(manifest)}. Next, on a machine that others can reach:\n"
+        f"  p2pdiloco bootstrap --run {out}\nand on the first node of the run:\n"
+        f"  p2pdiloco node --genesis --join ADDRESS-PRINTED-BY-BOOTSTRAP",
+        err=True,
+    )
+
+
+@run_group.command("check")
+@click.argument("file", type=FILE)
+def check(file: Path) -> None:
+    """Check a run.toml and say what it describes."""
+    manifest = load_manifest(file)
+    inner, sync = manifest.inner, manifest.sync
+    digest = hashlib.sha256(canonical_bytes(manifest)).hexdigest()
+    click.echo(f'{file}: run "{manifest.run.name}", {_size(manifest)}')
+    click.echo(f"inner steps: {inner.tokens_per_step} tokens each, schedule of {inner.schedule_steps}")
+    click.echo(
+        f"fragments: {sync.fragments}, each every {sync.inner_steps} inner steps, quorum {sync.quorum}, "
+        f"{manifest.codec.contribution} up, {manifest.codec.update} down"
+    )
+    click.echo(f"manifest digest: {digest}")
+
+
+def _size(manifest: Manifest) -> str:
+    return f"about {approximate_parameters(manifest.model) / 1e6:.2g} M parameters"
