@@ -51,8 +51,8 @@ class DataDir:
     def lock(self) -> None:
         """Take the folder for this process, until `unlock` or the process ends, however it ends.
 
-        The descriptor is closed in programs that we start (close-on-exec), so a left-over child does
-        not keep the lock; processes made by a bare fork do keep it.
+        The descriptor is closed in programs that we start (close-on-exec), so that a child that outlives
+        us does not keep the lock; processes made by a bare fork do keep it.
 
         Raises:
             StorageError: another running node has it (names its process), or it cannot be opened.
@@ -82,6 +82,7 @@ class DataDir:
     def unlock(self) -> None:
         """Give the folder back; without effect if it is not locked."""
         if self._lock is not None:
+            fcntl.flock(self._lock, fcntl.LOCK_UN)
             os.close(self._lock)
             self._lock = None
 
