@@ -19,7 +19,8 @@ from p2pdiloco.errors import ConfigError, invariant
 
 BALANCED = 1.1
 """A plan is good when its largest fragment is at most this many times the mean one."""
-_MAX_HALVINGS = 12
+_LIMIT_RATIO = 1.5
+_MAX_LIMITS = 24
 
 
 class TensorSpec(Struct, frozen=True):
@@ -72,8 +73,9 @@ def plan_fragments(specs: Sequence[TensorSpec], fragments: int) -> tuple[Fragmen
     """Whole tensors, largest first, each into the currently smallest of P bins (Decoupled DiLoCo, section 2).
 
     A tensor that alone exceeds the mean fragment is split by rows. Where bins are still uneven after that,
-    the size above which tensors are split is halved until the largest bin is within `BALANCED` of the mean
-    (or rows are as fine as it goes): large tensors stay whole as long as balance allows. Deterministic.
+    the size above which tensors are split is lowered step by step until the largest bin is within
+    `BALANCED` of the mean, or rows are as fine as it goes: so large tensors stay as whole as balance allows.
+    Deterministic.
 
     Raises:
         ConfigError: more fragments than there are rows to share out.
@@ -91,14 +93,14 @@ def plan_fragments(specs: Sequence[TensorSpec], fragments: int) -> tuple[Fragmen
     best: list[list[_Cut]] = []
     best_largest = math.inf
     limit = mean
-    for _ in range(_MAX_HALVINGS + 1):
+    for _ in range(_MAX_LIMITS):
         bins = _fill(_cut(specs, limit), fragments)
         largest = math.inf if not all(bins) else max(map(_bin_numel, bins))
         if largest < best_largest:
             best, best_largest = bins, largest
         if best_largest <= BALANCED * mean or limit < 1:
             break
-        limit /= 2
+        limit /= _LIMIT_RATIO
     if not best:  # a few huge rows beside many tiny ones: only the finest cut fills every bin
         best = _fill(_cut(specs, 0.0), fragments)
     return tuple(_layout(index, cuts, specs) for index, cuts in enumerate(best))

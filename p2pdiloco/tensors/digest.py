@@ -1,0 +1,35 @@
+"""Digests over raw little-endian bytes: equal digests mean equal bits, on any machine."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+import sys
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from p2pdiloco.errors import invariant
+
+Buffer = bytes | bytearray | memoryview
+
+
+def bytes_of(tensor: Tensor) -> memoryview:
+    """The bytes of a contiguous CPU tensor, shared, not copied. Little-endian machines only."""
+    invariant(sys.byteorder == "little", "the wire and digests are little-endian, this machine is not")
+    invariant(tensor.is_contiguous() and tensor.device.type == "cpu", "only host memory has bytes to show")
+    return tensor.detach().view(-1).view(torch.uint8).numpy().data
+
+
+def payload_digest(buffers: Iterable[Buffer]) -> bytes:
+    """SHA-256 of the concatenated buffers."""
+    digest = hashlib.sha256()
+    for buffer in buffers:
+        digest.update(buffer)
+    return digest.digest()
+
+
+def state_digest(number: int, theta: Tensor, momentum: Tensor) -> bytes:
+    """SHA-256 of the version number (8 bytes), the fragment's Theta and its outer momentum (fp32)."""
+    return payload_digest((struct.pack("<Q", number), bytes_of(theta), bytes_of(momentum)))

@@ -1,0 +1,56 @@
+"""The outer optimizer: SGD with Nesterov momentum, the same bits on every machine.
+
+Each multiplication and each addition is a torch operation of its own that writes fp32 to memory, so none
+can be fused and each is rounded by IEEE 754, whatever the processor.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from p2pdiloco.errors import invariant
+
+_TILE = 1 << 16
+"""Elements per pass: the five streams and the scratch stay in the second-level cache."""
+
+
+def momentum_at(number: int, momentum: float, warmup_merges: int) -> float:
+    """Outer momentum of the merge that makes version `number` (from 1).
+
+    Grows linearly from 0 (version 1) to `momentum` (version warmup_merges + 1): full Nesterov on a fragment's
+    first few pseudo-gradients overshoots (Pier, 2511.17849).
+    """
+    invariant(number >= 1, "version 0 is not made by a merge")
+    if number > warmup_merges:
+        return momentum
+    return momentum * ((number - 1) / warmup_merges)
+
+
+@torch.no_grad()
+def outer_step(
+    theta: Tensor,
+    momentum_buffer: Tensor,
+    delta: Tensor,
+    learning_rate: float,
+    momentum: float,
+    out_theta: Tensor,
+    out_momentum: Tensor,
+) -> None:
+    """m' = mu m + delta; theta' = theta - eta (delta + mu m')  (Decoupled DiLoCo; delta = base - local).
+
+    All tensors fp32 [numel]; outputs do not overlap inputs. eta and mu are rounded to fp32 before use.
+    """
+    numel = theta.numel()
+    shapes = {t.shape for t in (theta, momentum_buffer, delta, out_theta, out_momentum)}
+    invariant(shapes == {(numel,)}, "the outer step needs flat buffers of one size")
+    scratch = torch.empty(min(numel, _TILE), dtype=torch.float32)
+    for start in range(0, numel, _TILE):
+        tile = slice(start, min(start + _TILE, numel))
+        change, work = delta[tile], scratch[: tile.stop - start]
+        velocity = torch.mul(momentum_buffer[tile], momentum, out=out_momentum[tile])
+        velocity.add_(change)
+        torch.mul(velocity, momentum, out=work)
+        work.add_(change)
+        work.mul_(learning_rate)
+        torch.sub(theta[tile], work, out=out_theta[tile])

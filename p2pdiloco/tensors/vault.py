@@ -1,0 +1,297 @@
+"""The only owner of Theta and outer momentum: what is committed, and a spare to make the next version in.
+
+A version is first made in the spare (`merge`, `apply`, `load_spare`), its digest told, and only after the
+core has decided and persisted does `commit` swap it in. Methods are synchronous and called from one worker
+thread; only `Pin.release` may come from another. Steady state allocates payloads and tiles of 256 KiB.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from msgspec import Struct
+from torch import Tensor
+
+from p2pdiloco.config.manifest import OuterSection
+from p2pdiloco.errors import RemoteError, invariant
+from p2pdiloco.tensors.codec import Codec, codec
+from p2pdiloco.tensors.digest import Buffer, bytes_of, payload_digest, state_digest
+from p2pdiloco.tensors.feedback import Residual
+from p2pdiloco.tensors.layout import FragmentLayout, gather
+from p2pdiloco.tensors.merge import Accumulator
+from p2pdiloco.tensors.outer import momentum_at, outer_step
+
+MAX_MAGNITUDE = 2.0**40
+"""Of a contribution or update. No honest pseudo-gradient has larger values, and below it no sum of a merge,
+and no state of a run, can leave fp32's range: nobody can push the swarm to infinity with finite numbers."""
+_MAX_STATE = 2.0**100
+_EMPTY = -1
+
+
+class Encoded(Struct, frozen=True):
+    """A pseudo-gradient as it goes over the wire."""
+
+    payload: bytearray
+    digest: bytes
+
+
+class MergeResult(Struct, frozen=True):
+    """An outer update, and the state that everyone who applies it reaches."""
+
+    update: bytearray
+    update_digest: bytes
+    state_digest: bytes
+
+
+class Pin(Struct, frozen=True):
+    """A committed version that is being read, for example by a transfer: not overwritten until released."""
+
+    number: int
+    state_digest: bytes
+    buffers: list[memoryview]
+    """Theta, then momentum: fp32 little-endian bytes."""
+    release: Callable[[], None]
+    """Idempotent, from any thread."""
+
+
+class _State:
+    """Theta and momentum of one fragment in one version."""
+
+    def __init__(self, numel: int) -> None:
+        self.theta = torch.zeros(numel)
+        self.momentum = torch.zeros(numel)
+        self.number = _EMPTY
+        self.digest = b""
+        self.pins = 0
+
+    def seal(self, number: int) -> bytes:
+        self.number, self.digest = number, state_digest(number, self.theta, self.momentum)
+        return self.digest
+
+    def buffers(self) -> list[memoryview]:
+        return [bytes_of(self.theta).toreadonly(), bytes_of(self.momentum).toreadonly()]
+
+
+class Vault:
+    """Global parameters of all fragments. Host memory: 16 bytes per parameter, and 8 for error feedback."""
+
+    def __init__(
+        self,
+        layouts: Sequence[FragmentLayout],
+        outer: OuterSection,
+        contribution_codec: str,
+        update_codec: str,
+    ) -> None:
+        self.layouts = tuple(layouts)
+        self._outer = outer
+        self._contribution, self._update = codec(contribution_codec), codec(update_codec)
+        self._states = [_State(layout.numel) for layout in self.layouts]
+        self._spares = [_State(layout.numel) for layout in self.layouts]
+        lossy = contribution_codec != "fp32"
+        self._residuals = [Residual(layout.numel) if lossy else None for layout in self.layouts]
+        self._pin_lock = threading.Lock()
+        largest = max(layout.numel for layout in self.layouts)
+        self._delta, self._decoded = torch.zeros(largest), torch.zeros(largest)
+        self._merge_storage = (torch.zeros(largest), torch.zeros(largest))
+
+    # --- committed state ---------------------------------------------------------------------------------
+
+    def load_initial(self, params: Mapping[str, Tensor]) -> None:
+        """Version 0 of every fragment: the given parameters, momentum zero."""
+        for layout, state in zip(self.layouts, self._states, strict=True):
+            invariant(state.number == _EMPTY, f"fragment {layout.index} already has a version")
+            gather(params, layout, state.theta)
+            state.momentum.zero_()
+            state.seal(0)
+
+    def version(self, fragment: int) -> int | None:
+        """Number of the committed version; None before the first."""
+        number = self._states[fragment].number
+        return None if number == _EMPTY else number
+
+    def state_digest_of(self, fragment: int, number: int) -> bytes:
+        """Digest of the committed version, which must be `number`."""
+        return self._committed(fragment, number).digest
+
+    def theta(self, fragment: int) -> Tensor:
+        """Committed global parameters, fp32 [numel]. Read only, and only until the next commit."""
+        return self._committed(fragment).theta
+
+    def momentum(self, fragment: int) -> Tensor:
+        """Committed outer momentum, as `theta`."""
+        return self._committed(fragment).momentum
+
+    def state_buffers(self, fragment: int) -> list[memoryview]:
+        """Bytes of committed Theta and momentum, shared: read before the next commit, or `pin`."""
+        return self._committed(fragment).buffers()
+
+    def pin(self, fragment: int) -> Pin:
+        """The committed state for a reader that takes long: it keeps its bytes until it releases them.
+
+        Costs nothing unless the fragment moves on meanwhile; then its memory lives until the release. The
+        caller bounds how many it hands out.
+        """
+        state = self._committed(fragment)
+        with self._pin_lock:
+            state.pins += 1
+        released = False
+
+        def release() -> None:
+            nonlocal released
+            with self._pin_lock:
+                state.pins -= 0 if released else 1
+                released = True
+
+        return Pin(state.number, state.digest, state.buffers(), release)
+
+    # --- our own contributions ---------------------------------------------------------------------------
+
+    def encode_contribution(self, fragment: int, base: Tensor, local: Tensor) -> Encoded:
+        """Encode base - local (both fp32 [numel]) plus what earlier encodings have left out.
+
+        What this one leaves out stays pending until `commit_residual` or `discard_residual`; encoding the
+        fragment again replaces what is pending.
+
+        Raises:
+            ValueError: base or local is not finite (the learner diverged).
+        """
+        numel = self.layouts[fragment].numel
+        invariant(base.shape == local.shape == (numel,), "a contribution has its fragment's size")
+        delta, residual = self._delta[:numel], self._residuals[fragment]
+        torch.sub(base, local, out=delta)
+        if residual is not None:
+            residual.add_to(delta)
+        payload = self._contribution.encode(delta)
+        if residual is not None:
+            decoded = self._decoded[:numel]
+            self._contribution.decode(payload, decoded)
+            residual.pend(delta, decoded)
+        return Encoded(payload, payload_digest((payload,)))
+
+    def commit_residual(self, fragment: int) -> None:
+        """The last encoded contribution was merged: what it left out goes into the next one."""
+        residual = self._residuals[fragment]
+        if residual is not None:
+            residual.commit()
+
+    def discard_residual(self, fragment: int) -> None:
+        """The last encoded contribution will never be merged: what was left out before it still is."""
+        residual = self._residuals[fragment]
+        if residual is not None:
+            residual.discard()
+
+    # --- what peers sent ---------------------------------------------------------------------------------
+
+    def check_payload(self, fragment: int, payload: Buffer, codec_name: str) -> None:
+        """Judge a contribution or an update on receipt, without decoding it.
+
+        Raises:
+            RemoteError: "wrong-codec" (not one of this run's), "wrong-size", "non-finite", "out-of-range".
+        """
+        chosen = next((c for c in (self._contribution, self._update) if c.name == codec_name), None)
+        if chosen is None:
+            raise RemoteError("wrong-codec", f"{codec_name[:16]!r} is not used in this run")
+        _check(chosen, payload, self.layouts[fragment].numel)
+
+    def merge(self, fragment: int, number: int, inputs: Sequence[tuple[Buffer, int, int]]) -> MergeResult:
+        """Merge (payload, tokens, inner steps) in the given order and make version `number` in the spare.
+
+        Raises:
+            RemoteError: as `check_payload`, or "implausible-work"; the spare is then empty.
+        """
+        layout = self.layouts[fragment]
+        self._begin_next(fragment, number)
+        delta = self._delta[: layout.numel]
+        accumulator = Accumulator(layout, self._merge_storage)
+        for payload, tokens, inner_steps in inputs:
+            _check(self._contribution, payload, layout.numel)
+            self._contribution.decode(payload, delta)
+            accumulator.add(delta, tokens, inner_steps)
+        accumulator.result(delta)
+        delta.clamp_(-MAX_MAGNITUDE, MAX_MAGNITUDE)  # RDA may exceed its largest input; nobody takes that
+        update = self._update.encode(delta)
+        digest = self._step(fragment, number, update)
+        return MergeResult(update, payload_digest((update,)), digest)
+
+    def apply(self, fragment: int, number: int, update: Buffer) -> bytes:
+        """Make version `number` in the spare from a received outer update: its state digest.
+
+        Raises:
+            RemoteError: as `check_payload`; the spare is then empty.
+        """
+        self._begin_next(fragment, number)
+        _check(self._update, update, self.layouts[fragment].numel)
+        return self._step(fragment, number, update)
+
+    def load_spare(self, fragment: int, number: int, theta: Buffer, momentum: Buffer) -> bytes:
+        """Take a whole state (fp32 bytes) from a peer or a checkpoint into the spare: its state digest.
+
+        Raises:
+            RemoteError: "wrong-size", "non-finite", "out-of-range"; the spare is then empty.
+        """
+        spare, raw = self._free_spare(fragment), codec("fp32")
+        for payload, out in ((theta, spare.theta), (momentum, spare.momentum)):
+            _check(raw, payload, len(out), _MAX_STATE)
+            raw.decode(payload, out)
+        return spare.seal(number)
+
+    def commit(self, fragment: int, number: int, expected_digest: bytes | None = None) -> None:
+        """Swap in the spare, which must hold `number` (and, where given, have that state digest)."""
+        spare = self._spares[fragment]
+        invariant(spare.number != _EMPTY, f"commit of version {number}, but the spare is empty")
+        invariant(spare.number == number, f"commit of version {number}, the spare holds {spare.number}")
+        same = expected_digest is None or expected_digest == spare.digest
+        invariant(same, f"commit of another version {number} than the spare holds")
+        self._states[fragment], self._spares[fragment] = spare, self._states[fragment]
+        self.drop_spare(fragment)
+
+    def drop_spare(self, fragment: int) -> None:
+        """Forget what is in the spare. Nothing happens where it is empty."""
+        self._spares[fragment].number = _EMPTY
+
+    # --- inside ------------------------------------------------------------------------------------------
+
+    def _committed(self, fragment: int, number: int | None = None) -> _State:
+        state = self._states[fragment]
+        invariant(state.number != _EMPTY, f"fragment {fragment} has no version yet")
+        wrong = number is not None and number != state.number
+        invariant(not wrong, f"fragment {fragment} is at version {state.number}, not {number}")
+        return state
+
+    def _begin_next(self, fragment: int, number: int) -> None:
+        self._committed(fragment, number - 1)
+        self._free_spare(fragment)
+
+    def _free_spare(self, fragment: int) -> _State:
+        """The spare, empty, and nobody reads it."""
+        with self._pin_lock:
+            pinned = self._spares[fragment].pins > 0
+        if pinned:
+            self._spares[fragment] = _State(self.layouts[fragment].numel)
+        self.drop_spare(fragment)
+        return self._spares[fragment]
+
+    def _step(self, fragment: int, number: int, update: Buffer) -> bytes:
+        """Decode the update and make the outer step from the committed state into the spare."""
+        state, spare = self._committed(fragment), self._spares[fragment]
+        delta = self._decoded[: self.layouts[fragment].numel]
+        self._update.decode(update, delta)
+        momentum = momentum_at(number, self._outer.momentum, self._outer.momentum_warmup_merges)
+        outer_step(
+            state.theta,
+            state.momentum,
+            delta,
+            self._outer.learning_rate,
+            momentum,
+            spare.theta,
+            spare.momentum,
+        )
+        return spare.seal(number)
+
+
+def _check(chosen: Codec, payload: Buffer, numel: int, limit: float = MAX_MAGNITUDE) -> None:
+    peak = chosen.peak(payload, numel)
+    if peak > 1.01 * limit:  # int8's bound is looser than its values, 128 for 127 parts
+        raise RemoteError("out-of-range", f"a magnitude of {peak:.3g}")

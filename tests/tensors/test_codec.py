@@ -1,0 +1,144 @@
+"""Codecs: bounded error at any size and magnitude, exact decoding, refusal of what is not sound."""
+
+import math
+import struct
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from p2pdiloco.errors import InvariantViolation, RemoteError
+from p2pdiloco.tensors.codec import BLOCK, CODECS, codec
+
+FP32_MAX = float(torch.finfo(torch.float32).max)
+ALL = sorted(CODECS)
+sizes = st.sampled_from([0, 1, 2, 7, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 5, 65 * BLOCK + 3])
+exponents = st.integers(-149, 127)
+
+
+def values(numel: int, exponent: int, seed: int) -> torch.Tensor:
+    made = torch.randn(numel, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return (made * 2.0**exponent).clamp(-FP32_MAX, FP32_MAX).float()
+
+
+def error_bound(name: str, source: torch.Tensor) -> torch.Tensor:
+    x = source.double().abs()
+    if name == "fp32":
+        return torch.zeros_like(x)
+    if name == "bf16":  # half an ulp of 8 bits; denormals; saturation at the largest bf16
+        return torch.maximum(x * 2.0**-8, torch.tensor(2.0**-126))
+    bound = torch.empty_like(x)
+    for at in range(0, len(x), BLOCK):
+        top = x[at : at + BLOCK].max()
+        # a full step only where 127 steps would overflow fp32
+        step = top / 127 if top < FP32_MAX / 2 else 2 * top / 127
+        bound[at : at + BLOCK] = max(float(step / 2) * (1 + 1e-5), 2.0**-100)
+    return bound
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from(ALL), sizes, exponents, st.integers(0, 1000))
+def test_round_trip_is_within_the_codec_s_bound(name, numel, exponent, seed):
+    source, chosen = values(numel, exponent, seed), codec(name)
+    payload = chosen.encode(source)
+    assert len(payload) == chosen.encoded_bytes(numel)
+    decoded = torch.full((numel,), math.nan)
+    chosen.decode(payload, decoded)
+    assert bool(((decoded.double() - source.double()).abs() <= error_bound(name, source)).all())
+    top = float(decoded.abs().max()) if numel else 0.0
+    assert top <= chosen.peak(payload, numel) <= max(1.01 * top, 2.0**-90)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_largest_and_mixed_magnitudes_stay_finite(name):
+    source = torch.tensor([FP32_MAX, -FP32_MAX, 1e-45, -0.0, 1.0, 3.39e38])
+    decoded = torch.empty(len(source))
+    codec(name).decode(codec(name).encode(source), decoded)
+    assert decoded.isfinite().all()
+    assert (decoded[:2] / FP32_MAX).abs().min() > 0.99
+
+
+def test_int8_bytes_and_products_are_exactly_those_of_the_format():
+    source = values(2 * BLOCK + 9, -7, 3)
+    payload = codec("int8").encode(source)
+    scales = np.frombuffer(payload, "<f4", count=3)
+    quants = np.frombuffer(payload, np.int8, offset=12)
+    blocks = [source.numpy()[at : at + BLOCK] for at in range(0, len(source), BLOCK)]
+    assert [float(s) for s in scales] == [float(np.abs(b).max() / np.float32(127)) for b in blocks]
+    assert np.array_equal(
+        quants, np.concatenate([np.rint(b / s) for b, s in zip(blocks, scales, strict=True)])
+    )
+    decoded = torch.empty(len(source))
+    codec("int8").decode(payload, decoded)
+    reference = quants.astype(np.float32) * np.repeat(scales, BLOCK)[: len(quants)]
+    assert decoded.numpy().tobytes() == reference.tobytes()
+
+
+def test_int8_rounds_ties_to_even():
+    source = torch.tensor([127.0, 0.5, 1.5, 2.5, -0.5, -1.5])
+    assert list(np.frombuffer(codec("int8").encode(source), np.int8, offset=4)) == [127, 0, 2, 2, 0, -2]
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_non_finite_source_is_our_own_error(name, bad):
+    source = torch.zeros(BLOCK + 2)
+    source[-1] = bad
+    with pytest.raises(ValueError, match="non-finite"):
+        codec(name).encode(source)
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("change", [-1, 1])
+def test_wrong_size_is_refused_and_leaves_the_output_alone(name, change):
+    payload = bytes(codec(name).encoded_bytes(10) + change)
+    out = torch.full((10,), 5.0)
+    with pytest.raises(RemoteError) as refused:
+        codec(name).decode(payload, out)
+    assert refused.value.reason == "wrong-size"
+    assert bool((out == 5.0).all())
+
+
+@pytest.mark.parametrize(
+    ("name", "payload"),
+    [
+        ("fp32", struct.pack("<ff", 1.0, math.nan)),
+        ("fp32", struct.pack("<ff", -math.inf, 0.0)),
+        ("bf16", struct.pack("<HH", 0, 0x7F80)),
+        ("bf16", struct.pack("<HH", 0xFFC1, 0)),
+        ("int8", struct.pack("<fbb", math.nan, 0, 0)),
+        ("int8", struct.pack("<fbb", math.inf, 1, 0)),
+        ("int8", struct.pack("<fbb", 2.0**122, 127, 0)),
+        ("int8", struct.pack("<fbb", -(2.0**122), -128, 0)),
+    ],
+)
+def test_non_finite_payloads_are_refused(name, payload):
+    with pytest.raises(RemoteError) as refused:
+        codec(name).decode(payload, torch.empty(2))
+    assert refused.value.reason == "non-finite"
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.sampled_from(ALL), st.data())
+def test_any_bytes_decode_to_finite_values_or_are_refused(name, data):
+    numel = data.draw(st.integers(0, 40))
+    size = codec(name).encoded_bytes(numel)
+    payload = data.draw(st.binary(min_size=size, max_size=size))
+    out = torch.zeros(numel)
+    try:
+        codec(name).decode(payload, out)
+    except RemoteError as error:
+        assert error.reason == "non-finite"
+    assert bool(out.isfinite().all())
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_encode_fills_the_buffer_that_it_is_given(name):
+    source = values(BLOCK + 1, 0, 1)
+    out = bytearray(codec(name).encoded_bytes(len(source)))
+    assert codec(name).encode(source, out) is out
+    assert out == codec(name).encode(source)
+    with pytest.raises(InvariantViolation):
+        codec(name).encode(source, bytearray(3))

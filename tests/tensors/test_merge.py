@@ -1,0 +1,113 @@
+"""Merging: weights, length of the result, embeddings, and partial merges that compose."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from p2pdiloco.errors import InvariantViolation, RemoteError
+from p2pdiloco.tensors.layout import TensorSpec, plan_fragments
+from p2pdiloco.tensors.merge import MAX_WEIGHT, Accumulator, contribution_weight
+
+SPECS = [TensorSpec("emb", (6, 4), True), TensorSpec("a", (5, 4)), TensorSpec("b", (3,))]
+(LAYOUT,) = plan_fragments(SPECS, 1)
+WORK = st.tuples(st.integers(1, 10**7), st.integers(1, 500))
+
+
+def reference(deltas, work):
+    """The paper's formulas in double precision, piece by piece."""
+    weights = torch.tensor([tokens**2 / steps for tokens, steps in work], dtype=torch.float64)
+    weights /= weights.sum()
+    out = torch.empty(LAYOUT.numel, dtype=torch.float64)
+    for piece in LAYOUT.pieces:
+        part = slice(piece.fragment_offset, piece.fragment_offset + piece.numel)
+        stack = torch.stack([d[part].double() for d in deltas])
+        norms = stack.norm(dim=1)
+        mean = (weights[:, None] * stack).sum(0)
+        if not piece.embedding:
+            units = stack / norms.clamp(min=1e-300)[:, None]
+            direction = (weights[:, None] * units).sum(0)
+            mean = (weights * norms).sum() * direction / direction.norm()
+        out[part] = mean
+    return out
+
+
+def merged(deltas, work):
+    accumulator, out = Accumulator(LAYOUT), torch.empty(LAYOUT.numel)
+    for delta, (tokens, steps) in zip(deltas, work, strict=True):
+        accumulator.add(delta, tokens, steps)
+    accumulator.result(out)
+    return out
+
+
+def draw(count, seed):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(LAYOUT.numel, generator=generator) * 10.0 ** (-i % 3) for i in range(count)]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(WORK, min_size=1, max_size=8), st.integers(0, 999))
+def test_result_is_the_papers_formula(work, seed):
+    deltas = draw(len(work), seed)
+    torch.testing.assert_close(merged(deltas, work).double(), reference(deltas, work), rtol=1e-4, atol=1e-5)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(WORK, min_size=2, max_size=8), st.integers(0, 999), st.data())
+def test_partial_merges_combine_to_the_merge_of_all(work, seed, data):
+    deltas = draw(len(work), seed)
+    cut = data.draw(st.integers(1, len(work) - 1))
+    halves = Accumulator(LAYOUT), Accumulator(LAYOUT)
+    for index, (delta, (tokens, steps)) in enumerate(zip(deltas, work, strict=True)):
+        halves[index >= cut].add(delta, tokens, steps)
+    halves[0].combine(halves[1])
+    out = torch.empty(LAYOUT.numel)
+    halves[0].result(out)
+    assert halves[0].contributions == len(work)
+    torch.testing.assert_close(out, merged(deltas, work), rtol=1e-5, atol=1e-6)
+
+
+def test_orthogonal_pseudo_gradients_keep_their_length_and_embeddings_average():
+    deltas = []
+    for i in range(3):
+        delta = torch.zeros(LAYOUT.numel)
+        for piece in LAYOUT.pieces:
+            delta[piece.fragment_offset + i] = 2.0
+        deltas.append(delta)
+    out = merged(deltas, [(10, 1)] * 3)
+    for piece in LAYOUT.pieces:
+        length = float(out[piece.fragment_offset : piece.fragment_offset + piece.numel].norm())
+        assert length == pytest.approx(2.0 / math.sqrt(3) if piece.embedding else 2.0, rel=1e-6)
+
+
+def test_opposite_pseudo_gradients_fall_back_to_the_weighted_mean():
+    delta = draw(1, 0)[0]
+    torch.testing.assert_close(merged([delta, -3 * delta], [(4, 1), (4, 1)]), -delta)
+
+
+def test_zero_pseudo_gradients_merge_to_zero():
+    assert bool((merged([torch.zeros(LAYOUT.numel)] * 2, [(4, 1)] * 2) == 0).all())
+
+
+def test_tiny_huge_and_heavy_contributions_stay_finite():
+    delta = draw(1, 1)[0]
+    work = [(2**31 - 1, 1), (1, 500), (2**31 - 1, 1)]
+    assert bool(merged([delta * 1e-40, delta * 2.0**38, delta * 2.0**-58], work).isfinite().all())
+
+
+def test_weight_is_tokens_squared_per_inner_step():
+    assert contribution_weight(300, 6) == 15000.0
+
+
+@pytest.mark.parametrize(("tokens", "steps"), [(0, 1), (1, 0), (-1, 1), (int(MAX_WEIGHT), 1)])
+def test_implausible_work_is_a_peers_fault(tokens, steps):
+    with pytest.raises(RemoteError) as refused:
+        Accumulator(LAYOUT).add(torch.zeros(LAYOUT.numel), tokens, steps)
+    assert refused.value.reason == "implausible-work"
+
+
+def test_a_merge_of_nothing_is_our_own_mistake():
+    with pytest.raises(InvariantViolation):
+        Accumulator(LAYOUT).result(torch.empty(LAYOUT.numel))

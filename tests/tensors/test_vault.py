@@ -1,0 +1,194 @@
+"""The vault: two of them fed the same bytes hold the same bits; nothing a peer sends can hurt it."""
+
+import struct
+
+import pytest
+import torch
+
+from p2pdiloco.config.manifest import OuterSection
+from p2pdiloco.errors import InvariantViolation, RemoteError
+from p2pdiloco.tensors.codec import codec
+from p2pdiloco.tensors.digest import state_digest
+from p2pdiloco.tensors.layout import TensorSpec, plan_fragments
+from p2pdiloco.tensors.vault import MAX_MAGNITUDE, Vault
+
+SPECS = [TensorSpec("emb", (40, 16), True), TensorSpec("w", (64, 32)), TensorSpec("b", (64,))]
+LAYOUTS = plan_fragments(SPECS, 2)
+
+
+def make(contribution="int8", update="int8", load=True) -> Vault:
+    vault = Vault(LAYOUTS, OuterSection(), contribution, update)
+    if load:
+        generator = torch.Generator().manual_seed(0)
+        vault.load_initial({s.name: torch.randn(s.shape, generator=generator) for s in SPECS})
+    return vault
+
+
+def noise(fragment: int, seed: int, size: float = 0.01) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(LAYOUTS[fragment].numel, generator=generator) * size
+
+
+def contribute(vault: Vault, fragment: int, seed: int) -> bytearray:
+    base = vault.theta(fragment)
+    return vault.encode_contribution(fragment, base, base + noise(fragment, seed)).payload
+
+
+@pytest.mark.parametrize("name", ["fp32", "bf16", "int8"])
+def test_merger_and_follower_hold_equal_bits(name):
+    syncer, follower = make(name, name), make(name, name)
+    assert syncer.state_digest_of(0, 0) == follower.state_digest_of(0, 0)
+    for number in range(1, 5):
+        for fragment in range(len(LAYOUTS)):
+            inputs = [
+                (contribute(v, fragment, 7 * number + i), 100 * (i + 1), 4)
+                for i, v in enumerate((syncer, follower))
+            ]
+            before = syncer.theta(fragment).clone()
+            made = syncer.merge(fragment, number, inputs)
+            assert follower.apply(fragment, number, made.update) == made.state_digest
+            assert torch.equal(syncer.theta(fragment), before)
+            for vault in (syncer, follower):
+                vault.commit(fragment, number, made.state_digest)
+                assert vault.version(fragment) == number
+                digest = state_digest(number, vault.theta(fragment), vault.momentum(fragment))
+                assert vault.state_digest_of(fragment, number) == digest == made.state_digest
+            assert not torch.equal(syncer.theta(fragment), before)
+
+
+def test_a_newcomer_takes_the_whole_state():
+    old, new = make(), make(load=False)
+    made = old.merge(0, 1, [(contribute(old, 0, 1), 10, 1)])
+    old.commit(0, 1)
+    assert new.version(0) is None
+    assert new.load_spare(0, 1, *old.state_buffers(0)) == made.state_digest
+    new.commit(0, 1, made.state_digest)
+    assert torch.equal(new.theta(0), old.theta(0))
+    assert torch.equal(new.momentum(0), old.momentum(0))
+
+
+def test_error_feedback_loses_nothing_over_many_rounds():
+    vault, numel = make(), LAYOUTS[0].numel
+    base, decoded = torch.zeros(numel), torch.empty(numel)
+    sent, delivered, worst = torch.zeros(numel), torch.zeros(numel), 0.0
+    for round_ in range(60):
+        source = noise(0, round_)
+        source[0] = 1.0  # makes the other elements of the block coarse
+        payload = vault.encode_contribution(0, base, -source).payload
+        if round_ % 3 == 2:  # lost: neither it nor what it left out may count
+            vault.discard_residual(0)
+            continue
+        vault.commit_residual(0)
+        codec("int8").decode(payload, decoded)
+        sent += source
+        delivered += decoded
+        worst = max(worst, float((sent - delivered).abs().max()))
+    # without feedback the errors of 40 rounds add up to several steps
+    assert worst <= 0.51 * 1.01 / 127
+
+
+def test_residuals_are_committed_once_and_fp32_has_none():
+    vault = make()
+    contribute(vault, 0, 1)
+    vault.commit_residual(0)
+    with pytest.raises(InvariantViolation):
+        vault.commit_residual(0)
+    exact = make("fp32", "fp32")
+    contribute(exact, 0, 1)
+    exact.commit_residual(0)
+    base = exact.theta(0)
+    payload = exact.encode_contribution(0, base, base - 1.0).payload
+    assert payload == codec("fp32").encode(base - (base - 1.0))
+
+
+def test_a_diverged_learner_is_told():
+    vault = make()
+    with pytest.raises(ValueError, match="non-finite"):
+        vault.encode_contribution(0, vault.theta(0), vault.theta(0) * float("inf"))
+
+
+def test_wrong_order_of_calls_is_our_own_mistake():
+    vault, fresh = make(), make(load=False)
+    payload = contribute(vault, 0, 1)
+    for wrong in (
+        lambda: vault.commit(0, 1),
+        lambda: vault.merge(0, 2, [(payload, 1, 1)]),
+        lambda: vault.merge(0, 0, [(payload, 1, 1)]),
+        lambda: vault.merge(0, 1, []),
+        lambda: vault.apply(0, 2, payload),
+        lambda: vault.state_digest_of(0, 1),
+        lambda: vault.load_initial({}),
+        lambda: fresh.theta(0),
+        lambda: fresh.apply(0, 1, payload),
+    ):
+        with pytest.raises(InvariantViolation):
+            wrong()
+    vault.apply(0, 1, payload)
+    with pytest.raises(InvariantViolation):
+        vault.commit(0, 1, b"\0" * 32)
+    vault.drop_spare(0)
+    with pytest.raises(InvariantViolation):
+        vault.commit(0, 1)
+    assert vault.version(0) == 0
+
+
+def test_what_peers_send_is_judged_and_costs_nothing():
+    vault, numel = make("int8", "bf16"), LAYOUTS[0].numel
+    before = vault.state_digest_of(0, 0)
+    good = contribute(vault, 0, 1)
+    vault.check_payload(0, good, "int8")
+    poisoned = bytearray(good)
+    struct.pack_into("<f", poisoned, 0, float("inf"))
+    huge = codec("int8").encode(torch.full((numel,), 4 * MAX_MAGNITUDE))
+    for payload, name, reason in (
+        (good, "fp32", "wrong-codec"),
+        (good, "bf16", "wrong-size"),
+        (good[:-1], "int8", "wrong-size"),
+        (poisoned, "int8", "non-finite"),
+        (huge, "int8", "out-of-range"),
+    ):
+        with pytest.raises(RemoteError) as refused:
+            vault.check_payload(0, payload, name)
+        assert refused.value.reason == reason
+    for attempt in (
+        lambda: vault.merge(0, 1, [(good, 1, 1), (poisoned, 1, 1)]),
+        lambda: vault.merge(0, 1, [(good, 0, 1)]),
+        lambda: vault.apply(0, 1, b"\xff" * (2 * numel)),
+        lambda: vault.load_spare(0, 5, bytes(4 * numel), b"\xff" * (4 * numel)),
+        lambda: vault.load_spare(0, 5, b"", b""),
+    ):
+        with pytest.raises(RemoteError):
+            attempt()
+        with pytest.raises(InvariantViolation):
+            vault.commit(0, 1)
+    assert state_digest(0, vault.theta(0), vault.momentum(0)) == before
+
+
+def test_the_worst_accepted_contributions_make_an_update_that_everyone_accepts():
+    vault, numel = make(), LAYOUTS[1].numel
+    spread = codec("int8").encode(torch.full((numel,), MAX_MAGNITUDE))
+    spike = torch.zeros(numel)
+    for piece in LAYOUTS[1].pieces:
+        spike[piece.fragment_offset] = 1.0
+    made = vault.merge(1, 1, [(spread, 100, 1), (codec("int8").encode(spike), 10_000, 1)])
+    assert make().apply(1, 1, made.update) == made.state_digest
+
+
+def test_a_pinned_state_keeps_its_bytes_while_the_fragment_moves_on():
+    vault = make()
+    pin = vault.pin(0)
+    before = [bytes(buffer) for buffer in pin.buffers]
+    for number in range(1, 4):
+        vault.apply(0, number, codec("int8").encode(noise(0, number)))
+        vault.commit(0, number)
+    assert [bytes(buffer) for buffer in pin.buffers] == before
+    assert pin.number == 0 and pin.state_digest == make().state_digest_of(0, 0)
+    pin.release()
+    pin.release()
+    after = vault.pin(0)
+    after.release()
+    reused = vault.theta(0).data_ptr()
+    for number in range(4, 6):
+        vault.apply(0, number, codec("int8").encode(noise(0, number)))
+        vault.commit(0, number)
+    assert vault.theta(0).data_ptr() == reused
