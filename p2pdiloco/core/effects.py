@@ -23,7 +23,7 @@ class Effect(Struct, frozen=True):
     """Base of all outputs."""
 
 
-class Send(Effect):
+class Send(Effect, frozen=True):
     """Deliver a control message; on failure `SendFailed(peer)`. May be dropped, delayed, repeated."""
 
     peer: str
@@ -48,7 +48,7 @@ class UpdateRecord(Struct, frozen=True):
     ticket: Ticket
 
 
-class Persist(Effect):
+class Persist(Effect, frozen=True):
     """Make a record durable, carry out `then`, and answer `Persisted(token)` (or `PersistFailed`)."""
 
     token: int
@@ -59,7 +59,7 @@ class Persist(Effect):
 # --- contributions: learner side ----------------------------------------------------------------------
 
 
-class RequestFragment(Effect):
+class RequestFragment(Effect, frozen=True):
     """Ask the learner to copy this fragment out at its next step boundary (a closing call).
 
     Answered by `ContributionReady` with due false, or `NothingToContribute`."""
@@ -67,7 +67,7 @@ class RequestFragment(Effect):
     fragment: int
 
 
-class OfferContribution(Effect):
+class OfferContribution(Effect, frozen=True):
     """Stream our contribution to the syncer: `ContributionAnswered` or `ContributionUndelivered`."""
 
     peer: str
@@ -75,14 +75,14 @@ class OfferContribution(Effect):
     ticket: Ticket
 
 
-class DiscardContribution(Effect):
+class DiscardContribution(Effect, frozen=True):
     """Our contribution's payload is no longer needed (merged beyond doubt)."""
 
     fragment: int
     ticket: Ticket
 
 
-class RetireSlot(Effect):
+class RetireSlot(Effect, frozen=True):
     """The learner's copy of its last contribution of this fragment will never be merged as it stands:
     free the slot and leave counters alone, so that the work is in the next contribution."""
 
@@ -93,7 +93,7 @@ class RetireSlot(Effect):
 # --- contributions: syncer side -----------------------------------------------------------------------
 
 
-class AcceptTransfer(Effect):
+class AcceptTransfer(Effect, frozen=True):
     """Read the payload of an offered contribution; `ContributionReceived` or `ContributionBroken`."""
 
     transfer: int
@@ -101,7 +101,7 @@ class AcceptTransfer(Effect):
     payload_bytes: int
 
 
-class RefuseTransfer(Effect):
+class RefuseTransfer(Effect, frozen=True):
     """Do not read the payload; tell the sender why, with our head. `counted`: it is the peer's fault."""
 
     transfer: int
@@ -110,7 +110,7 @@ class RefuseTransfer(Effect):
     counted: bool
 
 
-class AnswerTransfer(Effect):
+class AnswerTransfer(Effect, frozen=True):
     """The last word on a received contribution, to its sender."""
 
     transfer: int
@@ -119,7 +119,7 @@ class AnswerTransfer(Effect):
     reason: str
 
 
-class Release(Effect):
+class Release(Effect, frozen=True):
     """A received contribution or fetched update is no longer needed."""
 
     ticket: Ticket
@@ -132,7 +132,7 @@ class MergeInput(Struct, frozen=True):
     ticket: Ticket
 
 
-class Merge(Effect):
+class Merge(Effect, frozen=True):
     """Merge in this order, encode the outer update, make the outer step into the spare copy.
 
     Answered by `Merged` or `MergeFailed` with the same (fragment, term, number)."""
@@ -146,7 +146,7 @@ class Merge(Effect):
 # --- updates and states ------------------------------------------------------------------------------
 
 
-class FetchUpdate(Effect):
+class FetchUpdate(Effect, frozen=True):
     """Pull version `number` from a peer's log: `UpdateFetched` or `FetchFailed`."""
 
     fragment: int
@@ -154,7 +154,7 @@ class FetchUpdate(Effect):
     peer: str
 
 
-class FetchState(Effect):
+class FetchState(Effect, frozen=True):
     """Pull a fragment's newest state, at least version `number`, into the spare copy:
     `StateFetched` or `FetchFailed`."""
 
@@ -163,7 +163,7 @@ class FetchState(Effect):
     peer: str
 
 
-class ApplyUpdate(Effect):
+class ApplyUpdate(Effect, frozen=True):
     """Make the outer step of a fetched update into the spare copy: `UpdateApplied`."""
 
     fragment: int
@@ -171,13 +171,13 @@ class ApplyUpdate(Effect):
     ticket: Ticket
 
 
-class DropSpare(Effect):
+class DropSpare(Effect, frozen=True):
     """What was prepared in the spare copy of this fragment is not wanted."""
 
     fragment: int
 
 
-class CommitVersion(Effect):
+class CommitVersion(Effect, frozen=True):
     """The spare copy becomes the fragment's state: it is this version now.
 
     The learner is told: if `merged_ticket` is set, that contribution of its own is in the version,
@@ -191,13 +191,13 @@ class CommitVersion(Effect):
     after: Stamp
     """Our own last merged stamp in this chain."""
     overwrite: bool
-    """The learner's unmerged displacement is already contained in the chain: take the parameters as they are."""
+    """The learner's unmerged displacement is in the chain already: take the parameters as they are."""
 
 
 # --- records -----------------------------------------------------------------------------------------
 
 
-class Record(Effect):
+class Record(Effect, frozen=True):
     """A line for people: events.jsonl, status and live view. `kind` and the keys of `fields` are documented
     in docs/events.md."""
 
@@ -207,5 +207,5 @@ class Record(Effect):
     fields: tuple[tuple[str, str | int | float | bool | None], ...] = ()
 
 
-class Left(Effect):
+class Left(Effect, frozen=True):
     """Leaving is complete: the node may stop."""

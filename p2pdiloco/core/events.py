@@ -23,28 +23,28 @@ class Event(Struct, frozen=True):
     """Base of all inputs."""
 
 
-class Tick(Event):
+class Tick(Event, frozen=True):
     """Time passed; sent when `next_deadline()` is reached."""
 
 
 # --- peers -------------------------------------------------------------------------------------------
 
 
-class PresenceSeen(Event):
+class PresenceSeen(Event, frozen=True):
     """The members whose unexpired presence records the DHT holds (self may be among them)."""
 
     members: tuple[tuple[str, int], ...]
     """(peer, incarnation)."""
 
 
-class MessageReceived(Event):
+class MessageReceived(Event, frozen=True):
     """A decoded control message from an authenticated peer."""
 
     sender: str
     message: Message
 
 
-class SendFailed(Event):
+class SendFailed(Event, frozen=True):
     """A control message could not be delivered: the peer is unreachable at this moment."""
 
     peer: str
@@ -53,7 +53,7 @@ class SendFailed(Event):
 # --- contributions: learner side ----------------------------------------------------------------------
 
 
-class ContributionReady(Event):
+class ContributionReady(Event, frozen=True):
     """The learner copied a fragment out and it has been encoded: it may go to the syncer."""
 
     fragment: int
@@ -65,13 +65,13 @@ class ContributionReady(Event):
     due: bool
 
 
-class NothingToContribute(Event):
+class NothingToContribute(Event, frozen=True):
     """Answer to `RequestFragment`: the learner has made no inner step since its last contribution."""
 
     fragment: int
 
 
-class ContributionAnswered(Event):
+class ContributionAnswered(Event, frozen=True):
     """The syncer's last word on a contribution that we sent."""
 
     fragment: int
@@ -83,7 +83,7 @@ class ContributionAnswered(Event):
     """The refusing syncer's head."""
 
 
-class ContributionUndelivered(Event):
+class ContributionUndelivered(Event, frozen=True):
     """The stream broke or the peer could not be reached."""
 
     fragment: int
@@ -91,7 +91,7 @@ class ContributionUndelivered(Event):
     peer: str
 
 
-class LearnerApplied(Event):
+class LearnerApplied(Event, frozen=True):
     """The learner's parameters of this fragment are now measured against this version."""
 
     fragment: int
@@ -99,7 +99,7 @@ class LearnerApplied(Event):
     inner_step: int
 
 
-class LearnerStatus(Event):
+class LearnerStatus(Event, frozen=True):
     """Where the learner is. `running` false: it crashed or has not started yet."""
 
     running: bool
@@ -110,14 +110,14 @@ class LearnerStatus(Event):
     loss: float | None
 
 
-class LearnerLost(Event):
+class LearnerLost(Event, frozen=True):
     """The learner process died: its unsent work is gone, contributions already copied out are not."""
 
 
 # --- contributions: syncer side -----------------------------------------------------------------------
 
 
-class ContributionOffered(Event):
+class ContributionOffered(Event, frozen=True):
     """A peer wants to stream a contribution to us; only its header has been read."""
 
     transfer: int
@@ -125,21 +125,21 @@ class ContributionOffered(Event):
     signed: SignedContribution
 
 
-class ContributionReceived(Event):
+class ContributionReceived(Event, frozen=True):
     """The payload of an accepted transfer is here, its digest and content are sound."""
 
     transfer: int
     ticket: Ticket
 
 
-class ContributionBroken(Event):
+class ContributionBroken(Event, frozen=True):
     """An accepted transfer ended without a sound payload. `reason` is "cut" or what was wrong with it."""
 
     transfer: int
     reason: str
 
 
-class Merged(Event):
+class Merged(Event, frozen=True):
     """The merge worker is done: update encoded, outer step made into the spare copy."""
 
     fragment: int
@@ -152,7 +152,7 @@ class Merged(Event):
     state_digest: bytes
 
 
-class MergeFailed(Event):
+class MergeFailed(Event, frozen=True):
     """Nothing could be merged (every contribution turned out unusable)."""
 
     fragment: int
@@ -161,13 +161,13 @@ class MergeFailed(Event):
     reason: str
 
 
-class Persisted(Event):
+class Persisted(Event, frozen=True):
     """A `Persist` effect is durable and its continuation has been carried out."""
 
     token: int
 
 
-class PersistFailed(Event):
+class PersistFailed(Event, frozen=True):
     """The disk refused (full, gone): the continuation was not carried out."""
 
     token: int
@@ -177,7 +177,7 @@ class PersistFailed(Event):
 # --- updates and states ------------------------------------------------------------------------------
 
 
-class UpdateFetched(Event):
+class UpdateFetched(Event, frozen=True):
     """A holder gave us an outer update; the payload matches the header's update digest."""
 
     fragment: int
@@ -186,7 +186,7 @@ class UpdateFetched(Event):
     ticket: Ticket
 
 
-class FetchFailed(Event):
+class FetchFailed(Event, frozen=True):
     """A holder did not give what `FetchUpdate` or `FetchState` asked for."""
 
     fragment: int
@@ -196,7 +196,7 @@ class FetchFailed(Event):
     """"unreachable", "gone" (no longer in its log), "not-ready", or what was wrong with the answer."""
 
 
-class UpdateApplied(Event):
+class UpdateApplied(Event, frozen=True):
     """The outer step of a fetched update was made into the spare copy; this is the resulting digest."""
 
     fragment: int
@@ -205,7 +205,7 @@ class UpdateApplied(Event):
     state_digest: bytes
 
 
-class StateFetched(Event):
+class StateFetched(Event, frozen=True):
     """A donor gave us a whole fragment; it is in the spare copy and matches `version`'s state digest."""
 
     fragment: int
@@ -217,5 +217,5 @@ class StateFetched(Event):
 # --- life --------------------------------------------------------------------------------------------
 
 
-class LeaveRequested(Event):
+class LeaveRequested(Event, frozen=True):
     """The operator wants this node to leave: finish what is in flight, hand over, say good-bye."""

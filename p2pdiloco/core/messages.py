@@ -31,11 +31,11 @@ MAX_MESSAGE_BYTES = 256 * 1024
 Reason = Annotated[str, Meta(max_length=200)]
 
 
-class Message(Wire, tag=True):
+class Message(Wire, tag=True, frozen=True):
     """Base of the control messages; the class name is the tag."""
 
 
-class Progress(Message):
+class Progress(Message, frozen=True):
     """Heartbeat to every member of the group: I am alive, this is what I hold."""
 
     incarnation: Count
@@ -56,13 +56,13 @@ class Progress(Message):
     """(fragment, term) of every fragment whose syncer the sender is."""
 
 
-class Leaving(Message):
+class Leaving(Message, frozen=True):
     """The sender goes away on purpose: out of the view at once, its offices are open."""
 
     incarnation: Count
 
 
-class Closing(Message):
+class Closing(Message, frozen=True):
     """From a syncer whose quorum is complete: send what you have, the round closes in this many seconds."""
 
     group: GroupId
@@ -72,7 +72,7 @@ class Closing(Message):
     closes_in_s: float
 
 
-class Pass(Message):
+class Pass(Message, frozen=True):
     """Answer to `Closing`: do not wait for me this time."""
 
     group: GroupId
@@ -82,13 +82,13 @@ class Pass(Message):
     reason: Reason
 
 
-class Announce(Message):
+class Announce(Message, frozen=True):
     """A new version exists and the sender can give it."""
 
     version: SignedVersion
 
 
-class VoteRequest(Message):
+class VoteRequest(Message, frozen=True):
     """A candidate asks for a vote."""
 
     group: GroupId
@@ -98,13 +98,13 @@ class VoteRequest(Message):
     reason: Reason
 
 
-class VoteGranted(Message):
+class VoteGranted(Message, frozen=True):
     """The voter's signed vote."""
 
     vote: Vote
 
 
-class VoteRefused(Message):
+class VoteRefused(Message, frozen=True):
     """Why not, and what the voter knows that the candidate may not."""
 
     group: GroupId
@@ -115,13 +115,13 @@ class VoteRefused(Message):
     reason: Reason
 
 
-class Elected(Message):
+class Elected(Message, frozen=True):
     """The candidate is in office; the certificate proves it."""
 
     certificate: Certificate
 
 
-class OfficeQuery(Message):
+class OfficeQuery(Message, frozen=True):
     """Send me the certificate of this fragment's syncer, if you know one above this term."""
 
     group: GroupId
@@ -143,7 +143,7 @@ AnyMessage = (
 )
 
 
-class Envelope(Wire):
+class Envelope(Wire, frozen=True):
     """What travels: protocol version first, so that another version is told apart before all else."""
 
     wire_version: Count
@@ -184,9 +184,10 @@ def decode(run: str, sender: str, data: bytes) -> Message:
     if envelope.sender != sender:
         raise RemoteError("false-sender", envelope.sender[:16])
     try:
-        return _message.decode(envelope.message)
+        message: Message = _message.decode(envelope.message)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise RemoteError("garbage", str(error)) from error
+    return message
 
 
 def _refuse_other_version(data: bytes) -> None:

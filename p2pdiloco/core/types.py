@@ -33,7 +33,7 @@ class Wire(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Base of everything that crosses the wire: positional msgpack arrays, strictly validated."""
 
 
-class Head(Wire):
+class Head(Wire, frozen=True):
     """A version of one fragment, as short as it can be named and weighed."""
 
     number: Count
@@ -49,7 +49,7 @@ class Head(Wire):
         return (self.tokens, self.term, self.digest)
 
 
-class Stamp(Wire, order=True):
+class Stamp(Wire, order=True, frozen=True):
     """Orders the contributions of one learner: a restart has a higher incarnation."""
 
     incarnation: Count
@@ -60,7 +60,7 @@ NEVER = Stamp(0, 0)
 """The stamp of a learner of which nothing has been merged."""
 
 
-class Contributor(Wire):
+class Contributor(Wire, frozen=True):
     """One learner's part in a merged version."""
 
     learner: PeerId
@@ -69,7 +69,7 @@ class Contributor(Wire):
     inner_steps: Count
 
 
-class VersionHeader(Wire):
+class VersionHeader(Wire, frozen=True):
     """What a version is: its parent, what was merged, and the digests of update and resulting state."""
 
     run: RunId
@@ -98,14 +98,14 @@ class VersionHeader(Wire):
         return Head(self.number, self.digest(), self.tokens, self.term)
 
 
-class SignedVersion(Wire):
+class SignedVersion(Wire, frozen=True):
     """A version header with its syncer's signature over `signed_bytes("version", header)`."""
 
     header: VersionHeader
     signature: Signature
 
 
-class ContributionHeader(Wire):
+class ContributionHeader(Wire, frozen=True):
     """The label of an encoded pseudo-gradient (design 5.8)."""
 
     run: RunId
@@ -127,14 +127,14 @@ class ContributionHeader(Wire):
     """The learner's schedule asked for it; false when it answers a closing call."""
 
 
-class SignedContribution(Wire):
+class SignedContribution(Wire, frozen=True):
     """A contribution header signed by its learner over `signed_bytes("contribution", header)`."""
 
     header: ContributionHeader
     signature: Signature
 
 
-class VoteBody(Wire):
+class VoteBody(Wire, frozen=True):
     """What a voter says: in this term of this fragment, this candidate."""
 
     run: RunId
@@ -145,14 +145,14 @@ class VoteBody(Wire):
     voter: PeerId
 
 
-class Vote(Wire):
+class Vote(Wire, frozen=True):
     """A vote signed by its voter over `signed_bytes("vote", body)`."""
 
     body: VoteBody
     signature: Signature
 
 
-class Certificate(Wire):
+class Certificate(Wire, frozen=True):
     """Why a syncer is in office: a majority's votes for (group, fragment, term)."""
 
     group: GroupId
@@ -164,7 +164,7 @@ class Certificate(Wire):
     votes: Annotated[tuple[Vote, ...], Meta(max_length=MAX_CONTRIBUTORS)]
 
 
-class Watermark(Wire):
+class Watermark(Wire, frozen=True):
     """The newest contribution of one learner that is in a chain, and the version that took it in."""
 
     learner: PeerId

@@ -1,0 +1,82 @@
+"""One fragment's chain of versions as this node holds it: head, recent log, watermarks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from p2pdiloco.core.types import NEVER, Head, SignedVersion, Stamp, VersionHeader, Watermark
+from p2pdiloco.errors import invariant
+
+WATERMARK_VERSIONS = 1024
+"""A learner that was merged in none of so many versions is forgotten; its base is long too old by then."""
+
+
+class Chain:
+    """Versions only forward: `extend` by a child of the head, or `replace` by a heavier chain's state."""
+
+    def __init__(self, log: tuple[SignedVersion, ...], watermarks: Iterable[Watermark], keep: int) -> None:
+        invariant(bool(log), "a chain starts with at least one version")
+        self._keep = keep
+        self._log: dict[int, SignedVersion] = {}
+        self._digests: dict[int, bytes] = {}
+        for version in log:
+            self._remember(version)
+        self.signed = log[-1]
+        self.head: Head = log[-1].header.head()
+        self._watermarks: dict[str, Watermark] = {w.learner: w for w in watermarks}
+
+    def _remember(self, version: SignedVersion) -> None:
+        number = version.header.number
+        self._log[number] = version
+        self._digests[number] = version.header.digest()
+        for old in [n for n in self._log if n < number - self._keep]:
+            del self._log[old]
+            del self._digests[old]
+
+    @property
+    def header(self) -> VersionHeader:
+        """The head's header."""
+        return self.signed.header
+
+    def knows(self, number: int, digest: bytes) -> bool:
+        """Whether that version is the head or one of its logged ancestors."""
+        return self._digests.get(number) == digest
+
+    def logged(self, number: int) -> SignedVersion | None:
+        """A version of the log."""
+        return self._log.get(number)
+
+    def is_child(self, header: VersionHeader) -> bool:
+        """Whether the header continues this chain by one."""
+        return header.number == self.head.number + 1 and header.parent == self.head.digest
+
+    def watermark(self, learner: str) -> Stamp:
+        """The newest contribution of that learner in this chain."""
+        mark = self._watermarks.get(learner)
+        return mark.stamp if mark else NEVER
+
+    def watermarks_after(self, header: VersionHeader) -> tuple[Watermark, ...]:
+        """The complete watermark table once `header` extends this chain, in canonical order."""
+        table = dict(self._watermarks)
+        for part in header.contributors:
+            table[part.learner] = Watermark(part.learner, part.stamp, header.number)
+        floor = header.number - WATERMARK_VERSIONS
+        return tuple(mark for _, mark in sorted(table.items()) if mark.number >= floor)
+
+    def extend(self, version: SignedVersion) -> None:
+        """Append a child of the head."""
+        invariant(self.is_child(version.header), "extended by something that is not a child of the head")
+        self._watermarks = {w.learner: w for w in self.watermarks_after(version.header)}
+        self._remember(version)
+        self.signed = version
+        self.head = version.header.head()
+
+    def replace(self, version: SignedVersion, watermarks: Iterable[Watermark]) -> None:
+        """Take another chain's state: its ancestors are unknown to us."""
+        invariant(version.header.head().weight > self.head.weight, "replaced by a lighter chain")
+        self._log.clear()
+        self._digests.clear()
+        self._remember(version)
+        self.signed = version
+        self.head = version.header.head()
+        self._watermarks = {w.learner: w for w in watermarks}

@@ -1,0 +1,321 @@
+"""A learner's side of the rounds: getting each contribution merged exactly once (design 5.2, 5.3).
+
+Theory of operation
+-------------------
+A contribution is a displacement. It stays here, encoded, until a version that contains it is part of
+our chain; a syncer's death, a lost answer or a fork costs a re-send, never a trained token. Contributions
+of one learner are ordered: each names the one before it (`after`), and a syncer admits it only if its
+chain contains exactly that one. Hence at most the first of the queue is under way.
+
+An *attached* contribution is still part of the learner's displacement (its slot is in use): when it is
+merged the learner must take it out. A *detached* one is not: the learner crashed since, or the version
+that had merged it lost against a heavier chain.
+
+    WAITING   to be sent (no syncer, or a pause after a refusal)
+    OFFERED   on its way to the syncer
+    HELD      the syncer has it; a version that contains it is due
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from enum import Enum, auto
+
+from p2pdiloco.core.chain import Chain
+from p2pdiloco.core.effects import DiscardContribution, OfferContribution, RetireSlot
+from p2pdiloco.core.events import ContributionAnswered, ContributionReady, ContributionUndelivered
+from p2pdiloco.core.machine import Machine
+from p2pdiloco.core.office import Office
+from p2pdiloco.core.shared import Shared
+from p2pdiloco.core.timing import Ema, backoff_s
+from p2pdiloco.core.types import ContributionHeader, SignedContribution, Stamp, Ticket
+
+MAX_QUEUE = 4
+MERGED_KEPT = 2
+"""Merged contributions that are kept in case their version loses against a heavier chain."""
+PERMANENT = frozenset({"wrong-size", "non-finite", "implausible-tokens", "wrong-codec", "bad-signature"})
+RELABEL = frozenset({"stale-base", "unknown-base"})
+
+
+class SendState(Enum):
+    """Where the first contribution of the queue is."""
+
+    WAITING = auto()
+    OFFERED = auto()
+    HELD = auto()
+
+
+class SendSignal(Enum):
+    """What moves it."""
+
+    OFFER = auto()
+    ACCEPT = auto()
+    RETRY = auto()
+
+
+SEND_TABLE = {
+    (SendState.WAITING, SendSignal.OFFER): SendState.OFFERED,
+    (SendState.OFFERED, SendSignal.ACCEPT): SendState.HELD,
+    (SendState.OFFERED, SendSignal.RETRY): SendState.WAITING,
+    (SendState.HELD, SendSignal.RETRY): SendState.WAITING,
+}
+
+
+class Pending:
+    """One contribution that is not yet beyond doubt."""
+
+    def __init__(self, stamp: Stamp, after: Stamp, ready: ContributionReady, base: tuple[int, bytes]) -> None:
+        self.stamp = stamp
+        self.after = after
+        self.ready = ready
+        self.base_number, self.base_digest = base
+        self.attached = True
+        self.machine = Machine(SEND_TABLE, SendState.WAITING)
+        self.peer = ""
+        self.attempts = 0
+        self.retry_at_s = 0.0
+        self.deadline_s = 0.0
+        self.held_since_s = 0.0
+
+
+class Contributor:
+    """The queue of one fragment's contributions of this node."""
+
+    def __init__(self, shared: Shared, group: str, fragment: int, chain: Chain, office: Office) -> None:
+        self._shared = shared
+        self._group = group
+        self._fragment = fragment
+        self._chain = chain
+        self._office = office
+        self._queue: deque[Pending] = deque()
+        self._merged: deque[Pending] = deque()
+        self._sequence = 0
+        self._round_s = Ema()
+        self.base_number = chain.head.number
+        """The version that the learner's parameters are measured against."""
+        self.base_digest = chain.head.digest
+
+    # --- questions -----------------------------------------------------------------------------------
+
+    @property
+    def idle(self) -> bool:
+        """Nothing of ours is waiting to be merged."""
+        return not self._queue
+
+    def words(self) -> str:
+        """For people: where the first contribution is."""
+        if not self._queue:
+            return ""
+        first = self._queue[0]
+        where = {
+            SendState.WAITING: "waits for a syncer",
+            SendState.OFFERED: "on its way to the syncer",
+            SendState.HELD: "held by the syncer",
+        }
+        return where[first.machine.state]
+
+    def deadline(self) -> float | None:
+        """When to look again."""
+        if not self._queue:
+            return None
+        first = self._queue[0]
+        if first.machine.state is SendState.WAITING:
+            return first.retry_at_s if self._office.syncer else None
+        return first.deadline_s if first.machine.state is SendState.HELD else None
+
+    # --- what happens --------------------------------------------------------------------------------
+
+    def ready(self, event: ContributionReady, now: float) -> None:
+        """The learner made a new contribution."""
+        shared = self._shared
+        after = self._queue[-1].stamp if self._queue else self._chain.watermark(shared.me)
+        self._sequence += 1
+        stamp = Stamp(shared.incarnation, self._sequence)
+        self._queue.append(Pending(stamp, after, event, (self.base_number, self.base_digest)))
+        while len(self._queue) > MAX_QUEUE:
+            lost = self._queue.popleft()
+            self._give_up(lost, "too many contributions are waiting")
+            self._queue[0].after = lost.after
+
+    def learner_lost(self) -> None:
+        """The learner crashed: its displacement is gone, what was copied out is not."""
+        for pending in self._queue:
+            pending.attached = False
+
+    def next_offer(self, now: float) -> Pending | None:
+        """The contribution to send now, if any."""
+        if not self._queue:
+            return None
+        first = self._queue[0]
+        syncer = self._office.syncer
+        if first.machine.state is SendState.HELD and (first.peer != syncer or now >= first.deadline_s):
+            if first.peer == syncer:
+                self._office.suspect(f"no version for {now - first.held_since_s:.1f} s")
+            self._retry(first, now, at_once=True)
+        waiting = first.machine.state is SendState.WAITING
+        usable = syncer is not None and not self._office.why_open(now)
+        return first if waiting and usable and now >= first.retry_at_s else None
+
+    def offer(self, pending: Pending, syncer: str, now: float) -> SignedContribution:
+        """Sign the label anew and count it as under way to `syncer`."""
+        pending.machine.go(SendSignal.OFFER)
+        pending.peer = syncer
+        pending.attempts += 1
+        pending.held_since_s = now
+        config, shared = self._shared.config, self._shared
+        age = self._chain.head.number - pending.base_number
+        known = self._chain.knows(pending.base_number, pending.base_digest)
+        if not known or age > config.max_base_age_versions:
+            # A displacement is the same measured from any base that the learner was rebased to.
+            pending.base_number, pending.base_digest = self._chain.head.number, self._chain.head.digest
+        ready = pending.ready
+        header = ContributionHeader(
+            run=config.run,
+            group=self._group,
+            fragment=self._fragment,
+            learner=shared.me,
+            stamp=pending.stamp,
+            after=pending.after,
+            base_number=pending.base_number,
+            base_digest=pending.base_digest,
+            tokens=ready.tokens,
+            inner_steps=ready.inner_steps,
+            payload_digest=ready.payload_digest,
+            payload_bytes=ready.payload_bytes,
+            codec=config.contribution_codec,
+            due=ready.due or shared.leaving,
+        )
+        return SignedContribution(header, shared.sign("contribution", header))
+
+    def send(self, pending: Pending, syncer: str, now: float) -> None:
+        """Stream it to another peer."""
+        signed = self.offer(pending, syncer, now)
+        self._shared.out.put(OfferContribution(syncer, signed, pending.ready.ticket))
+
+    def answered(self, event: ContributionAnswered, now: float) -> None:
+        """The syncer's word."""
+        first = self._current(event.stamp, event.peer)
+        if first is None:
+            return
+        if event.accepted or event.reason == "already-held":
+            self.accepted(first, "held" in event.reason, now)
+            return
+        self._shared.out.record(
+            "contribution",
+            self._fragment,
+            f"refused: {event.reason}",
+            syncer=event.peer,
+            stamp=first.stamp.sequence,
+        )
+        self.refused(first, event.reason, now)
+
+    def accepted(self, pending: Pending, held_over: bool, now: float) -> None:
+        """The syncer has it; from now on a version that contains it is due."""
+        pending.machine.go(SendSignal.ACCEPT)
+        config, timing = self._shared.config, self._shared.timing
+        step_s = self._shared.median_step_s(now)
+        patience_s = max(timing.answer_floor_s, 4 * self._round_s.value, 4 * config.delay_steps * step_s)
+        if held_over or config.quorum > 1:
+            patience_s += 2 * config.inner_steps * step_s + timing.hold_floor_s
+        pending.deadline_s = now + patience_s
+
+    def refused(self, pending: Pending, reason: str, now: float) -> None:
+        """Mend what can be mended and try again; give up only what can never be merged."""
+        if reason in PERMANENT:
+            self._queue.remove(pending)
+            self._give_up(pending, reason)
+            if self._queue:
+                self._queue[0].after = pending.after
+            return
+        if reason in RELABEL:
+            pending.base_number, pending.base_digest = self._chain.head.number, self._chain.head.digest
+        if reason == "not-syncer" and pending.peer == self._office.syncer and pending.attempts > 1:
+            self._office.suspect("the syncer says that it is not in office")
+        self._retry(pending, now, at_once=False)
+
+    def undelivered(self, event: ContributionUndelivered, now: float) -> None:
+        """The stream broke."""
+        first = self._current(event.stamp, event.peer)
+        if first is not None:
+            self._retry(first, now, at_once=False)
+
+    def _current(self, stamp: Stamp, peer: str) -> Pending | None:
+        if not self._queue:
+            return None
+        first = self._queue[0]
+        matches = first.stamp == stamp and first.peer == peer and first.machine.state is SendState.OFFERED
+        return first if matches else None
+
+    def _retry(self, pending: Pending, now: float, at_once: bool) -> None:
+        if pending.machine.may(SendSignal.RETRY):
+            pending.machine.go(SendSignal.RETRY)
+        pending.retry_at_s = (
+            now if at_once else now + backoff_s(self._shared.timing.retry_s, pending.attempts)
+        )
+
+    def office_changed(self, now: float) -> None:
+        """Another syncer: whatever the old one holds is sent again, at once."""
+        for pending in self._queue:
+            if pending.machine.state is not SendState.OFFERED or pending.peer != self._office.syncer:
+                self._retry(pending, now, at_once=True)
+            pending.attempts = 0
+
+    def _give_up(self, pending: Pending, reason: str) -> None:
+        out = self._shared.out
+        if pending.attached:
+            out.put(RetireSlot(self._fragment, pending.ready.ticket))
+        else:
+            out.put(DiscardContribution(self._fragment, pending.ready.ticket))
+        out.record(
+            "contribution",
+            self._fragment,
+            f"given up: {reason}",
+            tokens=pending.ready.tokens,
+            lost=not pending.attached,
+        )
+
+    # --- versions ------------------------------------------------------------------------------------
+
+    def would_merge(self, watermark: Stamp) -> tuple[Ticket | None, bool]:
+        """If our chain's watermark became this: (ticket of the attached contribution that is then merged,
+        whether the learner's displacement must be dropped because the chain contains what we cannot name)."""
+        merged = [p for p in self._queue if p.stamp <= watermark]
+        attached = [p.ready.ticket for p in merged if p.attached]
+        ours = watermark.incarnation == self._shared.incarnation
+        named = any(p.stamp == watermark for p in (*self._queue, *self._merged))
+        unknown = ours and watermark > self._chain.watermark(self._shared.me) and not named
+        return (attached[0] if attached else None), unknown
+
+    def chain_moved(self, watermark: Stamp, now: float) -> None:
+        """The chain has a new head, with this watermark of ours: settle what it has, re-queue what it lost."""
+        while self._queue and self._queue[0].stamp <= watermark:
+            pending = self._queue.popleft()
+            if pending.held_since_s:
+                self._round_s.add(now - pending.held_since_s)
+            pending.attached = False
+            self._merged.append(pending)
+        while self._merged and self._merged[-1].stamp > watermark:
+            pending = self._merged.pop()
+            self._shared.out.record(
+                "fork",
+                self._fragment,
+                "our contribution's version lost: sent again",
+                stamp=pending.stamp.sequence,
+            )
+            fresh = Pending(
+                pending.stamp, pending.after, pending.ready, (pending.base_number, pending.base_digest)
+            )
+            fresh.attached = False
+            self._queue.appendleft(fresh)
+            for other in self._queue:  # only the first may be under way
+                self._retry(other, now, at_once=True)
+        if self._queue:
+            # Also after a restart (an earlier life's contribution was merged just now) or a deep fork: what
+            # is queued here is a displacement of its own, disjoint from whatever the chain contains of us.
+            self._queue[0].after = watermark
+        while len(self._merged) > MERGED_KEPT:
+            self._shared.out.put(DiscardContribution(self._fragment, self._merged.popleft().ready.ticket))
+
+    def learner_applied(self, number: int, digest: bytes) -> None:
+        """The learner's parameters are measured against this version now."""
+        self.base_number, self.base_digest = number, digest

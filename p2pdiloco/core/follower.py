@@ -1,0 +1,279 @@
+"""How a node keeps up with a fragment's chain: hear of a heavier head, get it, make the outer step.
+
+Theory of operation
+-------------------
+Heads arrive in announcements (at once, from the syncer) and in every heartbeat (soon, from everybody).
+A head that is heavier than ours is a target. If it can be reached by replaying updates, they are pulled
+one by one, each checked against its parent; else the whole state is pulled from a donor. Either way the
+result must have the digest that the version's header states, or it is thrown away and counted.
+
+Only confirmed members are believed and asked. A newcomer is confirmed once every fragment's head is one
+that a confirmed member holds too (design 5.1).
+
+    RESTING    nothing heavier is known
+    UPDATING   one outer update is being pulled or applied
+    COPYING    a whole state is being pulled
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum, auto
+
+from p2pdiloco.core.chain import Chain
+from p2pdiloco.core.contributor import Contributor
+from p2pdiloco.core.effects import ApplyUpdate, CommitVersion, DropSpare, FetchState, FetchUpdate, Release
+from p2pdiloco.core.events import FetchFailed, StateFetched, UpdateApplied, UpdateFetched
+from p2pdiloco.core.inbox import Spare
+from p2pdiloco.core.machine import Machine
+from p2pdiloco.core.office import Office
+from p2pdiloco.core.round import Round, commit_effect
+from p2pdiloco.core.shared import Shared
+from p2pdiloco.core.timing import backoff_s
+from p2pdiloco.core.types import Head, SignedVersion, Stamp
+
+
+class FollowState(Enum):
+    """What is under way."""
+
+    RESTING = auto()
+    UPDATING = auto()
+    COPYING = auto()
+
+
+class FollowSignal(Enum):
+    """What moves it."""
+
+    PULL_UPDATE = auto()
+    PULL_STATE = auto()
+    DONE = auto()
+
+
+FOLLOW_TABLE = {
+    (FollowState.RESTING, FollowSignal.PULL_UPDATE): FollowState.UPDATING,
+    (FollowState.RESTING, FollowSignal.PULL_STATE): FollowState.COPYING,
+    (FollowState.UPDATING, FollowSignal.DONE): FollowState.RESTING,
+    (FollowState.COPYING, FollowSignal.DONE): FollowState.RESTING,
+}
+
+
+class Follower:
+    """Keeps one fragment's chain up with the heaviest head that confirmed members hold."""
+
+    def __init__(
+        self,
+        shared: Shared,
+        group: str,
+        fragment: int,
+        chain: Chain,
+        office: Office,
+        own: Contributor,
+        spare: Spare,
+        round_: Round,
+    ) -> None:
+        self._shared = shared
+        self._group = group
+        self._fragment = fragment
+        self._chain = chain
+        self._office = office
+        self._own = own
+        self._spare = spare
+        self._round = round_
+        self._machine = Machine(FOLLOW_TABLE, FollowState.RESTING)
+        self._heads: dict[str, Head] = {}
+        self._next: SignedVersion | None = None
+        self._attempts = 0
+        self._retry_at_s = 0.0
+        self._need_state = False
+        self.verified = False
+        """A confirmed member's head is, or was, our head or one of its ancestors."""
+        self.on_moved: Callable[[float], None] = lambda now: None
+
+    # --- questions -----------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> FollowState:
+        """What is under way."""
+        return self._machine.state
+
+    def words(self) -> str:
+        """For people."""
+        if self.state is FollowState.UPDATING:
+            return "applying an update"
+        return "copying state" if self.state is FollowState.COPYING else ""
+
+    def deadline(self) -> float | None:
+        """When to try again."""
+        if self.state is not FollowState.RESTING or self._spare.busy or self._best() is None:
+            return None
+        return self._retry_at_s
+
+    def _best(self) -> tuple[str, Head] | None:
+        """The heaviest head above ours and who holds it."""
+        ours = self._chain.head.weight
+        above = [(h.weight, peer, h) for peer, h in self._heads.items() if h.weight > ours]
+        if not above:
+            return None
+        _, peer, head = max(above, key=lambda item: (item[0], item[1]))
+        return peer, head
+
+    # --- what happens --------------------------------------------------------------------------------
+
+    def heard(self, peer: str, head: Head, confirmed: bool, now: float) -> None:
+        """A member says which head it holds."""
+        if not confirmed:
+            return
+        if self._chain.knows(head.number, head.digest):
+            self._heads.pop(peer, None)
+            self.verified = True
+            return
+        self._heads[peer] = head
+
+    def gone(self, peer: str) -> None:
+        """The peer left the view: it can give nothing."""
+        self._heads.pop(peer, None)
+
+    def poll(self, now: float) -> None:
+        """Start pulling if something heavier is known and nothing is under way."""
+        if self.state is not FollowState.RESTING or self._spare.busy or now < self._retry_at_s:
+            return
+        best = self._best()
+        if best is None:
+            return
+        target = best[1]
+        holders = [p for p, h in sorted(self._heads.items()) if h.number >= target.number]
+        peer = holders[self._attempts % len(holders)] if self._attempts else best[0]
+        distance = target.number - self._chain.head.number
+        if self._need_state or not 0 < distance <= self._shared.config.log_versions:
+            self._pull_state(peer, target)
+        else:
+            self._spare.busy = True
+            self._machine.go(FollowSignal.PULL_UPDATE)
+            self._shared.out.put(FetchUpdate(self._fragment, self._chain.head.number + 1, peer))
+
+    def _pull_state(self, peer: str, target: Head) -> None:
+        self._spare.busy = True
+        self._machine.go(FollowSignal.PULL_STATE)
+        self._shared.out.record(
+            "catchup",
+            self._fragment,
+            f"copying version {target.number}",
+            peer=peer,
+            ours=self._chain.head.number,
+        )
+        self._shared.out.put(FetchState(self._fragment, target.number, peer))
+
+    def _done(self, now: float, ok: bool) -> None:
+        self._machine.go(FollowSignal.DONE)
+        self._spare.busy = False
+        self._next = None
+        self._attempts = 0 if ok else self._attempts + 1
+        self._retry_at_s = now + backoff_s(self._shared.timing.retry_s, self._attempts)
+        if ok:
+            self._need_state = False
+
+    def fetch_failed(self, event: FetchFailed, now: float) -> None:
+        """A holder did not deliver: try another one, or another way."""
+        if self.state is FollowState.RESTING:
+            return
+        self._shared.out.record("catchup", self._fragment, f"not delivered: {event.reason}", peer=event.peer)
+        if event.reason == "gone":
+            self._need_state = True
+        if event.reason in ("unreachable", "not-ready"):
+            self._heads.pop(event.peer, None)
+        self._done(now, ok=False)
+
+    def update_fetched(self, event: UpdateFetched, now: float) -> None:
+        """Check an update against our chain, then make its outer step."""
+        reason = self._why_not(event.version)
+        if self.state is not FollowState.UPDATING:
+            self._shared.out.put(Release(event.ticket))
+            return
+        if reason:
+            self._shared.out.put(Release(event.ticket))
+            kind = "fork" if reason == "parent-differs" else "refusal"
+            self._shared.out.record(kind, self._fragment, reason, peer=event.peer)
+            self._done(now, ok=False)
+            self._need_state = self._need_state or reason == "parent-differs"
+            return
+        header = event.version.header
+        self._next = event.version
+        self._shared.out.put(ApplyUpdate(self._fragment, header.number, event.ticket))
+
+    def _why_not(self, version: SignedVersion) -> str:
+        header = version.header
+        config = self._shared.config
+        mine = (config.run, self._group, self._fragment, config.update_codec)
+        if (header.run, header.group, header.fragment, header.codec) != mine:
+            return "wrong-fragment"
+        if not self._shared.signed_by(header.syncer, "version", header, version.signature):
+            return "version-signature"
+        certificate = self._office.certificate
+        if certificate and header.term == certificate.term and header.syncer != certificate.syncer:
+            return "false-syncer"
+        if not self._chain.is_child(header):
+            moved = header.number != self._chain.head.number + 1
+            return "chain-moved" if moved else "parent-differs"
+        merged = sum(part.tokens for part in header.contributors)
+        if not header.contributors or header.tokens != self._chain.head.tokens + merged:
+            return "false-tokens"
+        return ""
+
+    def update_applied(self, event: UpdateApplied, now: float) -> None:
+        """Equal digest: it is ours now. Else copy the whole state, and let it be known."""
+        version = self._next
+        if self.state is not FollowState.UPDATING or version is None or version.header.number != event.number:
+            self._shared.out.put(DropSpare(self._fragment))
+            self._shared.out.put(Release(event.ticket))
+            return
+        if event.state_digest != version.header.state_digest or not self._chain.is_child(version.header):
+            self._shared.out.put(DropSpare(self._fragment))
+            self._shared.out.put(Release(event.ticket))
+            self._shared.out.record("refusal", self._fragment, "digest-differs", number=event.number)
+            self._done(now, ok=False)
+            self._need_state = True
+            return
+        self._shared.out.put(commit_effect(self._shared, self._chain, self._own, version, event.ticket))
+        self._chain.extend(version)
+        self._moved("apply", version, now)
+
+    def state_fetched(self, event: StateFetched, now: float) -> None:
+        """A donor's whole fragment is in the spare copy."""
+        header = event.version.header
+        wanted = self.state is FollowState.COPYING and header.head().weight > self._chain.head.weight
+        config = self._shared.config
+        right = (header.run, header.group, header.fragment) == (config.run, self._group, self._fragment)
+        signed = right and self._shared.signed_by(header.syncer, "version", header, event.version.signature)
+        if not wanted or not signed:
+            self._shared.out.put(DropSpare(self._fragment))
+            if self.state is FollowState.COPYING:
+                reason = "no longer heavier" if signed else "version-signature"
+                self._shared.out.record("catchup", self._fragment, reason, peer=event.peer)
+                self._done(now, ok=signed)
+            return
+        shared = self._shared
+        after = next((m.stamp for m in event.watermarks if m.learner == shared.me), Stamp(0, 0))
+        merged_ticket, overwrite = self._own.would_merge(after)
+        shared.out.put(CommitVersion(event.version, None, merged_ticket, event.watermarks, after, overwrite))
+        self._chain.replace(event.version, event.watermarks)
+        self._moved("catchup", event.version, now)
+
+    def _moved(self, kind: str, version: SignedVersion, now: float) -> None:
+        self._done(now, ok=True)
+        head = self._chain.head
+        self._shared.out.record(
+            kind,
+            self._fragment,
+            f"holds version {head.number}",
+            number=head.number,
+            digest=head.digest.hex()[:8],
+            term=head.term,
+            tokens=head.tokens,
+        )
+        for peer in [p for p, h in self._heads.items() if self._chain.knows(h.number, h.digest)]:
+            self.verified = True
+            del self._heads[peer]
+        self._own.chain_moved(self._chain.watermark(self._shared.me), now)
+        self._office.trust()
+        self._round.chain_moved(now)
+        self.on_moved(now)

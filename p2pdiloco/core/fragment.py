@@ -1,0 +1,141 @@
+"""One fragment on one node: wires chain, office, contributor, round and follower together."""
+
+from __future__ import annotations
+
+from p2pdiloco.core.chain import Chain
+from p2pdiloco.core.config import RestoredFragment
+from p2pdiloco.core.contributor import Contributor
+from p2pdiloco.core.effects import RequestFragment, VoteRecord
+from p2pdiloco.core.events import ContributionReady, LearnerApplied
+from p2pdiloco.core.follower import Follower
+from p2pdiloco.core.inbox import Spare
+from p2pdiloco.core.messages import Announce, Closing, Pass
+from p2pdiloco.core.office import Office
+from p2pdiloco.core.round import Round, RoundState
+from p2pdiloco.core.shared import Shared
+
+
+class Fragment:
+    """Routes what happens to the part that it concerns, and lets the parts look again afterwards."""
+
+    def __init__(
+        self, shared: Shared, group: str, index: int, restored: RestoredFragment, vote: VoteRecord | None
+    ) -> None:
+        config = shared.config
+        keep = max(config.log_versions, config.max_base_age_versions)
+        self._shared = shared
+        self.group = group
+        self.index = index
+        self.chain = Chain(restored.log, restored.watermarks, keep)
+        self.office = Office(shared, group, index, self.chain, vote)
+        self.own = Contributor(shared, group, index, self.chain, self.office)
+        spare = Spare()
+        self.round = Round(shared, group, index, self.chain, self.office, self.own, spare)
+        self.follower = Follower(shared, group, index, self.chain, self.office, self.own, spare, self.round)
+        self.office.busy = lambda: self.round.closing
+        self._asked_by: Closing | None = None
+        self._asker = ""
+        self.requested = False
+        """The learner was asked for this fragment and has not answered yet."""
+
+    def poll(self, now: float) -> None:
+        """Let every part look at the clock and at each other."""
+        self.office.poll(now)
+        if self.office.changed:
+            self.office.changed = False
+            if not self.office.holding:
+                self.round.abandon("no longer the syncer")
+            self.own.office_changed(now)
+        self.follower.poll(now)
+        pending = self.own.next_offer(now)
+        syncer = self.office.syncer
+        if pending is not None and syncer is not None:
+            if syncer == self._shared.me:
+                self.round.offer_own(pending, now)
+            else:
+                self.own.send(pending, syncer, now)
+        self.round.poll(now)
+        if self.office.changed:
+            self.poll(now)
+
+    def deadline(self) -> float | None:
+        """When to look again without being told of anything."""
+        times = [
+            self.office.deadline(),
+            self.own.deadline(),
+            self.round.deadline(),
+            self.follower.deadline(),
+        ]
+        return min((t for t in times if t is not None), default=None)
+
+    def words(self, now: float) -> str:
+        """One short phrase for people: what this fragment is doing or waiting for."""
+        if self.round.state is not RoundState.IDLE:
+            return self.round.words(now)
+        return self.follower.words() or self.own.words() or self.office.why_open(now)
+
+    # --- closing calls -------------------------------------------------------------------------------
+
+    def on_closing(self, sender: str, call: Closing, now: float) -> None:
+        """The syncer closes a round: send what we have, or pass at once so that nobody waits for us."""
+        shared = self._shared
+        if sender != self.office.syncer or call.term != self.office.term:
+            shared.out.send(sender, _pass(call, "another syncer is in office"))
+        elif not shared.learning:
+            shared.out.send(sender, _pass(call, "no learner is running"))
+        elif not self.own.idle:
+            return  # what we have is on its way or held; it answers the call by itself
+        else:
+            self._asked_by, self._asker = call, sender
+            self._request()
+
+    def _request(self) -> None:
+        if not self.requested:
+            self.requested = True
+            self._shared.out.put(RequestFragment(self.index))
+
+    def nothing_to_contribute(self, now: float) -> None:
+        """The learner has made no step since its last contribution."""
+        self.requested = False
+        if self._asked_by is not None:
+            self._shared.out.send(self._asker, _pass(self._asked_by, "no inner step since the last one"))
+            self._asked_by = None
+        self.round.own_pass(now)
+
+    def contribution_ready(self, event: ContributionReady, now: float) -> None:
+        """The learner copied the fragment out."""
+        self.requested = False
+        self._asked_by = None
+        self.own.ready(event, now)
+
+    def learner_lost(self, now: float) -> None:
+        """The learner crashed: what it had not copied out is gone."""
+        self.own.learner_lost()
+        if self.requested:
+            self.nothing_to_contribute(now)
+
+    def learner_applied(self, event: LearnerApplied) -> None:
+        """The learner's parameters are measured against this version now."""
+        version = self.chain.logged(event.number)
+        if version is not None:
+            self.own.learner_applied(event.number, version.header.digest())
+
+    def flush(self) -> None:
+        """Leaving: ask the learner for what it has, so that none of it is lost."""
+        if self._shared.learning and self.own.idle:
+            self._request()
+
+    # --- versions ------------------------------------------------------------------------------------
+
+    def on_announce(self, sender: str, message: Announce, confirmed: bool, now: float) -> None:
+        """A new version exists."""
+        header = message.version.header
+        if header.syncer == sender:
+            self.office.trust()
+        if header.term > self.office.term:
+            self.office.on_claim(sender, header.term, now)
+        self.follower.heard(sender, header.head(), confirmed, now)
+
+
+def _pass(call: Closing, reason: str) -> Pass:
+    return Pass(call.group, call.fragment, call.term, call.number, reason)

@@ -1,0 +1,38 @@
+"""Transition tables: states and signals as data, so that diagrams and tests come from the same source."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import Generic, TypeVar
+
+from p2pdiloco.errors import invariant
+
+State = TypeVar("State", bound=Enum)
+Signal = TypeVar("Signal", bound=Enum)
+Table = Mapping[tuple[State, Signal], State]
+
+
+class Machine(Generic[State, Signal]):
+    """A state and the table of its legal transitions. An unlisted pair is a bug of ours, never a peer's."""
+
+    def __init__(self, table: Table[State, Signal], start: State) -> None:
+        self._table = table
+        self.state = start
+
+    def go(self, signal: Signal) -> State:
+        """Follow one transition. Raises: InvariantViolation when the table has none."""
+        invariant((self.state, signal) in self._table, f"no transition {signal.name} in {self.state.name}")
+        self.state = self._table[(self.state, signal)]
+        return self.state
+
+    def may(self, signal: Signal) -> bool:
+        """Whether the signal is legal now."""
+        return (self.state, signal) in self._table
+
+
+def mermaid(table: Table[State, Signal], start: State) -> str:
+    """A Mermaid state diagram of a table, for ARCHITECTURE.md."""
+    lines = ["stateDiagram-v2", f"    [*] --> {start.name}"]
+    lines += [f"    {a.name} --> {b.name}: {signal.name}" for (a, signal), b in table.items()]
+    return "\n".join(lines)

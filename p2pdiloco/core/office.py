@@ -1,0 +1,416 @@
+"""The office of one fragment's syncer: who holds it, for how long, and how it is filled again (design 5.3).
+
+Theory of operation
+-------------------
+A certificate (a majority's signed votes) puts a peer in office for one term. The term ends when the
+chain has grown by `term_versions`: the holder then stops by itself, and whoever holds that version sees
+that the office is open, so an orderly hand-over races with nothing. Earlier, the office is open for a
+member as soon as *this member* no longer counts on the holder: silent, unreachable, left, or slow.
+
+An open office is filled by the first-ranked live candidate of the next term; each later rank waits
+`stagger_s` longer. A voter gives one vote per term, durable before it is sent; never to a candidate
+whose chain is lighter than its own, and not while it counts on a holder.
+
+    VACANT     nobody that we know of holds the office, or the holder's term is over
+    FOLLOWING  a peer holds it
+    CANDIDATE  we asked for votes
+    HOLDING    we hold it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum, auto
+
+from p2pdiloco.core.chain import Chain
+from p2pdiloco.core.effects import Effect, Send, VoteRecord
+from p2pdiloco.core.machine import Machine
+from p2pdiloco.core.messages import Elected, OfficeQuery, VoteGranted, VoteRefused, VoteRequest
+from p2pdiloco.core.ranking import ranking
+from p2pdiloco.core.shared import Shared
+from p2pdiloco.core.types import Certificate, Vote, VoteBody
+
+
+class OfficeState(Enum):
+    """Where this member stands towards the office."""
+
+    VACANT = auto()
+    FOLLOWING = auto()
+    CANDIDATE = auto()
+    HOLDING = auto()
+
+
+class OfficeSignal(Enum):
+    """What moves it."""
+
+    STAND = auto()
+    LOSE = auto()
+    WIN = auto()
+    FOLLOW = auto()
+    OPEN = auto()
+
+
+V, F, C, H = OfficeState.VACANT, OfficeState.FOLLOWING, OfficeState.CANDIDATE, OfficeState.HOLDING
+OFFICE_TABLE = {
+    (V, OfficeSignal.STAND): C,
+    (V, OfficeSignal.FOLLOW): F,
+    (F, OfficeSignal.FOLLOW): F,
+    (F, OfficeSignal.OPEN): V,
+    (C, OfficeSignal.LOSE): V,
+    (C, OfficeSignal.WIN): H,
+    (C, OfficeSignal.FOLLOW): F,
+    (H, OfficeSignal.OPEN): V,
+    (H, OfficeSignal.FOLLOW): F,
+}
+
+
+class Office:
+    """Election and tenure of one fragment's syncer, as one member sees it."""
+
+    def __init__(
+        self, shared: Shared, group: str, fragment: int, chain: Chain, vote: VoteRecord | None
+    ) -> None:
+        self._shared = shared
+        self._group = group
+        self._fragment = fragment
+        self._chain = chain
+        self._machine = Machine(OFFICE_TABLE, OfficeState.VACANT)
+        self.certificate: Certificate | None = None
+        self._voted_term = vote.term if vote else 0
+        self._voted_for = vote.candidate if vote else ""
+        self._seen_term = self._voted_term
+        self._votes: dict[str, Vote] = {}
+        self._refused: set[str] = set()
+        self._candidate_term = 0
+        self._gives_up_s = 0.0
+        self._not_before_s = 0.0
+        self._open_since_s: float | None = None
+        self._suspected = ""
+        self._asked_s = -1e18
+        self.busy: Callable[[], bool] = lambda: False
+        """Whether a round of ours is closing right now (set by the fragment): then we do not vote us away."""
+        self.changed = False
+        """The holder changed since the fragment last looked."""
+
+    # --- questions -----------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> OfficeState:
+        """Where this member stands."""
+        return self._machine.state
+
+    @property
+    def term(self) -> int:
+        """The highest term of which we hold a certificate."""
+        return self.certificate.term if self.certificate else 0
+
+    @property
+    def syncer(self) -> str | None:
+        """Who is in office for all that we know (also when we no longer count on it)."""
+        if self.certificate is None or self.term_over():
+            return None
+        return self.certificate.syncer
+
+    @property
+    def holding(self) -> bool:
+        """Whether we are the syncer now."""
+        return self.state is OfficeState.HOLDING
+
+    def term_over(self) -> bool:
+        """Whether the certified term has made all its versions."""
+        certificate = self.certificate
+        if certificate is None:
+            return True
+        return self._chain.head.number >= certificate.start_number + self._shared.config.term_versions
+
+    def why_open(self, now: float) -> str:
+        """Why nobody can be counted on in this office; empty while somebody can."""
+        if self.certificate is None:
+            return "no syncer was elected yet"
+        syncer = self.certificate.syncer
+        if self.term_over():
+            return f"term {self.term} is over"
+        if syncer == self._shared.me:
+            return "" if self.holding else "we laid the office down"
+        if self._suspected:
+            return self._suspected
+        view = self._shared.view
+        if view.has_left(syncer):
+            return "the syncer left"
+        if not view.alive(syncer, now):
+            silence = view.silence_s(syncer, now)
+            return (
+                "the syncer is unreachable"
+                if silence < self._shared.timing.suspect_s
+                else "the syncer is silent"
+            )
+        return ""
+
+    def deadline(self) -> float | None:
+        """When to look again."""
+        if self.state is OfficeState.CANDIDATE:
+            return self._gives_up_s
+        if self._open_since_s is not None and self._shared.confirmed and self._shared.stands:
+            return max(self._not_before_s, self._stand_at_s(self._open_since_s))
+        return None
+
+    # --- what happens --------------------------------------------------------------------------------
+
+    def suspect(self, reason: str) -> None:
+        """Our contribution went unanswered for too long, or the holder says it is not the syncer."""
+        if not self._suspected and not self.holding:
+            self._suspected = reason
+            self._shared.out.record("suspicion", self._fragment, reason, syncer=self.syncer, term=self.term)
+
+    def trust(self) -> None:
+        """A new version arrived: the holder works."""
+        self._suspected = ""
+
+    def lay_down(self, reason: str) -> None:
+        """We cannot go on as syncer (term over, disk full, leaving)."""
+        if self.holding:
+            self._machine.go(OfficeSignal.OPEN)
+            self._shared.out.record("office", self._fragment, f"laid down: {reason}", term=self.term)
+            self.changed = True
+
+    def poll(self, now: float) -> None:
+        """Notice an open office, stand when it is our turn, give up a lost candidacy."""
+        if self.holding and self.term_over():
+            self.lay_down(f"term {self.term} is over")
+        if self.state is OfficeState.CANDIDATE:
+            if now >= self._gives_up_s:
+                self._lose(now, f"no majority in time for term {self._candidate_term}")
+            return
+        reason = self.why_open(now)
+        if not reason:
+            self._open_since_s = None
+            return
+        if self.state is OfficeState.FOLLOWING:
+            self._machine.go(OfficeSignal.OPEN)
+            self.changed = True
+        if self._open_since_s is None:
+            self._open_since_s = now
+        shared = self._shared
+        if not (shared.confirmed and shared.stands) or shared.leaving:
+            return
+        if now >= max(self._not_before_s, self._stand_at_s(now)):
+            self._stand(now, reason)
+
+    def _next_term(self) -> int:
+        return max(self.term, self._seen_term, self._voted_term) + 1
+
+    def _stand_at_s(self, now: float) -> float:
+        """When our rank's turn comes: rank x stagger after the office was seen open."""
+        shared = self._shared
+        weights = {shared.me: 1.0}
+        for peer in shared.view.live(now):
+            progress = shared.view.progress(peer)
+            if progress and progress.confirmed and progress.stands:
+                weights[peer] = 1.0
+        order = ranking(shared.config.run, self._group, self._fragment, self._next_term(), weights)
+        opened = self._open_since_s if self._open_since_s is not None else now
+        return opened + order.index(shared.me) * shared.timing.stagger_s
+
+    def _stand(self, now: float, reason: str) -> None:
+        shared = self._shared
+        term = self._next_term()
+        self._machine.go(OfficeSignal.STAND)
+        self._candidate_term = term
+        self._votes, self._refused = {}, set()
+        self._gives_up_s = now + shared.timing.election_timeout_s
+        shared.out.record("election", self._fragment, f"we stand: {reason}", term=term)
+        request = VoteRequest(self._group, self._fragment, term, self._chain.head, reason)
+        asked = tuple(Send(p, request) for p in shared.view.voters(now))
+        self._give_vote(shared.me, term, asked, lambda t: self._count(self._own_vote(term), t))
+
+    def _own_vote(self, term: int) -> Vote:
+        shared = self._shared
+        body = VoteBody(shared.config.run, self._group, self._fragment, term, shared.me, shared.me)
+        return Vote(body, shared.sign("vote", body))
+
+    def _give_vote(
+        self, candidate: str, term: int, then: tuple[Effect, ...], done: Callable[[float], None]
+    ) -> None:
+        """Vote once per term: the choice is ours from now on, and durable before anybody hears of it."""
+        shared = self._shared
+        self._voted_term, self._voted_for = term, candidate
+        self._seen_term = max(self._seen_term, term)
+        token = shared.out.persist(VoteRecord(self._fragment, term, candidate), then)
+        shared.on_persisted[token] = done
+        shared.on_persist_failed[token] = lambda t, why: self._vote_not_durable(candidate, t, why)
+
+    def _vote_not_durable(self, candidate: str, now: float, why: str) -> None:
+        self._shared.out.record(
+            "election", self._fragment, f"vote could not be saved: {why}", candidate=candidate
+        )
+        if self.state is OfficeState.CANDIDATE:
+            self._lose(now, "our own vote could not be saved")
+
+    def _lose(self, now: float, reason: str) -> None:
+        self._machine.go(OfficeSignal.LOSE)
+        timing = self._shared.timing
+        self._not_before_s = now + timing.stagger_s * (1 + 2 * self._shared.rng.random())
+        self._open_since_s = now
+        self._shared.out.record(
+            "election", self._fragment, f"not elected: {reason}", term=self._candidate_term
+        )
+
+    # --- messages ------------------------------------------------------------------------------------
+
+    def on_vote_request(self, sender: str, request: VoteRequest, now: float) -> None:
+        """Give our vote, or say why not."""
+        shared = self._shared
+        self._seen_term = max(self._seen_term, min(request.term - 1, self._seen_term + 1000))
+        refusal = self._why_no_vote(sender, request, now)
+        shared.out.record(
+            "vote", self._fragment, refusal or f"given: {request.reason}", candidate=sender, term=request.term
+        )
+        if refusal:
+            head = self._chain.head if shared.confirmed else None
+            known = max(self.term, self._voted_term)
+            shared.out.send(
+                sender, VoteRefused(self._group, self._fragment, request.term, known, head, refusal)
+            )
+            return
+        if self.state is OfficeState.CANDIDATE:
+            self._lose(now, f"{sender[-6:]} stands in a later term")
+        if self.holding:
+            self.lay_down("a majority may elect another")
+        body = VoteBody(shared.config.run, self._group, self._fragment, request.term, sender, shared.me)
+        granted = Send(sender, VoteGranted(Vote(body, shared.sign("vote", body))))
+        self._not_before_s = now + shared.timing.election_timeout_s
+        if self._voted_term == request.term:
+            shared.out.put(granted)  # durable since we first gave it
+        else:
+            self._give_vote(sender, request.term, (granted,), lambda _t: None)
+
+    def _why_no_vote(self, sender: str, request: VoteRequest, now: float) -> str:
+        shared = self._shared
+        progress = shared.view.progress(sender)
+        if not shared.confirmed:
+            return "we are catching up ourselves"
+        if progress is None or not progress.confirmed:
+            return "not a confirmed member"
+        if request.term <= self.term:
+            return f"term {self.term} is certified already"
+        if request.term < self._voted_term or (
+            request.term == self._voted_term and self._voted_for != sender
+        ):
+            return f"our vote of term {self._voted_term} is given"
+        if request.head.weight < self._chain.head.weight:
+            return "our chain is heavier"
+        certificate = self.certificate
+        over = certificate is None or (
+            request.head.number >= certificate.start_number + shared.config.term_versions
+        )
+        if not over and not self.why_open(now):
+            return "the syncer in office is alive"
+        if self.busy():
+            return "our round is closing"
+        return ""
+
+    def on_vote(self, sender: str, vote: Vote, now: float) -> str:
+        """Count a vote for us. Returns a refusal reason for a false one, else the empty string."""
+        if vote.body.voter != sender:
+            return "vote-of-another"
+        if self.state is not OfficeState.CANDIDATE or vote.body.term != self._candidate_term:
+            return ""
+        body = vote.body
+        expected = (self._shared.config.run, self._group, self._fragment, self._shared.me)
+        if (body.run, body.group, body.fragment, body.candidate) != expected:
+            return "vote-for-another"
+        if not self._shared.signed_by(sender, "vote", body, vote.signature):
+            return "vote-signature"
+        self._count(vote, now)
+        return ""
+
+    def _count(self, vote: Vote, now: float) -> None:
+        if self.state is not OfficeState.CANDIDATE or vote.body.term != self._candidate_term:
+            return
+        voters = self._shared.voters(now)
+        if vote.body.voter in voters:
+            self._votes[vote.body.voter] = vote
+        if 2 * len([v for v in self._votes if v in voters]) > len(voters):
+            self._win(now, len(voters))
+
+    def _win(self, now: float, voters: int) -> None:
+        shared = self._shared
+        votes = tuple(vote for _, vote in sorted(self._votes.items()))
+        number = self._chain.head.number
+        self.certificate = Certificate(
+            self._group, self._fragment, self._candidate_term, shared.me, number, votes
+        )
+        self._machine.go(OfficeSignal.WIN)
+        self._taken(f"we are the syncer with {len(votes)} of {voters} votes", now)
+        for peer in shared.view.members(now):
+            shared.out.send(peer, Elected(self.certificate))
+
+    def _taken(self, reason: str, now: float) -> None:
+        self._suspected = ""
+        self._open_since_s = None
+        self.changed = True
+        certificate = self.certificate
+        if certificate:
+            self._shared.out.record(
+                "office", self._fragment, reason, syncer=certificate.syncer, term=certificate.term
+            )
+
+    def on_refused(self, sender: str, refused: VoteRefused, now: float) -> None:
+        """A voter said no; learn what it knows."""
+        self._seen_term = max(self._seen_term, min(refused.known_term, self._seen_term + 1000))
+        if self.state is not OfficeState.CANDIDATE or refused.term != self._candidate_term:
+            return
+        self._refused.add(sender)
+        voters = self._shared.voters(now)
+        if 2 * (len(voters) - len(self._refused & set(voters))) <= len(voters):
+            self._lose(now, f"a majority is impossible: {refused.reason}")
+
+    def on_elected(self, sender: str, certificate: Certificate, now: float) -> str:
+        """Accept a certificate that our own view bears out. Returns a refusal reason, else empty."""
+        if certificate.term <= self.term:
+            return ""
+        reason = self._why_not_certified(certificate, now)
+        if reason:
+            return reason
+        was_holding = self.holding
+        if certificate.syncer == self._shared.me:
+            return ""  # of an earlier life of ours: we do not hold that office any more
+        self.certificate = certificate
+        self._seen_term = max(self._seen_term, certificate.term)
+        self._machine.go(OfficeSignal.FOLLOW)
+        self._taken("deposed" if was_holding else "follows", now)
+        return ""
+
+    def _why_not_certified(self, certificate: Certificate, now: float) -> str:
+        shared = self._shared
+        voters = shared.voters(now)
+        valid: set[str] = set()
+        for vote in certificate.votes:
+            body = vote.body
+            expected = VoteBody(
+                shared.config.run,
+                self._group,
+                self._fragment,
+                certificate.term,
+                certificate.syncer,
+                body.voter,
+            )
+            if body != expected or not shared.signed_by(body.voter, "vote", body, vote.signature):
+                return "certificate-signature"
+            valid.add(body.voter)
+        if not valid:
+            return "certificate-empty"
+        if shared.confirmed and 2 * len(valid & set(voters)) <= len(voters):
+            return "certificate-minority"
+        return ""
+
+    def on_query(self, sender: str, query: OfficeQuery) -> None:
+        """Give the certificate that we hold, if it is newer."""
+        if self.certificate and self.certificate.term > query.above_term:
+            self._shared.out.send(sender, Elected(self.certificate))
+
+    def on_claim(self, peer: str, term: int, now: float) -> None:
+        """A heartbeat claims a term that we know nothing of: ask for its certificate."""
+        if term > self.term and now - self._asked_s >= self._shared.timing.query_s:
+            self._asked_s = now
+            self._shared.out.send(peer, OfficeQuery(self._group, self._fragment, self.term))

@@ -1,0 +1,59 @@
+"""What the per-fragment machines of one node have in common."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from p2pdiloco.core.config import CoreConfig
+from p2pdiloco.core.outbox import Outbox
+from p2pdiloco.core.types import Crypto, Wire, signed_bytes
+from p2pdiloco.core.view import View
+
+
+class Shared:
+    """Node-wide state that fragments read; only `core.node.Core` writes it."""
+
+    def __init__(
+        self, config: CoreConfig, me: str, incarnation: int, crypto: Crypto, rng: random.Random
+    ) -> None:
+        self.config = config
+        self.timing = config.timing
+        self.me = me
+        self.incarnation = incarnation
+        self.crypto = crypto
+        self.rng = rng
+        self.out = Outbox()
+        self.view = View(me, config.timing)
+        self.confirmed = False
+        """Holds versions that peers confirm: votes, stands, serves."""
+        self.stands = True
+        """Reachable enough to be a syncer; set by the environment."""
+        self.learning = False
+        self.leaving = False
+        self.step_s = 0.0
+        """Moving average of this node's inner step time."""
+        self.on_persisted: dict[int, Callable[[float], None]] = {}
+        self.on_persist_failed: dict[int, Callable[[float, str], None]] = {}
+
+    def sign(self, domain: str, value: Wire) -> bytes:
+        """Our signature over a wire value."""
+        return self.crypto.sign(signed_bytes(domain, value))
+
+    def signed_by(self, peer: str, domain: str, value: Wire, signature: bytes) -> bool:
+        """Whether that peer signed the wire value."""
+        return self.crypto.verify(peer, signed_bytes(domain, value), signature)
+
+    def voters(self, now: float) -> list[str]:
+        """Everyone who counts in a majority now, oneself included when confirmed."""
+        others = self.view.voters(now)
+        return sorted([*others, self.me]) if self.confirmed else others
+
+    def expected_learners(self, now: float) -> list[str]:
+        """Live learners that a round waits for, oneself included."""
+        others = self.view.live_learners(now)
+        return sorted([*others, self.me]) if self.learning else others
+
+    def median_step_s(self, now: float) -> float:
+        """Median inner step time of the live learners."""
+        return self.view.median_step_s(self.step_s if self.learning else 0.0, now)

@@ -1,0 +1,161 @@
+"""Who is here: the members that this node knows, what they said last, and whether to count on them.
+
+Three degrees, from strict to lax:
+  alive   heard from lately and reachable: expected to contribute, worth asking, able to hold an office
+  member  heard from within `member_ttl_s`: counts in every majority, also when silent just now
+  known   listed by the DHT or heard of: gets our progress, so that it can learn of us
+A member that says good-bye leaves all three at once.
+"""
+
+from __future__ import annotations
+
+from statistics import median
+
+from p2pdiloco.core.config import Timing
+from p2pdiloco.core.messages import Progress
+
+MAX_KNOWN = 4096
+
+
+class Member:
+    """What is known of one peer."""
+
+    __slots__ = ("failures", "heard_s", "incarnation", "left_incarnation", "listed_s", "progress", "tried_s")
+
+    def __init__(self) -> None:
+        self.incarnation = 0
+        self.left_incarnation = 0
+        self.progress: Progress | None = None
+        self.heard_s = -1e18
+        self.listed_s = -1e18
+        self.tried_s = -1e18
+        self.failures = 0
+
+
+class View:
+    """The members of the group, without oneself."""
+
+    def __init__(self, me: str, timing: Timing) -> None:
+        self._me = me
+        self._timing = timing
+        self._members: dict[str, Member] = {}
+
+    def listed(self, peer: str, incarnation: int, now: float) -> None:
+        """The DHT has an unexpired presence record of this peer."""
+        if peer == self._me or (peer not in self._members and len(self._members) >= MAX_KNOWN):
+            return
+        member = self._members.setdefault(peer, Member())
+        if incarnation > member.left_incarnation:
+            member.listed_s = now
+            member.incarnation = max(member.incarnation, incarnation)
+
+    def heard(self, peer: str, progress: Progress, now: float) -> bool:
+        """A heartbeat arrived. False: it is from before the peer's restart or good-bye, and was ignored."""
+        if peer not in self._members and len(self._members) >= MAX_KNOWN:
+            return False
+        member = self._members.setdefault(peer, Member())
+        if progress.incarnation < member.incarnation or progress.incarnation <= member.left_incarnation:
+            return False
+        member.incarnation = progress.incarnation
+        member.progress = progress
+        member.heard_s = now
+        member.failures = 0
+        return True
+
+    def touched(self, peer: str, now: float) -> None:
+        """Something else than a heartbeat arrived from a peer that we already count as a member."""
+        member = self._members.get(peer)
+        if member and member.progress and member.incarnation > member.left_incarnation:
+            member.heard_s = now
+            member.failures = 0
+
+    def failed(self, peer: str) -> bool:
+        """A send failed. True when that was the failure that made the peer count as gone."""
+        member = self._members.get(peer)
+        if member is None:
+            return False
+        member.failures = min(member.failures + 1, 1000)
+        return member.failures == self._timing.failures_to_suspect
+
+    def left(self, peer: str, incarnation: int) -> None:
+        """The peer said good-bye."""
+        member = self._members.get(peer)
+        if member and incarnation >= member.incarnation:
+            member.left_incarnation = incarnation
+            member.progress = None
+
+    def progress(self, peer: str) -> Progress | None:
+        """The last heartbeat of that peer."""
+        member = self._members.get(peer)
+        return member.progress if member else None
+
+    def has_left(self, peer: str) -> bool:
+        """Whether the peer said good-bye and has not come back."""
+        member = self._members.get(peer)
+        return member is not None and 0 < member.incarnation <= member.left_incarnation
+
+    def alive(self, peer: str, now: float) -> bool:
+        """Heard from lately and reachable."""
+        member = self._members.get(peer)
+        return (
+            member is not None
+            and member.progress is not None
+            and now - member.heard_s < self._timing.suspect_s
+            and member.failures < self._timing.failures_to_suspect
+        )
+
+    def silence_s(self, peer: str, now: float) -> float:
+        """Seconds since anything was heard from the peer (very large: never)."""
+        member = self._members.get(peer)
+        return now - member.heard_s if member else 1e18
+
+    def members(self, now: float) -> list[str]:
+        """Peers that count in majorities, sorted."""
+        ttl = self._timing.member_ttl_s
+        return sorted(p for p, m in self._members.items() if m.progress is not None and now - m.heard_s < ttl)
+
+    def live(self, now: float) -> list[str]:
+        """Peers to count on, sorted."""
+        return [peer for peer in self.members(now) if self.alive(peer, now)]
+
+    def voters(self, now: float) -> list[str]:
+        """Confirmed members, sorted."""
+        return [p for p in self.members(now) if (progress := self.progress(p)) and progress.confirmed]
+
+    def live_learners(self, now: float) -> list[str]:
+        """Live confirmed peers with a running learner, sorted."""
+        found = []
+        for peer in self.live(now):
+            progress = self.progress(peer)
+            if progress and progress.learning and progress.confirmed:
+                found.append(peer)
+        return found
+
+    def to_greet(self, now: float) -> list[str]:
+        """Peers that are due our heartbeat: members always, silent but listed ones now and then."""
+        timing = self._timing
+        greet = []
+        for peer, member in sorted(self._members.items()):
+            fresh = now - member.heard_s < timing.suspect_s
+            listed = now - member.listed_s < timing.member_ttl_s * 3
+            waited = now - member.tried_s >= (timing.heartbeat_s if fresh else timing.redial_s) * 0.99
+            recent = now - member.heard_s < timing.member_ttl_s
+            gone = member.left_incarnation >= member.incarnation > 0
+            if not gone and waited and (fresh or listed or recent):
+                member.tried_s = now
+                greet.append(peer)
+        return greet
+
+    def forget_stale(self, now: float) -> None:
+        """Drop peers that nobody lists and that have been silent for long; bounds the table."""
+        horizon = self._timing.member_ttl_s * 6
+        stale = [p for p, m in self._members.items() if now - max(m.heard_s, m.listed_s) > horizon]
+        for peer in stale:
+            del self._members[peer]
+
+    def median_step_s(self, own_step_s: float, now: float) -> float:
+        """The median inner step time of the live learners (own included when positive), 0 if none."""
+        times = [own_step_s] if own_step_s > 0 else []
+        times += [p.step_time_s for peer in self.live_learners(now) if (p := self.progress(peer)) is not None]
+        positive = [t for t in times if t > 0]
+        return median(positive) if positive else 0.0
