@@ -71,7 +71,8 @@ def convert(raw: Mapping[str, Any], struct: type[S], label: str) -> S:
 def _from_text(kind: type, value: object) -> object:
     if kind is Path and isinstance(value, str):
         return Path(value)
-    raise msgspec.ValidationError(f"Expected `str`, got `{type(value).__name__}`")
+    # msgspec adds where, and makes it a ValidationError.
+    raise TypeError(f"expected a string, got {type(value).__name__}")
 
 
 def _refuse_unknown(

@@ -1,0 +1,230 @@
+"""The command line: precedence, exit statuses, what goes to which stream, and a fast --help."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from p2pdiloco import __version__
+from p2pdiloco.cli import main as cli_main
+from p2pdiloco.config.loader import load_manifest
+from p2pdiloco.config.presets import for_run
+from p2pdiloco.config.settings import (
+    ANY_ADDRESS,
+    BootstrapSettings,
+    DemoSettings,
+    NodeSettings,
+    StatusSettings,
+)
+
+PEER = "12D3KooWJbJFaZ1dwpuu9tQY3ELCKCpWMJc1dSRVbcMwhiLiFq7q"
+ONE, TWO, THREE = (f"/ip4/203.0.113.{i}/tcp/31337/p2p/{PEER}" for i in (1, 2, 3))
+COMMANDS = [[], ["run"], ["run", "new"], ["run", "check"], ["bootstrap"], ["node"], ["status"], ["demo"]]
+
+
+@pytest.fixture
+def called(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The settings that the commands hand on; nothing of the daemon runs."""
+    seen: list[Any] = []
+    for name in list(os.environ):
+        if name.startswith("P2PDILOCO_"):
+            monkeypatch.delenv(name)
+    daemon = types.ModuleType("p2pdiloco.daemon.main")
+    daemon.run_node = daemon.run_bootstrap = seen.append  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "p2pdiloco.daemon.main", daemon)
+    for name in ("status", "demo"):
+        module = types.ModuleType(f"p2pdiloco.cli.{name}")
+        module.run = seen.append  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, f"p2pdiloco.cli.{name}", module)
+    return seen
+
+
+def test_flag_beats_variable_beats_file_beats_default(
+    called: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    config = tmp_path / "node.toml"
+    config.write_text(f'[node]\nname = "file"\nthreads = 1\ndata_dir = "state"\njoin = ["{ONE}", "{TWO}"]\n')
+    arguments = ["node", "--config", str(config)]
+
+    assert cli_main.run(arguments) == 0
+    monkeypatch.setenv("P2PDILOCO_NAME", "variable")
+    monkeypatch.setenv("P2PDILOCO_JOIN", f"{TWO}, {THREE}")
+    assert cli_main.run(arguments) == 0
+    assert cli_main.run([*arguments, "--name", "flag", "--join", ONE]) == 0
+
+    assert [s.name for s in called] == ["file", "variable", "flag"]
+    assert [s.join for s in called] == [(ONE, TWO), (TWO, THREE), (ONE,)]
+    assert {(s.threads, s.data_dir, s.device) for s in called} == {(1, tmp_path / "state", "auto")}
+
+
+def test_the_settings_file_may_come_from_a_variable(
+    called: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "b.toml").write_text('[bootstrap]\nlog = "json"\n')
+    monkeypatch.setenv("P2PDILOCO_CONFIG", str(tmp_path / "b.toml"))
+    assert cli_main.run(["bootstrap", "--data-dir", "/state"]) == 0
+    assert called == [BootstrapSettings(log="json", data_dir=Path("/state"))]
+
+
+def test_defaults_are_the_structs_own(called: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/ada")
+    for arguments in (["node", "--join", ONE], ["bootstrap"], ["status", "--join", ONE], ["demo"]):
+        assert cli_main.run(arguments) == 0
+    assert called == [
+        NodeSettings(join=(ONE,), data_dir=Path("/home/ada/.p2pdiloco/node")),
+        BootstrapSettings(data_dir=Path("/home/ada/.p2pdiloco/bootstrap")),
+        StatusSettings(join=(ONE,)),
+        DemoSettings(),
+    ]
+
+
+def test_every_flag_arrives(called: list[Any], tmp_path: Path) -> None:
+    line = (
+        f"node --join {ONE} --run r --data-dir /d --device cpu --threads 3 --listen /ip4/127.0.0.1/tcp/5 "
+        "--announce /ip4/203.0.113.9/tcp/5 --genesis --run-file run.toml --name n --data /t --log text "
+        "--checkpoint-every-s 5 --eval-every-s 6 --micro-batch-tokens 7"
+    )
+    assert cli_main.run(line.split()) == 0
+    (settings,) = called
+    untouched = [
+        f for f in NodeSettings.__struct_fields__ if getattr(settings, f) == getattr(NodeSettings(), f)
+    ]
+    assert untouched == []
+    line = "demo --nodes 2 --seconds 9 --no-kill --preset micro --report r --plot p --keep k"
+    assert cli_main.run(line.split()) == 0
+    assert called[1] == DemoSettings(
+        nodes=2, seconds=9, kill=False, preset="micro", report=Path("r"), plot=Path("p"), keep=Path("k")
+    )
+
+
+@pytest.mark.parametrize("flag", ["--initial_peers", "--initial-peers", "--join"])
+def test_hivemind_spellings_with_lists(called: list[Any], flag: str) -> None:
+    line = ["node", flag, ONE, TWO, "--host_maddrs", *ANY_ADDRESS, f"{flag}={THREE}"]
+    assert cli_main.run([*line, "--announce_maddrs", "/ip4/203.0.113.9/tcp/5"]) == 0
+    assert called[0].join == (ONE, TWO, THREE)
+    assert called[0].announce == ("/ip4/203.0.113.9/tcp/5",)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("node", "there is no peer to join"),
+        ("node --join nonsense", "--join must look like"),
+        (f"node --join {ONE} --threads 5000", "must be an integer from 0 to 1024"),
+        (f"node --join {ONE} --threads x", "'x' is not a valid integer"),
+        (f"node --join {ONE} --eval-every-s nan", "must be a number above 0"),
+        (f"node --join {ONE} --thread 3", "No such option '--thread'"),
+        ("node --config none.toml", "none.toml: there is no such file"),
+        ("status", "Missing option '--join'"),
+        ("nodee", "No such command 'nodee'"),
+        (
+            "run new Bad",
+            'run.name must be 1 to 63 of a-z 0-9 . _ - and begin with a letter or digit, it is "Bad"',
+        ),
+        ("run new x --preset y", 'there is no preset "y"'),
+        ("run new x --out no-folder/run.toml", "no-folder/run.toml: cannot be written"),
+        ("run check none.toml", "none.toml: there is no such file"),
+    ],
+)
+def test_mistakes_end_with_status_2_one_sentence_and_no_traceback(
+    line: str,
+    words: str,
+    called: list[Any],
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli_main.run(line.split()) == 2
+    out, err = capfd.readouterr()
+    assert out == ""
+    first, *rest = err.splitlines()
+    assert first.startswith("error: ") and words in first
+    assert all(hint.startswith("hint: ") for hint in rest) and len(rest) <= 1
+    assert called == []
+
+
+def test_an_unknown_variable_stops_every_command(
+    called: list[Any], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("P2PDILOCO_DATADIR", "/x")
+    assert cli_main.run(["bootstrap"]) == 2
+    assert (
+        'P2PDILOCO_DATADIR is not known\nhint: did you mean "P2PDILOCO_DATA_DIR"?' in capfd.readouterr().err
+    )
+    assert called == []
+
+
+def test_run_new_then_check(
+    called: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli_main.run(["run", "new", "shakespeare", "--preset", "small"]) == 0
+    assert capfd.readouterr().out == "run.toml\n"
+    assert load_manifest(Path("run.toml")) == for_run("small", "shakespeare")
+    assert cli_main.run(["run", "check", "run.toml"]) == 0
+    assert 'run "shakespeare", about 11 M parameters' in capfd.readouterr().out
+    assert cli_main.run(["run", "new", "other"]) == 2
+    assert "run.toml: exists already" in capfd.readouterr().err
+    assert load_manifest(Path("run.toml")).run.name == "shakespeare"
+    assert cli_main.run(["run", "new", "other", "--force", "--seed", "9"]) == 0
+    assert load_manifest(Path("run.toml")) == for_run("tiny", "other", seed=9)
+
+
+def test_a_commands_status_is_the_exit_status(called: list[Any]) -> None:
+    sys.modules["p2pdiloco.cli.demo"].run = lambda _settings: 1  # type: ignore[attr-defined]
+    assert cli_main.run(["demo"]) == 1
+
+
+def test_a_bug_is_not_dressed_up_as_a_users_mistake(called: list[Any]) -> None:
+    def crash(_settings: object) -> None:
+        raise RuntimeError("bug")
+
+    sys.modules["p2pdiloco.cli.demo"].run = crash  # type: ignore[attr-defined]
+    with pytest.raises(RuntimeError, match="bug"):
+        cli_main.run(["demo"])
+
+
+def _python(*arguments: str) -> subprocess.CompletedProcess[str]:
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("P2PDILOCO_")}
+    return subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, env=clean, timeout=60, check=False
+    )
+
+
+def test_help_of_every_command_imports_nothing_heavy() -> None:
+    probe = f"""
+import json, sys
+from p2pdiloco.cli.main import run
+statuses = [run([*command, "--help"]) for command in {COMMANDS!r}]
+print(json.dumps([statuses, sorted({{name.partition(".")[0] for name in sys.modules}})]))
+"""
+    done = _python("-c", probe)
+    statuses, modules = json.loads(done.stdout.splitlines()[-1])
+    assert statuses == [0] * len(COMMANDS), done.stderr
+    heavy = {
+        "torch",
+        "hivemind",
+        "numpy",
+        "matplotlib",
+        "rich",
+        "asyncio",
+        "uvloop",
+        "cryptography",
+        "safetensors",
+    }
+    assert not heavy & set(modules)
+
+
+def test_version_as_a_module_and_refusal_of_python_O() -> None:
+    assert _python("-m", "p2pdiloco", "--version").stdout == f"p2pdiloco, version {__version__}\n"
+    refused = _python("-O", "-m", "p2pdiloco", "--version")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert refused.stderr.startswith("error: p2pdiloco does not run under python -O")

@@ -1,0 +1,169 @@
+"""run.toml: what is written is read back, and every mistake is one sentence naming file and key."""
+
+from __future__ import annotations
+
+import itertools
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from p2pdiloco.config import presets
+from p2pdiloco.config.comments import COMMENTS, TABLES
+from p2pdiloco.config.loader import (
+    MAX_MANIFEST_BYTES,
+    canonical_bytes,
+    load_manifest,
+    manifest_from_canonical,
+    render_toml,
+)
+from p2pdiloco.config.manifest import Manifest
+from p2pdiloco.config.schema import keys_of, tables_of
+from p2pdiloco.errors import ConfigError, RemoteError
+
+TINY = presets.TINY
+
+
+@pytest.mark.parametrize("preset", presets.PRESETS)
+def test_every_preset_is_valid_and_survives_its_own_toml(preset: str, tmp_path: Path) -> None:
+    manifest = presets.for_run(preset, "my-run.1", seed=7)
+    path = tmp_path / "run.toml"
+    path.write_text(render_toml(manifest))
+    assert load_manifest(path) == manifest
+    assert manifest_from_canonical(canonical_bytes(manifest)) == manifest
+
+
+def test_every_key_of_the_schema_is_written_with_a_comment_and_no_comment_is_stale() -> None:
+    assert list(COMMENTS) == list(keys_of(Manifest))
+    assert list(TABLES) == list(tables_of(Manifest))
+    text = render_toml(TINY)
+    written = tomllib.loads(text)
+    for key in keys_of(Manifest).values():
+        assert key.name in (written[key.section] if key.section else written)
+    lines = text.splitlines()
+    for above, line in itertools.pairwise(lines):
+        if " = " in line and not line.startswith("#"):
+            assert above.startswith("# "), line
+
+
+def test_presets_have_the_sizes_that_their_names_promise() -> None:
+    sizes = {name: presets.approximate_parameters(m.model) for name, m in presets.PRESETS.items()}
+    assert sizes["micro"] < 1e5 < 8e5 < sizes["tiny"] < 1.2e6 < 9e6 < sizes["small"] < 12e6
+    assert 123e6 < sizes["gpt2"] < 126e6
+
+
+REPLACED = [
+    ("delay_steps = 8", "delay_steps = 30", "sync.delay_steps must be below sync.inner_steps (24), it is 30"),
+    ("width = 128", "width = 130", "model.width must be a multiple of model.heads (4), it is 130"),
+    (
+        "tokens_per_step = 1024",
+        "tokens_per_step = 1000",
+        "inner.tokens_per_step must be a multiple of model.context_tokens (128), it is 1000",
+    ),
+    (
+        "warmup_steps = 20",
+        "warmup_steps = 700",
+        "inner.warmup_steps must be below inner.schedule_steps (700), it is 700",
+    ),
+    ("quorum = 1", "quorum = 17", "sync.quorum must be at most group.size (16), it is 17"),
+    (
+        "max_base_age_versions = 4",
+        "max_base_age_versions = 17",
+        "group.max_base_age_versions must be at most group.log_versions (16), it is 17",
+    ),
+    ("vocabulary = 256", "vocabulary = 255", "model.vocabulary must be at least 256 (raw bytes), it is 255"),
+    ("layers = 4", "layers = 0", "model.layers must be an integer from 1 to 256, it is 0"),
+    ("layers = 4", "layers = 4.5", "model.layers must be an integer from 1 to 256, it is 4.5"),
+    ("layers = 4", "layers = true", "model.layers must be an integer from 1 to 256, it is true"),
+    ("layers = 4", "", "model.layers is missing"),
+    ("seed = 0", "seed = -1", "run.seed must be an integer >= 0, it is -1"),
+    (
+        "learning_rate = 0.7",
+        "learning_rate = nan",
+        "outer.learning_rate must be a number above 0 and at most 2, it is nan",
+    ),
+    (
+        "clip_norm = 1.0",
+        "clip_norm = inf",
+        "inner.clip_norm must be a number above 0 and at most 1000000, it is inf",
+    ),
+    ("momentum = 0.9", "momentum = 1", "outer.momentum must be a number from 0 to below 1, it is 1"),
+    (
+        'contribution = "int8"',
+        'contribution = "int4"',
+        'codec.contribution must be one of "bf16", "fp32", "int8", it is "int4"',
+    ),
+    (
+        'name = "tiny"',
+        'name = "tiny\\n"',
+        'run.name must be 1 to 63 of a-z 0-9 . _ - and begin with a letter or digit, it is "tiny\\n"',
+    ),
+    ("delay_steps = 8", "delay = 8", 'there is no key "sync.delay"'),
+    ("[codec]", "[codecs]", 'there is no table "codecs"'),
+    ("format = 1", "format = 2", "format must be 1, it is 2"),
+    ("seed = 0", "seed = ", "line 12 is not valid TOML"),
+    ("seed = 0", "seed = 0\nseed = 1", "line 13 is not valid TOML"),
+]
+
+
+@pytest.mark.parametrize(
+    ("line", "instead", "sentence"), REPLACED, ids=[r[1][:30] or "missing" for r in REPLACED]
+)
+def test_mistakes_are_one_sentence(line: str, instead: str, sentence: str, tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    text = render_toml(TINY)
+    assert f"\n{line}\n" in text
+    path.write_text(text.replace(f"\n{line}\n", f"\n{instead}\n", 1))
+    with pytest.raises(ConfigError) as caught:
+        load_manifest(path)
+    message = str(caught.value)
+    assert message.startswith(f"{path}: {sentence}")
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [("sync.delay_step = 4", "sync.delay_steps"), ("sync.seed = 4", "run.seed"), ("sync.zzzz = 4", None)],
+)
+def test_an_unknown_key_comes_with_the_closest_known_one(
+    written: str, meant: str | None, tmp_path: Path
+) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(written)
+    with pytest.raises(ConfigError, match="there is no key") as caught:
+        load_manifest(path)
+    assert caught.value.hint == (f'did you mean "{meant}"?' if meant else "")
+
+
+def test_unreadable_files(tmp_path: Path) -> None:
+    for make, words in (
+        (lambda p: None, "there is no such file"),
+        (lambda p: p.mkdir(), "cannot be read: Is a directory"),
+        (lambda p: p.write_bytes(b"a = '\xff'"), "is not UTF-8 text (byte 5)"),
+        (lambda p: p.write_bytes(b"#" * 70_000), "is larger than 64 KiB"),
+        (lambda p: p.write_bytes(b"sync = 1\n"), "sync must be a table, it is 1"),
+    ):
+        path = tmp_path / f"{words[:12]}.toml"
+        make(path)
+        with pytest.raises(ConfigError) as caught:
+            load_manifest(path)
+        assert str(caught.value).startswith(f"{path}: {words}")
+
+
+def test_what_a_peer_sends_is_refused_with_a_reason() -> None:
+    good = canonical_bytes(TINY)
+    broken_rule = good.replace(b"\xabdelay_steps\x08", b"\xabdelay_steps\x63")
+    longer_number = good.replace(b"\xabdelay_steps\x08", b"\xabdelay_steps\xcc\x08")
+    assert broken_rule != good and longer_number != good
+    for data, reason in (
+        (good[:-1], "manifest-garbage"),
+        (good + b"\xc0", "manifest-garbage"),
+        (longer_number, "manifest-garbage"),
+        (b"\x91" * 5000, "manifest-garbage"),
+        (b"", "manifest-garbage"),
+        (broken_rule, "manifest-invalid"),
+        (b"\x00" * (MAX_MANIFEST_BYTES + 1), "manifest-oversized"),
+    ):
+        with pytest.raises(RemoteError) as caught:
+            manifest_from_canonical(data)
+        assert caught.value.reason == reason
