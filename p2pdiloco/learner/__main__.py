@@ -1,0 +1,76 @@
+"""The learner process: `python -m p2pdiloco.learner CHANNEL_FD EXCHANGE_FD`, started by `learner.host`.
+
+Torch is imported only when the watcher thread runs: so a daemon that dies early takes the learner along.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import traceback
+
+from p2pdiloco.errors import P2PDilocoError
+from p2pdiloco.learner.channel import ChannelBroken, Failed, LearnerEnd
+
+EXIT_FAILED = 1
+EXIT_ORPHANED = 70
+START_TIMEOUT_S = 60.0
+DRAIN_TIMEOUT_S = 2.0
+
+
+def main(channel_fd: int, exchange_fd: int) -> int:
+    """Run a learner to its end; returns the exit status."""
+    # Whether a Ctrl-C at the terminal ends this node is for the daemon to say.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sock = socket.socket(fileno=channel_fd)
+    threading.Thread(target=_end_with_daemon, args=(sock,), name="daemon-watch", daemon=True).start()
+    channel = LearnerEnd(sock)
+    try:
+        _learn(channel, exchange_fd)
+        channel.drain(DRAIN_TIMEOUT_S)
+    except ChannelBroken as error:
+        print(f"learner ends: {error}", file=sys.stderr)
+        return EXIT_ORPHANED
+    except P2PDilocoError as error:
+        print(f"learner failed: {error}", file=sys.stderr)
+        return _fail(channel, str(error))
+    except BaseException as error:  # noqa: BLE001 (the end of the process: reported, not swallowed)
+        traceback.print_exc()
+        return _fail(channel, f"{type(error).__name__}: {error}")
+    return 0
+
+
+def _learn(channel: LearnerEnd, exchange_fd: int) -> None:
+    start = channel.wait_start(START_TIMEOUT_S)
+    if start.options.niceness:
+        os.nice(start.options.niceness)
+    from p2pdiloco.learner.process import run
+
+    run(channel, start, exchange_fd)
+
+
+def _fail(channel: LearnerEnd, reason: str) -> int:
+    try:
+        channel.emit(Failed(reason[:4096]))
+        channel.drain(DRAIN_TIMEOUT_S)
+    except ChannelBroken as error:
+        print(f"and nobody to tell: {error}", file=sys.stderr)
+    return EXIT_FAILED
+
+
+def _end_with_daemon(sock: socket.socket) -> None:
+    """End this process as soon as the other end of the socket is closed, whatever it is doing."""
+    hang_up = getattr(select, "POLLRDHUP", 0) | select.POLLHUP
+    poll = select.poll()
+    poll.register(sock.fileno(), hang_up)
+    while not any(happened & (hang_up | select.POLLERR) for _, happened in poll.poll()):
+        pass
+    os._exit(EXIT_ORPHANED)
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]), int(sys.argv[2])))

@@ -1,0 +1,156 @@
+"""The learner's own state on disk: one safetensors file, written atomically, checked by digest.
+
+It keeps what no peer has: per fragment the displacement from the base (it does not depend on which
+version the base is, so it can be put on a newer one) and the part of it that was not in flight, the
+optimizer's moments, the counters, and the position in the data. Digest: SHA-256 over the metadata and
+the bytes of all tensors by name, in the file's own metadata; so one rename replaces file and digest together.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+import torch
+from msgspec import Struct
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from p2pdiloco.errors import StorageError
+from p2pdiloco.learner.channel import RestoreMode
+from p2pdiloco.learner.fragments import Counters, Fragments
+from p2pdiloco.learner.loop import Training
+from p2pdiloco.learner.optim import moments, set_moments
+
+FORMAT = 1
+
+
+class LearnerMeta(Struct, frozen=True):
+    """The part of a learner state that is not tensors."""
+
+    format: int
+    schema: str
+    """Digest of parameter names and shapes and of the number of fragments."""
+    inner_step: int
+    tokens_total: int
+    position: int
+    """Windows taken from the data stream."""
+    optimizer_steps: int
+    counters: tuple[Counters, ...]
+
+
+def save(path: Path, training: Training, fragments: Fragments) -> None:
+    """Write the state of training and fragments; at every moment `path` is a whole file, old or new.
+
+    Raises:
+        StorageError: the disk is full or the folder cannot be written; an older file is untouched.
+    """
+    optimizer_steps, tensors = moments(training.model, training.optimizer)
+    for index, counters in enumerate(fragments.counters):
+        if counters.unmerged_steps:
+            tensors[f"displacement.{index}"] = fragments.displacement(index)
+        if counters.slot_in_use:
+            tensors[f"rest.{index}"] = fragments.rest(index)
+    meta = LearnerMeta(
+        format=FORMAT,
+        schema=_schema(training, fragments),
+        inner_step=training.inner_step,
+        tokens_total=training.tokens_total,
+        position=training.stream.position,
+        optimizer_steps=optimizer_steps,
+        counters=tuple(fragments.counters),
+    )
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    text = msgspec.json.encode(meta).decode()
+    metadata = {"learner": text, "digest": _digest(text, tensors)}
+    _write_atomically(path, lambda temporary: save_file(tensors, temporary, metadata))
+
+
+def restore(path: Path, modes: Sequence[RestoreMode], training: Training, fragments: Fragments) -> None:
+    """Take over a saved state: time and moments always, displacements by `modes` (`channel.Start.restore`).
+
+    theta of every fragment is set to its base minus what is taken. Nothing is changed on an error.
+
+    Raises:
+        StorageError: no file, a torn or corrupt one, or one of another model.
+    """
+    meta, tensors = _read(path)
+    if meta.schema != _schema(training, fragments):
+        raise StorageError(f"the learner state {path} belongs to another model", "use another data folder")
+    try:
+        set_moments(training.model, training.optimizer, meta.optimizer_steps, tensors)
+    except (KeyError, ValueError) as error:
+        raise StorageError(f"the learner state {path} is incomplete: {error}") from error
+    training.inner_step, training.tokens_total = meta.inner_step, meta.tokens_total
+    training.stream.position = meta.position
+    for index, mode in enumerate(modes):
+        saved = meta.counters[index]
+        if mode == "none":
+            continue
+        whole = mode == "all" or not saved.slot_in_use
+        displacement = tensors.get(f"displacement.{index}" if whole else f"rest.{index}")
+        fragments.reset_to_base(index, displacement)
+        fragments.counters[index] = Counters(
+            unmerged_tokens=saved.unmerged_tokens - (0 if whole else saved.sent_tokens),
+            unmerged_steps=saved.unmerged_steps - (0 if whole else saved.sent_steps),
+            steps_since_base=saved.steps_since_base,
+        )
+
+
+def _read(path: Path) -> tuple[LearnerMeta, dict[str, Tensor]]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
+        text = metadata["learner"]
+        if metadata["digest"] != _digest(text, tensors):
+            raise StorageError(f"the learner state {path} is corrupt: its digest does not match")
+        meta = msgspec.json.decode(text, type=LearnerMeta)
+    except FileNotFoundError as error:
+        raise StorageError(f"there is no learner state {path}") from error
+    except (OSError, SafetensorError, KeyError, msgspec.DecodeError) as error:
+        raise StorageError(f"the learner state {path} is torn or corrupt: {error}") from error
+    if meta.format != FORMAT:
+        raise StorageError(f"the learner state {path} has format {meta.format}, this version reads {FORMAT}")
+    return meta, tensors
+
+
+def _write_atomically(path: Path, write: Callable[[Path], None]) -> None:
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        write(temporary)
+        _sync(temporary)
+        temporary.replace(path)
+        _sync(path.parent)
+    except (OSError, SafetensorError) as error:
+        temporary.unlink(missing_ok=True)
+        raise StorageError(
+            f"cannot save the learner state {path}: {error}", "free some disk space"
+        ) from error
+
+
+def _sync(path: Path) -> None:
+    """Make a file, or the names in a folder, durable."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _schema(training: Training, fragments: Fragments) -> str:
+    shapes = [(name, list(p.shape)) for name, p in training.model.named_parameters()]
+    return hashlib.sha256(msgspec.json.encode((len(fragments), shapes))).hexdigest()
+
+
+def _digest(text: str, tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256(text.encode())
+    for name in sorted(tensors):
+        flat = tensors[name].reshape(-1)
+        digest.update(f"\0{name}\0{flat.dtype}\0{list(tensors[name].shape)}\0".encode())
+        digest.update(flat.view(torch.uint8).numpy().data)
+    return digest.hexdigest()

@@ -1,0 +1,216 @@
+"""What a learner knows about its fragments: due dates, copies out, and going over to newer versions.
+
+Theory of operation
+-------------------
+A learner trains parameters theta. Of every fragment it also has a *base*: the version of the global
+parameters that theta is measured against, in one of the two base buffers of the exchange. What the
+learner has to say is its displacement D = base - theta (the pseudo-gradient of the paper).
+
+*Copy-out.* `sent <- theta`, the slot is in use, and the daemon encodes D = base - sent in its own process
+while the learner goes on. `unmerged_tokens` and `unmerged_steps` are what D took; they go on counting.
+
+*Install* of a newer version Theta', which lies in the other base buffer:
+
+    merged     the copy is in Theta'.     theta <- Theta' + rho (theta - sent)
+               rho = 1 keeps the steps made in flight, rho = 0 is the paper's overwrite. The copy's tokens
+               and steps leave the counters (with rho = 0, all do: nothing unmerged is left).
+    rebase     it is not.                 theta <- theta + (Theta' - base)
+               D does not change, so the work is in the next contribution; counters go on.
+    overwrite  D is in Theta' already.    theta <- Theta', counters zero.
+
+A rebase while the slot is in use moves theta and base alike, so `sent` must move with them. The daemon may
+just be reading `sent`, therefore it is never touched between copy-out and the end of its slot: the learner
+keeps the sum of the moves in `shift`, private memory, and merges with (theta - sent - shift).
+
+*Schedule.* A fragment is due H inner steps after its last copy-out or rebase, the first due dates are
+spread evenly over H. If its slot is still in use it is counted as deferred, and due as soon as it is free.
+A merged install does not restart the count, so that an undisturbed fragment is due exactly every H steps.
+
+What the daemon must keep to: one base buffer is the learner's (the one last `Applied`), the other is the
+daemon's; it posts no `Install` of a fragment before the last one is `Applied`, does not write a buffer
+that an encode of its own still reads (`CopiedOut.base_buffer`), posts merged only for the copy that
+occupies the slot of *this* learner process, and `FreeSlot` or merged only when its encode is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from msgspec import Struct
+from torch import Tensor
+
+from p2pdiloco.errors import invariant
+from p2pdiloco.learner.channel import BaseRef, CopiedOut, Install, NothingToCopy
+from p2pdiloco.tensors.exchange import Exchange
+from p2pdiloco.tensors.layout import FragmentLayout, gather, scatter
+
+
+class Counters(Struct):
+    """One fragment's bookkeeping; all but the slot survive a restart (`learner.checkpoint`)."""
+
+    unmerged_tokens: int = 0
+    unmerged_steps: int = 0
+    steps_since_base: int = 0
+    """Inner steps since the last copy-out, rebase or overwrite."""
+    slot_in_use: bool = False
+    sent_tokens: int = 0
+    sent_steps: int = 0
+
+
+class Fragments:
+    """The fragments of one model in one learner."""
+
+    def __init__(
+        self,
+        params: Mapping[str, Tensor],
+        layouts: Sequence[FragmentLayout],
+        exchange: Exchange,
+        bases: Sequence[BaseRef],
+        inner_steps: int,
+        keep_in_flight: float,
+    ) -> None:
+        """`params` are changed in place, on whatever device they are; `inner_steps` is H,
+        `keep_in_flight` is rho. theta is not touched here: see `reset_to_base`."""
+        invariant(len(bases) == len(layouts) == exchange.fragments, "one base per fragment")
+        self._params = params
+        self._layouts = layouts
+        self._exchange = exchange
+        self._period = inner_steps
+        self._rho = keep_in_flight
+        self.bases = list(bases)
+        self.counters = [
+            Counters(steps_since_base=inner_steps - first_due(index, len(layouts), inner_steps))
+            for index in range(len(layouts))
+        ]
+        self.deferred_copies = 0
+        self._shift: dict[int, Tensor] = {}
+        on_cuda = any(parameter.is_cuda for parameter in params.values())
+        largest = max(layout.numel for layout in layouts)
+        # Pinned, the copies from and to a GPU run at the full speed of the bus.
+        self._staging = torch.empty(largest, dtype=torch.float32, pin_memory=on_cuda)
+
+    def __len__(self) -> int:
+        return len(self._layouts)
+
+    def count_step(self, tokens: int) -> None:
+        """An inner step over `tokens` tokens has changed theta."""
+        for counters in self.counters:
+            counters.unmerged_tokens += tokens
+            counters.unmerged_steps += 1
+            counters.steps_since_base += 1
+
+    def copy_due(self, inner_step: int) -> list[CopiedOut]:
+        """Copy out every fragment that is due and whose slot is free."""
+        copies = []
+        for index, counters in enumerate(self.counters):
+            if counters.steps_since_base < self._period or not counters.unmerged_steps:
+                continue
+            if counters.slot_in_use:
+                self.deferred_copies += counters.steps_since_base == self._period
+                continue
+            copies.append(self._copy(index, inner_step, due=True))
+        return copies
+
+    def copy_out(self, fragment: int, inner_step: int) -> CopiedOut | NothingToCopy:
+        """Answer a closing call."""
+        counters = self.counters[fragment]
+        if counters.slot_in_use or not counters.unmerged_steps:
+            return NothingToCopy(fragment, counters.slot_in_use)
+        return self._copy(fragment, inner_step, due=False)
+
+    def free_slot(self, fragment: int) -> None:
+        """The copy will not be merged as it stands: its work stays in the counters, and is due again now."""
+        counters = self.counters[fragment]
+        self._release(fragment)
+        counters.steps_since_base = max(counters.steps_since_base, self._period)
+
+    @torch.no_grad()
+    def install(self, command: Install) -> None:
+        """Go over to the version in `command.buffer` (module docstring)."""
+        index, mode = command.fragment, command.mode
+        counters, old = self.counters[index], self.bases[index]
+        invariant(command.buffer == 1 - old.buffer, f"fragment {index}: install into the buffer in use")
+        theta = self._gather(index)
+        new_base = self._exchange.base(index, command.buffer)
+        if mode == "merged":
+            invariant(counters.slot_in_use, f"fragment {index}: merged, but nothing is copied out")
+            self._keep_in_flight(index, theta, new_base)
+        elif mode == "rebase":
+            move = new_base - self._exchange.base(index, old.buffer)
+            theta.add_(move)
+            if counters.slot_in_use:
+                self._shift[index] = self._shift[index].add_(move) if index in self._shift else move
+            counters.steps_since_base = 0
+        else:
+            theta.copy_(new_base)
+            self._release(index)
+            self.counters[index] = Counters()
+        scatter(theta, self._layouts[index], self._params)
+        self.bases[index] = BaseRef(command.number, command.buffer)
+
+    # --- displacements, for saving and restoring -------------------------------------------------
+
+    def displacement(self, fragment: int) -> Tensor:
+        """D = base - theta: fp32 (numel,), new memory."""
+        return self._exchange.base(fragment, self.bases[fragment].buffer) - self._gather(fragment)
+
+    def rest(self, fragment: int) -> Tensor:
+        """The part of D that is not in the copy in flight: sent + shift - theta (fp32, new memory)."""
+        rest = self._exchange.sent(fragment) - self._gather(fragment)
+        return rest.add_(self._shift[fragment]) if fragment in self._shift else rest
+
+    @torch.no_grad()
+    def reset_to_base(self, fragment: int, displacement: Tensor | None = None) -> None:
+        """theta <- base - displacement (None: the base itself)."""
+        base = self._exchange.base(fragment, self.bases[fragment].buffer)
+        theta = base if displacement is None else base - displacement
+        scatter(theta, self._layouts[fragment], self._params)
+
+    def scatter_bases(self, params: Mapping[str, Tensor]) -> None:
+        """Put the global parameters (every fragment's current base) into another instance of the model."""
+        for layout, base in zip(self._layouts, self.bases, strict=True):
+            scatter(self._exchange.base(layout.index, base.buffer), layout, params)
+
+    # ---------------------------------------------------------------------------------------------
+
+    def _gather(self, fragment: int) -> Tensor:
+        layout = self._layouts[fragment]
+        theta = self._staging[: layout.numel]
+        gather(self._params, layout, theta)
+        return theta
+
+    def _copy(self, fragment: int, inner_step: int, due: bool) -> CopiedOut:
+        counters, base = self.counters[fragment], self.bases[fragment]
+        self._exchange.sent(fragment).copy_(self._gather(fragment))
+        counters.slot_in_use = True
+        counters.sent_tokens, counters.sent_steps = counters.unmerged_tokens, counters.unmerged_steps
+        counters.steps_since_base = 0
+        return CopiedOut(
+            fragment, counters.sent_tokens, counters.sent_steps, base.number, base.buffer, inner_step, due
+        )
+
+    def _keep_in_flight(self, fragment: int, theta: Tensor, new_base: Tensor) -> None:
+        counters = self.counters[fragment]
+        theta.sub_(self._exchange.sent(fragment))
+        if fragment in self._shift:
+            theta.sub_(self._shift[fragment])
+        theta.mul_(self._rho).add_(new_base)
+        if self._rho == 0:
+            counters.unmerged_tokens = counters.unmerged_steps = 0
+            counters.steps_since_base %= self._period  # nothing to say at a date that passed in flight
+        else:
+            counters.unmerged_tokens -= counters.sent_tokens
+            counters.unmerged_steps -= counters.sent_steps
+        self._release(fragment)
+
+    def _release(self, fragment: int) -> None:
+        counters = self.counters[fragment]
+        counters.slot_in_use = False
+        counters.sent_tokens = counters.sent_steps = 0
+        self._shift.pop(fragment, None)
+
+
+def first_due(fragment: int, fragments: int, inner_steps: int) -> int:
+    """The inner step at which a fragment is due for the first time: max(1, round((p + 1) H / P))."""
+    return max(1, round((fragment + 1) * inner_steps / fragments))

@@ -1,0 +1,123 @@
+"""The inner loop. It knows a model, an optimizer and text; it does not know that peers exist.
+
+After every inner step it calls `boundary`, which may change the parameters (`learner.mailbox` does, a
+benchmark does not) and says whether to go on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from msgspec import Struct
+from torch import Tensor
+from torch.nn import functional
+
+from p2pdiloco.config.manifest import Manifest
+from p2pdiloco.errors import P2PDilocoError, UserError
+from p2pdiloco.learner.data import Corpus, Stream
+from p2pdiloco.learner.device import autocast, micro_batch_tokens
+from p2pdiloco.learner.model import Transformer
+from p2pdiloco.learner.optim import clip, learning_rate, make_optimizer, set_learning_rate
+
+MAX_SKIPPED_IN_A_ROW = 10
+
+
+class TrainingDiverged(P2PDilocoError):
+    """Loss or gradient was not finite for `MAX_SKIPPED_IN_A_ROW` inner steps in a row."""
+
+
+class StepReport(Struct, frozen=True):
+    """What an inner step came to."""
+
+    inner_step: int
+    """Inner steps made so far, this one included."""
+    loss: float
+    """Mean over the step's tokens, nats per token."""
+    tokens: int
+    """Tokens that went into the parameters; 0 if the step was skipped."""
+
+
+class Training:
+    """Everything that an inner step reads and writes. Public attributes are what a checkpoint keeps."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        model: Transformer,
+        corpus: Corpus,
+        peer: str,
+        micro_batch: int = 0,
+    ) -> None:
+        """`model` is on its device already. `micro_batch`: tokens of one pass, 0: `learner.device` decides.
+
+        Raises:
+            UserError: tokens_per_step does not fit the context, or there is too little text.
+        """
+        context = manifest.model.context_tokens
+        self.section = manifest.inner
+        if self.section.tokens_per_step % context:
+            raise UserError(
+                f"inner.tokens_per_step {self.section.tokens_per_step} is not a multiple of "
+                f"model.context_tokens {context}"
+            )
+        self.model = model
+        self.device = next(model.parameters()).device
+        self.optimizer = make_optimizer(model, self.section)
+        self.stream = Stream(corpus, context, manifest.run.seed, peer)
+        self.inner_step = 0
+        self.tokens_total = 0
+        self.skipped_steps = 0
+        self._skipped_in_a_row = 0
+        self._windows = self.section.tokens_per_step // context
+        tokens = micro_batch_tokens(self.device, micro_batch, self.section.tokens_per_step)
+        self._micro_windows = max(1, tokens // context)
+
+    def step(self) -> StepReport:
+        """One inner step: forward, backward, clip, AdamW.
+
+        Raises:
+            TrainingDiverged: see there.
+        """
+        set_learning_rate(self.optimizer, learning_rate(self.section, self.inner_step))
+        self.optimizer.zero_grad(set_to_none=True)
+        windows = self.stream.take(self._windows)
+        loss_sum = torch.zeros((), device=self.device)
+        for micro in torch.split(windows, self._micro_windows):
+            loss = self._loss(micro) * (len(micro) / self._windows)
+            torch.autograd.backward(loss)
+            loss_sum += loss.detach()
+        norm = clip(self.model, self.section)
+        loss_value, norm_value = torch.stack((loss_sum, norm)).tolist()  # the one wait for an accelerator
+        tokens = self._update(math.isfinite(loss_value) and math.isfinite(norm_value))
+        self.inner_step += 1
+        self.tokens_total += tokens
+        return StepReport(self.inner_step, loss_value, tokens)
+
+    def _loss(self, windows: Tensor) -> Tensor:
+        windows = windows.to(self.device)
+        with autocast(self.device):
+            logits = self.model(windows[:, :-1])
+        return functional.cross_entropy(logits.float().flatten(0, 1), windows[:, 1:].flatten())
+
+    def _update(self, finite: bool) -> int:
+        """Make the optimizer step, or skip it: a bad batch must not become a peer's parameters."""
+        if finite:
+            self._skipped_in_a_row = 0
+            self.optimizer.step()
+            return self.section.tokens_per_step
+        self.skipped_steps += 1
+        self._skipped_in_a_row += 1
+        if self._skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
+            raise TrainingDiverged(
+                f"loss or gradient was not finite in {MAX_SKIPPED_IN_A_ROW} inner steps in a row "
+                f"(up to inner step {self.inner_step})"
+            )
+        return 0
+
+
+def train(training: Training, boundary: Callable[[StepReport], bool]) -> None:
+    """Inner steps until `boundary` says no."""
+    while boundary(training.step()):
+        pass

@@ -1,0 +1,171 @@
+"""What the learner does for the daemon, once per inner step and without ever waiting for it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from torch import Tensor
+
+from p2pdiloco.errors import StorageError, invariant
+from p2pdiloco.learner import checkpoint
+from p2pdiloco.learner.channel import (
+    AnyCommand,
+    Applied,
+    CopyOut,
+    Evaluate,
+    Evaluated,
+    FreeSlot,
+    Install,
+    LearnerEnd,
+    Save,
+    Saved,
+    Status,
+    Stop,
+)
+from p2pdiloco.learner.evaluate import evaluate
+from p2pdiloco.learner.fragments import Fragments
+from p2pdiloco.learner.loop import StepReport, Training
+from p2pdiloco.learner.model import Transformer, named_parameters
+
+SMOOTHING = 0.2
+"""Weight of the newest value in moving averages."""
+
+
+class Meter:
+    """Times of inner steps, without the pauses that evaluation and saving make."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._last: float | None = None
+        self.step_time_s = 0.0
+        self.loss: float | None = None
+        self.longest_gap_s = 0.0
+
+    def step(self, report: StepReport) -> float:
+        """An inner step has ended; returns the time."""
+        now = self._clock()
+        if self._last is not None:  # the first step warms the libraries up, and has no gap before it
+            gap_s = now - self._last
+            self.longest_gap_s = max(self.longest_gap_s, gap_s)
+            self.step_time_s += (gap_s - self.step_time_s) * (SMOOTHING if self.step_time_s else 1.0)
+        self._last = now
+        if report.tokens:
+            old = report.loss if self.loss is None else self.loss
+            self.loss = old + (report.loss - old) * SMOOTHING
+        return now
+
+    def exclude(self, since: float) -> None:
+        """The time since then was not the inner loop's."""
+        if self._last is not None:
+            self._last += self._clock() - since
+
+    def take_longest_gap_s(self) -> float:
+        """Longest gap since the last call."""
+        gap_s, self.longest_gap_s = self.longest_gap_s, 0.0
+        return gap_s
+
+
+class Mailbox:
+    """The boundary hook of `loop.train`."""
+
+    def __init__(
+        self,
+        channel: LearnerEnd,
+        training: Training,
+        fragments: Fragments,
+        heldout: Tensor,
+        spare_model: Callable[[], Transformer],
+        status_interval_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`heldout`: windows (n, context + 1); `spare_model` makes the second instance that the global
+        parameters are evaluated in, at the first evaluation."""
+        self._channel = channel
+        self._training = training
+        self._fragments = fragments
+        self._heldout = heldout
+        self._spare_model = spare_model
+        self._spare: Transformer | None = None
+        self._status_interval_s = status_interval_s
+        self._clock = clock
+        self._meter = Meter(clock)
+        self._next_status = clock()
+        self.stopping = False
+        """Set (by a signal handler, for instance) to end at the next boundary."""
+
+    def boundary(self, report: StepReport) -> bool:
+        """Between two inner steps: commands, copies that are due, a status. False: stop.
+
+        Raises:
+            ChannelBroken: the daemon is gone, or does not read.
+        """
+        now = self._meter.step(report)
+        if report.tokens:
+            self._fragments.count_step(report.tokens)
+        for command in self._channel.poll():
+            self._obey(command)
+        if self.stopping:
+            return False
+        for copied in self._fragments.copy_due(self._training.inner_step):
+            self._channel.emit(copied)
+        if now >= self._next_status:
+            self._next_status = now + self._status_interval_s
+            self._channel.emit(self._status())
+        self._channel.flush()
+        return True
+
+    def _obey(self, command: AnyCommand) -> None:
+        match command:
+            case Install():
+                self._fragments.install(command)
+                self._channel.emit(Applied(command.fragment, command.number, self._training.inner_step))
+            case CopyOut(fragment):
+                self._channel.emit(self._fragments.copy_out(fragment, self._training.inner_step))
+            case FreeSlot(fragment):
+                self._fragments.free_slot(fragment)
+            case Evaluate(tag):
+                since = self._clock()
+                loss, tokens = self._evaluate()
+                self._meter.exclude(since)
+                self._channel.emit(Evaluated(tag, loss, tokens))
+            case Save(path):
+                self._save(path)
+            case Stop(save_path):
+                if save_path is not None:
+                    self._save(save_path)
+                self.stopping = True
+            case _:
+                invariant(False, f"a second {type(command).__name__}")
+
+    def _evaluate(self) -> tuple[float, int]:
+        if self._spare is None:
+            self._spare = self._spare_model()
+        self._fragments.scatter_bases(named_parameters(self._spare))
+        return evaluate(self._spare, self._heldout)
+
+    def _save(self, path: str) -> None:
+        since = self._clock()
+        try:
+            checkpoint.save(Path(path), self._training, self._fragments)
+            saved = Saved(path, True)
+        except StorageError as error:
+            saved = Saved(path, False, str(error)[:4096])
+        self._meter.exclude(since)
+        self._channel.emit(saved)
+
+    def _status(self) -> Status:
+        meter, training = self._meter, self._training
+        per_step = training.section.tokens_per_step
+        return Status(
+            inner_step=training.inner_step,
+            tokens_total=training.tokens_total,
+            tokens_per_s=per_step / meter.step_time_s if meter.step_time_s else 0.0,
+            step_time_s=meter.step_time_s,
+            loss=meter.loss,
+            longest_gap_s=meter.take_longest_gap_s(),
+            cpu_s=time.process_time(),
+            skipped_steps=training.skipped_steps,
+            deferred_copies=self._fragments.deferred_copies,
+        )
