@@ -1,0 +1,263 @@
+"""Bulk streams between nodes: contributions pushed, updates and states pulled. They can break at any point."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from p2pdiloco.core.effects import FetchState, FetchUpdate, OfferContribution
+from p2pdiloco.core.events import (
+    ContributionAnswered,
+    ContributionBroken,
+    ContributionOffered,
+    ContributionReceived,
+    ContributionUndelivered,
+    FetchFailed,
+    StateFetched,
+    UpdateFetched,
+)
+from p2pdiloco.core.types import Head, SignedContribution, SignedVersion, Watermark
+from p2pdiloco.simulation.lineage import Displacement, FragmentState, OuterUpdate
+
+if TYPE_CHECKING:
+    from p2pdiloco.simulation.clock import Clock
+    from p2pdiloco.simulation.host import Host
+    from p2pdiloco.simulation.network import Network
+
+OFFER_TIMEOUT_S = 12.0
+"""A sender that has no last word so long after its payload should be there gives the transfer up."""
+DIAL_TIMEOUT_S = 2.0
+STATE_PER_UPDATE_BYTES = 8
+"""A fragment's state (Theta and momentum) is so many times as large as its update."""
+
+
+@dataclass(slots=True)
+class Transfer:
+    """One pushed contribution."""
+
+    number: int
+    sender: Host
+    receiver: Host
+    signed: SignedContribution
+    displacement: Displacement
+    epoch: int
+    opened_s: float
+    accepted: bool = False
+    done: bool = False
+    """The sender has its answer, or gave up."""
+
+
+class Bulk:
+    """All streams of the world."""
+
+    def __init__(self, clock: Clock, network: Network, hosts: dict[str, Host]) -> None:
+        self._clock = clock
+        self._network = network
+        self._hosts = hosts
+        self._numbers = 0
+        self.open: dict[int, Transfer] = {}
+        """Transfers whose receiver still owes the last word."""
+
+    def _reachable(self, source: Host, target: Host | None) -> bool:
+        return target is not None and target.up and self._network.both_ways(source.peer, target.peer)
+
+    # --- contributions -------------------------------------------------------------------------------
+
+    def offer(self, sender: Host, effect: OfferContribution, displacement: Displacement) -> None:
+        """Send the header; the receiver's core decides about the payload."""
+        receiver = self._hosts.get(effect.peer)
+        if receiver is None or not self._reachable(sender, receiver):
+            header = effect.signed.header
+            lost = ContributionUndelivered(header.fragment, header.stamp, effect.peer)
+            sender.later(DIAL_TIMEOUT_S, sender.feed, lost)
+            return
+        self._numbers += 1
+        epoch = self._network.epoch(sender.peer, receiver.peer)
+        transfer = Transfer(
+            self._numbers, sender, receiver, effect.signed, displacement, epoch, self._clock.now
+        )
+        self._clock.after(self._network.latency_s(sender.peer, receiver.peer), self._arrive, transfer)
+
+    def _arrive(self, transfer: Transfer) -> None:
+        if not self._whole(transfer):
+            self._undelivered(transfer)
+            return
+        self.open[transfer.number] = transfer
+        header = transfer.signed.header
+        rate = transfer.sender.spec.bandwidth_bytes_s
+        patience_s = OFFER_TIMEOUT_S + header.payload_bytes / rate * 4
+        transfer.sender.later(patience_s, self._undelivered, transfer)
+        offered = ContributionOffered(transfer.number, transfer.sender.peer, transfer.signed)
+        transfer.receiver.run_when_awake(transfer.receiver.feed, offered)
+
+    def _whole(self, transfer: Transfer) -> bool:
+        a, b = transfer.sender, transfer.receiver
+        return a.up and b.up and transfer.epoch == self._network.epoch(a.peer, b.peer)
+
+    def _undelivered(self, transfer: Transfer) -> None:
+        if transfer.done:
+            return
+        transfer.done = True
+        header = transfer.signed.header
+        lost = ContributionUndelivered(header.fragment, header.stamp, transfer.receiver.peer)
+        transfer.sender.later(DIAL_TIMEOUT_S, transfer.sender.feed, lost)
+
+    def accept(self, number: int) -> None:
+        """The receiver wants the payload."""
+        transfer = self.open.get(number)
+        if transfer is None:
+            return
+        transfer.accepted = True
+        sender, receiver = transfer.sender, transfer.receiver
+        rate = min(sender.spec.bandwidth_bytes_s, receiver.spec.bandwidth_bytes_s)
+        size = transfer.signed.header.payload_bytes
+        time_s = self._network.transfer_s(sender.peer, receiver.peer, size, rate)
+        self._clock.after(time_s, self._payload, transfer)
+
+    def _payload(self, transfer: Transfer) -> None:
+        receiver = transfer.receiver
+        if not self._whole(transfer) or transfer.done:
+            self.open.pop(transfer.number, None)
+            self._undelivered(transfer)
+            receiver.run_when_awake(receiver.feed, ContributionBroken(transfer.number, "cut"))
+            return
+        receiver.run_when_awake(self._hand_over, transfer)
+
+    def _hand_over(self, transfer: Transfer) -> None:
+        ticket = transfer.receiver.new_ticket(transfer.displacement)
+        transfer.receiver.feed(ContributionReceived(transfer.number, ticket))
+
+    def answer(self, number: int, accepted: bool, reason: str, head: Head | None) -> None:
+        """The receiver's last word (also: it does not want the payload)."""
+        transfer = self.open.pop(number, None)
+        if transfer is None or transfer.done:
+            return
+        if not self._whole(transfer):
+            self._undelivered(transfer)
+            return
+        header = transfer.signed.header
+        event = ContributionAnswered(
+            header.fragment, header.stamp, transfer.receiver.peer, accepted, reason, head
+        )
+        delay_s = self._network.latency_s(transfer.receiver.peer, transfer.sender.peer)
+        self._clock.after(delay_s, self._answered, transfer, event)
+
+    def _answered(self, transfer: Transfer, event: ContributionAnswered) -> None:
+        if transfer.done:
+            return
+        if not self._whole(transfer):
+            self._undelivered(transfer)
+            return
+        transfer.done = True
+        transfer.sender.run_when_awake(transfer.sender.feed, event)
+
+    def host_down(self, host: Host) -> None:
+        """A node died: what it was sending or receiving is broken for the other side."""
+        for transfer in [t for t in self.open.values() if host in (t.sender, t.receiver)]:
+            if host is transfer.receiver:
+                del self.open[transfer.number]
+                self._undelivered(transfer)
+            elif not transfer.accepted:
+                transfer.done = True
+
+    # --- pulls ---------------------------------------------------------------------------------------
+
+    def fetch_update(self, asker: Host, effect: FetchUpdate) -> None:
+        """Pull one update from a holder's log."""
+        self._dial(asker, effect)
+
+    def fetch_state(self, asker: Host, effect: FetchState, generation: int) -> None:
+        """Pull a fragment's newest state into the asker's spare copy."""
+        self._dial(asker, effect, generation)
+
+    def _dial(self, asker: Host, effect: FetchUpdate | FetchState, generation: int = 0) -> None:
+        holder = self._hosts.get(effect.peer)
+        if holder is None or not self._reachable(asker, holder):
+            self._failed(asker, effect, "unreachable", DIAL_TIMEOUT_S, generation)
+            return
+        epoch = self._network.epoch(asker.peer, holder.peer)
+        delay_s = self._network.latency_s(asker.peer, holder.peer)
+        self._clock.after(delay_s, self._serve, asker, holder, effect, epoch, generation)
+
+    def _serve(
+        self, asker: Host, holder: Host, effect: FetchUpdate | FetchState, epoch: int, generation: int
+    ) -> None:
+        network = self._network
+        if not holder.up or holder.frozen or epoch != network.epoch(asker.peer, holder.peer):
+            self._failed(
+                asker, effect, "unreachable", (5 if holder.frozen else 1) * DIAL_TIMEOUT_S, generation
+            )
+            return
+        back_s = network.latency_s(holder.peer, asker.peer)
+        if not holder.may_serve:
+            self._failed(asker, effect, "not-ready", back_s, generation)
+            return
+        store = holder.stores[effect.fragment]
+        rate = min(asker.spec.bandwidth_bytes_s, holder.spec.bandwidth_bytes_s)
+        if isinstance(effect, FetchUpdate):
+            found = store.log.get(effect.number)
+            if found is None:
+                self._failed(asker, effect, "gone", back_s, generation)
+                return
+            size = found[0].header.update_bytes
+            time_s = network.transfer_s(holder.peer, asker.peer, size, rate)
+            self._clock.after(time_s, self._update_here, asker, holder, effect, epoch, found)
+            return
+        if store.version.header.number < effect.number:
+            self._failed(asker, effect, "gone", back_s, generation)
+            return
+        size = asker.max_payload_bytes(effect.fragment) * STATE_PER_UPDATE_BYTES
+        time_s = network.transfer_s(holder.peer, asker.peer, size, rate)
+        given = (store.version, store.state, store.watermarks)
+        self._clock.after(time_s, self._state_here, asker, holder, effect, epoch, generation, given)
+
+    def _update_here(
+        self,
+        asker: Host,
+        holder: Host,
+        effect: FetchUpdate,
+        epoch: int,
+        found: tuple[SignedVersion, OuterUpdate],
+    ) -> None:
+        if not holder.up or epoch != self._network.epoch(asker.peer, holder.peer):
+            self._failed(asker, effect, "unreachable", DIAL_TIMEOUT_S)
+            return
+        asker.run_when_awake(self._hand_update, asker, effect, found)
+
+    def _hand_update(
+        self, asker: Host, effect: FetchUpdate, found: tuple[SignedVersion, OuterUpdate]
+    ) -> None:
+        version, update = found
+        ticket = asker.new_ticket(update)
+        asker.feed(UpdateFetched(effect.fragment, effect.peer, version, ticket))
+
+    def _state_here(
+        self,
+        asker: Host,
+        holder: Host,
+        effect: FetchState,
+        epoch: int,
+        generation: int,
+        given: tuple[SignedVersion, FragmentState, tuple[Watermark, ...]],
+    ) -> None:
+        if not holder.up or epoch != self._network.epoch(asker.peer, holder.peer):
+            self._failed(asker, effect, "unreachable", DIAL_TIMEOUT_S, generation)
+            return
+        asker.run_when_awake(asker.state_arrived, effect, generation, *given)
+
+    def _failed(
+        self,
+        asker: Host,
+        effect: FetchUpdate | FetchState,
+        reason: str,
+        delay_s: float,
+        generation: int = 0,
+    ) -> None:
+        asker.later(delay_s, self._fetch_failed, asker, effect, reason, generation)
+
+    def _fetch_failed(
+        self, asker: Host, effect: FetchUpdate | FetchState, reason: str, generation: int
+    ) -> None:
+        if isinstance(effect, FetchState):
+            asker.state_failed(effect, generation)
+        asker.feed(FetchFailed(effect.fragment, effect.number, effect.peer, reason))

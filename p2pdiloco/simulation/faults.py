@@ -1,0 +1,192 @@
+"""What goes wrong: faults drawn per seed within what the protocol promises to survive."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from p2pdiloco.core.events import LeaveRequested
+from p2pdiloco.simulation.invariants import Violation
+from p2pdiloco.simulation.plan import Plan, draw_spec, stream
+
+if TYPE_CHECKING:
+    from p2pdiloco.simulation.host import Host
+    from p2pdiloco.simulation.world import World
+
+LEAVE_PATIENCE_S = 20.0
+"""A node that was asked to leave must have left by then, whatever the network does."""
+KINDS = (
+    "crash",
+    "replace",
+    "learner_crash",
+    "freeze",
+    "leave",
+    "join",
+    "partition",
+    "slow_link",
+    "slow_disk",
+    "full_disk",
+)
+
+
+class Faults:
+    """Draws the times of all faults at once, and their victims when they happen."""
+
+    def __init__(self, world: World, plan: Plan) -> None:
+        self._world = world
+        self._plan = plan
+        self._rng = stream(plan.seed, "faults")
+        self.counts: dict[str, int] = {}
+        minutes = (plan.faults_until_s - plan.faults_from_s) / 60.0
+        for kind in KINDS:
+            rate = getattr(plan.mix, kind) * len(plan.nodes) * minutes
+            for _ in range(poisson(self._rng, rate)):
+                at_s = self._rng.uniform(plan.faults_from_s, plan.faults_until_s)
+                action: Callable[[], None] = getattr(self, f"_{kind}")
+                world.clock.at(at_s, self._strike, kind, action)
+
+    def _strike(self, kind: str, action: Callable[[], None]) -> None:
+        if self._plan.faults:
+            self.counts[kind] = self.counts.get(kind, 0) + 1
+            action()
+
+    def _victim(self) -> Host | None:
+        """Any node that is up; often the one that published last, for syncers are the interesting ones."""
+        up = self._world.up_hosts()
+        if not up:
+            return None
+        if self._world.last_syncer and self._rng.random() < 0.4:
+            for host in up:
+                if host.peer == self._world.last_syncer:
+                    return host
+        return self._rng.choice(up)
+
+    def _note(self, peer: str, text: str) -> None:
+        self._world.trace.decision(self._world.clock.now, peer, f"fault: {text}")
+
+    # --- nodes ---------------------------------------------------------------------------------------
+
+    def _crash(self) -> None:
+        host = self._victim()
+        if host is not None:
+            down_s = self._rng.choice([0.3, 2.0, 8.0, 20.0]) * self._rng.uniform(0.5, 1.5)
+            self._note(host.peer, f"kill -9, back in {down_s:.1f} s")
+            self._world.crash(host, back_in_s=down_s)
+
+    def _removable(self) -> Host | None:
+        """A node that may go for ever: enough others stay, and each fragment's state with them."""
+        host, world = self._victim(), self._world
+        serving = [h for h in world.up_hosts() if h.may_serve and h is not host]
+        staying = world.staying() - 1
+        enough = staying >= max(1, self._plan.config.quorum)
+        return host if host is not None and serving and enough else None
+
+    def _replace(self) -> None:
+        host = self._removable()
+        if host is not None:
+            self._note(host.peer, "machine lost with its disk")
+            self._world.crash(host, back_in_s=None)
+            self._join()
+
+    def _leave(self) -> None:
+        host = self._removable()
+        if host is None or host.leaving:
+            return
+        self._note(host.peer, "asked to leave")
+        host.leaving = True
+        host.run_when_awake(host.feed, LeaveRequested())
+        self._world.clock.after(LEAVE_PATIENCE_S, self._must_have_left, host)
+
+    def _must_have_left(self, host: Host) -> None:
+        if host.up and host.frozen:
+            self._world.clock.after(LEAVE_PATIENCE_S, self._must_have_left, host)
+        elif host.up:
+            raise Violation("leaves-in-time", f"{host.peer} was asked {LEAVE_PATIENCE_S} s ago")
+
+    def _join(self) -> None:
+        world, rng = self._world, self._rng
+        if len(world.specs) >= 14:
+            return
+        some = rng.choice(self._plan.nodes)
+        spec = draw_spec(rng, f"n{len(world.specs)}", self._plan.mix, some.step_time_s, 1.5)
+        self._note(spec.peer, "joins")
+        world.clock.after(rng.uniform(0.0, 3.0), world.launch, spec)
+        world.specs[spec.peer] = spec
+
+    def _learner_crash(self) -> None:
+        host = self._victim()
+        if host is not None and host.learner.running:
+            self._note(host.peer, "learner dies")
+            host.crash_learner(self._rng.uniform(0.5, 5.0))
+
+    def _freeze(self) -> None:
+        host = self._victim()
+        if host is None or host.frozen:
+            return
+        for_s = self._rng.choice([0.5, 4.0, 12.0]) * self._rng.uniform(0.5, 1.5)
+        self._note(host.peer, f"stands still for {for_s:.1f} s")
+        host.freeze()
+        self._world.clock.after(for_s, host.thaw, for_s)
+
+    # --- links and disks -----------------------------------------------------------------------------
+
+    def _partition(self) -> None:
+        rng, world = self._rng, self._world
+        peers = sorted(world.specs)
+        rng.shuffle(peers)
+        cut = rng.randint(1, max(1, len(peers) // 2))
+        one, other = peers[:cut], peers[cut:]
+        kind = rng.choice(["symmetric", "symmetric", "asymmetric", "flapping"])
+        for_s = rng.choice([3.0, 8.0, 25.0]) * rng.uniform(0.5, 1.3)
+        self._note("-", f"{kind} cut of {','.join(one)} for {for_s:.1f} s")
+        links = [(a, b) for a in one for b in other]
+        if kind != "asymmetric":
+            links += [(b, a) for a, b in links]
+        times = [(0.0, for_s)]
+        if kind == "flapping":
+            times = [(i * for_s / 4, i * for_s / 4 + for_s / 8) for i in range(4)]
+        for start_s, end_s in times:
+            world.clock.after(start_s, self._cut, links)
+            world.clock.after(end_s, self._mend, links)
+
+    def _cut(self, links: list[tuple[str, str]]) -> None:
+        if not self._world.healed:
+            for source, target in links:
+                self._world.network.block(source, target)
+
+    def _mend(self, links: list[tuple[str, str]]) -> None:
+        if not self._world.healed:
+            for source, target in links:
+                self._world.network.unblock(source, target)
+
+    def _slow_link(self) -> None:
+        peers = sorted(self._world.specs)
+        if len(peers) >= 2:
+            a, b = self._rng.sample(peers, 2)
+            factor = self._rng.uniform(3.0, 30.0)
+            self._note(a, f"link to {b} {factor:.0f} times slower")
+            self._world.network.slow_down(a, b, factor)
+
+    def _slow_disk(self) -> None:
+        host = self._victim()
+        if host is not None:
+            self._note(host.peer, "disk becomes slow")
+            host.disk.slow_factor = self._rng.uniform(5.0, 60.0)
+
+    def _full_disk(self) -> None:
+        host = self._victim()
+        if host is not None:
+            self._note(host.peer, "disk is full")
+            disk = host.disk
+            disk.full = True
+            self._world.clock.after(self._rng.uniform(2.0, 15.0), setattr, disk, "full", False)
+
+
+def poisson(rng: random.Random, mean: float) -> int:
+    """A Poisson draw by counting exponential gaps."""
+    count, at = 0, rng.expovariate(1.0)
+    while at < mean:
+        count += 1
+        at += rng.expovariate(1.0)
+    return count

@@ -1,0 +1,112 @@
+"""Tensors without numbers: a fragment's state is the history of what was merged into it.
+
+A learner's inner steps are numbered once and for ever, so a pseudo-gradient is the half-open range of
+steps that it carries, and "nothing lost, nothing twice" can be checked exactly.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+
+from p2pdiloco.core.types import Stamp
+
+Spans = tuple[tuple[int, int], ...]
+"""Disjoint, sorted, non-adjacent half-open ranges of inner steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Displacement:
+    """A learner's pseudo-gradient of one fragment: the inner steps [first, end)."""
+
+    fragment: int
+    learner: str
+    first: int
+    end: int
+    base: bytes
+    """Header digest of the version that the learner's parameters were measured against."""
+
+    def digest(self) -> bytes:
+        """Stands for the payload digest."""
+        return hashlib.sha256(repr((self.fragment, self.learner, self.first, self.end)).encode()).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class MergedPart:
+    """What one contribution brought into a version."""
+
+    learner: str
+    stamp: Stamp
+    first: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class OuterUpdate:
+    """The merged and encoded pseudo-gradient that every peer applies."""
+
+    fragment: int
+    number: int
+    parts: tuple[MergedPart, ...]
+    digest: bytes
+
+    @staticmethod
+    def of(fragment: int, number: int, parts: tuple[MergedPart, ...]) -> OuterUpdate:
+        """Encode a merge."""
+        text = repr((fragment, number, [(p.learner, p.stamp, p.first, p.end) for p in parts]))
+        return OuterUpdate(fragment, number, parts, hashlib.sha256(text.encode()).digest())
+
+
+@dataclass(frozen=True, slots=True)
+class FragmentState:
+    """Theta and outer momentum of a fragment, as the history that made them."""
+
+    fragment: int
+    number: int
+    digest: bytes
+    covered: dict[str, Spans] = field(default_factory=dict)
+    """learner -> inner steps in this state. Never changed after construction."""
+    repeated: tuple[MergedPart, ...] = ()
+    """Parts of the newest update whose steps were in the parent already: always a bug."""
+
+    def apply(self, update: OuterUpdate) -> FragmentState:
+        """The outer step: a new state, whose digest depends on the whole history."""
+        covered = dict(self.covered)
+        repeated = []
+        for part in update.parts:
+            spans = covered.get(part.learner, ())
+            if any(first < part.end and part.first < end for first, end in spans):
+                repeated.append(part)
+            covered[part.learner] = add_span(spans, part.first, part.end)
+        number = self.number + 1
+        digest = hashlib.sha256(b"%d/" % number + self.digest + update.digest).digest()
+        return FragmentState(self.fragment, number, digest, covered, tuple(repeated))
+
+
+def genesis_state(fragment: int) -> FragmentState:
+    """Version 0: nothing merged."""
+    return FragmentState(fragment, 0, hashlib.sha256(b"genesis/%d" % fragment).digest())
+
+
+def add_span(spans: Spans, first: int, end: int) -> Spans:
+    """The union of `spans` and [first, end)."""
+    if first >= end:
+        return spans
+    kept = [span for span in spans if span[1] < first or span[0] > end]
+    touching = [span for span in spans if not (span[1] < first or span[0] > end)]
+    joined = (min([first, *(a for a, _ in touching)]), max([end, *(b for _, b in touching)]))
+    return tuple(sorted([*kept, joined]))
+
+
+def missing_spans(spans: Spans, first: int, end: int) -> Spans:
+    """The parts of [first, end) that are not in `spans`."""
+    gaps, at = [], first
+    for a, b in spans:
+        if a >= end:
+            break
+        if a > at:
+            gaps.append((at, a))
+        at = max(at, b)
+    if at < end:
+        gaps.append((at, end))
+    return tuple(gaps)

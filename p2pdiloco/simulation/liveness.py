@@ -1,0 +1,114 @@
+"""What must come about once the faults have stopped: equal heads, new versions, everybody merged, nothing lost."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from p2pdiloco.core.types import SignedVersion
+from p2pdiloco.simulation.lineage import FragmentState, Spans, missing_spans
+
+if TYPE_CHECKING:
+    from p2pdiloco.simulation.host import Host
+    from p2pdiloco.simulation.world import World
+
+LOOK_EVERY_S = 1.0
+MIN_NEW_VERSIONS = 2
+
+
+class Liveness:
+    """Goals per fragment, looked at every virtual second until all are reached or time is up."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._fragments = world.plan.config.fragments
+        self._begun_s: float | None = None
+        self._heads_at_heal: list[int] = []
+        self._agreed = [False] * self._fragments
+        self._steps_at_heal: dict[str, int] = {}
+        self.lost_to_forks = 0
+
+    def begin(self) -> None:
+        """Faults have stopped."""
+        world = self._world
+        self._begun_s = world.clock.now
+        up = world.up_hosts()
+        heads = [[h.stores[f].version.header.number for h in up] for f in range(self._fragments)]
+        self._heads_at_heal = [max(numbers, default=0) for numbers in heads]
+        self._steps_at_heal = {h.peer: h.learner.step_at(world.clock.now) for h in up}
+
+    def committed(self, fragment: int) -> None:
+        """Somebody has a new head: perhaps all heads are equal now."""
+        if self._begun_s is None or self._agreed[fragment]:
+            return
+        up = self._world.up_hosts()
+        if len(up) == self._world.staying():
+            digests = {host.stores[fragment].version.header.state_digest for host in up}
+            self._agreed[fragment] = len(digests) == 1
+
+    def settle(self, within_s: float) -> str:
+        """Run until every goal is reached. Returns what is missing at the end, or nothing."""
+        clock = self._world.clock
+        end_s = clock.now + within_s
+        missing = "not looked at"
+        while clock.now < end_s and missing:
+            clock.run_until(clock.now + LOOK_EVERY_S)
+            missing = self._missing()
+        return missing
+
+    def _missing(self) -> str:
+        world = self._world
+        up = world.up_hosts()
+        down = sorted(p for p in world.specs if p not in world.gone and p not in {h.peer for h in up})
+        if down:
+            return f"not started: {','.join(down)}"
+        waiting = [host.peer for host in up if not host.may_serve]
+        if waiting:
+            return f"never became full members: {','.join(waiting)}"
+        self.lost_to_forks = 0
+        for fragment in range(self._fragments):
+            reason = self._missing_of(fragment, up)
+            if reason:
+                return f"fragment {fragment}: {reason}"
+        return ""
+
+    def _missing_of(self, fragment: int, up: list[Host]) -> str:
+        best = max(up, key=lambda h: h.stores[fragment].version.header.head().weight).stores[fragment]
+        if best.version.header.number < self._heads_at_heal[fragment] + MIN_NEW_VERSIONS:
+            return f"stands at version {best.version.header.number}"
+        if not self._agreed[fragment]:
+            heads = ", ".join(f"{h.peer} {h.stores[fragment].version.header.number}" for h in up)
+            return f"heads never were equal: {heads}"
+        for host in up:
+            reason = self._missing_steps(fragment, host, best.state, best.version)
+            if reason:
+                return reason
+        return ""
+
+    def _missing_steps(self, fragment: int, host: Host, best: FragmentState, version: SignedVersion) -> str:
+        """The steps of a learner's present life up to the end of the faults must be in the chain, and later ones
+        too, so that we know that it was merged again."""
+        first = host.learner.life_first_step
+        healed_at = max(self._steps_at_heal.get(host.peer, 0), first)
+        spans = best.covered.get(host.peer, ())
+        if not host.learner.running:
+            return f"{host.peer} has no learner"
+        if not spans or spans[-1][1] <= healed_at:
+            return f"{host.peer} was not merged again"
+        gaps = missing_spans(spans, first, healed_at)
+        if gaps and self._world.watch.switches:
+            gaps = self._not_abandoned(fragment, host.peer, gaps, version)
+        if gaps:
+            return f"steps {gaps[0][0]}..{gaps[0][1]} of {host.peer} are lost"
+        return ""
+
+    def _not_abandoned(self, fragment: int, peer: str, gaps: Spans, version: SignedVersion) -> Spans:
+        """What of `gaps` no abandoned version holds either."""
+        watch = self._world.watch
+        kept = watch.ancestors(version)
+        others = [s for d, s in watch.states.items() if s.fragment == fragment and d not in kept]
+        before = sum(end - first for first, end in gaps)
+        for state in others:
+            spans = state.covered.get(peer, ())
+            gaps = tuple(gap for first, end in gaps for gap in missing_spans(spans, first, end))
+        self.lost_to_forks += before - sum(end - first for first, end in gaps)
+        return gaps

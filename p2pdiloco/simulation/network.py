@@ -1,0 +1,147 @@
+"""The network: latency, loss, duplication, reordering, cuts, and shared uplinks for bulk transfers."""
+
+from __future__ import annotations
+
+import random
+from typing import Protocol
+
+from p2pdiloco.core.messages import Message, decode, encode
+from p2pdiloco.simulation.clock import Clock
+from p2pdiloco.simulation.plan import Mix
+
+SEND_TIMEOUT_S = 3.0
+"""After so long the sender of a message that was not acknowledged is told that it failed."""
+
+
+class Endpoint(Protocol):
+    """What the network knows of a node that is up."""
+
+    peer: str
+    up: bool
+
+    def receive(self, sender: str, message: Message) -> None:
+        """A decoded control message is here."""
+
+    def send_failed(self, peer: str) -> None:
+        """A control message to that peer was not delivered."""
+
+
+class Network:
+    """Links between named peers. Every draw comes from one seeded stream."""
+
+    def __init__(self, clock: Clock, rng: random.Random, mix: Mix, run: str) -> None:
+        self.clock = clock
+        self.endpoints: dict[str, Endpoint] = {}
+        self.messages = 0
+        self.loss = mix.loss
+        self.duplicate = mix.duplicate
+        self.reorder = mix.reorder
+        self._rng = rng
+        self._mix = mix
+        self._run = run
+        self._latency: dict[tuple[str, str], float] = {}
+        self._slow: dict[tuple[str, str], float] = {}
+        self._blocked: dict[tuple[str, str], int] = {}
+        self._cuts: dict[tuple[str, str], int] = {}
+        self._uplink_free_s: dict[str, float] = {}
+        self._last: tuple[Message, str, Message] | None = None
+
+    # --- links ---------------------------------------------------------------------------------------
+
+    def block(self, source: str, target: str) -> None:
+        """Nothing passes from source to target until `unblock`; transfers under way between them break."""
+        link = (source, target)
+        self._blocked[link] = self._blocked.get(link, 0) + 1
+        self._cuts[link] = self._cuts.get(link, 0) + 1
+
+    def unblock(self, source: str, target: str) -> None:
+        """Undo one `block`."""
+        link = (source, target)
+        self._blocked[link] = self._blocked.get(link, 0) - 1
+        if self._blocked[link] <= 0:
+            del self._blocked[link]
+
+    def slow_down(self, source: str, target: str, factor: float) -> None:
+        """Multiply latency and divide bandwidth between two peers."""
+        self._slow[(source, target)] = factor
+
+    def heal(self) -> None:
+        """From now on nothing is lost, doubled, cut or slowed."""
+        self.loss = self.duplicate = self.reorder = 0.0
+        self._blocked.clear()
+        self._slow.clear()
+
+    def passes(self, source: str, target: str) -> bool:
+        """Whether the link from source to target is open."""
+        return (source, target) not in self._blocked
+
+    def both_ways(self, a: str, b: str) -> bool:
+        """Whether a connection between two peers can be held."""
+        return self.passes(a, b) and self.passes(b, a)
+
+    def epoch(self, a: str, b: str) -> int:
+        """Changes when the connection between two peers is cut."""
+        return self._cuts.get((a, b), 0) + self._cuts.get((b, a), 0)
+
+    def latency_s(self, source: str, target: str) -> float:
+        """One draw of the one-way delay."""
+        link = (source, target)
+        base = self._latency.get(link)
+        if base is None:
+            base = self._rng.uniform(*self._mix.latency_s)
+            self._latency[link] = self._latency[(target, source)] = base
+        if self._slow:
+            base *= self._slow.get(link, 1.0)
+        return base * (1.0 + self._mix.jitter * self._rng.random())
+
+    def transfer_s(self, source: str, target: str, size_bytes: int, bandwidth_bytes_s: float) -> float:
+        """When a bulk transfer that starts now would be complete, in seconds from now; fills the uplink."""
+        now = self.clock.now
+        start = max(now, self._uplink_free_s.get(source, 0.0))
+        duration = size_bytes / bandwidth_bytes_s * self._slow.get((source, target), 1.0)
+        self._uplink_free_s[source] = start + duration
+        return start + duration - now + self.latency_s(source, target)
+
+    # --- control -------------------------------------------------------------------------------------
+
+    def send(self, source: Endpoint, target: str, message: Message) -> None:
+        """Carry one control message, or not; then `send_failed` at the source, or silence."""
+        self.messages += 1
+        rng, clock = self._rng, self.clock
+        delay_s = self.latency_s(source.peer, target)
+        if not self.passes(source.peer, target):
+            clock.after(SEND_TIMEOUT_S, self._fail, source, target)
+            return
+        there = self.endpoints.get(target)
+        if there is None or not there.up:
+            clock.after(2 * delay_s, self._fail, source, target)
+            return
+        decoded = self._through_wire(source.peer, message)
+        if self.loss and rng.random() < self.loss:
+            if rng.random() < 0.5:
+                clock.after(SEND_TIMEOUT_S, self._fail, source, target)
+            return
+        if self.reorder and rng.random() < self.reorder:
+            delay_s += rng.uniform(0.0, 1.0)
+        clock.after(delay_s, self._arrive, source.peer, target, decoded)
+        if self.duplicate and rng.random() < self.duplicate:
+            clock.after(delay_s + rng.uniform(0.0, 2.0), self._arrive, source.peer, target, decoded)
+        if not self.passes(target, source.peer):
+            clock.after(SEND_TIMEOUT_S, self._fail, source, target)
+
+    def _through_wire(self, sender: str, message: Message) -> Message:
+        last = self._last
+        if last is not None and last[0] is message and last[1] == sender:
+            return last[2]
+        decoded = decode(self._run, sender, encode(self._run, sender, message))
+        self._last = (message, sender, decoded)
+        return decoded
+
+    def _arrive(self, sender: str, target: str, message: Message) -> None:
+        there = self.endpoints.get(target)
+        if there is not None and there.up and self.passes(sender, target):
+            there.receive(sender, message)
+
+    def _fail(self, source: Endpoint, target: str) -> None:
+        if source.up:
+            source.send_failed(target)

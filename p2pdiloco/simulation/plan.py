@@ -1,0 +1,213 @@
+"""What a seed decides before it starts: run, nodes, links and how much goes wrong (swarm testing)."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from dataclasses import dataclass, field
+
+from p2pdiloco.core.config import CoreConfig, Timing
+from p2pdiloco.core.types import WHOLE_RUN, SignedVersion, VersionHeader
+from p2pdiloco.simulation.lineage import genesis_state
+
+RUN = "simulated"
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """A kind of weather. Rates are faults per node and virtual minute; ranges are drawn per seed."""
+
+    latency_s: tuple[float, float]
+    bandwidth_bytes_s: tuple[float, float]
+    jitter: float
+    loss: float = 0.0
+    duplicate: float = 0.0
+    reorder: float = 0.0
+    crash: float = 0.0
+    replace: float = 0.0
+    learner_crash: float = 0.0
+    freeze: float = 0.0
+    leave: float = 0.0
+    join: float = 0.0
+    partition: float = 0.0
+    slow_link: float = 0.0
+    slow_disk: float = 0.0
+    full_disk: float = 0.0
+
+
+MIXES: dict[str, Mix] = {
+    "calm": Mix(latency_s=(0.001, 0.03), bandwidth_bytes_s=(5e6, 5e7), jitter=0.2),
+    "datacentre": Mix(
+        latency_s=(0.0002, 0.002), bandwidth_bytes_s=(1e8, 1e9), jitter=0.5, crash=0.5, learner_crash=0.5
+    ),
+    "wan": Mix(
+        latency_s=(0.02, 0.3),
+        bandwidth_bytes_s=(3e5, 1e7),
+        jitter=0.6,
+        loss=0.02,
+        duplicate=0.01,
+        reorder=0.02,
+        crash=0.2,
+        slow_link=0.5,
+    ),
+    "churn": Mix(
+        latency_s=(0.005, 0.1),
+        bandwidth_bytes_s=(1e6, 5e7),
+        jitter=0.3,
+        crash=1.0,
+        replace=0.4,
+        learner_crash=0.5,
+        leave=0.6,
+        join=0.8,
+    ),
+    "partition": Mix(
+        latency_s=(0.002, 0.08),
+        bandwidth_bytes_s=(2e6, 5e7),
+        jitter=0.3,
+        loss=0.005,
+        partition=0.6,
+        crash=0.2,
+    ),
+    "storm": Mix(
+        latency_s=(0.002, 0.2),
+        bandwidth_bytes_s=(5e5, 5e7),
+        jitter=0.8,
+        loss=0.03,
+        duplicate=0.03,
+        reorder=0.05,
+        crash=0.8,
+        replace=0.2,
+        learner_crash=0.6,
+        freeze=0.5,
+        leave=0.2,
+        join=0.3,
+        partition=0.3,
+        slow_link=0.5,
+        slow_disk=0.5,
+        full_disk=0.3,
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSpec:
+    """One machine."""
+
+    peer: str
+    step_time_s: float
+    bandwidth_bytes_s: float
+    write_s: float
+    checkpoint_every_s: float
+    clock_offset_s: float
+    """Monotonic clocks of different machines have nothing to do with each other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Everything that a seed fixes in advance."""
+
+    seed: int
+    mix_name: str
+    mix: Mix
+    config: CoreConfig
+    nodes: tuple[NodeSpec, ...]
+    joins_s: tuple[float, ...]
+    """When each of `nodes` starts; the first is the one with genesis."""
+    faults_from_s: float
+    faults_until_s: float
+    settle_s: float
+    """After the faults, liveness must hold within so much virtual time."""
+    faults: bool = True
+    extra: dict[str, float] = field(default_factory=dict)
+
+
+def stream(seed: int, purpose: str) -> random.Random:
+    """An independent random stream; the same in every process."""
+    return random.Random(f"{seed}/{purpose}")
+
+
+def draw_config(rng: random.Random, nodes: int) -> CoreConfig:
+    """A run's protocol numbers, anywhere in their legal ranges."""
+    fragments = rng.randint(1, 6)
+    inner_steps = rng.randint(4, 40)
+    log_versions = rng.randint(4, 16)
+    payload = tuple(int(10 ** rng.uniform(3, 5.5)) for _ in range(fragments))
+    return CoreConfig(
+        run=RUN,
+        inner_steps=inner_steps,
+        delay_steps=rng.randint(1, max(1, inner_steps // 3)),
+        quorum=rng.randint(1, min(3, nodes)),
+        grace_fraction=rng.uniform(0.0, 0.9),
+        grace_cap_s=rng.choice([0.0, 0.5, 2.0]),
+        group_size=64,
+        term_versions=rng.randint(2, 12),
+        log_versions=log_versions,
+        max_base_age_versions=rng.randint(1, log_versions),
+        tokens_per_step=rng.choice([1, 64, 512]),
+        update_codec="sim",
+        contribution_codec="sim",
+        genesis_versions=tuple(genesis_version(f) for f in range(fragments)),
+        max_payload_bytes=payload,
+        timing=Timing(),
+    )
+
+
+def genesis_version(fragment: int) -> SignedVersion:
+    """Version 0 of a fragment."""
+    header = VersionHeader(
+        run=RUN,
+        group=WHOLE_RUN,
+        fragment=fragment,
+        number=0,
+        parent=hashlib.sha256(RUN.encode()).digest(),
+        term=0,
+        syncer=RUN,
+        tokens=0,
+        state_digest=genesis_state(fragment).digest,
+        update_digest=bytes(32),
+        update_bytes=0,
+        codec="sim",
+        contributors=(),
+    )
+    return SignedVersion(header, b"")
+
+
+def draw_spec(rng: random.Random, peer: str, mix: Mix, base_step_s: float, spread: float) -> NodeSpec:
+    """A machine of this mix."""
+    return NodeSpec(
+        peer=peer,
+        step_time_s=base_step_s * rng.uniform(1.0, spread),
+        bandwidth_bytes_s=rng.uniform(*mix.bandwidth_bytes_s),
+        write_s=rng.uniform(0.001, 0.03),
+        checkpoint_every_s=rng.uniform(1.0, 15.0),
+        clock_offset_s=rng.uniform(0.0, 1e5),
+    )
+
+
+def draw_plan(seed: int, mix_name: str | None = None, nodes: int | None = None) -> Plan:
+    """The plan of a seed. Mix and number of nodes are drawn too unless they are given."""
+    rng = stream(seed, "plan")
+    drawn_mix = rng.choice(sorted(MIXES))
+    name = mix_name or drawn_mix
+    mix = MIXES[name]
+    drawn_nodes = rng.randint(1, 8)
+    count = nodes or drawn_nodes
+    config = draw_config(rng, count)
+    spread = rng.choice([1.0, 1.3, 2.0, 5.0])
+    base_step_s = rng.uniform(1.0, 5.0) / config.inner_steps
+    specs = tuple(draw_spec(rng, f"n{i}", mix, base_step_s, spread) for i in range(count))
+    joins = tuple(
+        [0.0] + [rng.uniform(0.0, 4.0) if rng.random() < 0.8 else rng.uniform(5, 25) for _ in specs[1:]]
+    )
+    slowest_round_s = max(spec.step_time_s for spec in specs) * config.inner_steps
+    return Plan(
+        seed=seed,
+        mix_name=name,
+        mix=mix,
+        config=config,
+        nodes=specs,
+        joins_s=joins,
+        faults_from_s=8.0,
+        faults_until_s=rng.uniform(35.0, 60.0),
+        settle_s=60.0 + 10 * slowest_round_s,
+    )

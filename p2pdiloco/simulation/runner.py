@@ -1,0 +1,63 @@
+"""Plays seeds one after another and sums them up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from msgspec import Struct
+
+from p2pdiloco.simulation.plan import draw_plan
+from p2pdiloco.simulation.report import SeedResult
+from p2pdiloco.simulation.world import World
+
+
+class Summary(Struct, kw_only=True):
+    """What many seeds did together."""
+
+    seeds: int = 0
+    violations: int = 0
+    stuck: int = 0
+    versions: int = 0
+    elections: int = 0
+    faults: int = 0
+    switches: int = 0
+    lost_to_forks: int = 0
+    virtual_s: float = 0.0
+    failed: list[SeedResult] = []
+
+    def add(self, result: SeedResult) -> None:
+        """Count one seed in."""
+        self.seeds += 1
+        self.violations += bool(result.violation)
+        self.stuck += bool(result.stuck)
+        self.versions += result.versions
+        self.elections += result.elections
+        self.faults += result.faults
+        self.switches += result.switches
+        self.lost_to_forks += result.lost_to_forks
+        self.virtual_s += result.virtual_s
+        if not result.ok:
+            self.failed.append(result)
+
+
+def run_seed(
+    seed: int, mix: str | None = None, nodes: int | None = None, write: Callable[[str], None] | None = None
+) -> SeedResult:
+    """Play one seed; `write` gets the trace line by line."""
+    return World(draw_plan(seed, mix, nodes), write).run()
+
+
+def run_seeds(
+    seeds: Iterable[int],
+    mix: str | None = None,
+    nodes: int | None = None,
+    each: Callable[[SeedResult], None] | None = None,
+) -> Summary:
+    """Play many seeds; `each` hears of every one as it ends."""
+    summary = Summary()
+    for seed in seeds:
+        result = run_seed(seed, mix, nodes)
+        summary.add(result)
+        if each is not None:
+            each(result)
+    return summary

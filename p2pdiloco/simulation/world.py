@@ -1,0 +1,189 @@
+"""A simulated swarm: clock, network, disks and nodes of one seed, from the first start to the verdict."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+
+from p2pdiloco.core.events import PresenceSeen
+from p2pdiloco.core.types import VersionHeader
+from p2pdiloco.simulation.bulk import Bulk
+from p2pdiloco.simulation.clock import Clock
+from p2pdiloco.simulation.disk import Disk
+from p2pdiloco.simulation.faults import Faults
+from p2pdiloco.simulation.host import Host
+from p2pdiloco.simulation.invariants import Violation, Watch
+from p2pdiloco.simulation.liveness import Liveness
+from p2pdiloco.simulation.network import Network
+from p2pdiloco.simulation.plan import RUN, NodeSpec, Plan, stream
+from p2pdiloco.simulation.report import SeedResult
+from p2pdiloco.simulation.trace import Trace
+
+PRESENCE_EVERY_S = 2.0
+PRESENCE_TTL_S = 12.0
+TRANSFER_PATIENCE_S = 60.0
+"""A receiver that has not given its last word by then has forgotten the transfer."""
+
+
+class World:
+    """Everything there is. Nodes reach each other only through `network` and `bulk`."""
+
+    def __init__(self, plan: Plan, write: Callable[[str], None] | None = None) -> None:
+        self.plan = plan
+        self.clock = Clock()
+        self.trace = Trace(write)
+        self.hosts: dict[str, Host] = {}
+        """The newest run of every node that ever started."""
+        self.specs: dict[str, NodeSpec] = {}
+        self.network = Network(self.clock, stream(plan.seed, "network"), plan.mix, RUN)
+        self.bulk = Bulk(self.clock, self.network, self.hosts)
+        self.watch = Watch(plan.config.genesis_versions)
+        self.records: dict[str, int] = {}
+        self.last_syncer = ""
+        self.healed = False
+        self.gone: set[str] = set()
+        """Left, or lost with their disk: never to return. Only asked for membership."""
+        self._disks: dict[str, Disk] = {}
+        self._incarnations: dict[str, int] = {}
+        self._presence: dict[str, dict[str, tuple[int, float]]] = {}
+        self.liveness = Liveness(self)
+        for spec, at_s in zip(plan.nodes, plan.joins_s, strict=True):
+            self.specs[spec.peer] = spec
+            self.clock.at(at_s, self.launch, spec)
+        self.faults = Faults(self, plan)
+        self.clock.at(0.0, self._presence_round)
+
+    # --- nodes ---------------------------------------------------------------------------------------
+
+    def up_hosts(self) -> list[Host]:
+        """Running nodes, by name."""
+        return [host for _, host in sorted(self.hosts.items()) if host.up]
+
+    def staying(self) -> int:
+        """Nodes that will be there in the end, for all that is known now."""
+        leaving = {peer for peer, host in self.hosts.items() if host.leaving}
+        return len([peer for peer in self.specs if peer not in self.gone and peer not in leaving])
+
+    def launch(self, spec: NodeSpec) -> None:
+        """Start a node, for the first time or again."""
+        peer = spec.peer
+        known = self.hosts.get(peer)
+        if peer in self.gone or (known is not None and known.up):
+            return
+        disk = self._disks.setdefault(peer, Disk(spec.write_s))
+        self._incarnations[peer] = self._incarnations.get(peer, 0) + 1
+        first_step = known.learner.step_at(self.clock.now) if known is not None else 0
+        self.trace.decision(self.clock.now, peer, f"starts, incarnation {self._incarnations[peer]}")
+        genesis = peer == self.plan.nodes[0].peer
+        host = Host(self, spec, disk, self._incarnations[peer], first_step, genesis)
+        self.hosts[peer] = host
+        self.network.endpoints[peer] = host
+        host.start()
+
+    def crash(self, host: Host, back_in_s: float | None) -> None:
+        """kill -9, and a restart with the same disk unless the machine is lost for ever."""
+        host.learner.stop(self.clock.now)
+        host.crash()
+        self.bulk.host_down(host)
+        if back_in_s is None or host.leaving:
+            self.gone.add(host.peer)
+        else:
+            self.clock.after(back_in_s, self.launch, host.spec)
+
+    def later_left(self, host: Host) -> None:
+        """A node says that it has left: its process ends after this event."""
+        self.clock.after(0.0, self._left, host)
+
+    def _left(self, host: Host) -> None:
+        if host.up:
+            self.trace.decision(self.clock.now, host.peer, "has left")
+            self.crash(host, back_in_s=None)
+
+    # --- presence ------------------------------------------------------------------------------------
+
+    def _presence_round(self) -> None:
+        """Everybody publishes its record where it can, then reads what has reached it."""
+        now = self.clock.now
+        up = [host for host in self.up_hosts() if not host.frozen]
+        for publisher in up:
+            for reader in up:
+                if reader is publisher or self.network.both_ways(publisher.peer, reader.peer):
+                    held = self._presence.setdefault(reader.peer, {})
+                    held[publisher.peer] = (publisher.incarnation, now + PRESENCE_TTL_S)
+        for reader in up:
+            held = self._presence[reader.peer]
+            members = tuple((p, inc) for p, (inc, expires) in sorted(held.items()) if expires > now)
+            reader.later(0.05, reader.feed, PresenceSeen(members))
+        self.clock.after(PRESENCE_EVERY_S, self._presence_round)
+
+    # --- what nodes report ---------------------------------------------------------------------------
+
+    def committed(self, host: Host, header: VersionHeader) -> None:
+        """A node made a version its own."""
+        if header.syncer == host.peer:
+            self.last_syncer = host.peer
+        state = header.state_digest.hex()[:12]
+        self.trace.decision(
+            self.clock.now, host.peer, f"holds f{header.fragment} v{header.number} {state} term {header.term}"
+        )
+        self.liveness.committed(header.fragment)
+
+    # --- the run -------------------------------------------------------------------------------------
+
+    def heal(self) -> None:
+        """Faults stop: links, disks and frozen nodes recover, everything that still exists is started."""
+        self.healed = True
+        self.network.heal()
+        self.trace.decision(self.clock.now, "-", "faults stop")
+        for _, disk in sorted(self._disks.items()):
+            disk.full, disk.slow_factor = False, 1.0
+        for _, spec in sorted(self.specs.items()):
+            host = self.hosts.get(spec.peer)
+            if host is None or not host.up:
+                self.clock.after(0.5, self.launch, spec)
+        self.liveness.begin()
+
+    def run(self) -> SeedResult:
+        """Play the plan to its end."""
+        violation = detail = stuck = ""
+        try:
+            self.clock.run_until(self.plan.faults_until_s)
+            self.heal()
+            stuck = self.liveness.settle(self.plan.settle_s)
+            if not stuck:
+                self._check_end()
+        except Violation as error:
+            violation, detail = error.rule, str(error)
+        except Exception:  # noqa: BLE001 - any escape from the core is a finding, reported with its seed
+            violation, detail = "crashed", traceback.format_exc(limit=-6)
+        return SeedResult(
+            seed=self.plan.seed,
+            mix=self.plan.mix_name,
+            nodes=len(self.specs),
+            digest=self.trace.digest(),
+            virtual_s=round(self.clock.now, 1),
+            events=self.clock.fired,
+            messages=self.network.messages,
+            versions=self.watch.versions,
+            elections=self.watch.elections,
+            split_terms=self.watch.forks,
+            switches=self.watch.switches,
+            lost_to_forks=self.liveness.lost_to_forks,
+            faults=sum(self.faults.counts.values()),
+            records=dict(sorted(self.records.items())),
+            violation=violation,
+            detail=detail,
+            stuck=stuck,
+        )
+
+    def _check_end(self) -> None:
+        now = self.clock.now
+        for transfer in self.bulk.open.values():
+            if now - transfer.opened_s > TRANSFER_PATIENCE_S and transfer.receiver.up:
+                header = transfer.signed.header
+                where = f"{transfer.receiver.peer} fragment {header.fragment} from {header.learner}"
+                raise Violation("last-word", f"{where}: never answered")
+        for host in self.up_hosts():
+            limit = len(host.stores) * (10 + 2 * len(self.specs))
+            if len(host.tickets) > limit:
+                raise Violation("bounded", f"{host.peer} ends with {len(host.tickets)} buffers")
