@@ -1,0 +1,96 @@
+"""How `p2pdiloco status` shows a report: tables for people, JSON for scripts."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from p2pdiloco.daemon.snapshot import FragmentRow, PeerRow, StatusReport
+from p2pdiloco.daemon.view import activity_text, peer_names, refusals_text, role_text, versions_text
+from p2pdiloco.daemon.wording import clean, count, duration, loss_text
+
+
+def status_json(report: StatusReport) -> str:
+    """One JSON object with the fields of `StatusReport`; numbers that are not finite become null."""
+    return msgspec.json.encode(report).decode()
+
+
+def render_status(report: StatusReport) -> RenderableType:
+    """Summary, members, fragments, latest reasons, from top to bottom; any width from 80 columns on."""
+    names = {**peer_names("", "-", report.members), "": "-"}
+    parts: list[RenderableType] = [
+        _summary(report, names),
+        Text(),
+        _members(report),
+        Text(),
+        _fragments(report.fragments, names),
+    ]
+    if report.recent:
+        parts += [Text(), Text("latest", style="dim"), *(Text(clean(line)) for line in report.recent)]
+    return Group(*parts)
+
+
+def _summary(report: StatusReport, names: dict[str, str]) -> Text:
+    answered_by = names.get(report.answered_by) or clean(report.answered_by)
+    text = Text.assemble("run ", (clean(report.run_name), "bold"), f" {clean(report.run_id[:16])}\n")
+    text.append(f"{report.members_total} members, {len(report.fragments)} fragments, ")
+    text.append(f"versions {versions_text(report.fragments)}\n")
+    text.append(f"{count(report.run_tokens)} tokens merged in {count(report.run_versions)} versions, ")
+    text.append(f"{count(sum(member.tokens_per_s for member in report.members))} tokens/s\n")
+    text.append(f"loss {loss_text(report.loss, 3)} (training, mean of members)")
+    if report.heldout_loss is not None:
+        text.append(f", {loss_text(report.heldout_loss, 3)} (held-out)")
+    if report.refusals:
+        text.append(f"\nrefused {refusals_text(report.refusals)}", "yellow")
+    return text.append(f"\nas seen by {answered_by} ({report.state})", "dim")
+
+
+def _table(title: str, columns: list[tuple[str, int]]) -> Table:
+    """Columns are (heading, width); positive widths are of numbers. Width 0: what is left of the line, wrapped."""
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="dim")
+    for name, width in columns:
+        align: Literal["right", "left"] = "right" if width > 0 else "left"
+        table.add_column(
+            name, justify=align, width=abs(width) or None, no_wrap=width != 0, overflow="ellipsis"
+        )
+    return table
+
+
+def _members(report: StatusReport) -> Table:
+    hidden = report.members_total - len(report.members)
+    more = f", {len(report.members)} shown" if hidden > 0 else ""
+    columns = [("name", -14), ("peer", -9), ("step", 8), ("tokens/s", 8)]
+    columns += [("tokens", 6), ("loss", 6), ("last seen", 9), ("", 0)]
+    table = _table(f"members ({report.members_total}{more})", columns)
+    for row in report.members:
+        table.add_row(*map(Text, _member_cells(row, row.peer == report.answered_by)))
+    return table
+
+
+def _member_cells(row: PeerRow, answered: bool) -> list[str]:
+    seen = "never" if row.last_seen_s is None else duration(row.last_seen_s)
+    return [
+        clean(row.name) or "-",
+        f"…{clean(row.peer[-8:])}",
+        str(row.inner_step),
+        count(row.tokens_per_s),
+        count(row.tokens_total),
+        loss_text(row.loss, 3),
+        "answers" if answered else seen,
+        role_text(row),
+    ]
+
+
+def _fragments(rows: tuple[FragmentRow, ...], names: dict[str, str]) -> Table:
+    columns = [("fragment", 8), ("version", 7), ("digest", -8), ("term", 6)]
+    columns += [("syncer", -14), ("tokens", 6), ("state", 0)]
+    table = _table(f"fragments ({len(rows)})", columns)
+    for row in rows:
+        syncer = names.get(row.syncer) or f"…{clean(row.syncer[-8:])}"
+        cells = [str(row.index), str(row.number), clean(row.digest[:8]), str(row.term), syncer]
+        table.add_row(*map(Text, [*cells, count(row.tokens), activity_text(row)]))
+    return table

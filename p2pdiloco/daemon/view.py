@@ -1,0 +1,209 @@
+"""What the terminal of a node shows: pure functions of a `NodeSnapshot`.
+
+Drawn line by line and not with tables, because the whole must fit any terminal from 80x24 up: with too
+many fragments or peers the busiest are shown and the rest is counted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.text import Text
+
+from p2pdiloco.daemon.snapshot import FragmentRow, NodeSnapshot, PeerRow, offices_of
+from p2pdiloco.daemon.wording import (
+    clean,
+    count,
+    duration,
+    fit,
+    loss_text,
+    ranges,
+    short_peer,
+    size,
+    sparkline,
+)
+
+CELL_WIDTH = 39
+"""Columns of one fragment: two fit on 80."""
+HEADER_LINES = 3
+STATE_STYLES = {"training": "bold green", "leaving": "bold red"}
+
+
+def log_line(snapshot: NodeSnapshot) -> str:
+    """One plain line: `step 1240  loss 2.31  tokens/s 15.2k  peers 3  versions 12-14  syncer of 2,5`."""
+    parts = [] if snapshot.state == "training" else [f"{snapshot.state}:"]
+    parts += [
+        f"step {snapshot.inner_step}",
+        f"loss {loss_text(snapshot.loss)}",
+        f"tokens/s {count(snapshot.tokens_per_s)}",
+        f"peers {_peers_total(snapshot)}",
+        f"versions {versions_text(snapshot.fragments)}",
+        f"syncer of {ranges(offices_of(snapshot))}",
+    ]
+    return "  ".join(parts)
+
+
+def render(snapshot: NodeSnapshot) -> RenderableType:
+    """The live view; takes width and height from the console that it is printed on."""
+    return NodeView(snapshot)
+
+
+class NodeView:
+    """Rich renderable of one snapshot: at most one line less than the terminal has."""
+
+    def __init__(self, snapshot: NodeSnapshot) -> None:
+        self._snapshot = snapshot
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        height = options.height or console.size.height
+        yield Text("\n").join(view_lines(self._snapshot, options.max_width, height))
+
+
+def view_lines(snapshot: NodeSnapshot, width: int, height: int) -> list[Text]:
+    """At most height - 1 lines of at most `width` columns each."""
+    columns = max(1, width // CELL_WIDTH)
+    room = max(3, height - 1 - HEADER_LINES - 3)
+    peers_need = max(1, len(snapshot.peers))
+    recent_rows = min(2, len(snapshot.recent))
+    fragment_rows = min(
+        max(1, math.ceil(len(snapshot.fragments) / columns)),
+        max(1, room - recent_rows - min(3, peers_need)),
+    )
+    peer_rows = min(peers_need, max(1, room - recent_rows - fragment_rows))
+    recent_rows = max(0, min(len(snapshot.recent), room - fragment_rows - peer_rows))
+    lines = [
+        *_header(snapshot),
+        _title(f"peers ({_peers_total(snapshot)})", width),
+        *_peer_lines(snapshot, peer_rows),
+        *_fragment_lines(snapshot, fragment_rows, columns, width),
+    ]
+    if recent_rows:
+        lines.append(_title("latest", width))
+        lines += [Text(clean(line)) for line in snapshot.recent[-recent_rows:]]
+    for line in lines:
+        line.no_wrap = True
+        line.truncate(width, overflow="ellipsis")
+    return lines[: max(1, height - 1)]
+
+
+def versions_text(fragments: Sequence[FragmentRow]) -> str:
+    """ "12-14": the lowest and the highest version number; "-" without fragments."""
+    numbers = [row.number for row in fragments]
+    if not numbers:
+        return "-"
+    return str(numbers[0]) if min(numbers) == max(numbers) else f"{min(numbers)}-{max(numbers)}"
+
+
+def peer_names(own_peer: str, own_label: str, peers: Sequence[PeerRow]) -> dict[str, str]:
+    """Peer id -> what to call it: its name if it has one, else the end of its id."""
+    names = {row.peer: clean(row.name) or short_peer(row.peer) for row in peers}
+    return {**names, own_peer: own_label, "": "-"}
+
+
+def _header(snapshot: NodeSnapshot) -> list[Text]:
+    first = Text.assemble(
+        (clean(snapshot.name) or "node", "bold"),
+        f" …{short_peer(snapshot.peer)}   run ",
+        (clean(snapshot.run_name), "bold"),
+        f" {clean(snapshot.run_id[:8])}   ",
+        (snapshot.state, STATE_STYLES.get(snapshot.state, "bold yellow")),
+        f"   {clean(snapshot.device)}",
+    )
+    second = Text.assemble(
+        f"step {snapshot.inner_step}   loss ",
+        (loss_text(snapshot.loss, 3), "bold"),
+        (f" {sparkline(snapshot.loss_history, 16)}", "cyan"),
+        f"   held-out {loss_text(snapshot.heldout_loss, 3)}" if snapshot.heldout_loss is not None else "",
+        f"   {count(snapshot.tokens_per_s)} tokens/s   {duration(snapshot.step_time_s)}/step",
+    )
+    third = Text(
+        f"tokens {count(snapshot.tokens_total)} here, {count(snapshot.run_tokens)} in "
+        f"{count(snapshot.run_versions)} versions   "
+        f"up {size(snapshot.bytes_sent)}, down {size(snapshot.bytes_received)}"
+    )
+    if snapshot.refusals:
+        third.append(f"   refused {refusals_text(snapshot.refusals)}", "yellow")
+    return [first, second, third]
+
+
+def refusals_text(refusals: dict[str, int]) -> str:
+    """`4: stale 3, nan 1`: the sum, then the reasons, most frequent first."""
+    ordered = sorted(refusals.items(), key=lambda item: (-item[1], item[0]))
+    reasons = ", ".join(f"{clean(reason)} {number}" for reason, number in ordered)
+    return f"{sum(refusals.values())}: {reasons}"
+
+
+def _title(text: str, width: int) -> Text:
+    head = f"── {text} "
+    return Text(head + "─" * max(0, width - len(head)), style="dim")
+
+
+def _peers_total(snapshot: NodeSnapshot) -> int:
+    return max(snapshot.peers_total, len(snapshot.peers))
+
+
+def _peer_lines(snapshot: NodeSnapshot, rows: int) -> list[Text]:
+    if not snapshot.peers:
+        return [Text("nobody else so far", style="dim")]
+    hidden = _peers_total(snapshot) - len(snapshot.peers)
+    shown = list(snapshot.peers)
+    if len(shown) > rows or (hidden and len(shown) == rows):
+        shown = shown[: max(0, rows - 1)]
+    lines = [_peer_line(row) for row in shown]
+    more = _peers_total(snapshot) - len(shown)
+    if more:
+        lines.append(Text(f"and {more} more", style="dim"))
+    return lines
+
+
+def _peer_line(row: PeerRow) -> Text:
+    seen = "never heard" if row.last_seen_s is None else f"{duration(row.last_seen_s)} ago"
+    text = (
+        f"{fit(row.name or '-', 12)} …{short_peer(row.peer):<6} step {row.inner_step:<7} "
+        f"{count(row.tokens_per_s):>5} tok/s {seen:>11}  {role_text(row)}"
+    )
+    return Text(text.rstrip(), style="" if row.confirmed else "yellow")
+
+
+def role_text(row: PeerRow) -> str:
+    """ "syncer of 3", "catching up", "not training": what a member is beside a learner."""
+    words = [f"syncer of {row.offices}"] if row.offices else []
+    words += [] if row.confirmed else ["catching up"]
+    words += [] if row.learning else ["not training"]
+    return ", ".join(words)
+
+
+def _fragment_lines(snapshot: NodeSnapshot, rows: int, columns: int, width: int) -> list[Text]:
+    fragments = list(snapshot.fragments)
+    total = len(fragments)
+    if total > rows * columns:
+        busiest = sorted(fragments, key=lambda row: (row.state == "idle" and not row.pending, row.index))
+        fragments = sorted(busiest[: rows * columns], key=lambda row: row.index)
+    shown = "" if len(fragments) == total else f", the {len(fragments)} busiest"
+    lines = [_title(f"fragments ({total}{shown}), versions {versions_text(snapshot.fragments)}", width)]
+    if not fragments:
+        return [*lines, Text("no state yet", style="dim")]
+    names = peer_names(snapshot.peer, "you", snapshot.peers)
+    used_rows = math.ceil(len(fragments) / columns)
+    for row in range(used_rows):
+        cells = [_fragment_cell(item, names, width // columns) for item in fragments[row::used_rows]]
+        lines.append(Text("").join(cells))
+    return lines
+
+
+def activity_text(row: FragmentRow) -> str:
+    """ "collecting 2/3 sent": what goes on around a fragment; "idle" only if nothing does."""
+    return (
+        " ".join(clean(word) for word in (row.state if row.state != "idle" else "", row.pending) if word)
+        or "idle"
+    )
+
+
+def _fragment_cell(row: FragmentRow, names: dict[str, str], width: int) -> Text:
+    syncer = names.get(row.syncer) or short_peer(row.syncer)
+    activity = activity_text(row)
+    text = f"{row.index:>3} v{row.number:<4} {clean(row.digest[:4]):<4} {fit(syncer, 7)} {activity}"
+    style = "bold cyan" if syncer == "you" else ""
+    return Text(fit(text, width - 1) + " ", style=style or ("dim" if activity == "idle" else ""))
