@@ -1,0 +1,33 @@
+# make demo    the main job: a swarm on this machine, one syncer killed on the way   (ARGS="--seconds 60")
+# make test    everything that CI runs
+# make check   format, lint, types, architecture
+# Each does all set-up it needs in .venv, once.
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+VENV := .venv
+STAMP := $(VENV)/.installed
+# Plots are drawn without a display.
+export MPLBACKEND := Agg
+
+.PHONY: help demo test check clean
+help:
+	@sed -n '/^$$/q; s/^# //p' Makefile
+
+$(STAMP): pyproject.toml constraints.txt scripts/setup
+	@scripts/setup $(VENV)
+	@touch $@
+
+demo: $(STAMP)
+	@$(VENV)/bin/p2pdiloco demo $(ARGS)
+
+check: $(STAMP)
+	@scripts/check $(VENV)
+
+# Architecture tests are part of check. tests/conftest.py puts the fast layers first.
+test: check
+	@$(VENV)/bin/python -m pytest -q --durations=10 --ignore=tests/architecture $(ARGS) tests
+
+clean:
+	rm -rf $(VENV) build dist p2pdiloco.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find p2pdiloco tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,47 @@
+"""The package's source as syntax trees, for rules that are checked rather than remembered."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "p2pdiloco"
+
+
+@cache
+def modules() -> dict[str, ast.Module]:
+    """Every module of the package by dotted name."""
+    found = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        found[name] = ast.parse(path.read_text(encoding="utf-8"), str(path))
+    return found
+
+
+def layer_of(module: str) -> str:
+    """`p2pdiloco.core.types` is in layer `core`; the package itself is layer ""."""
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 else ""
+
+
+def imports(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """(line, dotted name) of everything imported, at any depth; `from a import b` gives a.b."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"line {node.lineno}: relative imports hide the layer"
+            yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
+
+
+def calls(tree: ast.AST) -> Iterator[tuple[int, str, ast.Call]]:
+    """(line, dotted callee, node) of every call whose callee is a plain dotted name."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            name = ast.unparse(node.func)
+            if name.replace(".", "").replace("_", "").isalnum():
+                yield node.lineno, name, node

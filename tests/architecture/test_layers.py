@@ -1,0 +1,103 @@
+"""Imports go downwards only, and each layer knows only the third parties that are its business."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from arch_source import calls, imports, layer_of, modules
+
+OWN = {
+    "errors": set(),
+    "ports": {"errors", "core.types", "core.messages"},
+    "identity": {"errors", "core.types"},
+    "config": {"errors"},
+    "core": {"config", "errors"},
+    "tensors": {"core.types", "config", "errors"},
+    "learner": {"tensors", "ports", "core.types", "config", "errors"},
+    "adapters": {"ports", "identity", "core.types", "core.messages", "core.effects", "config", "errors"},
+    "simulation": {"core", "config", "errors"},
+    "daemon": {"adapters", "learner", "tensors", "core", "ports", "identity", "config", "errors"},
+}
+"""Layer -> what it may import of p2pdiloco, beside itself and the package's own constants. `cli` and
+`__main__` compose everything. `core.types`, `core.messages`, `core.effects` are data, not behaviour; the
+daemon knows the learner's host and channel, never its loop's inside."""
+
+THIRD_PARTY = {
+    "": set(),
+    "errors": set(),
+    "ports": {"msgspec"},
+    "identity": {"base58", "cryptography", "msgspec"},
+    "config": {"msgspec"},
+    "core": {"msgspec"},
+    "simulation": {"msgspec"},
+    "tensors": {"msgspec", "numpy", "torch"},
+    "learner": {"msgspec", "numpy", "safetensors", "torch"},
+    "adapters": {
+        "base58",
+        "cryptography",
+        "google",
+        "hivemind",
+        "msgspec",
+        "numpy",
+        "psutil",
+        "safetensors",
+        "uvloop",
+    },
+    "daemon": {"msgspec", "numpy", "psutil", "rich", "torch", "uvloop"},
+    "cli": {"click", "matplotlib", "msgspec", "psutil", "rich", "uvloop"},
+    "__main__": set(),
+}
+
+PURE_STDLIB = {
+    "__future__", "abc", "bisect", "collections", "contextlib", "dataclasses", "enum", "functools", "hashlib",
+    "heapq", "itertools", "math", "operator", "random", "re", "statistics", "string", "struct",
+    "traceback", "types", "typing",
+}  # fmt: skip
+"""What core and simulation may use of the standard library: nothing that knows time, files, sockets,
+processes, loggers or event loops. `random` only as `random.Random`, seeded and passed in."""
+
+
+def _within(name: str, allowed: set[str]) -> bool:
+    return any(name == a or name.startswith(a + ".") for a in allowed)
+
+
+@pytest.mark.parametrize("module", modules())
+def test_imports_go_downwards(module: str) -> None:
+    layer = layer_of(module)
+    assert layer in THIRD_PARTY, f"{layer} is a new layer: give it a row in the tables of this test"
+    for line, name in imports(modules()[module]):
+        top, _, rest = name.partition(".")
+        where = f"{module}:{line} imports {name}"
+        if top == "p2pdiloco":
+            # Names defined in the package's __init__ (version numbers) belong to nobody.
+            is_module = f"p2pdiloco.{rest.split('.')[0]}" in modules()
+            if layer in OWN and is_module:
+                assert _within(rest, OWN[layer] | {layer}), where
+        elif top not in sys.stdlib_module_names:
+            assert top in THIRD_PARTY[layer], where
+
+
+def test_hivemind_is_imported_in_exactly_one_module() -> None:
+    importers = [
+        m for m, tree in modules().items() if any(n.split(".")[0] == "hivemind" for _, n in imports(tree))
+    ]
+    assert len(importers) == 1 and importers[0].startswith("p2pdiloco.adapters."), importers
+
+
+@pytest.mark.parametrize("module", [m for m in modules() if layer_of(m) in {"core", "simulation"}])
+def test_core_and_simulation_are_pure(module: str) -> None:
+    tree = modules()[module]
+    for line, name in imports(tree):
+        top = name.split(".")[0]
+        if top in sys.stdlib_module_names:
+            assert top in PURE_STDLIB, f"{module}:{line} imports {name}"
+            assert top != "random" or name in {"random", "random.Random"}, f"{module}:{line} imports {name}"
+    for line, name, node in calls(tree):
+        assert name not in {"open", "print", "input"}, f"{module}:{line} calls {name}"
+        if name in {"Random", "random.Random"}:
+            assert node.args, f"{module}:{line}: Random() without a seed draws it from the machine"
+        else:
+            assert not name.startswith("random."), (
+                f"{module}:{line} calls {name}: the process's own generator"
+            )

@@ -1,0 +1,52 @@
+"""What is shipped: one top-level name, pinned versions, licence, a command that exists."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import tomllib
+
+import pytest
+from arch_source import PACKAGE, ROOT
+from packaging.requirements import Requirement
+from setuptools import find_packages
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def test_the_wheel_has_one_top_level_name_and_all_of_our_code() -> None:
+    found = find_packages(str(ROOT), include=PROJECT["tool"]["setuptools"]["packages"]["find"]["include"])
+    assert {name.split(".")[0] for name in found} == {"p2pdiloco"}
+    folders = {p.parent.relative_to(ROOT) for p in PACKAGE.rglob("*.py")}
+    assert {".".join(folder.parts) for folder in folders} == set(found)
+
+
+def test_operators_folders_hold_no_importable_code() -> None:
+    # Packages called node and bootstrap would end up beside everyone else's in site-packages.
+    assert [p for role in ("node", "bootstrap") for p in (ROOT / role).rglob("*.py")] == []
+
+
+@pytest.mark.parametrize("requirement", [
+    *PROJECT["project"]["dependencies"], *PROJECT["project"]["optional-dependencies"]["dev"],
+])  # fmt: skip
+def test_every_requirement_is_pinned_within_its_range(requirement: str) -> None:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pins = dict(line.split("==") for line in lines if line and not line.startswith("#"))
+    wanted = Requirement(requirement)
+    pinned = {_normal(name): version for name, version in pins.items()}.get(_normal(wanted.name))
+    assert pinned is not None and "+" not in pinned
+    assert wanted.specifier.contains(pinned)
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def test_the_console_script_exists() -> None:
+    module, _, name = PROJECT["project"]["scripts"]["p2pdiloco"].partition(":")
+    assert callable(getattr(importlib.import_module(module), name))
+
+
+def test_the_licence_is_the_one_that_is_declared() -> None:
+    text = (ROOT / "LICENSE").read_text()
+    assert "Apache License" in text and "Version 2.0, January 2004" in text and "END OF TERMS" in text
