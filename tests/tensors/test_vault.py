@@ -157,6 +157,7 @@ def test_what_peers_send_is_judged_and_costs_nothing():
         lambda: vault.load_spare(0, 5, bytes(4 * numel), b"\xff" * (4 * numel)),
         lambda: vault.load_spare(0, 5, b"", b""),
     ):
+        vault.apply(0, 1, codec("bf16").encode(noise(0, 1)))
         with pytest.raises(RemoteError):
             attempt()
         with pytest.raises(InvariantViolation):
@@ -170,7 +171,8 @@ def test_the_worst_accepted_contributions_make_an_update_that_everyone_accepts()
     spike = torch.zeros(numel)
     for piece in LAYOUTS[1].pieces:
         spike[piece.fragment_offset] = 1.0
-    made = vault.merge(1, 1, [(spread, 100, 1), (codec("int8").encode(spike), 10_000, 1)])
+    made = vault.merge(1, 1, [(spread, 10, 1), (codec("int8").encode(spike), 10, 1)])
+    assert codec("int8").peak(made.update, numel) >= MAX_MAGNITUDE
     assert make().apply(1, 1, made.update) == made.state_digest
 
 
