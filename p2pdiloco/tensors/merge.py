@@ -29,10 +29,10 @@ def contribution_weight(tokens: int, inner_steps: int) -> float:
     """w = tokens^2 / inner_steps: tokens times tokens per inner step.
 
     Raises:
-        RemoteError: "implausible-work", without tokens or inner steps, or above `MAX_WEIGHT`.
+        RemoteError: "implausible-tokens", without tokens or inner steps, or above `MAX_WEIGHT`.
     """
     if tokens < 1 or inner_steps < 1 or tokens * tokens > MAX_WEIGHT * inner_steps:
-        raise RemoteError("implausible-work", f"{tokens} tokens in {inner_steps} inner steps")
+        raise RemoteError("implausible-tokens", f"{tokens} tokens in {inner_steps} inner steps")
     return tokens * tokens / inner_steps
 
 
@@ -56,7 +56,7 @@ class Accumulator:
         """Take in one pseudo-gradient, fp32 [layout.numel], not kept.
 
         Raises:
-            RemoteError: "implausible-work" (see `contribution_weight`).
+            RemoteError: "implausible-tokens" (see `contribution_weight`).
         """
         invariant(delta.shape == (self.layout.numel,), "a pseudo-gradient of another fragment")
         weight = contribution_weight(tokens, inner_steps)

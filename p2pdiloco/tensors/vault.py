@@ -199,7 +199,7 @@ class Vault:
         """Merge (payload, tokens, inner steps) in the given order and make version `number` in the spare.
 
         Raises:
-            RemoteError: as `check_payload`, or "implausible-work"; the spare is then empty.
+            RemoteError: as `check_payload`, or "implausible-tokens"; the spare is then empty.
         """
         layout = self.layouts[fragment]
         self._begin_next(fragment, number)

@@ -110,7 +110,7 @@ def test_weight_is_tokens_squared_per_inner_step():
 def test_implausible_work_is_a_peers_fault(tokens, steps):
     with pytest.raises(RemoteError) as refused:
         Accumulator(LAYOUT).add(torch.zeros(LAYOUT.numel), tokens, steps)
-    assert refused.value.reason == "implausible-work"
+    assert refused.value.reason == "implausible-tokens"
 
 
 def test_a_merge_of_nothing_is_our_own_mistake():
