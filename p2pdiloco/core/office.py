@@ -78,6 +78,7 @@ class Office:
         self.certificate: Certificate | None = None
         self._voted_term = vote.term if vote else 0
         self._voted_for = vote.candidate if vote else ""
+        self._vote_durable = vote is not None
         self._seen_term = self._voted_term
         self._votes: dict[str, Vote] = {}
         self._refused: set[str] = set()
@@ -177,6 +178,8 @@ class Office:
         """Notice an open office, stand when it is our turn, give up a lost candidacy."""
         if self.holding and self.term_over():
             self.lay_down(f"term {self.term} is over")
+        if self.holding and not self.busy() and self._outgrown(now):
+            self.lay_down("our votes are no longer a majority of the members")
         if self.state is OfficeState.CANDIDATE:
             if now >= self._gives_up_s:
                 self._lose(now, f"no majority in time for term {self._candidate_term}")
@@ -195,6 +198,13 @@ class Office:
             return
         if now >= max(self._not_before_s, self._stand_at_s(now)):
             self._stand(now, reason)
+
+    def _outgrown(self, now: float) -> bool:
+        """Whether members came (or voters went) so that nobody new would accept our certificate any more."""
+        certificate = self.certificate
+        voters = self._shared.voters(now)
+        valid = {vote.body.voter for vote in certificate.votes} if certificate else set()
+        return 2 * len(valid & set(voters)) <= len(voters)
 
     def _next_term(self) -> int:
         return max(self.term, self._seen_term, self._voted_term) + 1
@@ -233,11 +243,15 @@ class Office:
     ) -> None:
         """Vote once per term: the choice is ours from now on, and durable before anybody hears of it."""
         shared = self._shared
-        self._voted_term, self._voted_for = term, candidate
+        self._voted_term, self._voted_for, self._vote_durable = term, candidate, False
         self._seen_term = max(self._seen_term, term)
         token = shared.out.persist(VoteRecord(self._fragment, term, candidate), then)
-        shared.on_persisted[token] = done
+        shared.on_persisted[token] = lambda t: self._vote_saved(term, done, t)
         shared.on_persist_failed[token] = lambda t, why: self._vote_not_durable(candidate, t, why)
+
+    def _vote_saved(self, term: int, done: Callable[[float], None], now: float) -> None:
+        self._vote_durable = self._vote_durable or term == self._voted_term
+        done(now)
 
     def _vote_not_durable(self, candidate: str, now: float, why: str) -> None:
         self._shared.out.record(
@@ -279,8 +293,8 @@ class Office:
         body = VoteBody(shared.config.run, self._group, self._fragment, request.term, sender, shared.me)
         granted = Send(sender, VoteGranted(Vote(body, shared.sign("vote", body))))
         self._not_before_s = now + shared.timing.election_timeout_s
-        if self._voted_term == request.term:
-            shared.out.put(granted)  # durable since we first gave it
+        if self._voted_term == request.term and self._vote_durable:
+            shared.out.put(granted)
         else:
             self._give_vote(sender, request.term, (granted,), lambda _t: None)
 

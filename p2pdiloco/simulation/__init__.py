@@ -1,1 +1,1 @@
-"""Deterministic simulation of a swarm: the production core under a virtual clock, a faulty network and crashes."""
+"""Deterministic simulation of a swarm: the production core, a virtual clock, a faulty network, crashes."""

@@ -1,4 +1,4 @@
-"""Bulk streams between nodes: contributions pushed, updates and states pulled. They can break at any point."""
+"""Bulk streams between nodes: contributions pushed, updates and states pulled. Any of them can break."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from p2pdiloco.core.events import (
     ContributionReceived,
     ContributionUndelivered,
     FetchFailed,
-    StateFetched,
     UpdateFetched,
 )
 from p2pdiloco.core.types import Head, SignedContribution, SignedVersion, Watermark

@@ -10,7 +10,7 @@ Action = Callable[..., None]
 
 
 class Clock:
-    """A discrete-event clock. Two callbacks due at one instant run in the order in which they were asked for."""
+    """A discrete-event clock. Callbacks due at one instant run in the order in which they were asked for."""
 
     def __init__(self) -> None:
         self.now = 0.0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +36,6 @@ class Host:
         self.world, self.spec, self.disk = world, spec, disk
         self.peer, self.incarnation = spec.peer, incarnation
         self.up, self.frozen, self.leaving = True, False, False
-        self.first_step = first_step
         self.config = world.plan.config
         self.tickets: dict[int, Displacement | OuterUpdate] = {}
         self._rng = stream(world.plan.seed, f"host/{self.peer}/{incarnation}")
@@ -49,9 +47,12 @@ class Host:
         self._ticks: tuple[float, int] = (0.0, 0)
         found = [disk.restore(f, self._genesis(f)) for f in range(self.config.fragments)]
         self.stores = [Store(c.version, c.state, c.watermarks, c.log) for c in found]
+        for store in self.stores:
+            world.watch.restored(store.version, store.state)
         bases = [(s.version.header.digest(), s.version.header.number) for s in self.stores]
         tell = Callbacks(self._wake_at, self._copied_out, self._nothing, self._applied, self._dropped)
         self.learner = LearnerModel(self.peer, self.config.inner_steps, spec.step_time_s, bases, tell)
+        self.learner.resume_counting(first_step)
         self._learner_wanted = False
         restored = restored_from(disk, found, self.config)
         crypto, rng = HashCrypto(self.peer), stream(world.plan.seed, f"core/{self.peer}/{incarnation}")
@@ -214,7 +215,7 @@ class Host:
     def start_learner(self) -> None:
         """A learner process is ready."""
         if not self.learner.running:
-            self.learner.start(self.now, max(self.first_step, self.learner.step_at(self.now)))
+            self.learner.start(self.now, self.learner.step_at(self.now))
             for fragment, counters in enumerate(self.learner.fragments):
                 self._applied(fragment, counters.base_number, self.learner.step_at(self.now))
             self._tell_status()

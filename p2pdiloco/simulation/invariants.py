@@ -59,6 +59,13 @@ class Watch:
         if digest not in self.headers:
             self._new_version(version, where)
 
+    def restored(self, version: SignedVersion, state: FragmentState) -> None:
+        """A node starts from this: durable, though perhaps nobody lived to see it committed."""
+        digest = version.header.digest()
+        if digest not in self.headers:
+            self._new_version(version, f"restored fragment {version.header.fragment}")
+        self.states.setdefault(digest, state)
+
     def _new_version(self, version: SignedVersion, where: str) -> None:
         header = version.header
         parent = self.headers.get(header.parent)

@@ -79,6 +79,10 @@ class LearnerModel:
         """The step at which the present process began."""
         return self._first_step
 
+    def resume_counting(self, first_step: int) -> None:
+        """Earlier processes of this node made so many steps; ours get other numbers."""
+        self._first_step = first_step
+
     # --- pace ----------------------------------------------------------------------------------------
 
     def step_at(self, now: float) -> int:

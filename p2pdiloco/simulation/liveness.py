@@ -1,4 +1,4 @@
-"""What must come about once the faults have stopped: equal heads, new versions, everybody merged, nothing lost."""
+"""What must come about once faults have stopped: equal heads, new versions, everybody merged, nothing lost."""
 
 from __future__ import annotations
 
@@ -85,8 +85,8 @@ class Liveness:
         return ""
 
     def _missing_steps(self, fragment: int, host: Host, best: FragmentState, version: SignedVersion) -> str:
-        """The steps of a learner's present life up to the end of the faults must be in the chain, and later ones
-        too, so that we know that it was merged again."""
+        """The steps of a learner's present life up to the end of the faults must be in the chain, and later
+        ones too, so that we know that it was merged again."""
         first = host.learner.life_first_step
         healed_at = max(self._steps_at_heal.get(host.peer, 0), first)
         spans = best.covered.get(host.peer, ())
