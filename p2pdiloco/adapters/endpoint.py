@@ -21,7 +21,7 @@ from p2pdiloco.ports import Buffer, Refusal, TransportHandlers
 
 MAX_STREAMS_OUT = 32
 MAX_STREAMS_IN = 64
-MAX_STREAMS_IN_PER_PEER = 32
+MAX_STREAMS_IN_PER_PEER = 48  # above MAX_STREAMS_OUT: our slot is free a moment after the peer's
 MAX_MESSAGES_IN = 256
 MAX_MESSAGES_IN_PER_PEER = 64
 MAX_RECORD_BYTES = 32 * 1024

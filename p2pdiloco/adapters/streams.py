@@ -27,6 +27,7 @@ import asyncio
 import hashlib
 import struct
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
 from p2pdiloco.errors import RemoteError, TransportError, invariant
@@ -127,6 +128,11 @@ class Channel:
     async def send_status(self, status: int, body: bytes) -> None:
         await self.write(bytes([status]) + _U32.pack(len(body)) + body)
 
+    async def acknowledge(self) -> None:
+        """Tell the server that it may close. It closes at once, so a cut here is no failure."""
+        with suppress(TransportError):
+            await self.write(bytes([_ACK]))
+
     async def send_payload(self, payload: Sequence[Buffer], stop: asyncio.Future[Any] | None = None) -> bool:
         """Send all buffers in chunks, END and digest; False when `stop` was done before the end."""
         digest = hashlib.sha256()
@@ -208,7 +214,7 @@ async def push(channel: Channel, header: bytes, payload: Sequence[Buffer]) -> tu
     await channel.write(bytes([_PUSH]) + _U32.pack(len(header)) + header + _U64.pack(total))
     status, body = await channel.answer()
     if status == _REFUSE:
-        await channel.write(bytes([_ACK]))
+        await channel.acknowledge()
         return False, body
     if status != _ACCEPT:
         raise RemoteError("garbage", f"status {status:#x} to a push")
@@ -232,7 +238,7 @@ async def push(channel: Channel, header: bytes, payload: Sequence[Buffer]) -> tu
         await asyncio.gather(final, return_exceptions=True)
     if status != _DONE:
         raise RemoteError("garbage", f"status {status:#x} at the end of a push")
-    await channel.write(bytes([_ACK]))
+    await channel.acknowledge()
     return True, body
 
 
@@ -242,7 +248,7 @@ async def pull(channel: Channel, request: bytes, max_payload_bytes: int) -> tupl
     await channel.write(bytes([_PULL]) + _U32.pack(len(request)) + request)
     status, body = await channel.answer()
     if status == _REFUSE:
-        await channel.write(bytes([_ACK]))
+        await channel.acknowledge()
         return Refusal(body)
     if status != _GIVE:
         raise RemoteError("garbage", f"status {status:#x} to a pull")
@@ -256,7 +262,7 @@ async def pull(channel: Channel, request: bytes, max_payload_bytes: int) -> tupl
         view[offset : offset + len(piece)] = piece
 
     await channel.receive_payload(size, take)
-    await channel.write(bytes([_ACK]))
+    await channel.acknowledge()
     return body, payload
 
 

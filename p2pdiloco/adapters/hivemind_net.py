@@ -1,0 +1,351 @@
+"""The transport port on libp2p: our own supervised p2pd, hivemind's DHT in our loop, our own bulk framing.
+
+A dead p2pd is replaced in place: same identity, same ports, same DHT records, the peers that we knew are
+dialled again. Meanwhile calls fail at once with `PeerUnreachable`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+
+from p2pdiloco.adapters import hivemind_binding as binding
+from p2pdiloco.adapters import multiaddrs, streams
+from p2pdiloco.adapters.endpoint import MAX_RECORD_BYTES, Endpoint, report_bug
+from p2pdiloco.adapters.p2pd import P2PDaemon, P2PDOptions
+from p2pdiloco.errors import PeerUnreachable, RemoteError, TransportError, UserError, invariant
+from p2pdiloco.identity import Identity
+from p2pdiloco.ports import TransportHandlers
+
+DEFAULT_LISTEN = ("/ip4/0.0.0.0/tcp/0",)
+DIAL_TIMEOUT_S = 10.0
+DHT_TIMEOUT_S = 10.0
+CONTROL_TIMEOUT_S = 2.0
+MAINTENANCE_S = 5.0
+RESTART_BACKOFF_S = (0.0, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+HEALTHY_S = 60.0
+"""A p2pd that lived this long died of something new: the back-off begins again."""
+MAX_KNOWN_PEERS = 512
+MAX_DIALS = 16
+MAX_PINGS_A_ROUND = 8
+PORT_ATTEMPTS = 3
+logger = logging.getLogger(__name__)
+
+
+class HivemindTransport(Endpoint):
+    """Implements `ports.Transport`."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        identity_path: Path,
+        data_dir: Path,
+        listen: Sequence[str] = DEFAULT_LISTEN,
+        announce: Sequence[str] = (),
+        initial_peers: Sequence[str] = (),
+        options: P2PDOptions | None = None,
+        pace: streams.Pace | None = None,
+    ) -> None:
+        """Addresses are multiaddrs; initial_peers end in /p2p/ID; port 0 picks a free one at start.
+
+        Raises: UserError (an address is malformed; names it).
+        """
+        super().__init__(identity.peer_id, pace)
+        for text in (*listen, *announce):
+            multiaddrs.parse(text)
+        self._identity = identity
+        self._listen = list(listen)
+        self._announce = list(announce)
+        self._initial = [multiaddrs.split_peer(text) for text in initial_peers]
+        self._initial = [(address, peer) for address, peer in self._initial if peer != identity.peer_id]
+        self._daemon = P2PDaemon(identity_path, data_dir, announce, options)
+        self._options = options or P2PDOptions()
+        self._attachment: binding.Attachment | None = None
+        self._records: binding.RecordTable | None = None
+        self._known: OrderedDict[str, list[str]] = OrderedDict()
+        self._expires: OrderedDict[str, float] = OrderedDict()
+        self._observed: list[str] = []
+        self._connected: set[str] = set()
+        self._tasks: list[asyncio.Task[None]] = []
+        self.restarts = 0
+        """How often a dead p2pd has been replaced."""
+
+    @property
+    def p2pd_pid(self) -> int | None:
+        """Process id of p2pd while it runs."""
+        return self._daemon.pid
+
+    async def start(self, handlers: TransportHandlers) -> None:
+        """See `ports.Transport.start`."""
+        binding.quiet_logs()
+        self._handlers = handlers
+        try:
+            await self._daemon.prepare()
+            await self._first_bring_up()
+            await self._join_initial()
+        except BaseException:
+            await self.close()
+            raise
+        self._tasks = [asyncio.create_task(self._supervise()), asyncio.create_task(self._maintain())]
+        for task in self._tasks:
+            task.add_done_callback(_report_end)
+
+    async def close(self) -> None:
+        """See `ports.Transport.close`."""
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._tear_down()
+        await self._daemon.stop()
+
+    def addresses(self) -> list[str]:
+        """See `ports.Transport.addresses`."""
+        listen = self._listen if self._options.listen else []
+        return multiaddrs.reachable_order(listen, self._announce, self._observed, self.peer_id)
+
+    async def connect(self, peer: str, addresses: Sequence[str]) -> None:
+        """See `ports.Transport.connect`. The addresses are kept for reconnecting."""
+        dialable = _dialable(peer, addresses)
+        if not dialable:
+            raise PeerUnreachable(f"no usable address of {peer}")
+        self._known[peer] = dialable
+        self._known.move_to_end(peer)
+        while len(self._known) > MAX_KNOWN_PEERS:
+            self._known.popitem(last=False)
+        await self._require().connect(peer, dialable, DIAL_TIMEOUT_S)
+        self._connected.add(peer)
+
+    def peers_connected(self) -> int:
+        """See `ports.Transport.peers_connected`; at most 5 s old."""
+        return len(self._connected)
+
+    async def put_record(self, key: str, value: bytes, lifetime_s: float) -> bool:
+        """See `ports.Transport.put_record`. Never shortens the life of our earlier record under key."""
+        invariant(len(value) <= MAX_RECORD_BYTES, f"record of {len(value)} bytes")
+        records = self._records
+        if records is None:
+            return False
+        # The DHT takes only what expires strictly later than what it has.
+        expires = max(time.time() + lifetime_s, self._expires.get(key, 0.0) + 0.001)
+        self._expires[key] = expires
+        self._expires.move_to_end(key)
+        if len(self._expires) > binding.MAX_KEYS:
+            self._expires.popitem(last=False)
+        try:
+            async with asyncio.timeout(DHT_TIMEOUT_S):
+                return await records.put(key, value, expires)
+        except TimeoutError:
+            return False
+
+    async def get_records(self, key: str) -> dict[str, bytes]:
+        """See `ports.Transport.get_records`. What we hold ourselves when the DHT does not answer."""
+        records = self._records
+        if records is None:
+            return {}
+        if not self._up():
+            return records.get_here(key)
+        try:
+            async with asyncio.timeout(DHT_TIMEOUT_S):
+                return await records.get(key)
+        except TimeoutError:
+            return records.get_here(key)
+
+    async def _serve_message(self, sender: str, data: bytes) -> bytes:
+        self._connected.add(sender)
+        return await super()._serve_message(sender, data)
+
+    async def _call(self, peer: str, data: bytes, timeout_s: float) -> bytes:
+        try:
+            return await self._require().call(peer, data, timeout_s)
+        except RemoteError as error:
+            raise self._offence(peer, error) from error.__cause__
+
+    async def _open(self, peer: str, timeout_s: float) -> tuple[streams.Reader, streams.Writer]:
+        return await self._require().open_stream(peer, timeout_s)
+
+    def _up(self) -> bool:
+        return self._attachment is not None and not self._attachment.lost
+
+    def _require(self) -> binding.Attachment:
+        if self._attachment is None or self._attachment.lost:
+            raise PeerUnreachable("p2pd is not running")
+        return self._attachment
+
+    async def _first_bring_up(self) -> None:
+        wished = self._listen
+        for attempt in range(1, PORT_ATTEMPTS + 1):
+            self._listen = multiaddrs.claim_ports(wished)
+            try:
+                await self._bring_up()
+                return
+            except TransportError as error:
+                await self._daemon.stop()
+                raise UserError(
+                    f"The libp2p daemon did not start: {error}.",
+                    "Run again with --log-level debug for its output.",
+                ) from error
+            except UserError:
+                # A free port that we had picked may have been taken in the meantime: pick again.
+                await self._daemon.stop()
+                if self._listen == wished or attempt == PORT_ATTEMPTS:
+                    raise
+
+    async def _bring_up(self) -> None:
+        """p2pd, our connection to it, and the DHT on top. Raises: UserError, TransportError."""
+        daemon = self._daemon
+        await daemon.start(self._listen)
+        self._attachment = await binding.Attachment.open(
+            daemon.control_socket, daemon.client_socket, self._serve_message, self._serve_stream
+        )
+        invariant(self._attachment.peer_id == self.peer_id, "p2pd runs with another identity than ours")
+        self._records = await binding.RecordTable.create(self._attachment, self._identity, self._records)
+        self._observed = await self._attachment.observed_addresses(CONTROL_TIMEOUT_S)
+
+    async def _tear_down(self) -> None:
+        attachment, self._attachment = self._attachment, None
+        self._connected = set()
+        if self._records is not None:
+            self._records.close()
+        if attachment is not None:
+            await attachment.close()
+
+    async def _join_initial(self) -> None:
+        """Reach at least one initial peer. Raises: UserError (none; names them and says why)."""
+        if not self._initial:
+            return
+        attachment = self._require()
+        by_peer: dict[str, list[str]] = {}
+        for address, peer in self._initial:
+            by_peer.setdefault(peer, []).append(address)
+        peers = list(by_peer)
+        dials = [attachment.connect(peer, by_peer[peer], DIAL_TIMEOUT_S) for peer in peers]
+        results = await asyncio.gather(*dials, return_exceptions=True)
+        reached = [peer for peer, result in zip(peers, results, strict=True) if result is None]
+        named = ", ".join(f"{address}/p2p/{peer}" for address, peer in self._initial)
+        if not reached:
+            raise UserError(
+                f"None of the initial peers can be reached: {named} ({_why(results)}).",
+                "Check the addresses, that a node runs there, and that no firewall is between.",
+            )
+        try:
+            answered = await self._records.join(reached) if self._records is not None else []
+        except binding.ClockSkew as error:
+            raise UserError(
+                f"This machine's clock differs from the peers' by more than 3 s: {error}.",
+                "Synchronise the clock (for example: timedatectl set-ntp true), then start again.",
+            ) from error
+        if not answered:
+            raise UserError(
+                f"The initial peers can be reached, but none of them answers as a DHT peer: {named}.",
+                "Do the addresses belong to p2pdiloco nodes or bootstrap peers?",
+            )
+        self._connected.update(reached)
+
+    async def _supervise(self) -> None:
+        """Replace p2pd whenever it dies."""
+        failures = 0
+        while True:
+            began = time.monotonic()
+            if self._up():
+                await self._wait_lost()
+                logger.warning("p2pd is gone; starting it again")
+            if time.monotonic() - began > HEALTHY_S:
+                failures = 0
+            await self._tear_down()
+            await self._daemon.stop()
+            await asyncio.sleep(RESTART_BACKOFF_S[min(failures, len(RESTART_BACKOFF_S) - 1)])
+            failures += 1
+            try:
+                await self._bring_up()
+                self.restarts += 1
+                await self._rejoin()
+            except (UserError, TransportError) as error:
+                logger.warning("p2pd could not be started again: %s", error)
+
+    async def _wait_lost(self) -> None:
+        attachment = self._require()
+        ends = {asyncio.create_task(attachment.wait_lost()), asyncio.create_task(self._daemon.wait_dead())}
+        try:
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in ends:
+                task.cancel()
+
+    async def _rejoin(self) -> None:
+        """Dial the peers that we knew, best effort, and enter their routing tables."""
+        attachment, records = self._require(), self._records
+        wanted: dict[str, list[str]] = {}
+        for address, peer in self._initial:
+            wanted.setdefault(peer, []).append(address)
+        for peer in list(self._known)[-MAX_DIALS:]:
+            wanted.setdefault(peer, []).extend(self._known[peer])
+        peers = list(wanted)[: 2 * MAX_DIALS]
+        dials = [attachment.connect(peer, wanted[peer], DIAL_TIMEOUT_S) for peer in peers]
+        results = await asyncio.gather(*dials, return_exceptions=True)
+        reached = [peer for peer, result in zip(peers, results, strict=True) if result is None]
+        self._connected.update(reached)
+        if reached and records is not None:
+            try:
+                await records.join(reached)
+            except binding.ClockSkew as error:
+                logger.warning("clock skew: %s", error)
+
+    async def _maintain(self) -> None:
+        """Keep the count of peers and our addresses fresh, and heal what a partition tore."""
+        while True:
+            await asyncio.sleep(MAINTENANCE_S)
+            try:
+                await self._maintain_once()
+            except TransportError as error:
+                logger.debug("maintenance: %s", error)
+
+    async def _maintain_once(self) -> None:
+        attachment, records = self._require(), self._records
+        self._connected = set(await attachment.peers(CONTROL_TIMEOUT_S))
+        self._observed = await attachment.observed_addresses(CONTROL_TIMEOUT_S)
+        if not self._connected:
+            await self._rejoin()
+        elif records is not None:
+            # Both sides of a cut link forget each other in the DHT; a ping brings them together again.
+            strangers = [peer for peer in self._connected if not records.knows(peer)]
+            await asyncio.gather(*(records.ping(peer) for peer in strangers[:MAX_PINGS_A_ROUND]))
+
+
+def _report_end(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        report_bug("transport's background task", error)
+
+
+def _dialable(peer: str, addresses: Sequence[str]) -> list[str]:
+    """Addresses as a peer gave them, without its own id at the end; malformed ones are left out."""
+    found = []
+    for text in addresses[: multiaddrs.MAX_ADDRESSES]:
+        try:
+            parts = multiaddrs.parse(text)
+        except UserError:
+            continue
+        if parts[-1] == ("p2p", peer):
+            parts = parts[:-1]
+        if parts:
+            found.append(multiaddrs.join(parts))
+    return found
+
+
+def _why(results: Sequence[BaseException | None]) -> str:
+    texts = " ".join(str(result) for result in results)
+    for sign, meaning in (
+        ("connection refused", "connection refused"),
+        ("peer id mismatch", "another peer id answers there"),
+        ("no route", "no route to host"),
+        ("no answer within", "no answer"),
+        ("i/o timeout", "no answer"),
+        ("no such host", "unknown host name"),
+    ):
+        if sign in texts:
+            return meaning
+    return texts[-160:]

@@ -1,0 +1,237 @@
+"""A p2pd (go-libp2p daemon) process of our own: started, watched and ended by us.
+
+The binary comes with hivemind's wheel; hivemind itself is not imported here. p2pd ends by itself when its
+last persistent control connection closes, which is what happens when our process is killed, and after 30 s
+without any; should one be left nevertheless (stopped, wedged), the next start ends it by its recorded pid.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import importlib.util
+import logging
+import os
+import shutil
+import signal
+import stat
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import psutil
+from msgspec import Struct
+
+from p2pdiloco.errors import TransportError, UserError
+
+MAX_SOCKET_PATH_BYTES = 100  # sun_path holds 108 bytes on Linux, 104 on macOS
+START_TIMEOUT_S = 15.0
+STOP_TIMEOUT_S = 1.5
+logger = logging.getLogger(__name__)
+
+
+class P2PDOptions(Struct, frozen=True, kw_only=True):
+    """What may be chosen about p2pd beyond its addresses."""
+
+    nat_port_map: bool = False
+    """Ask the router for a port (UPnP)."""
+    autonat: bool = True
+    """Tell peers whether they can be dialled from outside."""
+    auto_relay: bool = False
+    """Look for a relay when nobody can dial us."""
+    relay_service: bool = True
+    """Relay for others."""
+    trusted_relays: tuple[str, ...] = ()
+    force_reachability: Literal["public", "private"] | None = None
+    listen: bool = True
+    connections_low: int = 256
+    connections_high: int = 512
+
+
+class P2PDaemon:
+    """One p2pd process at a time; `start` may be called again after its death."""
+
+    def __init__(
+        self,
+        identity_path: Path,
+        data_dir: Path,
+        announce: Sequence[str] = (),
+        options: P2PDOptions | None = None,
+    ) -> None:
+        self._identity_path = identity_path
+        self._listen: list[str] = []
+        self._announce = list(announce)
+        self._options = options or P2PDOptions()
+        self.folder = socket_folder(data_dir)
+        self.control_socket = self.folder / "p2pd.sock"
+        self.client_socket = self.folder / "client.sock"
+        self._pid_file = self.folder / "p2pd.pid"
+        self._process: asyncio.subprocess.Process | None = None
+        self._output: asyncio.Task[None] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """Process id while p2pd runs."""
+        process = self._process
+        return process.pid if process is not None and process.returncode is None else None
+
+    async def prepare(self) -> None:
+        """Make the private folder of the sockets, and clear away what a killed predecessor left in it.
+
+        Raises: UserError (the folder belongs to somebody else or cannot be made).
+        """
+        try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            status = self.folder.lstat()
+            if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
+                raise UserError(f"{self.folder} belongs to another user.", "Remove it, or set TMPDIR.")
+            self.folder.chmod(0o700)
+            await self._end_leftover()
+            for path in (self.control_socket, self.client_socket, self._pid_file):
+                path.unlink(missing_ok=True)
+        except OSError as error:
+            raise UserError(
+                f"The folder {self.folder} for sockets cannot be used: {error.strerror}.",
+                "Check its owner and permissions.",
+            ) from error
+
+    async def start(self, listen: Sequence[str], timeout_s: float = START_TIMEOUT_S) -> None:
+        """Start p2pd and wait until it listens on multiaddrs with explicit ports (`multiaddrs.claim_ports`).
+
+        Raises: UserError (cannot listen, no usable binary), TransportError (did not come up).
+        """
+        self._listen = list(listen)
+        await self.prepare()
+        environment = {"GOLOG_LOG_LEVEL": "error", **os.environ, "GOLOG_LOG_FMT": "json"}
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                binary_path(),
+                *self._flags(),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,  # Ctrl-C at the terminal is ours to handle, not p2pd's
+            )
+        except OSError as error:
+            raise UserError(
+                f"p2pd, the libp2p daemon of hivemind, cannot be run: {error.strerror}.",
+                "Reinstall hivemind for this platform: pip install --force-reinstall hivemind",
+            ) from error
+        self._pid_file.write_text(str(self._process.pid))
+        ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._output = asyncio.create_task(self._read_output(self._process, ready))
+        try:
+            async with asyncio.timeout(timeout_s):
+                await ready
+        except TimeoutError:
+            await self.stop()
+            raise TransportError(f"p2pd did not start within {timeout_s:g} s") from None
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def wait_dead(self) -> int:
+        """Wait for the process to end; its return code."""
+        return await self._process.wait() if self._process is not None else 0
+
+    async def stop(self) -> None:
+        """End p2pd and remove everything it left. Under 3 s."""
+        process = self._process
+        if process is not None and process.returncode is None:
+            process.terminate()
+            try:
+                async with asyncio.timeout(STOP_TIMEOUT_S):
+                    await process.wait()
+            except TimeoutError:
+                process.kill()
+                await process.wait()
+        if self._output is not None:
+            self._output.cancel()
+            await asyncio.gather(self._output, return_exceptions=True)
+            self._output = None
+        self._process = None
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _flags(self) -> list[str]:
+        options = self._options
+        flags = [
+            f"-listen=/unix{self.control_socket}",
+            f"-id={self._identity_path}",
+            "-dhtServer=1",  # libp2p's own DHT: finds addresses of peers by id
+            "-idleTimeout=30s",
+            f"-natPortMap={int(options.nat_port_map)}",
+            f"-autonat={int(options.autonat)}",
+            "-relay=1",
+            f"-autoRelay={int(options.auto_relay)}",
+            f"-relayService={int(options.relay_service)}",
+            "-connManager=1",
+            f"-connLo={options.connections_low}",
+            f"-connHi={options.connections_high}",
+        ]
+        if options.listen:
+            flags.append(f"-hostAddrs={','.join(self._listen)}")
+        else:
+            flags.append("-noListenAddrs=1")
+        if self._announce:
+            flags.append(f"-announceAddrs={','.join(self._announce)}")
+        if options.trusted_relays:
+            flags.append(f"-trustedRelays={','.join(options.trusted_relays)}")
+        if options.force_reachability is not None:
+            flags.append(f"-forceReachability{options.force_reachability.capitalize()}=1")
+        return flags
+
+    async def _read_output(self, process: asyncio.subprocess.Process, ready: asyncio.Future[None]) -> None:
+        assert process.stdout is not None
+        last = ""
+        while True:
+            try:
+                line = await process.stdout.readline()
+            except ValueError:  # a line beyond the reader's limit: dropped
+                continue
+            if not line:
+                break
+            last = line.decode(errors="replace").rstrip()
+            logger.debug("p2pd: %s", last)
+            if last.startswith("Peer ID:") and not ready.done():
+                ready.set_result(None)
+        if not ready.done():
+            ready.set_exception(self._start_failure(last))
+
+    def _start_failure(self, last: str) -> Exception:
+        if "failed to listen" in last:
+            addresses = ", ".join(self._listen)
+            return UserError(
+                f"Cannot listen on {addresses}: {last[-200:]}.", "Choose another address or port."
+            )
+        return TransportError(f"p2pd ended while starting: {last[-200:] or 'without a word'}")
+
+    async def _end_leftover(self) -> None:
+        """End the p2pd of a killed predecessor, if it is still there and really is ours."""
+        try:
+            pid = int(self._pid_file.read_text())
+            process = psutil.Process(pid)
+            ours = any(str(self.control_socket) in word for word in process.cmdline())
+        except (OSError, ValueError, psutil.Error):
+            return
+        if ours and pid != self.pid:
+            process.send_signal(signal.SIGKILL)
+            await asyncio.get_running_loop().run_in_executor(None, psutil.wait_procs, [process], 3)
+
+
+def socket_folder(data_dir: Path) -> Path:
+    """Where the sockets of this data folder's node are: in it, or in /tmp when the path is too long."""
+    folder = data_dir.absolute() / "run"
+    if len(os.fsencode(folder / "client.sock")) <= MAX_SOCKET_PATH_BYTES:
+        return folder
+    name = hashlib.sha256(os.fsencode(data_dir.resolve())).hexdigest()[:16]
+    return Path(tempfile.gettempdir()) / f"p2pdiloco-{os.getuid()}-{name}"
+
+
+def binary_path() -> str:
+    """Path of the p2pd binary in the installed hivemind. Raises: UserError."""
+    spec = importlib.util.find_spec("hivemind")
+    if spec is None or spec.origin is None:
+        raise UserError("hivemind is not installed.", "pip install hivemind")
+    return str(Path(spec.origin).parent / "hivemind_cli" / "p2pd")
