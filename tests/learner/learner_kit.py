@@ -1,0 +1,83 @@
+"""What the learner's tests share: a micro run, its corpus, and a learner without a process."""
+
+import functools
+import socket
+
+import torch
+
+from p2pdiloco.config.presets import MICRO
+from p2pdiloco.learner.channel import BaseRef, Deframer, LearnerEnd, decode_event, frame
+from p2pdiloco.learner.data import heldout_windows, load_corpus
+from p2pdiloco.learner.fragments import Fragments
+from p2pdiloco.learner.loop import Training
+from p2pdiloco.learner.mailbox import Mailbox
+from p2pdiloco.learner.model import Transformer, initial_parameters, named_parameters, specs_of
+from p2pdiloco.tensors.exchange import Exchange
+from p2pdiloco.tensors.layout import gather, plan_fragments
+
+torch.set_num_threads(1)
+
+LAYOUTS = plan_fragments(specs_of(MICRO.model), MICRO.sync.fragments)
+BASES = tuple(BaseRef(0, 0) for _ in LAYOUTS)
+
+
+@functools.cache
+def corpus():
+    return load_corpus(MICRO, None)
+
+
+def filled_exchange(manifest=MICRO):
+    """An exchange with version 0 in every base buffer 0."""
+    exchange = Exchange.create(LAYOUTS)
+    parameters = initial_parameters(manifest)
+    for layout in LAYOUTS:
+        gather(parameters, layout, exchange.base(layout.index, 0))
+    return exchange
+
+
+class Bench:
+    """A learner in this process, with a socket pair to a pretended daemon."""
+
+    def __init__(self, manifest=MICRO):
+        self.exchange = filled_exchange(manifest)
+        model = Transformer(manifest.model)
+        self.training = Training(manifest, model, corpus(), "peer-a")
+        self.fragments = Fragments(
+            named_parameters(model), LAYOUTS, self.exchange, BASES, manifest.sync.inner_steps, 1.0
+        )
+        self.fragments.scatter_bases(named_parameters(model))
+        self.daemon, theirs = socket.socketpair()
+        self.daemon.setblocking(False)
+        self.channel = LearnerEnd(theirs)
+        self._theirs = theirs
+        self._deframer = Deframer()
+        windows = heldout_windows(corpus(), manifest.model.context_tokens, 1024)
+        self.mailbox = Mailbox(
+            self.channel, self.training, self.fragments, windows, lambda: Transformer(manifest.model), 1000.0
+        )
+
+    def post(self, command):
+        self.daemon.send(frame(command))
+
+    def events(self):
+        try:
+            data = self.daemon.recv(1 << 20)
+        except BlockingIOError:
+            return []
+        return [decode_event(body) for body in self._deframer.feed(data)]
+
+    def parameters(self):
+        return {name: p.detach().clone() for name, p in self.training.model.named_parameters()}
+
+    def close(self):
+        self.daemon.close()
+        self._theirs.close()
+        self.exchange.close()
+
+
+def alone(steps, manifest=MICRO):
+    """A training that starts at version 0 and has nothing but a loop; its losses."""
+    model = Transformer(manifest.model)
+    model.load_state_dict(initial_parameters(manifest))
+    training = Training(manifest, model, corpus(), "peer-a")
+    return training, [training.step().loss for _ in range(steps)]

@@ -1,0 +1,218 @@
+"""The semantics of copy-out and install, in small exact numbers."""
+
+import pytest
+import torch
+
+from p2pdiloco.errors import InvariantViolation
+from p2pdiloco.learner.channel import BaseRef, CopiedOut, Install, NothingToCopy
+from p2pdiloco.learner.fragments import Counters, Fragments, first_due
+from p2pdiloco.tensors.exchange import Exchange
+from p2pdiloco.tensors.layout import TensorSpec, plan_fragments
+
+H = 4
+LAYOUTS = plan_fragments([TensorSpec("a", (2, 2)), TensorSpec("b", (2, 2))], 2)
+"""Fragment 0 is a, fragment 1 is b."""
+
+
+class Rig:
+    """Fragment 0 under test: theta starts at base 10."""
+
+    def __init__(self, rho=1.0):
+        self.params = {"a": torch.full((2, 2), 10.0), "b": torch.zeros(2, 2)}
+        self.exchange = Exchange.create(LAYOUTS)
+        self.exchange.base(0, 0).fill_(10.0)
+        self.fragments = Fragments(self.params, LAYOUTS, self.exchange, [BaseRef(5, 0)] * 2, H, rho)
+        self.fragments.counters[0].steps_since_base = 0
+
+    def step(self, change, tokens=100):
+        self.params["a"].add_(change)
+        self.fragments.count_step(tokens)
+
+    def copy(self):
+        copied = self.fragments.copy_out(0, inner_step=7)
+        assert isinstance(copied, CopiedOut)
+        return copied
+
+    def install(self, value, mode):
+        old = self.fragments.bases[0]
+        self.exchange.base(0, 1 - old.buffer).fill_(value)
+        self.fragments.install(Install(0, old.number + 1, 1 - old.buffer, mode))
+
+    @property
+    def theta(self):
+        assert self.params["a"].unique().numel() == 1
+        return self.params["a"][0, 0].item()
+
+    @property
+    def displacement(self):
+        return self.fragments.displacement(0)[0].item()
+
+    @property
+    def counters(self):
+        return self.fragments.counters[0]
+
+
+@pytest.fixture
+def rig():
+    rig = Rig()
+    yield rig
+    rig.exchange.close()
+
+
+def test_copy_out_shares_theta_and_says_what_it_took(rig):
+    rig.step(-1)
+    rig.step(-2)
+    assert rig.copy() == CopiedOut(0, 200, 2, base_number=5, base_buffer=0, inner_step=7, due=False)
+    assert rig.exchange.sent(0).tolist() == [7.0] * 4
+    rig.step(-1)
+    assert rig.exchange.sent(0).tolist() == [7.0] * 4
+    assert rig.fragments.copy_out(0, 8) == NothingToCopy(0, slot_in_use=True)
+
+
+def test_nothing_to_copy_without_a_step(rig):
+    assert rig.fragments.copy_out(0, 0) == NothingToCopy(0, slot_in_use=False)
+
+
+def test_merged_keeps_the_steps_made_in_flight(rig):
+    rig.step(-3)
+    rig.copy()
+    rig.step(-2, tokens=50)
+    rig.install(8.0, "merged")
+    assert rig.theta == 8.0 - 2.0
+    assert rig.counters == Counters(unmerged_tokens=50, unmerged_steps=1, steps_since_base=1)
+    assert rig.fragments.bases[0] == BaseRef(6, 1)
+    assert rig.displacement == 2.0
+
+
+@pytest.mark.parametrize(("rho", "theta", "steps"), [(0.5, 7.0, 1), (0.0, 8.0, 0)])
+def test_rho_weighs_the_steps_made_in_flight(rho, theta, steps):
+    rig = Rig(rho)
+    rig.step(-3)
+    rig.copy()
+    rig.step(-2)
+    rig.install(8.0, "merged")
+    assert rig.theta == theta
+    assert (rig.counters.unmerged_steps, rig.counters.unmerged_tokens) == (steps, 100 * steps)
+    assert not rig.counters.slot_in_use
+
+
+def test_rebase_keeps_displacement_and_counters(rig):
+    rig.step(-3)
+    rig.install(20.0, "rebase")
+    assert rig.theta == 17.0
+    assert rig.displacement == 3.0
+    assert rig.counters == Counters(unmerged_tokens=100, unmerged_steps=1, steps_since_base=0)
+
+
+def test_rebases_in_flight_then_merged(rig):
+    rig.step(-3)
+    rig.copy()  # sent 7, displacement 3
+    rig.step(-2)
+    rig.install(20.0, "rebase")
+    rig.install(24.0, "rebase")
+    assert rig.exchange.sent(0).tolist() == [7.0] * 4  # the daemon may be reading it
+    assert rig.fragments.rest(0)[0].item() == 2.0
+    rig.step(-1)
+    rig.install(30.0, "merged")
+    assert rig.theta == 30.0 - 2.0 - 1.0
+    assert (rig.counters.unmerged_tokens, rig.counters.unmerged_steps) == (200, 2)
+    rig.copy()
+    rig.install(31.0, "merged")  # the moves of the former flight are forgotten
+    assert rig.theta == 31.0
+
+
+def test_overwrite_takes_the_version_as_it_is(rig):
+    rig.step(-3)
+    rig.copy()
+    rig.step(-2)
+    rig.install(8.0, "overwrite")
+    assert rig.theta == 8.0
+    assert rig.counters == Counters()
+
+
+def test_a_freed_slot_is_due_at_once_with_all_of_its_work(rig):
+    rig.step(-3)
+    rig.copy()
+    rig.step(-2)
+    assert rig.fragments.copy_due(8) == []
+    rig.fragments.free_slot(0)
+    [copied] = rig.fragments.copy_due(8)
+    assert copied == CopiedOut(0, 200, 2, 5, 0, 8, due=True)
+    assert rig.exchange.sent(0).tolist() == [5.0] * 4
+
+
+def test_merged_without_a_copy_breaks_an_invariant(rig):
+    rig.step(-3)
+    with pytest.raises(InvariantViolation):
+        rig.install(8.0, "merged")
+
+
+def test_install_into_the_buffer_in_use_breaks_an_invariant(rig):
+    with pytest.raises(InvariantViolation):
+        rig.fragments.install(Install(0, 6, 0, "rebase"))
+
+
+def test_undisturbed_fragments_are_due_every_h_steps_spread_evenly():
+    rig = Rig()
+    rig.fragments = Fragments(rig.params, LAYOUTS, rig.exchange, [BaseRef(5, 0)] * 2, H, 1.0)
+    dates = {0: [], 1: []}
+    for step in range(1, 17):
+        rig.fragments.count_step(1)
+        for copied in rig.fragments.copy_due(step):
+            dates[copied.fragment].append(step)
+        # A round takes one inner step.
+        for index, counters in enumerate(rig.fragments.counters):
+            if counters.slot_in_use and counters.steps_since_base == 1:
+                base = rig.fragments.bases[index]
+                rig.fragments.install(Install(index, base.number + 1, 1 - base.buffer, "merged"))
+    assert dates == {0: [2, 6, 10, 14], 1: [4, 8, 12, 16]}
+    assert rig.fragments.deferred_copies == 0
+
+
+def test_due_while_the_slot_is_in_use_is_counted_once_and_made_up_for(rig):
+    for step in range(1, 8):
+        rig.step(-1)
+        rig.fragments.copy_due(step)  # copied at 4
+    rig.step(-1)
+    rig.step(-1)
+    assert rig.fragments.copy_due(9) == []
+    rig.fragments.deferred_copies = 0
+    rig.counters.steps_since_base = H
+    assert [c.fragment for c in rig.fragments.copy_due(9)] == []
+    assert rig.fragments.deferred_copies == 1
+    rig.install(6.0, "merged")
+    [copied] = [c for c in rig.fragments.copy_due(9) if c.fragment == 0]
+    assert (copied.inner_steps, copied.base_number) == (5, 6)
+
+
+@pytest.mark.parametrize(("fragments", "period"), [(24, 24), (8, 24), (4, 8), (10, 4)])
+def test_first_due_dates(fragments, period):
+    dates = [first_due(index, fragments, period) for index in range(fragments)]
+    assert dates == sorted(dates)
+    assert dates[0] >= 1
+    assert dates[-1] == period
+    assert max(dates.count(date) for date in dates) <= -(-fragments // period) + 1
+
+
+def test_exchange_is_seen_by_a_second_mapping_and_areas_do_not_overlap():
+    import os
+
+    first = Exchange.create(LAYOUTS)
+    second = Exchange.attach(os.dup(first.fd), LAYOUTS)
+    value = 0.0
+    for layout in LAYOUTS:
+        for area in (first.base(layout.index, 0), first.base(layout.index, 1), first.sent(layout.index)):
+            value += 1
+            area.fill_(value)
+    seen = [
+        area.unique().tolist()
+        for layout in LAYOUTS
+        for area in (second.base(layout.index, 0), second.base(layout.index, 1), second.sent(layout.index))
+    ]
+    assert seen == [[1.0], [2.0], [3.0], [4.0], [5.0], [6.0]]
+    view = first.base(0, 0)
+    first.close()
+    second.close()
+    assert view.tolist() == [1.0] * 4  # a view outlives the exchange
+    with pytest.raises(InvariantViolation):
+        first.base(0, 0)

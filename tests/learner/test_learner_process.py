@@ -1,0 +1,183 @@
+"""The real learner process under its host."""
+
+import asyncio
+import contextlib
+import math
+import os
+import signal
+import socket
+import subprocess
+import sys
+
+import msgspec
+import psutil
+import pytest
+import uvloop
+from learner_kit import BASES, LAYOUTS, filled_exchange
+
+from p2pdiloco.config.manifest import DataSection
+from p2pdiloco.config.presets import MICRO
+from p2pdiloco.learner.channel import (
+    Applied,
+    CopiedOut,
+    Evaluate,
+    Evaluated,
+    FreeSlot,
+    Install,
+    LearnerOptions,
+    Ready,
+    Saved,
+    Start,
+    Status,
+    frame,
+)
+from p2pdiloco.learner.host import LearnerExited, LearnerHost
+
+OPTIONS = LearnerOptions(
+    peer="peer-a", device="cpu", threads=1, status_interval_s=0.1, evaluation_tokens=1024
+)
+PATIENCE_S = 60
+
+
+class Daemon:
+    """A host, and the events that it reported."""
+
+    def __init__(self, folder, manifest=MICRO, options=OPTIONS):
+        self.exchange = filled_exchange(manifest)
+        self.events = []
+        self._more = asyncio.Event()
+        self.host = LearnerHost(
+            manifest, LAYOUTS, self.exchange, options, self._on_event, folder / "learner.log"
+        )
+
+    def _on_event(self, event):
+        self.events.append(event)
+        self._more.set()
+
+    async def expect(self, kind, condition=lambda event: True):
+        """The first event of this kind that fulfils the condition; seen events are used up."""
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                while self.events:
+                    event = self.events.pop(0)
+                    if isinstance(event, kind) and condition(event):
+                        return event
+                    assert not isinstance(event, LearnerExited), event
+                self._more.clear()
+                await self._more.wait()
+
+    async def __aenter__(self):
+        return self
+
+    async def __aexit__(self, *_):
+        if self.host.running:
+            self.host.kill()
+            await self.host.stop(None, PATIENCE_S)
+        self.exchange.close()
+
+
+def test_a_learner_s_life_on_uvloop(tmp_path):
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_life(tmp_path))
+
+
+async def _life(folder):
+    async with Daemon(folder) as daemon:
+        await daemon.host.start(BASES)
+        assert os.getsid(daemon.host.pid) == daemon.host.pid  # a Ctrl-C does not reach it
+        ready = await daemon.expect(Ready)
+        assert (ready.device, ready.threads, ready.restored) == ("cpu", 1, False)
+        assert ready.parameters == sum(layout.numel for layout in LAYOUTS)
+
+        copied = await daemon.expect(CopiedOut, lambda event: event.fragment == 1)
+        assert (copied.base_number, copied.base_buffer, copied.due) == (0, 0, True)
+        delta = daemon.exchange.base(1, 0) - daemon.exchange.sent(1)
+        assert 0 < delta.norm() < math.inf
+        daemon.exchange.base(1, 1).copy_(daemon.exchange.base(1, 0) - delta)
+        assert daemon.host.send(Install(1, 1, 1, "merged"))
+        assert (await daemon.expect(Applied)).number == 1
+        again = await daemon.expect(CopiedOut, lambda event: event.fragment == 1)
+        assert (again.base_number, again.base_buffer) == (1, 1)
+
+        daemon.host.send(FreeSlot(1))
+        resent = await daemon.expect(CopiedOut, lambda event: event.fragment == 1)
+        assert resent.inner_steps > again.inner_steps
+
+        daemon.host.send(Evaluate(7))
+        evaluated = await daemon.expect(Evaluated)
+        assert (evaluated.tag, evaluated.tokens) == (7, 1024)
+        status = await daemon.expect(Status)
+        assert status.step_time_s > 0
+        assert status.cpu_s > 0
+
+        assert await daemon.host.stop(folder / "state", PATIENCE_S) == 0
+        assert (await daemon.expect(Saved)).ok
+        assert daemon.events[-1] == LearnerExited(0, "stopped")
+        assert not daemon.host.running
+        daemon.events.clear()
+
+        # The next one goes on from the state.
+        await daemon.host.start(BASES, folder / "state", ["rest"] * len(LAYOUTS))
+        ready = await daemon.expect(Ready)
+        assert ready.restored
+        assert ready.inner_step >= status.inner_step
+
+
+async def test_a_killed_learner_is_reported(tmp_path):
+    async with Daemon(tmp_path) as daemon:
+        await daemon.host.start(BASES)
+        await daemon.expect(Ready)
+        os.kill(daemon.host.pid, signal.SIGKILL)
+        exited = await daemon.expect(LearnerExited)
+        assert exited == LearnerExited(-signal.SIGKILL, "killed by SIGKILL")
+        assert not daemon.host.send(Evaluate(1))
+
+
+async def test_a_corrupt_state_is_set_aside_and_bad_data_is_one_sentence(tmp_path):
+    async with Daemon(tmp_path) as daemon:
+        (tmp_path / "state").write_bytes(b"not a state")
+        await daemon.host.start(BASES, tmp_path / "state", ["all"] * len(LAYOUTS))
+        ready = await daemon.expect(Ready)
+        assert not ready.restored
+        assert "set aside as state.corrupt" in ready.note
+        assert (tmp_path / "state.corrupt").read_bytes() == b"not a state"
+    manifest = msgspec.structs.replace(MICRO, data=DataSection(source="files"))
+    options = msgspec.structs.replace(OPTIONS, data_path=str(tmp_path / "nowhere"))
+    async with Daemon(tmp_path, manifest, options) as daemon:
+        await daemon.host.start(BASES)
+        exited = await daemon.expect(LearnerExited)
+        assert exited == LearnerExited(1, f"the data path {tmp_path / 'nowhere'} does not exist")
+
+
+@pytest.mark.parametrize("moment", ["before-start", "training"])
+def test_a_learner_ends_by_itself_when_its_daemon_is_gone(moment):
+    exchange = filled_exchange()
+    ours, theirs = socket.socketpair()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "p2pdiloco.learner", str(theirs.fileno()), str(exchange.fd)],
+        pass_fds=(theirs.fileno(), exchange.fd),
+        start_new_session=True,
+        stdin=subprocess.DEVNULL,
+    )
+    try:
+        theirs.close()
+        if moment == "training":
+            ours.settimeout(PATIENCE_S)
+            ours.sendall(frame(Start(MICRO, OPTIONS, BASES)))
+            assert ours.recv(4)  # Ready
+        ours.close()
+        assert process.wait(PATIENCE_S) == 70
+        assert not psutil.pid_exists(process.pid)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        process.wait()
+        ours.close()
+        exchange.close()
+
+
+def test_the_daemon_s_side_imports_no_network_and_no_model():
+    names = "('hivemind', 'p2pdiloco.learner.loop', 'safetensors')"
+    code = f"import sys, p2pdiloco.learner.host; print([name for name in {names} if name in sys.modules])"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert out.stdout.strip() == "[]"
