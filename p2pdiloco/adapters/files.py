@@ -130,9 +130,13 @@ class Files:
             raise storage_error(error, "rename", source) from error
 
     def make_folder(self, folder: Path) -> None:
-        """Create a folder and its parents; present is fine. Raises: StorageError."""
+        """Create a folder and its parents durably; present is fine. Raises: StorageError."""
+        if folder.is_dir():
+            return
+        self.make_folder(folder.parent)
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            folder.mkdir(mode=0o700, exist_ok=True)
+            self.sync_folder(folder.parent)
         except OSError as error:
             raise storage_error(error, "create", folder) from error
 

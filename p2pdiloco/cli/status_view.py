@@ -11,7 +11,7 @@ from rich.text import Text
 
 from p2pdiloco.daemon.snapshot import FragmentRow, PeerRow, StatusReport
 from p2pdiloco.daemon.view import activity_text, peer_names, refusals_text, role_text, versions_text
-from p2pdiloco.daemon.wording import clean, count, duration, loss_text
+from p2pdiloco.daemon.wording import clean, count, duration, loss_text, short_peer
 
 
 def status_json(report: StatusReport) -> str:
@@ -50,7 +50,7 @@ def _summary(report: StatusReport, names: dict[str, str]) -> Text:
 
 
 def _table(title: str, columns: list[tuple[str, int]]) -> Table:
-    """Columns are (heading, width); positive widths are of numbers. Width 0: what is left of the line, wrapped."""
+    """Columns are (heading, width), of numbers if above 0. Width 0: the rest of the line, wrapped."""
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="dim")
     for name, width in columns:
         align: Literal["right", "left"] = "right" if width > 0 else "left"
@@ -63,8 +63,8 @@ def _table(title: str, columns: list[tuple[str, int]]) -> Table:
 def _members(report: StatusReport) -> Table:
     hidden = report.members_total - len(report.members)
     more = f", {len(report.members)} shown" if hidden > 0 else ""
-    columns = [("name", -14), ("peer", -9), ("step", 8), ("tokens/s", 8)]
-    columns += [("tokens", 6), ("loss", 6), ("last seen", 9), ("", 0)]
+    columns = [("name", -12), ("peer", -7), ("step", 7), ("tokens/s", 8)]
+    columns += [("tokens", 6), ("loss", 5), ("last seen", 9), ("", 0)]
     table = _table(f"members ({report.members_total}{more})", columns)
     for row in report.members:
         table.add_row(*map(Text, _member_cells(row, row.peer == report.answered_by)))
@@ -75,7 +75,7 @@ def _member_cells(row: PeerRow, answered: bool) -> list[str]:
     seen = "never" if row.last_seen_s is None else duration(row.last_seen_s)
     return [
         clean(row.name) or "-",
-        f"…{clean(row.peer[-8:])}",
+        f"…{short_peer(row.peer)}",
         str(row.inner_step),
         count(row.tokens_per_s),
         count(row.tokens_total),
@@ -90,7 +90,7 @@ def _fragments(rows: tuple[FragmentRow, ...], names: dict[str, str]) -> Table:
     columns += [("syncer", -14), ("tokens", 6), ("state", 0)]
     table = _table(f"fragments ({len(rows)})", columns)
     for row in rows:
-        syncer = names.get(row.syncer) or f"…{clean(row.syncer[-8:])}"
+        syncer = names.get(row.syncer) or f"…{short_peer(row.syncer)}"
         cells = [str(row.index), str(row.number), clean(row.digest[:8]), str(row.term), syncer]
         table.add_row(*map(Text, [*cells, count(row.tokens), activity_text(row)]))
     return table

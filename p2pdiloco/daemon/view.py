@@ -65,7 +65,7 @@ def view_lines(snapshot: NodeSnapshot, width: int, height: int) -> list[Text]:
     """At most height - 1 lines of at most `width` columns each."""
     columns = max(1, width // CELL_WIDTH)
     room = max(3, height - 1 - HEADER_LINES - 3)
-    peers_need = max(1, len(snapshot.peers))
+    peers_need = max(1, len(snapshot.peers) + (_peers_total(snapshot) > len(snapshot.peers)))
     recent_rows = min(2, len(snapshot.recent))
     fragment_rows = min(
         max(1, math.ceil(len(snapshot.fragments) / columns)),
@@ -147,10 +147,9 @@ def _peers_total(snapshot: NodeSnapshot) -> int:
 def _peer_lines(snapshot: NodeSnapshot, rows: int) -> list[Text]:
     if not snapshot.peers:
         return [Text("nobody else so far", style="dim")]
-    hidden = _peers_total(snapshot) - len(snapshot.peers)
     shown = list(snapshot.peers)
-    if len(shown) > rows or (hidden and len(shown) == rows):
-        shown = shown[: max(0, rows - 1)]
+    if _peers_total(snapshot) > rows:
+        shown = shown[: rows - 1]
     lines = [_peer_line(row) for row in shown]
     more = _peers_total(snapshot) - len(shown)
     if more:
@@ -169,9 +168,9 @@ def _peer_line(row: PeerRow) -> Text:
 
 def role_text(row: PeerRow) -> str:
     """ "syncer of 3", "catching up", "not training": what a member is beside a learner."""
-    words = [f"syncer of {row.offices}"] if row.offices else []
-    words += [] if row.confirmed else ["catching up"]
+    words = [] if row.confirmed else ["catching up"]
     words += [] if row.learning else ["not training"]
+    words += [f"syncer of {row.offices}"] if row.offices else []
     return ", ".join(words)
 
 

@@ -59,6 +59,16 @@ def checkpoint_path(store: RunStore, number: int) -> Path:
     return store.folder / "fragments" / "000" / f"checkpoint-{number}.safetensors"
 
 
+class QuickDisk(Files):
+    """Does not wait for the hardware: for tests that save thousands of files and cut no power."""
+
+    def sync(self, file: BinaryIO) -> None:
+        pass
+
+    def sync_folder(self, folder: Path) -> None:
+        pass
+
+
 class FullDisk(Files):
     """Takes `room_bytes` more, then ENOSPC."""
 
@@ -77,7 +87,7 @@ class Crash(BaseException):
     """The process ends here: nothing may be cleaned up after it."""
 
 
-class CrashingDisk(Files):
+class CrashingDisk(QuickDisk):
     """Crashes in the `at`-th primitive: a write is half done, everything else not at all."""
 
     def __init__(self, at: int) -> None:

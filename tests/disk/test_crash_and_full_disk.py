@@ -3,11 +3,23 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
-from disk_kit import RUN, Crash, CrashingDisk, FullDisk, chain, checkpoint_path, loaded_number, save
+from disk_kit import (
+    RUN,
+    Crash,
+    CrashingDisk,
+    FullDisk,
+    QuickDisk,
+    chain,
+    checkpoint_path,
+    loaded_number,
+    save,
+)
 
 from p2pdiloco.adapters.disk import RunStore
+from p2pdiloco.adapters.files import Files
 from p2pdiloco.core.effects import VoteRecord
 from p2pdiloco.errors import StorageError
 
@@ -34,7 +46,7 @@ def test_a_crash_at_any_operation_loses_nothing_that_was_saved(tmp_path: Path) -
             pass
         else:
             break
-        store = RunStore(data_dir, RUN)
+        store = RunStore(data_dir, RUN, QuickDisk())
         saved = {name: done.count(name) for name in ("vote", "update", "checkpoint")}
         # What was under way may or may not have made it; nothing else may differ.
         vote = store.votes().get(0, VoteRecord(0, 0, ""))
@@ -96,9 +108,11 @@ FILE_SIZE_LIMIT = """
 import resource, sys
 sys.path.insert(0, sys.argv[2])
 from pathlib import Path
+from typing import BinaryIO
 import numpy as np
 from disk_kit import RUN, loaded_number, save, version
 from p2pdiloco.adapters.disk import RunStore
+from p2pdiloco.adapters.files import Files
 from p2pdiloco.errors import StorageError
 store = RunStore(Path(sys.argv[1]), RUN)
 save(store, 1)
@@ -118,3 +132,37 @@ def test_the_operating_systems_own_refusal_in_mid_write(tmp_path: Path) -> None:
     sentence, state = output.splitlines()
     assert "checkpoint-2.safetensors: the disk is full" in sentence
     assert state == "1 []"
+
+
+class RecordingDisk(Files):
+    """Writes down the order of what matters when the power is cut."""
+
+    def __init__(self) -> None:
+        self.order: list[str] = []
+
+    def sync(self, file: BinaryIO) -> None:
+        super().sync(file)
+        self.order.append(f"sync {Path(file.name).name}")
+
+    def replace(self, source: Path, target: Path) -> None:
+        super().replace(source, target)
+        self.order.append(f"rename {target.name}")
+
+    def sync_folder(self, folder: Path) -> None:
+        super().sync_folder(folder)
+        self.order.append(f"sync {folder.name}/")
+
+
+def test_what_must_be_durable_is_on_the_disk_before_the_call_returns(tmp_path: Path) -> None:
+    disk = RecordingDisk()
+    store = RunStore(tmp_path, RUN, disk)
+    store.save_update(chain(1, 1)[0], b"", durable=True)
+    assert disk.order[-4:] == ["sync updates/", "sync 1.update.tmp", "rename 1.update", "sync 000/"]
+    disk.order.clear()
+    save(store, 1)
+    name = "checkpoint-1.safetensors"
+    assert disk.order == ["sync fragments/", f"sync {name}.tmp", f"rename {name}", "sync 000/"]
+    store.save_vote(VoteRecord(0, 1, "ann"))
+    disk.order.clear()
+    store.save_vote(VoteRecord(0, 2, "ann"))
+    assert disk.order == ["sync votes.log"]

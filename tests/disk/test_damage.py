@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from disk_kit import RUN, chain, checkpoint_path, loaded_number, save
+from disk_kit import RUN, QuickDisk, chain, checkpoint_path, loaded_number, save
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -40,7 +40,7 @@ def edited(data: bytes, changes: list[tuple[int, int, str]]) -> bytes:
 @contextmanager
 def fresh_store() -> Iterator[tuple[Path, RunStore]]:
     with tempfile.TemporaryDirectory() as folder:
-        yield Path(folder), RunStore(Path(folder), RUN)
+        yield Path(folder), RunStore(Path(folder), RUN, QuickDisk())
 
 
 def corrupt_files(store: RunStore) -> list[Path]:
@@ -49,7 +49,7 @@ def corrupt_files(store: RunStore) -> list[Path]:
 
 def check_checkpoint(data_dir: Path, path: Path, content: bytes) -> None:
     path.write_bytes(content)
-    store = RunStore(data_dir, RUN)
+    store = RunStore(data_dir, RUN, QuickDisk())
     number = loaded_number(store)
     problems = store.take_problems()
     if number == 2:  # the change was of no consequence (white space in the header, for example)
@@ -72,7 +72,7 @@ def test_checkpoint_cut_anywhere_falls_back_to_the_older_one() -> None:
             assert not path.exists(), length
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(edits)
 def test_checkpoint_with_changed_bytes(changes: list[tuple[int, int, str]]) -> None:
     with fresh_store() as (data_dir, store):
@@ -105,7 +105,7 @@ def test_damaged_files_do_not_pile_up(tmp_path: Path) -> None:
 def check_updates(data_dir: Path, path: Path, content: bytes) -> None:
     first, second, third = chain(1, 3)
     path.write_bytes(content)
-    store = RunStore(data_dir, RUN)
+    store = RunStore(data_dir, RUN, QuickDisk())
     loaded = store.load_updates(0, 0)
     if len(loaded) == 3:
         assert loaded == [(first, b"one"), (second, b"two"), (third, b"three")]
@@ -130,7 +130,7 @@ def test_update_cut_anywhere_ends_the_chain() -> None:
             assert not path.exists(), length
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(edits)
 def test_update_with_changed_bytes(changes: list[tuple[int, int, str]]) -> None:
     with fresh_store() as (data_dir, store):
@@ -148,17 +148,17 @@ def test_votes_log_cut_anywhere_is_a_prefix_of_what_was_saved() -> None:
             log.write_bytes(whole[:length])
             complete = (whole[:length] + b"\n").count(b"}\n")
             expected = {vote.fragment: vote for vote in VOTES[:complete]}
-            reopened = RunStore(data_dir, RUN)
+            reopened = RunStore(data_dir, RUN, QuickDisk())
             assert reopened.votes() == expected
             tail = whole[:length].rpartition(b"\n")[2]
             assert bool(reopened.take_problems()) == (tail != b"" and not tail.endswith(b"}")), length
             assert corrupt_files(reopened) == []
             reopened.save_vote(VoteRecord(2, 9, "new"))
-            again = RunStore(data_dir, RUN)
+            again = RunStore(data_dir, RUN, QuickDisk())
             assert again.votes() == {**expected, 2: VoteRecord(2, 9, "new")} and again.take_problems() == []
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(edits)
 def test_votes_log_with_changed_bytes_never_invents_and_never_forgets_silently(
     changes: list[tuple[int, int, str]],
@@ -168,10 +168,10 @@ def test_votes_log_with_changed_bytes_never_invents_and_never_forgets_silently(
             store.save_vote(vote)
         log = store.folder / "votes.log"
         log.write_bytes(edited(log.read_bytes(), changes))
-        reopened = RunStore(data_dir, RUN)
+        reopened = RunStore(data_dir, RUN, QuickDisk())
         assert all(vote in VOTES for vote in reopened.votes().values())
         assert reopened.votes() == FINAL_VOTES or reopened.take_problems() or whole_lines_gone(log)
-        again = RunStore(data_dir, RUN)
+        again = RunStore(data_dir, RUN, QuickDisk())
         assert again.votes() == reopened.votes() and again.take_problems() == []
 
 
