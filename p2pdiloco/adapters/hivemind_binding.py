@@ -254,12 +254,12 @@ class Attachment:
 
     async def close(self) -> None:
         """End our side; p2pd then ends by itself. Never raises."""
-        for task in list(self._serving):
-            task.cancel()
-        await asyncio.gather(*self._serving, return_exceptions=True)
         if self._server is not None:
             self._server.close()
-        tasks = [self._control._read_task, self._control._write_task]
+        control = self._control
+        tasks = [control._read_task, control._write_task, *control._handler_tasks.values(), *self._serving]
+        for task in tasks:
+            task.cancel()
         self._p2p._terminate()
         await asyncio.gather(*tasks, return_exceptions=True)
 

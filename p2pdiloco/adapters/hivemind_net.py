@@ -200,7 +200,7 @@ class HivemindTransport(Endpoint):
         daemon = self._daemon
         await daemon.start(self._listen)
         self._attachment = await binding.Attachment.open(
-            daemon.control_socket, daemon.client_socket, self._serve_message, self._serve_stream
+            daemon.control_socket, daemon.new_client_socket(), self._serve_message, self._serve_stream
         )
         invariant(self._attachment.peer_id == self.peer_id, "p2pd runs with another identity than ours")
         self._records = await binding.RecordTable.create(self._attachment, self._identity, self._records)

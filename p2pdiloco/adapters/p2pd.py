@@ -65,8 +65,8 @@ class P2PDaemon:
         self._options = options or P2PDOptions()
         self.folder = socket_folder(data_dir)
         self.control_socket = self.folder / "p2pd.sock"
-        self.client_socket = self.folder / "client.sock"
         self._pid_file = self.folder / "p2pd.pid"
+        self._client_sockets = 0
         self._process: asyncio.subprocess.Process | None = None
         self._output: asyncio.Task[None] | None = None
 
@@ -75,6 +75,12 @@ class P2PDaemon:
         """Process id while p2pd runs."""
         process = self._process
         return process.pid if process is not None and process.returncode is None else None
+
+    def new_client_socket(self) -> Path:
+        """A path for our own listening socket, never the same one twice: uvloop and hivemind both remove a
+        closed socket's path late, when a new one of that name may already be there."""
+        self._client_sockets += 1
+        return self.folder / f"client{self._client_sockets}.sock"
 
     async def prepare(self) -> None:
         """Make the private folder of the sockets, and clear away what a killed predecessor left in it.
@@ -88,7 +94,7 @@ class P2PDaemon:
                 raise UserError(f"{self.folder} belongs to another user.", "Remove it, or set TMPDIR.")
             self.folder.chmod(0o700)
             await self._end_leftover()
-            for path in (self.control_socket, self.client_socket, self._pid_file):
+            for path in (*self.folder.glob("*.sock"), self._pid_file):
                 path.unlink(missing_ok=True)
         except OSError as error:
             raise UserError(
@@ -223,7 +229,7 @@ class P2PDaemon:
 def socket_folder(data_dir: Path) -> Path:
     """Where the sockets of this data folder's node are: in it, or in /tmp when the path is too long."""
     folder = data_dir.absolute() / "run"
-    if len(os.fsencode(folder / "client.sock")) <= MAX_SOCKET_PATH_BYTES:
+    if len(os.fsencode(folder / "client99999.sock")) <= MAX_SOCKET_PATH_BYTES:
         return folder
     name = hashlib.sha256(os.fsencode(data_dir.resolve())).hexdigest()[:16]
     return Path(tempfile.gettempdir()) / f"p2pdiloco-{os.getuid()}-{name}"
