@@ -314,8 +314,10 @@ class Office:
         if request.head.weight < self._chain.head.weight:
             return "our chain is heavier"
         certificate = self.certificate
-        over = certificate is None or (
-            request.head.number >= certificate.start_number + shared.config.term_versions
+        over = (
+            certificate is None
+            or certificate.syncer == sender  # it laid that office down
+            or request.head.number >= certificate.start_number + shared.config.term_versions
         )
         if not over and not self.why_open(now):
             return "the syncer in office is alive"

@@ -41,8 +41,7 @@ class Host:
         self._rng = stream(world.plan.seed, f"host/{self.peer}/{incarnation}")
         self._backlog: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         self._tickets_made = 0
-        self._disk_free_s = 0.0
-        self._writing: list[fx.Persist] = []
+        self._writing: list[fx.Persist | Checkpoint] = []
         self._tick_at_s = math.inf
         self._ticks: tuple[float, int] = (0.0, 0)
         found = [disk.restore(f, self._genesis(f)) for f in range(self.config.fragments)]
@@ -323,32 +322,47 @@ class Host:
     def _persist(self, effect: fx.Persist) -> None:
         if isinstance(effect.record, fx.UpdateRecord):
             self._held(effect.record.ticket)
-        self._disk_free_s = max(self._disk_free_s, self.now) + self._write_s()
-        self._writing.append(effect)
-        self.world.clock.at(self._disk_free_s, self.run_when_awake, self._written, effect)
+        self._write(effect)
+
+    def _write(self, job: fx.Persist | Checkpoint) -> None:
+        """One write at a time, in order, as slow as the disk is when its turn comes."""
+        self._writing.append(job)
+        if len(self._writing) == 1:
+            self._next_write()
+
+    def _next_write(self) -> None:
+        factor = 3.0 if isinstance(self._writing[0], Checkpoint) else 1.0
+        time_s = self.disk.write_s * self.disk.slow_factor * self._rng.uniform(0.5, 2.0) * factor
+        self.later(time_s, self._written)
 
     def crash(self) -> None:
         """kill -9: memory is gone; of the writes under way some made it to the disk, in order."""
         self.up = False
-        for effect in self._writing[: self._rng.randint(0, len(self._writing))]:
-            self._keep(effect.record)
+        for job in self._writing[: self._rng.randint(0, len(self._writing))]:
+            self._keep(job)
 
-    def _write_s(self) -> float:
-        return self.disk.write_s * self.disk.slow_factor * self._rng.uniform(0.5, 2.0)
-
-    def _written(self, effect: fx.Persist) -> None:
-        self._writing.remove(effect)
+    def _written(self) -> None:
+        effect = self._writing.pop(0)
+        if self._writing:
+            self._next_write()
+        if isinstance(effect, Checkpoint):
+            self._keep(effect)
+            return
         if self.disk.full:
             self.feed(ev.PersistFailed(effect.token, "disk full"))
             return
-        self._keep(effect.record)
+        self._keep(effect)
         for following in effect.then:
             self.carry_out(following)
         self.feed(ev.Persisted(effect.token))
 
-    def _keep(self, record: fx.VoteRecord | fx.UpdateRecord) -> None:
+    def _keep(self, job: fx.Persist | Checkpoint) -> None:
         if self.disk.full:
             return
+        if isinstance(job, Checkpoint):
+            self.disk.keep_checkpoint(job)
+            return
+        record = job.record
         if isinstance(record, fx.VoteRecord):
             self.disk.keep_vote(record)
             return
@@ -413,11 +427,4 @@ class Host:
         self.world.committed(self, header)
         if self.now - store.saved_s >= self.spec.checkpoint_every_s:
             store.saved_s = self.now
-            self._disk_free_s = max(self._disk_free_s, self.now) + 3 * self._write_s()
-            self.world.clock.at(
-                self._disk_free_s, self.run_when_awake, self._checkpointed, store.checkpoint()
-            )
-
-    def _checkpointed(self, checkpoint: Checkpoint) -> None:
-        if not self.disk.full:
-            self.disk.keep_checkpoint(checkpoint)
+            self._write(store.checkpoint())

@@ -1,4 +1,4 @@
-"""What must come about once faults have stopped: equal heads, new versions, everybody merged, nothing lost."""
+"""What must come about once faults have stopped: equal heads, new versions, all merged, nothing lost."""
 
 from __future__ import annotations
 
