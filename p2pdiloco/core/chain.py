@@ -46,6 +46,14 @@ class Chain:
         """A version of the log."""
         return self._log.get(number)
 
+    def logged_all(self) -> tuple[SignedVersion, ...]:
+        """The whole log, oldest first, the head last."""
+        return tuple(version for _, version in sorted(self._log.items()))
+
+    def table(self) -> tuple[Watermark, ...]:
+        """The complete watermark table, in canonical order."""
+        return tuple(mark for _, mark in sorted(self._watermarks.items()))
+
     def is_child(self, header: VersionHeader) -> bool:
         """Whether the header continues this chain by one."""
         return header.number == self.head.number + 1 and header.parent == self.head.digest

@@ -33,7 +33,9 @@ from p2pdiloco.core.types import ContributionHeader, SignedContribution, Stamp, 
 MAX_QUEUE = 4
 MERGED_KEPT = 2
 """Merged contributions that are kept in case their version loses against a heavier chain."""
-PERMANENT = frozenset({"wrong-size", "non-finite", "implausible-tokens", "wrong-codec", "bad-signature"})
+PERMANENT = frozenset(
+    {"wrong-size", "non-finite", "out-of-range", "implausible-tokens", "wrong-codec", "bad-signature"}
+)
 RELABEL = frozenset({"stale-base", "unknown-base"})
 
 
@@ -101,6 +103,11 @@ class Contributor:
     def idle(self) -> bool:
         """Nothing of ours is waiting to be merged."""
         return not self._queue
+
+    def resume_stamps(self) -> tuple[Stamp, Stamp | None]:
+        """(our watermark in the chain, stamp of the attached contribution if there is one)."""
+        attached = [pending.stamp for pending in self._queue if pending.attached]
+        return self._chain.watermark(self._shared.me), attached[0] if attached else None
 
     def words(self) -> str:
         """For people: where the first contribution is."""
@@ -287,7 +294,7 @@ class Contributor:
         return (attached[0] if attached else None), unknown
 
     def chain_moved(self, watermark: Stamp, now: float) -> None:
-        """The chain has a new head, with this watermark of ours: settle what it has, re-queue what it lost."""
+        """The chain has a new head, with this watermark of ours: settle what it has, requeue what it lost."""
         while self._queue and self._queue[0].stamp <= watermark:
             pending = self._queue.popleft()
             if pending.held_since_s:

@@ -1,0 +1,90 @@
+"""The tensor worker: the one thread that reads and writes Theta, momentum and the exchange buffers.
+
+Jobs run strictly in the order in which they were posted, which is the order of the core's effects; so a
+commit that was posted before a merge is done before it. Event loop in, thread out, event loop back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import torch
+
+from p2pdiloco.core.effects import CommitVersion
+from p2pdiloco.core.types import SignedVersion, Watermark
+from p2pdiloco.daemon.wire import StateHeader
+from p2pdiloco.ports import Buffer
+from p2pdiloco.tensors.exchange import Exchange
+from p2pdiloco.tensors.vault import Encoded, MergeResult, Pin, Vault
+
+T = TypeVar("T")
+
+
+class Compute:
+    """Vault and exchange behind one thread. Methods without `async` are the jobs, run in that thread."""
+
+    def __init__(self, vault: Vault, exchange: Exchange) -> None:
+        self.vault = vault
+        self._exchange = exchange
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="tensors")
+        self._committed: dict[int, tuple[SignedVersion, tuple[Watermark, ...]]] = {}
+
+    async def run(self, job: Callable[..., T], *arguments: object) -> T:
+        """Post a job; its result, or its exception."""
+        return await asyncio.get_running_loop().run_in_executor(self._executor, job, *arguments)
+
+    def close(self) -> None:
+        """End the thread when its jobs are done."""
+        self._executor.shutdown(wait=True, cancel_futures=True)
+
+    # --- jobs ----------------------------------------------------------------------------------------
+
+    def load(self, versions: Mapping[int, tuple[SignedVersion, tuple[Watermark, ...]]]) -> None:
+        """What the vault holds after start-up."""
+        torch.set_num_threads(1)
+        self._committed = dict(versions)
+
+    def encode(self, fragment: int, base_buffer: int) -> Encoded:
+        """Pseudo-gradient of what the learner copied out, encoded."""
+        return self.vault.encode_contribution(
+            fragment, self._exchange.base(fragment, base_buffer), self._exchange.sent(fragment)
+        )
+
+    def merge(self, fragment: int, number: int, inputs: list[tuple[Buffer, int, int]]) -> MergeResult:
+        """See `Vault.merge`."""
+        return self.vault.merge(fragment, number, inputs)
+
+    def apply(self, fragment: int, number: int, update: Buffer) -> bytes:
+        """See `Vault.apply`."""
+        return self.vault.apply(fragment, number, update)
+
+    def load_state(self, fragment: int, version: SignedVersion, payload: Buffer) -> bytes:
+        """A fetched state into the spare; its digest. Raises: RemoteError."""
+        half = 4 * self.vault.layouts[fragment].numel
+        view = memoryview(payload)
+        return self.vault.load_spare(fragment, version.header.number, view[:half], view[half:])
+
+    def drop_spare(self, fragment: int) -> None:
+        """See `Vault.drop_spare`."""
+        self.vault.drop_spare(fragment)
+
+    def commit(self, effect: CommitVersion, own_merged: bool) -> None:
+        """The spare becomes the state."""
+        header = effect.version.header
+        self.vault.commit(header.fragment, header.number, header.state_digest)
+        self._committed[header.fragment] = (effect.version, effect.watermarks)
+        if own_merged:
+            self.vault.commit_residual(header.fragment)
+
+    def post(self, fragment: int, buffer: int) -> int:
+        """Copy the committed Theta into a base buffer of the exchange; the version's number."""
+        self._exchange.base(fragment, buffer).copy_(self.vault.theta(fragment))
+        return self._committed[fragment][0].header.number
+
+    def pin(self, fragment: int) -> tuple[StateHeader, Pin]:
+        """The committed state for a reader that takes its time."""
+        version, watermarks = self._committed[fragment]
+        return StateHeader(version, watermarks), self.vault.pin(fragment)

@@ -1,0 +1,69 @@
+"""What this peer answers to anybody: which runs it knows, their manifests, and, as a member, everything else.
+
+A bootstrap peer has only this; a node opens it before it knows its run, and adds its membership later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+from p2pdiloco.daemon import wire
+from p2pdiloco.daemon.runs import Run, encode_manifest
+from p2pdiloco.daemon.snapshot import StatusReport, encode_status
+from p2pdiloco.daemon.transfers import Transfers, refuse
+from p2pdiloco.errors import RemoteError
+from p2pdiloco.ports import PullSource, PushSink, Refusal
+
+
+class FrontDoor:
+    """Implements `ports.TransportHandlers`."""
+
+    def __init__(self) -> None:
+        self._runs: dict[str, tuple[Run, bytes]] = {}
+        self.member: Transfers | None = None
+        self.status: Callable[[], StatusReport] | None = None
+        self.member_run = ""
+
+    def add_run(self, run: Run) -> None:
+        """List and serve a run's manifest."""
+        self._runs[run.id] = (run, encode_manifest(run))
+
+    def runs(self) -> list[wire.RunSummary]:
+        """The runs that are listed here."""
+        return [run.summary() for run, _ in self._runs.values()]
+
+    async def on_message(self, sender: str, data: bytes) -> bytes:
+        """A core message of the run that we are a member of, or a query."""
+        if data[:1] == wire.QUERY:
+            return self._query(wire.decode(data[1:], cast(Any, wire.Query)))
+        if data[:1] != wire.MESSAGE:
+            raise RemoteError("garbage", "neither message nor query")
+        if self.member is None:
+            raise RemoteError("not-ready", "no member of a run yet")
+        self.member.on_message(sender, data[1:])
+        return b""
+
+    async def on_push(self, sender: str, header: bytes) -> PushSink | Refusal:
+        """A contribution."""
+        request = wire.decode(header, wire.PushContribution)
+        if self.member is None:
+            return Refusal(wire.encode(wire.Answer(False, "not-ready", None)))
+        return self.member.on_push(sender, request)
+
+    async def on_pull(self, sender: str, request: bytes) -> PullSource | Refusal:
+        """A manifest, an update or a state."""
+        pull = wire.decode(request, cast(Any, wire.Pull))
+        if isinstance(pull, wire.PullManifest):
+            found = self._runs.get(pull.run)
+            return PullSource(found[1], (), lambda: None) if found else refuse("unknown-run")
+        if self.member is None:
+            return refuse("not-ready")
+        return await self.member.on_pull(pull)
+
+    def _query(self, query: wire.Query) -> bytes:
+        if isinstance(query, wire.RunsQuery):
+            return wire.encode(wire.RunList(tuple(self.runs()[: wire.MAX_RUNS])))
+        if self.status is None or query.run != self.member_run:
+            raise RemoteError("not-a-member")
+        return encode_status(self.status())

@@ -1,0 +1,245 @@
+"""Between the core and the learner process: who measures against what, and who owns which buffer.
+
+Per fragment there is at most one `Install` under way. While it is, newer versions are folded into the next
+one: if any of them merged the learner's copy, the next install does too. The buffer that is written is
+never the one that the learner's parameters are measured against (`tensors.exchange`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from p2pdiloco.core import events as ev
+from p2pdiloco.core.effects import CommitVersion
+from p2pdiloco.daemon.compute import Compute
+from p2pdiloco.daemon.tickets import Tickets
+from p2pdiloco.errors import UserError
+from p2pdiloco.learner import channel as ch
+from p2pdiloco.learner.host import LearnerExited, LearnerHost
+
+logger = logging.getLogger(__name__)
+RESTART_MAX_S = 30.0
+SEVERITY: dict[ch.InstallMode, int] = {"rebase": 0, "merged": 1, "overwrite": 2}
+
+
+class Slot:
+    """One fragment's state in the learner as the daemon sees it."""
+
+    def __init__(self) -> None:
+        self.buffer = 0
+        """The base buffer that the learner's parameters are measured against."""
+        self.installing: ch.InstallMode | None = None
+        self.next: ch.InstallMode | None = None
+        self.ticket: int | None = None
+        """Of the contribution whose copy occupies the slot."""
+        self.requested = False
+
+
+class LearnerLink:
+    """Starts, feeds and restarts the learner; translates its events for the core."""
+
+    def __init__(
+        self,
+        host_factory: Callable[[Callable[[ch.Event | LearnerExited], None]], LearnerHost],
+        compute: Compute,
+        tickets: Tickets,
+        fragments: int,
+        state_path: Path,
+        post: Callable[[ev.Event], None],
+        tell: Callable[[ch.Event | LearnerExited], None],
+        spawn: Callable[..., asyncio.Task[None]],
+    ) -> None:
+        self._host = host_factory(self._on_event)
+        self._compute = compute
+        self._tickets = tickets
+        self._slots = [Slot() for _ in range(fragments)]
+        self._state_path = state_path
+        self._post = post
+        self._tell = tell
+        self._spawn = spawn
+        self._life = 0
+        """Counts learner processes: what was started for an earlier one is dropped."""
+        self._ready = False
+        self._stopping = False
+        self._failures = 0
+        self.device = ""
+        self.status: ch.Status | None = None
+        self.fatal: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    @property
+    def pid(self) -> int | None:
+        """The learner's process id."""
+        return self._host.pid
+
+    # --- life ----------------------------------------------------------------------------------------
+
+    async def start(self, restore: tuple[ch.RestoreMode, ...] = ()) -> None:
+        """Start a learner from the vault's versions, with what its state file has (`learner.checkpoint`)."""
+        self._life += 1
+        self._slots = [Slot() for _ in self._slots]
+        numbers = [await self._compute.run(self._compute.post, f, 0) for f in range(len(self._slots))]
+        bases = [ch.BaseRef(number, 0) for number in numbers]
+        path = self._state_path if self._state_path.exists() else None
+        await self._host.start(bases, path, restore if path else ())
+        for fragment, number in enumerate(numbers):
+            self._post(ev.LearnerApplied(fragment, number, 0))
+        for fragment in range(len(self._slots)):
+            self._catch_up(fragment, numbers[fragment])
+
+    async def stop(self, timeout_s: float) -> bool:
+        """Save and end the learner. Whether its state was saved."""
+        self._stopping = True
+        saved = await self._host.stop(self._state_path, timeout_s)
+        return saved == 0
+
+    def save(self) -> None:
+        """Ask the learner to write its state at the next boundary."""
+        if self._ready:
+            self._host.send(ch.Save(str(self._state_path)))
+
+    def evaluate(self, tag: int) -> None:
+        """Ask for the held-out loss of the global parameters."""
+        if self._ready:
+            self._host.send(ch.Evaluate(tag))
+
+    # --- from the core -------------------------------------------------------------------------------
+
+    def request(self, fragment: int) -> None:
+        """A closing call: copy out what there is."""
+        slot = self._slots[fragment]
+        if not self._ready or not self._host.send(ch.CopyOut(fragment)):
+            self._post(ev.NothingToContribute(fragment))
+            return
+        slot.requested = True
+
+    def retire(self, fragment: int, ticket: int) -> None:
+        """The copy will not be merged as it stands."""
+        slot = self._slots[fragment]
+        self._tickets.release(ticket)
+        if slot.ticket == ticket:
+            slot.ticket = None
+            self._host.send(ch.FreeSlot(fragment))
+            self._spawn(self._compute.run(self._compute.vault.discard_residual, fragment))
+
+    def committed(self, effect: CommitVersion) -> bool:
+        """A new version is being committed: the learner shall go over to it. Whether its copy is in it."""
+        fragment = effect.version.header.fragment
+        slot = self._slots[fragment]
+        merged = effect.merged_ticket is not None and effect.merged_ticket == slot.ticket
+        mode: ch.InstallMode = "overwrite" if effect.overwrite else "merged" if merged else "rebase"
+        if mode != "rebase":
+            slot.ticket = None
+        if slot.next is None or SEVERITY[mode] > SEVERITY[slot.next]:
+            slot.next = mode
+        return merged
+
+    def after_commit(self, fragment: int) -> None:
+        """The vault holds the new version: post it unless an install is under way."""
+        slot = self._slots[fragment]
+        if self._ready and slot.installing is None and slot.next is not None:
+            slot.installing, slot.next = slot.next, None
+            self._spawn(self._install(fragment, self._life))
+
+    async def _install(self, fragment: int, life: int) -> None:
+        buffer = 1 - self._slots[fragment].buffer
+        number = await self._compute.run(self._compute.post, fragment, buffer)
+        mode = self._slots[fragment].installing
+        if life == self._life and mode is not None:
+            self._host.send(ch.Install(fragment, number, buffer, mode))
+
+    def _catch_up(self, fragment: int, started_from: int) -> None:
+        """Versions may have been committed between reading the vault and the learner's start."""
+        if self._compute.vault.version(fragment) != started_from:
+            self._slots[fragment].next = "rebase"
+
+    # --- from the learner ----------------------------------------------------------------------------
+
+    def _on_event(self, event: ch.Event | LearnerExited) -> None:
+        match event:
+            case ch.Ready():
+                self._ready, self._failures, self.device = True, 0, event.device
+                for fragment in range(len(self._slots)):
+                    self.after_commit(fragment)
+            case ch.CopiedOut():
+                self._spawn(self._encode(event, self._life))
+            case ch.NothingToCopy():
+                self._slots[event.fragment].requested = False
+                self._post(ev.NothingToContribute(event.fragment))
+            case ch.Applied():
+                slot = self._slots[event.fragment]
+                slot.buffer, slot.installing = 1 - slot.buffer, None
+                self._post(ev.LearnerApplied(event.fragment, event.number, event.inner_step))
+                self.after_commit(event.fragment)
+            case ch.Status():
+                self.status = event
+                self._post(self._core_status(event))
+            case LearnerExited():
+                self._exited(event)
+            case _:
+                pass
+        self._tell(event)
+
+    def _core_status(self, status: ch.Status) -> ev.LearnerStatus:
+        return ev.LearnerStatus(
+            True,
+            status.inner_step,
+            status.tokens_total,
+            status.tokens_per_s,
+            status.step_time_s,
+            status.loss,
+        )
+
+    async def _encode(self, copied: ch.CopiedOut, life: int) -> None:
+        """Encode what was copied out; an overwrite that the learner has not yet read makes the copy void."""
+        fragment = copied.fragment
+        slot = self._slots[fragment]
+        void = "overwrite" in (slot.installing, slot.next)
+        if not void:
+            try:
+                encoded = await self._compute.run(self._compute.encode, fragment, copied.base_buffer)
+            except ValueError as error:
+                logger.error("fragment %d: the learner's parameters are not finite: %s", fragment, error)
+                void = True
+        if life != self._life:
+            return
+        slot.requested = False
+        if void or "overwrite" in (slot.installing, slot.next):
+            self._post(ev.NothingToContribute(fragment))
+            return
+        ticket = self._tickets.put(encoded.payload)
+        slot.ticket = ticket
+        self._post(
+            ev.ContributionReady(
+                fragment,
+                ticket,
+                copied.tokens,
+                copied.inner_steps,
+                encoded.digest,
+                len(encoded.payload),
+                copied.due,
+            )
+        )
+
+    def _exited(self, exited: LearnerExited) -> None:
+        started = self._ready
+        self._ready = False
+        self._life += 1
+        self._slots = [Slot() for _ in self._slots]
+        if self._stopping:
+            return
+        self._post(ev.LearnerLost())
+        self._failures += 1
+        if not started and self._failures >= 3 and not self.fatal.done():
+            self.fatal.set_exception(UserError(f"the learner cannot start: {exited.reason}"))
+            return
+        pause_s = min(RESTART_MAX_S, 0.2 * 4 ** (self._failures - 1))
+        logger.warning("the learner ended (%s); starting it again in %.1f s", exited.reason, pause_s)
+        self._spawn(self._restart(pause_s))
+
+    async def _restart(self, pause_s: float) -> None:
+        await asyncio.sleep(pause_s)
+        if not self._stopping and not self._host.running:
+            await self.start()

@@ -1,0 +1,256 @@
+"""The long-running programs: `p2pdiloco node` and `p2pdiloco bootstrap`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
+
+import uvloop
+
+from p2pdiloco.adapters.data_dir import DataDir
+from p2pdiloco.adapters.hivemind_net import HivemindTransport
+from p2pdiloco.config.settings import BootstrapSettings, NodeSettings
+from p2pdiloco.config.signing import load_signed
+from p2pdiloco.core.config import Timing
+from p2pdiloco.daemon.frontdoor import FrontDoor
+from p2pdiloco.daemon.live import LiveView
+from p2pdiloco.daemon.logs import RecentLines, configure_logging, resolve_style
+from p2pdiloco.daemon.member import Member
+from p2pdiloco.daemon.presence import publish_runs
+from p2pdiloco.daemon.runs import Run, find_run, open_run, save_manifest, sign_run
+from p2pdiloco.daemon.view import log_line
+from p2pdiloco.errors import RemoteError, StorageError, UserError
+from p2pdiloco.identity import Identity
+from p2pdiloco.tensors.vault import Vault
+
+T = TypeVar("T")
+logger = logging.getLogger("p2pdiloco")
+LINE_EVERY_S = 10.0
+VIEW_EVERY_S = 0.5
+HURRIED = 130
+
+
+def run_node(settings: NodeSettings) -> int:
+    """Run a node until it is told to stop. Returns the exit status."""
+    return _run(lambda stop: _node(settings, stop), settings.log)
+
+
+def run_bootstrap(settings: BootstrapSettings) -> int:
+    """Run a bootstrap peer until it is told to stop. Returns the exit status."""
+    return _run(lambda stop: _bootstrap(settings, stop), settings.log)
+
+
+def _run(body: Callable[[asyncio.Event], Coroutine[Any, Any, None]], log: Any) -> int:
+    style = resolve_style(log)
+    configure_logging(style)
+
+    async def main() -> None:
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def on_signal() -> None:
+            if stop.is_set():
+                # The person means it. p2pd and learner end by themselves when we are gone.
+                sys.stderr.write("stopped at once\n")
+                os._exit(HURRIED)
+            stop.set()
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, on_signal)
+        loop.set_exception_handler(_fail_loudly)
+        await body(stop)
+
+    uvloop.run(main())
+    return 0
+
+
+def _fail_loudly(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """A bug of ours in a callback ends the daemon; a service manager starts it again."""
+    error = context.get("exception")
+    loop.default_exception_handler(context)
+    if error is not None and not isinstance(error, asyncio.CancelledError | ConnectionError):
+        os._exit(70)
+
+
+# --- node --------------------------------------------------------------------------------------------
+
+
+async def _node(settings: NodeSettings, stop: asyncio.Event) -> None:
+    folder = DataDir(settings.data_dir, parents=settings.data_dir == _default_dir(NodeSettings))
+    with folder:
+        identity = Identity.load_or_create(settings.data_dir / "identity.key")
+        recent = RecentLines()
+        style = resolve_style(settings.log)
+        configure_logging(style, recent=recent)
+        prepared = _own_run(settings)
+        transport = _transport(settings, identity)
+        door = FrontDoor()
+        await transport.start(door)
+        try:
+            print_addresses(transport.addresses(), "node")
+            found = prepared or await _unless_stopped(
+                find_run(transport, identity, settings.run, logger.info), stop
+            )
+            if found is not None:
+                await _membership(settings, identity, transport, door, recent, found, stop)
+        finally:
+            await transport.close()
+
+
+async def _membership(
+    settings: NodeSettings,
+    identity: Identity,
+    transport: HivemindTransport,
+    door: FrontDoor,
+    recent: RecentLines,
+    found: tuple[Run, Vault],
+    stop: asyncio.Event,
+) -> None:
+    run, vault = found
+    logger.info("run %s (%s), node %s", run.name, run.id[:12], identity.peer_id)
+    member = Member(run, vault, identity, transport, door, settings, recent, Timing())
+    listing = asyncio.create_task(publish_runs(transport, door.runs))
+    showing = asyncio.create_task(_show(member, settings))
+    training = asyncio.create_task(member.run())
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait({training, stopping, showing, listing}, return_when=asyncio.FIRST_COMPLETED)
+        if stop.is_set():
+            logger.info("leaving: finishing what is in flight, saving")
+            training.cancel()
+            await member.leave()
+    finally:
+        for task in (stopping, listing, training, showing):
+            task.cancel()
+        results = await asyncio.gather(training, listing, showing, return_exceptions=True)
+        await member.close()
+    for result in results:
+        if isinstance(result, BaseException) and not isinstance(result, asyncio.CancelledError):
+            raise result
+
+
+async def _show(member: Member, settings: NodeSettings) -> None:
+    """Live view on a terminal, a plain line now and then elsewhere."""
+    loop = asyncio.get_running_loop()
+    if resolve_style(settings.log) != "tui":
+        while True:
+            await asyncio.sleep(LINE_EVERY_S)
+            logger.info("%s", log_line(member.report.snapshot(loop.time())))
+    view = LiveView()
+    view.start()
+    try:
+        while True:
+            view.update(member.report.snapshot(loop.time()))
+            await asyncio.sleep(VIEW_EVERY_S)
+    finally:
+        view.update(member.report.snapshot(loop.time()))
+        view.stop()
+
+
+def _own_run(settings: NodeSettings) -> tuple[Run, Vault] | None:
+    """The run that this node owns and starts, from --run-file."""
+    if settings.run_file is None:
+        return None
+    owner = Identity.load_or_create(settings.data_dir / "owner.key")
+    return sign_run(settings.run_file, owner)
+
+
+# --- bootstrap ---------------------------------------------------------------------------------------
+
+
+async def _bootstrap(settings: BootstrapSettings, stop: asyncio.Event) -> None:
+    folder = DataDir(settings.data_dir, parents=settings.data_dir == _default_dir(BootstrapSettings))
+    with folder:
+        identity = Identity.load_or_create(settings.data_dir / "identity.key")
+        door = FrontDoor()
+        for run in _served_runs(settings, identity):
+            door.add_run(run)
+            logger.info("serving run %s (%s)", run.name, run.id[:12])
+        transport = _transport(settings, identity)
+        await transport.start(door)
+        try:
+            print_addresses(transport.addresses(), "bootstrap")
+            await _unless_stopped(_serve(transport, door), stop)
+        finally:
+            await transport.close()
+
+
+async def _serve(transport: HivemindTransport, door: FrontDoor) -> None:
+    async def watch() -> None:
+        while True:
+            await asyncio.sleep(30)
+            logger.info("%d peers are connected", transport.peers_connected())
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(publish_runs(transport, door.runs))
+        group.create_task(watch())
+
+
+def _served_runs(settings: BootstrapSettings, identity: Identity) -> list[Run]:
+    """Runs from --run files, signed here unless this owner signed the same before, and saved earlier ones."""
+    owner = Identity.load_or_create(settings.data_dir / "owner.key")
+    runs: dict[str, Run] = {}
+    for path in settings.run:
+        run, _ = sign_run(path, owner)
+        folder = settings.data_dir / "runs" / run.id[:16]
+        folder.mkdir(parents=True, exist_ok=True)
+        save_manifest(settings.data_dir, run)
+        runs[run.id] = run
+    for path in sorted((settings.data_dir / "runs").glob("*/manifest.signed")):
+        signed, _ = load_signed(path, identity.verify)
+        try:
+            run, _ = open_run(signed, identity)
+        except RemoteError as error:
+            raise StorageError(f"{path} is not a valid manifest: {error}", "move it away") from error
+        runs.setdefault(run.id, run)
+    return list(runs.values())
+
+
+# --- both --------------------------------------------------------------------------------------------
+
+
+def _transport(settings: NodeSettings | BootstrapSettings, identity: Identity) -> HivemindTransport:
+    return HivemindTransport(
+        identity,
+        settings.data_dir / "identity.key",
+        settings.data_dir,
+        listen=settings.listen,
+        announce=settings.announce,
+        initial_peers=settings.join,
+    )
+
+
+def _default_dir(settings: type[NodeSettings] | type[BootstrapSettings]) -> Path:
+    return settings().data_dir.expanduser()
+
+
+async def _unless_stopped(work: Coroutine[Any, Any, T], stop: asyncio.Event) -> T | None:
+    """The work's result; None if we were told to stop first."""
+    task, stopping = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
+    await asyncio.wait({task, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if task.done():
+        return task.result()
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    return None
+
+
+def print_addresses(addresses: list[str], role: str) -> None:
+    """hivemind's familiar line, and the ready-made command beneath it; on stdout, for people and scripts."""
+    if not addresses:
+        raise UserError(
+            "there is no address on which others could reach this peer", "give --announce ADDRESS"
+        )
+    visible = " ".join(addresses)
+    print(f"Running a DHT instance. To connect other peers to this one, use --initial_peers {visible}")
+    print(f"p2pdiloco node --join {addresses[0]}", flush=True)
+    logger.info("%s ready, %d addresses", role, len(addresses))

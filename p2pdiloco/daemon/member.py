@@ -1,0 +1,249 @@
+"""A member of a run: everything between an open transport and a training learner, and its orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+from p2pdiloco.adapters.disk import RunStore
+from p2pdiloco.adapters.events_log import EventsLog
+from p2pdiloco.config.settings import NodeSettings
+from p2pdiloco.core import events as ev
+from p2pdiloco.core.config import Timing
+from p2pdiloco.core.messages import encode as encode_message
+from p2pdiloco.core.node import Core
+from p2pdiloco.daemon import wire
+from p2pdiloco.daemon.compute import Compute
+from p2pdiloco.daemon.frontdoor import FrontDoor
+from p2pdiloco.daemon.learner_link import LearnerLink
+from p2pdiloco.daemon.logs import RecentLines
+from p2pdiloco.daemon.outbound import Outbound
+from p2pdiloco.daemon.presence import Presence
+from p2pdiloco.daemon.report import Report
+from p2pdiloco.daemon.restore import restore
+from p2pdiloco.daemon.resume import restore_modes, write_resume
+from p2pdiloco.daemon.runner import Runner, UpdateLog
+from p2pdiloco.daemon.runs import Run, core_config, genesis_versions, save_manifest
+from p2pdiloco.daemon.tickets import Tickets
+from p2pdiloco.daemon.transfers import Transfers
+from p2pdiloco.errors import StorageError
+from p2pdiloco.identity import Identity
+from p2pdiloco.learner.channel import LearnerOptions
+from p2pdiloco.learner.host import LearnerHost
+from p2pdiloco.ports import Transport
+from p2pdiloco.tensors.exchange import Exchange
+from p2pdiloco.tensors.vault import Vault
+
+logger = logging.getLogger(__name__)
+LEARNER_STOP_S = 3.0
+FLUSH_S = 1.0
+
+
+class Member:
+    """Owns core, vault, learner and store of one node in one run."""
+
+    def __init__(
+        self,
+        run: Run,
+        vault: Vault,
+        identity: Identity,
+        transport: Transport,
+        door: FrontDoor,
+        settings: NodeSettings,
+        recent: RecentLines,
+        timing: Timing,
+    ) -> None:
+        self._run = run
+        self._settings = settings
+        self._transport = transport
+        self._door = door
+        self._loop = asyncio.get_running_loop()
+        me = identity.peer_id
+        self._store = RunStore(settings.data_dir, run.id)
+        save_manifest(settings.data_dir, run)
+        self._events = EventsLog(settings.data_dir / "events.jsonl")
+        config = core_config(run, genesis_versions(run, vault), timing)
+        updates = UpdateLog(config.log_versions)
+        found = restore(config, self._store, vault, updates)
+        self._exchange = Exchange.create(run.layouts)
+        self.compute = Compute(vault, self._exchange)
+        self.compute.load(found.versions)
+        self._io = ThreadPoolExecutor(1, thread_name_prefix="disk")
+        self.tickets = Tickets()
+        incarnation = time.time_ns() // 1_000_000
+        self.core = Core(
+            config,
+            me,
+            incarnation,
+            identity,
+            random.Random(f"{me}/{incarnation}"),
+            found.restored,
+            settings.genesis,
+            self._loop.time(),
+        )
+        self.report = Report(run, me, settings.name, self._events, recent)
+        self.runner = Runner(
+            self.core, self.compute, self.tickets, self._store, updates, self._io, self.report.on_record
+        )
+        self._wire_up(config.run, me, incarnation, updates)
+        self._jobs: list[asyncio.Task[None]] = []
+
+    def _wire_up(self, run: str, me: str, incarnation: int, updates: UpdateLog) -> None:
+        core, runner, vault = self.core, self.runner, self.compute.vault
+        numels = [layout.numel for layout in self._run.layouts]
+        runner.outbound = Outbound(
+            self._transport,
+            lambda message: wire.MESSAGE + encode_message(run, me, message),
+            lambda peer: runner.post(ev.SendFailed(peer)),
+            lambda peer, reason: logger.debug("%s refused a message: %s", peer, reason),
+        )
+        runner.transfers = Transfers(
+            run,
+            self._transport,
+            self.compute,
+            self.tickets,
+            runner.post,
+            lambda: core.may_serve,
+            updates.get,
+            lambda fragment: core.fragments[fragment].chain.head,
+            lambda fragment: 8 * numels[fragment],
+            lambda fragment: 4 * numels[fragment] + 4096,
+        )
+        runner.learner = LearnerLink(
+            self._host_factory(me),
+            self.compute,
+            self.tickets,
+            len(vault.layouts),
+            self._store.folder / "learner.safetensors",
+            runner.post,
+            self.report.on_learner,
+            runner.spawn,
+        )
+        self.presence = Presence(self._transport, run, incarnation, self._settings.name, runner.post)
+        self.report.core, self.report.learner = core, runner.learner
+        self.report.presence = self.presence
+        self._door.add_run(self._run)
+        self._door.member = runner.transfers
+        self._door.member_run = run
+        self._door.status = lambda: self.report.status(self._loop.time())
+
+    def _host_factory(self, me: str):  # type: ignore[no-untyped-def]
+        settings = self._settings
+        options = LearnerOptions(
+            peer=me,
+            data_path=str(settings.data) if settings.data else None,
+            device=settings.device,
+            threads=settings.threads,
+            micro_batch_tokens=settings.micro_batch_tokens,
+        )
+        log_path = self._settings.data_dir / "learner.log"
+        return lambda on_event: LearnerHost(
+            self._run.manifest, self._run.layouts, self._exchange, options, on_event, log_path
+        )
+
+    # --- life ----------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Join, catch up, train, until cancelled or broken. Raises what broke us."""
+        spawn = self.runner.spawn
+        spawn(self.presence.publish())
+        spawn(self.presence.watch(lambda: self.core.confirmed))
+        self.report.state = "waiting"
+        waited_s = 0.0
+        while not self.core.confirmed:
+            await asyncio.sleep(0.05)
+            waited_s += 0.05
+            self._say_waiting(waited_s)
+        await self.runner.learner.start(restore_modes(self._store.folder, self.core))
+        self.report.state = "training"
+        self.report.write("join", "training")
+        spawn(self._evaluate_regularly())
+        spawn(self._save_regularly())
+        done, _ = await asyncio.wait(
+            {self.runner.broken, self.runner.learner.fatal}, return_when=asyncio.FIRST_COMPLETED
+        )
+        for future in done:
+            future.result()
+
+    def _say_waiting(self, waited_s: float) -> None:
+        if self.runner.broken.done():
+            self.runner.broken.result()
+        members = self.core.shared.view.members(self._loop.time())
+        if members and self.report.state == "waiting":
+            self.report.state = "catching up"
+            logger.info("catching up from %d peers", len(members))
+        if not members and abs(waited_s % 10 - 3) < 0.03:
+            if self._settings.genesis:
+                logger.info("listening for members before starting the run")
+            else:
+                logger.info(
+                    "waiting: no member of run %s can be reached yet (to start it from version 0: --genesis)",
+                    self._run.name,
+                )
+
+    async def leave(self) -> None:
+        """Finish what is in flight, say good-bye, save. Bounded to about 9 s by its parts."""
+        self.report.state = "leaving"
+        was_training = self.runner.learner.pid is not None
+        if not self.runner.broken.done():
+            self.runner.post(ev.LeaveRequested())
+            patience_s = self.core.shared.timing.leave_s + 0.5
+            await asyncio.wait({self.runner.left, self.runner.broken}, timeout=patience_s)
+            await self.runner.outbound.flush(FLUSH_S)
+        stamps = {f.index: self.core.fragments[f.index].own.resume_stamps() for f in self._run.layouts}
+        saved = await self.runner.learner.stop(LEARNER_STOP_S) if was_training else False
+        if saved:
+            write_resume(self._store.folder, stamps)
+        await self.save_fragments()
+        self.report.write("shutdown", "left")
+
+    async def close(self) -> None:
+        """Let go of everything; after `leave`, or after we broke."""
+        self._door.member, self._door.status = None, None
+        if self.runner.learner.pid is not None:
+            await self.runner.learner.stop(0.1)
+        self.runner.outbound.close()
+        await self.runner.close()
+        self.compute.close()
+        self._io.shutdown(wait=True)
+        self._exchange.close()
+        self._events.close()
+
+    # --- regular work --------------------------------------------------------------------------------
+
+    async def _evaluate_regularly(self) -> None:
+        tag = 0
+        while True:
+            self.runner.learner.evaluate(tag)
+            tag += 1
+            await asyncio.sleep(self._settings.eval_every_s)
+
+    async def _save_regularly(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.checkpoint_every_s)
+            self.runner.learner.save()
+            await self.save_fragments()
+
+    async def save_fragments(self) -> None:
+        """Write every fragment's committed state; a full disk costs this checkpoint only."""
+        for layout in self._run.layouts:
+            header, pin = await self.compute.run(self.compute.pin, layout.index)
+            try:
+                await self._loop.run_in_executor(self._io, self._save_fragment, header, pin.buffers)
+            except StorageError as error:
+                logger.error("%s", error)
+                self.report.write("checkpoint", f"not saved: {error}")
+                return
+            finally:
+                pin.release()
+        self.report.write("checkpoint", "all fragments are saved")
+
+    def _save_fragment(self, header: wire.StateHeader, buffers: list[memoryview]) -> None:
+        theta, momentum = buffers
+        number = header.version.header.number
+        fragment = header.version.header.fragment
+        self._store.save_checkpoint(header.version, header.watermarks, theta, momentum)
+        self._store.prune_updates(fragment, number - self._run.manifest.group.log_versions)

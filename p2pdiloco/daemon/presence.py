@@ -1,0 +1,87 @@
+"""Being found and finding: presence records and the list of runs on the DHT."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+from p2pdiloco import WIRE_VERSION
+from p2pdiloco.core import events as ev
+from p2pdiloco.daemon import wire
+from p2pdiloco.errors import PeerUnreachable, RemoteError
+from p2pdiloco.ports import Transport
+
+logger = logging.getLogger(__name__)
+LIFETIME_S = 45.0
+REFRESH_S = 12.0
+LOOK_S = 3.0
+LOOK_FAST_S = 1.0
+MAX_ADDRESSES = 8
+
+
+async def publish_runs(transport: Transport, runs: Callable[[], Sequence[wire.RunSummary]]) -> None:
+    """Keep our list of runs on the DHT, for ever."""
+    while True:
+        value = wire.encode(wire.RunList(tuple(runs())[: wire.MAX_RUNS]))
+        await transport.put_record(wire.RUNS_KEY, value, LIFETIME_S)
+        await asyncio.sleep(REFRESH_S)
+
+
+class Presence:
+    """Our presence record in one run, and the others'."""
+
+    def __init__(
+        self, transport: Transport, run: str, incarnation: int, name: str, post: Callable[[ev.Event], None]
+    ) -> None:
+        self._transport = transport
+        self._run = run
+        self._incarnation = incarnation
+        self._name = name
+        self._post = post
+        self._connected: dict[str, tuple[str, ...]] = {}
+        self.names: dict[str, str] = {}
+
+    async def publish(self) -> None:
+        """Keep our record on the DHT, for ever."""
+        key = wire.members_key(self._run)
+        while True:
+            addresses = tuple(self._transport.addresses()[:MAX_ADDRESSES])
+            record = wire.Presence(WIRE_VERSION, self._incarnation, self._name, addresses)
+            await self._transport.put_record(key, wire.encode(record), LIFETIME_S)
+            await asyncio.sleep(REFRESH_S)
+
+    async def watch(self, settled: Callable[[], bool]) -> None:
+        """Look who is there, for ever; more often until we are settled."""
+        while True:
+            await self.look()
+            await asyncio.sleep(LOOK_S if settled() else LOOK_FAST_S)
+
+    async def look(self) -> None:
+        """One look: dial whom we do not know yet, and tell the core."""
+        members: list[tuple[str, int]] = []
+        dials = []
+        for peer, value in sorted((await self._transport.get_records(wire.members_key(self._run))).items()):
+            try:
+                record = wire.decode(value, wire.Presence)
+            except RemoteError as error:
+                logger.debug("presence record of %s is not readable: %s", peer, error)
+                continue
+            if record.wire_version != WIRE_VERSION:
+                logger.warning(
+                    "%s speaks protocol version %d, not %d", peer, record.wire_version, WIRE_VERSION
+                )
+                continue
+            members.append((peer, record.incarnation))
+            self.names[peer] = record.name
+            if peer != self._transport.peer_id and self._connected.get(peer) != record.addresses:
+                dials.append(self._dial(peer, record.addresses))
+        await asyncio.gather(*dials)
+        self._post(ev.PresenceSeen(tuple(members)))
+
+    async def _dial(self, peer: str, addresses: tuple[str, ...]) -> None:
+        try:
+            await self._transport.connect(peer, addresses)
+            self._connected[peer] = addresses
+        except PeerUnreachable as error:
+            logger.debug("cannot dial %s: %s", peer, error)

@@ -1,0 +1,248 @@
+"""Runs: publishing and finding their signed manifests, and what every node derives from one."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from msgspec import Struct
+
+from p2pdiloco.adapters.disk import run_folder
+from p2pdiloco.config.loader import load_manifest
+from p2pdiloco.config.manifest import Manifest
+from p2pdiloco.config.signing import (
+    SignedManifest,
+    decode_signed,
+    encode_signed,
+    genesis_digest_of,
+    run_id,
+    save_signed,
+    sign_manifest,
+    verify,
+)
+from p2pdiloco.core.config import CoreConfig, Timing
+from p2pdiloco.core.types import WHOLE_RUN, SignedVersion, VersionHeader
+from p2pdiloco.daemon import wire
+from p2pdiloco.errors import ConfigError, RemoteError, TransportError, UserError
+from p2pdiloco.identity import Identity
+from p2pdiloco.learner.model import initial_parameters, specs_of
+from p2pdiloco.ports import Refusal, Transport
+from p2pdiloco.tensors.codec import codec
+from p2pdiloco.tensors.layout import FragmentLayout, plan_fragments
+from p2pdiloco.tensors.vault import Vault
+
+logger = logging.getLogger(__name__)
+SEARCH_PAUSE_S = 1.0
+LIST_PATIENCE_S = 15.0
+"""How long a list of runs that lacks the wanted one is asked for again before it is believed."""
+PULL_TIMEOUT_S = 10.0
+
+
+class Run(Struct, frozen=True, kw_only=True):
+    """A verified run and what follows from its manifest."""
+
+    id: str
+    signed: SignedManifest
+    manifest: Manifest
+    layouts: tuple[FragmentLayout, ...]
+
+    @property
+    def name(self) -> str:
+        """Human name."""
+        return self.manifest.run.name
+
+    def summary(self) -> wire.RunSummary:
+        """As it is listed."""
+        return wire.RunSummary(self.id, self.name, self.signed.owner)
+
+
+def fresh_vault(manifest: Manifest) -> tuple[tuple[FragmentLayout, ...], Vault]:
+    """Layouts and a vault that holds version 0.
+
+    Raises:
+        ConfigError: the model cannot be cut into that many fragments.
+    """
+    layouts = plan_fragments(specs_of(manifest.model), manifest.sync.fragments)
+    vault = Vault(layouts, manifest.outer, manifest.codec.contribution, manifest.codec.update)
+    vault.load_initial(initial_parameters(manifest))
+    return layouts, vault
+
+
+def genesis_digest(vault: Vault) -> bytes:
+    """What the manifest states of version 0, computed from a vault that holds it."""
+    return genesis_digest_of(tuple(vault.state_digest_of(f.index, 0) for f in vault.layouts))
+
+
+def sign_run(path: Path, owner: Identity) -> tuple[Run, Vault]:
+    """Read a run.toml, compute its version 0, and sign it as its owner.
+
+    Raises:
+        ConfigError: the file is wrong.
+    """
+    manifest = load_manifest(path)
+    try:
+        layouts, vault = fresh_vault(manifest)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}", error.hint) from error
+    signed = sign_manifest(manifest, genesis_digest(vault), owner, owner.peer_id)
+    return Run(id=run_id(signed), signed=signed, manifest=manifest, layouts=layouts), vault
+
+
+def open_run(signed: SignedManifest, identity: Identity, expected_id: str = "") -> tuple[Run, Vault]:
+    """Verify a manifest from elsewhere: signature, run id, and that we compute the same version 0.
+
+    Raises:
+        RemoteError: the signature or the run id is wrong.
+        UserError: this machine computes another version 0.
+    """
+    manifest = verify(signed, identity.verify)
+    identifier = run_id(signed)
+    if expected_id and identifier != expected_id:
+        raise RemoteError("manifest-run-id", f"asked for {expected_id[:12]}, got {identifier[:12]}")
+    layouts, vault = fresh_vault(manifest)
+    if genesis_digest(vault) != signed.genesis_digest:
+        raise UserError(
+            f"run {manifest.run.name}: this machine computes another version 0 than the run's owner",
+            "update p2pdiloco on this machine; if it stays so, report it with `p2pdiloco --version`",
+        )
+    return Run(id=identifier, signed=signed, manifest=manifest, layouts=layouts), vault
+
+
+def genesis_versions(run: Run, vault: Vault) -> tuple[SignedVersion, ...]:
+    """Version 0 of every fragment: equal on all peers, so it needs no signature."""
+    return tuple(
+        SignedVersion(
+            VersionHeader(
+                run=run.id,
+                group=WHOLE_RUN,
+                fragment=layout.index,
+                number=0,
+                parent=hashlib.sha256(run.id.encode()).digest(),
+                term=0,
+                syncer=run.id,
+                tokens=0,
+                state_digest=vault.state_digest_of(layout.index, 0),
+                update_digest=bytes(32),
+                update_bytes=0,
+                codec=run.manifest.codec.update,
+                contributors=(),
+            ),
+            b"",
+        )
+        for layout in run.layouts
+    )
+
+
+def core_config(run: Run, genesis: tuple[SignedVersion, ...], timing: Timing) -> CoreConfig:
+    """The protocol part of a manifest."""
+    manifest = run.manifest
+    contribution = codec(manifest.codec.contribution)
+    return CoreConfig(
+        run=run.id,
+        inner_steps=manifest.sync.inner_steps,
+        delay_steps=manifest.sync.delay_steps,
+        quorum=manifest.sync.quorum,
+        grace_fraction=manifest.sync.grace_fraction,
+        grace_cap_s=manifest.sync.grace_cap_s,
+        group_size=manifest.group.size,
+        term_versions=manifest.group.term_versions,
+        log_versions=manifest.group.log_versions,
+        max_base_age_versions=manifest.group.max_base_age_versions,
+        tokens_per_step=manifest.inner.tokens_per_step,
+        update_codec=manifest.codec.update,
+        contribution_codec=manifest.codec.contribution,
+        genesis_versions=genesis,
+        max_payload_bytes=tuple(contribution.encoded_bytes(layout.numel) for layout in run.layouts),
+        timing=timing,
+    )
+
+
+def save_manifest(data_dir: Path, run: Run) -> None:
+    """Keep the manifest beside the run's data. Raises: StorageError."""
+    save_signed(run_folder(data_dir, run.id) / "manifest.signed", run.signed)
+
+
+async def known_runs(transport: Transport) -> dict[str, tuple[wire.RunSummary, list[str]]]:
+    """Run id -> (summary, peers that list it), as the DHT has it."""
+    found: dict[str, tuple[wire.RunSummary, list[str]]] = {}
+    for peer, value in sorted((await transport.get_records(wire.RUNS_KEY)).items()):
+        try:
+            listed = wire.decode(value, wire.RunList)
+        except RemoteError as error:
+            logger.warning("the list of runs of %s is not readable: %s", peer, error)
+            continue
+        for summary in listed.runs:
+            found.setdefault(summary.run, (summary, []))[1].append(peer)
+    return found
+
+
+def choose_run(
+    found: dict[str, tuple[wire.RunSummary, list[str]]], wanted: str
+) -> tuple[wire.RunSummary, list[str]] | None:
+    """The run that is meant by a name, an id or its beginning, or by nothing. None: nothing fits (yet).
+
+    Raises:
+        UserError: several fit.
+    """
+    fits = [
+        entry
+        for entry in found.values()
+        if not wanted or entry[0].name == wanted or (len(wanted) >= 6 and entry[0].run.startswith(wanted))
+    ]
+    if len(fits) > 1:
+        names = ", ".join(sorted(f"{s.name} ({s.run[:12]})" for s, _ in fits))
+        what = f'the name "{wanted}"' if wanted else "this swarm"
+        raise UserError(f"{what} has more than one run: {names}", "choose one with --run ID")
+    return fits[0] if fits else None
+
+
+async def find_run(
+    transport: Transport, identity: Identity, wanted: str, say: Callable[[str], None]
+) -> tuple[Run, Vault]:
+    """Wait for the wanted run to be listed, fetch its manifest from whoever lists it, verify it.
+
+    Raises:
+        UserError: other runs are listed, but not this one; or several fit.
+    """
+    waited_s, said = 0.0, False
+    while True:
+        found = await known_runs(transport)
+        chosen = choose_run(found, wanted)
+        if chosen is not None:
+            signed = await _pull_manifest(transport, *chosen)
+            if signed is not None:
+                try:
+                    return open_run(signed, identity, chosen[0].run)
+                except RemoteError as error:
+                    say(f"the manifest of {chosen[0].name} is refused: {error}")
+        elif found and waited_s >= LIST_PATIENCE_S:
+            names = ", ".join(sorted(f"{s.name} ({s.run[:12]})" for s, _ in found.values()))
+            raise UserError(f'the peers know no run "{wanted}"', f"they know: {names}")
+        elif not said and waited_s >= 3:
+            said = True
+            say("no run is listed by these peers yet: waiting for one")
+        await asyncio.sleep(SEARCH_PAUSE_S)
+        waited_s += SEARCH_PAUSE_S
+
+
+async def _pull_manifest(
+    transport: Transport, summary: wire.RunSummary, peers: list[str]
+) -> SignedManifest | None:
+    for peer in peers[:8]:
+        try:
+            answer = await transport.pull(
+                peer, wire.encode(wire.PullManifest(summary.run)), 0, PULL_TIMEOUT_S
+            )
+            if not isinstance(answer, Refusal):
+                return decode_signed(bytes(answer[0]))
+        except (TransportError, RemoteError) as error:
+            logger.warning("no manifest of %s from %s: %s", summary.name, peer, error)
+    return None
+
+
+def encode_manifest(run: Run) -> bytes:
+    """As it is served."""
+    return encode_signed(run.signed)

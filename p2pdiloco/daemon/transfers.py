@@ -1,0 +1,263 @@
+"""The bulk of a run: contributions pushed to syncers, updates and states pulled from holders.
+
+Header first: the core decides on sight of a contribution's header whether its payload is read at all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Callable
+
+from p2pdiloco.core import effects as ef
+from p2pdiloco.core import events as ev
+from p2pdiloco.core.messages import decode as decode_message
+from p2pdiloco.core.types import ContributionHeader, Head, SignedVersion, Wire
+from p2pdiloco.daemon import wire
+from p2pdiloco.daemon.compute import Compute
+from p2pdiloco.daemon.tickets import Tickets
+from p2pdiloco.errors import InvariantViolation, PeerUnreachable, RemoteError, TransportError
+from p2pdiloco.ports import Buffer, PullSource, PushSink, Refusal, Transport
+
+logger = logging.getLogger(__name__)
+PAUSE_S = 15.0
+"""Longest pause in a bulk stream before it counts as cut."""
+MAX_PINS = 16
+"""States that are being read by others at one time."""
+
+
+class Transfers:
+    """The daemon's side of all streams and queries of one run."""
+
+    def __init__(
+        self,
+        run: str,
+        transport: Transport,
+        compute: Compute,
+        tickets: Tickets,
+        post: Callable[[ev.Event], None],
+        may_serve: Callable[[], bool],
+        update_of: Callable[[int, int], tuple[SignedVersion, Buffer] | None],
+        head_of: Callable[[int], Head],
+        state_bytes: Callable[[int], int],
+        max_update_bytes: Callable[[int], int],
+    ) -> None:
+        self._run = run
+        self._transport = transport
+        self._compute = compute
+        self._tickets = tickets
+        self._post = post
+        self._may_serve = may_serve
+        self._update_of = update_of
+        self._head_of = head_of
+        self._state_bytes = state_bytes
+        self._max_update_bytes = max_update_bytes
+        self._next_transfer = 1
+        self._decisions: dict[int, wire.Answer | None] = {}
+        self._pins = 0
+        self.bytes_in = 0
+        self.bytes_out = 0
+
+    # --- what peers ask ------------------------------------------------------------------------------
+
+    def on_message(self, sender: str, data: bytes) -> None:
+        """A core message. Raises: RemoteError."""
+        self._post(ev.MessageReceived(sender, decode_message(self._run, sender, data)))
+
+    def on_push(self, sender: str, request: wire.PushContribution) -> PushSink | Refusal:
+        """A peer offers a contribution."""
+        transfer = self._next_transfer
+        self._next_transfer += 1
+        self._decisions[transfer] = None
+        self._post(ev.ContributionOffered(transfer, sender, request.signed))
+        decision = self._decisions.pop(transfer)
+        if decision is not None:
+            return Refusal(wire.encode(decision))
+        return _Sink(self, transfer, request.signed.header)
+
+    async def on_pull(self, pull: wire.PullUpdate | wire.PullState) -> PullSource | Refusal:
+        """A peer wants an update or a state."""
+        if isinstance(pull, wire.PullUpdate):
+            return self._serve_update(pull)
+        return await self._serve_state(pull)
+
+    def _why_not_serve(self, run: str, fragment: int) -> str:
+        if run != self._run:
+            return "other-run"
+        if not 0 <= fragment < len(self._compute.vault.layouts):
+            return "unknown-fragment"
+        return "" if self._may_serve() else "not-ready"
+
+    def _serve_update(self, pull: wire.PullUpdate) -> PullSource | Refusal:
+        reason = self._why_not_serve(pull.run, pull.fragment)
+        found = None if reason else self._update_of(pull.fragment, pull.number)
+        if found is None:
+            return refuse(reason or "gone")
+        version, payload = found
+        self.bytes_out += memoryview(payload).nbytes
+        return PullSource(wire.encode(wire.UpdateHeader(version)), (payload,), lambda: None)
+
+    async def _serve_state(self, pull: wire.PullState) -> PullSource | Refusal:
+        reason = self._why_not_serve(pull.run, pull.fragment)
+        if not reason and self._pins >= MAX_PINS:
+            reason = "busy"
+        if reason:
+            return refuse(reason)
+        self._pins += 1
+        header, pin = await self._compute.run(self._compute.pin, pull.fragment)
+
+        def release() -> None:
+            self._pins -= 1
+            pin.release()
+
+        if header.version.header.number < pull.number:
+            release()
+            return refuse("behind")
+        self.bytes_out += sum(b.nbytes for b in pin.buffers)
+        return PullSource(wire.encode(header), pin.buffers, release)
+
+    # --- the core's decisions on what peers push -----------------------------------------------------
+
+    def accepted(self, effect: ef.AcceptTransfer) -> None:
+        """The payload may come."""
+        self._decisions[effect.transfer] = None
+
+    def refused(self, effect: ef.RefuseTransfer) -> None:
+        """It may not."""
+        head = self._head_of(effect.fragment)
+        self._decisions[effect.transfer] = wire.Answer(False, effect.reason, head)
+
+    def answered(self, effect: ef.AnswerTransfer) -> None:
+        """The last word on a payload that came."""
+        head = self._head_of(effect.fragment)
+        self._decisions[effect.transfer] = wire.Answer(effect.accepted, effect.reason, head)
+
+    async def payload_arrived(self, transfer: int, header: ContributionHeader, payload: bytearray) -> bytes:
+        """Judge the content, let the core know, return its answer."""
+        self.bytes_in += len(payload)
+        reason = ""
+        if hashlib.sha256(payload).digest() != header.payload_digest:
+            reason = "wrong-digest"
+        else:
+            try:
+                vault = self._compute.vault
+                await self._compute.run(vault.check_payload, header.fragment, payload, header.codec)
+            except RemoteError as error:
+                reason = error.reason
+        if reason:
+            self._post(ev.ContributionBroken(transfer, reason))
+            return wire.encode(wire.Answer(False, reason, self._head_of(header.fragment)))
+        self._decisions[transfer] = None
+        self._post(ev.ContributionReceived(transfer, self._tickets.put(payload)))
+        answer = self._decisions.pop(transfer)
+        if answer is None:
+            raise InvariantViolation("the core did not answer a received contribution")
+        return wire.encode(answer)
+
+    def payload_broken(self, transfer: int) -> None:
+        """The stream was cut."""
+        self._post(ev.ContributionBroken(transfer, "cut"))
+
+    # --- what the core asks of peers -----------------------------------------------------------------
+
+    async def offer(self, effect: ef.OfferContribution) -> None:
+        """Stream our contribution to the syncer."""
+        header = effect.signed.header
+        payload = self._tickets.get(effect.ticket)
+        key = (header.fragment, header.stamp, effect.peer)
+        try:
+            delivered, raw = await self._transport.push(
+                effect.peer, wire.encode(wire.PushContribution(effect.signed)), (payload,), PAUSE_S
+            )
+            answer = wire.decode(raw, wire.Answer)
+        except (TransportError, RemoteError) as error:
+            logger.debug("contribution of fragment %d not delivered: %s", header.fragment, error)
+            self._post(ev.ContributionUndelivered(*key))
+            return
+        if delivered:
+            self.bytes_out += header.payload_bytes
+        self._post(ev.ContributionAnswered(*key, answer.accepted, answer.reason, answer.head))
+
+    async def fetch_update(self, effect: ef.FetchUpdate) -> None:
+        """Pull one outer update."""
+        request = wire.PullUpdate(self._run, effect.fragment, effect.number)
+        try:
+            raw, payload = await self._pull(effect.peer, request, self._max_update_bytes(effect.fragment))
+            header = wire.decode(raw, wire.UpdateHeader)
+            version = header.version.header
+            if version.update_digest != hashlib.sha256(payload).digest():
+                raise RemoteError("wrong-digest")
+            self._compute.vault.check_payload(effect.fragment, payload, version.codec)
+        except _FETCH_ERRORS as error:
+            self._fetch_failed(effect, error)
+            return
+        ticket = self._tickets.put(payload)
+        self._post(ev.UpdateFetched(effect.fragment, effect.peer, header.version, ticket))
+
+    async def fetch_state(self, effect: ef.FetchState) -> None:
+        """Pull a whole fragment into the spare copy."""
+        request = wire.PullState(self._run, effect.fragment, effect.number)
+        try:
+            raw, payload = await self._pull(effect.peer, request, self._state_bytes(effect.fragment))
+            header = wire.decode(raw, wire.StateHeader)
+            if header.version.header.fragment != effect.fragment:
+                raise RemoteError("wrong-fragment")
+            digest = await self._compute.run(
+                self._compute.load_state, effect.fragment, header.version, payload
+            )
+            if digest != header.version.header.state_digest:
+                raise RemoteError("digest-differs")
+        except _FETCH_ERRORS as error:
+            self.spawn_drop(effect.fragment)
+            self._fetch_failed(effect, error)
+            return
+        self._post(ev.StateFetched(effect.fragment, effect.peer, header.version, header.watermarks))
+
+    def spawn_drop(self, fragment: int) -> None:
+        """Forget a spare copy that is not what it should be."""
+        task = asyncio.ensure_future(self._compute.run(self._compute.drop_spare, fragment))
+        task.add_done_callback(lambda t: t.cancelled() or t.exception())
+
+    async def _pull(self, peer: str, request: Wire, limit: int) -> tuple[bytes, bytearray]:
+        answer = await self._transport.pull(peer, wire.encode(request), limit, PAUSE_S)
+        if isinstance(answer, Refusal):
+            raise RemoteError(wire.decode(answer.answer, wire.Refused).reason)
+        self.bytes_in += len(answer[1])
+        return answer
+
+    def _fetch_failed(self, effect: ef.FetchUpdate | ef.FetchState, error: Exception) -> None:
+        if isinstance(error, PeerUnreachable):
+            reason = "unreachable"
+        else:
+            reason = error.reason if isinstance(error, RemoteError) else "cut"
+        logger.debug("fragment %d not fetched from %s: %s", effect.fragment, effect.peer, error)
+        self._post(ev.FetchFailed(effect.fragment, effect.number, effect.peer, reason[:64]))
+
+
+_FETCH_ERRORS = (TransportError, RemoteError)
+
+
+class _Sink:
+    """Collects one accepted contribution."""
+
+    def __init__(self, transfers: Transfers, transfer: int, header: ContributionHeader) -> None:
+        self.payload_bytes = header.payload_bytes
+        self._transfers = transfers
+        self._transfer = transfer
+        self._header = header
+        self._payload = bytearray(header.payload_bytes)
+
+    async def write(self, offset: int, chunk: memoryview) -> None:
+        self._payload[offset : offset + len(chunk)] = chunk
+
+    async def finish(self) -> bytes:
+        return await self._transfers.payload_arrived(self._transfer, self._header, self._payload)
+
+    def abort(self, reason: str) -> None:
+        self._transfers.payload_broken(self._transfer)
+
+
+def refuse(reason: str) -> Refusal:
+    """A pull's refusal, encoded."""
+    return Refusal(wire.encode(wire.Refused(reason)))

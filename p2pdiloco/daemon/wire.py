@@ -1,0 +1,149 @@
+"""What daemons say to each other outside the core's control messages: bulk headers and queries.
+
+A control payload starts with one byte: a core message or a query. Bulk streams start with one of the
+tagged headers below. Everything is strict, positional msgpack with bounded fields.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from p2pdiloco.core.types import (
+    Count,
+    Head,
+    PeerId,
+    RunId,
+    SignedContribution,
+    SignedVersion,
+    Watermark,
+    Wire,
+)
+from p2pdiloco.errors import RemoteError
+
+MESSAGE, QUERY = b"m", b"q"
+MAX_RUNS = 64
+MAX_WATERMARKS = 2048
+Text = Annotated[str, Meta(max_length=200)]
+
+
+class PushContribution(Wire, frozen=True, tag=True):
+    """Header of a contribution's stream."""
+
+    signed: SignedContribution
+
+
+class Answer(Wire, frozen=True, tag=True):
+    """The receiver's word on a contribution, before or after its payload."""
+
+    accepted: bool
+    reason: Text
+    head: Head | None
+
+
+class PullUpdate(Wire, frozen=True, tag=True):
+    """Give me this version's outer update."""
+
+    run: RunId
+    fragment: Count
+    number: Count
+
+
+class PullState(Wire, frozen=True, tag=True):
+    """Give me this fragment's newest state, at least this version."""
+
+    run: RunId
+    fragment: Count
+    number: Count
+
+
+class PullManifest(Wire, frozen=True, tag=True):
+    """Give me the signed manifest of this run."""
+
+    run: RunId
+
+
+class UpdateHeader(Wire, frozen=True, tag=True):
+    """Header of an outer update's stream."""
+
+    version: SignedVersion
+
+
+class StateHeader(Wire, frozen=True, tag=True):
+    """Header of a state's stream: Theta, then outer momentum, fp32 little-endian."""
+
+    version: SignedVersion
+    watermarks: Annotated[tuple[Watermark, ...], Meta(max_length=MAX_WATERMARKS)]
+
+
+class Refused(Wire, frozen=True, tag=True):
+    """Why a pull is not served."""
+
+    reason: Text
+
+
+class RunsQuery(Wire, frozen=True, tag=True):
+    """Which runs do you know?"""
+
+
+class StatusQuery(Wire, frozen=True, tag=True):
+    """How is this run doing?"""
+
+    run: RunId
+
+
+class RunSummary(Wire, frozen=True):
+    """A run as it is listed."""
+
+    run: RunId
+    name: Annotated[str, Meta(max_length=63)]
+    owner: PeerId
+
+
+class RunList(Wire, frozen=True, tag=True):
+    """Answer to `RunsQuery`; also the record on the DHT."""
+
+    runs: Annotated[tuple[RunSummary, ...], Meta(max_length=MAX_RUNS)]
+
+
+class Presence(Wire, frozen=True, tag=True):
+    """A member's record on the DHT, under its run's key."""
+
+    wire_version: Count
+    incarnation: Count
+    name: Annotated[str, Meta(max_length=63)]
+    addresses: Annotated[tuple[Annotated[str, Meta(max_length=256)], ...], Meta(max_length=16)]
+
+
+Pull = PullUpdate | PullState | PullManifest
+Query = RunsQuery | StatusQuery
+T = TypeVar("T")
+_encoder = msgspec.msgpack.Encoder()
+
+
+def encode(value: Wire) -> bytes:
+    """The wire bytes of a header, query or record."""
+    return _encoder.encode(value)
+
+
+def decode(data: bytes, expected: type[T]) -> T:
+    """Strictly decode one of the types above (or a union of them).
+
+    Raises:
+        RemoteError: "garbage".
+    """
+    try:
+        return msgspec.msgpack.decode(data, type=expected)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise RemoteError("garbage", str(error)[:120]) from error
+
+
+def members_key(run: str) -> str:
+    """DHT key of a run's presence records."""
+    return f"p2pdiloco/{run}/members"
+
+
+RUNS_KEY = "p2pdiloco/runs"
+"""DHT key of the list of runs; every member and bootstrap has a record under it."""
