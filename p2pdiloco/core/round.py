@@ -208,6 +208,12 @@ class Round:
             out.put(AnswerTransfer(transfer, self._fragment, False, "not-syncer"))
             out.put(Release(ticket))
             return
+        if self._chain.watermark(held.header.learner) != held.header.after:
+            # The chain changed while the payload was under way: it may contain this work already.
+            out.put(AnswerTransfer(transfer, self._fragment, False, "chain-moved"))
+            out.put(Release(ticket))
+            self._inbox.drop(held)
+            return
         held.ticket = ticket
         waits = self.state in (_R.MERGING, _R.PUBLISHING) or not held.starts_round
         out.put(AnswerTransfer(transfer, self._fragment, True, "held" if waits else "in round"))
