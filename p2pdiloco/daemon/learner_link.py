@@ -63,6 +63,8 @@ class LearnerLink:
         self._life = 0
         """Counts learner processes: what was started for an earlier one is dropped."""
         self._ready = False
+        self.ready = asyncio.Event()
+        """Set while a learner makes inner steps."""
         self._stopping = False
         self._failures = 0
         self.device = ""
@@ -161,6 +163,7 @@ class LearnerLink:
         match event:
             case ch.Ready():
                 self._ready, self._failures, self.device = True, 0, event.device
+                self.ready.set()
                 for fragment in range(len(self._slots)):
                     self.after_commit(fragment)
             case ch.CopiedOut():
@@ -226,6 +229,7 @@ class LearnerLink:
     def _exited(self, exited: LearnerExited) -> None:
         started = self._ready
         self._ready = False
+        self.ready.clear()
         self._life += 1
         self._slots = [Slot() for _ in self._slots]
         if self._stopping:

@@ -217,6 +217,7 @@ class Member:
     async def _evaluate_regularly(self) -> None:
         tag = 0
         while True:
+            await self.runner.learner.ready.wait()
             self.runner.learner.evaluate(tag)
             tag += 1
             await asyncio.sleep(self._settings.eval_every_s)
