@@ -43,6 +43,7 @@ class Endpoint(ABC):
         self._pace = pace
         self._slots_out = asyncio.Semaphore(MAX_STREAMS_OUT)
         self._streams_in: Counter[str] = Counter()
+        self._refusing = 0
         self._messages_in: Counter[str] = Counter()
 
     @abstractmethod
@@ -124,7 +125,12 @@ class Endpoint(ABC):
                 complete = True
             except _Busy as error:  # raised before anything was read, so nobody has told the peer yet
                 self._offence(sender, error)
-                await streams.refuse(channel, error)
+                if self._refusing < MAX_STREAMS_IN:  # beyond that a flood: no words, no waiting
+                    self._refusing += 1
+                    try:
+                        await streams.refuse(channel, error)
+                    finally:
+                        self._refusing -= 1
         except RemoteError as error:
             self._offence(sender, error)
         except TransportError as error:
@@ -177,7 +183,7 @@ def end_stream(writer: streams.Writer, complete: bool) -> None:
 
 
 def report_bug(where: str, error: BaseException) -> None:
-    """Hand an error of ours to the loop's exception handler, where the daemon ends the process."""
-    asyncio.get_running_loop().call_exception_handler(
-        {"message": f"bug in the {where}: {error!r}", "exception": error}
-    )
+    """Hand an error of ours to the loop's exception handler; `context["bug"]` tells it from mere noise, so
+    that the daemon can end the process."""
+    context = {"message": f"bug in the {where}: {error!r}", "exception": error, "bug": True}
+    asyncio.get_running_loop().call_exception_handler(context)

@@ -13,6 +13,8 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
+
 from p2pdiloco.adapters import hivemind_binding as binding
 from p2pdiloco.adapters import multiaddrs, streams
 from p2pdiloco.adapters.endpoint import MAX_RECORD_BYTES, Endpoint, report_bug
@@ -62,8 +64,8 @@ class HivemindTransport(Endpoint):
         self._announce = list(announce)
         self._initial = [multiaddrs.split_peer(text) for text in initial_peers]
         self._initial = [(address, peer) for address, peer in self._initial if peer != identity.peer_id]
-        self._daemon = P2PDaemon(identity_path, data_dir, announce, options)
-        self._options = options or P2PDOptions()
+        self._options = _with_relays(options or P2PDOptions(), initial_peers)
+        self._daemon = P2PDaemon(identity_path, data_dir, announce, self._options)
         self._attachment: binding.Attachment | None = None
         self._records: binding.RecordTable | None = None
         self._known: OrderedDict[str, list[str]] = OrderedDict()
@@ -314,6 +316,15 @@ class HivemindTransport(Endpoint):
             # Both sides of a cut link forget each other in the DHT; a ping brings them together again.
             strangers = [peer for peer in self._connected if not records.knows(peer)]
             await asyncio.gather(*(records.ping(peer) for peer in strangers[:MAX_PINGS_A_ROUND]))
+
+
+def _with_relays(options: P2PDOptions, initial_peers: Sequence[str]) -> P2PDOptions:
+    """Relays are looked for among the initial peers; p2pd's own default is IPFS's public ones."""
+    if not options.auto_relay or options.trusted_relays:
+        return options
+    return msgspec.structs.replace(
+        options, trusted_relays=tuple(initial_peers), auto_relay=bool(initial_peers)
+    )
 
 
 def _report_end(task: asyncio.Task[None]) -> None:

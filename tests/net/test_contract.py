@@ -49,6 +49,23 @@ async def test_refusal_reaches_the_caller_and_is_counted_at_the_refuser(swarm: S
     assert b.refusals == {"no-thanks": 1} and a.refusals == {}
 
 
+async def test_a_bug_of_ours_is_reported_here_and_named_to_the_peer(swarm: Swarm) -> None:
+    a, b, at_b = await pair(swarm)
+    reports: list[dict[str, object]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: reports.append(context))
+
+    async def broken(sender: str, data: bytes) -> bytes:
+        raise KeyError("ours")
+
+    at_b.on_message = at_b.on_pull = broken  # type: ignore[method-assign]
+    with pytest.raises(RemoteError, match="internal-error"):
+        await a.send(b.peer_id, b"x", 5.0)
+    with pytest.raises(TransportError):
+        await a.pull(b.peer_id, b"x", 10, 5.0)
+    assert [repr(report["exception"]) for report in reports if report.get("bug")] == ["KeyError('ours')"] * 2
+    assert b.refusals == {}
+
+
 async def test_unreachable_peer(swarm: Swarm) -> None:
     a, b, _ = await pair(swarm)
     await swarm.vanish(b)
