@@ -191,10 +191,11 @@ class Follower:
             return
         if reason:
             self._shared.out.put(Release(event.ticket))
-            kind = "fork" if reason == "parent-differs" else "refusal"
+            forked = reason in ("parent-differs", "other-syncer")
+            kind = "fork" if forked else "refusal"
             self._shared.out.record(kind, self._fragment, reason, peer=event.peer)
             self._done(now, ok=False)
-            self._need_state = self._need_state or reason == "parent-differs"
+            self._need_state = self._need_state or forked
             return
         header = event.version.header
         self._next = event.version
@@ -210,7 +211,7 @@ class Follower:
             return "version-signature"
         certificate = self._office.certificate
         if certificate and header.term == certificate.term and header.syncer != certificate.syncer:
-            return "false-syncer"
+            return "other-syncer"  # both sides of a split elected one in this term
         if not self._chain.is_child(header):
             moved = header.number != self._chain.head.number + 1
             return "chain-moved" if moved else "parent-differs"

@@ -276,6 +276,9 @@ class Office:
         shared = self._shared
         self._seen_term = max(self._seen_term, min(request.term - 1, self._seen_term + 1000))
         refusal = self._why_no_vote(sender, request, now)
+        if refusal:
+            # Its own vote of that term is gone: standing in it ourselves would only cross its path again.
+            self._seen_term = max(self._seen_term, min(request.term, self._seen_term + 1000))
         shared.out.record(
             "vote", self._fragment, refusal or f"given: {request.reason}", candidate=sender, term=request.term
         )
@@ -380,6 +383,8 @@ class Office:
         voters = self._shared.voters(now)
         if 2 * (len(voters) - len(self._refused & set(voters))) <= len(voters):
             self._lose(now, f"a majority is impossible: {refused.reason}")
+            if refused.head is not None and refused.head.weight > self._chain.head.weight:
+                self._not_before_s += self._shared.timing.election_timeout_s  # first catch up
 
     def on_elected(self, sender: str, certificate: Certificate, now: float) -> str:
         """Accept a certificate that our own view bears out. Returns a refusal reason, else empty."""
