@@ -88,6 +88,7 @@ class Office:
         self._open_since_s: float | None = None
         self._suspected = ""
         self._asked_s = -1e18
+        self._next_check_s = -1e18
         self.busy: Callable[[], bool] = lambda: False
         """Whether a round of ours is closing right now (set by the fragment): then we do not vote us away."""
         self.changed = False
@@ -178,8 +179,7 @@ class Office:
         """Notice an open office, stand when it is our turn, give up a lost candidacy."""
         if self.holding and self.term_over():
             self.lay_down(f"term {self.term} is over")
-        if self.holding and not self.busy() and self._outgrown(now):
-            self.lay_down("our votes are no longer a majority of the members")
+        self._void_if_outgrown(now)
         if self.state is OfficeState.CANDIDATE:
             if now >= self._gives_up_s:
                 self._lose(now, f"no majority in time for term {self._candidate_term}")
@@ -199,12 +199,26 @@ class Office:
         if now >= max(self._not_before_s, self._stand_at_s(now)):
             self._stand(now, reason)
 
-    def _outgrown(self, now: float) -> bool:
-        """Whether members came (or voters went) so that nobody new would accept our certificate any more."""
-        certificate = self.certificate
-        voters = self._shared.voters(now)
-        valid = {vote.body.voter for vote in certificate.votes} if certificate else set()
-        return 2 * len(valid & set(voters)) <= len(voters)
+    def _void_if_outgrown(self, now: float) -> None:
+        """Members came, or voters went: a certificate that nobody new would accept binds nobody any more.
+
+        Else two sides of a healed split would each keep to their own syncer, and a newcomer to none."""
+        certificate, shared = self.certificate, self._shared
+        if certificate is None or not shared.confirmed or self.busy() or now < self._next_check_s:
+            return
+        self._next_check_s = now + shared.timing.heartbeat_s
+        voters = shared.voters(now)
+        valid = {vote.body.voter for vote in certificate.votes}
+        if 2 * len(valid.intersection(voters)) > len(voters):
+            return
+        reason = "its votes are no longer a majority of the members"
+        if self.holding:
+            self.lay_down(reason)
+        elif self.state is OfficeState.FOLLOWING:
+            self._machine.go(OfficeSignal.OPEN)
+            self._shared.out.record("office", self._fragment, f"void: {reason}", term=certificate.term)
+            self.changed = True
+        self.certificate = None
 
     def _next_term(self) -> int:
         return max(self.term, self._seen_term, self._voted_term) + 1
