@@ -301,6 +301,15 @@ class Contributor:
                 self._round_s.add(now - pending.held_since_s)
             pending.attached = False
             self._merged.append(pending)
+            self._shared.out.record(
+                "contribution",
+                self._fragment,
+                "merged",
+                stamp=pending.stamp.sequence,
+                tokens=pending.ready.tokens,
+                inner_steps=pending.ready.inner_steps,
+                attempts=pending.attempts,
+            )
         while self._merged and self._merged[-1].stamp > watermark:
             pending = self._merged.pop()
             self._shared.out.record(

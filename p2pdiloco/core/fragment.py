@@ -5,7 +5,7 @@ from __future__ import annotations
 from p2pdiloco.core.chain import Chain
 from p2pdiloco.core.config import RestoredFragment
 from p2pdiloco.core.contributor import Contributor
-from p2pdiloco.core.effects import RequestFragment, VoteRecord
+from p2pdiloco.core.effects import DiscardContribution, RequestFragment, VoteRecord
 from p2pdiloco.core.events import ContributionReady, LearnerApplied
 from p2pdiloco.core.follower import Follower
 from p2pdiloco.core.inbox import Spare
@@ -37,6 +37,7 @@ class Fragment:
         self._asker = ""
         self.requested = False
         """The learner was asked for this fragment and has not answered yet."""
+        self._settled = False
 
     def poll(self, now: float) -> None:
         """Let every part look at the clock and at each other."""
@@ -106,6 +107,10 @@ class Fragment:
         """The learner copied the fragment out."""
         self.requested = False
         self._asked_by = None
+        if self._settled:
+            # Nobody will merge it any more: it stays in the learner's displacement, which is saved.
+            self._shared.out.put(DiscardContribution(self.index, event.ticket))
+            return
         self.own.ready(event, now)
 
     def learner_lost(self, now: float) -> None:
@@ -124,6 +129,14 @@ class Fragment:
         """Leaving: ask the learner for what it has, so that none of it is lost."""
         if self._shared.learning and self.own.idle:
             self._request()
+
+    def settle(self) -> bool:
+        """Leaving: whether our part here is over, once and for all. A learner that goes on training must
+        not keep us with ever new contributions, nor the members' next round with ever new duties."""
+        if not self._settled and not (self.requested or self.round.closing or not self.own.idle):
+            self._settled = True
+            self.office.lay_down("leaving")
+        return self._settled
 
     # --- versions ------------------------------------------------------------------------------------
 

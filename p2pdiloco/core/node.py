@@ -422,15 +422,16 @@ class Core:
         self._leave_by_s = now + self._shared.timing.leave_s
         alone = not self._shared.view.live(now)
         for fragment in self.fragments:
-            if self._shared.confirmed and not alone:
+            if self._shared.confirmed and (fragment.office.holding or not alone):
                 fragment.flush()
         self._poll_all(now)
 
     def _try_leave(self, now: float) -> None:
         if self._leave_by_s is None or self._left:
             return
-        unsettled = [f.index for f in self.fragments if f.requested or f.round.closing or not f.own.idle]
-        if unsettled and now < self._leave_by_s and self._shared.view.live(now):
+        unsettled = [f for f in self.fragments if not f.settle()]
+        helped = bool(self._shared.view.live(now))
+        if now < self._leave_by_s and any(helped or f.office.holding for f in unsettled):
             return
         for fragment in self.fragments:
             fragment.office.lay_down("leaving")
