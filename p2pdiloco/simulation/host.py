@@ -165,10 +165,7 @@ class Host:
         self._handlers[type(effect)](effect)
 
     def _plan_tick(self) -> None:
-        deadline = self.core.next_deadline()
-        if deadline is None:
-            return
-        at_s = max(deadline - self.spec.clock_offset_s, self.now)
+        at_s = max(self.core.next_deadline() - self.spec.clock_offset_s, self.now)
         if at_s < self._tick_at_s:
             self._tick_at_s = at_s
             self.world.clock.at(at_s, self.run_when_awake, self._tick, at_s)

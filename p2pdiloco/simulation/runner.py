@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, field, to_builtins
 
 from p2pdiloco.simulation.plan import draw_plan
-from p2pdiloco.simulation.report import SeedResult
+from p2pdiloco.simulation.report import SeedResult, replay_command
 from p2pdiloco.simulation.world import World
 
 
@@ -23,7 +24,7 @@ class Summary(Struct, kw_only=True):
     switches: int = 0
     lost_to_forks: int = 0
     virtual_s: float = 0.0
-    failed: list[SeedResult] = []
+    failed: list[SeedResult] = field(default_factory=list)
 
     def add(self, result: SeedResult) -> None:
         """Count one seed in."""
@@ -38,6 +39,21 @@ class Summary(Struct, kw_only=True):
         self.virtual_s += result.virtual_s
         if not result.ok:
             self.failed.append(result)
+
+    def sentence(self, seeds_per_minute: float) -> str:
+        """For people."""
+        return (
+            f"{self.seeds} seeds, {self.violations} violations, {self.stuck} stuck; "
+            f"{self.versions} versions, {self.elections} elections, {self.faults} faults in {self.virtual_s:.0f} virtual seconds; "
+            f"{seeds_per_minute:.0f} seeds per minute"
+        )
+
+    def as_dict(self, seeds_per_minute: float, nodes: int | None, mix: str | None) -> dict[str, Any]:
+        """For machines: the counters, and every failed seed with the command that replays it."""
+        numbers: dict[str, Any] = to_builtins(self)
+        for entry, result in zip(numbers["failed"], self.failed, strict=True):
+            entry["replay"] = replay_command(result, nodes, mix)
+        return {**numbers, "seeds_per_minute": round(seeds_per_minute, 1)}
 
 
 def run_seed(
