@@ -1,0 +1,59 @@
+"""The example settings of node/ and bootstrap/ load, name every key, and show the true defaults."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import msgspec
+import pytest
+from msgspec import Struct
+
+from p2pdiloco.config.settings import (
+    BootstrapSettings,
+    NodeSettings,
+    check_bootstrap,
+    check_node,
+    load_settings_table,
+)
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES: list[tuple[str, type[Struct]]] = [("node", NodeSettings), ("bootstrap", BootstrapSettings)]
+ILLUSTRATIVE = {"data", "run_file"}
+"""Paths that are unset by default: the commented line can only show an example."""
+
+
+def commented(role: str) -> str:
+    """The example with its commented-out keys switched on."""
+    text = (ROOT / role / f"{role}.toml").read_text(encoding="utf-8")
+    return re.sub(r"^# (\w+ = )", r"\1", text, flags=re.MULTILINE)
+
+
+@pytest.mark.parametrize(("role", "settings"), EXAMPLES)
+def test_the_example_is_usable_as_it_is(role: str, settings: type[Struct]) -> None:
+    values = load_settings_table(ROOT / role / f"{role}.toml", role)
+    assert values["data_dir"] == Path(f"/var/lib/p2pdiloco/{role}")
+    loaded = settings(**values)
+    check_node(loaded) if isinstance(loaded, NodeSettings) else check_bootstrap(loaded)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("role", "settings"), EXAMPLES)
+def test_every_key_is_in_the_example_and_shown_defaults_are_true(
+    role: str, settings: type[Struct], tmp_path: Path
+) -> None:
+    path = tmp_path / f"{role}.toml"
+    path.write_text(commented(role), encoding="utf-8")
+    values = load_settings_table(path, role)
+    defaults = {field.name: field.default for field in msgspec.structs.fields(settings)}
+    assert set(values) == set(defaults)
+    as_shipped = load_settings_table(ROOT / role / f"{role}.toml", role)
+    for key in set(values) - set(as_shipped) - ILLUSTRATIVE:
+        assert values[key] == defaults[key], key
+
+
+@pytest.mark.parametrize("role", ["node", "bootstrap"])
+def test_an_operators_folder_holds_no_python(role: str) -> None:
+    names = {path.name for path in (ROOT / role).iterdir()}
+    assert names == {"Containerfile", "RUNBOOK.md", f"{role}.toml", f"p2pdiloco-{role}.service"}
+    assert tomllib.loads((ROOT / role / f"{role}.toml").read_text(encoding="utf-8"))
