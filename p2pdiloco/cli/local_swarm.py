@@ -1,4 +1,4 @@
-"""A bootstrap and nodes as real processes on loopback: what the demo, the benchmarks and the system tests drive.
+"""A bootstrap and nodes as real processes on loopback: what demo, benchmarks and system tests drive.
 
 Every process is started by us and ended by us, by process id, whatever happens: leaving the `with` block
 asks the nodes to leave, then kills what is left. p2pd and learners end by themselves with their daemon.
