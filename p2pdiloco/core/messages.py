@@ -156,6 +156,8 @@ _encoder = msgspec.msgpack.Encoder()
 _envelope = msgspec.msgpack.Decoder(Envelope)
 _message = msgspec.msgpack.Decoder(AnyMessage)
 _version_only = msgspec.msgpack.Decoder(list[msgspec.Raw])
+MALFORMED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""All that the decoder raises on foreign bytes; deep nesting ends in a `RecursionError`."""
 
 
 def encode(run: str, sender: str, message: Message) -> bytes:
@@ -174,7 +176,7 @@ def decode(run: str, sender: str, data: bytes) -> Message:
         raise RemoteError("oversized", f"{len(data)} bytes of at most {MAX_MESSAGE_BYTES}")
     try:
         envelope = _envelope.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except MALFORMED as error:
         _refuse_other_version(data)
         raise RemoteError("garbage", str(error)) from error
     if envelope.wire_version != WIRE_VERSION:
@@ -185,7 +187,7 @@ def decode(run: str, sender: str, data: bytes) -> Message:
         raise RemoteError("false-sender", envelope.sender[:16])
     try:
         message: Message = _message.decode(envelope.message)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except MALFORMED as error:
         raise RemoteError("garbage", str(error)) from error
     return message
 
@@ -195,7 +197,7 @@ def _refuse_other_version(data: bytes) -> None:
     try:
         parts = _version_only.decode(data)
         theirs = msgspec.msgpack.decode(parts[0], type=int) if parts else WIRE_VERSION
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except MALFORMED:
         return
     if theirs != WIRE_VERSION:
         raise RemoteError("wire-version", f"theirs {theirs}, ours {WIRE_VERSION}")

@@ -1,0 +1,316 @@
+"""One core at a time with hand-made peers (`Solo`); the swarm of several is in `core_swarm`."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from typing import Any, TypeVar
+
+from p2pdiloco.core import effects as ef
+from p2pdiloco.core import events as ev
+from p2pdiloco.core import messages as msg
+from p2pdiloco.core.config import CoreConfig, Restored, RestoredFragment, Timing, restored_nothing
+from p2pdiloco.core.fragment import Fragment
+from p2pdiloco.core.node import Core
+from p2pdiloco.core.types import (
+    NEVER,
+    WHOLE_RUN,
+    Certificate,
+    ContributionHeader,
+    Contributor,
+    Head,
+    SignedContribution,
+    SignedVersion,
+    Stamp,
+    VersionHeader,
+    Vote,
+    VoteBody,
+    Wire,
+    signed_bytes,
+)
+from p2pdiloco.simulation.crypto import HashCrypto
+
+RUN = "run"
+STEP_S = 0.1
+FIRST = Stamp(1, 1)
+Found = TypeVar("Found")
+
+
+def digest(*parts: object) -> bytes:
+    """32 bytes that depend on everything given."""
+    return hashlib.sha256(repr(parts).encode()).digest()
+
+
+def sign(peer: str, domain: str, value: Wire) -> bytes:
+    """That peer's signature."""
+    return HashCrypto(peer).sign(signed_bytes(domain, value))
+
+
+def genesis(fragment: int) -> SignedVersion:
+    """Version 0."""
+    state, parent = digest("genesis", fragment), hashlib.sha256(RUN.encode()).digest()
+    header = VersionHeader(
+        RUN, WHOLE_RUN, fragment, 0, parent, 0, RUN, 0, state, digest("none"), 0, "bf16", ()
+    )
+    return SignedVersion(header, b"")
+
+
+def config(fragments: int = 1, timing: dict[str, float] | None = None, **changes: Any) -> CoreConfig:
+    """A run with K = 2, tau = 2, H = 4, four versions a term."""
+    values: dict[str, Any] = {
+        "run": RUN,
+        "inner_steps": 4,
+        "delay_steps": 2,
+        "quorum": 2,
+        "grace_fraction": 0.5,
+        "grace_cap_s": 10.0,
+        "group_size": 8,
+        "term_versions": 4,
+        "log_versions": 6,
+        "max_base_age_versions": 3,
+        "tokens_per_step": 10,
+        "update_codec": "bf16",
+        "contribution_codec": "int8",
+        "genesis_versions": tuple(genesis(f) for f in range(fragments)),
+        "max_payload_bytes": (1000,) * fragments,
+        "timing": Timing(**(timing or {})),
+    }
+    return CoreConfig(**(values | changes))
+
+
+def child(
+    parent: VersionHeader, syncer: str = "p1", learners: tuple[str, ...] = ("p1",), term: int = 1, **odd: Any
+) -> SignedVersion:
+    """A rightly signed next version, into which each learner's next stamp of its first life went."""
+    parts = tuple(Contributor(p, Stamp(1, parent.number + 1), 40, 4) for p in learners)
+    values: dict[str, Any] = {
+        "run": RUN,
+        "group": WHOLE_RUN,
+        "fragment": parent.fragment,
+        "number": parent.number + 1,
+        "parent": parent.digest(),
+        "term": term,
+        "syncer": syncer,
+        "tokens": parent.tokens + sum(p.tokens for p in parts),
+        "state_digest": digest("state", parent.state_digest, learners),
+        "update_digest": digest("update", parent.number + 1, learners),
+        "update_bytes": 100,
+        "codec": "bf16",
+        "contributors": parts,
+    }
+    header = VersionHeader(**(values | odd))
+    return SignedVersion(header, sign(header.syncer, "version", header))
+
+
+def branch(length: int, fragment: int = 0, syncer: str = "p1", **odd: Any) -> list[SignedVersion]:
+    """Version 0 and `length` versions on top of it."""
+    chain = [genesis(fragment)]
+    for _ in range(length):
+        chain.append(child(chain[-1].header, syncer, **odd))
+    return chain
+
+
+def vote(voter: str, candidate: str, term: int, fragment: int = 0) -> Vote:
+    """A signed vote."""
+    body = VoteBody(RUN, WHOLE_RUN, fragment, term, candidate, voter)
+    return Vote(body, sign(voter, "vote", body))
+
+
+def certificate(
+    syncer: str, voters: tuple[str, ...], term: int = 1, start: int = 0, fragment: int = 0
+) -> Certificate:
+    """The votes of these voters for this syncer."""
+    votes = tuple(vote(v, syncer, term, fragment) for v in sorted(voters))
+    return Certificate(WHOLE_RUN, fragment, term, syncer, start, votes)
+
+
+def contribution(learner: str, base: Head, stamp: Stamp = FIRST, **odd: Any) -> SignedContribution:
+    """A rightly signed offer: four inner steps of ten tokens, due."""
+    values: dict[str, Any] = {
+        "run": RUN,
+        "group": WHOLE_RUN,
+        "fragment": 0,
+        "learner": learner,
+        "stamp": stamp,
+        "after": NEVER,
+        "base_number": base.number,
+        "base_digest": base.digest,
+        "tokens": 40,
+        "inner_steps": 4,
+        "payload_digest": digest("payload", learner, stamp),
+        "payload_bytes": 100,
+        "codec": "int8",
+        "due": True,
+    }
+    header = ContributionHeader(**(values | odd))
+    return SignedContribution(header, sign(learner, "contribution", header))
+
+
+def progress(heads: tuple[Head, ...], **odd: Any) -> msg.Progress:
+    """The heartbeat of a confirmed learner."""
+    values: dict[str, Any] = {
+        "incarnation": 1,
+        "step_time_s": STEP_S,
+        "inner_step": 7,
+        "tokens_total": 70,
+        "tokens_per_s": 100.0,
+        "loss": 3.0,
+        "learning": True,
+        "confirmed": True,
+        "stands": True,
+        "heads": heads,
+        "offices": (),
+    }
+    return msg.Progress(**(values | odd))
+
+
+def saved(log: list[SignedVersion], votes: tuple[ef.VoteRecord, ...] = ()) -> Restored:
+    """What a node with this chain of its only fragment finds at start."""
+    return Restored(fragments=(RestoredFragment(log=tuple(log)),), votes=votes, saved=True)
+
+
+def found(effects: list[ef.Effect], kind: type[Found]) -> list[Found]:
+    """The effects of one kind, in order."""
+    return [effect for effect in effects if isinstance(effect, kind)]
+
+
+def sent(effects: list[ef.Effect], kind: type[Found], to: str | None = None) -> list[Found]:
+    """The messages of one kind, to one peer or to all."""
+    sends = [e for e in found(effects, ef.Send) if to in (None, e.peer)]
+    return [e.message for e in sends if isinstance(e.message, kind)]
+
+
+def reasons(effects: list[ef.Effect], kind: str) -> list[str]:
+    """What was recorded for people under this kind."""
+    return [record.reason for record in found(effects, ef.Record) if record.kind == kind]
+
+
+class Solo:
+    """A core, its clock, and peers that say what the test makes them say. Disk writes succeed at once
+    unless `slow_disk`; then they wait in `writing`."""
+
+    def __init__(
+        self,
+        cfg: CoreConfig | None = None,
+        peers: tuple[str, ...] = ("p1", "p2"),
+        restored: Restored | None = None,
+        genesis: bool = False,
+        me: str = "me",
+        **heard: Any,
+    ) -> None:
+        self.config = cfg or config()
+        self.me, self.now, self.slow_disk = me, 1000.0, False
+        self.writing: list[ef.Persist] = []
+        self.peers = peers
+        self.heard: dict[str, Any] = heard
+        found_on_disk = restored or restored_nothing(self.config)
+        rng = random.Random(1)
+        self.core = Core(self.config, me, 1, HashCrypto(me), rng, found_on_disk, genesis, self.now)
+        self.greeting = self.feed(ev.PresenceSeen(tuple((p, 1) for p in (*peers, me))))
+        for peer in peers:
+            self.greeting += self.hear(peer)
+
+    @property
+    def fragment(self) -> Fragment:
+        """The first fragment."""
+        return self.core.fragments[0]
+
+    @property
+    def head(self) -> Head:
+        """Its head."""
+        return self.fragment.chain.head
+
+    def heads(self) -> tuple[Head, ...]:
+        """Of all fragments."""
+        return tuple(f.chain.head for f in self.core.fragments)
+
+    def feed(self, event: ev.Event) -> list[ef.Effect]:
+        """One event; disk writes are answered and their continuations are among the effects."""
+        effects = self.core.handle(event, self.now)
+        self.writing += found(effects, ef.Persist)
+        return effects + ([] if self.slow_disk else self.write())
+
+    def write(self) -> list[ef.Effect]:
+        """The disk is done with everything."""
+        effects: list[ef.Effect] = []
+        while self.writing:
+            job = self.writing.pop(0)
+            effects += [*job.then]
+            more = self.core.handle(ev.Persisted(job.token), self.now)
+            self.writing += found(more, ef.Persist)
+            effects += more
+        return effects
+
+    def message(self, sender: str, message: msg.Message) -> list[ef.Effect]:
+        """A control message arrives."""
+        return self.feed(ev.MessageReceived(sender, message))
+
+    def hear(self, peer: str, **odd: Any) -> list[ef.Effect]:
+        """A heartbeat arrives, of a peer that holds the heads that we hold."""
+        values = {"heads": self.heads()} | self.heard | odd
+        return self.message(peer, progress(**values))
+
+    def wait(self, seconds: float, silent: tuple[str, ...] = ()) -> list[ef.Effect]:
+        """Let time pass; every core deadline is met, and all peers but the silent go on to be heard."""
+        effects: list[ef.Effect] = []
+        end = self.now + seconds
+        beat = self.now
+        while self.now < end:
+            beat = beat if beat > self.now else self.now + 0.5
+            self.now = max(self.now, min(self.core.next_deadline(), beat, end))
+            effects += self.feed(ev.Tick())
+            if self.now >= beat:
+                for peer in self.peers:
+                    effects += [] if peer in silent else self.hear(peer)
+        return effects
+
+    def learn(self, step_s: float = STEP_S) -> None:
+        """Our learner runs."""
+        self.feed(ev.LearnerStatus(True, 5, 50, 100.0, step_s, 3.0))
+
+    def ready(self, ticket: int = 1, due: bool = True, steps: int = 4, fragment: int = 0) -> list[ef.Effect]:
+        """Our learner copied a fragment out."""
+        payload = digest("payload", self.me, ticket)
+        return self.feed(ev.ContributionReady(fragment, ticket, steps * 10, steps, payload, 100, due))
+
+    def elect(self, syncer: str, term: int = 1, start: int = 0) -> list[ef.Effect]:
+        """All peers voted for one of them."""
+        proof = certificate(syncer, self.peers, term, start)
+        return self.message(syncer, msg.Elected(proof))
+
+    def take_office(self) -> list[ef.Effect]:
+        """Wait for our turn to stand, and get every vote."""
+        effects: list[ef.Effect] = []
+        for _ in range(100):
+            effects = self.wait(0.1)
+            requests = sent(effects, msg.VoteRequest)
+            if requests:
+                for peer in self.peers:
+                    effects += self.message(peer, msg.VoteGranted(vote(peer, self.me, requests[0].term)))
+                break
+        assert self.fragment.office.holding, self.fragment.words(self.now)
+        return effects
+
+    def offer(self, learner: str, transfer: int, **odd: Any) -> list[ef.Effect]:
+        """A peer offers a contribution to us, and if it is accepted its payload arrives."""
+        signed = contribution(learner, self.head, **odd)
+        effects = self.feed(ev.ContributionOffered(transfer, learner, signed))
+        if found(effects, ef.AcceptTransfer):
+            effects += self.feed(ev.ContributionReceived(transfer, 100 + transfer))
+        return effects
+
+    def merged(self, merge: ef.Merge) -> list[ef.Effect]:
+        """The merge worker is done."""
+        update, state = digest("update", merge.number), digest("state", merge.number)
+        done = ev.Merged(merge.fragment, merge.term, merge.number, 500 + merge.number, update, 100, state)
+        return self.feed(done)
+
+    def announce(self, version: SignedVersion, ticket: int = 900) -> list[ef.Effect]:
+        """A peer's new version is announced, pulled and applied."""
+        header = version.header
+        effects = self.message(header.syncer, msg.Announce(version))
+        for pull in found(effects, ef.FetchUpdate):
+            effects += self.feed(ev.UpdateFetched(pull.fragment, pull.peer, version, ticket))
+        for job in found(effects, ef.ApplyUpdate):
+            effects += self.feed(ev.UpdateApplied(job.fragment, job.number, ticket, header.state_digest))
+        return effects

@@ -1,0 +1,133 @@
+"""Every message and value that crosses the wire, drawn at random (hypothesis)."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from p2pdiloco.core import messages as msg
+from p2pdiloco.core.types import (
+    Certificate,
+    ContributionHeader,
+    Contributor,
+    Head,
+    SignedContribution,
+    SignedVersion,
+    Stamp,
+    VersionHeader,
+    Vote,
+    VoteBody,
+)
+
+Draw = st.SearchStrategy
+counts = st.one_of(st.integers(0, 6), st.integers(0, 1 << 62))
+texts = st.text(min_size=1, max_size=12)
+digests = st.binary(min_size=32, max_size=32)
+signatures = st.binary(max_size=16)
+words = st.text(max_size=20)
+floats = st.floats(allow_nan=False)
+losses = st.none() | floats
+
+
+def tuples(of: Draw, most: int = 3) -> Draw:
+    return st.lists(of, max_size=most).map(tuple)
+
+
+def heads() -> Draw[Head]:
+    return st.builds(Head, counts, digests, counts, counts)
+
+
+def stamps() -> Draw[Stamp]:
+    return st.builds(Stamp, counts, counts)
+
+
+def votes(peers: Draw[str] = texts, fragments: Draw[int] = counts) -> Draw[Vote]:
+    return st.builds(Vote, st.builds(VoteBody, texts, texts, fragments, counts, peers, peers), signatures)
+
+
+def versions(fragments: Draw[int] = counts, groups: Draw[str] = texts) -> Draw[SignedVersion]:
+    part = st.builds(Contributor, texts, stamps(), counts, counts)
+    header = st.builds(
+        VersionHeader,
+        run=texts,
+        group=groups,
+        fragment=fragments,
+        number=counts,
+        parent=digests,
+        term=counts,
+        syncer=texts,
+        tokens=counts,
+        state_digest=digests,
+        update_digest=digests,
+        update_bytes=counts,
+        codec=st.text(max_size=16),
+        contributors=tuples(part),
+    )
+    return st.builds(SignedVersion, header, signatures)
+
+
+def contributions(
+    runs: Draw[str] = texts, fragments: Draw[int] = counts, groups: Draw[str] = texts
+) -> Draw[SignedContribution]:
+    header = st.builds(
+        ContributionHeader,
+        run=runs,
+        group=groups,
+        fragment=fragments,
+        learner=texts,
+        stamp=stamps(),
+        after=stamps(),
+        base_number=counts,
+        base_digest=digests,
+        tokens=counts,
+        inner_steps=counts,
+        payload_digest=digests,
+        payload_bytes=counts,
+        codec=st.text(max_size=16),
+        due=st.booleans(),
+    )
+    return st.builds(SignedContribution, header, signatures)
+
+
+def message_strategies(
+    groups: Draw[str] = texts, fragments: Draw[int] = counts, peers: Draw[str] = texts
+) -> dict[type[msg.Message], Draw[msg.Message]]:
+    """By class. The arguments narrow what would else almost never name anything that exists."""
+    certificates = st.builds(
+        Certificate, groups, fragments, counts, peers, counts, tuples(votes(peers, fragments))
+    )
+    progress = st.builds(
+        msg.Progress,
+        incarnation=counts,
+        step_time_s=floats,
+        inner_step=counts,
+        tokens_total=counts,
+        tokens_per_s=floats,
+        loss=losses,
+        learning=st.booleans(),
+        confirmed=st.booleans(),
+        stands=st.booleans(),
+        heads=tuples(heads()),
+        offices=tuples(st.tuples(counts, counts)),
+    )
+    return {
+        msg.Progress: progress,
+        msg.Leaving: st.builds(msg.Leaving, counts),
+        msg.Closing: st.builds(msg.Closing, groups, fragments, counts, counts, floats),
+        msg.Pass: st.builds(msg.Pass, groups, fragments, counts, counts, words),
+        msg.Announce: st.builds(msg.Announce, versions(fragments, groups)),
+        msg.VoteRequest: st.builds(msg.VoteRequest, groups, fragments, counts, heads(), words),
+        msg.VoteGranted: st.builds(msg.VoteGranted, votes(peers, fragments)),
+        msg.VoteRefused: st.builds(
+            msg.VoteRefused, groups, fragments, counts, counts, st.none() | heads(), words
+        ),
+        msg.Elected: st.builds(msg.Elected, certificates),
+        msg.OfficeQuery: st.builds(msg.OfficeQuery, groups, fragments, counts),
+    }
+
+
+MESSAGES = message_strategies()
+
+
+def messages() -> Draw[msg.Message]:
+    """Any message."""
+    return st.one_of(*MESSAGES.values())
