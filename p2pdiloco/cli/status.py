@@ -1,0 +1,170 @@
+"""`p2pdiloco status`: asks one live member of a run how the run is doing.
+
+The asker is nobody: a new identity in a temporary folder, a client of the DHT that stores nothing and is
+gone at the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterable
+from pathlib import Path
+
+import uvloop
+from rich.console import Console
+
+from p2pdiloco import WIRE_VERSION
+from p2pdiloco.adapters.hivemind_net import HivemindTransport
+from p2pdiloco.adapters.p2pd import P2PDOptions
+from p2pdiloco.cli.status_view import render_status, status_json
+from p2pdiloco.config.settings import StatusSettings
+from p2pdiloco.daemon import wire
+from p2pdiloco.daemon.frontdoor import FrontDoor
+from p2pdiloco.daemon.runs import choose_run, known_runs
+from p2pdiloco.daemon.snapshot import StatusReport, decode_status
+from p2pdiloco.errors import RemoteError, TransportError, UserError
+from p2pdiloco.identity import Identity
+from p2pdiloco.ports import Transport
+
+ASK_TIMEOUT_S = 3.0
+MAX_ASKED = 16
+"""Members that are asked in one round before the list is looked up again."""
+PAUSE_S = 0.5
+LISTEN = ("/ip4/127.0.0.1/tcp/0",)
+SETTLED = ("training", "leaving")
+"""States of a member whose answer is as good as any; others are asked further before theirs is taken."""
+logger = logging.getLogger(__name__)
+
+
+def run(settings: StatusSettings) -> int:
+    """Print the status of a run. Returns the exit status.
+
+    Raises:
+        UserError: no peer can be reached, no such run, or no member of it answers in time.
+    """
+    logging.getLogger().setLevel(logging.ERROR)  # what a peer did wrong here is not worth a line
+    report = uvloop.run(_report(settings))
+    if settings.json:
+        print(status_json(report))
+    else:
+        Console().print(render_status(report))
+    return 0
+
+
+async def _report(settings: StatusSettings) -> StatusReport:
+    search = Search(settings.run, [address.rpartition("/p2p/")[2] for address in settings.join])
+    try:
+        async with asyncio.timeout(settings.timeout_s), _visitor(settings.join) as transport:
+            return await search.report(transport)
+    except TimeoutError:
+        raise search.failure(settings.timeout_s) from None
+
+
+@contextlib.asynccontextmanager
+async def _visitor(join: tuple[str, ...]) -> AsyncIterator[Transport]:
+    """A transport of an identity that exists only here."""
+    with tempfile.TemporaryDirectory(prefix="p2pdiloco-status-") as folder:
+        path = Path(folder) / "identity.key"
+        identity = Identity.load_or_create(path)
+        options = P2PDOptions(listen=False, relay_service=False)
+        transport = HivemindTransport(identity, path, Path(folder), LISTEN, (), join, options)
+        await transport.start(FrontDoor())
+        try:
+            yield transport
+        finally:
+            await transport.close()
+
+
+class Search:
+    """Looks for the run, then for a member that answers, again and again until it is stopped from outside."""
+
+    def __init__(self, wanted: str, joined: Iterable[str]) -> None:
+        """wanted: name, id, beginning of an id, or empty; joined: peers that we are connected to."""
+        self._wanted = wanted
+        self._joined = list(dict.fromkeys(joined))
+        self._run: wire.RunSummary | None = None
+        self._listed: list[str] = []
+        self._refusals: dict[str, str] = {}
+
+    async def report(self, transport: Transport) -> StatusReport:
+        """The first good answer.
+
+        Raises:
+            UserError: several runs fit.
+        """
+        while True:
+            found = await known_runs(transport)
+            self._listed = sorted(f"{summary.name} ({summary.run[:12]})" for summary, _ in found.values())
+            chosen = choose_run(found, self._wanted)
+            if chosen is not None:
+                self._run = chosen[0]
+                answer = await self._ask_members(transport, chosen[0].run)
+                if answer is not None:
+                    return answer
+            await asyncio.sleep(PAUSE_S)
+
+    def failure(self, waited_s: float) -> UserError:
+        """Why there is no answer after so long, in the words of what was found last."""
+        waited = f"within {waited_s:g} s"
+        if self._run is not None:
+            words = "; ".join(f"…{peer[-6:]}: {why}" for peer, why in list(self._refusals.items())[:4])
+            return UserError(
+                f"no member of run {self._run.name} answered {waited}" + (f" ({words})" if words else ""),
+                "is a node of it running? `p2pdiloco node --join ...` starts one; or raise --timeout-s",
+            )
+        if self._listed:
+            return UserError(
+                f'the peers know no run "{self._wanted}"', f"they know: {', '.join(self._listed)}"
+            )
+        return UserError(
+            f"these peers listed no run {waited}",
+            "a bootstrap serves one with --run run.toml; a slow network needs a larger --timeout-s",
+        )
+
+    async def _ask_members(self, transport: Transport, run: str) -> StatusReport | None:
+        """The first answer of a settled member, else that of any member, else None."""
+        fallback = None
+        addresses = await self._members(transport, run)
+        for peer in [*self._joined, *(peer for peer in addresses if peer not in self._joined)][:MAX_ASKED]:
+            try:
+                if peer in addresses and peer not in self._joined:
+                    await transport.connect(peer, addresses[peer])
+                answer = await _ask(transport, peer, run)
+            except (RemoteError, TransportError) as error:
+                self._refusals[peer] = str(error)[:120]
+                continue
+            if answer.state in SETTLED:
+                return answer
+            fallback = fallback or answer
+        return fallback
+
+    async def _members(self, transport: Transport, run: str) -> dict[str, tuple[str, ...]]:
+        """Peer id -> addresses, of those with a presence record that we understand; newest start first."""
+        records = {}
+        for peer, value in (await transport.get_records(wire.members_key(run))).items():
+            try:
+                record = wire.decode(value, wire.Presence)
+            except RemoteError as error:
+                self._refusals[peer] = f"its presence record is not readable: {error}"[:120]
+                continue
+            if record.wire_version == WIRE_VERSION:
+                records[peer] = record
+            else:
+                self._refusals[peer] = f"speaks protocol version {record.wire_version}, not {WIRE_VERSION}"
+        newest = sorted(records, key=lambda peer: -records[peer].incarnation)
+        return {peer: records[peer].addresses for peer in newest}
+
+
+async def _ask(transport: Transport, peer: str, run: str) -> StatusReport:
+    """Raises: PeerUnreachable, RemoteError (refused, or not a report)."""
+    began = time.monotonic()
+    reply = await transport.send(peer, wire.QUERY + wire.encode(wire.StatusQuery(run)), ASK_TIMEOUT_S)
+    report = decode_status(reply)
+    if report.run_id != run:
+        raise RemoteError("bad-status", "about another run")
+    logger.debug("%s answered in %.3f s", peer, time.monotonic() - began)
+    return report
