@@ -89,6 +89,8 @@ class Office:
         self._suspected = ""
         self._asked_s = -1e18
         self._next_check_s = -1e18
+        self._rank_of: tuple[int, tuple[str, ...]] = (0, ())
+        self._rank = 0
         self.busy: Callable[[], bool] = lambda: False
         """Whether a round of ours is closing right now (set by the fragment): then we do not vote us away."""
         self.changed = False
@@ -231,9 +233,12 @@ class Office:
             progress = shared.view.progress(peer)
             if progress and progress.confirmed and progress.stands:
                 weights[peer] = 1.0
-        order = ranking(shared.config.run, self._group, self._fragment, self._next_term(), weights)
+        key = (self._next_term(), tuple(weights))
+        if key != self._rank_of:
+            order = ranking(shared.config.run, self._group, self._fragment, key[0], weights)
+            self._rank_of, self._rank = key, order.index(shared.me)
         opened = self._open_since_s if self._open_since_s is not None else now
-        return opened + order.index(shared.me) * shared.timing.stagger_s
+        return opened + self._rank * shared.timing.stagger_s
 
     def _stand(self, now: float, reason: str) -> None:
         shared = self._shared

@@ -33,6 +33,8 @@ class Shared:
         self.leaving = False
         self.step_s = 0.0
         """Moving average of this node's inner step time."""
+        self._median_at_s = -1e18
+        self._median_s = 0.0
         self.on_persisted: dict[int, Callable[[float], None]] = {}
         self.on_persist_failed: dict[int, Callable[[float, str], None]] = {}
 
@@ -55,5 +57,8 @@ class Shared:
         return sorted([*others, self.me]) if self.learning else others
 
     def median_step_s(self, now: float) -> float:
-        """Median inner step time of the live learners."""
-        return self.view.median_step_s(self.step_s if self.learning else 0.0, now)
+        """Median inner step time of the live learners, looked at anew a few times a second."""
+        if abs(now - self._median_at_s) > self.timing.heartbeat_s / 2:
+            self._median_at_s = now
+            self._median_s = self.view.median_step_s(self.step_s if self.learning else 0.0, now)
+        return self._median_s

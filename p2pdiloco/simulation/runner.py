@@ -44,7 +44,8 @@ class Summary(Struct, kw_only=True):
         """For people."""
         return (
             f"{self.seeds} seeds, {self.violations} violations, {self.stuck} stuck; "
-            f"{self.versions} versions, {self.elections} elections, {self.faults} faults in {self.virtual_s:.0f} virtual seconds; "
+            f"{self.versions} versions, {self.elections} elections, {self.faults} faults "
+            f"in {self.virtual_s:.0f} virtual seconds; "
             f"{seeds_per_minute:.0f} seeds per minute"
         )
 
