@@ -189,7 +189,7 @@ class HivemindTransport(Endpoint):
                 await self._daemon.stop()
                 raise UserError(
                     f"The libp2p daemon did not start: {error}.",
-                    "Run again with --log-level debug for its output.",
+                    "Look for what keeps programs from starting here: memory, permissions, security policy.",
                 ) from error
             except UserError:
                 # A free port that we had picked may have been taken in the meantime: pick again.

@@ -22,6 +22,8 @@ from p2pdiloco.learner.host import LearnerExited, LearnerHost
 
 logger = logging.getLogger(__name__)
 RESTART_MAX_S = 30.0
+HEALTHY_S = 60.0
+"""A learner that lived this long died of something new: the back-off begins again."""
 SEVERITY: dict[ch.InstallMode, int] = {"rebase": 0, "merged": 1, "overwrite": 2}
 
 
@@ -67,6 +69,8 @@ class LearnerLink:
         """Set while a learner makes inner steps."""
         self._stopping = False
         self._failures = 0
+        self._failed_starts = 0
+        self._ready_s = 0.0
         self.device = ""
         self.status: ch.Status | None = None
         self.fatal: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -77,6 +81,10 @@ class LearnerLink:
         return self._host.pid
 
     # --- life ----------------------------------------------------------------------------------------
+
+    async def prepare(self) -> None:
+        """Start the process ahead, while the node catches up."""
+        await self._host.prepare()
 
     async def start(self, restore: tuple[ch.RestoreMode, ...] = ()) -> None:
         """Start a learner from the vault's versions, with what its state file has (`learner.checkpoint`)."""
@@ -162,7 +170,8 @@ class LearnerLink:
     def _on_event(self, event: ch.Event | LearnerExited) -> None:
         match event:
             case ch.Ready():
-                self._ready, self._failures, self.device = True, 0, event.device
+                self._ready, self._failed_starts, self.device = True, 0, event.device
+                self._ready_s = asyncio.get_running_loop().time()
                 self.ready.set()
                 for fragment in range(len(self._slots)):
                     self.after_commit(fragment)
@@ -235,11 +244,14 @@ class LearnerLink:
         if self._stopping:
             return
         self._post(ev.LearnerLost())
+        if started and asyncio.get_running_loop().time() - self._ready_s >= HEALTHY_S:
+            self._failures = 0
         self._failures += 1
-        if not started and self._failures >= 3 and not self.fatal.done():
+        self._failed_starts += not started
+        if self._failed_starts >= 3 and not self.fatal.done():
             self.fatal.set_exception(UserError(f"the learner cannot start: {exited.reason}"))
             return
-        pause_s = min(RESTART_MAX_S, 0.2 * 4 ** (self._failures - 1))
+        pause_s = min(RESTART_MAX_S, 0.2 * 4 ** min(self._failures - 1, 4))
         logger.warning("the learner ended (%s); starting it again in %.1f s", exited.reason, pause_s)
         self._spawn(self._restart(pause_s))
 

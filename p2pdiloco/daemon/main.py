@@ -16,12 +16,12 @@ import uvloop
 
 from p2pdiloco.adapters.data_dir import DataDir
 from p2pdiloco.adapters.hivemind_net import HivemindTransport
-from p2pdiloco.config.settings import BootstrapSettings, NodeSettings
+from p2pdiloco.config.settings import BootstrapSettings, LogStyle, NodeSettings
 from p2pdiloco.config.signing import load_signed
 from p2pdiloco.core.config import Timing
 from p2pdiloco.daemon.frontdoor import FrontDoor
 from p2pdiloco.daemon.live import LiveView
-from p2pdiloco.daemon.logs import RecentLines, configure_logging, resolve_style
+from p2pdiloco.daemon.logs import RecentLines, Style, configure_logging, resolve_style
 from p2pdiloco.daemon.member import Member
 from p2pdiloco.daemon.presence import publish_runs
 from p2pdiloco.daemon.runs import Run, find_run, open_run, save_manifest, sign_run
@@ -47,9 +47,8 @@ def run_bootstrap(settings: BootstrapSettings) -> int:
     return _run(lambda stop: _bootstrap(settings, stop), settings.log)
 
 
-def _run(body: Callable[[asyncio.Event], Coroutine[Any, Any, None]], log: Any) -> int:
-    style = resolve_style(log)
-    configure_logging(style)
+def _run(body: Callable[[asyncio.Event], Coroutine[Any, Any, None]], log: LogStyle) -> int:
+    configure_logging(_plain(log))
 
     async def main() -> None:
         stop = asyncio.Event()
@@ -71,6 +70,12 @@ def _run(body: Callable[[asyncio.Event], Coroutine[Any, Any, None]], log: Any) -
     return 0
 
 
+def _plain(log: LogStyle) -> Style:
+    """How to log while there is no live view: a person at a terminal must see what is waited for."""
+    style = resolve_style(log)
+    return "text" if style == "tui" else style
+
+
 def _fail_loudly(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """A bug of ours in a callback ends the daemon; a service manager starts it again."""
     error = context.get("exception")
@@ -87,8 +92,7 @@ async def _node(settings: NodeSettings, stop: asyncio.Event) -> None:
     with folder:
         identity = Identity.load_or_create(settings.data_dir / "identity.key")
         recent = RecentLines()
-        style = resolve_style(settings.log)
-        configure_logging(style, recent=recent)
+        configure_logging(_plain(settings.log), recent=recent)
         prepared = _own_run(settings)
         transport = _transport(settings, identity)
         door = FrontDoor()
@@ -117,7 +121,7 @@ async def _membership(
     logger.info("run %s (%s), node %s", run.name, run.id[:12], identity.peer_id)
     member = Member(run, vault, identity, transport, door, settings, recent, Timing())
     listing = asyncio.create_task(publish_runs(transport, door.runs))
-    showing = asyncio.create_task(_show(member, settings))
+    showing = asyncio.create_task(_show(member, settings, recent))
     training = asyncio.create_task(member.run())
     stopping = asyncio.create_task(stop.wait())
     try:
@@ -136,13 +140,14 @@ async def _membership(
             raise result
 
 
-async def _show(member: Member, settings: NodeSettings) -> None:
+async def _show(member: Member, settings: NodeSettings, recent: RecentLines) -> None:
     """Live view on a terminal, a plain line now and then elsewhere."""
     loop = asyncio.get_running_loop()
     if resolve_style(settings.log) != "tui":
         while True:
             await asyncio.sleep(LINE_EVERY_S)
             logger.info("%s", log_line(member.report.snapshot(loop.time())))
+    configure_logging("tui", recent=recent)
     view = LiveView()
     view.start()
     try:
@@ -152,6 +157,7 @@ async def _show(member: Member, settings: NodeSettings) -> None:
     finally:
         view.update(member.report.snapshot(loop.time()))
         view.stop()
+        configure_logging("text", recent=recent)
 
 
 def _own_run(settings: NodeSettings) -> tuple[Run, Vault] | None:

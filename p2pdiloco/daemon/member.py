@@ -12,7 +12,7 @@ from p2pdiloco.adapters.disk import RunStore
 from p2pdiloco.adapters.events_log import EventsLog
 from p2pdiloco.config.settings import NodeSettings
 from p2pdiloco.core import events as ev
-from p2pdiloco.core.config import Timing
+from p2pdiloco.core.config import Restored, Timing
 from p2pdiloco.core.messages import encode as encode_message
 from p2pdiloco.core.node import Core
 from p2pdiloco.daemon import wire
@@ -73,7 +73,7 @@ class Member:
         self.compute.load(found.versions)
         self._io = ThreadPoolExecutor(1, thread_name_prefix="disk")
         self.tickets = Tickets()
-        incarnation = time.time_ns() // 1_000_000
+        incarnation = next_incarnation(found.restored, me)
         self.core = Core(
             config,
             me,
@@ -125,6 +125,11 @@ class Member:
         self.presence = Presence(self._transport, run, incarnation, self._settings.name, runner.post)
         self.report.core, self.report.learner = core, runner.learner
         self.report.presence = self.presence
+        self.report.traffic = lambda: (
+            runner.outbound.bytes_sent + runner.transfers.bytes_out,
+            runner.transfers.bytes_in,
+        )
+        self.report.transport_refusals = lambda: self._transport.refusals
         self._door.add_run(self._run)
         self._door.member = runner.transfers
         self._door.member_run = run
@@ -151,6 +156,7 @@ class Member:
         spawn = self.runner.spawn
         spawn(self.presence.publish())
         spawn(self.presence.watch(lambda: self.core.confirmed))
+        await self.runner.learner.prepare()
         self.report.state = "waiting"
         waited_s = 0.0
         while not self.core.confirmed:
@@ -198,7 +204,7 @@ class Member:
         if saved:
             write_resume(self._store.folder, stamps)
         await self.save_fragments()
-        self.report.write("shutdown", "left")
+        self.report.write("shutdown", "left", dropped=self._events.dropped)
 
     async def close(self) -> None:
         """Let go of everything; after `leave`, or after we broke."""
@@ -248,3 +254,11 @@ class Member:
         fragment = header.version.header.fragment
         self._store.save_checkpoint(header.version, header.watermarks, theta, momentum)
         self._store.prune_updates(fragment, number - self._run.manifest.group.log_versions)
+
+
+def next_incarnation(restored: Restored, me: str) -> int:
+    """Milliseconds since 1970, but never below an earlier life of ours that is in a restored chain: with the
+    clock set back, our contributions would be taken for ones that are merged already."""
+    marks = (mark for fragment in restored.fragments for mark in fragment.watermarks)
+    earlier = max((mark.stamp.incarnation for mark in marks if mark.learner == me), default=0)
+    return max(time.time_ns() // 1_000_000, earlier + 1)

@@ -18,6 +18,8 @@ REFRESH_S = 12.0
 LOOK_S = 3.0
 LOOK_FAST_S = 1.0
 MAX_ADDRESSES = 8
+MAX_NAMED = 4096
+"""Peers that are remembered by name, the longest unseen forgotten first."""
 
 
 async def publish_runs(transport: Transport, runs: Callable[[], Sequence[wire.RunSummary]]) -> None:
@@ -40,6 +42,7 @@ class Presence:
         self._name = name
         self._post = post
         self._connected: dict[str, tuple[str, ...]] = {}
+        self._strangers: set[str] = set()
         self.names: dict[str, str] = {}
 
     async def publish(self) -> None:
@@ -68,16 +71,26 @@ class Presence:
                 logger.debug("presence record of %s is not readable: %s", peer, error)
                 continue
             if record.wire_version != WIRE_VERSION:
-                logger.warning(
-                    "%s speaks protocol version %d, not %d", peer, record.wire_version, WIRE_VERSION
-                )
+                if peer not in self._strangers and len(self._strangers) < MAX_NAMED:
+                    self._strangers.add(peer)
+                    logger.warning(
+                        "%s speaks protocol version %d, not %d", peer, record.wire_version, WIRE_VERSION
+                    )
                 continue
             members.append((peer, record.incarnation))
-            self.names[peer] = record.name
+            self._remember(peer, record.name)
             if peer != self._transport.peer_id and self._connected.get(peer) != record.addresses:
                 dials.append(self._dial(peer, record.addresses))
         await asyncio.gather(*dials)
         self._post(ev.PresenceSeen(tuple(members)))
+
+    def _remember(self, peer: str, name: str) -> None:
+        self.names.pop(peer, None)
+        self.names[peer] = name
+        while len(self.names) > MAX_NAMED:
+            oldest = next(iter(self.names))
+            del self.names[oldest]
+            self._connected.pop(oldest, None)
 
     async def _dial(self, peer: str, addresses: tuple[str, ...]) -> None:
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Callable, Mapping
 
 from p2pdiloco.adapters.events_log import EventsLog
 from p2pdiloco.core.effects import Record
@@ -50,7 +51,10 @@ class Report:
         self.heldout_loss: float | None = None
         self._losses: list[float] = []
         self._merges: list[tuple[int, int]] = []
-        self.traffic: tuple[int, int] = (0, 0)
+        self.traffic: Callable[[], tuple[int, int]] = lambda: (0, 0)
+        """Bytes (sent, received): messages that we sent, and payloads both ways."""
+        self.transport_refusals: Callable[[], Mapping[str, int]] = dict
+        """What peers did wrong before the core heard of it, by reason."""
 
     # --- what happened -------------------------------------------------------------------------------
 
@@ -127,6 +131,8 @@ class Report:
         status = self.learner.status
         fragments = self._fragment_rows(now)
         peers = self._peer_rows(now)
+        refusals = self.refusals + Counter(self.transport_refusals())
+        sent, received = self.traffic()
         return NodeSnapshot(
             name=self._name,
             peer=self._me,
@@ -146,10 +152,10 @@ class Report:
             fragments=fragments,
             run_tokens=max((row.tokens for row in fragments), default=0),
             run_versions=sum(row.number for row in fragments),
-            refusals=dict(self.refusals.most_common(MAX_REFUSAL_REASONS)),
+            refusals={reason[:80]: n for reason, n in refusals.most_common(MAX_REFUSAL_REASONS)},
             recent=self._recent.lines(),
-            bytes_sent=self.traffic[0],
-            bytes_received=self.traffic[1],
+            bytes_sent=sent,
+            bytes_received=received,
         )
 
     def status(self, now: float) -> StatusReport:

@@ -7,6 +7,8 @@ the chain's watermark of ours is still the one that was noted then.
 
 from __future__ import annotations
 
+import contextlib
+import logging
 from pathlib import Path
 
 import msgspec
@@ -15,6 +17,7 @@ from p2pdiloco.core.node import Core
 from p2pdiloco.core.types import NEVER, Stamp
 from p2pdiloco.learner.channel import RestoreMode
 
+logger = logging.getLogger(__name__)
 FILE = "resume.json"
 Stamps = dict[int, tuple[Stamp, Stamp | None]]
 """Fragment -> (our watermark in the chain, stamp of the contribution whose copy is still in the slot)."""
@@ -26,8 +29,10 @@ def write_resume(folder: Path, stamps: Stamps) -> None:
     try:
         temporary.write_bytes(msgspec.json.encode({str(k): v for k, v in stamps.items()}))
         temporary.replace(folder / FILE)
-    except OSError:
-        temporary.unlink(missing_ok=True)
+    except OSError as error:
+        logger.error("the note for the next start is not saved, unmerged inner steps will be lost: %s", error)
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
 
 
 def restore_modes(folder: Path, core: Core) -> tuple[RestoreMode, ...]:
@@ -37,7 +42,10 @@ def restore_modes(folder: Path, core: Core) -> tuple[RestoreMode, ...]:
     try:
         stamps = msgspec.json.decode(path.read_bytes(), type=dict[str, tuple[Stamp, Stamp | None]])
         path.unlink()
-    except (OSError, msgspec.MsgspecError):
+    except FileNotFoundError:
+        return tuple("none" for _ in fragments)
+    except (OSError, msgspec.MsgspecError) as error:
+        logger.warning("%s cannot be used, inner steps that it is about are lost: %s", path, error)
         return tuple("none" for _ in fragments)
     modes: list[RestoreMode] = []
     for fragment in fragments:

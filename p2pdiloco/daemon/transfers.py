@@ -5,7 +5,6 @@ Header first: the core decides on sight of a contribution's header whether its p
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import logging
 from collections.abc import Callable
@@ -137,14 +136,10 @@ class Transfers:
         """Judge the content, let the core know, return its answer."""
         self.bytes_in += len(payload)
         reason = ""
-        if hashlib.sha256(payload).digest() != header.payload_digest:
-            reason = "wrong-digest"
-        else:
-            try:
-                vault = self._compute.vault
-                await self._compute.run(vault.check_payload, header.fragment, payload, header.codec)
-            except RemoteError as error:
-                reason = error.reason
+        try:
+            await self._check(header.fragment, payload, header.codec, header.payload_digest)
+        except RemoteError as error:
+            reason = error.reason
         if reason:
             self._post(ev.ContributionBroken(transfer, reason))
             return wire.encode(wire.Answer(False, reason, self._head_of(header.fragment)))
@@ -186,9 +181,7 @@ class Transfers:
             raw, payload = await self._pull(effect.peer, request, self._max_update_bytes(effect.fragment))
             header = wire.decode(raw, wire.UpdateHeader)
             version = header.version.header
-            if version.update_digest != hashlib.sha256(payload).digest():
-                raise RemoteError("wrong-digest")
-            self._compute.vault.check_payload(effect.fragment, payload, version.codec)
+            await self._check(effect.fragment, payload, version.codec, version.update_digest)
         except _FETCH_ERRORS as error:
             self._fetch_failed(effect, error)
             return
@@ -209,15 +202,20 @@ class Transfers:
             if digest != header.version.header.state_digest:
                 raise RemoteError("digest-differs")
         except _FETCH_ERRORS as error:
-            self.spawn_drop(effect.fragment)
+            await self._compute.run(self._compute.drop_spare, effect.fragment)
             self._fetch_failed(effect, error)
             return
         self._post(ev.StateFetched(effect.fragment, effect.peer, header.version, header.watermarks))
 
-    def spawn_drop(self, fragment: int) -> None:
-        """Forget a spare copy that is not what it should be."""
-        task = asyncio.ensure_future(self._compute.run(self._compute.drop_spare, fragment))
-        task.add_done_callback(lambda t: t.cancelled() or t.exception())
+    async def _check(self, fragment: int, payload: bytearray, codec: str, digest: bytes) -> None:
+        """Judge a payload in the worker thread: hashing it would hold the loop up. Raises: RemoteError."""
+
+        def check() -> None:
+            if hashlib.sha256(payload).digest() != digest:
+                raise RemoteError("wrong-digest")
+            self._compute.vault.check_payload(fragment, payload, codec)
+
+        await self._compute.run(check)
 
     async def _pull(self, peer: str, request: Wire, limit: int) -> tuple[bytes, bytearray]:
         answer = await self._transport.pull(peer, wire.encode(request), limit, PAUSE_S)
