@@ -197,7 +197,8 @@ class Member:
         if not self.runner.broken.done():
             self.runner.post(ev.LeaveRequested())
             patience_s = self.core.shared.timing.leave_s + 0.5
-            await asyncio.wait({self.runner.left, self.runner.broken}, timeout=patience_s)
+            ends = {self.runner.left, self.runner.broken}
+            await asyncio.wait(ends, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
             await self.runner.outbound.flush(FLUSH_S)
         stamps = {f.index: self.core.fragments[f.index].own.resume_stamps() for f in self._run.layouts}
         saved = await self.runner.learner.stop(LEARNER_STOP_S) if was_training else False
