@@ -29,7 +29,7 @@ class PushSink(Protocol):
         """Take a chunk (at most 256 KiB); chunks come in order. Waiting here slows the sender down."""
 
     async def finish(self) -> bytes:
-        """All bytes are here: the answer for the sender (sent, and acknowledged, before the stream closes)."""
+        """All bytes are here: the answer for the sender (sent and acknowledged before the stream closes)."""
 
     def abort(self, reason: str) -> None:
         """The stream was cut or broke a rule; no `finish` follows."""
@@ -46,7 +46,7 @@ class PullSource(Struct, frozen=True):
 
 
 class TransportHandlers(Protocol):
-    """What a transport asks of its owner. Must raise only `RemoteError` (refused with its reason, counted)."""
+    """What a transport asks of its owner. Must raise only `RemoteError`: refused with its reason, counted."""
 
     async def on_message(self, sender: str, data: bytes) -> bytes:
         """A control message; the returned bytes are the reply (often empty)."""

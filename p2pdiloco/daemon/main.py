@@ -34,7 +34,7 @@ T = TypeVar("T")
 logger = logging.getLogger("p2pdiloco")
 LINE_EVERY_S = 10.0
 VIEW_EVERY_S = 0.5
-HURRIED = 130
+HURRIED, BROKEN = 130, 70
 
 
 def run_node(settings: NodeSettings) -> int:
@@ -77,11 +77,12 @@ def _plain(log: LogStyle) -> Style:
 
 
 def _fail_loudly(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """A bug of ours in a callback ends the daemon; a service manager starts it again."""
-    error = context.get("exception")
-    loop.default_exception_handler(context)
-    if error is not None and not isinstance(error, asyncio.CancelledError | ConnectionError):
-        os._exit(70)
+    """A bug of ours in a handler ends the daemon (a service manager starts it again); the rest is logged:
+    hivemind's tasks complain here about closed connections."""
+    if context.get("bug"):
+        loop.default_exception_handler(context)
+        os._exit(BROKEN)
+    logger.debug("event loop: %s", context.get("message"), exc_info=context.get("exception"))
 
 
 # --- node --------------------------------------------------------------------------------------------

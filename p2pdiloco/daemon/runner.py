@@ -122,6 +122,10 @@ class Runner:
             while self._inbox:
                 for effect in self.core.handle(self._inbox.popleft(), self._loop.time()):
                     self._do[type(effect)](effect)
+        except BaseException as error:
+            if not self.broken.done():
+                self.broken.set_exception(error)
+            raise
         finally:
             self._pumping = False
         self._arm()

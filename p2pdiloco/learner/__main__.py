@@ -1,6 +1,7 @@
 """The learner process: `python -m p2pdiloco.learner CHANNEL_FD EXCHANGE_FD`, started by `learner.host`.
 
 Torch is imported only when the watcher thread runs: so a daemon that dies early takes the learner along.
+It is imported before `Start` arrives: the process may be started ahead of its work.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from p2pdiloco.learner.channel import ChannelBroken, Failed, LearnerEnd
 
 EXIT_FAILED = 1
 EXIT_ORPHANED = 70
-START_TIMEOUT_S = 60.0
 DRAIN_TIMEOUT_S = 2.0
 
 
@@ -45,12 +45,12 @@ def main(channel_fd: int, exchange_fd: int) -> int:
 
 
 def _learn(channel: LearnerEnd, exchange_fd: int) -> None:
-    start = channel.wait_start(START_TIMEOUT_S)
-    if start.options.niceness:
-        os.nice(start.options.niceness)
+    # The first optimizer would import torch._dynamo, which takes about as long as torch itself.
+    import torch._dynamo  # noqa: F401
+
     from p2pdiloco.learner.process import run
 
-    run(channel, start, exchange_fd)
+    run(channel, channel.wait_start(), exchange_fd)
 
 
 def _fail(channel: LearnerEnd, reason: str) -> int:

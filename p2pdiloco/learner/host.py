@@ -87,20 +87,13 @@ class LearnerHost:
         """Process id while `running`."""
         return self._process.pid if self._process is not None else None
 
-    async def start(
-        self,
-        bases: Sequence[BaseRef],
-        restore_path: Path | None = None,
-        restore: Sequence[RestoreMode] = (),
-    ) -> None:
-        """Start a learner from the versions that lie in the exchange; `Ready` follows as an event.
+    async def prepare(self) -> None:
+        """Start the process ahead of its work, so that its imports (seconds) overlap with catching up.
 
         Raises:
             StorageError: the log file cannot be written.
         """
         invariant(not self.running, "a learner is running already")
-        invariant(len(bases) == self._fragments, "one base per fragment")
-        invariant(len(restore) in (0, self._fragments), "one restore mode per fragment, or none at all")
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         with theirs:
             try:
@@ -112,6 +105,23 @@ class LearnerHost:
         await asyncio.get_running_loop().create_unix_connection(lambda: link, sock=ours)
         self._process, self._link, self._failure = process, link, ""
         self._exit = asyncio.create_task(self._watch(process, link), name="learner-exit")
+
+    async def start(
+        self,
+        bases: Sequence[BaseRef],
+        restore_path: Path | None = None,
+        restore: Sequence[RestoreMode] = (),
+    ) -> None:
+        """Let the prepared process (or a new one) learn from the versions that lie in the exchange; `Ready`
+        follows as an event.
+
+        Raises:
+            StorageError: the log file cannot be written.
+        """
+        invariant(len(bases) == self._fragments, "one base per fragment")
+        invariant(len(restore) in (0, self._fragments), "one restore mode per fragment, or none at all")
+        if not self.running:
+            await self.prepare()
         self.send(
             Start(
                 manifest=self._manifest,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from pathlib import Path
 
@@ -53,6 +54,8 @@ def run(channel: LearnerEnd, start: Start, exchange_fd: int) -> None:
     )
     signal.signal(signal.SIGTERM, lambda *_: setattr(mailbox, "stopping", True))
     parameters = sum(layout.numel for layout in layouts)
+    # Only now: starting up is waited for, training is not.
+    os.nice(options.niceness)
     channel.emit(Ready(str(device), parameters, threads, training.inner_step, restored, note))
     train(training, mailbox.boundary)
 
