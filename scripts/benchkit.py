@@ -1,0 +1,78 @@
+"""What the benchmarks share: reading diaries, quantiles, tables, and the JSON result."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+Line = dict[str, Any]
+
+
+def arguments(description: str) -> argparse.ArgumentParser:
+    """A parser with the options that every benchmark has."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
+    return parser
+
+
+def diary(path: Path) -> list[Line]:
+    """All whole lines of an events.jsonl, the rotated part first."""
+    lines: list[Line] = []
+    for part in (path.with_name(path.name + ".1"), path):
+        if part.exists():
+            text = part.read_text()
+            lines += [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+    return lines
+
+
+def of_kind(lines: Iterable[Line], *kinds: str) -> list[Line]:
+    """The lines of these kinds."""
+    return [line for line in lines if line["kind"] in kinds]
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """min, median, p95 (nearest rank), max and how many."""
+    if not values:
+        return {"n": 0}
+    ranked = sorted(values)
+    p95 = ranked[min(len(ranked) - 1, max(0, -(-95 * len(ranked) // 100) - 1))]
+    return {
+        "n": len(ranked),
+        "min": ranked[0],
+        "median": statistics.median(ranked),
+        "p95": p95,
+        "max": ranked[-1],
+    }
+
+
+def table(rows: Sequence[tuple[str, dict[str, float]]], unit: str) -> str:
+    """Rows of spreads as aligned text."""
+    head = f"{'':44}{'n':>6}{'min':>10}{'median':>10}{'p95':>10}{'max':>10}  {unit}"
+    body = []
+    for name, values in rows:
+        cells = "".join(f"{values[key]:10.3f}" for key in ("min", "median", "p95", "max") if key in values)
+        body.append(f"{name:44}{values['n']:>6}{cells}")
+    return "\n".join([head, *body])
+
+
+def machine() -> dict[str, Any]:
+    """Enough to judge a figure by."""
+    return {
+        "cores": os.cpu_count(),
+        "machine": platform.machine(),
+        "python": platform.python_version(),
+        "load_at_end": os.getloadavg()[0],
+    }
+
+
+def finish(name: str, figures: dict[str, Any], path: Path | None) -> None:
+    """Write the JSON result where it was asked for."""
+    if path is not None:
+        path.write_text(json.dumps({"benchmark": name, "machine": machine(), **figures}, indent=2) + "\n")
+        print(f"written to {path}")
