@@ -1,0 +1,302 @@
+"""A swarm of real processes on loopback, watched through what they write, ended whatever happens.
+
+Every process that descends from a test inherits one environment variable with a fresh value; so what is
+left over is found by that, also when its parent is long dead. Waiting is always for a condition with a
+deadline, never for a time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from p2pdiloco.adapters.p2pd import socket_folder
+
+POLL_S = 0.05
+TAG = "SWARM_UNDER_TEST"
+START_S = 90.0
+EXIT_S = 10.0
+ORPHANS_S = 10.0
+LOOPBACK = "/ip4/127.0.0.1/tcp/0"
+HEAD_KINDS = ("apply", "publish", "catchup")
+Event = dict[str, Any]
+
+
+class Daemon:
+    """One `p2pdiloco bootstrap` or `p2pdiloco node`."""
+
+    def __init__(self, name: str, arguments: list[str], folder: Path, environment: dict[str, str]) -> None:
+        self.name = name
+        self.data_dir = folder
+        logs = folder.parent / f"{name}.logs"
+        logs.mkdir(exist_ok=True)
+        life = len(list(logs.glob("*.err")))
+        self._out, self._err = logs / f"{life}.out", logs / f"{life}.err"
+        with self._out.open("wb") as out, self._err.open("wb") as err:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "p2pdiloco", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                env=environment,
+            )
+        self.expected_to_live = True
+        self._events_path = folder / "events.jsonl"
+        self._offset = self._events_path.stat().st_size if self._events_path.exists() else 0
+        self._events: list[Event] = []
+
+    # --- what it says --------------------------------------------------------------------------------
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def ended(self) -> int | None:
+        """Exit status, None while it runs."""
+        return self._process.poll()
+
+    def said(self) -> str:
+        """Everything on stderr in this life."""
+        return self._err.read_text(errors="replace")
+
+    def address(self) -> str | None:
+        """What the ready-made command on stdout joins; None while it is not printed."""
+        lines = self._out.read_text().splitlines()
+        return lines[1].split()[-1] if len(lines) > 1 else None
+
+    def events(self, *kinds: str) -> list[Event]:
+        """This life's lines of events.jsonl."""
+        if self._events_path.exists():
+            with self._events_path.open("rb") as file:
+                file.seek(self._offset)
+                lines = file.read().split(b"\n")
+            for line in lines[:-1]:  # the last piece is empty or still being written
+                self._offset += len(line) + 1
+                self._events.append(json.loads(line))
+        return [event for event in self._events if not kinds or event["kind"] in kinds]
+
+    def heads(self) -> dict[tuple[int, int], str]:
+        """(fragment, version number) -> digest, of every version that this node held; the latest counts."""
+        found = [e for e in self.events(*HEAD_KINDS) if "digest" in e]
+        return {(e["fragment"], e["number"]): e["digest"] for e in found}
+
+    def number(self, fragment: int) -> int:
+        """Newest version of a fragment that it held in this life; -1: none yet."""
+        return max((n for f, n in self.heads() if f == fragment), default=-1)
+
+    def inner_step(self) -> int:
+        progress = self.events("progress")
+        return progress[-1]["inner_step"] if progress else 0
+
+    def is_syncer_of(self) -> list[int]:
+        """Fragments whose office it holds, as it says."""
+        syncers: dict[int, bool] = {}
+        for event in self.events("office", "election"):
+            syncers[event["fragment"]] = event["kind"] == "office" and event.get("syncer") == self.peer_id
+        return [fragment for fragment, holds in syncers.items() if holds]
+
+    @property
+    def peer_id(self) -> str:
+        address = self.address()
+        assert address is not None
+        return address.rsplit("/", 1)[-1]
+
+    def full_merges(self, members: int) -> int:
+        """How many versions it merged, as syncer, from that many learners: all of them took part."""
+        return sum(e.get("contributors") == members for e in self.events("merge"))
+
+    def participation(self) -> tuple[int, int]:
+        """(contributions merged, live learners) over its merges as syncer."""
+        merges = [e for e in self.events("merge") if "live" in e]
+        return sum(e["contributors"] for e in merges), sum(e["live"] for e in merges)
+
+    # --- processes -----------------------------------------------------------------------------------
+
+    def child(self, part: str) -> psutil.Process | None:
+        """Its learner ("p2pdiloco.learner") or its network process ("p2pd")."""
+        for process in psutil.Process(self.pid).children():
+            words = process.cmdline()
+            if part in words or (words and Path(words[0]).name == part):
+                return process
+        return None
+
+    def signal(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+
+    def kill(self) -> None:
+        """SIGKILL: no good-bye."""
+        self.expected_to_live = False
+        self._process.kill()
+        self._process.wait()
+
+    def terminate(self) -> float:
+        """SIGTERM; must end with status 0 within 10 s. How long it took."""
+        self.expected_to_live = False
+        began = time.monotonic()
+        self._process.terminate()
+        return self.wait_exit(0, EXIT_S) - began
+
+    def wait_exit(self, status: int, timeout_s: float) -> float:
+        """It must end with that status in time; when it had."""
+        self.expected_to_live = False
+        try:
+            got = self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"{self.name} did not end within {timeout_s:g} s\n{self.tail()}") from None
+        assert got == status, f"{self.name} ended with {got}, not {status}\n{self.tail()}"
+        return time.monotonic()
+
+    def tail(self) -> str:
+        """For messages of failed assertions."""
+        quiet = [e for e in self.events() if e["kind"] not in ("progress", "apply", "contribution")]
+        lines = [json.dumps({k: v for k, v in e.items() if k not in ("t",)}) for e in quiet[-12:]]
+        return "\n".join([f"--- {self.name}", self.said()[-1500:], *lines])
+
+
+class Swarm:
+    """Starts processes, waits for what they do, ends them all."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.all: dict[str, Daemon] = {}
+        self._tag = uuid.uuid4().hex
+        self._used: set[Path] = set()
+        self._killed: set[Path] = set()
+        clean = {k: v for k, v in os.environ.items() if not k.startswith("P2PDILOCO_")}
+        self._environment = clean | {TAG: self._tag, "OMP_NUM_THREADS": "1"}
+
+    # --- starting ------------------------------------------------------------------------------------
+
+    def manifest(self, name: str = "test", *options: str) -> Path:
+        """A run.toml of the micro preset."""
+        path = self.folder / f"{name}-{len(list(self.folder.glob('*.toml')))}.toml"
+        done = self.command("run", "new", name, "--preset", "micro", "--out", str(path), *options)
+        assert done.returncode == 0, done.stderr
+        return path
+
+    def command(self, *arguments: str, timeout_s: float = 90.0) -> subprocess.CompletedProcess[str]:
+        """A command that ends by itself."""
+        return subprocess.run(
+            [sys.executable, "-m", "p2pdiloco", *arguments],
+            capture_output=True,
+            text=True,
+            env=self._environment,
+            timeout=timeout_s,
+        )
+
+    def start(self, name: str, role: str, *options: str) -> Daemon:
+        """Start a process in the data folder of that name. A second time: the same node again."""
+        data_dir = self.folder / name
+        self._used.add(data_dir)
+        arguments = [role, "--data-dir", str(data_dir), "--listen", LOOPBACK, "--log", "text", *options]
+        self.all[name] = daemon = Daemon(name, arguments, data_dir, self._environment)
+        return daemon
+
+    def bootstrap(self, *options: str) -> Daemon:
+        """A bootstrap that serves the micro run (or whatever `options` say), with its address printed."""
+        options = options or ("--run", str(self.manifest()))
+        daemon = self.start("bootstrap", "bootstrap", *options)
+        self.until(lambda: daemon.address() is not None, "the bootstrap's address", START_S)
+        return daemon
+
+    def node(self, name: str, join: Daemon | None, *options: str) -> Daemon:
+        """A node; it is not waited for."""
+        joined = ["--join", join.address() or ""] if join is not None else []
+        return self.start(name, "node", *joined, "--threads", "1", "--name", name, *options)
+
+    # --- waiting -------------------------------------------------------------------------------------
+
+    def until(self, condition: Callable[[], Any], what: str, timeout_s: float = 60.0) -> Any:
+        """Wait until it holds and return its value; fails early when a process ends that should live."""
+        deadline = time.monotonic() + timeout_s
+        while not (value := condition()):
+            dead = [d for d in self.all.values() if d.expected_to_live and d.ended() is not None]
+            if dead or time.monotonic() > deadline:
+                why = (
+                    f"{dead[0].name} ended with {dead[0].ended()}" if dead else f"not within {timeout_s:g} s"
+                )
+                raise AssertionError(f"waiting for {what}: {why}\n" + self.tails())
+            time.sleep(POLL_S)
+        return value
+
+    def training(self, *daemons: Daemon) -> None:
+        """Wait until they make inner steps."""
+        for daemon in daemons:
+            self.until(lambda d=daemon: d.inner_step() > 1, f"{daemon.name} to train", START_S)
+
+    def advance(self, daemon: Daemon, fragments: list[int], versions: int, timeout_s: float = 60.0) -> None:
+        """Wait until that node holds that many further versions of these fragments."""
+        goals = {fragment: daemon.number(fragment) + versions for fragment in fragments}
+        self.until(
+            lambda: all(daemon.number(f) >= goal for f, goal in goals.items()),
+            f"{versions} more versions of {fragments} at {daemon.name}",
+            timeout_s,
+        )
+
+    def tails(self) -> str:
+        """The end of everybody's logs."""
+        return "\n".join(daemon.tail() for daemon in self.all.values())
+
+    # --- ending --------------------------------------------------------------------------------------
+
+    def kill(self, daemon: Daemon) -> None:
+        """SIGKILL to a daemon; its helpers must end by themselves."""
+        helpers = psutil.Process(daemon.pid).children(recursive=True)
+        daemon.kill()
+        self._killed.add(daemon.data_dir)
+        _, alive = psutil.wait_procs(helpers, ORPHANS_S)
+        assert not alive, f"outlived {daemon.name}: {alive}"
+
+    def __enter__(self) -> Swarm:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """End everything. What the product promises of an end is checked."""
+        failed = kind is not None
+        try:
+            if not failed:
+                self._end_in_order()
+        finally:
+            leftovers = list(self._mine())
+            for process in leftovers:
+                process.kill()
+            psutil.wait_procs(leftovers, 5)
+            folders = [socket_folder(data_dir) for data_dir in self._used]
+            stale = [f for f in folders if f.exists()]
+            for folder in stale:
+                shutil.rmtree(folder, ignore_errors=True)
+        if not failed:
+            assert not leftovers, f"processes were left: {leftovers}"
+            excused = {socket_folder(data_dir) for data_dir in self._killed}
+            assert not set(stale) - excused, f"socket folders were left: {stale}"
+
+    def _end_in_order(self) -> None:
+        living = [daemon for daemon in self.all.values() if daemon.ended() is None]
+        for daemon in living:
+            daemon.expected_to_live = False
+            daemon.signal(signal.SIGTERM)
+        for daemon in living:
+            daemon.wait_exit(0, EXIT_S)
+        deadline = time.monotonic() + ORPHANS_S
+        while list(self._mine()) and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+
+    def _mine(self) -> Iterator[psutil.Process]:
+        for process in psutil.process_iter():
+            try:
+                tagged = process.environ().get(TAG) == self._tag
+                if tagged and process.status() != psutil.STATUS_ZOMBIE:
+                    yield process
+            except psutil.Error:
+                continue  # somebody else's, or gone in this moment

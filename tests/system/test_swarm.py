@@ -1,0 +1,192 @@
+"""Real processes: join, agree, lose whoever may be lost, come back."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+from system_kit import Daemon, Swarm
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
+
+FRAGMENTS = [0, 1, 2, 3]  # of the micro preset
+SAVE_OFTEN = ("--checkpoint-every-s", "2")
+
+
+def assert_digests_agree(*daemons: Daemon) -> int:
+    """Equal version numbers must have equal digests. How many versions at least two of them held."""
+    seen: dict[tuple[int, int], dict[str, str]] = {}
+    for daemon in daemons:
+        for version, digest in daemon.heads().items():
+            seen.setdefault(version, {})[daemon.name] = digest
+    assert [(v, held) for v, held in seen.items() if len(set(held.values())) > 1] == []
+    return sum(len(held) > 1 for held in seen.values())
+
+
+def assert_agree_at_last(swarm: Swarm, *daemons: Daemon) -> None:
+    """Wait until all hold one version of every fragment that was made from now on, with one digest."""
+    numbers = {f: max(d.number(f) for d in daemons) for f in FRAGMENTS}
+
+    def agreed(fragment: int) -> bool:
+        heads = [{n: g for (f, n), g in d.heads().items() if f == fragment} for d in daemons]
+        common = set.intersection(*(set(h) for h in heads))
+        newest = max(common, default=-1)
+        return newest > numbers[fragment] and len({h[newest] for h in heads}) == 1
+
+    swarm.until(lambda: all(agreed(f) for f in FRAGMENTS), "equal digests of equal versions")
+
+
+def test_nodes_join_and_agree_and_outlive_the_bootstrap(tmp_path: Path) -> None:
+    with Swarm(tmp_path) as swarm:
+        bootstrap = swarm.bootstrap()
+        one = swarm.node("one", bootstrap, "--genesis")
+        two = swarm.node("two", bootstrap)
+        swarm.training(one, two)
+        swarm.advance(one, FRAGMENTS, 5)
+        swarm.until(lambda: one.full_merges(2) + two.full_merges(2) >= 5, "both to take part")
+
+        swarm.kill(bootstrap)
+        swarm.advance(two, FRAGMENTS, 5)
+        # A node's address is as good as a bootstrap's; it has the run, its members and its state.
+        late = swarm.node("late", one)
+        swarm.training(late)
+        swarm.until(lambda: sum(d.full_merges(3) for d in (one, two, late)) >= 5, "all three to take part")
+        swarm.advance(late, FRAGMENTS, 5)
+
+        assert late.number(0) > 5 and "catchup" in {event["kind"] for event in late.events()}
+        assert assert_digests_agree(one, two, late) > 20
+        parts = [d.participation() for d in (one, two, late)]
+        assert sum(merged for merged, _ in parts) >= 0.5 * sum(live for _, live in parts)
+        status = swarm.command("status", "--join", two.address() or "", "--json")
+        assert status.returncode == 0 and all(d.peer_id in status.stdout for d in (one, two, late))
+
+
+def test_a_killed_syncer_is_replaced_and_comes_back(tmp_path: Path) -> None:
+    with Swarm(tmp_path) as swarm:
+        bootstrap = swarm.bootstrap()
+        one = swarm.node("one", bootstrap, "--genesis", *SAVE_OFTEN)
+        nodes = [one, *(swarm.node(name, bootstrap, *SAVE_OFTEN) for name in ("two", "three"))]
+        swarm.training(*nodes)
+        swarm.advance(one, FRAGMENTS, 5)
+        saved = [d for d in nodes if swarm.until(lambda d=d: d.events("checkpoint"), "a checkpoint")]
+        syncer = swarm.until(lambda: next((d for d in saved if d.is_syncer_of()), None), "a syncer")
+        peer_id, fragments = syncer.peer_id, syncer.is_syncer_of()
+        survivors = [d for d in nodes if d is not syncer]
+
+        swarm.kill(syncer)  # its learner and its p2pd end by themselves
+        lines = {d.name: len(d.events("progress")) for d in survivors}
+        held = syncer.number(fragments[0])
+        for survivor in survivors:
+            swarm.advance(survivor, FRAGMENTS, 3)
+            # Nothing that a peer does stops inner steps: no pause comes near a time-out of the protocol.
+            gaps = [e["longest_gap_s"] for e in survivor.events("progress")[lines[survivor.name] :]]
+            assert max(gaps, default=0.0) < 1.5
+
+        again = swarm.node(syncer.name, survivors[0], *SAVE_OFTEN)
+        swarm.training(again)
+        assert again.peer_id == peer_id
+        swarm.until(lambda: again.number(fragments[0]) > held, "the restarted node to catch up")
+        swarm.until(lambda: sum(d.full_merges(3) for d in (*survivors, again)) > 0, "all three to take part")
+        before = sum(d.full_merges(3) for d in (*survivors, again))
+        swarm.until(
+            lambda: sum(d.full_merges(3) for d in (*survivors, again)) > before + 3, "its contributions"
+        )
+        assert_agree_at_last(swarm, *survivors, again)
+
+
+def test_a_dead_learner_and_a_dead_p2pd_are_replaced_in_place(tmp_path: Path) -> None:
+    with Swarm(tmp_path) as swarm:
+        bootstrap = swarm.bootstrap()
+        one = swarm.node("one", bootstrap, "--genesis")
+        two = swarm.node("two", bootstrap)
+        swarm.training(one, two)
+
+        learner = swarm.until(lambda: two.child("p2pdiloco.learner"), "its learner")
+        learner.kill()
+        running = len([e for e in two.events("learner") if e["reason"] == "running"])
+        swarm.advance(one, FRAGMENTS, 3)
+        swarm.until(
+            lambda: len([e for e in two.events("learner") if e["reason"] == "running"]) > running,
+            "the learner to run again",
+        )
+        before = one.full_merges(2) + two.full_merges(2)
+        swarm.until(lambda: one.full_merges(2) + two.full_merges(2) > before + 3, "contributions of both")
+
+        network = swarm.until(lambda: two.child("p2pd"), "its p2pd")
+        peer_id, step = two.peer_id, two.inner_step()
+        network.kill()
+        fresh = swarm.until(
+            lambda: (p := two.child("p2pd")) is not None and p.pid != network.pid and p, "a new p2pd"
+        )
+        assert fresh.is_running()
+        before = one.full_merges(2) + two.full_merges(2)
+        swarm.until(lambda: one.full_merges(2) + two.full_merges(2) > before + 3, "contributions of both")
+        assert two.inner_step() > step
+        status = swarm.command("status", "--join", one.address() or "", "--json")
+        assert peer_id in status.stdout
+        assert_digests_agree(one, two)
+
+
+def newest_checkpoint(daemon: Daemon, fragment: int) -> Path:
+    folder = next((daemon.data_dir / "runs").iterdir()) / "fragments" / f"{fragment:03d}"
+    return max(folder.glob("checkpoint-*.safetensors"), key=lambda p: int(p.stem.split("-")[1]))
+
+
+def test_sigterm_saves_and_a_damaged_checkpoint_is_set_aside(tmp_path: Path) -> None:
+    with Swarm(tmp_path) as swarm:
+        bootstrap = swarm.bootstrap()
+        one = swarm.node("one", bootstrap, "--genesis")
+        two = swarm.node("two", bootstrap)
+        swarm.training(one, two)
+        swarm.until(lambda: two.inner_step() > 100, "some training")
+        peer_id = two.peer_id
+        two.terminate()
+        swarm.until(
+            lambda: [e for e in one.events("leave") if e.get("peer") == peer_id], "the good-bye to be heard"
+        )
+        assert two.events("shutdown") and two.inner_step() > 100
+        assert not [e for e in two.events("leave") if "not merged" in e["reason"]]
+        swarm.advance(one, FRAGMENTS, 3)
+
+        flipped, cut = newest_checkpoint(two, 1), newest_checkpoint(two, 2)
+        content = bytearray(flipped.read_bytes())
+        content[len(content) // 2] ^= 0x10
+        flipped.write_bytes(content)
+        cut.write_bytes(cut.read_bytes()[:-100])
+        restored = two.inner_step()
+        again = swarm.node("two", bootstrap)
+        swarm.training(again)
+        assert again.inner_step() >= restored  # the learner went on where it was
+        assert again.said().count("set aside") == 2 and flipped.name in again.said()
+        assert flipped.with_name(flipped.name + ".corrupt").exists()
+        swarm.until(lambda: min(again.number(f) for f in FRAGMENTS) > one.number(0) - 50, "it to catch up")
+        before = one.full_merges(2) + again.full_merges(2)
+        swarm.until(lambda: one.full_merges(2) + again.full_merges(2) > before + 3, "contributions of both")
+        assert_digests_agree(one, again)
+
+
+def test_a_node_alone_starts_only_when_told_and_goes_on_from_what_it_saved(tmp_path: Path) -> None:
+    with Swarm(tmp_path) as swarm:
+        bootstrap = swarm.bootstrap()
+        waiting = swarm.node("waiting", bootstrap)
+        swarm.until(lambda: "waiting: no member of run test" in waiting.said(), "it to say that it waits")
+        assert "--genesis" in waiting.said()
+        waiting.terminate()
+        assert not waiting.events("learner")  # it never started from version 0
+
+        alone = swarm.node("alone", bootstrap, "--genesis")
+        swarm.training(alone)
+        swarm.advance(alone, FRAGMENTS, 10)
+        alone.terminate()
+        assert not [e for e in alone.events("leave") if "not merged" in e["reason"]]
+        held = [alone.number(f) for f in FRAGMENTS]
+        again = swarm.node("alone", bootstrap, "--genesis")
+        swarm.training(again)
+        swarm.advance(again, FRAGMENTS, 2)
+        first = [min(n for f, n in again.heads() if f == fragment) for fragment in FRAGMENTS]
+        assert first == [number + 1 for number in held]
+
+        again.signal(signal.SIGTERM)
+        again.signal(signal.SIGTERM)
+        again.wait_exit(130, 5.0)  # the person means it
