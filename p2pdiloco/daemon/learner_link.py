@@ -215,8 +215,8 @@ class LearnerLink:
             except ValueError as error:
                 logger.error("fragment %d: the learner's parameters are not finite: %s", fragment, error)
                 void = True
-        if life != self._life:
-            return
+        if life != self._life or self._stopping:
+            return  # a stopping learner saves this work; sent as well, it could be merged twice
         slot.requested = False
         if void or "overwrite" in (slot.installing, slot.next):
             self._post(ev.NothingToContribute(fragment))
