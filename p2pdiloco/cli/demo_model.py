@@ -1,0 +1,138 @@
+"""The demo's own look at the model: how fast this machine trains it, and what the swarm's result is worth.
+
+Reads nodes' data folders only after the nodes have ended.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from p2pdiloco.adapters.disk import RunStore
+from p2pdiloco.cli.demo_verdict import Holdings
+from p2pdiloco.config.manifest import Manifest
+from p2pdiloco.config.signing import load_signed, run_id
+from p2pdiloco.daemon.runs import fresh_vault
+from p2pdiloco.errors import RemoteError
+from p2pdiloco.identity import verify
+from p2pdiloco.learner.data import heldout_windows, load_corpus
+from p2pdiloco.learner.device import choose_device, configure
+from p2pdiloco.learner.evaluate import evaluate, generate
+from p2pdiloco.learner.loop import Training
+from p2pdiloco.learner.model import Transformer, named_parameters
+from p2pdiloco.tensors.layout import scatter
+from p2pdiloco.tensors.vault import Vault
+
+HELDOUT_TOKENS = 65_536
+PROBE_TOKENS = 1024
+"""An inner step is timed with at most about so many tokens, and scaled."""
+PROBE_STEPS = 6
+PROBE_LIMIT_S = 4.0
+CROWDED = 0.8
+"""Share of a core that a learner gets where every core has one: daemons and p2pd need the rest."""
+SAMPLE_BYTES = 320
+PROMPT = b"def "
+
+
+class Saved(Struct, frozen=True):
+    """What a node has saved: its versions, and which fragments' bytes are not what their version says."""
+
+    vault: Vault
+    holdings: Holdings
+    unsound: list[int]
+
+
+class Judge:
+    """Measures losses of Theta on held-out text, always on the same windows."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        """Raises: UserError (there is too little text)."""
+        configure(choose_device("cpu"), 1)
+        self._manifest = manifest
+        self._corpus = load_corpus(manifest, None)
+        self._windows = heldout_windows(self._corpus, manifest.model.context_tokens, HELDOUT_TOKENS)
+
+    def step_time_s(self) -> float:
+        """Seconds that one inner step takes here on one core."""
+        manifest, inner = self._manifest, self._manifest.inner
+        context = manifest.model.context_tokens
+        tokens = min(inner.tokens_per_step, max(1, PROBE_TOKENS // context) * context)
+        probe = msgspec.structs.replace(
+            manifest, inner=msgspec.structs.replace(inner, tokens_per_step=tokens)
+        )
+        training = Training(probe, Transformer(manifest.model), self._corpus, "probe")
+        times: list[float] = []
+        until = time.monotonic() + PROBE_LIMIT_S
+        training.step()
+        while len(times) < PROBE_STEPS and (not times or time.monotonic() < until):
+            began = time.monotonic()
+            training.step()
+            times.append(time.monotonic() - began)
+        return statistics.median(times) * inner.tokens_per_step / tokens
+
+    def loss_of(self, vault: Vault) -> float:
+        """Held-out loss of a vault's global parameters, nats per byte."""
+        return evaluate(self._model(vault), self._windows)[0]
+
+    def loss_at_version_0(self) -> float:
+        """Held-out loss before any training."""
+        return self.loss_of(fresh_vault(self._manifest)[1])
+
+    def sample(self, vault: Vault) -> str:
+        """Text that the global parameters write."""
+        written = generate(self._model(vault), PROMPT, SAMPLE_BYTES, temperature=0.6)
+        return (PROMPT + written).decode(errors="replace")
+
+    def _model(self, vault: Vault) -> Transformer:
+        model = Transformer(self._manifest.model)
+        parameters = named_parameters(model)
+        for layout in vault.layouts:
+            scatter(vault.theta(layout.index), layout, parameters)
+        return model
+
+
+def schedule_steps(step_time_s: float, seconds: float, nodes: int, cores: int) -> int:
+    """Inner steps that each of so many nodes will about make: the length of the learning rate's schedule."""
+    share = min(1.0, CROWDED * cores / nodes)
+    return max(50, round(seconds * share / step_time_s))
+
+
+def read_saved(manifest: Manifest, name: str, data_dir: Path) -> Saved:
+    """What a node that has ended left in its folder, bytes checked against their versions' digests.
+
+    Raises:
+        StorageError: there is no run in the folder, or it cannot be read.
+    """
+    found = sorted((data_dir / "runs").glob("*/manifest.signed"))
+    path = found[0] if found else data_dir / "runs" / "manifest.signed"
+    store = RunStore(data_dir, run_id(load_signed(path, verify)[0]))
+    layouts, vault = fresh_vault(manifest)
+    versions: dict[int, dict[int, str]] = {}
+    unsound = []
+    for index in range(len(layouts)):
+        saved = store.load_checkpoint(index)
+        if saved is None or saved.version.header.number == 0:
+            continue
+        header = saved.version.header
+        try:
+            theta, momentum = saved.theta.data.cast("B"), saved.momentum.data.cast("B")
+            sound = vault.load_spare(index, header.number, theta, momentum) == header.state_digest
+        except RemoteError:
+            sound = False
+        if not sound:
+            unsound.append(index)
+            continue
+        vault.commit(index, header.number)
+        versions[index] = {header.number: header.digest().hex()}
+        earlier = store.load_updates(index, max(0, header.number - manifest.group.log_versions + 1))
+        chain = {
+            v.header.number: v.header.digest().hex() for v, _ in earlier if v.header.number <= header.number
+        }
+        # Left-overs of a lost branch do not lead to the head, and say nothing about it.
+        if chain.get(header.number) == versions[index][header.number]:
+            versions[index] = chain
+    return Saved(vault, Holdings(name, versions), unsound)
