@@ -140,9 +140,11 @@ class Contributor:
         stamp = Stamp(shared.incarnation, self._sequence)
         self._queue.append(Pending(stamp, after, event, (self.base_number, self.base_digest)))
         while len(self._queue) > MAX_QUEUE:
-            lost = self._queue.popleft()
+            # The second: the first may be in a merge at this moment.
+            lost = self._queue[1]
+            del self._queue[1]
             self._give_up(lost, "too many contributions are waiting")
-            self._queue[0].after = lost.after
+            self._queue[1].after = lost.after
 
     def learner_lost(self) -> None:
         """The learner crashed: its displacement is gone, what was copied out is not."""

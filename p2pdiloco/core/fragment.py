@@ -82,6 +82,8 @@ class Fragment:
         shared = self._shared
         if sender != self.office.syncer or call.term != self.office.term:
             shared.out.send(sender, _pass(call, "another syncer is in office"))
+        elif call.number <= self.chain.head.number:
+            return  # it comes late: that round is over
         elif not shared.learning:
             shared.out.send(sender, _pass(call, "no learner is running"))
         elif not self.own.idle:
@@ -143,7 +145,7 @@ class Fragment:
     def on_announce(self, sender: str, message: Announce, confirmed: bool, now: float) -> None:
         """A new version exists."""
         header = message.version.header
-        if header.syncer == sender:
+        if header.syncer == sender == self.office.syncer:
             self.office.trust()
         if header.term > self.office.term:
             self.office.on_claim(sender, header.term, now)

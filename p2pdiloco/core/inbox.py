@@ -7,6 +7,9 @@ from p2pdiloco.core.effects import Release
 from p2pdiloco.core.shared import Shared
 from p2pdiloco.core.types import ContributionHeader, SignedContribution, Ticket
 
+MAX_INNER_STEPS = 1 << 32
+"""No learner makes more between two merges; bounds what one lie can add to the token counts."""
+
 
 class Spare:
     """Whether the fragment's one spare copy is in use: by a merge, an outer step or a fetched state."""
@@ -49,7 +52,8 @@ class Inbox:
             return "wrong-codec", True
         if not 0 < header.payload_bytes <= config.max_payload_bytes[self._fragment]:
             return "wrong-size", True
-        if not 0 < header.tokens <= header.inner_steps * config.tokens_per_step:
+        plausible = min(header.inner_steps, MAX_INNER_STEPS) * config.tokens_per_step
+        if not 0 < header.tokens <= plausible or header.inner_steps > MAX_INNER_STEPS:
             return "implausible-tokens", True
         if not holding:
             return "not-syncer", False

@@ -20,8 +20,6 @@ from p2pdiloco.core.types import WHOLE_RUN, Crypto
 from p2pdiloco.errors import invariant
 
 MAX_TRANSFERS = 4096
-SPIN_S = 0.02
-"""A deadline that has passed and changed nothing is looked at again after this, not at once."""
 
 
 class Core:
@@ -127,12 +125,16 @@ class Core:
         return self._shared.out.take()
 
     def next_deadline(self) -> float:
-        """When a `Tick` is due, on the clock of `now`."""
+        """When a `Tick` is due, on the clock of `now`. What was due when everything was last looked at, and
+        still is, waits for something else than time: it is looked at again at events and heartbeats only."""
         times = [self._next_heartbeat_s]
-        times += [t for f in self.fragments if (t := f.deadline()) is not None]
+        for fragment in self.fragments:
+            due_s = fragment.deadline()
+            if due_s is not None and due_s > self._last_poll_s:
+                times.append(due_s)
         if self._leave_by_s is not None and not self._left:
             times.append(self._leave_by_s)
-        return max(min(times), self._last_poll_s + SPIN_S)
+        return min(times)
 
     # --- time and membership -------------------------------------------------------------------------
 
@@ -186,16 +188,17 @@ class Core:
     def _on_progress(self, sender: str, message: msg.Progress, now: float) -> None:
         shared = self._shared
         before = shared.view.progress(sender)
+        whole = len(message.heads) == len(self.fragments)
+        if not whole and (message.heads or message.confirmed):
+            self._refuse(sender, None, "wrong-head-count")
+            return
         if not shared.view.heard(sender, message, now):
             return
         if before is None:
             shared.out.record("join", None, "heard of for the first time", peer=sender)
             shared.out.send(sender, self._progress())
-        if len(message.heads) != len(self.fragments):
-            shared.out.record("refusal", None, "wrong-head-count", peer=sender)
-            return
         moved = []
-        for fragment, head in zip(self.fragments, message.heads, strict=True):
+        for fragment, head in zip(self.fragments, message.heads, strict=False):
             fragment.follower.heard(sender, head, message.confirmed, now)
             if message.confirmed and head.weight > fragment.chain.head.weight:
                 moved.append(fragment)
@@ -232,8 +235,11 @@ class Core:
     # --- messages ------------------------------------------------------------------------------------
 
     def _on_message(self, event: ev.MessageReceived, now: float) -> None:
-        self._shared.view.touched(event.sender, now)
         message = event.message
+        if event.sender == self._shared.me:
+            self._refuse(event.sender, None, "our-own-name")
+            return
+        self._shared.view.touched(event.sender, now)
         index = getattr(message, "fragment", 0)
         group = getattr(message, "group", WHOLE_RUN)
         if index >= len(self.fragments) or group != WHOLE_RUN:
@@ -277,8 +283,9 @@ class Core:
 
     def _on_vote_refused(self, sender: str, message: msg.VoteRefused, now: float) -> None:
         fragment = self.fragments[message.fragment]
-        if message.head is not None:
-            fragment.follower.heard(sender, message.head, True, now)
+        progress = self._shared.view.progress(sender)
+        if message.head is not None and progress is not None:
+            fragment.follower.heard(sender, message.head, progress.confirmed, now)
         fragment.office.on_refused(sender, message, now)
         fragment.poll(now)
 

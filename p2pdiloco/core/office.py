@@ -30,6 +30,9 @@ from p2pdiloco.core.ranking import ranking
 from p2pdiloco.core.shared import Shared
 from p2pdiloco.core.types import Certificate, Vote, VoteBody
 
+MAX_TERM_LEAP = 1000
+"""What one peer says moves our idea of the newest term by at most so much: terms are numbers that end."""
+
 
 class OfficeState(Enum):
     """Where this member stands towards the office."""
@@ -89,6 +92,8 @@ class Office:
         self._suspected = ""
         self._asked_s = -1e18
         self._next_check_s = -1e18
+        self._stand_due_s: float | None = None
+        """When our turn to stand comes, as the last look had it."""
         self._rank_of: tuple[int, tuple[str, ...]] = (0, ())
         self._rank = 0
         self.busy: Callable[[], bool] = lambda: False
@@ -154,9 +159,7 @@ class Office:
         """When to look again."""
         if self.state is OfficeState.CANDIDATE:
             return self._gives_up_s
-        if self._open_since_s is not None and self._shared.confirmed and self._shared.stands:
-            return max(self._not_before_s, self._stand_at_s(self._open_since_s))
-        return None
+        return self._stand_due_s
 
     # --- what happens --------------------------------------------------------------------------------
 
@@ -182,6 +185,7 @@ class Office:
         if self.holding and self.term_over():
             self.lay_down(f"term {self.term} is over")
         self._void_if_outgrown(now)
+        self._stand_due_s = None
         if self.state is OfficeState.CANDIDATE:
             if now >= self._gives_up_s:
                 self._lose(now, f"no majority in time for term {self._candidate_term}")
@@ -198,7 +202,8 @@ class Office:
         shared = self._shared
         if not (shared.confirmed and shared.stands) or shared.leaving:
             return
-        if now >= max(self._not_before_s, self._stand_at_s(now)):
+        self._stand_due_s = max(self._not_before_s, self._stand_at_s(now))
+        if now >= self._stand_due_s:
             self._stand(now, reason)
 
     def _void_if_outgrown(self, now: float) -> None:
@@ -284,6 +289,7 @@ class Office:
         timing = self._shared.timing
         self._not_before_s = now + timing.stagger_s * (1 + 2 * self._shared.rng.random())
         self._open_since_s = now
+        self._stand_due_s = self._not_before_s
         self._shared.out.record(
             "election", self._fragment, f"not elected: {reason}", term=self._candidate_term
         )
@@ -293,11 +299,11 @@ class Office:
     def on_vote_request(self, sender: str, request: VoteRequest, now: float) -> None:
         """Give our vote, or say why not."""
         shared = self._shared
-        self._seen_term = max(self._seen_term, min(request.term - 1, self._seen_term + 1000))
+        self._seen_term = max(self._seen_term, min(request.term - 1, self._seen_term + MAX_TERM_LEAP))
         refusal = self._why_no_vote(sender, request, now)
         if refusal:
             # Its own vote of that term is gone: standing in it ourselves would only cross its path again.
-            self._seen_term = max(self._seen_term, min(request.term, self._seen_term + 1000))
+            self._seen_term = max(self._seen_term, min(request.term, self._seen_term + MAX_TERM_LEAP))
         shared.out.record(
             "vote", self._fragment, refusal or f"given: {request.reason}", candidate=sender, term=request.term
         )
@@ -327,6 +333,8 @@ class Office:
             return "we are catching up ourselves"
         if progress is None or not progress.confirmed:
             return "not a confirmed member"
+        if request.term > self._seen_term + 1:
+            return f"term {request.term} is far ahead of ours"
         if request.term <= self.term:
             return f"term {self.term} is certified already"
         if request.term < self._voted_term or (
@@ -395,7 +403,7 @@ class Office:
 
     def on_refused(self, sender: str, refused: VoteRefused, now: float) -> None:
         """A voter said no; learn what it knows."""
-        self._seen_term = max(self._seen_term, min(refused.known_term, self._seen_term + 1000))
+        self._seen_term = max(self._seen_term, min(refused.known_term, self._seen_term + MAX_TERM_LEAP))
         if self.state is not OfficeState.CANDIDATE or refused.term != self._candidate_term:
             return
         self._refused.add(sender)

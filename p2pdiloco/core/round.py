@@ -270,8 +270,8 @@ class Round:
             return
         number = self._chain.head.number + 1
         fresh = any(held.starts_round for held in ready)
-        waited = now - min(held.arrived_s for held in ready)
-        if not fresh and self._missing(now) and waited < self._hold_s(now):
+        waits_until_s = min(held.arrived_s for held in ready) + self._hold_s(now)
+        if not fresh and self._missing(now) and now < waits_until_s:
             return
         shared, config = self._shared, self._shared.config
         self._quorum_s.add(now - self._first_in_s)

@@ -15,6 +15,8 @@ from p2pdiloco.core.config import Timing
 from p2pdiloco.core.messages import Progress
 
 MAX_KNOWN = 4096
+MAX_STEP_S = 3600.0
+"""An inner step that is said to be longer (or infinite) counts in no average."""
 
 
 class Member:
@@ -157,5 +159,5 @@ class View:
         """The median inner step time of the live learners (own included when positive), 0 if none."""
         times = [own_step_s] if own_step_s > 0 else []
         times += [p.step_time_s for peer in self.live_learners(now) if (p := self.progress(peer)) is not None]
-        positive = [t for t in times if t > 0]
+        positive = [t for t in times if 0 < t <= MAX_STEP_S]
         return median(positive) if positive else 0.0
