@@ -1,0 +1,280 @@
+"""Rounds, one test per claim: quorum, grace window, closing call, late work, publishing (design 5.2)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from kit import Solo, certificate, child, config, contribution, found, reasons, sent
+
+from p2pdiloco.core import effects as ef
+from p2pdiloco.core import events as ev
+from p2pdiloco.core import messages as msg
+from p2pdiloco.core.round import RoundState
+from p2pdiloco.core.types import NEVER, Stamp
+
+
+def syncer(peers: tuple[str, ...] = ("p1", "p2"), timing: dict[str, float] | None = None, **run: Any) -> Solo:
+    """We are the syncer; our own learner does not run unless the test starts it."""
+    solo = Solo(config(timing=timing, **run), peers)
+    solo.take_office()
+    return solo
+
+
+def one_round(solo: Solo, *learners: str, number: int = 1) -> list[ef.Effect]:
+    """A version that merges these learners' next contributions."""
+    effects: list[ef.Effect] = []
+    for index, learner in enumerate(learners):
+        mark = solo.fragment.chain.watermark(learner)
+        stamp = Stamp(1, mark.sequence + 1)
+        effects += solo.offer(learner, 10 * number + index, stamp=stamp, after=mark)
+    effects += solo.wait(1.0)
+    return effects + solo.merged(found(effects, ef.Merge)[0])
+
+
+def test_quorum_of_k_starts_closing() -> None:
+    solo = syncer()
+    assert not reasons(solo.offer("p1", 1), "closing")
+    assert solo.fragment.words(solo.now) == "waiting: 1 of 2 contributions"
+    assert reasons(solo.offer("p2", 2), "closing") == ["quorum 2, 0 called"]
+
+
+def test_effective_quorum_never_exceeds_the_live_learners() -> None:
+    solo = syncer(quorum=3)
+    solo.offer("p1", 1)
+    assert solo.fragment.words(solo.now) == "waiting: 1 of 2 contributions"
+    solo.hear("p2", learning=False)
+    effects = solo.wait(0.1, silent=("p1", "p2"))
+    assert found(effects, ef.Merge)[0].inputs[0].contributor.learner == "p1"
+
+
+def test_grace_window_is_a_share_of_the_slack() -> None:
+    solo = syncer(peers=("p1", "p2", "p3"))
+    solo.offer("p1", 1)
+    solo.now += 0.06  # time to quorum; slack = 2 x 0.1 s - 0.06 s
+    closing = [r for r in found(solo.offer("p2", 2), ef.Record) if r.kind == "closing"]
+    assert dict(closing[0].fields)["grace_s"] == pytest.approx(0.5 * (2 * 0.1 - 0.06))
+
+
+def test_grace_window_is_capped() -> None:
+    solo = syncer(peers=("p1", "p2", "p3"), grace_cap_s=0.01)
+    solo.offer("p1", 1)
+    call = sent(solo.offer("p2", 2), msg.Closing, to="p3")[0]
+    assert call.closes_in_s == pytest.approx(0.01)
+
+
+def test_no_slack_no_grace() -> None:
+    solo = syncer(peers=("p1", "p2", "p3"))
+    solo.offer("p1", 1)
+    solo.now += 1.0
+    effects = solo.offer("p2", 2)
+    assert reasons(effects, "closing") == ["quorum 2, 1 called"]
+    assert len(found(effects, ef.Merge)[0].inputs) == 2, "closes at once, without p3"
+
+
+def test_the_round_closes_when_the_grace_window_ends() -> None:
+    solo = syncer(peers=("p1", "p2", "p3"))
+    solo.offer("p1", 1)
+    solo.offer("p2", 2)
+    assert not found(solo.wait(0.09), ef.Merge)
+    assert found(solo.wait(0.02), ef.Merge)
+
+
+def test_the_closing_call_goes_to_those_who_have_not_contributed() -> None:
+    solo = syncer(peers=("p1", "p2", "p3", "p4"))
+    solo.learn()
+    solo.offer("p1", 1)
+    # p3's payload is on its way already: nobody needs to call it.
+    solo.feed(ev.ContributionOffered(3, "p3", contribution("p3", solo.head)))
+    effects = solo.offer("p2", 2)
+    calls = [send.peer for send in found(effects, ef.Send) if isinstance(send.message, msg.Closing)]
+    assert calls == ["p4"]
+    assert found(effects, ef.RequestFragment) == [ef.RequestFragment(0)], "our own learner is asked too"
+
+
+def test_whoever_answers_the_call_is_in_and_nobody_is_waited_for_after_that() -> None:
+    solo = syncer(peers=("p1", "p2", "p3", "p4"))
+    solo.offer("p1", 1)
+    solo.offer("p2", 2)
+    assert not found(solo.message("p4", msg.Pass("all", 0, 1, 1, "no step")), ef.Merge)
+    merge = found(solo.offer("p3", 3, due=False, tokens=10, inner_steps=1), ef.Merge)[0]
+    assert [part.contributor.learner for part in merge.inputs] == ["p1", "p2", "p3"]
+
+
+def test_a_called_learner_sends_what_it_has_or_passes() -> None:
+    solo = Solo()
+    solo.learn()
+    solo.elect("p1")
+    call = msg.Closing("all", 0, 1, 1, 0.1)
+    assert found(solo.message("p1", call), ef.RequestFragment)
+    assert sent(solo.feed(ev.NothingToContribute(0)), msg.Pass, to="p1")[0].number == 1
+    assert found(solo.message("p1", call), ef.RequestFragment)
+    offer = found(solo.ready(due=False, steps=2), ef.OfferContribution)[0]
+    assert (offer.peer, offer.signed.header.due, offer.signed.header.tokens) == ("p1", False, 20)
+    assert sent(solo.message("p2", call), msg.Pass, to="p2"), "only the syncer may call"
+
+
+def test_a_late_closing_call_is_ignored() -> None:
+    solo = Solo()
+    solo.learn()
+    solo.elect("p1")
+    solo.announce(child(solo.fragment.chain.header))
+    assert not found(solo.message("p1", msg.Closing("all", 0, 1, 1, 0.1)), ef.RequestFragment)
+
+
+def test_late_work_is_held_for_the_next_round_and_starts_none_by_itself() -> None:
+    solo = syncer(peers=("p1", "p2", "p3"), quorum=1)
+    merge = found(solo.offer("p1", 1) + solo.wait(1.0), ef.Merge)[0]
+    late = solo.offer("p2", 2)
+    assert [(a.accepted, a.reason) for a in found(late, ef.AnswerTransfer)] == [(True, "held")]
+    effects = solo.merged(merge) + solo.wait(1.0)
+    assert solo.head.number == 1 and not reasons(effects, "closing"), "p2 alone starts nothing"
+    effects = solo.offer("p1", 3, stamp=Stamp(1, 2), after=Stamp(1, 1)) + solo.wait(0.5)
+    assert [p.contributor.learner for p in found(effects, ef.Merge)[0].inputs] == ["p1", "p2"]
+
+
+def test_late_work_does_not_wait_for_ever() -> None:
+    solo = syncer(peers=("p1", "p2", "p3"), quorum=1)
+    merge = found(solo.offer("p1", 1) + solo.wait(1.0), ef.Merge)[0]
+    solo.offer("p2", 2)
+    solo.merged(merge)
+    assert found(solo.wait(solo.config.timing.hold_floor_s + 0.5), ef.Merge)
+
+
+def test_an_old_base_starts_no_round_but_is_merged() -> None:
+    solo = syncer(peers=("p1", "p2", "p3"), quorum=1)
+    old = solo.head
+    one_round(solo, "p1")
+    signed = contribution("p2", old)
+    solo.feed(ev.ContributionOffered(9, "p2", signed))
+    assert not reasons(solo.feed(ev.ContributionReceived(9, 109)), "closing")
+    effects = solo.offer("p3", 10) + solo.wait(0.5)
+    assert [p.contributor.learner for p in found(effects, ef.Merge)[0].inputs] == ["p2", "p3"]
+
+
+def test_contributions_are_merged_in_one_order_whatever_order_they_came_in() -> None:
+    solo = syncer(peers=("p1", "p2", "p3"))
+    effects = [e for i, learner in enumerate(("p3", "p1", "p2")) for e in solo.offer(learner, i)]
+    assert [p.contributor.learner for p in found(effects, ef.Merge)[0].inputs] == ["p1", "p2", "p3"]
+
+
+def test_a_version_is_durable_before_anybody_hears_of_it() -> None:
+    solo = syncer()
+    merge = found(solo.offer("p1", 1) + solo.offer("p2", 2) + solo.wait(0.5), ef.Merge)[0]
+    solo.slow_disk = True
+    effects = solo.merged(merge) + solo.wait(1.0)
+    assert isinstance(found(effects, ef.Persist)[0].record, ef.UpdateRecord)
+    assert not found(effects, ef.CommitVersion) and not sent(effects, msg.Announce)
+    assert all(p.heads[0].number == 0 for p in sent(effects, msg.Progress)), "nor by heartbeat"
+    effects = solo.write()
+    assert found(effects, ef.CommitVersion)[0].version == sent(effects, msg.Announce, to="p1")[0].version
+    assert solo.head.number == 1 and solo.head.tokens == 80
+
+
+def test_a_full_disk_costs_the_office_and_no_contribution() -> None:
+    solo = syncer()
+    merge = found(solo.offer("p1", 1) + solo.offer("p2", 2) + solo.wait(0.5), ef.Merge)[0]
+    solo.slow_disk = True
+    solo.merged(merge)
+    effects = solo.feed(ev.PersistFailed(solo.writing.pop().token, "disk full"))
+    assert not solo.fragment.office.holding and solo.head.number == 0
+    released = {e.ticket for e in found(effects, ef.Release)}
+    assert released == {101, 102, 501} and found(effects, ef.DropSpare)
+
+
+def test_a_failed_merge_opens_the_office() -> None:
+    solo = syncer()
+    merge = found(solo.offer("p1", 1) + solo.offer("p2", 2) + solo.wait(0.5), ef.Merge)[0]
+    solo.feed(ev.MergeFailed(0, merge.term, merge.number, "out of memory"))
+    assert not solo.fragment.office.holding and solo.fragment.round.state is RoundState.IDLE
+
+
+def test_a_merge_that_the_world_moved_past_is_dropped() -> None:
+    solo = syncer()
+    merge = found(solo.offer("p1", 1) + solo.offer("p2", 2) + solo.wait(0.5), ef.Merge)[0]
+    solo.message("p1", msg.Elected(certificate("p1", ("p1", "p2"), term=9)))
+    effects = solo.merged(merge)
+    assert found(effects, ef.DropSpare) and ef.Release(501) in effects
+    assert not found(effects, ef.Persist) and solo.head.number == 0
+
+
+@pytest.mark.parametrize(
+    ("reason", "odd"),
+    [
+        ("bad-signature", {"tokens": 30}),
+        ("wrong-codec", {"codec": "fp8"}),
+        ("wrong-size", {"payload_bytes": 1001}),
+        ("wrong-size", {"payload_bytes": 0}),
+        ("implausible-tokens", {"tokens": 41}),
+        ("implausible-tokens", {"tokens": 0}),
+        ("implausible-tokens", {"tokens": 1 << 60, "inner_steps": 1 << 58}),
+        ("other-run", {"run": "other"}),
+        ("unknown-fragment", {"fragment": 7}),
+        ("unknown-fragment", {"group": "half"}),
+        ("behind", {"base_number": 1}),
+        ("unknown-base", {"base_digest": bytes(32)}),
+        ("behind", {"after": Stamp(1, 1), "stamp": Stamp(1, 2)}),
+        ("already-merged", {"stamp": NEVER}),
+    ],
+)
+def test_what_is_refused_on_sight_of_the_header(reason: str, odd: dict[str, Any]) -> None:
+    solo = syncer()
+    signed = contribution("p1", solo.head, **odd)
+    if reason == "bad-signature":
+        signed = type(signed)(signed.header, contribution("p1", solo.head).signature)
+    effects = solo.feed(ev.ContributionOffered(1, "p1", signed))
+    refusal = found(effects, ef.RefuseTransfer)[0]
+    assert refusal.reason == reason and not found(effects, ef.AcceptTransfer)
+    fault = reason not in ("behind", "unknown-base", "already-merged")
+    assert refusal.counted == fault and (reasons(effects, "refusal") == [reason]) == fault
+
+
+def test_nobody_contributes_in_anothers_name() -> None:
+    solo = syncer()
+    effects = solo.feed(ev.ContributionOffered(1, "p1", contribution("p2", solo.head)))
+    assert [(r.reason, r.counted) for r in found(effects, ef.RefuseTransfer)] == [("false-learner", True)]
+
+
+def test_a_contribution_is_admitted_once() -> None:
+    solo = syncer()
+    first = contribution("p1", solo.head)
+    assert found(solo.feed(ev.ContributionOffered(1, "p1", first)), ef.AcceptTransfer)
+    again = found(solo.feed(ev.ContributionOffered(2, "p1", first)), ef.RefuseTransfer)[0]
+    assert again.reason == "in-transfer"
+    solo.feed(ev.ContributionReceived(1, 101))
+    again = found(solo.feed(ev.ContributionOffered(3, "p1", first)), ef.RefuseTransfer)[0]
+    assert again.reason == "already-held"
+    solo.merged(found(solo.offer("p2", 4), ef.Merge)[0])
+    again = found(solo.feed(ev.ContributionOffered(5, "p1", first)), ef.RefuseTransfer)[0]
+    assert again.reason == "already-merged"
+
+
+def test_a_base_too_old_is_refused_and_the_learner_labels_it_anew() -> None:
+    solo = syncer(quorum=1)
+    old = solo.head
+    for number in range(1, 5):
+        one_round(solo, "p1", "p2", number=number)
+        if not solo.fragment.office.holding:
+            break
+    assert solo.head.number == 4 > solo.config.max_base_age_versions
+    solo.take_office()
+    stamp, after = Stamp(1, 5), solo.fragment.chain.watermark("p1")
+    signed = contribution("p1", old, stamp, after=after)
+    refusal = found(solo.feed(ev.ContributionOffered(90, "p1", signed)), ef.RefuseTransfer)[0]
+    assert refusal.reason == "stale-base" and not refusal.counted
+
+
+def test_the_learners_side_of_a_refused_base() -> None:
+    solo = Solo()
+    solo.learn()
+    solo.elect("p1")
+    signed = found(solo.ready(), ef.OfferContribution)[0].signed
+    solo.announce(child(solo.fragment.chain.header))
+    assert solo.head.number == 1 and signed.header.base_number == 0
+    solo.feed(ev.ContributionAnswered(0, signed.header.stamp, "p1", False, "stale-base", solo.head))
+    again = found(solo.wait(1.0), ef.OfferContribution)[0].signed
+    assert (again.header.base_number, again.header.base_digest) == (1, solo.head.digest)
+    assert (again.header.stamp, again.header.payload_digest) == (
+        signed.header.stamp,
+        signed.header.payload_digest,
+    )
