@@ -15,10 +15,8 @@ import time
 from pathlib import Path
 
 import msgspec
-from benchkit import arguments, diary, finish, of_kind, spread, table
+from benchkit import NEVER, arguments, diary, events_of, finish, of_kind, running_swarm, spread, table
 
-from p2pdiloco.cli.local_swarm import Swarm
-from p2pdiloco.config.loader import render_toml
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.presets import for_run
 from p2pdiloco.learner.channel import BaseRef, LearnerOptions, Ready, Status
@@ -82,15 +80,11 @@ async def alone(manifest: Manifest, learners: int, seconds: float, folder: Path)
 
 def in_swarm(manifest: Manifest, nodes: int, seconds: float, folder: Path) -> list[Rate]:
     """The same learners inside a real swarm."""
-    run_file = folder / "run.toml"
-    run_file.write_text(render_toml(manifest))
-    options = ["--threads", "1", "--eval-every-s", "100000", "--checkpoint-every-s", "100000"]
-    with Swarm(folder, run_file, nodes, options) as swarm:
-        swarm.wait_training()
+    with running_swarm(folder, manifest, nodes, *NEVER) as swarm:
         time.sleep(seconds)
         found = []
         for node in swarm.nodes:
-            lines = of_kind(diary(node.events), "progress")
+            lines = of_kind(diary(events_of(node)), "progress")
             found.append(
                 rate([(p["inner_step"], p["cpu_s"], p["step_time_s"], p["longest_gap_s"]) for p in lines])
             )

@@ -16,10 +16,20 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchkit import Line, arguments, finish, of_kind, spread, table
+from benchkit import (
+    Line,
+    arguments,
+    diary,
+    events_of,
+    finish,
+    of_kind,
+    running_swarm,
+    spread,
+    table,
+    wait_until,
+)
 
-from p2pdiloco.cli.local_swarm import Process, Swarm, wait_until
-from p2pdiloco.config.loader import render_toml
+from p2pdiloco.cli.demo_swarm import Member, Swarm
 from p2pdiloco.config.presets import for_run
 
 QUIET_S = 6.0
@@ -37,7 +47,7 @@ class Watch:
     def read(self) -> None:
         """Take in what was written since."""
         for node in self._swarm.nodes:
-            self.lines.setdefault(node.name, []).extend(node.new_lines())
+            self.lines[node.name] = diary(events_of(node))
 
     def offices(self) -> dict[int, str]:
         """Fragment -> name of the node that made its newest version."""
@@ -74,7 +84,7 @@ def one_kill(swarm: Swarm, watch: Watch, figures: dict[str, list[float]]) -> Non
         after = watch.published(victim.name)
         return all(any(at > killed_s for at, _ in after.get(f, [])) for f in theirs)
 
-    wait_until(resumed, PATIENCE_S, "the victim's fragments to go on")
+    wait_until(resumed, PATIENCE_S)
     time.sleep(max(0.0, killed_s + AFTER_S - time.monotonic()))
     watch.read()
     published = watch.published(victim.name)
@@ -86,14 +96,16 @@ def one_kill(swarm: Swarm, watch: Watch, figures: dict[str, list[float]]) -> Non
         after = [at for at, _ in times if killed_s - 1 < at <= killed_s + AFTER_S]
         figures["others_quiet_s"] += [b - a for a, b in itertools.pairwise(quiet)]
         figures["others_after_kill_s"] += [b - a for a, b in itertools.pairwise(after)]
-    for node in swarm.living():
+    for node in swarm.nodes:
+        if not node.alive:
+            continue
         for line in of_kind(watch.lines[node.name], "progress"):
             if killed_s - 1 < line["mono"] < killed_s + AFTER_S:
                 figures["gap_in_steps"].append(line["longest_gap_s"] / line["step_time_s"])
     bring_back(swarm, watch, victim, figures)
 
 
-def bring_back(swarm: Swarm, watch: Watch, victim: Process, figures: dict[str, list[float]]) -> None:
+def bring_back(swarm: Swarm, watch: Watch, victim: Member, figures: dict[str, list[float]]) -> None:
     """Relaunch; wait until somebody's version counts its work again."""
     relaunched_s = time.monotonic()
     victim.start()
@@ -103,7 +115,7 @@ def bring_back(swarm: Swarm, watch: Watch, victim: Process, figures: dict[str, l
         lines = of_kind(watch.lines[victim.name], "contribution")
         return [x["mono"] for x in lines if x["mono"] > relaunched_s and x["reason"] == "merged"]
 
-    wait_until(lambda: bool(merged()), PATIENCE_S * 2, f"{victim.name} to contribute again")
+    wait_until(lambda: bool(merged()), PATIENCE_S * 2)
     figures["t_back_s"].append(min(merged()) - relaunched_s)
 
 
@@ -117,12 +129,8 @@ def main() -> None:
     names = ("t_resume_s", "t_back_s", "others_quiet_s", "others_after_kill_s", "gap_in_steps")
     figures: dict[str, list[float]] = {name: [] for name in names}
     with tempfile.TemporaryDirectory(prefix="p2pdiloco-bench-") as text:
-        folder = Path(text)
-        run_file = folder / "run.toml"
-        run_file.write_text(render_toml(for_run(args.preset, "bench-recovery")))
-        options = ["--threads", "1", "--eval-every-s", "100000", "--checkpoint-every-s", "30"]
-        with Swarm(folder, run_file, args.nodes, options) as swarm:
-            swarm.wait_training()
+        manifest = for_run(args.preset, "bench-recovery")
+        with running_swarm(Path(text), manifest, args.nodes, "--eval-every-s", "100000") as swarm:
             watch = Watch(swarm)
             for index in range(args.kills):
                 one_kill(swarm, watch, figures)

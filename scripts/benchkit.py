@@ -7,11 +7,53 @@ import json
 import os
 import platform
 import statistics
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from p2pdiloco.cli.demo_swarm import Member, Swarm
+from p2pdiloco.config.loader import render_toml
+from p2pdiloco.config.manifest import Manifest
+
 Line = dict[str, Any]
+START_TIMEOUT_S = 90.0
+NEVER = ("--eval-every-s", "100000", "--checkpoint-every-s", "100000")
+
+
+@contextmanager
+def running_swarm(folder: Path, manifest: Manifest, nodes: int, *flags: str) -> Iterator[Swarm]:
+    """A bootstrap and training nodes on loopback, ended whatever happens; of a flag the last one wins."""
+    run_file = folder / "run.toml"
+    run_file.write_text(render_toml(manifest))
+    swarm = Swarm(folder, run_file, nodes)
+    try:
+        address = swarm.start_bootstrap(time.sleep)
+        for node in swarm.nodes:
+            node.arguments += flags
+        swarm.start_nodes(address)
+        for node in swarm.nodes:
+            wait_until(lambda node=node: bool(of_kind(diary(events_of(node)), "progress")), START_TIMEOUT_S)
+            swarm.watch()
+        yield swarm
+    finally:
+        swarm.leave(time.sleep)
+        swarm.end()
+
+
+def events_of(node: Member) -> Path:
+    """A node's diary."""
+    return node.data_dir / "events.jsonl"
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float) -> None:
+    """Poll a condition. Raises: TimeoutError."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"waited {timeout_s:.0f} s in vain")
+        time.sleep(0.05)
 
 
 def arguments(description: str) -> argparse.ArgumentParser:
