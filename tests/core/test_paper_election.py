@@ -1,0 +1,287 @@
+"""Elections and what a syncer's death costs, one test per claim (design 5.3)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from kit import Solo, branch, certificate, child, config, contribution, found, reasons, saved, sent, vote
+
+from p2pdiloco.core import effects as ef
+from p2pdiloco.core import events as ev
+from p2pdiloco.core import messages as msg
+from p2pdiloco.core.office import MAX_TERM_LEAP, OfficeState
+from p2pdiloco.core.ranking import ranking
+from p2pdiloco.core.types import Head, Stamp
+
+PEERS = ("p1", "p2", "p3", "p4")
+
+
+def request(solo: Solo, candidate: str, term: int = 1, head: Head | None = None) -> list[ef.Effect]:
+    return solo.message(candidate, msg.VoteRequest("all", 0, term, head or solo.head, "open"))
+
+
+def refusal(effects: list[ef.Effect]) -> str:
+    assert not sent(effects, msg.VoteGranted)
+    return sent(effects, msg.VoteRefused)[0].reason
+
+
+def standing(solo: Solo) -> tuple[float, int, list[ef.Effect]]:
+    """Wait until we stand: (seconds waited, the term, effects)."""
+    start = solo.now
+    while solo.fragment.office.state is not OfficeState.CANDIDATE:
+        assert solo.now < start + 10
+        effects = solo.wait(0.01)
+    return solo.now - start, sent(effects, msg.VoteRequest)[0].term, effects
+
+
+def test_one_vote_a_term() -> None:
+    solo = Solo(peers=PEERS)
+    granted = sent(request(solo, "p1", 5), msg.VoteGranted, to="p1")[0]
+    assert granted.vote == vote("me", "p1", 5)
+    assert refusal(request(solo, "p2", 5)) == "our vote of term 5 is given"
+    assert refusal(request(solo, "p2", 4)) == "our vote of term 5 is given"
+    assert sent(request(solo, "p1", 5), msg.VoteGranted, to="p1"), "a lost answer is given again"
+    assert sent(request(solo, "p2", 6), msg.VoteGranted, to="p2")
+
+
+def test_a_vote_is_durable_before_it_is_sent() -> None:
+    solo = Solo(peers=PEERS)
+    solo.slow_disk = True
+    for _ in range(2):  # asked again while the disk is at it: still not a word
+        effects = request(solo, "p1", 5)
+        assert not sent(effects, msg.VoteGranted)
+        assert found(effects, ef.Persist)[0].record == ef.VoteRecord(0, 5, "p1")
+    assert refusal(request(solo, "p2", 5)) == "our vote of term 5 is given", "chosen is chosen"
+    assert sent(solo.write(), msg.VoteGranted, to="p1")
+
+
+def test_a_vote_survives_a_restart() -> None:
+    solo = Solo(peers=PEERS, restored=saved(branch(0), (ef.VoteRecord(0, 5, "p1"),)))
+    assert refusal(request(solo, "p2", 5)) == "our vote of term 5 is given"
+    assert sent(request(solo, "p1", 5), msg.VoteGranted, to="p1")
+
+
+def test_a_vote_that_cannot_be_saved_is_not_sent() -> None:
+    solo = Solo(peers=PEERS)
+    solo.slow_disk = True
+    request(solo, "p1", 5)
+    effects = solo.feed(ev.PersistFailed(solo.writing.pop().token, "disk full"))
+    assert not sent(effects, msg.VoteGranted)
+
+
+def test_our_own_vote_is_durable_before_we_ask() -> None:
+    solo = Solo(peers=PEERS)
+    solo.slow_disk = True
+    effects = solo.wait(5 * solo.config.timing.stagger_s)
+    record = found(effects, ef.Persist)[0].record
+    assert record == ef.VoteRecord(0, 1, "me") and not sent(effects, msg.VoteRequest)
+    assert {s.peer for s in found(solo.write(), ef.Send) if isinstance(s.message, msg.VoteRequest)} == set(
+        PEERS
+    )
+
+
+def test_no_vote_for_a_lighter_candidate() -> None:
+    chain = branch(2)
+    solo = Solo(peers=PEERS, restored=saved(chain))
+    lighter = chain[1].header.head()
+    assert refusal(request(solo, "p1", 5, lighter)) == "our chain is heavier"
+    assert sent(request(solo, "p1", 6, solo.head), msg.VoteGranted)
+
+
+def test_no_vote_while_the_syncer_is_alive() -> None:
+    solo = Solo(peers=PEERS)
+    solo.elect("p1")
+    assert refusal(request(solo, "p2", 2)) == "the syncer in office is alive"
+    solo.wait(solo.config.timing.suspect_s + 1, silent=("p1",))
+    assert sent(request(solo, "p2", solo.fragment.office._next_term()), msg.VoteGranted)
+
+
+def test_a_vote_for_the_holder_itself_who_laid_the_office_down() -> None:
+    solo = Solo(peers=PEERS)
+    solo.elect("p1")
+    assert sent(request(solo, "p1", 2), msg.VoteGranted)
+
+
+def test_no_vote_for_strangers_or_newcomers_or_terms_that_were() -> None:
+    solo = Solo(peers=PEERS)
+    assert refusal(request(solo, "stranger")) == "not a confirmed member"
+    solo.hear("p2", confirmed=False)
+    assert refusal(request(solo, "p2")) == "not a confirmed member"
+    solo.elect("p1", term=4)
+    assert refusal(request(solo, "p1", 4)) == "term 4 is certified already"
+
+
+def test_nobody_can_use_the_terms_up_at_once() -> None:
+    solo = Solo(peers=PEERS)
+    assert "far ahead" in refusal(request(solo, "p1", 1 << 62))
+    assert solo.fragment.office._next_term() <= 3 * MAX_TERM_LEAP
+    # One who was away for long catches up in a few requests.
+    solo = Solo(peers=PEERS)
+    answers = [sent(request(solo, "p1", 2500), msg.VoteGranted) for _ in range(3)]
+    assert answers[-1]
+
+
+def test_the_first_ranked_stands_first_and_each_rank_waits_longer() -> None:
+    waits = {}
+    for term in range(1, 40):
+        solo = Solo(peers=PEERS, restored=saved(branch(0), (ef.VoteRecord(0, term - 1, "p9"),)))
+        rank = ranking("run", "all", 0, term, dict.fromkeys((*PEERS, "me"), 1.0)).index("me")
+        if rank not in waits:
+            waited_s, stood, _ = standing(solo)
+            assert stood == term
+            waits[rank] = waited_s
+    stagger_s = Solo().config.timing.stagger_s
+    assert [waits[r] for r in range(5)] == pytest.approx([r * stagger_s for r in range(5)], abs=0.02)
+
+
+def test_who_cannot_be_reached_does_not_stand_and_is_not_waited_for() -> None:
+    solo = Solo(peers=PEERS, stands=False)
+    waited_s, _, _ = standing(solo)
+    assert waited_s < solo.config.timing.stagger_s
+    solo = Solo(peers=PEERS)
+    solo.core.shared.stands = False
+    assert not sent(solo.wait(5.0), msg.VoteRequest)
+
+
+def test_a_majority_of_votes_puts_us_in_office() -> None:
+    solo = Solo(peers=PEERS)
+    _, term, _ = standing(solo)
+    assert not sent(solo.message("p1", msg.VoteGranted(vote("p1", "me", term))), msg.Elected)
+    assert not sent(solo.message("p1", msg.VoteGranted(vote("p1", "me", term))), msg.Elected), "counted once"
+    effects = solo.message("p2", msg.VoteGranted(vote("p2", "me", term)))
+    proof = sent(effects, msg.Elected, to="p4")[0].certificate
+    assert {v.body.voter for v in proof.votes} == {"me", "p1", "p2"}
+    assert (proof.syncer, proof.term, proof.start_number) == ("me", term, 0)
+
+
+@pytest.mark.parametrize(
+    ("reason", "sender", "made"),
+    [
+        ("vote-of-another", "p2", {"voter": "p1"}),
+        ("vote-for-another", "p1", {"candidate": "p2"}),
+        ("vote-signature", "p1", {"signer": "p2"}),
+        ("", "p1", {"term": 99}),
+        ("", "stranger", {"voter": "stranger"}),
+    ],
+)
+def test_a_false_vote_does_not_count(reason: str, sender: str, made: dict[str, Any]) -> None:
+    solo = Solo(peers=("p1", "p2"))
+    _, term, _ = standing(solo)
+    given = vote(made.get("voter", "p1"), made.get("candidate", "me"), made.get("term", term))
+    if "signer" in made:
+        given = type(given)(given.body, vote("p2", "me", term).signature)
+    effects = solo.message(sender, msg.VoteGranted(given))
+    assert reasons(effects, "refusal") == ([reason] if reason else [])
+    assert not solo.fragment.office.holding
+
+
+@pytest.mark.parametrize(
+    ("reason", "voters", "odd"),
+    [
+        ("certificate-minority", ("p1", "p2"), {}),
+        ("certificate-minority", ("p1", "p2", "x1", "x2"), {}),
+        ("certificate-empty", (), {}),
+        ("certificate-signature", ("p1", "p2", "p3"), {"syncer": "p2"}),
+        ("certificate-signature", ("p1", "p2", "p3"), {"term": 2}),
+    ],
+)
+def test_only_our_own_majority_is_believed(reason: str, voters: tuple[str, ...], odd: dict[str, Any]) -> None:
+    solo = Solo(peers=PEERS)
+    good = certificate("p1", voters)
+    proof = type(good)(good.group, 0, odd.get("term", good.term), odd.get("syncer", "p1"), 0, good.votes)
+    assert reasons(solo.message("p1", msg.Elected(proof)), "refusal") == [reason]
+    assert solo.fragment.office.syncer is None
+    solo.elect("p1")
+    assert solo.fragment.office.syncer == "p1"
+
+
+def test_a_term_ends_after_its_versions_and_the_next_is_elected() -> None:
+    solo = Solo(config(term_versions=2), peers=PEERS)
+    solo.learn()
+    solo.elect("p1")
+    for version in branch(2)[1:]:
+        assert solo.fragment.office.syncer == "p1"
+        solo.announce(version)
+    assert solo.fragment.office.syncer is None and solo.fragment.office.why_open(solo.now) == "term 1 is over"
+    next_first = ranking("run", "all", 0, 2, dict.fromkeys((*PEERS, "me"), 1.0))[0]
+    if next_first == "me":
+        assert standing(solo)[1] == 2
+    else:
+        assert sent(request(solo, next_first, 2), msg.VoteGranted), "though the last syncer is alive"
+
+
+def test_a_holder_whose_term_is_over_stops_by_itself() -> None:
+    solo = Solo(config(term_versions=1))
+    solo.take_office()
+    merge = found(solo.offer("p1", 1) + solo.offer("p2", 2), ef.Merge)[0]
+    effects = solo.merged(merge)
+    assert "laid down: term 1 is over" in reasons(effects, "office")
+    late = contribution("p1", solo.head, Stamp(1, 2), after=Stamp(1, 1))
+    answer = found(solo.feed(ev.ContributionOffered(3, "p1", late)), ef.RefuseTransfer)[0]
+    assert answer.reason == "not-syncer"
+
+
+def test_a_dead_syncers_contribution_goes_to_the_next_one() -> None:
+    solo = Solo(peers=PEERS)
+    solo.learn()
+    solo.elect("p1")
+    first = found(solo.ready(), ef.OfferContribution)[0]
+    solo.feed(ev.ContributionAnswered(0, first.signed.header.stamp, "p1", True, "in round", None))
+    solo.wait(solo.config.timing.suspect_s + 0.1, silent=("p1",))
+    again = found(solo.elect("p2", term=solo.fragment.office._next_term()), ef.OfferContribution)
+    assert [(o.peer, o.ticket) for o in again] == [("p2", first.ticket)]
+    assert again[0].signed.header.stamp == first.signed.header.stamp, "the same one: it cannot count twice"
+
+
+def test_once_merged_never_sent_again() -> None:
+    solo = Solo(peers=PEERS)
+    solo.learn()
+    solo.elect("p1")
+    offer = found(solo.ready(), ef.OfferContribution)[0]
+    # The syncer merged it, but its answer was lost on the way.
+    effects = solo.announce(child(solo.fragment.chain.header, learners=("me",)))
+    commit = found(effects, ef.CommitVersion)[0]
+    assert (commit.merged_ticket, commit.after) == (offer.ticket, Stamp(1, 1))
+    assert solo.fragment.own.idle
+    assert not found(solo.elect("p2", term=2, start=1) + solo.wait(1.0), ef.OfferContribution)
+
+
+def test_a_slow_syncer_is_suspected() -> None:
+    solo = Solo(peers=PEERS)
+    solo.learn()
+    solo.elect("p1")
+    offer = found(solo.ready(), ef.OfferContribution)[0]
+    solo.feed(ev.ContributionAnswered(0, offer.signed.header.stamp, "p1", True, "in round", None))
+    effects = solo.wait(30.0)
+    assert reasons(effects, "suspicion")[0].startswith("no version for ")
+    assert sent(effects, msg.VoteRequest)
+
+
+def test_one_who_says_it_is_not_in_office_is_believed_the_second_time() -> None:
+    solo = Solo(peers=PEERS)
+    solo.learn()
+    solo.elect("p1")
+    offers = found(solo.ready(), ef.OfferContribution)
+    for _ in range(2):
+        stamp = offers[0].signed.header.stamp
+        effects = solo.feed(ev.ContributionAnswered(0, stamp, "p1", False, "not-syncer", solo.head))
+        effects += solo.wait(0.5)
+        offers = found(effects, ef.OfferContribution)
+    assert reasons(effects, "suspicion") == ["the syncer says that it is not in office"]
+
+
+def test_a_lost_candidacy_waits_before_the_next() -> None:
+    solo = Solo(peers=PEERS)
+    _, term, _ = standing(solo)
+    effects = solo.wait(solo.config.timing.election_timeout_s + 0.1)
+    assert any("no majority in time" in r for r in reasons(effects, "election"))
+    assert standing(solo)[1] > term
+
+
+def test_members_who_come_make_an_old_certificate_void() -> None:
+    solo = Solo(peers=("p1", "p2"))
+    solo.elect("p1")
+    solo.peers = PEERS
+    effects = [e for peer in ("p3", "p4") for e in solo.hear(peer)] + solo.wait(1.0)
+    assert solo.fragment.office.syncer is None and reasons(effects, "office")

@@ -1,0 +1,354 @@
+"""Newcomers, genesis, forks, leaving and the view, one test per claim (design 5.1, 5.4, 5.6)."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from kit import Solo, branch, child, config, found, genesis, progress, reasons, saved, sent
+
+from p2pdiloco.core import effects as ef
+from p2pdiloco.core import events as ev
+from p2pdiloco.core import messages as msg
+from p2pdiloco.core.config import Timing
+from p2pdiloco.core.types import NEVER, Stamp, Watermark
+from p2pdiloco.core.view import View
+
+FAR = branch(9)
+"""Nine versions: more than the update log keeps."""
+
+
+def newcomer(versions: int = 2) -> Solo:
+    """We have version 0; two confirmed peers hold a later one."""
+    return Solo(heads=(FAR[versions].header.head(),))
+
+
+def serve(solo: Solo, effects: list[ef.Effect]) -> list[ef.Effect]:
+    """Give everything that is asked for, from the chain `FAR`; all effects that came of it."""
+    done = []
+    while effects:
+        done += effects
+        asked, effects = effects, []
+        for pull in found(asked, ef.FetchUpdate):
+            effects += solo.feed(ev.UpdateFetched(0, pull.peer, FAR[pull.number], pull.number))
+        for job in found(asked, ef.ApplyUpdate):
+            state = FAR[job.number].header.state_digest
+            effects += solo.feed(ev.UpdateApplied(0, job.number, job.ticket, state))
+        for copy in found(asked, ef.FetchState):
+            marks = (Watermark("p1", Stamp(1, copy.number), copy.number),)
+            effects += solo.feed(ev.StateFetched(0, copy.peer, FAR[copy.number], marks))
+    return done
+
+
+# --- newcomers ------------------------------------------------------------------------------------------
+
+
+def test_a_newcomer_neither_votes_nor_stands_nor_serves_until_it_holds_what_peers_hold() -> None:
+    solo = newcomer()
+    pulls = solo.greeting
+    assert not solo.core.confirmed and not solo.core.may_serve
+    refused = sent(
+        solo.message("p1", msg.VoteRequest("all", 0, 1, FAR[2].header.head(), "")), msg.VoteRefused
+    )
+    assert refused[0].reason == "we are catching up ourselves" and refused[0].head is None
+    assert not sent(solo.wait(5.0), msg.VoteRequest)
+    assert not any(p.confirmed for p in sent(solo.wait(1.0), msg.Progress))
+    effects = serve(solo, pulls)
+    assert solo.core.confirmed and solo.core.may_serve and solo.head.number == 2
+    assert reasons(effects, "join")[-1] == "full member: every fragment's version is confirmed by peers"
+    assert all(p.confirmed for p in sent(solo.wait(1.0), msg.Progress))
+
+
+def test_one_that_is_just_as_new_confirms_nothing() -> None:
+    solo = Solo(confirmed=False)
+    solo.wait(60.0)
+    assert not solo.core.confirmed
+
+
+def test_a_few_missed_versions_are_replayed_and_many_are_copied() -> None:
+    effects = serve(few := newcomer(3), few.greeting)
+    assert few.head.number == 3 and not found(effects, ef.FetchState)
+    assert [c.update for c in found(effects, ef.CommitVersion)] == [1, 2, 3]
+    effects = serve(many := newcomer(9), many.greeting)
+    assert many.head.number == 9 and not found(effects, ef.FetchUpdate)
+    assert found(effects, ef.CommitVersion)[0].update is None
+    assert many.fragment.chain.watermark("p1") == Stamp(1, 9), "the donor's watermarks come with it"
+
+
+def test_a_holder_that_does_not_deliver_is_not_the_only_one_asked() -> None:
+    solo = newcomer()
+    first = found(solo.greeting, ef.FetchUpdate)[0]
+    effects = solo.feed(ev.FetchFailed(0, 1, first.peer, "unreachable")) + solo.wait(0.4)
+    assert found(effects, ef.FetchUpdate)[0].peer != first.peer
+
+
+def test_an_update_that_is_gone_is_copied_instead() -> None:
+    solo = newcomer()
+    peer = found(solo.greeting, ef.FetchUpdate)[0].peer
+    effects = solo.feed(ev.FetchFailed(0, 1, peer, "gone")) + solo.wait(1.0)
+    assert found(effects, ef.FetchState)[0].number == 2
+
+
+def test_an_outer_step_with_another_digest_is_dropped_and_the_state_copied() -> None:
+    solo = newcomer()
+    pull = found(solo.greeting, ef.FetchUpdate)[0]
+    solo.feed(ev.UpdateFetched(0, pull.peer, FAR[1], 7))
+    effects = solo.feed(ev.UpdateApplied(0, 1, 7, bytes(32)))
+    assert found(effects, ef.DropSpare) and ef.Release(7) in effects and solo.head.number == 0
+    assert reasons(effects, "refusal") == ["digest-differs"]
+    assert found(solo.wait(1.0), ef.FetchState)
+
+
+@pytest.mark.parametrize(
+    ("reason", "odd"),
+    [
+        ("wrong-fragment", {"run": "other"}),
+        ("wrong-fragment", {"codec": "fp8"}),
+        ("false-tokens", {"tokens": 4000}),
+        ("false-tokens", {"contributors": (), "tokens": 0}),
+    ],
+)
+def test_a_false_update_is_refused(reason: str, odd: dict[str, object]) -> None:
+    solo = newcomer()
+    pull = found(solo.greeting, ef.FetchUpdate)[0]
+    effects = solo.feed(ev.UpdateFetched(0, pull.peer, child(genesis(0).header, **odd), 7))
+    assert reasons(effects, "refusal") == [reason]
+    assert ef.Release(7) in effects and not found(effects, ef.ApplyUpdate)
+
+
+def test_an_update_that_another_signed_is_refused() -> None:
+    solo = newcomer()
+    pull = found(solo.greeting, ef.FetchUpdate)[0]
+    forged = type(FAR[1])(FAR[1].header, child(genesis(0).header, "p2").signature)
+    assert reasons(solo.feed(ev.UpdateFetched(0, pull.peer, forged, 7)), "refusal") == ["version-signature"]
+
+
+# --- genesis and restart --------------------------------------------------------------------------------
+
+
+def test_without_genesis_or_saved_state_nobody_starts_alone() -> None:
+    solo = Solo(peers=())
+    solo.wait(300.0)
+    assert not solo.core.confirmed
+
+
+def test_genesis_starts_the_run_when_nobody_is_listed() -> None:
+    solo = Solo(peers=(), genesis=True)
+    assert solo.core.confirmed and reasons(solo.greeting, "join") == ["full member: starts the run"]
+
+
+def test_genesis_listens_first_when_somebody_is_listed() -> None:
+    solo = Solo(peers=("ghost",), genesis=True, confirmed=False)
+    assert not solo.core.confirmed
+    solo.wait(solo.config.timing.genesis_wait_s - 0.5)
+    assert not solo.core.confirmed
+    solo.wait(1.0)
+    assert solo.core.confirmed
+
+
+def test_genesis_does_not_start_a_run_that_has_history() -> None:
+    solo = Solo(genesis=True, heads=(FAR[2].header.head(),))
+    solo.wait(5.0)
+    assert not solo.core.confirmed, "it catches up first, like everybody"
+
+
+def test_a_saved_state_goes_on_alone_after_a_while() -> None:
+    solo = Solo(peers=(), restored=saved(FAR[:3]))
+    solo.wait(solo.config.timing.resume_alone_s - 1)
+    assert not solo.core.confirmed
+    solo.wait(2.0)
+    assert solo.core.confirmed and solo.head.number == 2
+
+
+def test_a_saved_state_that_is_ahead_is_confirmed_by_its_ancestor() -> None:
+    assert Solo(restored=saved(FAR[:3]), heads=(FAR[1].header.head(),)).core.confirmed
+
+
+# --- forks ----------------------------------------------------------------------------------------------
+
+
+def test_a_heavier_head_replaces_ours_and_a_lighter_one_does_not() -> None:
+    ours = branch(2, syncer="p2")
+    solo = Solo(restored=saved(ours))
+    solo.feed(ev.Tick())
+    lighter = branch(1, syncer="p1")[1].header.head()
+    assert not found(solo.hear("p1", heads=(lighter,)), ef.FetchState)
+    effects = serve(solo, solo.hear("p1", heads=(FAR[5].header.head(),)))
+    assert reasons(effects, "fork") == ["parent-differs"], "the updates do not fit: this is another branch"
+    effects = serve(solo, solo.wait(1.0, silent=("p1", "p2")))
+    assert found(effects, ef.FetchState) and solo.head == FAR[5].header.head()
+
+
+def test_work_that_only_the_lost_branch_had_is_sent_again() -> None:
+    solo = Solo()
+    solo.learn()
+    solo.elect("p1")
+    offer = found(solo.ready(), ef.OfferContribution)[0]
+    solo.announce(child(genesis(0).header, learners=("me",)))
+    assert solo.fragment.own.idle and not found(solo.wait(0.1), ef.DiscardContribution)
+    heavier = branch(3, syncer="p2")[3]
+    solo.hear("p2", heads=(heavier.header.head(),))
+    solo.feed(ev.FetchFailed(0, 2, "p2", "gone"))
+    pull = found(solo.wait(1.0), ef.FetchState)[0]
+    effects = solo.feed(ev.StateFetched(0, pull.peer, heavier, ()))
+    commit = found(effects, ef.CommitVersion)[0]
+    assert (commit.after, commit.overwrite) == (NEVER, False)
+    again = found(effects + solo.wait(1.0), ef.OfferContribution)[0]
+    assert (again.ticket, again.signed.header.after) == (offer.ticket, NEVER)
+    assert again.signed.header.base_digest == heavier.header.digest()
+
+
+def test_heads_of_the_unconfirmed_are_not_believed() -> None:
+    solo = Solo()
+    heavy = FAR[5].header.head()
+    assert not found(solo.hear("p1", confirmed=False, heads=(heavy,)), ef.FetchUpdate)
+    stranger = msg.VoteRefused("all", 0, 1, 1, heavy, "no")
+    assert not found(solo.message("stranger", stranger), ef.FetchUpdate)
+
+
+# --- contributions of a learner that crashes ------------------------------------------------------------
+
+
+def test_work_that_was_copied_out_survives_the_learners_crash() -> None:
+    solo = Solo()
+    solo.learn()
+    solo.ready(ticket=1)
+    solo.feed(ev.LearnerLost())
+    solo.learn()
+    solo.ready(ticket=2)
+    first = found(solo.elect("p1"), ef.OfferContribution)
+    assert [o.ticket for o in first] == [1], "in order, one at a time"
+    effects = solo.announce(child(genesis(0).header, learners=("me",)))
+    assert found(effects, ef.CommitVersion)[0].merged_ticket is None, "the new learner never moved that far"
+    second = found(effects, ef.OfferContribution)[0].signed.header
+    assert (second.stamp, second.after) == (Stamp(1, 2), Stamp(1, 1))
+
+
+def test_waiting_contributions_are_bounded_and_never_the_one_under_way_goes() -> None:
+    solo = Solo()
+    solo.elect("p1")
+    gone = []
+    for ticket in range(1, 9):
+        solo.learn()
+        gone += found(solo.ready(ticket=ticket), ef.DiscardContribution)
+        solo.feed(ev.LearnerLost())
+    assert [e.ticket for e in gone] == [2, 3, 4, 5]
+    afters = [(p.after.sequence, p.stamp.sequence) for p in solo.fragment.own._queue]
+    assert afters == [(0, 1), (1, 6), (6, 7), (7, 8)], "each names the one before it"
+
+
+# --- leaving --------------------------------------------------------------------------------------------
+
+
+def test_leaving_flushes_and_says_good_bye() -> None:
+    solo = Solo()
+    solo.learn()
+    solo.elect("p1")
+    effects = solo.feed(ev.LeaveRequested())
+    assert found(effects, ef.RequestFragment) and not found(effects, ef.Left)
+    offer = found(solo.ready(due=False, steps=2), ef.OfferContribution)[0]
+    assert offer.signed.header.due, "it may start a round: there is no later one for us"
+    assert not found(solo.wait(0.5), ef.Left)
+    effects = solo.announce(child(genesis(0).header, learners=("me",))) + solo.wait(0.6)
+    assert [s.peer for s in found(effects, ef.Send) if s.message == msg.Leaving(1)] == ["p1", "p2"]
+    assert found(effects, ef.Left) and solo.core.left
+
+
+def test_leaving_waits_no_longer_than_it_may() -> None:
+    solo = Solo()
+    solo.learn()
+    solo.feed(ev.LeaveRequested())
+    solo.ready()
+    assert not found(solo.wait(solo.config.timing.leave_s - 0.1), ef.Left)
+    assert found(solo.wait(0.2), ef.Left)
+
+
+def test_a_syncer_that_says_good_bye_is_replaced_at_once() -> None:
+    solo = Solo()
+    solo.elect("p1")
+    solo.message("p1", msg.Leaving(1))
+    assert solo.fragment.office.why_open(solo.now) == "the syncer left"
+    assert sent(solo.wait(1.0, silent=("p1",)), msg.VoteRequest, to="p2")
+
+
+# --- the view -------------------------------------------------------------------------------------------
+
+
+def heartbeat(incarnation: int = 1) -> msg.Progress:
+    return progress((), incarnation=incarnation)
+
+
+def test_alive_member_known() -> None:
+    timing = Timing()
+    view = View("me", timing)
+    view.heard("p1", heartbeat(), 0.0)
+    view.listed("me", 1, 0.0)
+
+    def degrees(now: float) -> tuple[bool, bool, bool]:
+        return view.alive("p1", now), "p1" in view.members(now), "p1" in view.to_greet(now)
+
+    assert degrees(0.0) == (True, True, True)
+    assert degrees(timing.suspect_s + 0.1) == (False, True, False), "just greeted: tried again later"
+    assert degrees(timing.member_ttl_s - 0.1) == (False, True, True)
+    assert degrees(timing.member_ttl_s + 0.1) == (False, False, False)
+    view.listed("p1", 1, timing.member_ttl_s)
+    assert degrees(timing.member_ttl_s + timing.redial_s) == (False, False, True), "the DHT still lists it"
+    view.forget_stale(1000.0)
+    assert view.progress("p1") is None
+
+
+def test_failed_sends_count_as_silence_until_something_is_heard() -> None:
+    view = View("me", Timing())
+    view.heard("p1", heartbeat(), 0.0)
+    assert not view.failed("p1") and view.alive("p1", 0.1)
+    assert view.failed("p1") and not view.alive("p1", 0.1) and view.members(0.1) == ["p1"]
+    view.touched("p1", 0.2)
+    assert view.alive("p1", 0.2)
+    assert not view.failed("stranger")
+
+
+def test_incarnations_tell_a_restart_from_an_echo() -> None:
+    view = View("me", Timing())
+    assert view.heard("p1", heartbeat(5), 0.0)
+    assert not view.heard("p1", heartbeat(4), 0.1), "from before its restart"
+    view.left("p1", 4)
+    assert view.alive("p1", 0.2), "a good-bye of an earlier life"
+    view.left("p1", 5)
+    assert view.has_left("p1") and view.members(0.3) == []
+    assert not view.heard("p1", heartbeat(5), 0.4), "overtaken by its own good-bye"
+    view.touched("p1", 0.4)
+    view.listed("p1", 5, 0.4)
+    assert view.has_left("p1") and view.to_greet(10.0) == []
+    assert view.heard("p1", heartbeat(6), 0.5) and not view.has_left("p1")
+
+
+@pytest.mark.parametrize("lie", [math.inf, 1e300, math.nan, -1.0, 0.0])
+def test_an_absurd_step_time_counts_in_no_average(lie: float) -> None:
+    solo = Solo(peers=("p1",))
+    solo.learn(step_s=0.2)
+    solo.hear("p1", step_time_s=lie)
+    assert solo.core.shared.median_step_s(solo.now) == pytest.approx(0.2)
+
+
+def test_our_own_name_and_wrong_head_counts_are_refused() -> None:
+    solo = Solo()
+    assert reasons(solo.message("me", progress(solo.heads())), "refusal") == ["our-own-name"]
+    assert solo.core.shared.voters(solo.now) == ["me", "p1", "p2"]
+    assert reasons(solo.hear("p3", heads=solo.heads() * 2), "refusal") == ["wrong-head-count"]
+    assert "p3" not in solo.core.shared.voters(solo.now)
+
+
+def test_what_waits_for_others_costs_no_ticks() -> None:
+    solo = Solo(config(quorum=3), peers=("p1", "p2"))
+    solo.take_office()
+    solo.learn()
+    solo.offer("p1", 1)  # one of three: the round waits, and its hold time passes
+    ticks = 0
+    end = solo.now + 10.0
+    for peer in solo.peers:
+        solo.hear(peer)
+    while solo.now < end:
+        solo.now = max(solo.now, solo.core.next_deadline())
+        solo.feed(ev.Tick())
+        ticks += 1
+    assert ticks < 2.5 * 10.0 / solo.config.timing.heartbeat_s
