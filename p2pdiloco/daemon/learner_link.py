@@ -68,6 +68,9 @@ class LearnerLink:
         self.ready = asyncio.Event()
         """Set while a learner makes inner steps."""
         self._stopping = False
+        self._saves = 0
+        """Saves that were asked for and are not answered yet."""
+        self._saved_at_end = False
         self._failures = 0
         self._failed_starts = 0
         self._ready_s = 0.0
@@ -100,15 +103,15 @@ class LearnerLink:
             self._catch_up(fragment, numbers[fragment])
 
     async def stop(self, timeout_s: float) -> bool:
-        """Save and end the learner. Whether its state was saved."""
+        """Save and end the learner. Whether what it had at its end, not earlier, is on the disk."""
         self._stopping = True
-        saved = await self._host.stop(self._state_path, timeout_s)
-        return saved == 0
+        await self._host.stop(self._state_path if self._ready else None, timeout_s)
+        return self._saved_at_end
 
     def save(self) -> None:
         """Ask the learner to write its state at the next boundary."""
-        if self._ready:
-            self._host.send(ch.Save(str(self._state_path)))
+        if self._ready and self._host.send(ch.Save(str(self._state_path))):
+            self._saves += 1
 
     def evaluate(self, tag: int) -> None:
         """Ask for the held-out loss of the global parameters."""
@@ -162,8 +165,9 @@ class LearnerLink:
 
     def _catch_up(self, fragment: int, started_from: int) -> None:
         """Versions may have been committed between reading the vault and the learner's start."""
-        if self._compute.vault.version(fragment) != started_from:
-            self._slots[fragment].next = "rebase"
+        slot = self._slots[fragment]
+        if self._compute.vault.version(fragment) != started_from and slot.next is None:
+            slot.next = "rebase"
 
     # --- from the learner ----------------------------------------------------------------------------
 
@@ -188,6 +192,10 @@ class LearnerLink:
             case ch.Status():
                 self.status = event
                 self._post(self._core_status(event))
+            case ch.Saved():
+                # The last answer, beyond those to regular saves, is the one to the end's.
+                self._saved_at_end = event.ok and self._stopping and not self._saves
+                self._saves = max(0, self._saves - 1)
             case LearnerExited():
                 self._exited(event)
             case _:
@@ -243,6 +251,7 @@ class LearnerLink:
         self._slots = [Slot() for _ in self._slots]
         if self._stopping:
             return
+        self._saves = 0
         self._post(ev.LearnerLost())
         if started and asyncio.get_running_loop().time() - self._ready_s >= HEALTHY_S:
             self._failures = 0

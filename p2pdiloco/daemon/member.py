@@ -193,7 +193,6 @@ class Member:
     async def leave(self) -> None:
         """Finish what is in flight, say good-bye, save. Bounded to about 9 s by its parts."""
         self.report.state = "leaving"
-        was_training = self.runner.learner.pid is not None
         if not self.runner.broken.done():
             self.runner.post(ev.LeaveRequested())
             patience_s = self.core.shared.timing.leave_s + 0.5
@@ -201,8 +200,7 @@ class Member:
             await asyncio.wait(ends, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
             await self.runner.outbound.flush(FLUSH_S)
         stamps = {f.index: self.core.fragments[f.index].own.resume_stamps() for f in self._run.layouts}
-        saved = await self.runner.learner.stop(LEARNER_STOP_S) if was_training else False
-        if saved:
+        if await self.runner.learner.stop(LEARNER_STOP_S):
             write_resume(self._store.folder, stamps)
         await self.save_fragments()
         self.report.write("shutdown", "left", dropped=self._events.dropped)

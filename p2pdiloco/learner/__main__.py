@@ -50,7 +50,9 @@ def _learn(channel: LearnerEnd, exchange_fd: int) -> None:
 
     from p2pdiloco.learner.process import run
 
-    run(channel, channel.wait_start(), exchange_fd)
+    start = channel.wait_start()
+    if start is not None:
+        run(channel, start, exchange_fd)
 
 
 def _fail(channel: LearnerEnd, reason: str) -> int:

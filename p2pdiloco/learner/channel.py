@@ -285,12 +285,16 @@ class LearnerEnd:
         self._status: Status | None = None
         self._partial = b""
 
-    def wait_start(self) -> Start:
-        """The first frame, whenever it comes. Raises: ChannelBroken (daemon gone)."""
+    def wait_start(self) -> Start | None:
+        """The first frame, whenever it comes; None: the daemon does not need a learner after all.
+
+        Raises: ChannelBroken (daemon gone)."""
         while not self._commands:
             select.select([self._socket], [], [])
             self._read()
         first = self._commands.popleft()
+        if isinstance(first, Stop):
+            return None
         if not isinstance(first, Start):
             raise ChannelBroken(f"{type(first).__name__} before Start")
         return first
