@@ -1,0 +1,89 @@
+"""The demo for real, short: what it reports is what its nodes' logs say, and nothing of it is left."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from system_kit import Swarm
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
+
+
+@pytest.fixture
+def swarm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Swarm]:
+    """Finds every process that the demo has started, by its environment; none may be left."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    (tmp_path / "tmp").mkdir()
+    with Swarm(tmp_path) as made:
+        yield made
+        assert list(made._mine()) == []
+    assert list((tmp_path / "tmp").iterdir()) == [], "temporary folders are left"
+
+
+def _events(kept: Path) -> dict[str, list[dict[str, Any]]]:
+    logs = sorted(kept.glob("node-*/events.jsonl"))
+    return {path.parent.name: [json.loads(line) for line in path.open()] for path in logs}
+
+
+def test_the_report_says_what_happened(swarm: Swarm, tmp_path: Path) -> None:
+    files = ["--report", str(tmp_path / "r.json"), "--plot", str(tmp_path / "plot.png")]
+    kept = tmp_path / "kept"
+    run = ["demo", "--nodes", "2", "--seconds", "25", "--preset", "micro", "--keep", str(kept), *files]
+    done = swarm.command(*run, timeout_s=240)
+    assert done.returncode == 0, done.stderr + done.stdout
+    report, events = json.loads((tmp_path / "r.json").read_text()), _events(kept)
+
+    assert report["nodes"] == len(events) == 2 and report["digests_agree"] is True
+    assert report["loss_before"] > 5 and report["loss_after"] < report["loss_before"] - 1
+    lines = [line for log in events.values() for line in log]
+    published = {(e["fragment"], e["number"]) for e in lines if e["kind"] == "publish" and "digest" in e}
+    assert report["outer_updates"] == len(published) >= 8
+    merges = [e for e in lines if e["kind"] == "merge" and "contributors" in e]
+    shares = sum(e["contributors"] for e in merges) / sum(e["live"] for e in merges)
+    assert report["participation"] == pytest.approx(shares)
+    assert 0 < report["median_inner_step_s"] <= report["longest_pause_s"]
+
+    assert report["kills"] == 1 and "kill -9" in done.stderr
+    starts = [
+        sum(e["kind"] == "learner" and e["reason"] == "running" for e in log) for log in events.values()
+    ]
+    assert sorted(starts) == [1, 2], "one node was started twice"
+    assert report["t_resume_s"] > 0 and report["t_back_s"] > 0
+    assert (tmp_path / "plot.png").read_bytes()[:4] == b"\x89PNG"
+    assert "digests agree" in done.stdout
+
+
+def test_ctrl_c_ends_everything(swarm: Swarm, tmp_path: Path) -> None:
+    command = [
+        "demo",
+        "--nodes",
+        "2",
+        "--seconds",
+        "60",
+        "--preset",
+        "micro",
+        "--plot",
+        str(tmp_path / "p.png"),
+    ]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "p2pdiloco", *command],
+        env=swarm._environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    shown = []
+    for line in process.stderr:
+        shown.append(line)
+        if "joins" in line:  # by now there are daemons, p2pd processes and perhaps learners
+            process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 130, "".join(shown)
+    assert "interrupted" in shown[-1] and not (tmp_path / "p.png").exists()
