@@ -1,0 +1,318 @@
+"""`Core.handle` is total: whatever peers say, in any order, late, twice or never, with an environment that
+answers in its own time or not at all. Nothing raises, and what must hold at every instant does."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
+from kit import RUN, branch, certificate, child, config, contribution, digest, found, progress, vote
+from wire_strategies import contributions, message_strategies
+
+from p2pdiloco.core import effects as ef
+from p2pdiloco.core import events as ev
+from p2pdiloco.core import messages as msg
+from p2pdiloco.core.config import Restored, RestoredFragment, restored_nothing
+from p2pdiloco.core.node import Core
+from p2pdiloco.core.types import WHOLE_RUN, Head, SignedVersion, Stamp
+from p2pdiloco.simulation.crypto import HashCrypto
+
+PEERS = ("p1", "p2", "p3")
+CONFIG = config(fragments=2, group_size=3, term_versions=2, log_versions=2, max_base_age_versions=1)
+POOL = [
+    version
+    for fragment in (0, 1)
+    for version in (*branch(4, fragment), *branch(3, fragment, "p2", term=2, learners=PEERS))
+]
+"""Versions of two branches that peers may talk of."""
+fragments = st.integers(0, 2)
+small = st.integers(0, 6)
+peers = st.sampled_from(PEERS)
+senders = st.sampled_from((*PEERS, "me", "stranger"))
+pool = st.sampled_from(POOL)
+stamps = st.builds(Stamp, st.integers(0, 2), st.integers(0, 4))
+wild = st.one_of(
+    *message_strategies(
+        groups=st.sampled_from((WHOLE_RUN, WHOLE_RUN, "half")),
+        fragments=fragments,
+        peers=st.sampled_from((*PEERS, "me", "stranger")),
+    ).values()
+)
+wild_offers = contributions(st.sampled_from((RUN, "other")), fragments, st.sampled_from((WHOLE_RUN, "half")))
+
+
+class Weather(RuleBasedStateMachine):
+    """One core; its peers and its environment do what hypothesis likes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now, self.incarnation, self.numbers = 50.0, 0, 0
+        self.votes: dict[tuple[int, int], str] = {}
+        self.restored = restored_nothing(CONFIG)
+        self.start()
+
+    def start(self) -> None:
+        self.incarnation += 1
+        self.open: list[ef.Effect] = []
+        """What the environment was asked to do and has not answered."""
+        self.transfers: list[int] = []
+        self.tickets: set[int] = set()
+        rng, crypto = random.Random(self.incarnation), HashCrypto("me")
+        self.core = Core(CONFIG, "me", self.incarnation, crypto, rng, self.restored, True, self.now)
+        self.feed(ev.PresenceSeen(()))
+
+    def number(self) -> int:
+        self.numbers += 1
+        return self.numbers
+
+    def ticket(self) -> int:
+        ticket = self.number()
+        self.tickets.add(ticket)
+        return ticket
+
+    def feed(self, event: ev.Event) -> None:
+        before = [f.chain.head.weight for f in self.core.fragments]
+        for effect in self.core.handle(event, self.now):
+            self.carry_out(effect)
+        for fragment, weight in zip(self.core.fragments, before, strict=True):
+            assert fragment.chain.head.weight >= weight, "only forward"
+            assert len(fragment.own._queue) <= 7 and len(fragment.round._inbox._held) <= CONFIG.group_size
+        assert math.isfinite(self.core.next_deadline())
+
+    def carry_out(self, effect: ef.Effect) -> None:
+        match effect:
+            case ef.Send(peer, message):
+                assert peer != "me"
+                self.check_sent(message)
+            case ef.Release(ticket) | ef.DiscardContribution(_, ticket) | ef.RetireSlot(_, ticket):
+                self.tickets.remove(ticket)
+            case ef.CommitVersion(_, int() as ticket):
+                self.tickets.remove(ticket)
+            case ef.AcceptTransfer(transfer):
+                self.transfers.append(transfer)
+            case ef.Merge(_, _, _, inputs):
+                assert inputs and all(part.ticket in self.tickets for part in inputs)
+            case ef.OfferContribution(_, _, ticket) | ef.ApplyUpdate(_, _, ticket):
+                assert ticket in self.tickets
+        slow = ef.Persist | ef.OfferContribution | ef.RequestFragment
+        if isinstance(effect, slow | ef.Merge | ef.FetchUpdate | ef.FetchState | ef.ApplyUpdate):
+            self.open.append(effect)
+        for fragment in (0, 1):
+            jobs = ef.Merge | ef.FetchUpdate | ef.FetchState | ef.ApplyUpdate
+            assert sum(isinstance(e, jobs) and e.fragment == fragment for e in self.open) <= 1, "one spare"
+
+    def check_sent(self, message: msg.Message) -> None:
+        assert msg.decode(RUN, "me", msg.encode(RUN, "me", message)) == message, "others can read it"
+        if isinstance(message, msg.VoteGranted):
+            body = message.vote.body
+            assert self.votes[(body.fragment, body.term)] == body.candidate, "durable, and one a term"
+
+    # --- the environment ------------------------------------------------------------------------------
+
+    @precondition(lambda self: self.open)
+    @rule(choice=st.integers(0, 99), good=st.integers(0, 3), version=pool)
+    def answer(self, choice: int, good: int, version: SignedVersion) -> None:
+        effect = self.open.pop(choice % len(self.open))
+        answers: dict[type, Callable[..., None]] = {
+            ef.Persist: self.persisted,
+            ef.OfferContribution: self.offer_ended,
+            ef.RequestFragment: self.copied_out,
+            ef.Merge: self.merged,
+            ef.FetchUpdate: self.update_came,
+            ef.FetchState: self.state_came,
+            ef.ApplyUpdate: self.applied,
+        }
+        answers[type(effect)](effect, good > 0, version)
+
+    def persisted(self, effect: ef.Persist, good: bool, _version: SignedVersion) -> None:
+        if not good:
+            self.feed(ev.PersistFailed(effect.token, "disk full"))
+            return
+        record = effect.record
+        if isinstance(record, ef.VoteRecord):
+            assert self.votes.setdefault((record.fragment, record.term), record.candidate) == record.candidate
+        for following in effect.then:
+            self.carry_out(following)
+        self.feed(ev.Persisted(effect.token))
+
+    def offer_ended(self, effect: ef.OfferContribution, good: bool, version: SignedVersion) -> None:
+        header = effect.signed.header
+        words = ("", "stale-base", "not-syncer", "wrong-size", "full", "held")
+        reason = words[version.header.tokens // 40 % len(words)]
+        answer = ev.ContributionAnswered(
+            header.fragment, header.stamp, effect.peer, reason in ("", "held"), reason, version.header.head()
+        )
+        lost = ev.ContributionUndelivered(header.fragment, header.stamp, effect.peer)
+        self.feed(answer if good else lost)
+
+    def copied_out(self, effect: ef.RequestFragment, good: bool, _version: SignedVersion) -> None:
+        if good:
+            self.learner_is_ready(effect.fragment, False)
+        else:
+            self.feed(ev.NothingToContribute(effect.fragment))
+
+    def merged(self, effect: ef.Merge, good: bool, _version: SignedVersion) -> None:
+        key = (effect.fragment, effect.term, effect.number)
+        if good:
+            self.feed(ev.Merged(*key, self.ticket(), digest("u", key), 100, digest("s", key)))
+        else:
+            self.feed(ev.MergeFailed(*key, "out of memory"))
+
+    def update_came(self, effect: ef.FetchUpdate, good: bool, version: SignedVersion) -> None:
+        fitting = child(self.core.fragments[effect.fragment].chain.header, "p1", PEERS)
+        if not good:
+            reason = ("gone", "unreachable", "not-ready")[version.header.number % 3]
+            self.feed(ev.FetchFailed(effect.fragment, effect.number, effect.peer, reason))
+            return
+        chosen = fitting if version.header.number % 2 else version
+        self.feed(ev.UpdateFetched(effect.fragment, effect.peer, chosen, self.ticket()))
+
+    def applied(self, effect: ef.ApplyUpdate, good: bool, _version: SignedVersion) -> None:
+        following = self.core.fragments[effect.fragment].follower._next
+        assert following is not None
+        state = following.header.state_digest if good else bytes(32)
+        self.feed(ev.UpdateApplied(effect.fragment, effect.number, effect.ticket, state))
+
+    def state_came(self, effect: ef.FetchState, good: bool, version: SignedVersion) -> None:
+        if good:
+            self.feed(ev.StateFetched(effect.fragment, effect.peer, version, ()))
+        else:
+            self.feed(ev.FetchFailed(effect.fragment, effect.number, effect.peer, "unreachable"))
+
+    @rule(seconds=st.sampled_from((0.0, 0.1, 0.6, 4.0, 30.0)), busy=st.booleans())
+    def time_passes(self, seconds: float, busy: bool) -> None:
+        self.now += seconds
+        self.feed(ev.Tick())
+        for peer in PEERS if busy else ():
+            self.feed(ev.MessageReceived(peer, progress(self.heads())))
+
+    @rule(kept=st.booleans())
+    def restart(self, kept: bool) -> None:
+        logs = [(f.chain.logged_all(), f.chain.table()) for f in self.core.fragments]
+        votes = tuple(ef.VoteRecord(f, t, c) for (f, t), c in self.votes.items())
+        parts = tuple(RestoredFragment(log=log, watermarks=marks) for log, marks in logs)
+        chains = parts if kept else restored_nothing(CONFIG).fragments
+        self.restored = Restored(fragments=chains, votes=votes, saved=kept)
+        self.start()
+
+    @rule()
+    def leave(self) -> None:
+        self.feed(ev.LeaveRequested())
+
+    @rule(token=st.integers(900, 903), stamp=stamps, peer=peers)
+    def stale_answers(self, token: int, stamp: Stamp, peer: str) -> None:
+        self.feed(ev.Persisted(token))
+        self.feed(ev.PersistFailed(token, "disk full"))
+        self.feed(ev.ContributionAnswered(0, Stamp(9, 9), peer, True, "", None))
+        self.feed(ev.ContributionUndelivered(1, stamp, "p9"))
+        self.feed(ev.ContributionBroken(token, "cut"))
+        self.feed(ev.ContributionReceived(token, self.ticket()))
+        self.feed(ev.SendFailed(peer))
+
+    # --- our learner ----------------------------------------------------------------------------------
+
+    @rule(running=st.booleans())
+    def learner(self, running: bool) -> None:
+        self.feed(ev.LearnerStatus(True, 9, 90, 10.0, 0.1, 2.0) if running else ev.LearnerLost())
+
+    @rule(fragment=st.integers(0, 1), due=st.booleans())
+    def learner_is_ready(self, fragment: int, due: bool) -> None:
+        ticket = self.ticket()
+        self.feed(ev.ContributionReady(fragment, ticket, 40, 4, digest("p", ticket), 100, due))
+
+    @rule(fragment=st.integers(0, 1), number=small)
+    def learner_applied(self, fragment: int, number: int) -> None:
+        self.feed(ev.LearnerApplied(fragment, number, 9))
+
+    # --- peers ----------------------------------------------------------------------------------------
+
+    def heads(self) -> tuple[Head, ...]:
+        return tuple(f.chain.head for f in self.core.fragments)
+
+    @rule(sender=senders, message=wild)
+    def wild_message(self, sender: str, message: msg.Message) -> None:
+        self.feed(ev.MessageReceived(sender, message))
+
+    @rule(sender=senders, offer=wild_offers, transfer=small)
+    def wild_offer(self, sender: str, offer: Any, transfer: int) -> None:
+        if transfer not in self.transfers:
+            self.feed(ev.ContributionOffered(transfer, sender, offer))
+
+    @rule(peer=peers, version=pool, confirmed=st.booleans(), term=small, incarnation=st.integers(1, 2))
+    def heartbeat(
+        self, peer: str, version: SignedVersion, confirmed: bool, term: int, incarnation: int
+    ) -> None:
+        heads = list(self.heads())
+        heads[version.header.fragment] = version.header.head()
+        odd: dict[str, Any] = {"confirmed": confirmed, "incarnation": incarnation}
+        self.feed(ev.MessageReceived(peer, progress(tuple(heads), offices=((0, term),), **odd)))
+
+    @rule(peer=peers, term=small, version=pool)
+    def asks_for_votes(self, peer: str, term: int, version: SignedVersion) -> None:
+        header = version.header
+        request = msg.VoteRequest(WHOLE_RUN, header.fragment, term, header.head(), "open")
+        self.feed(ev.MessageReceived(peer, request))
+
+    @rule(fragment=st.integers(0, 1), voters=st.sets(peers))
+    def votes_for_us(self, fragment: int, voters: set[str]) -> None:
+        term = self.core.fragments[fragment].office._candidate_term
+        for peer in sorted(voters):
+            self.feed(ev.MessageReceived(peer, msg.VoteGranted(vote(peer, "me", term, fragment))))
+
+    @rule(peer=senders, voters=st.sets(peers), term=small, start=small, fragment=st.integers(0, 1))
+    def elected(self, peer: str, voters: set[str], term: int, start: int, fragment: int) -> None:
+        proof = certificate(peer, tuple(voters), term, start, fragment)
+        self.feed(ev.MessageReceived("p1", msg.Elected(proof)))
+
+    @rule(peer=peers, version=pool, fitting=st.booleans())
+    def announces(self, peer: str, version: SignedVersion, fitting: bool) -> None:
+        chain = self.core.fragments[version.header.fragment].chain
+        following = child(chain.header, peer, PEERS) if fitting else version
+        self.feed(ev.MessageReceived(peer, msg.Announce(following)))
+
+    @rule(peer=peers, fragment=st.integers(0, 1), ahead=st.integers(0, 2))
+    def calls_and_passes(self, peer: str, fragment: int, ahead: int) -> None:
+        office = self.core.fragments[fragment].office
+        number = self.core.fragments[fragment].chain.head.number + ahead
+        call = msg.Closing(WHOLE_RUN, fragment, office.term, number, 0.1)
+        self.feed(ev.MessageReceived(office.syncer or peer, call))
+        self.feed(ev.MessageReceived(peer, msg.Pass(WHOLE_RUN, fragment, office.term, number, "")))
+
+    @rule(learner=peers, fragment=st.integers(0, 1), stamp=stamps, known=st.booleans(), due=st.booleans())
+    def offers(self, learner: str, fragment: int, stamp: Stamp, known: bool, due: bool) -> None:
+        chain = self.core.fragments[fragment].chain
+        mark = chain.watermark(learner)
+        following = Stamp(mark.incarnation or 1, mark.sequence + 1)
+        odd: dict[str, Any] = {"fragment": fragment, "due": due, "after": mark if known else stamp}
+        signed = contribution(learner, chain.head, following if known else stamp, **odd)
+        self.feed(ev.ContributionOffered(self.number(), learner, signed))
+
+    @precondition(lambda self: self.transfers)
+    @rule(choice=st.integers(0, 99), good=st.integers(0, 3))
+    def payload(self, choice: int, good: int) -> None:
+        transfer = self.transfers.pop(choice % len(self.transfers))
+        if good:
+            self.feed(ev.ContributionReceived(transfer, self.ticket()))
+        else:
+            self.feed(ev.ContributionBroken(transfer, "non-finite"))
+
+
+Weather.TestCase.settings = settings(
+    max_examples=60, stateful_step_count=50, deadline=None, derandomize=True, print_blob=False
+)
+TestTotality = Weather.TestCase
+
+
+def test_words_for_people_can_be_had_at_any_time() -> None:
+    weather = Weather()
+    for _ in range(3):
+        weather.time_passes(0.6, True)
+        weather.learner(True)
+        weather.learner_is_ready(0, True)
+        assert all(isinstance(f.words(weather.now), str) for f in weather.core.fragments)
+    assert weather.core.confirmed and found([*weather.open], ef.Persist), "it stood for election"
