@@ -51,8 +51,11 @@ class HivemindTransport(Endpoint):
         initial_peers: Sequence[str] = (),
         options: P2PDOptions | None = None,
         pace: streams.Pace | None = None,
+        remembered: Sequence[str] = (),
     ) -> None:
         """Addresses are multiaddrs; initial_peers end in /p2p/ID; port 0 picks a free one at start.
+
+        `remembered` are like initial_peers, but it is no error when none of them is there any more.
 
         Raises: UserError (an address is malformed; names it).
         """
@@ -69,6 +72,9 @@ class HivemindTransport(Endpoint):
         self._attachment: binding.Attachment | None = None
         self._records: binding.RecordTable | None = None
         self._known: OrderedDict[str, list[str]] = OrderedDict()
+        for address, peer in (multiaddrs.split_peer(text) for text in remembered):
+            if peer != identity.peer_id:
+                self._known.setdefault(peer, []).append(address)
         self._expires: OrderedDict[str, float] = OrderedDict()
         self._observed: list[str] = []
         self._connected: set[str] = set()
@@ -219,6 +225,7 @@ class HivemindTransport(Endpoint):
     async def _join_initial(self) -> None:
         """Reach at least one initial peer. Raises: UserError (none; names them and says why)."""
         if not self._initial:
+            await self._rejoin()
             return
         attachment = self._require()
         by_peer: dict[str, list[str]] = {}
@@ -230,6 +237,10 @@ class HivemindTransport(Endpoint):
         reached = [peer for peer, result in zip(peers, results, strict=True) if result is None]
         named = ", ".join(f"{address}/p2p/{peer}" for address, peer in self._initial)
         if not reached:
+            await self._rejoin()
+            if self._connected:
+                logger.warning("none of the initial peers can be reached: joined through a remembered one")
+                return
             raise UserError(
                 f"None of the initial peers can be reached: {named} ({_why(results)}).",
                 "Check the addresses, that a node runs there, and that no firewall is between.",

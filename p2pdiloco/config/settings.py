@@ -146,12 +146,13 @@ def check_node(settings: NodeSettings) -> NodeSettings:
             "--run-file starts a new run, so it needs --genesis",
             hint="to take part in an existing run, give --join and perhaps --run NAME",
         )
-    if not settings.join and not settings.genesis:
+    met_before = (settings.data_dir.expanduser() / "peers.txt").exists()
+    if not settings.join and not settings.genesis and not met_before:
         raise ConfigError(
             "there is no peer to join: give at least one --join ADDRESS",
             hint="to start a new run alone: p2pdiloco node --genesis --run-file run.toml",
         )
-    if not settings.join and settings.run_file is None:
+    if not settings.join and settings.run_file is None and not met_before:
         raise ConfigError(
             "--genesis without --join needs --run-file: there is no peer to get the manifest from"
         )

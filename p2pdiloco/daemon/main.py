@@ -23,10 +23,11 @@ from p2pdiloco.daemon.frontdoor import FrontDoor
 from p2pdiloco.daemon.live import LiveView
 from p2pdiloco.daemon.logs import RecentLines, Style, configure_logging, resolve_style
 from p2pdiloco.daemon.member import Member
+from p2pdiloco.daemon.peers_file import load_peers
 from p2pdiloco.daemon.presence import publish_runs
 from p2pdiloco.daemon.runs import Run, find_run, open_run, save_manifest, sign_run
 from p2pdiloco.daemon.view import log_line
-from p2pdiloco.errors import RemoteError, StorageError, UserError
+from p2pdiloco.errors import InvariantViolation, RemoteError, StorageError, UserError
 from p2pdiloco.identity import Identity
 from p2pdiloco.tensors.vault import Vault
 
@@ -79,7 +80,7 @@ def _plain(log: LogStyle) -> Style:
 def _fail_loudly(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """A bug of ours in a handler ends the daemon (a service manager starts it again); the rest is logged:
     hivemind's tasks complain here about closed connections."""
-    if context.get("bug"):
+    if context.get("bug") or isinstance(context.get("exception"), InvariantViolation):
         loop.default_exception_handler(context)
         os._exit(BROKEN)
     logger.debug("event loop: %s", context.get("message"), exc_info=context.get("exception"))
@@ -101,7 +102,7 @@ async def _node(settings: NodeSettings, stop: asyncio.Event) -> None:
         try:
             print_addresses(transport.addresses(), "node")
             found = prepared or await _unless_stopped(
-                find_run(transport, identity, settings.run, logger.info), stop
+                find_run(transport, identity, settings.run, settings.data_dir, logger.info), stop
             )
             if found is not None:
                 await _membership(settings, identity, transport, door, recent, found, stop)
@@ -231,6 +232,7 @@ def _transport(settings: NodeSettings | BootstrapSettings, identity: Identity) -
         listen=settings.listen,
         announce=settings.announce,
         initial_peers=settings.join,
+        remembered=load_peers(settings.data_dir),
     )
 
 

@@ -7,6 +7,7 @@ import logging
 import random
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from p2pdiloco.adapters.disk import RunStore
 from p2pdiloco.adapters.events_log import EventsLog
@@ -21,6 +22,7 @@ from p2pdiloco.daemon.frontdoor import FrontDoor
 from p2pdiloco.daemon.learner_link import LearnerLink
 from p2pdiloco.daemon.logs import RecentLines
 from p2pdiloco.daemon.outbound import Outbound
+from p2pdiloco.daemon.peers_file import save_peers
 from p2pdiloco.daemon.presence import Presence
 from p2pdiloco.daemon.report import Report
 from p2pdiloco.daemon.restore import restore
@@ -122,7 +124,8 @@ class Member:
             self.report.on_learner,
             runner.spawn,
         )
-        self.presence = Presence(self._transport, run, incarnation, self._settings.name, runner.post)
+        keep = partial(save_peers, self._settings.data_dir)
+        self.presence = Presence(self._transport, run, incarnation, self._settings.name, runner.post, keep)
         self.report.core, self.report.learner = core, runner.learner
         self.report.presence = self.presence
         self.report.traffic = lambda: (

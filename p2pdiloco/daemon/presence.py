@@ -34,13 +34,21 @@ class Presence:
     """Our presence record in one run, and the others'."""
 
     def __init__(
-        self, transport: Transport, run: str, incarnation: int, name: str, post: Callable[[ev.Event], None]
+        self,
+        transport: Transport,
+        run: str,
+        incarnation: int,
+        name: str,
+        post: Callable[[ev.Event], None],
+        keep: Callable[[Sequence[Sequence[str]]], None] = lambda _: None,
     ) -> None:
+        """`keep` is told the addresses of the peers met so far whenever they change."""
         self._transport = transport
         self._run = run
         self._incarnation = incarnation
         self._name = name
         self._post = post
+        self._keep = keep
         self._connected: dict[str, tuple[str, ...]] = {}
         self._strangers: set[str] = set()
         self.names: dict[str, str] = {}
@@ -81,7 +89,10 @@ class Presence:
             self._remember(peer, record.name)
             if peer != self._transport.peer_id and self._connected.get(peer) != record.addresses:
                 dials.append(self._dial(peer, record.addresses))
+        before = dict(self._connected)
         await asyncio.gather(*dials)
+        if self._connected != before:
+            self._keep(list(self._connected.values()))
         self._post(ev.PresenceSeen(tuple(members)))
 
     def _remember(self, peer: str, name: str) -> None:

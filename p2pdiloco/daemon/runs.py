@@ -11,7 +11,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from p2pdiloco.adapters.disk import run_folder
-from p2pdiloco.config.loader import load_manifest
+from p2pdiloco.config.loader import load_manifest, manifest_from_canonical
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.signing import (
     SignedManifest,
@@ -38,6 +38,8 @@ logger = logging.getLogger(__name__)
 SEARCH_PAUSE_S = 1.0
 LIST_PATIENCE_S = 15.0
 """How long a list of runs that lacks the wanted one is asked for again before it is believed."""
+OWN_PATIENCE_S = 3.0
+"""How long a node that was a member before waits for somebody to list a run before it takes its own."""
 PULL_TIMEOUT_S = 10.0
 
 
@@ -199,25 +201,45 @@ def choose_run(
     return fits[0] if fits else None
 
 
+def saved_runs(data_dir: Path) -> dict[str, tuple[wire.RunSummary, SignedManifest]]:
+    """Runs that this node was a member of before, by id. A damaged manifest is passed over, and said."""
+    found = {}
+    for path in sorted((data_dir / "runs").glob("*/manifest.signed")):
+        try:
+            signed = decode_signed(path.read_bytes())
+            manifest = manifest_from_canonical(signed.manifest)
+        except (OSError, RemoteError) as error:
+            logger.warning("the saved manifest %s is not readable: %s", path, error)
+            continue
+        found[run_id(signed)] = (wire.RunSummary(run_id(signed), manifest.run.name, signed.owner), signed)
+    return found
+
+
 async def find_run(
-    transport: Transport, identity: Identity, wanted: str, say: Callable[[str], None]
+    transport: Transport, identity: Identity, wanted: str, data_dir: Path, say: Callable[[str], None]
 ) -> tuple[Run, Vault]:
-    """Wait for the wanted run to be listed, fetch its manifest from whoever lists it, verify it.
+    """Wait for the wanted run to be listed, take its manifest from our folder or from whoever lists it, and
+    verify it. Where nobody lists any run, the one that we were a member of before will do.
 
     Raises:
         UserError: other runs are listed, but not this one; or several fit.
     """
     waited_s, said = 0.0, False
+    ours = saved_runs(data_dir)
     while True:
         found = await known_runs(transport)
+        if not found and waited_s >= OWN_PATIENCE_S:
+            found = {identifier: (summary, []) for identifier, (summary, _) in ours.items()}
         chosen = choose_run(found, wanted)
         if chosen is not None:
-            signed = await _pull_manifest(transport, *chosen)
+            saved = ours.get(chosen[0].run)
+            signed = saved[1] if saved else await _pull_manifest(transport, *chosen)
             if signed is not None:
                 try:
                     return open_run(signed, identity, chosen[0].run)
                 except RemoteError as error:
                     say(f"the manifest of {chosen[0].name} is refused: {error}")
+                    ours.pop(chosen[0].run, None)
         elif found and waited_s >= LIST_PATIENCE_S:
             names = ", ".join(sorted(f"{s.name} ({s.run[:12]})" for s, _ in found.values()))
             raise UserError(f'the peers know no run "{wanted}"', f"they know: {names}")

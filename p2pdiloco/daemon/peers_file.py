@@ -1,0 +1,51 @@
+"""Addresses of members met before, so that a node finds its swarm again when all it was told is gone.
+
+`<data_dir>/peers.txt`: one multiaddr with /p2p/ID a line, newest last. Losing it costs nothing but that.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from p2pdiloco.config.settings import check_peer_address
+from p2pdiloco.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+MAX_PEERS = 16
+MAX_BYTES = 64 * 1024
+
+
+def peers_file(data_dir: Path) -> Path:
+    """Where the addresses are kept."""
+    return data_dir / "peers.txt"
+
+
+def load_peers(data_dir: Path) -> list[str]:
+    """The remembered addresses; lines that are none are left out."""
+    try:
+        text = peers_file(data_dir).read_bytes()[:MAX_BYTES].decode("ascii", "replace")
+    except OSError:
+        return []
+    found = []
+    for line in text.splitlines():
+        try:
+            check_peer_address(line)
+        except ConfigError:
+            continue
+        found.append(line)
+    return found[-4 * MAX_PEERS :]
+
+
+def save_peers(data_dir: Path, peers: Sequence[Sequence[str]]) -> None:
+    """Keep the addresses of the last `MAX_PEERS` peers. A failure is logged: it costs this memory only."""
+    path = peers_file(data_dir)
+    temporary = path.with_name(path.name + ".tmp")
+    lines = [address for addresses in peers[-MAX_PEERS:] for address in addresses[:4]]
+    try:
+        temporary.write_text("".join(f"{line}\n" for line in lines), "ascii")
+        temporary.replace(path)
+    except (OSError, UnicodeEncodeError) as error:
+        logger.warning("the addresses of peers cannot be kept in %s: %s", path, error)
+        temporary.unlink(missing_ok=True)
