@@ -19,6 +19,7 @@ from p2pdiloco.config.signing import load_signed, run_id
 from p2pdiloco.daemon.runs import fresh_vault
 from p2pdiloco.errors import RemoteError
 from p2pdiloco.identity import verify
+from p2pdiloco.learner.channel import LearnerOptions
 from p2pdiloco.learner.data import heldout_windows, load_corpus
 from p2pdiloco.learner.device import choose_device, configure
 from p2pdiloco.learner.evaluate import evaluate, generate
@@ -27,7 +28,6 @@ from p2pdiloco.learner.model import Transformer, named_parameters
 from p2pdiloco.tensors.layout import scatter
 from p2pdiloco.tensors.vault import Vault
 
-HELDOUT_TOKENS = 65_536
 PROBE_TOKENS = 1024
 """An inner step is timed with at most about so many tokens, and scaled."""
 PROBE_STEPS = 6
@@ -47,14 +47,15 @@ class Saved(Struct, frozen=True):
 
 
 class Judge:
-    """Measures losses of Theta on held-out text, always on the same windows."""
+    """Measures losses of Theta on held-out text, on the windows that the nodes use too."""
 
     def __init__(self, manifest: Manifest) -> None:
         """Raises: UserError (there is too little text)."""
         configure(choose_device("cpu"), 1)
         self._manifest = manifest
         self._corpus = load_corpus(manifest, None)
-        self._windows = heldout_windows(self._corpus, manifest.model.context_tokens, HELDOUT_TOKENS)
+        tokens = LearnerOptions(peer="").evaluation_tokens
+        self._windows = heldout_windows(self._corpus, manifest.model.context_tokens, tokens)
 
     def step_time_s(self) -> float:
         """Seconds that one inner step takes here on one core."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from p2pdiloco.cli.demo_chronicle import Chronicle
+from p2pdiloco.cli.demo_chronicle import Chronicle, NodeTrace
 from p2pdiloco.cli.demo_verdict import Kill
 from p2pdiloco.errors import StorageError
 
@@ -32,8 +32,7 @@ def draw(
 
     figure, axes = pyplot.subplots(figsize=(9, 5), dpi=120)
     for number, trace in enumerate(chronicle.nodes.values()):
-        points = [(line.at_s - began_s, line.loss) for line in trace.progress if line.loss is not None]
-        times, losses = _with_gaps(points)
+        times, losses = _curve(trace, began_s)
         axes.plot(times, losses, color=COLOURS[number % len(COLOURS)], lw=1.1, alpha=0.85, label=trace.name)
     heldout = sorted(point for trace in chronicle.nodes.values() for point in trace.evaluations)
     axes.plot(
@@ -45,20 +44,18 @@ def draw(
         label="global parameters Θ, held-out text",
     )
     for kill in kills:
-        at_s = kill.at_s - began_s
-        axes.axvline(at_s, color="#cc0000", ls="--", lw=1.4)
-        words = f" kill -9 {kill.node},\n syncer of {len(kill.fragments)} fragments"
-        axes.text(at_s, 0.97, words, color="#cc0000", va="top", transform=axes.get_xaxis_transform())
-    for at_s in restarts_s:
-        axes.axvline(at_s - began_s, color="#228833", ls=":", lw=1.4)
+        axes.axvline(kill.at_s - began_s, color="#cc0000", ls="--", lw=1.4)
         axes.text(
-            at_s - began_s,
-            0.86,
-            " restarted",
-            color="#228833",
+            kill.at_s - began_s,
+            0.97,
+            f"kill -9 {kill.node}, \nsyncer of {len(kill.fragments)} fragments ",
+            color="#cc0000",
             va="top",
+            ha="right",
             transform=axes.get_xaxis_transform(),
         )
+    for at_s in restarts_s:
+        axes.axvline(at_s - began_s, color="#228833", ls=":", lw=1.4, label="started again")
     before, after = before_after
     axes.set_title(f"{title}\nheld-out loss {before:.2f} → {after:.2f} nats per byte", fontsize=11)
     axes.set_xlabel("seconds of training")
@@ -74,14 +71,17 @@ def draw(
         pyplot.close(figure)
 
 
-def _with_gaps(points: list[tuple[float, float]]) -> tuple[list[float], list[float]]:
-    """Curves that break off where a node did not train for 4 s."""
+def _curve(trace: NodeTrace, began_s: float) -> tuple[list[float], list[float]]:
+    """Training loss over time; the curve breaks off where the node was started again."""
     times: list[float] = []
     losses: list[float] = []
-    for at_s, loss in points:
-        if times and at_s - times[-1] > 4.0:
-            times.append(at_s)
+    was_warm = False
+    for line in trace.progress:
+        if was_warm and not line.warm:
+            times.append(line.at_s - began_s)
             losses.append(float("nan"))
-        times.append(at_s)
-        losses.append(loss)
+        was_warm = line.warm
+        if line.loss is not None:
+            times.append(line.at_s - began_s)
+            losses.append(line.loss)
     return times, losses

@@ -37,7 +37,8 @@ def render_status(report: StatusReport) -> RenderableType:
 def _summary(report: StatusReport, names: dict[str, str]) -> Text:
     answered_by = names.get(report.answered_by) or clean(report.answered_by)
     text = Text.assemble("run ", (clean(report.run_name), "bold"), f" {clean(report.run_id[:16])}\n")
-    text.append(f"{report.members_total} members, {len(report.fragments)} fragments, ")
+    members = "1 member" if report.members_total == 1 else f"{report.members_total} members"
+    text.append(f"{members}, {len(report.fragments)} fragments, ")
     text.append(f"versions {versions_text(report.fragments)}\n")
     text.append(f"{count(report.run_tokens)} tokens merged in {count(report.run_versions)} versions, ")
     text.append(f"{count(sum(member.tokens_per_s for member in report.members))} tokens/s\n")

@@ -42,7 +42,7 @@ def test_status_names_members_fragments_and_totals() -> None:
 
 
 def test_status_of_an_empty_run_and_hostile_words() -> None:
-    assert "1 members" in "\n".join(printed(render_status(status_of(empty())), 80))
+    assert "1 member," in "\n".join(printed(render_status(status_of(empty())), 80))
     hostile = replace(snapshot(), name=HOSTILE, recent=(HOSTILE,), refusals={HOSTILE: 1})
     text = "\n".join(printed(render_status(status_of(hostile)), 80))
     assert "\x1b" not in text and "\r" not in text and "\u202e" not in text

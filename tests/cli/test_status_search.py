@@ -1,0 +1,91 @@
+"""Whom `status` asks, and what it says when nobody answers: on the network in memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from p2pdiloco import WIRE_VERSION
+from p2pdiloco.adapters.memory_net import MemoryNetwork, MemoryTransport
+from p2pdiloco.cli.status import Search
+from p2pdiloco.daemon import wire
+from p2pdiloco.daemon.frontdoor import FrontDoor
+from p2pdiloco.daemon.snapshot import NodeState, StatusReport
+from p2pdiloco.identity import Identity
+
+RUN = "ab" * 32
+
+
+class Network:
+    """Peers of a run that answer as they are told, and visitors who ask."""
+
+    def __init__(self) -> None:
+        self.hub = MemoryNetwork()
+        self.peers: list[MemoryTransport] = []
+
+    def _transport(self) -> MemoryTransport:
+        return self.hub.transport(Identity.generate().peer_id, [])
+
+    async def add(self, state: NodeState | None, incarnation: int = 1, run: str = RUN) -> str:
+        """A member; without a state it refuses to answer. `run`: what it says that its answer is about."""
+        transport, door = self._transport(), FrontDoor()
+        if state is not None:
+            report = StatusReport(run_name="test", run_id=run, answered_by=transport.peer_id, state=state)
+            door.status, door.member_run = (lambda: report), RUN
+        await transport.start(door)
+        summary = wire.RunSummary(RUN, "test", transport.peer_id)
+        await transport.put_record(wire.RUNS_KEY, wire.encode(wire.RunList((summary,))), 60)
+        record = wire.Presence(WIRE_VERSION, incarnation, "x", tuple(transport.addresses()))
+        await transport.put_record(wire.members_key(RUN), wire.encode(record), 60)
+        self.peers.append(transport)
+        return transport.peer_id
+
+    async def ask(self, wanted: str = "", patience_s: float = 5.0) -> StatusReport:
+        visitor, search = self._transport(), Search(wanted, [])
+        await visitor.start(FrontDoor())
+        self.peers.append(visitor)
+        try:
+            async with asyncio.timeout(patience_s):
+                return await search.report(visitor)
+        except TimeoutError:
+            raise search.failure(patience_s) from None
+
+
+@pytest.fixture
+async def network() -> AsyncIterator[Network]:
+    made = Network()
+    try:
+        yield made
+    finally:
+        for transport in made.peers:
+            await transport.close()
+
+
+async def test_the_next_member_is_asked_when_one_refuses_or_is_dead_or_answers_nonsense(
+    network: Network,
+) -> None:
+    await network.add(None, incarnation=5)
+    await network.add("training", incarnation=4, run="cd" * 32)
+    network.hub.kill(await network.add("training", incarnation=3))
+    good = await network.add("training", incarnation=2)
+    assert (await network.ask("test")).answered_by == good
+
+
+async def test_a_member_that_is_still_catching_up_answers_only_if_nobody_else_does(network: Network) -> None:
+    late = await network.add("catching up", incarnation=9)
+    assert (await network.ask()).answered_by == late
+    settled = await network.add("training", incarnation=1)
+    assert (await network.ask(RUN[:8])).answered_by == settled
+
+
+async def test_failure_says_what_was_found(network: Network) -> None:
+    with pytest.raises(Exception, match=r"listed no run within 0.2 s"):
+        await network.ask(patience_s=0.2)
+    silent = await network.add(None)
+    with pytest.raises(Exception, match=rf"no member of run test answered .*{silent[-6:]}: not-a-member"):
+        await network.ask(patience_s=0.2)
+    with pytest.raises(Exception, match='the peers know no run "other"') as caught:
+        await network.ask("other", patience_s=0.2)
+    assert caught.value.hint == f"they know: test ({RUN[:12]})"  # type: ignore[attr-defined]
