@@ -18,6 +18,7 @@ from p2pdiloco import __version__
 from p2pdiloco.cli.commands import bootstrap, demo, node, status
 from p2pdiloco.cli.options import known_variables
 from p2pdiloco.cli.runs import run_group
+from p2pdiloco.cli.simulate import simulate
 from p2pdiloco.config.settings import check_environment
 from p2pdiloco.errors import UserError
 
@@ -32,7 +33,7 @@ def cli() -> None:
     check_environment(os.environ, known_variables(cli))
 
 
-for command in (run_group, bootstrap, node, status, demo):
+for command in (run_group, bootstrap, node, status, demo, simulate):
     cli.add_command(command)
 
 
