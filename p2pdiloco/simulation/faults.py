@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from p2pdiloco.core.effects import AcceptTransfer, CommitVersion, Effect, Merge, Persist, Send, UpdateRecord
 from p2pdiloco.core.events import LeaveRequested
+from p2pdiloco.core.messages import Elected, VoteGranted, VoteRequest
 from p2pdiloco.simulation.invariants import Violation
 from p2pdiloco.simulation.plan import Plan, draw_spec, stream
 
@@ -16,6 +18,15 @@ if TYPE_CHECKING:
 
 LEAVE_PATIENCE_S = 20.0
 """A node that was asked to leave must have left by then, whatever the network does."""
+MOMENTS: tuple[type[Any], ...] = (
+    VoteGranted,
+    VoteRequest,
+    Elected,
+    AcceptTransfer,
+    Merge,
+    UpdateRecord,
+    CommitVersion,
+)
 KINDS = (
     "crash",
     "replace",
@@ -37,6 +48,7 @@ class Faults:
         self._world = world
         self._plan = plan
         self._rng = stream(plan.seed, "faults")
+        self.trap: type[Any] | None = None
         self.counts: dict[str, int] = {}
         minutes = (plan.faults_until_s - plan.faults_from_s) / 60.0
         for kind in KINDS:
@@ -68,11 +80,25 @@ class Faults:
     # --- nodes ---------------------------------------------------------------------------------------
 
     def _crash(self) -> None:
+        """At once, or (as often) at the next moment of a chosen kind, when most is at stake."""
+        if self._rng.random() < 0.5:
+            self.trap = self._rng.choice(MOMENTS)
+            return
         host = self._victim()
         if host is not None:
             down_s = self._rng.choice([0.3, 2.0, 8.0, 20.0]) * self._rng.uniform(0.5, 1.5)
             self._note(host.peer, f"kill -9, back in {down_s:.1f} s")
             self._world.crash(host, back_in_s=down_s)
+
+    def spring(self, host: Host, effect: Effect) -> None:
+        """A trap is set: kill the node whose effect is of the awaited kind, in the middle of it."""
+        message = effect.message if isinstance(effect, Send) else None
+        record = effect.record if isinstance(effect, Persist) else None
+        trap = self.trap
+        if trap is not None and trap in (type(effect), type(message), type(record)):
+            self._note(host.peer, f"kill -9 at {trap.__name__}")
+            self.trap = None
+            self._world.clock.after(0.0, self._world.crash, host, self._rng.choice([0.2, 1.0, 6.0]))
 
     def _removable(self) -> Host | None:
         """A node that may go for ever: enough others stay, and each fragment's state with them."""

@@ -162,6 +162,10 @@ class Host:
         """One effect."""
         if self.world.trace.write is not None:
             self.world.trace.effect(self.now, self.peer, effect)
+        if self.world.faults.trap is not None:
+            self.world.faults.spring(self, effect)
+        if self.world.on_effect is not None:
+            self.world.on_effect(self, effect)
         self._handlers[type(effect)](effect)
 
     def _plan_tick(self) -> None:
@@ -319,6 +323,8 @@ class Host:
     def _persist(self, effect: fx.Persist) -> None:
         if isinstance(effect.record, fx.UpdateRecord):
             self._held(effect.record.ticket)
+        else:
+            self.world.watch.votes_for(self, effect.record)
         self._write(effect)
 
     def _write(self, job: fx.Persist | Checkpoint) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from p2pdiloco.core.messages import Announce, Elected, Message, Progress, VoteGranted
-from p2pdiloco.core.types import Certificate, ContributionHeader, SignedVersion, Vote, signed_bytes
+from p2pdiloco.core.effects import VoteRecord
+from p2pdiloco.core.messages import Announce, Elected, Message, Progress, VoteGranted, VoteRequest
+from p2pdiloco.core.types import Certificate, ContributionHeader, Head, SignedVersion, Vote, signed_bytes
 from p2pdiloco.simulation.lineage import Displacement, FragmentState
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ class Watch:
         self.elections = 0
         self.switches = 0
         self._last: Message | None = None
+        self._candidates: dict[tuple[str, int, int], Head] = {}
         self._votes: dict[tuple[str, int, int], str] = {}
         self._offices: dict[tuple[int, int], list[Certificate]] = {}
 
@@ -125,6 +127,8 @@ class Watch:
             body = message.vote.body
             if host.disk.votes.get((body.fragment, body.term)) != body.candidate:
                 raise Violation("durable-first", f"{host.peer} sends a vote that is not on its disk")
+        elif isinstance(message, VoteRequest):
+            self._candidates[(host.peer, message.fragment, message.term)] = message.head
         elif isinstance(message, Elected):
             self._elected(message.certificate)
         elif isinstance(message, Progress):
@@ -144,6 +148,14 @@ class Watch:
             )
         if held < header.number:
             raise Violation("durable-first", f"{host.peer} announces version {header.number}, holds {held}")
+
+    def votes_for(self, host: Host, record: VoteRecord) -> None:
+        """A node makes up its mind to vote."""
+        head = self._candidates.get((record.candidate, record.fragment, record.term))
+        own = host.stores[record.fragment].version.header.head()
+        if record.candidate != host.peer and head is not None and head.weight < own.weight:
+            where = f"{host.peer} at version {own.number}, fragment {record.fragment}"
+            raise Violation("no-lighter-syncer", f"{where}: votes for {record.candidate} at {head.number}")
 
     def _voted(self, vote: Vote) -> None:
         body = vote.body

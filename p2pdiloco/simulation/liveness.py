@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 LOOK_EVERY_S = 1.0
 MIN_NEW_VERSIONS = 2
+MAX_BEHIND = 3
+"""Versions that a live node may be behind the head in the end."""
 
 
 class Liveness:
@@ -75,7 +77,7 @@ class Liveness:
         best = max(up, key=lambda h: h.stores[fragment].version.header.head().weight).stores[fragment]
         if best.version.header.number < self._heads_at_heal[fragment] + MIN_NEW_VERSIONS:
             return f"stands at version {best.version.header.number}"
-        if not self._agreed[fragment]:
+        if not self._agreed[fragment] and not self._one_chain(fragment, up, best.version):
             heads = ", ".join(f"{h.peer} {h.stores[fragment].version.header.number}" for h in up)
             return f"heads never were equal: {heads}"
         for host in up:
@@ -83,6 +85,12 @@ class Liveness:
             if reason:
                 return reason
         return ""
+
+    def _one_chain(self, fragment: int, up: list[Host], best: SignedVersion) -> bool:
+        """Where versions are made faster than they travel, heads are never equal, but close together."""
+        chain = self._world.watch.ancestors(best)
+        versions = [host.stores[fragment].version.header for host in up]
+        return all(v.digest() in chain and best.header.number - v.number <= MAX_BEHIND for v in versions)
 
     def _missing_steps(self, fragment: int, host: Host, best: FragmentState, version: SignedVersion) -> str:
         """The steps of a learner's present life up to the end of the faults must be in the chain, and later

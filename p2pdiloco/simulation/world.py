@@ -5,6 +5,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable
 
+from p2pdiloco.core.effects import Effect
 from p2pdiloco.core.events import PresenceSeen
 from p2pdiloco.core.types import VersionHeader
 from p2pdiloco.simulation.bulk import Bulk
@@ -39,6 +40,8 @@ class World:
         self.bulk = Bulk(self.clock, self.network, self.hosts)
         self.watch = Watch(plan.config.genesis_versions)
         self.records: dict[str, int] = {}
+        self.on_effect: Callable[[Host, Effect], None] | None = None
+        """For hand-made scenarios: sees every effect just before it is carried out."""
         self.last_syncer = ""
         self.healed = False
         self.gone: set[str] = set()
@@ -82,6 +85,8 @@ class World:
 
     def crash(self, host: Host, back_in_s: float | None) -> None:
         """kill -9, and a restart with the same disk unless the machine is lost for ever."""
+        if not host.up:
+            return
         host.learner.stop(self.clock.now)
         host.crash()
         self.bulk.host_down(host)
@@ -133,6 +138,7 @@ class World:
     def heal(self) -> None:
         """Faults stop: links, disks and frozen nodes recover, everything that still exists is started."""
         self.healed = True
+        self.faults.trap = None
         self.network.heal()
         self.trace.decision(self.clock.now, "-", "faults stop")
         for _, disk in sorted(self._disks.items()):

@@ -1,0 +1,104 @@
+"""Hand-made stories with one fault each: who is killed, when, and how soon the others go on."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from sim_kit import Commits, calm_plan
+
+from p2pdiloco.core.effects import AcceptTransfer, CommitVersion, Effect, Merge, Persist, UpdateRecord
+from p2pdiloco.simulation.host import Host
+from p2pdiloco.simulation.world import World
+
+
+def held_up(effect: Effect, moment: str) -> bool:
+    """Whether this effect is the given moment in a syncer's round."""
+    if moment == "collecting":
+        return isinstance(effect, AcceptTransfer)
+    if moment == "merging":
+        return isinstance(effect, Merge)
+    return isinstance(effect, Persist) and isinstance(effect.record, UpdateRecord)
+
+
+@pytest.mark.parametrize("moment", ["collecting", "merging", "persisting"])
+@pytest.mark.parametrize("comes_back", [False, True])
+def test_syncer_killed(moment: str, comes_back: bool) -> None:
+    world = World(calm_plan(4, quorum=2))
+    commits = Commits(world)
+    killed: list[tuple[float, str, int, int]] = []
+
+    def kill(host: Host, effect: Effect) -> None:
+        if not killed and host.now > 12.0 and held_up(effect, moment):
+            record = getattr(effect, "record", None)
+            fragment = record.version.header.fragment if record is not None else effect.fragment
+            number = host.stores[fragment].version.header.number
+            killed.append((host.now, host.peer, fragment, number))
+            world.clock.after(0.0, world.crash, host, 6.0 if comes_back else None)
+
+    commits.act = kill
+    result = world.run()
+    assert result.ok, (result.detail, result.stuck)
+    assert result.lost_to_forks == 0
+    at_s, victim, fragment, number = killed[0]
+    later = [t for t, p, f, n in commits.seen if f == fragment and n > number and p != victim]
+    resumed_s = min(t for t in later if t > at_s)
+    # Three heartbeats of suspicion or two failed sends, one election, one re-send, one merge.
+    assert resumed_s - at_s < 8.0
+    assert victim in {host.peer for host in world.up_hosts()} or not comes_back
+
+
+def test_late_joiner_catches_up_before_it_votes_or_contributes() -> None:
+    plan = calm_plan(4)
+    world = World(dataclasses.replace(plan, joins_s=(0.0, 0.3, 0.6, 20.0)))
+    late: list[tuple[float, str]] = []
+
+    def note(host: Host, effect: Effect) -> None:
+        if host.peer == "n3":
+            late.append((host.now, type(effect).__name__))
+            if type(effect).__name__ in ("OfferContribution", "Persist"):
+                assert host.may_serve
+                assert host.stores[0].version.header.number > 0
+
+    commits = Commits(world)
+    commits.act = note
+    result = world.run()
+    assert result.ok, (result.detail, result.stuck)
+    offers = [t for t, name in late if name == "OfferContribution"]
+    assert offers and min(offers) < 30.0
+    assert result.lost_to_forks == 0
+
+
+def test_two_partitions_heal_to_one_chain_and_one_syncer() -> None:
+    plan = calm_plan(6, until_s=50.0, quorum=2)
+    world = World(plan)
+    halves = (("n0", "n1", "n2"), ("n3", "n4", "n5"))
+    links = [(a, b) for a in halves[0] for b in halves[1]]
+    links += [(b, a) for a, b in links]
+    for source, target in links:
+        world.clock.at(15.0, world.network.block, source, target)
+        world.clock.at(45.0, world.network.unblock, source, target)
+    commits = Commits(world)
+    result = world.run()
+    assert result.ok, (result.detail, result.stuck)
+    for half in halves:  # both sides went on alone
+        assert any(35.0 < t < 45.0 and p in half for t, p, _, _ in commits.seen)
+    assert result.switches > 0
+
+
+def test_nothing_stops_without_faults() -> None:
+    world = World(calm_plan(3))
+    counts: dict[str, int] = {}
+
+    def count(host: Host, effect: Effect) -> None:
+        if isinstance(effect, CommitVersion):
+            counts[host.peer] = counts.get(host.peer, 0) + 1
+
+    Commits(world).act = count
+    result = world.run()
+    assert result.ok and result.switches == 0 and result.split_terms == 0
+    # 2 fragments, a round every 2 s of at least 30 s: at least every other round comes about.
+    assert all(counts[peer] >= 14 for peer in ("n0", "n1", "n2"))
+    for host in world.up_hosts():
+        alive_s = world.clock.now - world.plan.joins_s[int(host.peer[1:])]
+        assert host.learner.step_at(world.clock.now) >= (alive_s - 5.0) / 0.2
