@@ -114,6 +114,8 @@ class Transport(Protocol):
     def peers_connected(self) -> int:
         """How many peers there is a connection to."""
 
+    restarts: int
+    """How often what carries the transport died and was replaced."""
     refusals: dict[str, int]
     """Counter of what peers did wrong, by reason."""
 

@@ -39,6 +39,7 @@ class Endpoint(ABC):
     def __init__(self, peer_id: str, pace: streams.Pace | None = None) -> None:
         self.peer_id = peer_id
         self.refusals: dict[str, int] = {}
+        self.restarts = 0
         self._handlers: TransportHandlers | None = None
         self._pace = pace
         self._slots_out = asyncio.Semaphore(MAX_STREAMS_OUT)

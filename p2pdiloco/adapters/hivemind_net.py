@@ -79,8 +79,6 @@ class HivemindTransport(Endpoint):
         self._observed: list[str] = []
         self._connected: set[str] = set()
         self._tasks: list[asyncio.Task[None]] = []
-        self.restarts = 0
-        """How often a dead p2pd has been replaced."""
 
     @property
     def p2pd_pid(self) -> int | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from p2pdiloco.core.types import NEVER, Head, SignedVersion, Stamp, VersionHeader, Watermark
+from p2pdiloco.core.types import MAX_WATERMARKS, NEVER, Head, SignedVersion, Stamp, VersionHeader, Watermark
 from p2pdiloco.errors import invariant
 
 WATERMARK_VERSIONS = 1024
@@ -69,7 +69,11 @@ class Chain:
         for part in header.contributors:
             table[part.learner] = Watermark(part.learner, part.stamp, header.number)
         floor = header.number - WATERMARK_VERSIONS
-        return tuple(mark for _, mark in sorted(table.items()) if mark.number >= floor)
+        kept = [mark for _, mark in sorted(table.items()) if mark.number >= floor]
+        if len(kept) > MAX_WATERMARKS:
+            newest = sorted(kept, key=lambda mark: (-mark.number, mark.learner))[:MAX_WATERMARKS]
+            kept = sorted(newest, key=lambda mark: mark.learner)
+        return tuple(kept)
 
     def extend(self, version: SignedVersion) -> None:
         """Append a child of the head."""

@@ -35,7 +35,7 @@ class Timing(Struct, frozen=True, kw_only=True):
     """A node with saved state that hears of no confirmed member for so long goes on from what it has."""
     genesis_wait_s: float = 3.0
     """A node told to start a run listens this long for members before it does, if anybody is listed."""
-    leave_s: float = 5.0
+    leave_s: float = 3.0
     """A leaving node waits at most this long for its last contributions to be merged."""
     query_s: float = 1.0
     """An unknown office is asked about at most this often."""

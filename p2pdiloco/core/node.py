@@ -142,6 +142,8 @@ class Core:
         if now >= self._next_heartbeat_s:
             self._next_heartbeat_s = now + self._shared.timing.heartbeat_s
             self._shared.view.forget_stale(now)
+            for peer in self._shared.view.newly_silent(now):
+                self._shared.out.record("silent", None, "not counted on: silent or unreachable", peer=peer)
             if not self._left:
                 progress = self._progress()
                 for peer in self._shared.view.to_greet(now):

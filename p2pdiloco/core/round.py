@@ -309,7 +309,9 @@ class Round:
         self._spare.busy = True
         inputs = tuple(MergeInput(part_of(h.header), h.ticket) for h in self._merging if h.ticket is not None)
         number = self._chain.head.number + 1
-        expected = len(self._shared.expected_learners(now))
+        # A contributor whose heartbeat has not been heard yet is alive all the same.
+        live = {*self._shared.expected_learners(now), *(i.contributor.learner for i in inputs)}
+        expected = len(live)
         reason = f"{len(inputs)} of {expected} live learners"
         if missing:
             reason += ", grace is over"

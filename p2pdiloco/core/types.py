@@ -23,6 +23,7 @@ Ticket = int
 
 MAX_CONTRIBUTORS = 256
 MAX_FRAGMENTS = 1024
+MAX_WATERMARKS = 2048
 WHOLE_RUN: GroupId = "all"
 """The one group that exists while there are no rotating groups."""
 

@@ -41,6 +41,7 @@ class View:
         self._me = me
         self._timing = timing
         self._members: dict[str, Member] = {}
+        self._counted_on: set[str] = set()
 
     def listed(self, peer: str, incarnation: int, now: float) -> None:
         """The DHT has an unexpired presence record of this peer."""
@@ -110,6 +111,13 @@ class View:
         """Seconds since anything was heard from the peer (very large: never)."""
         member = self._members.get(peer)
         return now - member.heard_s if member else 1e18
+
+    def newly_silent(self, now: float) -> list[str]:
+        """Members that were counted on at the last call and are not any more, sorted."""
+        live = set(self.live(now))
+        gone = sorted(peer for peer in self._counted_on - live if not self.has_left(peer))
+        self._counted_on = live
+        return gone
 
     def members(self, now: float) -> list[str]:
         """Peers that count in majorities, sorted."""

@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
@@ -35,7 +36,9 @@ T = TypeVar("T")
 logger = logging.getLogger("p2pdiloco")
 LINE_EVERY_S = 10.0
 VIEW_EVERY_S = 0.5
-HURRIED, BROKEN = 130, 70
+HURRIED, BROKEN, UNFINISHED = 130, 70, 75
+LEAVE_AT_MOST_S = 9.5
+"""Who stops a node may rely on 10 s."""
 
 
 def run_node(settings: NodeSettings) -> int:
@@ -78,12 +81,22 @@ def _plain(log: LogStyle) -> Style:
 
 
 def _fail_loudly(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """A bug of ours in a handler ends the daemon (a service manager starts it again); the rest is logged:
+    """A bug of ours in a callback ends the daemon (a service manager starts it again); the rest is logged:
     hivemind's tasks complain here about closed connections."""
-    if context.get("bug") or isinstance(context.get("exception"), InvariantViolation):
+    error = context.get("exception")
+    if context.get("bug") or isinstance(error, InvariantViolation) or _is_ours(error):
         loop.default_exception_handler(context)
         os._exit(BROKEN)
     logger.debug("event loop: %s", context.get("message"), exc_info=context.get("exception"))
+
+
+def _is_ours(error: BaseException | None) -> bool:
+    """Whether an error that nobody handled comes out of this package, and is not the network's."""
+    if error is None or isinstance(error, asyncio.CancelledError | OSError):
+        return False
+    frames = traceback.extract_tb(error.__traceback__)
+    package = str(Path(__file__).parents[1])
+    return any(f.filename.startswith(package) and "hivemind_binding" not in f.filename for f in frames)
 
 
 # --- node --------------------------------------------------------------------------------------------
@@ -130,6 +143,7 @@ async def _membership(
         await asyncio.wait({training, stopping, showing, listing}, return_when=asyncio.FIRST_COMPLETED)
         if stop.is_set():
             logger.info("leaving: finishing what is in flight, saving")
+            asyncio.get_running_loop().call_later(LEAVE_AT_MOST_S, _leave_unfinished)
             training.cancel()
             await member.leave()
     finally:
@@ -140,6 +154,11 @@ async def _membership(
     for result in results:
         if isinstance(result, BaseException) and not isinstance(result, asyncio.CancelledError):
             raise result
+
+
+def _leave_unfinished() -> None:
+    logger.error("leaving takes too long: ending now; what was saved before stays")
+    os._exit(UNFINISHED)
 
 
 async def _show(member: Member, settings: NodeSettings, recent: RecentLines) -> None:

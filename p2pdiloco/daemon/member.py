@@ -41,7 +41,7 @@ from p2pdiloco.tensors.vault import Vault
 
 logger = logging.getLogger(__name__)
 LEARNER_STOP_S = 3.0
-FLUSH_S = 1.0
+FLUSH_S = 0.5
 
 
 class Member:
@@ -87,6 +87,8 @@ class Member:
             self._loop.time(),
         )
         self.report = Report(run, me, settings.name, self._events, recent)
+        for problem in found.problems:
+            self.report.write("checkpoint", problem)
         self.runner = Runner(
             self.core, self.compute, self.tickets, self._store, updates, self._io, self.report.on_record
         )
@@ -157,6 +159,7 @@ class Member:
     async def run(self) -> None:
         """Join, catch up, train, until cancelled or broken. Raises what broke us."""
         spawn = self.runner.spawn
+        spawn(self._watch_p2pd())
         spawn(self.presence.publish())
         spawn(self.presence.watch(lambda: self.core.confirmed))
         await self.runner.learner.prepare()
@@ -203,9 +206,9 @@ class Member:
             await asyncio.wait(ends, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
             await self.runner.outbound.flush(FLUSH_S)
         stamps = {f.index: self.core.fragments[f.index].own.resume_stamps() for f in self._run.layouts}
-        if await self.runner.learner.stop(LEARNER_STOP_S):
+        saved, _ = await asyncio.gather(self.runner.learner.stop(LEARNER_STOP_S), self.save_fragments())
+        if saved:
             write_resume(self._store.folder, stamps)
-        await self.save_fragments()
         self.report.write("shutdown", "left", dropped=self._events.dropped)
 
     async def close(self) -> None:
@@ -229,6 +232,14 @@ class Member:
             self.runner.learner.evaluate(tag)
             tag += 1
             await asyncio.sleep(self._settings.eval_every_s)
+
+    async def _watch_p2pd(self) -> None:
+        restarts = self._transport.restarts
+        while True:
+            await asyncio.sleep(1)
+            if self._transport.restarts != restarts:
+                restarts = self._transport.restarts
+                self.report.write("p2pd", "died and was started again", restarts=restarts)
 
     async def _save_regularly(self) -> None:
         while True:

@@ -47,5 +47,5 @@ def save_peers(data_dir: Path, peers: Sequence[Sequence[str]]) -> None:
         temporary.write_text("".join(f"{line}\n" for line in lines), "ascii")
         temporary.replace(path)
     except (OSError, UnicodeEncodeError) as error:
+        # A temporary file that may be left behind is overwritten the next time.
         logger.warning("the addresses of peers cannot be kept in %s: %s", path, error)
-        temporary.unlink(missing_ok=True)

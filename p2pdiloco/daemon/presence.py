@@ -18,6 +18,8 @@ REFRESH_S = 12.0
 LOOK_S = 3.0
 LOOK_FAST_S = 1.0
 MAX_ADDRESSES = 8
+MAX_DIALS = 16
+DIAL_PATIENCE_S = 1.5
 MAX_NAMED = 4096
 """Peers that are remembered by name, the longest unseen forgotten first."""
 
@@ -51,6 +53,7 @@ class Presence:
         self._keep = keep
         self._connected: dict[str, tuple[str, ...]] = {}
         self._strangers: set[str] = set()
+        self._dials: dict[str, asyncio.Task[None]] = {}
         self.names: dict[str, str] = {}
 
     async def publish(self) -> None:
@@ -64,14 +67,17 @@ class Presence:
 
     async def watch(self, settled: Callable[[], bool]) -> None:
         """Look who is there, for ever; more often until we are settled."""
-        while True:
-            await self.look()
-            await asyncio.sleep(LOOK_S if settled() else LOOK_FAST_S)
+        try:
+            while True:
+                await self.look()
+                await asyncio.sleep(LOOK_S if settled() else LOOK_FAST_S)
+        finally:
+            for dial in self._dials.values():
+                dial.cancel()
 
     async def look(self) -> None:
-        """One look: dial whom we do not know yet, and tell the core."""
+        """One look: tell the core, and dial whom we do not know yet; a dead member's record delays nobody."""
         members: list[tuple[str, int]] = []
-        dials = []
         for peer, value in sorted((await self._transport.get_records(wire.members_key(self._run))).items()):
             try:
                 record = wire.decode(value, wire.Presence)
@@ -88,12 +94,11 @@ class Presence:
             members.append((peer, record.incarnation))
             self._remember(peer, record.name)
             if peer != self._transport.peer_id and self._connected.get(peer) != record.addresses:
-                dials.append(self._dial(peer, record.addresses))
-        before = dict(self._connected)
-        await asyncio.gather(*dials)
-        if self._connected != before:
-            self._keep(list(self._connected.values()))
-        self._post(ev.PresenceSeen(tuple(members)))
+                self._start_dial(peer, record.addresses)
+        if self._dials:
+            await asyncio.wait(list(self._dials.values()), timeout=DIAL_PATIENCE_S)
+        # Whom we cannot reach yet the core need not try: a failed dial is held against the next ones.
+        self._post(ev.PresenceSeen(tuple(m for m in members if m[0] not in self._dials)))
 
     def _remember(self, peer: str, name: str) -> None:
         self.names.pop(peer, None)
@@ -103,9 +108,16 @@ class Presence:
             del self.names[oldest]
             self._connected.pop(oldest, None)
 
+    def _start_dial(self, peer: str, addresses: tuple[str, ...]) -> None:
+        if peer not in self._dials and len(self._dials) < MAX_DIALS:
+            self._dials[peer] = asyncio.create_task(self._dial(peer, addresses), name=f"dial-{peer[-6:]}")
+
     async def _dial(self, peer: str, addresses: tuple[str, ...]) -> None:
         try:
             await self._transport.connect(peer, addresses)
             self._connected[peer] = addresses
+            self._keep(list(self._connected.values()))
         except PeerUnreachable as error:
             logger.debug("cannot dial %s: %s", peer, error)
+        finally:
+            del self._dials[peer]

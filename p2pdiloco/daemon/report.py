@@ -29,7 +29,7 @@ from p2pdiloco.learner.host import LearnerExited
 
 logger = logging.getLogger(__name__)
 LOUD = frozenset(
-    {"join", "leave", "office", "suspicion", "catchup", "fork", "refusal", "election", "learner"}
+    {"join", "silent", "leave", "office", "suspicion", "catchup", "fork", "refusal", "election", "learner"}
 )
 """Kinds that are shown among the latest reasons and logged; the others only go into the diary."""
 

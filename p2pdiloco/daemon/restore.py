@@ -21,6 +21,8 @@ class Found(Struct, frozen=True):
     """Restored core state, and which version the vault holds of every fragment."""
 
     restored: Restored
+    problems: list[str]
+    """Sentences about what was damaged and set aside."""
     versions: dict[int, tuple[SignedVersion, tuple[Watermark, ...]]]
 
 
@@ -37,11 +39,12 @@ def restore(config: CoreConfig, store: RunStore, vault: Vault, updates: UpdateLo
         marks = chain.table()
         fragments.append(RestoredFragment(log=chain.logged_all(), watermarks=marks))
         versions[fragment] = (chain.signed, marks)
-    for problem in store.take_problems():
+    problems = store.take_problems()
+    for problem in problems:
         logger.warning("%s", problem)
     saved = any(f.log[-1].header.number > 0 for f in fragments)
     votes = tuple(store.votes().values())
-    return Found(Restored(fragments=tuple(fragments), votes=votes, saved=saved), versions)
+    return Found(Restored(fragments=tuple(fragments), votes=votes, saved=saved), problems, versions)
 
 
 def _load(

@@ -22,6 +22,8 @@ from p2pdiloco.ports import Buffer, PullSource, PushSink, Refusal, Transport
 logger = logging.getLogger(__name__)
 PAUSE_S = 15.0
 """Longest pause in a bulk stream before it counts as cut."""
+MAX_ARRIVING_BYTES = 1 << 30
+"""Contributions whose payload is arriving, all together."""
 MAX_PINS = 16
 """States that are being read by others at one time."""
 
@@ -55,6 +57,7 @@ class Transfers:
         self._next_transfer = 1
         self._decisions: dict[int, wire.Answer | None] = {}
         self._pins = 0
+        self._arriving_bytes = 0
         self.bytes_in = 0
         self.bytes_out = 0
 
@@ -66,6 +69,9 @@ class Transfers:
 
     def on_push(self, sender: str, request: wire.PushContribution) -> PushSink | Refusal:
         """A peer offers a contribution."""
+        size = request.signed.header.payload_bytes
+        if self._arriving_bytes + size > MAX_ARRIVING_BYTES:
+            return Refusal(wire.encode(wire.Answer(False, "busy", None)))
         transfer = self._next_transfer
         self._next_transfer += 1
         self._decisions[transfer] = None
@@ -73,6 +79,7 @@ class Transfers:
         decision = self._decisions.pop(transfer)
         if decision is not None:
             return Refusal(wire.encode(decision))
+        self._arriving_bytes += size
         return _Sink(self, transfer, request.signed.header)
 
     async def on_pull(self, pull: wire.PullUpdate | wire.PullState) -> PullSource | Refusal:
@@ -135,6 +142,7 @@ class Transfers:
     async def payload_arrived(self, transfer: int, header: ContributionHeader, payload: bytearray) -> bytes:
         """Judge the content, let the core know, return its answer."""
         self.bytes_in += len(payload)
+        self._arriving_bytes -= len(payload)
         reason = ""
         try:
             await self._check(header.fragment, payload, header.codec, header.payload_digest)
@@ -150,8 +158,9 @@ class Transfers:
             raise InvariantViolation("the core did not answer a received contribution")
         return wire.encode(answer)
 
-    def payload_broken(self, transfer: int) -> None:
+    def payload_broken(self, transfer: int, size: int) -> None:
         """The stream was cut."""
+        self._arriving_bytes -= size
         self._post(ev.ContributionBroken(transfer, "cut"))
 
     # --- what the core asks of peers -----------------------------------------------------------------
@@ -253,7 +262,7 @@ class _Sink:
         return await self._transfers.payload_arrived(self._transfer, self._header, self._payload)
 
     def abort(self, reason: str) -> None:
-        self._transfers.payload_broken(self._transfer)
+        self._transfers.payload_broken(self._transfer, self.payload_bytes)
 
 
 def refuse(reason: str) -> Refusal:

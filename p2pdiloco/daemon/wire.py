@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from p2pdiloco.core.types import (
+    MAX_WATERMARKS,
     Count,
     Head,
     PeerId,
@@ -25,7 +26,6 @@ from p2pdiloco.errors import RemoteError
 
 MESSAGE, QUERY = b"m", b"q"
 MAX_RUNS = 64
-MAX_WATERMARKS = 2048
 Text = Annotated[str, Meta(max_length=200)]
 
 
