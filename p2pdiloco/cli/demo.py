@@ -7,14 +7,9 @@ commands do when people type them on different machines.
 from __future__ import annotations
 
 import os
-import shutil
-import signal
 import statistics
-import tempfile
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -23,6 +18,7 @@ from rich.console import Console
 from p2pdiloco.cli import demo_model, demo_plot
 from p2pdiloco.cli import demo_verdict as verdict
 from p2pdiloco.cli.demo_chronicle import Chronicle, Tail
+from p2pdiloco.cli.demo_frame import Interrupted, check_writable, demo_folder, stop_signals, write
 from p2pdiloco.cli.demo_swarm import DemoFailed, Swarm
 from p2pdiloco.cli.demo_verdict import Kill, Summary
 from p2pdiloco.cli.demo_view import Screen, render_summary
@@ -30,7 +26,6 @@ from p2pdiloco.config.loader import render_toml
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.presets import for_run
 from p2pdiloco.config.settings import DemoSettings
-from p2pdiloco.errors import StorageError, UserError
 
 EXIT_VERDICT = 1
 EXIT_INTERRUPTED = 130
@@ -46,10 +41,6 @@ RECOVERY_S = 30.0
 """How much longer the demo lasts at most while a recovery is not complete."""
 
 
-class Interrupted(BaseException):
-    """The person wants to stop. Not an `Exception`: no handler on the way may take it for a failure."""
-
-
 def run(settings: DemoSettings) -> int:
     """Run the demo. Exit status: 0 well, 1 the swarm failed at what it should show, 130 interrupted.
 
@@ -59,9 +50,9 @@ def run(settings: DemoSettings) -> int:
     manifest = for_run(settings.preset, "demo")
     plot = settings.plot or DEFAULT_PLOT
     for path in filter(None, (settings.report, plot)):
-        _check_writable(path)
+        check_writable(path)
     console = Console(stderr=True)
-    with _signals() as stop, _folder(settings.keep) as folder:
+    with stop_signals() as stop, demo_folder(settings.keep) as folder:
         try:
             return Demo(settings, manifest, folder, plot, console, stop).run()
         except Interrupted:
@@ -69,6 +60,8 @@ def run(settings: DemoSettings) -> int:
             return EXIT_INTERRUPTED
         except DemoFailed as failure:
             console.print(f"\nFAILED: {failure}", style="bold red", markup=False)
+            if settings.keep is None:
+                console.print("--keep DIR keeps the logs of all processes")
             return EXIT_VERDICT
 
 
@@ -110,7 +103,9 @@ class Demo:
             finally:
                 self._swarm.end()
             self._read()
-            screen.note("all processes have ended; looking at what they saved")
+            screen.note("all processes have ended; what they saved is checked and evaluated")
+            screen.show(self._chronicle, "ended")
+            self._pause(0)
         finally:
             screen.stop()
         summary = self._judge(judge, loss_before, began_s, ended_s)
@@ -197,17 +192,15 @@ class Demo:
     # --- the kill ----------------------------------------------------------------------------------------
 
     def _kill(self) -> None:
+        self._read()  # the very latest offices
         chronicle = self._chronicle
         name = verdict.choose_victim(chronicle, [n.name for n in self._swarm.nodes if n.alive])
         if not name:
             return
-        self._read()  # the very latest offices
-        fragments = chronicle.held_by(name)
-        if not fragments:
-            return
         at_s = self._swarm.node(name).kill()
         chronicle.mark(at_s)
-        self._read()  # its last lines, before it counts as dead
+        self._read()  # the last lines of before, its own among them
+        fragments = chronicle.held_at_mark(name)
         chronicle.nodes[name].started("killed")
         chronicle.first_training_s.pop(name, None)
         self._kills.append(Kill(name, at_s, tuple(fragments), {}, None))
@@ -296,7 +289,7 @@ class Demo:
         title = f"p2pdiloco demo: {settings.nodes} nodes, preset {settings.preset}"
         demo_plot.draw(self._plot, self._chronicle, began_s, self._kills, restarts, losses, title)
         if settings.report is not None:
-            _write(settings.report, msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n")
+            write(settings.report, msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n")
             files.append(str(settings.report))
         if settings.keep is not None:
             files.append(f"{settings.keep}/ (logs, events.jsonl and checkpoints of every process)")
@@ -307,55 +300,5 @@ def _headline(settings: DemoSettings, kills: bool) -> str:
     nodes = f"{settings.nodes} nodes" if settings.nodes > 1 else "one node"
     words = f"{nodes} on this machine train one language model together, peer to peer, on Python's own source"
     if kills:
-        return f"{words}; then one that merges for the others is killed (-9), and training goes on."
+        return f"{words}. Then the one that merges most for the others gets a kill -9, and training goes on."
     return f"{words}."
-
-
-def _check_writable(path: Path) -> None:
-    """Better told now than after two minutes. Raises: StorageError."""
-    existed = path.exists()
-    try:
-        path.open("ab").close()
-    except OSError as error:
-        raise StorageError(f"{path}: cannot be written: {error.strerror}") from error
-    if not existed:
-        path.unlink()
-
-
-def _write(path: Path, data: bytes) -> None:
-    try:
-        path.write_bytes(data)
-    except OSError as error:
-        raise StorageError(f"{path}: cannot be written: {error.strerror}") from error
-
-
-@contextmanager
-def _folder(keep: Path | None) -> Iterator[Path]:
-    """The folder of all processes: the one to keep, or a temporary one."""
-    if keep is None:
-        folder = Path(tempfile.mkdtemp(prefix="p2pdiloco-demo-"))
-        try:
-            yield folder
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-        return
-    try:
-        keep.mkdir(parents=True, exist_ok=True)
-        if any(keep.iterdir()):
-            raise UserError(f"{keep} is not empty", "give --keep a new folder")
-    except OSError as error:
-        raise StorageError(f"{keep}: cannot be used: {error.strerror}") from error
-    yield keep.resolve()
-
-
-@contextmanager
-def _signals() -> Iterator[threading.Event]:
-    """Set by Ctrl-C, SIGTERM and a closed terminal."""
-    stop = threading.Event()
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, lambda *_: stop.set()) for number in numbers}
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -137,15 +137,24 @@ class Chronicle:
         self.first_publish_after: dict[int, float] = {}
         """Fragment -> when a version of it was first published after `mark_s`."""
         self.mark_s: float | None = None
+        self.offices_at_mark: dict[int, tuple[int, str]] = {}
 
     def mark(self, at_s: float) -> None:
-        """From here on, note the first publication of every fragment (the moment of the kill)."""
+        """Note who is in office at this moment (that of the kill), and the first publications after it.
+
+        The logs must be read once more before `offices_at_mark` is complete.
+        """
         self.mark_s = at_s
+        self.offices_at_mark = dict(self.offices)
         self.first_publish_after = {}
 
     def held_by(self, name: str) -> list[int]:
         """Fragments whose newest known syncer this node is."""
         return sorted(fragment for fragment, (_, syncer) in self.offices.items() if syncer == name)
+
+    def held_at_mark(self, name: str) -> list[int]:
+        """Fragments whose syncer this node was at the marked moment."""
+        return sorted(fragment for fragment, (_, syncer) in self.offices_at_mark.items() if syncer == name)
 
     def updates(self) -> int:
         """Outer updates so far: versions of all fragments."""
@@ -171,11 +180,11 @@ class Chronicle:
                 self.live += line["live"]
                 self.last_merge[fragment] = (line["contributors"], line["live"])
             case "publish" if "digest" in line:
-                return self._published(node, fragment, line)
+                self._published(node, fragment, line)
             case "apply" | "catchup" if "digest" in line:
                 node.on_version(fragment, line["number"], line["digest"], line["kind"] == "catchup")
             case "office" if "syncer" in line:
-                return self._office(fragment, line)
+                self._office(fragment, line)
             case "refusal":
                 self.refusals[line["reason"]] += 1
                 if line["reason"] == "digest-differs":
@@ -192,16 +201,15 @@ class Chronicle:
                 node.state = "saved, left"
         return ""
 
-    def _published(self, node: NodeTrace, fragment: int, line: dict[str, Any]) -> str:
+    def _published(self, node: NodeTrace, fragment: int, line: dict[str, Any]) -> None:
         node.on_version(fragment, line["number"], line["digest"], copied=False)
         self.newest[fragment] = max(self.newest[fragment], line["number"])
-        if self.mark_s is None or line["mono"] <= self.mark_s or fragment in self.first_publish_after:
-            return ""
-        self.first_publish_after[fragment] = line["mono"]
-        return ""
+        if self.mark_s is not None and line["mono"] > self.mark_s:
+            self.first_publish_after.setdefault(fragment, line["mono"])
 
-    def _office(self, fragment: int, line: dict[str, Any]) -> str:
+    def _office(self, fragment: int, line: dict[str, Any]) -> None:
         term, syncer = line["term"], self._names.get(line["syncer"], f"…{line['syncer'][-6:]}")
         if term > self.offices.get(fragment, (0, ""))[0]:
             self.offices[fragment] = (term, syncer)
-        return ""
+            if self.mark_s is not None and line["mono"] <= self.mark_s:
+                self.offices_at_mark[fragment] = (term, syncer)

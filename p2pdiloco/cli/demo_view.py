@@ -16,7 +16,7 @@ from p2pdiloco.cli.demo_verdict import Kill, Summary
 from p2pdiloco.daemon.wording import clean, count, duration, loss_text, ranges, sparkline
 
 LINE_EVERY_S = 10.0
-SHOWN_NOTES = 8
+KEPT_NOTES = 30
 CURVE_CELLS = 20
 STATE_STYLES = {"training": "green", "killed": "bold red", "starting": "yellow", "starting again": "yellow"}
 
@@ -28,7 +28,7 @@ class Screen:
         self._console = console
         self._headline = headline
         self._live: Live | None = None
-        self._notes: deque[tuple[float, str]] = deque(maxlen=SHOWN_NOTES)
+        self._notes: deque[tuple[float, str]] = deque(maxlen=KEPT_NOTES)
         self._opened_s = time.monotonic()
         self._next_line_s = 0.0
         self.began_s: float | None = None
@@ -68,8 +68,12 @@ class Screen:
     def _picture(self, chronicle: Chronicle, phase: str) -> RenderableType:
         first = Text.assemble((phase, "bold"), f"   {chronicle.updates()} outer updates")
         if chronicle.live:
-            first.append(f", {chronicle.contributors / chronicle.live:.0%} of live learners in every merge")
-        notes = [_note(at_s, text) for at_s, text in self._notes]
+            first.append(
+                f", {chronicle.contributors / chronicle.live:.0%} of the live learners in the average merge"
+            )
+        others = 6 + len(chronicle.nodes) + _fragment_rows(chronicle)
+        room = max(4, self._console.size.height - others - 1)
+        notes = [_note(at_s, text) for at_s, text in list(self._notes)[-room:]]
         return Group(first, Text(), _nodes(chronicle), Text(), _fragments(chronicle), Text(), *notes)
 
 
@@ -132,13 +136,17 @@ def _fragments(chronicle: Chronicle) -> Table:
     """Two fragments a line: version, syncer, and how many took part in the newest merge."""
     table = _table(*[">fragment", ">version", "syncer", "newest merge"] * 2)
     half = (chronicle.fragments + 1) // 2
-    for index in range(min(half, 12)):
+    for index in range(_fragment_rows(chronicle)):
         cells: list[Text] = []
         for fragment in (index, index + half):
             if fragment < chronicle.fragments:
                 cells += _fragment(chronicle, fragment)
         table.add_row(*cells)
     return table
+
+
+def _fragment_rows(chronicle: Chronicle) -> int:
+    return min((chronicle.fragments + 1) // 2, 12)
 
 
 def _fragment(chronicle: Chronicle, fragment: int) -> list[Text]:

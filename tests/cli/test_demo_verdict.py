@@ -96,6 +96,14 @@ def test_the_victim_is_the_node_with_most_offices_and_never_the_last_one(chronic
     assert choose_victim(chronicle, list(PEERS)) == "three"
 
 
+def test_the_victims_offices_are_those_of_the_moment_of_the_kill(chronicle: Chronicle) -> None:
+    chronicle.feed("two", line("office", 8.0, 0, syncer=PEERS["two"], term=1))
+    chronicle.mark(10.0)
+    chronicle.feed("two", line("office", 9.9, 1, syncer=PEERS["two"], term=1))  # written before, read after
+    chronicle.feed("one", line("office", 10.1, 0, syncer=PEERS["one"], term=2))
+    assert chronicle.held_at_mark("two") == [0, 1] and chronicle.held_by("two") == [1]
+
+
 def test_recovery_is_the_first_version_published_after_the_kill(chronicle: Chronicle) -> None:
     chronicle.feed("one", version("publish", 1, "a", mono=9.0))
     chronicle.mark(10.0)
