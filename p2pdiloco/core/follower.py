@@ -22,6 +22,7 @@ from enum import Enum, auto
 
 from p2pdiloco.core.chain import Chain
 from p2pdiloco.core.contributor import Contributor
+from p2pdiloco.core.doubts import Doubts
 from p2pdiloco.core.effects import ApplyUpdate, CommitVersion, DropSpare, FetchState, FetchUpdate, Release
 from p2pdiloco.core.events import FetchFailed, StateFetched, UpdateApplied, UpdateFetched
 from p2pdiloco.core.inbox import Spare
@@ -81,6 +82,7 @@ class Follower:
         self._round = round_
         self._machine = Machine(FOLLOW_TABLE, FollowState.RESTING)
         self._heads: dict[str, Head] = {}
+        self._doubts = Doubts()
         self._next: SignedVersion | None = None
         self._attempts = 0
         self._retry_at_s = 0.0
@@ -104,14 +106,20 @@ class Follower:
 
     def deadline(self) -> float | None:
         """When to try again."""
-        if self.state is not FollowState.RESTING or self._spare.busy or self._best() is None:
+        if self.state is not FollowState.RESTING or self._spare.busy:
             return None
-        return self._retry_at_s
-
-    def _best(self) -> tuple[str, Head] | None:
-        """The heaviest head above ours and who holds it."""
         ours = self._chain.head.weight
-        above = [(h.weight, peer, h) for peer, h in self._heads.items() if h.weight > ours]
+        first_s = self._doubts.first_s(p for p, h in self._heads.items() if h.weight > ours)
+        return None if first_s is None else max(first_s, self._retry_at_s)
+
+    def _best(self, now: float) -> tuple[str, Head] | None:
+        """The heaviest head above ours, and who holds it and is not in doubt."""
+        ours = self._chain.head.weight
+        above = [
+            (h.weight, peer, h)
+            for peer, h in self._heads.items()
+            if h.weight > ours and self._doubts.until_s(peer) <= now
+        ]
         if not above:
             return None
         _, peer, head = max(above, key=lambda item: (item[0], item[1]))
@@ -137,11 +145,15 @@ class Follower:
         """Start pulling if something heavier is known and nothing is under way."""
         if self.state is not FollowState.RESTING or self._spare.busy or now < self._retry_at_s:
             return
-        best = self._best()
+        best = self._best(now)
         if best is None:
             return
         target = best[1]
-        holders = [p for p, h in sorted(self._heads.items()) if h.number >= target.number]
+        holders = [
+            p
+            for p, h in sorted(self._heads.items())
+            if h.number >= target.number and self._doubts.until_s(p) <= now
+        ]
         peer = holders[self._attempts % len(holders)] if self._attempts else best[0]
         distance = target.number - self._chain.head.number
         if self._need_state or not 0 < distance <= self._shared.config.log_versions:
@@ -163,6 +175,14 @@ class Follower:
         )
         self._shared.out.put(FetchState(self._fragment, target.number, peer))
 
+    def _disappointed(self, peer: str, reason: str, now: float) -> None:
+        """The holder failed us; if that is its own fault, the next one is asked without a pause."""
+        fault = self._doubts.add(peer, reason, self._shared.timing.retry_s, now)
+        attempts = self._attempts
+        self._done(now, ok=False)
+        if fault:
+            self._attempts, self._retry_at_s = attempts, now
+
     def _done(self, now: float, ok: bool) -> None:
         self._machine.go(FollowSignal.DONE)
         self._spare.busy = False
@@ -181,7 +201,7 @@ class Follower:
             self._need_state = True
         if event.reason in ("unreachable", "not-ready"):
             self._heads.pop(event.peer, None)
-        self._done(now, ok=False)
+        self._disappointed(event.peer, event.reason, now)
 
     def update_fetched(self, event: UpdateFetched, now: float) -> None:
         """Check an update against our chain, then make its outer step."""
@@ -194,11 +214,15 @@ class Follower:
             forked = reason in ("parent-differs", "other-syncer")
             kind = "fork" if forked else "refusal"
             self._shared.out.record(kind, self._fragment, reason, peer=event.peer)
-            self._done(now, ok=False)
+            if forked or reason == "chain-moved":
+                self._done(now, ok=False)
+            else:
+                self._disappointed(event.peer, reason, now)
             self._need_state = self._need_state or forked
             return
         header = event.version.header
         self._next = event.version
+        self._doubts.drop(event.peer)
         self._shared.out.put(ApplyUpdate(self._fragment, header.number, event.ticket))
 
     def _why_not(self, version: SignedVersion) -> str:
@@ -248,10 +272,11 @@ class Follower:
         if not wanted or not signed:
             self._shared.out.put(DropSpare(self._fragment))
             if self.state is FollowState.COPYING:
-                reason = "no longer heavier" if signed else "version-signature"
-                self._shared.out.record("catchup", self._fragment, reason, peer=event.peer)
-                self._done(now, ok=signed)
+                reason = "behind" if signed else "version-signature"
+                self._shared.out.record("catchup", self._fragment, f"not taken: {reason}", peer=event.peer)
+                self._disappointed(event.peer, reason, now)
             return
+        self._doubts.drop(event.peer)
         shared = self._shared
         after = next((m.stamp for m in event.watermarks if m.learner == shared.me), Stamp(0, 0))
         merged_ticket, overwrite = self._own.would_merge(after)
