@@ -200,9 +200,23 @@ class Weather(RuleBasedStateMachine):
         self.restored = Restored(fragments=chains, votes=votes, saved=kept)
         self.start()
 
-    @rule()
-    def leave(self) -> None:
-        self.feed(ev.LeaveRequested())
+    @rule(seldom=st.integers(0, 15))
+    def leave(self, seldom: int) -> None:
+        if seldom == 15:
+            self.feed(ev.LeaveRequested())
+
+    @rule(learner=peers)
+    def a_good_second(self, learner: str) -> None:
+        """Else we would hardly ever be in office, with contributions in."""
+        for _ in range(3):
+            self.time_passes(0.3, True)
+            for _ in range(100):
+                if self.open:
+                    self.answer(0, 1, POOL[3])
+            assert not self.open, "the same thing again and again, at once"
+            for fragment in (0, 1):
+                self.votes_for_us(fragment, set(PEERS))
+                self.offers(learner, fragment, Stamp(1, 1), True, True)
 
     @rule(token=st.integers(900, 903), stamp=stamps, peer=peers)
     def stale_answers(self, token: int, stamp: Stamp, peer: str) -> None:
