@@ -1,0 +1,182 @@
+"""Several cores in memory, for happy paths: every message arrives at once, every job succeeds at once.
+Weather, crashes and partitions are the simulator's business."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from kit import STEP_S, digest
+
+from p2pdiloco.core import effects as ef
+from p2pdiloco.core import events as ev
+from p2pdiloco.core.config import CoreConfig, restored_nothing
+from p2pdiloco.core.node import Core
+from p2pdiloco.core.types import SignedVersion
+from p2pdiloco.simulation.crypto import HashCrypto
+
+
+class Member:
+    """A core with a state digest per fragment instead of tensors."""
+
+    def __init__(self, swarm: Swarm, peer: str, genesis: bool) -> None:
+        self.peer, self.swarm = peer, swarm
+        self.states = [v.header.state_digest for v in swarm.config.genesis_versions]
+        self.spares = list(self.states)
+        self.log: dict[tuple[int, int], tuple[SignedVersion, int]] = {}
+        rng, nothing = random.Random(peer), restored_nothing(swarm.config)
+        self.core = Core(swarm.config, peer, 1, HashCrypto(peer), rng, nothing, genesis, swarm.now)
+        self.commits: list[ef.CommitVersion] = []
+
+    def heads(self) -> list[bytes]:
+        """Digests of all fragments' heads."""
+        return [f.chain.head.digest for f in self.core.fragments]
+
+
+class Swarm:
+    """Members, one clock, and a queue of what is to be handled next."""
+
+    def __init__(self, config: CoreConfig) -> None:
+        self.config, self.now, self._number = config, 1000.0, 0
+        self.members: dict[str, Member] = {}
+        self.on_effect: Callable[[Member, ef.Effect], None] = lambda member, effect: None
+        self._queue: deque[tuple[str, ev.Event]] = deque()
+        self._offers: dict[int, tuple[str, ef.OfferContribution]] = {}
+
+    def join(self, peer: str, genesis: bool = False) -> Member:
+        """A new member whose learner runs."""
+        self.members[peer] = Member(self, peer, genesis)
+        listed = tuple((name, 1) for name in self.members)
+        for name in self.members:
+            self._queue.append((name, ev.PresenceSeen(listed)))
+        self._queue.append((peer, ev.LearnerStatus(True, 1, 10, 10 / STEP_S, STEP_S, 3.0)))
+        self.run(0.0)
+        return self.members[peer]
+
+    def kill(self, peer: str) -> None:
+        """Gone without a word; nobody can be told anything by it or tell it anything."""
+        del self.members[peer]
+
+    def contribute(self, *peers: str, fragment: int = 0) -> None:
+        """These learners made H inner steps."""
+        for peer in peers or tuple(self.members):
+            ticket = self.number()
+            payload = digest("payload", peer, ticket)
+            self.post(peer, ev.ContributionReady(fragment, ticket, 40, 4, payload, 100, True))
+
+    def number(self) -> int:
+        """A fresh ticket or transfer."""
+        self._number += 1
+        return self._number
+
+    def post(self, peer: str, event: ev.Event) -> None:
+        """Something happens to a member."""
+        self._queue.append((peer, event))
+
+    def run(self, seconds: float) -> None:
+        """Handle all that there is, and every deadline of the time."""
+        end = self.now + seconds
+        while True:
+            while self._queue:
+                peer, event = self._queue.popleft()
+                member = self.members.get(peer)
+                for effect in member.core.handle(event, self.now) if member else ():
+                    self._carry_out(member, effect)
+            due = {peer: m.core.next_deadline() for peer, m in self.members.items()}
+            first = min(due, key=lambda peer: due[peer])
+            if due[first] > end:
+                self.now = end
+                return
+            self.now = max(self.now, due[first])
+            self.post(first, ev.Tick())
+
+    def _carry_out(self, member: Member | None, effect: ef.Effect) -> None:
+        assert member is not None
+        self.on_effect(member, effect)
+        handler = getattr(self, f"_{type(effect).__name__}", None)
+        if handler is not None:
+            handler(member, effect)
+
+    def _Send(self, member: Member, effect: ef.Send) -> None:
+        there = effect.peer in self.members
+        to, event = effect.peer, ev.MessageReceived(member.peer, effect.message)
+        self._queue.append((to, event) if there else (member.peer, ev.SendFailed(effect.peer)))
+
+    def _Persist(self, member: Member, effect: ef.Persist) -> None:
+        for following in effect.then:
+            self._carry_out(member, following)
+        self.post(member.peer, ev.Persisted(effect.token))
+
+    def _RequestFragment(self, member: Member, effect: ef.RequestFragment) -> None:
+        self.post(member.peer, ev.NothingToContribute(effect.fragment))
+
+    def _OfferContribution(self, member: Member, effect: ef.OfferContribution) -> None:
+        header = effect.signed.header
+        if effect.peer not in self.members:
+            lost = ev.ContributionUndelivered(header.fragment, header.stamp, effect.peer)
+            self.post(member.peer, lost)
+            return
+        transfer = self.number()
+        self._offers[transfer] = (member.peer, effect)
+        self.post(effect.peer, ev.ContributionOffered(transfer, member.peer, effect.signed))
+
+    def _AcceptTransfer(self, member: Member, effect: ef.AcceptTransfer) -> None:
+        self.post(member.peer, ev.ContributionReceived(effect.transfer, self.number()))
+
+    def _answer(self, member: Member, effect: Any, accepted: bool) -> None:
+        learner, offer = self._offers.pop(effect.transfer)
+        head = member.core.fragments[effect.fragment].chain.head
+        stamp = offer.signed.header.stamp
+        answer = ev.ContributionAnswered(effect.fragment, stamp, member.peer, accepted, effect.reason, head)
+        self.post(learner, answer)
+
+    def _RefuseTransfer(self, member: Member, effect: ef.RefuseTransfer) -> None:
+        self._answer(member, effect, accepted=False)
+
+    def _AnswerTransfer(self, member: Member, effect: ef.AnswerTransfer) -> None:
+        self._answer(member, effect, effect.accepted)
+
+    def _Merge(self, member: Member, effect: ef.Merge) -> None:
+        update = digest("update", [i.contributor for i in effect.inputs])
+        self._outer_step(member, effect.fragment, update)
+        key = (effect.fragment, effect.term, effect.number)
+        self.post(member.peer, ev.Merged(*key, self.number(), update, 100, member.spares[effect.fragment]))
+
+    def _outer_step(self, member: Member, fragment: int, update: bytes) -> None:
+        member.spares[fragment] = digest(member.states[fragment], update)
+
+    def _FetchUpdate(self, member: Member, effect: ef.FetchUpdate) -> None:
+        holder = self.members.get(effect.peer)
+        entry = holder.log.get((effect.fragment, effect.number)) if holder else None
+        if entry is None:
+            reason = "gone" if holder else "unreachable"
+            self.post(member.peer, ev.FetchFailed(effect.fragment, effect.number, effect.peer, reason))
+            return
+        self.post(member.peer, ev.UpdateFetched(effect.fragment, effect.peer, entry[0], self.number()))
+        self._outer_step(member, effect.fragment, entry[0].header.update_digest)
+
+    def _ApplyUpdate(self, member: Member, effect: ef.ApplyUpdate) -> None:
+        state = member.spares[effect.fragment]
+        self.post(member.peer, ev.UpdateApplied(effect.fragment, effect.number, effect.ticket, state))
+
+    def _FetchState(self, member: Member, effect: ef.FetchState) -> None:
+        holder = self.members.get(effect.peer)
+        if holder is None:
+            failed = ev.FetchFailed(effect.fragment, effect.number, effect.peer, "unreachable")
+            self.post(member.peer, failed)
+            return
+        chain = holder.core.fragments[effect.fragment].chain
+        member.spares[effect.fragment] = holder.states[effect.fragment]
+        copied = ev.StateFetched(effect.fragment, effect.peer, chain.signed, chain.table())
+        self.post(member.peer, copied)
+
+    def _CommitVersion(self, member: Member, effect: ef.CommitVersion) -> None:
+        header = effect.version.header
+        assert member.spares[header.fragment] == header.state_digest, "the state that the header names"
+        member.states[header.fragment] = member.spares[header.fragment]
+        if effect.update is not None:
+            member.log[(header.fragment, header.number)] = (effect.version, effect.update)
+        member.commits.append(effect)
+        self.post(member.peer, ev.LearnerApplied(header.fragment, header.number, 1))
