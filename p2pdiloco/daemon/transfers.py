@@ -70,7 +70,7 @@ class Transfers:
     def on_push(self, sender: str, request: wire.PushContribution) -> PushSink | Refusal:
         """A peer offers a contribution."""
         size = request.signed.header.payload_bytes
-        if self._arriving_bytes + size > MAX_ARRIVING_BYTES:
+        if size <= MAX_ARRIVING_BYTES < self._arriving_bytes + size:  # the absurd is the core's to count
             return Refusal(wire.encode(wire.Answer(False, "busy", None)))
         transfer = self._next_transfer
         self._next_transfer += 1
