@@ -1,0 +1,299 @@
+"""Members on an in-memory network with a scripted learner in place of the process, and a rogue peer."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from p2pdiloco.adapters.memory_net import MemoryNetwork, MemoryTransport
+from p2pdiloco.config.loader import render_toml
+from p2pdiloco.config.presets import for_run
+from p2pdiloco.config.settings import NodeSettings
+from p2pdiloco.core.config import Timing
+from p2pdiloco.core.messages import Message
+from p2pdiloco.core.messages import encode as encode_message
+from p2pdiloco.core.types import (
+    NEVER,
+    WHOLE_RUN,
+    ContributionHeader,
+    SignedContribution,
+    Stamp,
+    signed_bytes,
+)
+from p2pdiloco.daemon import wire
+from p2pdiloco.daemon.frontdoor import FrontDoor
+from p2pdiloco.daemon.logs import RecentLines
+from p2pdiloco.daemon.member import Member
+from p2pdiloco.daemon.runs import Run, open_run, sign_run
+from p2pdiloco.identity import Identity
+from p2pdiloco.learner import channel as ch
+from p2pdiloco.learner.host import LearnerExited
+from p2pdiloco.ports import PullSource, PushSink, Refusal
+from p2pdiloco.tensors.codec import codec
+from p2pdiloco.tensors.exchange import Exchange
+
+torch.set_num_threads(1)
+QUICK = Timing(
+    heartbeat_s=0.05,
+    genesis_wait_s=0.1,
+    resume_alone_s=0.3,
+    stagger_s=0.05,
+    retry_s=0.02,
+    leave_s=1.0,
+    query_s=0.05,
+    hold_floor_s=0.05,
+    suspect_s=1.0,
+    member_ttl_s=3.0,
+)
+PATIENCE_S = 20.0
+MOVE = 0.01
+
+
+async def until(condition: Callable[[], Any], what: str = "") -> Any:
+    """Wait for a condition with a deadline."""
+    deadline = asyncio.get_running_loop().time() + PATIENCE_S
+    while not (value := condition()):
+        assert asyncio.get_running_loop().time() < deadline, f"did not happen: {what}"
+        await asyncio.sleep(0.005)
+    return value
+
+
+def signed_run(folder: Path, name: str = "test", seed: int = 0) -> Run:
+    """A micro run, signed by an owner of its own."""
+    path = folder / f"{name}-{seed}.toml"
+    path.write_text(render_toml(for_run("micro", name, seed)))
+    return sign_run(path, Identity.generate())[0]
+
+
+class ScriptedLearner:
+    """Stands for `LearnerHost`: makes inner steps when the test says so."""
+
+    def __init__(self, exchange: Exchange, on_event: Callable[[Any], None]) -> None:
+        self._exchange = exchange
+        self._on_event = on_event
+        self.pid: int | None = None
+        self.running = False
+        self.bases: list[ch.BaseRef] = []
+        self.slot_in_use: set[int] = set()
+        self.commands: list[Any] = []
+        self.restored: tuple[str, ...] = ()
+        self.save_works = True
+
+    async def prepare(self) -> None:
+        self.running, self.pid = True, 1
+
+    async def start(self, bases: list[ch.BaseRef], path: Path | None, restore: tuple[str, ...]) -> None:
+        await self.prepare()
+        self.bases, self.restored = list(bases), restore
+        self._on_event(ch.Ready("cpu", 1, 1, 0, path is not None))
+        self._on_event(ch.Status(1, 256, 1.0, 0.01, 5.0, 0.01, 0.0))
+
+    def send(self, command: Any) -> bool:
+        self.commands.append(command)
+        if self.pid is not None:
+            asyncio.get_running_loop().call_soon(self._obey, command)
+        return self.pid is not None
+
+    def _obey(self, command: Any) -> None:
+        match command:
+            case ch.Install(fragment, number, buffer, mode):
+                self.bases[fragment] = ch.BaseRef(number, buffer)
+                if mode != "rebase":
+                    self.slot_in_use.discard(fragment)
+                self._on_event(ch.Applied(fragment, number, 1))
+            case ch.CopyOut(fragment):
+                self._on_event(ch.NothingToCopy(fragment, fragment in self.slot_in_use))
+            case ch.FreeSlot(fragment):
+                self.slot_in_use.discard(fragment)
+
+    def contribute(self, fragment: int, due: bool = True) -> None:
+        """One inner step, and its copy-out."""
+        base = self.bases[fragment]
+        self._exchange.sent(fragment).copy_(self._exchange.base(fragment, base.buffer) - MOVE)
+        self.slot_in_use.add(fragment)
+        self._on_event(ch.CopiedOut(fragment, 256, 1, base.number, base.buffer, 1, due))
+
+    def die(self) -> None:
+        self.pid, self.running = None, False
+        self.slot_in_use.clear()
+        self._on_event(LearnerExited(-9, "killed by SIGKILL"))
+
+    async def stop(self, save_path: Path | None, timeout_s: float) -> int | None:
+        if self.pid is None:
+            return None
+        if save_path is not None:
+            if self.save_works:
+                save_path.write_bytes(b"state")  # noqa: ASYNC240
+            self._on_event(ch.Saved(str(save_path), self.save_works, "" if self.save_works else "full"))
+        self.pid, self.running = None, False
+        self._on_event(LearnerExited(0, "stopped"))
+        return 0
+
+
+class QuickMember(Member):
+    """A member whose learner is scripted."""
+
+    learner: ScriptedLearner
+
+    def _host_factory(self, me: str):  # type: ignore[no-untyped-def]
+        def make(on_event: Callable[[Any], None]) -> ScriptedLearner:
+            self.learner = ScriptedLearner(self._exchange, on_event)
+            return self.learner
+
+        return make
+
+    def number(self, fragment: int = 0) -> int:
+        return self.core.fragments[fragment].chain.head.number
+
+    def head(self, fragment: int = 0):  # type: ignore[no-untyped-def]
+        return self.core.fragments[fragment].chain.head
+
+    def records(self, kind: str) -> list[dict[str, Any]]:
+        path = self._settings.data_dir / "events.jsonl"
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        return [line for line in lines if line["kind"] == kind]
+
+    def refused(self) -> list[str]:
+        """Reasons of the core's counted refusals."""
+        return [line["reason"] for line in self.records("refusal")]
+
+
+class Neighbourhood:
+    """Members and rogues on one network; use as an async context manager."""
+
+    def __init__(self, folder: Path, timing: Timing = QUICK) -> None:
+        self.folder = folder
+        self.hub = MemoryNetwork()
+        self.run = signed_run(folder)
+        self._timing = timing
+        self._life: dict[QuickMember, asyncio.Task[None]] = {}
+        self._transports: list[MemoryTransport] = []
+
+    async def __aenter__(self) -> Neighbourhood:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        broken = [m.runner.broken.exception() for m in self._life if m.runner.broken.done()]
+        for member in list(self._life):
+            await self.end(member)
+        for transport in self._transports:
+            await transport.close()
+        if kind is None:
+            assert not broken, f"a peer broke a member of ours: {broken}"
+
+    async def member(self, name: str, genesis: bool = False, trained: bool = True) -> QuickMember:
+        """Start a member (again, when there was one of that name), and wait until it trains."""
+        data_dir = self.folder / name
+        data_dir.mkdir(exist_ok=True)
+        identity = Identity.load_or_create(data_dir / "identity.key")
+        transport = self.hub.transport(identity.peer_id)
+        door = FrontDoor()
+        await transport.start(door)
+        self._transports.append(transport)
+        run, vault = open_run(self.run.signed, identity)
+        settings = NodeSettings(data_dir=data_dir, genesis=genesis, name=name)
+        member = QuickMember(run, vault, identity, transport, door, settings, RecentLines(), self._timing)
+        member.transport = transport  # type: ignore[attr-defined]
+        self._life[member] = asyncio.create_task(member.run())
+        if trained:
+            await until(lambda: member.report.state == "training", f"{name} trains")
+        return member
+
+    async def end(self, member: QuickMember, orderly: bool = False) -> None:
+        """End a member; `orderly` as at SIGTERM."""
+        task = self._life.pop(member)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        if orderly:
+            await member.leave()
+        await member.close()
+        await member.transport.close()  # type: ignore[attr-defined]
+
+    async def rogue(self) -> Rogue:
+        """A peer that knows the run and keeps to no rule."""
+        rogue = Rogue(self.hub, self.run)
+        await rogue.transport.start(rogue)
+        self._transports.append(rogue.transport)
+        return rogue
+
+    async def round(self, *members: QuickMember, fragment: int = 0) -> None:
+        """Everybody contributes once and all of it is merged: what must go on working whatever was tried."""
+        before = {m: m.core.fragments[fragment].chain.watermark(m.core.shared.me) for m in members}
+        for member in members:
+            await until(lambda m=member: fragment not in m.learner.slot_in_use, "a free slot")
+            member.learner.contribute(fragment)
+        for member in members:
+            mark = member.core.fragments[fragment].chain
+            await until(
+                lambda m=member, c=mark: c.watermark(m.core.shared.me) > before[m], "its contribution merged"
+            )
+
+
+class Rogue:
+    """Signs with its own key and can say anything. As a donor it serves what `pulls` says."""
+
+    def __init__(self, hub: MemoryNetwork, run: Run) -> None:
+        self.identity = Identity.generate()
+        self.id = self.identity.peer_id
+        self.run = run
+        self.transport = hub.transport(self.id)
+        self.pulls: Callable[[Any], PullSource | Refusal] | None = None
+        self.heard: list[bytes] = []
+
+    async def on_message(self, sender: str, data: bytes) -> bytes:
+        self.heard.append(data)
+        return b""
+
+    async def on_push(self, sender: str, header: bytes) -> PushSink | Refusal:
+        return Refusal(wire.encode(wire.Answer(False, "no", None)))
+
+    async def on_pull(self, sender: str, request: bytes) -> PullSource | Refusal:
+        pull = wire.decode(request, wire.Pull)  # type: ignore[arg-type]
+        return self.pulls(pull) if self.pulls else Refusal(wire.encode(wire.Refused("no")))
+
+    async def say(self, member: QuickMember, message: Message) -> None:
+        data = wire.MESSAGE + encode_message(self.run.id, self.id, message)
+        await self.transport.send(member.core.shared.me, data, 2.0)
+
+    def payload(self, member: QuickMember, fragment: int = 0, value: float = MOVE) -> bytearray:
+        """An honest contribution's bytes."""
+        numel = self.run.layouts[fragment].numel
+        return codec(self.run.manifest.codec.contribution).encode(torch.full((numel,), value))
+
+    def header(self, member: QuickMember, payload: bytes | bytearray, **changes: Any) -> ContributionHeader:
+        """An acceptable label of a contribution of ours to that member, except for the changes."""
+        head = member.head(changes.get("fragment", 0))
+        honest = ContributionHeader(
+            run=self.run.id,
+            group=WHOLE_RUN,
+            fragment=0,
+            learner=self.id,
+            stamp=Stamp(1, 1),
+            after=NEVER,
+            base_number=head.number,
+            base_digest=head.digest,
+            tokens=256,
+            inner_steps=1,
+            payload_digest=hashlib.sha256(payload).digest(),
+            payload_bytes=len(payload),
+            codec=self.run.manifest.codec.contribution,
+            due=True,
+        )
+        return msgspec.structs.replace(honest, **changes)
+
+    def sign(self, header: ContributionHeader, identity: Identity | None = None) -> SignedContribution:
+        signature = (identity or self.identity).sign(signed_bytes("contribution", header))
+        return SignedContribution(header, signature)
+
+    async def push(self, member: QuickMember, signed: SignedContribution, payload: Any) -> wire.Answer:
+        """Offer a contribution; the member's answer."""
+        header = wire.encode(wire.PushContribution(signed))
+        _, raw = await self.transport.push(member.core.shared.me, header, (payload,), 5.0)
+        return wire.decode(raw, wire.Answer)
