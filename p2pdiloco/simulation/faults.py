@@ -10,7 +10,7 @@ from p2pdiloco.core.effects import AcceptTransfer, CommitVersion, Effect, Merge,
 from p2pdiloco.core.events import LeaveRequested
 from p2pdiloco.core.messages import Elected, VoteGranted, VoteRequest
 from p2pdiloco.simulation.invariants import Violation
-from p2pdiloco.simulation.plan import Plan, draw_spec, stream
+from p2pdiloco.simulation.plan import MAX_JOINS, Plan, draw_spec, stream
 
 if TYPE_CHECKING:
     from p2pdiloco.simulation.host import Host
@@ -132,7 +132,7 @@ class Faults:
 
     def _join(self) -> None:
         world, rng = self._world, self._rng
-        if len(world.specs) >= 14:
+        if len(world.specs) >= len(self._plan.nodes) + MAX_JOINS:
             return
         some = rng.choice(self._plan.nodes)
         spec = draw_spec(rng, f"n{len(world.specs)}", self._plan.mix, some.step_time_s, 1.5)

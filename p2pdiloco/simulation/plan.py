@@ -11,6 +11,8 @@ from p2pdiloco.core.types import WHOLE_RUN, SignedVersion, VersionHeader
 from p2pdiloco.simulation.lineage import genesis_state
 
 RUN = "simulated"
+MAX_JOINS = 6
+"""Nodes that join while the faults last, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,12 +128,17 @@ def stream(seed: int, purpose: str) -> random.Random:
     return random.Random(f"{seed}/{purpose}")
 
 
-def draw_config(rng: random.Random, nodes: int) -> CoreConfig:
-    """A run's protocol numbers, anywhere in their legal ranges."""
+def payload_bytes(rng: random.Random, fragments: int, budget_bytes: float) -> tuple[int, ...]:
+    """Sizes of contributions and updates, between a kilobyte and what the slowest uplink can carry."""
+    shares = [10 ** rng.uniform(-2, 0) for _ in range(fragments)]
+    return tuple(max(1000, int(budget_bytes * share / sum(shares))) for share in shares)
+
+
+def draw_config(rng: random.Random, nodes: int, budget_bytes: float) -> CoreConfig:
+    """A run's protocol numbers, anywhere in their legal ranges. `budget_bytes`: of all updates of a round."""
     fragments = rng.randint(1, 6)
     inner_steps = rng.randint(4, 40)
     log_versions = rng.randint(4, 16)
-    payload = tuple(int(10 ** rng.uniform(3, 5.5)) for _ in range(fragments))
     return CoreConfig(
         run=RUN,
         inner_steps=inner_steps,
@@ -147,7 +154,7 @@ def draw_config(rng: random.Random, nodes: int) -> CoreConfig:
         update_codec="sim",
         contribution_codec="sim",
         genesis_versions=tuple(genesis_version(f) for f in range(fragments)),
-        max_payload_bytes=payload,
+        max_payload_bytes=payload_bytes(rng, fragments, budget_bytes),
         timing=Timing(),
     )
 
@@ -192,9 +199,12 @@ def draw_plan(seed: int, mix_name: str | None = None, nodes: int | None = None) 
     mix = MIXES[name]
     drawn_nodes = rng.randint(1, 8)
     count = nodes or drawn_nodes
-    config = draw_config(rng, count)
+    round_s = rng.uniform(1.0, 5.0)
+    # A syncer uploads every update to all others: at most a third of the slowest uplink.
+    budget_bytes = mix.bandwidth_bytes_s[0] * round_s / 3 / (count + MAX_JOINS)
+    config = draw_config(rng, count, min(budget_bytes, 1e6))
     spread = rng.choice([1.0, 1.3, 2.0, 5.0])
-    base_step_s = rng.uniform(1.0, 5.0) / config.inner_steps
+    base_step_s = round_s / config.inner_steps
     specs = tuple(draw_spec(rng, f"n{i}", mix, base_step_s, spread) for i in range(count))
     joins = tuple(
         [0.0] + [rng.uniform(0.0, 4.0) if rng.random() < 0.8 else rng.uniform(5, 25) for _ in specs[1:]]
