@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import random
 from collections.abc import Callable
 from pathlib import Path
 
@@ -41,6 +42,8 @@ LIST_PATIENCE_S = 15.0
 OWN_PATIENCE_S = 3.0
 """How long a node that was a member before waits for somebody to list a run before it takes its own."""
 PULL_TIMEOUT_S = 10.0
+MAX_ASKED = 8
+"""Peers that are asked for a manifest at one go."""
 
 
 class Run(Struct, frozen=True, kw_only=True):
@@ -233,7 +236,7 @@ async def find_run(
         chosen = choose_run(found, wanted)
         if chosen is not None:
             saved = ours.get(chosen[0].run)
-            signed = saved[1] if saved else await _pull_manifest(transport, *chosen)
+            signed = saved[1] if saved else await _pull_manifest(transport, identity, *chosen)
             if signed is not None:
                 try:
                     return open_run(signed, identity, chosen[0].run)
@@ -251,17 +254,23 @@ async def find_run(
 
 
 async def _pull_manifest(
-    transport: Transport, summary: wire.RunSummary, peers: list[str]
+    transport: Transport, identity: Identity, summary: wire.RunSummary, peers: list[str]
 ) -> SignedManifest | None:
-    for peer in peers[:8]:
+    """The manifest from the first of some peers, in any order, that has the true one."""
+    for peer in random.sample(peers, min(MAX_ASKED, len(peers))):
         try:
             answer = await transport.pull(
                 peer, wire.encode(wire.PullManifest(summary.run)), 0, PULL_TIMEOUT_S
             )
-            if not isinstance(answer, Refusal):
-                return decode_signed(bytes(answer[0]))
+            if isinstance(answer, Refusal):
+                continue
+            signed = decode_signed(bytes(answer[0]))
+            verify(signed, identity.verify)
+            if run_id(signed) != summary.run:
+                raise RemoteError("manifest-run-id", f"it is run {run_id(signed)[:12]}")
+            return signed
         except (TransportError, RemoteError) as error:
-            logger.warning("no manifest of %s from %s: %s", summary.name, peer, error)
+            logger.warning("the manifest of %s from %s is refused: %s", summary.name, peer, error)
     return None
 
 

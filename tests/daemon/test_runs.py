@@ -1,0 +1,180 @@
+"""Finding a run: what its manifest must be, and what a newcomer is told when it is not."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import msgspec
+import pytest
+from daemon_kit import signed_run, until
+
+from p2pdiloco.adapters.memory_net import MemoryNetwork, MemoryTransport
+from p2pdiloco.config.signing import encode_signed
+from p2pdiloco.daemon import runs, wire
+from p2pdiloco.daemon.frontdoor import FrontDoor
+from p2pdiloco.daemon.runs import Run, choose_run, find_run
+from p2pdiloco.errors import RemoteError, UserError
+from p2pdiloco.identity import Identity
+from p2pdiloco.ports import PullSource, Refusal
+
+
+async def server(hub: MemoryNetwork, *served: Run, listed: tuple[Run, ...] | None = None) -> FrontDoor:
+    """A peer that serves runs, and lists these."""
+    door, transport = FrontDoor(), hub.transport(Identity.generate().peer_id)
+    for run in served:
+        door.add_run(run)
+    await transport.start(door)
+    summaries = [run.summary() for run in listed] if listed is not None else door.runs()
+    await transport.put_record(wire.RUNS_KEY, wire.encode(wire.RunList(tuple(summaries))), 60.0)
+    return door
+
+
+async def newcomer(hub: MemoryNetwork) -> MemoryTransport:
+    transport = hub.transport(Identity.generate().peer_id)
+    await transport.start(FrontDoor())
+    return transport
+
+
+def ignore(sentence: str) -> None:
+    """What would be said to the person."""
+
+
+def serve_instead(door: FrontDoor, run: Run, manifest: bytes) -> None:
+    door._runs[run.id] = (run, manifest)
+
+
+def changed(run: Run, what: str, other: Run) -> bytes:
+    """The bytes of a manifest that is not what it says."""
+    signed = run.signed
+    if what == "a changed byte":
+        text = bytearray(encode_signed(signed))
+        text[len(text) // 3] ^= 1
+        return bytes(text)
+    if what == "a changed field":
+        text = signed.manifest.replace(b"micro", b"macro", 1) if b"micro" in signed.manifest else b"{}"
+        return encode_signed(msgspec.structs.replace(signed, manifest=text))
+    if what == "a wrong signature":
+        return encode_signed(msgspec.structs.replace(signed, signature=bytes(64)))
+    if what == "another owner":
+        return encode_signed(msgspec.structs.replace(signed, owner=Identity.generate().peer_id))
+    if what == "another run":
+        return encode_signed(other.signed)
+    return b"garbage"
+
+
+@pytest.mark.parametrize(
+    "what",
+    ["a changed byte", "a changed field", "a wrong signature", "another owner", "another run", "garbage"],
+)
+async def test_a_false_manifest_is_refused_with_a_sentence_and_the_true_one_taken(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(runs, "SEARCH_PAUSE_S", 0.01)
+    hub, run = MemoryNetwork(), signed_run(tmp_path)
+    door = await server(hub, run)
+    serve_instead(door, run, changed(run, what, signed_run(tmp_path, "other")))
+    transport = await newcomer(hub)
+    search = asyncio.create_task(find_run(transport, Identity.generate(), "test", tmp_path, ignore))
+    await until(lambda: "the manifest of test from" in caplog.text, "a refusal")
+    assert not search.done()  # it goes on looking
+    await server(hub, run)  # an honest one
+    found, vault = await asyncio.wait_for(search, 10.0)
+    assert found.id == run.id and vault.version(0) == 0
+    await transport.close()
+
+
+async def test_an_honest_peer_is_asked_when_the_first_one_lies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs, "SEARCH_PAUSE_S", 0.01)
+    hub, run = MemoryNetwork(), signed_run(tmp_path)
+    doors = [await server(hub, run) for _ in range(3)]
+    liars = doors[:2]
+    for door in liars:
+        serve_instead(door, run, changed(run, "a wrong signature", run))
+    transport = await newcomer(hub)
+    search = find_run(transport, Identity.generate(), "test", tmp_path, ignore)
+    found, _ = await asyncio.wait_for(search, 10.0)
+    assert found.id == run.id
+
+
+async def test_a_run_that_does_not_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs, "LIST_PATIENCE_S", 0.0)
+    hub, run = MemoryNetwork(), signed_run(tmp_path)
+    await server(hub, run)
+    with pytest.raises(UserError, match='the peers know no run "tset"') as caught:
+        await find_run(await newcomer(hub), Identity.generate(), "tset", tmp_path, ignore)
+    assert run.id[:12] in caught.value.hint and "test" in caught.value.hint
+
+
+async def test_two_runs_of_one_name_need_an_id(tmp_path: Path) -> None:
+    hub = MemoryNetwork()
+    first, second = signed_run(tmp_path, seed=1), signed_run(tmp_path, seed=2)
+    await server(hub, first)
+    await server(hub, second)
+    transport = await newcomer(hub)
+    with pytest.raises(UserError, match='the name "test" has more than one run') as caught:
+        await find_run(transport, Identity.generate(), "test", tmp_path, ignore)
+    assert first.id[:12] in str(caught.value) and second.id[:12] in str(caught.value)
+    found, _ = await find_run(transport, Identity.generate(), second.id[:10], tmp_path, ignore)
+    assert found.id == second.id
+
+
+async def test_no_list_yet_is_said_once_and_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs, "SEARCH_PAUSE_S", 0.01)
+    hub, run = MemoryNetwork(), signed_run(tmp_path)
+    transport = await newcomer(hub)
+    said: list[str] = []
+    search = asyncio.create_task(find_run(transport, Identity.generate(), "", tmp_path, said.append))
+    await until(lambda: said, "it to say that it waits")
+    await server(hub, run)
+    found, _ = await asyncio.wait_for(search, 10.0)
+    assert found.id == run.id and len(said) == 1
+
+
+def test_a_beginning_of_an_id_must_be_long_enough(tmp_path: Path) -> None:
+    run = signed_run(tmp_path)
+    found = {run.id: (run.summary(), ["peer"])}
+    assert choose_run(found, run.id[:6]) is not None
+    assert choose_run(found, run.id[:5]) is None
+
+
+async def test_an_unreadable_list_is_no_list(tmp_path: Path) -> None:
+    hub, run = MemoryNetwork(), signed_run(tmp_path)
+    rogue = await newcomer(hub)
+    await rogue.put_record(wire.RUNS_KEY, b"\xff\xff", 60.0)
+    await server(hub, run)
+    assert list(await runs.known_runs(await newcomer(hub))) == [run.id]
+
+
+# --- the door of a peer that is no member ---------------------------------------------------------------
+
+
+async def test_a_bootstrap_serves_manifests_and_the_list_and_nothing_else(tmp_path: Path) -> None:
+    run = signed_run(tmp_path)
+    door = FrontDoor()
+    door.add_run(run)
+    listed = wire.decode(await door.on_message("peer", b"q" + wire.encode(wire.RunsQuery())), wire.RunList)
+    assert [summary.run for summary in listed.runs] == [run.id]
+    with pytest.raises(RemoteError, match="not-a-member"):
+        await door.on_message("peer", b"q" + wire.encode(wire.StatusQuery(run.id)))
+    with pytest.raises(RemoteError, match="not-ready"):
+        await door.on_message("peer", wire.MESSAGE + b"anything")
+
+    source = await door.on_pull("peer", wire.encode(wire.PullManifest(run.id)))
+    assert isinstance(source, PullSource) and source.header == encode_signed(run.signed)
+    for pull, reason in (
+        (wire.PullManifest("f" * 64), "unknown-run"),
+        (wire.PullUpdate(run.id, 0, 1), "not-ready"),
+        (wire.PullState(run.id, 0, 1), "not-ready"),
+    ):
+        refusal = await door.on_pull("peer", wire.encode(pull))
+        assert isinstance(refusal, Refusal)
+        assert wire.decode(refusal.answer, wire.Refused).reason == reason
+    with pytest.raises(RemoteError, match="garbage"):
+        await door.on_pull("peer", b"\x91\xa3???")
+    with pytest.raises(RemoteError, match="garbage"):
+        await door.on_push("peer", b"\x91\xa3???")
