@@ -104,7 +104,7 @@ class Demo:
                 self._swarm.end()
             self._read()
             screen.note("all processes have ended; what they saved is checked and evaluated")
-            screen.show(self._chronicle, "ended")
+            screen.show(self._chronicle, "ended", lines=False)
             self._pause(0)
         finally:
             screen.stop()
@@ -138,7 +138,7 @@ class Demo:
         """From first process to last saved state: when all trained, and when they were told to leave."""
         swarm, settings, screen = self._swarm, self._settings, self._screen
         address = swarm.start_bootstrap(self._pause)
-        screen.note(f"bootstrap listens at {address.partition('/p2p/')[0]}; starting {settings.nodes} nodes")
+        screen.note(f"bootstrap listens at {address.partition('/p2p/')[0]}; starting the nodes")
         swarm.start_nodes(address)
         self._wait_for_training()
         began_s = time.monotonic()
@@ -297,8 +297,10 @@ class Demo:
 
 
 def _headline(settings: DemoSettings, kills: bool) -> str:
-    nodes = f"{settings.nodes} nodes" if settings.nodes > 1 else "one node"
-    words = f"{nodes} on this machine train one language model together, peer to peer, on Python's own source"
+    if settings.nodes == 1:
+        return "One node trains a language model alone on Python's own source (--nodes 3 shows more)."
+    words = f"{settings.nodes} nodes on this machine train one language model together, peer to peer, "
+    words += "on Python's own source"
     if kills:
         return f"{words}. Then the one that merges most for the others gets a kill -9, and training goes on."
     return f"{words}."

@@ -54,11 +54,11 @@ class Screen:
         if self._live is None:
             self._console.print(_note(*self._notes[-1]), soft_wrap=True)
 
-    def show(self, chronicle: Chronicle, phase: str) -> None:
-        """The present state; on no terminal a line now and then."""
+    def show(self, chronicle: Chronicle, phase: str, lines: bool = True) -> None:
+        """The present state; on no terminal a line now and then, if `lines`."""
         if self._live is not None:
             self._live.update(self._picture(chronicle, phase), refresh=True)
-        elif self.began_s is not None and self._elapsed_s() >= self._next_line_s:
+        elif lines and self.began_s is not None and self._elapsed_s() >= self._next_line_s:
             self._next_line_s = self._elapsed_s() + LINE_EVERY_S
             self._console.print(Text(_line(chronicle, self._elapsed_s())), soft_wrap=True)
 
@@ -176,24 +176,30 @@ def render_summary(summary: Summary, kills: Sequence[Kill], files: Sequence[str]
     rows.add_column()
     fell = Text(f"{summary.loss_before:.3f} → {summary.loss_after:.3f} nats per byte", style="bold")
     rows.add_row("loss on held-out text", fell)
+    nodes = "one node" if summary.nodes == 1 else f"{summary.nodes} nodes"
     rows.add_row(
         "trained",
         f"{summary.inner_steps} inner steps, {count(summary.tokens)} tokens, "
-        f"{summary.outer_updates} outer updates by {summary.nodes} nodes in {duration(summary.seconds)}",
+        f"{summary.outer_updates} outer updates by {nodes} in {duration(summary.seconds)}",
     )
     if summary.participation is not None:
         rows.add_row(
             "participation", f"{summary.participation:.1%} of the live learners in the average merge"
         )
+    who = "a survivor" if kills else "a node"
     if summary.median_inner_step_s is not None:
         rows.add_row(
             "longest pause",
-            f"{duration(summary.longest_pause_s)} between two inner steps of a survivor "
+            f"{duration(summary.longest_pause_s)} between two inner steps of {who} "
             f"(median inner step {duration(summary.median_inner_step_s)})",
         )
     for kill in kills:
         rows.add_row("killed", _recovery(kill))
     agree = f"yes: {summary.versions_compared} versions compared, and the bytes of all final states checked"
+    if summary.nodes == 1:
+        agree = (
+            "the bytes of the final state are those that its digests say (one node: nobody to compare with)"
+        )
     rows.add_row("digests agree", Text(agree) if summary.digests_agree else Text("NO", style="bold red"))
     for file in files:
         rows.add_row("written", file)
