@@ -103,7 +103,9 @@ class Faults:
     def _removable(self) -> Host | None:
         """A node that may go for ever: enough others stay, and each fragment's state with them."""
         host, world = self._victim(), self._world
-        serving = [h for h in world.up_hosts() if h.may_serve and not h.leaving and h is not host]
+        others = [h for h in world.up_hosts() if h is not host and not h.leaving]
+        # One of them must have saved something: else its crash, later, would end the run for good.
+        serving = [h for h in others if h.may_serve and len(h.disk.checkpoints) == len(h.stores)]
         staying = world.staying() - 1
         enough = staying >= max(1, self._plan.config.quorum)
         return host if host is not None and serving and enough else None
