@@ -141,6 +141,26 @@ def test_late_work_does_not_wait_for_ever() -> None:
     assert found(solo.wait(solo.config.timing.hold_floor_s + 0.5), ef.Merge)
 
 
+def test_a_slow_stream_that_misses_its_round_starts_none() -> None:
+    solo = syncer(peers=("p1", "p2", "p3"), quorum=1)
+    solo.feed(ev.ContributionOffered(9, "p2", contribution("p2", solo.head)))
+    one_round(solo, "p1")
+    effects = solo.feed(ev.ContributionReceived(9, 109))
+    assert [a.reason for a in found(effects, ef.AnswerTransfer)] == ["held"] and not reasons(
+        effects, "closing"
+    )
+
+
+def test_a_payload_that_another_version_merged_meanwhile_is_refused() -> None:
+    solo = syncer(peers=("p1", "p2", "p3"), quorum=3)
+    solo.feed(ev.ContributionOffered(9, "p2", contribution("p2", solo.head)))
+    solo.announce(child(solo.fragment.chain.header, "p3", ("p2",), term=2))
+    assert solo.head.number == 1 and solo.fragment.office.holding
+    effects = solo.feed(ev.ContributionReceived(9, 109))
+    assert [(a.accepted, a.reason) for a in found(effects, ef.AnswerTransfer)] == [(False, "chain-moved")]
+    assert ef.Release(109) in effects
+
+
 def test_an_old_base_starts_no_round_but_is_merged() -> None:
     solo = syncer(peers=("p1", "p2", "p3"), quorum=1)
     old = solo.head
@@ -208,6 +228,7 @@ def test_a_merge_that_the_world_moved_past_is_dropped() -> None:
         ("implausible-tokens", {"tokens": 41}),
         ("implausible-tokens", {"tokens": 0}),
         ("implausible-tokens", {"tokens": 1 << 60, "inner_steps": 1 << 58}),
+        ("implausible-tokens", {"inner_steps": 1 << 40}),
         ("other-run", {"run": "other"}),
         ("unknown-fragment", {"fragment": 7}),
         ("unknown-fragment", {"group": "half"}),

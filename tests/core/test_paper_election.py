@@ -12,7 +12,7 @@ from p2pdiloco.core import events as ev
 from p2pdiloco.core import messages as msg
 from p2pdiloco.core.office import MAX_TERM_LEAP, OfficeState
 from p2pdiloco.core.ranking import ranking
-from p2pdiloco.core.types import Head, Stamp
+from p2pdiloco.core.types import NEVER, Contributor, Head, Stamp
 
 PEERS = ("p1", "p2", "p3", "p4")
 
@@ -194,6 +194,38 @@ def test_only_our_own_majority_is_believed(reason: str, voters: tuple[str, ...],
     assert solo.fragment.office.syncer is None
     solo.elect("p1")
     assert solo.fragment.office.syncer == "p1"
+
+
+def test_a_forged_vote_spoils_a_certificate() -> None:
+    solo = Solo(peers=PEERS)
+    good = certificate("p1", ("p1", "p2", "p3"))
+    forged = tuple(type(v)(v.body, good.votes[0].signature) for v in good.votes)
+    proof = type(good)(good.group, 0, 1, "p1", 0, forged)
+    assert reasons(solo.message("p1", msg.Elected(proof)), "refusal") == ["certificate-signature"]
+
+
+def test_only_a_version_of_the_syncers_own_clears_it_of_suspicion() -> None:
+    solo = Solo(peers=PEERS)
+    solo.elect("p1")
+    solo.fragment.office.suspect("slow")
+    version = child(solo.fragment.chain.header, "p2")
+    solo.message("p2", msg.Announce(version))
+    assert solo.fragment.office.why_open(solo.now) == "slow"
+    solo.message("p1", msg.Announce(child(solo.fragment.chain.header, "p1")))
+    assert solo.fragment.office.why_open(solo.now) == ""
+
+
+def test_what_an_earlier_life_left_behind_comes_before_what_this_one_has() -> None:
+    solo = Solo(peers=PEERS)
+    solo.learn()
+    solo.elect("p1")
+    offer = found(solo.ready(), ef.OfferContribution)[0].signed.header
+    assert offer.after == NEVER
+    part = (Contributor("me", Stamp(0, 9), 40, 4),)
+    solo.announce(child(solo.fragment.chain.header, contributors=part, tokens=40))
+    solo.feed(ev.ContributionAnswered(0, offer.stamp, "p1", False, "overlap", solo.head))
+    again = found(solo.wait(1.0), ef.OfferContribution)[0].signed.header
+    assert (again.stamp, again.after) == (offer.stamp, Stamp(0, 9))
 
 
 def test_a_term_ends_after_its_versions_and_the_next_is_elected() -> None:

@@ -1,18 +1,14 @@
-"""Newcomers, genesis, forks, leaving and the view, one test per claim (design 5.1, 5.4, 5.6)."""
+"""Newcomers, genesis, forks and leaving, one test per claim (design 5.1, 5.4)."""
 
 from __future__ import annotations
 
-import math
-
 import pytest
-from kit import Solo, branch, child, config, found, genesis, progress, reasons, saved, sent
+from kit import Solo, branch, child, found, genesis, reasons, saved, sent
 
 from p2pdiloco.core import effects as ef
 from p2pdiloco.core import events as ev
 from p2pdiloco.core import messages as msg
-from p2pdiloco.core.config import Timing
-from p2pdiloco.core.types import NEVER, Stamp, Watermark
-from p2pdiloco.core.view import View
+from p2pdiloco.core.types import NEVER, Contributor, Stamp, Watermark
 
 FAR = branch(9)
 """Nine versions: more than the update log keeps."""
@@ -196,6 +192,9 @@ def test_work_that_only_the_lost_branch_had_is_sent_again() -> None:
     again = found(effects + solo.wait(1.0), ef.OfferContribution)[0]
     assert (again.ticket, again.signed.header.after) == (offer.ticket, NEVER)
     assert again.signed.header.base_digest == heavier.header.digest()
+    part = (Contributor("me", Stamp(1, 1), 40, 4),)
+    effects = solo.announce(child(heavier.header, "p2", term=2, contributors=part, tokens=160))
+    assert found(effects, ef.CommitVersion)[0].merged_ticket is None, "the learner was taken back already"
 
 
 def test_heads_of_the_unconfirmed_are_not_believed() -> None:
@@ -203,7 +202,16 @@ def test_heads_of_the_unconfirmed_are_not_believed() -> None:
     heavy = FAR[5].header.head()
     assert not found(solo.hear("p1", confirmed=False, heads=(heavy,)), ef.FetchUpdate)
     stranger = msg.VoteRefused("all", 0, 1, 1, heavy, "no")
-    assert not found(solo.message("stranger", stranger), ef.FetchUpdate)
+    for sender in ("stranger", "p1"):
+        assert not found(solo.message(sender, stranger), ef.FetchUpdate)
+
+
+def test_a_copied_state_that_another_signed_is_thrown_away() -> None:
+    solo = newcomer(9)
+    copy = found(solo.greeting, ef.FetchState)[0]
+    forged = type(FAR[9])(FAR[9].header, FAR[8].signature)
+    effects = solo.feed(ev.StateFetched(0, copy.peer, forged, ()))
+    assert found(effects, ef.DropSpare) and not found(effects, ef.CommitVersion) and solo.head.number == 0
 
 
 # --- contributions of a learner that crashes ------------------------------------------------------------
@@ -269,86 +277,3 @@ def test_a_syncer_that_says_good_bye_is_replaced_at_once() -> None:
     solo.message("p1", msg.Leaving(1))
     assert solo.fragment.office.why_open(solo.now) == "the syncer left"
     assert sent(solo.wait(1.0, silent=("p1",)), msg.VoteRequest, to="p2")
-
-
-# --- the view -------------------------------------------------------------------------------------------
-
-
-def heartbeat(incarnation: int = 1) -> msg.Progress:
-    return progress((), incarnation=incarnation)
-
-
-def test_alive_member_known() -> None:
-    timing = Timing()
-    view = View("me", timing)
-    view.heard("p1", heartbeat(), 0.0)
-    view.listed("me", 1, 0.0)
-
-    def degrees(now: float) -> tuple[bool, bool, bool]:
-        return view.alive("p1", now), "p1" in view.members(now), "p1" in view.to_greet(now)
-
-    assert degrees(0.0) == (True, True, True)
-    assert degrees(timing.suspect_s + 0.1) == (False, True, False), "just greeted: tried again later"
-    assert degrees(timing.member_ttl_s - 0.1) == (False, True, True)
-    assert degrees(timing.member_ttl_s + 0.1) == (False, False, False)
-    view.listed("p1", 1, timing.member_ttl_s)
-    assert degrees(timing.member_ttl_s + timing.redial_s) == (False, False, True), "the DHT still lists it"
-    view.forget_stale(1000.0)
-    assert view.progress("p1") is None
-
-
-def test_failed_sends_count_as_silence_until_something_is_heard() -> None:
-    view = View("me", Timing())
-    view.heard("p1", heartbeat(), 0.0)
-    assert not view.failed("p1") and view.alive("p1", 0.1)
-    assert view.failed("p1") and not view.alive("p1", 0.1) and view.members(0.1) == ["p1"]
-    view.touched("p1", 0.2)
-    assert view.alive("p1", 0.2)
-    assert not view.failed("stranger")
-
-
-def test_incarnations_tell_a_restart_from_an_echo() -> None:
-    view = View("me", Timing())
-    assert view.heard("p1", heartbeat(5), 0.0)
-    assert not view.heard("p1", heartbeat(4), 0.1), "from before its restart"
-    view.left("p1", 4)
-    assert view.alive("p1", 0.2), "a good-bye of an earlier life"
-    view.left("p1", 5)
-    assert view.has_left("p1") and view.members(0.3) == []
-    assert not view.heard("p1", heartbeat(5), 0.4), "overtaken by its own good-bye"
-    view.touched("p1", 0.4)
-    view.listed("p1", 5, 0.4)
-    assert view.has_left("p1") and view.to_greet(10.0) == []
-    assert view.heard("p1", heartbeat(6), 0.5) and not view.has_left("p1")
-
-
-@pytest.mark.parametrize("lie", [math.inf, 1e300, math.nan, -1.0, 0.0])
-def test_an_absurd_step_time_counts_in_no_average(lie: float) -> None:
-    solo = Solo(peers=("p1",))
-    solo.learn(step_s=0.2)
-    solo.hear("p1", step_time_s=lie)
-    assert solo.core.shared.median_step_s(solo.now) == pytest.approx(0.2)
-
-
-def test_our_own_name_and_wrong_head_counts_are_refused() -> None:
-    solo = Solo()
-    assert reasons(solo.message("me", progress(solo.heads())), "refusal") == ["our-own-name"]
-    assert solo.core.shared.voters(solo.now) == ["me", "p1", "p2"]
-    assert reasons(solo.hear("p3", heads=solo.heads() * 2), "refusal") == ["wrong-head-count"]
-    assert "p3" not in solo.core.shared.voters(solo.now)
-
-
-def test_what_waits_for_others_costs_no_ticks() -> None:
-    solo = Solo(config(quorum=3), peers=("p1", "p2"))
-    solo.take_office()
-    solo.learn()
-    solo.offer("p1", 1)  # one of three: the round waits, and its hold time passes
-    ticks = 0
-    end = solo.now + 10.0
-    for peer in solo.peers:
-        solo.hear(peer)
-    while solo.now < end:
-        solo.now = max(solo.now, solo.core.next_deadline())
-        solo.feed(ev.Tick())
-        ticks += 1
-    assert ticks < 2.5 * 10.0 / solo.config.timing.heartbeat_s
