@@ -28,6 +28,7 @@ from p2pdiloco.errors import RemoteError, StorageError
 from p2pdiloco.ports import Buffer
 
 logger = logging.getLogger(__name__)
+COMPLAIN_EVERY_S = 30.0
 
 
 class UpdateLog:
@@ -82,6 +83,7 @@ class Runner:
         self._pumping = False
         self._timer: asyncio.TimerHandle | None = None
         self._armed_for_s = 0.0
+        self._complaint, self._complain_again_s = "", 0.0
         self._tasks: set[asyncio.Task[Any]] = set()
         self.left: asyncio.Future[None] = self._loop.create_future()
         self.broken: asyncio.Future[None] = self._loop.create_future()
@@ -177,12 +179,19 @@ class Runner:
                     self._io, lambda: self._store.save_update(record.version, payload, durable=True)
                 )
         except StorageError as error:
-            logger.error("%s", error)
+            self._complain(str(error))
             self.post(ev.PersistFailed(effect.token, str(error)[:160]))
             return
         for then in effect.then:
             self._do[type(then)](then)
         self.post(ev.Persisted(effect.token))
+
+    def _complain(self, text: str) -> None:
+        """Tell the person, but not every time that a full disk is tried again."""
+        now = self._loop.time()
+        if text != self._complaint or now >= self._complain_again_s:
+            logger.error("%s", text)
+            self._complaint, self._complain_again_s = text, now + COMPLAIN_EVERY_S
 
     def _left(self, _effect: ef.Left) -> None:
         if not self.left.done():
@@ -242,4 +251,4 @@ class Runner:
                 )
             except StorageError as error:
                 # Only a replay at the next start is lost; peers have the update as well.
-                logger.error("%s", error)
+                self._complain(str(error))
