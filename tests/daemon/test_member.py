@@ -1,0 +1,232 @@
+"""One member's life with a scripted learner: disk full, learner dead, leaving, coming back."""
+
+from __future__ import annotations
+
+import errno
+import json
+from pathlib import Path
+from typing import BinaryIO
+
+import torch
+from daemon_kit import Neighbourhood, until
+
+from p2pdiloco.adapters.files import Files
+from p2pdiloco.core.events import LeaveRequested
+from p2pdiloco.daemon.resume import FILE
+from p2pdiloco.learner import channel as ch
+
+
+class FullDisk(Files):
+    """ENOSPC while `full`."""
+
+    full = False
+
+    def write(self, file: BinaryIO, data: bytes | bytearray | memoryview) -> None:
+        if self.full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        super().write(file, data)
+
+
+async def test_a_round_moves_everybody_to_the_same_bytes(tmp_path: Path) -> None:
+    async with Neighbourhood(tmp_path) as around:
+        one = await around.member("one", genesis=True)
+        two = await around.member("two")
+        for _ in range(3):
+            await around.round(one, two)
+        await until(lambda: one.head() == two.head(), "equal heads")
+        assert torch.equal(one.compute.vault.theta(0), two.compute.vault.theta(0))
+        assert one.head().tokens == 6 * 256  # every token once
+        installed = [c for c in one.learner.commands if isinstance(c, ch.Install)]
+        assert [c.mode for c in installed].count("merged") == 3
+
+
+async def test_a_full_disk_costs_an_office_not_a_contribution(tmp_path: Path) -> None:
+    async with Neighbourhood(tmp_path) as around:
+        one = await around.member("one", genesis=True)
+        others = [await around.member("two"), await around.member("three")]
+        await around.round(one, *others)
+        disk = FullDisk()
+        disk.full = True
+        one._store._files = disk
+        one._store._votes._files = disk
+        published = len([e for e in one.records("publish") if "digest" in e])
+        # Whoever is in office, it must end with one that can save; nothing that was made is lost.
+        await around.round(one, *others)
+        await around.round(one, *others)
+        assert one.head().tokens == 9 * 256
+        assert len([e for e in one.records("publish") if "digest" in e]) == published
+        await one.save_fragments()
+        assert "not saved" in one.records("checkpoint")[-1]["reason"]
+        disk.full = False
+        await one.save_fragments()
+        assert one.records("checkpoint")[-1]["reason"] == "all fragments are saved"
+        await around.round(one, *others)
+
+
+async def test_a_full_disk_alone_waits_and_goes_on(tmp_path: Path, caplog) -> None:  # type: ignore[no-untyped-def]
+    async with Neighbourhood(tmp_path) as around:
+        one = await around.member("one", genesis=True)
+        await around.round(one)
+        disk = FullDisk()
+        disk.full = True
+        one._store._files = disk
+        one._store._votes._files = disk
+        number = one.number()
+        one.learner.contribute(0)
+        await until(
+            lambda: any("could not be saved" in e["reason"] for e in one.records("publish")), "a refused save"
+        )
+        await until(lambda: len(one.records("election")) > 4, "some tries more")
+        told = [r.message for r in caplog.records if "the disk is full" in r.message]
+        assert 0 < len(told) == len(set(told))  # each thing that could not be saved is said once
+        assert one.number() == number  # nothing that is not durable is announced or applied
+        disk.full = False
+        await until(lambda: one.number() == number + 1, "the contribution to be merged after all")
+        assert one.head().tokens == 2 * 256
+
+
+async def test_a_dead_learner_starts_again_from_the_vault(tmp_path: Path) -> None:
+    async with Neighbourhood(tmp_path) as around:
+        one = await around.member("one", genesis=True)
+        two = await around.member("two")
+        await around.round(one, two)
+        tokens = one.head().tokens
+        one.learner.contribute(0)
+        await until(lambda: not one.core.fragments[0].own.idle or one.head().tokens > tokens, "its encoding")
+        one.learner.die()  # what was copied out is not lost
+        two.learner.contribute(0)
+        await until(lambda: two.head().tokens == tokens + 2 * 256, "both contributions merged")
+        await until(lambda: one.learner.running, "a new learner")
+        await until(lambda: two.head() == one.head(), "equal heads")
+        await around.round(one, two)
+        base = one._exchange.base(0, one.learner.bases[0].buffer)
+        await until(lambda: one.learner.bases[0].number == one.number(), "the newest version installed")
+        base = one._exchange.base(0, one.learner.bases[0].buffer)
+        assert torch.equal(base, one.compute.vault.theta(0))
+
+
+async def test_leaving_sends_what_there_is_and_comes_back_where_it_was(tmp_path: Path) -> None:
+    async with Neighbourhood(tmp_path) as around:
+        one = await around.member("one", genesis=True)
+        two = await around.member("two")
+        await around.round(one, two)
+        tokens, me = one.head().tokens, two.core.shared.me
+        two.learner.contribute(0)
+        await around.end(two, orderly=True)
+        assert one.head().tokens == tokens + 256  # merged before it left
+        assert [e["peer"] for e in one.records("leave")] == [me]
+        note = json.loads((two._store.folder / FILE).read_text())
+        assert note["0"][1] is None  # nothing in flight
+
+        await around.round(one)
+        again = await around.member("two")
+        assert again.core.shared.me == me and again.learner.restored == ("all",) * 4
+        assert again.head(1).number == one.head(1).number
+        await until(lambda: again.head() == one.head(), "it to catch up")
+        await around.round(one, again)
+
+
+async def test_while_leaving_nothing_new_is_taken_in(tmp_path: Path) -> None:
+    async with Neighbourhood(tmp_path) as around:
+        one = await around.member("one", genesis=True)
+        two = await around.member("two")
+        await around.round(one, two)
+        two.runner.post(LeaveRequested())
+        await until(two.runner.left.done, "it to have left")  # in far less than its whole patience
+        assert "nothing was pending" in two.records("leave")[-1]["reason"]
+        tickets = len(two.tickets)
+        two.learner.contribute(0)  # the learner does not know yet
+        await until(lambda: len(two.tickets) == tickets, "the late copy to be let go")
+        assert two.core.fragments[0].own.idle
+
+
+async def test_a_learner_that_could_not_save_leaves_no_note(tmp_path: Path) -> None:
+    async with Neighbourhood(tmp_path) as around:
+        one = await around.member("one", genesis=True)
+        await around.round(one)
+        one.learner.save_works = False
+        await around.end(one, orderly=True)
+        assert not (one._store.folder / FILE).exists()
+
+
+async def test_a_node_that_never_trained_leaves_the_note_of_its_last_life(tmp_path: Path) -> None:
+    async with Neighbourhood(tmp_path) as around:
+        one = await around.member("one", genesis=True)
+        two = await around.member("two")
+        await around.round(one, two)
+        await around.end(two, orderly=True)
+        note = (two._store.folder / FILE).read_bytes()
+        around.hub.cut(one.core.shared.me, two.core.shared.me)
+        impatient = await around.member("two", trained=False)
+        await around.end(impatient, orderly=True)
+        assert (two._store.folder / FILE).read_bytes() == note
+
+
+async def test_alone_it_goes_on_from_what_it_saved_after_a_while(tmp_path: Path) -> None:
+    async with Neighbourhood(tmp_path) as around:
+        one = await around.member("one", genesis=True)
+        for _ in range(3):
+            await around.round(one)
+        head = one.head()
+        await around.end(one, orderly=True)
+        again = await around.member("one")  # without --genesis
+        assert again.head() == head
+        assert "goes on from the saved state" in str(again.records("join"))
+        await around.round(again)
+        assert again.head().tokens == head.tokens + 256
+
+
+async def test_without_genesis_and_without_peers_it_waits(tmp_path: Path, caplog) -> None:  # type: ignore[no-untyped-def]
+    caplog.set_level("INFO", "p2pdiloco")
+    async with Neighbourhood(tmp_path) as around:
+        one = await around.member("one", trained=False)
+        await until(lambda: "waiting: no member of run test" in caplog.text, "it to say so")
+        assert not one.core.confirmed and not one.learner.bases
+
+
+async def test_an_overwrite_makes_the_copy_under_way_void(tmp_path: Path) -> None:
+    """The chain has a contribution of ours that this life cannot name: θ is taken as it is there."""
+    async with Neighbourhood(tmp_path) as around:
+        one = await around.member("one", genesis=True)
+        await around.round(one)
+        link = one.runner.learner
+        link._slots[0].next = "overwrite"
+        one.learner.slot_in_use.add(0)
+        one.learner._on_event(ch.CopiedOut(0, 256, 1, 1, one.learner.bases[0].buffer, 1, True))
+        link.after_commit(0)
+        await until(lambda: link._slots[0].installing is None, "the install")
+        assert one.core.fragments[0].own.idle  # it was never offered
+        modes = [c.mode for c in one.learner.commands if isinstance(c, ch.Install)]
+        assert modes[-1] == "overwrite"
+        await around.round(one)
+
+
+async def test_versions_that_come_while_one_is_installed_are_folded(tmp_path: Path) -> None:
+    async with Neighbourhood(tmp_path) as around:
+        one = await around.member("one", genesis=True)
+        two = await around.member("two")
+        await around.round(one, two)
+        await until(lambda: one.head() == two.head(), "equal heads")
+        link, sent = one.runner.learner, len(one.learner.commands)
+        obeyed = one.learner._obey
+        held: list[object] = []
+        one.learner._obey = held.append  # type: ignore[method-assign]  # a learner in a long inner step
+        one.learner.contribute(0)
+        number = two.number()
+        for _ in range(3):
+            two.learner.contribute(0)
+            number += 1
+            await until(lambda n=number: one.number() >= n and two.number() >= n, "versions")
+        await until(lambda: one.compute.vault.version(0) == one.number(), "the commit")
+        installs = [c for c in one.learner.commands[sent:] if isinstance(c, ch.Install)]
+        assert len(installs) == 1 and link._slots[0].next is not None
+        one.learner._obey = obeyed  # type: ignore[method-assign]
+        for command in held:
+            obeyed(command)
+        await until(
+            lambda: link._slots[0].installing is None and link._slots[0].next is None, "both installs"
+        )
+        installs = [c for c in one.learner.commands[sent:] if isinstance(c, ch.Install)]
+        assert len(installs) == 2 and "merged" in [c.mode for c in installs]
+        assert installs[-1].number == one.number() and installs[0].buffer != installs[1].buffer
+        assert 0 not in one.learner.slot_in_use

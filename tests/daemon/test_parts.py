@@ -1,0 +1,277 @@
+"""The daemon's parts by themselves: outbound queues, tickets, update log, presence, resume note."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from daemon_kit import signed_run, until
+
+from p2pdiloco import WIRE_VERSION
+from p2pdiloco.adapters.memory_net import MemoryNetwork
+from p2pdiloco.core import events as ev
+from p2pdiloco.core.messages import Message, OfficeQuery, Progress
+from p2pdiloco.core.types import NEVER, WHOLE_RUN, SignedVersion, Stamp, VersionHeader
+from p2pdiloco.daemon import wire
+from p2pdiloco.daemon.frontdoor import FrontDoor
+from p2pdiloco.daemon.outbound import IN_FLIGHT, MAX_QUEUED, Outbound
+from p2pdiloco.daemon.presence import Presence, publish_runs
+from p2pdiloco.daemon.resume import FILE, restore_modes, write_resume
+from p2pdiloco.daemon.runner import UpdateLog
+from p2pdiloco.daemon.tickets import Tickets
+from p2pdiloco.errors import InvariantViolation, PeerUnreachable, RemoteError
+from p2pdiloco.identity import Identity
+
+
+def progress(step: int) -> Progress:
+    return Progress(1, 0.1, step, 0, 0.0, None, True, True, True, (), ())
+
+
+def query(term: int) -> OfficeQuery:
+    return OfficeQuery(WHOLE_RUN, 0, term)
+
+
+class Wire:
+    """A transport whose sends wait for the test."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[str, bytes]] = []
+        self.gate = asyncio.Event()
+        self.error: Exception | None = None
+        self.under_way = 0
+
+    async def send(self, peer: str, data: bytes, timeout_s: float) -> bytes:
+        self.under_way += 1
+        try:
+            await self.gate.wait()
+        finally:
+            self.under_way -= 1
+        if self.error is not None:
+            raise self.error
+        self.sent.append((peer, data))
+        return b""
+
+
+def outbound(
+    transport: Wire, failed: Callable[[str], None] = lambda peer: None, refused: Any = None
+) -> Outbound:
+    def encode(message: Message) -> bytes:
+        return repr(message).encode()
+
+    return Outbound(transport, encode, failed, refused or (lambda peer, reason: None))  # type: ignore[arg-type]
+
+
+async def test_a_waiting_heartbeat_is_replaced_by_the_next() -> None:
+    transport = Wire()
+    out = outbound(transport)
+    for number in range(IN_FLIGHT):
+        out.send("a", query(number))
+    await until(lambda: transport.under_way == IN_FLIGHT, "all senders are busy")
+    for step in range(100):
+        out.send("a", progress(step))
+    out.send("a", query(99))
+    transport.gate.set()
+    await out.flush(5.0)
+    texts = [data.decode() for _, data in transport.sent]
+    beats = [text for text in texts if text.startswith("Progress")]
+    assert len(beats) == 1 and "inner_step=99" in beats[0]
+    assert len(texts) == IN_FLIGHT + 2
+    assert not out._queues and not out._senders  # nothing is remembered of a peer without messages
+
+
+async def test_a_full_queue_drops_its_oldest_and_other_peers_do_not_notice() -> None:
+    transport = Wire()
+    out = outbound(transport)
+    for number in range(IN_FLIGHT):
+        out.send("slow", query(number))
+    await until(lambda: transport.under_way == IN_FLIGHT, "all senders are busy")
+    for number in range(MAX_QUEUED + 10):
+        out.send("slow", query(1000 + number))
+    out.send("quick", query(1))
+    assert out.dropped == 10 and len(out._queues["slow"]) == MAX_QUEUED
+    transport.gate.set()
+    await out.flush(5.0)
+    slow = [data.decode() for peer, data in transport.sent if peer == "slow"]
+    assert "above_term=1009)" not in "".join(slow) and "above_term=1010)" in "".join(slow)
+    assert [peer for peer, _ in transport.sent].count("quick") == 1
+
+
+async def test_failures_and_refusals_become_events() -> None:
+    transport = Wire()
+    transport.gate.set()
+    seen: list[Any] = []
+    out = outbound(transport, seen.append, lambda peer, reason: seen.append((peer, reason)))
+    transport.error = PeerUnreachable("gone")
+    out.send("a", query(1))
+    await until(lambda: seen, "the failure")
+    transport.error = RemoteError("busy")
+    out.send("b", query(1))
+    await until(lambda: len(seen) > 1, "the refusal")
+    assert seen == ["a", ("b", "busy")] and out.bytes_sent == 0
+
+
+async def test_closing_drops_what_is_left() -> None:
+    transport = Wire()
+    out = outbound(transport)
+    out.send("a", query(1))
+    await until(lambda: transport.under_way, "it is being sent")
+    out.close()
+    await until(lambda: not out._tasks, "the senders to end")
+    assert not transport.sent
+
+
+# --- tickets, update log -------------------------------------------------------------------------------
+
+
+def test_a_ticket_opens_until_it_is_released_and_never_again() -> None:
+    tickets = Tickets()
+    first, second = tickets.put(b"abc"), tickets.put(bytearray(5))
+    assert first != second and tickets.get(first) == b"abc" and tickets.held_bytes == 8
+    tickets.release(first)
+    tickets.release(first)
+    assert len(tickets) == 1 and tickets.held_bytes == 5
+    with pytest.raises(InvariantViolation):
+        tickets.get(first)
+    assert tickets.put(b"x") not in (first, second)
+
+
+def version(number: int, parent: bytes, term: int = 1) -> SignedVersion:
+    fields = (
+        "run",
+        WHOLE_RUN,
+        0,
+        number,
+        parent,
+        term,
+        "syncer",
+        number,
+        bytes(32),
+        bytes(32),
+        1,
+        "int8",
+        (),
+    )
+    return SignedVersion(VersionHeader(*fields), b"")
+
+
+def chain(first: int, last: int, parent: bytes, term: int = 1) -> list[SignedVersion]:
+    made: list[SignedVersion] = []
+    for number in range(first, last + 1):
+        made.append(version(number, parent, term))
+        parent = made[-1].header.digest()
+    return made
+
+
+def test_the_update_log_keeps_the_newest_of_one_branch() -> None:
+    log = UpdateLog(4)
+    old = chain(1, 9, bytes(32))
+    for each in old:
+        log.add(each, b"%d" % each.header.number)
+    assert [n for n in range(20) if log.get(0, n)] == [6, 7, 8, 9]
+    # Another branch from version 7 on: what the left one had after it leads nowhere.
+    for each in chain(8, 10, old[6].header.digest(), term=5):
+        log.add(each, b"new")
+    assert [n for n in range(20) if log.get(0, n)] == [7, 8, 9, 10]
+    assert [log.get(0, n)[1] for n in (7, 8, 9)] == [b"7", b"new", b"new"]  # type: ignore[index]
+    # A child of a version that it never had: nothing older can be replayed up to it.
+    log.add(version(11, b"?" * 32), b"alien")
+    assert [n for n in range(20) if log.get(0, n)] == [11]
+    log.clear(0)
+    assert log.get(0, 11) is None and log.get(7, 1) is None
+
+
+# --- presence --------------------------------------------------------------------------------------------
+
+
+async def test_presence_reads_what_it_can_and_ignores_the_rest(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run, hub = signed_run(tmp_path), MemoryNetwork()
+    transports = {name: hub.transport(Identity.generate().peer_id) for name in ("me", "new", "old", "odd")}
+    for transport in transports.values():
+        await transport.start(FrontDoor())
+    key, addresses = wire.members_key(run.id), ("/memory/p2p/x",)
+    records = {
+        "new": wire.encode(wire.Presence(WIRE_VERSION, 7, "newcomer", addresses)),
+        "old": wire.encode(wire.Presence(WIRE_VERSION + 1, 7, "stranger", addresses)),
+        "odd": b"\xc1 not a record",
+    }
+    for name, record in records.items():
+        await transports[name].put_record(key, record, 60.0)
+    seen: list[ev.PresenceSeen] = []
+    presence = Presence(transports["me"], run.id, 1, "me", seen.append)  # type: ignore[arg-type]
+    with caplog.at_level(logging.WARNING):
+        await presence.look()
+        await presence.look()
+    assert seen[0].members == ((transports["new"].peer_id, 7),)
+    assert presence.names == {transports["new"].peer_id: "newcomer"}
+    assert caplog.text.count(f"speaks protocol version {WIRE_VERSION + 1}") == 1  # said once
+
+
+async def test_our_own_record_and_our_runs_are_published(tmp_path: Path) -> None:
+    run, hub = signed_run(tmp_path), MemoryNetwork()
+    me, other = hub.transport(Identity.generate().peer_id), hub.transport(Identity.generate().peer_id)
+    await me.start(FrontDoor())
+    await other.start(FrontDoor())
+    presence = Presence(me, run.id, 42, "me", lambda event: None)
+    tasks = [
+        asyncio.create_task(presence.publish()),
+        asyncio.create_task(publish_runs(me, lambda: [run.summary()])),
+    ]
+    try:
+        await until(lambda: len(other._records) == 2, "both records at the other peer")
+        record = (await other.get_records(wire.members_key(run.id)))[me.peer_id]
+        assert wire.decode(record, wire.Presence) == wire.Presence(
+            WIRE_VERSION, 42, "me", tuple(me.addresses())
+        )
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+# --- the resume note -------------------------------------------------------------------------------------
+
+OLD, PENDING, LATER = Stamp(1, 4), Stamp(1, 5), Stamp(2, 1)
+
+
+def core_with(mark: Stamp) -> Any:
+    fragment = SimpleNamespace(index=0, chain=SimpleNamespace(watermark=lambda me: mark))
+    return SimpleNamespace(fragments=(fragment,), shared=SimpleNamespace(me="me"))
+
+
+@pytest.mark.parametrize(
+    ("pending", "mark", "mode"),
+    [
+        (None, OLD, "all"),  # nothing was in flight, nothing was merged since
+        (None, LATER, "none"),  # an other life of ours was merged: the displacement may be in it
+        (None, NEVER, "none"),  # on another branch
+        (PENDING, OLD, "rest"),  # in flight, may still be merged
+        (PENDING, PENDING, "rest"),  # in flight, and merged
+        (PENDING, LATER, "none"),
+    ],
+)
+def test_what_a_new_learner_may_take(pending: Stamp | None, mark: Stamp, mode: str, tmp_path: Path) -> None:
+    write_resume(tmp_path, {0: (OLD, pending)})
+    assert restore_modes(tmp_path, core_with(mark)) == (mode,)
+    assert restore_modes(tmp_path, core_with(mark)) == ("none",)  # the note is used up
+
+
+@pytest.mark.parametrize("content", [None, b"", b"not json", b'{"0": 7}', b"\xff\xfe"])
+def test_without_a_sound_note_nothing_is_taken(content: bytes | None, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / FILE).write_bytes(content)
+    assert restore_modes(tmp_path, core_with(OLD)) == ("none",)
+
+
+def test_a_note_that_cannot_be_written_is_said_and_leaves_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_resume(tmp_path / "missing", {0: (OLD, None)})
+    assert "not saved" in caplog.text
+    assert list(tmp_path.iterdir()) == []

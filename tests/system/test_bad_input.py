@@ -1,0 +1,95 @@
+"""What a person can get wrong at the keyboard, with the real programs: one clear sentence, status 2."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from system_kit import LOOPBACK, Swarm
+
+from p2pdiloco.identity import Identity
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
+
+
+def complaint(done: subprocess.CompletedProcess[str]) -> str:
+    """The one sentence (and hint) of a command that must have ended with status 2 and no traceback."""
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    lines = [line for line in done.stderr.splitlines() if line.startswith(("error: ", "hint: "))]
+    assert len([line for line in lines if line.startswith("error: ")]) == 1, done.stderr
+    return "\n".join(lines)
+
+
+def test_addresses_that_lead_nowhere(tmp_path: Path) -> None:
+    with Swarm(tmp_path) as swarm:
+        bootstrap = swarm.bootstrap()
+        here = bootstrap.address() or ""
+        stranger = Identity.generate().peer_id
+        node = ("node", "--data-dir", str(tmp_path / "n"), "--listen", LOOPBACK, "--log", "text", "--join")
+        nobody = f"/ip4/127.0.0.1/tcp/9/p2p/{stranger}"
+        said = complaint(swarm.command(*node, nobody))
+        assert nobody in said and "connection refused" in said
+        mistaken = here.replace(bootstrap.peer_id, stranger)
+        assert "another peer id answers there" in complaint(swarm.command(*node, mistaken))
+        assert "is not a peer id" in complaint(swarm.command(*node, here[:-12]))
+        assert not (tmp_path / "n" / "run").exists()
+
+        began = time.monotonic()
+        said = complaint(swarm.command(*node, here, "--run", "tset"))
+        assert 'no run "tset"' in said and "test (" in said and time.monotonic() - began < 60
+
+        port = here.split("/")[4]
+        taken = f"/ip4/127.0.0.1/tcp/{port}"
+        said = complaint(
+            swarm.command("bootstrap", "--data-dir", str(tmp_path / "second"), "--listen", taken)
+        )
+        assert "Cannot listen" in said and port in said
+        said = complaint(
+            swarm.command("bootstrap", "--data-dir", str(bootstrap.data_dir), "--listen", LOOPBACK)
+        )
+        assert "in use by another running node" in said and str(bootstrap.pid) in said
+
+
+def test_data_folders_that_cannot_be_used(tmp_path: Path) -> None:
+    with Swarm(tmp_path) as swarm:
+        address = f"/ip4/127.0.0.1/tcp/9/p2p/{Identity.generate().peer_id}"
+        missing, file = tmp_path / "no" / "such" / "folder", tmp_path / "file"
+        file.write_text("not a folder")
+        for folder, words in ((missing, "does not exist"), (file, "is a file, not a folder")):
+            said = complaint(swarm.command("node", "--join", address, "--data-dir", str(folder)))
+            assert words in said and str(folder) in said
+        damaged = tmp_path / "damaged"
+        damaged.mkdir()
+        (damaged / "identity.key").write_bytes(b"not a key")
+        said = complaint(swarm.command("node", "--join", address, "--data-dir", str(damaged)))
+        assert "identity.key" in said
+        assert (damaged / "identity.key").read_bytes() == b"not a key"  # nobody's identity is overwritten
+
+
+def test_a_full_disk_costs_checkpoints_and_nothing_else(tmp_path: Path) -> None:
+    with Swarm(tmp_path) as swarm:
+        bootstrap = swarm.bootstrap()
+        one = swarm.node("one", bootstrap, "--genesis", "--checkpoint-every-s", "1")
+        two = swarm.node("two", bootstrap)
+        swarm.training(one, two)
+        processes = [psutil.Process(one.pid), one.child("p2pdiloco.learner")]
+        assert processes[1] is not None
+        limits = {p: p.rlimit(psutil.RLIMIT_FSIZE) for p in processes if p is not None}
+        for process, (_, hard) in limits.items():
+            process.rlimit(psutil.RLIMIT_FSIZE, (40_000, hard))  # less than a fragment's state
+        swarm.until(lambda: "checkpoint-" in one.said() and "cannot save" in one.said(), "it to say so")
+        swarm.until(lambda: "learner state not saved" in one.said(), "the learner to say so")
+        swarm.advance(two, [0, 1, 2, 3], 3)
+        swarm.until(lambda: two.full_merges(2) > 0 and two.inner_step() > 1, "both to take part")
+        assert one.ended() is None
+        for process, limit in limits.items():
+            process.rlimit(psutil.RLIMIT_FSIZE, limit)
+        one.terminate()
+        saved = list((one.data_dir / "runs").glob("*/learner.safetensors"))
+        again = swarm.node("one", bootstrap)
+        swarm.training(again)
+        assert saved and again.said().count("set aside") == 0
