@@ -17,6 +17,8 @@ class Timing(Struct, frozen=True, kw_only=True):
     """Silence after which a member is not counted on. Below a few heartbeats: false elections."""
     failures_to_suspect: int = 2
     """Failed sends in a row, with nothing heard between, that mean the same as silence."""
+    probe_s: float = 0.1
+    """After a first failed send the peer is tried again this soon."""
     member_ttl_s: float = 10.0
     """Silence after which a member leaves the view, so that the rest can form a majority without it."""
     redial_s: float = 5.0

@@ -186,6 +186,9 @@ class Core:
     def _on_send_failed(self, event: ev.SendFailed, now: float) -> None:
         if self._shared.view.failed(event.peer):
             self._poll_all(now)
+        elif self._shared.view.try_soon(event.peer):
+            # One failure proves nothing. A second one soon tells a dead peer from a dropped connection.
+            self._next_heartbeat_s = min(self._next_heartbeat_s, now + self._shared.timing.probe_s)
 
     def _on_progress(self, sender: str, message: msg.Progress, now: float) -> None:
         shared = self._shared
@@ -199,6 +202,10 @@ class Core:
         if before is None:
             shared.out.record("join", None, "heard of for the first time", peer=sender)
             shared.out.send(sender, self._progress())
+        elif message.incarnation > before.incarnation:
+            for fragment in self.fragments:
+                if fragment.office.syncer == sender:
+                    fragment.office.suspect("the syncer was restarted")
         moved = []
         for fragment, head in zip(self.fragments, message.heads, strict=False):
             fragment.follower.heard(sender, head, message.confirmed, now)

@@ -80,6 +80,14 @@ class View:
         member.failures = min(member.failures + 1, 1000)
         return member.failures == self._timing.failures_to_suspect
 
+    def try_soon(self, peer: str) -> bool:
+        """After a failure: let the next heartbeat to a peer that we still count on not wait its turn."""
+        member = self._members.get(peer)
+        if member is None or member.progress is None or member.failures != 1:
+            return False
+        member.tried_s = -1e18
+        return True
+
     def left(self, peer: str, incarnation: int) -> None:
         """The peer said good-bye."""
         member = self._members.get(peer)

@@ -266,6 +266,27 @@ def test_a_dead_syncers_contribution_goes_to_the_next_one() -> None:
     assert again[0].signed.header.stamp == first.signed.header.stamp, "the same one: it cannot count twice"
 
 
+def test_a_syncer_that_was_restarted_holds_its_office_no_more() -> None:
+    solo = Solo(peers=PEERS)
+    solo.elect("p1")
+    assert refusal(request(solo, "p2", 2)) == "the syncer in office is alive"
+    solo.hear("p1", incarnation=solo.core.shared.view.progress("p1").incarnation + 1)
+    assert sent(request(solo, "p2", solo.fragment.office._next_term()), msg.VoteGranted)
+
+
+def test_a_first_failed_send_is_followed_by_a_probe_and_a_second_one_is_believed() -> None:
+    solo = Solo(peers=PEERS)
+    solo.elect("p1")
+    solo.wait(0.01)
+    solo.feed(ev.SendFailed("p1"))
+    assert solo.core.next_deadline() <= solo.now + solo.config.timing.probe_s
+    effects = solo.wait(solo.config.timing.probe_s, silent=("p1",))
+    assert "p1" in [send.peer for send in found(effects, ef.Send)]
+    assert solo.fragment.office.why_open(solo.now) == ""
+    solo.feed(ev.SendFailed("p1"))
+    assert solo.fragment.office.why_open(solo.now) == "the syncer is unreachable"
+
+
 def test_once_merged_never_sent_again() -> None:
     solo = Solo(peers=PEERS)
     solo.learn()
