@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from p2pdiloco.core.config import CoreConfig, Restored, RestoredFragment
 from p2pdiloco.core.effects import VoteRecord
-from p2pdiloco.core.types import SignedVersion, Watermark
+from p2pdiloco.core.types import SignedVersion, Stamp, Watermark
 from p2pdiloco.simulation.lineage import FragmentState, OuterUpdate
 
 LoggedUpdate = tuple[SignedVersion, OuterUpdate]
@@ -23,6 +23,24 @@ class Checkpoint:
 
 
 @dataclass(slots=True)
+class ResumeNote:
+    """A learner's unmerged displacement of one fragment at an orderly end (daemon/resume.py)."""
+
+    after: Stamp
+    pending: Stamp | None
+    """Of the contribution whose copy was still in the slot: it may yet be merged."""
+    unmerged_from: int
+    rest_from: int
+    """What was made after that copy begins here."""
+
+    def first_step(self, watermark: Stamp) -> int | None:
+        """From which step on the displacement may be taken up again, if at all."""
+        if self.pending is None:
+            return self.unmerged_from if watermark == self.after else None
+        return self.rest_from if watermark in (self.after, self.pending) else None
+
+
+@dataclass(slots=True)
 class Disk:
     """Durable records of one node, and how long a write takes."""
 
@@ -32,6 +50,8 @@ class Disk:
     votes: dict[tuple[int, int], str] = field(default_factory=dict)
     updates: dict[int, dict[bytes, LoggedUpdate]] = field(default_factory=dict)
     """fragment -> header digest -> update that was made durable before it was announced."""
+    resume: dict[int, ResumeNote] = field(default_factory=dict)
+    """Written at an orderly end, used up by the next start."""
     checkpoints: dict[int, Checkpoint] = field(default_factory=dict)
 
     def keep_vote(self, record: VoteRecord) -> None:

@@ -33,6 +33,7 @@ KINDS = (
     "learner_crash",
     "freeze",
     "leave",
+    "visit",
     "join",
     "partition",
     "slow_link",
@@ -122,6 +123,17 @@ class Faults:
         if host is None or host.leaving:
             return
         self._note(host.peer, "asked to leave")
+        host.leaving = True
+        host.run_when_awake(host.feed, LeaveRequested())
+        self._world.clock.after(LEAVE_PATIENCE_S, self._must_have_left, host)
+
+    def _visit(self) -> None:
+        """Leaves in good order, and comes back with what it saved."""
+        host = self._victim()
+        if host is None or host.leaving:
+            return
+        host.returns_in_s = self._rng.uniform(0.5, 15.0)
+        self._note(host.peer, f"asked to leave, back in {host.returns_in_s:.1f} s")
         host.leaving = True
         host.run_when_awake(host.feed, LeaveRequested())
         self._world.clock.after(LEAVE_PATIENCE_S, self._must_have_left, host)

@@ -13,7 +13,7 @@ from p2pdiloco.core.node import Core
 from p2pdiloco.core.types import Head, SignedVersion, Watermark
 from p2pdiloco.errors import InvariantViolation
 from p2pdiloco.simulation.crypto import HashCrypto
-from p2pdiloco.simulation.disk import Checkpoint, Disk, restored_from
+from p2pdiloco.simulation.disk import Checkpoint, Disk, ResumeNote, restored_from
 from p2pdiloco.simulation.invariants import Violation
 from p2pdiloco.simulation.learner import Callbacks, Install, LearnerModel
 from p2pdiloco.simulation.lineage import Displacement, FragmentState, MergedPart, OuterUpdate, genesis_state
@@ -43,6 +43,8 @@ class Host:
         self.config = world.plan.config
         self.tickets: dict[int, Displacement | OuterUpdate] = {}
         self._rng = stream(world.plan.seed, f"host/{self.peer}/{incarnation}")
+        self.returns_in_s: float | None = None
+        """Set while leaving: it comes back after so long."""
         self._backlog: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         self._tickets_made = 0
         self._writing: list[fx.Persist | Checkpoint] = []
@@ -219,10 +221,28 @@ class Host:
     def start_learner(self) -> None:
         """A learner process is ready."""
         if not self.learner.running:
-            self.learner.start(self.now, self.learner.step_at(self.now))
+            self.learner.start(self.now, self.learner.step_at(self.now), self._resumed())
             for fragment, counters in enumerate(self.learner.fragments):
                 self._applied(fragment, counters.base_number, self.learner.step_at(self.now))
             self._tell_status()
+
+    def _resumed(self) -> dict[int, int]:
+        notes, self.disk.resume = self.disk.resume, {}
+        found = {f: n.first_step(self.core.fragments[f].chain.watermark(self.peer)) for f, n in notes.items()}
+        return {fragment: first for fragment, first in found.items() if first is not None}
+
+    def save_at_leave(self) -> None:
+        """An orderly end: state and the learner's displacements are saved, for the day of return."""
+        if self.disk.full:
+            return
+        self.learner.settle(self.now)
+        for fragment, store in enumerate(self.stores):
+            self.disk.keep_checkpoint(store.checkpoint())
+            counters = self.learner.fragments[fragment]
+            after, pending = self.core.fragments[fragment].own.resume_stamps()
+            rest_from = counters.slot.end if counters.slot else counters.unmerged_from
+            if self.learner.running:
+                self.disk.resume[fragment] = ResumeNote(after, pending, counters.unmerged_from, rest_from)
 
     def crash_learner(self, back_in_s: float) -> None:
         """The learner process dies and is started again."""

@@ -36,6 +36,8 @@ class Counters:
     unmerged_from: int
     """First inner step that no merged contribution of this learner carries."""
     due_step: int
+    life_from: int = 0
+    """Where `unmerged_from` stood when the present process began."""
     slot: Displacement | None = None
     encoding: bool = False
     """The slot's copy is being encoded: its base may not move under it."""
@@ -74,11 +76,6 @@ class LearnerModel:
         self._wake_s = math.inf
         self.fragments = [Counters(digest, number, 0, 0) for digest, number in bases]
 
-    @property
-    def life_first_step(self) -> int:
-        """The step at which the present process began."""
-        return self._first_step
-
     def resume_counting(self, first_step: int) -> None:
         """Earlier processes of this node made so many steps; ours get other numbers."""
         self._first_step = first_step
@@ -94,8 +91,9 @@ class LearnerModel:
     def _time_of(self, step: int) -> float:
         return self._started_s + (step - self._first_step) * self.step_time_s
 
-    def start(self, now: float, first_step: int) -> None:
-        """A new life: parameters are the daemon's, every earlier unmerged step is gone."""
+    def start(self, now: float, first_step: int, resumed: dict[int, int] | None = None) -> None:
+        """A new life: parameters are the daemon's, earlier unmerged steps are gone, unless `resumed` says
+        (fragment -> first step) that they were saved with the parameters."""
         self.running = True
         self.life += 1
         self._started_s, self._first_step = now, first_step
@@ -106,7 +104,7 @@ class LearnerModel:
             counters.installs.clear()
             counters.asked = counters.encoding = False
             counters.slot = None
-            counters.unmerged_from = first_step
+            counters.unmerged_from = counters.life_from = (resumed or {}).get(index, first_step)
             counters.due_step = first_step + max(1, (index + 1) * self._inner_steps // count)
         self.plan(now)
 
@@ -146,6 +144,12 @@ class LearnerModel:
         if not self.running:
             self._take_over(self.fragments[fragment], now)
         self.plan(now)
+
+    def settle(self, now: float) -> None:
+        """Asked to end: every version that was handed over is taken over before anything is saved."""
+        for counters in self.fragments:
+            counters.encoding = False
+            self._take_over(counters, now)
 
     # --- boundaries ----------------------------------------------------------------------------------
 

@@ -95,7 +95,7 @@ class Liveness:
     def _missing_steps(self, fragment: int, host: Host, best: FragmentState, version: SignedVersion) -> str:
         """The steps of a learner's present life up to the end of the faults must be in the chain, and later
         ones too, so that we know that it was merged again."""
-        first = host.learner.life_first_step
+        first = host.learner.fragments[fragment].life_from
         healed_at = max(self._steps_at_heal.get(host.peer, 0), first)
         spans = best.covered.get(host.peer, ())
         if not host.learner.running:

@@ -30,6 +30,7 @@ class Mix:
     learner_crash: float = 0.0
     freeze: float = 0.0
     leave: float = 0.0
+    visit: float = 0.0
     join: float = 0.0
     partition: float = 0.0
     slow_link: float = 0.0
@@ -59,7 +60,8 @@ MIXES: dict[str, Mix] = {
         crash=1.0,
         replace=0.4,
         learner_crash=0.5,
-        leave=0.6,
+        leave=0.4,
+        visit=0.6,
         join=0.8,
     ),
     "partition": Mix(
@@ -82,6 +84,7 @@ MIXES: dict[str, Mix] = {
         learner_crash=0.6,
         freeze=0.5,
         leave=0.2,
+        visit=0.3,
         join=0.3,
         partition=0.3,
         slow_link=0.5,

@@ -64,7 +64,7 @@ class World:
 
     def staying(self) -> int:
         """Nodes that will be there in the end, for all that is known now."""
-        leaving = {peer for peer, host in self.hosts.items() if host.leaving}
+        leaving = {p for p, host in self.hosts.items() if host.leaving and host.returns_in_s is None}
         return len([peer for peer in self.specs if peer not in self.gone and peer not in leaving])
 
     def launch(self, spec: NodeSpec) -> None:
@@ -90,7 +90,7 @@ class World:
         host.learner.stop(self.clock.now)
         host.crash()
         self.bulk.host_down(host)
-        if back_in_s is None or host.leaving:
+        if back_in_s is None or (host.leaving and host.returns_in_s is None):
             self.gone.add(host.peer)
         else:
             self.clock.after(back_in_s, self.launch, host.spec)
@@ -102,7 +102,9 @@ class World:
     def _left(self, host: Host) -> None:
         if host.up:
             self.trace.decision(self.clock.now, host.peer, "has left")
-            self.crash(host, back_in_s=None)
+            if host.returns_in_s is not None:
+                host.save_at_leave()
+            self.crash(host, host.returns_in_s)
 
     # --- presence ------------------------------------------------------------------------------------
 
