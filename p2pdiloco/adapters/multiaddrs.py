@@ -167,7 +167,7 @@ def _cannot_listen(text: str, port: str, host: str, error: OSError) -> UserError
     if error.errno == errno.EADDRINUSE:
         return PortInUse(
             f"Port {port} of {host} is in use by another program.",
-            f"Stop that program, or listen on another port ({text}); port 0 picks a free one.",
+            "Stop that program, or choose another port with --listen; port 0 picks a free one.",
         )
     if error.errno == errno.EACCES:
         return UserError(f"Port {port} may not be used by this user.", "Use a port above 1023.")

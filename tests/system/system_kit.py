@@ -126,7 +126,10 @@ class Daemon:
     def child(self, part: str) -> psutil.Process | None:
         """Its learner ("p2pdiloco.learner") or its network process ("p2pd")."""
         for process in psutil.Process(self.pid).children():
-            words = process.cmdline()
+            try:
+                words = process.cmdline()
+            except psutil.Error:
+                continue  # it has just ended
             if part in words or (words and Path(words[0]).name == part):
                 return process
         return None

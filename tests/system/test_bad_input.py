@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import time
 from pathlib import Path
 
 import psutil
@@ -38,16 +37,12 @@ def test_addresses_that_lead_nowhere(tmp_path: Path) -> None:
         assert "is not a peer id" in complaint(swarm.command(*node, here[:-12]))
         assert not (tmp_path / "n" / "run").exists()
 
-        began = time.monotonic()
-        said = complaint(swarm.command(*node, here, "--run", "tset"))
-        assert 'no run "tset"' in said and "test (" in said and time.monotonic() - began < 60
-
         port = here.split("/")[4]
         taken = f"/ip4/127.0.0.1/tcp/{port}"
         said = complaint(
             swarm.command("bootstrap", "--data-dir", str(tmp_path / "second"), "--listen", taken)
         )
-        assert "Cannot listen" in said and port in said
+        assert f"Port {port} of 127.0.0.1 is in use" in said
         said = complaint(
             swarm.command("bootstrap", "--data-dir", str(bootstrap.data_dir), "--listen", LOOPBACK)
         )
@@ -84,12 +79,10 @@ def test_a_full_disk_costs_checkpoints_and_nothing_else(tmp_path: Path) -> None:
         swarm.until(lambda: "checkpoint-" in one.said() and "cannot save" in one.said(), "it to say so")
         swarm.until(lambda: "learner state not saved" in one.said(), "the learner to say so")
         swarm.advance(two, [0, 1, 2, 3], 3)
-        swarm.until(lambda: two.full_merges(2) > 0 and two.inner_step() > 1, "both to take part")
+        before = two.full_merges(2) + one.full_merges(2)
+        swarm.until(lambda: two.full_merges(2) + one.full_merges(2) > before + 2, "both to take part")
         assert one.ended() is None
         for process, limit in limits.items():
             process.rlimit(psutil.RLIMIT_FSIZE, limit)
         one.terminate()
-        saved = list((one.data_dir / "runs").glob("*/learner.safetensors"))
-        again = swarm.node("one", bootstrap)
-        swarm.training(again)
-        assert saved and again.said().count("set aside") == 0
+        assert list((one.data_dir / "runs").glob("*/learner.safetensors"))  # there was room again at the end
