@@ -68,6 +68,8 @@ class LearnerLink:
         self.ready = asyncio.Event()
         """Set while a learner makes inner steps."""
         self._stopping = False
+        self._moved = asyncio.Event()
+        """Set when the learner took a version over, or ended."""
         self._saves = 0
         """Saves that were asked for and are not answered yet."""
         self._saved_at_end = False
@@ -103,10 +105,29 @@ class LearnerLink:
             self._catch_up(fragment, numbers[fragment])
 
     async def stop(self, timeout_s: float) -> bool:
-        """Save and end the learner. Whether what it had at its end, not earlier, is on the disk."""
+        """Save and end the learner. Whether what it had at its end, not earlier, is on the disk, and nothing
+        of it is in a version already."""
+        loop = asyncio.get_running_loop()
+        ends_s = loop.time() + timeout_s
+        told = await self._told_everything(timeout_s / 2)
         self._stopping = True
-        await self._host.stop(self._state_path if self._ready else None, timeout_s)
-        return self._saved_at_end
+        await self._host.stop(self._state_path if self._ready else None, ends_s - loop.time())
+        return self._saved_at_end and told
+
+    async def _told_everything(self, timeout_s: float) -> bool:
+        """Wait until the learner has taken over all that was committed: a copy of its own that was merged
+        just now must not be saved as unmerged, for it would be merged a second time after the return."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self._ready and any(slot.installing or slot.next for slot in self._slots):
+                    self._moved.clear()
+                    await self._moved.wait()
+        except TimeoutError:
+            logger.warning(
+                "the learner did not take over the last versions in time; its state is not resumed"
+            )
+            return False
+        return True
 
     def save(self) -> None:
         """Ask the learner to write its state at the next boundary."""
@@ -187,6 +208,7 @@ class LearnerLink:
             case ch.Applied():
                 slot = self._slots[event.fragment]
                 slot.buffer, slot.installing = 1 - slot.buffer, None
+                self._moved.set()
                 self._post(ev.LearnerApplied(event.fragment, event.number, event.inner_step))
                 self.after_commit(event.fragment)
             case ch.Status():
@@ -246,6 +268,7 @@ class LearnerLink:
     def _exited(self, exited: LearnerExited) -> None:
         started = self._ready
         self._ready = False
+        self._moved.set()
         self.ready.clear()
         self._life += 1
         self._slots = [Slot() for _ in self._slots]

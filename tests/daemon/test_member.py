@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import json
 from pathlib import Path
@@ -113,7 +114,8 @@ async def test_leaving_sends_what_there_is_and_comes_back_where_it_was(tmp_path:
         tokens, me = one.head().tokens, two.core.shared.me
         two.learner.contribute(0)
         await around.end(two, orderly=True)
-        assert one.head().tokens == tokens + 256  # merged before it left
+        # Merged before it left, and not by a version that went away with it.
+        assert one.head().tokens == tokens + 256
         assert [e["peer"] for e in one.records("leave")] == [me]
         note = json.loads((two._store.folder / FILE).read_text())
         assert note["0"][1] is None  # nothing in flight
@@ -124,6 +126,28 @@ async def test_leaving_sends_what_there_is_and_comes_back_where_it_was(tmp_path:
         assert again.head(1).number == one.head(1).number
         await until(lambda: again.head() == one.head(), "it to catch up")
         await around.round(one, again)
+
+
+async def test_what_was_merged_at_the_very_end_is_not_saved_as_unmerged(tmp_path: Path) -> None:
+    """The last version comes while the learner is in an inner step: it is told before it saves."""
+    async with Neighbourhood(tmp_path) as around:
+        one = await around.member("one", genesis=True)
+        two = await around.member("two")
+        await around.round(one, two)
+        obeyed, stopped = two.learner._obey, two.learner.stop
+        loop = asyncio.get_running_loop()
+        two.learner._obey = lambda c: loop.call_later(0.2, obeyed, c)  # type: ignore[assignment, method-assign]
+        copies: list[set[int]] = []
+
+        async def stop(path: Path | None, timeout_s: float) -> int | None:
+            copies.append(set(two.learner.slot_in_use))
+            return await stopped(path, timeout_s)
+
+        two.learner.stop = stop  # type: ignore[method-assign]
+        two.learner.contribute(0)
+        await around.end(two, orderly=True)
+        assert two.learner.slot_in_use == set() and copies[0] == set()
+        assert (two._store.folder / FILE).exists()
 
 
 async def test_while_leaving_nothing_new_is_taken_in(tmp_path: Path) -> None:
