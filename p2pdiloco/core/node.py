@@ -217,6 +217,7 @@ class Core:
         self._try_confirm(now)
         for fragment in moved:
             fragment.poll(now)
+        self._try_leave(now)
 
     def _try_confirm(self, now: float) -> None:
         """Become a full member: design 5.1, "a newcomer neither votes nor gives state to others until…"."""
@@ -442,12 +443,23 @@ class Core:
                 fragment.flush()
         self._poll_all(now)
 
+    def _handed_over(self, now: float) -> bool:
+        """Whether somebody else holds the newest versions that we made: they would go away with us."""
+        shared = self._shared
+        others = [p for peer in shared.view.live(now) if (p := shared.view.progress(peer)) and p.confirmed]
+        made = [f for f in self.fragments if f.chain.signed.header.syncer == shared.me]
+        return not others or all(
+            any(len(p.heads) > f.index and p.heads[f.index].number >= f.chain.head.number for p in others)
+            for f in made
+        )
+
     def _try_leave(self, now: float) -> None:
         if self._leave_by_s is None or self._left:
             return
         unsettled = [f for f in self.fragments if not f.settle()]
         helped = bool(self._shared.view.live(now))
-        if now < self._leave_by_s and any(helped or f.office.holding for f in unsettled):
+        waits = any(helped or f.office.holding for f in unsettled) or not self._handed_over(now)
+        if now < self._leave_by_s and waits:
             return
         for fragment in self.fragments:
             fragment.office.lay_down("leaving")
