@@ -38,6 +38,8 @@ class Slot:
         self.ticket: int | None = None
         """Of the contribution whose copy occupies the slot."""
         self.requested = False
+        self.encoding = False
+        """A copy is being encoded: its contribution is the answer to a closing call."""
 
 
 class LearnerLink:
@@ -201,10 +203,13 @@ class LearnerLink:
                 for fragment in range(len(self._slots)):
                     self.after_commit(fragment)
             case ch.CopiedOut():
+                self._slots[event.fragment].encoding = True
                 self._spawn(self._encode(event, self._life))
             case ch.NothingToCopy():
-                self._slots[event.fragment].requested = False
-                self._post(ev.NothingToContribute(event.fragment))
+                slot = self._slots[event.fragment]
+                slot.requested = False
+                if not slot.encoding:
+                    self._post(ev.NothingToContribute(event.fragment))
             case ch.Applied():
                 slot = self._slots[event.fragment]
                 slot.buffer, slot.installing = 1 - slot.buffer, None
@@ -247,7 +252,7 @@ class LearnerLink:
                 void = True
         if life != self._life or self._stopping:
             return  # a stopping learner saves this work; sent as well, it could be merged twice
-        slot.requested = False
+        slot.requested = slot.encoding = False
         if void or "overwrite" in (slot.installing, slot.next):
             self._post(ev.NothingToContribute(fragment))
             return

@@ -111,8 +111,9 @@ async def test_leaving_sends_what_there_is_and_comes_back_where_it_was(tmp_path:
         one = await around.member("one", genesis=True)
         two = await around.member("two")
         await around.round(one, two)
+        await until(lambda: not two.learner.slot_in_use, "a free slot")
         tokens, me = one.head().tokens, two.core.shared.me
-        two.learner.contribute(0)
+        two.learner.contribute(0)  # it is still being encoded when the node is told to leave
         await around.end(two, orderly=True)
         # Merged before it left, and not by a version that went away with it.
         assert one.head().tokens == tokens + 256
