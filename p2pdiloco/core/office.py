@@ -92,6 +92,7 @@ class Office:
         self._suspected = ""
         self._asked_s = -1e18
         self._next_check_s = -1e18
+        self._outgrown_since_s: float | None = None
         self._stand_due_s: float | None = None
         """When our turn to stand comes, as the last look had it."""
         self._rank_of: tuple[int, tuple[str, ...]] = (0, ())
@@ -217,8 +218,16 @@ class Office:
         voters = shared.voters(now)
         valid = {vote.body.voter for vote in certificate.votes}
         if 2 * len(valid.intersection(voters)) > len(voters):
+            self._outgrown_since_s = None
             return
+        if self._outgrown_since_s is None:
+            self._outgrown_since_s = now
+        # The holder goes first, between two rounds; the others only if it does not: two at once would fork.
+        if not self.holding and now - self._outgrown_since_s < shared.timing.suspect_s:
+            return
+        self._outgrown_since_s = None
         reason = "its votes are no longer a majority of the members"
+        stands_again = self.holding and shared.stands and not shared.leaving
         if self.holding:
             self.lay_down(reason)
         elif self.state is OfficeState.FOLLOWING:
@@ -226,6 +235,9 @@ class Office:
             self._shared.out.record("office", self._fragment, f"void: {reason}", term=certificate.term)
             self.changed = True
         self.certificate = None
+        if stands_again:
+            self._open_since_s = now
+            self._stand(now, reason)
 
     def _next_term(self) -> int:
         return max(self.term, self._seen_term, self._voted_term) + 1
