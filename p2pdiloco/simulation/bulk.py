@@ -123,7 +123,7 @@ class Bulk:
         receiver.run_when_awake(self._hand_over, transfer)
 
     def _hand_over(self, transfer: Transfer) -> None:
-        ticket = transfer.receiver.new_ticket(transfer.displacement)
+        ticket = transfer.receiver.tickets.new(transfer.displacement)
         transfer.receiver.feed(ContributionReceived(transfer.number, ticket))
 
     def answer(self, number: int, accepted: bool, reason: str, head: Head | None) -> None:
@@ -227,7 +227,7 @@ class Bulk:
         self, asker: Host, effect: FetchUpdate, found: tuple[SignedVersion, OuterUpdate]
     ) -> None:
         version, update = found
-        ticket = asker.new_ticket(update)
+        ticket = asker.tickets.new(update)
         asker.feed(UpdateFetched(effect.fragment, effect.peer, version, ticket))
 
     def _state_here(
@@ -242,7 +242,7 @@ class Bulk:
         if not holder.up or epoch != self._network.epoch(asker.peer, holder.peer):
             self._failed(asker, effect, "unreachable", DIAL_TIMEOUT_S, generation)
             return
-        asker.run_when_awake(asker.state_arrived, effect, generation, *given)
+        asker.run_when_awake(asker.worker.state_arrived, effect, generation, *given)
 
     def _failed(
         self,
@@ -258,5 +258,5 @@ class Bulk:
         self, asker: Host, effect: FetchUpdate | FetchState, reason: str, generation: int
     ) -> None:
         if isinstance(effect, FetchState):
-            asker.state_failed(effect, generation)
+            asker.worker.state_failed(effect, generation)
         asker.feed(FetchFailed(effect.fragment, effect.number, effect.peer, reason))

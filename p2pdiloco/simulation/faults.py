@@ -156,9 +156,9 @@ class Faults:
 
     def _learner_crash(self) -> None:
         host = self._victim()
-        if host is not None and host.learner.running:
+        if host is not None and host.learner.model.running:
             self._note(host.peer, "learner dies")
-            host.crash_learner(self._rng.uniform(0.5, 5.0))
+            host.learner.crash(self._rng.uniform(0.5, 5.0))
 
     def _freeze(self) -> None:
         host = self._victim()

@@ -12,9 +12,6 @@ from p2pdiloco.simulation.lineage import Displacement, FragmentState
 if TYPE_CHECKING:
     from p2pdiloco.simulation.host import Host
 
-MAX_TICKETS_PER_FRAGMENT = 48
-"""Buffers alive at one node per fragment, besides the log: own queue, one inbox entry per member, updates."""
-
 
 class Violation(Exception):
     """An invariant of the protocol does not hold. `rule` names it; one bug has one rule."""
@@ -186,11 +183,3 @@ class Watch:
             self.forks += 1
         known.append(certificate)
         self.elections += 1
-
-    # --- resources -----------------------------------------------------------------------------------
-
-    def tickets(self, host: Host) -> None:
-        """A node took another buffer."""
-        limit = MAX_TICKETS_PER_FRAGMENT * len(host.stores)
-        if len(host.tickets) > limit:
-            raise Violation("bounded", f"{host.peer} holds {len(host.tickets)} buffers, more than {limit}")

@@ -36,7 +36,7 @@ class Liveness:
         up = world.up_hosts()
         heads = [[h.stores[f].version.header.number for h in up] for f in range(self._fragments)]
         self._heads_at_heal = [max(numbers, default=0) for numbers in heads]
-        self._steps_at_heal = {h.peer: h.learner.step_at(world.clock.now) for h in up}
+        self._steps_at_heal = {h.peer: h.learner.model.step_at(world.clock.now) for h in up}
 
     def committed(self, fragment: int) -> None:
         """Somebody has a new head: perhaps all heads are equal now."""
@@ -95,10 +95,10 @@ class Liveness:
     def _missing_steps(self, fragment: int, host: Host, best: FragmentState, version: SignedVersion) -> str:
         """The steps of a learner's present life up to the end of the faults must be in the chain, and later
         ones too, so that we know that it was merged again."""
-        first = host.learner.fragments[fragment].life_from
+        first = host.learner.model.fragments[fragment].life_from
         healed_at = max(self._steps_at_heal.get(host.peer, 0), first)
         spans = best.covered.get(host.peer, ())
-        if not host.learner.running:
+        if not host.learner.model.running:
             return f"{host.peer} has no learner"
         if not spans or spans[-1][1] <= healed_at:
             return f"{host.peer} was not merged again"

@@ -75,7 +75,7 @@ class World:
             return
         disk = self._disks.setdefault(peer, Disk(spec.write_s))
         self._incarnations[peer] = self._incarnations.get(peer, 0) + 1
-        first_step = known.learner.step_at(self.clock.now) if known is not None else 0
+        first_step = known.learner.model.step_at(self.clock.now) if known is not None else 0
         self.trace.decision(self.clock.now, peer, f"starts, incarnation {self._incarnations[peer]}")
         genesis = peer == self.plan.nodes[0].peer
         host = Host(self, spec, disk, self._incarnations[peer], first_step, genesis)
@@ -87,7 +87,6 @@ class World:
         """kill -9, and a restart with the same disk unless the machine is lost for ever."""
         if not host.up:
             return
-        host.learner.stop(self.clock.now)
         host.crash()
         self.bulk.host_down(host)
         if back_in_s is None or (host.leaving and host.returns_in_s is None):
@@ -103,7 +102,7 @@ class World:
         if host.up:
             self.trace.decision(self.clock.now, host.peer, "has left")
             if host.returns_in_s is not None:
-                host.save_at_leave()
+                host.learner.save_at_leave()
             self.crash(host, host.returns_in_s)
 
     # --- presence ------------------------------------------------------------------------------------

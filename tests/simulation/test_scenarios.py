@@ -101,4 +101,4 @@ def test_nothing_stops_without_faults() -> None:
     assert all(counts[peer] >= 14 for peer in ("n0", "n1", "n2"))
     for host in world.up_hosts():
         alive_s = world.clock.now - world.plan.joins_s[int(host.peer[1:])]
-        assert host.learner.step_at(world.clock.now) >= (alive_s - 5.0) / 0.2
+        assert host.learner.model.step_at(world.clock.now) >= (alive_s - 5.0) / 0.2

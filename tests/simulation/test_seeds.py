@@ -10,6 +10,7 @@ from p2pdiloco.simulation.report import replay_command
 from p2pdiloco.simulation.runner import run_seeds
 
 
+@pytest.mark.timeout(300)  # counted in seeds, not in seconds: a busy machine may take its time
 @pytest.mark.parametrize("mix", MIX_NAMES)
 def test_fifty_seeds(mix: str) -> None:
     nodes = 3

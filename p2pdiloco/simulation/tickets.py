@@ -1,0 +1,49 @@
+"""A node's buffers: contributions and updates by ticket. Wrong use of one is a bug of the core."""
+
+from __future__ import annotations
+
+from p2pdiloco.simulation.invariants import Violation
+from p2pdiloco.simulation.lineage import Displacement, OuterUpdate
+
+MAX_PER_FRAGMENT = 48
+"""Buffers alive at one node per fragment, besides the log: own queue, one inbox entry per member, updates."""
+
+
+class Tickets:
+    """Opens, lends and closes buffers."""
+
+    def __init__(self, peer: str, fragments: int) -> None:
+        self._peer = peer
+        self._limit = MAX_PER_FRAGMENT * fragments
+        self._made = 0
+        self._contents: dict[int, Displacement | OuterUpdate] = {}
+
+    def __len__(self) -> int:
+        return len(self._contents)
+
+    def new(self, content: Displacement | OuterUpdate) -> int:
+        """A buffer with this content. Raises: Violation when there are too many."""
+        self._made += 1
+        self._contents[self._made] = content
+        if len(self._contents) > self._limit:
+            raise Violation("bounded", f"{self._peer} holds {len(self._contents)} buffers")
+        return self._made
+
+    def free(self, ticket: int) -> None:
+        """The buffer is not needed any more. Raises: Violation when it was freed before."""
+        if self._contents.pop(ticket, None) is None:
+            raise Violation("tickets", f"{self._peer} frees buffer {ticket}, which it does not hold")
+
+    def contribution(self, ticket: int) -> Displacement:
+        """The contribution in a buffer. Raises: Violation when there is none."""
+        content = self._contents.get(ticket)
+        if not isinstance(content, Displacement):
+            raise Violation("tickets", f"{self._peer}: no contribution in buffer {ticket}")
+        return content
+
+    def update(self, ticket: int) -> OuterUpdate:
+        """The outer update in a buffer. Raises: Violation when there is none."""
+        content = self._contents.get(ticket)
+        if not isinstance(content, OuterUpdate):
+            raise Violation("tickets", f"{self._peer}: no outer update in buffer {ticket}")
+        return content

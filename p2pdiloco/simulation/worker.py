@@ -1,0 +1,110 @@
+"""What a node does with "tensors": merging, outer steps, states, and going over to a version."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+from p2pdiloco.core.effects import ApplyUpdate, CommitVersion, FetchState, Merge
+from p2pdiloco.core.events import Merged, StateFetched, UpdateApplied
+from p2pdiloco.core.types import SignedVersion, Watermark
+from p2pdiloco.simulation.invariants import Violation
+from p2pdiloco.simulation.learner import Install
+from p2pdiloco.simulation.lineage import FragmentState, MergedPart, OuterUpdate
+
+if TYPE_CHECKING:
+    from p2pdiloco.simulation.host import Host
+
+
+class Worker:
+    """Carries out the effects that fill or take the spare copies, each after a while."""
+
+    def __init__(self, host: Host, rng: random.Random) -> None:
+        self._host = host
+        self._rng = rng
+
+    def _work_s(self) -> float:
+        return self._rng.uniform(0.002, 0.15)
+
+    def _take_spare(self, fragment: int) -> int:
+        generation = self._host.stores[fragment].take_spare()
+        if generation is None:
+            where = f"{self._host.peer} fragment {fragment}"
+            raise Violation("one-spare", f"{where}: two jobs want the spare copy at once")
+        return generation
+
+    def merge(self, effect: Merge) -> None:
+        """Merge contributions into a new state."""
+        host, parts = self._host, []
+        for part in effect.inputs:
+            content = host.tickets.contribution(part.ticket)
+            if content.learner != part.contributor.learner:
+                raise Violation("tickets", f"{host.peer} merges the wrong buffer {part.ticket}")
+            parts.append(MergedPart(content.learner, part.contributor.stamp, content.first, content.end))
+        update = OuterUpdate.of(effect.fragment, effect.number, tuple(parts))
+        state = host.stores[effect.fragment].state.apply(update)
+        host.world.watch.merged(host, state)
+        generation = self._take_spare(effect.fragment)
+        host.later(self._work_s(), self._merged, effect, update, state, generation)
+
+    def _merged(self, effect: Merge, update: OuterUpdate, state: FragmentState, generation: int) -> None:
+        host, fragment = self._host, effect.fragment
+        host.stores[fragment].fill_spare(generation, state)
+        ticket = host.tickets.new(update)
+        size = host.max_payload_bytes(fragment)
+        host.feed(Merged(fragment, effect.term, effect.number, ticket, update.digest, size, state.digest))
+
+    def apply_update(self, effect: ApplyUpdate) -> None:
+        """The outer step of a fetched update."""
+        host = self._host
+        update = host.tickets.update(effect.ticket)
+        generation = self._take_spare(effect.fragment)
+        state = host.stores[effect.fragment].state.apply(update)
+        host.later(self._work_s(), self._applied, effect, state, generation)
+
+    def _applied(self, effect: ApplyUpdate, state: FragmentState, generation: int) -> None:
+        host = self._host
+        host.stores[effect.fragment].fill_spare(generation, state)
+        host.feed(UpdateApplied(effect.fragment, effect.number, effect.ticket, state.digest))
+
+    def fetch_state(self, effect: FetchState) -> None:
+        """Pull a whole fragment into the spare copy."""
+        self._host.world.bulk.fetch_state(self._host, effect, self._take_spare(effect.fragment))
+
+    def state_arrived(
+        self,
+        effect: FetchState,
+        generation: int,
+        version: SignedVersion,
+        state: FragmentState,
+        watermarks: tuple[Watermark, ...],
+    ) -> None:
+        """A donor's fragment is here."""
+        self._host.stores[effect.fragment].fill_spare(generation, state)
+        self._host.feed(StateFetched(effect.fragment, effect.peer, version, watermarks))
+
+    def state_failed(self, effect: FetchState, generation: int) -> None:
+        """No donor's fragment came."""
+        self._host.stores[effect.fragment].fill_spare(generation, None)
+
+    def commit(self, effect: CommitVersion) -> None:
+        """The spare copy becomes the state; the learner is told; now and then a checkpoint is written."""
+        host, header = self._host, effect.version.header
+        store = host.stores[header.fragment]
+        if store.spare is None:
+            where = f"{host.peer} fragment {header.fragment}"
+            raise Violation("equal-state", f"{where}: version {header.number} from an empty spare copy")
+        host.world.watch.committed(host, effect.version, store.version, store.spare)
+        update = None
+        if effect.update is not None:
+            update = host.tickets.update(effect.update)
+            host.tickets.free(effect.update)
+        store.commit(effect.version, update, effect.watermarks, host.config.log_versions)
+        ticket = effect.merged_ticket
+        merged = host.tickets.contribution(ticket) if ticket is not None else None
+        install = Install(header.fragment, header.number, header.digest(), merged, effect.overwrite)
+        host.learner.install(install)
+        host.world.committed(host, header)
+        if host.now - store.saved_s >= host.spec.checkpoint_every_s:
+            store.saved_s = host.now
+            host.writer.write(store.checkpoint())
