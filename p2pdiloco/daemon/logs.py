@@ -19,6 +19,7 @@ from p2pdiloco.daemon.wording import clean
 
 Style = Literal["text", "json", "tui"]
 _encoder = msgspec.json.Encoder(enc_hook=str)
+LEVELS = {10: "debug", 20: "info", 30: "warning", 40: "error", 50: "critical"}
 
 
 def resolve_style(asked: Literal["auto", "text", "json", "tui"], stream: TextIO | None = None) -> Style:
@@ -28,13 +29,18 @@ def resolve_style(asked: Literal["auto", "text", "json", "tui"], stream: TextIO 
     return "tui" if (stream or sys.stderr).isatty() else "text"
 
 
+def level_name(record: logging.LogRecord) -> str:
+    """Our own word for the level: libraries rename the standard library's (hivemind: WARN)."""
+    return LEVELS.get(record.levelno, str(record.levelno))
+
+
 class JsonFormatter(logging.Formatter):
     """One object a line: time (ISO 8601, UTC), level, logger, message, fields, and perhaps exception."""
 
     def format(self, record: logging.LogRecord) -> str:
         entry: dict[str, object] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
-            "level": record.levelname.lower(),
+            "level": level_name(record),
             "logger": record.name,
             "message": record.getMessage(),
             "fields": getattr(record, "fields", {}),
@@ -48,7 +54,7 @@ class TextFormatter(logging.Formatter):
     """`12:34:56 warning  message  key=value`; the level is left out where it is info."""
 
     def format(self, record: logging.LogRecord) -> str:
-        level = "" if record.levelno == logging.INFO else f"{record.levelname.lower()}  "
+        level = "" if record.levelno == logging.INFO else f"{level_name(record)}  "
         fields: dict[str, object] = getattr(record, "fields", {})
         values = "".join(f"  {key}={value}" for key, value in fields.items())
         time = datetime.fromtimestamp(record.created).strftime("%H:%M:%S")

@@ -337,4 +337,6 @@ def test_members_who_come_make_an_old_certificate_void() -> None:
     solo.elect("p1")
     solo.peers = PEERS
     effects = [e for peer in ("p3", "p4") for e in solo.hear(peer)] + solo.wait(1.0)
+    assert solo.fragment.office.syncer == "p1" and not reasons(effects, "office"), "the holder goes first"
+    effects = solo.wait(solo.config.timing.suspect_s)
     assert solo.fragment.office.syncer is None and reasons(effects, "office")

@@ -45,6 +45,14 @@ def test_json_logs_are_one_object_a_line() -> None:
     assert third["logger"] == "library"
 
 
+def test_levels_keep_their_names_whatever_libraries_call_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logging, "_levelToName", {**logging._levelToName, logging.WARNING: "WARN"})
+    stream = StringIO()
+    configure_logging("text", stream=stream)
+    logging.getLogger("p2pdiloco").warning("odd")
+    assert stream.getvalue()[8:] == " warning  odd\n"
+
+
 def test_text_logs_have_level_fields_and_no_control_characters() -> None:
     stream = StringIO()
     configure_logging("text", stream=stream)
