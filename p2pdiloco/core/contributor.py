@@ -33,6 +33,7 @@ from p2pdiloco.core.types import ContributionHeader, SignedContribution, Stamp, 
 MAX_QUEUE = 4
 MERGED_KEPT = 2
 """Merged contributions that are kept in case their version loses against a heavier chain."""
+RETIRED_KEPT = 16
 PERMANENT = frozenset(
     {"wrong-size", "non-finite", "out-of-range", "implausible-tokens", "wrong-codec", "bad-signature"}
 )
@@ -91,6 +92,9 @@ class Contributor:
         self._office = office
         self._queue: deque[Pending] = deque()
         self._merged: deque[Pending] = deque()
+        self._retired: deque[Stamp] = deque(maxlen=RETIRED_KEPT)
+        """Given up while still in the learner's displacement: if a chain has one all the same, somebody who
+        held it merged it, and the displacement must go."""
         self._sequence = 0
         self._round_s = Ema()
         self.base_number = chain.head.number
@@ -148,6 +152,7 @@ class Contributor:
 
     def learner_lost(self) -> None:
         """The learner crashed: its displacement is gone, what was copied out is not."""
+        self._retired.clear()
         for pending in self._queue:
             pending.attached = False
 
@@ -272,6 +277,7 @@ class Contributor:
     def _give_up(self, pending: Pending, reason: str) -> None:
         out = self._shared.out
         if pending.attached:
+            self._retired.append(pending.stamp)
             out.put(RetireSlot(self._fragment, pending.ready.ticket))
         else:
             out.put(DiscardContribution(self._fragment, pending.ready.ticket))
@@ -287,16 +293,15 @@ class Contributor:
 
     def would_merge(self, watermark: Stamp) -> tuple[Ticket | None, bool]:
         """If our chain's watermark became this: (ticket of the attached contribution that is then merged,
-        whether the learner's displacement must be dropped because the chain contains what we cannot name)."""
+        whether the learner's displacement must be dropped: the chain has what we had given up)."""
         merged = [p for p in self._queue if p.stamp <= watermark]
         attached = [p.ready.ticket for p in merged if p.attached]
-        ours = watermark.incarnation == self._shared.incarnation
-        named = any(p.stamp == watermark for p in (*self._queue, *self._merged))
-        unknown = ours and watermark > self._chain.watermark(self._shared.me) and not named
-        return (attached[0] if attached else None), unknown
+        return (attached[0] if attached else None), watermark in self._retired
 
     def chain_moved(self, watermark: Stamp, now: float) -> None:
         """The chain has a new head, with this watermark of ours: settle what it has, requeue what it lost."""
+        if watermark in self._retired:
+            self._retired.clear()
         while self._queue and self._queue[0].stamp <= watermark:
             pending = self._queue.popleft()
             if pending.held_since_s:

@@ -168,8 +168,8 @@ class Host:
             self.carry_out(effect)
         if self.may_serve:
             self.learner.want()
-        # Half of all events are heartbeats that change nothing. A deadline that one does bring forward is found
-        # at our own next heartbeat, within `heartbeat_s`; a fifth of the running time is saved.
+        # Half of all events are heartbeats that change nothing. A deadline that one does bring forward is
+        # found at our own next heartbeat, within `heartbeat_s`; a fifth of the running time is saved.
         if effects or not (type(event) is ev.MessageReceived and type(event.message) is Progress):
             self._plan_tick()
 

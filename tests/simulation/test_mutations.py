@@ -110,7 +110,7 @@ def contributions_not_sent_again(patch: Patch) -> None:
     [
         (votes_before_they_are_durable, "calm", 3, 3, {"durable-first"}),
         (versions_announced_before_they_are_durable, "calm", 3, 3, {"durable-first"}),
-        (votes_forgotten_at_restart, "churn", 5, 20, {"one-vote"}),
+        (votes_forgotten_at_restart, "churn", 5, 80, {"one-vote"}),
         (no_refusal("our vote of"), "storm", 4, 10, {"one-vote", "durable-first"}),
         (no_refusal("our chain is heavier"), "storm", 4, 10, {"no-lighter-syncer"}),
         (merged_contributions_admitted_again, "storm", 4, 40, {"nothing-twice"}),
