@@ -116,19 +116,33 @@ class RunStore:
         chain: list[tuple[SignedVersion, bytes]] = []
         number = above_number + 1
         while number in numbers:
-            path = folder / f"{number}.update"
-            try:
-                version, payload = decode_update(self._files.read(path))
-                self._check_label(version.header, fragment, number)
-            except CorruptFile as error:
-                self._set_aside(path, error)
+            found = self.load_update(fragment, number)
+            if found is None:
                 break
-            if parent is not None and version.header.parent != parent:
+            header = found[0].header
+            if parent is not None and header.parent != parent:
                 break  # of a branch that was left
-            chain.append((version, payload))
-            parent = version.header.digest()
+            chain.append(found)
+            parent = header.digest()
             number += 1
         return chain
+
+    def load_update(self, fragment: int, number: int) -> tuple[SignedVersion, bytes] | None:
+        """One logged update, of whatever branch; None if it is absent or damaged (set aside).
+
+        Raises:
+            StorageError: the file cannot be read.
+        """
+        path = self._updates(fragment) / f"{number}.update"
+        if not path.exists():
+            return None
+        try:
+            version, payload = decode_update(self._files.read(path))
+            self._check_label(version.header, fragment, number)
+        except CorruptFile as error:
+            self._set_aside(path, error)
+            return None
+        return version, payload
 
     def prune_updates(self, fragment: int, keep_from_number: int) -> None:
         """Forget updates below `keep_from_number`. Raises: StorageError."""

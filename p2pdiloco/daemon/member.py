@@ -16,6 +16,7 @@ from p2pdiloco.core import events as ev
 from p2pdiloco.core.config import Restored, Timing
 from p2pdiloco.core.messages import encode as encode_message
 from p2pdiloco.core.node import Core
+from p2pdiloco.core.types import SignedVersion
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.compute import Compute
 from p2pdiloco.daemon.frontdoor import FrontDoor
@@ -35,11 +36,12 @@ from p2pdiloco.errors import StorageError
 from p2pdiloco.identity import Identity
 from p2pdiloco.learner.channel import LearnerOptions
 from p2pdiloco.learner.host import LearnerHost
-from p2pdiloco.ports import Transport
+from p2pdiloco.ports import Buffer, Transport
 from p2pdiloco.tensors.exchange import Exchange
 from p2pdiloco.tensors.vault import Vault
 
 logger = logging.getLogger(__name__)
+UPDATES_IN_MEMORY = 3
 LEARNER_STOP_S = 3.0
 FLUSH_S = 0.5
 
@@ -68,7 +70,7 @@ class Member:
         save_manifest(settings.data_dir, run)
         self._events = EventsLog(settings.data_dir / "events.jsonl")
         config = core_config(run, genesis_versions(run, vault), timing)
-        updates = UpdateLog(config.log_versions)
+        self._updates = updates = UpdateLog(min(config.log_versions, UPDATES_IN_MEMORY))
         found = restore(config, self._store, vault, updates)
         self._exchange = Exchange.create(run.layouts)
         self.compute = Compute(vault, self._exchange)
@@ -92,10 +94,10 @@ class Member:
         self.runner = Runner(
             self.core, self.compute, self.tickets, self._store, updates, self._io, self.report.on_record
         )
-        self._wire_up(config.run, me, incarnation, updates)
+        self._wire_up(config.run, me, incarnation)
         self._jobs: list[asyncio.Task[None]] = []
 
-    def _wire_up(self, run: str, me: str, incarnation: int, updates: UpdateLog) -> None:
+    def _wire_up(self, run: str, me: str, incarnation: int) -> None:
         core, runner, vault = self.core, self.runner, self.compute.vault
         numels = [layout.numel for layout in self._run.layouts]
         runner.outbound = Outbound(
@@ -111,7 +113,7 @@ class Member:
             self.tickets,
             runner.post,
             lambda: core.may_serve,
-            updates.get,
+            self.update_of,
             lambda fragment: core.fragments[fragment].chain.head,
             lambda fragment: 8 * numels[fragment],
             lambda fragment: 4 * numels[fragment] + 4096,
@@ -222,6 +224,19 @@ class Member:
         self._io.shutdown(wait=True)
         self._exchange.close()
         self._events.close()
+
+    async def update_of(self, fragment: int, number: int) -> tuple[SignedVersion, Buffer] | None:
+        """An outer update of our chain: from memory, or from the disk if it is older."""
+        found = self._updates.get(fragment, number)
+        wanted = self.core.fragments[fragment].chain.logged(number)
+        if found is not None or wanted is None:
+            return found
+        try:
+            saved = await self._loop.run_in_executor(self._io, self._store.load_update, fragment, number)
+        except StorageError as error:
+            logger.error("%s", error)
+            return None
+        return saved if saved is not None and saved[0] == wanted else None
 
     # --- regular work --------------------------------------------------------------------------------
 

@@ -32,7 +32,8 @@ COMPLAIN_EVERY_S = 30.0
 
 
 class UpdateLog:
-    """The newest outer updates of every fragment, for stragglers; in memory, mirrored on disk."""
+    """The newest outer updates of every fragment in memory: what peers pull when a version is announced.
+    Stragglers' older ones come from the disk (`Member.update_of`), or memory would grow with the log."""
 
     def __init__(self, keep: int) -> None:
         self._keep = keep

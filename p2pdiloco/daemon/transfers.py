@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from p2pdiloco.core import effects as ef
 from p2pdiloco.core import events as ev
@@ -39,7 +39,7 @@ class Transfers:
         tickets: Tickets,
         post: Callable[[ev.Event], None],
         may_serve: Callable[[], bool],
-        update_of: Callable[[int, int], tuple[SignedVersion, Buffer] | None],
+        update_of: Callable[[int, int], Awaitable[tuple[SignedVersion, Buffer] | None]],
         head_of: Callable[[int], Head],
         state_bytes: Callable[[int], int],
         max_update_bytes: Callable[[int], int],
@@ -85,7 +85,7 @@ class Transfers:
     async def on_pull(self, pull: wire.PullUpdate | wire.PullState) -> PullSource | Refusal:
         """A peer wants an update or a state."""
         if isinstance(pull, wire.PullUpdate):
-            return self._serve_update(pull)
+            return await self._serve_update(pull)
         return await self._serve_state(pull)
 
     def _why_not_serve(self, run: str, fragment: int) -> str:
@@ -95,9 +95,9 @@ class Transfers:
             return "unknown-fragment"
         return "" if self._may_serve() else "not-ready"
 
-    def _serve_update(self, pull: wire.PullUpdate) -> PullSource | Refusal:
+    async def _serve_update(self, pull: wire.PullUpdate) -> PullSource | Refusal:
         reason = self._why_not_serve(pull.run, pull.fragment)
-        found = None if reason else self._update_of(pull.fragment, pull.number)
+        found = None if reason else await self._update_of(pull.fragment, pull.number)
         if found is None:
             return refuse(reason or "gone")
         version, payload = found

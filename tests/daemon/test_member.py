@@ -13,6 +13,7 @@ from daemon_kit import Neighbourhood, until
 
 from p2pdiloco.adapters.files import Files
 from p2pdiloco.core.events import LeaveRequested
+from p2pdiloco.daemon.member import UPDATES_IN_MEMORY
 from p2pdiloco.daemon.resume import FILE
 from p2pdiloco.learner import channel as ch
 
@@ -39,6 +40,20 @@ async def test_a_round_moves_everybody_to_the_same_bytes(tmp_path: Path) -> None
         assert one.head().tokens == 6 * 256  # every token once
         installed = [c for c in one.learner.commands if isinstance(c, ch.Install)]
         assert [c.mode for c in installed].count("merged") == 3
+
+
+async def test_older_updates_are_given_from_the_disk(tmp_path: Path) -> None:
+    async with Neighbourhood(tmp_path) as around:
+        one = await around.member("one", genesis=True)
+        two = await around.member("two")
+        for _ in range(UPDATES_IN_MEMORY + 2):
+            await around.round(one, two)
+        assert one._updates.get(0, 1) is None, "no longer in memory"
+        await until(lambda: (one._store.folder / "updates/000/1.update").exists(), "its file")
+        found = await one.update_of(0, 1)
+        assert found is not None and found[0] == one.core.fragments[0].chain.logged(1)
+        assert one.compute.vault.check_payload(0, found[1], found[0].header.codec) is None
+        assert await one.update_of(0, 999) is None
 
 
 async def test_a_full_disk_costs_an_office_not_a_contribution(tmp_path: Path) -> None:

@@ -53,6 +53,7 @@ def test_updates_load_as_a_chain_and_are_pruned(tmp_path: Path) -> None:
         store.save_update(update, b"payload %d" % update.header.number, durable=update.header.number % 2 == 0)
     store = RunStore(tmp_path, RUN)
     assert store.load_updates(0, 4) == [(u, b"payload %d" % u.header.number) for u in chain(1, 6)[4:]]
+    assert store.load_update(0, 2) == (chain(1, 6)[1], b"payload 2") and store.load_update(0, 7) is None
     store.prune_updates(0, 3)
     assert numbers(store, 0) == []
     assert numbers(store, 2) == [3, 4, 5, 6]
