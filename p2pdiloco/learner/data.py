@@ -9,8 +9,9 @@ one side empty (a single file), the end of the text is held out instead.
 Streams. The training text is cut into windows of context + 1 bytes. Every epoch all windows are put into
 an order that is a pseudo-random permutation keyed by (run seed, epoch). A peer walks along that endless
 sequence from a start that is the hash of its id, and nobody has to know who else is there: two peers see the
-same window only when one has walked to where the other began. Starts are random, so two may lie close together. The permutation is a Feistel network: position -> window in O(1), nothing stored, so a
-stream goes on at any position at once.
+same window only when one has walked to where the other began. Starts are random, so two may lie close
+together. The permutation is a Feistel network: position -> window in O(1), nothing stored, so a stream goes
+on at any position at once.
 """
 
 from __future__ import annotations
