@@ -35,6 +35,8 @@ class PresenceSeen(Event, frozen=True):
 
     members: tuple[tuple[str, int], ...]
     """(peer, incarnation)."""
+    unreached: int = 0
+    """How many more are listed that could not be dialled yet."""
 
 
 class MessageReceived(Event, frozen=True):

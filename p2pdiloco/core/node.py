@@ -49,6 +49,7 @@ class Core:
         self._started_s = now
         self._presence_seen = False
         self._others_listed = False
+        self._unreached = 0
         self._next_heartbeat_s = now
         self._last_poll_s = now
         self._leave_by_s: float | None = None
@@ -141,7 +142,9 @@ class Core:
     def _on_tick(self, _event: ev.Tick, now: float) -> None:
         if now >= self._next_heartbeat_s:
             self._next_heartbeat_s = now + self._shared.timing.heartbeat_s
-            self._shared.view.forget_stale(now)
+            for peer in self._shared.view.forget_stale(now):
+                for fragment in self.fragments:
+                    fragment.follower.gone(peer)
             for peer in self._shared.view.newly_silent(now):
                 self._shared.out.record("silent", None, "not counted on: silent or unreachable", peer=peer)
             if not self._left:
@@ -177,6 +180,7 @@ class Core:
 
     def _on_presence(self, event: ev.PresenceSeen, now: float) -> None:
         self._presence_seen = True
+        self._unreached = event.unreached
         self._others_listed = any(peer != self._shared.me for peer, _ in event.members)
         for peer, incarnation in event.members:
             self._shared.view.listed(peer, incarnation, now)
@@ -228,9 +232,7 @@ class Core:
         alone = self._presence_seen and not shared.view.voters(now)
         if all(f.follower.verified for f in self.fragments):
             reason = "every fragment's version is confirmed by peers"
-        elif (
-            self._genesis and alone and (not self._others_listed or waited_s >= shared.timing.genesis_wait_s)
-        ):
+        elif self._genesis and alone and waited_s >= self._genesis_patience_s(now):
             reason = "starts the run"
         elif self._saved and alone and waited_s >= shared.timing.resume_alone_s:
             reason = "nobody else is here: goes on from the saved state"
@@ -241,6 +243,14 @@ class Core:
         progress = self._progress()
         for peer in shared.view.members(now):
             shared.out.send(peer, progress)
+
+    def _genesis_patience_s(self, now: float) -> float:
+        """How long a node listens before it starts a run: others may be newcomers like itself, and say so
+        soon; or members that hold the run's history and cannot be reached just now."""
+        timing = self._shared.timing
+        if self._unreached or self._shared.view.unheard(now):
+            return timing.resume_alone_s
+        return timing.genesis_wait_s if self._others_listed else 0.0
 
     # --- messages ------------------------------------------------------------------------------------
 

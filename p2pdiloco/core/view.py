@@ -164,12 +164,18 @@ class View:
                 greet.append(peer)
         return greet
 
-    def forget_stale(self, now: float) -> None:
-        """Drop peers that nobody lists and that have been silent for long; bounds the table."""
+    def unheard(self, now: float) -> bool:
+        """Whether the DHT lists somebody of whom we have heard nothing yet."""
+        ttl = self._timing.member_ttl_s
+        return any(m.progress is None and now - m.listed_s < ttl for m in self._members.values())
+
+    def forget_stale(self, now: float) -> list[str]:
+        """Drop peers that nobody lists and that have been silent for long; bounds the table. Who they are."""
         horizon = self._timing.member_ttl_s * 6
         stale = [p for p, m in self._members.items() if now - max(m.heard_s, m.listed_s) > horizon]
         for peer in stale:
             del self._members[peer]
+        return stale
 
     def median_step_s(self, own_step_s: float, now: float) -> float:
         """The median inner step time of the live learners (own included when positive), 0 if none."""

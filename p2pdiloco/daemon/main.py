@@ -111,7 +111,10 @@ async def _node(settings: NodeSettings, stop: asyncio.Event) -> None:
         prepared = _own_run(settings)
         transport = _transport(settings, identity)
         door = FrontDoor()
-        await transport.start(door)
+        await _unless_stopped(transport.start(door), stop)
+        if stop.is_set():
+            await transport.close()
+            return
         try:
             print_addresses(transport.addresses(), "node")
             found = prepared or await _unless_stopped(
@@ -201,7 +204,10 @@ async def _bootstrap(settings: BootstrapSettings, stop: asyncio.Event) -> None:
             door.add_run(run)
             logger.info("serving run %s (%s)", run.name, run.id[:12])
         transport = _transport(settings, identity)
-        await transport.start(door)
+        await _unless_stopped(transport.start(door), stop)
+        if stop.is_set():
+            await transport.close()
+            return
         try:
             print_addresses(transport.addresses(), "bootstrap")
             await _unless_stopped(_serve(transport, door), stop)

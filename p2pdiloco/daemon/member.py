@@ -274,14 +274,23 @@ class Member:
                 return
             finally:
                 pin.release()
+        for problem in self._store.take_problems():
+            logger.warning("%s", problem)
+            self.report.write("checkpoint", problem)
         self.report.write("checkpoint", "all fragments are saved")
 
     def _save_fragment(self, header: wire.StateHeader, buffers: list[memoryview]) -> None:
         theta, momentum = buffers
         number = header.version.header.number
         fragment = header.version.header.fragment
-        self._store.save_checkpoint(header.version, header.watermarks, theta, momentum)
-        self._store.prune_updates(fragment, number - self._run.manifest.group.log_versions)
+        log_versions = self._run.manifest.group.log_versions
+        try:
+            self._store.save_checkpoint(header.version, header.watermarks, theta, momentum)
+        except StorageError:
+            # Updates replay from the last checkpoint, but must not fill what is left of the disk meanwhile.
+            self._store.prune_updates(fragment, number - 4 * log_versions)
+            raise
+        self._store.prune_updates(fragment, number - log_versions)
 
 
 def next_incarnation(restored: Restored, me: str) -> int:

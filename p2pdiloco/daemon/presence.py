@@ -98,7 +98,8 @@ class Presence:
         if self._dials:
             await asyncio.wait(list(self._dials.values()), timeout=DIAL_PATIENCE_S)
         # Whom we cannot reach yet the core need not try: a failed dial is held against the next ones.
-        self._post(ev.PresenceSeen(tuple(m for m in members if m[0] not in self._dials)))
+        reached = tuple(m for m in members if m[0] not in self._dials)
+        self._post(ev.PresenceSeen(reached, len(members) - len(reached)))
 
     def _remember(self, peer: str, name: str) -> None:
         self.names.pop(peer, None)

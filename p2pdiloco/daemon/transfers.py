@@ -5,6 +5,7 @@ Header first: the core decides on sight of a contribution's header whether its p
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
 from collections.abc import Awaitable, Callable
@@ -18,6 +19,7 @@ from p2pdiloco.daemon.compute import Compute
 from p2pdiloco.daemon.tickets import Tickets
 from p2pdiloco.errors import InvariantViolation, PeerUnreachable, RemoteError, TransportError
 from p2pdiloco.ports import Buffer, PullSource, PushSink, Refusal, Transport
+from p2pdiloco.tensors.vault import Pin
 
 logger = logging.getLogger(__name__)
 PAUSE_S = 15.0
@@ -111,7 +113,12 @@ class Transfers:
         if reason:
             return refuse(reason)
         self._pins += 1
-        header, pin = await self._compute.run(self._compute.pin, pull.fragment)
+        pinning = asyncio.ensure_future(self._compute.run(self._compute.pin, pull.fragment))
+        try:
+            header, pin = await asyncio.shield(pinning)
+        except asyncio.CancelledError:
+            pinning.add_done_callback(self._unpin)
+            raise
 
         def release() -> None:
             self._pins -= 1
@@ -122,6 +129,12 @@ class Transfers:
             return refuse("behind")
         self.bytes_out += sum(b.nbytes for b in pin.buffers)
         return PullSource(wire.encode(header), pin.buffers, release)
+
+    def _unpin(self, pinning: asyncio.Future[tuple[wire.StateHeader, Pin]]) -> None:
+        """Nobody waits for this state any more."""
+        self._pins -= 1
+        if not pinning.cancelled() and pinning.exception() is None:
+            pinning.result()[1].release()
 
     # --- the core's decisions on what peers push -----------------------------------------------------
 
@@ -148,6 +161,10 @@ class Transfers:
             await self._check(header.fragment, payload, header.codec, header.payload_digest)
         except RemoteError as error:
             reason = error.reason
+        except asyncio.CancelledError:
+            # p2pd died under this stream: the learner must not stay locked out behind a half-arrived one.
+            self._post(ev.ContributionBroken(transfer, "cut"))
+            raise
         if reason:
             self._post(ev.ContributionBroken(transfer, reason))
             return wire.encode(wire.Answer(False, reason, self._head_of(header.fragment)))

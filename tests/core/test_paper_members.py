@@ -142,6 +142,15 @@ def test_genesis_listens_first_when_somebody_is_listed() -> None:
     assert solo.core.confirmed
 
 
+def test_genesis_waits_long_for_somebody_listed_who_cannot_be_reached() -> None:
+    solo = Solo(peers=("ghost",), genesis=True, confirmed=False)
+    solo.feed(ev.PresenceSeen((("ghost", 1),), unreached=1))
+    solo.wait(solo.config.timing.resume_alone_s - 2)
+    assert not solo.core.confirmed, "the one that was not reached may hold the run's history"
+    solo.wait(3.0)
+    assert solo.core.confirmed
+
+
 def test_genesis_does_not_start_a_run_that_has_history() -> None:
     solo = Solo(genesis=True, heads=(FAR[2].header.head(),))
     solo.wait(5.0)
