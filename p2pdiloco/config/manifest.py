@@ -42,7 +42,8 @@ class ModelSection(Section, frozen=True, kw_only=True):
 class DataSection(Section, frozen=True, kw_only=True):
     source: Literal["embedded", "files"] = "embedded"
     """"embedded" (the Python standard library's sources, on every machine) or "files": each node's own
-    --data path. Peers draw disjoint, reproducible streams from whichever it is."""
+    --data path. Every peer's stream is reproducible and starts at a place
+    drawn from its id: disjoint from another's in expectation, not by agreement."""
     heldout_percent: Annotated[int, Meta(ge=1, le=50)] = 5
     """Share of files (by hash of their name) that nobody trains on."""
 
