@@ -36,10 +36,17 @@ async def test_a_round_moves_everybody_to_the_same_bytes(tmp_path: Path) -> None
         for _ in range(3):
             await around.round(one, two)
         await until(lambda: one.head() == two.head(), "equal heads")
+        # The tensor worker commits, and the learner hears of it, right after the core's head has moved.
+        for member in (one, two):
+            await until(lambda m=member: m.compute.vault.version(0) == m.number(), "the commit")
         assert torch.equal(one.compute.vault.theta(0), two.compute.vault.theta(0))
         assert one.head().tokens == 6 * 256  # every token once
-        installed = [c for c in one.learner.commands if isinstance(c, ch.Install)]
-        assert [c.mode for c in installed].count("merged") == 3
+
+        def merged() -> int:
+            return sum(isinstance(c, ch.Install) and c.mode == "merged" for c in one.learner.commands)
+
+        await until(lambda: merged() >= 3, "the installs")
+        assert merged() == 3
 
 
 async def test_older_updates_are_given_from_the_disk(tmp_path: Path) -> None:

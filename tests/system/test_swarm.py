@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from system_kit import Daemon, Swarm
 
+from p2pdiloco.core.config import Timing
+
 pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
 
 FRAGMENTS = [0, 1, 2, 3]  # of the micro preset
@@ -54,7 +56,7 @@ def test_nodes_join_and_agree_and_outlive_the_bootstrap(tmp_path: Path) -> None:
         swarm.until(lambda: sum(d.full_merges(3) for d in (one, two, late)) >= 5, "all three to take part")
         swarm.advance(late, FRAGMENTS, 5)
 
-        assert late.number(0) > 5 and "catchup" in {event["kind"] for event in late.events()}
+        assert "catchup" in {event["kind"] for event in late.events()}
         assert assert_digests_agree(one, two, late) > 20
         parts = [d.participation() for d in (one, two, late)]
         assert sum(merged for merged, _ in parts) >= 0.5 * sum(live for _, live in parts)
@@ -81,7 +83,7 @@ def test_a_killed_syncer_is_replaced_and_comes_back(tmp_path: Path) -> None:
             swarm.advance(survivor, FRAGMENTS, 3)
             # Nothing that a peer does stops inner steps: no pause comes near a time-out of the protocol.
             gaps = [e["longest_gap_s"] for e in survivor.events("progress")[lines[survivor.name] :]]
-            assert max(gaps, default=0.0) < 1.5
+            assert max(gaps, default=0.0) < Timing().suspect_s
 
         again = swarm.node(syncer.name, survivors[0], *SAVE_OFTEN)
         swarm.training(again)
