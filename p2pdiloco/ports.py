@@ -5,7 +5,7 @@ Addresses are libp2p multiaddrs as text, peers are libp2p peer ids as base58 tex
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from msgspec import Struct
@@ -118,13 +118,3 @@ class Transport(Protocol):
     """How often what carries the transport died and was replaced."""
     refusals: dict[str, int]
     """Counter of what peers did wrong, by reason."""
-
-
-class LearnerEvents(Protocol):
-    """What the learner's host tells the daemon (called on the daemon's loop)."""
-
-    def on_learner_event(self, event: Struct) -> None:
-        """An event of `learner.channel` (status, fragment copied out, applied, evaluated, lost)."""
-
-
-Spawn = Callable[[], Awaitable[None]]

@@ -37,7 +37,6 @@ class Slot:
         self.next: ch.InstallMode | None = None
         self.ticket: int | None = None
         """Of the contribution whose copy occupies the slot."""
-        self.requested = False
         self.encoding = False
         """A copy is being encoded: its contribution is the answer to a closing call."""
 
@@ -145,11 +144,8 @@ class LearnerLink:
 
     def request(self, fragment: int) -> None:
         """A closing call: copy out what there is."""
-        slot = self._slots[fragment]
         if not self._ready or not self._host.send(ch.CopyOut(fragment)):
             self._post(ev.NothingToContribute(fragment))
-            return
-        slot.requested = True
 
     def retire(self, fragment: int, ticket: int) -> None:
         """The copy will not be merged as it stands."""
@@ -207,7 +203,6 @@ class LearnerLink:
                 self._spawn(self._encode(event, self._life))
             case ch.NothingToCopy():
                 slot = self._slots[event.fragment]
-                slot.requested = False
                 if not slot.encoding:
                     self._post(ev.NothingToContribute(event.fragment))
             case ch.Applied():
@@ -252,7 +247,7 @@ class LearnerLink:
                 void = True
         if life != self._life or self._stopping:
             return  # a stopping learner saves this work; sent as well, it could be merged twice
-        slot.requested = slot.encoding = False
+        slot.encoding = False
         if void or "overwrite" in (slot.installing, slot.next):
             self._post(ev.NothingToContribute(fragment))
             return

@@ -13,7 +13,6 @@ from p2pdiloco.ports import Transport
 MAX_QUEUED = 256
 IN_FLIGHT = 4
 TIMEOUT_S = 5.0
-IDLE_S = 30.0
 
 
 class Outbound:
