@@ -10,8 +10,10 @@ from msgspec import Struct
 
 from p2pdiloco.core.messages import Message
 from p2pdiloco.core.types import (
+    WHOLE_RUN,
     Contributor,
     SignedContribution,
+    SignedPartial,
     SignedVersion,
     Stamp,
     Ticket,
@@ -39,6 +41,7 @@ class VoteRecord(Struct, frozen=True):
     fragment: int
     term: int
     candidate: str
+    group: str = WHOLE_RUN
 
 
 class UpdateRecord(Struct, frozen=True):
@@ -141,6 +144,30 @@ class Merge(Effect, frozen=True):
     term: int
     number: int
     inputs: tuple[MergeInput, ...]
+    partials: tuple[Ticket, ...] = ()
+    """Partial merges of groups, added after the inputs, as if their contributions were inputs."""
+
+
+class MergePartial(Effect, frozen=True):
+    """Merge contributions and partials of one group, in this order, into one partial: sums, no outer step,
+    no spare copy. Answered by `PartialMerged` or `PartialFailed` with the same (fragment, group, attempt)."""
+
+    fragment: int
+    group: str
+    attempt: int
+    inputs: tuple[MergeInput, ...]
+    partials: tuple[Ticket, ...]
+
+
+class OfferPartial(Effect, frozen=True):
+    """Stream our group's partial to the syncer of the group above: `PartialAnswered` or
+    `PartialUndelivered` with this attempt. The receiver hears `PartialOffered`, and answers with
+    `AcceptTransfer`, `RefuseTransfer` and `AnswerTransfer` as for contributions."""
+
+    peer: str
+    attempt: int
+    signed: SignedPartial
+    ticket: Ticket
 
 
 # --- updates and states ------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from p2pdiloco.core.messages import Message
 from p2pdiloco.core.types import (
     Head,
     SignedContribution,
+    SignedPartial,
     SignedVersion,
     Stamp,
     Ticket,
@@ -139,6 +140,56 @@ class ContributionBroken(Event, frozen=True):
 
     transfer: int
     reason: str
+
+
+class PartialOffered(Event, frozen=True):
+    """The syncer of a group below wants to stream its partial merge to us; only its header has been read.
+    After `AcceptTransfer` its payload ends in `ContributionReceived` or `ContributionBroken`."""
+
+    transfer: int
+    sender: str
+    signed: SignedPartial
+
+
+class PartialMerged(Event, frozen=True):
+    """The merge worker added up our group's contributions."""
+
+    fragment: int
+    group: str
+    attempt: int
+    ticket: Ticket
+    payload_digest: bytes
+    payload_bytes: int
+
+
+class PartialFailed(Event, frozen=True):
+    """Nothing could be added up."""
+
+    fragment: int
+    group: str
+    attempt: int
+    reason: str
+
+
+class PartialAnswered(Event, frozen=True):
+    """The last word of the syncer above on our partial."""
+
+    fragment: int
+    group: str
+    attempt: int
+    peer: str
+    accepted: bool
+    reason: str
+    head: Head | None
+
+
+class PartialUndelivered(Event, frozen=True):
+    """The stream of our partial broke, or the syncer above could not be reached."""
+
+    fragment: int
+    group: str
+    attempt: int
+    peer: str
 
 
 class Merged(Event, frozen=True):

@@ -21,11 +21,13 @@ Count = Annotated[int, Meta(ge=0, le=1 << 62)]
 Ticket = int
 """Names a buffer that only the environment (daemon or simulator) can open. The core never looks inside."""
 
-MAX_CONTRIBUTORS = 256
+MAX_CONTRIBUTORS = 16384
+MAX_VOTES = 512
+"""More than any group has members that vote."""
 MAX_FRAGMENTS = 1024
-MAX_WATERMARKS = 2048
+MAX_WATERMARKS = 16384
 WHOLE_RUN: GroupId = "all"
-"""The one group that exists while there are no rotating groups."""
+"""The one group that exists while the run fits into one (`core.grouping`)."""
 
 _encoder = msgspec.msgpack.Encoder()
 
@@ -89,6 +91,10 @@ class VersionHeader(Wire, frozen=True):
     update_bytes: Count
     codec: Annotated[str, Meta(max_length=16)]
     contributors: Annotated[tuple[Contributor, ...], Meta(max_length=MAX_CONTRIBUTORS)]
+    epoch: Count = 0
+    """Of the grouping under which the *next* version is made; grows by one when the groups rotate."""
+    groups: Annotated[int, Meta(ge=1, le=MAX_CONTRIBUTORS)] = 1
+    """Into how many groups the members fall for the next version; 1: all are in one (`core.grouping`)."""
 
     def digest(self) -> bytes:
         """SHA-256 of the canonical encoding."""
@@ -135,6 +141,40 @@ class SignedContribution(Wire, frozen=True):
     signature: Signature
 
 
+class PartialPart(Wire, frozen=True):
+    """One learner's contribution inside a partial merge."""
+
+    contributor: Contributor
+    after: Stamp
+    """The stamp after which it comes: compared with the chain of whoever makes the version."""
+
+
+class PartialHeader(Wire, frozen=True):
+    """The label of a group's partial merge, on its way to the syncer of the group above (design 5.5)."""
+
+    run: RunId
+    group: GroupId
+    """The group whose contributions were merged."""
+    fragment: Count
+    syncer: PeerId
+    """Of that group; the author."""
+    number: Count
+    """The head upon which the next version is to be made, for all that the author knows."""
+    digest: Digest
+    parts: Annotated[tuple[PartialPart, ...], Meta(min_length=1, max_length=MAX_CONTRIBUTORS)]
+    due: bool
+    """One of the contributions was due: a round may start with it."""
+    payload_digest: Digest
+    payload_bytes: Count
+
+
+class SignedPartial(Wire, frozen=True):
+    """A partial's header signed by its author over `signed_bytes("partial", header)`."""
+
+    header: PartialHeader
+    signature: Signature
+
+
 class VoteBody(Wire, frozen=True):
     """What a voter says: in this term of this fragment, this candidate."""
 
@@ -162,7 +202,7 @@ class Certificate(Wire, frozen=True):
     syncer: PeerId
     start_number: Count
     """Head number of the syncer when it was elected: the term ends `term_versions` later."""
-    votes: Annotated[tuple[Vote, ...], Meta(max_length=MAX_CONTRIBUTORS)]
+    votes: Annotated[tuple[Vote, ...], Meta(max_length=MAX_VOTES)]
 
 
 class Watermark(Wire, frozen=True):
