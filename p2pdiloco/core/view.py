@@ -34,6 +34,20 @@ class Member:
         self.failures = 0
 
 
+class _Lists:
+    """Who was what from `from_s` until (excluding) `until_s`, unless something happens in between."""
+
+    __slots__ = ("from_s", "learners", "live", "members", "until_s", "voters")
+
+    def __init__(self, from_s: float) -> None:
+        self.from_s = from_s
+        self.until_s = 1e18
+        self.members: list[str] = []
+        self.voters: list[str] = []
+        self.live: list[str] = []
+        self.learners: list[str] = []
+
+
 class View:
     """The members of the group, without oneself."""
 
@@ -42,6 +56,8 @@ class View:
         self._timing = timing
         self._members: dict[str, Member] = {}
         self._counted_on: set[str] = set()
+        self._lists: _Lists | None = None
+        """Who is a member, live, and so on: asked for at every event, changed by few."""
 
     def listed(self, peer: str, incarnation: int, now: float) -> None:
         """The DHT has an unexpired presence record of this peer."""
@@ -59,18 +75,28 @@ class View:
         member = self._members.setdefault(peer, Member())
         if progress.incarnation < member.incarnation or progress.incarnation <= member.left_incarnation:
             return False
+        before = member.progress
+        if before is None or (before.learning, before.confirmed) != (progress.learning, progress.confirmed):
+            self._lists = None
         member.incarnation = progress.incarnation
         member.progress = progress
+        self._heard(member, now)
+        return True
+
+    def _heard(self, member: Member, now: float) -> None:
+        if member.failures or not self._fresh(member, now):
+            self._lists = None
         member.heard_s = now
         member.failures = 0
-        return True
+
+    def _fresh(self, member: Member, now: float) -> bool:
+        return now - member.heard_s < self._timing.suspect_s
 
     def touched(self, peer: str, now: float) -> None:
         """Something else than a heartbeat arrived from a peer that we already count as a member."""
         member = self._members.get(peer)
         if member and member.progress and member.incarnation > member.left_incarnation:
-            member.heard_s = now
-            member.failures = 0
+            self._heard(member, now)
 
     def failed(self, peer: str) -> bool:
         """A send failed. True when that was the failure that made the peer count as gone."""
@@ -78,7 +104,10 @@ class View:
         if member is None:
             return False
         member.failures = min(member.failures + 1, 1000)
-        return member.failures == self._timing.failures_to_suspect
+        if member.failures != self._timing.failures_to_suspect:
+            return False
+        self._lists = None
+        return True
 
     def try_soon(self, peer: str) -> bool:
         """After a failure: let the next heartbeat to a peer that we still count on not wait its turn."""
@@ -94,6 +123,7 @@ class View:
         if member and incarnation >= member.incarnation:
             member.left_incarnation = incarnation
             member.progress = None
+            self._lists = None
 
     def progress(self, peer: str) -> Progress | None:
         """The last heartbeat of that peer."""
@@ -108,12 +138,11 @@ class View:
     def alive(self, peer: str, now: float) -> bool:
         """Heard from lately and reachable."""
         member = self._members.get(peer)
-        return (
-            member is not None
-            and member.progress is not None
-            and now - member.heard_s < self._timing.suspect_s
-            and member.failures < self._timing.failures_to_suspect
-        )
+        return member is not None and self._alive(member, now)
+
+    def _alive(self, member: Member, now: float) -> bool:
+        reachable = member.failures < self._timing.failures_to_suspect
+        return member.progress is not None and reachable and self._fresh(member, now)
 
     def silence_s(self, peer: str, now: float) -> float:
         """Seconds since anything was heard from the peer (very large: never)."""
@@ -127,27 +156,43 @@ class View:
         self._counted_on = live
         return gone
 
+    def _now(self, now: float) -> _Lists:
+        """The lists as of now: those of last time while nobody can have fallen silent since."""
+        lists = self._lists
+        if lists is not None and lists.from_s <= now < lists.until_s:
+            return lists
+        lists = self._lists = _Lists(now)
+        ttl_s, suspect_s = self._timing.member_ttl_s, self._timing.suspect_s
+        for peer, member in sorted(self._members.items()):
+            progress = member.progress
+            if progress is None or not now - member.heard_s < ttl_s:
+                continue
+            alive = self._alive(member, now)
+            lists.members.append(peer)
+            lists.until_s = min(lists.until_s, member.heard_s + (suspect_s if alive else ttl_s))
+            if progress.confirmed:
+                lists.voters.append(peer)
+            if alive:
+                lists.live.append(peer)
+                if progress.learning and progress.confirmed:
+                    lists.learners.append(peer)
+        return lists
+
     def members(self, now: float) -> list[str]:
-        """Peers that count in majorities, sorted."""
-        ttl = self._timing.member_ttl_s
-        return sorted(p for p, m in self._members.items() if m.progress is not None and now - m.heard_s < ttl)
+        """Peers that count in majorities, sorted. The caller does not change it (nor the following ones)."""
+        return self._now(now).members
 
     def live(self, now: float) -> list[str]:
         """Peers to count on, sorted."""
-        return [peer for peer in self.members(now) if self.alive(peer, now)]
+        return self._now(now).live
 
     def voters(self, now: float) -> list[str]:
         """Confirmed members, sorted."""
-        return [p for p in self.members(now) if (progress := self.progress(p)) and progress.confirmed]
+        return self._now(now).voters
 
     def live_learners(self, now: float) -> list[str]:
         """Live confirmed peers with a running learner, sorted."""
-        found = []
-        for peer in self.live(now):
-            progress = self.progress(peer)
-            if progress and progress.learning and progress.confirmed:
-                found.append(peer)
-        return found
+        return self._now(now).learners
 
     def to_greet(self, now: float) -> list[str]:
         """Peers that are due our heartbeat: members always, silent but listed ones now and then."""
@@ -175,6 +220,7 @@ class View:
         stale = [p for p, m in self._members.items() if now - max(m.heard_s, m.listed_s) > horizon]
         for peer in stale:
             del self._members[peer]
+            self._lists = None
         return stale
 
     def median_step_s(self, own_step_s: float, now: float) -> float:
