@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from enum import Enum, auto
 
+from p2pdiloco.core.calls import Calls
 from p2pdiloco.core.chain import Chain
 from p2pdiloco.core.contributor import Contributor, Pending
 from p2pdiloco.core.effects import (
@@ -44,7 +45,7 @@ from p2pdiloco.core.machine import Machine
 from p2pdiloco.core.messages import Announce, Closing, Pass
 from p2pdiloco.core.office import Office
 from p2pdiloco.core.shared import Shared
-from p2pdiloco.core.timing import Ema, grace_window_s
+from p2pdiloco.core.timing import Ema
 from p2pdiloco.core.types import (
     ContributionHeader,
     SignedContribution,
@@ -120,6 +121,7 @@ class Round:
         self._inbox = Inbox(shared, fragment, chain)
         self._merging: list[Held] = []
         self._passed: set[str] = set()
+        self._calls = Calls(shared)
         self._term = 0
         self._closes_at_s = 0.0
         self._closing_since_s = 0.0
@@ -233,16 +235,19 @@ class Round:
             self._first_in_s = now
         self._machine.go(RoundSignal.CONTRIBUTION)
         self._passed.discard(held.header.learner)
+        self._calls.answered(held.header.learner, now)
         self.poll(now)
 
     def on_pass(self, sender: str, message: Pass, now: float) -> None:
         """A member has nothing to send this time."""
+        self._calls.answered(sender, now, message.number)
         if self.state is RoundState.CLOSING and message.number == self._chain.head.number + 1:
             self._passed.add(sender)
             self.poll(now)
 
     def own_pass(self, now: float) -> None:
         """Our own learner has nothing to send this time."""
+        self._calls.answered(self._shared.me, now)
         if self.state is RoundState.CLOSING:
             self._passed.add(self._shared.me)
             self.poll(now)
@@ -273,20 +278,15 @@ class Round:
         waits_until_s = min(held.arrived_s for held in ready) + self._hold_s(now)
         if not fresh and self._missing(now) and now < waits_until_s:
             return
-        shared, config = self._shared, self._shared.config
+        shared = self._shared
         self._quorum_s.add(now - self._first_in_s)
-        grace = grace_window_s(
-            config.delay_steps,
-            shared.median_step_s(now),
-            self._quorum_s.value,
-            self._sync_s.value,
-            config.grace_fraction,
-            config.grace_cap_s,
-        )
         self._machine.go(RoundSignal.QUORUM)
         self._passed = set()
-        self._closes_at_s = now + grace
         missing = self._missing(now)
+        self._calls.give_up(now)
+        grace = self._calls.grace_s(self._quorum_s.value, self._sync_s.value, now)
+        self._closes_at_s = now + grace
+        self._calls.called(missing, number, now)
         shared.out.record(
             "closing",
             self._fragment,
@@ -440,6 +440,7 @@ class Round:
 
     def _empty_inbox(self) -> None:
         self._merging = []
+        self._calls.forget()
         self._inbox.clear()
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from p2pdiloco.core.config import CoreConfig
 from p2pdiloco.core.outbox import Outbox
+from p2pdiloco.core.timing import AnswerTime
 from p2pdiloco.core.types import Crypto, Wire, signed_bytes
 from p2pdiloco.core.view import View
 
@@ -33,6 +34,8 @@ class Shared:
         self.leaving = False
         self.step_s = 0.0
         """Moving average of this node's inner step time."""
+        self.answer_time = AnswerTime()
+        """Of the calls that we sent as a syncer, whatever the fragment: the same peers answer them all."""
         self._median_at_s = -1e18
         self._median_s = 0.0
         self.on_persisted: dict[int, Callable[[float], None]] = {}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 EMA_SHARE = 0.2
 """How much the newest sample counts."""
+ANSWER_SHARE = 0.5
+"""Of the sync interval, H inner steps: what a round may wait for answers to its closing call."""
 
 
 class Ema:
@@ -19,15 +21,54 @@ class Ema:
         self._empty = False
 
 
-def grace_window_s(
-    delay_steps: int, step_s: float, quorum_s: float, sync_s: float, fraction: float, cap_s: float
-) -> float:
-    """How long a syncer waits after quorum: min(gamma * slack, cap), never negative.
+class AnswerTime:
+    """How long it takes until the last live learner has answered a closing call.
 
-    slack = tau * xi_step - (xi_quorum + xi_sync): the result is still back before step t + tau.
+    Smoothed mean and mean deviation with the weights of TCP's retransmission timer (RFC 6298): samples have
+    a long tail, and waiting for nearly all of them costs nothing in the rounds in which all answer sooner.
+    """
+
+    def __init__(self) -> None:
+        self._mean_s: float | None = None
+        self._deviation_s = 0.0
+
+    def add(self, sample_s: float) -> None:
+        """A round's last answer came so long after the call (or had not come by then)."""
+        if self._mean_s is None:
+            self._mean_s, self._deviation_s = sample_s, sample_s / 2
+            return
+        self._deviation_s += (abs(sample_s - self._mean_s) - self._deviation_s) / 4
+        self._mean_s += (sample_s - self._mean_s) / 8
+
+    @property
+    def expected_s(self) -> float:
+        """Nearly all answers are in by then; 0: nothing is known yet."""
+        return 0.0 if self._mean_s is None else self._mean_s + 4 * self._deviation_s
+
+
+def grace_window_s(
+    delay_steps: int,
+    step_s: float,
+    quorum_s: float,
+    sync_s: float,
+    fraction: float,
+    cap_s: float,
+    answer_s: float = 0.0,
+) -> float:
+    """How long a syncer waits after quorum: min(max(gamma * slack, answer time), cap), never negative.
+
+    slack = tau * xi_step - (xi_quorum + xi_sync): the result is still back before step t + tau. Where tau
+    steps are shorter than a message's way there and back, nobody could answer in that time; hence
+    `answer_s`, what answers are expected to take, within `answer_bound_s`.
     """
     slack_s = delay_steps * step_s - (quorum_s + sync_s)
-    return max(0.0, min(fraction * slack_s, cap_s))
+    return max(0.0, min(max(fraction * slack_s, answer_s), cap_s))
+
+
+def answer_bound_s(inner_steps: int, step_s: float) -> float:
+    """The most that is waited beyond the slack: `ANSWER_SHARE` of the time between two contributions of a
+    learner, so that a round has ended before the next one is due."""
+    return ANSWER_SHARE * inner_steps * step_s
 
 
 def backoff_s(first_s: float, attempt: int) -> float:

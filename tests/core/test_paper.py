@@ -72,6 +72,23 @@ def test_no_slack_no_grace() -> None:
     assert len(found(effects, ef.Merge)[0].inputs) == 2, "closes at once, without p3"
 
 
+def test_the_window_grows_to_what_answers_take() -> None:
+    """Two inner steps of 10 ms are too short for any answer: the next round waits for it, within bounds."""
+    solo = syncer(peers=("p1", "p2", "p3", "p4"), inner_steps=40)
+    for peer in ("p1", "p2", "p3", "p4"):
+        solo.hear(peer, step_time_s=0.01)
+    solo.offer("p1", 1)
+    closing = [r for r in found(solo.offer("p2", 2), ef.Record) if r.kind == "closing"]
+    assert dict(closing[0].fields)["grace_s"] == pytest.approx(0.5 * 2 * 0.01)
+    merge = found(solo.wait(0.05), ef.Merge)[0]
+    solo.message("p4", msg.Pass("all", 0, 1, 1, "no step"))
+    solo.offer("p3", 3, due=False)  # the last answer: 50 ms after the call
+    solo.merged(merge)
+    again = {"stamp": Stamp(1, 2), "after": Stamp(1, 1)}
+    closing = [r for r in found(solo.offer("p1", 4, **again), ef.Record) if r.kind == "closing"]
+    assert 0.05 < dict(closing[0].fields)["grace_s"] <= 0.5 * 40 * 0.01
+
+
 def test_the_round_closes_when_the_grace_window_ends() -> None:
     solo = syncer(peers=("p1", "p2", "p3"))
     solo.offer("p1", 1)

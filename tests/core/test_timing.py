@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2pdiloco.core.timing import Ema, backoff_s, grace_window_s
+from p2pdiloco.core.timing import AnswerTime, Ema, answer_bound_s, backoff_s, grace_window_s
 
 seconds = st.floats(0, 1e6)
 
@@ -47,3 +47,25 @@ def test_ema_starts_at_the_first_sample_and_moves_by_a_fifth() -> None:
 def test_backoff_doubles_and_is_bounded() -> None:
     assert [backoff_s(0.3, n) for n in (0, 1, 2, 3)] == pytest.approx([0.0, 0.3, 0.6, 1.2])
     assert backoff_s(0.3, 5) == backoff_s(0.3, 10_000) == pytest.approx(16 * 0.3)
+
+
+@given(st.floats(-10, 10), st.floats(0, 100), seconds)
+def test_the_answer_time_is_a_floor_of_the_window_below_the_cap(
+    slack_s: float, cap_s: float, answer_s: float
+) -> None:
+    grace_s = grace_window_s(1, max(slack_s, 0.0), max(-slack_s, 0.0), 0.0, 0.8, cap_s, answer_s)
+    assert min(answer_s, cap_s) <= grace_s <= cap_s
+    assert grace_s == pytest.approx(min(cap_s, max(answer_s, 0.8 * slack_s)))
+
+
+def test_the_answer_time_covers_nearly_all_answers_and_forgets() -> None:
+    answers = AnswerTime()
+    assert answers.expected_s == 0.0
+    samples_s = [0.05 + 0.01 * (n % 7) for n in range(200)]
+    for sample_s in samples_s:
+        answers.add(sample_s)
+    assert sum(s <= answers.expected_s for s in samples_s) >= 0.99 * len(samples_s)
+    for _ in range(60):
+        answers.add(0.01)
+    assert answers.expected_s < 0.02
+    assert answer_bound_s(8, 0.1) == pytest.approx(0.4)
