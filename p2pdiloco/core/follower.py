@@ -127,15 +127,16 @@ class Follower:
 
     # --- what happens --------------------------------------------------------------------------------
 
-    def heard(self, peer: str, head: Head, confirmed: bool, now: float) -> None:
-        """A member says which head it holds."""
+    def heard(self, peer: str, head: Head, confirmed: bool, now: float) -> bool:
+        """A member says which head it holds. Whether that is news."""
         if not confirmed:
-            return
+            return False
         if self._chain.knows(head.number, head.digest):
-            self._heads.pop(peer, None)
             self.verified = True
-            return
+            return self._heads.pop(peer, None) is not None
+        news = self._heads.get(peer) != head
         self._heads[peer] = head
+        return news
 
     def gone(self, peer: str) -> None:
         """The peer left the view: it can give nothing."""

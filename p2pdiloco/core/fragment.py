@@ -6,13 +6,14 @@ from p2pdiloco.core.chain import Chain
 from p2pdiloco.core.config import RestoredFragment
 from p2pdiloco.core.contributor import Contributor
 from p2pdiloco.core.effects import DiscardContribution, RequestFragment, VoteRecord
-from p2pdiloco.core.events import ContributionReady, LearnerApplied
+from p2pdiloco.core.events import ContributionAnswered, ContributionReady, LearnerApplied
 from p2pdiloco.core.follower import Follower
 from p2pdiloco.core.inbox import Spare
 from p2pdiloco.core.messages import Announce, Closing, Pass
 from p2pdiloco.core.office import Office
 from p2pdiloco.core.round import Round, RoundState
 from p2pdiloco.core.shared import Shared
+from p2pdiloco.core.types import Head
 
 
 class Fragment:
@@ -38,9 +39,13 @@ class Fragment:
         self.requested = False
         """The learner was asked for this fragment and has not answered yet."""
         self._settled = False
+        self.touched = True
+        """Something happened here since `deadline` was last worked out."""
+        self._due_s: float | None = None
 
     def poll(self, now: float) -> None:
         """Let every part look at the clock and at each other."""
+        self.touched = True
         self.office.poll(now)
         if self.office.changed:
             self.office.changed = False
@@ -60,14 +65,18 @@ class Fragment:
             self.poll(now)
 
     def deadline(self) -> float | None:
-        """When to look again without being told of anything."""
-        times = [
-            self.office.deadline(),
-            self.own.deadline(),
-            self.round.deadline(),
-            self.follower.deadline(),
-        ]
-        return min((t for t in times if t is not None), default=None)
+        """When to look again without being told of anything. Kept until something happens here: most events
+        concern one fragment of many."""
+        if self.touched:
+            self.touched = False
+            times = [
+                self.office.deadline(),
+                self.own.deadline(),
+                self.round.deadline(),
+                self.follower.deadline(),
+            ]
+            self._due_s = min((t for t in times if t is not None), default=None)
+        return self._due_s
 
     def words(self, now: float) -> str:
         """One short phrase for people: what this fragment is doing or waiting for."""
@@ -126,6 +135,17 @@ class Fragment:
         version = self.chain.logged(event.number)
         if version is not None:
             self.own.learner_applied(event.number, version.header.digest())
+
+    def answered(self, event: ContributionAnswered, now: float) -> None:
+        """A syncer's word on our contribution."""
+        self.own.answered(event, now)
+        if event.head is not None:
+            self.heard(event.peer, event.head, True, now)
+
+    def heard(self, peer: str, head: Head, confirmed: bool, now: float) -> None:
+        """A member says which head it holds."""
+        if self.follower.heard(peer, head, confirmed, now):
+            self.touched = True
 
     def flush(self) -> None:
         """Leaving: ask the learner for what it has, so that none of it is lost."""

@@ -1,0 +1,116 @@
+"""Heartbeats: what we tell the members every half second, and what we learn from theirs."""
+
+from __future__ import annotations
+
+from p2pdiloco.core.events import LearnerStatus, PresenceSeen
+from p2pdiloco.core.fragment import Fragment
+from p2pdiloco.core.joining import Joining
+from p2pdiloco.core.messages import Progress
+from p2pdiloco.core.shared import Shared
+from p2pdiloco.core.timing import Ema
+
+
+class Heartbeats:
+    """Sends `Progress` in time, takes in that of others, and notices who has fallen silent."""
+
+    def __init__(self, shared: Shared, fragments: tuple[Fragment, ...], joining: Joining, now: float) -> None:
+        self._shared = shared
+        self._fragments = fragments
+        self._joining = joining
+        self._step_time = Ema()
+        self._learner = LearnerStatus(False, 0, 0, 0.0, 0.0, None)
+        self.next_s = now
+        """When the next one is due."""
+        joining.on_confirmed = self._tell_all
+
+    def poll(self, now: float, left: bool) -> None:
+        """Greet everybody whose turn it is; drop and record who fell silent."""
+        if now < self.next_s:
+            return
+        shared = self._shared
+        self.next_s = now + shared.timing.heartbeat_s
+        for peer in shared.view.forget_stale(now):
+            for fragment in self._fragments:
+                fragment.follower.gone(peer)
+        for peer in shared.view.newly_silent(now):
+            shared.out.record("silent", None, "not counted on: silent or unreachable", peer=peer)
+        if not left:
+            progress = self.progress()
+            for peer in shared.view.to_greet(now):
+                shared.out.send(peer, progress)
+
+    def progress(self) -> Progress:
+        """What we say about ourselves."""
+        shared, learner = self._shared, self._learner
+        return Progress(
+            incarnation=shared.incarnation,
+            step_time_s=shared.step_s,
+            inner_step=learner.inner_step,
+            tokens_total=learner.tokens_total,
+            tokens_per_s=learner.tokens_per_s,
+            loss=learner.loss,
+            learning=shared.learning,
+            confirmed=shared.confirmed,
+            stands=shared.stands and not shared.leaving,
+            heads=tuple(f.chain.head for f in self._fragments),
+            offices=tuple((f.index, f.office.term) for f in self._fragments if f.office.holding),
+        )
+
+    def _tell_all(self, now: float) -> None:
+        progress = self.progress()
+        for peer in self._shared.view.members(now):
+            self._shared.out.send(peer, progress)
+
+    def learner_status(self, event: LearnerStatus) -> None:
+        """Where our own learner is."""
+        self._learner = event
+        self._shared.learning = event.running
+        if event.running and event.step_time_s > 0:
+            self._step_time.add(event.step_time_s)
+            self._shared.step_s = self._step_time.value
+
+    def presence(self, event: PresenceSeen, now: float) -> None:
+        """The DHT lists these: greet them at once."""
+        self._joining.listed(event)
+        for peer, incarnation in event.members:
+            self._shared.view.listed(peer, incarnation, now)
+        self.next_s = min(self.next_s, now)
+        self._joining.poll(now)
+
+    def send_failed(self, peer: str, now: float) -> bool:
+        """A send failed. Whether that was the failure that made the peer count as gone."""
+        if self._shared.view.failed(peer):
+            return True
+        if self._shared.view.try_soon(peer):
+            # One failure proves nothing. A second one soon tells a dead peer from a dropped connection.
+            self.next_s = min(self.next_s, now + self._shared.timing.probe_s)
+        return False
+
+    def heard(self, sender: str, message: Progress, now: float) -> None:
+        """A heartbeat arrived; fragments that may go ahead because of it are polled."""
+        shared = self._shared
+        before = shared.view.progress(sender)
+        whole = len(message.heads) == len(self._fragments)
+        if not whole and (message.heads or message.confirmed):
+            shared.out.record("refusal", None, "wrong-head-count", peer=sender)
+            return
+        if not shared.view.heard(sender, message, now):
+            return
+        if before is None:
+            shared.out.record("join", None, "heard of for the first time", peer=sender)
+            shared.out.send(sender, self.progress())
+        elif message.incarnation > before.incarnation:
+            for fragment in self._fragments:
+                if fragment.office.syncer == sender:
+                    fragment.office.suspect("the syncer was restarted")
+        moved = []
+        for fragment, head in zip(self._fragments, message.heads, strict=False):
+            fragment.heard(sender, head, message.confirmed, now)
+            if message.confirmed and head.weight > fragment.chain.head.weight:
+                moved.append(fragment)
+        for index, term in message.offices:
+            if index < len(self._fragments):
+                self._fragments[index].office.on_claim(sender, term, now)
+        self._joining.poll(now)
+        for fragment in moved:
+            fragment.poll(now)

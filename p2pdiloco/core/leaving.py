@@ -1,0 +1,66 @@
+"""Leaving on purpose: what is in flight is finished, offices are handed over, then good-bye."""
+
+from __future__ import annotations
+
+from p2pdiloco.core.effects import Left
+from p2pdiloco.core.fragment import Fragment
+from p2pdiloco.core.messages import Leaving
+from p2pdiloco.core.shared import Shared
+
+
+class Departure:
+    """From the operator's wish to `Left`, in bounded time."""
+
+    def __init__(self, shared: Shared, fragments: tuple[Fragment, ...]) -> None:
+        self._shared = shared
+        self._fragments = fragments
+        self._leave_by_s: float | None = None
+        self.done = False
+        """Leaving is complete."""
+
+    def deadline(self) -> float | None:
+        """When our patience ends."""
+        return None if self.done else self._leave_by_s
+
+    def begin(self, now: float) -> bool:
+        """The operator wants us to leave. False: that is known already."""
+        if self._leave_by_s is not None:
+            return False
+        self._shared.leaving = True
+        self._leave_by_s = now + self._shared.timing.leave_s
+        alone = not self._shared.view.live(now)
+        for fragment in self._fragments:
+            if self._shared.confirmed and (fragment.office.holding or not alone):
+                fragment.flush()
+        return True
+
+    def _handed_over(self, now: float) -> bool:
+        """Whether somebody else holds the newest versions that we made: they would go away with us."""
+        shared = self._shared
+        others = [p for peer in shared.view.live(now) if (p := shared.view.progress(peer)) and p.confirmed]
+        made = [f for f in self._fragments if f.chain.signed.header.syncer == shared.me]
+        return not others or all(
+            any(len(p.heads) > f.index and p.heads[f.index].number >= f.chain.head.number for p in others)
+            for f in made
+        )
+
+    def poll(self, now: float) -> None:
+        """Go, once nothing of ours is pending or our patience is over."""
+        if self._leave_by_s is None or self.done:
+            return
+        unsettled = [f for f in self._fragments if not f.settle()]
+        helped = bool(self._shared.view.live(now))
+        waits = any(helped or f.office.holding for f in unsettled) or not self._handed_over(now)
+        if now < self._leave_by_s and waits:
+            return
+        for fragment in self._fragments:
+            fragment.office.lay_down("leaving")
+            fragment.round.abandon("leaving")
+        for peer in self._shared.view.members(now):
+            self._shared.out.send(peer, Leaving(self._shared.incarnation))
+        reason = (
+            f"{len(unsettled)} contributions were not merged in time" if unsettled else "nothing was pending"
+        )
+        self._shared.out.record("leave", None, reason)
+        self._shared.out.put(Left())
+        self.done = True
