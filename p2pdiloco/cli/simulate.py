@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 import time
+from typing import TYPE_CHECKING
 
 import click
+
+if TYPE_CHECKING:
+    from p2pdiloco.simulation.report import SeedResult
 
 MIX_NAMES = ("calm", "churn", "datacentre", "partition", "storm", "wan")
 
@@ -15,10 +19,19 @@ MIX_NAMES = ("calm", "churn", "datacentre", "partition", "storm", "wan")
 @click.option("--seeds", type=click.IntRange(min=1), default=None, help="How many seeds from there on.")
 @click.option("--nodes", type=click.IntRange(1, 64), default=None, help="Nodes at start (default: drawn).")
 @click.option("--mix", type=click.Choice(MIX_NAMES), default=None, help="Kind of faults (default: drawn).")
-@click.option("--trace", is_flag=True, help="Print every event, effect and decision with its reason.")
+@click.option("--jobs", type=click.IntRange(1, 64), default=1, help="Processes that share the seeds.")
+@click.option("--trace", is_flag=True, help="Print every decision with its reason, and every fault.")
+@click.option("--verbose", is_flag=True, help="With --trace: messages, events and effects too.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object at the end instead of lines.")
 def simulate(
-    seed: int | None, seeds: int | None, nodes: int | None, mix: str | None, trace: bool, as_json: bool
+    seed: int | None,
+    seeds: int | None,
+    nodes: int | None,
+    mix: str | None,
+    jobs: int,
+    trace: bool,
+    verbose: bool,
+    as_json: bool,
 ) -> int:
     """Run the protocol under a virtual clock, a faulty network, crashes and restarts.
 
@@ -26,27 +39,37 @@ def simulate(
     checked exactly. Exit status 1 if a rule was broken or the swarm did not recover.
     """
     # Imported here so that --help does not pay for it.
-    from p2pdiloco.simulation.report import SeedResult, replay_command
-    from p2pdiloco.simulation.runner import Summary, run_seed
+    from p2pdiloco.cli.seed_pool import play
+    from p2pdiloco.simulation.report import Summary, rate
+    from p2pdiloco.simulation.runner import run_seed
 
     first = seed or 0
     count = seeds if seeds is not None else (1 if seed is not None else 100)
     summary = Summary()
     started_s = time.perf_counter()
-    write = (lambda line: click.echo(line)) if trace else None
     last: SeedResult | None = None
-    for number in range(first, first + count):
-        last = run_seed(number, mix, nodes, write)
-        summary.add(last)
+    if trace or verbose:
+        played = ((run_seed(s, mix, nodes, click.echo, verbose), 0.0) for s in range(first, first + count))
+    else:
+        played = play(range(first, first + count), mix, nodes, jobs)  # type: ignore[assignment]
+    for last, seconds in played:
+        summary.add(last, seconds)
         if not last.ok and not as_json:
-            click.echo(f"seed {number} ({last.mix}, {last.nodes} nodes): {last.detail or last.stuck}")
-            click.echo(f"  {replay_command(last, nodes, mix)}")
+            _tell_failure(last, nodes, mix, with_tail=not trace)
     elapsed_s = time.perf_counter() - started_s
-    rate = 60.0 * count / max(elapsed_s, 1e-9)
     if as_json:
-        click.echo(json.dumps(summary.as_dict(rate, nodes, mix)))
+        click.echo(json.dumps(summary.as_dict(elapsed_s, nodes, mix)))
     else:
         if count == 1 and last is not None:
             click.echo(f"seed {first}: digest {last.digest}, {last.virtual_s} virtual seconds")
-        click.echo(summary.sentence(rate))
+        click.echo(summary.sentence(rate(summary.seeds, elapsed_s)))
     return 1 if summary.failed else 0
+
+
+def _tell_failure(result: SeedResult, nodes: int | None, mix: str | None, with_tail: bool) -> None:
+    from p2pdiloco.simulation.report import replay_command
+
+    if with_tail:
+        click.echo("\n".join(result.tail))
+    click.echo(f"seed {result.seed} ({result.mix}, {result.nodes} nodes): {result.detail or result.stuck}")
+    click.echo(f"  {replay_command(result, nodes, mix)}")

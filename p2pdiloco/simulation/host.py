@@ -175,7 +175,7 @@ class Host:
 
     def carry_out(self, effect: fx.Effect) -> None:
         """One effect."""
-        if self.world.trace.write is not None:
+        if self.world.trace.verbose:
             self.world.trace.effect(self.now, self.peer, effect)
         if self.world.faults.trap is not None:
             self.world.faults.spring(self, effect)
@@ -205,7 +205,8 @@ class Host:
 
     def _record(self, effect: fx.Record) -> None:
         self.world.records[effect.kind] = self.world.records.get(effect.kind, 0) + 1
-        self.world.trace.decision(self.now, self.peer, f"{effect.kind} f{effect.fragment}: {effect.reason}")
+        text = f"{effect.kind}: {effect.reason}"
+        self.world.trace.decision(self.now, self.peer, text, effect.fragment, effect.fields)
 
     # --- contributions -------------------------------------------------------------------------------
 

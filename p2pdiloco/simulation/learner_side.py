@@ -131,5 +131,5 @@ class LearnerSide:
         self._host.later(0.0, self._host.feed, ev.LearnerApplied(fragment, number, step))
 
     def _dropped(self, fragment: int, first: int, end: int) -> None:
-        text = f"overwrites steps {first}..{end} of f{fragment}"
-        self._host.world.trace.decision(self._host.now, self._host.peer, text)
+        text = f"overwrites steps {first}..{end}"
+        self._host.world.trace.decision(self._host.now, self._host.peer, text, fragment)

@@ -1,8 +1,10 @@
-"""The verdict of one seed."""
+"""The verdict of one seed, and what many seeds did together."""
 
 from __future__ import annotations
 
-from msgspec import Struct
+from typing import Any
+
+from msgspec import Struct, field, to_builtins
 
 
 class SeedResult(Struct, frozen=True, kw_only=True):
@@ -24,15 +26,91 @@ class SeedResult(Struct, frozen=True, kw_only=True):
     lost_to_forks: int
     """Inner steps (summed over fragments) that only an abandoned version holds."""
     faults: int
+    fault_kinds: dict[str, int]
     records: dict[str, int]
     violation: str
     detail: str
     stuck: str
+    tail: tuple[str, ...] = ()
+    """Of a failed seed: the last decisions before the end."""
 
     @property
     def ok(self) -> bool:
         """No rule broken, everything live."""
         return not self.violation and not self.stuck
+
+
+class Tally(Struct, kw_only=True):
+    """Counters over many seeds."""
+
+    seeds: int = 0
+    violations: int = 0
+    stuck: int = 0
+    versions: int = 0
+    elections: int = 0
+    faults: int = 0
+    switches: int = 0
+    lost_to_forks: int = 0
+    virtual_s: float = 0.0
+
+    def count(self, result: SeedResult) -> None:
+        """One more seed."""
+        self.seeds += 1
+        self.violations += bool(result.violation)
+        self.stuck += bool(result.stuck)
+        self.versions += result.versions
+        self.elections += result.elections
+        self.faults += result.faults
+        self.switches += result.switches
+        self.lost_to_forks += result.lost_to_forks
+        self.virtual_s = round(self.virtual_s + result.virtual_s, 1)
+
+
+class Summary(Tally, kw_only=True):
+    """What many seeds did together, and per mix."""
+
+    fault_kinds: dict[str, int] = field(default_factory=dict)
+    mixes: dict[str, Tally] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    """mix -> computing time of its seeds, where it was measured."""
+    failed: list[SeedResult] = field(default_factory=list)
+
+    def add(self, result: SeedResult, seconds: float = 0.0) -> None:
+        """Count one seed in, which took so long to play."""
+        self.count(result)
+        self.mixes.setdefault(result.mix, Tally()).count(result)
+        self.seconds[result.mix] = self.seconds.get(result.mix, 0.0) + seconds
+        for kind, count in result.fault_kinds.items():
+            self.fault_kinds[kind] = self.fault_kinds.get(kind, 0) + count
+        if not result.ok:
+            self.failed.append(result)
+
+    def sentence(self, seeds_per_minute: float) -> str:
+        """For people."""
+        return (
+            f"{self.seeds} seeds, {self.violations} violations, {self.stuck} stuck; "
+            f"{self.versions} versions, {self.elections} elections, {self.faults} faults "
+            f"in {self.virtual_s:.0f} virtual seconds; "
+            f"{seeds_per_minute:.0f} seeds per minute"
+        )
+
+    def as_dict(self, elapsed_s: float, nodes: int | None, mix: str | None) -> dict[str, Any]:
+        """For machines: the counters, per mix too, and every failed seed with the command that replays it.
+
+        A mix's seeds per minute are counted over its share of the computing time."""
+        numbers: dict[str, Any] = to_builtins(self)
+        for entry, result in zip(numbers["failed"], self.failed, strict=True):
+            entry["replay"] = replay_command(result, nodes, mix)
+        computing_s = sum(numbers.pop("seconds").values())
+        for name, entry in numbers["mixes"].items():
+            share_s = elapsed_s * self.seconds[name] / computing_s if computing_s else elapsed_s
+            entry["seeds_per_minute"] = rate(entry["seeds"], share_s)
+        return {**numbers, "seeds_per_minute": rate(self.seeds, elapsed_s)}
+
+
+def rate(count: int, seconds: float) -> float:
+    """Per minute."""
+    return round(60.0 * count / max(seconds, 1e-9), 1)
 
 
 def replay_command(result: SeedResult, nodes: int | None, mix: str | None) -> str:

@@ -29,10 +29,10 @@ TRANSFER_PATIENCE_S = 60.0
 class World:
     """Everything there is. Nodes reach each other only through `network` and `bulk`."""
 
-    def __init__(self, plan: Plan, write: Callable[[str], None] | None = None) -> None:
+    def __init__(self, plan: Plan, write: Callable[[str], None] | None = None, verbose: bool = False) -> None:
         self.plan = plan
         self.clock = Clock()
-        self.trace = Trace(write)
+        self.trace = Trace(write, verbose)
         self.hosts: dict[str, Host] = {}
         """The newest run of every node that ever started."""
         self.specs: dict[str, NodeSpec] = {}
@@ -129,9 +129,7 @@ class World:
         if header.syncer == host.peer:
             self.last_syncer = host.peer
         state = header.state_digest.hex()[:12]
-        self.trace.decision(
-            self.clock.now, host.peer, f"holds f{header.fragment} v{header.number} {state} term {header.term}"
-        )
+        self.trace.fact(host.peer, f"holds f{header.fragment} v{header.number} {state} term {header.term}")
         self.liveness.committed(header.fragment)
 
     # --- the run -------------------------------------------------------------------------------------
@@ -163,6 +161,8 @@ class World:
             violation, detail = error.rule, str(error)
         except Exception:  # noqa: BLE001 - any escape from the core is a finding, reported with its seed
             violation, detail = "crashed", traceback.format_exc(limit=-6)
+        if violation or stuck:
+            self.trace.decision(self.clock.now, "-", f"FAILED: {detail or stuck}")
         return SeedResult(
             seed=self.plan.seed,
             mix=self.plan.mix_name,
@@ -177,10 +177,12 @@ class World:
             switches=self.watch.switches,
             lost_to_forks=self.liveness.lost_to_forks,
             faults=sum(self.faults.counts.values()),
+            fault_kinds=dict(sorted(self.faults.counts.items())),
             records=dict(sorted(self.records.items())),
             violation=violation,
             detail=detail,
             stuck=stuck,
+            tail=self.trace.tail() if violation or stuck else (),
         )
 
     def _check_end(self) -> None:

@@ -16,6 +16,30 @@ def test_json_has_the_promised_keys() -> None:
     report = json.loads(result.output)
     assert report["seeds"] == 2 and report["violations"] == 0 and report["stuck"] == 0
     assert report["seeds_per_minute"] > 0
+    assert report["mixes"]["calm"]["seeds"] == 2 and report["mixes"]["calm"]["seeds_per_minute"] > 0
+
+
+def test_two_processes_give_the_same_summary_as_one() -> None:
+    reports = []
+    for jobs in ("1", "2"):
+        arguments = [
+            "--seed",
+            "3",
+            "--seeds",
+            "4",
+            "--nodes",
+            "2",
+            "--mix",
+            "storm",
+            "--jobs",
+            jobs,
+            "--json",
+        ]
+        report = json.loads(CliRunner().invoke(simulate, arguments).output)
+        for part in (report, *report["mixes"].values()):
+            del part["seeds_per_minute"]
+        reports.append(report)
+    assert reports[0] == reports[1] and reports[0]["versions"] > 0
 
 
 def test_a_broken_rule_is_exit_status_1_and_names_the_command_that_replays_it(
@@ -31,4 +55,5 @@ def test_a_broken_rule_is_exit_status_1_and_names_the_command_that_replays_it(
     result = CliRunner().invoke(simulate, arguments, standalone_mode=False)
     assert result.return_value == 1
     assert "durable-first" in result.output
+    assert "while handling" in result.output, "the last decisions, and what was being handled"
     assert "p2pdiloco simulate --seed 5 --nodes 3 --mix calm --trace" in result.output

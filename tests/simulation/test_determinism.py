@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 
@@ -30,7 +31,14 @@ def test_equal_digests_in_two_processes_with_different_hash_seeds() -> None:
     assert digests("4242") == first
 
 
-def test_a_trace_changes_nothing() -> None:
+def test_a_trace_changes_nothing_and_says_who_decided_what_and_why() -> None:
     lines: list[str] = []
     assert run_seed(3, "churn", 3, lines.append).digest == run_seed(3, "churn", 3).digest
-    assert any("== publish" in line for line in lines), "decisions are shown with their reasons"
+    # virtual time, node, fragment, decision: reason
+    decision = re.compile(r" *\d+\.\d{3}  n\d +f\d +publish: version \d+ with \d+ contributions")
+    assert any(decision.match(line) for line in lines)
+    assert any("fault: " in line for line in lines)
+    assert not any("<- " in line or "-> " in line for line in lines), "messages only when asked for"
+    everything: list[str] = []
+    run_seed(3, "churn", 3, everything.append, verbose=True)
+    assert any("<- Announce<" in line for line in everything) and len(everything) > len(lines)
