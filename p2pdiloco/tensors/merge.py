@@ -4,12 +4,17 @@
 
 per piece of a tensor; embeddings get the plain weighted mean (Decoupled DiLoCo). Pseudo-gradients of
 different learners are nearly orthogonal: a mean of M of them shrinks like 1/sqrt(M), RDA keeps their length.
-Sums are kept, not means, so partial merges of groups combine to the merge of all.
+
+Only sums are kept, never means, and the result is a function of the sums: so partial merges of groups
+(`tensors.partial`) combine to the merge of all, over any number of levels. That holds as well where
+directions cancel out (`DEGENERATE`): the result is then the mean length times the mean direction as short as
+it is, of the order of the plain mean, which the sums do not tell.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -18,11 +23,14 @@ from p2pdiloco.errors import RemoteError, invariant
 from p2pdiloco.tensors.layout import FragmentLayout
 
 DEGENERATE = 1e-3
-"""Mean directions shorter than this cancel out (256 orthogonal ones have 0.06): fall back to the mean."""
+"""Mean directions shorter than this cancel out (256 orthogonal ones have 0.06): they are not stretched."""
 MAX_WEIGHT = 2.0**62
 """Two thousand million tokens in one inner step. With `MIN_LENGTH` it keeps every sum inside fp32's range."""
 MIN_LENGTH = 2.0**-60
 """A shorter pseudo-gradient is no longer than one rounding of any parameter: it has no direction."""
+MAX_MAGNITUDE = 2.0**40
+"""Of a contribution or update. No honest pseudo-gradient has larger values, and below it no sum of a merge,
+and no state of a run, can leave fp32's range: nobody can push the swarm to infinity with finite numbers."""
 
 
 def contribution_weight(tokens: int, inner_steps: int) -> float:
@@ -37,20 +45,21 @@ def contribution_weight(tokens: int, inner_steps: int) -> float:
 
 
 class Accumulator:
-    """Sums of w, w |d|, w phi(d) and w d of one fragment. Memory: two fp32 fragments for any number of peers.
+    """Sums over the contributions to one fragment. Memory: one fp32 fragment, for any number of them.
 
-    `storage`: two fp32 buffers of at least layout.numel elements to work in, instead of new ones.
+    `storage`: an fp32 buffer of at least layout.numel elements to work in, instead of a new one.
     """
 
-    def __init__(self, layout: FragmentLayout, storage: tuple[Tensor, Tensor] | None = None) -> None:
+    def __init__(self, layout: FragmentLayout, storage: Tensor | None = None) -> None:
         self.layout = layout
         self.weight = 0.0
+        """Sum of w."""
         self.contributions = 0
-        self._norms = [0.0] * len(layout.pieces)
-        if storage is None:
-            storage = (torch.empty(layout.numel), torch.empty(layout.numel))
-        self._directions = storage[0][: layout.numel].zero_()
-        self._sums = storage[1][: layout.numel].zero_()
+        self.norms = [0.0] * len(layout.pieces)
+        """Sum of w |d| of every piece; 0 for embeddings."""
+        buffer = torch.empty(layout.numel) if storage is None else storage
+        self.sums = buffer[: layout.numel].zero_()
+        """Sum of w d of embeddings, of w phi(d) of all other pieces: fp32 [numel]."""
 
     def add(self, delta: Tensor, tokens: int, inner_steps: int) -> None:
         """Take in one pseudo-gradient, fp32 [layout.numel], not kept.
@@ -62,37 +71,35 @@ class Accumulator:
         weight = contribution_weight(tokens, inner_steps)
         self.weight += weight
         self.contributions += 1
-        self._sums.add_(delta, alpha=weight)
         for index, piece in enumerate(self.layout.pieces):
-            if piece.embedding:
-                continue
             part = slice(piece.fragment_offset, piece.fragment_offset + piece.numel)
+            if piece.embedding:
+                self.sums[part].add_(delta[part], alpha=weight)
+                continue
             length = norm(delta[part])
             if length >= MIN_LENGTH:
-                self._norms[index] += weight * length
-                self._directions[part].add_(delta[part], alpha=weight / length)
+                self.norms[index] += weight * length
+                self.sums[part].add_(delta[part], alpha=weight / length)
 
-    def combine(self, other: Accumulator) -> None:
-        """Take in another partial merge of the same fragment, as if its contributions had been added here."""
-        invariant(other.layout == self.layout, "partial merges of two different fragments")
-        self.weight += other.weight
-        self.contributions += other.contributions
-        self._norms = [mine + theirs for mine, theirs in zip(self._norms, other._norms, strict=True)]
-        self._directions.add_(other._directions)
-        self._sums.add_(other._sums)
+    def combine(self, weight: float, contributions: int, norms: Sequence[float], sums: Tensor) -> None:
+        """Take in the sums of a partial merge of this fragment, as if its contributions were added here."""
+        invariant(sums.shape == self.sums.shape, "a partial merge of another fragment")
+        self.weight += weight
+        self.contributions += contributions
+        self.norms = [mine + theirs for mine, theirs in zip(self.norms, norms, strict=True)]
+        self.sums.add_(sums)
 
     def result(self, out: Tensor) -> None:
         """The merged pseudo-gradient into `out`, fp32 [layout.numel]. At least one contribution is in."""
         invariant(self.contributions > 0, "a merge of nothing")
-        torch.mul(self._sums, 1.0 / self.weight, out=out)
         for index, piece in enumerate(self.layout.pieces):
-            if piece.embedding:
-                continue
             part = slice(piece.fragment_offset, piece.fragment_offset + piece.numel)
-            length = norm(self._directions[part])
-            if length > DEGENERATE * self.weight:
-                radius = self._norms[index] / self.weight
-                torch.mul(self._directions[part], radius / length, out=out[part])
+            scale = 1.0 / self.weight
+            if not piece.embedding:
+                length = norm(self.sums[part])
+                shown = length if length > DEGENERATE * self.weight else self.weight
+                scale = self.norms[index] / self.weight / shown
+            torch.mul(self.sums[part], scale, out=out[part])
 
 
 def norm(values: Tensor) -> float:

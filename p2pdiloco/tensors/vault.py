@@ -8,7 +8,7 @@ thread; only `Pin.release` may come from another. Steady state allocates payload
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from msgspec import Struct
@@ -17,21 +17,23 @@ from torch import Tensor
 from p2pdiloco.config.manifest import OuterSection
 from p2pdiloco.errors import RemoteError, invariant
 from p2pdiloco.tensors.codec import Codec, codec
-from p2pdiloco.tensors.digest import Buffer, bytes_of, payload_digest, state_digest
+from p2pdiloco.tensors.digest import Buffer, payload_digest
 from p2pdiloco.tensors.feedback import Residual
 from p2pdiloco.tensors.layout import FragmentLayout, gather
-from p2pdiloco.tensors.merge import Accumulator
+from p2pdiloco.tensors.merge import MAX_MAGNITUDE, Accumulator
 from p2pdiloco.tensors.outer import momentum_at, outer_step
+from p2pdiloco.tensors.partial import check_partial, decode_partial, encode_partial
+from p2pdiloco.tensors.state import EMPTY, FragmentState, Pin
 
-MAX_MAGNITUDE = 2.0**40
-"""Of a contribution or update. No honest pseudo-gradient has larger values, and below it no sum of a merge,
-and no state of a run, can leave fp32's range: nobody can push the swarm to infinity with finite numbers."""
 _MAX_STATE = 2.0**100
-_EMPTY = -1
+
+
+Input = tuple[Buffer, int, int]
+"""A contribution to a merge: payload, tokens, inner steps."""
 
 
 class Encoded(Struct, frozen=True):
-    """A pseudo-gradient as it goes over the wire."""
+    """A pseudo-gradient, or a partial merge, as it goes over the wire."""
 
     payload: bytearray
     digest: bytes
@@ -43,35 +45,6 @@ class MergeResult(Struct, frozen=True):
     update: bytearray
     update_digest: bytes
     state_digest: bytes
-
-
-class Pin(Struct, frozen=True):
-    """A committed version that is being read, for example by a transfer: not overwritten until released."""
-
-    number: int
-    state_digest: bytes
-    buffers: list[memoryview]
-    """Theta, then momentum: fp32 little-endian bytes."""
-    release: Callable[[], None]
-    """Idempotent, from any thread."""
-
-
-class _State:
-    """Theta and momentum of one fragment in one version."""
-
-    def __init__(self, numel: int) -> None:
-        self.theta = torch.zeros(numel)
-        self.momentum = torch.zeros(numel)
-        self.number = _EMPTY
-        self.digest = b""
-        self.pins = 0
-
-    def seal(self, number: int) -> bytes:
-        self.number, self.digest = number, state_digest(number, self.theta, self.momentum)
-        return self.digest
-
-    def buffers(self) -> list[memoryview]:
-        return [bytes_of(self.theta).toreadonly(), bytes_of(self.momentum).toreadonly()]
 
 
 class Vault:
@@ -87,21 +60,21 @@ class Vault:
         self.layouts = tuple(layouts)
         self._outer = outer
         self._contribution, self._update = codec(contribution_codec), codec(update_codec)
-        self._states = [_State(layout.numel) for layout in self.layouts]
-        self._spares = [_State(layout.numel) for layout in self.layouts]
+        self._states = [FragmentState(layout.numel) for layout in self.layouts]
+        self._spares = [FragmentState(layout.numel) for layout in self.layouts]
         lossy = contribution_codec != "fp32"
         self._residuals = [Residual(layout.numel) if lossy else None for layout in self.layouts]
         self._pin_lock = threading.Lock()
         largest = max(layout.numel for layout in self.layouts)
         self._delta, self._decoded = torch.zeros(largest), torch.zeros(largest)
-        self._merge_storage = (torch.zeros(largest), torch.zeros(largest))
+        self._sums = torch.zeros(largest)
 
     # --- committed state ---------------------------------------------------------------------------------
 
     def load_initial(self, params: Mapping[str, Tensor]) -> None:
         """Version 0 of every fragment: the given parameters, momentum zero."""
         for layout, state in zip(self.layouts, self._states, strict=True):
-            invariant(state.number == _EMPTY, f"fragment {layout.index} already has a version")
+            invariant(state.number == EMPTY, f"fragment {layout.index} already has a version")
             gather(params, layout, state.theta)
             state.momentum.zero_()
             state.seal(0)
@@ -109,7 +82,7 @@ class Vault:
     def version(self, fragment: int) -> int | None:
         """Number of the committed version; None before the first."""
         number = self._states[fragment].number
-        return None if number == _EMPTY else number
+        return None if number == EMPTY else number
 
     def state_digest_of(self, fragment: int, number: int) -> bytes:
         """Digest of the committed version, which must be `number`."""
@@ -195,20 +168,35 @@ class Vault:
             raise RemoteError("wrong-codec", f"{codec_name[:16]!r} is not used in this run")
         _check(chosen, payload, self.layouts[fragment].numel)
 
-    def merge(self, fragment: int, number: int, inputs: Sequence[tuple[Buffer, int, int]]) -> MergeResult:
-        """Merge (payload, tokens, inner steps) in the given order and make version `number` in the spare.
+    def check_partial(self, fragment: int, payload: Buffer, work: Sequence[tuple[int, int]]) -> None:
+        """Judge a group's partial merge on receipt; `work`: (tokens, inner steps) of its contributions.
 
         Raises:
-            RemoteError: as `check_payload`, or "implausible-tokens"; the spare is then empty.
+            RemoteError: see `tensors.partial.check_partial`.
         """
-        layout = self.layouts[fragment]
+        check_partial(self.layouts[fragment], payload, work)
+
+    def merge_partial(self, fragment: int, inputs: Sequence[Input], partials: Sequence[Buffer]) -> Encoded:
+        """Add up contributions, then partials, in the given order. State and spare are not touched.
+
+        Raises:
+            RemoteError: as `merge`.
+        """
+        payload = encode_partial(self._accumulate(fragment, inputs, partials))
+        return Encoded(payload, payload_digest((payload,)))
+
+    def merge(
+        self, fragment: int, number: int, inputs: Sequence[Input], partials: Sequence[Buffer] = ()
+    ) -> MergeResult:
+        """Merge contributions, then partials, in the given order and make version `number` in the spare.
+
+        Raises:
+            RemoteError: as `check_payload` or `tensors.partial.decode_partial`, or "implausible-tokens";
+                the spare is then empty.
+        """
         self._begin_next(fragment, number)
-        delta = self._delta[: layout.numel]
-        accumulator = Accumulator(layout, self._merge_storage)
-        for payload, tokens, inner_steps in inputs:
-            _check(self._contribution, payload, layout.numel)
-            self._contribution.decode(payload, delta)
-            accumulator.add(delta, tokens, inner_steps)
+        accumulator = self._accumulate(fragment, inputs, partials)
+        delta = self._delta[: self.layouts[fragment].numel]
         accumulator.result(delta)
         delta.clamp_(-MAX_MAGNITUDE, MAX_MAGNITUDE)  # RDA may exceed its largest input; nobody takes that
         update = self._update.encode(delta)
@@ -240,7 +228,7 @@ class Vault:
     def commit(self, fragment: int, number: int, expected_digest: bytes | None = None) -> None:
         """Swap in the spare, which must hold `number` (and, where given, have that state digest)."""
         spare = self._spares[fragment]
-        invariant(spare.number != _EMPTY, f"commit of version {number}, but the spare is empty")
+        invariant(spare.number != EMPTY, f"commit of version {number}, but the spare is empty")
         invariant(spare.number == number, f"commit of version {number}, the spare holds {spare.number}")
         same = expected_digest is None or expected_digest == spare.digest
         invariant(same, f"commit of another version {number} than the spare holds")
@@ -249,27 +237,39 @@ class Vault:
 
     def drop_spare(self, fragment: int) -> None:
         """Forget what is in the spare. Nothing happens where it is empty."""
-        self._spares[fragment].number = _EMPTY
+        self._spares[fragment].number = EMPTY
 
     # --- inside ------------------------------------------------------------------------------------------
 
-    def _committed(self, fragment: int, number: int | None = None) -> _State:
+    def _committed(self, fragment: int, number: int | None = None) -> FragmentState:
         state = self._states[fragment]
-        invariant(state.number != _EMPTY, f"fragment {fragment} has no version yet")
+        invariant(state.number != EMPTY, f"fragment {fragment} has no version yet")
         wrong = number is not None and number != state.number
         invariant(not wrong, f"fragment {fragment} is at version {state.number}, not {number}")
         return state
+
+    def _accumulate(self, fragment: int, inputs: Sequence[Input], partials: Sequence[Buffer]) -> Accumulator:
+        layout = self.layouts[fragment]
+        accumulator, delta = Accumulator(layout, self._sums), self._delta[: layout.numel]
+        for payload, tokens, inner_steps in inputs:
+            _check(self._contribution, payload, layout.numel)
+            self._contribution.decode(payload, delta)
+            accumulator.add(delta, tokens, inner_steps)
+        for payload in partials:
+            part = decode_partial(layout, payload)
+            accumulator.combine(part.weight, part.contributions, part.norms, part.sums)
+        return accumulator
 
     def _begin_next(self, fragment: int, number: int) -> None:
         self._committed(fragment, number - 1)
         self._free_spare(fragment)
 
-    def _free_spare(self, fragment: int) -> _State:
+    def _free_spare(self, fragment: int) -> FragmentState:
         """The spare, empty, and nobody reads it."""
         with self._pin_lock:
             pinned = self._spares[fragment].pins > 0
         if pinned:
-            self._spares[fragment] = _State(self.layouts[fragment].numel)
+            self._spares[fragment] = FragmentState(self.layouts[fragment].numel)
         self.drop_spare(fragment)
         return self._spares[fragment]
 

@@ -1,4 +1,4 @@
-"""Merging: weights, length of the result, embeddings, and partial merges that compose."""
+"""Merging: weights, length of the result, embeddings. Partial merges: test_partial."""
 
 import math
 
@@ -54,21 +54,6 @@ def test_result_is_the_papers_formula(work, seed):
     torch.testing.assert_close(merged(deltas, work).double(), reference(deltas, work), rtol=1e-4, atol=1e-4)
 
 
-@settings(max_examples=40, deadline=None)
-@given(st.lists(WORK, min_size=2, max_size=8), st.integers(0, 999), st.data())
-def test_partial_merges_combine_to_the_merge_of_all(work, seed, data):
-    deltas = draw(len(work), seed)
-    cut = data.draw(st.integers(1, len(work) - 1))
-    halves = Accumulator(LAYOUT), Accumulator(LAYOUT)
-    for index, (delta, (tokens, steps)) in enumerate(zip(deltas, work, strict=True)):
-        halves[index >= cut].add(delta, tokens, steps)
-    halves[0].combine(halves[1])
-    out = torch.empty(LAYOUT.numel)
-    halves[0].result(out)
-    assert halves[0].contributions == len(work)
-    torch.testing.assert_close(out, merged(deltas, work), rtol=1e-4, atol=1e-4)
-
-
 def test_orthogonal_pseudo_gradients_keep_their_length_and_embeddings_average():
     deltas = []
     for i in range(3):
@@ -82,9 +67,15 @@ def test_orthogonal_pseudo_gradients_keep_their_length_and_embeddings_average():
         assert length == pytest.approx(2.0 / math.sqrt(3) if piece.embedding else 2.0, rel=1e-6)
 
 
-def test_opposite_pseudo_gradients_fall_back_to_the_weighted_mean():
+def test_what_cancels_out_is_not_stretched_but_embeddings_still_average():
     delta = draw(1, 0)[0]
-    torch.testing.assert_close(merged([delta, -3 * delta], [(4, 1), (4, 1)]), -delta)
+    out = merged([delta, -3 * delta], [(4, 1), (4, 1)])
+    for piece in LAYOUT.pieces:
+        part = slice(piece.fragment_offset, piece.fragment_offset + piece.numel)
+        if piece.embedding:
+            torch.testing.assert_close(out[part], -delta[part])
+        else:
+            assert float(out[part].norm()) <= 1e-3 * 2 * float(delta[part].norm())
 
 
 def test_zero_pseudo_gradients_merge_to_zero():

@@ -1,0 +1,136 @@
+"""Partial merges as payloads: the sums of one group's contributions on their way to the group above.
+
+All little-endian, no header; the size follows from the layout:
+
+    float64  weight           sum of w
+    float64  norms [pieces]   sum of w |d| of every piece, 0 for embeddings
+    uint32   contributions
+    float32  sums [numel]     sum of w d of embeddings, of w phi(d) of all other pieces
+
+Sums in full precision compose exactly over any number of levels; four bytes a parameter are paid once per
+group, not per contribution. Where these bytes come from a peer, everything in them is checked
+(`check_partial`): what passes could be the sums of acceptable contributions, so a syncer between cannot
+push a merge further than those could whose labels it shows.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterable
+
+import torch
+from msgspec import Struct
+from torch import Tensor
+
+from p2pdiloco.core.types import MAX_CONTRIBUTORS
+from p2pdiloco.errors import RemoteError, invariant
+from p2pdiloco.tensors.digest import Buffer, bytes_of
+from p2pdiloco.tensors.layout import FragmentLayout
+from p2pdiloco.tensors.merge import (
+    MAX_MAGNITUDE,
+    MAX_WEIGHT,
+    MIN_LENGTH,
+    Accumulator,
+    contribution_weight,
+    norm,
+)
+
+ROUNDING = 1.03
+"""A sum of thousands of fp32 terms may exceed its bound by so much and still be honest."""
+WEIGHT_TOLERANCE = 1e-9
+"""Weights are summed in fp64, in the order of the merge, which the label does not tell."""
+
+
+class Partial(Struct, frozen=True):
+    """A decoded payload: what `Accumulator.combine` takes."""
+
+    weight: float
+    contributions: int
+    norms: tuple[float, ...]
+    sums: Tensor
+    """fp32 [numel], shared with the payload."""
+
+
+def partial_bytes(layout: FragmentLayout) -> int:
+    """Size of a partial merge of this fragment."""
+    return _head(layout).size + 4 * layout.numel
+
+
+def encode_partial(accumulator: Accumulator) -> bytearray:
+    """An accumulator's sums. At least one contribution is in."""
+    invariant(accumulator.contributions > 0, "a partial merge of nothing")
+    head = _head(accumulator.layout)
+    payload = bytearray(partial_bytes(accumulator.layout))
+    head.pack_into(payload, 0, accumulator.weight, *accumulator.norms, accumulator.contributions)
+    memoryview(payload)[head.size :] = bytes_of(accumulator.sums)
+    return payload
+
+
+def decode_partial(layout: FragmentLayout, payload: Buffer) -> Partial:
+    """The sums in a payload, which anybody may have sent.
+
+    Raises:
+        RemoteError: "wrong-size", "non-finite", "implausible-weight", "out-of-range" (sums that no
+            contributions of that weight have).
+    """
+    size = memoryview(payload).nbytes
+    if size != partial_bytes(layout):
+        raise RemoteError("wrong-size", f"{size} bytes of a partial merge, expected {partial_bytes(layout)}")
+    view = memoryview(payload)
+    writable: Buffer = bytearray(view) if view.readonly else view.cast("B")  # torch warns of read-only memory
+    head = _head(layout)
+    weight, *norms, contributions = head.unpack_from(writable)
+    found = Partial(
+        weight,
+        contributions,
+        tuple(norms),
+        torch.frombuffer(writable, dtype=torch.float32, offset=head.size, count=layout.numel),
+    )
+    _check(layout, found)
+    return found
+
+
+def check_partial(layout: FragmentLayout, payload: Buffer, work: Iterable[tuple[int, int]]) -> None:
+    """Judge a partial merge against its label: `work` has (tokens, inner steps) of every contribution.
+
+    Raises:
+        RemoteError: as `decode_partial`; "implausible-tokens"; "wrong-weight" (not the sum of the
+            contributions' weights) or "wrong-count".
+    """
+    found = decode_partial(layout, payload)
+    weights = [contribution_weight(tokens, inner_steps) for tokens, inner_steps in work]
+    if found.contributions != len(weights):
+        raise RemoteError("wrong-count", f"{found.contributions} contributions, {len(weights)} labels")
+    if not math.isclose(found.weight, math.fsum(weights), rel_tol=WEIGHT_TOLERANCE):
+        raise RemoteError("wrong-weight", f"{found.weight:.9g}, the labels say {math.fsum(weights):.9g}")
+
+
+def _head(layout: FragmentLayout) -> struct.Struct:
+    return struct.Struct(f"<d{len(layout.pieces)}dI")
+
+
+def _check(layout: FragmentLayout, found: Partial) -> None:
+    weight = found.weight
+    if not math.isfinite(weight) or not all(map(math.isfinite, found.norms)):
+        raise RemoteError("non-finite", "in the sums of a partial merge")
+    # contribution_weight is at most MAX_WEIGHT, and at least a token's in as many inner steps as fit a count.
+    if not 1 <= found.contributions <= MAX_CONTRIBUTORS or not (
+        2.0**-62 <= weight <= found.contributions * MAX_WEIGHT
+    ):
+        raise RemoteError("implausible-weight", f"{weight:.3g} of {found.contributions} contributions")
+    for piece, radius in zip(layout.pieces, found.norms, strict=True):
+        part = found.sums[piece.fragment_offset : piece.fragment_offset + piece.numel]
+        low, high = (float(end) for end in torch.aminmax(part))
+        peak = max(-low, high) if low == low and high == high else math.nan
+        if not math.isfinite(peak):
+            raise RemoteError("non-finite", f"in the sums of {piece.tensor}")
+        if piece.embedding:
+            sound = radius == 0.0 and peak <= ROUNDING * MAX_MAGNITUDE * weight
+        else:
+            longest = MAX_MAGNITUDE * math.sqrt(piece.numel)
+            length = norm(part)
+            sound = length <= ROUNDING * weight and MIN_LENGTH * length <= ROUNDING * radius
+            sound = sound and 0.0 <= radius <= ROUNDING * longest * weight
+        if not sound:
+            raise RemoteError("out-of-range", f"the sums of {piece.tensor}")
