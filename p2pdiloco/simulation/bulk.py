@@ -123,6 +123,13 @@ class Bulk:
         receiver.run_when_awake(self._hand_over, transfer)
 
     def _hand_over(self, transfer: Transfer) -> None:
+        reason = self._network.why_unusable()
+        if reason:
+            header = transfer.signed.header
+            head = transfer.receiver.stores[header.fragment].version.header.head()
+            self.answer(transfer.number, False, reason, head)
+            transfer.receiver.feed(ContributionBroken(transfer.number, reason))
+            return
         ticket = transfer.receiver.tickets.new(transfer.displacement)
         transfer.receiver.feed(ContributionReceived(transfer.number, ticket))
 
@@ -226,6 +233,9 @@ class Bulk:
     def _hand_update(
         self, asker: Host, effect: FetchUpdate, found: tuple[SignedVersion, OuterUpdate]
     ) -> None:
+        if self._network.why_unusable():
+            self._fetch_failed(asker, effect, "bad-digest", 0)
+            return
         version, update = found
         ticket = asker.tickets.new(update)
         asker.feed(UpdateFetched(effect.fragment, effect.peer, version, ticket))
@@ -241,6 +251,9 @@ class Bulk:
     ) -> None:
         if not holder.up or epoch != self._network.epoch(asker.peer, holder.peer):
             self._failed(asker, effect, "unreachable", DIAL_TIMEOUT_S, generation)
+            return
+        if self._network.why_unusable():
+            asker.run_when_awake(self._fetch_failed, asker, effect, "bad-digest", generation)
             return
         asker.run_when_awake(asker.worker.state_arrived, effect, generation, *given)
 

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from p2pdiloco.simulation.host import Host
     from p2pdiloco.simulation.world import World
 
+NOT_BEFORE_THE_END_S = 1e9
+"""Faults end long before; what is still down is started again then."""
 LEAVE_PATIENCE_S = 20.0
 """A node that was asked to leave must have left by then, whatever the network does."""
 MOMENTS: tuple[type[Any], ...] = (
@@ -39,7 +41,10 @@ KINDS = (
     "slow_link",
     "slow_disk",
     "full_disk",
+    "slow_learner",
 )
+PER_SEED = ("blackout",)
+"""Faults of the whole swarm: their rate does not grow with it."""
 
 
 class Faults:
@@ -52,8 +57,11 @@ class Faults:
         self.trap: type[Any] | None = None
         self.counts: dict[str, int] = {}
         minutes = (plan.faults_until_s - plan.faults_from_s) / 60.0
-        for kind in KINDS:
-            rate = getattr(plan.mix, kind) * len(plan.nodes) * minutes
+        self._hardware = stream(plan.seed, "hardware")
+        for kind in (*KINDS, *PER_SEED):
+            rate: float = getattr(plan.mix, kind)
+            if kind in KINDS:
+                rate *= len(plan.nodes) * minutes
             for _ in range(poisson(self._rng, rate)):
                 at_s = self._rng.uniform(plan.faults_from_s, plan.faults_until_s)
                 action: Callable[[], None] = getattr(self, f"_{kind}")
@@ -63,6 +71,11 @@ class Faults:
         if self._plan.faults:
             self.counts[kind] = self.counts.get(kind, 0) + 1
             action()
+
+    def chance(self, share: float) -> bool:
+        """Whether this one of many small operations goes wrong; none does once the faults have stopped."""
+        active = share > 0.0 and self._plan.faults and not self._world.healed
+        return active and self._hardware.random() < share
 
     def _victim(self) -> Host | None:
         """Any node that is up; often the one that published last, for syncers are the interesting ones."""
@@ -90,6 +103,14 @@ class Faults:
             down_s = self._rng.choice([0.3, 2.0, 8.0, 20.0]) * self._rng.uniform(0.5, 1.5)
             self._note(host.peer, f"kill -9, back in {down_s:.1f} s")
             self._world.crash(host, back_in_s=down_s)
+
+    def _blackout(self) -> None:
+        """All die within a second. Some come back soon, some later, some only after the faults."""
+        world, rng = self._world, self._rng
+        self._note("-", "all nodes are killed within a second")
+        for host in world.up_hosts():
+            back_s = rng.choice([rng.uniform(0.3, 3.0), rng.uniform(1.0, 25.0), NOT_BEFORE_THE_END_S])
+            world.clock.after(rng.uniform(0.0, 1.0), world.crash, host, back_s)
 
     def spring(self, host: Host, effect: Effect) -> None:
         """A trap is set: kill the node whose effect is of the awaited kind, in the middle of it."""
@@ -160,6 +181,15 @@ class Faults:
             self._note(host.peer, "learner dies")
             host.learner.crash(self._rng.uniform(0.5, 5.0))
 
+    def _slow_learner(self) -> None:
+        """Another program takes the processor for a while."""
+        host = self._victim()
+        if host is not None:
+            factor, for_s = self._rng.uniform(1.3, 4.0), self._rng.uniform(3.0, 20.0)
+            self._note(host.peer, f"learner {factor:.1f} times slower for {for_s:.1f} s")
+            host.learner.slow_down(factor)
+            self._world.clock.after(for_s, host.learner.slow_down, 1.0)
+
     def _freeze(self) -> None:
         host = self._victim()
         if host is None or host.frozen:
@@ -177,10 +207,11 @@ class Faults:
         rng.shuffle(peers)
         cut = rng.randint(1, max(1, len(peers) // 2))
         one, other = peers[:cut], peers[cut:]
-        kind = rng.choice(["symmetric", "symmetric", "asymmetric", "flapping"])
+        kind = rng.choice(["symmetric", "symmetric", "asymmetric", "flapping", "bridged"])
         for_s = rng.choice([3.0, 8.0, 25.0]) * rng.uniform(0.5, 1.3)
         self._note("-", f"{kind} cut of {','.join(one)} for {for_s:.1f} s")
-        links = [(a, b) for a in one for b in other]
+        # A bridge is a node that both sides reach: who is connected with whom is not transitive then.
+        links = [(a, b) for a in one for b in (other[1:] if kind == "bridged" else other)]
         if kind != "asymmetric":
             links += [(b, a) for a, b in links]
         times = [(0.0, for_s)]

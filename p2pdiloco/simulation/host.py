@@ -43,6 +43,8 @@ class Host:
         self.up, self.frozen, self.leaving = True, False, False
         self.config = world.plan.config
         self.tickets = Tickets(self.peer, self.config.fragments)
+        self.outgoing: Callable[[str, Message], Message | None] = lambda _peer, message: message
+        """Every control message passes through it: a liar could change or swallow what its core says."""
         self.returns_in_s: float | None = None
         """Set while leaving: it comes back after so long."""
         self._backlog: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
@@ -108,7 +110,7 @@ class Host:
     @property
     def local_now(self) -> float:
         """What this machine's monotonic clock shows."""
-        return self.world.clock.now + self.spec.clock_offset_s
+        return self.spec.local_s(self.world.clock.now)
 
     def later(self, delay_s: float, action: Callable[..., None], *args: Any) -> None:
         """Do something of this node's own; not after its crash, and not while it is frozen."""
@@ -184,7 +186,7 @@ class Host:
         self._handlers[type(effect)](effect)
 
     def _plan_tick(self) -> None:
-        at_s = max(self.core.next_deadline() - self.spec.clock_offset_s, self.now + TIMER_S)
+        at_s = max(self.spec.virtual_s(self.core.next_deadline()), self.now + TIMER_S)
         if at_s < self._tick_at_s:
             self._tick_at_s = at_s
             self.world.clock.at(at_s, self.run_when_awake, self._tick, at_s)
@@ -200,8 +202,10 @@ class Host:
         self.feed(ev.Tick())
 
     def _send(self, effect: fx.Send) -> None:
-        self.world.watch.sent(self, effect.message)
-        self.world.network.send(self, effect.peer, effect.message)
+        message = self.outgoing(effect.peer, effect.message)
+        if message is not None:
+            self.world.watch.sent(self, message)
+            self.world.network.send(self, effect.peer, message)
 
     def _record(self, effect: fx.Record) -> None:
         self.world.records[effect.kind] = self.world.records.get(effect.kind, 0) + 1

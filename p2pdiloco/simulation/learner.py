@@ -114,6 +114,15 @@ class LearnerModel:
         self.running = False
         self._wake_s = math.inf
 
+    def set_pace(self, step_time_s: float, now: float) -> None:
+        """From the last step boundary on, a step takes so long."""
+        if self.running:
+            step = self.step_at(now)
+            self._started_s, self._first_step = self._time_of(step), step
+        self.step_time_s = step_time_s
+        self._wake_s = math.inf
+        self.plan(now)
+
     def shift(self, by_s: float) -> None:
         """The process stood still for so long."""
         self._started_s += by_s

@@ -53,6 +53,11 @@ class LearnerSide:
         found = {f: n.first_step(host.core.fragments[f].chain.watermark(host.peer)) for f, n in notes.items()}
         return {fragment: first for fragment, first in found.items() if first is not None}
 
+    def slow_down(self, factor: float) -> None:
+        """From now on a step takes so many times as long as this machine needs at best."""
+        if self._host.up:
+            self.model.set_pace(self._host.spec.step_time_s * factor, self._host.now)
+
     def crash(self, back_in_s: float) -> None:
         """The learner process dies and is started again."""
         host = self._host

@@ -36,6 +36,8 @@ class Network:
         self.loss = mix.loss
         self.duplicate = mix.duplicate
         self.reorder = mix.reorder
+        self.spike = mix.spike
+        self.corrupt = mix.corrupt
         self._rng = rng
         self._mix = mix
         self._run = run
@@ -66,8 +68,8 @@ class Network:
         self._slow[(source, target)] = factor
 
     def heal(self) -> None:
-        """From now on nothing is lost, doubled, cut or slowed."""
-        self.loss = self.duplicate = self.reorder = 0.0
+        """From now on nothing is lost, doubled, cut or slowed beyond its distribution."""
+        self.loss = self.duplicate = self.reorder = self.corrupt = 0.0
         self._blocked.clear()
         self._slow.clear()
 
@@ -92,6 +94,8 @@ class Network:
             self._latency[link] = self._latency[(target, source)] = base
         if self._slow:
             base *= self._slow.get(link, 1.0)
+        if self.spike and self._rng.random() < self.spike:
+            base *= self._rng.uniform(2.0, 10.0)
         return base * (1.0 + self._mix.jitter * self._rng.random())
 
     def transfer_s(self, source: str, target: str, size_bytes: int, bandwidth_bytes_s: float) -> float:
@@ -101,6 +105,12 @@ class Network:
         duration = size_bytes / bandwidth_bytes_s * self._slow.get((source, target), 1.0)
         self._uplink_free_s[source] = start + duration
         return start + duration - now + self.latency_s(source, target)
+
+    def why_unusable(self) -> str:
+        """What is wrong with a bulk payload that has just arrived; mostly nothing."""
+        if not self.corrupt or self._rng.random() >= self.corrupt:
+            return ""
+        return "non-finite" if self._rng.random() < 0.3 else "bad-digest"
 
     # --- control -------------------------------------------------------------------------------------
 

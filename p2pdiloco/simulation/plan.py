@@ -36,6 +36,17 @@ class Mix:
     slow_link: float = 0.0
     slow_disk: float = 0.0
     full_disk: float = 0.0
+    slow_learner: float = 0.0
+    blackout: float = 0.0
+    """All nodes die within a second: how often in a seed, on average."""
+    spike: float = 0.0
+    """Share of messages that take 2 to 10 times as long: the long tail of real links."""
+    corrupt: float = 0.0
+    """Share of bulk payloads that turn out unusable."""
+    merge_fails: float = 0.0
+    """Share of merges that come to nothing."""
+    miscompute: float = 0.0
+    """Share of outer steps whose result has another digest than everybody else's."""
 
 
 MIXES: dict[str, Mix] = {
@@ -47,6 +58,9 @@ MIXES: dict[str, Mix] = {
         latency_s=(0.02, 0.3),
         bandwidth_bytes_s=(3e5, 1e7),
         jitter=0.6,
+        spike=0.02,
+        corrupt=0.005,
+        slow_learner=0.2,
         loss=0.02,
         duplicate=0.01,
         reorder=0.02,
@@ -63,6 +77,8 @@ MIXES: dict[str, Mix] = {
         leave=0.4,
         visit=0.6,
         join=0.8,
+        blackout=0.25,
+        corrupt=0.003,
     ),
     "partition": Mix(
         latency_s=(0.002, 0.08),
@@ -90,6 +106,12 @@ MIXES: dict[str, Mix] = {
         slow_link=0.5,
         slow_disk=0.5,
         full_disk=0.3,
+        slow_learner=0.3,
+        blackout=0.25,
+        spike=0.01,
+        corrupt=0.01,
+        merge_fails=0.01,
+        miscompute=0.005,
     ),
 }
 
@@ -105,6 +127,16 @@ class NodeSpec:
     checkpoint_every_s: float
     clock_offset_s: float
     """Monotonic clocks of different machines have nothing to do with each other."""
+    clock_rate: float = 1.0
+    """Local seconds per second."""
+
+    def local_s(self, time_s: float) -> float:
+        """What this machine's clock shows at a virtual time."""
+        return self.clock_offset_s + time_s * self.clock_rate
+
+    def virtual_s(self, local_s: float) -> float:
+        """When this machine's clock shows `local_s`."""
+        return (local_s - self.clock_offset_s) / self.clock_rate
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +223,7 @@ def draw_spec(rng: random.Random, peer: str, mix: Mix, base_step_s: float, sprea
         write_s=rng.uniform(0.001, 0.03),
         checkpoint_every_s=rng.uniform(1.0, 15.0),
         clock_offset_s=rng.uniform(0.0, 1e5),
+        clock_rate=rng.uniform(0.99, 1.01),
     )
 
 

@@ -6,7 +6,7 @@ import random
 from typing import TYPE_CHECKING
 
 from p2pdiloco.core.effects import ApplyUpdate, CommitVersion, FetchState, Merge
-from p2pdiloco.core.events import Merged, StateFetched, UpdateApplied
+from p2pdiloco.core.events import Merged, MergeFailed, StateFetched, UpdateApplied
 from p2pdiloco.core.types import SignedVersion, Watermark
 from p2pdiloco.simulation.invariants import Violation
 from p2pdiloco.simulation.learner import Install
@@ -45,7 +45,14 @@ class Worker:
         state = host.stores[effect.fragment].state.apply(update)
         host.world.watch.merged(host, state)
         generation = self._take_spare(effect.fragment)
+        if host.world.faults.chance(host.world.plan.mix.merge_fails):
+            host.later(self._work_s(), self._merge_failed, effect, generation)
+            return
         host.later(self._work_s(), self._merged, effect, update, state, generation)
+
+    def _merge_failed(self, effect: Merge, generation: int) -> None:
+        self._host.stores[effect.fragment].fill_spare(generation, None)
+        self._host.feed(MergeFailed(effect.fragment, effect.term, effect.number, "worker failed"))
 
     def _merged(self, effect: Merge, update: OuterUpdate, state: FragmentState, generation: int) -> None:
         host, fragment = self._host, effect.fragment
@@ -65,7 +72,9 @@ class Worker:
     def _applied(self, effect: ApplyUpdate, state: FragmentState, generation: int) -> None:
         host = self._host
         host.stores[effect.fragment].fill_spare(generation, state)
-        host.feed(UpdateApplied(effect.fragment, effect.number, effect.ticket, state.digest))
+        wrong = host.world.faults.chance(host.world.plan.mix.miscompute)
+        digest = bytes(32) if wrong else state.digest
+        host.feed(UpdateApplied(effect.fragment, effect.number, effect.ticket, digest))
 
     def fetch_state(self, effect: FetchState) -> None:
         """Pull a whole fragment into the spare copy."""
