@@ -36,7 +36,7 @@ class PushSink(Protocol):
 
 
 class PullSource(Struct, frozen=True):
-    """What a pull gets: a small header (at most 256 KiB) and a payload sent in chunks."""
+    """What a pull gets: a header (at most 4 MiB) and a payload sent in chunks."""
 
     header: bytes
     payload: Sequence[Buffer]
@@ -90,7 +90,7 @@ class Transport(Protocol):
     async def push(
         self, peer: str, header: bytes, payload: Sequence[Buffer], timeout_s: float
     ) -> tuple[bool, bytes]:
-        """Offer header (at most 256 KiB), then stream payload. (delivered, answer): delivered False when
+        """Offer header (at most 4 MiB), then stream payload. (delivered, answer): delivered False when
         the receiver refused on sight of the header. timeout_s bounds every pause, not the whole transfer.
 
         Raises: PeerUnreachable, TransportError (cut).

@@ -34,7 +34,12 @@ from p2pdiloco.errors import RemoteError, TransportError, invariant
 from p2pdiloco.ports import Buffer, PullSource, PushSink, Refusal, TransportHandlers
 
 CHUNK_BYTES = 256 * 1024
-MAX_HEADER_BYTES = 256 * 1024
+MAX_HEADER_BYTES = 4 * 1024 * 1024
+"""Of a push or of what is given. A label names each of up to `MAX_CONTRIBUTORS` learners in about 100 bytes;
+a state's header has as many watermarks on top. 64 incoming streams hold at most 256 MiB of them, and only
+of what was really sent."""
+MAX_ANSWER_BYTES = 256 * 1024
+"""Of a pull request, and of an answer to a push."""
 MAX_REASON_BYTES = 1024
 MIN_BYTES_PER_S = 4096
 """A payload that is slower than this on the whole is given up: no peer holds a slot for ever."""
@@ -126,7 +131,13 @@ class Channel:
             raise TransportError(f"stream cut: {error}") from error
 
     async def send_status(self, status: int, body: bytes) -> None:
-        await self.write(bytes([status]) + _U32.pack(len(body)) + body)
+        await self.send_sized(bytes([status]), body)
+
+    async def send_sized(self, tag: bytes, body: bytes) -> None:
+        """What `sized` reads after the tag; a long body in pieces, so that no pause covers all of it."""
+        await self.write(tag + _U32.pack(len(body)) + body[:CHUNK_BYTES])
+        for start in range(CHUNK_BYTES, len(body), CHUNK_BYTES):
+            await self.write(body[start : start + CHUNK_BYTES])
 
     async def acknowledge(self) -> None:
         """Tell the server that it may close. It closes at once, so a cut here is no failure."""
@@ -187,7 +198,7 @@ class Channel:
         status = (await self.some(1, None if patient else self.idle_s))[0]
         if status == _ERROR:
             raise refused_by_peer(await self.sized(MAX_REASON_BYTES))
-        return status, await self.sized(MAX_HEADER_BYTES)
+        return status, await self.sized(MAX_HEADER_BYTES if status == _GIVE else MAX_ANSWER_BYTES)
 
 
 class RefusedByPeer(RemoteError):
@@ -211,7 +222,8 @@ async def push(channel: Channel, header: bytes, payload: Sequence[Buffer]) -> tu
     """Client side of a push: (accepted, answer). Raises: RemoteError, TransportError."""
     invariant(len(header) <= MAX_HEADER_BYTES, f"push header of {len(header)} bytes")
     total = sum(memoryview(part).nbytes for part in payload)
-    await channel.write(bytes([_PUSH]) + _U32.pack(len(header)) + header + _U64.pack(total))
+    await channel.send_sized(bytes([_PUSH]), header)
+    await channel.write(_U64.pack(total))
     status, body = await channel.answer()
     if status == _REFUSE:
         await channel.acknowledge()
@@ -244,7 +256,7 @@ async def push(channel: Channel, header: bytes, payload: Sequence[Buffer]) -> tu
 
 async def pull(channel: Channel, request: bytes, max_payload_bytes: int) -> tuple[bytes, bytearray] | Refusal:
     """Client side of a pull. Raises: RemoteError (oversized, wrong digest, refused), TransportError."""
-    invariant(len(request) <= MAX_HEADER_BYTES, f"pull request of {len(request)} bytes")
+    invariant(len(request) <= MAX_ANSWER_BYTES, f"pull request of {len(request)} bytes")
     await channel.write(bytes([_PULL]) + _U32.pack(len(request)) + request)
     status, body = await channel.answer()
     if status == _REFUSE:
@@ -334,7 +346,7 @@ async def _fill(channel: Channel, sink: PushSink, size: int) -> bytes:
 
 
 async def _serve_pull(channel: Channel, sender: str, handlers: TransportHandlers) -> None:
-    source = await handlers.on_pull(sender, await channel.sized(MAX_HEADER_BYTES))
+    source = await handlers.on_pull(sender, await channel.sized(MAX_ANSWER_BYTES))
     if isinstance(source, Refusal):
         await channel.send_status(_REFUSE, source.answer)
         return

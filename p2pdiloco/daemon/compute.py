@@ -18,7 +18,8 @@ from p2pdiloco.core.types import SignedVersion, Watermark
 from p2pdiloco.daemon.wire import StateHeader
 from p2pdiloco.ports import Buffer
 from p2pdiloco.tensors.exchange import Exchange
-from p2pdiloco.tensors.vault import Encoded, MergeResult, Pin, Vault
+from p2pdiloco.tensors.state import Pin
+from p2pdiloco.tensors.vault import Encoded, Input, MergeResult, Vault
 
 T = TypeVar("T")
 
@@ -53,9 +54,13 @@ class Compute:
             fragment, self._exchange.base(fragment, base_buffer), self._exchange.sent(fragment)
         )
 
-    def merge(self, fragment: int, number: int, inputs: list[tuple[Buffer, int, int]]) -> MergeResult:
+    def merge(self, fragment: int, number: int, inputs: list[Input], partials: list[Buffer]) -> MergeResult:
         """See `Vault.merge`."""
-        return self.vault.merge(fragment, number, inputs)
+        return self.vault.merge(fragment, number, inputs, partials)
+
+    def merge_partial(self, fragment: int, inputs: list[Input], partials: list[Buffer]) -> Encoded:
+        """See `Vault.merge_partial`."""
+        return self.vault.merge_partial(fragment, inputs, partials)
 
     def apply(self, fragment: int, number: int, update: Buffer) -> bytes:
         """See `Vault.apply`."""

@@ -45,11 +45,11 @@ class FrontDoor:
         return b""
 
     async def on_push(self, sender: str, header: bytes) -> PushSink | Refusal:
-        """A contribution."""
-        request = wire.decode(header, wire.PushContribution)
+        """A contribution or a partial merge."""
+        request = wire.decode(header, cast(Any, wire.Push))
         if self.member is None:
             return Refusal(wire.encode(wire.Answer(False, "not-ready", None)))
-        return self.member.on_push(sender, request)
+        return self.member.arrivals.on_push(sender, request)
 
     async def on_pull(self, sender: str, request: bytes) -> PullSource | Refusal:
         """A manifest, an update or a state."""

@@ -26,6 +26,7 @@ from p2pdiloco.daemon.tickets import Tickets
 from p2pdiloco.daemon.transfers import Transfers
 from p2pdiloco.errors import RemoteError, StorageError
 from p2pdiloco.ports import Buffer
+from p2pdiloco.tensors.vault import Input
 
 logger = logging.getLogger(__name__)
 COMPLAIN_EVERY_S = 30.0
@@ -96,14 +97,16 @@ class Runner:
             ef.Send: lambda e: self.outbound.send(e.peer, e.message),
             ef.Persist: lambda e: self.spawn(self._persist(e)),
             ef.RequestFragment: lambda e: self.learner.request(e.fragment),
-            ef.OfferContribution: lambda e: self.spawn(self.transfers.offer(e)),
+            ef.OfferContribution: lambda e: self.spawn(self.transfers.offer(e, tickets.get(e.ticket))),
             ef.DiscardContribution: lambda e: self._tickets.release(e.ticket),
             ef.RetireSlot: lambda e: self.learner.retire(e.fragment, e.ticket),
-            ef.AcceptTransfer: lambda e: self.transfers.accepted(e),
-            ef.RefuseTransfer: lambda e: self.transfers.refused(e),
-            ef.AnswerTransfer: lambda e: self.transfers.answered(e),
+            ef.AcceptTransfer: lambda e: self.transfers.arrivals.accepted(e),
+            ef.RefuseTransfer: lambda e: self.transfers.arrivals.refused(e),
+            ef.AnswerTransfer: lambda e: self.transfers.arrivals.answered(e),
             ef.Release: lambda e: self._tickets.release(e.ticket),
             ef.Merge: self._merge,
+            ef.MergePartial: self._merge_partial,
+            ef.OfferPartial: lambda e: self.spawn(self.transfers.offer_partial(e, tickets.get(e.ticket))),
             ef.FetchUpdate: lambda e: self.spawn(self.transfers.fetch_update(e)),
             ef.FetchState: lambda e: self.spawn(self.transfers.fetch_state(e)),
             ef.ApplyUpdate: self._apply,
@@ -198,22 +201,43 @@ class Runner:
         if not self.left.done():
             self.left.set_result(None)
 
-    def _merge(self, effect: ef.Merge) -> None:
-        inputs = [
-            (self._tickets.get(i.ticket), i.contributor.tokens, i.contributor.inner_steps)
-            for i in effect.inputs
-        ]
-        self.spawn(self._run_merge(effect, inputs))
+    def _inputs(self, effect: ef.Merge | ef.MergePartial) -> tuple[list[Input], list[Buffer]]:
+        """Payloads of a merge, held from now on: the core may release the tickets meanwhile."""
+        tickets = self._tickets
+        return (
+            [(tickets.get(i.ticket), i.contributor.tokens, i.contributor.inner_steps) for i in effect.inputs],
+            [tickets.get(ticket) for ticket in effect.partials],
+        )
 
-    async def _run_merge(self, effect: ef.Merge, inputs: list[tuple[Buffer, int, int]]) -> None:
+    def _merge(self, effect: ef.Merge) -> None:
+        self.spawn(self._run_merge(effect, *self._inputs(effect)))
+
+    async def _run_merge(self, effect: ef.Merge, inputs: list[Input], partials: list[Buffer]) -> None:
         key = (effect.fragment, effect.term, effect.number)
+        compute = self._compute
         try:
-            done = await self._compute.run(self._compute.merge, effect.fragment, effect.number, inputs)
+            done = await compute.run(compute.merge, effect.fragment, effect.number, inputs, partials)
         except RemoteError as error:
             self.post(ev.MergeFailed(*key, str(error)[:160]))
             return
         ticket = self._tickets.put(done.update)
         self.post(ev.Merged(*key, ticket, done.update_digest, len(done.update), done.state_digest))
+
+    def _merge_partial(self, effect: ef.MergePartial) -> None:
+        self.spawn(self._run_merge_partial(effect, *self._inputs(effect)))
+
+    async def _run_merge_partial(
+        self, effect: ef.MergePartial, inputs: list[Input], partials: list[Buffer]
+    ) -> None:
+        key = (effect.fragment, effect.group, effect.attempt)
+        compute = self._compute
+        try:
+            done = await compute.run(compute.merge_partial, effect.fragment, inputs, partials)
+        except RemoteError as error:
+            self.post(ev.PartialFailed(*key, str(error)[:160]))
+            return
+        ticket = self._tickets.put(done.payload)
+        self.post(ev.PartialMerged(*key, ticket, done.digest, len(done.payload)))
 
     def _apply(self, effect: ef.ApplyUpdate) -> None:
         self.spawn(self._run_apply(effect, self._tickets.get(effect.ticket)))

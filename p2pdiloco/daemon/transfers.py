@@ -1,6 +1,5 @@
-"""The bulk of a run: contributions pushed to syncers, updates and states pulled from holders.
-
-Header first: the core decides on sight of a contribution's header whether its payload is read at all.
+"""The bulk of a run: contributions and partial merges pushed to syncers, updates and states pulled from
+holders. What peers push to us: `daemon.arrivals`.
 """
 
 from __future__ import annotations
@@ -13,19 +12,18 @@ from collections.abc import Awaitable, Callable
 from p2pdiloco.core import effects as ef
 from p2pdiloco.core import events as ev
 from p2pdiloco.core.messages import decode as decode_message
-from p2pdiloco.core.types import ContributionHeader, Head, SignedVersion, Wire
+from p2pdiloco.core.types import Head, SignedVersion, Wire
 from p2pdiloco.daemon import wire
+from p2pdiloco.daemon.arrivals import Arrivals
 from p2pdiloco.daemon.compute import Compute
 from p2pdiloco.daemon.tickets import Tickets
-from p2pdiloco.errors import InvariantViolation, PeerUnreachable, RemoteError, TransportError
-from p2pdiloco.ports import Buffer, PullSource, PushSink, Refusal, Transport
-from p2pdiloco.tensors.vault import Pin
+from p2pdiloco.errors import PeerUnreachable, RemoteError, TransportError
+from p2pdiloco.ports import Buffer, PullSource, Refusal, Transport
+from p2pdiloco.tensors.state import Pin
 
 logger = logging.getLogger(__name__)
 PAUSE_S = 15.0
 """Longest pause in a bulk stream before it counts as cut."""
-MAX_ARRIVING_BYTES = 1 << 30
-"""Contributions whose payload is arriving, all together."""
 MAX_PINS = 16
 """States that are being read by others at one time."""
 
@@ -53,36 +51,23 @@ class Transfers:
         self._post = post
         self._may_serve = may_serve
         self._update_of = update_of
-        self._head_of = head_of
         self._state_bytes = state_bytes
         self._max_update_bytes = max_update_bytes
-        self._next_transfer = 1
-        self._decisions: dict[int, wire.Answer | None] = {}
         self._pins = 0
-        self._arriving_bytes = 0
-        self.bytes_in = 0
+        self._bytes_pulled = 0
+        self.arrivals = Arrivals(compute, tickets, post, head_of)
         self.bytes_out = 0
+
+    @property
+    def bytes_in(self) -> int:
+        """Payload bytes received so far."""
+        return self._bytes_pulled + self.arrivals.bytes_in
 
     # --- what peers ask ------------------------------------------------------------------------------
 
     def on_message(self, sender: str, data: bytes) -> None:
         """A core message. Raises: RemoteError."""
         self._post(ev.MessageReceived(sender, decode_message(self._run, sender, data)))
-
-    def on_push(self, sender: str, request: wire.PushContribution) -> PushSink | Refusal:
-        """A peer offers a contribution."""
-        size = request.signed.header.payload_bytes
-        if size <= MAX_ARRIVING_BYTES < self._arriving_bytes + size:  # the absurd is the core's to count
-            return Refusal(wire.encode(wire.Answer(False, "busy", None)))
-        transfer = self._next_transfer
-        self._next_transfer += 1
-        self._decisions[transfer] = None
-        self._post(ev.ContributionOffered(transfer, sender, request.signed))
-        decision = self._decisions.pop(transfer)
-        if decision is not None:
-            return Refusal(wire.encode(decision))
-        self._arriving_bytes += size
-        return _Sink(self, transfer, request.signed.header)
 
     async def on_pull(self, pull: wire.PullUpdate | wire.PullState) -> PullSource | Refusal:
         """A peer wants an update or a state."""
@@ -136,69 +121,40 @@ class Transfers:
         if not pinning.cancelled() and pinning.exception() is None:
             pinning.result()[1].release()
 
-    # --- the core's decisions on what peers push -----------------------------------------------------
-
-    def accepted(self, effect: ef.AcceptTransfer) -> None:
-        """The payload may come."""
-        self._decisions[effect.transfer] = None
-
-    def refused(self, effect: ef.RefuseTransfer) -> None:
-        """It may not."""
-        head = self._head_of(effect.fragment)
-        self._decisions[effect.transfer] = wire.Answer(False, effect.reason, head)
-
-    def answered(self, effect: ef.AnswerTransfer) -> None:
-        """The last word on a payload that came."""
-        head = self._head_of(effect.fragment)
-        self._decisions[effect.transfer] = wire.Answer(effect.accepted, effect.reason, head)
-
-    async def payload_arrived(self, transfer: int, header: ContributionHeader, payload: bytearray) -> bytes:
-        """Judge the content, let the core know, return its answer."""
-        self.bytes_in += len(payload)
-        self._arriving_bytes -= len(payload)
-        reason = ""
-        try:
-            await self._check(header.fragment, payload, header.codec, header.payload_digest)
-        except RemoteError as error:
-            reason = error.reason
-        except asyncio.CancelledError:
-            # p2pd died under this stream: the learner must not stay locked out behind a half-arrived one.
-            self._post(ev.ContributionBroken(transfer, "cut"))
-            raise
-        if reason:
-            self._post(ev.ContributionBroken(transfer, reason))
-            return wire.encode(wire.Answer(False, reason, self._head_of(header.fragment)))
-        self._decisions[transfer] = None
-        self._post(ev.ContributionReceived(transfer, self._tickets.put(payload)))
-        answer = self._decisions.pop(transfer)
-        if answer is None:
-            raise InvariantViolation("the core did not answer a received contribution")
-        return wire.encode(answer)
-
-    def payload_broken(self, transfer: int, size: int) -> None:
-        """The stream was cut."""
-        self._arriving_bytes -= size
-        self._post(ev.ContributionBroken(transfer, "cut"))
-
     # --- what the core asks of peers -----------------------------------------------------------------
 
-    async def offer(self, effect: ef.OfferContribution) -> None:
+    async def offer(self, effect: ef.OfferContribution, payload: Buffer) -> None:
         """Stream our contribution to the syncer."""
         header = effect.signed.header
-        payload = self._tickets.get(effect.ticket)
         key = (header.fragment, header.stamp, effect.peer)
+        answer = await self._push(effect.peer, wire.PushContribution(effect.signed), payload)
+        if answer is None:
+            self._post(ev.ContributionUndelivered(*key))
+        else:
+            self._post(ev.ContributionAnswered(*key, answer.accepted, answer.reason, answer.head))
+
+    async def offer_partial(self, effect: ef.OfferPartial, payload: Buffer) -> None:
+        """Stream our group's partial merge to the syncer of the group above."""
+        header = effect.signed.header
+        key = (header.fragment, header.group, effect.attempt, effect.peer)
+        answer = await self._push(effect.peer, wire.PushPartial(effect.signed), payload)
+        if answer is None:
+            self._post(ev.PartialUndelivered(*key))
+        else:
+            self._post(ev.PartialAnswered(*key, answer.accepted, answer.reason, answer.head))
+
+    async def _push(self, peer: str, request: wire.Push, payload: Buffer) -> wire.Answer | None:
+        """The peer's word; None: not delivered."""
         try:
-            delivered, raw = await self._transport.push(
-                effect.peer, wire.encode(wire.PushContribution(effect.signed)), (payload,), PAUSE_S
-            )
+            delivered, raw = await self._transport.push(peer, wire.encode(request), (payload,), PAUSE_S)
             answer = wire.decode(raw, wire.Answer)
         except (TransportError, RemoteError) as error:
-            logger.debug("contribution of fragment %d not delivered: %s", header.fragment, error)
-            self._post(ev.ContributionUndelivered(*key))
-            return
+            header = request.signed.header
+            logger.debug("payload of fragment %d not delivered to %s: %s", header.fragment, peer, error)
+            return None
         if delivered:
-            self.bytes_out += header.payload_bytes
-        self._post(ev.ContributionAnswered(*key, answer.accepted, answer.reason, answer.head))
+            self.bytes_out += memoryview(payload).nbytes
+        return answer
 
     async def fetch_update(self, effect: ef.FetchUpdate) -> None:
         """Pull one outer update."""
@@ -247,7 +203,7 @@ class Transfers:
         answer = await self._transport.pull(peer, wire.encode(request), limit, PAUSE_S)
         if isinstance(answer, Refusal):
             raise RemoteError(wire.decode(answer.answer, wire.Refused).reason)
-        self.bytes_in += len(answer[1])
+        self._bytes_pulled += len(answer[1])
         return answer
 
     def _fetch_failed(self, effect: ef.FetchUpdate | ef.FetchState, error: Exception) -> None:
@@ -260,26 +216,6 @@ class Transfers:
 
 
 _FETCH_ERRORS = (TransportError, RemoteError)
-
-
-class _Sink:
-    """Collects one accepted contribution."""
-
-    def __init__(self, transfers: Transfers, transfer: int, header: ContributionHeader) -> None:
-        self.payload_bytes = header.payload_bytes
-        self._transfers = transfers
-        self._transfer = transfer
-        self._header = header
-        self._payload = bytearray(header.payload_bytes)
-
-    async def write(self, offset: int, chunk: memoryview) -> None:
-        self._payload[offset : offset + len(chunk)] = chunk
-
-    async def finish(self) -> bytes:
-        return await self._transfers.payload_arrived(self._transfer, self._header, self._payload)
-
-    def abort(self, reason: str) -> None:
-        self._transfers.payload_broken(self._transfer, self.payload_bytes)
 
 
 def refuse(reason: str) -> Refusal:

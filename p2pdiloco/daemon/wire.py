@@ -18,6 +18,7 @@ from p2pdiloco.core.types import (
     PeerId,
     RunId,
     SignedContribution,
+    SignedPartial,
     SignedVersion,
     Watermark,
     Wire,
@@ -35,8 +36,14 @@ class PushContribution(Wire, frozen=True, tag=True):
     signed: SignedContribution
 
 
+class PushPartial(Wire, frozen=True, tag=True):
+    """Header of the stream of a group's partial merge. Names every contribution: up to about 2 MiB."""
+
+    signed: SignedPartial
+
+
 class Answer(Wire, frozen=True, tag=True):
-    """The receiver's word on a contribution, before or after its payload."""
+    """The receiver's word on a contribution or a partial merge, before or after its payload."""
 
     accepted: bool
     reason: Text
@@ -117,6 +124,7 @@ class Presence(Wire, frozen=True, tag=True):
     addresses: Annotated[tuple[Annotated[str, Meta(max_length=256)], ...], Meta(max_length=16)]
 
 
+Push = PushContribution | PushPartial
 Pull = PullUpdate | PullState | PullManifest
 Query = RunsQuery | StatusQuery
 T = TypeVar("T")

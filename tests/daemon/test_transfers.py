@@ -58,7 +58,7 @@ async def cancelled(work: Any) -> None:
 async def test_a_contribution_cut_while_it_is_judged_is_reported_as_cut() -> None:
     posted: list[ev.Event] = []
     header = SimpleNamespace(fragment=0, codec="int8", payload_digest=bytes(32))
-    await cancelled(transfers(StuckCompute(), posted).payload_arrived(7, header, bytearray(4)))  # type: ignore[arg-type]
+    await cancelled(transfers(StuckCompute(), posted).arrivals.payload_arrived(7, header, bytearray(4)))  # type: ignore[arg-type]
     assert posted == [ev.ContributionBroken(7, "cut")]
 
 

@@ -14,7 +14,7 @@ from net_helpers import Recorder
 
 from p2pdiloco.adapters import streams
 from p2pdiloco.adapters.memory_net import _Pipe, _Writer
-from p2pdiloco.errors import RemoteError, TransportError
+from p2pdiloco.errors import InvariantViolation, RemoteError, TransportError
 from p2pdiloco.ports import Refusal
 
 
@@ -136,6 +136,14 @@ async def test_an_announced_header_is_capped_before_it_is_read() -> None:
         await streams.pull(channel(b"\x65" + struct.pack(">I", 1) + b"h" + struct.pack(">Q", 2**60)), b"", 10)
 
 
+async def test_only_labels_may_be_long() -> None:
+    long = streams.MAX_ANSWER_BYTES + 1
+    with pytest.raises(RemoteError, match="oversized"):
+        await streams.serve(channel(b"\x52" + struct.pack(">I", long) + bytes(long)), "peer", Recorder())
+    with pytest.raises(RemoteError, match="oversized"):
+        await streams.pull(channel(b"\x62" + struct.pack(">I", long) + bytes(long)), b"", 10)
+
+
 async def test_a_refusal_keeps_reason_and_detail_and_is_capped() -> None:
     body = streams.encode_refusal(RemoteError("reason", "détail " * 1000))
     assert len(body) <= streams.MAX_REASON_BYTES
@@ -143,3 +151,17 @@ async def test_a_refusal_keeps_reason_and_detail_and_is_capped() -> None:
     assert error.reason == "reason" and str(error).startswith("reason: détail détail")
     answer = await streams.pull(channel(b"\x62" + struct.pack(">I", 2) + b"no"), b"", 10)
     assert answer == Refusal(b"no")
+
+
+async def test_the_longest_label_arrives() -> None:
+    recorder = Recorder()
+    there, back = _Pipe(), _Pipe()
+    client = streams.Channel(back, _Writer(there, back), 5.0)
+    server = streams.Channel(there, _Writer(back, there), 5.0)
+    serving = asyncio.create_task(streams.serve(server, "peer", recorder))
+    recorder.sink_bytes = 3
+    label = b"h" * streams.MAX_HEADER_BYTES
+    assert (await streams.push(client, label, [b"abc"]))[0]
+    await serving
+    with pytest.raises(InvariantViolation):
+        await streams.push(client, label + b"h", [b"abc"])
