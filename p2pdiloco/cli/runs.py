@@ -7,6 +7,7 @@ import tomllib
 from pathlib import Path
 
 import click
+import msgspec
 
 from p2pdiloco.cli.options import FILE
 from p2pdiloco.config.loader import canonical_bytes, check_manifest, load_manifest, render_toml
@@ -34,11 +35,19 @@ def run_group() -> None:
 @click.option(
     "--seed", type=click.IntRange(min=0, max=1 << 53), default=0, help="Seed of version 0 and data."
 )
+@click.option(
+    "--expected-members",
+    type=click.IntRange(min=0, max=16_384),
+    default=0,
+    help="Members at the start, about, if more than one group of them; 0: one group.",
+)
 @click.option("--out", type=FILE, default=Path("run.toml"), show_default=True, help="File to write.")
 @click.option("--force", is_flag=True, help="Overwrite the file.")
-def new(name: str, preset: str, seed: int, out: Path, force: bool) -> None:
+def new(name: str, preset: str, seed: int, expected_members: int, out: Path, force: bool) -> None:
     """Write a commented run.toml for a run called NAME."""
     manifest = for_run(preset, name, seed)
+    group = msgspec.structs.replace(manifest.group, expected_members=expected_members)
+    manifest = msgspec.structs.replace(manifest, group=group)
     text = render_toml(manifest)
     # Through the strict reader: what is written is what every node accepts, the name included.
     check_manifest(convert(tomllib.loads(text), Manifest, "the new run"), "the new run")
@@ -73,6 +82,7 @@ def check(file: Path) -> None:
         f"fragments: {sync.fragments}, each every {sync.inner_steps} inner steps, quorum {sync.quorum}, "
         f"{manifest.codec.contribution} up, {manifest.codec.update} down"
     )
+    click.echo(f"groups: of {manifest.group.size} members, {manifest.group.groups_at_start} at the start")
     click.echo(f"manifest digest: {digest}")
 
 

@@ -93,13 +93,21 @@ class CodecSection(Section, frozen=True, kw_only=True):
 
 class GroupSection(Section, frozen=True, kw_only=True):
     size: Annotated[int, Meta(ge=2, le=256)] = 16
-    """g: members per group. Also bounds contributors of one merge."""
+    """g: members per group. A run of more members falls into several groups, which merge in levels."""
+    expected_members: Annotated[int, Meta(ge=0, le=16_384)] = 0
+    """How many members the run starts with, about; 0: at most `size`. Only the first versions depend on it:
+    later ones count the members. Far too low: one group serves all for a while, and turns many away."""
     term_versions: Annotated[int, Meta(ge=1, le=10_000)] = 16
     """A syncer's term, in versions of its fragment; then the next one is elected."""
     log_versions: Annotated[int, Meta(ge=1, le=1024)] = 16
     """L: outer updates that every peer keeps for stragglers; older stragglers fetch state."""
     max_base_age_versions: Annotated[int, Meta(ge=0, le=64)] = 4
     """A contribution measured against an older base than this is refused, rebased and sent again."""
+
+    @property
+    def groups_at_start(self) -> int:
+        """Into how many leaf groups the members fall for the first versions."""
+        return max(1, -(-self.expected_members // self.size))
 
 
 class Manifest(Section, frozen=True, kw_only=True):

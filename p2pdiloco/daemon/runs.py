@@ -134,6 +134,7 @@ def genesis_versions(run: Run, vault: Vault) -> tuple[SignedVersion, ...]:
                 update_bytes=0,
                 codec=run.manifest.codec.update,
                 contributors=(),
+                groups=run.manifest.group.groups_at_start,
             ),
             b"",
         )

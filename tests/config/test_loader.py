@@ -6,6 +6,7 @@ import itertools
 import tomllib
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from p2pdiloco.config import presets
@@ -50,6 +51,12 @@ def test_presets_have_the_sizes_that_their_names_promise() -> None:
     sizes = {name: presets.approximate_parameters(m.model) for name, m in presets.PRESETS.items()}
     assert sizes["micro"] < 1e5 < 8e5 < sizes["tiny"] < 1.2e6 < 9e6 < sizes["small"] < 12e6
     assert 123e6 < sizes["gpt2"] < 126e6
+
+
+@pytest.mark.parametrize(("members", "groups"), [(0, 1), (1, 1), (16, 1), (17, 2), (32, 2), (33, 3)])
+def test_a_run_of_more_members_than_a_group_starts_with_several(members: int, groups: int) -> None:
+    group = msgspec.structs.replace(TINY.group, expected_members=members)
+    assert group.groups_at_start == groups
 
 
 REPLACED = [

@@ -10,6 +10,8 @@ import pytest
 from daemon_kit import signed_run, until
 
 from p2pdiloco.adapters.memory_net import MemoryNetwork, MemoryTransport
+from p2pdiloco.config.loader import render_toml
+from p2pdiloco.config.presets import for_run
 from p2pdiloco.config.signing import encode_signed
 from p2pdiloco.daemon import runs, wire
 from p2pdiloco.daemon.frontdoor import FrontDoor
@@ -178,3 +180,15 @@ async def test_a_bootstrap_serves_manifests_and_the_list_and_nothing_else(tmp_pa
         await door.on_pull("peer", b"\x91\xa3???")
     with pytest.raises(RemoteError, match="garbage"):
         await door.on_push("peer", b"\x91\xa3???")
+
+
+def test_the_manifest_says_how_many_groups_version_0_has(tmp_path: Path) -> None:
+    manifest = for_run("micro", "grouped")
+    group = msgspec.structs.replace(manifest.group, size=2, expected_members=5)
+    path = tmp_path / "run.toml"
+    path.write_text(render_toml(msgspec.structs.replace(manifest, group=group)))
+    run, vault = runs.sign_run(path, Identity.generate())
+    genesis = runs.genesis_versions(run, vault)
+    assert [(v.header.epoch, v.header.groups) for v in genesis] == [(0, 3)] * 4
+    plain = signed_run(tmp_path)
+    assert {v.header.groups for v in runs.genesis_versions(plain, vault)} == {1}
