@@ -47,6 +47,8 @@ class Host:
         """Every control message passes through it: a liar could change or swallow what its core says."""
         self.returns_in_s: float | None = None
         """Set while leaving: it comes back after so long."""
+        self.thaws = 0
+        """How often it stood still and went on."""
         self._backlog: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         self._tick_at_s = math.inf
         self._ticks: tuple[float, int] = (0.0, 0)
@@ -134,6 +136,7 @@ class Host:
         if not self.up or not self.frozen:
             return
         self.frozen = False
+        self.thaws += 1
         self.learner.model.shift(after_s)
         backlog, self._backlog = self._backlog, []
         for action, args in backlog:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from p2pdiloco.core.effects import VoteRecord
 from p2pdiloco.core.messages import Announce, Elected, Message, Progress, VoteGranted, VoteRequest
 from p2pdiloco.core.types import Certificate, ContributionHeader, Head, SignedVersion, Vote, signed_bytes
-from p2pdiloco.simulation.lineage import Displacement, FragmentState
+from p2pdiloco.simulation.lineage import Displacement, FragmentState, MergedPart
 
 if TYPE_CHECKING:
     from p2pdiloco.simulation.host import Host
@@ -33,6 +33,8 @@ class Watch:
         self.elections = 0
         self.switches = 0
         self._last: Message | None = None
+        self._begins: dict[tuple[str, int], list[int]] = {}
+        self._reports: dict[str, tuple[float, int, tuple[float, ...]]] = {}
         self._candidates: dict[tuple[str, int, int], Head] = {}
         self._votes: dict[tuple[str, int, int], str] = {}
         self._offices: dict[tuple[int, int], list[Certificate]] = {}
@@ -56,7 +58,19 @@ class Watch:
         if known.digest != state.digest:
             raise Violation("equal-state", f"{where}: two states under one header")
         if digest not in self.headers:
+            if header.syncer != host.peer:
+                raise Violation("durable-first", f"{where}: its syncer {header.syncer} never had it")
+            self._durable(host, version)
             self._new_version(version, where)
+
+    def _durable(self, host: Host, version: SignedVersion) -> None:
+        """A version that `host` made must be on its disk before anybody, itself included, goes by it."""
+        header = version.header
+        saved = host.disk.checkpoints.get(header.fragment)
+        covered = saved is not None and saved.version.header.number >= header.number
+        if header.digest() not in host.disk.updates.get(header.fragment, {}) and not covered:
+            where = f"{host.peer} fragment {header.fragment} version {header.number}"
+            raise Violation("durable-first", f"{where}: let out before it is saved")
 
     def restored(self, version: SignedVersion, state: FragmentState) -> None:
         """A node starts from this: durable, though perhaps nobody lived to see it committed."""
@@ -94,12 +108,37 @@ class Watch:
             at = self.headers.get(at.header.parent)
         return found
 
-    def merged(self, host: Host, state: FragmentState) -> None:
-        """A merge worker made a new state."""
+    def merged(
+        self, host: Host, before: FragmentState, state: FragmentState, parts: tuple[MergedPart, ...]
+    ) -> None:
+        """A merge worker made a new state of the one before."""
+        where = f"fragment {state.fragment} version {state.number} at {host.peer}"
         if state.repeated:
             part = state.repeated[0]
-            where = f"fragment {state.fragment} version {state.number} at {host.peer}"
             raise Violation("nothing-twice", f"{where}: steps {part.first}..{part.end} of {part.learner}")
+        for part in parts:
+            spans = before.covered.get(part.learner, ())
+            end = spans[-1][1] if spans else 0
+            begins = self._begins.get((part.learner, state.fragment), [])
+            # Work of an earlier life, never copied out, may be missing; of this life nothing, except after
+            # a fork: what only the other branch had is sent again, but not always first.
+            if end < part.first and not self.switches and not any(end < b <= part.first for b in begins):
+                text = f"{where}: {part.learner} goes on at step {part.first}, the base contains {end}"
+                raise Violation("right-base", text)
+
+    def begins(self, peer: str, fragment: int, step: int) -> None:
+        """From this step on a learner's displacement is made: a new life, or an overwrite."""
+        self._begins.setdefault((peer, fragment), []).append(step)
+
+    def reports(self, host: Host, steps: int, life: tuple[float, ...]) -> None:
+        """A learner says how far it is. While `life` is the same, nothing has slowed it down."""
+        known = self._reports.get(host.peer)
+        self._reports[host.peer] = (host.now, steps, life)
+        if known is not None and known[2] == life and host.learner.model.running:
+            expected = (host.now - known[0]) / host.learner.model.step_time_s
+            if abs(steps - known[1] - expected) > 1.0 + 1e-3:
+                where = f"{host.peer} made {steps - known[1]} inner steps, not {expected:.1f}"
+                raise Violation("steady-pace", f"{where}, in {host.now - known[0]:.2f} s")
 
     def offered(
         self, host: Host, header: ContributionHeader, held: Displacement, tokens_per_step: int
@@ -109,6 +148,14 @@ class Watch:
         honest = header.learner == host.peer == held.learner and header.inner_steps == steps
         if not honest or header.tokens != steps * tokens_per_step or header.fragment != held.fragment:
             raise Violation("true-label", f"{host.peer} offers {held} as {header}")
+        base = self.headers.get(header.base_digest)
+        if base is None or base.header.number != header.base_number:
+            raise Violation("right-base", f"{host.peer} names base {header.base_number}, which nobody has")
+        state = self.states.get(header.base_digest)
+        spans = state.covered.get(held.learner, ()) if state is not None else ()
+        if any(first < held.end and held.first < end for first, end in spans):
+            text = f"{host.peer} offers {held.first}..{held.end} over a base that contains {spans[-1]}"
+            raise Violation("right-base", text)
 
     # --- votes and offices ---------------------------------------------------------------------------
 
@@ -137,12 +184,8 @@ class Watch:
         header = version.header
         if header.syncer != host.peer:
             return
-        digest = header.digest()
         held = host.stores[header.fragment].version.header.number
-        if digest not in host.disk.updates.get(header.fragment, {}) and digest not in self.headers:
-            raise Violation(
-                "durable-first", f"{host.peer} announces version {header.number} before it is saved"
-            )
+        self._durable(host, version)
         if held < header.number:
             raise Violation("durable-first", f"{host.peer} announces version {header.number}, holds {held}")
 

@@ -44,6 +44,7 @@ class LearnerSide:
         if not model.running:
             model.start(host.now, model.step_at(host.now), self._resumed())
             for fragment, counters in enumerate(model.fragments):
+                host.world.watch.begins(host.peer, fragment, counters.life_from)
                 self._applied(fragment, counters.base_number, model.step_at(host.now))
             self._tell_status()
 
@@ -89,6 +90,8 @@ class LearnerSide:
         host, model = self._host, self.model
         per_step, steps = host.config.tokens_per_step, model.step_at(host.now)
         step_s = model.step_time_s if model.running else 0.0
+        life = (host.incarnation, model.life, model.running, host.thaws, model.step_time_s)
+        host.world.watch.reports(host, steps, life)
         rate = per_step / step_s if model.running else 0.0
         host.feed(ev.LearnerStatus(model.running, steps, steps * per_step, rate, step_s, None))
 
@@ -136,5 +139,6 @@ class LearnerSide:
         self._host.later(0.0, self._host.feed, ev.LearnerApplied(fragment, number, step))
 
     def _dropped(self, fragment: int, first: int, end: int) -> None:
+        self._host.world.watch.begins(self._host.peer, fragment, end)
         text = f"overwrites steps {first}..{end}"
         self._host.world.trace.decision(self._host.now, self._host.peer, text, fragment)

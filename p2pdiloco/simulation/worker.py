@@ -42,8 +42,9 @@ class Worker:
                 raise Violation("tickets", f"{host.peer} merges the wrong buffer {part.ticket}")
             parts.append(MergedPart(content.learner, part.contributor.stamp, content.first, content.end))
         update = OuterUpdate.of(effect.fragment, effect.number, tuple(parts))
-        state = host.stores[effect.fragment].state.apply(update)
-        host.world.watch.merged(host, state)
+        before = host.stores[effect.fragment].state
+        state = before.apply(update)
+        host.world.watch.merged(host, before, state, update.parts)
         generation = self._take_spare(effect.fragment)
         if host.world.faults.chance(host.world.plan.mix.merge_fails):
             host.later(self._work_s(), self._merge_failed, effect, generation)
