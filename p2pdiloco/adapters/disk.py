@@ -81,8 +81,8 @@ class RunStore:
         """
         self._votes.save(record)
 
-    def votes(self) -> dict[int, VoteRecord]:
-        """Fragment -> our vote of the highest term."""
+    def votes(self) -> dict[tuple[int, str], VoteRecord]:
+        """(fragment, group) -> our vote of the highest term; bounded, see `votes_log`."""
         return self._votes.newest()
 
     # --- outer updates -----------------------------------------------------------------------------

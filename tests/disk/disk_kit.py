@@ -10,7 +10,8 @@ import numpy as np
 
 from p2pdiloco.adapters.disk import RunStore
 from p2pdiloco.adapters.files import Files
-from p2pdiloco.core.types import SignedVersion, Stamp, VersionHeader, Watermark
+from p2pdiloco.core.effects import VoteRecord
+from p2pdiloco.core.types import WHOLE_RUN, SignedVersion, Stamp, VersionHeader, Watermark
 
 RUN = "5a" * 32
 ROOT = b"r" * 32
@@ -29,6 +30,11 @@ def chain(first: int, last: int, parent: bytes = ROOT) -> list[SignedVersion]:
         versions.append(version(number, parent))
         parent = versions[-1].header.digest()
     return versions
+
+
+def votes(store: RunStore) -> dict[int, VoteRecord]:
+    """Fragment -> its newest vote in the group of the whole run."""
+    return {vote.fragment: vote for vote in store.votes().values() if vote.group == WHOLE_RUN}
 
 
 def vectors(number: int) -> tuple[np.ndarray, np.ndarray]:

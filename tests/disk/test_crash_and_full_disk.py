@@ -16,6 +16,7 @@ from disk_kit import (
     checkpoint_path,
     loaded_number,
     save,
+    votes,
 )
 
 from p2pdiloco.adapters.disk import RunStore
@@ -49,7 +50,7 @@ def test_a_crash_at_any_operation_loses_nothing_that_was_saved(tmp_path: Path) -
         store = RunStore(data_dir, RUN, QuickDisk())
         saved = {name: done.count(name) for name in ("vote", "update", "checkpoint")}
         # What was under way may or may not have made it; nothing else may differ.
-        vote = store.votes().get(0, VoteRecord(0, 0, ""))
+        vote = votes(store).get(0, VoteRecord(0, 0, ""))
         assert vote.term in (saved["vote"], saved["vote"] + 1)
         assert len(store.load_updates(0, 0)) in (saved["update"], saved["update"] + 1)
         assert (loaded_number(store) or 0) in (saved["checkpoint"], saved["checkpoint"] + 1)
@@ -84,11 +85,11 @@ def test_full_disk_while_voting_then_room_again(tmp_path: Path, room_bytes: int)
     disk.room_bytes = room_bytes
     with pytest.raises(StorageError, match="the disk is full"):
         store.save_vote(VoteRecord(0, 2, "bob"))
-    assert store.votes() == {0: VoteRecord(0, 1, "ann")}
+    assert votes(store) == {0: VoteRecord(0, 1, "ann")}
     disk.room_bytes = 1 << 20
     store.save_vote(VoteRecord(0, 2, "cy"))  # the vote for bob was never sent
     reopened = RunStore(tmp_path, RUN)
-    assert reopened.votes() == store.votes() == {0: VoteRecord(0, 2, "cy")}
+    assert votes(reopened) == votes(store) == {0: VoteRecord(0, 2, "cy")}
     assert reopened.take_problems() == []
 
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from disk_kit import RUN, QuickDisk, chain, checkpoint_path, loaded_number, save
+from disk_kit import RUN, QuickDisk, chain, checkpoint_path, loaded_number, save, votes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -149,13 +149,13 @@ def test_votes_log_cut_anywhere_is_a_prefix_of_what_was_saved() -> None:
             complete = (whole[:length] + b"\n").count(b"}\n")
             expected = {vote.fragment: vote for vote in VOTES[:complete]}
             reopened = RunStore(data_dir, RUN, QuickDisk())
-            assert reopened.votes() == expected
+            assert votes(reopened) == expected
             tail = whole[:length].rpartition(b"\n")[2]
             assert bool(reopened.take_problems()) == (tail != b"" and not tail.endswith(b"}")), length
             assert corrupt_files(reopened) == []
             reopened.save_vote(VoteRecord(2, 9, "new"))
             again = RunStore(data_dir, RUN, QuickDisk())
-            assert again.votes() == {**expected, 2: VoteRecord(2, 9, "new")} and again.take_problems() == []
+            assert votes(again) == {**expected, 2: VoteRecord(2, 9, "new")} and again.take_problems() == []
 
 
 @settings(max_examples=150, deadline=None)
@@ -169,10 +169,10 @@ def test_votes_log_with_changed_bytes_never_invents_and_never_forgets_silently(
         log = store.folder / "votes.log"
         log.write_bytes(edited(log.read_bytes(), changes))
         reopened = RunStore(data_dir, RUN, QuickDisk())
-        assert all(vote in VOTES for vote in reopened.votes().values())
-        assert reopened.votes() == FINAL_VOTES or reopened.take_problems() or whole_lines_gone(log)
+        assert all(vote in VOTES for vote in votes(reopened).values())
+        assert votes(reopened) == FINAL_VOTES or reopened.take_problems() or whole_lines_gone(log)
         again = RunStore(data_dir, RUN, QuickDisk())
-        assert again.votes() == reopened.votes() and again.take_problems() == []
+        assert votes(again) == votes(reopened) and again.take_problems() == []
 
 
 def whole_lines_gone(log: Path) -> bool:
@@ -188,7 +188,7 @@ def test_a_damaged_line_costs_only_its_own_vote_and_the_file_is_kept(tmp_path: P
     for turn in range(1, 8):
         log.write_bytes(b"garbage\n" + log.read_bytes())
         reopened = RunStore(tmp_path, RUN)
-        assert reopened.votes() == FINAL_VOTES
+        assert votes(reopened) == FINAL_VOTES
         assert len(reopened.take_problems()) == 1
         assert log.with_name(f"votes.log.corrupt-{turn}").exists()
     assert len(corrupt_files(store)) == 5

@@ -1,14 +1,15 @@
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import numpy as np
 import pytest
-from disk_kit import RUN, chain, checkpoint_path, loaded_number, save, vectors, version
+from disk_kit import RUN, chain, checkpoint_path, loaded_number, save, vectors, version, votes
 from safetensors.numpy import load_file
 
 from p2pdiloco.adapters.disk import RunStore
-from p2pdiloco.adapters.votes_log import COMPACT_ABOVE_BYTES
+from p2pdiloco.adapters.votes_log import COMPACT_ABOVE_BYTES, KEPT_GROUPS
 from p2pdiloco.core.effects import VoteRecord
 from p2pdiloco.errors import InvariantViolation
 
@@ -81,7 +82,7 @@ def test_votes_survive_restarts_and_compaction(tmp_path: Path) -> None:
         store.save_vote(VoteRecord(term % 3, term, f"candidate {term}" + "x" * 1000))
     assert largest > COMPACT_ABOVE_BYTES
     expected = {t % 3: VoteRecord(t % 3, t, f"candidate {t}" + "x" * 1000) for t in range(term - 2, term + 1)}
-    assert store.votes() == expected == RunStore(tmp_path, RUN).votes()
+    assert votes(store) == expected == votes(RunStore(tmp_path, RUN))
 
 
 def test_a_second_vote_in_a_term_is_a_bug_of_ours(tmp_path: Path) -> None:
@@ -90,6 +91,33 @@ def test_a_second_vote_in_a_term_is_a_bug_of_ours(tmp_path: Path) -> None:
     store.save_vote(VoteRecord(0, 5, "a"))
     with pytest.raises(InvariantViolation):
         store.save_vote(VoteRecord(0, 5, "b"))
+
+
+def test_votes_are_kept_by_group_and_the_groups_of_the_past_are_let_go(tmp_path: Path) -> None:
+    store = RunStore(tmp_path, RUN)
+    store.save_vote(VoteRecord(0, 1, "whole"))
+    store.save_vote(VoteRecord(1, 4, "other", "0/0/1"))
+    last = KEPT_GROUPS + 9
+    for epoch in range(last + 1):
+        store.save_vote(VoteRecord(0, 7, f"leaf {epoch}", f"{epoch}/0/3"))
+        store.save_vote(VoteRecord(0, 8, "again", f"{epoch}/0/3"))
+    store.save_vote(VoteRecord(0, 9, "root", f"{last}/1/0"))
+    kept = RunStore(tmp_path, RUN).votes()
+    assert kept == store.votes()
+    assert kept[0, "all"].candidate == "whole" and kept[1, "0/0/1"].candidate == "other"
+    assert kept[0, f"{last}/1/0"].term == 9 and kept[0, f"{last}/0/3"].term == 8
+    groups = [group for fragment, group in kept if fragment == 0 and group != "all"]
+    assert len(groups) == KEPT_GROUPS and "9/0/3" not in groups
+    with pytest.raises(InvariantViolation):
+        store.save_vote(VoteRecord(0, 8, "somebody else", f"{last}/0/3"))
+
+
+def test_a_line_without_a_group_is_of_the_whole_run(tmp_path: Path) -> None:
+    store = RunStore(tmp_path, RUN)
+    text = b'{"fragment":2,"term":5,"candidate":"old"}'
+    line = hashlib.sha256(text).hexdigest()[:16].encode() + b" " + text + b"\n"
+    (store.folder / "votes.log").write_bytes(line)
+    assert RunStore(tmp_path, RUN).votes() == {(2, "all"): VoteRecord(2, 5, "old")}
 
 
 def test_a_version_of_another_run_is_not_saved(tmp_path: Path) -> None:
