@@ -81,6 +81,7 @@ def bootstrap(**values: Any) -> int | None:
 @NODE("--checkpoint-every-s", type=float, help="Seconds between checkpoints.")
 @NODE("--eval-every-s", type=float, help="Seconds between evaluations on held-out data.")
 @NODE("--micro-batch-tokens", type=int, help="Tokens per forward pass; 0: chosen by itself.")
+@NODE("--learner-nice", type=int, help="0 to 19: how far training steps back for all else on the machine.")
 @config_option("node")
 def node(**values: Any) -> int | None:
     """Take part in a run: find it, catch up, train, contribute."""

@@ -50,6 +50,8 @@ class NodeSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     log: LogStyle = "auto"
     micro_batch_tokens: Annotated[int, Meta(ge=0, le=1 << 24)] = 0
     """0: chosen by itself."""
+    learner_nice: Annotated[int, Meta(ge=0, le=19)] = 10
+    """How far the training learner steps back for everything else on the machine; 0: not at all."""
     checkpoint_every_s: Seconds = 120.0
     eval_every_s: Seconds = 60.0
 

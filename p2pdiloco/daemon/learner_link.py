@@ -39,6 +39,10 @@ class Slot:
         """Of the contribution whose copy occupies the slot."""
         self.encoding = False
         """A copy is being encoded: its contribution is the answer to a closing call."""
+        self.sent = False
+        """The learner has been told of the install under way."""
+        self.wanted = False
+        """A closing call waits for an install: before it the learner has no room for another copy."""
 
 
 class LearnerLink:
@@ -143,7 +147,14 @@ class LearnerLink:
     # --- from the core -------------------------------------------------------------------------------
 
     def request(self, fragment: int) -> None:
-        """A closing call: copy out what there is."""
+        """A closing call: copy out what there is, if a version is about to be taken over then after it."""
+        slot = self._slots[fragment]
+        slot.wanted = self._ready and not slot.sent and bool(slot.installing or slot.next)
+        if not slot.wanted:
+            self._copy_out(fragment)
+
+    def _copy_out(self, fragment: int) -> None:
+        self._slots[fragment].wanted = False
         if not self._ready or not self._host.send(ch.CopyOut(fragment)):
             self._post(ev.NothingToContribute(fragment))
 
@@ -181,6 +192,9 @@ class LearnerLink:
         mode = self._slots[fragment].installing
         if life == self._life and mode is not None:
             self._host.send(ch.Install(fragment, number, buffer, mode))
+            self._slots[fragment].sent = True
+            if self._slots[fragment].wanted:
+                self._copy_out(fragment)
 
     def _catch_up(self, fragment: int, started_from: int) -> None:
         """Versions may have been committed between reading the vault and the learner's start."""
@@ -203,12 +217,17 @@ class LearnerLink:
                 self._spawn(self._encode(event, self._life))
             case ch.NothingToCopy():
                 slot = self._slots[event.fragment]
-                if not slot.encoding:
+                # It crossed the version that makes room: ask again when the learner has that.
+                free = event.slot_in_use and slot.ticket is None and not slot.encoding
+                slot.wanted = free and bool(slot.installing)
+                if not slot.encoding and not slot.wanted:
                     self._post(ev.NothingToContribute(event.fragment))
             case ch.Applied():
                 slot = self._slots[event.fragment]
-                slot.buffer, slot.installing = 1 - slot.buffer, None
+                slot.buffer, slot.installing, slot.sent = 1 - slot.buffer, None, False
                 self._moved.set()
+                if slot.wanted and slot.next is None:
+                    self._copy_out(event.fragment)
                 self._post(ev.LearnerApplied(event.fragment, event.number, event.inner_step))
                 self.after_commit(event.fragment)
             case ch.Status():

@@ -62,8 +62,9 @@ class LearnerOptions(Struct, frozen=True, kw_only=True):
     """CPU threads of torch; 0: torch's own choice."""
     micro_batch_tokens: int = 0
     """0: everything at once on a CPU, 16k tokens on an accelerator."""
-    niceness: int = 5
-    """So that a daemon on the same cores stays responsive."""
+    niceness: int = 10
+    """While it trains, not while it starts: a daemon on the same cores stays responsive, and so does the
+    user's machine."""
     status_interval_s: float = 1.0
     evaluation_tokens: int = 16_384
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import sys
+from pathlib import Path
 
 import torch
 
@@ -46,6 +49,21 @@ def autocast(device: torch.device) -> contextlib.AbstractContextManager[object]:
     if device.type == "cuda" and torch.cuda.is_bf16_supported():
         return torch.autocast("cuda", dtype=torch.bfloat16)
     return contextlib.nullcontext()
+
+
+def step_back(niceness: int) -> None:
+    """Let everything else on this machine go first: the daemon's answers, and whatever else its user does.
+
+    Linux groups processes by session and shares the cores between the groups; the niceness of a process
+    counts only within its group. The learner is a session of its own, so the group has to step back too.
+    """
+    os.nice(niceness)
+    group = Path("/proc/self/autogroup")
+    if niceness and group.exists() and os.getsid(0) == os.getpid():
+        try:
+            group.write_text(str(niceness))
+        except OSError as error:  # the kernel rate-limits such changes: then it is the processes' alone
+            print(f"the session's niceness stays as it is: {error}", file=sys.stderr)
 
 
 def micro_batch_tokens(device: torch.device, wanted: int, tokens_per_step: int) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from pathlib import Path
 
@@ -10,7 +9,7 @@ from p2pdiloco.errors import StorageError
 from p2pdiloco.learner import checkpoint
 from p2pdiloco.learner.channel import LearnerEnd, Ready, Start
 from p2pdiloco.learner.data import heldout_windows, load_corpus
-from p2pdiloco.learner.device import choose_device, configure
+from p2pdiloco.learner.device import choose_device, configure, step_back
 from p2pdiloco.learner.fragments import Fragments
 from p2pdiloco.learner.loop import Training, train
 from p2pdiloco.learner.mailbox import Mailbox
@@ -55,7 +54,7 @@ def run(channel: LearnerEnd, start: Start, exchange_fd: int) -> None:
     signal.signal(signal.SIGTERM, lambda *_: setattr(mailbox, "stopping", True))
     parameters = sum(layout.numel for layout in layouts)
     # Only now: starting up is waited for, training is not.
-    os.nice(options.niceness)
+    step_back(options.niceness)
     channel.emit(Ready(str(device), parameters, threads, training.inner_step, restored, note))
     train(training, mailbox.boundary)
 

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import msgspec
 import psutil
@@ -181,3 +182,16 @@ def test_the_daemon_s_side_imports_no_network_and_no_model():
     code = f"import sys, p2pdiloco.learner.host; print([name for name in {names} if name in sys.modules])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert out.stdout.strip() == "[]"
+
+
+@pytest.mark.skipif(not Path("/proc/self/autogroup").exists(), reason="groups of sessions are Linux's")
+def test_a_training_learner_steps_back_with_its_whole_session() -> None:
+    """A process's niceness counts within its session's group only: the group has to step back too."""
+    code = (
+        "import os; os.setsid()\n"
+        "from p2pdiloco.learner.device import step_back; step_back(7)\n"
+        "print(os.nice(0), open('/proc/self/autogroup').read())"
+    )
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=60)
+    nice, _, group = done.stdout.partition(" ")
+    assert nice == "7" and group.split()[1:] == ["nice", "7"], done.stdout + done.stderr

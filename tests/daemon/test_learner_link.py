@@ -1,0 +1,97 @@
+"""What the daemon's side of the learner does with closing calls, against a learner of paper."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from p2pdiloco.core import events as ev
+from p2pdiloco.daemon.learner_link import LearnerLink
+from p2pdiloco.daemon.tickets import Tickets
+from p2pdiloco.learner import channel as ch
+
+
+class PaperHost:
+    """Notes commands."""
+
+    def __init__(self) -> None:
+        self.commands: list[Any] = []
+
+    def send(self, command: Any) -> bool:
+        self.commands.append(command)
+        return True
+
+
+class PaperCompute:
+    """Every job is done when the test says so."""
+
+    def __init__(self) -> None:
+        self.gate = asyncio.Event()
+
+    async def run(self, job: Callable[..., Any], *arguments: Any) -> Any:
+        await self.gate.wait()
+        return 5
+
+    def post(self) -> None: ...
+
+
+def commit(merged_ticket: int | None) -> Any:
+    header = SimpleNamespace(fragment=0)
+    return SimpleNamespace(
+        version=SimpleNamespace(header=header), merged_ticket=merged_ticket, overwrite=False
+    )
+
+
+def test_a_closing_call_waits_for_the_version_that_makes_room() -> None:
+    """The learner's slot is free only when it has taken over the version that merged its copy: asked before
+    that it had to pass, and took part in every second round only."""
+
+    async def main() -> None:
+        host, compute, posted = PaperHost(), PaperCompute(), list[Any]()
+        events: list[Callable[[Any], None]] = []
+        tasks: list[asyncio.Task[Any]] = []
+
+        def spawn(work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+            tasks.append(asyncio.create_task(work))
+            return tasks[-1]
+
+        def factory(on_event: Callable[[Any], None]) -> Any:
+            events.append(on_event)
+            return host
+
+        link = LearnerLink(
+            factory,
+            compute,
+            Tickets(),
+            1,
+            Path("none"),
+            posted.append,
+            lambda _: None,
+            spawn,  # type: ignore[arg-type]
+        )
+        tell = events[0]
+        tell(ch.Ready("cpu", 1, 1, 0, False, ""))
+        link.request(0)
+        assert host.commands == [ch.CopyOut(0)]
+
+        link.committed(commit(None))
+        link.after_commit(0)
+        link.request(0)
+        await asyncio.sleep(0)
+        assert host.commands == [ch.CopyOut(0)], "not before the version"
+        compute.gate.set()
+        await asyncio.gather(*tasks)
+        assert host.commands[1:] == [ch.Install(0, 5, 1, "rebase"), ch.CopyOut(0)]
+
+        # Asked a moment too early: the two crossed, and the learner is asked again.
+        tell(ch.NothingToCopy(0, True))
+        assert not posted
+        tell(ch.Applied(0, 5, 3))
+        assert host.commands[-1] == ch.CopyOut(0) and len(host.commands) == 4
+        tell(ch.NothingToCopy(0, False))
+        assert posted[-1] == ev.NothingToContribute(0), "no inner step since: that is a pass"
+
+    asyncio.run(main())
