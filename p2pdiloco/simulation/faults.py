@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 NOT_BEFORE_THE_END_S = 1e9
 """Faults end long before; what is still down is started again then."""
+WHOLE_CORE_SHARE = 0.5
+"""Of the seeds in which all nodes are healed in the end."""
 LEAVE_PATIENCE_S = 20.0
 """A node that was asked to leave must have left by then, whatever the network does."""
 MOMENTS: tuple[type[Any], ...] = (
@@ -71,6 +73,45 @@ class Faults:
         if self._plan.faults:
             self.counts[kind] = self.counts.get(kind, 0) + 1
             action()
+
+    # --- the end -------------------------------------------------------------------------------------
+
+    def left_broken(self) -> set[str]:
+        """Whom the end of the faults does not heal: often nobody, else all but a core of the nodes. The core
+        holds a full member, or at least one node that saved every fragment: else there is no run."""
+        world, rng = self._world, self._rng
+        peers = sorted(p for p in world.specs if p not in world.gone)
+        if not self._plan.faults or len(peers) < 2 or rng.random() < WHOLE_CORE_SHARE:
+            return set()
+        core = set(rng.sample(peers, rng.randint(1, len(peers) - 1)))
+        members = [h.peer for h in world.up_hosts() if h.may_serve and not h.leaving]
+        saved = [p for p in peers if len(world.disk_of(p).checkpoints) == self._plan.config.fragments]
+        holders = members or saved
+        if not holders:
+            return set()
+        core.add(rng.choice(holders))
+        core.update(h.peer for h in world.up_hosts() if h.leaving)
+        return set(peers) - core
+
+    def break_for_ever(self, peers: set[str]) -> None:
+        """Each in one of three ways: dead, frozen, or alive behind a link that carries nothing."""
+        world, rng = self._world, self._rng
+        for peer in sorted(peers):
+            kind = rng.choice(["crashed", "frozen", "cut off"])
+            self._note(peer, f"{kind} for ever")
+            host = world.hosts.get(peer)
+            if kind == "crashed" and host is not None and host.up:
+                world.crash(host, NOT_BEFORE_THE_END_S)
+            elif kind == "frozen" and host is not None:
+                host.freeze()
+            self._cut_off(peer, [other for other in sorted(world.specs) if other not in peers])
+
+    def _cut_off(self, peer: str, others: list[str]) -> None:
+        """Also of the dead and the frozen: those that come to life again by a timer find nobody."""
+        if self._world.hosts.get(peer) is not None and not self._world.hosts[peer].frozen:
+            for other in others:
+                self._world.network.block(peer, other)
+                self._world.network.block(other, peer)
 
     def chance(self, share: float) -> bool:
         """Whether this one of many small operations goes wrong; none does once the faults have stopped."""

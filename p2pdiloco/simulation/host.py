@@ -123,7 +123,8 @@ class Host:
         if not self.up:
             return
         if self.frozen:
-            self._backlog.append((action, args))
+            if self.peer not in self.world.broken:
+                self._backlog.append((action, args))
         else:
             action(*args)
 
@@ -133,7 +134,7 @@ class Host:
 
     def thaw(self, after_s: float) -> None:
         """SIGCONT: everything that waited happens now, in order."""
-        if not self.up or not self.frozen:
+        if not self.up or not self.frozen or self.peer in self.world.broken:
             return
         self.frozen = False
         self.thaws += 1

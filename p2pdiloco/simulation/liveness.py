@@ -1,4 +1,4 @@
-"""What must come about once faults have stopped: equal heads, new versions, all merged, nothing lost."""
+"""What must come about once faults have stopped for a core: equal heads, new versions, all merged."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Liveness:
         """Faults have stopped."""
         world = self._world
         self._begun_s = world.clock.now
-        up = world.up_hosts()
+        up = world.core_hosts()
         heads = [[h.stores[f].version.header.number for h in up] for f in range(self._fragments)]
         self._heads_at_heal = [max(numbers, default=0) for numbers in heads]
         self._steps_at_heal = {h.peer: h.learner.model.step_at(world.clock.now) for h in up}
@@ -42,7 +42,7 @@ class Liveness:
         """Somebody has a new head: perhaps all heads are equal now."""
         if self._begun_s is None or self._agreed[fragment]:
             return
-        up = self._world.up_hosts()
+        up = self._world.core_hosts()
         if len(up) == self._world.staying():
             digests = {host.stores[fragment].version.header.state_digest for host in up}
             self._agreed[fragment] = len(digests) == 1
@@ -59,8 +59,9 @@ class Liveness:
 
     def _missing(self) -> str:
         world = self._world
-        up = world.up_hosts()
-        down = sorted(p for p in world.specs if p not in world.gone and p not in {h.peer for h in up})
+        up = world.core_hosts()
+        out = world.gone | world.broken | {host.peer for host in up}
+        down = sorted(peer for peer in world.specs if peer not in out)
         if down:
             return f"not started: {','.join(down)}"
         waiting = [host.peer for host in up if not host.may_serve]

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from p2pdiloco.core.effects import Effect
 from p2pdiloco.core.events import PresenceSeen
 from p2pdiloco.core.types import VersionHeader
+from p2pdiloco.simulation.bounds import too_large
 from p2pdiloco.simulation.bulk import Bulk
 from p2pdiloco.simulation.clock import Clock
 from p2pdiloco.simulation.disk import Disk
@@ -46,6 +47,8 @@ class World:
         self.healed = False
         self.gone: set[str] = set()
         """Left, or lost with their disk: never to return. Only asked for membership."""
+        self.broken: set[str] = set()
+        """Outside of the core that is healed: crashed, cut off or frozen for ever."""
         self._disks: dict[str, Disk] = {}
         self._incarnations: dict[str, int] = {}
         self._presence: dict[str, dict[str, tuple[int, float]]] = {}
@@ -62,18 +65,27 @@ class World:
         """Running nodes, by name."""
         return [host for _, host in sorted(self.hosts.items()) if host.up]
 
+    def core_hosts(self) -> list[Host]:
+        """Running nodes that the end of the faults heals."""
+        return [host for host in self.up_hosts() if host.peer not in self.broken]
+
     def staying(self) -> int:
         """Nodes that will be there in the end, for all that is known now."""
         leaving = {p for p, host in self.hosts.items() if host.leaving and host.returns_in_s is None}
-        return len([peer for peer in self.specs if peer not in self.gone and peer not in leaving])
+        out = self.gone | leaving | self.broken
+        return len([peer for peer in self.specs if peer not in out])
+
+    def disk_of(self, peer: str) -> Disk:
+        """What that node has saved."""
+        return self._disks.setdefault(peer, Disk(self.specs[peer].write_s))
 
     def launch(self, spec: NodeSpec) -> None:
         """Start a node, for the first time or again."""
         peer = spec.peer
         known = self.hosts.get(peer)
-        if peer in self.gone or (known is not None and known.up):
+        if peer in self.gone or (peer in self.broken and self.healed) or (known is not None and known.up):
             return
-        disk = self._disks.setdefault(peer, Disk(spec.write_s))
+        disk = self.disk_of(peer)
         self._incarnations[peer] = self._incarnations.get(peer, 0) + 1
         first_step = known.learner.model.step_at(self.clock.now) if known is not None else 0
         self.trace.decision(self.clock.now, peer, f"starts, incarnation {self._incarnations[peer]}")
@@ -135,17 +147,22 @@ class World:
     # --- the run -------------------------------------------------------------------------------------
 
     def heal(self) -> None:
-        """Faults stop: links, disks and frozen nodes recover, everything that still exists is started."""
+        """Faults stop for a core of the nodes: its links and disks recover, it is started. The rest of them
+        is broken for ever."""
+        self.broken = self.faults.left_broken()
         self.healed = True
         self.faults.trap = None
         self.network.heal()
-        self.trace.decision(self.clock.now, "-", "faults stop")
+        text = f"faults stop, but for {','.join(sorted(self.broken))}" if self.broken else "faults stop"
+        self.trace.decision(self.clock.now, "-", text)
+        self.faults.break_for_ever(self.broken)
         for _, disk in sorted(self._disks.items()):
             disk.full, disk.slow_factor = False, 1.0
         for _, spec in sorted(self.specs.items()):
             host = self.hosts.get(spec.peer)
-            if host is None or not host.up:
+            if (host is None or not host.up) and spec.peer not in self.broken:
                 self.clock.after(0.5, self.launch, spec)
+        self._check_bounds()
         self.liveness.begin()
 
     def run(self) -> SeedResult:
@@ -188,11 +205,20 @@ class World:
     def _check_end(self) -> None:
         now = self.clock.now
         for transfer in self.bulk.open.values():
-            if now - transfer.opened_s > TRANSFER_PATIENCE_S and transfer.receiver.up:
+            receiver = transfer.receiver
+            owes = receiver.up and receiver.peer not in self.broken
+            if owes and now - transfer.opened_s > TRANSFER_PATIENCE_S:
                 header = transfer.signed.header
                 where = f"{transfer.receiver.peer} fragment {header.fragment} from {header.learner}"
                 raise Violation("last-word", f"{where}: never answered")
-        for host in self.up_hosts():
+        for host in self.core_hosts():
             limit = len(host.stores) * (10 + 2 * len(self.specs))
             if len(host.tickets) > limit:
                 raise Violation("bounded", f"{host.peer} ends with {len(host.tickets)} buffers")
+        self._check_bounds()
+
+    def _check_bounds(self) -> None:
+        for host in self.core_hosts():
+            text = too_large(host.core, len(self.specs))
+            if text:
+                raise Violation("bounded", f"{host.peer}: {text}")
