@@ -24,6 +24,8 @@ class Chain:
         self.signed = log[-1]
         self.head: Head = log[-1].header.head()
         self._watermarks: dict[str, Watermark] = {w.learner: w for w in watermarks}
+        self.replaced = 0
+        """How often another chain's state was taken."""
 
     def _remember(self, version: SignedVersion) -> None:
         number = version.header.number
@@ -63,6 +65,11 @@ class Chain:
         mark = self._watermarks.get(learner)
         return mark.stamp if mark else NEVER
 
+    def merged_at(self, learner: str) -> int:
+        """The version that has that learner's newest merged contribution; 0 if there is none."""
+        mark = self._watermarks.get(learner)
+        return mark.number if mark else 0
+
     def watermarks_after(self, header: VersionHeader) -> tuple[Watermark, ...]:
         """The complete watermark table once `header` extends this chain, in canonical order."""
         table = dict(self._watermarks)
@@ -86,6 +93,7 @@ class Chain:
     def replace(self, version: SignedVersion, watermarks: Iterable[Watermark]) -> None:
         """Take another chain's state: its ancestors are unknown to us."""
         invariant(version.header.head().weight > self.head.weight, "replaced by a lighter chain")
+        self.replaced += 1
         self._log.clear()
         self._digests.clear()
         self._remember(version)

@@ -39,6 +39,11 @@ class Timing(Struct, frozen=True, kw_only=True):
     """A node told to start a run listens this long for members before it does, if anybody is listed."""
     leave_s: float = 3.0
     """A leaving node waits at most this long for its last contributions to be merged."""
+    durable_s: float = 20.0
+    """A version that a peer has held for so long it still has after a crash. Below the interval of
+    checkpoints: a peer that goes back to one may start a fork that we have nothing left for."""
+    fork_horizon_s: float = 3600.0
+    """A peer that vanished may come back with a heavier chain for so long: what it may lack is kept."""
     query_s: float = 1.0
     """An unknown office is asked about at most this often."""
 

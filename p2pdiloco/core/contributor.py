@@ -7,10 +7,15 @@ our chain; a syncer's death, a lost answer or a fork costs a re-send, never a tr
 of one learner are ordered: each names the one before it (`after`), and a syncer admits it only if its
 chain contains exactly that one. Hence at most the first of the queue is under way.
 
+What our chain has merged is kept until that is beyond doubt (`kept`). If a heavier chain replaces ours and
+lacks several, they go out as one, ahead of everything else: with the sums of their tokens and steps, and
+the stamp of the last. The parts stay kept, so that another switch is answered from them again.
+
 An *attached* contribution is still part of the learner's displacement (its slot is in use): when it is
 merged the learner must take it out. A *detached* one is not: the learner crashed since, or the version
 that had merged it lost against a heavier chain.
 
+    COMBINING its parts are being added up
     WAITING   to be sent (no syncer, or a pause after a refusal)
     OFFERED   on its way to the syncer
     HELD      the syncer has it; a version that contains it is due
@@ -23,7 +28,14 @@ from enum import Enum, auto
 
 from p2pdiloco.core.chain import Chain
 from p2pdiloco.core.effects import DiscardContribution, OfferContribution, RetireSlot
-from p2pdiloco.core.events import ContributionAnswered, ContributionReady, ContributionUndelivered
+from p2pdiloco.core.events import (
+    Combined,
+    CombineFailed,
+    ContributionAnswered,
+    ContributionReady,
+    ContributionUndelivered,
+)
+from p2pdiloco.core.kept import Kept, Part
 from p2pdiloco.core.machine import Machine
 from p2pdiloco.core.office import Office
 from p2pdiloco.core.shared import Shared
@@ -31,8 +43,6 @@ from p2pdiloco.core.timing import Ema, backoff_s
 from p2pdiloco.core.types import ContributionHeader, SignedContribution, Stamp, Ticket
 
 MAX_QUEUE = 4
-MERGED_KEPT = 2
-"""Merged contributions that are kept in case their version loses against a heavier chain."""
 RETIRED_KEPT = 16
 PERMANENT = frozenset(
     {"wrong-size", "non-finite", "out-of-range", "implausible-tokens", "wrong-codec", "bad-signature"}
@@ -43,6 +53,7 @@ RELABEL = frozenset({"stale-base", "unknown-base"})
 class SendState(Enum):
     """Where the first contribution of the queue is."""
 
+    COMBINING = auto()
     WAITING = auto()
     OFFERED = auto()
     HELD = auto()
@@ -51,12 +62,14 @@ class SendState(Enum):
 class SendSignal(Enum):
     """What moves it."""
 
+    COMBINED = auto()
     OFFER = auto()
     ACCEPT = auto()
     RETRY = auto()
 
 
 SEND_TABLE = {
+    (SendState.COMBINING, SendSignal.COMBINED): SendState.WAITING,
     (SendState.WAITING, SendSignal.OFFER): SendState.OFFERED,
     (SendState.OFFERED, SendSignal.ACCEPT): SendState.HELD,
     (SendState.OFFERED, SendSignal.RETRY): SendState.WAITING,
@@ -73,6 +86,9 @@ class Pending:
         self.ready = ready
         self.base_number, self.base_digest = base
         self.attached = True
+        self.parts: tuple[Part, ...] = ()
+        """What an abandoned version had merged and is sent again in this one; its payload is ours alone."""
+        self.combine_attempt = 0
         self.machine = Machine(SEND_TABLE, SendState.WAITING)
         self.peer = ""
         self.attempts = 0
@@ -91,7 +107,8 @@ class Contributor:
         self._chain = chain
         self._office = office
         self._queue: deque[Pending] = deque()
-        self._merged: deque[Pending] = deque()
+        self._kept = Kept(shared, fragment)
+        self._replaced = chain.replaced
         self._retired: deque[Stamp] = deque(maxlen=RETIRED_KEPT)
         """Given up while still in the learner's displacement: if a chain has one all the same, somebody who
         held it merged it, and the displacement must go."""
@@ -108,6 +125,11 @@ class Contributor:
         """Nothing of ours is waiting to be merged."""
         return not self._queue
 
+    @property
+    def keeps(self) -> bool:
+        """Whether merged contributions are kept."""
+        return len(self._kept) > 0
+
     def resume_stamps(self) -> tuple[Stamp, Stamp | None]:
         """(our watermark in the chain, stamp of the attached contribution if there is one)."""
         attached = [pending.stamp for pending in self._queue if pending.attached]
@@ -119,6 +141,7 @@ class Contributor:
             return ""
         first = self._queue[0]
         where = {
+            SendState.COMBINING: "being combined",
             SendState.WAITING: "waits for a syncer",
             SendState.OFFERED: "on its way to the syncer",
             SendState.HELD: "held by the syncer",
@@ -149,6 +172,35 @@ class Contributor:
             del self._queue[1]
             self._give_up(lost, "too many contributions are waiting")
             self._queue[1].after = lost.after
+
+    def review(self, common: int) -> None:
+        """Everybody has this version: what is merged by then is beyond doubt."""
+        self._kept.review(common)
+
+    def combined(self, event: Combined) -> None:
+        """What is to be sent again has been added up."""
+        first = self._combining(event.attempt)
+        if first is not None:
+            first.ready = self._kept.together(first.parts, event)
+            first.machine.go(SendSignal.COMBINED)
+        elif not self._kept.combined(event):
+            self._shared.out.put(DiscardContribution(self._fragment, event.ticket))
+
+    def combine_failed(self, event: CombineFailed) -> None:
+        """A payload cannot be read back: what it was part of is lost."""
+        first = self._combining(event.attempt)
+        if first is None:
+            self._kept.combine_failed(event.attempt, event.reason)
+            return
+        self._queue.popleft()
+        self._kept.drop(first.parts, event.reason)
+        if self._queue:
+            self._queue[0].after = first.after
+
+    def _combining(self, attempt: int) -> Pending | None:
+        first = self._queue[0] if self._queue else None
+        waits = first is not None and first.machine.state is SendState.COMBINING
+        return first if waits and first is not None and first.combine_attempt == attempt else None
 
     def learner_lost(self) -> None:
         """The learner crashed: its displacement is gone, what was copied out is not."""
@@ -279,6 +331,9 @@ class Contributor:
         if pending.attached:
             self._retired.append(pending.stamp)
             out.put(RetireSlot(self._fragment, pending.ready.ticket))
+        elif pending.parts:
+            self._discard_payload(pending)
+            self._kept.drop(pending.parts, reason)
         else:
             out.put(DiscardContribution(self._fragment, pending.ready.ticket))
         out.record(
@@ -302,42 +357,68 @@ class Contributor:
         """The chain has a new head, with this watermark of ours: settle what it has, requeue what it lost."""
         if watermark in self._retired:
             self._retired.clear()
+        number = self._chain.merged_at(self._shared.me)
         while self._queue and self._queue[0].stamp <= watermark:
-            pending = self._queue.popleft()
-            if pending.held_since_s:
-                self._round_s.add(now - pending.held_since_s)
-            pending.attached = False
-            self._merged.append(pending)
-            self._shared.out.record(
-                "contribution",
-                self._fragment,
-                "merged",
-                stamp=pending.stamp.sequence,
-                tokens=pending.ready.tokens,
-                inner_steps=pending.ready.inner_steps,
-                attempts=pending.attempts,
-            )
-        while self._merged and self._merged[-1].stamp > watermark:
-            pending = self._merged.pop()
-            self._shared.out.record(
-                "fork",
-                self._fragment,
-                "our contribution's version lost: sent again",
-                stamp=pending.stamp.sequence,
-            )
-            fresh = Pending(
-                pending.stamp, pending.after, pending.ready, (pending.base_number, pending.base_digest)
-            )
-            fresh.attached = False
-            self._queue.appendleft(fresh)
-            for other in self._queue:  # only the first may be under way
-                self._retry(other, now, at_once=True)
+            self._settle(self._queue.popleft(), number, now)
+        lost = self._kept.moved(watermark, number, self._chain.replaced != self._replaced)
+        self._replaced = self._chain.replaced
+        first = self._queue[0] if self._queue else None
+        if first is not None and first.parts and first.parts != lost:
+            self._withdraw(first)
+            first = None
+        if lost and (first is None or not first.parts):
+            self._send_again(lost, watermark, now)
         if self._queue:
             # Also after a restart (an earlier life's contribution was merged just now) or a deep fork: what
             # is queued here is a displacement of its own, disjoint from whatever the chain contains of us.
             self._queue[0].after = watermark
-        while len(self._merged) > MERGED_KEPT:
-            self._shared.out.put(DiscardContribution(self._fragment, self._merged.popleft().ready.ticket))
+
+    def _settle(self, pending: Pending, number: int, now: float) -> None:
+        """It is in our chain."""
+        if pending.held_since_s:
+            self._round_s.add(now - pending.held_since_s)
+        self._shared.out.record(
+            "contribution",
+            self._fragment,
+            "merged",
+            stamp=pending.stamp.sequence,
+            tokens=pending.ready.tokens,
+            inner_steps=pending.ready.inner_steps,
+            attempts=pending.attempts,
+        )
+        if pending.parts:
+            self._discard_payload(pending)
+        else:
+            self._kept.add(pending.stamp, pending.ready, number)
+
+    def _discard_payload(self, pending: Pending) -> None:
+        if pending.machine.state is not SendState.COMBINING:
+            self._shared.out.put(DiscardContribution(self._fragment, pending.ready.ticket))
+
+    def _withdraw(self, again: Pending) -> None:
+        """The chain moved on: what is to be sent again is not the same any more."""
+        self._queue.remove(again)
+        self._discard_payload(again)
+
+    def _send_again(self, lost: tuple[Part, ...], watermark: Stamp, now: float) -> None:
+        """Our chain was replaced by one that lacks these."""
+        nothing = ContributionReady(self._fragment, 0, 0, 0, b"", 0, True)
+        head = self._chain.head
+        again = Pending(lost[-1].stamp, watermark, nothing, (head.number, head.digest))
+        again.attached, again.parts = False, lost
+        again.machine = Machine(SEND_TABLE, SendState.COMBINING)
+        again.combine_attempt = self._kept.combine(lost)
+        for other in self._queue:  # only the first may be under way
+            self._retry(other, now, at_once=True)
+        self._queue.appendleft(again)
+        self._shared.out.record(
+            "fork",
+            self._fragment,
+            f"our chain lost: {len(lost)} contributions are sent again",
+            stamp=again.stamp.sequence,
+            contributions=len(lost),
+            tokens=sum(part.ready.tokens for part in lost),
+        )
 
     def learner_applied(self, number: int, digest: bytes) -> None:
         """The learner's parameters are measured against this version now."""

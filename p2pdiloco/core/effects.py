@@ -85,6 +85,23 @@ class DiscardContribution(Effect, frozen=True):
     ticket: Ticket
 
 
+class Spill(Effect, frozen=True):
+    """A merged contribution is kept for the unlikely case: its payload may go to the disk. The ticket stays
+    valid; where the disk refuses, the payload stays in memory."""
+
+    fragment: int
+    ticket: Ticket
+
+
+class Combine(Effect, frozen=True):
+    """Add these contributions of ours up to one and encode it as a contribution (of one: a copy). The
+    tickets stay valid. Answered by `Combined` or `CombineFailed` with the same (fragment, attempt)."""
+
+    fragment: int
+    attempt: int
+    tickets: tuple[Ticket, ...]
+
+
 class RetireSlot(Effect, frozen=True):
     """The learner's copy of its last contribution of this fragment will never be merged as it stands:
     free the slot and leave counters alone, so that the work is in the next contribution."""

@@ -68,6 +68,24 @@ class ContributionReady(Event, frozen=True):
     due: bool
 
 
+class Combined(Event, frozen=True):
+    """The sum of several contributions of ours, encoded, in a new ticket."""
+
+    fragment: int
+    attempt: int
+    ticket: Ticket
+    payload_digest: bytes
+    payload_bytes: int
+
+
+class CombineFailed(Event, frozen=True):
+    """One of the payloads cannot be read back."""
+
+    fragment: int
+    attempt: int
+    reason: str
+
+
 class NothingToContribute(Event, frozen=True):
     """Answer to `RequestFragment`: the learner has made no inner step since its last contribution."""
 

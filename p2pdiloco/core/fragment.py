@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from p2pdiloco.core.chain import Chain
+from p2pdiloco.core.common import Common
 from p2pdiloco.core.config import RestoredFragment
 from p2pdiloco.core.contributor import Contributor
 from p2pdiloco.core.effects import DiscardContribution, RequestFragment, VoteRecord
@@ -29,6 +30,7 @@ class Fragment:
         self.index = index
         self.chain = Chain(restored.log, restored.watermarks, keep)
         self.office = Office(shared, group, index, self.chain, vote)
+        self.common = Common(self.chain, shared.timing.durable_s)
         self.own = Contributor(shared, group, index, self.chain, self.office)
         spare = Spare()
         self.round = Round(shared, group, index, self.chain, self.office, self.own, spare)
@@ -39,6 +41,7 @@ class Fragment:
         self.requested = False
         """The learner was asked for this fragment and has not answered yet."""
         self._settled = False
+        self._remembered = -1
         self.touched = True
         """Something happened here since `deadline` was last worked out."""
         self._due_s: float | None = None
@@ -144,8 +147,17 @@ class Fragment:
 
     def heard(self, peer: str, head: Head, confirmed: bool, now: float) -> None:
         """A member says which head it holds."""
+        self.common.heard(peer, head, now)
         if self.follower.heard(peer, head, confirmed, now):
             self.touched = True
+
+    def review(self, peers: list[str], now: float) -> None:
+        """Let go of merged contributions that all of these peers have, and note who took part elsewhere."""
+        if self.chain.replaced != self._remembered:
+            self._remembered = self.chain.replaced
+            self._shared.view.remember((mark.learner for mark in self.chain.table()), now)
+        if self.own.keeps:
+            self.own.review(self.common.review(peers, now))
 
     def flush(self) -> None:
         """Leaving: ask the learner for what it has, so that none of it is lost."""

@@ -9,6 +9,9 @@ from p2pdiloco.core.messages import Progress
 from p2pdiloco.core.shared import Shared
 from p2pdiloco.core.timing import Ema
 
+REVIEW_EVERY_S = 2.0
+"""How often it is looked at which merged contributions everybody has."""
+
 
 class Heartbeats:
     """Sends `Progress` in time, takes in that of others, and notices who has fallen silent."""
@@ -21,6 +24,7 @@ class Heartbeats:
         self._learner = LearnerStatus(False, 0, 0, 0.0, 0.0, None)
         self.next_s = now
         """When the next one is due."""
+        self._review_at_s = now
         joining.on_confirmed = self._tell_all
 
     def poll(self, now: float, left: bool) -> None:
@@ -32,6 +36,11 @@ class Heartbeats:
         for peer in shared.view.forget_stale(now):
             for fragment in self._fragments:
                 fragment.follower.gone(peer)
+        if now >= self._review_at_s:
+            self._review_at_s = now + REVIEW_EVERY_S
+            peers = shared.view.may_fork(now)
+            for fragment in self._fragments:
+                fragment.review(peers, now)
         for peer in shared.view.newly_silent(now):
             shared.out.record("silent", None, "not counted on: silent or unreachable", peer=peer)
         if not left:
@@ -101,6 +110,7 @@ class Heartbeats:
             shared.out.send(sender, self.progress())
         elif message.incarnation > before.incarnation:
             for fragment in self._fragments:
+                fragment.common.restarted(sender)
                 if fragment.office.syncer == sender:
                     fragment.office.suspect("the syncer was restarted")
         moved = []

@@ -25,6 +25,8 @@ from p2pdiloco.errors import invariant
 MAX_TRANSFERS = 4096
 PLAIN: dict[type, Callable[[Fragment, Any, float], object]] = {
     ev.ContributionReady: lambda f, e, t: f.contribution_ready(e, t),
+    ev.Combined: lambda f, e, t: f.own.combined(e),
+    ev.CombineFailed: lambda f, e, t: f.own.combine_failed(e),
     ev.ContributionAnswered: lambda f, e, t: f.answered(e, t),
     ev.Merged: lambda f, e, t: f.round.merged(e, t),
     ev.MergeFailed: lambda f, e, t: f.round.failed(e, t),

@@ -9,6 +9,7 @@ A member that says good-bye leaves all three at once.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from statistics import median
 
 from p2pdiloco.core.config import Timing
@@ -56,6 +57,8 @@ class View:
         self._timing = timing
         self._members: dict[str, Member] = {}
         self._counted_on: set[str] = set()
+        self._vanished: dict[str, float] = {}
+        """Who took part and did not say good-bye to us -> when last heard of. Bounded."""
         self._lists: _Lists | None = None
         """Who is a member, live, and so on: asked for at every event, changed by few."""
 
@@ -75,6 +78,7 @@ class View:
         member = self._members.setdefault(peer, Member())
         if progress.incarnation < member.incarnation or progress.incarnation <= member.left_incarnation:
             return False
+        self._vanished.pop(peer, None)
         before = member.progress
         if before is None or (before.learning, before.confirmed) != (progress.learning, progress.confirmed):
             self._lists = None
@@ -214,12 +218,30 @@ class View:
         ttl = self._timing.member_ttl_s
         return any(m.progress is None and now - m.listed_s < ttl for m in self._members.values())
 
+    def remember(self, peers: Iterable[str], now: float) -> None:
+        """These have taken part in our chain: they may be somewhere, though we have not heard of them."""
+        for peer in peers:
+            if peer != self._me and peer not in self._members and len(self._vanished) < MAX_KNOWN:
+                self._vanished.setdefault(peer, now)
+
+    def may_fork(self, now: float) -> list[str]:
+        """Peers that may hold, or come back with, another chain than ours: all but those that left."""
+        horizon = now - self._timing.fork_horizon_s
+        for peer in [p for p, heard_s in self._vanished.items() if heard_s < horizon]:
+            del self._vanished[peer]
+        here = [p for p, m in self._members.items() if m.progress is not None and m.heard_s >= horizon]
+        return [*here, *self._vanished]
+
     def forget_stale(self, now: float) -> list[str]:
         """Drop peers that nobody lists and that have been silent for long; bounds the table. Who they are."""
         horizon = self._timing.member_ttl_s * 6
         stale = [p for p, m in self._members.items() if now - max(m.heard_s, m.listed_s) > horizon]
         for peer in stale:
-            del self._members[peer]
+            member = self._members.pop(peer)
+            if member.progress is not None:
+                self._vanished[peer] = member.heard_s
+        while len(self._vanished) > MAX_KNOWN:
+            del self._vanished[next(iter(self._vanished))]
             self._lists = None
         return stale
 

@@ -62,6 +62,10 @@ class Compute:
         """See `Vault.merge_partial`."""
         return self.vault.merge_partial(fragment, inputs, partials)
 
+    def combine(self, fragment: int, sources: list[Callable[[], Buffer]]) -> Encoded:
+        """See `Vault.combine`. Raises what a source raises, too."""
+        return self.vault.combine(fragment, sources)
+
     def apply(self, fragment: int, number: int, update: Buffer) -> bytes:
         """See `Vault.apply`."""
         return self.vault.apply(fragment, number, update)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import time
@@ -11,6 +12,7 @@ from functools import partial
 
 from p2pdiloco.adapters.disk import RunStore
 from p2pdiloco.adapters.events_log import EventsLog
+from p2pdiloco.adapters.kept_files import KeptFiles
 from p2pdiloco.config.settings import NodeSettings
 from p2pdiloco.core import events as ev
 from p2pdiloco.core.config import Restored, Timing
@@ -20,6 +22,7 @@ from p2pdiloco.core.types import SignedVersion
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.compute import Compute
 from p2pdiloco.daemon.frontdoor import FrontDoor
+from p2pdiloco.daemon.keeper import Keeper
 from p2pdiloco.daemon.learner_link import LearnerLink
 from p2pdiloco.daemon.logs import RecentLines
 from p2pdiloco.daemon.outbound import Outbound
@@ -94,6 +97,8 @@ class Member:
         self.runner = Runner(
             self.core, self.compute, self.tickets, self._store, updates, self._io, self.report.on_record
         )
+        self._kept = KeptFiles(self._store.folder / "kept")
+        self.runner.keeper = Keeper(self._kept, self.tickets, self.compute, self._io, self.runner.post)
         self._wire_up(config.run, me, incarnation)
         self._jobs: list[asyncio.Task[None]] = []
 
@@ -129,7 +134,8 @@ class Member:
             runner.spawn,
         )
         keep = partial(save_peers, self._settings.data_dir)
-        self.presence = Presence(self._transport, run, incarnation, self._settings.name, runner.post, keep)
+        name, group_size = self._settings.name, self._run.manifest.group.size
+        self.presence = Presence(self._transport, run, incarnation, name, runner.post, keep, group_size)
         self.report.core, self.report.learner = core, runner.learner
         self.report.presence = self.presence
         self.report.traffic = lambda: (
@@ -150,6 +156,7 @@ class Member:
             device=settings.device,
             threads=settings.threads,
             micro_batch_tokens=settings.micro_batch_tokens,
+            niceness=settings.learner_nice,
         )
         log_path = self._settings.data_dir / "learner.log"
         return lambda on_event: LearnerHost(
@@ -222,6 +229,8 @@ class Member:
         await self.runner.close()
         self.compute.close()
         self._io.shutdown(wait=True)
+        with contextlib.suppress(StorageError):  # what is left over goes at the next start
+            self._kept.clear()
         self._exchange.close()
         self._events.close()
 

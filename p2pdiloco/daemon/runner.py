@@ -20,6 +20,7 @@ from p2pdiloco.core import events as ev
 from p2pdiloco.core.node import Core
 from p2pdiloco.core.types import SignedVersion
 from p2pdiloco.daemon.compute import Compute
+from p2pdiloco.daemon.keeper import Keeper
 from p2pdiloco.daemon.learner_link import LearnerLink
 from p2pdiloco.daemon.outbound import Outbound
 from p2pdiloco.daemon.tickets import Tickets
@@ -93,12 +94,15 @@ class Runner:
         self.outbound: Outbound
         self.learner: LearnerLink
         self.transfers: Transfers
+        self.keeper: Keeper
         self._do: dict[type, Callable[[Any], object]] = {
             ef.Send: lambda e: self.outbound.send(e.peer, e.message),
             ef.Persist: lambda e: self.spawn(self._persist(e)),
             ef.RequestFragment: lambda e: self.learner.request(e.fragment),
             ef.OfferContribution: lambda e: self.spawn(self.transfers.offer(e, tickets.get(e.ticket))),
             ef.DiscardContribution: lambda e: self._tickets.release(e.ticket),
+            ef.Spill: lambda e: self.spawn(self.keeper.spill(e)),
+            ef.Combine: lambda e: self.spawn(self.keeper.run_combine(e, self.keeper.sources(e))),
             ef.RetireSlot: lambda e: self.learner.retire(e.fragment, e.ticket),
             ef.AcceptTransfer: lambda e: self.transfers.arrivals.accepted(e),
             ef.RefuseTransfer: lambda e: self.transfers.arrivals.refused(e),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from p2pdiloco.errors import invariant
 from p2pdiloco.ports import Buffer
 
@@ -11,7 +13,10 @@ class Tickets:
 
     def __init__(self) -> None:
         self._payloads: dict[int, Buffer] = {}
+        self._spilled: set[int] = set()
         self._next = 1
+        self.on_spilled_released: Callable[[int], None] = lambda ticket: None
+        """A ticket was released whose payload is on the disk."""
 
     def put(self, payload: Buffer) -> int:
         """A new ticket for a payload."""
@@ -21,18 +26,32 @@ class Tickets:
         return ticket
 
     def get(self, ticket: int) -> Buffer:
-        """The payload behind a ticket that is not released."""
+        """The payload behind a ticket that is neither released nor on the disk."""
         invariant(ticket in self._payloads, f"ticket {ticket} is not open")
         return self._payloads[ticket]
+
+    def in_memory(self, ticket: int) -> Buffer | None:
+        """The payload behind a ticket that is not released; None if it is on the disk."""
+        return None if ticket in self._spilled else self.get(ticket)
+
+    def spilled(self, ticket: int) -> bool:
+        """The payload has been written to the disk and need not stay here. False: it was released."""
+        if self._payloads.pop(ticket, None) is None:
+            return False
+        self._spilled.add(ticket)
+        return True
 
     def release(self, ticket: int) -> None:
         """Forget a ticket; a second time is without effect."""
         self._payloads.pop(ticket, None)
+        if ticket in self._spilled:
+            self._spilled.remove(ticket)
+            self.on_spilled_released(ticket)
 
     def __len__(self) -> int:
         return len(self._payloads)
 
     @property
     def held_bytes(self) -> int:
-        """Payload bytes that are held."""
+        """Payload bytes that are held in memory."""
         return sum(memoryview(p).nbytes for p in self._payloads.values())

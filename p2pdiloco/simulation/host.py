@@ -73,6 +73,8 @@ class Host:
             fx.RequestFragment: lambda e: self.learner.request(e.fragment),
             fx.OfferContribution: self._offer,
             fx.DiscardContribution: lambda e: self.tickets.free(e.ticket),
+            fx.Spill: lambda e: self.tickets.spill(e.ticket),
+            fx.Combine: self.worker.combine,
             fx.RetireSlot: self.learner.retire,
             fx.AcceptTransfer: lambda e: bulk.accept(e.transfer),
             fx.RefuseTransfer: lambda e: self._answer(e, accepted=False),

@@ -144,7 +144,7 @@ class Watch:
         self, host: Host, header: ContributionHeader, held: Displacement, tokens_per_step: int
     ) -> None:
         """A node labels a contribution."""
-        steps = held.end - held.first
+        steps = held.steps
         honest = header.learner == host.peer == held.learner and header.inner_steps == steps
         if not honest or header.tokens != steps * tokens_per_step or header.fragment != held.fragment:
             raise Violation("true-label", f"{host.peer} offers {held} as {header}")

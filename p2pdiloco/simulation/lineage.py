@@ -25,10 +25,34 @@ class Displacement:
     end: int
     base: bytes
     """Header digest of the version that the learner's parameters were measured against."""
+    pieces: Spans = ()
+    """Of a sum of several: what it carries of [first, end)."""
+
+    @property
+    def spans(self) -> Spans:
+        """The ranges of inner steps that it carries."""
+        return self.pieces or ((self.first, self.end),)
+
+    @property
+    def steps(self) -> int:
+        """How many inner steps it carries."""
+        return sum(end - first for first, end in self.spans)
 
     def digest(self) -> bytes:
         """Stands for the payload digest."""
-        return hashlib.sha256(repr((self.fragment, self.learner, self.first, self.end)).encode()).digest()
+        return hashlib.sha256(repr((self.fragment, self.learner, self.spans)).encode()).digest()
+
+
+def combine(parts: list[Displacement]) -> Displacement:
+    """The sum of several displacements of one learner. Raises: ValueError when they overlap."""
+    spans: Spans = ()
+    for part in parts:
+        for first, end in part.spans:
+            if any(a < end and first < b for a, b in spans):
+                raise ValueError(f"steps {first}..{end} of {part.learner} are combined twice")
+            spans = add_span(spans, first, end)
+    some = parts[-1]
+    return Displacement(some.fragment, some.learner, spans[0][0], spans[-1][1], some.base, spans)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from p2pdiloco.core.kept import KEPT_MAX
 from p2pdiloco.simulation.invariants import Violation
 from p2pdiloco.simulation.lineage import Displacement, OuterUpdate
 
 MAX_PER_FRAGMENT = 48
 """Buffers alive at one node per fragment, besides the log: own queue, one inbox entry per member, updates."""
+
+MAX_SPILLED_PER_FRAGMENT = 2 * KEPT_MAX
 
 
 class Tickets:
@@ -17,20 +20,32 @@ class Tickets:
         self._limit = MAX_PER_FRAGMENT * fragments
         self._made = 0
         self._contents: dict[int, Displacement | OuterUpdate] = {}
+        self._spilled: set[int] = set()
+        """On the disk."""
+        self._spill_limit = MAX_SPILLED_PER_FRAGMENT * fragments
 
     def __len__(self) -> int:
-        return len(self._contents)
+        """Buffers in memory."""
+        return len(self._contents) - len(self._spilled)
 
     def new(self, content: Displacement | OuterUpdate) -> int:
         """A buffer with this content. Raises: Violation when there are too many."""
         self._made += 1
         self._contents[self._made] = content
-        if len(self._contents) > self._limit:
-            raise Violation("bounded", f"{self._peer} holds {len(self._contents)} buffers")
+        if len(self) > self._limit:
+            raise Violation("bounded", f"{self._peer} holds {len(self)} buffers")
         return self._made
+
+    def spill(self, ticket: int) -> None:
+        """The buffer goes to the disk. Raises: Violation for what is no contribution, and for too many."""
+        self.contribution(ticket)
+        self._spilled.add(ticket)
+        if len(self._spilled) > self._spill_limit:
+            raise Violation("bounded", f"{self._peer} has {len(self._spilled)} buffers on its disk")
 
     def free(self, ticket: int) -> None:
         """The buffer is not needed any more. Raises: Violation when it was freed before."""
+        self._spilled.discard(ticket)
         if self._contents.pop(ticket, None) is None:
             raise Violation("tickets", f"{self._peer} frees buffer {ticket}, which it does not hold")
 

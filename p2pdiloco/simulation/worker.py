@@ -5,12 +5,12 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
-from p2pdiloco.core.effects import ApplyUpdate, CommitVersion, FetchState, Merge
-from p2pdiloco.core.events import Merged, MergeFailed, StateFetched, UpdateApplied
+from p2pdiloco.core.effects import ApplyUpdate, Combine, CommitVersion, FetchState, Merge
+from p2pdiloco.core.events import Combined, Merged, MergeFailed, StateFetched, UpdateApplied
 from p2pdiloco.core.types import SignedVersion, Watermark
 from p2pdiloco.simulation.invariants import Violation
 from p2pdiloco.simulation.learner import Install
-from p2pdiloco.simulation.lineage import FragmentState, MergedPart, OuterUpdate
+from p2pdiloco.simulation.lineage import Displacement, FragmentState, MergedPart, OuterUpdate, combine
 
 if TYPE_CHECKING:
     from p2pdiloco.simulation.host import Host
@@ -40,7 +40,8 @@ class Worker:
             content = host.tickets.contribution(part.ticket)
             if content.learner != part.contributor.learner:
                 raise Violation("tickets", f"{host.peer} merges the wrong buffer {part.ticket}")
-            parts.append(MergedPart(content.learner, part.contributor.stamp, content.first, content.end))
+            stamp = part.contributor.stamp
+            parts += [MergedPart(content.learner, stamp, first, end) for first, end in content.spans]
         update = OuterUpdate.of(effect.fragment, effect.number, tuple(parts))
         before = host.stores[effect.fragment].state
         state = before.apply(update)
@@ -54,6 +55,21 @@ class Worker:
     def _merge_failed(self, effect: Merge, generation: int) -> None:
         self._host.stores[effect.fragment].fill_spare(generation, None)
         self._host.feed(MergeFailed(effect.fragment, effect.term, effect.number, "worker failed"))
+
+    def combine(self, effect: Combine) -> None:
+        """Add several contributions of ours up."""
+        host = self._host
+        parts = [host.tickets.contribution(ticket) for ticket in effect.tickets]
+        try:
+            whole = combine(parts)
+        except ValueError as error:
+            raise Violation("nothing-twice", str(error)) from error
+        host.later(self._work_s(), self._combined, effect, whole)
+
+    def _combined(self, effect: Combine, whole: Displacement) -> None:
+        host, fragment = self._host, effect.fragment
+        ticket, size = host.tickets.new(whole), host.max_payload_bytes(fragment)
+        host.feed(Combined(fragment, effect.attempt, ticket, whole.digest(), size))
 
     def _merged(self, effect: Merge, update: OuterUpdate, state: FragmentState, generation: int) -> None:
         host, fragment = self._host, effect.fragment

@@ -8,7 +8,7 @@ thread; only `Pin.release` may come from another. Steady state allocates payload
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from msgspec import Struct
@@ -141,6 +141,30 @@ class Vault:
             decoded = self._decoded[:numel]
             self._contribution.decode(payload, decoded)
             residual.pend(delta, decoded)
+        return Encoded(payload, payload_digest((payload,)))
+
+    def combine(self, fragment: int, sources: Sequence[Callable[[], Buffer]]) -> Encoded:
+        """The sum of several contributions of ours, encoded as one; of a single one, its own bytes.
+
+        What this encoding leaves out is left out: it would belong into the error feedback only once the sum
+        is merged, and a further fork may make another sum of it. Memory: one payload at a time.
+
+        Raises:
+            RemoteError: as `check_payload`. What a source raises, too.
+        """
+        numel = self.layouts[fragment].numel
+        if len(sources) == 1:
+            payload = bytearray(sources[0]())
+            _check(self._contribution, payload, numel)
+            return Encoded(payload, payload_digest((payload,)))
+        total, part = self._delta[:numel].zero_(), self._decoded[:numel]
+        for source in sources:
+            content = source()
+            _check(self._contribution, content, numel)
+            self._contribution.decode(content, part)
+            total.add_(part)
+        total.clamp_(-MAX_MAGNITUDE, MAX_MAGNITUDE)
+        payload = self._contribution.encode(total)
         return Encoded(payload, payload_digest((payload,)))
 
     def commit_residual(self, fragment: int) -> None:

@@ -8,7 +8,7 @@ from kit import Solo, branch, child, found, genesis, reasons, saved, sent
 from p2pdiloco.core import effects as ef
 from p2pdiloco.core import events as ev
 from p2pdiloco.core import messages as msg
-from p2pdiloco.core.types import NEVER, Contributor, Stamp, Watermark
+from p2pdiloco.core.types import Stamp, Watermark
 
 FAR = branch(9)
 """Nine versions: more than the update log keeps."""
@@ -182,28 +182,6 @@ def test_a_heavier_head_replaces_ours_and_a_lighter_one_does_not() -> None:
     assert reasons(effects, "fork") == ["parent-differs"], "the updates do not fit: this is another branch"
     effects = serve(solo, solo.wait(1.0, silent=("p1", "p2")))
     assert found(effects, ef.FetchState) and solo.head == FAR[5].header.head()
-
-
-def test_work_that_only_the_lost_branch_had_is_sent_again() -> None:
-    solo = Solo()
-    solo.learn()
-    solo.elect("p1")
-    offer = found(solo.ready(), ef.OfferContribution)[0]
-    solo.announce(child(genesis(0).header, learners=("me",)))
-    assert solo.fragment.own.idle and not found(solo.wait(0.1), ef.DiscardContribution)
-    heavier = branch(3, syncer="p2")[3]
-    solo.hear("p2", heads=(heavier.header.head(),))
-    solo.feed(ev.FetchFailed(0, 2, "p2", "gone"))
-    pull = found(solo.wait(1.0), ef.FetchState)[0]
-    effects = solo.feed(ev.StateFetched(0, pull.peer, heavier, ()))
-    commit = found(effects, ef.CommitVersion)[0]
-    assert (commit.after, commit.overwrite) == (NEVER, False)
-    again = found(effects + solo.wait(1.0), ef.OfferContribution)[0]
-    assert (again.ticket, again.signed.header.after) == (offer.ticket, NEVER)
-    assert again.signed.header.base_digest == heavier.header.digest()
-    part = (Contributor("me", Stamp(1, 1), 40, 4),)
-    effects = solo.announce(child(heavier.header, "p2", term=2, contributors=part, tokens=160))
-    assert found(effects, ef.CommitVersion)[0].merged_ticket is None, "the learner was taken back already"
 
 
 def test_heads_of_the_unconfirmed_are_not_believed() -> None:

@@ -29,10 +29,11 @@ MERGING     MERGING       -        -        PUBLISHING  IDLE    -          IDLE
 PUBLISHING  PUBLISHING    -        -        -           IDLE    IDLE       -
 """
 SEND = """
-         OFFER    ACCEPT  RETRY
-WAITING  OFFERED  -       -
-OFFERED  -        HELD    WAITING
-HELD     -        -       WAITING
+           COMBINED  OFFER    ACCEPT  RETRY
+COMBINING  WAITING   -        -       -
+WAITING    -         OFFERED  -       -
+OFFERED    -         -        HELD    WAITING
+HELD       -         -        -       WAITING
 """
 FOLLOW = """
           PULL_UPDATE  PULL_STATE  DONE
@@ -84,7 +85,8 @@ def test_pair(table: Table[Enum, Enum], state: Enum, signal: Enum, following: st
 def test_every_state_can_be_reached_and_left(
     _text: str, table: Table[Enum, Enum], states: type[Enum], signals: type[Enum]
 ) -> None:
-    assert {after for (before, _), after in table.items() if before is not after} == set(states)
+    reached = {after for (before, _), after in table.items() if before is not after}
+    assert reached == set(states) - {SendState.COMBINING}, "and that one is where some begin"
     assert {before for (before, _), after in table.items() if before is not after} == set(states)
     assert {signal for _, signal in table} == set(signals)
 

@@ -1,0 +1,75 @@
+"""How much of a fragment's chain everybody has: what is above may still lose against a heavier chain.
+
+A peer that reports a head of our chain has everything below it too, so no fork of its making can lack that.
+It must have reported it some time ago: a crash may take it back to its last checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from p2pdiloco.core.chain import Chain
+from p2pdiloco.core.types import Head
+
+NONE = -1
+
+
+class _Seen:
+    """What one peer reported."""
+
+    __slots__ = ("head", "lately", "lately_s", "sure")
+
+    def __init__(self, head: Head) -> None:
+        self.head = head
+        self.sure = NONE
+        """A version of our chain that it reported at least `durable_s` ago."""
+        self.lately = NONE
+        self.lately_s = 0.0
+
+
+class Common:
+    """Of one fragment: the versions of our chain that other peers are known to have."""
+
+    def __init__(self, chain: Chain, durable_s: float) -> None:
+        self._chain = chain
+        self._durable_s = durable_s
+        self._replaced = chain.replaced
+        self._seen: dict[str, _Seen] = {}
+
+    def heard(self, peer: str, head: Head, now: float) -> None:
+        """A peer reports its head."""
+        seen = self._seen.get(peer)
+        if seen is None:
+            seen = self._seen[peer] = _Seen(head)
+        seen.head = head
+        if self._chain.knows(head.number, head.digest):
+            self._note(seen, now)
+
+    def _note(self, seen: _Seen, now: float) -> None:
+        if seen.lately == NONE:
+            seen.lately, seen.lately_s = seen.head.number, now
+        elif now - seen.lately_s >= self._durable_s:
+            seen.sure = seen.lately
+            seen.lately, seen.lately_s = seen.head.number, now
+
+    def restarted(self, peer: str) -> None:
+        """It may have come back with an older state."""
+        self._seen.pop(peer, None)
+
+    def review(self, peers: Sequence[str], now: float) -> int:
+        """The newest version that all these peers certainly have, -1 if none is; others are forgotten."""
+        if self._replaced != self._chain.replaced:
+            self._replaced = self._chain.replaced
+            for seen in self._seen.values():
+                seen.sure = seen.lately = NONE
+        if len(self._seen) > 2 * len(peers) + 16:
+            self._seen = {peer: self._seen[peer] for peer in peers if peer in self._seen}
+        lowest = self._chain.head.number
+        for peer in peers:
+            known = self._seen.get(peer)
+            if known is None:
+                return NONE
+            if self._chain.knows(known.head.number, known.head.digest):
+                self._note(known, now)
+            lowest = min(lowest, known.sure)
+        return lowest
