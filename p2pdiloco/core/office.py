@@ -30,6 +30,8 @@ from p2pdiloco.core.ranking import ranking
 from p2pdiloco.core.shared import Shared
 from p2pdiloco.core.types import Certificate, Vote, VoteBody
 
+MAX_SAVING = 2
+"""Votes that wait for the disk at one time; on a slow one, votes for ever new terms would only queue up."""
 MAX_TERM_LEAP = 1000
 """What one peer says moves our idea of the newest term by at most so much: terms are numbers that end."""
 
@@ -82,6 +84,8 @@ class Office:
         self._voted_term = vote.term if vote else 0
         self._voted_for = vote.candidate if vote else ""
         self._vote_durable = vote is not None
+        self._saving = 0
+        """Votes on their way to the disk."""
         self._seen_term = self._voted_term
         self._votes: dict[str, Vote] = {}
         self._refused: set[str] = set()
@@ -201,7 +205,7 @@ class Office:
         if self._open_since_s is None:
             self._open_since_s = now
         shared = self._shared
-        if not (shared.confirmed and shared.stands) or shared.leaving:
+        if not (shared.confirmed and shared.stands) or shared.leaving or self._saving:
             return
         self._stand_due_s = max(self._not_before_s, self._stand_at_s(now))
         if now >= self._stand_due_s:
@@ -281,15 +285,18 @@ class Office:
         shared = self._shared
         self._voted_term, self._voted_for, self._vote_durable = term, candidate, False
         self._seen_term = max(self._seen_term, term)
+        self._saving += 1
         token = shared.out.persist(VoteRecord(self._fragment, term, candidate), then)
         shared.on_persisted[token] = lambda t: self._vote_saved(term, done, t)
         shared.on_persist_failed[token] = lambda t, why: self._vote_not_durable(candidate, t, why)
 
     def _vote_saved(self, term: int, done: Callable[[float], None], now: float) -> None:
+        self._saving -= 1
         self._vote_durable = self._vote_durable or term == self._voted_term
         done(now)
 
     def _vote_not_durable(self, candidate: str, now: float, why: str) -> None:
+        self._saving -= 1
         self._shared.out.record(
             "election", self._fragment, f"vote could not be saved: {why}", candidate=candidate
         )
@@ -353,6 +360,8 @@ class Office:
             request.term == self._voted_term and self._voted_for != sender
         ):
             return f"our vote of term {self._voted_term} is given"
+        if self._saving >= MAX_SAVING:
+            return "our last votes are still being saved"
         if request.head.weight < self._chain.head.weight:
             return "our chain is heavier"
         certificate = self.certificate

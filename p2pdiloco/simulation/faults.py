@@ -151,7 +151,11 @@ class Faults:
         self._note("-", "all nodes are killed within a second")
         for host in world.up_hosts():
             back_s = rng.choice([rng.uniform(0.3, 3.0), rng.uniform(1.0, 25.0), NOT_BEFORE_THE_END_S])
-            world.clock.after(rng.uniform(0.0, 1.0), world.crash, host, back_s)
+            world.clock.after(rng.uniform(0.0, 1.0), self._kill, host, back_s)
+
+    def _kill(self, host: Host, back_s: float) -> None:
+        if not self._world.healed:
+            self._world.crash(host, back_s)
 
     def spring(self, host: Host, effect: Effect) -> None:
         """A trap is set: kill the node whose effect is of the awaited kind, in the middle of it."""
