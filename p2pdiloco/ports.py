@@ -79,6 +79,9 @@ class Transport(Protocol):
     async def connect(self, peer: str, addresses: Sequence[str]) -> None:
         """Dial a peer at known addresses. Raises: PeerUnreachable."""
 
+    def learn(self, peer: str, addresses: Sequence[str]) -> None:
+        """Remember where a peer may be reached: it is dialled when something is sent to it, not before."""
+
     async def send(self, peer: str, data: bytes, timeout_s: float) -> bytes:
         """Send a control message (at most 256 KiB), return the reply.
 

@@ -17,6 +17,7 @@ import msgspec
 
 from p2pdiloco.adapters import hivemind_binding as binding
 from p2pdiloco.adapters import multiaddrs, streams
+from p2pdiloco.adapters.address_book import AddressBook
 from p2pdiloco.adapters.endpoint import MAX_RECORD_BYTES, Endpoint, report_bug
 from p2pdiloco.adapters.p2pd import P2PDaemon, P2PDOptions
 from p2pdiloco.errors import PeerUnreachable, RemoteError, TransportError, UserError, invariant
@@ -31,7 +32,6 @@ MAINTENANCE_S = 5.0
 RESTART_BACKOFF_S = (0.0, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 HEALTHY_S = 60.0
 """A p2pd that lived this long died of something new: the back-off begins again."""
-MAX_KNOWN_PEERS = 512
 MAX_DIALS = 16
 MAX_PINGS_A_ROUND = 8
 PORT_ATTEMPTS = 3
@@ -71,10 +71,10 @@ class HivemindTransport(Endpoint):
         self._daemon = P2PDaemon(identity_path, data_dir, announce, self._options)
         self._attachment: binding.Attachment | None = None
         self._records: binding.RecordTable | None = None
-        self._known: OrderedDict[str, list[str]] = OrderedDict()
+        self._book = AddressBook()
         for address, peer in (multiaddrs.split_peer(text) for text in remembered):
             if peer != identity.peer_id:
-                self._known.setdefault(peer, []).append(address)
+                self._book.met(peer, [*self._book.of(peer), address])
         self._expires: OrderedDict[str, float] = OrderedDict()
         self._observed: list[str] = []
         self._connected: set[str] = set()
@@ -119,12 +119,15 @@ class HivemindTransport(Endpoint):
         dialable = _dialable(peer, addresses)
         if not dialable:
             raise PeerUnreachable(f"no usable address of {peer}")
-        self._known[peer] = dialable
-        self._known.move_to_end(peer)
-        while len(self._known) > MAX_KNOWN_PEERS:
-            self._known.popitem(last=False)
+        self._book.met(peer, dialable)
         await self._require().connect(peer, dialable, DIAL_TIMEOUT_S)
         self._connected.add(peer)
+
+    def learn(self, peer: str, addresses: Sequence[str]) -> None:
+        """See `ports.Transport.learn`."""
+        dialable = _dialable(peer, addresses)
+        if dialable:
+            self._book.heard_of(peer, dialable)
 
     def peers_connected(self) -> int:
         """See `ports.Transport.peers_connected`; at most 5 s old."""
@@ -167,12 +170,24 @@ class HivemindTransport(Endpoint):
 
     async def _call(self, peer: str, data: bytes, timeout_s: float) -> bytes:
         try:
+            await self._reach(peer, timeout_s)
             return await self._require().call(peer, data, timeout_s)
         except RemoteError as error:
             raise self._offence(peer, error) from error.__cause__
 
     async def _open(self, peer: str, timeout_s: float) -> tuple[streams.Reader, streams.Writer]:
+        await self._reach(peer, timeout_s)
         return await self._require().open_stream(peer, timeout_s)
+
+    async def _reach(self, peer: str, timeout_s: float) -> None:
+        """p2pd dials by itself whom it was connected to; whom we only heard of it cannot know.
+
+        Raises: PeerUnreachable.
+        """
+        addresses = [] if peer in self._connected else self._book.of(peer)
+        if addresses:
+            await self._require().connect(peer, addresses, min(timeout_s, DIAL_TIMEOUT_S))
+            self._connected.add(peer)
 
     def _up(self) -> bool:
         return self._attachment is not None and not self._attachment.lost
@@ -293,8 +308,8 @@ class HivemindTransport(Endpoint):
         wanted: dict[str, list[str]] = {}
         for address, peer in self._initial:
             wanted.setdefault(peer, []).append(address)
-        for peer in list(self._known)[-MAX_DIALS:]:
-            wanted.setdefault(peer, []).extend(self._known[peer])
+        for peer, addresses in self._book.latest(MAX_DIALS):
+            wanted.setdefault(peer, []).extend(addresses)
         peers = list(wanted)[: 2 * MAX_DIALS]
         dials = [attachment.connect(peer, wanted[peer], DIAL_TIMEOUT_S) for peer in peers]
         results = await asyncio.gather(*dials, return_exceptions=True)

@@ -109,6 +109,9 @@ class MemoryTransport(Endpoint):
         await asyncio.sleep(0)
         self._require(peer)
 
+    def learn(self, peer: str, addresses: Sequence[str]) -> None:
+        """See `ports.Transport.learn`; here everybody up can be reached anyway."""
+
     def peers_connected(self) -> int:
         """See `ports.Transport.peers_connected`."""
         return sum(self._reaches(peer) for peer in self._hub._up)

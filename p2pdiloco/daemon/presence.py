@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 from collections.abc import Callable, Sequence
 
@@ -43,14 +44,17 @@ class Presence:
         name: str,
         post: Callable[[ev.Event], None],
         keep: Callable[[Sequence[Sequence[str]]], None] = lambda _: None,
+        dial_at_once: int = MAX_NAMED,
     ) -> None:
-        """`keep` is told the addresses of the peers met so far whenever they change."""
+        """`keep` is told the addresses of the peers met so far whenever they change. `dial_at_once`: how many
+        listed peers are dialled unasked; of the others the transport only learns the addresses."""
         self._transport = transport
         self._run = run
         self._incarnation = incarnation
         self._name = name
         self._post = post
         self._keep = keep
+        self._dial_at_once = dial_at_once
         self._connected: dict[str, tuple[str, ...]] = {}
         self._strangers: set[str] = set()
         self._dials: dict[str, asyncio.Task[None]] = {}
@@ -78,6 +82,7 @@ class Presence:
     async def look(self) -> None:
         """One look: tell the core, and dial whom we do not know yet; a dead member's record delays nobody."""
         members: list[tuple[str, int]] = []
+        others: list[tuple[str, tuple[str, ...]]] = []
         for peer, value in sorted((await self._transport.get_records(wire.members_key(self._run))).items()):
             try:
                 record = wire.decode(value, wire.Presence)
@@ -93,13 +98,29 @@ class Presence:
                 continue
             members.append((peer, record.incarnation))
             self._remember(peer, record.name)
-            if peer != self._transport.peer_id and self._connected.get(peer) != record.addresses:
-                self._start_dial(peer, record.addresses)
+            if peer != self._transport.peer_id:
+                others.append((peer, record.addresses))
+        self._meet(others)
         if self._dials:
             await asyncio.wait(list(self._dials.values()), timeout=DIAL_PATIENCE_S)
         # Whom we cannot reach yet the core need not try: a failed dial is held against the next ones.
         reached = tuple(m for m in members if m[0] not in self._dials)
         self._post(ev.PresenceSeen(reached, len(members) - len(reached)))
+
+    def _meet(self, others: list[tuple[str, tuple[str, ...]]]) -> None:
+        """Dial some, learn of the rest. Each node has some of its own choice, the same at every look, so that
+        together they know everybody."""
+        if len(others) > self._dial_at_once:
+            others.sort(
+                key=lambda other: hashlib.sha256((self._transport.peer_id + other[0]).encode()).digest()
+            )
+        for place, (peer, addresses) in enumerate(others):
+            if self._connected.get(peer) == addresses:
+                continue
+            if place < self._dial_at_once:
+                self._start_dial(peer, addresses)
+            else:
+                self._transport.learn(peer, addresses)
 
     def _remember(self, peer: str, name: str) -> None:
         self.names.pop(peer, None)

@@ -13,7 +13,7 @@ import pytest
 from daemon_kit import signed_run, until
 
 from p2pdiloco import WIRE_VERSION
-from p2pdiloco.adapters.memory_net import MemoryNetwork
+from p2pdiloco.adapters.memory_net import MemoryNetwork, MemoryTransport
 from p2pdiloco.core import events as ev
 from p2pdiloco.core.messages import Message, OfficeQuery, Progress
 from p2pdiloco.core.types import NEVER, WHOLE_RUN, SignedVersion, Stamp, VersionHeader
@@ -211,6 +211,41 @@ async def test_presence_reads_what_it_can_and_ignores_the_rest(
     assert seen[0].members == ((transports["new"].peer_id, 7),)
     assert presence.names == {transports["new"].peer_id: "newcomer"}
     assert caplog.text.count(f"speaks protocol version {WIRE_VERSION + 1}") == 1  # said once
+
+
+class Book(MemoryTransport):
+    """Notes who is dialled and of whom is learned."""
+
+    def __init__(self, hub: MemoryNetwork, peer: str) -> None:
+        super().__init__(hub, peer)
+        self.dialled: list[str] = []
+        self.learned: dict[str, tuple[str, ...]] = {}
+
+    async def connect(self, peer: str, addresses: Any) -> None:
+        self.dialled.append(peer)
+
+    def learn(self, peer: str, addresses: Any) -> None:
+        self.learned[peer] = addresses
+
+
+async def test_in_a_run_larger_than_a_group_only_some_are_dialled_and_all_are_listed(tmp_path: Path) -> None:
+    run, hub = signed_run(tmp_path), MemoryNetwork()
+    me = Book(hub, Identity.generate().peer_id)
+    await me.start(FrontDoor())
+    addresses = ("/memory/p2p/x",)
+    peers = [Identity.generate().peer_id for _ in range(9)]
+    for peer in peers:
+        transport = hub.transport(peer)
+        await transport.start(FrontDoor())
+        record = wire.encode(wire.Presence(WIRE_VERSION, 7, "", addresses))
+        await transport.put_record(wire.members_key(run.id), record, 60.0)
+    seen: list[ev.PresenceSeen] = []
+    presence = Presence(me, run.id, 1, "me", seen.append, dial_at_once=4)  # type: ignore[arg-type]
+    for _ in range(3):
+        await presence.look()
+    assert len(me.dialled) == len(set(me.dialled)) == 4  # the same ones at every look
+    assert set(me.learned) == set(peers) - set(me.dialled) and set(me.learned.values()) == {addresses}
+    assert len(seen[-1].members) == 9 and seen[-1].unreached == 0
 
 
 async def test_our_own_record_and_our_runs_are_published(tmp_path: Path) -> None:

@@ -99,6 +99,23 @@ async def test_killed_p2pd_is_replaced_in_place(make: Make, tmp_path: Path) -> N
     assert (await a.push(b.peer_id, b"3", [b"abc"], 5.0))[0]
 
 
+async def test_whom_we_only_heard_of_is_dialled_when_something_is_sent(make: Make) -> None:
+    a, b, c = make(), make(), make()
+    for transport in (a, b, c):
+        await transport.start(Recorder())
+    with pytest.raises(PeerUnreachable):
+        await a.send(b.peer_id, b"x", 2.0)
+    a.learn(b.peer_id, ["nonsense", *b.addresses()])
+    a.learn(c.peer_id, c.addresses())
+    assert a.peers_connected() == b.peers_connected() == 0
+    assert await a.send(b.peer_id, b"hello", 5.0) == b"re:hello"
+    assert (await a.push(c.peer_id, b"3", [b"abc"], 5.0))[0]
+    await c.close()
+    a._connected.discard(c.peer_id)  # as maintenance finds out
+    with pytest.raises(PeerUnreachable):
+        await a.send(c.peer_id, b"gone", 2.0)
+
+
 async def test_calls_while_p2pd_is_down_fail_at_once(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hivemind_net, "RESTART_BACKOFF_S", (60.0,))
     silent = Recorder()

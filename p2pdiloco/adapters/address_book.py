@@ -1,0 +1,41 @@
+"""Where peers can be reached: of those that we were connected to, and of those that we only heard of.
+
+Bounded; whom we only heard of goes first. Nobody is dialled for being in here.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+
+MAX_PEERS = 4096
+
+
+class AddressBook:
+    """Peer -> dialable addresses, the one met last at the end."""
+
+    def __init__(self) -> None:
+        self._addresses: OrderedDict[str, list[str]] = OrderedDict()
+
+    def met(self, peer: str, addresses: Sequence[str]) -> None:
+        """These addresses are being dialled."""
+        self._addresses[peer] = list(addresses)
+        self._addresses.move_to_end(peer)
+        while len(self._addresses) > MAX_PEERS:
+            self._addresses.popitem(last=False)
+
+    def heard_of(self, peer: str, addresses: Sequence[str]) -> None:
+        """Somebody may be reached there. Without effect for a new peer when the book is full."""
+        if peer in self._addresses:
+            self._addresses[peer] = list(addresses)
+        elif len(self._addresses) < MAX_PEERS:
+            self._addresses[peer] = list(addresses)
+            self._addresses.move_to_end(peer, last=False)
+
+    def of(self, peer: str) -> list[str]:
+        """What is known; empty if nothing is."""
+        return self._addresses.get(peer, [])
+
+    def latest(self, peers: int) -> Iterator[tuple[str, list[str]]]:
+        """The peers met last, oldest of them first."""
+        yield from list(self._addresses.items())[-peers:]
