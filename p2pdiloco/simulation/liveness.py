@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from p2pdiloco.core.types import SignedVersion
-from p2pdiloco.simulation.lineage import FragmentState, Spans, missing_spans
+from p2pdiloco.simulation.invariants import Violation
+from p2pdiloco.simulation.lineage import FragmentState, missing_spans
 
 if TYPE_CHECKING:
     from p2pdiloco.simulation.host import Host
@@ -48,13 +49,17 @@ class Liveness:
             self._agreed[fragment] = len(digests) == 1
 
     def settle(self, within_s: float) -> str:
-        """Run until every goal is reached. Returns what is missing at the end, or nothing."""
+        """Run until every goal is reached. Returns what is missing at the end, or nothing.
+
+        Raises: Violation when steps of a learner that lived through it all are in no chain."""
         clock = self._world.clock
         end_s = clock.now + within_s
         missing = "not looked at"
         while clock.now < end_s and missing:
             clock.run_until(clock.now + LOOK_EVERY_S)
             missing = self._missing()
+        if self.lost_to_forks:
+            raise Violation("nothing-lost", missing)
         return missing
 
     def _missing(self) -> str:
@@ -82,7 +87,7 @@ class Liveness:
             heads = ", ".join(f"{h.peer} {h.stores[fragment].version.header.number}" for h in up)
             return f"heads never were equal: {heads}"
         for host in up:
-            reason = self._missing_steps(fragment, host, best.state, best.version)
+            reason = self._missing_steps(fragment, host, best.state)
             if reason:
                 return reason
         return ""
@@ -93,7 +98,7 @@ class Liveness:
         versions = [host.stores[fragment].version.header for host in up]
         return all(v.digest() in chain and best.header.number - v.number <= MAX_BEHIND for v in versions)
 
-    def _missing_steps(self, fragment: int, host: Host, best: FragmentState, version: SignedVersion) -> str:
+    def _missing_steps(self, fragment: int, host: Host, best: FragmentState) -> str:
         """The steps of a learner's present life up to the end of the faults must be in the chain, and later
         ones too, so that we know that it was merged again."""
         first = host.learner.model.fragments[fragment].life_from
@@ -104,20 +109,7 @@ class Liveness:
         if not spans or spans[-1][1] <= healed_at:
             return f"{host.peer} was not merged again"
         gaps = missing_spans(spans, first, healed_at)
-        if gaps and self._world.watch.switches:
-            gaps = self._not_abandoned(fragment, host.peer, gaps, version)
         if gaps:
+            self.lost_to_forks += sum(end - first for first, end in gaps)
             return f"steps {gaps[0][0]}..{gaps[0][1]} of {host.peer} are lost"
         return ""
-
-    def _not_abandoned(self, fragment: int, peer: str, gaps: Spans, version: SignedVersion) -> Spans:
-        """What of `gaps` no abandoned version holds either."""
-        watch = self._world.watch
-        kept = watch.ancestors(version)
-        others = [s for d, s in watch.states.items() if s.fragment == fragment and d not in kept]
-        before = sum(end - first for first, end in gaps)
-        for state in others:
-            spans = state.covered.get(peer, ())
-            gaps = tuple(gap for first, end in gaps for gap in missing_spans(spans, first, end))
-        self.lost_to_forks += before - sum(end - first for first, end in gaps)
-        return gaps
