@@ -24,7 +24,7 @@ class SeedResult(Struct, frozen=True, kw_only=True):
     switches: int
     """Nodes that moved to a heavier chain which does not continue their own."""
     lost_to_forks: int
-    """Inner steps (summed over fragments) of surviving learners that are in no chain in the end: a violation."""
+    """Inner steps (summed over fragments) of surviving learners that no chain has in the end: a violation."""
     faults: int
     fault_kinds: dict[str, int]
     records: dict[str, int]
