@@ -1,4 +1,4 @@
-"""The commands that run something: bootstrap, node, status, demo.
+"""The commands that run something: bootstrap, node, status, demo, chaos.
 
 Only flags live here. Bodies import what they need when they are called, so that `--help` stays fast.
 """
@@ -13,6 +13,7 @@ import click
 from p2pdiloco.cli.options import FILE, SpacedLists, build, config_option, setting
 from p2pdiloco.config.settings import (
     BootstrapSettings,
+    ChaosSettings,
     DemoSettings,
     LogStyle,
     NodeSettings,
@@ -26,6 +27,7 @@ NODE = partial(setting, NodeSettings)
 BOOTSTRAP = partial(setting, BootstrapSettings)
 STATUS = partial(setting, StatusSettings)
 DEMO = partial(setting, DemoSettings)
+CHAOS = partial(setting, ChaosSettings)
 
 LOG: dict[str, Any] = {
     "type": click.Choice(get_args(LogStyle)),
@@ -118,5 +120,31 @@ def demo(no_kill: bool, **values: Any) -> int | None:
     """Train with several real nodes on this machine, kill a syncer, and show the recovery."""
     settings = build(DemoSettings, values | {"kill": not no_kill})
     from p2pdiloco.cli.demo import run
+
+    return run(settings)
+
+
+@click.command()
+@CHAOS("--nodes", type=click.IntRange(2, 64), help="Nodes, beside the bootstrap.")
+@CHAOS("--preset", help="Run to train.")
+@CHAOS("--minutes", type=click.FloatRange(min=0.1, max=1e5), help="Minutes of training under faults.")
+@CHAOS("--seconds", type=click.FloatRange(min=0, max=1e6), help="Instead of --minutes, if positive.")
+@CHAOS("--faults-per-hour", type=click.FloatRange(min=1, max=1e5), help="At least so many.")
+@CHAOS("--seed", type=click.IntRange(min=0), help="Of the schedule of faults.")
+@click.option(
+    "--compare/--no-compare",
+    default=True,
+    envvar="P2PDILOCO_COMPARE",
+    show_envvar=True,
+    help="First run the same swarm as long without faults.",
+)
+@CHAOS("--netns", is_flag=True, help="Cut and slow down links too: network namespaces (Linux, root).")
+@CHAOS("--out", type=FILE, metavar="DIR", help="Folder of report.json, faults.jsonl and chaos.png.")
+@CHAOS("--keep", is_flag=True, help="Keep everything that the processes wrote, in DIR/nodes.")
+@CHAOS("--json", is_flag=True, help="Print the report as JSON.")
+def chaos(**values: Any) -> int | None:
+    """Kill, stop, fill and cut a swarm of real nodes, and report how it fares."""
+    settings = build(ChaosSettings, values)
+    from p2pdiloco.cli.chaos import run
 
     return run(settings)

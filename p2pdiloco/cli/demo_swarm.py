@@ -2,7 +2,8 @@
 
 Everything that one of our processes starts (p2pd, learner) is remembered while it runs, so that at the end
 nothing is left even where its parent was killed. Only processes that were seen as descendants of ours are
-ever signalled; psutil tells a reused process id apart.
+ever signalled; psutil tells a reused process id apart. A guard process does the same when this one is
+killed.
 """
 
 from __future__ import annotations
@@ -19,11 +20,13 @@ from pathlib import Path
 import psutil
 
 from p2pdiloco.adapters.p2pd import socket_folder
+from p2pdiloco.cli.guard import Guard
 from p2pdiloco.config.settings import ENVIRONMENT_PREFIX
 from p2pdiloco.errors import P2PDilocoError, StorageError
 from p2pdiloco.identity import Identity
 
 LISTEN = "/ip4/127.0.0.1/tcp/0"
+BASE = ("--listen", LISTEN, "--log", "text")
 BOOTSTRAP_TIMEOUT_S = 60.0
 LEAVE_TIMEOUT_S = 15.0
 """A node promises to be gone 10 s after SIGTERM; on a busy machine it is given a little more."""
@@ -46,19 +49,32 @@ class DemoFailed(P2PDilocoError):
 class Member:
     """One bootstrap or node: its folder, its present process, and what that has started."""
 
-    def __init__(self, name: str, data_dir: Path, arguments: Sequence[str]) -> None:
+    def __init__(self, name: str, data_dir: Path, arguments: Sequence[str], guard: Guard) -> None:
         """Raises: StorageError."""
         self.name = name
         self.data_dir = data_dir
         self.log = data_dir.with_name(f"{name}.log")
         self.arguments = list(arguments)
+        self.wrapper: list[str] = []
+        """Words before the command: what puts it into a network namespace, for instance."""
+        self._guard = guard
         try:
             data_dir.mkdir(parents=True)
         except OSError as error:
             raise StorageError(f"{data_dir}: cannot be made: {error.strerror}") from error
+        guard.adopt(socket_folder(data_dir))
         self.peer = Identity.load_or_create(data_dir / "identity.key").peer_id
         self._process: subprocess.Popen[bytes] | None = None
         self._family: set[psutil.Process] = set()
+
+    @property
+    def listen(self) -> str:
+        """The multiaddr that it is told to listen on."""
+        return self.arguments[self.arguments.index("--listen") + 1]
+
+    @listen.setter
+    def listen(self, address: str) -> None:
+        self.arguments[self.arguments.index("--listen") + 1] = address
 
     @property
     def alive(self) -> bool:
@@ -73,7 +89,8 @@ class Member:
     def start(self, *more: str) -> None:
         """Start, or start again after the process has ended."""
         environment = {k: v for k, v in os.environ.items() if not k.startswith(ENVIRONMENT_PREFIX)}
-        command = [sys.executable, "-P", "-m", "p2pdiloco", *self.arguments, *more]
+        environment |= self._guard.environment()
+        command = [*self.wrapper, sys.executable, "-P", "-m", "p2pdiloco", *self.arguments, *more]
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 command,
@@ -91,6 +108,19 @@ class Member:
                 self._family |= set(psutil.Process(self._process.pid).children(recursive=True))
             except psutil.NoSuchProcess:
                 return  # it has just ended; what it had started is known from the last time
+
+    def child(self, part: str) -> psutil.Process | None:
+        """Its learner ("p2pdiloco.learner") or its network process ("p2pd"), while they run."""
+        if self._process is None or not self.alive:
+            return None
+        try:
+            for process in psutil.Process(self._process.pid).children():
+                words = process.cmdline()
+                if part in words or (words and Path(words[0]).name == part):
+                    return process
+        except psutil.NoSuchProcess:
+            return None  # ended in this moment
+        return None
 
     @property
     def pid(self) -> int:
@@ -136,19 +166,32 @@ class Member:
 class Swarm:
     """A bootstrap and nodes on loopback. `end` must be called, whatever happened."""
 
-    def __init__(self, folder: Path, run_file: Path, nodes: int) -> None:
-        """Raises: StorageError."""
-        base = ["--listen", LISTEN, "--log", "text"]
+    def __init__(self, folder: Path, run_file: Path, nodes: int, temporary: bool = False) -> None:
+        """`temporary`: the folder goes even if we are killed.
+
+        Raises:
+            StorageError: a data folder cannot be made.
+        """
+        self._folder = folder
+        self.guard = Guard()
+        if temporary:
+            self.guard.adopt(folder)
         bootstrap_dir = folder / "bootstrap"
-        arguments = ["bootstrap", "--run", str(run_file), "--data-dir", str(bootstrap_dir), *base]
-        self.bootstrap = Member("bootstrap", bootstrap_dir, arguments)
+        arguments = ["bootstrap", "--run", str(run_file), "--data-dir", str(bootstrap_dir), *BASE]
+        self.bootstrap = Member("bootstrap", bootstrap_dir, arguments, self.guard)
         self.nodes: list[Member] = []
-        for number in range(1, nodes + 1):
-            name = f"node-{number}"
-            flags = ["--device", "cpu", "--threads", "1", "--eval-every-s", str(EVALUATE_S)]
-            flags += ["--checkpoint-every-s", str(CHECKPOINT_S), "--name", name]
-            arguments = ["node", "--data-dir", str(folder / name), *base, *flags]
-            self.nodes.append(Member(name, folder / name, arguments))
+        for _ in range(nodes):
+            self.add_node()
+
+    def add_node(self) -> Member:
+        """One more node, with a folder and an identity of its own; not started yet. Raises: StorageError."""
+        name = f"node-{len(self.nodes) + 1}"
+        flags = ["--device", "cpu", "--threads", "1", "--eval-every-s", str(EVALUATE_S)]
+        flags += ["--checkpoint-every-s", str(CHECKPOINT_S), "--name", name]
+        data_dir = self._folder / name
+        node = Member(name, data_dir, ["node", "--data-dir", str(data_dir), *BASE, *flags], self.guard)
+        self.nodes.append(node)
+        return node
 
     def node(self, name: str) -> Member:
         """The node of this name."""
@@ -214,4 +257,6 @@ class Swarm:
                     member._process.wait(max(0.1, until - time.monotonic()))
                 except subprocess.TimeoutExpired:
                     continue  # clear_away ends it
-        return sum(member.clear_away() for member in members)
+        cleared = sum(member.clear_away() for member in members)
+        self.guard.release()
+        return cleared

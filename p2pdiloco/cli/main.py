@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import click
 
 from p2pdiloco import __version__
-from p2pdiloco.cli.commands import bootstrap, demo, node, status
+from p2pdiloco.cli.commands import bootstrap, chaos, demo, node, status
 from p2pdiloco.cli.options import known_variables
 from p2pdiloco.cli.runs import run_group
 from p2pdiloco.cli.simulate import simulate
@@ -33,7 +33,7 @@ def cli() -> None:
     check_environment(os.environ, known_variables(cli))
 
 
-for command in (run_group, bootstrap, node, status, demo, simulate):
+for command in (run_group, bootstrap, node, status, demo, chaos, simulate):
     cli.add_command(command)
 
 

@@ -94,6 +94,29 @@ class DemoSettings(Struct, frozen=True, kw_only=True):
     """Folder for everything that the processes write; None: a temporary one, removed at the end."""
 
 
+class ChaosSettings(Struct, frozen=True, kw_only=True):
+    """`p2pdiloco chaos`: a swarm of real processes on this machine, and everything that goes wrong with it."""
+
+    nodes: int = 8
+    preset: str = "micro"
+    minutes: float = 10.0
+    seconds: float = 0.0
+    """Of training under faults; if positive, instead of `minutes`."""
+    faults_per_hour: float = 125.0
+    seed: int = 0
+    """Of the schedule of faults."""
+    compare: bool = True
+    """Run the same swarm as long without faults first, and compare."""
+    netns: bool = False
+    """Every node in a network namespace of its own, so that links can be cut and slowed down."""
+    out: Path = Path("p2pdiloco-chaos")
+    """Folder of faults.jsonl, report.json and chaos.png."""
+    keep: bool = False
+    """Keep everything that the processes wrote too."""
+    json: bool = False
+    """Print the report as JSON."""
+
+
 class SettingsFile(Struct, frozen=True, forbid_unknown_fields=True):
     """Schema of a --config file: one file may serve both roles."""
 

@@ -1,0 +1,182 @@
+"""`p2pdiloco chaos`: real processes under a seeded schedule of faults, and what the swarm made of it.
+
+What it shows is what happens when the same commands run on machines that fail (docs/chaos.md).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+from rich.markup import escape
+
+from p2pdiloco.cli import chaos_plan, chaos_plot, chaos_report, chaos_verdict, demo_model
+from p2pdiloco.cli.chaos_links import Links, LinksRefused
+from p2pdiloco.cli.chaos_run import ChaosRun, Outcome, Taped, line_of
+from p2pdiloco.cli.demo_frame import Interrupted, demo_folder, stop_signals, write
+from p2pdiloco.cli.demo_swarm import DemoFailed
+from p2pdiloco.config.manifest import Manifest
+from p2pdiloco.config.presets import for_run
+from p2pdiloco.config.settings import ChaosSettings
+from p2pdiloco.errors import StorageError
+
+EXIT_VERDICT = 1
+EXIT_INTERRUPTED = 130
+
+
+def run(settings: ChaosSettings) -> int:
+    """Run it. Exit status: 0 well; 1 somebody was stuck, digests differ, or a process ended by itself.
+
+    Raises:
+        UserError: a preset or the folder cannot be used.
+    """
+    manifest = for_run(settings.preset, "chaos", settings.seed)
+    try:
+        settings.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(f"{settings.out}: cannot be used: {error.strerror}") from error
+    console = Console(stderr=True)
+    keep = settings.out / "nodes" if settings.keep else None
+    with stop_signals() as stop, demo_folder(keep) as folder:
+        try:
+            return Chaos(settings, manifest, folder, console, stop).run()
+        except Interrupted:
+            console.print("\ninterrupted: everything is ended")
+            return EXIT_INTERRUPTED
+        except (DemoFailed, LinksRefused) as failure:
+            console.print(f"\nFAILED: {failure}", style="bold red", markup=False)
+            return EXIT_VERDICT
+
+
+class Chaos:
+    """Two runs, with and without faults, and the report."""
+
+    def __init__(
+        self,
+        settings: ChaosSettings,
+        manifest: Manifest,
+        folder: Path,
+        console: Console,
+        stop: threading.Event,
+    ) -> None:
+        self._settings = settings
+        self._manifest = manifest
+        self._folder = folder
+        self._console = console
+        self._stop = stop
+        self._seconds = settings.seconds or 60 * settings.minutes
+
+    def run(self) -> int:
+        """Everything. Raises: Interrupted, DemoFailed, LinksRefused, UserError."""
+        settings = self._settings
+        self._fit_schedule()
+        links = settings.netns and self._links_work()
+        faults = chaos_plan.draw(
+            settings.seed,
+            settings.nodes,
+            self._manifest.sync.fragments,
+            self._seconds,
+            settings.faults_per_hour,
+            links,
+        )
+        free = None
+        if settings.compare:
+            self._say(f"first without faults, {self._seconds:.0f} s, to compare with")
+            free = self._play("without", (), links)
+        self._say(f"now with {len(faults)} faults in {self._seconds:.0f} s, seed {settings.seed}")
+        faulty = self._play("with", faults, links)
+        report = self._report(faulty, free)
+        self._write(report, faulty, free)
+        return EXIT_VERDICT if report.failures else 0
+
+    def _fit_schedule(self) -> None:
+        """A learning rate schedule that fits this machine and this length, as the demo's."""
+        manifest = self._manifest
+        step_time_s = demo_model.Judge(manifest).step_time_s()
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        steps = demo_model.schedule_steps(step_time_s, self._seconds, self._settings.nodes, cores)
+        steps = max(steps, 2 * manifest.inner.warmup_steps)
+        inner = msgspec.structs.replace(manifest.inner, schedule_steps=steps)
+        self._manifest = msgspec.structs.replace(manifest, inner=inner)
+
+    def _links_work(self) -> bool:
+        try:
+            Links().close()
+        except LinksRefused as error:
+            self._say(f"links stay as they are: {error}")
+            return False
+        return True
+
+    def _play(self, name: str, faults: tuple[chaos_plan.Fault, ...], links: bool) -> Outcome:
+        made = Links() if links else None
+        tape = self._settings.out / ("faults.jsonl" if faults else "faults-none.jsonl")
+        lines: list[bytes] = []
+
+        def note(taped: Taped) -> None:
+            lines.append(line_of(taped))
+            write(tape, b"".join(lines))
+
+        if faults:
+            write(tape, b"")
+        try:
+            return ChaosRun(
+                self._folder / name,
+                self._manifest,
+                self._settings.nodes,
+                self._seconds,
+                faults,
+                made,
+                not self._settings.keep,
+                self._say,
+                note,
+                self._stop,
+            ).play()
+        finally:
+            if made is not None:
+                made.close()
+
+    def _report(self, faulty: Outcome, free: Outcome | None) -> chaos_report.Report:
+        figures = chaos_verdict.figures(faulty.facts)
+        comparison = chaos_verdict.compare(faulty.facts, free.facts) if free else None
+        failures = [*faulty.unexpected, *faulty.disagreements, *faulty.stuck]
+        failures += [f"{name} was started again and nothing of it was merged" for name in figures.never_back]
+        if figures.never_resumed:
+            failures.append(f"{figures.never_resumed} times a fragment stood still after its syncer's death")
+        if free is not None:
+            found = [*free.unexpected, *free.disagreements, *free.stuck]
+            failures += [f"without faults: {words}" for words in found]
+        return chaos_report.Report(
+            nodes=self._settings.nodes,
+            preset=self._settings.preset,
+            seed=self._settings.seed,
+            seconds=figures.seconds,
+            faults=faulty.struck,
+            skipped=faulty.skipped,
+            faults_per_hour=3600 * faulty.struck / figures.seconds,
+            faulty=figures,
+            fault_free=chaos_verdict.figures(free.facts) if free else None,
+            comparison=comparison,
+            settled_s=faulty.settled_s,
+            digests_agree=not faulty.disagreements,
+            failures=tuple(failures),
+            goals=chaos_report.goals(figures, comparison),
+        )
+
+    def _write(self, report: chaos_report.Report, faulty: Outcome, free: Outcome | None) -> None:
+        out, settings = self._settings.out, self._settings
+        data = msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n"
+        write(out / "report.json", data)
+        title = f"p2pdiloco chaos: {settings.nodes} nodes, {report.faults_per_hour:.0f} faults an hour"
+        chaos_plot.draw(out / "chaos.png", faulty.facts, free.facts if free else None, title)
+        stdout = Console(soft_wrap=not os.isatty(1))
+        if settings.json:
+            stdout.print(data.decode(), markup=False, highlight=False, end="")
+        else:
+            stdout.print(chaos_report.table(report))
+            stdout.print(f"written: report.json, faults.jsonl, chaos.png in {out}/", markup=False)
+
+    def _say(self, words: str) -> None:
+        self._console.print(escape(words), highlight=False)

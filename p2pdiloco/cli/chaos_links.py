@@ -1,0 +1,108 @@
+"""Links that can be cut and slowed down: a network namespace for every node, on one bridge (Linux, root).
+
+bridge (10.213.0.1, the bootstrap is here) ── veth ── namespace of node 1 (10.213.0.11)
+                                           ── veth ── namespace of node 2 (10.213.0.12) …
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+
+from p2pdiloco.errors import P2PDilocoError
+
+NETWORK = "10.213.0"
+BRIDGE_ADDRESS = f"{NETWORK}.1"
+TIMEOUT_S = 10.0
+SLOW = ("rate", "1mbit", "burst", "16kbit", "latency", "400ms")
+
+
+class LinksRefused(P2PDilocoError):
+    """This machine does not let us make network namespaces; the text says why."""
+
+
+def _do(*words: str) -> None:
+    """Raises: LinksRefused."""
+    done = subprocess.run(words, capture_output=True, text=True, timeout=TIMEOUT_S)
+    if done.returncode:
+        raise LinksRefused(f"{' '.join(words)}: {done.stderr.strip() or done.returncode}")
+
+
+class Links:
+    """The bridge and its namespaces. `close` must be called; `clear_words` does the same from outside."""
+
+    SLOW_WORDS = "its link carries 1 Mbit/s"
+
+    def __init__(self) -> None:
+        """Raises: LinksRefused."""
+        if shutil.which("ip") is None or shutil.which("tc") is None:
+            raise LinksRefused("network namespaces need the programs ip and tc")
+        self._tag = f"c{os.getpid() % 100_000}"
+        self._bridge = f"{self._tag}br"
+        self._number = 10
+        self._made: list[int] = []
+        self._of: dict[str, int] = {}
+        try:
+            _do("ip", "link", "add", self._bridge, "type", "bridge")
+            _do("ip", "address", "add", f"{BRIDGE_ADDRESS}/24", "dev", self._bridge)
+            _do("ip", "link", "set", self._bridge, "up")
+        except LinksRefused:
+            self.close()
+            raise
+
+    def add(self, node: str) -> tuple[list[str], str]:
+        """A namespace for this node: (words that run a command in it, its address).
+
+        Raises:
+            LinksRefused: the system did not make it.
+        """
+        self._number += 1
+        number, space = self._number, self._space(self._number)
+        self._made.append(number)
+        inside, outside = f"{self._tag}i{number}", self._outside(number)
+        _do("ip", "netns", "add", space)
+        _do("ip", "link", "add", outside, "type", "veth", "peer", "name", inside)
+        _do("ip", "link", "set", inside, "netns", space)
+        _do("ip", "link", "set", outside, "master", self._bridge, "up")
+        within = ("ip", "-n", space)
+        _do(*within, "address", "add", f"{NETWORK}.{number}/24", "dev", inside)
+        _do(*within, "link", "set", inside, "up")
+        _do(*within, "link", "set", "lo", "up")
+        self._of[node] = number
+        return ["ip", "netns", "exec", space], f"{NETWORK}.{number}"
+
+    def hand_on(self, old: str, new: str) -> None:
+        """The namespace of one node is now another's."""
+        self._of[new] = self._of[old]
+
+    def cut(self, node: str) -> None:
+        """Nothing passes any more."""
+        _do("ip", "link", "set", self._outside(self._of[node]), "down")
+
+    def slow(self, node: str) -> None:
+        """A thin, queueing link, towards the node."""
+        _do("tc", "qdisc", "replace", "dev", self._outside(self._of[node]), "root", "tbf", *SLOW)
+
+    def restore(self, node: str) -> None:
+        """As it was."""
+        outside = self._outside(self._of[node])
+        _do("ip", "link", "set", outside, "up")
+        subprocess.run(["tc", "qdisc", "del", "dev", outside, "root"], capture_output=True, timeout=TIMEOUT_S)
+
+    def clear_words(self) -> list[Sequence[str]]:
+        """Commands that remove everything, for whoever ends after us; each may fail."""
+        spaces = [["ip", "netns", "del", self._space(number)] for number in self._made]
+        return [*spaces, ["ip", "link", "del", self._bridge]]
+
+    def close(self) -> None:
+        """Remove everything, as far as it was made."""
+        for words in self.clear_words():
+            subprocess.run(words, capture_output=True, timeout=TIMEOUT_S)
+
+    def _space(self, number: int) -> str:
+        return f"{self._tag}n{number}"
+
+    def _outside(self, number: int) -> str:
+        return f"{self._tag}o{number}"
