@@ -8,9 +8,11 @@ from typing import Any
 
 from msgspec import Struct
 
+from p2pdiloco.core.kept import KEPT_MAX
+
 BASE = 32
 PER_NODE = 2
-LARGER = {"_kept": 512, "kept": 512, "_spilled": 512}
+LARGER = dict.fromkeys(("_parts", "parts", "_combining"), 2 * KEPT_MAX)
 """Tables that may hold more, by name: contributions that are kept until they are beyond doubt."""
 CONTAINERS = (list, dict, set, frozenset, deque, tuple)
 
