@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
 from random import Random
 
 import pytest
 
 from p2pdiloco.simulation.chips import ChipTimes, Learner, ReturnDelay, goodput
+from p2pdiloco.simulation.sessions import Home, Sessions
 
 FAILURES = 6000
 
@@ -47,3 +53,64 @@ def test_what_is_undone_is_at_most_what_was_trained_since_the_last_failure() -> 
 
     assert undone.useful_s > -1e-6
     assert undone.undone_s > 0.9 * free.useful_s
+
+
+SMALL = Home(
+    4,
+    mean_session_s=60.0,
+    mean_gap_s=10.0,
+    warm_up_s=40.0,
+    window_s=100.0,
+    drain_s=60.0,
+    fragments=2,
+    inner_steps=10,
+    delay_steps=2,
+    parameters=1_000_000,
+)
+CODE = """
+from test_goodput import SMALL
+from p2pdiloco.simulation.sessions import Sessions
+for seed in range(2):
+    world = Sessions(SMALL, seed)
+    print(repr(world.play()).replace(" ", ""), world.trace.digest())
+"""
+
+
+def played(hash_seed: str) -> str:
+    environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(Path(__file__).parent)}
+    command = [sys.executable, "-c", CODE]
+    return subprocess.run(
+        command, env=environment, check=True, capture_output=True, text=True, timeout=60
+    ).stdout
+
+
+def test_sessions_are_the_same_in_two_processes_with_different_hash_seeds() -> None:
+    first = played("1")
+    assert len(set(first.splitlines())) == 2, "different seeds do different things"
+    assert played("4242") == first
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_shares_add_up_and_sudden_ends_lose_what_was_in_no_contribution(seed: int) -> None:
+    outcome = Sessions(SMALL, seed).play()
+    assert outcome.sessions_ended > 2
+    assert outcome.goodput + outcome.not_made + outcome.lost == pytest.approx(1.0)
+    assert 0.3 < outcome.goodput < 1.0
+    assert outcome.tokens_lost > 0
+    # At most a round's worth per session that ended, and what was made in the round under way.
+    steps_lost = outcome.tokens_lost / SMALL.config().tokens_per_step
+    assert steps_lost < 3 * SMALL.inner_steps * outcome.sessions_ended
+    assert 0.5 < sum(outcome.participation) / len(outcome.participation) <= 1.0
+
+
+def test_long_sessions_lose_next_to_nothing() -> None:
+    outcome = Sessions(replace(SMALL, mean_session_s=1e6), 1).play()
+    assert outcome.sessions_ended == 0
+    assert outcome.goodput > 0.99
+
+
+def test_orderly_sessions_end_with_a_word() -> None:
+    sudden, orderly = Sessions(SMALL, 1), Sessions(replace(SMALL, orderly_share=1.0), 1)
+    assert sudden.play().sessions_ended > 2 and orderly.play().sessions_ended > 2
+    assert "leave" not in sudden.records
+    assert orderly.records["leave"] > 2
