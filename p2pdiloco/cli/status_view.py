@@ -10,7 +10,15 @@ from rich.table import Table
 from rich.text import Text
 
 from p2pdiloco.daemon.snapshot import FragmentRow, PeerRow, StatusReport
-from p2pdiloco.daemon.view import activity_text, peer_names, refusals_text, role_text, versions_text
+from p2pdiloco.daemon.view import (
+    activity_text,
+    groups_text,
+    peer_names,
+    refusals_text,
+    role_text,
+    seat_text,
+    versions_text,
+)
 from p2pdiloco.daemon.wording import clean, count, duration, loss_text, short_peer
 
 
@@ -39,7 +47,7 @@ def _summary(report: StatusReport, names: dict[str, str]) -> Text:
     text = Text.assemble("run ", (clean(report.run_name), "bold"), f" {clean(report.run_id[:16])}\n")
     members = "1 member" if report.members_total == 1 else f"{report.members_total} members"
     text.append(f"{members}, {len(report.fragments)} fragments, ")
-    text.append(f"versions {versions_text(report.fragments)}\n")
+    text.append(f"versions {versions_text(report.fragments)}{groups_text(report.fragments)}\n")
     text.append(f"{count(report.run_tokens)} tokens merged in {count(report.run_versions)} versions, ")
     text.append(f"{count(sum(member.tokens_per_s for member in report.members))} tokens/s\n")
     text.append(f"loss {loss_text(report.loss, 3)} (training, mean of members)")
@@ -88,10 +96,16 @@ def _member_cells(row: PeerRow, answered: bool) -> list[str]:
 
 def _fragments(rows: tuple[FragmentRow, ...], names: dict[str, str]) -> Table:
     columns = [("fragment", 8), ("version", 7), ("digest", -8), ("term", 6)]
-    columns += [("syncer", -14), ("tokens", 6), ("state", 0)]
+    grouped = any(row.groups > 1 for row in rows)
+    columns += [("leaf syncer" if grouped else "syncer", -12 if grouped else -14)]
+    columns += [("group", -8), ("root", -7)] if grouped else []
+    columns += [("tokens", 6), ("state", 0)]
     table = _table(f"fragments ({len(rows)})", columns)
     for row in rows:
-        syncer = names.get(row.syncer) or f"…{short_peer(row.syncer)}"
-        cells = [str(row.index), str(row.number), clean(row.digest[:8]), str(row.term), syncer]
+        cells = [str(row.index), str(row.number), clean(row.digest[:8]), str(row.term)]
+        cells.append(names.get(row.syncer) or f"…{short_peer(row.syncer)}")
+        if grouped:
+            root = names.get(row.root) or f"…{short_peer(row.root)}"
+            cells += [seat_text(row), root if row.groups > 1 else ""]
         table.add_row(*map(Text, [*cells, count(row.tokens), activity_text(row)]))
     return table

@@ -65,13 +65,25 @@ class FragmentRow(Row, frozen=True, kw_only=True):
     digest: HexDigest = ""
     term: Natural = 0
     syncer: Text = ""
-    """Peer id; empty: nobody known to be in office."""
+    """Peer id, of our leaf group's syncer; empty: nobody known to be in office."""
     tokens: Natural = 0
     """Cumulative tokens merged into the head."""
     state: Words = "idle"
     """"idle", "collecting 2/3", "grace 0.8 s", "merging", "electing", ..."""
     pending: Words = ""
     """About our own contribution: "sent", "re-sending", "encoding"; empty: none pending."""
+    epoch: Natural = 0
+    """Of the groups; grows when they rotate."""
+    groups: Natural = 1
+    """Leaf groups that make the next version; 1: all members are in one."""
+    levels: Natural = 1
+    """Of groups: leaf groups, groups of their syncers, and so on up to the one at the top."""
+    group: Natural = 0
+    """Index of our leaf group."""
+    root: Text = ""
+    """Peer id of who made the newest version, as syncer of the topmost group."""
+    level: Natural | None = None
+    """Highest level of groups on which this node is a syncer, 0 for leaves; None: it is none."""
 
 
 class NodeSnapshot(Row, frozen=True, kw_only=True):
@@ -177,8 +189,13 @@ _decoder = msgspec.msgpack.Decoder(StatusReport)
 
 
 def encode_status(report: StatusReport) -> bytes:
-    """msgpack for the wire, below `MAX_REPORT_BYTES` for 1024 fragments and 64 peers."""
-    return msgspec.msgpack.encode(report)
+    """msgpack for the wire, below `MAX_REPORT_BYTES` for 1024 fragments and 64 peers; with so many fragments
+    without who made their versions."""
+    data = msgspec.msgpack.encode(report)
+    if len(data) <= MAX_REPORT_BYTES:
+        return data
+    rows = tuple(msgspec.structs.replace(row, root="") for row in report.fragments)
+    return msgspec.msgpack.encode(msgspec.structs.replace(report, fragments=rows))
 
 
 def decode_status(data: bytes) -> StatusReport:

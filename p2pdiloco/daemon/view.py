@@ -181,7 +181,8 @@ def _fragment_lines(snapshot: NodeSnapshot, rows: int, columns: int, width: int)
         busiest = sorted(fragments, key=lambda row: (row.state == "idle" and not row.pending, row.index))
         fragments = sorted(busiest[: rows * columns], key=lambda row: row.index)
     shown = "" if len(fragments) == total else f", the {len(fragments)} busiest"
-    lines = [_title(f"fragments ({total}{shown}), versions {versions_text(snapshot.fragments)}", width)]
+    title = f"fragments ({total}{shown}), versions {versions_text(snapshot.fragments)}"
+    lines = [_title(title + groups_text(snapshot.fragments), width)]
     if not fragments:
         return [*lines, Text("no state yet", style="dim")]
     names = peer_names(snapshot.peer, "you", snapshot.peers)
@@ -192,17 +193,36 @@ def _fragment_lines(snapshot: NodeSnapshot, rows: int, columns: int, width: int)
     return lines
 
 
+def groups_text(fragments: Sequence[FragmentRow]) -> str:
+    """ ", 3 groups, epoch 12": how the members are divided; empty where all are in one group."""
+    most = max((row.groups for row in fragments), default=1)
+    if most == 1:
+        return ""
+    epochs = [row.epoch for row in fragments]
+    first, last = min(epochs), max(epochs)
+    return f", {most} groups, epoch {first}" + (f"-{last}" if last > first else "")
+
+
+def seat_text(row: FragmentRow) -> str:
+    """ "g2", "g2 leaf", "g2 L1", "g2 root": our leaf group, and the highest level on which we are a syncer."""
+    if row.groups <= 1:
+        return ""
+    if row.level is None:
+        return f"g{row.group}"
+    role = "root" if row.level == row.levels - 1 else f"L{row.level}" if row.level else "leaf"
+    return f"g{row.group} {role}"
+
+
 def activity_text(row: FragmentRow) -> str:
     """ "collecting 2/3 sent": what goes on around a fragment; "idle" only if nothing does."""
-    return (
-        " ".join(clean(word) for word in (row.state if row.state != "idle" else "", row.pending) if word)
-        or "idle"
-    )
+    words = (row.state if row.state != "idle" else "", row.pending)
+    return " ".join(clean(word) for word in words if word) or "idle"
 
 
 def _fragment_cell(row: FragmentRow, names: dict[str, str], width: int) -> Text:
     syncer = names.get(row.syncer) or short_peer(row.syncer)
     activity = activity_text(row)
-    text = f"{row.index:>3} v{row.number:<4} {clean(row.digest[:4]):<4} {fit(syncer, 7)} {activity}"
+    doing = " ".join(word for word in (seat_text(row), activity) if word)
+    text = f"{row.index:>3} v{row.number:<4} {clean(row.digest[:4]):<4} {fit(syncer, 7)} {doing}"
     style = "bold cyan" if syncer == "you" else ""
     return Text(fit(text, width - 1) + " ", style=style or ("dim" if activity == "idle" else ""))

@@ -15,6 +15,7 @@ from p2pdiloco.daemon.snapshot import (
     encode_status,
     status_of,
 )
+from p2pdiloco.daemon.view import render
 from p2pdiloco.errors import RemoteError
 
 
@@ -56,6 +57,7 @@ def test_status_json_is_the_whole_report() -> None:
     assert parsed["fragments"][5] == {
         "index": 5, "number": 14, "digest": "00000005", "term": 3, "syncer": ME, "tokens": 1_000_000,
         "state": "collecting 2/3", "pending": "sent",
+        "epoch": 0, "groups": 1, "levels": 1, "group": 0, "root": "", "level": None,
     }  # fmt: skip
     assert parsed["heldout_loss"] is None and parsed["run_tokens"] == 34_500_000
 
@@ -75,6 +77,32 @@ def test_the_largest_ordinary_report_fits_a_control_message() -> None:
     report = status_of(replace(snapshot(), peers=peers, fragments=rows, recent=("x" * 240,) * 20))
     assert len(encode_status(report)) <= 256 * 1024
     assert decode_status(encode_status(report)) == report
+    rows = tuple(
+        replace(row, epoch=large, groups=9999, levels=5, group=9999, root="p" * 53, level=4) for row in rows
+    )
+    report = replace(report, fragments=rows)
+    assert len(encode_status(report)) <= 256 * 1024
+    assert decode_status(encode_status(report)).fragments[-1] == replace(rows[-1], root="")
+
+
+def test_groups_are_shown_with_their_syncers_and_the_root() -> None:
+    flat = "\n".join(printed(render_status(status_of(snapshot())), 100))
+    assert "root" not in flat and "groups" not in flat
+    rows = list(fragment_rows(4, peer_rows(3)))
+    for index, level in enumerate((None, 0, 1, 2)):
+        state = "waiting: 2 of 3 groups, grace ends in 0.4 s" if index == 3 else "idle"
+        rows[index] = replace(
+            rows[index], epoch=6 + index, groups=5, levels=3, group=index, level=level, root=ME, state=state
+        )
+    grouped = replace(snapshot(), fragments=tuple(rows))
+    text = "\n".join(printed(render_status(status_of(grouped)), 120))
+    assert "versions 12-14, 5 groups, epoch 6-9" in text and "leaf syncer" in text
+    lines = [line.split() for line in text.splitlines()]
+    assert ["0", "12", "00000000", "3", "node-0", "g0", "ann", "1M"] in [line[:8] for line in lines]
+    assert "g1 leaf" in text and "g2 L1" in text and "g3 root" in text
+    assert "waiting: 2 of 3 groups, grace ends in 0.4 s" in text
+    view = "\n".join(printed(render(grouped), 120))
+    assert "5 groups, epoch 6-9" in view and "g3 root waiting: 2 of 3" in view
 
 
 @pytest.mark.parametrize(
