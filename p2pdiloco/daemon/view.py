@@ -204,7 +204,7 @@ def groups_text(fragments: Sequence[FragmentRow]) -> str:
 
 
 def seat_text(row: FragmentRow) -> str:
-    """ "g2", "g2 leaf", "g2 L1", "g2 root": our leaf group, and the highest level on which we are a syncer."""
+    """ "g2", "g2 leaf", "g2 L1", "g2 root": our leaf group, and the highest level of which we are syncer."""
     if row.groups <= 1:
         return ""
     if row.level is None:
