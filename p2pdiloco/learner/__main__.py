@@ -45,9 +45,6 @@ def main(channel_fd: int, exchange_fd: int) -> int:
 
 
 def _learn(channel: LearnerEnd, exchange_fd: int) -> None:
-    # The first optimizer would import torch._dynamo, which takes about as long as torch itself.
-    import torch._dynamo  # noqa: F401
-
     from p2pdiloco.learner.process import run
 
     start = channel.wait_start()

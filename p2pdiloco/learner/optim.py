@@ -6,6 +6,8 @@ Its moments belong to this learner alone; they are never averaged nor touched by
 from __future__ import annotations
 
 import math
+from collections.abc import MutableMapping
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -16,20 +18,92 @@ FLOOR = 0.1
 """The cosine ends at this share of the learning rate and stays there."""
 
 
-def make_optimizer(model: nn.Module, section: InnerSection) -> torch.optim.AdamW:
+EPSILON = 1e-8
+
+
+class Optimizer(Protocol):
+    """What the inner loop and its checkpoint need of an optimizer."""
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """Dicts with "params", "lr" and "weight_decay"."""
+
+    @property
+    def state(self) -> MutableMapping[Tensor, dict[str, Tensor]]:
+        """Parameter -> "step", "exp_avg", "exp_avg_sq"."""
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients."""
+
+    def step(self) -> object:
+        """One update of all parameters that have a gradient."""
+
+
+class FusedAdamW:
+    """`torch.optim.AdamW(fused=True)`, bit for bit, for CPU and CUDA: one kernel over all tensors.
+
+    torch's own class imports torch's compiler when it is made, which takes as long as torch itself: half of
+    the time in which a learner is back after its death. `state` and `param_groups` are laid out as torch's.
+    """
+
+    def __init__(self, groups: list[dict[str, Any]], lr: float, betas: tuple[float, float]) -> None:
+        """groups: dicts with "params" and "weight_decay"."""
+        self.param_groups = [{**group, "lr": lr} for group in groups]
+        self.state: dict[Tensor, dict[str, Tensor]] = {}
+        self._betas = betas
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """One update of all parameters that have a gradient."""
+        for group in self.param_groups:
+            params = [parameter for parameter in group["params"] if parameter.grad is not None]
+            states = [self.state.get(p) or self.state.setdefault(p, _fresh(p)) for p in params]
+            if not params:
+                continue
+            steps = [state["step"] for state in states]
+            torch._foreach_add_(steps, 1)
+            torch._fused_adamw_(
+                params,
+                [parameter.grad for parameter in params],
+                [state["exp_avg"] for state in states],
+                [state["exp_avg_sq"] for state in states],
+                [],
+                steps,
+                lr=group["lr"],
+                beta1=self._betas[0],
+                beta2=self._betas[1],
+                weight_decay=group["weight_decay"],
+                eps=EPSILON,
+                amsgrad=False,
+                maximize=False,
+            )
+
+
+def _fresh(parameter: Tensor) -> dict[str, Tensor]:
+    return {
+        "step": torch.zeros((), device=_step_device(parameter)),
+        "exp_avg": torch.zeros_like(parameter),
+        "exp_avg_sq": torch.zeros_like(parameter),
+    }
+
+
+def make_optimizer(model: nn.Module, section: InnerSection) -> Optimizer:
     """AdamW; matrices and embeddings decay, norms do not."""
     parameters = list(model.parameters())
     groups = [
         {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": section.weight_decay},
         {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(
-        groups,
-        lr=section.learning_rate,
-        betas=(section.beta1, section.beta2),
-        # One kernel over all tensors, where torch has it.
-        fused=parameters[0].device.type in ("cpu", "cuda"),
-    )
+    betas = (section.beta1, section.beta2)
+    if parameters[0].device.type in ("cpu", "cuda"):
+        return FusedAdamW(groups, section.learning_rate, betas)
+    return torch.optim.AdamW(groups, lr=section.learning_rate, betas=betas, eps=EPSILON)
 
 
 def learning_rate(section: InnerSection, inner_step: int) -> float:
@@ -41,7 +115,7 @@ def learning_rate(section: InnerSection, inner_step: int) -> float:
     return section.learning_rate * (FLOOR + (1 - FLOOR) * 0.5 * (1 + math.cos(math.pi * progress)))
 
 
-def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+def set_learning_rate(optimizer: Optimizer, rate: float) -> None:
     """For the next optimizer step."""
     for group in optimizer.param_groups:
         group["lr"] = rate
@@ -52,7 +126,7 @@ def clip(model: nn.Module, section: InnerSection) -> Tensor:
     return nn.utils.clip_grad_norm_(model.parameters(), section.clip_norm)
 
 
-def moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[int, dict[str, Tensor]]:
+def moments(model: nn.Module, optimizer: Optimizer) -> tuple[int, dict[str, Tensor]]:
     """Optimizer steps made, and the moments by name: exp_avg.NAME, exp_avg_sq.NAME. (0, {}) at first."""
     found: dict[str, Tensor] = {}
     steps = 0
@@ -65,9 +139,7 @@ def moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[int, di
     return steps, found
 
 
-def set_moments(
-    model: nn.Module, optimizer: torch.optim.Optimizer, steps: int, saved: dict[str, Tensor]
-) -> None:
+def set_moments(model: nn.Module, optimizer: Optimizer, steps: int, saved: dict[str, Tensor]) -> None:
     """Put back what `moments` gave. Raises: KeyError, ValueError (other names or shapes)."""
     if not steps:
         return

@@ -32,7 +32,7 @@ from p2pdiloco.learner.data import Stream, heldout_windows, load_corpus, permute
 from p2pdiloco.learner.evaluate import evaluate, generate
 from p2pdiloco.learner.loop import MAX_SKIPPED_IN_A_ROW, Training, TrainingDiverged, train
 from p2pdiloco.learner.model import Transformer, initial_parameters, specs_of, tensor_specs
-from p2pdiloco.learner.optim import learning_rate
+from p2pdiloco.learner.optim import learning_rate, make_optimizer, set_learning_rate
 
 GOLDEN = "ec5ee422589dded2ffb844dbbb6857d459c87855157999aca8f423bca5e19f3c"
 
@@ -359,3 +359,31 @@ def test_version_0_is_the_same_in_another_process():
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert out.stdout.strip() == _digest(initial_parameters(MICRO))
+
+
+def test_our_adamw_is_torchs_bit_for_bit_without_its_compiler() -> None:
+    torch.manual_seed(0)
+    ours, theirs = (torch.nn.Linear(7, 5) for _ in range(2))
+    theirs.load_state_dict(ours.state_dict())
+    a = make_optimizer(ours, MICRO.inner)
+    betas = (MICRO.inner.beta1, MICRO.inner.beta2)
+    groups = [{"params": [theirs.weight], "weight_decay": MICRO.inner.weight_decay}]
+    groups += [{"params": [theirs.bias], "weight_decay": 0.0}]
+    b = torch.optim.AdamW(groups, lr=MICRO.inner.learning_rate, betas=betas, fused=True)
+    for step in range(5):
+        for optimizer, layer in ((a, ours), (b, theirs)):
+            set_learning_rate(optimizer, 0.01 * (step + 1))
+            optimizer.zero_grad()
+            batch = torch.arange(7.0).reshape(1, 7) + step
+            torch.autograd.backward(layer(batch).square().sum())
+            optimizer.step()
+        assert torch.equal(ours.weight, theirs.weight) and torch.equal(ours.bias, theirs.bias)
+    code = (
+        "import sys, torch\n"
+        "from p2pdiloco.config.presets import MICRO\n"
+        "from p2pdiloco.learner.optim import make_optimizer\n"
+        "layer = torch.nn.Linear(3, 3); optimizer = make_optimizer(layer, MICRO.inner)\n"
+        "layer(torch.ones(1, 3)).sum().backward(); optimizer.step()\n"
+        "sys.exit('torch._dynamo' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-P", "-c", code], timeout=120).returncode == 0
