@@ -9,6 +9,8 @@ What is different from plain hivemind 1.1.12, and why (all measured):
 
 from __future__ import annotations
 
+import p2pdiloco.adapters.hivemind_bare  # noqa: F401  # isort: skip (before hivemind)
+
 import asyncio
 import logging
 import time
