@@ -95,17 +95,18 @@ def _member_cells(row: PeerRow, answered: bool) -> list[str]:
 
 
 def _fragments(rows: tuple[FragmentRow, ...], names: dict[str, str]) -> Table:
-    columns = [("fragment", 8), ("version", 7), ("digest", -8), ("term", 6)]
+    """With groups, their columns take the room of terms and tokens: the JSON has all."""
     grouped = any(row.groups > 1 for row in rows)
-    columns += [("leaf syncer" if grouped else "syncer", -12 if grouped else -14)]
-    columns += [("group", -8), ("root", -7)] if grouped else []
-    columns += [("tokens", 6), ("state", 0)]
+    columns = [("fragment", 8), ("version", 7), ("digest", -8)]
+    if grouped:
+        columns += [("leaf syncer", -12), ("group", -8), ("root", -8), ("state", 0)]
+    else:
+        columns += [("term", 6), ("syncer", -14), ("tokens", 6), ("state", 0)]
     table = _table(f"fragments ({len(rows)})", columns)
     for row in rows:
-        cells = [str(row.index), str(row.number), clean(row.digest[:8]), str(row.term)]
-        cells.append(names.get(row.syncer) or f"…{short_peer(row.syncer)}")
-        if grouped:
-            root = names.get(row.root) or f"…{short_peer(row.root)}"
-            cells += [seat_text(row), root if row.groups > 1 else ""]
-        table.add_row(*map(Text, [*cells, count(row.tokens), activity_text(row)]))
+        syncer = names.get(row.syncer) or f"…{short_peer(row.syncer)}"
+        root = names.get(row.root) or f"…{short_peer(row.root)}"
+        cells = [str(row.index), str(row.number), clean(row.digest[:8])]
+        cells += [syncer, seat_text(row), root] if grouped else [str(row.term), syncer, count(row.tokens)]
+        table.add_row(*map(Text, [*cells, activity_text(row)]))
     return table
