@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from p2pdiloco.core.config import CoreConfig, Timing
 from p2pdiloco.core.types import WHOLE_RUN, SignedVersion, VersionHeader
@@ -47,6 +48,11 @@ class Mix:
     """Share of merges that come to nothing."""
     miscompute: float = 0.0
     """Share of outer steps whose result has another digest than everybody else's."""
+
+    @property
+    def calm(self) -> bool:
+        """Nothing goes wrong by chance."""
+        return not any(getattr(self, f.name) for f in fields(self)[3:])
 
 
 MIXES: dict[str, Mix] = {
@@ -156,6 +162,11 @@ class Plan:
     """After the faults, liveness must hold within so much virtual time."""
     faults: bool = True
     extra: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def calm_from_s(self) -> float:
+        """From then on all have found each other and nothing goes wrong; never, in most mixes."""
+        return max(self.joins_s) + 10.0 if self.mix.calm else math.inf
 
 
 def stream(seed: int, purpose: str) -> random.Random:

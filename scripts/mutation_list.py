@@ -1,0 +1,360 @@
+"""Deliberate bugs of the protocol, one rule taken away in each, and where the simulator should miss it.
+
+Most are made at the border of the core (what goes in, what comes out), so that they outlive its refactorings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from p2pdiloco.core import effects as fx
+from p2pdiloco.core import events as ev
+from p2pdiloco.core.chain import Chain
+from p2pdiloco.core.contributor import Contributor
+from p2pdiloco.core.inbox import Inbox
+from p2pdiloco.core.kept import Kept
+from p2pdiloco.core.node import Core
+from p2pdiloco.core.office import Office
+from p2pdiloco.core.outbox import Outbox
+from p2pdiloco.core.round import Round
+from p2pdiloco.core.shared import Shared
+from p2pdiloco.core.types import Head
+
+change = msgspec.structs.replace
+
+
+class Patch:
+    """Replaces attributes, and puts them back at the end."""
+
+    def __init__(self) -> None:
+        self._undo: list[tuple[Any, str, Any]] = []
+
+    def __enter__(self) -> Patch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        while self._undo:
+            owner, name, value = self._undo.pop()
+            setattr(owner, name, value)
+
+    def set(self, owner: Any, name: str, value: Any) -> None:
+        """From now on `owner.name` is `value`."""
+        self._undo.append((owner, name, owner.__dict__[name]))
+        setattr(owner, name, value)
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """One bug: how to make it, the weather in which to look for it, and the rules that it may break."""
+
+    apply: Callable[[Patch], None]
+    mix: str
+    nodes: int
+    within_seeds: int
+    rules: frozenset[str]
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return self.apply.__name__.replace("_", " ")
+
+
+MUTATIONS: list[Mutation] = []
+Make = Callable[[Patch], None]
+
+
+def mutation(mix: str, nodes: int, within_seeds: int, *rules: str) -> Callable[[Make], Make]:
+    """Add a bug to the list."""
+
+    def add(apply: Make) -> Make:
+        MUTATIONS.append(Mutation(apply, mix, nodes, within_seeds, frozenset(rules)))
+        return apply
+
+    return add
+
+
+def each_effect(patch: Patch, alter: Callable[[Core, Any], list[Any]]) -> None:
+    """What a core wants done becomes something else."""
+    handle = Core.handle
+
+    def altered(self: Core, event: ev.Event, now: float) -> list[fx.Effect]:
+        return [new for effect in handle(self, event, now) for new in alter(self, effect)]
+
+    patch.set(Core, "handle", altered)
+
+
+def each_event(patch: Patch, alter: Callable[[Core, Any], Any]) -> None:
+    """What a core hears is something else."""
+    handle = Core.handle
+    patch.set(Core, "handle", lambda self, event, now: handle(self, alter(self, event), now))
+
+
+# --- votes and offices -------------------------------------------------------------------------------
+
+
+@mutation("calm", 3, 3, "durable-first")
+def votes_are_sent_before_they_are_durable(patch: Patch) -> None:
+    def alter(_core: Core, effect: Any) -> list[Any]:
+        if isinstance(effect, fx.Persist) and isinstance(effect.record, fx.VoteRecord):
+            return [*effect.then, change(effect, then=())]
+        return [effect]
+
+    each_effect(patch, alter)
+
+
+@mutation("calm", 3, 3, "durable-first")
+def a_vote_is_not_persisted_at_all(patch: Patch) -> None:
+    persist = Outbox.persist
+
+    def forget(self: Outbox, record: Any, then: tuple[fx.Effect, ...]) -> int:
+        if isinstance(record, fx.VoteRecord) and any(isinstance(e, fx.Send) for e in then):
+            for effect in then:
+                self.put(effect)
+            return -1
+        return persist(self, record, then)
+
+    patch.set(Outbox, "persist", forget)
+
+
+@mutation("churn", 5, 80, "one-vote")
+def votes_are_forgotten_at_restart(patch: Patch) -> None:
+    init = Core.__init__
+
+    def forget(
+        self: Core, config: Any, me: str, inc: int, crypto: Any, rng: Any, restored: Any, *more: Any
+    ) -> None:
+        init(self, config, me, inc, crypto, rng, change(restored, votes=()), *more)
+
+    patch.set(Core, "__init__", forget)
+
+
+def _no_refusal(patch: Patch, words: str) -> None:
+    original = Office._why_no_vote
+
+    def why(self: Office, *arguments: Any) -> str:
+        reason = original(self, *arguments)
+        return "" if reason.startswith(words) else reason
+
+    patch.set(Office, "_why_no_vote", why)
+
+
+@mutation("storm", 4, 10, "one-vote", "durable-first")
+def a_voter_votes_twice_in_a_term(patch: Patch) -> None:
+    _no_refusal(patch, "our vote of")
+
+
+@mutation("storm", 4, 20, "no-lighter-syncer")
+def a_vote_for_a_candidate_that_is_behind(patch: Patch) -> None:
+    _no_refusal(patch, "our chain is heavier")
+
+
+@mutation("calm", 6, 20, "one-syncer")
+def a_minority_elects(patch: Patch) -> None:
+    """Everybody counts himself and his neighbour only."""
+    voters = Shared.voters
+
+    def few(self: Shared, now: float) -> list[str]:
+        found = voters(self, now)
+        return [peer for peer in found if peer == self.me] + [peer for peer in found if peer > self.me][:1]
+
+    patch.set(Shared, "voters", few)
+
+
+@mutation("partition", 2, 60, "stuck")
+def void_certificates_are_kept(patch: Patch) -> None:
+    patch.set(Office, "_void_if_outgrown", lambda self, now: None)
+
+
+# --- versions ----------------------------------------------------------------------------------------
+
+
+@mutation("calm", 3, 3, "durable-first")
+def versions_are_announced_before_they_are_durable(patch: Patch) -> None:
+    def alter(_core: Core, effect: Any) -> list[Any]:
+        if isinstance(effect, fx.Persist) and isinstance(effect.record, fx.UpdateRecord):
+            return [*(e for e in effect.then if isinstance(e, fx.Send)), effect]
+        return [effect]
+
+    each_effect(patch, alter)
+
+
+@mutation("storm", 4, 40, "core-invariant", "equal-state", "crashed")
+def completions_of_old_rounds_are_accepted(patch: Patch) -> None:
+    patch.set(Round, "_is_current", lambda self, term, number: True)
+
+
+@mutation("storm", 5, 40, "equal-state")
+def a_state_with_another_digest_is_accepted(patch: Patch) -> None:
+    """An outer step that came out differently is taken for the version all the same."""
+
+    def alter(core: Core, event: Any) -> Any:
+        if isinstance(event, ev.UpdateApplied):
+            follower = core.fragments[event.fragment].follower
+            if follower._next is not None:
+                return change(event, state_digest=follower._next.header.state_digest)
+        return event
+
+    each_event(patch, alter)
+
+
+@mutation("storm", 5, 20, "only-forward", "crashed", "stuck", "no-spinning")
+def a_lighter_head_is_followed(patch: Patch) -> None:
+    patch.set(Head, "weight", property(lambda self: (-self.tokens, self.term, self.digest)))
+
+
+@mutation("storm", 5, 60, "stuck", "nothing-lost", "durable-first", "core-invariant")
+def a_failed_save_counts_as_a_saved_one(patch: Patch) -> None:
+    def alter(_core: Core, event: Any) -> Any:
+        return ev.Persisted(event.token) if isinstance(event, ev.PersistFailed) else event
+
+    each_event(patch, alter)
+
+
+# --- contributions -----------------------------------------------------------------------------------
+
+
+@mutation("storm", 4, 40, "nothing-twice")
+def a_merged_contribution_is_admitted_again(patch: Patch) -> None:
+    """Neither the header nor the payload is compared with what the chain contains."""
+    received, judge = Round.received, Inbox.judge
+
+    def blind(method: Any) -> Any:
+        def call(self: Any, *arguments: Any) -> Any:
+            header = getattr(arguments[0], "header", None)
+            held = self._inbox.arriving(arguments[0]) if header is None else None
+            after = header.after if header is not None else held.header.after if held else None
+            with Patch() as inner:
+                if after is not None:
+                    inner.set(Chain, "watermark", lambda _chain, _learner: after)
+                return method(self, *arguments)
+
+        return call
+
+    patch.set(Inbox, "judge", blind(judge))
+    patch.set(Round, "received", blind(received))
+
+
+@mutation("calm", 3, 5, "nothing-twice")
+def one_input_is_merged_twice(patch: Patch) -> None:
+    def alter(_core: Core, effect: Any) -> list[Any]:
+        if isinstance(effect, fx.Merge) and effect.inputs:
+            return [change(effect, inputs=(*effect.inputs, effect.inputs[0]))]
+        return [effect]
+
+    each_effect(patch, alter)
+
+
+@mutation("calm", 3, 10, "right-base", "stuck")
+def one_input_is_left_out_of_the_merge(patch: Patch) -> None:
+    def alter(_core: Core, effect: Any) -> list[Any]:
+        if isinstance(effect, fx.Merge) and len(effect.inputs) > 1:
+            return [change(effect, inputs=effect.inputs[1:])]
+        return [effect]
+
+    each_effect(patch, alter)
+
+
+@mutation("calm", 3, 5, "nothing-twice", "right-base", "stuck")
+def the_learner_is_not_told_that_its_work_is_merged(patch: Patch) -> None:
+    def alter(_core: Core, effect: Any) -> list[Any]:
+        return [change(effect, merged_ticket=None)] if isinstance(effect, fx.CommitVersion) else [effect]
+
+    each_effect(patch, alter)
+
+
+@mutation("calm", 4, 20, "right-base", "stuck", "nothing-lost")
+def no_rebase(patch: Patch) -> None:
+    """Another's version is taken over as it is: what was trained meanwhile is gone."""
+
+    def alter(_core: Core, effect: Any) -> list[Any]:
+        if isinstance(effect, fx.CommitVersion) and effect.merged_ticket is None:
+            return [change(effect, overwrite=True)]
+        return [effect]
+
+    each_effect(patch, alter)
+
+
+@mutation("churn", 5, 60, "nothing-twice", "stuck")
+def watermarks_are_not_saved(patch: Patch) -> None:
+    def alter(_core: Core, effect: Any) -> list[Any]:
+        return [change(effect, watermarks=())] if isinstance(effect, fx.CommitVersion) else [effect]
+
+    each_effect(patch, alter)
+
+
+@mutation("storm", 4, 60, "nothing-twice", "stuck")
+def a_copied_state_comes_without_its_watermarks(patch: Patch) -> None:
+    each_event(patch, lambda _core, e: change(e, watermarks=()) if isinstance(e, ev.StateFetched) else e)
+
+
+@mutation("storm", 4, 30, "stuck", "right-base", "nothing-lost", "crashed")
+def contributions_are_not_sent_again(patch: Patch) -> None:
+    """A syncer's death costs a round of training."""
+
+    def forget(self: Contributor, now: float) -> None:
+        while self._queue:
+            self._give_up(self._queue.popleft(), "forgotten")
+
+    patch.set(Contributor, "office_changed", forget)
+
+
+@mutation("calm", 3, 5, "true-label")
+def tokens_are_counted_twice_in_the_label(patch: Patch) -> None:
+    def alter(_core: Core, effect: Any) -> list[Any]:
+        if isinstance(effect, fx.OfferContribution):
+            header = change(effect.signed.header, tokens=2 * effect.signed.header.tokens)
+            return [change(effect, signed=change(effect.signed, header=header))]
+        return [effect]
+
+    each_effect(patch, alter)
+
+
+@mutation("calm", 3, 10, "last-word", "bounded")
+def the_syncer_never_has_a_last_word(patch: Patch) -> None:
+    each_effect(patch, lambda _core, e: [] if isinstance(e, fx.AnswerTransfer) else [e])
+
+
+@mutation("calm", 3, 5, "bounded")
+def buffers_are_never_released(patch: Patch) -> None:
+    each_effect(patch, lambda _core, e: [] if isinstance(e, fx.Release) else [e])
+
+
+# --- forks and membership ----------------------------------------------------------------------------
+
+
+@mutation("partition", 6, 60, "nothing-lost", "stuck", "right-base")
+def what_was_merged_is_forgotten_at_once(patch: Patch) -> None:
+    """A fork's loser does not send again what only its branch had."""
+    add = Kept.add
+
+    def forget(self: Kept, *arguments: Any) -> None:
+        add(self, *arguments)
+        self.review(1 << 61)
+
+    patch.set(Kept, "add", forget)
+
+
+@mutation("calm", 4, 20, "stuck", "one-syncer", "nothing-lost")
+def a_newcomer_counts_at_once(patch: Patch) -> None:
+    """Votes, stands and gives its empty state to others before it has caught up."""
+    init = Core.__init__
+
+    def confirmed(self: Core, *arguments: Any) -> None:
+        init(self, *arguments)
+        self._shared.confirmed = True
+
+    patch.set(Core, "__init__", confirmed)
+
+
+@mutation("churn", 5, 10, "leaves-in-time", "stuck")
+def nobody_ever_leaves(patch: Patch) -> None:
+    each_effect(patch, lambda _core, e: [] if isinstance(e, fx.Left) else [e])
+
+
+@mutation("calm", 2, 3, "no-spinning")
+def a_deadline_that_is_always_now(patch: Patch) -> None:
+    patch.set(Core, "next_deadline", lambda self: -1.0)
