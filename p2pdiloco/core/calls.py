@@ -4,34 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from p2pdiloco.core.electorate import Electorate
 from p2pdiloco.core.shared import Shared
 from p2pdiloco.core.timing import answer_bound_s, grace_window_s
 
 
 class Calls:
-    """One fragment's last closing call. Answers count also when the round went on without them: only so
+    """One group's last closing call. Answers count also when the round went on without them: only so
     does a window that was too short for anybody learn that it was."""
 
-    def __init__(self, shared: Shared) -> None:
+    def __init__(self, shared: Shared, electorate: Electorate, level: int) -> None:
         self._shared = shared
+        self._electorate = electorate
+        self._answer_time = shared.answer_time(level)
         self._out: set[str] = set()
         self._sent_s = 0.0
         self._number = 0
 
-    def called(self, peers: Iterable[str], number: int, now: float) -> None:
+    def called(self, children: Iterable[str], number: int, now: float) -> None:
         """These are asked for what they have, for version `number`."""
-        self._out, self._sent_s, self._number = set(peers), now, number
+        self._out, self._sent_s, self._number = set(children), now, number
 
-    def answered(self, peer: str, now: float, number: int | None = None) -> None:
-        """A contribution (or a pass, which names the `number`) of that learner is here, in time or not."""
-        if peer in self._out and number in (None, self._number):
-            self._out.discard(peer)
+    def answered(self, child: str, now: float, number: int | None = None) -> None:
+        """A contribution (or a pass, which names the `number`) of that child is here, in time or not."""
+        if child in self._out and number in (None, self._number):
+            self._out.discard(child)
             if not self._out:
                 self._add(now)
 
     def give_up(self, now: float) -> None:
-        """The next call is about to go out: a live learner that has not answered takes at least so long."""
-        if self._out & set(self._shared.expected_learners(now)):
+        """The next call is about to go out: a live child that has not answered takes at least so long."""
+        if self._out & set(self._electorate.expected(now)):
             self._add(now)
         self.forget()
 
@@ -50,10 +53,10 @@ class Calls:
             sync_s,
             config.grace_fraction,
             config.grace_cap_s,
-            min(shared.answer_time.expected_s, answer_bound_s(config.inner_steps, step_s)),
+            min(self._answer_time.expected_s, answer_bound_s(config.inner_steps, step_s)),
         )
 
     def _add(self, now: float) -> None:
         shared = self._shared
         bound_s = answer_bound_s(shared.config.inner_steps, shared.median_step_s(now))
-        shared.answer_time.add(min(now - self._sent_s, bound_s))
+        self._answer_time.add(min(now - self._sent_s, bound_s))

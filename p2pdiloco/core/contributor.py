@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections import deque
 from enum import Enum, auto
 
-from p2pdiloco.core.chain import Chain
+from p2pdiloco.core.context import FragmentContext
 from p2pdiloco.core.effects import DiscardContribution, OfferContribution, RetireSlot
 from p2pdiloco.core.events import (
     Combined,
@@ -35,10 +35,10 @@ from p2pdiloco.core.events import (
     ContributionReady,
     ContributionUndelivered,
 )
+from p2pdiloco.core.grouping import level_sizes
 from p2pdiloco.core.kept import Kept, Part
 from p2pdiloco.core.machine import Machine
 from p2pdiloco.core.office import Office
-from p2pdiloco.core.shared import Shared
 from p2pdiloco.core.timing import Ema, backoff_s
 from p2pdiloco.core.types import ContributionHeader, SignedContribution, Stamp, Ticket
 
@@ -100,14 +100,13 @@ class Pending:
 class Contributor:
     """The queue of one fragment's contributions of this node."""
 
-    def __init__(self, shared: Shared, group: str, fragment: int, chain: Chain, office: Office) -> None:
-        self._shared = shared
-        self._group = group
-        self._fragment = fragment
-        self._chain = chain
-        self._office = office
+    def __init__(self, context: FragmentContext) -> None:
+        self._context = context
+        self._shared = context.shared
+        self._fragment = context.index
+        self._chain = chain = context.chain
         self._queue: deque[Pending] = deque()
-        self._kept = Kept(shared, fragment)
+        self._kept = Kept(context.shared, context.index)
         self._replaced = chain.replaced
         self._retired: deque[Stamp] = deque(maxlen=RETIRED_KEPT)
         """Given up while still in the learner's displacement: if a chain has one all the same, somebody who
@@ -119,6 +118,11 @@ class Contributor:
         self.base_digest = chain.head.digest
 
     # --- questions -----------------------------------------------------------------------------------
+
+    @property
+    def _office(self) -> Office:
+        """Of the group in which we take part at present."""
+        return self._context.leaf.office
 
     @property
     def idle(self) -> bool:
@@ -237,7 +241,7 @@ class Contributor:
         ready = pending.ready
         header = ContributionHeader(
             run=config.run,
-            group=self._group,
+            group=self._context.leaf.name,
             fragment=self._fragment,
             learner=shared.me,
             stamp=pending.stamp,
@@ -283,7 +287,9 @@ class Contributor:
         patience_s = max(timing.answer_floor_s, 4 * self._round_s.value, 4 * config.delay_steps * step_s)
         if held_over or config.quorum > 1:
             patience_s += 2 * config.inner_steps * step_s + timing.hold_floor_s
-        pending.deadline_s = now + patience_s
+        # The syncers above are doubted first, by those below them.
+        levels = len(level_sizes(self._chain.header.groups, config.group_size))
+        pending.deadline_s = now + patience_s * levels
 
     def refused(self, pending: Pending, reason: str, now: float) -> None:
         """Mend what can be mended and try again; give up only what can never be merged."""

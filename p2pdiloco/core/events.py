@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from p2pdiloco.core.grouping import Roster
 from p2pdiloco.core.messages import Message
 from p2pdiloco.core.types import (
     Head,
@@ -34,8 +35,8 @@ class Tick(Event, frozen=True):
 class PresenceSeen(Event, frozen=True):
     """The members whose unexpired presence records the DHT holds (self may be among them)."""
 
-    members: tuple[tuple[str, int], ...]
-    """(peer, incarnation)."""
+    members: Roster
+    """With their incarnations. One object may serve many readers."""
     unreached: int = 0
     """How many more are listed that could not be dialled yet."""
 

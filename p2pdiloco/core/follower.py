@@ -20,18 +20,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import Enum, auto
 
-from p2pdiloco.core.chain import Chain
+from p2pdiloco.core.context import FragmentContext
 from p2pdiloco.core.contributor import Contributor
 from p2pdiloco.core.doubts import Doubts
 from p2pdiloco.core.effects import ApplyUpdate, CommitVersion, DropSpare, FetchState, FetchUpdate, Release
 from p2pdiloco.core.events import FetchFailed, StateFetched, UpdateApplied, UpdateFetched
-from p2pdiloco.core.inbox import Spare
 from p2pdiloco.core.machine import Machine
-from p2pdiloco.core.office import Office
-from p2pdiloco.core.round import Round, commit_effect
-from p2pdiloco.core.shared import Shared
+from p2pdiloco.core.publishing import commit_effect
 from p2pdiloco.core.timing import backoff_s
-from p2pdiloco.core.types import Head, SignedVersion, Stamp
+from p2pdiloco.core.types import WHOLE_RUN, Head, SignedVersion, Stamp
 
 
 class FollowState(Enum):
@@ -61,25 +58,13 @@ FOLLOW_TABLE = {
 class Follower:
     """Keeps one fragment's chain up with the heaviest head that confirmed members hold."""
 
-    def __init__(
-        self,
-        shared: Shared,
-        group: str,
-        fragment: int,
-        chain: Chain,
-        office: Office,
-        own: Contributor,
-        spare: Spare,
-        round_: Round,
-    ) -> None:
-        self._shared = shared
-        self._group = group
-        self._fragment = fragment
-        self._chain = chain
-        self._office = office
+    def __init__(self, context: FragmentContext, own: Contributor) -> None:
+        self._context = context
+        self._shared = context.shared
+        self._fragment = context.index
+        self._chain = context.chain
         self._own = own
-        self._spare = spare
-        self._round = round_
+        self._spare = context.spare
         self._machine = Machine(FOLLOW_TABLE, FollowState.RESTING)
         self._heads: dict[str, Head] = {}
         self._doubts = Doubts()
@@ -90,6 +75,7 @@ class Follower:
         self.verified = False
         """A confirmed member's head is, or was, our head or one of its ancestors."""
         self.on_moved: Callable[[float], None] = lambda now: None
+        """We hold another version (set by the fragment)."""
 
     # --- questions -----------------------------------------------------------------------------------
 
@@ -229,12 +215,12 @@ class Follower:
     def _why_not(self, version: SignedVersion) -> str:
         header = version.header
         config = self._shared.config
-        mine = (config.run, self._group, self._fragment, config.update_codec)
+        mine = (config.run, WHOLE_RUN, self._fragment, config.update_codec)
         if (header.run, header.group, header.fragment, header.codec) != mine:
             return "wrong-fragment"
         if not self._shared.signed_by(header.syncer, "version", header, version.signature):
             return "version-signature"
-        certificate = self._office.certificate
+        certificate = None if self._context.grouped else self._context.leaf.office.certificate
         if certificate and header.term == certificate.term and header.syncer != certificate.syncer:
             return "other-syncer"  # both sides of a split elected one in this term
         if not self._chain.is_child(header):
@@ -268,7 +254,7 @@ class Follower:
         header = event.version.header
         wanted = self.state is FollowState.COPYING and header.head().weight > self._chain.head.weight
         config = self._shared.config
-        right = (header.run, header.group, header.fragment) == (config.run, self._group, self._fragment)
+        right = (header.run, header.group, header.fragment) == (config.run, WHOLE_RUN, self._fragment)
         signed = right and self._shared.signed_by(header.syncer, "version", header, event.version.signature)
         if not wanted or not signed:
             self._shared.out.put(DropSpare(self._fragment))
@@ -301,6 +287,4 @@ class Follower:
             self.verified = True
             del self._heads[peer]
         self._own.chain_moved(self._chain.watermark(self._shared.me), now)
-        self._office.trust()
-        self._round.chain_moved(now)
         self.on_moved(now)

@@ -2,40 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from p2pdiloco.core.chain import Chain
 from p2pdiloco.core.common import Common
 from p2pdiloco.core.config import RestoredFragment
-from p2pdiloco.core.contributor import Contributor
+from p2pdiloco.core.context import FragmentContext
+from p2pdiloco.core.contributor import Contributor, Pending
 from p2pdiloco.core.effects import DiscardContribution, RequestFragment, VoteRecord
-from p2pdiloco.core.events import ContributionAnswered, ContributionReady, LearnerApplied
+from p2pdiloco.core.events import ContributionAnswered, ContributionReady, LearnerApplied, PartialAnswered
 from p2pdiloco.core.follower import Follower
-from p2pdiloco.core.inbox import Spare
 from p2pdiloco.core.messages import Announce, Closing, Pass
-from p2pdiloco.core.office import Office
+from p2pdiloco.core.office import OTHER_EPOCH, Office
 from p2pdiloco.core.round import Round, RoundState
+from p2pdiloco.core.seats import Seats
 from p2pdiloco.core.shared import Shared
-from p2pdiloco.core.types import Head
+from p2pdiloco.core.types import ContributionHeader, Head, PartialHeader
 
 
 class Fragment:
     """Routes what happens to the part that it concerns, and lets the parts look again afterwards."""
 
     def __init__(
-        self, shared: Shared, group: str, index: int, restored: RestoredFragment, vote: VoteRecord | None
+        self, shared: Shared, index: int, restored: RestoredFragment, votes: list[VoteRecord], now: float
     ) -> None:
         config = shared.config
         keep = max(config.log_versions, config.max_base_age_versions)
         self._shared = shared
-        self.group = group
         self.index = index
         self.chain = Chain(restored.log, restored.watermarks, keep)
-        self.office = Office(shared, group, index, self.chain, vote)
+        self.context = FragmentContext(shared, index, self.chain, votes)
         self.common = Common(self.chain, shared.timing.durable_s)
-        self.own = Contributor(shared, group, index, self.chain, self.office)
-        spare = Spare()
-        self.round = Round(shared, group, index, self.chain, self.office, self.own, spare)
-        self.follower = Follower(shared, group, index, self.chain, self.office, self.own, spare, self.round)
-        self.office.busy = lambda: self.round.closing
+        self.own = Contributor(self.context)
+        self.seats = Seats(self.context, self.own, now)
+        self.seats.call_learner = self._request
+        self.publisher = self.seats.publisher
+        self.publisher.on_published = self.seats.published
+        self.follower = Follower(self.context, self.own)
+        self.follower.on_moved = self._moved
+        self.on_moved: Callable[[float], None] = lambda now: None
+        """We hold another peer's version (set by the node)."""
         self._asked_by: Closing | None = None
         self._asker = ""
         self.requested = False
@@ -46,26 +52,47 @@ class Fragment:
         """Something happened here since `deadline` was last worked out."""
         self._due_s: float | None = None
 
+    @property
+    def office(self) -> Office:
+        """Of the group in which our learner takes part."""
+        return self.context.leaf.office
+
+    @property
+    def round(self) -> Round:
+        """Of that group."""
+        return self.context.leaf.round
+
     def poll(self, now: float) -> None:
         """Let every part look at the clock and at each other."""
         self.touched = True
-        self.office.poll(now)
-        if self.office.changed:
-            self.office.changed = False
-            if not self.office.holding:
-                self.round.abandon("no longer the syncer")
-            self.own.office_changed(now)
+        self.seats.poll_offices(now)
         self.follower.poll(now)
         pending = self.own.next_offer(now)
         syncer = self.office.syncer
         if pending is not None and syncer is not None:
             if syncer == self._shared.me:
-                self.round.offer_own(pending, now)
+                self._offer_own(pending, now)
             else:
                 self.own.send(pending, syncer, now)
-        self.round.poll(now)
-        if self.office.changed:
+        self.seats.poll_rounds(now)
+        if self.seats.unsettled:
             self.poll(now)
+
+    def _offer_own(self, pending: Pending, now: float) -> None:
+        """We are the syncer: our own contribution needs no stream."""
+        me = self._shared.me
+        signed = self.own.offer(pending, me, now)
+        reason = self.round.admit_own(signed, pending.ready.ticket, now)
+        if reason:
+            self.own.refused(pending, reason, now)
+        else:
+            self.own.accepted(pending, self.round.closing, now)
+            self.round.own_is_in(me, now)
+
+    def _moved(self, now: float) -> None:
+        merged = self.own.idle or self.chain.merged_at(self._shared.me) == self.chain.head.number
+        self.seats.chain_moved(now, merged)
+        self.on_moved(now)
 
     def deadline(self) -> float | None:
         """When to look again without being told of anything. Kept until something happens here: most events
@@ -73,9 +100,8 @@ class Fragment:
         if self.touched:
             self.touched = False
             times = [
-                self.office.deadline(),
+                self.seats.deadline(),
                 self.own.deadline(),
-                self.round.deadline(),
                 self.follower.deadline(),
             ]
             self._due_s = min((t for t in times if t is not None), default=None)
@@ -92,7 +118,11 @@ class Fragment:
     def on_closing(self, sender: str, call: Closing, now: float) -> None:
         """The syncer closes a round: send what we have, or pass at once so that nobody waits for us."""
         shared = self._shared
-        if sender != self.office.syncer or call.term != self.office.term:
+        if self.seats.on_closing(sender, call, now):
+            return
+        if call.group != self.context.leaf.name:
+            shared.out.send(sender, _pass(call, OTHER_EPOCH))
+        elif sender != self.office.syncer or call.term != self.office.term:
             shared.out.send(sender, _pass(call, "another syncer is in office"))
         elif call.number <= self.chain.head.number:
             return  # it comes late: that round is over
@@ -145,6 +175,18 @@ class Fragment:
         if event.head is not None:
             self.heard(event.peer, event.head, True, now)
 
+    def partial_answered(self, event: PartialAnswered, now: float) -> None:
+        """The word of the syncer above on a partial of ours."""
+        self.seats.partial_answered(event, now)
+        if event.head is not None:
+            self.heard(event.peer, event.head, True, now)
+
+    def round_for(self, header: ContributionHeader | PartialHeader) -> Round | None:
+        """Which of our rounds an offer is for; None: of no group in which we have a seat now."""
+        if isinstance(header, PartialHeader):
+            return self.seats.round_for(header.group)
+        return self.round if header.group == self.context.leaf.name else None
+
     def heard(self, peer: str, head: Head, confirmed: bool, now: float) -> None:
         """A member says which head it holds."""
         self.common.heard(peer, head, now)
@@ -167,7 +209,8 @@ class Fragment:
     def settle(self) -> bool:
         """Leaving: whether our part here is over, once and for all. A learner that goes on training must
         not keep us with ever new contributions, nor the members' next round with ever new duties."""
-        if not self._settled and not (self.requested or self.round.closing or not self.own.idle):
+        at_work = any(seat.at_work for seat in self.context.seats)
+        if not self._settled and not (self.requested or at_work or not self.own.idle):
             self._settled = True
             self.office.lay_down("leaving")
         return self._settled
@@ -176,12 +219,12 @@ class Fragment:
 
     def on_announce(self, sender: str, message: Announce, confirmed: bool, now: float) -> None:
         """A new version exists."""
-        header = message.version.header
-        if header.syncer == sender == self.office.syncer:
-            self.office.trust()
-        if header.term > self.office.term:
-            self.office.on_claim(sender, header.term, now)
-        self.follower.heard(sender, header.head(), confirmed, now)
+        if not self.context.grouped:
+            if message.syncer == sender == self.office.syncer:
+                self.office.trust()
+            if message.head.term > self.office.term:
+                self.office.on_claim(sender, message.head.term, now)
+        self.follower.heard(sender, message.head, confirmed, now)
 
 
 def _pass(call: Closing, reason: str) -> Pass:

@@ -38,6 +38,11 @@ def parse_group(name: str) -> tuple[int, int, int] | None:
     return epoch, level, index
 
 
+def is_group(name: str) -> bool:
+    """Whether this may be the name of a group, now or in another epoch."""
+    return name == WHOLE_RUN or parse_group(name) is not None
+
+
 def leaf_index(run: str, fragment: int, epoch: int, groups: int, peer: str) -> int:
     """The leaf group of a peer: a seeded hash, another one for every fragment and epoch."""
     text = f"group/{run}/{fragment}/{epoch}/{peer}".encode()
@@ -54,6 +59,23 @@ def children(sizes: tuple[int, ...], level: int, index: int) -> range:
     above, below = sizes[level], sizes[level - 1]
     first = -(-index * below // above)
     return range(first, -(-(index + 1) * below // above))
+
+
+def leaf_span(sizes: tuple[int, ...], level: int, index: int) -> range:
+    """The leaf groups below (or equal to) group `index` of `level`: they are neighbours."""
+    first, end = index, index + 1
+    for below in range(level, 0, -1):
+        first, end = children(sizes, below, first).start, children(sizes, below, end - 1).stop
+    return range(first, end)
+
+
+def is_below(sizes: tuple[int, ...], low: tuple[int, int], high: tuple[int, int]) -> bool:
+    """Whether group `low` (level, index) is `high` or somewhere under it."""
+    level, index = low
+    while level < high[0]:
+        index = parent_index(sizes, level, index)
+        level += 1
+    return (level, index) == high
 
 
 def next_plan(
@@ -78,9 +100,16 @@ class Roster:
     def __init__(self, members: tuple[tuple[str, int], ...]) -> None:
         self.members = tuple(sorted(members))
         self._leaves: dict[tuple[str, int, int, int], tuple[tuple[str, ...], ...]] = {}
+        self._incarnations: dict[str, int] = {}
 
     def __len__(self) -> int:
         return len(self.members)
+
+    def incarnation(self, peer: str) -> int | None:
+        """Of a listed peer; None for one that is not."""
+        if not self._incarnations and self.members:
+            self._incarnations.update(self.members)
+        return self._incarnations.get(peer)
 
     def leaves(self, run: str, fragment: int, epoch: int, groups: int) -> tuple[tuple[str, ...], ...]:
         """The listed peers of every leaf group, sorted. Worked out once; the last few are remembered."""
@@ -97,5 +126,5 @@ class Roster:
         return found
 
 
-MAX_REMEMBERED = 64
+MAX_REMEMBERED = 24
 """Partitions that a roster remembers: more than fragments that change their groups at one time."""

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from p2pdiloco.core.events import LearnerStatus, PresenceSeen
 from p2pdiloco.core.fragment import Fragment
+from p2pdiloco.core.grouping import Roster, leaf_index
 from p2pdiloco.core.joining import Joining
 from p2pdiloco.core.messages import Progress
+from p2pdiloco.core.ranking import ranking
 from p2pdiloco.core.shared import Shared
 from p2pdiloco.core.timing import Ema
+from p2pdiloco.core.types import WHOLE_RUN
 
 REVIEW_EVERY_S = 2.0
 """How often it is looked at which merged contributions everybody has."""
@@ -16,8 +19,13 @@ REVIEW_EVERY_S = 2.0
 class Heartbeats:
     """Sends `Progress` in time, takes in that of others, and notices who has fallen silent."""
 
-    def __init__(self, shared: Shared, fragments: tuple[Fragment, ...], joining: Joining, now: float) -> None:
+    def __init__(
+        self, shared: Shared, fragments: tuple[Fragment, ...], joining: Joining, genesis: bool, now: float
+    ) -> None:
         self._shared = shared
+        self._genesis = genesis
+        self._sampled: Roster | None = None
+        self._sample: set[str] = set()
         self._fragments = fragments
         self._joining = joining
         self._step_time = Ema()
@@ -26,6 +34,8 @@ class Heartbeats:
         """When the next one is due."""
         self._review_at_s = now
         joining.on_confirmed = self._tell_all
+        shared.greet = lambda peer: shared.out.send(peer, self.progress())
+        shared.on_regroup = self._regrouped
 
     def poll(self, now: float, left: bool) -> None:
         """Greet everybody whose turn it is; drop and record who fell silent."""
@@ -41,12 +51,54 @@ class Heartbeats:
             peers = shared.view.may_fork(now)
             for fragment in self._fragments:
                 fragment.review(peers, now)
-        for peer in shared.view.newly_silent(now):
+        neighbours = self._neighbours(now)
+        for peer in shared.view.newly_silent(now, neighbours):
             shared.out.record("silent", None, "not counted on: silent or unreachable", peer=peer)
         if not left:
             progress = self.progress()
-            for peer in shared.view.to_greet(now):
+            for peer in shared.view.to_greet(now, neighbours):
                 shared.out.send(peer, progress)
+
+    def _neighbours(self, now: float) -> set[str] | None:
+        """Whom to exchange heartbeats with: None for everybody, while a fragment has only one group."""
+        found: set[str] = set()
+        for fragment in self._fragments:
+            some = fragment.seats.neighbours(now)
+            if some is None:
+                return self._first_contacts()
+            found |= some
+        return found
+
+    def _first_contacts(self) -> set[str] | None:
+        """A newcomer that finds a large run with a history of groups asks a few members for the heads."""
+        shared = self._shared
+        room = 2 * shared.config.group_size
+        if shared.confirmed or self._genesis or len(shared.roster) <= 2 * room:
+            return None
+        if self._sampled is not shared.roster:
+            self._sampled = shared.roster
+            weights = dict.fromkeys((peer for peer, _ in shared.roster.members if peer != shared.me), 1.0)
+            order = ranking(shared.config.run, WHOLE_RUN, 0, 0, weights)
+            start = leaf_index(shared.config.run, 0, 0, max(1, len(order)), shared.me)
+            self._sample = {order[(start + i) % len(order)] for i in range(room)}
+        return self._sample
+
+    def _regrouped(self, now: float) -> None:
+        """A fragment has new groups: their members are greeted at once."""
+        self._list(now)
+        self.next_s = min(self.next_s, now)
+
+    def _list(self, now: float) -> None:
+        """Let the view know of the listed members that we have to do with."""
+        shared, neighbours = self._shared, self._neighbours(now)
+        if neighbours is None:
+            for peer, incarnation in shared.roster.members:
+                shared.view.listed(peer, incarnation, now)
+            return
+        for peer in sorted(neighbours):
+            known = shared.roster.incarnation(peer)
+            if known is not None:
+                shared.view.listed(peer, known, now)
 
     def progress(self) -> Progress:
         """What we say about ourselves."""
@@ -62,7 +114,12 @@ class Heartbeats:
             confirmed=shared.confirmed,
             stands=shared.stands and not shared.leaving,
             heads=tuple(f.chain.head for f in self._fragments),
-            offices=tuple((f.index, f.office.term) for f in self._fragments if f.office.holding),
+            offices=tuple(
+                (seat.name, f.index, seat.office.term)
+                for f in self._fragments
+                for seat in f.context.seats
+                if seat.office.holding
+            ),
         )
 
     def _tell_all(self, now: float) -> None:
@@ -81,8 +138,8 @@ class Heartbeats:
     def presence(self, event: PresenceSeen, now: float) -> None:
         """The DHT lists these: greet them at once."""
         self._joining.listed(event)
-        for peer, incarnation in event.members:
-            self._shared.view.listed(peer, incarnation, now)
+        self._shared.roster = event.members
+        self._list(now)
         self.next_s = min(self.next_s, now)
         self._joining.poll(now)
 
@@ -111,16 +168,38 @@ class Heartbeats:
         elif message.incarnation > before.incarnation:
             for fragment in self._fragments:
                 fragment.common.restarted(sender)
-                if fragment.office.syncer == sender:
-                    fragment.office.suspect("the syncer was restarted")
+                for seat in fragment.context.seats:
+                    if seat.office.syncer == sender:
+                        seat.office.suspect("the syncer was restarted")
+        claimed = shared.claims.heard(sender, message.offices)
+        if before is not None and (
+            (claimed and self._beside(message)) or self._stranger(sender, message, now)
+        ):
+            shared.greet(sender)
         moved = []
         for fragment, head in zip(self._fragments, message.heads, strict=False):
             fragment.heard(sender, head, message.confirmed, now)
             if message.confirmed and head.weight > fragment.chain.head.weight:
                 moved.append(fragment)
-        for index, term in message.offices:
+        for group, index, term in message.offices:
             if index < len(self._fragments):
-                self._fragments[index].office.on_claim(sender, term, now)
+                self._fragments[index].seats.on_claim(sender, group, term, now)
+        if claimed:
+            moved = list(self._fragments)
         self._joining.poll(now)
         for fragment in moved:
             fragment.poll(now)
+
+    def _beside(self, message: Progress) -> bool:
+        """Whether the sender holds an office beside one of ours: then it is to know of ours."""
+        return any(
+            index < len(self._fragments) and self._fragments[index].seats.beside(group)
+            for group, index, _ in message.offices
+        )
+
+    def _stranger(self, sender: str, message: Progress, now: float) -> bool:
+        """Whether the sender is a newcomer that we would not greet by ourselves."""
+        if message.confirmed:
+            return False
+        neighbours = self._neighbours(now)
+        return neighbours is not None and sender not in neighbours

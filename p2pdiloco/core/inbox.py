@@ -1,28 +1,48 @@
-"""The syncer's inbox of one fragment: which contributions are admitted, which are in (design 5.8, hop 5)."""
+"""A syncer's inbox: what is admitted, what is in (design 5.8, hop 5; design 5.5 for partial merges)."""
 
 from __future__ import annotations
 
 from p2pdiloco.core.chain import Chain
+from p2pdiloco.core.context import FragmentContext
 from p2pdiloco.core.effects import Release
-from p2pdiloco.core.shared import Shared
-from p2pdiloco.core.types import ContributionHeader, SignedContribution, Ticket
+from p2pdiloco.core.electorate import Electorate
+from p2pdiloco.core.types import (
+    ContributionHeader,
+    PartialHeader,
+    PartialPart,
+    SignedContribution,
+    SignedPartial,
+    Ticket,
+)
+from p2pdiloco.core.types import Contributor as Part
 
 MAX_INNER_STEPS = 1 << 32
 """No learner makes more between two merges; bounds what one lie can add to the token counts."""
+ROOM = 4
+"""A group has `group_size` members on average; an inbox has room for so many times as many."""
 
-
-class Spare:
-    """Whether the fragment's one spare copy is in use: by a merge, an outer step or a fetched state."""
-
-    def __init__(self) -> None:
-        self.busy = False
+Offer = SignedContribution | SignedPartial
 
 
 class Held:
-    """One learner's contribution; `ticket` is None while its payload is arriving."""
+    """What one child sent; `ticket` is None while its payload is arriving."""
 
-    def __init__(self, header: ContributionHeader, transfer: int, starts_round: bool, now: float) -> None:
+    def __init__(
+        self,
+        child: str,
+        author: str,
+        header: ContributionHeader | PartialHeader,
+        parts: tuple[PartialPart, ...],
+        transfer: int,
+        starts_round: bool,
+        now: float,
+    ) -> None:
+        self.child = child
+        """A learner; higher up, the name of a group."""
+        self.author = author
         self.header = header
+        self.parts = parts
+        """The contributions in it."""
         self.transfer = transfer
         self.starts_round = starts_round
         """Due and measured against the newest version: a round may start with it. What came late, or
@@ -33,16 +53,88 @@ class Held:
 
 
 class Inbox:
-    """At most one contribution per learner, at most `group_size` in all."""
+    """At most one offer per child, at most `ROOM` times `group_size` in all."""
 
-    def __init__(self, shared: Shared, fragment: int, chain: Chain) -> None:
-        self._shared = shared
-        self._fragment = fragment
-        self._chain = chain
+    def __init__(self, context: FragmentContext) -> None:
+        self._context = context
+        self._shared = context.shared
+        self._fragment = context.index
+        self._chain: Chain = context.chain
         self._held: dict[str, Held] = {}
 
-    def judge(self, signed: SignedContribution, sender: str, holding: bool) -> tuple[str, bool]:
-        """On sight of its header: (why not to admit a contribution, whether that is the peer's fault)."""
+    def judge(self, signed: Offer, sender: str, holding: bool, open_: bool, now: float) -> tuple[str, bool]:
+        """On sight of its header: (why not to admit it, whether that is the peer's fault).
+
+        `open_`: no round is closing, so that what is in may still be replaced."""
+        raise NotImplementedError
+
+    def add(self, signed: Offer, transfer: int, in_time: bool, now: float) -> Held:
+        """Give what was admitted its place."""
+        raise NotImplementedError
+
+    def _why_not_base(self, number: int, digest: bytes) -> str:
+        head = self._chain.head
+        if number > head.number:
+            return "behind"
+        if head.number - number > self._shared.config.max_base_age_versions:
+            return "stale-base"
+        return "" if self._chain.knows(number, digest) else "unknown-base"
+
+    def fits(self, held: Held) -> bool:
+        """Whether the chain contains nothing of it, and everything that comes before it."""
+        return all(self._chain.watermark(p.contributor.learner) == p.after for p in held.parts)
+
+    def arriving(self, transfer: int) -> Held | None:
+        """The offer whose payload comes by this transfer."""
+        return next((h for h in self._held.values() if h.transfer == transfer and h.ticket is None), None)
+
+    def has(self, child: str) -> bool:
+        """Whether that child's offer is in or arriving."""
+        return child in self._held
+
+    def ready(self) -> list[Held]:
+        """Offers whose payload is here, in the order in which they are merged."""
+        return [held for _, held in sorted(self._held.items()) if held.ticket is not None]
+
+    def all_late(self) -> None:
+        """A version was made without these: none of them starts the next round by itself."""
+        for held in self._held.values():
+            held.starts_round = False
+
+    def drop(self, held: Held) -> None:
+        """Merged, or broken: no longer here."""
+        if self._held.get(held.child) is held:
+            del self._held[held.child]
+            self._release(held)
+
+    def drop_own(self, child: str) -> None:
+        """What we put in ourselves for that child is not to be merged."""
+        held = self._held.get(child)
+        if held is not None and held.own:
+            self.drop(held)
+
+    def drop_overlapping(self) -> None:
+        """The chain moved: what it contains already, or what no longer follows from it, goes."""
+        for held in list(self._held.values()):
+            if held.ticket is not None and not self.fits(held):
+                self.drop(held)
+
+    def clear(self) -> None:
+        """All go; their senders send again, elsewhere."""
+        for held in list(self._held.values()):
+            self.drop(held)
+
+    def _release(self, held: Held) -> None:
+        if held.ticket is not None and not held.own:
+            self._shared.out.put(Release(held.ticket))
+
+
+class LearnerInbox(Inbox):
+    """Of a leaf group: contributions, one per learner."""
+
+    def judge(self, signed: Offer, sender: str, holding: bool, open_: bool, now: float) -> tuple[str, bool]:
+        if not isinstance(signed, SignedContribution):
+            return "not-a-contribution", True
         config, chain, header = self._shared.config, self._chain, signed.header
         if header.learner != sender:
             return "false-learner", True
@@ -57,12 +149,9 @@ class Inbox:
             return "implausible-tokens", True
         if not holding:
             return "not-syncer", False
-        if header.base_number > chain.head.number:
-            return "behind", False
-        if chain.head.number - header.base_number > config.max_base_age_versions:
-            return "stale-base", False
-        if not chain.knows(header.base_number, header.base_digest):
-            return "unknown-base", False
+        reason = self._why_not_base(header.base_number, header.base_digest)
+        if reason:
+            return reason, False
         mark = chain.watermark(header.learner)
         if header.stamp <= mark:
             return "already-merged", False
@@ -72,53 +161,82 @@ class Inbox:
 
     def _judge_place(self, header: ContributionHeader) -> str:
         held = self._held.get(header.learner)
-        if held is None:
-            return "" if len(self._held) < self._shared.config.group_size else "full"
+        if held is None or not isinstance(held.header, ContributionHeader):
+            return "" if len(self._held) < ROOM * self._shared.config.group_size else "full"
         if held.header.stamp == header.stamp:
             return "already-held" if held.ticket is not None else "in-transfer"
         # Of an earlier life of the learner: that one is merged first, both are its own work.
         return "behind" if held.header.stamp < header.stamp else "overlap"
 
-    def add(self, header: ContributionHeader, transfer: int, starts_round: bool, now: float) -> Held:
-        """Give an admitted contribution its place."""
-        held = Held(header, transfer, starts_round, now)
+    def add(self, signed: Offer, transfer: int, in_time: bool, now: float) -> Held:
+        header = signed.header
+        assert isinstance(header, ContributionHeader)
+        starts = in_time and header.due and header.base_number == self._chain.head.number
+        part = PartialPart(part_of(header), header.after)
+        held = Held(header.learner, header.learner, header, (part,), transfer, starts, now)
         self._held[header.learner] = held
         return held
 
-    def arriving(self, transfer: int) -> Held | None:
-        """The contribution whose payload comes by this transfer."""
-        return next((h for h in self._held.values() if h.transfer == transfer and h.ticket is None), None)
 
-    def has(self, learner: str) -> bool:
-        """Whether that learner's contribution is in or arriving."""
-        return learner in self._held
+class GroupInbox(Inbox):
+    """Of a group of groups: partial merges, one per group below."""
 
-    def ready(self) -> list[Held]:
-        """Contributions whose payload is here, in the order in which they are merged (by learner)."""
-        return [held for _, held in sorted(self._held.items()) if held.ticket is not None]
+    def __init__(self, context: FragmentContext, electorate: Electorate) -> None:
+        super().__init__(context)
+        self._electorate = electorate
 
-    def all_late(self) -> None:
-        """A version was made without these: none of them starts the next round by itself."""
-        for held in self._held.values():
-            held.starts_round = False
+    def judge(self, signed: Offer, sender: str, holding: bool, open_: bool, now: float) -> tuple[str, bool]:
+        if not isinstance(signed, SignedPartial):
+            return "not-a-partial", True
+        header = signed.header
+        if header.syncer != sender:
+            return "false-syncer", True
+        if sender != self._shared.me and not self._shared.signed_by(
+            sender, "partial", header, signed.signature
+        ):
+            return "bad-signature", True
+        # Sizes of partials are the environment's to check: the core does not know them.
+        learners = {part.contributor.learner for part in header.parts}
+        if len(learners) != len(header.parts):
+            return "repeated-learner", True
+        if any(part.contributor.stamp <= part.after for part in header.parts):
+            return "false-stamp", True
+        if not holding:
+            return "not-syncer", False
+        reason = self._why_not_base(header.number, header.digest)
+        if reason:
+            return reason, False
+        if not self._electorate.admits(sender, now):
+            return "not-heard-of", False
+        for part in header.parts:
+            mark = self._chain.watermark(part.contributor.learner)
+            if mark != part.after:
+                return ("overlap" if mark > part.after else "behind"), False
+        return self._judge_place(header, learners, open_), False
 
-    def drop(self, held: Held) -> None:
-        """Merged, or broken: no longer here."""
-        if self._held.get(held.header.learner) is held:
-            del self._held[held.header.learner]
-        self._release(held)
+    def _judge_place(self, header: PartialHeader, learners: set[str], open_: bool) -> str:
+        for child, other in self._held.items():
+            if child != header.group and any(p.contributor.learner in learners for p in other.parts):
+                return "overlap"
+        held = self._held.get(header.group)
+        if held is None:
+            return "" if len(self._held) < ROOM * self._shared.config.group_size else "full"
+        if held.header == header:
+            return "already-held" if held.ticket is not None else "in-transfer"
+        return "" if open_ else "closing"  # the group merged again: more of its members are in
 
-    def drop_overlapping(self) -> None:
-        """The chain moved: what it contains already, or what no longer follows from it, goes."""
-        for learner, held in list(self._held.items()):
-            if held.ticket is not None and self._chain.watermark(learner) != held.header.after:
-                self.drop(held)
+    def add(self, signed: Offer, transfer: int, in_time: bool, now: float) -> Held:
+        header = signed.header
+        assert isinstance(header, PartialHeader)
+        replaced = self._held.get(header.group)
+        if replaced is not None:
+            self.drop(replaced)
+        starts = in_time and header.due and header.number == self._chain.head.number
+        held = Held(header.group, header.syncer, header, header.parts, transfer, starts, now)
+        self._held[header.group] = held
+        return held
 
-    def clear(self) -> None:
-        """All go; their learners send again, elsewhere."""
-        for held in list(self._held.values()):
-            self.drop(held)
 
-    def _release(self, held: Held) -> None:
-        if held.ticket is not None and not held.own:
-            self._shared.out.put(Release(held.ticket))
+def part_of(header: ContributionHeader) -> Part:
+    """A contribution's entry in the version that merges it."""
+    return Part(header.learner, header.stamp, header.tokens, header.inner_steps)

@@ -29,7 +29,7 @@ class Joining:
         """What the DHT says about who is here."""
         self._presence_seen = True
         self._unreached = event.unreached
-        self._others_listed = any(peer != self._shared.me for peer, _ in event.members)
+        self._others_listed = any(peer != self._shared.me for peer, _ in event.members.members)
 
     def poll(self, now: float) -> None:
         """Look whether we may count as a full member now."""

@@ -54,8 +54,7 @@ class Departure:
         if now < self._leave_by_s and waits:
             return
         for fragment in self._fragments:
-            fragment.office.lay_down("leaving")
-            fragment.round.abandon("leaving")
+            fragment.seats.leave(now, "leaving")
         for peer in self._shared.view.members(now):
             self._shared.out.send(peer, Leaving(self._shared.incarnation))
         reason = (

@@ -21,13 +21,14 @@ from p2pdiloco.core.types import (
     Head,
     PeerId,
     RunId,
-    SignedVersion,
     Vote,
     Wire,
 )
 from p2pdiloco.errors import RemoteError
 
 MAX_MESSAGE_BYTES = 256 * 1024
+MAX_OFFICES = 2 * MAX_FRAGMENTS
+"""More offices than one peer holds, on all levels of all fragments."""
 Reason = Annotated[str, Meta(max_length=200)]
 
 
@@ -36,7 +37,7 @@ class Message(Wire, tag=True, frozen=True):
 
 
 class Progress(Message, frozen=True):
-    """Heartbeat to every member of the group: I am alive, this is what I hold."""
+    """Heartbeat to the members of our groups: I am alive, this is what I hold."""
 
     incarnation: Count
     step_time_s: float
@@ -52,8 +53,8 @@ class Progress(Message, frozen=True):
     """Reachable enough to be a syncer."""
     heads: Annotated[tuple[Head, ...], Meta(max_length=MAX_FRAGMENTS)]
     """One per fragment, by index; empty while catching up from nothing."""
-    offices: Annotated[tuple[tuple[Count, Count], ...], Meta(max_length=MAX_FRAGMENTS)]
-    """(fragment, term) of every fragment whose syncer the sender is."""
+    offices: Annotated[tuple[tuple[GroupId, Count, Count], ...], Meta(max_length=MAX_OFFICES)]
+    """(group, fragment, term) of every group whose syncer the sender is."""
 
 
 class Leaving(Message, frozen=True):
@@ -85,7 +86,10 @@ class Pass(Message, frozen=True):
 class Announce(Message, frozen=True):
     """A new version exists and the sender can give it."""
 
-    version: SignedVersion
+    fragment: Count
+    head: Head
+    syncer: PeerId
+    """Who made it."""
 
 
 class VoteRequest(Message, frozen=True):

@@ -13,11 +13,13 @@ from typing import Any
 from p2pdiloco.core import events as ev
 from p2pdiloco.core import messages as msg
 from p2pdiloco.core.config import CoreConfig, Restored
-from p2pdiloco.core.effects import AnswerTransfer, Effect, RefuseTransfer, Release
+from p2pdiloco.core.effects import AnswerTransfer, Effect, RefuseTransfer, Release, VoteRecord
 from p2pdiloco.core.fragment import Fragment
+from p2pdiloco.core.grouping import is_group
 from p2pdiloco.core.heartbeat import Heartbeats
 from p2pdiloco.core.joining import Joining
 from p2pdiloco.core.leaving import Departure
+from p2pdiloco.core.round import Round
 from p2pdiloco.core.shared import Shared
 from p2pdiloco.core.types import WHOLE_RUN, Crypto
 from p2pdiloco.errors import invariant
@@ -28,8 +30,11 @@ PLAIN: dict[type, Callable[[Fragment, Any, float], object]] = {
     ev.Combined: lambda f, e, t: f.own.combined(e),
     ev.CombineFailed: lambda f, e, t: f.own.combine_failed(e),
     ev.ContributionAnswered: lambda f, e, t: f.answered(e, t),
-    ev.Merged: lambda f, e, t: f.round.merged(e, t),
-    ev.MergeFailed: lambda f, e, t: f.round.failed(e, t),
+    ev.Merged: lambda f, e, t: f.publisher.merged(e, t),
+    ev.MergeFailed: lambda f, e, t: f.publisher.failed(e, t),
+    ev.PartialMerged: lambda f, e, t: f.seats.partial_merged(e, t),
+    ev.PartialFailed: lambda f, e, t: f.seats.partial_failed(e),
+    ev.PartialAnswered: lambda f, e, t: f.partial_answered(e, t),
     ev.UpdateFetched: lambda f, e, t: f.follower.update_fetched(e, t),
     ev.FetchFailed: lambda f, e, t: f.follower.fetch_failed(e, t),
     ev.UpdateApplied: lambda f, e, t: f.follower.update_applied(e, t),
@@ -53,18 +58,20 @@ class Core:
         now: float,
     ) -> None:
         self._shared = Shared(config, me, incarnation, crypto, rng)
-        votes = {vote.fragment: vote for vote in sorted(restored.votes, key=lambda v: v.term)}
+        votes: dict[int, list[VoteRecord]] = {}
+        for vote in restored.votes:
+            votes.setdefault(vote.fragment, []).append(vote)
         self.fragments = tuple(
-            Fragment(self._shared, WHOLE_RUN, index, saved, votes.get(index))
+            Fragment(self._shared, index, saved, votes.get(index, []), now)
             for index, saved in enumerate(restored.fragments)
         )
         self._joining = Joining(self._shared, self.fragments, genesis, restored.saved, now)
-        self._heartbeats = Heartbeats(self._shared, self.fragments, self._joining, now)
+        self._heartbeats = Heartbeats(self._shared, self.fragments, self._joining, genesis, now)
         self._departure = Departure(self._shared, self.fragments)
         for fragment in self.fragments:
-            fragment.follower.on_moved = self._joining.poll
+            fragment.on_moved = self._joining.poll
         self._last_poll_s = now
-        self._transfers: dict[int, Fragment] = {}
+        self._transfers: dict[int, tuple[Fragment, Round]] = {}
         self._handlers: dict[type, Callable[..., None]] = {
             ev.Tick: self._on_tick,
             ev.PresenceSeen: self._heartbeats.presence,
@@ -75,7 +82,9 @@ class Core:
             ev.LearnerApplied: self._on_applied,
             ev.LearnerStatus: self._on_status,
             ev.LearnerLost: self._on_learner_lost,
+            ev.PartialUndelivered: self._on_partial_undelivered,
             ev.ContributionOffered: self._on_offered,
+            ev.PartialOffered: self._on_offered,
             ev.ContributionReceived: self._on_received,
             ev.ContributionBroken: self._on_broken,
             ev.Persisted: self._on_persisted,
@@ -87,13 +96,13 @@ class Core:
             msg.Progress: self._on_progress,
             msg.Leaving: self._on_leaving,
             msg.Closing: lambda s, m, t: self._at(m.fragment).on_closing(s, m, t),
-            msg.Pass: lambda s, m, t: self._at(m.fragment).round.on_pass(s, m, t),
+            msg.Pass: lambda s, m, t: self._at(m.fragment).seats.on_pass(s, m, t),
             msg.Announce: self._on_announce,
-            msg.VoteRequest: lambda s, m, t: self._at(m.fragment).office.on_vote_request(s, m, t),
+            msg.VoteRequest: lambda s, m, t: self._at(m.fragment).seats.on_vote_request(s, m, t),
             msg.VoteGranted: self._on_vote,
             msg.VoteRefused: self._on_vote_refused,
             msg.Elected: self._on_elected,
-            msg.OfficeQuery: lambda s, m, t: self._at(m.fragment).office.on_query(s, m),
+            msg.OfficeQuery: lambda s, m, t: self._at(m.fragment).seats.on_query(s, m),
         }
 
     # --- interface -----------------------------------------------------------------------------------
@@ -176,7 +185,7 @@ class Core:
         self._shared.view.touched(event.sender, now)
         index = getattr(message, "fragment", 0)
         group = getattr(message, "group", WHOLE_RUN)
-        if index >= len(self.fragments) or group != WHOLE_RUN:
+        if index >= len(self.fragments) or not is_group(group):
             self._refuse(event.sender, None, "unknown-fragment")
             return
         self._messages[type(message)](event.sender, message, now)
@@ -192,22 +201,18 @@ class Core:
         self._poll_all(now)
 
     def _on_announce(self, sender: str, message: msg.Announce, now: float) -> None:
-        header = message.version.header
-        if header.fragment >= len(self.fragments) or header.group != WHOLE_RUN:
-            self._refuse(sender, None, "unknown-fragment")
-            return
         progress = self._shared.view.progress(sender)
-        fragment = self._at(header.fragment)
+        fragment = self._at(message.fragment)
         fragment.on_announce(sender, message, progress is not None and progress.confirmed, now)
         fragment.poll(now)
 
     def _on_vote(self, sender: str, message: msg.VoteGranted, now: float) -> None:
         body = message.vote.body
-        if body.fragment >= len(self.fragments):
+        if body.fragment >= len(self.fragments) or not is_group(body.group):
             self._refuse(sender, None, "unknown-fragment")
             return
         fragment = self._at(body.fragment)
-        reason = fragment.office.on_vote(sender, message.vote, now)
+        reason = fragment.seats.on_vote(sender, message, now)
         if reason:
             self._refuse(sender, fragment.index, reason)
         fragment.poll(now)
@@ -217,16 +222,16 @@ class Core:
         progress = self._shared.view.progress(sender)
         if message.head is not None and progress is not None:
             fragment.follower.heard(sender, message.head, progress.confirmed, now)
-        fragment.office.on_refused(sender, message, now)
+        fragment.seats.on_refused(sender, message, now)
         fragment.poll(now)
 
     def _on_elected(self, sender: str, message: msg.Elected, now: float) -> None:
         certificate = message.certificate
-        if certificate.fragment >= len(self.fragments) or certificate.group != WHOLE_RUN:
+        if certificate.fragment >= len(self.fragments) or not is_group(certificate.group):
             self._refuse(sender, None, "unknown-fragment")
             return
         fragment = self._at(certificate.fragment)
-        reason = fragment.office.on_elected(sender, certificate, now)
+        reason = fragment.seats.on_elected(sender, message, now)
         if reason:
             self._refuse(sender, fragment.index, reason)
         fragment.poll(now)
@@ -250,6 +255,13 @@ class Core:
             self._poll_all(now)
         fragment.poll(now)
 
+    def _on_partial_undelivered(self, event: ev.PartialUndelivered, now: float) -> None:
+        fragment = self._at(event.fragment)
+        fragment.seats.partial_undelivered(event, now)
+        if self._shared.view.failed(event.peer):
+            self._poll_all(now)
+        fragment.poll(now)
+
     def _on_applied(self, event: ev.LearnerApplied, now: float) -> None:
         self._at(event.fragment).learner_applied(event)
 
@@ -265,10 +277,10 @@ class Core:
 
     # --- syncer --------------------------------------------------------------------------------------
 
-    def _on_offered(self, event: ev.ContributionOffered, now: float) -> None:
+    def _on_offered(self, event: ev.ContributionOffered | ev.PartialOffered, now: float) -> None:
         header = event.signed.header
         out = self._shared.out
-        if header.fragment >= len(self.fragments) or header.group != WHOLE_RUN:
+        if header.fragment >= len(self.fragments) or not is_group(header.group):
             out.put(RefuseTransfer(event.transfer, 0, "unknown-fragment", True))
             self._refuse(event.sender, None, "unknown-fragment")
         elif header.run != self._shared.config.run:
@@ -278,23 +290,28 @@ class Core:
             out.put(RefuseTransfer(event.transfer, header.fragment, "full", False))
         else:
             fragment = self._at(header.fragment)
-            if not fragment.round.offered(event.transfer, event.sender, event.signed, now):
-                self._transfers[event.transfer] = fragment
+            whose = fragment.round_for(header)
+            if whose is None:
+                out.put(RefuseTransfer(event.transfer, header.fragment, "other-epoch", False))
+            elif not whose.offered(event.transfer, event.sender, event.signed, now):
+                self._transfers[event.transfer] = (fragment, whose)
 
     def _on_received(self, event: ev.ContributionReceived, now: float) -> None:
-        fragment = self._transfers.pop(event.transfer, None)
-        if fragment is None:
+        found = self._transfers.pop(event.transfer, None)
+        if found is None:
             self._shared.out.put(AnswerTransfer(event.transfer, 0, False, "unknown-transfer"))
             self._shared.out.put(Release(event.ticket))
             return
-        fragment.round.received(event.transfer, event.ticket, now)
+        fragment, whose = found
+        whose.received(event.transfer, event.ticket, now)
         fragment.poll(now)
 
     def _on_broken(self, event: ev.ContributionBroken, now: float) -> None:
-        fragment = self._transfers.pop(event.transfer, None)
-        if fragment is not None:
+        found = self._transfers.pop(event.transfer, None)
+        if found is not None:
+            fragment, whose = found
             fragment.touched = True
-            fragment.round.broken(event.transfer, event.reason)
+            whose.broken(event.transfer, event.reason)
 
     def _on_persisted(self, event: ev.Persisted, now: float) -> None:
         self._shared.on_persist_failed.pop(event.token, None)

@@ -1,4 +1,4 @@
-"""The office of one fragment's syncer: who holds it, for how long, and how it is filled again (design 5.3).
+"""The office of one group's syncer: who holds it, for how long, and how it is filled again (design 5.3).
 
 Theory of operation
 -------------------
@@ -22,16 +22,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import Enum, auto
 
-from p2pdiloco.core.chain import Chain
-from p2pdiloco.core.effects import Effect, Send, VoteRecord
+from p2pdiloco.core.context import FragmentContext
+from p2pdiloco.core.effects import Effect, Send
+from p2pdiloco.core.electorate import Electorate
 from p2pdiloco.core.machine import Machine
 from p2pdiloco.core.messages import Elected, OfficeQuery, VoteGranted, VoteRefused, VoteRequest
 from p2pdiloco.core.ranking import ranking
-from p2pdiloco.core.shared import Shared
-from p2pdiloco.core.types import Certificate, Vote, VoteBody
+from p2pdiloco.core.types import WHOLE_RUN, Certificate, Vote
+from p2pdiloco.core.voting import Voter, why_not_certified
 
-MAX_SAVING = 2
-"""Votes that wait for the disk at one time; on a slow one, votes for ever new terms would only queue up."""
+OTHER_EPOCH = "other epoch"
+NOT_HEARD_OF = "not heard of yet"
+SOFT = frozenset({OTHER_EPOCH, NOT_HEARD_OF})
+"""Refusals of voters that will know more in a moment: they are asked again in the same term."""
 MAX_TERM_LEAP = 1000
 """What one peer says moves our idea of the newest term by at most so much: terms are numbers that end."""
 
@@ -70,30 +73,31 @@ OFFICE_TABLE = {
 
 
 class Office:
-    """Election and tenure of one fragment's syncer, as one member sees it."""
+    """Election and tenure of one group's syncer, as one member sees it."""
 
-    def __init__(
-        self, shared: Shared, group: str, fragment: int, chain: Chain, vote: VoteRecord | None
-    ) -> None:
-        self._shared = shared
+    def __init__(self, context: FragmentContext, group: str, electorate: Electorate) -> None:
+        self._context = context
+        self._shared = context.shared
         self._group = group
-        self._fragment = fragment
-        self._chain = chain
+        self._fragment = context.index
+        self._chain = context.chain
+        self._electorate = electorate
         self._machine = Machine(OFFICE_TABLE, OfficeState.VACANT)
         self.certificate: Certificate | None = None
-        self._voted_term = vote.term if vote else 0
-        self._voted_for = vote.candidate if vote else ""
-        self._vote_durable = vote is not None
-        self._saving = 0
-        """Votes on their way to the disk."""
-        self._seen_term = self._voted_term
+        self._voter = Voter(context, group)
+        self._seen_term = self._voter.term
         self._votes: dict[str, Vote] = {}
         self._refused: set[str] = set()
+        self._again: set[str] = set()
+        """Voters that could not judge our candidacy yet."""
+        self._ask_again_s = 0.0
+        self._taken_s = -1e18
         self._candidate_term = 0
         self._gives_up_s = 0.0
         self._not_before_s = 0.0
         self._open_since_s: float | None = None
         self._suspected = ""
+        self._reason = ""
         self._asked_s = -1e18
         self._next_check_s = -1e18
         self._outgrown_since_s: float | None = None
@@ -151,7 +155,7 @@ class Office:
         view = self._shared.view
         if view.has_left(syncer):
             return "the syncer left"
-        if not view.alive(syncer, now):
+        if not view.alive(syncer, now) and not self._is_news(syncer, now):
             silence = view.silence_s(syncer, now)
             return (
                 "the syncer is unreachable"
@@ -160,10 +164,15 @@ class Office:
             )
         return ""
 
+    def _is_news(self, syncer: str, now: float) -> bool:
+        """Elected just now among peers that had not met before: its heartbeat is on the way."""
+        met = self._group == WHOLE_RUN or not self._shared.view.may_come(syncer)
+        return not met and now - self._taken_s < self._shared.timing.suspect_s
+
     def deadline(self) -> float | None:
         """When to look again."""
         if self.state is OfficeState.CANDIDATE:
-            return self._gives_up_s
+            return min(self._gives_up_s, self._ask_again_s) if self._again else self._gives_up_s
         return self._stand_due_s
 
     # --- what happens --------------------------------------------------------------------------------
@@ -194,6 +203,8 @@ class Office:
         if self.state is OfficeState.CANDIDATE:
             if now >= self._gives_up_s:
                 self._lose(now, f"no majority in time for term {self._candidate_term}")
+            elif self._again and now >= self._ask_again_s:
+                self._ask_those_again(now)
             return
         reason = self.why_open(now)
         if not reason:
@@ -205,7 +216,7 @@ class Office:
         if self._open_since_s is None:
             self._open_since_s = now
         shared = self._shared
-        if not (shared.confirmed and shared.stands) or shared.leaving or self._saving:
+        if not (shared.confirmed and shared.stands) or shared.leaving or self._voter.saving:
             return
         self._stand_due_s = max(self._not_before_s, self._stand_at_s(now))
         if now >= self._stand_due_s:
@@ -219,7 +230,7 @@ class Office:
         if certificate is None or not shared.confirmed or self.busy() or now < self._next_check_s:
             return
         self._next_check_s = now + shared.timing.heartbeat_s
-        voters = shared.voters(now)
+        voters = self._electorate.voters(now)
         valid = {vote.body.voter for vote in certificate.votes}
         if 2 * len(valid.intersection(voters)) > len(voters):
             self._outgrown_since_s = None
@@ -244,16 +255,13 @@ class Office:
             self._stand(now, reason)
 
     def _next_term(self) -> int:
-        return max(self.term, self._seen_term, self._voted_term) + 1
+        floor = 0 if self._group == WHOLE_RUN else self._chain.head.term
+        return max(self.term, self._seen_term, self._voter.term, floor) + 1
 
     def _stand_at_s(self, now: float) -> float:
         """When our rank's turn comes: rank x stagger after the office was seen open."""
         shared = self._shared
-        weights = {shared.me: 1.0}
-        for peer in shared.view.live(now):
-            progress = shared.view.progress(peer)
-            if progress and progress.confirmed and progress.stands:
-                weights[peer] = 1.0
+        weights = dict.fromkeys(self._electorate.standing(now), 1.0)
         key = (self._next_term(), tuple(weights))
         if key != self._rank_of:
             order = ranking(shared.config.run, self._group, self._fragment, key[0], weights)
@@ -266,42 +274,44 @@ class Office:
         term = self._next_term()
         self._machine.go(OfficeSignal.STAND)
         self._candidate_term = term
-        self._votes, self._refused = {}, set()
+        self._votes, self._refused, self._again = {}, set(), set()
         self._gives_up_s = now + shared.timing.election_timeout_s
-        shared.out.record("election", self._fragment, f"we stand: {reason}", term=term)
+        shared.out.record("election", self._fragment, f"we stand: {reason}", term=term, **self._label())
+        self._reason = reason
         request = VoteRequest(self._group, self._fragment, term, self._chain.head, reason)
-        asked = tuple(Send(p, request) for p in shared.view.voters(now))
-        self._give_vote(shared.me, term, asked, lambda t: self._count(self._own_vote(term), t))
-
-    def _own_vote(self, term: int) -> Vote:
-        shared = self._shared
-        body = VoteBody(shared.config.run, self._group, self._fragment, term, shared.me, shared.me)
-        return Vote(body, shared.sign("vote", body))
+        asked = tuple(Send(p, request) for p in self._electorate.asked(now))
+        self._give_vote(shared.me, term, asked, lambda t: self._count(self._voter.sign(shared.me, term), t))
 
     def _give_vote(
         self, candidate: str, term: int, then: tuple[Effect, ...], done: Callable[[float], None]
     ) -> None:
-        """Vote once per term: the choice is ours from now on, and durable before anybody hears of it."""
-        shared = self._shared
-        self._voted_term, self._voted_for, self._vote_durable = term, candidate, False
         self._seen_term = max(self._seen_term, term)
-        self._saving += 1
-        token = shared.out.persist(VoteRecord(self._fragment, term, candidate), then)
-        shared.on_persisted[token] = lambda t: self._vote_saved(term, done, t)
-        shared.on_persist_failed[token] = lambda t, why: self._vote_not_durable(candidate, t, why)
+        self._voter.give(candidate, term, then, done, lambda t, why: self._vote_lost(candidate, t, why))
 
-    def _vote_saved(self, term: int, done: Callable[[float], None], now: float) -> None:
-        self._saving -= 1
-        self._vote_durable = self._vote_durable or term == self._voted_term
-        done(now)
-
-    def _vote_not_durable(self, candidate: str, now: float, why: str) -> None:
-        self._saving -= 1
+    def _vote_lost(self, candidate: str, now: float, why: str) -> None:
         self._shared.out.record(
             "election", self._fragment, f"vote could not be saved: {why}", candidate=candidate
         )
         if self.state is OfficeState.CANDIDATE:
             self._lose(now, "our own vote could not be saved")
+
+    def _ask_those_again(self, now: float) -> None:
+        request = VoteRequest(
+            self._group, self._fragment, self._candidate_term, self._chain.head, self._reason
+        )
+        for peer in sorted(self._again):
+            self._shared.out.send(peer, request)
+        self._again = set()
+
+    def _label(self) -> dict[str, str]:
+        """The group, where there is more than one."""
+        return {} if self._group == WHOLE_RUN else {"group": self._group}
+
+    def retire(self, reason: str) -> None:
+        """The seat is given up: neither candidate nor syncer here any more."""
+        if self.state is OfficeState.CANDIDATE:
+            self._machine.go(OfficeSignal.LOSE)
+        self.lay_down(reason)
 
     def _lose(self, now: float, reason: str) -> None:
         self._machine.go(OfficeSignal.LOSE)
@@ -320,7 +330,7 @@ class Office:
         shared = self._shared
         self._seen_term = max(self._seen_term, min(request.term - 1, self._seen_term + MAX_TERM_LEAP))
         refusal = self._why_no_vote(sender, request, now)
-        if refusal:
+        if refusal and refusal not in SOFT:
             # Its own vote of that term is gone: standing in it ourselves would only cross its path again.
             self._seen_term = max(self._seen_term, min(request.term, self._seen_term + MAX_TERM_LEAP))
         shared.out.record(
@@ -328,7 +338,7 @@ class Office:
         )
         if refusal:
             head = self._chain.head if shared.confirmed else None
-            known = max(self.term, self._voted_term)
+            known = max(self.term, self._voter.term)
             shared.out.send(
                 sender, VoteRefused(self._group, self._fragment, request.term, known, head, refusal)
             )
@@ -337,10 +347,9 @@ class Office:
             self._lose(now, f"{sender[-6:]} stands in a later term")
         if self.holding:
             self.lay_down("a majority may elect another")
-        body = VoteBody(shared.config.run, self._group, self._fragment, request.term, sender, shared.me)
-        granted = Send(sender, VoteGranted(Vote(body, shared.sign("vote", body))))
+        granted = Send(sender, VoteGranted(self._voter.sign(sender, request.term)))
         self._not_before_s = now + shared.timing.election_timeout_s
-        if self._voted_term == request.term and self._vote_durable:
+        if self._voter.gave(sender, request.term):
             shared.out.put(granted)
         else:
             self._give_vote(sender, request.term, (granted,), lambda _t: None)
@@ -350,18 +359,17 @@ class Office:
         progress = shared.view.progress(sender)
         if not shared.confirmed:
             return "we are catching up ourselves"
+        if self._group != WHOLE_RUN and (progress is None or not self._electorate.admits(sender, now)):
+            return NOT_HEARD_OF
         if progress is None or not progress.confirmed:
             return "not a confirmed member"
         if request.term > self._seen_term + 1:
             return f"term {request.term} is far ahead of ours"
         if request.term <= self.term:
             return f"term {self.term} is certified already"
-        if request.term < self._voted_term or (
-            request.term == self._voted_term and self._voted_for != sender
-        ):
-            return f"our vote of term {self._voted_term} is given"
-        if self._saving >= MAX_SAVING:
-            return "our last votes are still being saved"
+        given = self._voter.why_not(sender, request.term)
+        if given:
+            return given
         if request.head.weight < self._chain.head.weight:
             return "our chain is heavier"
         certificate = self.certificate
@@ -394,11 +402,11 @@ class Office:
     def _count(self, vote: Vote, now: float) -> None:
         if self.state is not OfficeState.CANDIDATE or vote.body.term != self._candidate_term:
             return
-        voters = self._shared.voters(now)
-        if vote.body.voter in voters:
+        size = self._electorate.size(now)
+        if self._electorate.count([vote.body.voter], now):
             self._votes[vote.body.voter] = vote
-        if 2 * len([v for v in self._votes if v in voters]) > len(voters):
-            self._win(now, len(voters))
+        if 2 * self._electorate.count(self._votes, now) > size:
+            self._win(now, size)
 
     def _win(self, now: float, voters: int) -> None:
         shared = self._shared
@@ -409,17 +417,23 @@ class Office:
         )
         self._machine.go(OfficeSignal.WIN)
         self._taken(f"we are the syncer with {len(votes)} of {voters} votes", now)
-        for peer in shared.view.members(now):
+        for peer in self._electorate.others(now):
             shared.out.send(peer, Elected(self.certificate))
 
     def _taken(self, reason: str, now: float) -> None:
         self._suspected = ""
+        self._taken_s = now
         self._open_since_s = None
         self.changed = True
         certificate = self.certificate
         if certificate:
             self._shared.out.record(
-                "office", self._fragment, reason, syncer=certificate.syncer, term=certificate.term
+                "office",
+                self._fragment,
+                reason,
+                syncer=certificate.syncer,
+                term=certificate.term,
+                **self._label(),
             )
 
     def on_refused(self, sender: str, refused: VoteRefused, now: float) -> None:
@@ -427,9 +441,14 @@ class Office:
         self._seen_term = max(self._seen_term, min(refused.known_term, self._seen_term + MAX_TERM_LEAP))
         if self.state is not OfficeState.CANDIDATE or refused.term != self._candidate_term:
             return
+        if refused.reason in SOFT:
+            if not self._again:
+                self._ask_again_s = now + self._shared.timing.retry_s
+            self._again.add(sender)
+            return
         self._refused.add(sender)
-        voters = self._shared.voters(now)
-        if 2 * (len(voters) - len(self._refused & set(voters))) <= len(voters):
+        size = self._electorate.size(now)
+        if 2 * (size - self._electorate.count(self._refused, now)) <= size:
             self._lose(now, f"a majority is impossible: {refused.reason}")
             if refused.head is not None and refused.head.weight > self._chain.head.weight:
                 self._not_before_s += self._shared.timing.election_timeout_s  # first catch up
@@ -438,7 +457,7 @@ class Office:
         """Accept a certificate that our own view bears out. Returns a refusal reason, else empty."""
         if certificate.term <= self.term:
             return ""
-        reason = self._why_not_certified(certificate, now)
+        reason = why_not_certified(self._context, self._electorate, certificate, now)
         if reason:
             return reason
         was_holding = self.holding
@@ -448,29 +467,6 @@ class Office:
         self._seen_term = max(self._seen_term, certificate.term)
         self._machine.go(OfficeSignal.FOLLOW)
         self._taken("deposed" if was_holding else "follows", now)
-        return ""
-
-    def _why_not_certified(self, certificate: Certificate, now: float) -> str:
-        shared = self._shared
-        voters = shared.voters(now)
-        valid: set[str] = set()
-        for vote in certificate.votes:
-            body = vote.body
-            expected = VoteBody(
-                shared.config.run,
-                self._group,
-                self._fragment,
-                certificate.term,
-                certificate.syncer,
-                body.voter,
-            )
-            if body != expected or not shared.signed_by(body.voter, "vote", body, vote.signature):
-                return "certificate-signature"
-            valid.add(body.voter)
-        if not valid:
-            return "certificate-empty"
-        if shared.confirmed and 2 * len(valid & set(voters)) <= len(voters):
-            return "certificate-minority"
         return ""
 
     def on_query(self, sender: str, query: OfficeQuery) -> None:

@@ -1,59 +1,44 @@
-"""The syncer's side of one fragment: collecting contributions and making versions (design 5.2).
+"""The syncer's side of one group: collecting, closing, and handing over to be merged (design 5.2, 5.5).
 
 Theory of operation
 -------------------
-The syncer keeps an inbox of at most one contribution per learner. A round starts when K contributions
-are in (never more than there are live learners) and at least one of them arrived for this round; what
-arrived too late for a round waits for company in the next, so that slow links delay nobody and still
-take part every time. At quorum the syncer calls the others ("closing"): each sends what it has, or
-passes. The round closes when all live learners have answered, or when the grace window ends.
+The syncer keeps an inbox of at most one offer per child: contributions of learners in a leaf group, partial
+merges of groups higher up. A round starts when K offers are in (never more than there are live children) and
+at least one of them arrived for this round; what arrived too late for a round waits for company in the next,
+so that slow links delay nobody and still take part every time. At quorum the syncer calls the others
+("closing"): each sends what it has, or passes; a group that is called closes its own round. The round closes
+when all live children have answered, or when the grace window ends.
 
-Merging happens elsewhere; its completion is stamped and dropped if the chain or the office moved on.
-The new version is durable here before anybody hears of it.
+What is in is then merged: by the syncer of the topmost group into the next version (`core.publishing`), by
+all others into a partial for the syncer of the group above (`core.delegate`).
 
     IDLE        nothing usable in the inbox
-    COLLECTING  contributions are in, quorum is not
-    CLOSING     quorum is complete, the grace window runs
+    COLLECTING  offers are in, quorum is not
+    CLOSING     quorum is complete, or the group above called: the grace window runs
     MERGING     the merge worker has the inputs
-    PUBLISHING  the version is being made durable
+    PUBLISHING  the version is being made durable, or the partial is with the syncer above
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from enum import Enum, auto
+from typing import Protocol
 
 from p2pdiloco.core.calls import Calls
-from p2pdiloco.core.chain import Chain
-from p2pdiloco.core.contributor import Contributor, Pending
-from p2pdiloco.core.effects import (
-    AcceptTransfer,
-    AnswerTransfer,
-    CommitVersion,
-    DropSpare,
-    Effect,
-    Merge,
-    MergeInput,
-    RefuseTransfer,
-    Release,
-    RequestFragment,
-    Send,
-    UpdateRecord,
-)
-from p2pdiloco.core.events import Merged, MergeFailed
-from p2pdiloco.core.inbox import Held, Inbox, Spare
+from p2pdiloco.core.context import FragmentContext
+from p2pdiloco.core.effects import AcceptTransfer, AnswerTransfer, RefuseTransfer, Release
+from p2pdiloco.core.electorate import Electorate
+from p2pdiloco.core.inbox import Held, Inbox, Offer
 from p2pdiloco.core.machine import Machine
-from p2pdiloco.core.messages import Announce, Closing, Pass
+from p2pdiloco.core.messages import Closing, Pass
 from p2pdiloco.core.office import Office
-from p2pdiloco.core.shared import Shared
 from p2pdiloco.core.timing import Ema
-from p2pdiloco.core.types import (
-    ContributionHeader,
-    SignedContribution,
-    SignedVersion,
-    Ticket,
-    VersionHeader,
-)
-from p2pdiloco.core.types import Contributor as Part
+from p2pdiloco.core.types import Ticket
+
+CALLED_SHARE = 0.6
+"""A group that is called closes within so much of the window above: the rest is for its merge to arrive."""
 
 
 class RoundState(Enum):
@@ -71,7 +56,9 @@ class RoundSignal(Enum):
 
     CONTRIBUTION = auto()
     QUORUM = auto()
+    CALLED = auto()
     CLOSE = auto()
+    EMPTY = auto()
     MERGED = auto()
     FAILED = auto()
     PUBLISHED = auto()
@@ -81,10 +68,13 @@ class RoundSignal(Enum):
 _R, _S = RoundState, RoundSignal
 ROUND_TABLE = {
     (_R.IDLE, _S.CONTRIBUTION): _R.COLLECTING,
+    (_R.IDLE, _S.CALLED): _R.CLOSING,
     (_R.COLLECTING, _S.CONTRIBUTION): _R.COLLECTING,
     (_R.COLLECTING, _S.QUORUM): _R.CLOSING,
+    (_R.COLLECTING, _S.CALLED): _R.CLOSING,
     (_R.CLOSING, _S.CONTRIBUTION): _R.CLOSING,
     (_R.CLOSING, _S.CLOSE): _R.MERGING,
+    (_R.CLOSING, _S.EMPTY): _R.IDLE,
     (_R.MERGING, _S.CONTRIBUTION): _R.MERGING,
     (_R.MERGING, _S.MERGED): _R.PUBLISHING,
     (_R.MERGING, _S.FAILED): _R.IDLE,
@@ -98,37 +88,74 @@ ROUND_TABLE = {
 }
 
 
+@dataclass(frozen=True)
+class Job:
+    """What a round hands over to be merged."""
+
+    round: Round
+    group: str
+    term: int
+    number: int
+    """Of the version for which it is meant."""
+    held: tuple[Held, ...]
+    closed_s: float
+
+
+class Finish(Protocol):
+    """What becomes of a closed round."""
+
+    last: bool
+    """The version is made here: the fragment's spare copy is needed."""
+
+    def begin(self, job: Job, missing: int, expected: int) -> None:
+        """Merge what is in."""
+
+    def withdraw(self, now: float) -> bool:
+        """The office is lost: forget what was not finished. False: it cannot be stopped any more."""
+
+    def chain_moved(self, now: float) -> None:
+        """The chain has a new head."""
+
+    def hurry(self, now: float) -> None:
+        """The group above calls and has nothing of us."""
+
+
 class Round:
-    """The rounds of one fragment while this node is its syncer."""
+    """The rounds of one group while this node is its syncer."""
 
     def __init__(
         self,
-        shared: Shared,
+        context: FragmentContext,
         group: str,
-        fragment: int,
-        chain: Chain,
+        level: int,
         office: Office,
-        own: Contributor,
-        spare: Spare,
+        electorate: Electorate,
+        inbox: Inbox,
+        finish: Finish,
     ) -> None:
-        self._shared = shared
+        self._context = context
+        self._shared = context.shared
         self._group = group
-        self._fragment = fragment
-        self._chain = chain
+        self._fragment = context.index
+        self._chain = context.chain
         self._office = office
-        self._own = own
+        self._electorate = electorate
+        self.inbox = inbox
+        self._finish = finish
         self._machine = Machine(ROUND_TABLE, RoundState.IDLE)
-        self._inbox = Inbox(shared, fragment, chain)
-        self._merging: list[Held] = []
+        self._merging: tuple[Held, ...] = ()
         self._passed: set[str] = set()
-        self._calls = Calls(shared)
+        self._calls = Calls(context.shared, electorate, level)
         self._term = 0
         self._closes_at_s = 0.0
-        self._closing_since_s = 0.0
         self._first_in_s = 0.0
         self._quorum_s = Ema()
         self._sync_s = Ema()
-        self._spare = spare
+        self._called_by: tuple[str, Closing] | None = None
+        self.call_own: Callable[[Closing, float], None] = lambda call, now: None
+        """We are a child of our own group, and it is called (set by the fragment)."""
+        self.pass_up: Callable[[str, Pass, float], None] = lambda peer, message, now: None
+        """Tell the syncer above that we have nothing (set by the fragment)."""
 
     # --- questions -----------------------------------------------------------------------------------
 
@@ -142,13 +169,18 @@ class Round:
         """A version is in the making: not the moment to vote ourselves out of office."""
         return self.state in (RoundState.CLOSING, RoundState.MERGING, RoundState.PUBLISHING)
 
+    @property
+    def busy(self) -> bool:
+        """As `closing`, but not while our partial is with the syncer above: nothing of it is lost with us."""
+        return self.closing and (self._finish.last or self.state is not RoundState.PUBLISHING)
+
     def words(self, now: float) -> str:
         """For people: what the round waits for."""
-        have = len(self._inbox.ready())
+        have = len(self.inbox.ready())
         if self.state is RoundState.COLLECTING:
             return f"waiting: {have} of {self._quorum(now)} contributions"
         if self.state is RoundState.CLOSING:
-            expected = len(self._shared.expected_learners(now))
+            expected = len(self._electorate.expected(now))
             left_s = max(0.0, self._closes_at_s - now)
             return f"closing: {have} of {expected} learners, grace ends in {left_s:.1f} s"
         return self.state.name.lower()
@@ -158,12 +190,12 @@ class Round:
         if self.state is RoundState.CLOSING:
             return self._closes_at_s
         if self.state is RoundState.COLLECTING:
-            oldest = min((h.arrived_s for h in self._inbox.ready()), default=None)
+            oldest = min((h.arrived_s for h in self.inbox.ready()), default=None)
             return None if oldest is None else oldest + self._hold_s(oldest)
         return None
 
     def _quorum(self, now: float) -> int:
-        return max(1, min(self._shared.config.quorum, len(self._shared.expected_learners(now))))
+        return max(1, min(self._shared.config.quorum, self._electorate.reachable(now)))
 
     def _hold_s(self, now: float) -> float:
         step_s = self._shared.median_step_s(now)
@@ -171,78 +203,79 @@ class Round:
 
     # --- admission -----------------------------------------------------------------------------------
 
-    def offered(self, transfer: int, sender: str, signed: SignedContribution, now: float) -> str:
-        """A peer wants to stream a contribution. Returns the refusal reason, empty if accepted."""
-        header = signed.header
-        reason, counted = self._inbox.judge(signed, sender, self._office.holding)
+    def _in_time(self) -> bool:
+        return self.state in (RoundState.IDLE, RoundState.COLLECTING)
+
+    def _judge(self, signed: Offer, sender: str, now: float) -> tuple[str, bool]:
+        return self.inbox.judge(signed, sender, self._office.holding, self._in_time(), now)
+
+    def offered(self, transfer: int, sender: str, signed: Offer, now: float) -> str:
+        """A peer wants to stream something to us. Returns the refusal reason, empty if accepted."""
+        reason, counted = self._judge(signed, sender, now)
         if reason:
             self._shared.out.put(RefuseTransfer(transfer, self._fragment, reason, counted))
             if counted:
                 self._shared.out.record("refusal", self._fragment, reason, peer=sender)
             return reason
-        self._inbox.add(header, transfer, self._in_time(header), now)
-        self._shared.out.put(AcceptTransfer(transfer, self._fragment, header.payload_bytes))
+        self.inbox.add(signed, transfer, self._in_time(), now)
+        self._shared.out.put(AcceptTransfer(transfer, self._fragment, signed.header.payload_bytes))
         return ""
 
-    def offer_own(self, pending: Pending, now: float) -> None:
-        """Our own contribution needs no stream."""
-        me = self._shared.me
-        signed = self._own.offer(pending, me, now)
-        reason, _ = self._inbox.judge(signed, me, self._office.holding)
-        if reason:
-            self._own.refused(pending, reason, now)
-            return
-        held = self._inbox.add(signed.header, 0, self._in_time(signed.header), now)
-        held.ticket = pending.ready.ticket
-        held.own = True
-        self._own.accepted(pending, self.closing, now)
-        self._arrived(held, now)
+    def admit_own(self, signed: Offer, ticket: Ticket, now: float) -> str:
+        """What we made ourselves needs no stream. Returns the refusal reason, empty if it is in."""
+        reason, _ = self._judge(signed, self._shared.me, now)
+        if not reason:
+            held = self.inbox.add(signed, 0, self._in_time(), now)
+            held.ticket = ticket
+            held.own = True
+        return reason
 
-    def _in_time(self, header: ContributionHeader) -> bool:
-        in_time = self.state in (RoundState.IDLE, RoundState.COLLECTING)
-        return header.due and in_time and header.base_number == self._chain.head.number
+    def own_is_in(self, child: str, now: float) -> None:
+        """After `admit_own`, once its sender knows that it is held."""
+        self._arrived(child, now)
 
     def received(self, transfer: int, ticket: Ticket, now: float) -> None:
         """The payload of an accepted transfer is sound."""
-        held = self._inbox.arriving(transfer)
+        held = self.inbox.arriving(transfer)
         out = self._shared.out
         if held is None or not self._office.holding:
             out.put(AnswerTransfer(transfer, self._fragment, False, "not-syncer"))
             out.put(Release(ticket))
             return
-        if self._chain.watermark(held.header.learner) != held.header.after:
+        if not self.inbox.fits(held):
             # The chain changed while the payload was under way: it may contain this work already.
             out.put(AnswerTransfer(transfer, self._fragment, False, "chain-moved"))
             out.put(Release(ticket))
-            self._inbox.drop(held)
+            self.inbox.drop(held)
             return
         held.ticket = ticket
         waits = self.state in (_R.MERGING, _R.PUBLISHING) or not held.starts_round
         out.put(AnswerTransfer(transfer, self._fragment, True, "held" if waits else "in round"))
-        self._arrived(held, now)
+        self._arrived(held.child, now)
 
     def broken(self, transfer: int, reason: str) -> None:
         """An accepted transfer came to nothing: cut, or its payload was not sound."""
-        held = self._inbox.arriving(transfer)
+        held = self.inbox.arriving(transfer)
         if held is None:
             return
-        self._inbox.drop(held)
+        self.inbox.drop(held)
         if reason != "cut":
-            self._shared.out.record("refusal", self._fragment, reason, peer=held.header.learner)
+            self._shared.out.record("refusal", self._fragment, reason, peer=held.author)
 
-    def _arrived(self, held: Held, now: float) -> None:
+    def _arrived(self, child: str, now: float) -> None:
         if self.state is RoundState.IDLE:
             self._first_in_s = now
         self._machine.go(RoundSignal.CONTRIBUTION)
-        self._passed.discard(held.header.learner)
-        self._calls.answered(held.header.learner, now)
+        self._passed.discard(child)
+        self._calls.answered(child, now)
         self.poll(now)
 
     def on_pass(self, sender: str, message: Pass, now: float) -> None:
-        """A member has nothing to send this time."""
-        self._calls.answered(sender, now, message.number)
+        """A child has nothing to send this time."""
+        child = self._electorate.child_of(sender, now)
+        self._calls.answered(child, now, message.number)
         if self.state is RoundState.CLOSING and message.number == self._chain.head.number + 1:
-            self._passed.add(sender)
+            self._passed.add(child)
             self.poll(now)
 
     def own_pass(self, now: float) -> None:
@@ -260,200 +293,152 @@ class Round:
             return
         if self.state is RoundState.COLLECTING:
             self._try_quorum(now)
-        if self.state is RoundState.CLOSING and not self._spare.busy:
+        if self.state is RoundState.CLOSING and not (self._finish.last and self._context.spare.busy):
             missing = self._missing(now)
             if not missing or now >= self._closes_at_s:
                 self._close(now, missing)
 
     def _missing(self, now: float) -> list[str]:
-        have = {held.header.learner for held in self._inbox.ready()} | self._passed
-        return [peer for peer in self._shared.expected_learners(now) if peer not in have]
+        have = {held.child for held in self.inbox.ready()} | self._passed
+        return [child for child in self._electorate.expected(now) if child not in have]
 
     def _try_quorum(self, now: float) -> None:
-        ready = self._inbox.ready()
+        ready = self.inbox.ready()
         if len(ready) < self._quorum(now):
             return
-        number = self._chain.head.number + 1
         fresh = any(held.starts_round for held in ready)
         waits_until_s = min(held.arrived_s for held in ready) + self._hold_s(now)
         if not fresh and self._missing(now) and now < waits_until_s:
             return
-        shared = self._shared
         self._quorum_s.add(now - self._first_in_s)
         self._machine.go(RoundSignal.QUORUM)
+        self._calls.give_up(now)
+        grace_s = self._calls.grace_s(self._quorum_s.value, self._sync_s.value, now)
+        self._call(f"quorum {len(ready)}", grace_s, now)
+
+    def on_called(self, sender: str, call: Closing, now: float) -> None:
+        """The syncer above closes its round: so do we, in good time."""
+        if call.number != self._chain.head.number + 1 or not self._office.holding:
+            behind = call.number > self._chain.head.number + 1
+            self._pass_to(sender, call, "catching up" if behind else "not in office", now)
+            return
+        window_s = CALLED_SHARE * call.closes_in_s
+        if self.state in (RoundState.IDLE, RoundState.COLLECTING):
+            self._called_by = (sender, call)
+            self._machine.go(RoundSignal.CALLED)
+            self._calls.give_up(now)
+            self._call("called from above", window_s, now)
+            self.poll(now)
+        elif self.state is RoundState.CLOSING:
+            self._called_by = (sender, call)
+            self._closes_at_s = min(self._closes_at_s, now + window_s)
+        elif self.state is RoundState.PUBLISHING:
+            self._finish.hurry(now)
+
+    def _pass_to(self, peer: str, call: Closing, reason: str, now: float) -> None:
+        self.pass_up(peer, Pass(call.group, call.fragment, call.term, call.number, reason), now)
+
+    def _call(self, reason: str, grace_s: float, now: float) -> None:
+        """Ask those that are missing for what they have."""
+        shared, number = self._shared, self._chain.head.number + 1
         self._passed = set()
         missing = self._missing(now)
-        self._calls.give_up(now)
-        grace = self._calls.grace_s(self._quorum_s.value, self._sync_s.value, now)
-        self._closes_at_s = now + grace
+        self._closes_at_s = now + grace_s
         self._calls.called(missing, number, now)
         shared.out.record(
-            "closing",
-            self._fragment,
-            f"quorum {len(ready)}, {len(missing)} called",
-            number=number,
-            grace_s=grace,
+            "closing", self._fragment, f"{reason}, {len(missing)} called", number=number, grace_s=grace_s
         )
-        call = Closing(self._group, self._fragment, self._office.term, number, grace)
-        for peer in missing:
+        call = Closing(self._group, self._fragment, self._office.term, number, grace_s)
+        for child in missing:
+            peer = self._electorate.peer_of(child, now)
             if peer == shared.me:
-                shared.out.put(RequestFragment(self._fragment))
-            elif not self._inbox.has(peer):
+                self.call_own(call, now)
+            elif peer and not self.inbox.has(child):
                 shared.out.send(peer, call)
 
     def _close(self, now: float, missing: list[str]) -> None:
-        self._machine.go(RoundSignal.CLOSE)
-        self._merging = self._inbox.ready()
-        self._term = self._office.term
-        self._closing_since_s = now
-        self._spare.busy = True
-        inputs = tuple(MergeInput(part_of(h.header), h.ticket) for h in self._merging if h.ticket is not None)
-        number = self._chain.head.number + 1
-        # A contributor whose heartbeat has not been heard yet is alive all the same.
-        live = {*self._shared.expected_learners(now), *(i.contributor.learner for i in inputs)}
-        expected = len(live)
-        reason = f"{len(inputs)} of {expected} live learners"
-        if missing:
-            reason += ", grace is over"
-        self._shared.out.record(
-            "merge",
-            self._fragment,
-            reason,
-            number=number,
-            contributors=len(inputs),
-            live=expected,
-            tokens=sum(i.contributor.tokens for i in inputs),
-        )
-        self._shared.out.put(Merge(self._fragment, self._term, number, inputs))
-
-    def merged(self, event: Merged, now: float) -> None:
-        """The merge worker is done: sign the version, make it durable, then let it be known."""
-        if not self._is_current(event.term, event.number):
-            self._spare.busy = False
-            self._shared.out.put(DropSpare(self._fragment))
-            self._shared.out.put(Release(event.ticket))
-            self._shared.out.record("merge", self._fragment, "stale: the world moved on", number=event.number)
+        held = tuple(self.inbox.ready())
+        called, self._called_by = self._called_by, None
+        if not held:
+            self._machine.go(RoundSignal.EMPTY)
+            if called is not None:
+                self._pass_to(*called, "nothing came from our group", now)
             return
-        self._machine.go(RoundSignal.MERGED)
-        parts = tuple(part_of(held.header) for held in self._merging)
-        config, head = self._shared.config, self._chain.head
-        header = VersionHeader(
-            run=config.run,
-            group=self._group,
-            fragment=self._fragment,
-            number=event.number,
-            parent=head.digest,
-            term=event.term,
-            syncer=self._shared.me,
-            tokens=head.tokens + sum(part.tokens for part in parts),
-            state_digest=event.state_digest,
-            update_digest=event.update_digest,
-            update_bytes=event.update_bytes,
-            codec=config.update_codec,
-            contributors=parts,
-        )
-        version = SignedVersion(header, self._shared.sign("version", header))
-        token = self._shared.out.persist(
-            UpdateRecord(version, event.ticket), self._continuation(version, event.ticket, now)
-        )
-        self._shared.on_persisted[token] = lambda t: self._published(version, t)
-        self._shared.on_persist_failed[token] = lambda t, why: self._not_published(event, t, why)
+        self._machine.go(RoundSignal.CLOSE)
+        self._merging = held
+        self._term = self._office.term
+        # A child whose heartbeat has not been heard yet is alive all the same.
+        expected = len({*self._electorate.expected(now), *(h.child for h in held)})
+        job = Job(self, self._group, self._term, self._chain.head.number + 1, held, now)
+        self._finish.begin(job, len(missing), expected)
 
-    def _continuation(self, version: SignedVersion, update: Ticket, now: float) -> tuple[Effect, ...]:
-        """What may happen once the version is durable: it becomes ours, and everybody may know."""
-        announce = Announce(version)
-        sends = tuple(Send(peer, announce) for peer in self._shared.view.members(now))
-        return (commit_effect(self._shared, self._chain, self._own, version, update), *sends)
+    # --- what becomes of it --------------------------------------------------------------------------
 
-    def _published(self, version: SignedVersion, now: float) -> None:
-        self._machine.go(RoundSignal.PUBLISHED)
-        self._spare.busy = False
-        self._sync_s.add(now - self._closing_since_s)
-        for held in self._merging:
-            self._inbox.drop(held)
-        self._merging = []
-        self._chain.extend(version)
-        self._own.chain_moved(self._chain.watermark(self._shared.me), now)
-        if not self._office.holding:
-            self._empty_inbox()
-        self._inbox.all_late()
-        header = version.header
-        self._shared.out.record(
-            "publish",
-            self._fragment,
-            f"version {header.number} with {len(header.contributors)} contributions",
-            number=header.number,
-            digest=self._chain.head.digest.hex()[:8],
-            term=header.term,
-            tokens=header.tokens,
-        )
-        self._office.poll(now)
-        self._after_round(now)
-
-    def _after_round(self, now: float) -> None:
-        """Contributions that came too late start the next collection."""
-        if self._office.holding and self._inbox.ready():
-            self._first_in_s = now
-            self._machine.go(RoundSignal.CONTRIBUTION)
-            self.poll(now)
-
-    def failed(self, event: MergeFailed, now: float) -> None:
-        """Every contribution turned out unusable, or the worker failed."""
-        self._spare.busy = False
-        self._shared.out.put(DropSpare(self._fragment))
-        self._shared.out.record("merge", self._fragment, f"failed: {event.reason}", number=event.number)
-        if self._is_current(event.term, event.number):
-            self._machine.go(RoundSignal.FAILED)
-            self._empty_inbox()
-            self._office.lay_down(event.reason)
-
-    def _not_published(self, event: Merged, now: float, why: str) -> None:
-        self._machine.go(RoundSignal.FAILED)
-        self._spare.busy = False
-        self._shared.out.put(DropSpare(self._fragment))
-        self._shared.out.put(Release(event.ticket))
-        self._shared.out.record("publish", self._fragment, f"could not be saved: {why}", number=event.number)
-        self._empty_inbox()
-        self._office.lay_down(f"cannot save: {why}")
-
-    def _is_current(self, term: int, number: int) -> bool:
+    def awaits(self, term: int, number: int) -> bool:
+        """Whether this merge is still wanted."""
         right = self.state is RoundState.MERGING and term == self._term
         return right and number == self._chain.head.number + 1
 
-    def abandon(self, reason: str) -> None:
-        """We are no longer the syncer, or the chain moved under us: contributors send again elsewhere."""
-        if self._machine.may(RoundSignal.ABANDON):
+    def merged(self) -> None:
+        """The merge worker is done."""
+        self._machine.go(RoundSignal.MERGED)
+
+    def published(self, sync_s: float | None) -> None:
+        """What was merged is in the chain, or the chain went on without it; `poll_rest` starts the next."""
+        self._machine.go(RoundSignal.PUBLISHED)
+        if sync_s is not None:
+            self._sync_s.add(sync_s)
+            for held in self._merging:
+                self.inbox.drop(held)
+        self._merging = ()
+        if self._office.holding:
+            self.inbox.drop_overlapping()
+        else:
+            self._empty_inbox()
+        self.inbox.all_late()
+
+    def poll_rest(self, now: float) -> None:
+        """What came too late starts the next collection."""
+        if self._office.holding and self.inbox.ready() and self._machine.may(RoundSignal.CONTRIBUTION):
+            if self.state is RoundState.IDLE:
+                self._first_in_s = now
+            self._machine.go(RoundSignal.CONTRIBUTION)
+            self.poll(now)
+
+    def failed(self, reason: str) -> None:
+        """Nothing could be merged, or it could not be kept: somebody else is to try."""
+        self._machine.go(RoundSignal.FAILED)
+        self._empty_inbox()
+        self._office.lay_down(reason)
+
+    def abandon(self, reason: str, now: float) -> None:
+        """We are no longer the syncer: what is in is sent again elsewhere."""
+        if self.state is RoundState.PUBLISHING and self._finish.withdraw(now):
+            self._machine.go(RoundSignal.FAILED)
+            self._empty_inbox()
+        elif self._machine.may(RoundSignal.ABANDON):
             if self.state is not RoundState.IDLE:
                 self._shared.out.record("round", self._fragment, f"abandoned: {reason}")
             self._machine.go(RoundSignal.ABANDON)
-            self._merging = []
+            self._finish.withdraw(now)
             self._empty_inbox()
 
     def chain_moved(self, now: float) -> None:
         """A version that is not ours arrived while we hold the office: what it did not merge stays in."""
-        if not self._machine.may(RoundSignal.ABANDON):
-            return
-        self._machine.go(RoundSignal.ABANDON)
-        self._merging = []
-        self._inbox.drop_overlapping()
-        self._after_round(now)
+        if self._finish.last or self.state is not RoundState.PUBLISHING:
+            if not self._machine.may(RoundSignal.ABANDON):
+                return
+            self._machine.go(RoundSignal.ABANDON)
+            self._merging = ()
+            self.inbox.drop_overlapping()
+        else:
+            self.published(None)
+        self._called_by = None
+        self._finish.chain_moved(now)
+        self.poll_rest(now)
 
     def _empty_inbox(self) -> None:
-        self._merging = []
+        self._merging = ()
+        self._called_by = None
         self._calls.forget()
-        self._inbox.clear()
-
-
-def part_of(header: ContributionHeader) -> Part:
-    """A contribution's entry in the version that merges it."""
-    return Part(header.learner, header.stamp, header.tokens, header.inner_steps)
-
-
-def commit_effect(
-    shared: Shared, chain: Chain, own: Contributor, version: SignedVersion, update: Ticket | None
-) -> CommitVersion:
-    """The spare copy becomes the state; the learner hears whether its own contribution is in it."""
-    marks = chain.watermarks_after(version.header)
-    after = next((m.stamp for m in marks if m.learner == shared.me), chain.watermark(shared.me))
-    merged_ticket, overwrite = own.would_merge(after)
-    return CommitVersion(version, update, merged_ticket, marks, after, overwrite)
+        self.inbox.clear()

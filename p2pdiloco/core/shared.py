@@ -5,7 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
+from p2pdiloco.core.claims import Claims
 from p2pdiloco.core.config import CoreConfig
+from p2pdiloco.core.grouping import Roster
 from p2pdiloco.core.outbox import Outbox
 from p2pdiloco.core.timing import AnswerTime
 from p2pdiloco.core.types import Crypto, Wire, signed_bytes
@@ -34,12 +36,22 @@ class Shared:
         self.leaving = False
         self.step_s = 0.0
         """Moving average of this node's inner step time."""
-        self.answer_time = AnswerTime()
-        """Of the calls that we sent as a syncer, whatever the fragment: the same peers answer them all."""
+        self.roster = Roster(())
+        """Everybody who is listed, as far as we know."""
+        self.claims = Claims()
+        self.greet: Callable[[str], None] = lambda peer: None
+        """Tell one peer at once how we stand."""
+        self.on_regroup: Callable[[float], None] = lambda now: None
+        """The groups of a fragment changed: there are others to be known."""
+        self._answer_times: dict[int, AnswerTime] = {}
         self._median_at_s = -1e18
         self._median_s = 0.0
         self.on_persisted: dict[int, Callable[[float], None]] = {}
         self.on_persist_failed: dict[int, Callable[[float, str], None]] = {}
+
+    def answer_time(self, level: int) -> AnswerTime:
+        """Of the calls that we sent as a syncer on that level, whatever the fragment."""
+        return self._answer_times.setdefault(level, AnswerTime())
 
     def sign(self, domain: str, value: Wire) -> bytes:
         """Our signature over a wire value."""

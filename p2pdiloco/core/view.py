@@ -148,14 +148,25 @@ class View:
         reachable = member.failures < self._timing.failures_to_suspect
         return member.progress is not None and reachable and self._fresh(member, now)
 
+    def may_come(self, peer: str) -> bool:
+        """Nothing was heard of that peer yet, and nothing speaks against it."""
+        member = self._members.get(peer)
+        if member is None:
+            return True
+        reachable = member.failures < self._timing.failures_to_suspect
+        return member.progress is None and reachable and not self.has_left(peer)
+
     def silence_s(self, peer: str, now: float) -> float:
         """Seconds since anything was heard from the peer (very large: never)."""
         member = self._members.get(peer)
         return now - member.heard_s if member else 1e18
 
-    def newly_silent(self, now: float) -> list[str]:
-        """Members that were counted on at the last call and are not any more, sorted."""
+    def newly_silent(self, now: float, neighbours: set[str] | None = None) -> list[str]:
+        """Members (of these) that were counted on at the last call and are not any more, sorted."""
         live = set(self.live(now))
+        if neighbours is not None:  # nobody else is expected to be heard
+            live &= neighbours
+            self._counted_on &= neighbours
         gone = sorted(peer for peer in self._counted_on - live if not self.has_left(peer))
         self._counted_on = live
         return gone
@@ -198,11 +209,13 @@ class View:
         """Live confirmed peers with a running learner, sorted."""
         return self._now(now).learners
 
-    def to_greet(self, now: float) -> list[str]:
-        """Peers that are due our heartbeat: members always, silent but listed ones now and then."""
+    def to_greet(self, now: float, neighbours: set[str] | None = None) -> list[str]:
+        """Peers (of these) that are due our heartbeat: members always, silent listed ones now and then."""
         timing = self._timing
         greet = []
         for peer, member in sorted(self._members.items()):
+            if neighbours is not None and peer not in neighbours:
+                continue
             fresh = now - member.heard_s < timing.suspect_s
             listed = now - member.listed_s < timing.member_ttl_s * 3
             waited = now - member.tried_s >= (timing.heartbeat_s if fresh else timing.redial_s) * 0.99

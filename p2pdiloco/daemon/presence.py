@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 from p2pdiloco import WIRE_VERSION
 from p2pdiloco.core import events as ev
+from p2pdiloco.core.grouping import Roster
 from p2pdiloco.daemon import wire
 from p2pdiloco.errors import PeerUnreachable, RemoteError
 from p2pdiloco.ports import Transport
@@ -105,7 +106,7 @@ class Presence:
             await asyncio.wait(list(self._dials.values()), timeout=DIAL_PATIENCE_S)
         # Whom we cannot reach yet the core need not try: a failed dial is held against the next ones.
         reached = tuple(m for m in members if m[0] not in self._dials)
-        self._post(ev.PresenceSeen(reached, len(members) - len(reached)))
+        self._post(ev.PresenceSeen(Roster(reached), len(members) - len(reached)))
 
     def _meet(self, others: list[tuple[str, tuple[str, ...]]]) -> None:
         """Dial some, learn of the rest. Each node has some of its own choice, the same at every look, so that

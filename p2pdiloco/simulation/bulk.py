@@ -5,18 +5,29 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from p2pdiloco.core.effects import FetchState, FetchUpdate, OfferContribution
+from p2pdiloco.core.effects import FetchState, FetchUpdate, OfferContribution, OfferPartial
 from p2pdiloco.core.events import (
     ContributionAnswered,
     ContributionBroken,
     ContributionOffered,
     ContributionReceived,
     ContributionUndelivered,
+    Event,
     FetchFailed,
+    PartialAnswered,
+    PartialOffered,
+    PartialUndelivered,
     UpdateFetched,
 )
-from p2pdiloco.core.types import Head, SignedContribution, SignedVersion, Watermark
-from p2pdiloco.simulation.lineage import Displacement, FragmentState, OuterUpdate
+from p2pdiloco.core.types import (
+    ContributionHeader,
+    Head,
+    SignedContribution,
+    SignedPartial,
+    SignedVersion,
+    Watermark,
+)
+from p2pdiloco.simulation.lineage import Displacement, FragmentState, OuterUpdate, PartialSum
 
 if TYPE_CHECKING:
     from p2pdiloco.simulation.clock import Clock
@@ -32,18 +43,40 @@ STATE_PER_UPDATE_BYTES = 8
 
 @dataclass(slots=True)
 class Transfer:
-    """One pushed contribution."""
+    """One pushed contribution, or partial merge of a group."""
 
     number: int
     sender: Host
     receiver: Host
-    signed: SignedContribution
-    displacement: Displacement
+    signed: SignedContribution | SignedPartial
+    content: Displacement | PartialSum
+    attempt: int
+    """Of a partial merge."""
     epoch: int
     opened_s: float
     accepted: bool = False
     done: bool = False
     """The sender has its answer, or gave up."""
+
+    def offered(self) -> Event:
+        """What the receiver hears first."""
+        if isinstance(self.signed, SignedPartial):
+            return PartialOffered(self.number, self.sender.peer, self.signed)
+        return ContributionOffered(self.number, self.sender.peer, self.signed)
+
+    def lost(self) -> Event:
+        """What the sender hears when it broke."""
+        header = self.signed.header
+        if isinstance(header, ContributionHeader):
+            return ContributionUndelivered(header.fragment, header.stamp, self.receiver.peer)
+        return PartialUndelivered(header.fragment, header.group, self.attempt, self.receiver.peer)
+
+    def answered(self, accepted: bool, reason: str, head: Head | None) -> Event:
+        """What the sender hears when the receiver has decided."""
+        header, peer = self.signed.header, self.receiver.peer
+        if isinstance(header, ContributionHeader):
+            return ContributionAnswered(header.fragment, header.stamp, peer, accepted, reason, head)
+        return PartialAnswered(header.fragment, header.group, self.attempt, peer, accepted, reason, head)
 
 
 class Bulk:
@@ -62,18 +95,25 @@ class Bulk:
 
     # --- contributions -------------------------------------------------------------------------------
 
-    def offer(self, sender: Host, effect: OfferContribution, displacement: Displacement) -> None:
+    def offer(
+        self, sender: Host, effect: OfferContribution | OfferPartial, content: Displacement | PartialSum
+    ) -> None:
         """Send the header; the receiver's core decides about the payload."""
         receiver = self._hosts.get(effect.peer)
+        attempt = effect.attempt if isinstance(effect, OfferPartial) else 0
         if receiver is None or not self._reachable(sender, receiver):
             header = effect.signed.header
-            lost = ContributionUndelivered(header.fragment, header.stamp, effect.peer)
+            lost: Event
+            if isinstance(header, ContributionHeader):
+                lost = ContributionUndelivered(header.fragment, header.stamp, effect.peer)
+            else:
+                lost = PartialUndelivered(header.fragment, header.group, attempt, effect.peer)
             sender.later(DIAL_TIMEOUT_S, sender.feed, lost)
             return
         self._numbers += 1
         epoch = self._network.epoch(sender.peer, receiver.peer)
         transfer = Transfer(
-            self._numbers, sender, receiver, effect.signed, displacement, epoch, self._clock.now
+            self._numbers, sender, receiver, effect.signed, content, attempt, epoch, self._clock.now
         )
         self._clock.after(self._network.latency_s(sender.peer, receiver.peer), self._arrive, transfer)
 
@@ -86,8 +126,7 @@ class Bulk:
         rate = transfer.sender.spec.bandwidth_bytes_s
         patience_s = OFFER_TIMEOUT_S + header.payload_bytes / rate * 4
         transfer.sender.later(patience_s, self._undelivered, transfer)
-        offered = ContributionOffered(transfer.number, transfer.sender.peer, transfer.signed)
-        transfer.receiver.run_when_awake(transfer.receiver.feed, offered)
+        transfer.receiver.run_when_awake(transfer.receiver.feed, transfer.offered())
 
     def _whole(self, transfer: Transfer) -> bool:
         a, b = transfer.sender, transfer.receiver
@@ -97,9 +136,7 @@ class Bulk:
         if transfer.done:
             return
         transfer.done = True
-        header = transfer.signed.header
-        lost = ContributionUndelivered(header.fragment, header.stamp, transfer.receiver.peer)
-        transfer.sender.later(DIAL_TIMEOUT_S, transfer.sender.feed, lost)
+        transfer.sender.later(DIAL_TIMEOUT_S, transfer.sender.feed, transfer.lost())
 
     def accept(self, number: int) -> None:
         """The receiver wants the payload."""
@@ -130,7 +167,7 @@ class Bulk:
             self.answer(transfer.number, False, reason, head)
             transfer.receiver.feed(ContributionBroken(transfer.number, reason))
             return
-        ticket = transfer.receiver.tickets.new(transfer.displacement)
+        ticket = transfer.receiver.tickets.new(transfer.content)
         transfer.receiver.feed(ContributionReceived(transfer.number, ticket))
 
     def answer(self, number: int, accepted: bool, reason: str, head: Head | None) -> None:
@@ -141,14 +178,11 @@ class Bulk:
         if not self._whole(transfer):
             self._undelivered(transfer)
             return
-        header = transfer.signed.header
-        event = ContributionAnswered(
-            header.fragment, header.stamp, transfer.receiver.peer, accepted, reason, head
-        )
+        event = transfer.answered(accepted, reason, head)
         delay_s = self._network.latency_s(transfer.receiver.peer, transfer.sender.peer)
         self._clock.after(delay_s, self._answered, transfer, event)
 
-    def _answered(self, transfer: Transfer, event: ContributionAnswered) -> None:
+    def _answered(self, transfer: Transfer, event: Event) -> None:
         if transfer.done:
             return
         if not self._whole(transfer):

@@ -47,7 +47,7 @@ class Disk:
     write_s: float
     full: bool = False
     slow_factor: float = 1.0
-    votes: dict[tuple[int, int], str] = field(default_factory=dict)
+    votes: dict[tuple[str, int, int], str] = field(default_factory=dict)
     updates: dict[int, dict[bytes, LoggedUpdate]] = field(default_factory=dict)
     """fragment -> header digest -> update that was made durable before it was announced."""
     resume: dict[int, ResumeNote] = field(default_factory=dict)
@@ -56,7 +56,7 @@ class Disk:
 
     def keep_vote(self, record: VoteRecord) -> None:
         """The vote is durable."""
-        self.votes[(record.fragment, record.term)] = record.candidate
+        self.votes[(record.group, record.fragment, record.term)] = record.candidate
 
     def keep_update(self, version: SignedVersion, update: OuterUpdate, keep: int) -> None:
         """The update is durable; older ones than the log's length are dropped."""
@@ -86,7 +86,7 @@ class Disk:
 
     def vote_records(self) -> tuple[VoteRecord, ...]:
         """All durable votes, in order."""
-        return tuple(VoteRecord(f, t, candidate) for (f, t), candidate in sorted(self.votes.items()))
+        return tuple(VoteRecord(f, t, who, group) for (group, f, t), who in sorted(self.votes.items()))
 
 
 def restored_from(disk: Disk, fragments: list[Checkpoint], config: CoreConfig) -> Restored:

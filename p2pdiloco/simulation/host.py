@@ -81,6 +81,8 @@ class Host:
             fx.AnswerTransfer: lambda e: self._answer(e, accepted=e.accepted),
             fx.Release: lambda e: self.tickets.free(e.ticket),
             fx.Merge: self.worker.merge,
+            fx.MergePartial: self.worker.merge_partial,
+            fx.OfferPartial: self._offer_partial,
             fx.FetchUpdate: lambda e: bulk.fetch_update(self, e),
             fx.FetchState: self.worker.fetch_state,
             fx.ApplyUpdate: self.worker.apply_update,
@@ -224,6 +226,9 @@ class Host:
         displacement = self.tickets.contribution(effect.ticket)
         self.world.watch.offered(self, effect.signed.header, displacement, self.config.tokens_per_step)
         self.world.bulk.offer(self, effect, displacement)
+
+    def _offer_partial(self, effect: fx.OfferPartial) -> None:
+        self.world.bulk.offer(self, effect, self.tickets.partial(effect.ticket))
 
     def _answer(self, effect: fx.RefuseTransfer | fx.AnswerTransfer, accepted: bool) -> None:
         head = self.stores[effect.fragment].version.header.head()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from p2pdiloco.core.effects import VoteRecord
 from p2pdiloco.core.messages import Announce, Elected, Message, Progress, VoteGranted, VoteRequest
@@ -25,9 +24,7 @@ class Violation(Exception):
 class Watch:
     """Sees everything that nodes do, and raises `Violation`. Knows what no node can know: the whole world."""
 
-    def __init__(self, versions: tuple[SignedVersion, ...], calm_from_s: float = math.inf) -> None:
-        self._calm_from_s = calm_from_s
-        """From then on nothing splits the swarm: no two sides can each have a syncer of their own."""
+    def __init__(self, versions: tuple[SignedVersion, ...]) -> None:
         self.headers = {v.header.digest(): v for v in versions}
         """Every version that was ever committed by anybody, by header digest."""
         self.states: dict[bytes, FragmentState] = {}
@@ -38,11 +35,9 @@ class Watch:
         self._last: Message | None = None
         self._begins: dict[tuple[str, int], list[int]] = {}
         self._reports: dict[str, tuple[float, int, tuple[float, ...]]] = {}
-        self._candidates: dict[tuple[str, int, int], Head] = {}
-        self._votes: dict[tuple[str, int, int], str] = {}
-        self._first_s: dict[Any, float] = {}
-        """When somebody was first elected into an office."""
-        self._offices: dict[tuple[int, int], list[Certificate]] = {}
+        self._candidates: dict[tuple[str, str, int, int], Head] = {}
+        self._votes: dict[tuple[str, str, int, int], str] = {}
+        self._offices: dict[tuple[int, int, str], list[Certificate]] = {}
 
     # --- versions ------------------------------------------------------------------------------------
 
@@ -170,33 +165,33 @@ class Watch:
             return
         self._last = message
         if isinstance(message, Announce):
-            self._announced(host, message.version)
+            self._announced(host, message)
         elif isinstance(message, VoteGranted):
             self._voted(message.vote)
             body = message.vote.body
-            if host.disk.votes.get((body.fragment, body.term)) != body.candidate:
+            if host.disk.votes.get((body.group, body.fragment, body.term)) != body.candidate:
                 raise Violation("durable-first", f"{host.peer} sends a vote that is not on its disk")
         elif isinstance(message, VoteRequest):
-            self._candidates[(host.peer, message.fragment, message.term)] = message.head
+            self._candidates[(host.peer, message.group, message.fragment, message.term)] = message.head
         elif isinstance(message, Elected):
-            self._elected(host, message.certificate)
+            self._elected(message.certificate)
         elif isinstance(message, Progress):
             for fragment, head in enumerate(message.heads):
                 if head.digest not in self.headers:
                     raise Violation("durable-first", f"{host.peer} fragment {fragment} shows an unknown head")
 
-    def _announced(self, host: Host, version: SignedVersion) -> None:
-        header = version.header
-        if header.syncer != host.peer:
-            return
-        held = host.stores[header.fragment].version.header.number
-        self._durable(host, version)
-        if held < header.number:
-            raise Violation("durable-first", f"{host.peer} announces version {header.number}, holds {held}")
+    def _announced(self, host: Host, message: Announce) -> None:
+        number, held = message.head.number, host.stores[message.fragment].version
+        if held.header.number < number:
+            raise Violation(
+                "durable-first", f"{host.peer} announces version {number}, holds {held.header.number}"
+            )
+        if message.syncer == host.peer and held.header.digest() == message.head.digest:
+            self._durable(host, held)
 
     def votes_for(self, host: Host, record: VoteRecord) -> None:
         """A node makes up its mind to vote."""
-        head = self._candidates.get((record.candidate, record.fragment, record.term))
+        head = self._candidates.get((record.candidate, record.group, record.fragment, record.term))
         own = host.stores[record.fragment].version.header.head()
         if record.candidate != host.peer and head is not None and head.weight < own.weight:
             where = f"{host.peer} at version {own.number}, fragment {record.fragment}"
@@ -204,13 +199,13 @@ class Watch:
 
     def _voted(self, vote: Vote) -> None:
         body = vote.body
-        first = self._votes.setdefault((body.voter, body.fragment, body.term), body.candidate)
+        first = self._votes.setdefault((body.voter, body.group, body.fragment, body.term), body.candidate)
         if first != body.candidate:
-            where = f"{body.voter} fragment {body.fragment} term {body.term}"
+            where = f"{body.voter} fragment {body.fragment} group {body.group} term {body.term}"
             raise Violation("one-vote", f"{where}: for {first} and for {body.candidate}")
 
-    def _elected(self, host: Host, certificate: Certificate) -> None:
-        key = (certificate.fragment, certificate.term)
+    def _elected(self, certificate: Certificate) -> None:
+        key = (certificate.fragment, certificate.term, certificate.group)
         known = self._offices.setdefault(key, [])
         if any(other.syncer == certificate.syncer for other in known):
             return
@@ -222,12 +217,12 @@ class Watch:
                 raise Violation("certificate", f"{certificate.syncer} fragment {key[0]} term {key[1]}")
         for other in known:
             shared = voters & {vote.body.voter for vote in other.votes}
-            if shared or self._first_s[key] > self._calm_from_s:
+            if shared:
                 names = f"{other.syncer} and {certificate.syncer}"
                 raise Violation(
-                    "one-syncer", f"fragment {key[0]} term {key[1]}: {names} share {sorted(shared)}"
+                    "one-syncer",
+                    f"fragment {key[0]} group {key[2]} term {key[1]}: {names} share {sorted(shared)}",
                 )
-        self._first_s.setdefault(key, host.now)
         if known:
             self.forks += 1
         known.append(certificate)

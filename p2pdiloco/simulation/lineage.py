@@ -66,6 +66,19 @@ class MergedPart:
 
 
 @dataclass(frozen=True, slots=True)
+class PartialSum:
+    """A group's contributions, added up: the union of what they carry."""
+
+    fragment: int
+    parts: tuple[MergedPart, ...]
+
+    def digest(self) -> bytes:
+        """Stands for the payload digest."""
+        text = repr((self.fragment, [(p.learner, p.stamp, p.first, p.end) for p in self.parts]))
+        return hashlib.sha256(text.encode()).digest()
+
+
+@dataclass(frozen=True, slots=True)
 class OuterUpdate:
     """The merged and encoded pseudo-gradient that every peer applies."""
 

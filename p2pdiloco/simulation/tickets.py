@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from p2pdiloco.core.kept import KEPT_MAX
 from p2pdiloco.simulation.invariants import Violation
-from p2pdiloco.simulation.lineage import Displacement, OuterUpdate
+from p2pdiloco.simulation.lineage import Displacement, OuterUpdate, PartialSum
+
+Content = Displacement | OuterUpdate | PartialSum
 
 MAX_PER_FRAGMENT = 48
 """Buffers alive at one node per fragment, besides the log: own queue, one inbox entry per member, updates."""
@@ -19,7 +21,7 @@ class Tickets:
         self._peer = peer
         self._limit = MAX_PER_FRAGMENT * fragments
         self._made = 0
-        self._contents: dict[int, Displacement | OuterUpdate] = {}
+        self._contents: dict[int, Content] = {}
         self._spilled: set[int] = set()
         """On the disk."""
         self._spill_limit = MAX_SPILLED_PER_FRAGMENT * fragments
@@ -28,7 +30,7 @@ class Tickets:
         """Buffers in memory."""
         return len(self._contents) - len(self._spilled)
 
-    def new(self, content: Displacement | OuterUpdate) -> int:
+    def new(self, content: Content) -> int:
         """A buffer with this content. Raises: Violation when there are too many."""
         self._made += 1
         self._contents[self._made] = content
@@ -54,6 +56,13 @@ class Tickets:
         content = self._contents.get(ticket)
         if not isinstance(content, Displacement):
             raise Violation("tickets", f"{self._peer}: no contribution in buffer {ticket}")
+        return content
+
+    def partial(self, ticket: int) -> PartialSum:
+        """The partial merge in a buffer. Raises: Violation when there is none."""
+        content = self._contents.get(ticket)
+        if not isinstance(content, PartialSum):
+            raise Violation("tickets", f"{self._peer}: no partial merge in buffer {ticket}")
         return content
 
     def update(self, ticket: int) -> OuterUpdate:

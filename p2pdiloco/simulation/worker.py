@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
-import hashlib
 import random
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from p2pdiloco.core.effects import ApplyUpdate, Combine, CommitVersion, FetchState, Merge
-from p2pdiloco.core.events import Combined, Merged, MergeFailed, StateFetched, UpdateApplied
+from p2pdiloco.core.effects import ApplyUpdate, Combine, CommitVersion, FetchState, Merge, MergePartial
+from p2pdiloco.core.events import (
+    Combined,
+    Merged,
+    MergeFailed,
+    PartialFailed,
+    PartialMerged,
+    StateFetched,
+    UpdateApplied,
+)
 from p2pdiloco.core.types import SignedVersion, Watermark
 from p2pdiloco.simulation.invariants import Violation
 from p2pdiloco.simulation.learner import Install
-from p2pdiloco.simulation.lineage import Displacement, FragmentState, MergedPart, OuterUpdate, combine
+from p2pdiloco.simulation.lineage import (
+    Displacement,
+    FragmentState,
+    MergedPart,
+    OuterUpdate,
+    PartialSum,
+    combine,
+)
 
 if TYPE_CHECKING:
     from p2pdiloco.simulation.host import Host
+
+PARTIAL_PER_UPDATE_BYTES = 4
+"""A partial merge (sums in fp32) is so many times as large as an encoded update."""
 
 
 class Worker:
@@ -37,14 +53,8 @@ class Worker:
 
     def merge(self, effect: Merge) -> None:
         """Merge contributions into a new state."""
-        host, parts = self._host, []
-        for part in effect.inputs:
-            content = host.tickets.contribution(part.ticket)
-            if content.learner != part.contributor.learner:
-                raise Violation("tickets", f"{host.peer} merges the wrong buffer {part.ticket}")
-            stamp = part.contributor.stamp
-            parts += [MergedPart(content.learner, stamp, first, end) for first, end in content.spans]
-        update = OuterUpdate.of(effect.fragment, effect.number, tuple(parts))
+        host = self._host
+        update = OuterUpdate.of(effect.fragment, effect.number, self._parts(effect))
         before = host.stores[effect.fragment].state
         state = before.apply(update)
         host.world.watch.merged(host, before, state, update.parts)
@@ -57,6 +67,34 @@ class Worker:
     def _merge_failed(self, effect: Merge, generation: int) -> None:
         self._host.stores[effect.fragment].fill_spare(generation, None)
         self._host.feed(MergeFailed(effect.fragment, effect.term, effect.number, "worker failed"))
+
+    def _parts(self, effect: Merge | MergePartial) -> tuple[MergedPart, ...]:
+        """What contributions and partial merges carry together."""
+        tickets = self._host.tickets
+        parts = []
+        for part in effect.inputs:
+            content = tickets.contribution(part.ticket)
+            if content.learner != part.contributor.learner:
+                raise Violation("tickets", f"{self._host.peer} merges the wrong buffer {part.ticket}")
+            stamp = part.contributor.stamp
+            parts += [MergedPart(content.learner, stamp, first, end) for first, end in content.spans]
+        for ticket in effect.partials:
+            parts += tickets.partial(ticket).parts
+        return tuple(parts)
+
+    def merge_partial(self, effect: MergePartial) -> None:
+        """Add a group's contributions up."""
+        whole = PartialSum(effect.fragment, self._parts(effect))
+        self._host.later(self._work_s(), self._partial_merged, effect, whole)
+
+    def _partial_merged(self, effect: MergePartial, whole: PartialSum) -> None:
+        host, faults = self._host, self._host.world.faults
+        key = (effect.fragment, effect.group, effect.attempt)
+        if faults.chance(host.world.plan.mix.merge_fails):
+            host.feed(PartialFailed(*key, "worker failed"))
+            return
+        size = host.max_payload_bytes(effect.fragment) * PARTIAL_PER_UPDATE_BYTES
+        host.feed(PartialMerged(*key, host.tickets.new(whole), whole.digest(), size))
 
     def combine(self, effect: Combine) -> None:
         """Add several contributions of ours up."""
@@ -86,14 +124,14 @@ class Worker:
         update = host.tickets.update(effect.ticket)
         generation = self._take_spare(effect.fragment)
         state = host.stores[effect.fragment].state.apply(update)
-        if host.world.faults.chance(host.world.plan.mix.miscompute):
-            state = replace(state, digest=hashlib.sha256(state.digest).digest())
         host.later(self._work_s(), self._applied, effect, state, generation)
 
     def _applied(self, effect: ApplyUpdate, state: FragmentState, generation: int) -> None:
         host = self._host
         host.stores[effect.fragment].fill_spare(generation, state)
-        host.feed(UpdateApplied(effect.fragment, effect.number, effect.ticket, state.digest))
+        wrong = host.world.faults.chance(host.world.plan.mix.miscompute)
+        digest = bytes(32) if wrong else state.digest
+        host.feed(UpdateApplied(effect.fragment, effect.number, effect.ticket, digest))
 
     def fetch_state(self, effect: FetchState) -> None:
         """Pull a whole fragment into the spare copy."""

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from p2pdiloco.core.effects import Effect
 from p2pdiloco.core.events import PresenceSeen
+from p2pdiloco.core.grouping import Roster
 from p2pdiloco.core.types import VersionHeader
 from p2pdiloco.simulation.bounds import too_large
 from p2pdiloco.simulation.bulk import Bulk
@@ -39,7 +40,7 @@ class World:
         self.specs: dict[str, NodeSpec] = {}
         self.network = Network(self.clock, stream(plan.seed, "network"), plan.mix, RUN)
         self.bulk = Bulk(self.clock, self.network, self.hosts)
-        self.watch = Watch(plan.config.genesis_versions, plan.calm_from_s)
+        self.watch = Watch(plan.config.genesis_versions)
         self.records: dict[str, int] = {}
         self.on_effect: Callable[[Host, Effect], None] | None = None
         """For hand-made scenarios: sees every effect just before it is carried out."""
@@ -131,7 +132,7 @@ class World:
         for reader in up:
             held = self._presence[reader.peer]
             members = tuple((p, inc) for p, (inc, expires) in sorted(held.items()) if expires > now)
-            reader.later(0.05, reader.feed, PresenceSeen(members))
+            reader.later(0.05, reader.feed, PresenceSeen(Roster(members)))
         self.clock.after(PRESENCE_EVERY_S, self._presence_round)
 
     # --- what nodes report ---------------------------------------------------------------------------
@@ -209,7 +210,7 @@ class World:
             owes = receiver.up and receiver.peer not in self.broken
             if owes and now - transfer.opened_s > TRANSFER_PATIENCE_S:
                 header = transfer.signed.header
-                where = f"{transfer.receiver.peer} fragment {header.fragment} from {header.learner}"
+                where = f"{transfer.receiver.peer} fragment {header.fragment} from {transfer.sender.peer}"
                 raise Violation("last-word", f"{where}: never answered")
         for host in self.core_hosts():
             limit = len(host.stores) * (10 + 2 * len(self.specs))

@@ -13,6 +13,7 @@ from kit import STEP_S, digest
 from p2pdiloco.core import effects as ef
 from p2pdiloco.core import events as ev
 from p2pdiloco.core.config import CoreConfig, restored_nothing
+from p2pdiloco.core.grouping import Roster
 from p2pdiloco.core.node import Core
 from p2pdiloco.core.types import SignedVersion
 from p2pdiloco.simulation.crypto import HashCrypto
@@ -50,7 +51,7 @@ class Swarm:
         self.members[peer] = Member(self, peer, genesis)
         listed = tuple((name, 1) for name in self.members)
         for name in self.members:
-            self._queue.append((name, ev.PresenceSeen(listed)))
+            self._queue.append((name, ev.PresenceSeen(Roster(listed))))
         self._queue.append((peer, ev.LearnerStatus(True, 1, 10, 10 / STEP_S, STEP_S, 3.0)))
         self.run(0.0)
         return self.members[peer]

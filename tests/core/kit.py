@@ -11,6 +11,7 @@ from p2pdiloco.core import events as ev
 from p2pdiloco.core import messages as msg
 from p2pdiloco.core.config import CoreConfig, Restored, RestoredFragment, Timing, restored_nothing
 from p2pdiloco.core.fragment import Fragment
+from p2pdiloco.core.grouping import Roster
 from p2pdiloco.core.node import Core
 from p2pdiloco.core.types import (
     NEVER,
@@ -164,6 +165,12 @@ def progress(heads: tuple[Head, ...], **odd: Any) -> msg.Progress:
     return msg.Progress(**(values | odd))
 
 
+def announce(version: SignedVersion) -> msg.Announce:
+    """What a version's syncer tells of it."""
+    header = version.header
+    return msg.Announce(header.fragment, header.head(), header.syncer)
+
+
 def saved(log: list[SignedVersion], votes: tuple[ef.VoteRecord, ...] = ()) -> Restored:
     """What a node with this chain of its only fragment finds at start."""
     return Restored(fragments=(RestoredFragment(log=tuple(log)),), votes=votes, saved=True)
@@ -206,7 +213,7 @@ class Solo:
         found_on_disk = restored or restored_nothing(self.config)
         rng = random.Random(1)
         self.core = Core(self.config, me, 1, HashCrypto(me), rng, found_on_disk, genesis, self.now)
-        self.greeting = self.feed(ev.PresenceSeen(tuple((p, 1) for p in (*peers, me))))
+        self.greeting = self.feed(ev.PresenceSeen(Roster(tuple((p, 1) for p in (*peers, me)))))
         for peer in peers:
             self.greeting += self.hear(peer)
 
@@ -308,7 +315,7 @@ class Solo:
     def announce(self, version: SignedVersion, ticket: int = 900) -> list[ef.Effect]:
         """A peer's new version is announced, pulled and applied."""
         header = version.header
-        effects = self.message(header.syncer, msg.Announce(version))
+        effects = self.message(header.syncer, announce(version))
         for pull in found(effects, ef.FetchUpdate):
             effects += self.feed(ev.UpdateFetched(pull.fragment, pull.peer, version, ticket))
         for job in found(effects, ef.ApplyUpdate):

@@ -5,7 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from kit import Solo, branch, certificate, child, config, contribution, found, reasons, saved, sent, vote
+from kit import (
+    Solo,
+    announce,
+    branch,
+    certificate,
+    child,
+    config,
+    contribution,
+    found,
+    reasons,
+    saved,
+    sent,
+    vote,
+)
 
 from p2pdiloco.core import effects as ef
 from p2pdiloco.core import events as ev
@@ -209,9 +222,9 @@ def test_only_a_version_of_the_syncers_own_clears_it_of_suspicion() -> None:
     solo.elect("p1")
     solo.fragment.office.suspect("slow")
     version = child(solo.fragment.chain.header, "p2")
-    solo.message("p2", msg.Announce(version))
+    solo.message("p2", announce(version))
     assert solo.fragment.office.why_open(solo.now) == "slow"
-    solo.message("p1", msg.Announce(child(solo.fragment.chain.header, "p1")))
+    solo.message("p1", announce(child(solo.fragment.chain.header, "p1")))
     assert solo.fragment.office.why_open(solo.now) == ""
 
 

@@ -8,6 +8,7 @@ from kit import Solo, branch, child, found, genesis, reasons, saved, sent
 from p2pdiloco.core import effects as ef
 from p2pdiloco.core import events as ev
 from p2pdiloco.core import messages as msg
+from p2pdiloco.core.grouping import Roster
 from p2pdiloco.core.types import Stamp, Watermark
 
 FAR = branch(9)
@@ -144,7 +145,7 @@ def test_genesis_listens_first_when_somebody_is_listed() -> None:
 
 def test_genesis_waits_long_for_somebody_listed_who_cannot_be_reached() -> None:
     solo = Solo(peers=("ghost",), genesis=True, confirmed=False)
-    solo.feed(ev.PresenceSeen((("ghost", 1),), unreached=1))
+    solo.feed(ev.PresenceSeen(Roster((("ghost", 1),)), unreached=1))
     solo.wait(solo.config.timing.resume_alone_s - 2)
     assert not solo.core.confirmed, "the one that was not reached may hold the run's history"
     solo.wait(3.0)

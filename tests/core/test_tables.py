@@ -21,12 +21,12 @@ CANDIDATE  -          VACANT  HOLDING  FOLLOWING  -
 HOLDING    -          -       -        FOLLOWING  VACANT
 """
 ROUND = """
-            CONTRIBUTION  QUORUM   CLOSE    MERGED      FAILED  PUBLISHED  ABANDON
-IDLE        COLLECTING    -        -        -           -       -          IDLE
-COLLECTING  COLLECTING    CLOSING  -        -           -       -          IDLE
-CLOSING     CLOSING       -        MERGING  -           -       -          IDLE
-MERGING     MERGING       -        -        PUBLISHING  IDLE    -          IDLE
-PUBLISHING  PUBLISHING    -        -        -           IDLE    IDLE       -
+            CONTRIBUTION  QUORUM   CALLED   CLOSE    EMPTY  MERGED      FAILED  PUBLISHED  ABANDON
+IDLE        COLLECTING    -        CLOSING  -        -      -           -       -          IDLE
+COLLECTING  COLLECTING    CLOSING  CLOSING  -        -      -           -       -          IDLE
+CLOSING     CLOSING       -        -        MERGING  IDLE   -           -       -          IDLE
+MERGING     MERGING       -        -        -        -      PUBLISHING  IDLE    -          IDLE
+PUBLISHING  PUBLISHING    -        -        -        -      -           IDLE    IDLE       -
 """
 SEND = """
            COMBINED  OFFER    ACCEPT  RETRY

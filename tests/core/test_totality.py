@@ -11,19 +11,21 @@ from typing import Any
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
-from kit import RUN, branch, certificate, child, config, contribution, digest, found, progress, vote
+from kit import RUN, announce, branch, certificate, child, config, contribution, digest, found, progress, vote
 from wire_strategies import contributions, message_strategies
 
 from p2pdiloco.core import effects as ef
 from p2pdiloco.core import events as ev
 from p2pdiloco.core import messages as msg
 from p2pdiloco.core.config import Restored, RestoredFragment, restored_nothing
+from p2pdiloco.core.grouping import Roster
+from p2pdiloco.core.inbox import ROOM
 from p2pdiloco.core.node import Core
 from p2pdiloco.core.types import WHOLE_RUN, Head, SignedVersion, Stamp
 from p2pdiloco.simulation.crypto import HashCrypto
 
 PEERS = ("p1", "p2", "p3")
-CONFIG = config(fragments=2, group_size=3, term_versions=2, log_versions=2, max_base_age_versions=1)
+CONFIG = config(fragments=2, group_size=4, term_versions=2, log_versions=2, max_base_age_versions=1)
 POOL = [
     version
     for fragment in (0, 1)
@@ -64,7 +66,7 @@ class Weather(RuleBasedStateMachine):
         self.tickets: set[int] = set()
         rng, crypto = random.Random(self.incarnation), HashCrypto("me")
         self.core = Core(CONFIG, "me", self.incarnation, crypto, rng, self.restored, True, self.now)
-        self.feed(ev.PresenceSeen(()))
+        self.feed(ev.PresenceSeen(Roster(())))
 
     def number(self) -> int:
         self.numbers += 1
@@ -81,7 +83,9 @@ class Weather(RuleBasedStateMachine):
             self.carry_out(effect)
         for fragment, weight in zip(self.core.fragments, before, strict=True):
             assert fragment.chain.head.weight >= weight, "only forward"
-            assert len(fragment.own._queue) <= 7 and len(fragment.round._inbox._held) <= CONFIG.group_size
+            assert (
+                len(fragment.own._queue) <= 7 and len(fragment.round.inbox._held) <= ROOM * CONFIG.group_size
+            )
         assert math.isfinite(self.core.next_deadline())
 
     def carry_out(self, effect: ef.Effect) -> None:
@@ -264,7 +268,7 @@ class Weather(RuleBasedStateMachine):
         heads = list(self.heads())
         heads[version.header.fragment] = version.header.head()
         odd: dict[str, Any] = {"confirmed": confirmed, "incarnation": incarnation}
-        self.feed(ev.MessageReceived(peer, progress(tuple(heads), offices=((0, term),), **odd)))
+        self.feed(ev.MessageReceived(peer, progress(tuple(heads), offices=((WHOLE_RUN, 0, term),), **odd)))
 
     @rule(peer=peers, term=small, version=pool)
     def asks_for_votes(self, peer: str, term: int, version: SignedVersion) -> None:
@@ -287,7 +291,7 @@ class Weather(RuleBasedStateMachine):
     def announces(self, peer: str, version: SignedVersion, fitting: bool) -> None:
         chain = self.core.fragments[version.header.fragment].chain
         following = child(chain.header, peer, PEERS) if fitting else version
-        self.feed(ev.MessageReceived(peer, msg.Announce(following)))
+        self.feed(ev.MessageReceived(peer, announce(following)))
 
     @rule(peer=peers, fragment=st.integers(0, 1), ahead=st.integers(0, 2))
     def calls_and_passes(self, peer: str, fragment: int, ahead: int) -> None:

@@ -107,14 +107,14 @@ def message_strategies(
         confirmed=st.booleans(),
         stands=st.booleans(),
         heads=tuples(heads()),
-        offices=tuples(st.tuples(counts, counts)),
+        offices=tuples(st.tuples(texts, counts, counts)),
     )
     return {
         msg.Progress: progress,
         msg.Leaving: st.builds(msg.Leaving, counts),
         msg.Closing: st.builds(msg.Closing, groups, fragments, counts, counts, floats),
         msg.Pass: st.builds(msg.Pass, groups, fragments, counts, counts, words),
-        msg.Announce: st.builds(msg.Announce, versions(fragments, groups)),
+        msg.Announce: st.builds(msg.Announce, fragments, heads(), peers),
         msg.VoteRequest: st.builds(msg.VoteRequest, groups, fragments, counts, heads(), words),
         msg.VoteGranted: st.builds(msg.VoteGranted, votes(peers, fragments)),
         msg.VoteRefused: st.builds(

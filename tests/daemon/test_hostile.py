@@ -240,7 +240,7 @@ async def test_a_donor_that_lies_is_not_believed(what: str, tmp_path: Path) -> N
         before = one.head()
         heads = (version.header.head(), *(one.head(f) for f in (1, 2, 3)))
         await rogue.say(one, boast(rogue, one, heads))
-        await rogue.say(one, Announce(version))
+        await rogue.say(one, Announce(version.header.fragment, version.header.head(), version.header.syncer))
         await until(lambda: asked, "the heavier head to be asked for")
         await around.round(one, two)
         assert one.head().number < 1000 and one.head().tokens >= before.tokens

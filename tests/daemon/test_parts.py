@@ -208,7 +208,7 @@ async def test_presence_reads_what_it_can_and_ignores_the_rest(
     with caplog.at_level(logging.WARNING):
         await presence.look()
         await presence.look()
-    assert seen[0].members == ((transports["new"].peer_id, 7),)
+    assert seen[0].members.members == ((transports["new"].peer_id, 7),)
     assert presence.names == {transports["new"].peer_id: "newcomer"}
     assert caplog.text.count(f"speaks protocol version {WIRE_VERSION + 1}") == 1  # said once
 

@@ -1,0 +1,93 @@
+"""What the parts of one fragment on one node have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from p2pdiloco.core.chain import Chain
+from p2pdiloco.core.effects import VoteRecord
+from p2pdiloco.core.grouping import parse_group
+from p2pdiloco.core.shared import Shared
+
+if TYPE_CHECKING:
+    from p2pdiloco.core.seat import Seat
+
+MAX_BALLOTS = 32
+"""Groups of one fragment in which our last vote is remembered, as many as the votes log keeps."""
+
+
+class Spare:
+    """Whether the fragment's one spare copy is in use: by a merge, an outer step or a fetched state."""
+
+    def __init__(self) -> None:
+        self.busy = False
+
+
+class Ballots:
+    """Our newest vote in every group: it binds also when a seat was given up and is taken again."""
+
+    def __init__(self, votes: Iterable[VoteRecord]) -> None:
+        self._given: dict[str, tuple[VoteRecord, bool]] = {}
+        self._forgotten = (-1, 0)
+        """Newest epoch and highest term of what is not remembered: below, we vote no more."""
+        found = sorted(votes, key=lambda v: (_epoch(v.group), v.term))
+        if len({vote.group for vote in found}) >= MAX_BALLOTS:
+            self._forget(found[0].group, max(vote.term for vote in found))
+        for vote in found:
+            self.give(vote, durable=True)
+
+    def give(self, vote: VoteRecord, durable: bool) -> None:
+        """We voted; `durable` once it is on the disk."""
+        self._given.pop(vote.group, None)
+        self._given[vote.group] = (vote, durable)
+        while len(self._given) > MAX_BALLOTS:
+            oldest = next(iter(self._given))
+            self._forget(oldest, self._given.pop(oldest)[0].term)
+
+    def _forget(self, group: str, term: int) -> None:
+        epoch, highest = self._forgotten
+        self._forgotten = (max(epoch, _epoch(group)), max(highest, term))
+
+    def last(self, group: str) -> tuple[VoteRecord | None, bool]:
+        """(our newest vote in that group, whether it is durable)."""
+        return self._given.get(group, (None, False))
+
+    def floor(self, group: str) -> int:
+        """The highest term in which we may have voted there without remembering for whom."""
+        epoch, term = self._forgotten
+        return term if group not in self._given and _epoch(group) <= epoch else 0
+
+
+class FragmentContext:
+    """One fragment: its chain, its spare copy, our votes, and the seats that we have at present."""
+
+    def __init__(self, shared: Shared, index: int, chain: Chain, votes: Iterable[VoteRecord]) -> None:
+        self.shared = shared
+        self.index = index
+        self.chain = chain
+        self.spare = Spare()
+        self.ballots = Ballots(votes)
+        self.seats: list[Seat] = []
+        """Our leaf group's first, then one more per level while we hold the office below it."""
+        self._attempts = 0
+
+    @property
+    def leaf(self) -> Seat:
+        """Our seat in the group in which our learner takes part."""
+        return self.seats[0]
+
+    @property
+    def grouped(self) -> bool:
+        """Whether the next version is made by more than one group."""
+        return self.chain.header.groups > 1
+
+    def next_attempt(self) -> int:
+        """Numbers partial merges, whatever the seat."""
+        self._attempts += 1
+        return self._attempts
+
+
+def _epoch(group: str) -> int:
+    parsed = parse_group(group)
+    return -1 if parsed is None else parsed[0]

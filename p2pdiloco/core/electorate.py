@@ -1,0 +1,272 @@
+"""The members of one group as this node sees them: who votes, who may stand, of whom a round expects
+something (design 5.5).
+
+While the run fits into one group these are all members. In a leaf group they are the members that the seeded
+hash puts there. Higher up they are the peers that hold the offices of the groups below, by their own claim.
+
+A group is new at the beginning of an epoch, and its members have not heard each other yet. So for a while a
+majority counts those that are listed but unheard too: else each would be a majority of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from p2pdiloco.core.grouping import children, group_name, leaf_index, leaf_span, level_sizes
+from p2pdiloco.core.shared import Shared
+
+BELIEF = 2.0
+"""Groups below whose syncer is unknown count in a majority for so many times `suspect_s`."""
+
+
+class Electorate:
+    """All members: the one group of a run that fits into one."""
+
+    def __init__(self, shared: Shared, fragment: int) -> None:
+        self._shared = shared
+        self._fragment = fragment
+
+    def voters(self, now: float) -> list[str]:
+        """Everyone who counts in a majority and has been heard, oneself included when confirmed. Sorted."""
+        return self._shared.voters(now)
+
+    def size(self, now: float) -> int:
+        """Of how many a majority is needed."""
+        return len(self.voters(now))
+
+    def count(self, peers: Iterable[str], now: float) -> int:
+        """How many of these count in a majority."""
+        return len(set(peers).intersection(self.voters(now)))
+
+    def admits(self, peer: str, now: float) -> bool:
+        """Whether that peer may stand, for all that we know."""
+        return True
+
+    def others(self, now: float) -> list[str]:
+        """Everyone who is told of elections and versions, without oneself."""
+        return self._shared.view.members(now)
+
+    def asked(self, now: float) -> list[str]:
+        """Whom a candidate asks for votes."""
+        return self._shared.view.voters(now)
+
+    def standing(self, now: float) -> list[str]:
+        """Everyone who would stand now, oneself first: ranked to decide who does."""
+        shared = self._shared
+        found = [shared.me]
+        for peer in self.live(now):
+            progress = shared.view.progress(peer)
+            if progress and progress.confirmed and progress.stands:
+                found.append(peer)
+        return found
+
+    def live(self, now: float) -> list[str]:
+        """Members to count on, without oneself."""
+        return self._shared.view.live(now)
+
+    def expected(self, now: float) -> list[str]:
+        """What a round waits for: names of live learners here, of the groups below higher up."""
+        return self._shared.expected_learners(now)
+
+    def reachable(self, now: float) -> int:
+        """Of how many of these a quorum may be asked for."""
+        return len(self.expected(now))
+
+    def peer_of(self, child: str, now: float) -> str:
+        """Who sends for that child; empty if nobody is known."""
+        return child
+
+    def child_of(self, peer: str, now: float) -> str:
+        """For which child that peer sends."""
+        return peer
+
+    def unknown(self, now: float) -> list[str]:
+        """Groups below whose syncer is to be found out."""
+        return []
+
+    def neighbours(self, now: float) -> set[str]:
+        """Whom to exchange heartbeats with because of this group."""
+        return set(self.others(now))
+
+
+class LeafElectorate(Electorate):
+    """The members of one leaf group."""
+
+    def __init__(
+        self, shared: Shared, fragment: int, plan: tuple[int, int], index: int, since_s: float
+    ) -> None:
+        super().__init__(shared, fragment)
+        self._epoch, self._groups = plan
+        self._index = index
+        self._since_s = since_s
+        self._mine: dict[str, bool] = {}
+        self._kept: dict[str, tuple[list[str], list[str]]] = {}
+
+    def _belongs(self, peer: str) -> bool:
+        found = self._mine.get(peer)
+        if found is None:
+            run = self._shared.config.run
+            found = leaf_index(run, self._fragment, self._epoch, self._groups, peer) == self._index
+            self._mine[peer] = found
+        return found
+
+    def _ours(self, name: str, peers: list[str]) -> list[str]:
+        """Those of `peers` that belong here; worked out again only when the view made a new list."""
+        source, found = self._kept.get(name, ([], []))
+        if source is not peers:
+            found = [peer for peer in peers if self._belongs(peer)]
+            self._kept[name] = (peers, found)
+        return found
+
+    def mates(self) -> tuple[str, ...]:
+        """Everybody who is listed here."""
+        shared = self._shared
+        leaves = shared.roster.leaves(shared.config.run, self._fragment, self._epoch, self._groups)
+        return leaves[self._index]
+
+    def _unheard(self, now: float) -> list[str]:
+        """Listed and not heard of yet; believed in for the first seconds of the epoch."""
+        if now >= self._since_s + self._shared.timing.suspect_s:
+            return []
+        shared = self._shared
+        return [p for p in self.mates() if p != shared.me and shared.view.may_come(p)]
+
+    def voters(self, now: float) -> list[str]:
+        others = self._ours("voters", self._shared.view.voters(now))
+        return sorted([*others, self._shared.me]) if self._shared.confirmed else others
+
+    def size(self, now: float) -> int:
+        return len(self.voters(now)) + len(self._unheard(now))
+
+    def count(self, peers: Iterable[str], now: float) -> int:
+        entitled = {*self.voters(now), *self._unheard(now)}
+        return len(set(peers) & entitled)
+
+    def admits(self, peer: str, now: float) -> bool:
+        return self._belongs(peer)
+
+    def others(self, now: float) -> list[str]:
+        return self._ours("members", self._shared.view.members(now))
+
+    def asked(self, now: float) -> list[str]:
+        return [*self._ours("voters", self._shared.view.voters(now)), *self._unheard(now)]
+
+    def standing(self, now: float) -> list[str]:
+        return [*super().standing(now), *self._unheard(now)]
+
+    def live(self, now: float) -> list[str]:
+        return self._ours("live", self._shared.view.live(now))
+
+    def expected(self, now: float) -> list[str]:
+        others = self._ours("learners", self._shared.view.live_learners(now))
+        return sorted([*others, self._shared.me]) if self._shared.learning else others
+
+    def neighbours(self, now: float) -> set[str]:
+        return {*self.mates(), *self.others(now)} - {self._shared.me}
+
+
+class UpperElectorate(Electorate):
+    """The syncers of the groups below one group. We are one of them: else we have no seat here."""
+
+    def __init__(
+        self,
+        shared: Shared,
+        fragment: int,
+        plan: tuple[int, int],
+        place: tuple[int, int],
+        own_child: str,
+        since_s: float,
+    ) -> None:
+        super().__init__(shared, fragment)
+        epoch, groups = self._plan = plan
+        self._own_child = own_child
+        self._since_s = since_s
+        sizes = level_sizes(groups, shared.config.group_size)
+        level, index = place
+        self._children: dict[str, range] = {
+            group_name(epoch, groups, level - 1, child): leaf_span(sizes, level - 1, child)
+            for child in children(sizes, level, index)
+        }
+        """Name of every group below, and the leaf groups that are in it."""
+        self._holders: dict[str, str] = {}
+        self._seen_members: list[str] | None = None
+        self._seen_claims = -1
+
+    @property
+    def children(self) -> dict[str, range]:
+        """The groups below: name -> leaf groups in it."""
+        return self._children
+
+    def holders(self, now: float) -> dict[str, str]:
+        """The groups below whose syncer is known: name -> peer. A live claimant goes before a silent one."""
+        shared = self._shared
+        members = shared.view.members(now)
+        if members is not self._seen_members or shared.claims.version != self._seen_claims:
+            self._seen_members, self._seen_claims = members, shared.claims.version
+            alive, known = set(shared.view.live(now)), set(members)
+            self._holders = {}
+            for child in self._children:
+                if child == self._own_child:
+                    self._holders[child] = shared.me
+                    continue
+                claims = shared.claims.of(self._fragment, child)
+                ranked = [(peer in alive, term, peer) for peer, term in claims.items() if peer in known]
+                if ranked:
+                    self._holders[child] = max(ranked)[2]
+        return self._holders
+
+    def _peers(self, now: float, among: list[str]) -> list[str]:
+        holders = set(self.holders(now).values())
+        return [peer for peer in among if peer in holders]
+
+    def _occupied(self, child: str) -> bool:
+        """Whether anybody is listed in one of its leaf groups."""
+        shared = self._shared
+        leaves = shared.roster.leaves(shared.config.run, self._fragment, *self._plan)
+        return any(leaves[leaf] for leaf in self._children[child])
+
+    def unknown(self, now: float) -> list[str]:
+        known = self.holders(now)
+        return [child for child in self._children if child not in known and self._occupied(child)]
+
+    def _believed(self, now: float) -> list[str]:
+        patient = now < self._since_s + BELIEF * self._shared.timing.suspect_s
+        return self.unknown(now) if patient else []
+
+    def voters(self, now: float) -> list[str]:
+        others = self._peers(now, self._shared.view.voters(now))
+        return sorted([*others, self._shared.me]) if self._shared.confirmed else others
+
+    def size(self, now: float) -> int:
+        return len(self.voters(now)) + len(self._believed(now))
+
+    def count(self, peers: Iterable[str], now: float) -> int:
+        """Whoever is unknown to us may be the syncer of a group whose syncer is unknown to us."""
+        given, voters = set(peers), set(self.voters(now))
+        return len(given & voters) + min(len(given - voters), len(self._believed(now)))
+
+    def admits(self, peer: str, now: float) -> bool:
+        return peer in self.holders(now).values()
+
+    def others(self, now: float) -> list[str]:
+        return self._peers(now, self._shared.view.members(now))
+
+    def asked(self, now: float) -> list[str]:
+        return self._peers(now, self._shared.view.voters(now))
+
+    def live(self, now: float) -> list[str]:
+        return self._peers(now, self._shared.view.live(now))
+
+    def expected(self, now: float) -> list[str]:
+        live = {*self.live(now), self._shared.me}
+        known = [child for child, peer in self.holders(now).items() if peer in live]
+        return sorted([*known, *self._believed(now)])
+
+    def reachable(self, now: float) -> int:
+        return len(self.live(now)) + 1
+
+    def peer_of(self, child: str, now: float) -> str:
+        return self.holders(now).get(child, "")
+
+    def child_of(self, peer: str, now: float) -> str:
+        return next((child for child, holder in self.holders(now).items() if holder == peer), "")

@@ -1,0 +1,79 @@
+"""This node's part in one group of a fragment: who belongs to it, its office, its rounds (design 5.5)."""
+
+from __future__ import annotations
+
+from p2pdiloco.core.context import FragmentContext
+from p2pdiloco.core.delegate import Delegate
+from p2pdiloco.core.electorate import Electorate, LeafElectorate, UpperElectorate
+from p2pdiloco.core.grouping import group_name, level_sizes
+from p2pdiloco.core.inbox import GroupInbox, Inbox, LearnerInbox
+from p2pdiloco.core.office import Office
+from p2pdiloco.core.publishing import Publisher
+from p2pdiloco.core.round import Round, RoundState
+from p2pdiloco.core.seeking import Seeking
+
+
+class Seat:
+    """In our leaf group always; in the group above while we hold the office below; and so on.
+
+    Args:
+        plan: (epoch, number of leaf groups), as the head's header states them.
+        place: (level, index) of the group.
+        below: name of the group of which we are the syncer; empty for a leaf group.
+    """
+
+    def __init__(
+        self,
+        context: FragmentContext,
+        publisher: Publisher,
+        plan: tuple[int, int],
+        place: tuple[int, int],
+        below: str,
+        now: float,
+    ) -> None:
+        shared = context.shared
+        self.level, self.index = place
+        sizes = level_sizes(plan[1], shared.config.group_size)
+        self.name = group_name(*plan, *place)
+        self.top = self.level == len(sizes) - 1
+        self.seeking: Seeking | None = None
+        self.electorate: Electorate
+        inbox: Inbox
+        if below:
+            upper = UpperElectorate(shared, context.index, plan, place, below, now)
+            self.electorate, inbox = upper, GroupInbox(context, upper)
+            self.seeking = Seeking(context, plan, upper)
+        elif self.top:
+            self.electorate, inbox = Electorate(shared, context.index), LearnerInbox(context)
+        else:
+            self.electorate = LeafElectorate(shared, context.index, plan, self.index, now)
+            inbox = LearnerInbox(context)
+        self.office = Office(context, self.name, self.electorate)
+        self.delegate = None if self.top else Delegate(context, self.name)
+        finish = self.delegate or publisher
+        self.round = Round(context, self.name, self.level, self.office, self.electorate, inbox, finish)
+        self.office.busy = lambda: self.round.busy
+
+    def deadline(self) -> float | None:
+        """When to look again."""
+        times = [self.office.deadline(), self.round.deadline()]
+        if self.delegate is not None:
+            times.append(self.delegate.deadline())
+        if self.seeking is not None:
+            times.append(self.seeking.due_s)
+        return min((t for t in times if t is not None), default=None)
+
+    def neighbours(self, now: float) -> set[str]:
+        """Whom to exchange heartbeats with because of this seat."""
+        found = self.electorate.neighbours(now)
+        return found.union(self.seeking.neighbours(now)) if self.seeking is not None else found
+
+    def give_up(self, reason: str, now: float) -> None:
+        """We do not belong here any more."""
+        self.office.retire(reason)
+        self.round.abandon(reason, now)
+
+    @property
+    def at_work(self) -> bool:
+        """A round of ours is not at its end yet."""
+        return self.round.state not in (RoundState.IDLE, RoundState.COLLECTING)

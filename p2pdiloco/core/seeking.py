@@ -1,0 +1,91 @@
+"""Finding the syncers of the neighbouring groups, when groups are new (design 5.5).
+
+Whoever holds a group's office asks, for every group beside its own whose syncer it does not know, one
+probable member after the other. Who knows the certificate sends it; who only knows that of a smaller group
+inside sends that one, and its holder is asked next. The asked one also learns of the asker, which saves it
+the search.
+"""
+
+from __future__ import annotations
+
+from p2pdiloco.core.context import FragmentContext
+from p2pdiloco.core.electorate import UpperElectorate
+from p2pdiloco.core.grouping import group_name
+from p2pdiloco.core.messages import OfficeQuery
+from p2pdiloco.core.ranking import ranking
+from p2pdiloco.core.timing import backoff_s
+from p2pdiloco.core.types import Certificate
+
+KEPT_S = 10.0
+"""An asked peer gets our heartbeats for so long."""
+
+
+class _Search:
+    """For the syncer of one group."""
+
+    __slots__ = ("at_s", "tries")
+
+    def __init__(self) -> None:
+        self.at_s = -1e18
+        self.tries = 0
+
+
+class Seeking:
+    """Of one seat above the leaves."""
+
+    def __init__(self, context: FragmentContext, plan: tuple[int, int], electorate: UpperElectorate) -> None:
+        self._context = context
+        self._shared = context.shared
+        self._epoch, self._groups = plan
+        self._electorate = electorate
+        self._searches: dict[str, _Search] = {}
+        self._asked: dict[str, float] = {}
+        """Peer -> when. Bounded: entries are dropped after `KEPT_S`, and searches back off."""
+
+        self.due_s: float | None = None
+        """When the next one is to be asked."""
+
+    def poll(self, now: float) -> None:
+        """Ask for those that are unknown, each in its time."""
+        self.due_s = None
+        for child in self._electorate.unknown(now):
+            search = self._searches.setdefault(child, _Search())
+            if now >= search.at_s:
+                peer = self._whom(child, search.tries)
+                search.tries += 1
+                search.at_s = now + backoff_s(self._shared.timing.retry_s, search.tries)
+                if peer:
+                    self._ask(peer, child, now)
+            self.due_s = search.at_s if self.due_s is None else min(self.due_s, search.at_s)
+
+    def neighbours(self, now: float) -> list[str]:
+        """Whom we asked lately."""
+        self._asked = {peer: at_s for peer, at_s in self._asked.items() if now - at_s < KEPT_S}
+        return list(self._asked)
+
+    def learned(self, child: str, certificate: Certificate, now: float) -> None:
+        """A certificate of that group below, or of one inside it."""
+        if certificate.syncer == self._shared.me or self._asked.get(certificate.syncer, -1e18) > now - 0.1:
+            return
+        if certificate.group == child:
+            self._asked[certificate.syncer] = now
+            self._shared.greet(certificate.syncer)
+        else:
+            self._ask(certificate.syncer, child, now)
+
+    def _ask(self, peer: str, child: str, now: float) -> None:
+        self._asked[peer] = now
+        self._shared.greet(peer)
+        self._shared.out.send(peer, OfficeQuery(child, self._context.index, 0))
+
+    def _whom(self, child: str, tries: int) -> str:
+        """First the one that is ranked first in the election there, then the others."""
+        shared, fragment = self._shared, self._context.index
+        run, span = shared.config.run, self._electorate.children[child]
+        leaf = span[tries % len(span)]
+        mates = shared.roster.leaves(run, fragment, self._epoch, self._groups)[leaf]
+        if not mates:
+            return ""
+        name = group_name(self._epoch, self._groups, 0, leaf)
+        order = ranking(run, name, fragment, self._context.chain.head.term + 1, dict.fromkeys(mates, 1.0))
+        return order[tries // len(span) % len(order)]
