@@ -67,13 +67,15 @@ class Follower:
         self._spare = context.spare
         self._machine = Machine(FOLLOW_TABLE, FollowState.RESTING)
         self._heads: dict[str, Head] = {}
+        self._unsure: set[str] = set()
+        """Whose heads are of a saved state that nobody confirmed yet."""
         self._doubts = Doubts()
         self._next: SignedVersion | None = None
         self._attempts = 0
         self._retry_at_s = 0.0
         self._need_state = False
         self.verified = False
-        """A confirmed member's head is, or was, our head or one of its ancestors."""
+        """A confirmed member's head is, or was, our head, one of its ancestors, or lighter."""
         self.on_moved: Callable[[float], None] = lambda now: None
         """We hold another version (set by the fragment)."""
 
@@ -98,6 +100,10 @@ class Follower:
         first_s = self._doubts.first_s(p for p, h in self._heads.items() if h.weight > ours)
         return None if first_s is None else max(first_s, self._retry_at_s)
 
+    def behind(self, now: float) -> bool:
+        """Something heavier is known, or on its way here."""
+        return self.state is not FollowState.RESTING or self._best(now) is not None
+
     def _best(self, now: float) -> tuple[str, Head] | None:
         """The heaviest head above ours, and who holds it and is not in doubt."""
         ours = self._chain.head.weight
@@ -113,13 +119,21 @@ class Follower:
 
     # --- what happens --------------------------------------------------------------------------------
 
-    def heard(self, peer: str, head: Head, confirmed: bool, now: float) -> bool:
-        """A member says which head it holds. Whether that is news."""
-        if not confirmed:
-            return False
-        if self._chain.knows(head.number, head.digest):
-            self.verified = True
+    def heard(self, peer: str, head: Head, confirmed: bool, saved: bool = False) -> bool:
+        """A member says which head it holds. Whether that is news.
+
+        `saved`: nobody is confirmed, and it returns with this from its disk, as we do with ours."""
+        self._unsure.discard(peer)
+        if not confirmed and not saved:
             return self._heads.pop(peer, None) is not None
+        known = self._chain.knows(head.number, head.digest)
+        if confirmed and (known or head.weight < self._chain.head.weight):
+            # Also who comes back with a heavier chain than any here is a full member: the others follow.
+            self.verified = True
+        if known:
+            return self._heads.pop(peer, None) is not None
+        if not confirmed:
+            self._unsure.add(peer)
         news = self._heads.get(peer) != head
         self._heads[peer] = head
         return news
@@ -127,6 +141,7 @@ class Follower:
     def gone(self, peer: str) -> None:
         """The peer left the view: it can give nothing."""
         self._heads.pop(peer, None)
+        self._unsure.discard(peer)
 
     def poll(self, now: float) -> None:
         """Start pulling if something heavier is known and nothing is under way."""
@@ -284,7 +299,7 @@ class Follower:
             tokens=head.tokens,
         )
         for peer in [p for p, h in self._heads.items() if self._chain.knows(h.number, h.digest)]:
-            self.verified = True
+            self.verified = self.verified or peer not in self._unsure
             del self._heads[peer]
         self._own.chain_moved(self._chain.watermark(self._shared.me), now)
         self.on_moved(now)

@@ -187,10 +187,10 @@ class Fragment:
             return self.seats.round_for(header.group)
         return self.round if header.group == self.context.leaf.name else None
 
-    def heard(self, peer: str, head: Head, confirmed: bool, now: float) -> None:
+    def heard(self, peer: str, head: Head, confirmed: bool, now: float, saved: bool = False) -> None:
         """A member says which head it holds."""
         self.common.heard(peer, head, now)
-        if self.follower.heard(peer, head, confirmed, now):
+        if self.follower.heard(peer, head, confirmed, saved):
             self.touched = True
 
     def review(self, peers: list[str], now: float) -> None:
@@ -224,7 +224,7 @@ class Fragment:
                 self.office.trust()
             if message.head.term > self.office.term:
                 self.office.on_claim(sender, message.head.term, now)
-        self.follower.heard(sender, message.head, confirmed, now)
+        self.follower.heard(sender, message.head, confirmed)
 
 
 def _pass(call: Closing, reason: str) -> Pass:

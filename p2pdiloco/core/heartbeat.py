@@ -114,6 +114,7 @@ class Heartbeats:
             confirmed=shared.confirmed,
             stands=shared.stands and not shared.leaving,
             heads=tuple(f.chain.head for f in self._fragments),
+            saved=self._joining.saved and not shared.confirmed,
             offices=tuple(
                 (seat.name, f.index, seat.office.term)
                 for f in self._fragments
@@ -177,9 +178,10 @@ class Heartbeats:
         ):
             shared.greet(sender)
         moved = []
+        returns = message.saved and self._joining.returning(now)
         for fragment, head in zip(self._fragments, message.heads, strict=False):
-            fragment.heard(sender, head, message.confirmed, now)
-            if message.confirmed and head.weight > fragment.chain.head.weight:
+            fragment.heard(sender, head, message.confirmed, now, returns)
+            if (message.confirmed or returns) and head.weight > fragment.chain.head.weight:
                 moved.append(fragment)
         for group, index, term in message.offices:
             if index < len(self._fragments):

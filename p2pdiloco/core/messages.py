@@ -55,6 +55,8 @@ class Progress(Message, frozen=True):
     """One per fragment, by index; empty while catching up from nothing."""
     offices: Annotated[tuple[tuple[GroupId, Count, Count], ...], Meta(max_length=MAX_OFFICES)]
     """(group, fragment, term) of every group whose syncer the sender is."""
+    saved: bool
+    """Not confirmed, but these heads are of a state that it saved: the whole swarm may be returning."""
 
 
 class Leaving(Message, frozen=True):

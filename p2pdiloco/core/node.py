@@ -65,7 +65,7 @@ class Core:
             Fragment(self._shared, index, saved, votes.get(index, []), now)
             for index, saved in enumerate(restored.fragments)
         )
-        self._joining = Joining(self._shared, self.fragments, genesis, restored.saved, now)
+        self._joining = Joining(self._shared, self.fragments, genesis, restored, now)
         self._heartbeats = Heartbeats(self._shared, self.fragments, self._joining, genesis, now)
         self._departure = Departure(self._shared, self.fragments)
         for fragment in self.fragments:
@@ -115,7 +115,11 @@ class Core:
     @property
     def may_serve(self) -> bool:
         """Whether others may pull updates and states from us."""
-        return self._shared.confirmed
+        return self._shared.confirmed or self._joining.serves_saved
+
+    def waits_for(self, now: float) -> str:
+        """For people: what must happen before we are a full member; empty if we are."""
+        return self._joining.waits_for(now)
 
     @property
     def left(self) -> bool:
@@ -221,7 +225,7 @@ class Core:
         fragment = self._at(message.fragment)
         progress = self._shared.view.progress(sender)
         if message.head is not None and progress is not None:
-            fragment.follower.heard(sender, message.head, progress.confirmed, now)
+            fragment.follower.heard(sender, message.head, progress.confirmed)
         fragment.seats.on_refused(sender, message, now)
         fragment.poll(now)
 

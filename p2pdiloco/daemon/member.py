@@ -196,7 +196,9 @@ class Member:
         if members and self.report.state == "waiting":
             self.report.state = "catching up"
             logger.info("catching up from %d peers", len(members))
-        if not members and abs(waited_s % 10 - 3) < 0.03:
+        if members and abs(waited_s % 10 - 5) < 0.03:
+            logger.info("waiting for %s", self.core.waits_for(self._loop.time()))
+        elif not members and abs(waited_s % 10 - 3) < 0.03:
             if self._settings.genesis:
                 logger.info("listening for members before starting the run")
             else:

@@ -229,7 +229,7 @@ class Bulk:
             )
             return
         back_s = network.latency_s(holder.peer, asker.peer)
-        if not holder.may_serve:
+        if not holder.core.may_serve:
             self._failed(asker, effect, "not-ready", back_s, generation)
             return
         store = holder.stores[effect.fragment]

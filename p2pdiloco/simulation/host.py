@@ -151,8 +151,8 @@ class Host:
 
     @property
     def may_serve(self) -> bool:
-        """Whether the core lets its state be given to others."""
-        return self.core.may_serve
+        """Whether it is a full member."""
+        return self.core.confirmed
 
     def max_payload_bytes(self, fragment: int) -> int:
         """Size of a contribution or update."""

@@ -161,6 +161,7 @@ def progress(heads: tuple[Head, ...], **odd: Any) -> msg.Progress:
         "stands": True,
         "heads": heads,
         "offices": (),
+        "saved": False,
     }
     return msg.Progress(**(values | odd))
 

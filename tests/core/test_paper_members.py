@@ -158,14 +158,6 @@ def test_genesis_does_not_start_a_run_that_has_history() -> None:
     assert not solo.core.confirmed, "it catches up first, like everybody"
 
 
-def test_a_saved_state_goes_on_alone_after_a_while() -> None:
-    solo = Solo(peers=(), restored=saved(FAR[:3]))
-    solo.wait(solo.config.timing.resume_alone_s - 1)
-    assert not solo.core.confirmed
-    solo.wait(2.0)
-    assert solo.core.confirmed and solo.head.number == 2
-
-
 def test_a_saved_state_that_is_ahead_is_confirmed_by_its_ancestor() -> None:
     assert Solo(restored=saved(FAR[:3]), heads=(FAR[1].header.head(),)).core.confirmed
 

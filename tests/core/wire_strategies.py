@@ -108,6 +108,7 @@ def message_strategies(
         stands=st.booleans(),
         heads=tuples(heads()),
         offices=tuples(st.tuples(texts, counts, counts)),
+        saved=st.booleans(),
     )
     return {
         msg.Progress: progress,

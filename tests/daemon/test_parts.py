@@ -29,7 +29,7 @@ from p2pdiloco.identity import Identity
 
 
 def progress(step: int) -> Progress:
-    return Progress(1, 0.1, step, 0, 0.0, None, True, True, True, (), ())
+    return Progress(1, 0.1, step, 0, 0.0, None, True, True, True, (), (), False)
 
 
 def query(term: int) -> OfficeQuery:
