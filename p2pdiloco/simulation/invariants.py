@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+from typing import TYPE_CHECKING, Any
 
 from p2pdiloco.core.effects import VoteRecord
 from p2pdiloco.core.messages import Announce, Elected, Message, Progress, VoteGranted, VoteRequest
@@ -24,7 +25,9 @@ class Violation(Exception):
 class Watch:
     """Sees everything that nodes do, and raises `Violation`. Knows what no node can know: the whole world."""
 
-    def __init__(self, versions: tuple[SignedVersion, ...]) -> None:
+    def __init__(self, versions: tuple[SignedVersion, ...], calm_from_s: float = math.inf) -> None:
+        self._calm_from_s = calm_from_s
+        """From then on nothing splits the swarm: no two sides can each have a syncer of their own."""
         self.headers = {v.header.digest(): v for v in versions}
         """Every version that was ever committed by anybody, by header digest."""
         self.states: dict[bytes, FragmentState] = {}
@@ -37,6 +40,8 @@ class Watch:
         self._reports: dict[str, tuple[float, int, tuple[float, ...]]] = {}
         self._candidates: dict[tuple[str, str, int, int], Head] = {}
         self._votes: dict[tuple[str, str, int, int], str] = {}
+        self._first_s: dict[Any, float] = {}
+        """When somebody was first elected into an office."""
         self._offices: dict[tuple[int, int, str], list[Certificate]] = {}
 
     # --- versions ------------------------------------------------------------------------------------
@@ -174,7 +179,7 @@ class Watch:
         elif isinstance(message, VoteRequest):
             self._candidates[(host.peer, message.group, message.fragment, message.term)] = message.head
         elif isinstance(message, Elected):
-            self._elected(message.certificate)
+            self._elected(host, message.certificate)
         elif isinstance(message, Progress):
             for fragment, head in enumerate(message.heads):
                 if head.digest not in self.headers:
@@ -204,7 +209,7 @@ class Watch:
             where = f"{body.voter} fragment {body.fragment} group {body.group} term {body.term}"
             raise Violation("one-vote", f"{where}: for {first} and for {body.candidate}")
 
-    def _elected(self, certificate: Certificate) -> None:
+    def _elected(self, host: Host, certificate: Certificate) -> None:
         key = (certificate.fragment, certificate.term, certificate.group)
         known = self._offices.setdefault(key, [])
         if any(other.syncer == certificate.syncer for other in known):
@@ -217,12 +222,14 @@ class Watch:
                 raise Violation("certificate", f"{certificate.syncer} fragment {key[0]} term {key[1]}")
         for other in known:
             shared = voters & {vote.body.voter for vote in other.votes}
-            if shared:
+            calm = self._first_s[key] > self._calm_from_s and not host.world.network.was_cut
+            if shared or calm:
                 names = f"{other.syncer} and {certificate.syncer}"
                 raise Violation(
                     "one-syncer",
                     f"fragment {key[0]} group {key[2]} term {key[1]}: {names} share {sorted(shared)}",
                 )
+        self._first_s.setdefault(key, host.now)
         if known:
             self.forks += 1
         known.append(certificate)

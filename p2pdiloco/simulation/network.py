@@ -56,6 +56,11 @@ class Network:
         self._blocked[link] = self._blocked.get(link, 0) + 1
         self._cuts[link] = self._cuts.get(link, 0) + 1
 
+    @property
+    def was_cut(self) -> bool:
+        """Whether any link was ever closed."""
+        return bool(self._cuts)
+
     def unblock(self, source: str, target: str) -> None:
         """Undo one `block`."""
         link = (source, target)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from p2pdiloco.core.effects import ApplyUpdate, Combine, CommitVersion, FetchState, Merge, MergePartial
@@ -124,14 +126,14 @@ class Worker:
         update = host.tickets.update(effect.ticket)
         generation = self._take_spare(effect.fragment)
         state = host.stores[effect.fragment].state.apply(update)
+        if host.world.faults.chance(host.world.plan.mix.miscompute):
+            state = replace(state, digest=hashlib.sha256(state.digest).digest())
         host.later(self._work_s(), self._applied, effect, state, generation)
 
     def _applied(self, effect: ApplyUpdate, state: FragmentState, generation: int) -> None:
         host = self._host
         host.stores[effect.fragment].fill_spare(generation, state)
-        wrong = host.world.faults.chance(host.world.plan.mix.miscompute)
-        digest = bytes(32) if wrong else state.digest
-        host.feed(UpdateApplied(effect.fragment, effect.number, effect.ticket, digest))
+        host.feed(UpdateApplied(effect.fragment, effect.number, effect.ticket, state.digest))
 
     def fetch_state(self, effect: FetchState) -> None:
         """Pull a whole fragment into the spare copy."""

@@ -40,7 +40,7 @@ class World:
         self.specs: dict[str, NodeSpec] = {}
         self.network = Network(self.clock, stream(plan.seed, "network"), plan.mix, RUN)
         self.bulk = Bulk(self.clock, self.network, self.hosts)
-        self.watch = Watch(plan.config.genesis_versions)
+        self.watch = Watch(plan.config.genesis_versions, plan.calm_from_s)
         self.records: dict[str, int] = {}
         self.on_effect: Callable[[Host, Effect], None] | None = None
         """For hand-made scenarios: sees every effect just before it is carried out."""
