@@ -182,11 +182,20 @@ class ChaosRun:
             self._tick()
         began_s = time.monotonic()
         heads = {f: max(t.head(f) for t in self._traces.values()) for f in range(self.facts.fragments)}
-        while missing := self._not_agreed(heads):
+        while missing := self._not_back() + self._not_agreed(heads):
             if time.monotonic() > until:
                 return None, missing
             self._tick()
         return round(time.monotonic() - began_s, 3), []
+
+    def _not_back(self) -> list[str]:
+        """Nodes of whose work nothing was merged since they were last struck."""
+        struck_s = {act.node: act.at_s for act in self.facts.acts}
+        return [
+            f"{node.name}: nothing of it is merged since it was last struck"
+            for node in self._nodes()
+            if max(self.facts.merged_s.get(node.name, [0.0])) < struck_s.get(node.name, 0.0)
+        ]
 
     def _not_agreed(self, heads: dict[int, int]) -> list[str]:
         """Fragments of which not all nodes hold one version, newer than these, with equal digests."""

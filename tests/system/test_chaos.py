@@ -1,0 +1,83 @@
+"""Chaos for real, short: faults are carried out and mended, and nothing of it is left, however it ends."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from system_kit import POLL_S, Swarm
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
+FAULTS = 4
+GONE_S = 20.0
+
+
+@pytest.fixture
+def swarm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Swarm]:
+    """Finds every process that the command has started, by its environment; none may be left."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    (tmp_path / "tmp").mkdir()
+    with Swarm(tmp_path) as made:
+        yield made
+        assert list(made._mine()) == []
+    assert list((tmp_path / "tmp").glob("p2pdiloco*")) == [], "temporary folders are left"
+
+
+def test_short_chaos(swarm: Swarm, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    rate = str(3600 * FAULTS / 25)
+    run = ["chaos", "--nodes", "3", "--seconds", "25", "--faults-per-hour", rate, "--no-compare", "--json"]
+    done = swarm.command(*run, "--out", str(out), timeout_s=280)
+    assert done.returncode == 0, done.stderr + done.stdout
+
+    report = json.loads(done.stdout)
+    assert report == json.loads((out / "report.json").read_text())
+    assert report["failures"] == [] and report["digests_agree"] is True
+    assert report["settled_s"] is not None and report["comparison"] is None
+    assert 0 < report["faulty"]["participation"] <= 1
+    assert min(report["faulty"]["merges"].values()) > 0
+
+    tape = [json.loads(line) for line in (out / "faults.jsonl").read_text().splitlines()]
+    events = Counter(entry["event"] for entry in tape)
+    assert events["struck"] == report["faults"] and events["struck"] + events["skipped"] == FAULTS
+    assert events["unexpected"] == 0
+    for entry in tape:
+        if entry["event"] == "struck" and entry["lasts_s"]:
+            mended = [e for e in tape if e["event"] == "mended" and e["fault"] == entry["fault"]]
+            assert len(mended) == 1 and mended[0]["mono"] >= entry["mono"], entry
+    assert (out / "chaos.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_nothing_outlives_a_kill(swarm: Swarm, tmp_path: Path) -> None:
+    """kill -9: it cannot end anything itself any more, and a daemon's learner may be stopped."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "p2pdiloco", "demo", "--nodes", "2", "--preset", "micro", "--no-kill"],
+        env=swarm._environment,
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    shown = []
+    for line in process.stderr:
+        shown.append(line)
+        if "trains" in line:
+            break
+    assert shown and "trains" in shown[-1], "".join(shown)
+    learner = next(p for p in swarm._mine() if "p2pdiloco.learner" in p.cmdline())
+    learner.suspend()
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    process.stderr.close()
+    deadline = time.monotonic() + GONE_S
+    while (left := list(swarm._mine())) and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+    assert left == []
