@@ -14,18 +14,15 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from p2pdiloco.cli import demo_model
-from p2pdiloco.cli import demo_verdict as holdings
 from p2pdiloco.cli.chaos_facts import Facts
 from p2pdiloco.cli.chaos_links import BRIDGE_ADDRESS, Links
 from p2pdiloco.cli.chaos_plan import Fault
 from p2pdiloco.cli.chaos_strikes import Strike, Striker
-from p2pdiloco.cli.demo_chronicle import NodeTrace, Tail
+from p2pdiloco.cli.chaos_watch import Watch
 from p2pdiloco.cli.demo_frame import Interrupted
 from p2pdiloco.cli.demo_swarm import DemoFailed, Member, Swarm
 from p2pdiloco.config.loader import render_toml
 from p2pdiloco.config.manifest import Manifest
-from p2pdiloco.errors import StorageError
 
 START_TIMEOUT_S = 180.0
 WARM_UP_S = 5.0
@@ -101,15 +98,12 @@ class ChaosRun:
         run_file.write_text(render_toml(manifest), encoding="utf-8")
         self._swarm = Swarm(folder, run_file, nodes, temporary)
         self._address = ""
-        self.facts = Facts(fragments=manifest.sync.fragments)
-        self._traces: dict[str, NodeTrace] = {}
-        self._tails: dict[str, Tail] = {}
+        self._watch = Watch(manifest.sync.fragments)
+        self.facts = self._watch.facts
         self._striker = Striker(self._swarm, links, lambda: ["--join", self._address])
         self._active: list[Strike] = []
         self._gone: set[str] = set()
         self._unexpected: list[str] = []
-        self._offices: dict[int, tuple[int, str]] = {}
-        self._offices_seen = 0
         self._struck = self._skipped = 0
         self._tell_at_s = 0.0
 
@@ -130,7 +124,7 @@ class ChaosRun:
             struck=self._struck,
             skipped=self._skipped,
             unexpected=self._unexpected,
-            disagreements=self._disagreements(),
+            disagreements=self._watch.disagreements(self._manifest, self._nodes()),
             stuck=stuck,
             settled_s=settled_s,
         )
@@ -151,7 +145,7 @@ class ChaosRun:
         swarm.bootstrap.listen = self._address.partition("/p2p/")[0]
         swarm.start_nodes(self._address)
         for node in swarm.nodes:
-            self._meet(node)
+            self._watch.meet(node)
             self._striker.act(node.name, "starting")
         until = time.monotonic() + START_TIMEOUT_S
         while not all(self.facts.paces.get(node.name) for node in swarm.nodes):
@@ -181,33 +175,12 @@ class ChaosRun:
             self._mend(all_of_them=True)
             self._tick()
         began_s = time.monotonic()
-        heads = {f: max(t.head(f) for t in self._traces.values()) for f in range(self.facts.fragments)}
-        while missing := self._not_back() + self._not_agreed(heads):
+        heads = self._watch.heads()
+        while missing := self._watch.not_back(self._nodes()) + self._watch.not_agreed(self._nodes(), heads):
             if time.monotonic() > until:
                 return None, missing
             self._tick()
         return round(time.monotonic() - began_s, 3), []
-
-    def _not_back(self) -> list[str]:
-        """Nodes of whose work nothing was merged since they were last struck."""
-        struck_s = {act.node: act.at_s for act in self.facts.acts}
-        return [
-            f"{node.name}: nothing of it is merged since it was last struck"
-            for node in self._nodes()
-            if max(self.facts.merged_s.get(node.name, [0.0])) < struck_s.get(node.name, 0.0)
-        ]
-
-    def _not_agreed(self, heads: dict[int, int]) -> list[str]:
-        """Fragments of which not all nodes hold one version, newer than these, with equal digests."""
-        chains = [self._traces[node.name].chains for node in self._nodes()]
-        missing = []
-        for fragment, head in heads.items():
-            held = [{item for item in chain.get(fragment, {}).items() if item[0] > head} for chain in chains]
-            if not set.intersection(*held):
-                without = [n.name for n, have in zip(self._nodes(), held, strict=True) if not have]
-                who = f"nothing new at {', '.join(without)}" if without else "no common version"
-                missing.append(f"fragment {fragment}: {who} after version {head}")
-        return missing
 
     # --- faults --------------------------------------------------------------------------------------
 
@@ -225,11 +198,11 @@ class ChaosRun:
             return
         index = fault.target
         if fault.kind == "kill-syncer":
-            name = self._offices.get(fault.target, (0, ""))[1]
+            name = self._watch.syncer(fault.target)
             index = next((i for i, node in enumerate(nodes) if node.name == name), 0)
         order = nodes[index % len(nodes) :] + nodes[: index % len(nodes)]
         for node in order:
-            if node.name in disturbed or not node.alive or not self._trains(node):
+            if node.name in disturbed or not node.alive or not self._watch.trains(node.name):
                 continue
             number = self._struck + self._skipped
             strike = self._striker.strike(number, fault, node)
@@ -237,10 +210,6 @@ class ChaosRun:
                 self._carried_out(strike)
                 return
             break  # not at this moment: the next tick tries again
-
-    def _trains(self, node: Member) -> bool:
-        last = next((a.state for a in reversed(self.facts.acts) if a.node == node.name), "")
-        return last in ("training", "resumed")
 
     def _carried_out(self, strike: Strike) -> None:
         self._due.pop(0)
@@ -266,7 +235,7 @@ class ChaosRun:
             self._active.remove(strike)
             self._note(strike.index, "mended", strike.fault, strike.node, strike.mend())
         for newcomer in self._striker.newcomers:
-            self._meet(newcomer)
+            self._watch.meet(newcomer)
         self._striker.newcomers.clear()
 
     def _skip(self, fault: Fault) -> None:
@@ -281,34 +250,25 @@ class ChaosRun:
 
     # --- watching ------------------------------------------------------------------------------------
 
-    def _meet(self, node: Member) -> None:
-        self.facts.names[node.peer] = node.name
-        self._traces[node.name] = NodeTrace(node.name, node.peer)
-        self._tails[node.name] = Tail(node.data_dir / "events.jsonl")
-
     def _tick(self) -> None:
         self._read()
-        self._watch()
+        self._look_after()
         now = time.monotonic()
         if now >= self._tell_at_s:
             self._tell_at_s = now + TELL_EVERY_S
-            self._tell(self._status(now))
+            self._tell(self._watch.status(self._nodes(), now - TELL_EVERY_S))
         self._pause(TICK_S)
 
-    def _status(self, now: float) -> str:
-        recent = [merge for merge in self.facts.merges[-200:] if merge.at_s > now - TELL_EVERY_S]
-        if not recent:
-            return "waiting for the first merges"
-        mean = sum(merge.contributors for merge in recent) / len(recent)
-        alive = sum(self._trains(node) for node in self._nodes())
-        return f"{alive} of {len(self._nodes())} nodes train, {mean:.1f} contributors a merge"
-
-    def _watch(self) -> None:
+    def _look_after(self) -> None:
         """Start again what ended though nobody struck it, and remember that."""
         down = {strike.node for strike in self._active}
         for member in (self._swarm.bootstrap, *self._nodes()):
             member.remember_family()
-            if member.alive or member.name in down or member.name not in (*self._traces, "bootstrap"):
+            if (
+                member.alive
+                or member.name in down
+                or not (self._watch.knows(member.name) or member is self._swarm.bootstrap)
+            ):
                 continue
             words = f"{member.name} ended by itself with status {member.exit_status}: {member.last_words()}"
             self._unexpected.append(words)
@@ -320,40 +280,12 @@ class ChaosRun:
                 member.start()
 
     def _read(self) -> None:
-        for name, tail in self._tails.items():
-            trace = self._traces[name]
-            for line in tail.lines():
-                self.facts.feed(name, line)
-                if "digest" in line and line["kind"] in ("publish", "apply", "catchup"):
-                    copied = line["kind"] == "catchup"
-                    trace.on_version(line["fragment"], line["number"], line["digest"], copied)
-        self.facts.acts += self._striker.acts
+        self._watch.read(self._striker.acts)
         self._striker.acts.clear()
-        for office in self.facts.offices[self._offices_seen :]:
-            if office.term >= self._offices.get(office.fragment, (-1, ""))[0]:
-                self._offices[office.fragment] = (office.term, office.node)
-        self._offices_seen = len(self.facts.offices)
 
     def _pause(self, seconds: float) -> None:
         if self._stop.wait(seconds):
             raise Interrupted
-
-    def _disagreements(self) -> list[str]:
-        """In the logs, and between the bytes on disk. Only after the end."""
-        found, _ = holdings.conflicts(holdings.of_traces(self._traces.values()))
-        found += [
-            f"{count} times a node computed another state than the syncer"
-            for reason, count in self.facts.refusals.items()
-            if reason == "digest-differs"
-        ]
-        saved = []
-        for node in self._nodes():
-            try:
-                saved.append(demo_model.read_saved(self._manifest, node.name, node.data_dir))
-            except StorageError as error:
-                found.append(f"{node.name}: {error}")
-        found += [f"{s.holdings.name} saved other bytes of fragment {f}" for s in saved for f in s.unsound]
-        return found + holdings.conflicts([s.holdings for s in saved])[0]
 
 
 def line_of(taped: Taped) -> bytes:
