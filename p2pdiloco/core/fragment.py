@@ -109,8 +109,9 @@ class Fragment:
 
     def words(self, now: float) -> str:
         """One short phrase for people: what this fragment is doing or waiting for."""
-        if self.round.state is not RoundState.IDLE:
-            return self.round.words(now)
+        for seat in reversed(self.context.seats):
+            if seat.round.state is not RoundState.IDLE:
+                return seat.round.words(now)
         return self.follower.words() or self.own.words() or self.office.why_open(now)
 
     # --- closing calls -------------------------------------------------------------------------------

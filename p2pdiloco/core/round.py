@@ -136,6 +136,7 @@ class Round:
         self._context = context
         self._shared = context.shared
         self._group = group
+        self._level = level
         self._fragment = context.index
         self._chain = context.chain
         self._office = office
@@ -178,11 +179,15 @@ class Round:
         """For people: what the round waits for."""
         have = len(self.inbox.ready())
         if self.state is RoundState.COLLECTING:
-            return f"waiting: {have} of {self._quorum(now)} contributions"
+            what = "groups" if self._level else "contributions"
+            return f"waiting: {have} of {self._quorum(now)} {what}"
         if self.state is RoundState.CLOSING:
             expected = len(self._electorate.expected(now))
+            what = "groups" if self._level else "learners"
             left_s = max(0.0, self._closes_at_s - now)
-            return f"closing: {have} of {expected} learners, grace ends in {left_s:.1f} s"
+            return f"closing: {have} of {expected} {what}, grace ends in {left_s:.1f} s"
+        if self.state is RoundState.PUBLISHING and not self._finish.last:
+            return "waiting: the syncer above has our partial"
         return self.state.name.lower()
 
     def deadline(self) -> float | None:

@@ -58,6 +58,8 @@ class Presence:
         self._dial_at_once = dial_at_once
         self._connected: dict[str, tuple[str, ...]] = {}
         self._strangers: set[str] = set()
+        self._roster = Roster(())
+        """One object as long as it is true: what follows from it is worked out once."""
         self._dials: dict[str, asyncio.Task[None]] = {}
         self.names: dict[str, str] = {}
 
@@ -105,8 +107,10 @@ class Presence:
         if self._dials:
             await asyncio.wait(list(self._dials.values()), timeout=DIAL_PATIENCE_S)
         # Whom we cannot reach yet the core need not try: a failed dial is held against the next ones.
-        reached = tuple(m for m in members if m[0] not in self._dials)
-        self._post(ev.PresenceSeen(Roster(reached), len(members) - len(reached)))
+        reached = tuple(sorted(m for m in members if m[0] not in self._dials))
+        if reached != self._roster.members:
+            self._roster = Roster(reached)
+        self._post(ev.PresenceSeen(self._roster, len(members) - len(reached)))
 
     def _meet(self, others: list[tuple[str, tuple[str, ...]]]) -> None:
         """Dial some, learn of the rest. Each node has some of its own choice, the same at every look, so that

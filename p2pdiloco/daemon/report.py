@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 
 from p2pdiloco.adapters.events_log import EventsLog
 from p2pdiloco.core.effects import Record
+from p2pdiloco.core.fragment import Fragment
+from p2pdiloco.core.grouping import level_sizes
 from p2pdiloco.core.node import Core
 from p2pdiloco.daemon.learner_link import LearnerLink
 from p2pdiloco.daemon.logs import RecentLines
@@ -163,18 +165,26 @@ class Report:
         return status_of(self.snapshot(now))
 
     def _fragment_rows(self, now: float) -> tuple[FragmentRow, ...]:
-        return tuple(
-            FragmentRow(
-                index=fragment.index,
-                number=fragment.chain.head.number,
-                digest=fragment.chain.head.digest.hex()[:8],
-                term=fragment.office.term,
-                syncer=fragment.office.syncer or "",
-                tokens=fragment.chain.head.tokens,
-                state=fragment.words(now)[:48] or "idle",
-                pending=fragment.own.words()[:48],
-            )
-            for fragment in self.core.fragments
+        return tuple(self._fragment_row(fragment, now) for fragment in self.core.fragments)
+
+    def _fragment_row(self, fragment: Fragment, now: float) -> FragmentRow:
+        header, head = fragment.chain.header, fragment.chain.head
+        held = [seat.level for seat in fragment.context.seats if seat.office.holding]
+        return FragmentRow(
+            index=fragment.index,
+            number=head.number,
+            digest=head.digest.hex()[:8],
+            term=fragment.office.term,
+            syncer=fragment.office.syncer or "",
+            tokens=head.tokens,
+            state=fragment.words(now)[:48] or "idle",
+            pending=fragment.own.words()[:48],
+            epoch=header.epoch,
+            groups=header.groups,
+            levels=len(level_sizes(header.groups, self._run.manifest.group.size)),
+            group=fragment.context.leaf.index,
+            root=header.syncer if head.number else "",
+            level=max(held, default=None),
         )
 
     def _peer_rows(self, now: float) -> list[PeerRow]:

@@ -65,10 +65,12 @@ async def until(condition: Callable[[], Any], what: str = "") -> Any:
     return value
 
 
-def signed_run(folder: Path, name: str = "test", seed: int = 0) -> Run:
-    """A micro run, signed by an owner of its own."""
+def signed_run(folder: Path, name: str = "test", seed: int = 0, **group: int) -> Run:
+    """A micro run, signed by an owner of its own. `group`: other values in that section of the manifest."""
     path = folder / f"{name}-{seed}.toml"
-    path.write_text(render_toml(for_run("micro", name, seed)))
+    manifest = for_run("micro", name, seed)
+    section = msgspec.structs.replace(manifest.group, **group)
+    path.write_text(render_toml(msgspec.structs.replace(manifest, group=section)))
     return sign_run(path, Identity.generate())[0]
 
 
@@ -168,10 +170,11 @@ class QuickMember(Member):
 class Neighbourhood:
     """Members and rogues on one network; use as an async context manager."""
 
-    def __init__(self, folder: Path, timing: Timing = QUICK) -> None:
+    def __init__(self, folder: Path, timing: Timing = QUICK, **group: int) -> None:
+        """`group`: see `signed_run`."""
         self.folder = folder
         self.hub = MemoryNetwork()
-        self.run = signed_run(folder)
+        self.run = signed_run(folder, **group)
         self._timing = timing
         self._life: dict[QuickMember, asyncio.Task[None]] = {}
         self._transports: list[MemoryTransport] = []

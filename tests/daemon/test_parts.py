@@ -209,6 +209,7 @@ async def test_presence_reads_what_it_can_and_ignores_the_rest(
         await presence.look()
         await presence.look()
     assert seen[0].members.members == ((transports["new"].peer_id, 7),)
+    assert seen[1].members is seen[0].members  # as long as nothing changes
     assert presence.names == {transports["new"].peer_id: "newcomer"}
     assert caplog.text.count(f"speaks protocol version {WIRE_VERSION + 1}") == 1  # said once
 

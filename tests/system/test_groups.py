@@ -1,0 +1,83 @@
+"""Rotating groups with real processes: five nodes, two in a group, and the loss of a root."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from system_kit import Daemon, Swarm
+from test_swarm import FRAGMENTS, assert_agree_at_last, assert_digests_agree
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
+GROUP = 2
+NODES = ("one", "two", "three", "four", "five")
+
+
+def grouped_manifest(swarm: Swarm) -> Path:
+    path = swarm.manifest("test", "--expected-members", str(len(NODES)))
+    text = path.read_text()
+    assert "\nsize = 16\n" in text
+    path.write_text(text.replace("\nsize = 16\n", f"\nsize = {GROUP}\n"))
+    return path
+
+
+def leaf_groups(*daemons: Daemon) -> set[str]:
+    """Leaf groups whose syncers made partial merges."""
+    return {e["group"] for d in daemons for e in d.events("partial") if "contributors" in e}
+
+
+def roots(*daemons: Daemon) -> list[Daemon]:
+    """Who published the newest version of a fragment, of the nodes that live."""
+    newest: dict[int, tuple[int, Daemon]] = {}
+    for daemon in daemons:
+        for event in daemon.events("publish"):
+            if "digest" in event and event["number"] > newest.get(event["fragment"], (-1, daemon))[0]:
+                newest[event["fragment"]] = (event["number"], daemon)
+    return [daemon for _, daemon in newest.values() if daemon.ended() is None]
+
+
+def largest_merge(*daemons: Daemon) -> int:
+    """Contributors of the largest version so far."""
+    return max((e.get("contributors", 0) for d in daemons for e in d.events("merge")), default=0)
+
+
+def test_groups_merge_into_one_version_and_outlive_their_root(tmp_path: Path) -> None:
+    with Swarm(tmp_path) as swarm:
+        bootstrap = swarm.bootstrap("--run", str(grouped_manifest(swarm)))
+        nodes = [
+            swarm.node(
+                name, bootstrap, *(["--genesis"] if name == "one" else []), "--checkpoint-every-s", "5"
+            )
+            for name in NODES
+        ]
+        swarm.training(*nodes)
+        for node in nodes:
+            swarm.advance(node, FRAGMENTS, 3, timeout_s=120)
+        # No group has more than its members, so a version of more contributors is of several groups.
+        swarm.until(lambda: largest_merge(*nodes) > GROUP + 1, "a version of several groups", 120)
+        assert len(leaf_groups(*nodes)) > 1
+        swarm.until(lambda: [e for d in nodes for e in d.events("groups")], "the groups to rotate", 120)
+
+        status = swarm.command("status", "--join", nodes[1].address() or "", "--json")
+        assert status.returncode == 0, status.stderr
+        rows = json.loads(status.stdout)["fragments"]
+        assert all(row["groups"] > 1 and row["levels"] > 1 for row in rows)
+        assert {row["root"] for row in rows} <= {d.peer_id for d in nodes}
+
+        root = swarm.until(lambda: next(iter(roots(*nodes)), None), "a root")
+        survivors = [d for d in nodes if d is not root]
+        swarm.kill(root)
+        for survivor in survivors:
+            swarm.advance(survivor, FRAGMENTS, 4, timeout_s=120)
+        before = len([e for d in survivors for e in d.events("merge") if e.get("contributors", 0) > GROUP])
+        swarm.until(
+            lambda: (
+                len([e for d in survivors for e in d.events("merge") if e.get("contributors", 0) > GROUP])
+                > before
+            ),
+            "a version of several groups of the survivors",
+            120,
+        )
+        assert_agree_at_last(swarm, *survivors)
+        assert assert_digests_agree(*nodes) > 20
