@@ -14,7 +14,10 @@ class Timing(Struct, frozen=True, kw_only=True):
     heartbeat_s: float = 0.5
     """Progress is sent to every member this often. Longer: deaths are noticed later."""
     suspect_s: float = 3.0
-    """Silence after which a member is not counted on. Below a few heartbeats: false elections."""
+    """Silence after which a member is not counted on, where its heartbeats come evenly (`core/suspicion.py`).
+    Below a few heartbeats: false elections."""
+    suspect_cap_s: float = 8.0
+    """The same where they come as unevenly as can be. Must stay below `member_ttl_s`."""
     failures_to_suspect: int = 2
     """Failed sends in a row, with nothing heard between, that mean the same as silence."""
     probe_s: float = 0.1

@@ -206,6 +206,11 @@ class Contributor:
         waits = first is not None and first.machine.state is SendState.COMBINING
         return first if waits and first is not None and first.combine_attempt == attempt else None
 
+    def forgive(self, lag_s: float) -> None:
+        """We did not run for so long: that was not the syncer's slowness."""
+        for pending in self._queue:
+            pending.deadline_s += lag_s
+
     def learner_lost(self) -> None:
         """The learner crashed: its displacement is gone, what was copied out is not."""
         self._retired.clear()
@@ -289,7 +294,7 @@ class Contributor:
             patience_s += 2 * config.inner_steps * step_s + timing.hold_floor_s
         # The syncers above are doubted first, by those below them.
         levels = len(level_sizes(self._chain.header.groups, config.group_size))
-        pending.deadline_s = now + patience_s * levels
+        pending.deadline_s = now + patience_s * levels * self._shared.health.stretch(now)
 
     def refused(self, pending: Pending, reason: str, now: float) -> None:
         """Mend what can be mended and try again; give up only what can never be merged."""

@@ -46,12 +46,13 @@ class Heartbeats:
         for peer in shared.view.forget_stale(now):
             for fragment in self._fragments:
                 fragment.follower.gone(peer)
+        shared.view.stretch(shared.health.stretch(now))
+        neighbours = self._neighbours(now)
         if now >= self._review_at_s:
             self._review_at_s = now + REVIEW_EVERY_S
-            peers = shared.view.may_fork(now)
+            peers = shared.view.may_fork(now, shared.roster, neighbours)
             for fragment in self._fragments:
                 fragment.review(peers, now)
-        neighbours = self._neighbours(now)
         for peer in shared.view.newly_silent(now, neighbours):
             shared.out.record("silent", None, "not counted on: silent or unreachable", peer=peer)
         if not left:
@@ -144,8 +145,26 @@ class Heartbeats:
         self.next_s = min(self.next_s, now)
         self._joining.poll(now)
 
+    def awake(self, lag_s: float, now: float) -> None:
+        """We did not run for so long; our own lateness is nobody's silence."""
+        shared = self._shared
+        shared.view.forgive(lag_s)
+        shared.view.stretch(shared.health.stretch(now))
+        for fragment in self._fragments:
+            fragment.own.forgive(lag_s)
+            fragment.touched = True
+        shared.out.record(
+            "health",
+            None,
+            f"this node did not run for {lag_s:.1f} s: others' silence is not counted",
+            lag_s=round(lag_s, 3),
+            stretch=round(shared.health.stretch(now), 2),
+        )
+
     def send_failed(self, peer: str, now: float) -> bool:
         """A send failed. Whether that was the failure that made the peer count as gone."""
+        if now < self._shared.health.listens_until_s:
+            return False  # a call that ran out while we did not run
         if self._shared.view.failed(peer):
             return True
         if self._shared.view.try_soon(peer):

@@ -135,6 +135,9 @@ class Core:
         """Take one event in; the effects are to be carried out in order."""
         handler = self._handlers.get(type(event))
         invariant(handler is not None, f"no handler for {type(event).__name__}")
+        lag_s = self._shared.health.lag_s(now)
+        if lag_s:
+            self._heartbeats.awake(lag_s, now)
         if handler is not None:
             handler(event, now)
         return self._shared.out.take()
@@ -148,7 +151,10 @@ class Core:
             if due_s is not None and self._last_poll_s < due_s < first_s:
                 first_s = due_s
         leave_by_s = self._departure.deadline()
-        return first_s if leave_by_s is None else min(first_s, leave_by_s)
+        if leave_by_s is not None:
+            first_s = min(first_s, leave_by_s)
+        self._shared.health.promise(first_s)
+        return first_s
 
     # --- time and membership -------------------------------------------------------------------------
 
@@ -255,8 +261,7 @@ class Core:
     def _on_undelivered(self, event: ev.ContributionUndelivered, now: float) -> None:
         fragment = self._at(event.fragment)
         fragment.own.undelivered(event, now)
-        if self._shared.view.failed(event.peer):
-            self._poll_all(now)
+        self._on_send_failed(ev.SendFailed(event.peer), now)
         fragment.poll(now)
 
     def _on_partial_undelivered(self, event: ev.PartialUndelivered, now: float) -> None:

@@ -218,7 +218,8 @@ class Office:
         shared = self._shared
         if not (shared.confirmed and shared.stands) or shared.leaving or self._voter.saving:
             return
-        self._stand_due_s = max(self._not_before_s, self._stand_at_s(now))
+        listens_until_s = shared.health.listens_until_s
+        self._stand_due_s = max(self._not_before_s, self._stand_at_s(now), listens_until_s)
         if now >= self._stand_due_s:
             self._stand(now, reason)
 
@@ -275,7 +276,7 @@ class Office:
         self._machine.go(OfficeSignal.STAND)
         self._candidate_term = term
         self._votes, self._refused, self._again = {}, set(), set()
-        self._gives_up_s = now + shared.timing.election_timeout_s
+        self._gives_up_s = now + shared.timing.election_timeout_s * shared.health.stretch(now)
         shared.out.record("election", self._fragment, f"we stand: {reason}", term=term, **self._label())
         self._reason = reason
         request = VoteRequest(self._group, self._fragment, term, self._chain.head, reason)

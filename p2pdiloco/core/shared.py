@@ -8,6 +8,7 @@ from collections.abc import Callable
 from p2pdiloco.core.claims import Claims
 from p2pdiloco.core.config import CoreConfig
 from p2pdiloco.core.grouping import Roster
+from p2pdiloco.core.health import Health
 from p2pdiloco.core.outbox import Outbox
 from p2pdiloco.core.timing import AnswerTime
 from p2pdiloco.core.types import Crypto, Wire, signed_bytes
@@ -27,6 +28,7 @@ class Shared:
         self.crypto = crypto
         self.rng = rng
         self.out = Outbox()
+        self.health = Health()
         self.view = View(me, config.timing)
         self.confirmed = False
         """Holds versions that peers confirm: votes, stands, serves."""

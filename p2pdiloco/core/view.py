@@ -13,7 +13,9 @@ from collections.abc import Iterable
 from statistics import median
 
 from p2pdiloco.core.config import Timing
+from p2pdiloco.core.grouping import Roster
 from p2pdiloco.core.messages import Progress
+from p2pdiloco.core.suspicion import Gaps
 
 MAX_KNOWN = 4096
 MAX_STEP_S = 3600.0
@@ -23,10 +25,20 @@ MAX_STEP_S = 3600.0
 class Member:
     """What is known of one peer."""
 
-    __slots__ = ("failures", "heard_s", "incarnation", "left_incarnation", "listed_s", "progress", "tried_s")
+    __slots__ = (
+        "failures",
+        "gaps",
+        "heard_s",
+        "incarnation",
+        "left_incarnation",
+        "listed_s",
+        "progress",
+        "tried_s",
+    )
 
-    def __init__(self) -> None:
+    def __init__(self, heartbeat_s: float) -> None:
         self.incarnation = 0
+        self.gaps = Gaps(heartbeat_s)
         self.left_incarnation = 0
         self.progress: Progress | None = None
         self.heard_s = -1e18
@@ -61,12 +73,13 @@ class View:
         """Who took part and did not say good-bye to us -> when last heard of. Bounded."""
         self._lists: _Lists | None = None
         """Who is a member, live, and so on: asked for at every event, changed by few."""
+        self._stretch = 1.0
 
     def listed(self, peer: str, incarnation: int, now: float) -> None:
         """The DHT has an unexpired presence record of this peer."""
         if peer == self._me or (peer not in self._members and len(self._members) >= MAX_KNOWN):
             return
-        member = self._members.setdefault(peer, Member())
+        member = self._members.setdefault(peer, Member(self._timing.heartbeat_s))
         if incarnation > member.left_incarnation:
             member.listed_s = now
             member.incarnation = max(member.incarnation, incarnation)
@@ -75,7 +88,7 @@ class View:
         """A heartbeat arrived. False: it is from before the peer's restart or good-bye, and was ignored."""
         if peer not in self._members and len(self._members) >= MAX_KNOWN:
             return False
-        member = self._members.setdefault(peer, Member())
+        member = self._members.setdefault(peer, Member(self._timing.heartbeat_s))
         if progress.incarnation < member.incarnation or progress.incarnation <= member.left_incarnation:
             return False
         self._vanished.pop(peer, None)
@@ -84,6 +97,7 @@ class View:
             self._lists = None
         member.incarnation = progress.incarnation
         member.progress = progress
+        member.gaps.heard(now, self._timing.suspect_cap_s)
         self._heard(member, now)
         return True
 
@@ -93,8 +107,29 @@ class View:
         member.heard_s = now
         member.failures = 0
 
+    def _patience_s(self, member: Member) -> float:
+        """How long this member's silence means nothing."""
+        timing = self._timing
+        after_s = member.gaps.after_s(timing.suspect_s, timing.suspect_cap_s)
+        return after_s if self._stretch == 1.0 else min(after_s * self._stretch, timing.suspect_cap_s)
+
     def _fresh(self, member: Member, now: float) -> bool:
-        return now - member.heard_s < self._timing.suspect_s
+        return now - member.heard_s < self._patience_s(member)
+
+    def stretch(self, factor: float) -> None:
+        """Our own health: everybody's silence means something only after so many times the usual."""
+        if factor != self._stretch:
+            self._stretch = factor
+            self._lists = None
+
+    def forgive(self, lag_s: float) -> None:
+        """We did not run for so long: that was nobody's silence."""
+        self._lists = None
+        for member in self._members.values():
+            member.heard_s += lag_s
+            member.listed_s += lag_s
+            if member.gaps.last_s is not None:
+                member.gaps.last_s += lag_s
 
     def touched(self, peer: str, now: float) -> None:
         """Something else than a heartbeat arrived from a peer that we already count as a member."""
@@ -177,14 +212,16 @@ class View:
         if lists is not None and lists.from_s <= now < lists.until_s:
             return lists
         lists = self._lists = _Lists(now)
-        ttl_s, suspect_s = self._timing.member_ttl_s, self._timing.suspect_s
+        ttl_s = self._timing.member_ttl_s
         for peer, member in sorted(self._members.items()):
             progress = member.progress
             if progress is None or not now - member.heard_s < ttl_s:
                 continue
             alive = self._alive(member, now)
             lists.members.append(peer)
-            lists.until_s = min(lists.until_s, member.heard_s + (suspect_s if alive else ttl_s))
+            lists.until_s = min(
+                lists.until_s, member.heard_s + (self._patience_s(member) if alive else ttl_s)
+            )
             if progress.confirmed:
                 lists.voters.append(peer)
             if alive:
@@ -216,7 +253,7 @@ class View:
         for peer, member in sorted(self._members.items()):
             if neighbours is not None and peer not in neighbours:
                 continue
-            fresh = now - member.heard_s < timing.suspect_s
+            fresh = self._fresh(member, now)
             listed = now - member.listed_s < timing.member_ttl_s * 3
             waited = now - member.tried_s >= (timing.heartbeat_s if fresh else timing.redial_s) * 0.99
             recent = now - member.heard_s < timing.member_ttl_s
@@ -237,13 +274,17 @@ class View:
             if peer != self._me and peer not in self._members and len(self._vanished) < MAX_KNOWN:
                 self._vanished.setdefault(peer, now)
 
-    def may_fork(self, now: float) -> list[str]:
-        """Peers that may hold, or come back with, another chain than ours: all but those that left."""
+    def may_fork(self, now: float, roster: Roster, neighbours: set[str] | None) -> list[str]:
+        """Peers that may hold, or come back with, another chain than ours: all but those that left. In a run
+        of many groups, those listed elsewhere than beside us do not report to us, and are not waited for."""
         horizon = now - self._timing.fork_horizon_s
         for peer in [p for p, heard_s in self._vanished.items() if heard_s < horizon]:
             del self._vanished[peer]
         here = [p for p, m in self._members.items() if m.progress is not None and m.heard_s >= horizon]
-        return [*here, *self._vanished]
+        found = [*here, *self._vanished]
+        if neighbours is None:
+            return found
+        return [peer for peer in found if peer in neighbours or roster.incarnation(peer) is None]
 
     def forget_stale(self, now: float) -> list[str]:
         """Drop peers that nobody lists and that have been silent for long; bounds the table. Who they are."""
@@ -255,7 +296,6 @@ class View:
                 self._vanished[peer] = member.heard_s
         while len(self._vanished) > MAX_KNOWN:
             del self._vanished[next(iter(self._vanished))]
-            self._lists = None
         return stale
 
     def median_step_s(self, own_step_s: float, now: float) -> float:

@@ -151,3 +151,19 @@ def test_a_syncer_that_leaves_delays_no_round_and_loses_nothing(seed: int) -> No
         missing = missing_spans(best.covered[host.peer], begun, merged[0])
         # What was made since the contribution that was on its way already, if one was.
         assert all(end == merged[0] and end - first < 10 for first, end in missing), missing
+
+
+@pytest.mark.parametrize("seed", [7, 8, 9])
+def test_who_stands_still_for_ten_seconds_suspects_nobody_on_waking(seed: int) -> None:
+    lines: list[str] = []
+    world = World(plan_of(5, until_s=50.0, quorum=2, seed=seed), lines.append)
+    host_of = world.hosts
+    world.clock.at(25.0, lambda: host_of["n2"].freeze())
+    world.clock.at(35.0, lambda: host_of["n2"].thaw(10.0))
+    result = world.run()
+    assert result.ok, (result.detail, result.stuck)
+    woken = [line.split(maxsplit=2) for line in lines if line.split()[1:2] == ["n2"]]
+    said = [(float(at), what) for at, _, what in woken if 35.0 <= float(at) < 40.0]
+    assert any("health" in what for _, what in said)
+    assert not any("silent:" in what or "suspicion" in what for _, what in said)
+    assert not any("we stand" in what for at, what in said if at < 36.0)
