@@ -7,31 +7,34 @@ from p2pdiloco.core.types import WHOLE_RUN
 Office = tuple[str, int, int]
 """(group, fragment, term)."""
 NOBODY: dict[str, int] = {}
+NOTHING: dict[str, dict[str, int]] = {}
 
 
 class Claims:
     """From heartbeats, by group. A peer's new heartbeat replaces all that it claimed before."""
 
-    def __init__(self) -> None:
-        self._of: dict[tuple[int, str], dict[str, int]] = {}
+    def __init__(self, fragments: int) -> None:
+        self._fragments = fragments
+        self._of: dict[int, dict[str, dict[str, int]]] = {}
+        """Fragment -> group -> peer -> term."""
         self._by: dict[str, tuple[Office, ...]] = {}
         self.version = 0
         """Grows with every change."""
 
     def heard(self, peer: str, offices: tuple[Office, ...]) -> bool:
         """What that peer claims now. Whether that is news."""
-        new = tuple(office for office in offices if office[0] != WHOLE_RUN)
+        grouped = {(o[0], o[1]): o for o in offices if o[0] != WHOLE_RUN and o[1] < self._fragments}
+        new = tuple(grouped.values())
         old = self._by.get(peer, ())
         if new == old:
             return False
         for group, fragment, _ in old:
-            holders = self._of.get((fragment, group))
-            if holders is not None:
-                holders.pop(peer, None)
-                if not holders:
-                    del self._of[(fragment, group)]
+            groups = self._of[fragment]
+            del groups[group][peer]
+            if not groups[group]:
+                del groups[group]
         for group, fragment, term in new:
-            self._of.setdefault((fragment, group), {})[peer] = term
+            self._of.setdefault(fragment, {}).setdefault(group, {})[peer] = term
         if new:
             self._by[peer] = new
         else:
@@ -39,6 +42,10 @@ class Claims:
         self.version += 1
         return True
 
+    def gone(self, peer: str) -> None:
+        """The peer left the view."""
+        self.heard(peer, ())
+
     def of(self, fragment: int, group: str) -> dict[str, int]:
         """Who claims that office: peer -> term."""
-        return self._of.get((fragment, group), NOBODY)
+        return self._of.get(fragment, NOTHING).get(group, NOBODY)

@@ -15,6 +15,8 @@ from collections.abc import Iterable
 from p2pdiloco.core.grouping import children, group_name, leaf_index, leaf_span, level_sizes
 from p2pdiloco.core.shared import Shared
 
+MEETING_S = 1.0
+"""So long the members of a new group are waited for before a mere majority elects."""
 BELIEF = 2.0
 """Groups below whose syncer is unknown count in a majority for so many times `suspect_s`."""
 
@@ -40,6 +42,10 @@ class Electorate:
 
     def admits(self, peer: str, now: float) -> bool:
         """Whether that peer may stand, for all that we know."""
+        return True
+
+    def ready(self, now: float) -> bool:
+        """Whether enough is known of the others for it to make sense to stand."""
         return True
 
     def others(self, now: float) -> list[str]:
@@ -145,6 +151,10 @@ class LeafElectorate(Electorate):
     def admits(self, peer: str, now: float) -> bool:
         return self._belongs(peer)
 
+    def ready(self, now: float) -> bool:
+        voters, unheard = len(self.voters(now)), len(self._unheard(now))
+        return unheard == 0 or (2 * voters > voters + unheard)
+
     def others(self, now: float) -> list[str]:
         return self._ours("members", self._shared.view.members(now))
 
@@ -247,6 +257,11 @@ class UpperElectorate(Electorate):
 
     def admits(self, peer: str, now: float) -> bool:
         return peer in self.holders(now).values()
+
+    def ready(self, now: float) -> bool:
+        voters, unknown = len(self.voters(now)), len(self._believed(now))
+        met = now >= self._since_s + MEETING_S and 2 * voters > voters + unknown
+        return unknown == 0 or met
 
     def others(self, now: float) -> list[str]:
         return self._peers(now, self._shared.view.members(now))

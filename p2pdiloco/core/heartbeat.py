@@ -44,6 +44,7 @@ class Heartbeats:
         shared = self._shared
         self.next_s = now + shared.timing.heartbeat_s
         for peer in shared.view.forget_stale(now):
+            shared.claims.gone(peer)
             for fragment in self._fragments:
                 fragment.follower.gone(peer)
         shared.view.stretch(shared.health.stretch(now))

@@ -75,7 +75,7 @@ OFFICE_TABLE = {
 class Office:
     """Election and tenure of one group's syncer, as one member sees it."""
 
-    def __init__(self, context: FragmentContext, group: str, electorate: Electorate) -> None:
+    def __init__(self, context: FragmentContext, group: str, electorate: Electorate, now: float) -> None:
         self._context = context
         self._shared = context.shared
         self._group = group
@@ -83,6 +83,7 @@ class Office:
         self._chain = context.chain
         self._electorate = electorate
         self._machine = Machine(OFFICE_TABLE, OfficeState.VACANT)
+        self._since_s = now
         self.certificate: Certificate | None = None
         self._voter = Voter(context, group)
         self._seen_term = self._voter.term
@@ -218,10 +219,26 @@ class Office:
         shared = self._shared
         if not (shared.confirmed and shared.stands) or shared.leaving or self._voter.saving:
             return
+        if not self._electorate.ready(now) or self._is_held(now):
+            self._open_since_s = now
+            self._stand_due_s = now + shared.timing.retry_s
+            return
         listens_until_s = shared.health.listens_until_s
         self._stand_due_s = max(self._not_before_s, self._stand_at_s(now), listens_until_s)
         if now >= self._stand_due_s:
             self._stand(now, reason)
+
+    def _is_held(self, now: float) -> bool:
+        """Whether a seat is new to us only, and its group has a syncer: ask that one for its certificate."""
+        if self._group == WHOLE_RUN or self.certificate is not None:
+            return False
+        claims = self._shared.claims.of(self._fragment, self._group)
+        live = [(term, peer) for peer, term in claims.items() if self._shared.view.alive(peer, now)]
+        if not live or now >= self._since_s + self._shared.timing.suspect_s:
+            return False
+        term, peer = max(live)
+        self.on_claim(peer, term, now)
+        return True
 
     def _void_if_outgrown(self, now: float) -> None:
         """Members came, or voters went: a certificate that nobody new would accept binds nobody any more.

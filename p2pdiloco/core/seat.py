@@ -48,7 +48,7 @@ class Seat:
         else:
             self.electorate = LeafElectorate(shared, context.index, plan, self.index, now)
             inbox = LearnerInbox(context)
-        self.office = Office(context, self.name, self.electorate)
+        self.office = Office(context, self.name, self.electorate, now)
         self.delegate = None if self.top else Delegate(context, self.name)
         finish = self.delegate or publisher
         self.round = Round(context, self.name, self.level, self.office, self.electorate, inbox, finish)

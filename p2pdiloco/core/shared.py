@@ -40,7 +40,7 @@ class Shared:
         """Moving average of this node's inner step time."""
         self.roster = Roster(())
         """Everybody who is listed, as far as we know."""
-        self.claims = Claims()
+        self.claims = Claims(config.fragments)
         self.greet: Callable[[str], None] = lambda peer: None
         """Tell one peer at once how we stand."""
         self.on_regroup: Callable[[float], None] = lambda now: None

@@ -7,6 +7,8 @@ import math
 import random
 from dataclasses import dataclass, field, fields
 
+from msgspec.structs import replace
+
 from p2pdiloco.core.config import CoreConfig, Timing
 from p2pdiloco.core.types import WHOLE_RUN, SignedVersion, VersionHeader
 from p2pdiloco.simulation.lineage import genesis_state
@@ -205,7 +207,19 @@ def draw_config(rng: random.Random, nodes: int, budget_bytes: float) -> CoreConf
     )
 
 
-def genesis_version(fragment: int) -> SignedVersion:
+def draw_groups(seed: int, config: CoreConfig, nodes: int) -> CoreConfig:
+    """Three seeds of five have groups so small that there are several, on one level or more; some from the
+    first version on."""
+    rng = stream(seed, "groups")
+    if rng.random() < 0.4:
+        return config
+    size = rng.randint(2, 4)
+    groups = -(-nodes // size) if nodes > size and rng.random() < 0.3 else 1
+    versions = tuple(genesis_version(f, groups) for f in range(config.fragments))
+    return replace(config, group_size=size, genesis_versions=versions)
+
+
+def genesis_version(fragment: int, groups: int = 1) -> SignedVersion:
     """Version 0 of a fragment."""
     header = VersionHeader(
         run=RUN,
@@ -221,6 +235,7 @@ def genesis_version(fragment: int) -> SignedVersion:
         update_bytes=0,
         codec="sim",
         contributors=(),
+        groups=groups,
     )
     return SignedVersion(header, b"")
 
@@ -249,7 +264,7 @@ def draw_plan(seed: int, mix_name: str | None = None, nodes: int | None = None) 
     round_s = rng.uniform(1.0, 5.0)
     # A syncer uploads every update to all others: at most a third of the slowest uplink.
     budget_bytes = mix.bandwidth_bytes_s[0] * round_s / 3 / (count + MAX_JOINS)
-    config = draw_config(rng, count, min(budget_bytes, 1e6))
+    config = draw_groups(seed, draw_config(rng, count, min(budget_bytes, 1e6)), count)
     spread = rng.choice([1.0, 1.3, 2.0, 5.0])
     base_step_s = round_s / config.inner_steps
     specs = tuple(draw_spec(rng, f"n{i}", mix, base_step_s, spread) for i in range(count))

@@ -44,17 +44,23 @@ class Swarm:
         self.members: dict[str, Member] = {}
         self.on_effect: Callable[[Member, ef.Effect], None] = lambda member, effect: None
         self._queue: deque[tuple[str, ev.Event]] = deque()
-        self._offers: dict[int, tuple[str, ef.OfferContribution]] = {}
+        self._offers: dict[int, tuple[str, ef.OfferContribution | ef.OfferPartial]] = {}
+        self.sums: dict[int, tuple[str, ...]] = {}
+        """Ticket of a partial merge -> learners in it, as often as they are in it."""
 
     def join(self, peer: str, genesis: bool = False) -> Member:
         """A new member whose learner runs."""
         self.members[peer] = Member(self, peer, genesis)
-        listed = tuple((name, 1) for name in self.members)
-        for name in self.members:
-            self._queue.append((name, ev.PresenceSeen(Roster(listed))))
+        self.list_members()
         self._queue.append((peer, ev.LearnerStatus(True, 1, 10, 10 / STEP_S, STEP_S, 3.0)))
         self.run(0.0)
         return self.members[peer]
+
+    def list_members(self) -> None:
+        """The DHT lists those that are here."""
+        roster = Roster(tuple((name, 1) for name in self.members))
+        for name in self.members:
+            self._queue.append((name, ev.PresenceSeen(roster)))
 
     def kill(self, peer: str) -> None:
         """Gone without a word; nobody can be told anything by it or tell it anything."""
@@ -123,15 +129,32 @@ class Swarm:
         self._offers[transfer] = (member.peer, effect)
         self.post(effect.peer, ev.ContributionOffered(transfer, member.peer, effect.signed))
 
+    def _OfferPartial(self, member: Member, effect: ef.OfferPartial) -> None:
+        header = effect.signed.header
+        if effect.peer not in self.members:
+            lost = ev.PartialUndelivered(header.fragment, header.group, effect.attempt, effect.peer)
+            self.post(member.peer, lost)
+            return
+        transfer = self.number()
+        self._offers[transfer] = (member.peer, effect)
+        self.post(effect.peer, ev.PartialOffered(transfer, member.peer, effect.signed))
+
     def _AcceptTransfer(self, member: Member, effect: ef.AcceptTransfer) -> None:
-        self.post(member.peer, ev.ContributionReceived(effect.transfer, self.number()))
+        offer, ticket = self._offers[effect.transfer][1], self.number()
+        if isinstance(offer, ef.OfferPartial):
+            self.sums[ticket] = self.sums[offer.ticket]
+        self.post(member.peer, ev.ContributionReceived(effect.transfer, ticket))
 
     def _answer(self, member: Member, effect: Any, accepted: bool) -> None:
-        learner, offer = self._offers.pop(effect.transfer)
+        sender, offer = self._offers.pop(effect.transfer)
         head = member.core.fragments[effect.fragment].chain.head
-        stamp = offer.signed.header.stamp
-        answer = ev.ContributionAnswered(effect.fragment, stamp, member.peer, accepted, effect.reason, head)
-        self.post(learner, answer)
+        last = (member.peer, accepted, effect.reason, head)
+        answer: ev.Event
+        if isinstance(offer, ef.OfferPartial):
+            answer = ev.PartialAnswered(effect.fragment, offer.signed.header.group, offer.attempt, *last)
+        else:
+            answer = ev.ContributionAnswered(effect.fragment, offer.signed.header.stamp, *last)
+        self.post(sender, answer)
 
     def _RefuseTransfer(self, member: Member, effect: ef.RefuseTransfer) -> None:
         self._answer(member, effect, accepted=False)
@@ -140,10 +163,22 @@ class Swarm:
         self._answer(member, effect, effect.accepted)
 
     def _Merge(self, member: Member, effect: ef.Merge) -> None:
-        update = digest("update", [i.contributor for i in effect.inputs])
+        update = digest("update", self.merged(effect))
         self._outer_step(member, effect.fragment, update)
         key = (effect.fragment, effect.term, effect.number)
         self.post(member.peer, ev.Merged(*key, self.number(), update, 100, member.spares[effect.fragment]))
+
+    def merged(self, effect: ef.Merge | ef.MergePartial) -> tuple[str, ...]:
+        """The learners whose work is added up, as often as it is."""
+        own = [i.contributor.learner for i in effect.inputs]
+        return tuple(sorted([*own, *(peer for ticket in effect.partials for peer in self.sums[ticket])]))
+
+    def _MergePartial(self, member: Member, effect: ef.MergePartial) -> None:
+        ticket = self.number()
+        self.sums[ticket] = self.merged(effect)
+        payload = digest("sums", self.sums[ticket])
+        done = ev.PartialMerged(effect.fragment, effect.group, effect.attempt, ticket, payload, 400)
+        self.post(member.peer, done)
 
     def _outer_step(self, member: Member, fragment: int, update: bytes) -> None:
         member.spares[fragment] = digest(member.states[fragment], update)

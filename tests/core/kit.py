@@ -47,11 +47,11 @@ def sign(peer: str, domain: str, value: Wire) -> bytes:
     return HashCrypto(peer).sign(signed_bytes(domain, value))
 
 
-def genesis(fragment: int) -> SignedVersion:
+def genesis(fragment: int, groups: int = 1) -> SignedVersion:
     """Version 0."""
     state, parent = digest("genesis", fragment), hashlib.sha256(RUN.encode()).digest()
     header = VersionHeader(
-        RUN, WHOLE_RUN, fragment, 0, parent, 0, RUN, 0, state, digest("none"), 0, "bf16", ()
+        RUN, WHOLE_RUN, fragment, 0, parent, 0, RUN, 0, state, digest("none"), 0, "bf16", (), 0, groups
     )
     return SignedVersion(header, b"")
 
