@@ -144,8 +144,7 @@ class LearnerInbox(Inbox):
             return "wrong-codec", True
         if not 0 < header.payload_bytes <= config.max_payload_bytes[self._fragment]:
             return "wrong-size", True
-        plausible = min(header.inner_steps, MAX_INNER_STEPS) * config.tokens_per_step
-        if not 0 < header.tokens <= plausible or header.inner_steps > MAX_INNER_STEPS:
+        if not _plausible(header.tokens, header.inner_steps, config.tokens_per_step):
             return "implausible-tokens", True
         if not holding:
             return "not-syncer", False
@@ -201,12 +200,15 @@ class GroupInbox(Inbox):
             return "repeated-learner", True
         if any(part.contributor.stamp <= part.after for part in header.parts):
             return "false-stamp", True
+        done = ((part.contributor.tokens, part.contributor.inner_steps) for part in header.parts)
+        if not all(_plausible(*work, self._shared.config.tokens_per_step) for work in done):
+            return "implausible-tokens", True
         if not holding:
             return "not-syncer", False
         reason = self._why_not_base(header.number, header.digest)
         if reason:
             return reason, False
-        if not self._electorate.admits(sender, now):
+        if self._electorate.child_of(sender, now) != header.group:
             return "not-heard-of", False
         for part in header.parts:
             mark = self._chain.watermark(part.contributor.learner)
@@ -235,6 +237,11 @@ class GroupInbox(Inbox):
         held = Held(header.group, header.syncer, header, header.parts, transfer, starts, now)
         self._held[header.group] = held
         return held
+
+
+def _plausible(tokens: int, inner_steps: int, tokens_per_step: int) -> bool:
+    """Whether a learner can have trained so much in so many inner steps."""
+    return inner_steps <= MAX_INNER_STEPS and 0 < tokens <= inner_steps * tokens_per_step
 
 
 def part_of(header: ContributionHeader) -> Part:

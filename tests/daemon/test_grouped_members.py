@@ -4,8 +4,24 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import torch
 from daemon_kit import Neighbourhood, QuickMember, until
+
+from p2pdiloco.core.electorate import UpperElectorate
+from p2pdiloco.core.seat import Seat
+from p2pdiloco.core.types import (
+    NEVER,
+    Contributor,
+    PartialHeader,
+    PartialPart,
+    SignedPartial,
+    Stamp,
+    signed_bytes,
+)
+from p2pdiloco.daemon import wire
+from p2pdiloco.identity import Identity
+from p2pdiloco.tensors.partial import partial_bytes
 
 NAMES = ("one", "two", "three", "four", "five")
 
@@ -71,3 +87,59 @@ async def test_a_run_that_outgrows_one_group_falls_into_several_by_itself(tmp_pa
         await until(lambda: len({m.head() for m in members}) == 1, "equal heads")
         assert members[0].core.fragments[0].chain.header.groups == 3
         assert members[0].head().tokens == rounds * len(members) * 256
+
+
+async def upper_seat(members: list[QuickMember]) -> tuple[QuickMember, Seat]:
+    """A member that is the syncer of a group of groups."""
+
+    def found() -> tuple[QuickMember, Seat] | None:
+        for member in members:
+            for seat in member.core.fragments[0].context.seats[1:]:
+                if seat.office.holding:
+                    return member, seat
+        return None
+
+    return await until(found, "a syncer above the leaves")
+
+
+WORK = Contributor("somebody", Stamp(3, 3), 256, 1)
+BAD_PARTS: dict[str, tuple[str, list[Contributor]]] = {
+    "more tokens than steps": ("implausible-tokens", [msgspec.structs.replace(WORK, tokens=257)]),
+    "no tokens": ("implausible-tokens", [msgspec.structs.replace(WORK, tokens=0)]),
+    "steps without end": ("implausible-tokens", [msgspec.structs.replace(WORK, inner_steps=1 << 40)]),
+    "one learner twice": ("repeated-learner", [WORK, WORK]),
+    "no stamp": ("false-stamp", [msgspec.structs.replace(WORK, stamp=NEVER)]),
+    "a group that is not the author's": ("not-heard-of", [WORK]),
+}
+
+
+async def test_partials_of_a_stranger_are_refused_on_sight_and_rounds_go_on(tmp_path: Path) -> None:
+    async with Neighbourhood(tmp_path, size=2, expected_members=5, term_versions=1000) as around:
+        members = await gather(around)
+        await around.round(*members)
+        rogue = await around.rogue()
+        size = partial_bytes(rogue.run.layouts[0])
+        for name, (reason, contributors) in BAD_PARTS.items():
+            member, seat = await upper_seat(members)
+            assert isinstance(seat.electorate, UpperElectorate)
+            other = next(iter(seat.electorate.children))
+            header = PartialHeader(
+                run=rogue.run.id,
+                group=other,
+                fragment=0,
+                syncer=rogue.id,
+                number=member.number(),
+                digest=member.head().digest,
+                parts=tuple(PartialPart(each, NEVER) for each in contributors),
+                due=True,
+                payload_digest=bytes(32),
+                payload_bytes=size,
+            )
+            for identity, expected in ((rogue.identity, reason), (Identity.generate(), "bad-signature")):
+                signed = SignedPartial(header, identity.sign(signed_bytes("partial", header)))
+                label = wire.encode(wire.PushPartial(signed))
+                _, raw = await rogue.transport.push(member.core.shared.me, label, (bytes(size),), 5.0)
+                answer = wire.decode(raw, wire.Answer)
+                assert (answer.accepted, answer.reason) == (False, expected), name
+            assert expected in member.refused()
+        await around.round(*members)
