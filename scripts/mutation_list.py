@@ -15,14 +15,14 @@ from p2pdiloco.core import effects as fx
 from p2pdiloco.core import events as ev
 from p2pdiloco.core.chain import Chain
 from p2pdiloco.core.contributor import Contributor
-from p2pdiloco.core.inbox import Inbox
+from p2pdiloco.core.inbox import GroupInbox, Inbox, LearnerInbox
 from p2pdiloco.core.kept import Kept
 from p2pdiloco.core.node import Core
 from p2pdiloco.core.office import Office
 from p2pdiloco.core.outbox import Outbox
 from p2pdiloco.core.round import Round
 from p2pdiloco.core.shared import Shared
-from p2pdiloco.core.types import Head
+from p2pdiloco.core.types import WHOLE_RUN, Head
 
 change = msgspec.structs.replace
 
@@ -152,7 +152,7 @@ def a_vote_for_a_candidate_that_is_behind(patch: Patch) -> None:
     _no_refusal(patch, "our chain is heavier")
 
 
-@mutation("calm", 6, 20, "one-syncer")
+@mutation("calm", 6, 20, "one-syncer", "stuck")
 def a_minority_elects(patch: Patch) -> None:
     """Everybody counts himself and his neighbour only."""
     voters = Shared.voters
@@ -184,7 +184,7 @@ def versions_are_announced_before_they_are_durable(patch: Patch) -> None:
 
 @mutation("storm", 4, 40, "core-invariant", "equal-state", "crashed")
 def completions_of_old_rounds_are_accepted(patch: Patch) -> None:
-    patch.set(Round, "_is_current", lambda self, term, number: True)
+    patch.set(Round, "awaits", lambda self, term, number: True)
 
 
 @mutation("storm", 5, 40, "equal-state")
@@ -220,22 +220,15 @@ def a_failed_save_counts_as_a_saved_one(patch: Patch) -> None:
 @mutation("storm", 4, 40, "nothing-twice")
 def a_merged_contribution_is_admitted_again(patch: Patch) -> None:
     """Neither the header nor the payload is compared with what the chain contains."""
-    received, judge = Round.received, Inbox.judge
+    judge = LearnerInbox.judge
 
-    def blind(method: Any) -> Any:
-        def call(self: Any, *arguments: Any) -> Any:
-            header = getattr(arguments[0], "header", None)
-            held = self._inbox.arriving(arguments[0]) if header is None else None
-            after = header.after if header is not None else held.header.after if held else None
-            with Patch() as inner:
-                if after is not None:
-                    inner.set(Chain, "watermark", lambda _chain, _learner: after)
-                return method(self, *arguments)
+    def blind(self: LearnerInbox, signed: Any, *arguments: Any) -> Any:
+        with Patch() as inner:
+            inner.set(Chain, "watermark", lambda _chain, _learner: signed.header.after)
+            return judge(self, signed, *arguments)
 
-        return call
-
-    patch.set(Inbox, "judge", blind(judge))
-    patch.set(Round, "received", blind(received))
+    patch.set(LearnerInbox, "judge", blind)
+    patch.set(Inbox, "fits", lambda self, held: True)
 
 
 @mutation("calm", 3, 5, "nothing-twice")
@@ -321,6 +314,57 @@ def the_syncer_never_has_a_last_word(patch: Patch) -> None:
 @mutation("calm", 3, 5, "bounded")
 def buffers_are_never_released(patch: Patch) -> None:
     each_effect(patch, lambda _core, e: [] if isinstance(e, fx.Release) else [e])
+
+
+# --- groups ------------------------------------------------------------------------------------------
+
+
+@mutation("calm", 7, 20, "nothing-twice")
+def one_partial_is_merged_twice(patch: Patch) -> None:
+    def alter(_core: Core, effect: Any) -> list[Any]:
+        if isinstance(effect, fx.Merge) and effect.partials:
+            return [change(effect, partials=(*effect.partials, effect.partials[0]))]
+        return [effect]
+
+    each_effect(patch, alter)
+
+
+@mutation("storm", 7, 60, "nothing-twice", "core-invariant", "crashed")
+def a_partial_that_was_merged_is_admitted_again(patch: Patch) -> None:
+    """Its parts are compared neither with the chain nor with other partials."""
+    judge = GroupInbox.judge
+
+    def blind(self: GroupInbox, *arguments: Any) -> Any:
+        reason, counted = judge(self, *arguments)
+        return ("" if reason in ("overlap", "behind") else reason), counted
+
+    patch.set(GroupInbox, "judge", blind)
+    patch.set(Inbox, "fits", lambda self, held: True)
+
+
+@mutation("calm", 7, 10, "right-base", "stuck")
+def a_group_leaves_a_member_out_of_its_partial(patch: Patch) -> None:
+    def alter(_core: Core, effect: Any) -> list[Any]:
+        if isinstance(effect, fx.MergePartial) and len(effect.inputs) > 1:
+            return [change(effect, inputs=effect.inputs[1:])]
+        return [effect]
+
+    each_effect(patch, alter)
+
+
+@mutation("storm", 7, 40, "one-syncer", "one-vote", "durable-first")
+def votes_of_different_groups_are_not_told_apart(patch: Patch) -> None:
+    def alter(_core: Core, effect: Any) -> list[Any]:
+        if isinstance(effect, fx.Persist) and isinstance(effect.record, fx.VoteRecord):
+            return [change(effect, record=change(effect.record, group=WHOLE_RUN))]
+        return [effect]
+
+    each_effect(patch, alter)
+
+
+@mutation("calm", 7, 20, "stuck")
+def partials_are_offered_to_nobody(patch: Patch) -> None:
+    each_effect(patch, lambda _core, e: [] if isinstance(e, fx.OfferPartial) else [e])
 
 
 # --- forks and membership ----------------------------------------------------------------------------
