@@ -4,7 +4,7 @@ from __future__ import annotations
 
 EMA_SHARE = 0.2
 """How much the newest sample counts."""
-ANSWER_SHARE = 0.5
+ANSWER_SHARE = 0.75
 """Of the sync interval, H inner steps: what a round may wait for answers to its closing call."""
 
 
