@@ -79,5 +79,11 @@ def test_groups_merge_into_one_version_and_outlive_their_root(tmp_path: Path) ->
             "a version of several groups of the survivors",
             120,
         )
-        assert_agree_at_last(swarm, *survivors)
-        assert assert_digests_agree(*nodes) > 20
+        again = swarm.node(root.name, survivors[0])
+        swarm.until(
+            lambda: [e for e in again.events("contribution") if e["reason"] == "merged"],
+            "the root that was killed to take part again",
+            120,
+        )
+        assert_agree_at_last(swarm, *survivors, again)
+        assert assert_digests_agree(*nodes, again) > 20
