@@ -12,7 +12,7 @@ from p2pdiloco.core.kept import KEPT_MAX
 
 BASE = 32
 PER_NODE = 2
-LARGER = dict.fromkeys(("_parts", "parts", "_combining"), 2 * KEPT_MAX)
+LARGER = {**dict.fromkeys(("_parts", "parts", "_combining"), 2 * KEPT_MAX), "_of": 256}
 """Tables that may hold more, by name: contributions that are kept until they are beyond doubt."""
 CONTAINERS = (list, dict, set, frozenset, deque, tuple)
 
