@@ -36,13 +36,13 @@ WEIGHTS: dict[Kind, float] = {
 LINK_WEIGHTS: dict[Kind, float] = {"cut-link": 2, "slow-link": 1}
 """Only where every node has a network namespace of its own."""
 LASTS_S: dict[Kind, tuple[float, float]] = {
-    "kill-syncer": (1.0, 6.0),
-    "kill-daemon": (1.0, 6.0),
+    "kill-syncer": (2.0, 15.0),
+    "kill-daemon": (2.0, 15.0),
     "stop-daemon": (1.0, 8.0),
     "stop-node": (1.0, 8.0),
     "disk-full": (5.0, 15.0),
-    "leave": (1.0, 6.0),
-    "newcomer": (1.0, 6.0),
+    "leave": (2.0, 15.0),
+    "newcomer": (2.0, 15.0),
     "kill-bootstraps": (10.0, 30.0),
     "cut-link": (2.0, 12.0),
     "slow-link": (5.0, 20.0),
@@ -73,7 +73,7 @@ def draw(
     """The schedule: at least `per_hour` faults an hour over `seconds`, one in each of as many equal parts
     of the time in which faults come; every kind comes before the first one comes twice as often as its
     weight says. Same arguments, same schedule."""
-    rng = random.Random(f"chaos/{seed}/{nodes}/{fragments}/{seconds}/{per_hour}/{links}")
+    rng = random.Random(f"chaos/{seed}/{nodes}/{fragments}/{float(seconds)}/{float(per_hour)}/{links}")
     count = max(1, -int(-per_hour * seconds // 3600))
     faulty_s = seconds - min(QUIET_S, QUIET * seconds)
     found = []

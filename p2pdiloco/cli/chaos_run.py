@@ -263,7 +263,6 @@ class ChaosRun:
         """Start again what ended though nobody struck it, and remember that."""
         down = {strike.node for strike in self._active}
         for member in (self._swarm.bootstrap, *self._nodes()):
-            member.remember_family()
             if (
                 member.alive
                 or member.name in down
