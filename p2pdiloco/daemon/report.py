@@ -11,6 +11,7 @@ from p2pdiloco.core.effects import Record
 from p2pdiloco.core.fragment import Fragment
 from p2pdiloco.core.grouping import level_sizes
 from p2pdiloco.core.node import Core
+from p2pdiloco.core.types import WHOLE_RUN
 from p2pdiloco.daemon.learner_link import LearnerLink
 from p2pdiloco.daemon.logs import RecentLines
 from p2pdiloco.daemon.presence import Presence
@@ -68,6 +69,8 @@ class Report:
             self.refusals[record.reason[:80]] += 1
         if record.kind in LOUD:
             where = f"fragment {record.fragment} " if record.fragment is not None else ""
+            group = values.get("group")
+            where += f"group {group} " if group and group != WHOLE_RUN else ""
             text = f"{record.kind}: {where}{record.reason}"
             peer = values.get("syncer") or values.get("peer") or values.get("candidate")
             if isinstance(peer, str) and peer:

@@ -52,6 +52,7 @@ async def test_every_contribution_of_every_group_is_merged_once(tmp_path: Path) 
             and row.epoch == members[1].core.fragments[0].chain.header.epoch
         )
         assert row.root in {m.core.shared.me for m in members}
+        assert any("fragment 0 group " in line for m in members for line in m.report._recent.lines())
         for member in members:
             await until(lambda m=member: m.compute.vault.version(0) == m.number(), "the commit")
         thetas = [m.compute.vault.theta(0) for m in members]
