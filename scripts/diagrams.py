@@ -14,7 +14,7 @@ from typing import Any
 from p2pdiloco.core.contributor import SEND_TABLE, SendState
 from p2pdiloco.core.follower import FOLLOW_TABLE, FollowState
 from p2pdiloco.core.machine import mermaid
-from p2pdiloco.core.office import OFFICE_TABLE, OfficeState
+from p2pdiloco.core.office_table import OFFICE_TABLE, OfficeState
 from p2pdiloco.core.round import ROUND_TABLE, RoundState
 
 DOCUMENT = Path(__file__).parent.parent / "ARCHITECTURE.md"

@@ -83,10 +83,11 @@ class Fragment:
         me = self._shared.me
         signed = self.own.offer(pending, me, now)
         reason = self.round.admit_own(signed, pending.ready.ticket, now)
-        if reason:
+        if reason not in ("", "already-held"):
             self.own.refused(pending, reason, now)
-        else:
-            self.own.accepted(pending, self.round.closing, now)
+            return
+        self.own.accepted(pending, self.round.closing, now)
+        if not reason:
             self.round.own_is_in(me, now)
 
     def _moved(self, now: float) -> None:

@@ -7,9 +7,10 @@ chain has grown by `term_versions`: the holder then stops by itself, and whoever
 that the office is open, so an orderly hand-over races with nothing. Earlier, the office is open for a
 member as soon as *this member* no longer counts on the holder: silent, unreachable, left, or slow.
 
-An open office is filled by the first-ranked live candidate of the next term; each later rank waits
-`stagger_s` longer. A voter gives one vote per term, durable before it is sent; never to a candidate
-whose chain is lighter than its own, and not while it counts on a holder.
+In a run of one group the next term's syncer is elected while the last version of this one is being made
+(`voting.Succession`). Otherwise an open office is filled by the first-ranked live candidate of the next
+term; each later rank waits `stagger_s` longer. A voter gives one vote per term, durable before it is sent;
+never to a candidate whose chain is lighter than its own, and not while it counts on a holder.
 
     VACANT     nobody that we know of holds the office, or the holder's term is over
     FOLLOWING  a peer holds it
@@ -20,16 +21,15 @@ whose chain is lighter than its own, and not while it counts on a holder.
 from __future__ import annotations
 
 from collections.abc import Callable
-from enum import Enum, auto
 
 from p2pdiloco.core.context import FragmentContext
 from p2pdiloco.core.effects import Effect, Send
 from p2pdiloco.core.electorate import Electorate
 from p2pdiloco.core.machine import Machine
 from p2pdiloco.core.messages import Elected, OfficeQuery, VoteGranted, VoteRefused, VoteRequest
-from p2pdiloco.core.ranking import ranking
+from p2pdiloco.core.office_table import OFFICE_TABLE, OfficeSignal, OfficeState
 from p2pdiloco.core.types import WHOLE_RUN, Certificate, Vote
-from p2pdiloco.core.voting import Voter, why_not_certified
+from p2pdiloco.core.voting import Candidacy, Ranks, Succession, Voter, why_not_certified, why_not_for
 
 OTHER_EPOCH = "other epoch"
 NOT_HEARD_OF = "not heard of yet"
@@ -37,39 +37,6 @@ SOFT = frozenset({OTHER_EPOCH, NOT_HEARD_OF})
 """Refusals of voters that will know more in a moment: they are asked again in the same term."""
 MAX_TERM_LEAP = 1000
 """What one peer says moves our idea of the newest term by at most so much: terms are numbers that end."""
-
-
-class OfficeState(Enum):
-    """Where this member stands towards the office."""
-
-    VACANT = auto()
-    FOLLOWING = auto()
-    CANDIDATE = auto()
-    HOLDING = auto()
-
-
-class OfficeSignal(Enum):
-    """What moves it."""
-
-    STAND = auto()
-    LOSE = auto()
-    WIN = auto()
-    FOLLOW = auto()
-    OPEN = auto()
-
-
-V, F, C, H = OfficeState.VACANT, OfficeState.FOLLOWING, OfficeState.CANDIDATE, OfficeState.HOLDING
-OFFICE_TABLE = {
-    (V, OfficeSignal.STAND): C,
-    (V, OfficeSignal.FOLLOW): F,
-    (F, OfficeSignal.FOLLOW): F,
-    (F, OfficeSignal.OPEN): V,
-    (C, OfficeSignal.LOSE): V,
-    (C, OfficeSignal.WIN): H,
-    (C, OfficeSignal.FOLLOW): F,
-    (H, OfficeSignal.OPEN): V,
-    (H, OfficeSignal.FOLLOW): F,
-}
 
 
 class Office:
@@ -87,25 +54,19 @@ class Office:
         self.certificate: Certificate | None = None
         self._voter = Voter(context, group)
         self._seen_term = self._voter.term
-        self._votes: dict[str, Vote] = {}
-        self._refused: set[str] = set()
-        self._again: set[str] = set()
-        """Voters that could not judge our candidacy yet."""
-        self._ask_again_s = 0.0
+        self._candidacy: Candidacy | None = None
+        self._ranks = Ranks(context, group, electorate)
+        self._succession = Succession(context, group, self._ranks)
         self._taken_s = -1e18
-        self._candidate_term = 0
         self._gives_up_s = 0.0
         self._not_before_s = 0.0
         self._open_since_s: float | None = None
         self._suspected = ""
-        self._reason = ""
         self._asked_s = -1e18
         self._next_check_s = -1e18
         self._outgrown_since_s: float | None = None
         self._stand_due_s: float | None = None
         """When our turn to stand comes, as the last look had it."""
-        self._rank_of: tuple[int, tuple[str, ...]] = (0, ())
-        self._rank = 0
         self.busy: Callable[[], bool] = lambda: False
         """Whether a round of ours is closing right now (set by the fragment): then we do not vote us away."""
         self.changed = False
@@ -173,7 +134,8 @@ class Office:
     def deadline(self) -> float | None:
         """When to look again."""
         if self.state is OfficeState.CANDIDATE:
-            return min(self._gives_up_s, self._ask_again_s) if self._again else self._gives_up_s
+            again_s = self._candidacy.again_s if self._candidacy else None
+            return self._gives_up_s if again_s is None else min(self._gives_up_s, again_s)
         return self._stand_due_s
 
     # --- what happens --------------------------------------------------------------------------------
@@ -204,29 +166,58 @@ class Office:
         if self.state is OfficeState.CANDIDATE:
             if now >= self._gives_up_s:
                 self._lose(now, f"no majority in time for term {self._candidate_term}")
-            elif self._again and now >= self._ask_again_s:
-                self._ask_those_again(now)
+            elif self._candidacy is not None:
+                self._candidacy.ask_again(now)
             return
-        reason = self.why_open(now)
+        reason = self._succeed(self.why_open(now), now)
         if not reason:
             self._open_since_s = None
+            if self._succession.may_stand(self.certificate, self._next_term(), now):
+                self._stand_early(now)
             return
         if self.state is OfficeState.FOLLOWING:
             self._machine.go(OfficeSignal.OPEN)
             self.changed = True
         if self._open_since_s is None:
             self._open_since_s = now
-        shared = self._shared
-        if not (shared.confirmed and shared.stands) or shared.leaving or self._voter.saving:
+        if not self._may_stand():
             return
         if not self._electorate.ready(now) or self._is_held(now):
             self._open_since_s = now
-            self._stand_due_s = now + shared.timing.retry_s
+            self._stand_due_s = now + self._shared.timing.retry_s
             return
-        listens_until_s = shared.health.listens_until_s
+        listens_until_s = self._shared.health.listens_until_s
         self._stand_due_s = max(self._not_before_s, self._stand_at_s(now), listens_until_s)
         if now >= self._stand_due_s:
             self._stand(now, reason)
+
+    def _may_stand(self) -> bool:
+        shared = self._shared
+        return shared.confirmed and shared.stands and not shared.leaving and not self._voter.saving
+
+    def _stand_early(self, now: float) -> None:
+        """The holder makes its last version: ask for the votes of the next term already."""
+        if not self._may_stand():
+            return
+        starts, reason = self._chain.head.number + 1, "the term ends with the next version"
+        candidacy = self._succession.candidacy = self._candidate(self._next_term(), starts, reason)
+        self._ask(candidacy, now)
+
+    def _succeed(self, reason: str, now: float) -> str:
+        """The office is open for this reason: to whom was elected beforehand. Why it is open still."""
+        found = self._succession.take(self.certificate, now) if reason else None
+        if found is None:
+            return reason
+        self.lay_down(reason)
+        self.certificate = found
+        own = found.syncer == self._shared.me
+        self._machine.go(OfficeSignal.SUCCEED if own else OfficeSignal.FOLLOW)
+        self._taken("we are the syncer, elected beforehand" if own else "follows, elected beforehand", now)
+        return ""
+
+    @property
+    def _candidate_term(self) -> int:
+        return self._candidacy.term if self._candidacy else 0
 
     def _is_held(self, now: float) -> bool:
         """Whether a seat is new to us only, and its group has a syncer: ask that one for its certificate."""
@@ -278,27 +269,27 @@ class Office:
 
     def _stand_at_s(self, now: float) -> float:
         """When our rank's turn comes: rank x stagger after the office was seen open."""
-        shared = self._shared
-        weights = dict.fromkeys(self._electorate.standing(now), 1.0)
-        key = (self._next_term(), tuple(weights))
-        if key != self._rank_of:
-            order = ranking(shared.config.run, self._group, self._fragment, key[0], weights)
-            self._rank_of, self._rank = key, order.index(shared.me)
         opened = self._open_since_s if self._open_since_s is not None else now
-        return opened + self._rank * shared.timing.stagger_s
+        return opened + self._ranks.ours(self._next_term(), now) * self._shared.timing.stagger_s
 
     def _stand(self, now: float, reason: str) -> None:
         shared = self._shared
         term = self._next_term()
         self._machine.go(OfficeSignal.STAND)
-        self._candidate_term = term
-        self._votes, self._refused, self._again = {}, set(), set()
+        self._candidacy = self._candidate(term, self._chain.head.number, reason)
         self._gives_up_s = now + shared.timing.election_timeout_s * shared.health.stretch(now)
         shared.out.record("election", self._fragment, f"we stand: {reason}", term=term, **self._label())
-        self._reason = reason
-        request = VoteRequest(self._group, self._fragment, term, self._chain.head, reason)
-        asked = tuple(Send(p, request) for p in self._electorate.asked(now))
-        self._give_vote(shared.me, term, asked, lambda t: self._count(self._voter.sign(shared.me, term), t))
+        self._ask(self._candidacy, now)
+
+    def _candidate(self, term: int, starts: int, reason: str) -> Candidacy:
+        return Candidacy(self._context, self._group, self._electorate, term, starts, reason)
+
+    def _ask(self, candidacy: Candidacy, now: float) -> None:
+        """Give ourselves our vote, then ask the others for theirs."""
+        me, request = self._shared.me, candidacy.request()
+        sends = tuple(Send(peer, request) for peer in self._electorate.asked(now))
+        own = self._voter.sign(me, candidacy.term)
+        self._give_vote(me, candidacy.term, sends, lambda t: self._count(own, t))
 
     def _give_vote(
         self, candidate: str, term: int, then: tuple[Effect, ...], done: Callable[[float], None]
@@ -313,14 +304,6 @@ class Office:
         if self.state is OfficeState.CANDIDATE:
             self._lose(now, "our own vote could not be saved")
 
-    def _ask_those_again(self, now: float) -> None:
-        request = VoteRequest(
-            self._group, self._fragment, self._candidate_term, self._chain.head, self._reason
-        )
-        for peer in sorted(self._again):
-            self._shared.out.send(peer, request)
-        self._again = set()
-
     def _label(self) -> dict[str, str]:
         """The group, where there is more than one."""
         return {} if self._group == WHOLE_RUN else {"group": self._group}
@@ -329,6 +312,7 @@ class Office:
         """The seat is given up: neither candidate nor syncer here any more."""
         if self.state is OfficeState.CANDIDATE:
             self._machine.go(OfficeSignal.LOSE)
+            self._candidacy = None
         self.lay_down(reason)
 
     def _lose(self, now: float, reason: str) -> None:
@@ -340,6 +324,7 @@ class Office:
         self._shared.out.record(
             "election", self._fragment, f"not elected: {reason}", term=self._candidate_term
         )
+        self._candidacy = None
 
     # --- messages ------------------------------------------------------------------------------------
 
@@ -363,10 +348,11 @@ class Office:
             return
         if self.state is OfficeState.CANDIDATE:
             self._lose(now, f"{sender[-6:]} stands in a later term")
-        if self.holding:
-            self.lay_down("a majority may elect another")
         granted = Send(sender, VoteGranted(self._voter.sign(sender, request.term)))
-        self._not_before_s = now + shared.timing.election_timeout_s
+        if request.starts <= self._chain.head.number:
+            if self.holding:
+                self.lay_down("a majority may elect another")
+            self._not_before_s = now + shared.timing.election_timeout_s
         if self._voter.gave(sender, request.term):
             shared.out.put(granted)
         else:
@@ -391,6 +377,10 @@ class Office:
         if request.head.weight < self._chain.head.weight:
             return "our chain is heavier"
         certificate = self.certificate
+        if request.starts > self._chain.head.number:
+            last = request.starts == request.head.number + 1
+            fits = last and self._succession.ends_with(certificate, request.starts)
+            return "" if fits else "the term does not end yet"
         over = (
             certificate is None
             or certificate.syncer == sender  # it laid that office down
@@ -406,40 +396,43 @@ class Office:
         """Count a vote for us. Returns a refusal reason for a false one, else the empty string."""
         if vote.body.voter != sender:
             return "vote-of-another"
-        if self.state is not OfficeState.CANDIDATE or vote.body.term != self._candidate_term:
+        if self._wants(vote) is None:
             return ""
-        body = vote.body
-        expected = (self._shared.config.run, self._group, self._fragment, self._shared.me)
-        if (body.run, body.group, body.fragment, body.candidate) != expected:
-            return "vote-for-another"
-        if not self._shared.signed_by(sender, "vote", body, vote.signature):
-            return "vote-signature"
-        self._count(vote, now)
-        return ""
+        reason = why_not_for(self._context, self._group, vote)
+        if not reason:
+            self._count(vote, now)
+        return reason
+
+    def _wants(self, vote: Vote) -> Candidacy | None:
+        """For which candidacy of ours that vote is."""
+        for candidacy in (self._candidacy, self._succession.candidacy):
+            if candidacy is not None and candidacy.term == vote.body.term:
+                return candidacy
+        return None
 
     def _count(self, vote: Vote, now: float) -> None:
-        if self.state is not OfficeState.CANDIDATE or vote.body.term != self._candidate_term:
+        candidacy = self._wants(vote)
+        if candidacy is None or not candidacy.count(vote, now):
             return
-        size = self._electorate.size(now)
-        if self._electorate.count([vote.body.voter], now):
-            self._votes[vote.body.voter] = vote
-        if 2 * self._electorate.count(self._votes, now) > size:
-            self._win(now, size)
-
-    def _win(self, now: float, voters: int) -> None:
-        shared = self._shared
-        votes = tuple(vote for _, vote in sorted(self._votes.items()))
-        number = self._chain.head.number
-        self.certificate = Certificate(
-            self._group, self._fragment, self._candidate_term, shared.me, number, votes
-        )
-        self._machine.go(OfficeSignal.WIN)
-        self._taken(f"we are the syncer with {len(votes)} of {voters} votes", now)
+        certificate = candidacy.certificate()
+        result = f"{len(certificate.votes)} of {self._electorate.size(now)} votes"
+        if candidacy is self._candidacy:
+            self._candidacy = None
+            self.certificate = certificate
+            self._machine.go(OfficeSignal.WIN)
+            self._taken(f"we are the syncer with {result}", now)
+        else:
+            self._succession.candidacy = None
+            self._succession.next = certificate
+            self._shared.out.record(
+                "election", self._fragment, f"the next term is ours with {result}", term=certificate.term
+            )
         for peer in self._electorate.others(now):
-            shared.out.send(peer, Elected(self.certificate))
+            self._shared.out.send(peer, Elected(certificate))
 
     def _taken(self, reason: str, now: float) -> None:
         self._suspected = ""
+        self._candidacy = None
         self._taken_s = now
         self._open_since_s = None
         self.changed = True
@@ -457,16 +450,12 @@ class Office:
     def on_refused(self, sender: str, refused: VoteRefused, now: float) -> None:
         """A voter said no; learn what it knows."""
         self._seen_term = max(self._seen_term, min(refused.known_term, self._seen_term + MAX_TERM_LEAP))
-        if self.state is not OfficeState.CANDIDATE or refused.term != self._candidate_term:
+        candidacy = self._candidacy
+        if candidacy is None or refused.term != candidacy.term:
             return
         if refused.reason in SOFT:
-            if not self._again:
-                self._ask_again_s = now + self._shared.timing.retry_s
-            self._again.add(sender)
-            return
-        self._refused.add(sender)
-        size = self._electorate.size(now)
-        if 2 * (size - self._electorate.count(self._refused, now)) <= size:
+            candidacy.later(sender, now)
+        elif candidacy.refused(sender, now):
             self._lose(now, f"a majority is impossible: {refused.reason}")
             if refused.head is not None and refused.head.weight > self._chain.head.weight:
                 self._not_before_s += self._shared.timing.election_timeout_s  # first catch up
@@ -475,22 +464,29 @@ class Office:
         """Accept a certificate that our own view bears out. Returns a refusal reason, else empty."""
         if certificate.term <= self.term:
             return ""
+        succession = self._succession
+        if succession.next is not None and certificate.term <= succession.next.term:
+            return ""
         reason = why_not_certified(self._context, self._electorate, certificate, now)
         if reason:
             return reason
         was_holding = self.holding
         if certificate.syncer == self._shared.me:
             return ""  # of an earlier life of ours: we do not hold that office any more
-        self.certificate = certificate
         self._seen_term = max(self._seen_term, certificate.term)
+        if succession.follows(certificate, self.certificate) and not self.why_open(now):
+            succession.next = certificate
+            return ""
+        self.certificate = certificate
         self._machine.go(OfficeSignal.FOLLOW)
         self._taken("deposed" if was_holding else "follows", now)
         return ""
 
     def on_query(self, sender: str, query: OfficeQuery) -> None:
         """Give the certificate that we hold, if it is newer."""
-        if self.certificate and self.certificate.term > query.above_term:
-            self._shared.out.send(sender, Elected(self.certificate))
+        for certificate in (self.certificate, self._succession.next):
+            if certificate is not None and certificate.term > query.above_term:
+                self._shared.out.send(sender, Elected(certificate))
 
     def on_claim(self, peer: str, term: int, now: float) -> None:
         """A heartbeat claims a term that we know nothing of: ask for its certificate."""

@@ -7,7 +7,9 @@ from collections.abc import Callable
 from p2pdiloco.core.context import FragmentContext
 from p2pdiloco.core.effects import Effect, VoteRecord
 from p2pdiloco.core.electorate import Electorate
-from p2pdiloco.core.types import Certificate, Vote, VoteBody
+from p2pdiloco.core.messages import VoteRequest
+from p2pdiloco.core.ranking import ranking
+from p2pdiloco.core.types import WHOLE_RUN, Certificate, Vote, VoteBody
 
 MAX_SAVING = 2
 """Votes that wait for the disk at one time; on a slow one, votes for ever new terms would only queue up."""
@@ -70,6 +72,151 @@ class Voter:
     def _not_saved(self, failed: Callable[[float, str], None], now: float, why: str) -> None:
         self.saving -= 1
         failed(now, why)
+
+
+class Candidacy:
+    """We ask for votes in one term."""
+
+    def __init__(
+        self,
+        context: FragmentContext,
+        group: str,
+        electorate: Electorate,
+        term: int,
+        starts: int,
+        reason: str,
+    ) -> None:
+        self._context = context
+        self._shared = context.shared
+        self._group = group
+        self._electorate = electorate
+        self.term = term
+        self._starts = starts
+        self._reason = reason
+        self.votes: dict[str, Vote] = {}
+        self._refused: set[str] = set()
+        self._again: set[str] = set()
+        """Voters that could not judge our candidacy yet."""
+        self.again_s: float | None = None
+        """When they are asked again."""
+
+    def request(self) -> VoteRequest:
+        """What voters are asked."""
+        head = self._context.chain.head
+        return VoteRequest(self._group, self._context.index, self.term, head, self._starts, self._reason)
+
+    def count(self, vote: Vote, now: float) -> bool:
+        """Take one vote in. Whether a majority is reached."""
+        if self._electorate.count([vote.body.voter], now):
+            self.votes[vote.body.voter] = vote
+        return 2 * self._electorate.count(self.votes, now) > self._electorate.size(now)
+
+    def refused(self, voter: str, now: float) -> bool:
+        """That one says no. Whether a majority is impossible now."""
+        self._refused.add(voter)
+        size = self._electorate.size(now)
+        return 2 * (size - self._electorate.count(self._refused, now)) <= size
+
+    def later(self, voter: str, now: float) -> None:
+        """That one is to be asked again."""
+        self._again.add(voter)
+        if self.again_s is None:
+            self.again_s = now + self._shared.timing.retry_s
+
+    def ask_again(self, now: float) -> None:
+        """Those that could not judge, if it is time."""
+        if self.again_s is None or now < self.again_s:
+            return
+        request = self.request()
+        for peer in sorted(self._again):
+            self._shared.out.send(peer, request)
+        self._again, self.again_s = set(), None
+
+    def certificate(self) -> Certificate:
+        """What the votes prove."""
+        votes = tuple(vote for _, vote in sorted(self.votes.items()))
+        me = self._shared.me
+        return Certificate(self._group, self._context.index, self.term, me, self._starts, votes)
+
+
+class Ranks:
+    """Our place among those that would stand, which is worked out anew only when they change."""
+
+    def __init__(self, context: FragmentContext, group: str, electorate: Electorate) -> None:
+        self._context = context
+        self._group = group
+        self._electorate = electorate
+        self._of: tuple[int, tuple[str, ...]] = (0, ())
+        self._ours = 0
+
+    def ours(self, term: int, now: float) -> int:
+        """0: we are first-ranked in that term."""
+        standing = tuple(self._electorate.standing(now))
+        if (term, standing) != self._of:
+            shared, weights = self._context.shared, dict.fromkeys(standing, 1.0)
+            order = ranking(shared.config.run, self._group, self._context.index, term, weights)
+            self._of, self._ours = (term, standing), order.index(shared.me)
+        return self._ours
+
+
+class Succession:
+    """The next term's syncer of a run in one group, elected while the last version of this term is being
+    made: so the office is filled at the moment at which it is open, and at once if its holder dies."""
+
+    def __init__(self, context: FragmentContext, group: str, ranks: Ranks) -> None:
+        self._context = context
+        self._shared = context.shared
+        self._group = group
+        self._ranks = ranks
+        self._tried = 0
+        self.candidacy: Candidacy | None = None
+        """Ours for the next term."""
+        self.next: Certificate | None = None
+
+    def follows(self, certificate: Certificate, current: Certificate | None) -> bool:
+        """Whether it is of the term after the current one, and that is not over."""
+        if current is None or certificate.term <= current.term:
+            return False
+        end = current.start_number + self._shared.config.term_versions
+        return certificate.start_number == end > self._context.chain.head.number
+
+    def ends_with(self, current: Certificate | None, number: int) -> bool:
+        """Whether that version is the current term's last."""
+        if current is None or self._group != WHOLE_RUN:
+            return False
+        return number == current.start_number + self._shared.config.term_versions
+
+    def may_stand(self, current: Certificate | None, term: int, now: float) -> bool:
+        """Whether it is time, and we are the first-ranked."""
+        number = self._context.chain.head.number
+        if current is None or self._tried == current.term or not self.ends_with(current, number + 1):
+            return False
+        self._tried = current.term
+        if self.next is not None and self.next.term > current.term:
+            return False
+        return self._ranks.ours(term, now) == 0
+
+    def take(self, current: Certificate | None, now: float) -> Certificate | None:
+        """Who is next, now that the office is open; None if that is open too."""
+        found, self.next, self.candidacy = self.next, None, None
+        if found is None or (current is not None and found.term <= current.term):
+            return None
+        me = self._shared.me
+        fit = self._shared.stands and not self._shared.leaving
+        return found if (fit if found.syncer == me else self._shared.view.alive(found.syncer, now)) else None
+
+
+def why_not_for(context: FragmentContext, group: str, vote: Vote) -> str:
+    """Why this is no vote for us in that group; empty if it is one."""
+    body, shared = vote.body, context.shared
+    if (body.run, body.group, body.fragment, body.candidate) != (
+        shared.config.run,
+        group,
+        context.index,
+        shared.me,
+    ):
+        return "vote-for-another"
+    return "" if shared.signed_by(body.voter, "vote", body, vote.signature) else "vote-signature"
 
 
 def why_not_certified(

@@ -23,7 +23,8 @@ from kit import (
 from p2pdiloco.core import effects as ef
 from p2pdiloco.core import events as ev
 from p2pdiloco.core import messages as msg
-from p2pdiloco.core.office import MAX_TERM_LEAP, OfficeState
+from p2pdiloco.core.office import MAX_TERM_LEAP
+from p2pdiloco.core.office_table import OfficeState
 from p2pdiloco.core.ranking import ranking
 from p2pdiloco.core.types import NEVER, Contributor, Head, Stamp
 
@@ -31,7 +32,9 @@ PEERS = ("p1", "p2", "p3", "p4")
 
 
 def request(solo: Solo, candidate: str, term: int = 1, head: Head | None = None) -> list[ef.Effect]:
-    return solo.message(candidate, msg.VoteRequest("all", 0, term, head or solo.head, "open"))
+    return solo.message(
+        candidate, msg.VoteRequest("all", 0, term, head or solo.head, (head or solo.head).number, "open")
+    )
 
 
 def refusal(effects: list[ef.Effect]) -> str:

@@ -9,16 +9,16 @@ import pytest
 from p2pdiloco.core.contributor import SEND_TABLE, SendSignal, SendState
 from p2pdiloco.core.follower import FOLLOW_TABLE, FollowSignal, FollowState
 from p2pdiloco.core.machine import Machine, Table, mermaid
-from p2pdiloco.core.office import OFFICE_TABLE, OfficeSignal, OfficeState
+from p2pdiloco.core.office_table import OFFICE_TABLE, OfficeSignal, OfficeState
 from p2pdiloco.core.round import ROUND_TABLE, RoundSignal, RoundState
 from p2pdiloco.errors import InvariantViolation
 
 OFFICE = """
-           STAND      LOSE    WIN      FOLLOW     OPEN
-VACANT     CANDIDATE  -       -        FOLLOWING  -
-FOLLOWING  -          -       -        FOLLOWING  VACANT
-CANDIDATE  -          VACANT  HOLDING  FOLLOWING  -
-HOLDING    -          -       -        FOLLOWING  VACANT
+           STAND      LOSE    WIN      FOLLOW     SUCCEED  OPEN
+VACANT     CANDIDATE  -       -        FOLLOWING  HOLDING  -
+FOLLOWING  -          -       -        FOLLOWING  HOLDING  VACANT
+CANDIDATE  -          VACANT  HOLDING  FOLLOWING  -        -
+HOLDING    -          -       -        FOLLOWING  -        VACANT
 """
 ROUND = """
             CONTRIBUTION  QUORUM   CALLED   CLOSE    EMPTY  MERGED      FAILED  PUBLISHED  ABANDON
