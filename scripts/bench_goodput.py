@@ -94,34 +94,36 @@ def print_paper(cells: Sequence[dict[str, Any]]) -> None:
     print(f"{len(outside)} of {len(cells)} cells are more than {TOLERANCE:.0f} points away")
 
 
-def stage(deaths: Sequence[Death], home_share: float, homeless: Sequence[Death]) -> Mishap:
-    """Failures cost what `deaths` cost; a share of them, drawn, what `homeless` cost.
+def mishap_of(deaths: Sequence[Death], machines_share: float, machines: Sequence[Death]) -> Mishap:
+    """Failures cost what one of `deaths` cost (nothing, if there are none); a share what `machines` cost.
 
     One fragment's lost steps are drawn, not their mean: what can be lost is capped per fragment.
     """
 
     def draw(rng: Random) -> tuple[float, float]:
-        death = rng.choice(homeless if rng.random() < home_share else deaths)
+        pool = machines if rng.random() < machines_share else deaths
+        if not pool:
+            return 0.0, 0.0
+        death = rng.choice(pool)
         return death.idle_s or 0.0, STEP_S * rng.choice(death.lost_steps)
 
     return draw
 
 
 def own_rows(costs: dict[int, Costs], seeds: int) -> list[dict[str, Any]]:
-    """p2pdiloco at the paper's scale: see `print_own` for what the two cases are."""
+    """p2pdiloco at the paper's scale: see `print_own` for what the cases are."""
     cells = []
     for learners, measured in costs.items():
-        learner, machine = measured.of("learner"), measured.of("machine")
+        machines = measured.of("machine")
         for chips in CHIPS:
-            daemons_share = CHIPS_PER_HOST * learners / chips
-            cells.append(
-                {
-                    "learners": learners,
-                    "chips": chips,
-                    "process": cell(chips, learners, seeds, stage(learner, daemons_share, machine)),
-                    "worst_case": cell(chips, learners, seeds, stage(machine, 1.0, machine)),
-                }
-            )
+            share = CHIPS_PER_HOST * learners / chips
+            cases = {
+                "kept": mishap_of([], share, machines),
+                "restarts": mishap_of(measured.of("learner"), share, machines),
+                "replaced": mishap_of(machines, 1.0, machines),
+            }
+            got = {case: cell(chips, learners, seeds, mishap) for case, mishap in cases.items()}
+            cells.append({"learners": learners, "chips": chips, **got})
     return cells
 
 
@@ -130,14 +132,15 @@ def print_own(cells: Sequence[dict[str, Any]], costs: dict[int, Costs]) -> None:
     print("\n2. Goodput %, p2pdiloco in the same process, with what the simulated protocol really costs")
     print(f"{'chips':34}" + "".join(f"{chips:>12,}" for chips in CHIPS))
     for learners in costs:
-        for key, name in (("process", "learner restarts"), ("worst_case", "machine replaced")):
-            row = [c[key]["mean"] for c in cells if c["learners"] == learners]
-            print(f"{f'M = {learners}, {name}':34}" + "".join(f"{value:>12.1f}" for value in row))
+        for case in ("kept", "restarts", "replaced"):
+            row = [c[case]["mean"] for c in cells if c["learners"] == learners]
+            print(f"{f'M = {learners}, {case}':34}" + "".join(f"{value:>12.1f}" for value in row))
+    print("kept: a chip failure leaves the learner's parameters in the other chips, as the paper assumes.")
     print(
-        "learner restarts: at every chip failure the learner process ends, and trains again 20 s later from"
+        "restarts: it ends the learner process, which goes on from the daemon's parameters after the stall."
     )
-    print(f"the daemon's parameters; at 1 failure in chips/({CHIPS_PER_HOST} M) its host is lost too.")
-    print("machine replaced: at every chip failure the whole node is lost, with its disk.")
+    print(f"In both, 1 failure in chips/({CHIPS_PER_HOST} M) is that of the daemon's own host.")
+    print("replaced: at every chip failure the daemon's host is lost with its disk, the worst there is.")
     for learners, measured in costs.items():
         print()
         print(table(recovery_rows(measured), f"M = {learners}"))
@@ -177,7 +180,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--plots", type=Path, metavar="DIR", help="write PNG files there")
     parser.add_argument("--only", choices=("chips", "recovery", "homes"), help="one part of the whole")
     parser.add_argument("--nodes", default="8,32,128", help="sizes of the volunteers' swarms")
-    parser.add_argument("--group-size", type=int, help="of the volunteers; default: one group")
+    parser.add_argument("--group-size", type=int, default=16, help="of the volunteers' swarms")
     parser.add_argument("--deaths", type=int, default=DEATHS, help="deaths per number of learners")
     return parser.parse_args()
 

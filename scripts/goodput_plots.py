@@ -40,9 +40,9 @@ def _chips(cells: list[dict[str, Any]], own: list[dict[str, Any]]) -> Any:
         axes.plot(chips, [c["paper"] for c in row], "o", color=colour, mfc="none")
         mine = [c for c in own if c["learners"] == learners]
         if mine:
-            axes.plot([c["chips"] for c in mine], [c["process"]["mean"] for c in mine], ":", color=colour)
+            axes.plot([c["chips"] for c in mine], [c["restarts"]["mean"] for c in mine], ":", color=colour)
     axes.plot([], [], "o", color="grey", mfc="none", label="paper")
-    axes.plot([], [], ":", color="grey", label="p2pdiloco, measured costs")
+    axes.plot([], [], ":", color="grey", label="p2pdiloco, learner restarts")
     axes.set(
         xscale="log", xlabel="chips (one interruption per chip and year)", ylabel="goodput, %", ylim=(0, 101)
     )

@@ -50,9 +50,13 @@ class Home:
     """Inner step time, uniform between the machines."""
     group_size: int = 16
     heartbeat_s: float = 0.5
+    """Longer ones make a large swarm cheaper to play; what depends on them is stretched with them."""
 
     def config(self) -> CoreConfig:
         """The protocol part: int8 contributions and updates, equal fragments."""
+        groups = -(-self.nodes // self.group_size)
+        usual = Timing()
+        slower = self.heartbeat_s / usual.heartbeat_s
         return CoreConfig(
             run=RUN,
             inner_steps=self.inner_steps,
@@ -67,9 +71,13 @@ class Home:
             tokens_per_step=8192,
             update_codec="sim",
             contribution_codec="sim",
-            genesis_versions=tuple(genesis_version(f) for f in range(self.fragments)),
+            genesis_versions=tuple(genesis_version(f, groups) for f in range(self.fragments)),
             max_payload_bytes=(self.parameters // self.fragments,) * self.fragments,
-            timing=Timing(heartbeat_s=self.heartbeat_s),
+            timing=Timing(
+                heartbeat_s=self.heartbeat_s,
+                suspect_s=usual.suspect_s * slower,
+                member_ttl_s=usual.member_ttl_s * slower,
+            ),
         )
 
     def plan(self, seed: int) -> Plan:
