@@ -12,12 +12,14 @@ from p2pdiloco.core.chain import Chain
 from p2pdiloco.core.types import Head
 
 NONE = -1
+LOOK_EVERY_S = 2.0
+"""Of the heartbeats of a peer one in so many seconds is looked at."""
 
 
 class _Seen:
     """What one peer reported."""
 
-    __slots__ = ("head", "lately", "lately_s", "sure")
+    __slots__ = ("head", "lately", "lately_s", "look_at_s", "sure")
 
     def __init__(self, head: Head) -> None:
         self.head = head
@@ -25,6 +27,7 @@ class _Seen:
         """A version of our chain that it reported at least `durable_s` ago."""
         self.lately = NONE
         self.lately_s = 0.0
+        self.look_at_s = -1e18
 
 
 class Common:
@@ -41,6 +44,9 @@ class Common:
         seen = self._seen.get(peer)
         if seen is None:
             seen = self._seen[peer] = _Seen(head)
+        if now < seen.look_at_s:
+            return
+        seen.look_at_s = now + LOOK_EVERY_S
         seen.head = head
         if self._chain.knows(head.number, head.digest):
             self._note(seen, now)

@@ -32,6 +32,7 @@ class Member:
         "incarnation",
         "left_incarnation",
         "listed_s",
+        "patience_s",
         "progress",
         "tried_s",
     )
@@ -39,6 +40,8 @@ class Member:
     def __init__(self, heartbeat_s: float) -> None:
         self.incarnation = 0
         self.gaps = Gaps(heartbeat_s)
+        self.patience_s = 0.0
+        """How long its silence means nothing."""
         self.left_incarnation = 0
         self.progress: Progress | None = None
         self.heard_s = -1e18
@@ -98,6 +101,7 @@ class View:
         member.incarnation = progress.incarnation
         member.progress = progress
         member.gaps.heard(now, self._timing.suspect_cap_s)
+        member.patience_s = self._patience_s(member)
         self._heard(member, now)
         return True
 
@@ -108,19 +112,20 @@ class View:
         member.failures = 0
 
     def _patience_s(self, member: Member) -> float:
-        """How long this member's silence means nothing."""
         timing = self._timing
         after_s = member.gaps.after_s(timing.suspect_s, timing.suspect_cap_s)
         return after_s if self._stretch == 1.0 else min(after_s * self._stretch, timing.suspect_cap_s)
 
     def _fresh(self, member: Member, now: float) -> bool:
-        return now - member.heard_s < self._patience_s(member)
+        return now - member.heard_s < member.patience_s
 
     def stretch(self, factor: float) -> None:
         """Our own health: everybody's silence means something only after so many times the usual."""
         if factor != self._stretch:
             self._stretch = factor
             self._lists = None
+            for member in self._members.values():
+                member.patience_s = self._patience_s(member)
 
     def forgive(self, lag_s: float) -> None:
         """We did not run for so long: that was nobody's silence."""
@@ -219,9 +224,7 @@ class View:
                 continue
             alive = self._alive(member, now)
             lists.members.append(peer)
-            lists.until_s = min(
-                lists.until_s, member.heard_s + (self._patience_s(member) if alive else ttl_s)
-            )
+            lists.until_s = min(lists.until_s, member.heard_s + (member.patience_s if alive else ttl_s))
             if progress.confirmed:
                 lists.voters.append(peer)
             if alive:
