@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from p2pdiloco.core.types import MAX_WATERMARKS, NEVER, Head, SignedVersion, Stamp, VersionHeader, Watermark
+from p2pdiloco.core.marks import Marks, marks_of
+from p2pdiloco.core.types import Head, SignedVersion, Stamp, VersionHeader, Watermark
 from p2pdiloco.errors import invariant
-
-WATERMARK_VERSIONS = 1024
-"""A learner that was merged in none of so many versions is forgotten; its base is long too old by then."""
 
 
 class Chain:
@@ -23,7 +21,7 @@ class Chain:
             self._remember(version)
         self.signed = log[-1]
         self.head: Head = log[-1].header.head()
-        self._watermarks: dict[str, Watermark] = {w.learner: w for w in watermarks}
+        self._marks = marks_of(tuple(watermarks))
         self.replaced = 0
         """How often another chain's state was taken."""
 
@@ -54,7 +52,7 @@ class Chain:
 
     def table(self) -> tuple[Watermark, ...]:
         """The complete watermark table, in canonical order."""
-        return tuple(mark for _, mark in sorted(self._watermarks.items()))
+        return self._marks.table
 
     def is_child(self, header: VersionHeader) -> bool:
         """Whether the header continues this chain by one."""
@@ -62,30 +60,20 @@ class Chain:
 
     def watermark(self, learner: str) -> Stamp:
         """The newest contribution of that learner in this chain."""
-        mark = self._watermarks.get(learner)
-        return mark.stamp if mark else NEVER
+        return self._marks.stamp(learner)
 
     def merged_at(self, learner: str) -> int:
         """The version that has that learner's newest merged contribution; 0 if there is none."""
-        mark = self._watermarks.get(learner)
-        return mark.number if mark else 0
+        return self._marks.number(learner)
 
-    def watermarks_after(self, header: VersionHeader) -> tuple[Watermark, ...]:
-        """The complete watermark table once `header` extends this chain, in canonical order."""
-        table = dict(self._watermarks)
-        for part in header.contributors:
-            table[part.learner] = Watermark(part.learner, part.stamp, header.number)
-        floor = header.number - WATERMARK_VERSIONS
-        kept = [mark for _, mark in sorted(table.items()) if mark.number >= floor]
-        if len(kept) > MAX_WATERMARKS:
-            newest = sorted(kept, key=lambda mark: (-mark.number, mark.learner))[:MAX_WATERMARKS]
-            kept = sorted(newest, key=lambda mark: mark.learner)
-        return tuple(kept)
+    def marks_after(self, header: VersionHeader) -> Marks:
+        """The watermarks once `header` extends this chain."""
+        return self._marks.after(header)
 
     def extend(self, version: SignedVersion) -> None:
         """Append a child of the head."""
         invariant(self.is_child(version.header), "extended by something that is not a child of the head")
-        self._watermarks = {w.learner: w for w in self.watermarks_after(version.header)}
+        self._marks = self._marks.after(version.header)
         self._remember(version)
         self.signed = version
         self.head = version.header.head()
@@ -99,4 +87,4 @@ class Chain:
         self._remember(version)
         self.signed = version
         self.head = version.header.head()
-        self._watermarks = {w.learner: w for w in watermarks}
+        self._marks = marks_of(tuple(watermarks))

@@ -241,8 +241,7 @@ class Follower:
         if not self._chain.is_child(header):
             moved = header.number != self._chain.head.number + 1
             return "chain-moved" if moved else "parent-differs"
-        merged = sum(part.tokens for part in header.contributors)
-        if not header.contributors or header.tokens != self._chain.head.tokens + merged:
+        if not header.contributors or header.tokens != self._chain.head.tokens + header.merged_tokens():
             return "false-tokens"
         return ""
 

@@ -186,7 +186,7 @@ def commit_effect(
     shared: Shared, chain: Chain, own: Contributor, version: SignedVersion, update: Ticket | None
 ) -> CommitVersion:
     """The spare copy becomes the state; the learner hears whether its own contribution is in it."""
-    marks = chain.watermarks_after(version.header)
-    after = next((m.stamp for m in marks if m.learner == shared.me), chain.watermark(shared.me))
+    marks = chain.marks_after(version.header)
+    after = max(marks.stamp(shared.me), chain.watermark(shared.me))
     merged_ticket, overwrite = own.would_merge(after)
-    return CommitVersion(version, update, merged_ticket, marks, after, overwrite)
+    return CommitVersion(version, update, merged_ticket, marks.table, after, overwrite)

@@ -98,11 +98,50 @@ class VersionHeader(Wire, frozen=True):
 
     def digest(self) -> bytes:
         """SHA-256 of the canonical encoding."""
-        return hashlib.sha256(_encoder.encode(self)).digest()
+        if len(self.contributors) < LONG:
+            return hashlib.sha256(_encoder.encode(self)).digest()
+        return _facts(self).digest
+
+    def merged_tokens(self) -> int:
+        """Of all its contributions."""
+        if len(self.contributors) < LONG:
+            return sum(part.tokens for part in self.contributors)
+        return _facts(self).tokens
 
     def head(self) -> Head:
         """The short name of this version."""
         return Head(self.number, self.digest(), self.tokens, self.term)
+
+
+LONG = 32
+"""Contributors from which on it pays to remember what follows from a header."""
+_SLOTS = 64
+
+
+class _Facts:
+    """What is asked again and again of a long header. In a large run it names thousands of learners, and in
+    the simulator thousands of nodes hold the same one. Remembered for the object, never for its value."""
+
+    __slots__ = ("digest", "header", "signed", "tokens")
+
+    def __init__(self, header: VersionHeader) -> None:
+        encoded = _encoder.encode(header)
+        self.header = header
+        self.digest = hashlib.sha256(encoded).digest()
+        self.signed = _DOMAIN + b"version\0" + encoded
+        self.tokens = sum(part.tokens for part in header.contributors)
+
+
+_remembered: list[_Facts | None] = [None] * _SLOTS
+_DOMAIN = b"p2pdiloco/1/"
+
+
+def _facts(header: VersionHeader) -> _Facts:
+    slot = (id(header) >> 4) % _SLOTS
+    found = _remembered[slot]
+    if found is None or found.header is not header:
+        found = _remembered[slot] = _Facts(header)
+    return found
 
 
 class SignedVersion(Wire, frozen=True):
@@ -215,7 +254,9 @@ class Watermark(Wire, frozen=True):
 
 def signed_bytes(domain: str, value: Wire) -> bytes:
     """The bytes that a signature covers: a domain separator and the canonical encoding."""
-    return b"p2pdiloco/1/" + domain.encode() + b"\0" + _encoder.encode(value)
+    if domain == "version" and isinstance(value, VersionHeader) and len(value.contributors) >= LONG:
+        return _facts(value).signed
+    return _DOMAIN + domain.encode() + b"\0" + _encoder.encode(value)
 
 
 class Crypto(Protocol):

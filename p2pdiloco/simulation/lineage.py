@@ -103,11 +103,19 @@ class FragmentState:
     digest: bytes
     covered: dict[str, Spans] = field(default_factory=dict)
     """learner -> inner steps in this state. Never changed after construction."""
+    following: dict[bytes, FragmentState] = field(default_factory=dict, compare=False, repr=False)
+    """Update digest -> the state that it leads to: worked out once for all nodes that hold this one."""
     repeated: tuple[MergedPart, ...] = ()
     """Parts of the newest update whose steps were in the parent already: always a bug."""
 
     def apply(self, update: OuterUpdate) -> FragmentState:
         """The outer step: a new state, whose digest depends on the whole history."""
+        found = self.following.get(update.digest)
+        if found is None:
+            found = self.following[update.digest] = self._apply(update)
+        return found
+
+    def _apply(self, update: OuterUpdate) -> FragmentState:
         covered = dict(self.covered)
         repeated = []
         for part in update.parts:
@@ -117,7 +125,7 @@ class FragmentState:
             covered[part.learner] = add_span(spans, part.first, part.end)
         number = self.number + 1
         digest = hashlib.sha256(b"%d/" % number + self.digest + update.digest).digest()
-        return FragmentState(self.fragment, number, digest, covered, tuple(repeated))
+        return FragmentState(self.fragment, number, digest, covered, repeated=tuple(repeated))
 
 
 def genesis_state(fragment: int) -> FragmentState:
@@ -129,6 +137,8 @@ def add_span(spans: Spans, first: int, end: int) -> Spans:
     """The union of `spans` and [first, end)."""
     if first >= end:
         return spans
+    if spans and spans[-1][1] == first:  # as nearly always
+        return (*spans[:-1], (spans[-1][0], end))
     kept = [span for span in spans if span[1] < first or span[0] > end]
     touching = [span for span in spans if not (span[1] < first or span[0] > end)]
     joined = (min([first, *(a for a, _ in touching)]), max([end, *(b for _, b in touching)]))

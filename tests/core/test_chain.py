@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from kit import branch, child, genesis
 
-from p2pdiloco.core.chain import WATERMARK_VERSIONS, Chain
+from p2pdiloco.core.chain import Chain
+from p2pdiloco.core.marks import WATERMARK_VERSIONS
 from p2pdiloco.core.types import NEVER, Contributor, Head, Stamp, Watermark
 from p2pdiloco.errors import InvariantViolation
 
@@ -73,7 +74,7 @@ def test_weight_is_tokens_then_term_then_digest() -> None:
 def test_watermarks_follow_the_contributors() -> None:
     chain = grown(1)
     header = child(chain.header, learners=("p1", "p2")).header
-    marks = chain.watermarks_after(header)
+    marks = chain.marks_after(header).table
     assert marks == (Watermark("p1", Stamp(1, 2), 2), Watermark("p2", Stamp(1, 2), 2))
     assert chain.watermark("p1") == Stamp(1, 1) and chain.watermark("p2") == NEVER
     chain.extend(child(chain.header, learners=("p1", "p2")))
@@ -87,5 +88,5 @@ def test_long_absent_learners_are_forgotten_by_all_at_once() -> None:
     part = (Contributor("p1", Stamp(1, 1), 40, 4),)
     kept = child(start, number=1 + WATERMARK_VERSIONS, contributors=part).header
     dropped = child(start, number=2 + WATERMARK_VERSIONS, contributors=part).header
-    assert old in chain.watermarks_after(kept)
-    assert old not in chain.watermarks_after(dropped)
+    assert old in chain.marks_after(kept).table
+    assert old not in chain.marks_after(dropped).table
