@@ -46,6 +46,8 @@ from p2pdiloco.tensors.vault import Vault
 logger = logging.getLogger(__name__)
 UPDATES_IN_MEMORY = 3
 LEARNER_STOP_S = 3.0
+FIRST_EVALUATION_S = 5.0
+"""Who has just come back has something better to do: the others wait for its work."""
 FLUSH_S = 0.5
 
 
@@ -255,6 +257,8 @@ class Member:
         tag = 0
         while True:
             await self.runner.learner.ready.wait()
+            if not tag:
+                await asyncio.sleep(min(FIRST_EVALUATION_S, self._settings.eval_every_s))
             self.runner.learner.evaluate(tag)
             tag += 1
             await asyncio.sleep(self._settings.eval_every_s)

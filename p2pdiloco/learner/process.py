@@ -53,10 +53,12 @@ def run(channel: LearnerEnd, start: Start, exchange_fd: int) -> None:
     )
     signal.signal(signal.SIGTERM, lambda *_: setattr(mailbox, "stopping", True))
     parameters = sum(layout.numel for layout in layouts)
-    # Only now: starting up is waited for, training is not.
-    step_back(options.niceness)
     channel.emit(Ready(str(device), parameters, threads, training.inner_step, restored, note))
-    train(training, mailbox.boundary)
+    goes_on = mailbox.boundary(training.step())
+    # Only now: starting up, of which the first step is a part, is waited for; training is not.
+    step_back(options.niceness)
+    if goes_on:
+        train(training, mailbox.boundary)
 
 
 def _restore(start: Start, training: Training, fragments: Fragments) -> tuple[bool, str]:
