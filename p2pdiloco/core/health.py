@@ -27,7 +27,8 @@ class Health:
     """Of this node's event loop."""
 
     def __init__(self) -> None:
-        self._promised_s: float | None = None
+        self._promised_s = math.inf
+        self._counted_s = -1e18
         self._excess = 0.0
         self._since_s = 0.0
         self.listens_until_s = -1e18
@@ -39,10 +40,11 @@ class Health:
 
     def lag_s(self, now: float) -> float:
         """How much too late the event that is handled now comes; 0 unless that is remarkable. Asked once."""
-        late_s = now - self._promised_s if self._promised_s is not None else 0.0
+        # What was due meanwhile is still due after the first event: no second is counted twice.
+        late_s = now - max(self._promised_s, self._counted_s)
         if late_s < LAG_S:
             return 0.0
-        self._promised_s = None
+        self._counted_s = now
         self._excess = max(self.stretch(now), stretch_after(late_s)) - 1.0
         self._since_s = now
         self.listens_until_s = now + LISTEN_S

@@ -77,11 +77,14 @@ def test_patience_is_longer_for_a_while_after_a_lag() -> None:
     health.promise(100.0)
     assert health.lag_s(100.4) == 0.0 and health.stretch(100.4) == 1.0
     assert health.lag_s(102.0) == pytest.approx(2.0)
-    assert health.lag_s(102.0) == 0.0, "counted once"
-    assert health.stretch(102.0) == pytest.approx(3.0)
+    health.promise(100.1)
+    assert health.lag_s(102.0) == 0.0 and health.lag_s(102.3) == 0.0, "counted once"
+    assert health.lag_s(103.0) == pytest.approx(1.0), "and again"
+    health.promise(200.0)
+    assert health.stretch(103.0) == pytest.approx(1.0 + 2.0 * 0.5**0.1)
     assert health.stretch(112.0) == pytest.approx(2.0)
     assert health.stretch(200.0) == 1.0
-    assert health.listens_until_s == 102.0 + LISTEN_S
+    assert health.listens_until_s == 103.0 + LISTEN_S
 
 
 def stopped(seconds: float) -> tuple[Solo, list[ef.Effect]]:
@@ -113,7 +116,7 @@ def test_calls_that_ran_out_meanwhile_make_nobody_unreachable() -> None:
     for _ in range(5):
         solo.feed(ev.SendFailed("p1"))
     assert solo.core.shared.view.alive("p1", solo.now)
-    solo.now += LISTEN_S + 0.1
+    solo.wait(LISTEN_S + 0.1)
     for _ in range(TIMING.failures_to_suspect):
         solo.feed(ev.SendFailed("p1"))
     assert not solo.core.shared.view.alive("p1", solo.now)

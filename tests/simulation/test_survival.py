@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 
+import msgspec
 import pytest
 from sim_kit import Commits, calm_plan
 
@@ -20,7 +21,9 @@ SIDES = (("n0", "n1", "n2", "n3", "n4"), ("n5", "n6", "n7"))
 
 def plan_of(nodes: int, until_s: float, quorum: int, seed: int = 7) -> Plan:
     """Nothing goes wrong but what the test does."""
-    return dataclasses.replace(calm_plan(nodes, until_s, quorum, seed), faults=False)
+    plan = calm_plan(nodes, until_s, quorum, seed)
+    config = msgspec.structs.replace(plan.config, group_size=64)
+    return dataclasses.replace(plan, config=config, faults=False)
 
 
 def agreed(world: World) -> list[bool]:
@@ -164,6 +167,23 @@ def test_who_stands_still_for_ten_seconds_suspects_nobody_on_waking(seed: int) -
     assert result.ok, (result.detail, result.stuck)
     woken = [line.split(maxsplit=2) for line in lines if line.split()[1:2] == ["n2"]]
     said = [(float(at), what) for at, _, what in woken if 35.0 <= float(at) < 40.0]
-    assert any("health" in what for _, what in said)
-    assert not any("silent:" in what or "suspicion" in what for _, what in said)
+    assert len([what for _, what in said if "health:" in what]) == 1
+    assert not any("silent:" in what or "suspicion: no version" in what for _, what in said)
     assert not any("we stand" in what for at, what in said if at < 36.0)
+
+
+def test_the_end_of_a_term_delays_no_round() -> None:
+    world = World(plan_of(5, until_s=60.0, quorum=2))
+    commits = Commits(world)
+    result = world.run()
+    assert result.ok, (result.detail, result.stuck)
+    terms = {(v.header.fragment, v.header.number): v.header.term for v in world.watch.headers.values()}
+    for fragment in range(2):
+        first: dict[int, float] = {}
+        for at_s, _, index, number in commits.seen:
+            if index == fragment:
+                first.setdefault(number, at_s)
+        pairs = [(a, b) for a, b in itertools.pairwise(sorted(first)) if first[a] > 15.0]
+        same = [first[b] - first[a] for a, b in pairs if terms[fragment, a] == terms[fragment, b]]
+        ends = [first[b] - first[a] for a, b in pairs if terms[fragment, a] != terms[fragment, b]]
+        assert len(ends) >= 3 and max(ends) < max(same) + 0.5
