@@ -91,6 +91,7 @@ class Pending:
         self.combine_attempt = 0
         self.machine = Machine(SEND_TABLE, SendState.WAITING)
         self.peer = ""
+        self.sent_after = after
         self.attempts = 0
         self.retry_at_s = 0.0
         self.deadline_s = 0.0
@@ -234,7 +235,7 @@ class Contributor:
     def offer(self, pending: Pending, syncer: str, now: float) -> SignedContribution:
         """Sign the label anew and count it as under way to `syncer`."""
         pending.machine.go(SendSignal.OFFER)
-        pending.peer = syncer
+        pending.peer, pending.sent_after = syncer, pending.after
         pending.attempts += 1
         pending.held_since_s = now
         config, shared = self._shared.config, self._shared
@@ -287,6 +288,9 @@ class Contributor:
     def accepted(self, pending: Pending, held_over: bool, now: float) -> None:
         """The syncer has it; from now on a version that contains it is due."""
         pending.machine.go(SendSignal.ACCEPT)
+        if pending.sent_after != pending.after:  # our chain moved meanwhile: theirs will, and drop it
+            self._retry(pending, now, at_once=False)
+            return
         config, timing = self._shared.config, self._shared.timing
         step_s = self._shared.median_step_s(now)
         patience_s = max(timing.answer_floor_s, 4 * self._round_s.value, 4 * config.delay_steps * step_s)
@@ -382,7 +386,11 @@ class Contributor:
         if self._queue:
             # Also after a restart (an earlier life's contribution was merged just now) or a deep fork: what
             # is queued here is a displacement of its own, disjoint from whatever the chain contains of us.
-            self._queue[0].after = watermark
+            first = self._queue[0]
+            if first.after != watermark:
+                first.after = watermark
+                if first.machine.state is SendState.HELD:  # not any more: it does not fit as it was labelled
+                    self._retry(first, now, at_once=True)
 
     def _settle(self, pending: Pending, number: int, now: float) -> None:
         """It is in our chain."""

@@ -309,11 +309,13 @@ class Round:
 
     def _try_quorum(self, now: float) -> None:
         ready = self.inbox.ready()
-        if len(ready) < self._quorum(now):
+        if not ready:
             return
+        patient = now < min(held.arrived_s for held in ready) + self._hold_s(now)
+        if len(ready) < self._quorum(now) and (patient or self._level == 0):
+            return  # a group whose learners are all away sends nothing: in the end it is not waited for
         fresh = any(held.starts_round for held in ready)
-        waits_until_s = min(held.arrived_s for held in ready) + self._hold_s(now)
-        if not fresh and self._missing(now) and now < waits_until_s:
+        if not fresh and self._missing(now) and patient:
             return
         self._quorum_s.add(now - self._first_in_s)
         self._machine.go(RoundSignal.QUORUM)
