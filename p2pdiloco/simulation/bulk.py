@@ -26,6 +26,7 @@ from p2pdiloco.core.types import (
     SignedPartial,
     SignedVersion,
     Watermark,
+    Wire,
 )
 from p2pdiloco.simulation.lineage import Displacement, FragmentState, OuterUpdate, PartialSum
 
@@ -117,12 +118,17 @@ class Bulk:
         )
         self._clock.after(self._network.latency_s(sender.peer, receiver.peer), self._arrive, transfer)
 
+    def _metered(self, source: Host, target: Host, label: Wire | None, payload_bytes: int) -> None:
+        if self._network.meter is not None:
+            self._network.meter.streamed(source.peer, target.peer, label, payload_bytes)
+
     def _arrive(self, transfer: Transfer) -> None:
         if not self._whole(transfer):
             self._undelivered(transfer)
             return
         self.open[transfer.number] = transfer
         header = transfer.signed.header
+        self._metered(transfer.sender, transfer.receiver, header, 0)
         rate = transfer.sender.spec.bandwidth_bytes_s
         patience_s = OFFER_TIMEOUT_S + header.payload_bytes / rate * 4
         transfer.sender.later(patience_s, self._undelivered, transfer)
@@ -147,6 +153,7 @@ class Bulk:
         sender, receiver = transfer.sender, transfer.receiver
         rate = min(sender.spec.bandwidth_bytes_s, receiver.spec.bandwidth_bytes_s)
         size = transfer.signed.header.payload_bytes
+        self._metered(sender, receiver, None, size)
         time_s = self._network.transfer_s(sender.peer, receiver.peer, size, rate)
         self._clock.after(time_s, self._payload, transfer)
 
@@ -240,6 +247,7 @@ class Bulk:
                 self._failed(asker, effect, "gone", back_s, generation)
                 return
             size = found[0].header.update_bytes
+            self._metered(holder, asker, found[0].header, size)
             time_s = network.transfer_s(holder.peer, asker.peer, size, rate)
             self._clock.after(time_s, self._update_here, asker, holder, effect, epoch, found)
             return

@@ -15,7 +15,6 @@ from p2pdiloco.simulation.crypto import HashCrypto
 from p2pdiloco.simulation.disk import Checkpoint, Disk, restored_from
 from p2pdiloco.simulation.invariants import Violation
 from p2pdiloco.simulation.learner_side import LearnerSide
-from p2pdiloco.simulation.lineage import genesis_state
 from p2pdiloco.simulation.plan import NodeSpec, stream
 from p2pdiloco.simulation.stores import Store
 from p2pdiloco.simulation.tickets import Tickets
@@ -93,7 +92,7 @@ class Host:
         }
 
     def _genesis(self, fragment: int) -> Checkpoint:
-        return Checkpoint(self.config.genesis_versions[fragment], genesis_state(fragment), (), {})
+        return Checkpoint(self.config.genesis_versions[fragment], self.world.genesis[fragment], (), {})
 
     def start(self) -> None:
         """The daemon is up."""

@@ -6,6 +6,7 @@ import random
 from typing import Protocol
 
 from p2pdiloco.core.messages import Message, decode, encode
+from p2pdiloco.core.types import Wire
 from p2pdiloco.simulation.clock import Clock
 from p2pdiloco.simulation.plan import Mix
 
@@ -24,6 +25,16 @@ class Endpoint(Protocol):
 
     def send_failed(self, peer: str) -> None:
         """A control message to that peer was not delivered."""
+
+
+class Meter(Protocol):
+    """Hears of everything that is sent; for measurements."""
+
+    def control(self, source: str, target: str, size_bytes: int, message: Message) -> None:
+        """A control message leaves."""
+
+    def streamed(self, source: str, target: str, label: Wire | None, payload_bytes: int) -> None:
+        """The label or the payload of a stream leaves."""
 
 
 class Network:
@@ -46,7 +57,8 @@ class Network:
         self._blocked: dict[tuple[str, str], int] = {}
         self._cuts: dict[tuple[str, str], int] = {}
         self._uplink_free_s: dict[str, float] = {}
-        self._last: tuple[Message, str, Message] | None = None
+        self._last: tuple[Message, str, Message, int] | None = None
+        self.meter: Meter | None = None
 
     # --- links ---------------------------------------------------------------------------------------
 
@@ -132,6 +144,8 @@ class Network:
             clock.after(2 * delay_s, self._fail, source, target)
             return
         decoded = self._through_wire(source.peer, message)
+        if self.meter is not None and self._last is not None:
+            self.meter.control(source.peer, target, self._last[3], message)
         if self.loss and rng.random() < self.loss:
             if rng.random() < 0.5:
                 clock.after(SEND_TIMEOUT_S, self._fail, source, target)
@@ -148,8 +162,9 @@ class Network:
         last = self._last
         if last is not None and last[0] is message and last[1] == sender:
             return last[2]
-        decoded = decode(self._run, sender, encode(self._run, sender, message))
-        self._last = (message, sender, decoded)
+        data = encode(self._run, sender, message)
+        decoded = decode(self._run, sender, data)
+        self._last = (message, sender, decoded, len(data))
         return decoded
 
     def _arrive(self, sender: str, target: str, message: Message) -> None:

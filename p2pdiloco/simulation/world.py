@@ -16,6 +16,7 @@ from p2pdiloco.simulation.disk import Disk
 from p2pdiloco.simulation.faults import Faults
 from p2pdiloco.simulation.host import Host
 from p2pdiloco.simulation.invariants import Violation, Watch
+from p2pdiloco.simulation.lineage import genesis_state
 from p2pdiloco.simulation.liveness import Liveness
 from p2pdiloco.simulation.network import Network
 from p2pdiloco.simulation.plan import RUN, NodeSpec, Plan, stream
@@ -50,6 +51,9 @@ class World:
         """Left, or lost with their disk: never to return. Only asked for membership."""
         self.broken: set[str] = set()
         """Outside of the core that is healed: crashed, cut off or frozen for ever."""
+        self.genesis = tuple(genesis_state(f) for f in range(plan.config.fragments))
+        """One state of version 0 for all: what follows from it is worked out once."""
+        self._founders = {spec.peer for spec in plan.nodes[: plan.founders]}
         self._disks: dict[str, Disk] = {}
         self._incarnations: dict[str, int] = {}
         self._presence: dict[str, dict[str, tuple[int, float]]] = {}
@@ -90,8 +94,7 @@ class World:
         self._incarnations[peer] = self._incarnations.get(peer, 0) + 1
         first_step = known.learner.model.step_at(self.clock.now) if known is not None else 0
         self.trace.decision(self.clock.now, peer, f"starts, incarnation {self._incarnations[peer]}")
-        genesis = peer == self.plan.nodes[0].peer
-        host = Host(self, spec, disk, self._incarnations[peer], first_step, genesis)
+        host = Host(self, spec, disk, self._incarnations[peer], first_step, peer in self._founders)
         self.hosts[peer] = host
         self.network.endpoints[peer] = host
         host.start()
