@@ -86,11 +86,11 @@ class Joining:
     def _returned(self, now: float) -> list[str]:
         """Who is here with saved state, not confirmed either."""
         view = self._shared.view
-        return [peer for peer in view.live(now) if (p := view.progress(peer)) is not None and p.saved]
+        return [peer for peer in view.members(now) if (p := view.progress(peer)) is not None and p.saved]
 
     def _absent(self, now: float) -> set[str]:
         """Who took part lately and is not here."""
-        return self._before.difference(self._shared.view.live(now))
+        return self._before.difference(self._shared.view.members(now))
 
     def _return_patience_s(self, now: float) -> float:
         return self._shared.timing.resume_alone_s if self._absent(now) else self._genesis_patience_s(now)
