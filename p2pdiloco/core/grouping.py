@@ -15,6 +15,9 @@ import hashlib
 
 from p2pdiloco.core.types import WHOLE_RUN
 
+OUTGROWN = 2
+"""Groups with so many times `group_size` members on average are too large."""
+
 
 def level_sizes(groups: int, group_size: int) -> tuple[int, ...]:
     """Number of groups on every level, leaves first, 1 last: (625, 40, 3, 1) for 625 groups of 16."""
@@ -83,10 +86,10 @@ def next_plan(
 ) -> tuple[int, int]:
     """(epoch, groups) that the header of version `number` states for the version after it.
 
-    Groups rotate after every `epoch_versions` versions; a run that fits into one group does not rotate (the
-    office's term does).
+    Groups rotate after every `epoch_versions` versions, and at once when they have become twice too large; a
+    run that fits into one group does not rotate (the office's term does).
     """
-    if number % epoch_versions:
+    if number % epoch_versions and members <= OUTGROWN * groups * group_size:
         return epoch, groups
     wanted = 1 if members <= group_size else -(-members // group_size)
     return (epoch, groups) if wanted == groups == 1 else (epoch + 1, wanted)

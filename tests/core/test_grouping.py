@@ -62,7 +62,10 @@ def test_a_peer_without_the_list_knows_its_group() -> None:
     ("plan", "number", "members", "expected"),
     [
         ((0, 1), 8, 4, (0, 1)),  # fits into one group: nothing rotates
-        ((0, 1), 7, 99, (0, 1)),  # not at the end of an epoch
+        ((0, 1), 7, 32, (0, 1)),  # not at the end of an epoch
+        ((0, 1), 7, 33, (1, 3)),  # but for groups that are twice too large
+        ((4, 2), 9, 64, (4, 2)),
+        ((4, 2), 9, 65, (5, 5)),
         ((0, 1), 8, 99, (1, 7)),
         ((1, 7), 16, 99, (2, 7)),
         ((1, 7), 16, 16, (2, 1)),  # shrank
