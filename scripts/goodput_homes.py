@@ -46,6 +46,7 @@ def measure_homes(sizes: Sequence[int], group_size: int) -> list[dict[str, Any]]
                     "goodput": outcome.goodput,
                     "not_made": outcome.not_made,
                     "lost": outcome.lost,
+                    "pending": outcome.pending,
                     "participation": statistics.fmean(outcome.participation),
                     "tokens_made": outcome.tokens_made,
                     "tokens_lost": outcome.tokens_lost,
@@ -64,17 +65,26 @@ def print_homes(cells: Sequence[dict[str, Any]]) -> None:
     example = Home(8, 600.0)
     print("\n3. Volunteers: 20 Mbit/s up, 20 to 300 ms, 2 % of messages lost; sessions end without a word;")
     print(f"   {example.parameters / 1e6:.1f} M parameters, H = {example.inner_steps}, steps of 1.0 to 1.5 s")
-    print(
-        f"{'nodes':>6}{'group':>6}{'session':>9}{'window s':>9}{'ended':>7}{'goodput %':>11}"
-        f"{'not made %':>11}"
-        f"{'lost %':>8}{'part. %':>9}{'tokens lost':>13}{'catch-up s':>11}{'merges':>8}{'elected':>8}"
+    head = (
+        "nodes",
+        "group",
+        "session",
+        "window s",
+        "ended",
+        "goodput %",
+        "not made %",
+        "lost %",
+        "pending %",
     )
+    head += ("part. %", "tokens lost", "catch-up s", "merges", "elected")
+    print("".join(f"{title:>12}" for title in head))
     for c in cells:
         minutes = c["mean_session_s"] / 60.0
         length = f"{minutes / 60:.0f} h" if minutes >= 60 else f"{minutes:.0f} min"
+        shares = [100 * c[key] for key in ("goodput", "not_made", "lost", "pending", "participation")]
+        catch_up_s = c["catch_up_s"].get("median", float("nan"))
         print(
-            f"{c['nodes']:>6}{c['group_size']:>6}{length:>9}{c['window_s']:>9.0f}{c['sessions_ended']:>7}"
-            f"{100 * c['goodput']:>11.1f}{100 * c['not_made']:>11.1f}{100 * c['lost']:>8.1f}"
-            f"{100 * c['participation']:>9.1f}{c['tokens_lost']:>13,.0f}"
-            f"{c['catch_up_s'].get('median', float('nan')):>11.1f}{c['versions']:>8}{c['elections']:>8}"
+            f"{c['nodes']:>12}{c['group_size']:>12}{length:>12}{c['window_s']:>12.0f}{c['sessions_ended']:>12}"
+            + "".join(f"{share:>12.1f}" for share in shares)
+            + f"{c['tokens_lost']:>12,.0f}{catch_up_s:>12.1f}{c['versions']:>12}{c['elections']:>12}"
         )

@@ -63,6 +63,7 @@ def _homes(cells: list[dict[str, Any]]) -> Any:
         for key, colour, name in (
             ("goodput", "#55a868", "in the merged state"),
             ("not_made", "#cccccc", "not made: catching up"),
+            ("pending", "#8172b3", "not merged yet"),
             ("lost", "#c44e52", "lost"),
         ):
             values = [100 * c[key] for c in row]

@@ -119,8 +119,7 @@ class Home:
 class Session:
     """One session of one machine, as far as it lies in the window."""
 
-    peer: str
-    step_time_s: float
+    host: Host
     online_s: float = 0.0
     first_step: int = 0
     end_step: int = 0
@@ -135,6 +134,9 @@ class Outcome:
     not_made: float = 0.0
     """Start-up and catching up."""
     lost: float = 0.0
+    """Made in a session that has ended, and in no contribution of the heaviest chain."""
+    pending: float = 0.0
+    """Not merged yet when the simulation ended, though the session goes on."""
     participation: list[float] = field(default_factory=list)
     """Contributors over running learners, per version made in the window."""
     tokens_made: float = 0.0
@@ -241,9 +243,7 @@ class Sessions(World):
 
     def _open_session(self, host: Host) -> None:
         step = host.learner.model.step_at(self.clock.now)
-        self._open[host.peer] = Session(
-            host.peer, host.spec.step_time_s, first_step=step, from_s=self.clock.now
-        )
+        self._open[host.peer] = Session(host, first_step=step, from_s=self.clock.now)
 
     def _close_session(self, host: Host) -> None:
         session = self._open.pop(host.peer, None)
@@ -282,19 +282,22 @@ class Sessions(World):
         """Every step of every session against the heaviest chain, averaged over the fragments."""
         home, outcome = self.home, self.outcome
         states = [self._heaviest(fragment) for fragment in range(home.fragments)]
-        undisturbed = made = merged = 0.0
+        undisturbed = made = merged = pending = 0.0
         for session in self._closed:
-            undisturbed += session.online_s / session.step_time_s
-            made += session.end_step - session.first_step
+            host, steps = session.host, session.end_step - session.first_step
+            undisturbed += session.online_s / host.spec.step_time_s
+            made += steps
             for state in states:
-                gaps = missing_spans(
-                    state.covered.get(session.peer, ()), session.first_step, session.end_step
-                )
+                covered = state.covered.get(host.peer, ())
+                gaps = missing_spans(covered, session.first_step, session.end_step)
                 missing = sum(end - first for first, end in gaps)
-                merged += (session.end_step - session.first_step - missing) / len(states)
+                merged += (steps - missing) / len(states)
+                pending += missing / len(states) if host.up else 0.0
         per_step = home.config().tokens_per_step
         outcome.goodput = merged / undisturbed if undisturbed else math.nan
-        outcome.lost = (made - merged) / undisturbed
+        outcome.pending = pending / undisturbed
+        outcome.lost = (made - merged - pending) / undisturbed
         outcome.not_made = 1.0 - made / undisturbed
-        outcome.tokens_made, outcome.tokens_lost = made * per_step, (made - merged) * per_step
+        outcome.tokens_made = made * per_step
+        outcome.tokens_lost = (made - merged - pending) * per_step
         outcome.mean_up = sum(s.online_s for s in self._closed) / home.window_s
