@@ -34,6 +34,8 @@ HEALTHY_S = 60.0
 """A p2pd that lived this long died of something new: the back-off begins again."""
 MAX_DIALS = 16
 MAX_PINGS_A_ROUND = 8
+FEW_PEERS = 3
+"""With fewer connections peers from earlier are dialled too."""
 PORT_ATTEMPTS = 3
 logger = logging.getLogger(__name__)
 
@@ -304,31 +306,52 @@ class HivemindTransport(Endpoint):
 
     async def _rejoin(self) -> None:
         """Dial the peers that we knew, best effort, and enter their routing tables."""
-        attachment, records = self._require(), self._records
+        records = self._records
         wanted: dict[str, list[str]] = {}
         for address, peer in self._initial:
             wanted.setdefault(peer, []).append(address)
         for peer, addresses in self._book.latest(MAX_DIALS):
             wanted.setdefault(peer, []).extend(addresses)
-        peers = list(wanted)[: 2 * MAX_DIALS]
-        dials = [attachment.connect(peer, wanted[peer], DIAL_TIMEOUT_S) for peer in peers]
-        results = await asyncio.gather(*dials, return_exceptions=True)
-        reached = [peer for peer, result in zip(peers, results, strict=True) if result is None]
-        self._connected.update(reached)
+        reached = await self._dial_all(wanted)
         if reached and records is not None:
             try:
                 await records.join(reached)
             except binding.ClockSkew as error:
                 logger.warning("clock skew: %s", error)
 
+    async def _dial_all(self, wanted: dict[str, list[str]]) -> list[str]:
+        """Dial them at once, best effort; who was reached."""
+        attachment = self._require()
+        peers = list(wanted)[: 2 * MAX_DIALS]
+        dials = [attachment.connect(peer, wanted[peer], DIAL_TIMEOUT_S) for peer in peers]
+        results = await asyncio.gather(*dials, return_exceptions=True)
+        reached = [peer for peer, result in zip(peers, results, strict=True) if result is None]
+        self._connected.update(reached)
+        return reached
+
+    async def _look_for_lost(self) -> None:
+        """Dial whom we are not connected to any more and must not lose: the initial peers (a bootstrap that
+        came back knows nobody, and nobody else would tell it of us), and, while we know hardly anybody, those
+        met before. Without it a swarm and a newcomer could stay two swarms for ever."""
+        wanted: dict[str, list[str]] = {}
+        for address, peer in self._initial:
+            if peer not in self._connected:
+                wanted.setdefault(peer, []).append(address)
+        if len(self._connected) < FEW_PEERS:
+            for peer, addresses in self._book.latest(MAX_DIALS):
+                if peer not in self._connected:
+                    wanted.setdefault(peer, []).extend(addresses)
+        if wanted:
+            await self._dial_all(wanted)
+
     async def _maintain(self) -> None:
         """Keep the count of peers and our addresses fresh, and heal what a partition tore."""
         while True:
-            await asyncio.sleep(MAINTENANCE_S)
             try:
                 await self._maintain_once()
             except TransportError as error:
                 logger.debug("maintenance: %s", error)
+            await asyncio.sleep(MAINTENANCE_S)
 
     async def _maintain_once(self) -> None:
         attachment, records = self._require(), self._records
@@ -336,7 +359,9 @@ class HivemindTransport(Endpoint):
         self._observed = await attachment.observed_addresses(CONTROL_TIMEOUT_S)
         if not self._connected:
             await self._rejoin()
-        elif records is not None:
+            return
+        await self._look_for_lost()
+        if records is not None:
             # Both sides of a cut link forget each other in the DHT; a ping brings them together again.
             strangers = [peer for peer in self._connected if not records.knows(peer)]
             await asyncio.gather(*(records.ping(peer) for peer in strangers[:MAX_PINGS_A_ROUND]))

@@ -39,13 +39,23 @@ def load_peers(data_dir: Path) -> list[str]:
 
 
 def save_peers(data_dir: Path, peers: Sequence[Sequence[str]]) -> None:
-    """Keep the addresses of the last `MAX_PEERS` peers. A failure is logged: it costs this memory only."""
+    """Keep the addresses of the last `MAX_PEERS` peers, those of earlier lives as long as there is room: who
+    met only one peer this time must not forget all others. A failure is logged: it costs this memory only."""
     path = peers_file(data_dir)
     temporary = path.with_name(path.name + ".tmp")
-    lines = [address for addresses in peers[-MAX_PEERS:] for address in addresses[:4]]
+    kept = {_peer_of(addresses[0]): list(addresses[:4]) for addresses in peers if addresses}
+    earlier: dict[str, list[str]] = {}
+    for address in load_peers(data_dir):
+        if _peer_of(address) not in kept:
+            earlier.setdefault(_peer_of(address), []).append(address)
+    lines = [line for found in [*earlier.values(), *kept.values()][-MAX_PEERS:] for line in found]
     try:
         temporary.write_text("".join(f"{line}\n" for line in lines), "ascii")
         temporary.replace(path)
     except (OSError, UnicodeEncodeError) as error:
         # A temporary file that may be left behind is overwritten the next time.
         logger.warning("the addresses of peers cannot be kept in %s: %s", path, error)
+
+
+def _peer_of(address: str) -> str:
+    return address.rpartition("/p2p/")[2]

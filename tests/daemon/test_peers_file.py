@@ -28,3 +28,13 @@ def test_a_missing_file_and_a_missing_folder_are_ordinary(tmp_path: Path) -> Non
     assert load_peers(tmp_path / "absent") == []
     save_peers(tmp_path / "absent", [[address(1)]])
     assert not peers_file(tmp_path / "absent").exists()
+
+
+def test_who_meets_one_peer_does_not_forget_the_others(tmp_path: Path) -> None:
+    old, new = [address(1), address(2)], address(3)
+    save_peers(tmp_path, [[old[0]], [old[1]]])
+    save_peers(tmp_path, [[new]])
+    assert load_peers(tmp_path) == [*old, new]
+    moved = new.replace("/tcp/3/", "/tcp/4/")
+    save_peers(tmp_path, [[moved]])
+    assert load_peers(tmp_path) == [*old, moved]

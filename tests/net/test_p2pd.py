@@ -242,6 +242,43 @@ async def test_one_live_initial_peer_of_several_is_enough(make: Make) -> None:
         await make(initial_peers=[other]).start(Recorder())
 
 
+async def test_a_bootstrap_that_came_back_is_found_again(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its DHT is empty and it knows nobody: who joined through it must come back to it, or newcomers at the
+    bootstrap and the old swarm would stay two swarms for ever (found by `p2pdiloco chaos`)."""
+    monkeypatch.setattr(hivemind_net, "MAINTENANCE_S", 0.2)
+    folder = tmp_path / "bootstrap"
+    first = make(folder=folder)
+    await first.start(Recorder())
+    address = first.addresses()[0]
+    member = make(initial_peers=[address])
+    await member.start(Recorder())
+    await first.close()
+    again = make(listen=address.partition("/p2p/")[0], folder=folder)
+    await again.start(Recorder())
+    newcomer = make(initial_peers=[address])
+    await newcomer.start(Recorder())
+    found: dict[str, bytes] = {}
+    for _ in range(150):
+        await member.put_record("key", b"here", 30.0)
+        found = await newcomer.get_records("key")
+        if found:
+            break
+        await asyncio.sleep(0.1)
+    assert found == {member.peer_id: b"here"}
+
+
+async def test_who_finds_hardly_anybody_dials_whom_it_met_before(make: Make) -> None:
+    swarm = make()
+    await swarm.start(Recorder())
+    empty = make()
+    await empty.start(Recorder())
+    back = make(initial_peers=empty.addresses()[:1], remembered=swarm.addresses()[:1])
+    await back.start(Recorder())
+    await until(lambda: swarm.peer_id in back._connected, "the remembered peer")
+
+
 async def test_a_peer_is_found_by_its_id_alone(make: Make) -> None:
     a = make()
     await a.start(Recorder())
