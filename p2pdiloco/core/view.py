@@ -98,6 +98,10 @@ class View:
         before = member.progress
         if before is None or (before.learning, before.confirmed) != (progress.learning, progress.confirmed):
             self._lists = None
+        if before is not None and progress.incarnation > before.incarnation:
+            member.gaps.last_s = (
+                None  # while it was dead, nothing was to be heard: that tells nothing of its link
+            )
         member.incarnation = progress.incarnation
         member.progress = progress
         member.gaps.heard(now, self._timing.suspect_cap_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from kit import Solo, found, reasons, sent
 
@@ -65,6 +66,16 @@ def test_a_bursty_peer_is_suspected_later_than_an_even_one() -> None:
     assert not view.alive("p1", last_s + 3.1)
     assert view.alive("p2", last_s + 3.1)
     assert not view.alive("p2", last_s + TIMING.suspect_cap_s)
+
+
+def test_the_time_between_two_lives_is_no_gap() -> None:
+    view = View("me", TIMING)
+    progress = msg.Progress(1, 0.1, 0, 0, 0.0, None, True, True, True, (Head(0, bytes(32), 0, 0),), (), False)
+    for beat in range(20):
+        view.heard("p1", progress, 100.0 + beat / 2)
+    for beat in range(3):
+        view.heard("p1", msgspec.structs.replace(progress, incarnation=2), 150.0 + beat / 2)
+    assert view.alive("p1", 153.9) and not view.alive("p1", 154.1)
 
 
 # --- our own health -------------------------------------------------------------------------------------
