@@ -99,9 +99,7 @@ class View:
         if before is None or (before.learning, before.confirmed) != (progress.learning, progress.confirmed):
             self._lists = None
         if before is not None and progress.incarnation > before.incarnation:
-            member.gaps.last_s = (
-                None  # while it was dead, nothing was to be heard: that tells nothing of its link
-            )
+            member.gaps.last_s = None  # there was nothing to be heard: that tells nothing of its link
         member.incarnation = progress.incarnation
         member.progress = progress
         member.gaps.heard(now, self._timing.suspect_cap_s)
@@ -171,6 +169,7 @@ class View:
         if member and incarnation >= member.incarnation:
             member.left_incarnation = incarnation
             member.progress = None
+            member.gaps.last_s = None
             self._lists = None
 
     def progress(self, peer: str) -> Progress | None:
