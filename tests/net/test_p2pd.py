@@ -252,9 +252,15 @@ async def test_a_bootstrap_that_came_back_is_found_again(
     first = make(folder=folder)
     await first.start(Recorder())
     address = first.addresses()[0]
-    member = make(initial_peers=[address])
+    member, other = make(initial_peers=[address]), make(initial_peers=[address])
     await member.start(Recorder())
+    await other.start(Recorder())
+    await member.connect(other.peer_id, other.addresses())
     await first.close()
+    for number in range(50):  # until the DHT has forgotten the dead one
+        if not (member._records and member._records.knows(first.peer_id)):
+            break
+        await asyncio.gather(member.get_records(f"{number}"), other.get_records(f"{number}"))
     again = make(listen=address.partition("/p2p/")[0], folder=folder)
     await again.start(Recorder())
     newcomer = make(initial_peers=[address])
