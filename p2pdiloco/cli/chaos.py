@@ -25,6 +25,7 @@ from p2pdiloco.errors import StorageError
 
 EXIT_VERDICT = 1
 EXIT_INTERRUPTED = 130
+TOLD = 3
 
 
 def run(settings: ChaosSettings) -> int:
@@ -141,12 +142,12 @@ class Chaos:
     def _report(self, faulty: Outcome, free: Outcome | None) -> chaos_report.Report:
         figures = chaos_verdict.figures(faulty.facts)
         comparison = chaos_verdict.compare(faulty.facts, free.facts) if free else None
-        failures = [*faulty.unexpected, *faulty.disagreements, *faulty.stuck]
+        failures = [*faulty.unexpected, *first_of(faulty.disagreements), *faulty.stuck]
         failures += [f"{name} was started again and nothing of it was merged" for name in figures.never_back]
         if figures.never_resumed:
             failures.append(f"{figures.never_resumed} times a fragment stood still after its syncer's death")
         if free is not None:
-            found = [*free.unexpected, *free.disagreements, *free.stuck]
+            found = [*free.unexpected, *first_of(free.disagreements), *free.stuck]
             failures += [f"without faults: {words}" for words in found]
         return chaos_report.Report(
             nodes=self._settings.nodes,
@@ -180,3 +181,9 @@ class Chaos:
 
     def _say(self, words: str) -> None:
         self._console.print(escape(words), highlight=False)
+
+
+def first_of(disagreements: list[str]) -> list[str]:
+    """Two branches differ in every version: a few say it all."""
+    more = [f"and {len(disagreements) - TOLD} more of the kind"] if len(disagreements) > TOLD else []
+    return disagreements[:TOLD] + more

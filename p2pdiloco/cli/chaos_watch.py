@@ -95,8 +95,9 @@ class Watch:
         return missing
 
     def disagreements(self, manifest: Manifest, nodes: Sequence[Member]) -> list[str]:
-        """In the logs of all, and between the bytes that these nodes saved, who have ended."""
-        found, _ = holdings.conflicts(holdings.of_traces(self._traces.values()))
+        """In the logs of these nodes, who have ended, and between the bytes that they saved. Who is gone for
+        good does not count: its last version may have been heard by nobody."""
+        found, _ = holdings.conflicts(holdings.of_traces(self._traces[node.name] for node in nodes))
         if count := self.facts.refusals["digest-differs"]:
             found.append(f"{count} times a node computed another state than the syncer")
         saved = []
