@@ -11,13 +11,20 @@ import click
 if TYPE_CHECKING:
     from p2pdiloco.simulation.report import SeedResult
 
+MOST_DRAWN = 64
+"""Nodes of a world with faults. Larger ones are calm, and measured."""
 MIX_NAMES = ("calm", "churn", "datacentre", "partition", "storm", "wan")
 
 
 @click.command("simulate")
 @click.option("--seed", type=click.IntRange(min=0), default=None, help="First seed (default 0).")
 @click.option("--seeds", type=click.IntRange(min=1), default=None, help="How many seeds from there on.")
-@click.option("--nodes", type=click.IntRange(1, 64), default=None, help="Nodes at start (default: drawn).")
+@click.option(
+    "--nodes",
+    type=click.IntRange(1, 16384),
+    default=None,
+    help=f"Nodes at start (default: drawn). Above {MOST_DRAWN}: one calm world, and what it costs a node.",
+)
 @click.option("--mix", type=click.Choice(MIX_NAMES), default=None, help="Kind of faults (default: drawn).")
 @click.option("--jobs", type=click.IntRange(1, 64), default=1, help="Processes that share the seeds.")
 @click.option("--trace", is_flag=True, help="Print every decision with its reason, and every fault.")
@@ -38,6 +45,8 @@ def simulate(
     The same core as in a real node; fragments are histories, so that "nothing lost, nothing twice" is
     checked exactly. Exit status 1 if a rule was broken or the swarm did not recover.
     """
+    if nodes is not None and nodes > MOST_DRAWN:
+        return _measure(nodes, seed or 0, as_json)
     # Imported here so that --help does not pay for it.
     from p2pdiloco.cli.seed_pool import play
     from p2pdiloco.simulation.report import Summary, rate
@@ -64,6 +73,24 @@ def simulate(
             click.echo(f"seed {first}: digest {last.digest}, {last.virtual_s} virtual seconds")
         click.echo(summary.sentence(rate(summary.seeds, elapsed_s)))
     return 1 if summary.failed else 0
+
+
+def _measure(nodes: int, seed: int, as_json: bool) -> int:
+    """A large calm world. Exit status 1 if no update of it reached the nodes."""
+    from msgspec import to_builtins
+
+    from p2pdiloco.cli.seed_pool import rare_collections
+    from p2pdiloco.simulation.scale import run_scale
+
+    rare_collections()
+    started_s = time.perf_counter()
+    report = run_scale(nodes, seed, each=None if as_json else lambda text: click.echo(text, err=True))
+    values = {**to_builtins(report), "seconds": round(time.perf_counter() - started_s, 1)}
+    if as_json:
+        click.echo(json.dumps(values))
+    else:
+        click.echo("\n".join(f"{name:<20} {value}" for name, value in values.items()))
+    return 0 if report.updates else 1
 
 
 def _tell_failure(result: SeedResult, nodes: int | None, mix: str | None, with_tail: bool) -> None:

@@ -28,8 +28,8 @@ GROUP_SIZE = 16
 INNER_STEPS = 20
 STEP_S = 0.3
 PAYLOAD_BYTES = 100_000
-HEARTBEAT_S = 1.0
-"""Twice the usual: two thirds of all events of a large world are heartbeats."""
+HEARTBEAT_S = 2.0
+"""Four times the usual: nine of ten events of a large world are heartbeats."""
 LIST_EVERY_S = 10.0
 LIMIT_S = 120.0
 """Virtual time after which what has been measured must do."""
@@ -216,7 +216,7 @@ def scale_plan(nodes: int, seed: int = 0, group_size: int = GROUP_SIZE) -> Plan:
         contribution_codec="sim",
         genesis_versions=(genesis_version(0, groups),),
         max_payload_bytes=(PAYLOAD_BYTES,),
-        timing=Timing(heartbeat_s=HEARTBEAT_S, suspect_s=6 * HEARTBEAT_S, member_ttl_s=20 * HEARTBEAT_S),
+        timing=Timing(heartbeat_s=HEARTBEAT_S, suspect_s=3 * HEARTBEAT_S, member_ttl_s=10 * HEARTBEAT_S),
     )
     specs = tuple(
         NodeSpec(
@@ -250,7 +250,7 @@ def run_scale(
     nodes: int,
     seed: int = 0,
     group_size: int = GROUP_SIZE,
-    updates: int = 4,
+    updates: int = 3,
     each: Callable[[str], None] | None = None,
 ) -> ScaleReport:
     """Play one calm world of so many nodes. Raises: Violation, as everywhere."""
