@@ -58,7 +58,10 @@ class Heartbeats:
             shared.out.record("silent", None, "not counted on: silent or unreachable", peer=peer)
         if not left:
             progress = self.progress()
-            for peer in shared.view.to_greet(now, neighbours):
+            greeted = neighbours
+            if neighbours is not None:
+                greeted = neighbours.union(*(fragment.seats.asked(now) for fragment in self._fragments))
+            for peer in shared.view.to_greet(now, greeted):
                 shared.out.send(peer, progress)
 
     def _neighbours(self, now: float) -> set[str] | None:

@@ -349,7 +349,7 @@ class Office:
         if self.state is OfficeState.CANDIDATE:
             self._lose(now, f"{sender[-6:]} stands in a later term")
         granted = Send(sender, VoteGranted(self._voter.sign(sender, request.term)))
-        if request.starts <= self._chain.head.number:
+        if request.starts <= request.head.number:
             if self.holding:
                 self.lay_down("a majority may elect another")
             self._not_before_s = now + shared.timing.election_timeout_s
@@ -377,7 +377,7 @@ class Office:
         if request.head.weight < self._chain.head.weight:
             return "our chain is heavier"
         certificate = self.certificate
-        if request.starts > self._chain.head.number:
+        if request.starts > request.head.number:
             last = request.starts == request.head.number + 1
             fits = last and self._succession.ends_with(certificate, request.starts)
             return "" if fits else "the term does not end yet"

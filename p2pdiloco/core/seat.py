@@ -63,10 +63,9 @@ class Seat:
             times.append(self.seeking.due_s)
         return min((t for t in times if t is not None), default=None)
 
-    def neighbours(self, now: float) -> set[str]:
-        """Whom to exchange heartbeats with because of this seat."""
-        found = self.electorate.neighbours(now)
-        return found.union(self.seeking.neighbours(now)) if self.seeking is not None else found
+    def asked(self, now: float) -> list[str]:
+        """Who gets our heartbeats because we look for others there, and need not send us any."""
+        return self.seeking.neighbours(now) if self.seeking is not None else []
 
     def give_up(self, reason: str, now: float) -> None:
         """We do not belong here any more."""

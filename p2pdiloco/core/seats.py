@@ -145,7 +145,11 @@ class Seats:
         """Whom to exchange heartbeats with because of this fragment; None: with everybody."""
         if self._plan[1] == 1:
             return None
-        return set().union(*(seat.neighbours(now) for seat in self._context.seats))
+        return set().union(*(seat.electorate.neighbours(now) for seat in self._context.seats))
+
+    def asked(self, now: float) -> set[str]:
+        """Who gets our heartbeats besides."""
+        return set().union(*(seat.asked(now) for seat in self._context.seats))
 
     def leave(self, now: float, reason: str) -> None:
         """Give up every office."""

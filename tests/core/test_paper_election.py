@@ -356,3 +356,16 @@ def test_members_who_come_make_an_old_certificate_void() -> None:
     assert solo.fragment.office.syncer == "p1" and not reasons(effects, "office"), "the holder goes first"
     effects = solo.wait(solo.config.timing.suspect_s)
     assert solo.fragment.office.syncer is None and reasons(effects, "office")
+
+
+def test_a_candidate_that_is_ahead_of_us_gets_our_vote() -> None:
+    solo = Solo(peers=PEERS)
+    ahead = branch(2)[2].header.head()
+    assert sent(request(solo, "p2", 1, ahead), msg.VoteGranted)
+
+
+def test_nobody_is_elected_beforehand_in_the_middle_of_a_term() -> None:
+    solo = Solo(peers=PEERS)
+    solo.elect("p1")
+    early = msg.VoteRequest("all", 0, 2, solo.head, solo.head.number + 1, "greedy")
+    assert refusal(solo.message("p2", early)) == "the term does not end yet"
