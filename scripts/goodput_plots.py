@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
+from goodput_homes import length
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
@@ -70,7 +71,7 @@ def _homes(cells: list[dict[str, Any]]) -> Any:
             axes.bar(places, values, bottom=base, color=colour, label=name, width=0.6)
             base = [a + b for a, b in zip(base, values, strict=True)]
         axes.plot(places, [100 * c["participation"] for c in row], "kD", label="participation")
-        axes.set_xticks(places, [f"{c['mean_session_s'] / 3600:.3g} h" for c in row])
+        axes.set_xticks(places, [length(c["mean_session_s"]) for c in row])
         axes.set(title=f"{nodes} nodes", xlabel="mean session", ylim=(0, 105))
     panels[0][0].set_ylabel("% of what undisturbed learners make")
     panels[0][0].legend(loc="lower right", fontsize=8)

@@ -49,6 +49,8 @@ class Home:
     step_s: tuple[float, float] = (1.0, 1.5)
     """Inner step time, uniform between the machines."""
     group_size: int = 16
+    term_versions: int = 16
+    """The genesis node is alone at first and takes all offices: shorter terms spread them sooner."""
     heartbeat_s: float = 0.5
     """Longer ones make a large swarm cheaper to play; what depends on them is stretched with them."""
 
@@ -65,7 +67,7 @@ class Home:
             grace_fraction=0.8,
             grace_cap_s=30.0,
             group_size=self.group_size,
-            term_versions=16,
+            term_versions=self.term_versions,
             log_versions=16,
             max_base_age_versions=4,
             tokens_per_step=8192,
