@@ -18,11 +18,17 @@ class Claims:
         self._of: dict[int, dict[str, dict[str, int]]] = {}
         """Fragment -> group -> peer -> term."""
         self._by: dict[str, tuple[Office, ...]] = {}
+        self._heard_s: dict[str, float] = {}
+        """When whoever claims anything was last heard to do so."""
         self.version = 0
         """Grows with every change."""
 
-    def heard(self, peer: str, offices: tuple[Office, ...]) -> bool:
+    def heard(self, peer: str, offices: tuple[Office, ...], now: float) -> bool:
         """What that peer claims now. Whether that is news."""
+        if offices:
+            self._heard_s[peer] = now
+        else:
+            self._heard_s.pop(peer, None)
         grouped = {(o[0], o[1]): o for o in offices if o[0] != WHOLE_RUN and o[1] < self._fragments}
         new = tuple(grouped.values())
         old = self._by.get(peer, ())
@@ -42,9 +48,10 @@ class Claims:
         self.version += 1
         return True
 
-    def gone(self, peer: str) -> None:
-        """The peer left the view."""
-        self.heard(peer, ())
+    def expire(self, before_s: float) -> None:
+        """Claims that were not repeated since then are void: a peer may have other neighbours by now."""
+        for peer in [p for p, heard_s in self._heard_s.items() if heard_s < before_s]:
+            self.heard(peer, (), before_s)
 
     def of(self, fragment: int, group: str) -> dict[str, int]:
         """Who claims that office: peer -> term."""

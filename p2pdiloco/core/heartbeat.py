@@ -44,10 +44,10 @@ class Heartbeats:
         shared = self._shared
         self.next_s = now + shared.timing.heartbeat_s
         for peer in shared.view.forget_stale(now):
-            shared.claims.gone(peer)
             for fragment in self._fragments:
                 fragment.follower.gone(peer)
         shared.view.stretch(shared.health.stretch(now))
+        shared.claims.expire(now - shared.timing.member_ttl_s)
         neighbours = self._neighbours(now)
         if now >= self._review_at_s:
             self._review_at_s = now + REVIEW_EVERY_S
@@ -195,7 +195,7 @@ class Heartbeats:
                 for seat in fragment.context.seats:
                     if seat.office.syncer == sender:
                         seat.office.suspect("the syncer was restarted")
-        claimed = shared.claims.heard(sender, message.offices)
+        claimed = shared.claims.heard(sender, message.offices, now)
         if before is not None and (
             (claimed and self._beside(message)) or self._stranger(sender, message, now)
         ):

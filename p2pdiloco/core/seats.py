@@ -105,10 +105,13 @@ class Seats:
     def _office_changed(self, seat: Seat, now: float) -> None:
         seats, level = self._context.seats, seat.level
         if not seat.office.holding:
+            fellows = {peer for upper in seats[level + 1 :] for peer in upper.electorate.others(now)}
             for upper in reversed(seats[level + 1 :]):
                 upper.give_up("no longer the syncer below", now)
             del seats[level + 1 :]
             seat.round.abandon("no longer the syncer", now)
+            for peer in sorted(fellows):  # they count on our claim
+                self._shared.greet(peer)
         elif not seat.top and not self._is_above(level):
             sizes = self._sizes()
             place = (level + 1, parent_index(sizes, level, seat.index))
@@ -296,6 +299,7 @@ class Seats:
         head = self._context.chain.head if self._shared.confirmed else None
         refusal = VoteRefused(request.group, self._context.index, request.term, 0, head, OTHER_EPOCH)
         self._shared.out.send(sender, refusal)
+        self._shared.greet(sender)  # it may count on a claim that we do not make any more
 
     def on_vote(self, sender: str, message: VoteGranted, now: float) -> str:
         """A vote for us. Returns a refusal reason, else empty."""

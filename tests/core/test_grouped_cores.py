@@ -12,6 +12,7 @@ from kit import config, genesis
 
 from p2pdiloco.core import effects as ef
 from p2pdiloco.core import messages as msg
+from p2pdiloco.core.claims import Claims
 from p2pdiloco.core.events import MessageReceived
 from p2pdiloco.core.grouping import level_sizes
 
@@ -181,3 +182,32 @@ def test_a_vote_request_of_an_epoch_that_we_are_not_in_is_asked_again_in_the_sam
     refused = [e.message for e in effects if isinstance(e, ef.Send)]
     assert isinstance(refused[0], msg.VoteRefused) and refused[0].reason == "other epoch"
     assert not [e for e in effects if isinstance(e, ef.Persist)]
+
+
+def test_who_lays_down_an_office_takes_its_claim_back_with_its_fellows() -> None:
+    run = Run(9, 3, term_versions=50)
+    swarm = run.swarm
+    seats = {p: m.core.fragments[0].context.seats for p, m in swarm.members.items()}
+    loser, others = next(
+        (peer, fellows)
+        for peer, mine in seats.items()
+        if len(mine) > 1 and (fellows := list(mine[1].electorate.others(swarm.now)))
+    )
+    office, named = seats[loser][0].office, seats[loser][0].name
+
+    def believers() -> list[str]:
+        return [p for p in others if loser in swarm.members[p].core.shared.claims.of(0, named)]
+
+    assert believers() == others
+    office.lay_down("test")
+    swarm.run(0.05)
+    assert not believers()
+
+
+def test_a_claim_that_is_not_repeated_is_void() -> None:
+    claims = Claims(1)
+    assert claims.heard("p", (("1/0/0", 0, 3),), 10.0) and claims.of(0, "1/0/0") == {"p": 3}
+    claims.expire(10.0)
+    assert claims.of(0, "1/0/0") == {"p": 3}
+    claims.expire(10.1)
+    assert not claims.of(0, "1/0/0")
