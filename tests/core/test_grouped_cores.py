@@ -13,7 +13,7 @@ from kit import config, genesis
 from p2pdiloco.core import effects as ef
 from p2pdiloco.core import messages as msg
 from p2pdiloco.core.claims import Claims
-from p2pdiloco.core.events import MessageReceived
+from p2pdiloco.core.events import MessageReceived, Tick
 from p2pdiloco.core.grouping import level_sizes
 
 ROUND_S = 8.0
@@ -200,7 +200,9 @@ def test_who_lays_down_an_office_takes_its_claim_back_with_its_fellows() -> None
 
     assert believers() == others
     office.lay_down("test")
-    swarm.run(0.05)
+    swarm.members[loser].core.shared.stands = False
+    swarm.post(loser, Tick())
+    swarm.run(0.0)
     assert not believers()
 
 
