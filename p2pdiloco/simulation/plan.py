@@ -163,8 +163,6 @@ class Plan:
     settle_s: float
     """After the faults, liveness must hold within so much virtual time."""
     faults: bool = True
-    founders: int = 1
-    """So many nodes start the run: no member is to be found first."""
     extra: dict[str, float] = field(default_factory=dict)
 
     @property

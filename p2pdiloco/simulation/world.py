@@ -53,7 +53,6 @@ class World:
         """Outside of the core that is healed: crashed, cut off or frozen for ever."""
         self.genesis = tuple(genesis_state(f) for f in range(plan.config.fragments))
         """One state of version 0 for all: what follows from it is worked out once."""
-        self._founders = {spec.peer for spec in plan.nodes[: plan.founders]}
         self._disks: dict[str, Disk] = {}
         self._incarnations: dict[str, int] = {}
         self._presence: dict[str, dict[str, tuple[int, float]]] = {}
@@ -94,7 +93,7 @@ class World:
         self._incarnations[peer] = self._incarnations.get(peer, 0) + 1
         first_step = known.learner.model.step_at(self.clock.now) if known is not None else 0
         self.trace.decision(self.clock.now, peer, f"starts, incarnation {self._incarnations[peer]}")
-        host = Host(self, spec, disk, self._incarnations[peer], first_step, peer in self._founders)
+        host = Host(self, spec, disk, self._incarnations[peer], first_step, peer == self.plan.nodes[0].peer)
         self.hosts[peer] = host
         self.network.endpoints[peer] = host
         host.start()
