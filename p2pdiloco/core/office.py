@@ -489,7 +489,11 @@ class Office:
                 self._shared.out.send(sender, Elected(certificate))
 
     def on_claim(self, peer: str, term: int, now: float) -> None:
-        """A heartbeat claims a term that we know nothing of: ask for its certificate."""
-        if term > self.term and now - self._asked_s >= self._shared.timing.query_s:
+        """A heartbeat claims a term that we know nothing of: ask for its certificate. Or whoever was elected
+        beforehand did not wait for us: two syncers would each lack a quorum."""
+        following = self._succession.next
+        if following is not None and (following.syncer, following.term) == (peer, term):
+            self._succeed("the one elected beforehand is in office", now)
+        elif term > self.term and now - self._asked_s >= self._shared.timing.query_s:
             self._asked_s = now
             self._shared.out.send(peer, OfficeQuery(self._group, self._fragment, self.term))
