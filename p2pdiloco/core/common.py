@@ -21,8 +21,8 @@ class _Seen:
 
     __slots__ = ("head", "lately", "lately_s", "look_at_s", "sure")
 
-    def __init__(self, head: Head) -> None:
-        self.head = head
+    def __init__(self) -> None:
+        self.head: Head | None = None
         self.sure = NONE
         """A version of our chain that it reported at least `durable_s` ago."""
         self.lately = NONE
@@ -43,20 +43,28 @@ class Common:
         """A peer reports its head."""
         seen = self._seen.get(peer)
         if seen is None:
-            seen = self._seen[peer] = _Seen(head)
+            seen = self._seen[peer] = _Seen()
         if now < seen.look_at_s:
             return
         seen.look_at_s = now + LOOK_EVERY_S
         seen.head = head
         if self._chain.knows(head.number, head.digest):
-            self._note(seen, now)
+            self._note(seen, head.number, now)
 
-    def _note(self, seen: _Seen, now: float) -> None:
+    def _note(self, seen: _Seen, number: int, now: float) -> None:
         if seen.lately == NONE:
-            seen.lately, seen.lately_s = seen.head.number, now
+            seen.lately, seen.lately_s = number, now
         elif now - seen.lately_s >= self._durable_s:
             seen.sure = seen.lately
-            seen.lately, seen.lately_s = seen.head.number, now
+            seen.lately, seen.lately_s = max(number, seen.lately), now
+
+    def witnessed(self, max_base_age: int, now: float) -> None:
+        """Who was merged into our chain held a version of it not long before: all that is known of members of
+        other groups, which do not report to us."""
+        for mark in self._chain.table():
+            number = mark.number - 1 - max_base_age
+            if number >= 0:
+                self._note(self._seen.setdefault(mark.learner, _Seen()), number, now)
 
     def restarted(self, peer: str) -> None:
         """It may have come back with an older state."""
@@ -75,7 +83,8 @@ class Common:
             known = self._seen.get(peer)
             if known is None:
                 return NONE
-            if self._chain.knows(known.head.number, known.head.digest):
-                self._note(known, now)
+            head = known.head
+            if head is not None and self._chain.knows(head.number, head.digest):
+                self._note(known, head.number, now)
             lowest = min(lowest, known.sure)
         return lowest

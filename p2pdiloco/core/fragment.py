@@ -18,6 +18,7 @@ from p2pdiloco.core.round import Round, RoundState
 from p2pdiloco.core.seats import Seats
 from p2pdiloco.core.shared import Shared
 from p2pdiloco.core.types import ContributionHeader, Head, PartialHeader
+from p2pdiloco.core.view import MAX_WITNESSES
 
 
 class Fragment:
@@ -197,10 +198,14 @@ class Fragment:
 
     def review(self, peers: list[str], now: float) -> None:
         """Let go of merged contributions that all of these peers have, and note who took part elsewhere."""
-        if self.chain.replaced != self._remembered:
+        table = self.chain.table()
+        grouped = self.chain.header.groups > 1 and len(table) <= MAX_WITNESSES
+        if self.chain.replaced != self._remembered or (grouped and self.own.keeps):
             self._remembered = self.chain.replaced
-            self._shared.view.remember((mark.learner for mark in self.chain.table()), now)
+            self._shared.view.remember((mark.learner for mark in table), now)
         if self.own.keeps:
+            if grouped:
+                self.common.witnessed(self._shared.config.max_base_age_versions, now)
             self.own.review(self.common.review(peers, now))
 
     def flush(self) -> None:

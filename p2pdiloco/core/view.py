@@ -18,6 +18,8 @@ from p2pdiloco.core.messages import Progress
 from p2pdiloco.core.suspicion import Gaps
 
 MAX_KNOWN = 4096
+MAX_WITNESSES = 256
+"""In a run of more members it is not asked what members of other groups have."""
 MAX_STEP_S = 3600.0
 """An inner step that is said to be longer (or infinite) counts in no average."""
 
@@ -282,13 +284,13 @@ class View:
 
     def may_fork(self, now: float, roster: Roster, neighbours: set[str] | None) -> list[str]:
         """Peers that may hold, or come back with, another chain than ours: all but those that left. In a run
-        of many groups, those listed elsewhere than beside us do not report to us, and are not waited for."""
+        of many members, those listed elsewhere than beside us do not report to us, and are not waited for."""
         horizon = now - self._timing.fork_horizon_s
         for peer in [p for p, heard_s in self._vanished.items() if heard_s < horizon]:
             del self._vanished[peer]
         here = [p for p, m in self._members.items() if m.progress is not None and m.heard_s >= horizon]
         found = [*here, *self._vanished]
-        if neighbours is None:
+        if neighbours is None or len(found) <= MAX_WITNESSES:
             return found
         return [peer for peer in found if peer in neighbours or roster.incarnation(peer) is None]
 

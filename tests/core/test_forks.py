@@ -7,6 +7,8 @@ from kit import Solo, branch, child, config, digest, found, genesis, reasons
 from p2pdiloco.core import effects as ef
 from p2pdiloco.core import events as ev
 from p2pdiloco.core import messages as msg
+from p2pdiloco.core.chain import Chain
+from p2pdiloco.core.common import Common
 from p2pdiloco.core.kept import IN_MEMORY, KEPT_MAX
 from p2pdiloco.core.types import NEVER, Contributor, SignedVersion, Stamp, Watermark
 
@@ -181,3 +183,15 @@ def test_what_is_kept_is_bounded_and_the_middle_is_combined() -> None:
     again = found(effects, ef.Combine)[0].tickets
     assert 1000 in again and not set(again) & set(tickets)
     assert len(again) == KEPT_MAX + 2 - len(tickets)
+
+
+def test_who_was_merged_lately_has_what_came_before() -> None:
+    """All that is known of members of other groups: they do not report their heads to us."""
+    log = branch(9, learners=("far",))
+    chain = Chain(tuple(log), (Watermark("far", Stamp(1, 9), 9),), keep=16)
+    common = Common(chain, durable_s=20.0)
+    common.witnessed(3, 100.0)
+    assert common.review(["far"], 100.0) == -1, "a crash may take it back"
+    common.witnessed(3, 121.0)
+    assert common.review(["far"], 121.0) == 9 - 1 - 3
+    assert common.review(["far", "unheard"], 121.0) == -1
