@@ -84,6 +84,11 @@ class Disk:
                 marks[part.learner] = Watermark(part.learner, part.stamp, version.header.number)
         return Checkpoint(version, state, tuple(mark for _, mark in sorted(marks.items())), log)
 
+    def holds_run(self, fragments: int) -> bool:
+        """Every fragment is saved, and not all of them as version 0: a node can go on from this alone."""
+        numbers = [checkpoint.version.header.number for checkpoint in self.checkpoints.values()]
+        return len(numbers) == fragments and max(numbers) > 0
+
     def vote_records(self) -> tuple[VoteRecord, ...]:
         """All durable votes, in order."""
         return tuple(VoteRecord(f, t, who, group) for (group, f, t), who in sorted(self.votes.items()))

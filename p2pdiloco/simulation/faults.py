@@ -85,7 +85,7 @@ class Faults:
             return set()
         core = set(rng.sample(peers, rng.randint(1, len(peers) - 1)))
         members = [h.peer for h in world.up_hosts() if h.may_serve and not h.leaving]
-        saved = [p for p in peers if len(world.disk_of(p).checkpoints) == self._plan.config.fragments]
+        saved = [p for p in peers if world.disk_of(p).holds_run(self._plan.config.fragments)]
         holders = members or saved
         if not holders:
             return set()
@@ -172,7 +172,7 @@ class Faults:
         host, world = self._victim(), self._world
         others = [h for h in world.up_hosts() if h is not host and not h.leaving]
         # One of them must have saved something: else its crash, later, would end the run for good.
-        serving = [h for h in others if h.may_serve and len(h.disk.checkpoints) == len(h.stores)]
+        serving = [h for h in others if h.may_serve and h.disk.holds_run(len(h.stores))]
         staying = world.staying() - 1
         enough = staying >= max(1, self._plan.config.quorum)
         return host if host is not None and serving and enough else None
