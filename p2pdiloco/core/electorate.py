@@ -135,7 +135,7 @@ class LeafElectorate(Electorate):
         if now >= self._since_s + self._shared.timing.suspect_s:
             return []
         shared = self._shared
-        return [p for p in self.mates() if p != shared.me and shared.view.may_come(p)]
+        return [p for p in self.mates() if p != shared.me and shared.view.may_come(p, now)]
 
     def voters(self, now: float) -> list[str]:
         others = self._ours("voters", self._shared.view.voters(now))

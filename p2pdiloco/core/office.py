@@ -128,7 +128,7 @@ class Office:
 
     def _is_news(self, syncer: str, now: float) -> bool:
         """Elected just now among peers that had not met before: its heartbeat is on the way."""
-        met = self._group == WHOLE_RUN or not self._shared.view.may_come(syncer)
+        met = self._group == WHOLE_RUN or not self._shared.view.may_come(syncer, now)
         return not met and now - self._taken_s < self._shared.timing.suspect_s
 
     def deadline(self) -> float | None:

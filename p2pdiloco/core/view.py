@@ -193,13 +193,19 @@ class View:
         reachable = member.failures < self._timing.failures_to_suspect
         return member.progress is not None and reachable and self._fresh(member, now)
 
-    def may_come(self, peer: str) -> bool:
-        """Nothing was heard of that peer yet, and nothing speaks against it."""
+    def may_come(self, peer: str, now: float) -> bool:
+        """A peer that does not count now, but will once it is heard: what we know of it is old, or nothing."""
         member = self._members.get(peer)
         if member is None:
             return True
-        reachable = member.failures < self._timing.failures_to_suspect
-        return member.progress is None and reachable and not self.has_left(peer)
+        if member.failures >= self._timing.failures_to_suspect or self.has_left(peer):
+            return False
+        progress = member.progress
+        if progress is None:
+            return True
+        if progress.confirmed:
+            return now - member.heard_s >= self._timing.member_ttl_s
+        return not self._fresh(member, now)
 
     def silence_s(self, peer: str, now: float) -> float:
         """Seconds since anything was heard from the peer (very large: never)."""

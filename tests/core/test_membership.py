@@ -91,3 +91,18 @@ def test_what_waits_for_others_costs_no_ticks() -> None:
         solo.feed(ev.Tick())
         ticks += 1
     assert ticks < 2.5 * 10.0 / solo.config.timing.heartbeat_s
+
+
+def test_who_was_heard_long_ago_is_waited_for_like_who_never_was() -> None:
+    timing = Timing()
+    view = View("me", timing)
+    assert view.may_come("p", 0.0), "listed at most"
+    heads = ()
+    view.heard("p", progress(heads, confirmed=False), 0.0)
+    assert not view.may_come("p", 0.1), "known as a newcomer"
+    assert view.may_come("p", 60.0), "it may be a member by now"
+    view.heard("p", progress(heads), 60.0)
+    assert not view.may_come("p", 61.0), "it counts as a member"
+    assert view.may_come("p", 60.0 + timing.member_ttl_s), "it does not any more, though it may be here"
+    view.left("p", 1)
+    assert not view.may_come("p", 200.0)
