@@ -17,6 +17,7 @@ that a confirmed member holds too (design 5.1).
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from enum import Enum, auto
 
@@ -71,6 +72,9 @@ class Follower:
         """Whose heads are of a saved state that nobody confirmed yet."""
         self._doubts = Doubts()
         self._next: SignedVersion | None = None
+        mine = hashlib.sha256(f"{context.shared.me}/{context.index}".encode()).digest()
+        self._first_asked = int.from_bytes(mine[:4], "big")
+        """Where in the order of equal holders we begin: else all would ask the same one, and wait for it."""
         self._attempts = 0
         self._retry_at_s = 0.0
         self._need_state = False
@@ -156,7 +160,7 @@ class Follower:
             for p, h in sorted(self._heads.items())
             if h.number >= target.number and self._doubts.until_s(p) <= now
         ]
-        peer = holders[self._attempts % len(holders)] if self._attempts else best[0]
+        peer = holders[(self._first_asked + target.number + self._attempts) % len(holders)]
         distance = target.number - self._chain.head.number
         if self._need_state or not 0 < distance <= self._shared.config.log_versions:
             self._pull_state(peer, target)
