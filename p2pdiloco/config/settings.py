@@ -95,7 +95,7 @@ class DemoSettings(Struct, frozen=True, kw_only=True):
 
 
 class ChaosSettings(Struct, frozen=True, kw_only=True):
-    """`p2pdiloco chaos`: a swarm of real processes on this machine, and everything that goes wrong with it."""
+    """`p2pdiloco chaos`: a swarm of real processes on this machine, and all that goes wrong with it."""
 
     nodes: int = 8
     preset: str = "micro"

@@ -1,4 +1,4 @@
-"""A chain's watermarks: of every learner, the newest contribution that is in it. One immutable table per version.
+"""A chain's watermarks: the newest contribution of every learner in it. One immutable table per version.
 
 In a large run a table names thousands of learners. Nodes of one process that follow the same chain (the
 simulator's) share one: it is worked out once for a header, however many ask.
