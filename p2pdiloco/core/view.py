@@ -194,7 +194,7 @@ class View:
         return member.progress is not None and reachable and self._fresh(member, now)
 
     def may_come(self, peer: str, now: float) -> bool:
-        """A peer that does not count now, but will once it is heard: what we know of it is old, or nothing."""
+        """A peer that does not count now, but will once it is heard: our knowledge of it is old, or none."""
         member = self._members.get(peer)
         if member is None:
             return True
