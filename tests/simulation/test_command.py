@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from p2pdiloco.cli.simulate import simulate
+from p2pdiloco.core.effects import Effect, UpdateRecord, VoteRecord
 from p2pdiloco.core.outbox import Outbox
 
 
@@ -45,12 +46,14 @@ def test_two_processes_give_the_same_summary_as_one() -> None:
 def test_a_broken_rule_is_exit_status_1_and_names_the_command_that_replays_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def forget(self: Outbox, record: object, then: tuple[object, ...]) -> int:
-        for effect in then:
-            self.put(effect)  # type: ignore[arg-type]
-        return 0
+    persist = Outbox.persist
 
-    monkeypatch.setattr(Outbox, "persist", forget)
+    def hurry(self: Outbox, record: VoteRecord | UpdateRecord, then: tuple[Effect, ...]) -> int:
+        for effect in then:
+            self.put(effect)
+        return persist(self, record, ())
+
+    monkeypatch.setattr(Outbox, "persist", hurry)
     arguments = ["--seed", "5", "--nodes", "3", "--mix", "calm"]
     result = CliRunner().invoke(simulate, arguments, standalone_mode=False)
     assert result.return_value == 1
