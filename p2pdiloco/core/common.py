@@ -16,6 +16,10 @@ LOOK_EVERY_S = 2.0
 """Of the heartbeats of a peer one in so many seconds is looked at."""
 
 
+MAX_SEEN = 8192
+"""As many peers as a view knows, twice; whose report is forgotten counts as never heard: more is kept."""
+
+
 class _Seen:
     """What one peer reported."""
 
@@ -43,6 +47,8 @@ class Common:
         """A peer reports its head."""
         seen = self._seen.get(peer)
         if seen is None:
+            while len(self._seen) >= MAX_SEEN:
+                del self._seen[next(iter(self._seen))]
             seen = self._seen[peer] = _Seen()
         if now < seen.look_at_s:
             return

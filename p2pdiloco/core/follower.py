@@ -245,6 +245,9 @@ class Follower:
         if not self._chain.is_child(header):
             moved = header.number != self._chain.head.number + 1
             return "chain-moved" if moved else "parent-differs"
+        plan, before = (header.epoch, header.groups), self._chain.header
+        if plan != (before.epoch, before.groups) and header.epoch != before.epoch + 1:
+            return "false-plan"
         if not header.contributors or header.tokens != self._chain.head.tokens + header.merged_tokens():
             return "false-tokens"
         return ""

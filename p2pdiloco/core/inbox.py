@@ -7,6 +7,7 @@ from p2pdiloco.core.context import FragmentContext
 from p2pdiloco.core.effects import Release
 from p2pdiloco.core.electorate import Electorate
 from p2pdiloco.core.types import (
+    MAX_CONTRIBUTORS,
     ContributionHeader,
     PartialHeader,
     PartialPart,
@@ -220,6 +221,9 @@ class GroupInbox(Inbox):
         for child, other in self._held.items():
             if child != header.group and any(p.contributor.learner in learners for p in other.parts):
                 return "overlap"
+        others = sum(len(other.parts) for child, other in self._held.items() if child != header.group)
+        if others + len(header.parts) > MAX_CONTRIBUTORS:
+            return "full"  # a header that names more could be read by nobody
         held = self._held.get(header.group)
         if held is None:
             return "" if len(self._held) < ROOM * self._shared.config.group_size else "full"

@@ -329,7 +329,9 @@ class Round:
             behind = call.number > self._chain.head.number + 1
             self._pass_to(sender, call, "catching up" if behind else "not in office", now)
             return
-        window_s = CALLED_SHARE * call.closes_in_s
+        cap_s = self._shared.config.grace_cap_s
+        closes_in_s = call.closes_in_s if 0.0 <= call.closes_in_s <= cap_s else cap_s
+        window_s = CALLED_SHARE * closes_in_s
         if self.state in (RoundState.IDLE, RoundState.COLLECTING):
             self._called_by = (sender, call)
             self._machine.go(RoundSignal.CALLED)

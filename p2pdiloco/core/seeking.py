@@ -20,6 +20,10 @@ KEPT_S = 10.0
 """An asked peer gets our heartbeats for so long."""
 
 
+ASKED_PER_CHILD = 8
+"""Peers asked in `KEPT_S` at most, per group below: strangers' certificates may name any number of them."""
+
+
 class _Search:
     """For the syncer of one group."""
 
@@ -68,15 +72,23 @@ class Seeking:
         if certificate.syncer == self._shared.me or self._asked.get(certificate.syncer, -1e18) > now - 0.1:
             return
         if certificate.group == child:
-            self._asked[certificate.syncer] = now
-            self._shared.greet(certificate.syncer)
+            self._note(certificate.syncer, now)
         else:
             self._ask(certificate.syncer, child, now)
 
     def _ask(self, peer: str, child: str, now: float) -> None:
+        if self._note(peer, now):
+            self._shared.out.send(peer, OfficeQuery(child, self._context.index, 0))
+
+    def _note(self, peer: str, now: float) -> bool:
+        """Count it among our neighbours for a while. False: what we were told has led to too many already."""
+        if peer not in self._asked and len(self._asked) >= ASKED_PER_CHILD * len(self._electorate.children):
+            self.neighbours(now)
+            if len(self._asked) >= ASKED_PER_CHILD * len(self._electorate.children):
+                return False
         self._asked[peer] = now
         self._shared.greet(peer)
-        self._shared.out.send(peer, OfficeQuery(child, self._context.index, 0))
+        return True
 
     def _whom(self, child: str, tries: int) -> str:
         """First the one that is ranked first in the election there, then the others."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from p2pdiloco.adapters.kept_files import KeptFiles
 from p2pdiloco.core.effects import Combine, Spill
@@ -36,10 +37,13 @@ class Keeper:
         self._post = post
         tickets.on_spilled_released = self._forget
 
-    async def spill(self, effect: Spill) -> None:
-        """Move a payload to the disk; where that is full, it stays in memory."""
+    def spill(self, effect: Spill) -> Coroutine[Any, Any, None]:
+        """Move a payload to the disk; where that is full, it stays in memory. The payload is taken at once,
+        since the core may release its ticket before the coroutine starts."""
+        return self._spill(effect, self._tickets.get(effect.ticket))
+
+    async def _spill(self, effect: Spill, payload: Buffer) -> None:
         loop = asyncio.get_running_loop()
-        payload = self._tickets.get(effect.ticket)
         try:
             await loop.run_in_executor(self._io, self._files.save, effect.ticket, payload)
         except StorageError as error:
