@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
+
+from p2pdiloco.errors import UserError
 
 if TYPE_CHECKING:
     from p2pdiloco.simulation.report import SeedResult
@@ -46,6 +48,11 @@ def simulate(
     checked exactly. Exit status 1 if a rule was broken or the swarm did not recover.
     """
     if nodes is not None and nodes > MOST_DRAWN:
+        if mix or trace or verbose or jobs > 1 or (seeds or 1) > 1:
+            raise UserError(
+                f"above {MOST_DRAWN} nodes there is one calm world, and nothing but its figures",
+                "leave out --seeds, --mix, --jobs, --trace and --verbose",
+            )
         return _measure(nodes, seed or 0, as_json)
     # Imported here so that --help does not pay for it.
     from p2pdiloco.cli.seed_pool import play
@@ -76,21 +83,29 @@ def simulate(
 
 
 def _measure(nodes: int, seed: int, as_json: bool) -> int:
-    """A large calm world. Exit status 1 if no update of it reached the nodes."""
+    """A large calm world. Exit status 1 if a rule was broken, or no update of it reached the nodes."""
     from msgspec import to_builtins
 
     from p2pdiloco.cli.seed_pool import rare_collections
+    from p2pdiloco.simulation.invariants import Violation
+    from p2pdiloco.simulation.report import rate
     from p2pdiloco.simulation.scale import run_scale
 
     rare_collections()
     started_s = time.perf_counter()
-    report = run_scale(nodes, seed, each=None if as_json else lambda text: click.echo(text, err=True))
-    values = {**to_builtins(report), "seconds": round(time.perf_counter() - started_s, 1)}
+    values: dict[str, Any] = {"seeds": 1, "violations": 0, "stuck": 0}
+    try:
+        report = run_scale(nodes, seed, each=None if as_json else lambda text: click.echo(text, err=True))
+        values.update(to_builtins(report), stuck=int(not report.updates))
+    except Violation as broken:
+        values.update(nodes=nodes, violations=1, detail=str(broken))
+    elapsed_s = time.perf_counter() - started_s
+    values.update(seconds=round(elapsed_s, 1), seeds_per_minute=rate(1, elapsed_s))
     if as_json:
         click.echo(json.dumps(values))
     else:
         click.echo("\n".join(f"{name:<20} {value}" for name, value in values.items()))
-    return 0 if report.updates else 1
+    return 1 if values["violations"] or values["stuck"] else 0
 
 
 def _tell_failure(result: SeedResult, nodes: int | None, mix: str | None, with_tail: bool) -> None:

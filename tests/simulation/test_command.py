@@ -10,6 +10,9 @@ from click.testing import CliRunner
 from p2pdiloco.cli.simulate import simulate
 from p2pdiloco.core.effects import Effect, UpdateRecord, VoteRecord
 from p2pdiloco.core.outbox import Outbox
+from p2pdiloco.errors import UserError
+from p2pdiloco.simulation.invariants import Violation
+from p2pdiloco.simulation.scale import ScaleReport
 
 
 def test_json_has_the_promised_keys() -> None:
@@ -60,3 +63,22 @@ def test_a_broken_rule_is_exit_status_1_and_names_the_command_that_replays_it(
     assert "durable-first" in result.output
     assert "while handling" in result.output, "the last decisions, and what was being handled"
     assert "p2pdiloco simulate --seed 5 --nodes 3 --mix calm --trace" in result.output
+
+
+def test_a_large_world_has_the_same_keys_and_a_broken_rule_is_exit_status_1(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(*_: object, **__: object) -> ScaleReport:
+        raise Violation("nothing-twice", "steps 1..9 of n3")
+
+    monkeypatch.setattr("p2pdiloco.simulation.scale.run_scale", broken)
+    result = CliRunner().invoke(simulate, ["--nodes", "100", "--json"], standalone_mode=False)
+    report = json.loads(result.output)
+    assert (report["seeds"], report["violations"], report["stuck"]) == (1, 1, 0)
+    assert "nothing-twice" in report["detail"] and result.return_value == 1
+
+
+@pytest.mark.parametrize("more", [["--mix", "storm"], ["--seeds", "2"], ["--trace"]])
+def test_what_a_large_world_cannot_do_is_said(more: list[str]) -> None:
+    result = CliRunner().invoke(simulate, ["--nodes", "100", *more], standalone_mode=False)
+    assert isinstance(result.exception, UserError)
