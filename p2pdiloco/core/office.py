@@ -367,7 +367,7 @@ class Office:
             return NOT_HEARD_OF
         if progress is None or not progress.confirmed:
             return "not a confirmed member"
-        if request.term > self._seen_term + 1:
+        if request.term > max(self._seen_term, self.term) + 1:
             return f"term {request.term} is far ahead of ours"
         if request.term <= self.term:
             return f"term {self.term} is certified already"
@@ -473,7 +473,7 @@ class Office:
         was_holding = self.holding
         if certificate.syncer == self._shared.me:
             return ""  # of an earlier life of ours: we do not hold that office any more
-        self._seen_term = max(self._seen_term, certificate.term)
+        self._seen_term = max(self._seen_term, certificate.term if self._shared.confirmed else 0)
         if succession.follows(certificate, self.certificate) and not self.why_open(now):
             succession.next = certificate
             return ""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from p2pdiloco.core.context import FragmentContext
 from p2pdiloco.core.electorate import UpperElectorate
-from p2pdiloco.core.grouping import group_name
+from p2pdiloco.core.grouping import group_name, leaf_index
 from p2pdiloco.core.messages import OfficeQuery
 from p2pdiloco.core.ranking import ranking
 from p2pdiloco.core.timing import backoff_s
@@ -69,12 +69,16 @@ class Seeking:
 
     def learned(self, child: str, certificate: Certificate, now: float) -> None:
         """A certificate of that group below, or of one inside it."""
-        if certificate.syncer == self._shared.me or self._asked.get(certificate.syncer, -1e18) > now - 0.1:
+        syncer, shared, plan = certificate.syncer, self._shared, (self._epoch, self._groups)
+        if syncer == shared.me or self._asked.get(syncer, -1e18) > now - 0.1:
             return
+        leaf = leaf_index(shared.config.run, self._context.index, *plan, syncer)
+        if leaf not in self._electorate.children[child]:
+            return  # made up: nobody of another group holds an office in this one
         if certificate.group == child:
-            self._note(certificate.syncer, now)
+            self._note(syncer, now)
         else:
-            self._ask(certificate.syncer, child, now)
+            self._ask(syncer, child, now)
 
     def _ask(self, peer: str, child: str, now: float) -> None:
         if self._note(peer, now):

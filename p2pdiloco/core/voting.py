@@ -206,10 +206,6 @@ class Succession:
         return found if (fit if found.syncer == me else self._shared.view.alive(found.syncer, now)) else None
 
 
-MAX_TERM = 1 << 48
-"""Higher terms are made up: who is not confirmed cannot judge a certificate, and must find a next one."""
-
-
 def why_not_for(context: FragmentContext, group: str, vote: Vote) -> str:
     """Why this is no vote for us in that group; empty if it is one."""
     body, shared = vote.body, context.shared
@@ -244,8 +240,6 @@ def why_not_certified(
         valid.add(body.voter)
     if not valid:
         return "certificate-empty"
-    if certificate.term > MAX_TERM:
-        return "certificate-term"
     if shared.confirmed and 2 * electorate.count(valid, now) <= electorate.size(now):
         return "certificate-minority"
     return ""
