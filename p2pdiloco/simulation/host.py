@@ -41,7 +41,7 @@ class Host:
         self.peer, self.incarnation = spec.peer, incarnation
         self.up, self.frozen, self.leaving = True, False, False
         self.config = world.plan.config
-        self.tickets = Tickets(self.peer, self.config.fragments)
+        self.tickets = Tickets(self.peer, self.config.fragments, self.config.group_size)
         self.outgoing: Callable[[str, Message], Message | None] = lambda _peer, message: message
         """Every control message passes through it: a liar could change or swallow what its core says."""
         self.returns_in_s: float | None = None

@@ -13,13 +13,17 @@ MAX_PER_FRAGMENT = 48
 
 MAX_SPILLED_PER_FRAGMENT = 2 * KEPT_MAX
 
+PER_GROUP_SIZE = 2
+"""More of them for every member that a group should have: groups by hash may be twice as large, and a syncer
+has an inbox on every level."""
+
 
 class Tickets:
     """Opens, lends and closes buffers."""
 
-    def __init__(self, peer: str, fragments: int) -> None:
+    def __init__(self, peer: str, fragments: int, group_size: int) -> None:
         self._peer = peer
-        self._limit = MAX_PER_FRAGMENT * fragments
+        self._limit = (MAX_PER_FRAGMENT + PER_GROUP_SIZE * min(group_size, MAX_PER_FRAGMENT)) * fragments
         self._made = 0
         self._contents: dict[int, Content] = {}
         self._spilled: set[int] = set()
