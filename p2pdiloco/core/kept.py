@@ -78,6 +78,8 @@ class Kept:
 
     def review(self, common: int) -> None:
         """Everybody has version `common`: what is merged by then is beyond doubt."""
+        if self._combining:
+            return  # it is being read from the disk: without a part of it, all the rest would be given up
         while self._parts and self._parts[0].number <= common:
             self._discard(self._parts.pop(0))
 

@@ -185,6 +185,17 @@ def test_what_is_kept_is_bounded_and_the_middle_is_combined() -> None:
     assert len(again) == KEPT_MAX + 2 - len(tickets)
 
 
+def test_nothing_is_let_go_of_while_the_middle_is_being_combined() -> None:
+    solo = alone(KEPT_MAX)
+    effects = merged(solo, 1, first=KEPT_MAX + 1)
+    solo.message("p2", msg.Leaving(1))
+    solo.heard["heads"] = solo.heads()
+    assert not found(solo.wait(60.0, silent=("p2",)), ef.DiscardContribution), "its payloads are being read"
+    answer(solo, effects, ticket=1000)
+    let_go = {e.ticket for e in found(solo.wait(10.0, silent=("p2",)), ef.DiscardContribution)}
+    assert 1000 in let_go, "everybody left has all of it"
+
+
 def test_who_was_merged_lately_has_what_came_before() -> None:
     """All that is known of members of other groups: they do not report their heads to us."""
     log = branch(9, learners=("far",))
