@@ -242,7 +242,7 @@ class Office:
         voters = self._electorate.voters(now)
         valid = {vote.body.voter for vote in certificate.votes}
         if 2 * len(valid.intersection(voters)) > len(voters):
-            self._outgrown_since_s = None
+            self._outgrown_since_s, self._seen_term = None, max(self._seen_term, certificate.term)
             return
         if self._outgrown_since_s is None:
             self._outgrown_since_s = now
@@ -265,7 +265,7 @@ class Office:
 
     def _next_term(self) -> int:
         floor = 0 if self._group == WHOLE_RUN else self._chain.head.term
-        return max(self.term, self._seen_term, self._voter.term, floor) + 1
+        return max(self._seen_term, self._voter.term, floor) + 1
 
     def _stand_at_s(self, now: float) -> float:
         """When our rank's turn comes: rank x stagger after the office was seen open."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from kit import Solo, branch, child, found, genesis, reasons, saved, sent
+from kit import Solo, branch, certificate, child, found, genesis, reasons, saved, sent
 
 from p2pdiloco.core import effects as ef
 from p2pdiloco.core import events as ev
@@ -104,6 +104,8 @@ def test_an_outer_step_with_another_digest_is_dropped_and_the_state_copied() -> 
         ("wrong-fragment", {"codec": "fp8"}),
         ("false-tokens", {"tokens": 4000}),
         ("false-tokens", {"contributors": (), "tokens": 0}),
+        ("false-plan", {"groups": 3}),
+        ("false-plan", {"epoch": 2, "groups": 3}),
     ],
 )
 def test_a_false_update_is_refused(reason: str, odd: dict[str, object]) -> None:
@@ -119,6 +121,14 @@ def test_an_update_that_another_signed_is_refused() -> None:
     pull = found(solo.greeting, ef.FetchUpdate)[0]
     forged = type(FAR[1])(FAR[1].header, child(genesis(0).header, "p2").signature)
     assert reasons(solo.feed(ev.UpdateFetched(0, pull.peer, forged, 7)), "refusal") == ["version-signature"]
+
+
+def test_a_term_that_a_newcomer_cannot_judge_does_not_stay_with_it() -> None:
+    solo = Solo(confirmed=False)
+    solo.message("p9", msg.Elected(certificate("p9", ("p9",), term=1 << 47)))
+    solo.heard["confirmed"] = True
+    terms = [request.term for request in sent(solo.wait(20.0), msg.VoteRequest)]
+    assert solo.core.confirmed and terms and max(terms) < 100
 
 
 # --- genesis and restart --------------------------------------------------------------------------------

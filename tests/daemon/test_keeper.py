@@ -116,7 +116,10 @@ async def test_one_alone_is_sent_again_bit_by_bit(rig: Rig) -> None:
 
 
 async def test_what_is_released_leaves_the_disk(rig: Rig) -> None:
-    first, second = rig.add(1)[0], rig.add(2)[0]
+    first, second, third = (rig.add(seed)[0] for seed in (1, 2, 3))
+    late = rig.keeper.spill(Spill(0, third))
+    rig.tickets.release(third)  # before the writing has begun
+    await late
     await rig.keeper.spill(Spill(0, first))
     rig.tickets.release(first)
     spilling = asyncio.ensure_future(rig.keeper.spill(Spill(0, second)))
