@@ -56,8 +56,11 @@ class LearnerSide:
 
     def slow_down(self, factor: float) -> None:
         """From now on a step takes so many times as long as this machine needs at best."""
-        if self._host.up:
-            self.model.set_pace(self._host.spec.step_time_s * factor, self._host.now)
+        self._host.run_when_awake(self._set_pace, factor)
+
+    def _set_pace(self, factor: float) -> None:
+        # Not while it stands still: `shift` moves the clock by the whole standstill, at its end.
+        self.model.set_pace(self._host.spec.step_time_s * factor, self._host.now)
 
     def crash(self, back_in_s: float) -> None:
         """The learner process dies and is started again."""

@@ -11,6 +11,7 @@ PAST_FAILURES: tuple[tuple[int, str | None, int | None, str], ...] = (
     (30043, "partition", None, "a merged and forgotten contribution made the learner drop unmerged steps"),
     (1084, None, None, "on a slow disk a candidate stood in ever new terms, whose votes queued up"),
     (1106, None, None, "simulator: a node was killed just after the faults had stopped"),
+    (936, None, None, "simulator: a learner that changed its pace while it stood still ran backwards"),
     (99, "storm", None, "who restarted alone knew of nobody who might come back with another chain"),
     (
         7005,
