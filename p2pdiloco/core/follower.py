@@ -31,6 +31,9 @@ from p2pdiloco.core.publishing import commit_effect
 from p2pdiloco.core.timing import backoff_s
 from p2pdiloco.core.types import WHOLE_RUN, Head, SignedVersion, Stamp
 
+MOST_TERMS = 1 << 32
+"""More elections than there can be between two versions. Terms start above the head's: numbers that end."""
+
 
 class FollowState(Enum):
     """What is under way."""
@@ -248,6 +251,8 @@ class Follower:
         plan, before = (header.epoch, header.groups), self._chain.header
         if plan != (before.epoch, before.groups) and header.epoch != before.epoch + 1:
             return "false-plan"
+        if header.term > before.term + MOST_TERMS:
+            return "false-term"
         if not header.contributors or header.tokens != self._chain.head.tokens + header.merged_tokens():
             return "false-tokens"
         return ""

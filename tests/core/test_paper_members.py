@@ -106,6 +106,7 @@ def test_an_outer_step_with_another_digest_is_dropped_and_the_state_copied() -> 
         ("false-tokens", {"contributors": (), "tokens": 0}),
         ("false-plan", {"groups": 3}),
         ("false-plan", {"epoch": 2, "groups": 3}),
+        ("false-term", {"term": 1 << 40}),
     ],
 )
 def test_a_false_update_is_refused(reason: str, odd: dict[str, object]) -> None:
