@@ -90,6 +90,10 @@ class Electorate:
         """Groups below whose syncer is to be found out."""
         return []
 
+    def all_below(self, child: str, learners: Iterable[str]) -> bool:
+        """Whether all these learners belong to that group below."""
+        return False
+
     def neighbours(self, now: float) -> set[str]:
         """Whom to exchange heartbeats with because of this group."""
         return set(self.others(now))
@@ -279,6 +283,10 @@ class UpperElectorate(Electorate):
 
     def reachable(self, now: float) -> int:
         return len(self.live(now)) + 1
+
+    def all_below(self, child: str, learners: Iterable[str]) -> bool:
+        run, span = self._shared.config.run, self._children.get(child, range(0))
+        return all(leaf_index(run, self._fragment, *self._plan, learner) in span for learner in learners)
 
     def peer_of(self, child: str, now: float) -> str:
         return self.holders(now).get(child, "")

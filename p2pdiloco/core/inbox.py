@@ -139,6 +139,8 @@ class LearnerInbox(Inbox):
         config, chain, header = self._shared.config, self._chain, signed.header
         if header.learner != sender:
             return "false-learner", True
+        if self._context.grouped and not self._context.leaf.electorate.admits(sender, now):
+            return "other-group", True
         if not self._shared.signed_by(sender, "contribution", header, signed.signature):
             return "bad-signature", True
         if header.codec != config.contribution_codec:
@@ -191,6 +193,11 @@ class GroupInbox(Inbox):
         header = signed.header
         if header.syncer != sender:
             return "false-syncer", True
+        # Cheap reasons first: a label may be megabytes long.
+        if not holding:
+            return "not-syncer", False
+        if self._electorate.child_of(sender, now) != header.group:
+            return "not-heard-of", False
         if sender != self._shared.me and not self._shared.signed_by(
             sender, "partial", header, signed.signature
         ):
@@ -204,13 +211,11 @@ class GroupInbox(Inbox):
         done = ((part.contributor.tokens, part.contributor.inner_steps) for part in header.parts)
         if not all(_plausible(*work, self._shared.config.tokens_per_step) for work in done):
             return "implausible-tokens", True
-        if not holding:
-            return "not-syncer", False
+        if not self._electorate.all_below(header.group, learners):
+            return "other-group", True
         reason = self._why_not_base(header.number, header.digest)
         if reason:
             return reason, False
-        if self._electorate.child_of(sender, now) != header.group:
-            return "not-heard-of", False
         for part in header.parts:
             mark = self._chain.watermark(part.contributor.learner)
             if mark != part.after:

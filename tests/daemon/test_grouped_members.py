@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import msgspec
+import pytest
 import torch
 from daemon_kit import Neighbourhood, QuickMember, until
 
@@ -110,11 +111,20 @@ BAD_PARTS: dict[str, tuple[str, list[Contributor]]] = {
     "steps without end": ("implausible-tokens", [msgspec.structs.replace(WORK, inner_steps=1 << 40)]),
     "one learner twice": ("repeated-learner", [WORK, WORK]),
     "no stamp": ("false-stamp", [msgspec.structs.replace(WORK, stamp=NEVER)]),
+    "a learner of another group": ("other-group", [WORK]),
     "a group that is not the author's": ("not-heard-of", [WORK]),
 }
 
 
-async def test_partials_of_a_stranger_are_refused_on_sight_and_rounds_go_on(tmp_path: Path) -> None:
+def pass_for_syncer(patch: pytest.MonkeyPatch, seat: Seat, group: str, peer: str) -> None:
+    """That peer counts as the syncer of that group below the seat."""
+    true = seat.electorate.child_of
+    patch.setattr(seat.electorate, "child_of", lambda p, now: group if p == peer else true(p, now))
+
+
+async def test_false_partials_are_refused_on_sight_and_rounds_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with Neighbourhood(tmp_path, size=2, expected_members=5, term_versions=1000) as around:
         members = await gather(around)
         await around.round(*members)
@@ -124,6 +134,10 @@ async def test_partials_of_a_stranger_are_refused_on_sight_and_rounds_go_on(tmp_
             member, seat = await upper_seat(members)
             assert isinstance(seat.electorate, UpperElectorate)
             other = next(iter(seat.electorate.children))
+            if reason == "other-group":
+                names = (f"somebody{i}" for i in range(100))
+                outside = next(n for n in names if not seat.electorate.all_below(other, [n]))
+                contributors = [msgspec.structs.replace(WORK, learner=outside)]
             header = PartialHeader(
                 run=rogue.run.id,
                 group=other,
@@ -136,11 +150,16 @@ async def test_partials_of_a_stranger_are_refused_on_sight_and_rounds_go_on(tmp_
                 payload_digest=bytes(32),
                 payload_bytes=size,
             )
-            for identity, expected in ((rogue.identity, reason), (Identity.generate(), "bad-signature")):
+            stranger = reason == "not-heard-of"
+            if not stranger:  # it passes for the syncer of that group
+                pass_for_syncer(monkeypatch, seat, other, rogue.id)
+            forged = "not-heard-of" if stranger else "bad-signature"
+            for identity, expected in ((rogue.identity, reason), (Identity.generate(), forged)):
                 signed = SignedPartial(header, identity.sign(signed_bytes("partial", header)))
                 label = wire.encode(wire.PushPartial(signed))
                 _, raw = await rogue.transport.push(member.core.shared.me, label, (bytes(size),), 5.0)
                 answer = wire.decode(raw, wire.Answer)
                 assert (answer.accepted, answer.reason) == (False, expected), name
-            assert expected in member.refused()
+            monkeypatch.undo()
+            assert stranger or expected in member.refused()
         await around.round(*members)
