@@ -13,9 +13,9 @@ import msgspec
 from rich.console import Console
 from rich.markup import escape
 
-from p2pdiloco.cli import chaos_plan, chaos_plot, chaos_report, chaos_verdict, demo_model
+from p2pdiloco.cli import chaos_plan, chaos_plot, chaos_report, chaos_scenarios, chaos_verdict, demo_model
 from p2pdiloco.cli.chaos_links import Links, LinksRefused
-from p2pdiloco.cli.chaos_run import ChaosRun, Outcome, Taped, line_of
+from p2pdiloco.cli.chaos_run import EXIT_VERDICT, ChaosRun, Outcome, Taped, line_of
 from p2pdiloco.cli.demo_frame import Interrupted, demo_folder, stop_signals, write
 from p2pdiloco.cli.demo_swarm import DemoFailed
 from p2pdiloco.config.manifest import Manifest
@@ -23,7 +23,6 @@ from p2pdiloco.config.presets import for_run
 from p2pdiloco.config.settings import ChaosSettings
 from p2pdiloco.errors import StorageError
 
-EXIT_VERDICT = 1
 EXIT_INTERRUPTED = 130
 TOLD = 3
 
@@ -43,6 +42,8 @@ def run(settings: ChaosSettings) -> int:
     keep = settings.out / "nodes" if settings.keep else None
     with stop_signals() as stop, demo_folder(keep) as folder:
         try:
+            if settings.scenario != "none":
+                return chaos_scenarios.run(settings, manifest, folder, console, stop)
             return Chaos(settings, manifest, folder, console, stop).run()
         except Interrupted:
             console.print("\ninterrupted: everything is ended")
@@ -64,16 +65,15 @@ class Chaos:
         stop: threading.Event,
     ) -> None:
         self._settings = settings
-        self._manifest = manifest
+        self._seconds = settings.seconds or 60 * settings.minutes
+        self._manifest = demo_model.fitted(manifest, self._seconds, settings.nodes)
         self._folder = folder
         self._console = console
         self._stop = stop
-        self._seconds = settings.seconds or 60 * settings.minutes
 
     def run(self) -> int:
         """Everything. Raises: Interrupted, DemoFailed, LinksRefused, UserError."""
         settings = self._settings
-        self._fit_schedule()
         links = settings.netns and self._links_work()
         faults = chaos_plan.draw(
             settings.seed,
@@ -92,16 +92,6 @@ class Chaos:
         report = self._report(faulty, free)
         self._write(report, faulty, free)
         return EXIT_VERDICT if report.failures else 0
-
-    def _fit_schedule(self) -> None:
-        """A learning rate schedule that fits this machine and this length, as the demo's."""
-        manifest = self._manifest
-        step_time_s = demo_model.Judge(manifest).step_time_s()
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        steps = demo_model.schedule_steps(step_time_s, self._seconds, self._settings.nodes, cores)
-        steps = max(steps, 2 * manifest.inner.warmup_steps)
-        inner = msgspec.structs.replace(manifest.inner, schedule_steps=steps)
-        self._manifest = msgspec.structs.replace(manifest, inner=inner)
 
     def _links_work(self) -> bool:
         try:

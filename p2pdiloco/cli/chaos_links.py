@@ -41,6 +41,7 @@ class Links:
             raise LinksRefused("network namespaces need the programs ip and tc")
         self._tag = f"c{os.getpid() % 100_000}"
         self._bridge = f"{self._tag}br"
+        self._island = f"{self._tag}is"
         self._number = 10
         self._made: list[int] = []
         self._of: dict[str, int] = {}
@@ -91,10 +92,24 @@ class Links:
         _do("ip", "link", "set", outside, "up")
         subprocess.run(["tc", "qdisc", "del", "dev", outside, "root"], capture_output=True, timeout=TIMEOUT_S)
 
+    def split(self, nodes: Sequence[str]) -> None:
+        """Nothing passes any more between these nodes and all others, the bootstrap included."""
+        _do("ip", "link", "add", self._island, "type", "bridge")
+        _do("ip", "link", "set", self._island, "up")
+        for node in nodes:
+            _do("ip", "link", "set", self._outside(self._of[node]), "master", self._island)
+
+    def heal(self, nodes: Sequence[str]) -> None:
+        """After `split`: as it was."""
+        for node in nodes:
+            _do("ip", "link", "set", self._outside(self._of[node]), "master", self._bridge)
+        _do("ip", "link", "del", self._island)
+
     def clear_words(self) -> list[Sequence[str]]:
         """Commands that remove everything, for whoever ends after us; each may fail."""
         spaces = [["ip", "netns", "del", self._space(number)] for number in self._made]
-        return [*spaces, ["ip", "link", "del", self._bridge]]
+        bridges = [["ip", "link", "del", name] for name in (self._bridge, self._island)]
+        return [*spaces, *bridges]
 
     def close(self) -> None:
         """Remove everything, as far as it was made."""

@@ -24,6 +24,7 @@ from p2pdiloco.cli.demo_swarm import DemoFailed, Member, Swarm
 from p2pdiloco.config.loader import render_toml
 from p2pdiloco.config.manifest import Manifest
 
+EXIT_VERDICT = 1
 START_TIMEOUT_S = 180.0
 WARM_UP_S = 5.0
 """Of the whole swarm before anything counts."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from p2pdiloco.cli import demo_model
 from p2pdiloco.cli import demo_verdict as holdings
@@ -22,6 +23,8 @@ class Watch:
         self._tails: dict[str, Tail] = {}
         self._offices: dict[int, tuple[int, str]] = {}
         self._offices_seen = 0
+        self.listeners: list[Callable[[str, dict[str, Any]], None]] = []
+        """Who else wants every line: (node, line)."""
 
     def meet(self, node: Member) -> None:
         """From now on this node's log is read."""
@@ -39,6 +42,8 @@ class Watch:
             trace = self._traces[name]
             for line in tail.lines():
                 self.facts.feed(name, line)
+                for listener in self.listeners:
+                    listener(name, line)
                 if "digest" in line and line["kind"] in ("publish", "apply", "catchup"):
                     copied = line["kind"] == "catchup"
                     trace.on_version(line["fragment"], line["number"], line["digest"], copied)

@@ -139,6 +139,12 @@ def demo(no_kill: bool, **values: Any) -> int | None:
     help="First run the same swarm as long without faults.",
 )
 @CHAOS("--netns", is_flag=True, help="Cut and slow down links too: network namespaces (Linux, root).")
+@CHAOS(
+    "--scenario",
+    type=click.Choice(["none", "survivor", "split"]),
+    help="Instead of faults drawn from the seed: all but one node killed, or 5 of 8 cut from the others.",
+)
+@CHAOS("--split-seconds", type=click.FloatRange(min=5, max=1e5), help="How long a split lasts.")
 @CHAOS("--out", type=FILE, metavar="DIR", help="Folder of report.json, faults.jsonl and chaos.png.")
 @CHAOS("--keep", is_flag=True, help="Keep everything that the processes wrote, in DIR/nodes.")
 @CHAOS("--json", is_flag=True, help="Print the report as JSON.")

@@ -5,6 +5,7 @@ Reads nodes' data folders only after the nodes have ended.
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -99,6 +100,15 @@ def schedule_steps(step_time_s: float, seconds: float, nodes: int, cores: int) -
     """Inner steps that each of so many nodes will about make: the length of the learning rate's schedule."""
     share = min(1.0, CROWDED * cores / nodes)
     return max(50, round(seconds * share / step_time_s))
+
+
+def fitted(manifest: Manifest, seconds: float, nodes: int) -> Manifest:
+    """With a learning rate schedule as long as so many nodes train here. Raises: UserError."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    steps = schedule_steps(Judge(manifest).step_time_s(), seconds, nodes, cores)
+    steps = max(steps, 2 * manifest.inner.warmup_steps)
+    inner = msgspec.structs.replace(manifest.inner, schedule_steps=steps)
+    return msgspec.structs.replace(manifest, inner=inner)
 
 
 def read_saved(manifest: Manifest, name: str, data_dir: Path) -> Saved:

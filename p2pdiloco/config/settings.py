@@ -109,6 +109,10 @@ class ChaosSettings(Struct, frozen=True, kw_only=True):
     """Run the same swarm as long without faults first, and compare."""
     netns: bool = False
     """Every node in a network namespace of its own, so that links can be cut and slowed down."""
+    scenario: Literal["none", "survivor", "split"] = "none"
+    """Instead of faults drawn from the seed."""
+    split_seconds: float = 120.0
+    """How long the two sides of `split` cannot hear each other."""
     out: Path = Path("p2pdiloco-chaos")
     """Folder of faults.jsonl, report.json and chaos.png."""
     keep: bool = False
