@@ -1,7 +1,9 @@
 """Links that can be cut and slowed down: a network namespace for every node, on one bridge (Linux, root).
 
-bridge (10.213.0.1, the bootstrap is here) ── veth ── namespace of node 1 (10.213.0.11)
-                                           ── veth ── namespace of node 2 (10.213.0.12) …
+bridge (10.213.X.1, the bootstrap is here) ── veth ── namespace of node 1 (10.213.X.11)
+                                           ── veth ── namespace of node 2 (10.213.X.12) …
+
+X follows from our process id, so that two runs on one machine do not meet.
 """
 
 from __future__ import annotations
@@ -13,8 +15,8 @@ from collections.abc import Sequence
 
 from p2pdiloco.errors import P2PDilocoError
 
-NETWORK = "10.213.0"
-BRIDGE_ADDRESS = f"{NETWORK}.1"
+NETWORK = "10.213"
+BRIDGE_MAC = "02:d1:10:c0:00:01"
 TIMEOUT_S = 10.0
 SLOW = ("rate", "1mbit", "burst", "16kbit", "latency", "400ms")
 
@@ -40,14 +42,19 @@ class Links:
         if shutil.which("ip") is None or shutil.which("tc") is None:
             raise LinksRefused("network namespaces need the programs ip and tc")
         self._tag = f"c{os.getpid() % 100_000}"
+        self._network = f"{NETWORK}.{os.getpid() % 250}"
+        self.address = f"{self._network}.1"
+        """Of this machine, on the bridge."""
         self._bridge = f"{self._tag}br"
         self._island = f"{self._tag}is"
         self._number = 10
         self._made: list[int] = []
         self._of: dict[str, int] = {}
         try:
-            _do("ip", "link", "add", self._bridge, "type", "bridge")
-            _do("ip", "address", "add", f"{BRIDGE_ADDRESS}/24", "dev", self._bridge)
+            # An address of its own: else the bridge has its lowest port's, which changes when ports move,
+            # and for half a minute everybody sends to where nobody is.
+            _do("ip", "link", "add", self._bridge, "address", BRIDGE_MAC, "type", "bridge")
+            _do("ip", "address", "add", f"{self.address}/24", "dev", self._bridge)
             _do("ip", "link", "set", self._bridge, "up")
         except LinksRefused:
             self.close()
@@ -68,11 +75,11 @@ class Links:
         _do("ip", "link", "set", inside, "netns", space)
         _do("ip", "link", "set", outside, "master", self._bridge, "up")
         within = ("ip", "-n", space)
-        _do(*within, "address", "add", f"{NETWORK}.{number}/24", "dev", inside)
+        _do(*within, "address", "add", f"{self._network}.{number}/24", "dev", inside)
         _do(*within, "link", "set", inside, "up")
         _do(*within, "link", "set", "lo", "up")
         self._of[node] = number
-        return ["ip", "netns", "exec", space], f"{NETWORK}.{number}"
+        return ["ip", "netns", "exec", space], f"{self._network}.{number}"
 
     def hand_on(self, old: str, new: str) -> None:
         """The namespace of one node is now another's."""

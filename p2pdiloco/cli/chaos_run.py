@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from p2pdiloco.cli.chaos_facts import Facts
-from p2pdiloco.cli.chaos_links import BRIDGE_ADDRESS, Links
+from p2pdiloco.cli.chaos_links import Links
 from p2pdiloco.cli.chaos_plan import Fault
 from p2pdiloco.cli.chaos_strikes import Strike, Striker
 from p2pdiloco.cli.chaos_watch import Watch
@@ -135,7 +135,7 @@ class ChaosRun:
     def _start(self) -> None:
         swarm = self._swarm
         if self._links is not None:
-            swarm.bootstrap.listen = f"/ip4/{BRIDGE_ADDRESS}/tcp/0"
+            swarm.bootstrap.listen = f"/ip4/{self._links.address}/tcp/0"
             for node in swarm.nodes:
                 node.wrapper, address = self._links.add(node.name)
                 node.listen = f"/ip4/{address}/tcp/0"

@@ -35,7 +35,7 @@ BEFORE_S = 20.0
 """Of training before anything happens, unless --seconds says otherwise."""
 ALONE_LIMIT_S = 60.0
 """In which the survivor must have gone on with every fragment."""
-ALONE_S = 20.0
+ALONE_S = 15.0
 """At least so long it is alone."""
 AFTER_LIMIT_S = 150.0
 """In which all must be one swarm again. Generous: the report says how long it took."""

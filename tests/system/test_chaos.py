@@ -81,3 +81,18 @@ def test_nothing_outlives_a_kill(swarm: Swarm, tmp_path: Path) -> None:
     while (left := list(swarm._mine())) and time.monotonic() < deadline:
         time.sleep(POLL_S)
     assert left == []
+
+
+def test_one_of_three_survives_and_the_others_come_back(swarm: Swarm, tmp_path: Path) -> None:
+    """No majority is left: the survivor goes on only once the dead do not count any more."""
+    out = tmp_path / "out"
+    run = ["chaos", "--scenario", "survivor", "--nodes", "3", "--seconds", "3", "--json"]
+    done = swarm.command(*run, "--out", str(out), timeout_s=280)
+    assert done.returncode == 0, done.stderr + done.stdout
+    report = json.loads(done.stdout)
+    assert report["failures"] == [] and report["digests_agree"] is True
+    assert report["versions_alone"] >= 4 and report["tokens_alone"] > 0
+    assert report["next_version_s"] <= report["all_fragments_s"]
+    assert set(report["back_s"]) == {"node-2", "node-3"} and report["equal_s"] > 0
+    tape = [json.loads(line) for line in (out / "faults.jsonl").read_text().splitlines()]
+    assert Counter(entry["event"] for entry in tape) == {"struck": 2, "mended": 2}
