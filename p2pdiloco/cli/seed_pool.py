@@ -5,21 +5,25 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 
+from p2pdiloco.simulation.plan import Plan
 from p2pdiloco.simulation.report import SeedResult
 from p2pdiloco.simulation.runner import run_seed
+from p2pdiloco.simulation.substance import NOTHING, Substance
 
-Job = tuple[int, str | None, int | None]
+Job = tuple[int, str | None, int | None, bool]
 Played = tuple[SeedResult, float]
 
 
-def play(seeds: range, mix: str | None, nodes: int | None, jobs: int = 1) -> Iterator[Played]:
+def play(
+    seeds: range, mix: str | None, nodes: int | None, jobs: int = 1, vectors: bool = False
+) -> Iterator[Played]:
     """Every seed's result with the seconds that it took, in order, as they come.
 
-    An abandoned iterator ends its processes."""
-    work = [(seed, mix, nodes) for seed in seeds]
+    `vectors`: with real numbers. An abandoned iterator ends its processes."""
+    work = [(seed, mix, nodes, vectors) for seed in seeds]
     if jobs <= 1:
         before = gc.get_threshold()
         rare_collections()
@@ -36,8 +40,19 @@ def play(seeds: range, mix: str | None, nodes: int | None, jobs: int = 1) -> Ite
 
 def _play(job: Job) -> Played:
     started_s = time.process_time()
-    result = run_seed(*job)
+    seed, mix, nodes, vectors = job
+    result = run_seed(seed, mix, nodes, substance=arithmetic(vectors))
     return result, time.process_time() - started_s
+
+
+def arithmetic(vectors: bool) -> Callable[[Plan], Substance]:
+    """What fragments are: real vectors, or histories only."""
+    if not vectors:
+        return lambda plan: NOTHING
+    # Imported here: histories do without torch.
+    from p2pdiloco.study.vectors import Vectors
+
+    return Vectors
 
 
 def rare_collections() -> None:

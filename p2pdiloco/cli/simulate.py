@@ -28,6 +28,7 @@ MIX_NAMES = ("calm", "churn", "datacentre", "partition", "storm", "wan")
     help=f"Nodes at start (default: drawn). Above {MOST_DRAWN}: one calm world, and what it costs a node.",
 )
 @click.option("--mix", type=click.Choice(MIX_NAMES), default=None, help="Kind of faults (default: drawn).")
+@click.option("--vectors", is_flag=True, help="Learners really train a small model; reports its loss.")
 @click.option("--jobs", type=click.IntRange(1, 64), default=1, help="Processes that share the seeds.")
 @click.option("--trace", is_flag=True, help="Print every decision with its reason, and every fault.")
 @click.option("--verbose", is_flag=True, help="With --trace: messages, events and effects too.")
@@ -37,6 +38,7 @@ def simulate(
     seeds: int | None,
     nodes: int | None,
     mix: str | None,
+    vectors: bool,
     jobs: int,
     trace: bool,
     verbose: bool,
@@ -45,17 +47,19 @@ def simulate(
     """Run the protocol under a virtual clock, a faulty network, crashes and restarts.
 
     The same core as in a real node; fragments are histories, so that "nothing lost, nothing twice" is
-    checked exactly. Exit status 1 if a rule was broken or the swarm did not recover.
+    checked exactly. With --vectors they are small real vectors too, made by the code that merges and steps
+    in a real node, and "equal state" means equal bytes. Exit status 1 if a rule was broken or the swarm did
+    not recover.
     """
     if nodes is not None and nodes > MOST_DRAWN:
-        if mix or trace or verbose or jobs > 1 or (seeds or 1) > 1:
+        if mix or vectors or trace or verbose or jobs > 1 or (seeds or 1) > 1:
             raise UserError(
                 f"above {MOST_DRAWN} nodes there is one calm world, and nothing but its figures",
-                "leave out --seeds, --mix, --jobs, --trace and --verbose",
+                "leave out --seeds, --mix, --vectors, --jobs, --trace and --verbose",
             )
         return _measure(nodes, seed or 0, as_json)
     # Imported here so that --help does not pay for it.
-    from p2pdiloco.cli.seed_pool import play
+    from p2pdiloco.cli.seed_pool import arithmetic, play
     from p2pdiloco.simulation.report import Summary, rate
     from p2pdiloco.simulation.runner import run_seed
 
@@ -65,9 +69,11 @@ def simulate(
     started_s = time.perf_counter()
     last: SeedResult | None = None
     if trace or verbose:
-        played = ((run_seed(s, mix, nodes, click.echo, verbose), 0.0) for s in range(first, first + count))
+        make = arithmetic(vectors)
+        seeds_traced = range(first, first + count)
+        played = ((run_seed(s, mix, nodes, click.echo, verbose, make), 0.0) for s in seeds_traced)
     else:
-        played = play(range(first, first + count), mix, nodes, jobs)  # type: ignore[assignment]
+        played = play(range(first, first + count), mix, nodes, jobs, vectors)  # type: ignore[assignment]
     for last, seconds in played:
         summary.add(last, seconds)
         if not last.ok and not as_json:

@@ -8,6 +8,7 @@ from p2pdiloco.core.config import CoreConfig, Restored, RestoredFragment
 from p2pdiloco.core.effects import VoteRecord
 from p2pdiloco.core.types import SignedVersion, Stamp, Watermark
 from p2pdiloco.simulation.lineage import FragmentState, OuterUpdate
+from p2pdiloco.simulation.substance import NOTHING, Resumed, Substance
 
 LoggedUpdate = tuple[SignedVersion, OuterUpdate]
 
@@ -32,12 +33,21 @@ class ResumeNote:
     unmerged_from: int
     rest_from: int
     """What was made after that copy begins here."""
+    displacement: bytes = b""
+    """Their matter: of all of it, and of what was made after that copy."""
+    rest: bytes = b""
 
     def first_step(self, watermark: Stamp) -> int | None:
         """From which step on the displacement may be taken up again, if at all."""
         if self.pending is None:
             return self.unmerged_from if watermark == self.after else None
         return self.rest_from if watermark in (self.after, self.pending) else None
+
+    def resumed(self, watermark: Stamp) -> Resumed | None:
+        """What may be taken up again, if anything."""
+        first = self.first_step(watermark)
+        matter = self.displacement if self.pending is None else self.rest
+        return None if first is None else (first, matter)
 
 
 @dataclass(slots=True)
@@ -70,7 +80,7 @@ class Disk:
         """The fragment's state is durable."""
         self.checkpoints[checkpoint.version.header.fragment] = checkpoint
 
-    def restore(self, fragment: int, genesis: Checkpoint) -> Checkpoint:
+    def restore(self, fragment: int, genesis: Checkpoint, substance: Substance = NOTHING) -> Checkpoint:
         """The newest durable version: the checkpoint and every durable update that continues it."""
         found = self.checkpoints.get(fragment, genesis)
         version, state, log = found.version, found.state, dict(found.log)
@@ -78,7 +88,7 @@ class Disk:
         children = {v.header.parent: (v, u) for v, u in self.updates.get(fragment, {}).values()}
         while (child := children.get(version.header.digest())) is not None:
             version, update = child
-            state = state.apply(update)
+            state = state.apply(update, substance)
             log[version.header.number] = child
             for part in version.header.contributors:
                 marks[part.learner] = Watermark(part.learner, part.stamp, version.header.number)

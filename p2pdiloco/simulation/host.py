@@ -51,7 +51,8 @@ class Host:
         self._backlog: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         self._tick_at_s = math.inf
         self._ticks: tuple[float, int] = (0.0, 0)
-        found = [disk.restore(f, self._genesis(f)) for f in range(self.config.fragments)]
+        count, substance = self.config.fragments, world.substance
+        found = [disk.restore(f, self._genesis(f), substance) for f in range(count)]
         self.stores = [Store(c.version, c.state, c.watermarks, c.log) for c in found]
         for store in self.stores:
             world.watch.restored(store.version, store.state)

@@ -60,7 +60,7 @@ class Watch:
         if state.digest != header.state_digest:
             raise Violation("equal-state", f"{where}: the state is not the one that the header names")
         known = self.states.setdefault(digest, state)
-        if known.digest != state.digest:
+        if known.digest != state.digest or known.matter != state.matter:
             raise Violation("equal-state", f"{where}: two states under one header")
         if digest not in self.headers:
             if header.syncer != host.peer:
@@ -82,7 +82,9 @@ class Watch:
         digest = version.header.digest()
         if digest not in self.headers:
             self._new_version(version, f"restored fragment {version.header.fragment}")
-        self.states.setdefault(digest, state)
+        if self.states.setdefault(digest, state).matter != state.matter:
+            where = f"fragment {version.header.fragment} version {version.header.number}"
+            raise Violation("equal-state", f"{where}: other bytes come back from the disk")
 
     def _new_version(self, version: SignedVersion, where: str) -> None:
         header = version.header

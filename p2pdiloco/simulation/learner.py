@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from p2pdiloco.simulation.lineage import Displacement
+from p2pdiloco.simulation.substance import Mode, Resumed, Trainer
 
 TINY_S = 1e-7
 """Tolerance when a time is turned into a step number."""
@@ -25,6 +26,8 @@ class Install:
     digest: bytes
     merged: Displacement | None
     overwrite: bool
+    state: bytes = b""
+    """Its matter (`substance`)."""
 
 
 @dataclass(slots=True)
@@ -63,7 +66,13 @@ class LearnerModel:
     """The learner of one node. `step_time_s` is fixed; freezes shift its clock, crashes end a life."""
 
     def __init__(
-        self, peer: str, inner_steps: int, step_time_s: float, bases: list[tuple[bytes, int]], tell: Callbacks
+        self,
+        peer: str,
+        inner_steps: int,
+        step_time_s: float,
+        bases: list[tuple[bytes, int]],
+        tell: Callbacks,
+        trainer: Trainer | None = None,
     ) -> None:
         self.peer = peer
         self.running = False
@@ -71,6 +80,7 @@ class LearnerModel:
         self.step_time_s = step_time_s
         self._inner_steps = inner_steps
         self._tell = tell
+        self.trainer = trainer or Trainer()
         self._started_s = 0.0
         self._first_step = 0
         self._wake_s = math.inf
@@ -91,9 +101,10 @@ class LearnerModel:
     def _time_of(self, step: int) -> float:
         return self._started_s + (step - self._first_step) * self.step_time_s
 
-    def start(self, now: float, first_step: int, resumed: dict[int, int] | None = None) -> None:
+    def start(self, now: float, first_step: int, resumed: dict[int, Resumed] | None = None) -> None:
         """A new life: parameters are the daemon's, earlier unmerged steps are gone, unless `resumed` says
-        (fragment -> first step) that they were saved with the parameters."""
+        (by fragment) that they were saved with the parameters."""
+        again = resumed or {}
         self.running = True
         self.life += 1
         self._started_s, self._first_step = now, first_step
@@ -101,17 +112,20 @@ class LearnerModel:
         for index, counters in enumerate(self.fragments):
             for install in counters.installs:
                 counters.base, counters.base_number = install.digest, install.number
+                self.trainer.install(index, install.number, install.state, "rebase")
             counters.installs.clear()
             counters.asked = counters.encoding = False
             counters.slot = None
-            counters.unmerged_from = counters.life_from = (resumed or {}).get(index, first_step)
+            counters.unmerged_from = counters.life_from = again.get(index, (first_step, b""))[0]
             counters.due_step = first_step + max(1, (index + 1) * self._inner_steps // count)
+        self.trainer.begin(first_step, again)
         self.plan(now)
 
     def stop(self, now: float) -> None:
         """The process died; copies that were not yet encoded are gone with it."""
         self._first_step = self.step_at(now)
         self.running = False
+        self.trainer.end()
         self._wake_s = math.inf
 
     def set_pace(self, step_time_s: float, now: float) -> None:
@@ -138,6 +152,8 @@ class LearnerModel:
         """Take a version over at the next boundary; without a learner, at once."""
         counters = self.fragments[install.fragment]
         counters.installs.append(install)
+        if self.running and install.merged is not None and counters.slot == install.merged:
+            self.trainer.committed(install.fragment)
         if not self.running:
             self._take_over(counters, now)
         self.plan(now)
@@ -145,6 +161,7 @@ class LearnerModel:
     def retire(self, fragment: int, now: float) -> None:
         """The slot's copy will not be merged as it stands."""
         self.fragments[fragment].slot = None
+        self.trainer.retire(fragment)
         self.plan(now)
 
     def encoded(self, fragment: int, now: float) -> None:
@@ -188,12 +205,15 @@ class LearnerModel:
             return
         self._wake_s = math.inf
         step = self.step_at(now)
+        self.trainer.advance(step)
         for index, counters in enumerate(self.fragments):
             self._take_over(counters, now)
             asked, counters.asked = counters.asked, False
             due = step >= counters.due_step
             if counters.slot is None and (asked or due) and step > counters.unmerged_from:
-                counters.slot = Displacement(index, self.peer, counters.unmerged_from, step, counters.base)
+                first = counters.unmerged_from
+                matter = self.trainer.copy_out(index, step - first)
+                counters.slot = Displacement(index, self.peer, first, step, counters.base, matter=matter)
                 counters.encoding = True
                 counters.due_step = step + self._inner_steps
                 self._tell.copied_out(counters.slot, due)
@@ -205,11 +225,16 @@ class LearnerModel:
         if counters.encoding:
             return
         step = self.step_at(now)
+        if self.running:
+            self.trainer.advance(step)
         for install in counters.installs:
             counters.base, counters.base_number = install.digest, install.number
+            mine = install.merged is not None and counters.slot == install.merged
+            mode: Mode = "overwrite" if install.overwrite else "merged" if mine else "rebase"
+            self.trainer.install(install.fragment, install.number, install.state, mode)
             if install.merged is not None:
                 counters.unmerged_from = max(counters.unmerged_from, install.merged.end)
-                if counters.slot == install.merged:
+                if mine:
                     counters.slot = None
             elif install.overwrite:
                 if counters.unmerged_from < step:

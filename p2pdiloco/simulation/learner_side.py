@@ -10,6 +10,7 @@ from p2pdiloco.core.effects import RetireSlot
 from p2pdiloco.simulation.disk import ResumeNote
 from p2pdiloco.simulation.learner import Callbacks, Install, LearnerModel
 from p2pdiloco.simulation.lineage import Displacement
+from p2pdiloco.simulation.substance import Resumed
 
 if TYPE_CHECKING:
     from p2pdiloco.simulation.host import Host
@@ -27,7 +28,9 @@ class LearnerSide:
         bases = [(s.version.header.digest(), s.version.header.number) for s in host.stores]
         tell = Callbacks(self._wake_at, self._copied_out, self._nothing, self._applied, self._dropped)
         steps, step_time_s = host.config.inner_steps, host.spec.step_time_s
-        self.model = LearnerModel(host.peer, steps, step_time_s, bases, tell)
+        states = [(s.version.header.number, s.state.matter) for s in host.stores]
+        trainer = host.world.substance.trainer(host.peer, states)
+        self.model = LearnerModel(host.peer, steps, step_time_s, bases, tell, trainer)
         self.model.resume_counting(first_step)
 
     # --- life ----------------------------------------------------------------------------------------
@@ -48,11 +51,11 @@ class LearnerSide:
                 self._applied(fragment, counters.base_number, model.step_at(host.now))
             self._tell_status()
 
-    def _resumed(self) -> dict[int, int]:
+    def _resumed(self) -> dict[int, Resumed]:
         host = self._host
         notes, host.disk.resume = host.disk.resume, {}
-        found = {f: n.first_step(host.core.fragments[f].chain.watermark(host.peer)) for f, n in notes.items()}
-        return {fragment: first for fragment, first in found.items() if first is not None}
+        found = {f: n.resumed(host.core.fragments[f].chain.watermark(host.peer)) for f, n in notes.items()}
+        return {fragment: again for fragment, again in found.items() if again is not None}
 
     def slow_down(self, factor: float) -> None:
         """From now on a step takes so many times as long as this machine needs at best."""
@@ -82,7 +85,9 @@ class LearnerSide:
             after, pending = host.core.fragments[fragment].own.resume_stamps()
             rest_from = counters.slot.end if counters.slot else counters.unmerged_from
             if self.model.running:
-                host.disk.resume[fragment] = ResumeNote(after, pending, counters.unmerged_from, rest_from)
+                saved = self.model.trainer.saved(fragment)
+                note = ResumeNote(after, pending, counters.unmerged_from, rest_from, *saved)
+                host.disk.resume[fragment] = note
 
     def report(self) -> None:
         """Tell the core where the learner is, every second."""

@@ -7,9 +7,10 @@ steps that it carries, and "nothing lost, nothing twice" can be checked exactly.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from p2pdiloco.core.types import Stamp
+from p2pdiloco.simulation.substance import NOTHING, Substance, Work
 
 Spans = tuple[tuple[int, int], ...]
 """Disjoint, sorted, non-adjacent half-open ranges of inner steps."""
@@ -27,6 +28,8 @@ class Displacement:
     """Header digest of the version that the learner's parameters were measured against."""
     pieces: Spans = ()
     """Of a sum of several: what it carries of [first, end)."""
+    matter: bytes = field(default=b"", compare=False, repr=False)
+    """The encoded pseudo-gradient, where numbers are simulated too."""
 
     @property
     def spans(self) -> Spans:
@@ -40,7 +43,8 @@ class Displacement:
 
     def digest(self) -> bytes:
         """Stands for the payload digest."""
-        return hashlib.sha256(repr((self.fragment, self.learner, self.spans)).encode()).digest()
+        text = repr((self.fragment, self.learner, self.spans))
+        return hashlib.sha256(text.encode() + self.matter).digest()
 
 
 def combine(parts: list[Displacement]) -> Displacement:
@@ -71,11 +75,15 @@ class PartialSum:
 
     fragment: int
     parts: tuple[MergedPart, ...]
+    matter: bytes = field(default=b"", repr=False)
+    """The sums, encoded."""
+    flat: tuple[Work, ...] = field(default=(), compare=False, repr=False)
+    """Every contribution in `matter`, so that it can be checked what the root makes of it."""
 
     def digest(self) -> bytes:
         """Stands for the payload digest."""
         text = repr((self.fragment, [(p.learner, p.stamp, p.first, p.end) for p in self.parts]))
-        return hashlib.sha256(text.encode()).digest()
+        return hashlib.sha256(text.encode() + self.matter).digest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +94,14 @@ class OuterUpdate:
     number: int
     parts: tuple[MergedPart, ...]
     digest: bytes
+    matter: bytes = field(default=b"", repr=False)
+    """The merged pseudo-gradient, encoded."""
 
     @staticmethod
-    def of(fragment: int, number: int, parts: tuple[MergedPart, ...]) -> OuterUpdate:
+    def of(fragment: int, number: int, parts: tuple[MergedPart, ...], matter: bytes = b"") -> OuterUpdate:
         """Encode a merge."""
         text = repr((fragment, number, [(p.learner, p.stamp, p.first, p.end) for p in parts]))
-        return OuterUpdate(fragment, number, parts, hashlib.sha256(text.encode()).digest())
+        return OuterUpdate(fragment, number, parts, hashlib.sha256(text.encode() + matter).digest(), matter)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,13 +117,25 @@ class FragmentState:
     """Update digest -> the state that it leads to: worked out once for all nodes that hold this one."""
     repeated: tuple[MergedPart, ...] = ()
     """Parts of the newest update whose steps were in the parent already: always a bug."""
+    matter: bytes = field(default=b"", compare=False, repr=False)
+    """Theta and momentum themselves, where numbers are simulated too; then in `digest` as well."""
 
-    def apply(self, update: OuterUpdate) -> FragmentState:
-        """The outer step: a new state, whose digest depends on the whole history."""
+    def apply(self, update: OuterUpdate, substance: Substance = NOTHING) -> FragmentState:
+        """The outer step: a new state, whose digest depends on the whole history, and on its bytes. Those
+        every node computes for itself."""
         found = self.following.get(update.digest)
         if found is None:
             found = self.following[update.digest] = self._apply(update)
-        return found
+        matter = substance.outer_step(self.fragment, found.number, self.matter, update.matter)
+        if not matter:
+            return found
+        digest = hashlib.sha256(found.digest + matter).digest()
+        return replace(found, digest=digest, matter=matter, following={})
+
+    def miscomputed(self) -> FragmentState:
+        """This state with one bit wrong."""
+        spoiled = self.matter[:-1] + bytes([self.matter[-1] ^ 1]) if self.matter else b""
+        return replace(self, digest=hashlib.sha256(self.digest).digest(), matter=spoiled, following={})
 
     def _apply(self, update: OuterUpdate) -> FragmentState:
         covered = dict(self.covered)

@@ -6,6 +6,8 @@ from typing import Any
 
 from msgspec import Struct, field, to_builtins
 
+from p2pdiloco.simulation.substance import Losses
+
 
 class SeedResult(Struct, frozen=True, kw_only=True):
     """What a seed did. `violation` names a broken rule, `stuck` what did not happen after the faults."""
@@ -31,6 +33,8 @@ class SeedResult(Struct, frozen=True, kw_only=True):
     violation: str
     detail: str
     stuck: str
+    losses: Losses | None = None
+    """Of the global parameters, where numbers are simulated too."""
     tail: tuple[str, ...] = ()
     """Of a failed seed: the last decisions before the end."""
 
@@ -74,11 +78,21 @@ class Summary(Tally, kw_only=True):
     seconds: dict[str, float] = field(default_factory=dict)
     """mix -> computing time of its seeds, where it was measured."""
     failed: list[SeedResult] = field(default_factory=list)
+    trained: int = 0
+    """Seeds whose learners really trained, and their mean losses."""
+    start_loss: float = 0.0
+    loss: float = 0.0
+    loss_floor: float = 0.0
 
     def add(self, result: SeedResult, seconds: float = 0.0) -> None:
         """Count one seed in, which took so long to play."""
         self.count(result)
         self.mixes.setdefault(result.mix, Tally()).count(result)
+        if result.losses is not None:
+            self.trained += 1
+            self.start_loss += (result.losses.start - self.start_loss) / self.trained
+            self.loss += (result.losses.end - self.loss) / self.trained
+            self.loss_floor += (result.losses.floor - self.loss_floor) / self.trained
         self.seconds[result.mix] = self.seconds.get(result.mix, 0.0) + seconds
         for kind, count in result.fault_kinds.items():
             self.fault_kinds[kind] = self.fault_kinds.get(kind, 0) + count
@@ -87,11 +101,12 @@ class Summary(Tally, kw_only=True):
 
     def sentence(self, seeds_per_minute: float) -> str:
         """For people."""
+        trained = f"loss {self.start_loss:.3f} -> {self.loss:.3f} (floor {self.loss_floor:.3f}); "
         return (
             f"{self.seeds} seeds, {self.violations} violations, {self.stuck} stuck; "
             f"{self.versions} versions, {self.elections} elections, {self.faults} faults "
             f"in {self.virtual_s:.0f} virtual seconds; "
-            f"{seeds_per_minute:.0f} seeds per minute"
+            f"{trained if self.trained else ''}{seeds_per_minute:.0f} seeds per minute"
         )
 
     def as_dict(self, elapsed_s: float, nodes: int | None, mix: str | None) -> dict[str, Any]:
@@ -99,6 +114,9 @@ class Summary(Tally, kw_only=True):
 
         A mix's seeds per minute are counted over its share of the computing time."""
         numbers: dict[str, Any] = to_builtins(self)
+        if not self.trained:
+            for name in ("trained", "start_loss", "loss", "loss_floor"):
+                del numbers[name]
         for entry, result in zip(numbers["failed"], self.failed, strict=True):
             entry["replay"] = replay_command(result, nodes, mix)
         computing_s = sum(numbers.pop("seconds").values())
@@ -117,4 +135,5 @@ def replay_command(result: SeedResult, nodes: int | None, mix: str | None) -> st
     """The one command that plays a seed again, with its trace."""
     options = f" --nodes {nodes}" if nodes else ""
     options += f" --mix {mix}" if mix else ""
+    options += " --vectors" if result.losses else ""
     return f"p2pdiloco simulate --seed {result.seed}{options} --trace"

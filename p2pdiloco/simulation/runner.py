@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from p2pdiloco.simulation.plan import draw_plan
+from p2pdiloco.simulation.plan import Plan, draw_plan
 from p2pdiloco.simulation.report import SeedResult, Summary
+from p2pdiloco.simulation.substance import NOTHING, Substance
 from p2pdiloco.simulation.world import World
 
 
@@ -15,9 +16,13 @@ def run_seed(
     nodes: int | None = None,
     write: Callable[[str], None] | None = None,
     verbose: bool = False,
+    substance: Callable[[Plan], Substance] = lambda plan: NOTHING,
 ) -> SeedResult:
-    """Play one seed; `write` gets the trace line by line: decisions, and all else too if `verbose`."""
-    return World(draw_plan(seed, mix, nodes), write, verbose).run()
+    """Play one seed; `write` gets the trace line by line: decisions, and all else too if `verbose`.
+
+    `substance` makes the world's arithmetic (`p2pdiloco.study`)."""
+    plan = draw_plan(seed, mix, nodes)
+    return World(plan, write, verbose, substance(plan)).run()
 
 
 def run_seeds(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import random
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -28,12 +27,15 @@ from p2pdiloco.simulation.lineage import (
     PartialSum,
     combine,
 )
+from p2pdiloco.simulation.substance import Work
 
 if TYPE_CHECKING:
     from p2pdiloco.simulation.host import Host
 
 PARTIAL_PER_UPDATE_BYTES = 4
 """A partial merge (sums in fp32) is so many times as large as an encoded update."""
+MAX_GROUPED_ERROR = 1e-4
+"""Of the mean length of the contributions: fp32 sums in another order, stretched where directions cancel."""
 
 
 class Worker:
@@ -56,9 +58,9 @@ class Worker:
     def merge(self, effect: Merge) -> None:
         """Merge contributions into a new state."""
         host = self._host
-        update = OuterUpdate.of(effect.fragment, effect.number, self._parts(effect))
         before = host.stores[effect.fragment].state
-        state = before.apply(update)
+        update = self._update(effect, before)
+        state = before.apply(update, host.world.substance)
         host.world.watch.merged(host, before, state, update.parts)
         generation = self._take_spare(effect.fragment)
         if host.world.faults.chance(host.world.plan.mix.merge_fails):
@@ -84,9 +86,33 @@ class Worker:
             parts += tickets.partial(ticket).parts
         return tuple(parts)
 
+    def _matter(self, effect: Merge | MergePartial) -> tuple[list[Work], list[bytes], tuple[Work, ...]]:
+        """Payloads of contributions, of partial merges, and of all the contributions in both."""
+        tickets, inputs = self._host.tickets, []
+        for part in effect.inputs:
+            who = part.contributor
+            inputs.append((tickets.contribution(part.ticket).matter, who.tokens, who.inner_steps))
+        partials = [tickets.partial(ticket) for ticket in effect.partials]
+        flat = tuple(inputs) + tuple(work for partial in partials for work in partial.flat)
+        return inputs, [partial.matter for partial in partials], flat
+
+    def _update(self, effect: Merge, before: FragmentState) -> OuterUpdate:
+        """What the syncer publishes. Raises: Violation where groups make another merge than all at once."""
+        fragment, number, substance = effect.fragment, effect.number, self._host.world.substance
+        inputs, partials, flat = self._matter(effect)
+        matter = substance.merge(fragment, number, before.matter, inputs, partials)
+        if partials:
+            error = substance.grouped_error(fragment, inputs, partials, list(flat))
+            if error > MAX_GROUPED_ERROR:
+                where = f"{self._host.peer} fragment {fragment} version {number}"
+                raise Violation("global-merge", f"{where}: off by {error:.2g} of the mean length")
+        return OuterUpdate.of(fragment, number, self._parts(effect), matter)
+
     def merge_partial(self, effect: MergePartial) -> None:
         """Add a group's contributions up."""
-        whole = PartialSum(effect.fragment, self._parts(effect))
+        inputs, partials, flat = self._matter(effect)
+        matter = self._host.world.substance.partial(effect.fragment, inputs, partials)
+        whole = PartialSum(effect.fragment, self._parts(effect), matter, flat)
         self._host.later(self._work_s(), self._partial_merged, effect, whole)
 
     def _partial_merged(self, effect: MergePartial, whole: PartialSum) -> None:
@@ -106,6 +132,8 @@ class Worker:
             whole = combine(parts)
         except ValueError as error:
             raise Violation("nothing-twice", str(error)) from error
+        matter = host.world.substance.combine(effect.fragment, [part.matter for part in parts])
+        whole = replace(whole, matter=matter)
         host.later(self._work_s(), self._combined, effect, whole)
 
     def _combined(self, effect: Combine, whole: Displacement) -> None:
@@ -125,9 +153,9 @@ class Worker:
         host = self._host
         update = host.tickets.update(effect.ticket)
         generation = self._take_spare(effect.fragment)
-        state = host.stores[effect.fragment].state.apply(update)
+        state = host.stores[effect.fragment].state.apply(update, host.world.substance)
         if host.world.faults.chance(host.world.plan.mix.miscompute):
-            state = replace(state, digest=hashlib.sha256(state.digest).digest())
+            state = state.miscomputed()
         host.later(self._work_s(), self._applied, effect, state, generation)
 
     def _applied(self, effect: ApplyUpdate, state: FragmentState, generation: int) -> None:
@@ -170,7 +198,8 @@ class Worker:
         store.commit(effect.version, update, effect.watermarks, host.config.log_versions)
         ticket = effect.merged_ticket
         merged = host.tickets.contribution(ticket) if ticket is not None else None
-        install = Install(header.fragment, header.number, header.digest(), merged, effect.overwrite)
+        state, number = store.state.matter, header.number
+        install = Install(header.fragment, number, header.digest(), merged, effect.overwrite, state)
         host.learner.install(install)
         host.world.committed(host, header)
         if host.now - store.saved_s >= host.spec.checkpoint_every_s:

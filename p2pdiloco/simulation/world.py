@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 
 from p2pdiloco.core.effects import Effect
 from p2pdiloco.core.events import PresenceSeen
@@ -21,6 +22,7 @@ from p2pdiloco.simulation.liveness import Liveness
 from p2pdiloco.simulation.network import Network
 from p2pdiloco.simulation.plan import RUN, NodeSpec, Plan, stream
 from p2pdiloco.simulation.report import SeedResult
+from p2pdiloco.simulation.substance import NOTHING, Losses, Substance
 from p2pdiloco.simulation.trace import Trace
 
 PRESENCE_EVERY_S = 2.0
@@ -32,8 +34,15 @@ TRANSFER_PATIENCE_S = 60.0
 class World:
     """Everything there is. Nodes reach each other only through `network` and `bulk`."""
 
-    def __init__(self, plan: Plan, write: Callable[[str], None] | None = None, verbose: bool = False) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        write: Callable[[str], None] | None = None,
+        verbose: bool = False,
+        substance: Substance = NOTHING,
+    ) -> None:
         self.plan = plan
+        self.substance = substance
         self.clock = Clock()
         self.trace = Trace(write, verbose)
         self.hosts: dict[str, Host] = {}
@@ -51,7 +60,9 @@ class World:
         """Left, or lost with their disk: never to return. Only asked for membership."""
         self.broken: set[str] = set()
         """Outside of the core that is healed: crashed, cut off or frozen for ever."""
-        self.genesis = tuple(genesis_state(f) for f in range(plan.config.fragments))
+        self.genesis = tuple(
+            replace(genesis_state(f), matter=substance.genesis(f)) for f in range(plan.config.fragments)
+        )
         """One state of version 0 for all: what follows from it is worked out once."""
         self._disks: dict[str, Disk] = {}
         self._incarnations: dict[str, int] = {}
@@ -202,8 +213,20 @@ class World:
             violation=violation,
             detail=detail,
             stuck=stuck,
+            losses=self._losses(),
             tail=self.trace.tail() if violation or stuck else (),
         )
+
+    def _losses(self) -> Losses | None:
+        """How good the heaviest heads are."""
+        stores = [host.stores for host in self.core_hosts()]
+        if not stores:
+            return None
+        best = [
+            max((mine[f] for mine in stores), key=lambda store: store.version.header.head().weight)
+            for f in range(self.plan.config.fragments)
+        ]
+        return self.substance.losses([store.state.matter for store in best])
 
     def _check_end(self) -> None:
         now = self.clock.now

@@ -17,6 +17,7 @@ OWN = {
     "learner": {"tensors", "ports", "core.types", "config", "errors"},
     "adapters": {"ports", "identity", "core.types", "core.messages", "core.effects", "config", "errors"},
     "simulation": {"core", "config", "errors"},
+    "study": {"simulation", "learner", "tensors", "core", "config", "errors"},
     "daemon": {"adapters", "learner", "tensors", "core", "ports", "identity", "config", "errors"},
 }
 """Layer -> what it may import of p2pdiloco, beside itself and the package's own constants. `cli` and
@@ -31,6 +32,7 @@ THIRD_PARTY = {
     "config": {"msgspec"},
     "core": {"msgspec"},
     "simulation": {"msgspec"},
+    "study": {"numpy", "torch"},
     "tensors": {"msgspec", "numpy", "torch"},
     "learner": {"msgspec", "numpy", "safetensors", "torch"},
     "adapters": {
