@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from p2pdiloco.core.electorate import Electorate
 from p2pdiloco.core.shared import Shared
-from p2pdiloco.core.timing import answer_bound_s, grace_window_s
+from p2pdiloco.core.timing import answer_bound_s, grace_cap_s, grace_window_s
 
 
 class Calls:
@@ -16,6 +17,7 @@ class Calls:
     def __init__(self, shared: Shared, electorate: Electorate, level: int) -> None:
         self._shared = shared
         self._electorate = electorate
+        self._level = level
         self._answer_time = shared.answer_time(level)
         self._out: set[str] = set()
         self._sent_s = 0.0
@@ -43,17 +45,21 @@ class Calls:
         self._out = set()
 
     def grace_s(self, quorum_s: float, sync_s: float, now: float) -> float:
-        """The grace window of a round that reached its quorum now (`timing.grace_window_s`)."""
+        """The grace window of a round that reached its quorum now (`timing.grace_window_s`).
+
+        Above the leaves it is as long as may be: whoever is missing is a whole group, whose own window may
+        have begun later, and no sum of answer times seen so far says how much later."""
         shared, config = self._shared, self._shared.config
         step_s = shared.median_step_s(now)
+        answer_s = math.inf if self._level else self._answer_time.expected_s
         return grace_window_s(
             config.delay_steps,
             step_s,
             quorum_s,
             sync_s,
             config.grace_fraction,
-            config.grace_cap_s,
-            min(self._answer_time.expected_s, answer_bound_s(config.inner_steps, step_s)),
+            grace_cap_s(config.grace_cap_s, self._level),
+            min(answer_s, answer_bound_s(config.inner_steps, step_s)),
         )
 
     def _add(self, now: float) -> None:

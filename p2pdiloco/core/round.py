@@ -34,7 +34,7 @@ from p2pdiloco.core.inbox import Held, Inbox, Offer
 from p2pdiloco.core.machine import Machine
 from p2pdiloco.core.messages import Closing, Pass
 from p2pdiloco.core.office import Office
-from p2pdiloco.core.timing import Ema
+from p2pdiloco.core.timing import Ema, grace_cap_s
 from p2pdiloco.core.types import Ticket
 
 CALLED_SHARE = 0.6
@@ -329,7 +329,7 @@ class Round:
             behind = call.number > self._chain.head.number + 1
             self._pass_to(sender, call, "catching up" if behind else "not in office", now)
             return
-        cap_s = self._shared.config.grace_cap_s
+        cap_s = grace_cap_s(self._shared.config.grace_cap_s, self._level + 1)
         closes_in_s = call.closes_in_s if 0.0 <= call.closes_in_s <= cap_s else cap_s
         window_s = CALLED_SHARE * closes_in_s
         if self.state in (RoundState.IDLE, RoundState.COLLECTING):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 EMA_SHARE = 0.2
 """How much the newest sample counts."""
 ANSWER_SHARE = 0.75
@@ -42,8 +44,9 @@ class AnswerTime:
 
     @property
     def expected_s(self) -> float:
-        """Nearly all answers are in by then; 0: nothing is known yet."""
-        return 0.0 if self._mean_s is None else self._mean_s + 4 * self._deviation_s
+        """Nearly all answers are in by then; infinite while nothing is known: a new syncer's first round
+        waits as long as it may, else it would close before anybody's answer and learn from that."""
+        return math.inf if self._mean_s is None else self._mean_s + 4 * self._deviation_s
 
 
 def grace_window_s(
@@ -69,6 +72,11 @@ def answer_bound_s(inner_steps: int, step_s: float) -> float:
     """The most that is waited beyond the slack: `ANSWER_SHARE` of the time between two contributions of a
     learner, so that a round has ended before the next one is due."""
     return ANSWER_SHARE * inner_steps * step_s
+
+
+def grace_cap_s(cap_s: float, level: int) -> float:
+    """The cap of the windows on that level: whoever is called there first has a window of its own."""
+    return cap_s * (level + 1)
 
 
 def backoff_s(first_s: float, attempt: int) -> float:

@@ -15,8 +15,10 @@ from p2pdiloco.core.types import NEVER, Stamp
 
 
 def syncer(peers: tuple[str, ...] = ("p1", "p2"), timing: dict[str, float] | None = None, **run: Any) -> Solo:
-    """We are the syncer; our own learner does not run unless the test starts it."""
+    """We are the syncer, and calls were answered at once so far; our own learner does not run unless the
+    test starts it."""
     solo = Solo(config(timing=timing, **run), peers)
+    solo.fragment.context.shared.answer_time(0).add(0.0)
     solo.take_office()
     return solo
 
@@ -87,6 +89,15 @@ def test_the_window_grows_to_what_answers_take() -> None:
     again = {"stamp": Stamp(1, 2), "after": Stamp(1, 1)}
     closing = [r for r in found(solo.offer("p1", 4, **again), ef.Record) if r.kind == "closing"]
     assert 0.05 < dict(closing[0].fields)["grace_s"] <= 0.5 * 40 * 0.01
+
+
+def test_a_new_syncer_waits_as_long_as_it_may() -> None:
+    """It knows nothing of how long answers take: three quarters of the sync interval, whatever the slack."""
+    solo = Solo(config(inner_steps=40), ("p1", "p2", "p3"))
+    solo.take_office()
+    solo.offer("p1", 1)
+    closing = [r for r in found(solo.offer("p2", 2), ef.Record) if r.kind == "closing"]
+    assert dict(closing[0].fields)["grace_s"] == pytest.approx(0.75 * 40 * 0.1)
 
 
 def test_the_round_closes_when_the_grace_window_ends() -> None:
