@@ -59,10 +59,10 @@ class Calls:
             sync_s,
             config.grace_fraction,
             grace_cap_s(config.grace_cap_s, self._level),
-            min(answer_s, answer_bound_s(config.inner_steps, step_s)),
+            min(answer_s, answer_bound_s(config.inner_steps, step_s, self._level)),
         )
 
     def _add(self, now: float) -> None:
         shared = self._shared
-        bound_s = answer_bound_s(shared.config.inner_steps, shared.median_step_s(now))
+        bound_s = answer_bound_s(shared.config.inner_steps, shared.median_step_s(now), self._level)
         self._answer_time.add(min(now - self._sent_s, bound_s))

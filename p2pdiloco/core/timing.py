@@ -68,10 +68,11 @@ def grace_window_s(
     return max(0.0, min(max(fraction * slack_s, answer_s), cap_s))
 
 
-def answer_bound_s(inner_steps: int, step_s: float) -> float:
+def answer_bound_s(inner_steps: int, step_s: float, level: int = 0) -> float:
     """The most that is waited beyond the slack: `ANSWER_SHARE` of the time between two contributions of a
-    learner, so that a round has ended before the next one is due."""
-    return ANSWER_SHARE * inner_steps * step_s
+    learner, so that a round has ended before the next one is due; above the leaves, where those below have
+    such a window first, half as much again."""
+    return ANSWER_SHARE * inner_steps * step_s * (1.5 if level else 1.0)
 
 
 def grace_cap_s(cap_s: float, level: int) -> float:
