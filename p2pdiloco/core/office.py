@@ -118,12 +118,8 @@ class Office:
         if view.has_left(syncer):
             return "the syncer left"
         if not view.alive(syncer, now) and not self._is_news(syncer, now):
-            silence = view.silence_s(syncer, now)
-            return (
-                "the syncer is unreachable"
-                if silence < self._shared.timing.suspect_s
-                else "the syncer is silent"
-            )
+            silent = view.silence_s(syncer, now) >= self._shared.timing.suspect_s
+            return "the syncer is silent" if silent else "the syncer is unreachable"
         return ""
 
     def _is_news(self, syncer: str, now: float) -> bool:
@@ -270,7 +266,7 @@ class Office:
     def _stand_at_s(self, now: float) -> float:
         """When our rank's turn comes: rank x stagger after the office was seen open."""
         opened = self._open_since_s if self._open_since_s is not None else now
-        return opened + self._ranks.ours(self._next_term(), now) * self._shared.timing.stagger_s
+        return opened + self._ranks.wait_s(self._next_term(), now)
 
     def _stand(self, now: float, reason: str) -> None:
         shared = self._shared
@@ -318,6 +314,7 @@ class Office:
     def _lose(self, now: float, reason: str) -> None:
         self._machine.go(OfficeSignal.LOSE)
         timing = self._shared.timing
+        self._ranks.losses += 1
         self._not_before_s = now + timing.stagger_s * (1 + 2 * self._shared.rng.random())
         self._open_since_s = now
         self._stand_due_s = self._not_before_s
@@ -433,6 +430,7 @@ class Office:
     def _taken(self, reason: str, now: float) -> None:
         self._suspected = ""
         self._candidacy = None
+        self._ranks.losses = 0
         self._taken_s = now
         self._open_since_s = None
         self.changed = True

@@ -13,6 +13,8 @@ from p2pdiloco.core.types import WHOLE_RUN, Certificate, Vote, VoteBody
 
 MAX_SAVING = 2
 """Votes that wait for the disk at one time; on a slow one, votes for ever new terms would only queue up."""
+MAX_DOUBLED = 3
+"""What each rank waits doubles so many times at most."""
 
 
 class Voter:
@@ -148,6 +150,16 @@ class Ranks:
         self._electorate = electorate
         self._of: tuple[int, tuple[str, ...]] = (0, ())
         self._ours = 0
+        self.losses = 0
+        """Candidacies of ours that failed since somebody was in office."""
+
+    def wait_s(self, term: int, now: float) -> float:
+        """How long our rank leaves the better ones alone.
+
+        Members of a new group see its office open a message's way apart; and where candidates crossed each
+        other's path, messages take longer than a rank waited."""
+        doubled = min(self.losses + (self._group != WHOLE_RUN), MAX_DOUBLED)
+        return self.ours(term, now) * self._context.shared.timing.stagger_s * 2**doubled
 
     def ours(self, term: int, now: float) -> int:
         """0: we are first-ranked in that term."""
