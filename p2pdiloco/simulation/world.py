@@ -213,11 +213,11 @@ class World:
             violation=violation,
             detail=detail,
             stuck=stuck,
-            losses=self._losses(),
+            losses=self.losses(),
             tail=self.trace.tail() if violation or stuck else (),
         )
 
-    def _losses(self) -> Losses | None:
+    def losses(self) -> Losses | None:
         """How good the heaviest heads are."""
         stores = [host.stores for host in self.core_hosts()]
         if not stores:

