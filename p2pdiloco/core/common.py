@@ -23,7 +23,7 @@ MAX_SEEN = 8192
 class _Seen:
     """What one peer reported."""
 
-    __slots__ = ("head", "lately", "lately_s", "look_at_s", "sure")
+    __slots__ = ("head", "lately", "lately_s", "look_at_s", "parted", "sure")
 
     def __init__(self) -> None:
         self.head: Head | None = None
@@ -32,6 +32,8 @@ class _Seen:
         self.lately = NONE
         self.lately_s = 0.0
         self.look_at_s = -1e18
+        self.parted: bool | None = None
+        """It left with `head`, and will not go further; true once that was found to be of our chain."""
 
 
 class Common:
@@ -53,7 +55,7 @@ class Common:
         if now < seen.look_at_s:
             return
         seen.look_at_s = now + LOOK_EVERY_S
-        seen.head = head
+        seen.head, seen.parted = head, None
         if self._chain.knows(head.number, head.digest):
             self._note(seen, head.number, now)
 
@@ -72,6 +74,12 @@ class Common:
             if number >= 0:
                 self._note(self._seen.setdefault(mark.learner, _Seen()), number, now)
 
+    def left(self, peer: str, head: Head) -> None:
+        """A peer goes, with this head."""
+        seen = self._seen.get(peer)
+        if seen is not None:
+            seen.head, seen.parted = head, self._chain.knows(head.number, head.digest)
+
     def restarted(self, peer: str) -> None:
         """It may have come back with an older state."""
         self._seen.pop(peer, None)
@@ -82,6 +90,7 @@ class Common:
             self._replaced = self._chain.replaced
             for seen in self._seen.values():
                 seen.sure = seen.lately = NONE
+                seen.parted = None if seen.parted is None else False
         if len(self._seen) > 2 * len(peers) + 16:
             self._seen = {peer: self._seen[peer] for peer in peers if peer in self._seen}
         lowest = self._chain.head.number
@@ -92,5 +101,8 @@ class Common:
             head = known.head
             if head is not None and self._chain.knows(head.number, head.digest):
                 self._note(known, head.number, now)
+                known.parted = None if known.parted is None else True
+            if known.parted:
+                continue  # it will come back with a version of our chain, or not at all
             lowest = min(lowest, known.sure)
         return lowest

@@ -39,6 +39,7 @@ from p2pdiloco.core.grouping import level_sizes
 from p2pdiloco.core.kept import Kept, Part
 from p2pdiloco.core.machine import Machine
 from p2pdiloco.core.office import Office
+from p2pdiloco.core.office_table import NOT_IN_OFFICE
 from p2pdiloco.core.timing import Ema, backoff_s
 from p2pdiloco.core.types import ContributionHeader, SignedContribution, Stamp, Ticket
 
@@ -311,7 +312,7 @@ class Contributor:
         if reason in RELABEL:
             pending.base_number, pending.base_digest = self._chain.head.number, self._chain.head.digest
         if reason == "not-syncer" and pending.peer == self._office.syncer and pending.attempts > 1:
-            self._office.suspect("the syncer says that it is not in office")
+            self._office.suspect(NOT_IN_OFFICE)
         self._retry(pending, now, at_once=False)
 
     def undelivered(self, event: ContributionUndelivered, now: float) -> None:

@@ -22,6 +22,7 @@ from p2pdiloco.core.effects import MergePartial, OfferPartial, Release
 from p2pdiloco.core.events import PartialAnswered, PartialFailed, PartialMerged, PartialUndelivered
 from p2pdiloco.core.machine import Machine
 from p2pdiloco.core.office import Office
+from p2pdiloco.core.office_table import NOT_IN_OFFICE
 from p2pdiloco.core.publishing import inputs_of
 from p2pdiloco.core.round import Job
 from p2pdiloco.core.timing import Ema, backoff_s
@@ -170,7 +171,7 @@ class Delegate:
         office = self.above()
         again = event.reason == "not-syncer" and partial.tries > 1
         if again and office is not None and partial.peer == office.syncer:
-            office.suspect("the syncer says that it is not in office")
+            office.suspect(NOT_IN_OFFICE)
         self._retry(partial, now, at_once=False)
 
     def undelivered(self, event: PartialUndelivered, now: float) -> None:

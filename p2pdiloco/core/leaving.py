@@ -53,10 +53,12 @@ class Departure:
         waits = any(helped or f.office.holding for f in unsettled) or not self._handed_over(now)
         if now < self._leave_by_s and waits:
             return
+        making = any(seat.round.busy for f in self._fragments for seat in f.context.seats)
         for fragment in self._fragments:
             fragment.seats.leave(now, "leaving")
+        heads = () if making else tuple(f.chain.head for f in self._fragments)
         for peer in self._shared.view.members(now):
-            self._shared.out.send(peer, Leaving(self._shared.incarnation))
+            self._shared.out.send(peer, Leaving(self._shared.incarnation, heads))
         reason = (
             f"{len(unsettled)} contributions were not merged in time" if unsettled else "nothing was pending"
         )

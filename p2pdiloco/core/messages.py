@@ -63,6 +63,8 @@ class Leaving(Message, frozen=True):
     """The sender goes away on purpose: out of the view at once, its offices are open."""
 
     incarnation: Count
+    heads: Annotated[tuple[Head, ...], Meta(max_length=MAX_FRAGMENTS)] = ()
+    """With which it goes and may come back, by fragment; empty if a version of its own was in the making."""
 
 
 class Closing(Message, frozen=True):

@@ -27,7 +27,7 @@ from p2pdiloco.core.effects import Effect, Send
 from p2pdiloco.core.electorate import Electorate
 from p2pdiloco.core.machine import Machine
 from p2pdiloco.core.messages import Elected, OfficeQuery, VoteGranted, VoteRefused, VoteRequest
-from p2pdiloco.core.office_table import OFFICE_TABLE, OfficeSignal, OfficeState
+from p2pdiloco.core.office_table import NOT_IN_OFFICE, OFFICE_TABLE, OfficeSignal, OfficeState
 from p2pdiloco.core.types import WHOLE_RUN, Certificate, Vote
 from p2pdiloco.core.voting import Candidacy, Ranks, Succession, Voter, why_not_certified, why_not_for
 
@@ -487,10 +487,12 @@ class Office:
                 self._shared.out.send(sender, Elected(certificate))
 
     def on_claim(self, peer: str, term: int, now: float) -> None:
-        """A heartbeat claims a term that we know nothing of: ask for its certificate. Or whoever was elected
-        beforehand did not wait for us: two syncers would each lack a quorum."""
+        """A heartbeat claims an office: ask for a certificate that we lack; follow who was elected beforehand
+        and did not wait for us (two syncers would each lack a quorum), or took office later than we saw."""
         following = self._succession.next
-        if following is not None and (following.syncer, following.term) == (peer, term):
+        if (peer, term, self._suspected) == (self.syncer, self.term, NOT_IN_OFFICE):
+            self.trust()
+        elif following is not None and (following.syncer, following.term) == (peer, term):
             self._succeed("the one elected beforehand is in office", now)
         elif term > self.term and now - self._asked_s >= self._shared.timing.query_s:
             self._asked_s = now

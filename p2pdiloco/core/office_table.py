@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from enum import Enum, auto
 
+NOT_IN_OFFICE = "the syncer says that it is not in office"
+"""Why a holder is suspected that may just be later than we to see that its term has begun."""
+
 
 class OfficeState(Enum):
     """Where this member stands towards the office."""

@@ -165,10 +165,12 @@ class View:
         member.tried_s = -1e18
         return True
 
-    def left(self, peer: str, incarnation: int) -> None:
-        """The peer said good-bye."""
+    def left(self, peer: str, incarnation: int, now: float) -> None:
+        """The peer said good-bye. What it made last may be unknown to us: it may come back with it."""
         member = self._members.get(peer)
         if member and incarnation >= member.incarnation:
+            if member.progress is not None:
+                self._vanished[peer] = now
             member.left_incarnation = incarnation
             member.progress = None
             member.gaps.last_s = None
@@ -289,7 +291,7 @@ class View:
                 self._vanished.setdefault(peer, now)
 
     def may_fork(self, now: float, roster: Roster, neighbours: set[str] | None) -> list[str]:
-        """Peers that may hold, or come back with, another chain than ours: all but those that left. In a run
+        """Peers that may hold, or come back with, another chain than ours: also those that left. In a run
         of many members, those listed elsewhere than beside us do not report to us, and are not waited for."""
         horizon = now - self._timing.fork_horizon_s
         for peer in [p for p, heard_s in self._vanished.items() if heard_s < horizon]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from kit import Solo, branch, child, config, digest, found, genesis, reasons
 
 from p2pdiloco.core import effects as ef
@@ -10,7 +11,7 @@ from p2pdiloco.core import messages as msg
 from p2pdiloco.core.chain import Chain
 from p2pdiloco.core.common import Common
 from p2pdiloco.core.kept import IN_MEMORY, KEPT_MAX
-from p2pdiloco.core.types import NEVER, Contributor, SignedVersion, Stamp, Watermark
+from p2pdiloco.core.types import NEVER, Contributor, Head, SignedVersion, Stamp, Watermark
 
 OURS = 4
 """Tokens per step and steps of our contributions: 40 tokens each."""
@@ -161,8 +162,17 @@ def test_who_vanished_may_come_back_with_another_chain() -> None:
 def test_who_said_good_bye_holds_nothing_back() -> None:
     solo = alone(1)
     solo.heard["heads"] = solo.heads()
-    solo.message("p2", msg.Leaving(1))
+    solo.message("p2", msg.Leaving(1, solo.heads()))
     assert found(solo.wait(60.0, silent=("p2",)), ef.DiscardContribution)
+
+
+@pytest.mark.parametrize("heads", [(), (child(genesis(0).header, "p2").header.head(),)])
+def test_who_left_with_what_we_do_not_know_may_come_back_with_it(heads: tuple[Head, ...]) -> None:
+    """Two who leave at one time may each make a last version (churn seed 201027)."""
+    solo = alone(1)
+    solo.message("p2", msg.Leaving(1, heads))
+    solo.heard["heads"] = solo.heads()
+    assert not found(solo.wait(60.0, silent=("p2",)), ef.DiscardContribution)
 
 
 def test_a_restarted_peer_may_be_back_at_an_older_version() -> None:
@@ -188,7 +198,7 @@ def test_what_is_kept_is_bounded_and_the_middle_is_combined() -> None:
 def test_nothing_is_let_go_of_while_the_middle_is_being_combined() -> None:
     solo = alone(KEPT_MAX)
     effects = merged(solo, 1, first=KEPT_MAX + 1)
-    solo.message("p2", msg.Leaving(1))
+    solo.message("p2", msg.Leaving(1, solo.heads()))
     solo.heard["heads"] = solo.heads()
     assert not found(solo.wait(60.0, silent=("p2",)), ef.DiscardContribution), "its payloads are being read"
     answer(solo, effects, ticket=1000)

@@ -250,7 +250,8 @@ def test_leaving_flushes_and_says_good_bye() -> None:
     assert offer.signed.header.due, "it may start a round: there is no later one for us"
     assert not found(solo.wait(0.5), ef.Left)
     effects = solo.announce(child(genesis(0).header, learners=("me",))) + solo.wait(0.6)
-    assert [s.peer for s in found(effects, ef.Send) if s.message == msg.Leaving(1)] == ["p1", "p2"]
+    good_bye = msg.Leaving(1, solo.heads())
+    assert [s.peer for s in found(effects, ef.Send) if s.message == good_bye] == ["p1", "p2"]
     assert found(effects, ef.Left) and solo.core.left
 
 

@@ -11,6 +11,8 @@ PAST_FAILURES: tuple[tuple[int, str | None, int | None, str], ...] = (
     (30043, "partition", None, "a merged and forgotten contribution made the learner drop unmerged steps"),
     (1084, None, None, "on a slow disk a candidate stood in ever new terms, whose votes queued up"),
     (1106, None, None, "simulator: a node was killed just after the faults had stopped"),
+    (200579, None, None, "who took office later than a member thought was suspected for ever"),
+    (201027, None, None, "two left at one time, each with a version that the one who stayed never saw"),
     (936, None, None, "simulator: a learner that changed its pace while it stood still ran backwards"),
     (99, "storm", None, "who restarted alone knew of nobody who might come back with another chain"),
     (
