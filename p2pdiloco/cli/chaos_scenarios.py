@@ -149,7 +149,7 @@ class SplitRun(ScenarioRun):
 
     def _happen(self) -> None:
         settings, links = self._settings, self._scenario_links
-        assert links is not None
+        assert links is not None  # `run` makes them for this scenario
         self._sides = chaos_story.split_of([node.name for node in self._nodes()], settings.seed)
         smaller = self._sides[1]
         cut = Fault(settings.seconds, "cut-link", 0, settings.split_seconds)
