@@ -159,7 +159,7 @@ class Ranks:
         Members of a new group see its office open a message's way apart; and where candidates crossed each
         other's path, messages take longer than a rank waited."""
         doubled = min(self.losses + (self._group != WHOLE_RUN), MAX_DOUBLED)
-        return self.ours(term, now) * self._context.shared.timing.stagger_s * 2**doubled
+        return self.ours(term, now) * self._context.shared.timing.stagger_s * (1 << doubled)
 
     def ours(self, term: int, now: float) -> int:
         """0: we are first-ranked in that term."""
