@@ -16,7 +16,7 @@ SESSIONS_S = (600.0, 3600.0, 28_800.0)
 SETTINGS: dict[int, dict[str, Any]] = {
     8: {"window_s": 3600.0},
     32: {"warm_up_s": 300.0, "window_s": 400.0, "heartbeat_s": 2.0, "term_versions": 4},
-    128: {"warm_up_s": 240.0, "window_s": 200.0, "heartbeat_s": 4.0, "term_versions": 4},
+    128: {"warm_up_s": 240.0, "window_s": 200.0, "heartbeat_s": 4.0, "term_versions": 4, "fragments": 4},
 }
 """Nodes -> what differs from `Home`. Larger swarms have more sessions in a shorter span, and heartbeats take
 the time. The genesis node has all offices for the first term: its uplink is too small for 31 others."""

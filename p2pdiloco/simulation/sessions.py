@@ -88,7 +88,7 @@ class Home:
         return Plan(
             seed=seed,
             mix_name="wan",
-            mix=replace(MIXES["wan"], crash=0.0, slow_link=0.0),
+            mix=replace(MIXES["wan"], corrupt=0.0, crash=0.0, slow_link=0.0, slow_learner=0.0),
             config=self.config(),
             nodes=tuple(
                 self.machine(f"h{i}", rng.uniform(*self.step_s), rng.random()) for i in range(self.nodes)
