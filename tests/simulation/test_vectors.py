@@ -29,8 +29,8 @@ from p2pdiloco.tensors.merge import Accumulator
 from p2pdiloco.tensors.vault import Vault
 
 TOLERANCE = 0.15
-"""Of what calm weather gains over version 0: so much less may be gained with faults. Measured with seeds 3 to 8:
-at most 0.08."""
+"""Of what calm weather gains over version 0: so much less may be gained with faults. Measured with
+seeds 3 to 8: at most 0.08."""
 AFTERWARDS_S = 40.0
 """What a lost branch sends again is one long displacement: the loss rises with it, and falls within a dozen
 versions (seed 5)."""
@@ -71,15 +71,12 @@ def test_equal_seeds_give_equal_bytes_in_two_processes() -> None:
         "result = run_seed(2, 'storm', 3, substance=Vectors)\n"
         "print(result.digest, result.losses)\n"
     )
-    said = []
-    for hash_seed in ("1", "4242"):
-        environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-c", code]
-        done = subprocess.run(
-            command, env=environment, check=True, capture_output=True, text=True, timeout=90
-        )
-        said.append(done.stdout)
-    assert said[0] == said[1] and "Losses(" in said[0]
+    other = "1" if os.environ.get("PYTHONHASHSEED") == "4242" else "4242"
+    environment = {**os.environ, "PYTHONHASHSEED": other}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True, timeout=90)
+    here = run_seed(2, "storm", 3, substance=Vectors)
+    assert done.stdout.strip() == f"{here.digest} {here.losses}" and here.losses is not None
 
 
 def test_the_digest_covers_the_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
