@@ -115,8 +115,9 @@ class Links:
     def clear_words(self) -> list[Sequence[str]]:
         """Commands that remove everything, for whoever ends after us; each may fail."""
         spaces = [["ip", "netns", "del", self._space(number)] for number in self._made]
-        bridges = [["ip", "link", "del", name] for name in (self._bridge, self._island)]
-        return [*spaces, *bridges]
+        # A namespace lives on, without a name, while sockets of the dead still send; its link must not.
+        devices = [self._bridge, self._island, *map(self._outside, self._made)]
+        return [*spaces, *(["ip", "link", "del", name] for name in devices)]
 
     def close(self) -> None:
         """Remove everything, as far as it was made."""

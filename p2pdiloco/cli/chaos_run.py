@@ -98,6 +98,8 @@ class ChaosRun:
         run_file = folder / "run.toml"
         run_file.write_text(render_toml(manifest), encoding="utf-8")
         self._swarm = Swarm(folder, run_file, nodes, temporary)
+        if temporary:
+            self._swarm.guard.adopt(folder.parent)
         self._address = ""
         self._watch = Watch(manifest.sync.fragments)
         self.facts = self._watch.facts

@@ -198,7 +198,6 @@ def run(
     if split and settings.nodes < 3:
         raise UserError("a split needs at least 3 nodes", "give --nodes 8")
     whole_s = settings.seconds + (settings.split_seconds if split else ALONE_S) + BEFORE_S
-    manifest = demo_model.fitted(manifest, whole_s, settings.nodes)
     links = _links() if split else None
     lines: list[bytes] = []
 
@@ -210,6 +209,7 @@ def run(
         console.print(escape(words), highlight=False)
 
     try:
+        manifest = demo_model.fitted(manifest, whole_s, settings.nodes)
         kind = SplitRun if split else SurvivorRun
         play = kind(settings, manifest, folder / settings.scenario, links, tell, tape, stop)
         verdict = play.verdict(play.play())

@@ -45,3 +45,18 @@ def test_a_split_and_its_healing(links: Links) -> None:
         assert reaches("b", 10)
         links.split(["a"])
         assert reaches("b", 10) and not reaches("a", 0.5)
+
+
+def test_no_link_is_left_of_a_namespace_that_is_still_in_use(links: Links) -> None:
+    """As by sockets of a killed node, which send on for a while."""
+    words, _ = links.add("a")
+    command = [*words, sys.executable, "-c", "print('here', flush=True); input()"]
+    user = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert user.stdout is not None and user.stdout.readline() == b"here\n"
+        links.close()
+        shown = subprocess.run(["ip", "-o", "link"], capture_output=True, text=True, check=True).stdout
+        assert user.poll() is None and links._tag not in shown
+    finally:
+        user.kill()
+        user.communicate()
