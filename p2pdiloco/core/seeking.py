@@ -1,9 +1,9 @@
 """Finding the syncers of the neighbouring groups, when groups are new (design 5.5).
 
 Whoever holds a group's office asks, for every group beside its own whose syncer it does not know, one
-probable member after the other. Who knows the certificate sends it; who only knows that of a smaller group
-inside sends that one, and its holder is asked next. The asked one also learns of the asker, which saves it
-the search.
+probable member after the other, each several times. Who knows the certificate sends it; who only knows that
+of a smaller group inside sends that one, and its holder is asked next. The asked one also learns of the
+asker: that saves it the search, and a group of newcomers only would hear of no confirmed member otherwise.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from p2pdiloco.core.types import Certificate
 
 KEPT_S = 10.0
 """An asked peer gets our heartbeats for so long."""
-
-
+TRIES_EACH = 3
+"""A probable member is asked so often before the next one: whoever is elected there, it will know."""
 ASKED_PER_CHILD = 8
 """Peers asked in `KEPT_S` at most, per group below: strangers' certificates may name any number of them."""
 
@@ -98,10 +98,11 @@ class Seeking:
         """First the one that is ranked first in the election there, then the others."""
         shared, fragment = self._shared, self._context.index
         run, span = shared.config.run, self._electorate.children[child]
-        leaf = span[tries % len(span)]
+        turn = tries // TRIES_EACH
+        leaf = span[turn % len(span)]
         mates = shared.roster.leaves(run, fragment, self._epoch, self._groups)[leaf]
         if not mates:
             return ""
         name = group_name(self._epoch, self._groups, 0, leaf)
         order = ranking(run, name, fragment, self._context.chain.head.term + 1, dict.fromkeys(mates, 1.0))
-        return order[tries // len(span) % len(order)]
+        return order[turn // len(span) % len(order)]

@@ -45,6 +45,8 @@ class Load(Struct):
     label_bytes: int = 0
     payload_bytes: int = 0
     peers: set[str] = msgspec.field(default_factory=set)
+    lately: set[str] = msgspec.field(default_factory=set)
+    """Since the groups rotated last."""
 
 
 class ScaleReport(Struct, kw_only=True):
@@ -69,6 +71,8 @@ class ScaleReport(Struct, kw_only=True):
     peers_mean: float
     """Distinct peers in the whole window, in which the groups rotate once."""
     peers_max: int
+    peers_epoch_max: int
+    """The same between two rotations, which is as long as the groups stay."""
     latency_median_s: float
     """From a learner's copy-out to the version with it in its own chain."""
     latency_p95_s: float
@@ -93,6 +97,8 @@ class ScaleWorld(World):
         self._latency_s: list[float] = []
         self._spread_s: list[float] = []
         self._roster = Roster(())
+        self._epoch = 0
+        self._lately_max = 0
         self.network.meter = self
         self.on_effect = self._effect
 
@@ -128,8 +134,19 @@ class ScaleWorld(World):
             load.messages += 1
             load.heartbeats += type(message) is Progress
             load.control_bytes += size_bytes
-            load.peers.add(target)
-            self._loads[target].peers.add(source)
+            self._met(source, target)
+
+    def _met(self, source: str, target: str) -> None:
+        for one, other in ((source, target), (target, source)):
+            load = self._loads[one]
+            load.peers.add(other)
+            load.lately.add(other)
+
+    def _rotated(self, epoch: int) -> None:
+        self._epoch = epoch
+        for load in self._loads.values():
+            self._lately_max = max(self._lately_max, len(load.lately))
+            load.lately.clear()
 
     def streamed(self, source: str, target: str, label: Wire | None, payload_bytes: int) -> None:
         """A part of a stream leaves (`network.Meter`)."""
@@ -137,8 +154,7 @@ class ScaleWorld(World):
             load = self._loads[source]
             load.label_bytes += len(signed_bytes("version", label)) if label is not None else 0
             load.payload_bytes += payload_bytes
-            load.peers.add(target)
-            self._loads[target].peers.add(source)
+            self._met(source, target)
 
     def _effect(self, host: Host, effect: Effect) -> None:
         if self._measuring and isinstance(effect, CommitVersion) and effect.merged_ticket is not None:
@@ -153,6 +169,8 @@ class ScaleWorld(World):
             self._published[number] = (now, header)
             if not self._measuring:
                 self._measuring, self._from_s = True, now
+            if header.epoch != self._epoch:
+                self._rotated(header.epoch)
         self._holders[number] = self._holders.get(number, 0) + 1
         if self._measuring and header.syncer != host.peer:
             self._spread_s.append(now - self._published[number][0])
@@ -189,6 +207,7 @@ class ScaleWorld(World):
             payload_bytes_max=worst([load.payload_bytes for load in loads]),
             peers_mean=round(fmean(len(load.peers) for load in loads), 1),
             peers_max=max(len(load.peers) for load in loads),
+            peers_epoch_max=max(self._lately_max, *(len(load.lately) for load in loads)),
             latency_median_s=round(median(self._latency_s or [0.0]), 2),
             latency_p95_s=_quantile(self._latency_s, 0.95),
             spread_median_s=round(median(self._spread_s or [0.0]), 2),
