@@ -45,6 +45,8 @@ from p2pdiloco.core.types import ContributionHeader, SignedContribution, Stamp, 
 
 MAX_QUEUE = 4
 RETIRED_KEPT = 16
+OTHER_OPINIONS = 3
+"""A contribution that somebody took, or may have taken, must be called unusable so many times more often."""
 PERMANENT = frozenset(
     {"wrong-size", "non-finite", "out-of-range", "implausible-tokens", "wrong-codec", "bad-signature"}
 )
@@ -97,6 +99,9 @@ class Pending:
         self.retry_at_s = 0.0
         self.deadline_s = 0.0
         self.held_since_s = 0.0
+        self.perhaps_held = False
+        """Somebody took it, or may have: it may be in a merge that we have not heard of."""
+        self.called_unusable = 0
 
 
 class Contributor:
@@ -289,6 +294,7 @@ class Contributor:
     def accepted(self, pending: Pending, held_over: bool, now: float) -> None:
         """The syncer has it; from now on a version that contains it is due."""
         pending.machine.go(SendSignal.ACCEPT)
+        pending.perhaps_held = True
         if pending.sent_after != pending.after:  # our chain moved meanwhile: theirs will, and drop it
             self._retry(pending, now, at_once=False)
             return
@@ -303,7 +309,9 @@ class Contributor:
 
     def refused(self, pending: Pending, reason: str, now: float) -> None:
         """Mend what can be mended and try again; give up only what can never be merged."""
-        if reason in PERMANENT:
+        if reason in PERMANENT and pending.perhaps_held and pending.called_unusable < OTHER_OPINIONS:
+            pending.called_unusable += 1  # it was sound for somebody, or may have been: damaged on the way
+        elif reason in PERMANENT:
             self._queue.remove(pending)
             self._give_up(pending, reason)
             if self._queue:
@@ -319,6 +327,7 @@ class Contributor:
         """The stream broke."""
         first = self._current(event.stamp, event.peer)
         if first is not None:
+            first.perhaps_held = True
             self._retry(first, now, at_once=False)
 
     def _current(self, stamp: Stamp, peer: str) -> Pending | None:
@@ -372,7 +381,11 @@ class Contributor:
     def chain_moved(self, watermark: Stamp, now: float) -> None:
         """The chain has a new head, with this watermark of ours: settle what it has, requeue what it lost."""
         if watermark in self._retired:
+            # Somebody merged all the same what was given up here, and every later copy contains it.
             self._retired.clear()
+            for pending in [p for p in self._queue if p.stamp > watermark and not p.parts]:
+                self._queue.remove(pending)
+                self._give_up(pending, "it contains what was merged")
         number = self._chain.merged_at(self._shared.me)
         while self._queue and self._queue[0].stamp <= watermark:
             self._settle(self._queue.popleft(), number, now)

@@ -8,6 +8,7 @@ from kit import Solo, branch, certificate, child, found, genesis, reasons, saved
 from p2pdiloco.core import effects as ef
 from p2pdiloco.core import events as ev
 from p2pdiloco.core import messages as msg
+from p2pdiloco.core.contributor import OTHER_OPINIONS
 from p2pdiloco.core.grouping import Roster
 from p2pdiloco.core.types import Stamp, Watermark
 
@@ -222,6 +223,41 @@ def test_work_that_was_copied_out_survives_the_learners_crash() -> None:
     assert found(effects, ef.CommitVersion)[0].merged_ticket is None, "the new learner never moved that far"
     second = found(effects, ef.OfferContribution)[0].signed.header
     assert (second.stamp, second.after) == (Stamp(1, 2), Stamp(1, 1))
+
+
+def offered(effects: list[ef.Effect]) -> list[int]:
+    return [offer.ticket for offer in found(effects, ef.OfferContribution)]
+
+
+def answer(solo: Solo, peer: str, accepted: bool, reason: str, sequence: int = 1) -> list[ef.Effect]:
+    return solo.feed(ev.ContributionAnswered(0, Stamp(1, sequence), peer, accepted, reason, None))
+
+
+def test_what_somebody_took_is_not_given_up_because_another_calls_it_unusable() -> None:
+    """It may be in a merge that is under way: given up, its work would be in the next contribution too."""
+    solo = Solo()
+    solo.learn()
+    solo.elect("p1")
+    assert offered(solo.ready(1)) == [1]
+    answer(solo, "p1", True, "in round")
+    assert offered(solo.elect("p2", term=2)) == [1]
+    for _ in range(OTHER_OPINIONS):
+        effects = answer(solo, "p2", False, "non-finite")
+        assert not found(effects, ef.RetireSlot) and offered(solo.wait(10.0)) == [1]
+    assert found(answer(solo, "p2", False, "non-finite"), ef.RetireSlot)
+
+
+def test_what_contains_work_that_was_given_up_and_merged_all_the_same_is_not_sent() -> None:
+    solo = Solo()
+    solo.learn()
+    solo.elect("p1")
+    solo.ready(1)
+    assert found(answer(solo, "p1", False, "non-finite"), ef.RetireSlot)
+    assert offered(solo.ready(2)) == [2]
+    effects = solo.announce(child(genesis(0).header, learners=("me",)))
+    assert found(effects, ef.CommitVersion)[0].overwrite
+    assert [slot.ticket for slot in found(effects, ef.RetireSlot)] == [2]
+    assert not offered(solo.wait(30.0)) and solo.fragment.own.idle
 
 
 def test_waiting_contributions_are_bounded_and_never_the_one_under_way_goes() -> None:
