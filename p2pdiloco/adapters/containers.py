@@ -143,12 +143,12 @@ def decode_update(data: bytes) -> tuple[SignedVersion, bytes]:
 def _decode_version(data: bytes) -> SignedVersion:
     try:
         return _version_decoder.decode(data)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CorruptFile(f"not a version ({error})") from error
 
 
 def _decode_watermarks(data: bytes) -> tuple[Watermark, ...]:
     try:
         return _watermarks_decoder.decode(data)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CorruptFile(f"not watermarks ({error})") from error

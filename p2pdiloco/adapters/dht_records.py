@@ -39,7 +39,7 @@ def acceptable(crypto: Crypto, key: bytes, subkey: bytes, signed: bytes, expires
     try:
         owner = _text.decode(subkey)
         _bytes.decode(value)  # an undecodable value would fail every reader's whole look-up
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return False
     return crypto.verify(owner, _message(key, subkey, value, expires), signature)
 

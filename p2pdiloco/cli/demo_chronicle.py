@@ -42,7 +42,7 @@ class Tail:
         for line in whole:
             try:
                 entry = msgspec.json.decode(line)
-            except msgspec.DecodeError:
+            except (msgspec.DecodeError, UnicodeDecodeError):
                 continue
             if isinstance(entry, dict) and "kind" in entry:
                 found.append(entry)

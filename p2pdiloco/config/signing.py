@@ -91,8 +91,8 @@ def decode_signed(data: bytes) -> SignedManifest:
         raise RemoteError("manifest-oversized", f"{len(data)} bytes")
     try:
         return _decoder.decode(data)
-    # Deeply nested garbage raises RecursionError, not msgspec's own error.
-    except (msgspec.MsgspecError, RecursionError) as error:
+    # Deeply nested or badly encoded garbage raises other errors than msgspec's own.
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise RemoteError("manifest-garbage", str(error)) from error
 
 

@@ -208,5 +208,5 @@ def decode_status(data: bytes) -> StatusReport:
         raise RemoteError("bad-status", f"{len(data)} bytes")
     try:
         return _decoder.decode(data)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RemoteError("bad-status", str(error)[:200]) from error

@@ -104,9 +104,11 @@ def test_any_flipped_byte_or_truncation_is_refused(data: st.DataObject) -> None:
 
 
 def test_oversized_and_nested_garbage() -> None:
+    owner = signed().owner.encode()
     for wire, reason in (
         (bytes(signing.MAX_SIGNED_BYTES + 1), "manifest-oversized"),
         (b"\x91" * 5000, "manifest-garbage"),
+        (signing.encode_signed(signed()).replace(owner, b"\xe1" + owner[1:]), "manifest-garbage"),
         (b"", "manifest-garbage"),
     ):
         with pytest.raises(RemoteError) as caught:
