@@ -6,7 +6,7 @@ from pathlib import Path
 
 from p2pdiloco.cli.chaos_facts import Facts, State
 from p2pdiloco.cli.chaos_verdict import alive_at, timelines, within
-from p2pdiloco.errors import StorageError
+from p2pdiloco.cli.demo_plot import save
 
 COLOURS: dict[State, str] = {
     "training": "#228833",
@@ -74,13 +74,7 @@ def draw(path: Path, facts: Facts, free: Facts | None, title: str) -> None:
     quorum.set_xlabel("seconds of training")
     for axes in (loss, quorum):
         axes.grid(alpha=0.25)
-    figure.tight_layout()
-    try:
-        figure.savefig(path, format="png")
-    except OSError as error:
-        raise StorageError(f"{path}: cannot be written: {error.strerror}") from error
-    finally:
-        pyplot.close(figure)
+    save(figure, path)
 
 
 def _contributors(axes, facts: Facts) -> None:  # type: ignore[no-untyped-def]

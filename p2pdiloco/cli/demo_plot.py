@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from p2pdiloco.cli.demo_chronicle import Chronicle, NodeTrace
 from p2pdiloco.cli.demo_verdict import Kill
@@ -62,6 +63,17 @@ def draw(
     axes.set_ylabel("loss, nats per byte")
     axes.grid(alpha=0.25)
     axes.legend(loc="upper right")
+    save(figure, path)
+
+
+def save(figure: Any, path: Path) -> None:
+    """Write a figure as PNG, and let go of it.
+
+    Raises:
+        StorageError: it cannot be written.
+    """
+    from matplotlib import pyplot
+
     figure.tight_layout()
     try:
         figure.savefig(path, format="png")

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,22 +18,11 @@ FAULTS = 4
 GONE_S = 20.0
 
 
-@pytest.fixture
-def swarm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Swarm]:
-    """Finds every process that the command has started, by its environment; none may be left."""
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
-    (tmp_path / "tmp").mkdir()
-    with Swarm(tmp_path) as made:
-        yield made
-        assert list(made._mine()) == []
-    assert list((tmp_path / "tmp").glob("p2pdiloco*")) == [], "temporary folders are left"
-
-
-def test_short_chaos(swarm: Swarm, tmp_path: Path) -> None:
+def test_short_chaos(swept_swarm: Swarm, tmp_path: Path) -> None:
     out = tmp_path / "out"
     rate = str(3600 * FAULTS / 25)
     run = ["chaos", "--nodes", "3", "--seconds", "25", "--faults-per-hour", rate, "--no-compare", "--json"]
-    done = swarm.command(*run, "--out", str(out), timeout_s=280)
+    done = swept_swarm.command(*run, "--out", str(out), timeout_s=280)
     assert done.returncode == 0, done.stderr + done.stdout
 
     report = json.loads(done.stdout)
@@ -55,11 +43,11 @@ def test_short_chaos(swarm: Swarm, tmp_path: Path) -> None:
     assert (out / "chaos.png").read_bytes()[:4] == b"\x89PNG"
 
 
-def test_nothing_outlives_a_kill(swarm: Swarm, tmp_path: Path) -> None:
+def test_nothing_outlives_a_kill(swept_swarm: Swarm, tmp_path: Path) -> None:
     """kill -9: it cannot end anything itself any more, and a daemon's learner may be stopped."""
     process = subprocess.Popen(
         [sys.executable, "-m", "p2pdiloco", "demo", "--nodes", "2", "--preset", "micro", "--no-kill"],
-        env=swarm._environment,
+        env=swept_swarm._environment,
         cwd=tmp_path,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
@@ -72,25 +60,25 @@ def test_nothing_outlives_a_kill(swarm: Swarm, tmp_path: Path) -> None:
         if "trains" in line:
             break
     assert shown and "trains" in shown[-1], "".join(shown)
-    learner = next(p for p in swarm._mine() if "p2pdiloco.learner" in p.cmdline())
+    learner = next(p for p in swept_swarm._mine() if "p2pdiloco.learner" in p.cmdline())
     learner.suspend()
     process.send_signal(signal.SIGKILL)
     process.wait()
     process.stderr.close()
     deadline = time.monotonic() + GONE_S
-    while (left := list(swarm._mine())) and time.monotonic() < deadline:
+    while (left := list(swept_swarm._mine())) and time.monotonic() < deadline:
         time.sleep(POLL_S)
     assert left == []
 
 
-def test_one_survives(swarm: Swarm, tmp_path: Path) -> None:
+def test_one_survives(swept_swarm: Swarm, tmp_path: Path) -> None:
     """Two of three are killed, so no majority is left until the dead do not count any more. Both come back.
 
     (A long name would make the temporary folder too long for unix sockets.)
     """
     out = tmp_path / "out"
     run = ["chaos", "--scenario", "survivor", "--nodes", "3", "--seconds", "3", "--json"]
-    done = swarm.command(*run, "--out", str(out), timeout_s=280)
+    done = swept_swarm.command(*run, "--out", str(out), timeout_s=280)
     assert done.returncode == 0, done.stderr + done.stdout
     report = json.loads(done.stdout)
     assert report["failures"] == [] and report["digests_agree"] is True

@@ -6,7 +6,6 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,27 +15,16 @@ from system_kit import Swarm
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 
 
-@pytest.fixture
-def swarm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Swarm]:
-    """Finds every process that the demo has started, by its environment; none may be left."""
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
-    (tmp_path / "tmp").mkdir()
-    with Swarm(tmp_path) as made:
-        yield made
-        assert list(made._mine()) == []
-    assert list((tmp_path / "tmp").glob("p2pdiloco*")) == [], "temporary folders are left"
-
-
 def _events(kept: Path) -> dict[str, list[dict[str, Any]]]:
     logs = sorted(kept.glob("node-*/events.jsonl"))
     return {path.parent.name: [json.loads(line) for line in path.open()] for path in logs}
 
 
-def test_the_report_says_what_happened(swarm: Swarm, tmp_path: Path) -> None:
+def test_the_report_says_what_happened(swept_swarm: Swarm, tmp_path: Path) -> None:
     files = ["--report", str(tmp_path / "r.json"), "--plot", str(tmp_path / "plot.png")]
     kept = tmp_path / "kept"
     run = ["demo", "--nodes", "2", "--seconds", "25", "--preset", "micro", "--keep", str(kept), *files]
-    done = swarm.command(*run, timeout_s=240)
+    done = swept_swarm.command(*run, timeout_s=240)
     assert done.returncode == 0, done.stderr + done.stdout
     report, events = json.loads((tmp_path / "r.json").read_text()), _events(kept)
 
@@ -60,7 +48,7 @@ def test_the_report_says_what_happened(swarm: Swarm, tmp_path: Path) -> None:
     assert "digests agree" in done.stdout
 
 
-def test_ctrl_c_ends_everything(swarm: Swarm, tmp_path: Path) -> None:
+def test_ctrl_c_ends_everything(swept_swarm: Swarm, tmp_path: Path) -> None:
     command = [
         "demo",
         "--nodes",
@@ -74,7 +62,7 @@ def test_ctrl_c_ends_everything(swarm: Swarm, tmp_path: Path) -> None:
     ]
     process = subprocess.Popen(
         [sys.executable, "-m", "p2pdiloco", *command],
-        env=swarm._environment,
+        env=swept_swarm._environment,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
