@@ -48,7 +48,7 @@ class Fragment:
         self.requested = False
         """The learner was asked for this fragment and has not answered yet."""
         self._settled = False
-        self._remembered = -1
+        self._remembered = (-1, 0)
         self.touched = True
         """Something happened here since `deadline` was last worked out."""
         self._due_s: float | None = None
@@ -200,8 +200,9 @@ class Fragment:
         """Let go of merged contributions that all of these peers have, and note who took part elsewhere."""
         table = self.chain.table()
         grouped = self.chain.header.groups > 1 and len(table) <= MAX_WITNESSES
-        if self.chain.replaced != self._remembered or (grouped and self.own.keeps):
-            self._remembered = self.chain.replaced
+        seen = (self.chain.replaced, len(table))
+        if seen != self._remembered or (grouped and self.own.keeps):
+            self._remembered = seen
             self._shared.view.remember((mark.learner for mark in table), now)
         if self.own.keeps:
             if grouped:

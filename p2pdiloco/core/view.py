@@ -75,7 +75,7 @@ class View:
         self._members: dict[str, Member] = {}
         self._counted_on: set[str] = set()
         self._vanished: dict[str, float] = {}
-        """Who took part and did not say good-bye to us -> when last heard of. Bounded."""
+        """Who took part, or was listed, and is not heard -> since when. Bounded."""
         self._lists: _Lists | None = None
         """Who is a member, live, and so on: asked for at every event, changed by few."""
         self._stretch = 1.0
@@ -84,7 +84,10 @@ class View:
         """The DHT has an unexpired presence record of this peer."""
         if peer == self._me or (peer not in self._members and len(self._members) >= MAX_KNOWN):
             return
-        member = self._members.setdefault(peer, Member(self._timing.heartbeat_s))
+        member = self._members.get(peer)
+        if member is None:
+            member = self._members[peer] = Member(self._timing.heartbeat_s)
+            self._vanished.setdefault(peer, now)  # until we hear of it, it may hold anything
         if incarnation > member.left_incarnation:
             member.listed_s = now
             member.incarnation = max(member.incarnation, incarnation)
@@ -287,7 +290,9 @@ class View:
     def remember(self, peers: Iterable[str], now: float) -> None:
         """These have taken part in our chain: they may be somewhere, though we have not heard of them."""
         for peer in peers:
-            if peer != self._me and peer not in self._members and len(self._vanished) < MAX_KNOWN:
+            member = self._members.get(peer)
+            unheard = member is None or member.progress is None
+            if peer != self._me and unheard and len(self._vanished) < MAX_KNOWN:
                 self._vanished.setdefault(peer, now)
 
     def may_fork(self, now: float, roster: Roster, neighbours: set[str] | None) -> list[str]:

@@ -10,6 +10,7 @@ from p2pdiloco.core import events as ev
 from p2pdiloco.core import messages as msg
 from p2pdiloco.core.chain import Chain
 from p2pdiloco.core.common import Common
+from p2pdiloco.core.grouping import Roster
 from p2pdiloco.core.kept import IN_MEMORY, KEPT_MAX
 from p2pdiloco.core.types import NEVER, Contributor, Head, SignedVersion, Stamp, Watermark
 
@@ -157,6 +158,16 @@ def test_who_vanished_may_come_back_with_another_chain() -> None:
     assert not found(effects, ef.DiscardContribution)
     solo.now += 3600.0
     assert found(solo.wait(3.0, silent=("p2",)), ef.DiscardContribution)
+
+
+def test_who_is_listed_and_not_heard_may_bring_another_chain() -> None:
+    """Beyond a cut link there was a second chain (storm seed 5610)."""
+    solo = alone(1)
+    solo.heard["heads"] = solo.heads()
+    solo.feed(ev.PresenceSeen(Roster((("p2", 1), ("far", 1)))))
+    assert not found(solo.wait(60.0), ef.DiscardContribution)
+    solo.peers = (*solo.peers, "far")
+    assert found(solo.wait(60.0), ef.DiscardContribution)
 
 
 def test_who_said_good_bye_holds_nothing_back() -> None:

@@ -13,6 +13,12 @@ PAST_FAILURES: tuple[tuple[int, str | None, int | None, str], ...] = (
     (1106, None, None, "simulator: a node was killed just after the faults had stopped"),
     (200579, None, None, "who took office later than a member thought was suspected for ever"),
     (201027, None, None, "two left at one time, each with a version that the one who stayed never saw"),
+    (
+        5610,
+        None,
+        None,
+        "a member of the chain's table that was listed, but never heard, brought another chain",
+    ),
     (936, None, None, "simulator: a learner that changed its pace while it stood still ran backwards"),
     (99, "storm", None, "who restarted alone knew of nobody who might come back with another chain"),
     (
