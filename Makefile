@@ -24,9 +24,10 @@ demo: $(STAMP)
 check: $(STAMP)
 	@scripts/check $(VENV)
 
-# Architecture tests are part of check. tests/conftest.py puts the fast layers first.
+# Architecture tests are part of check. Two processes: one for all that starts swarms, one for the rest
+# (tests/conftest.py).
 test: check
-	@$(VENV)/bin/python -m pytest -q --durations=10 --ignore=tests/architecture $(ARGS) tests
+	@$(VENV)/bin/python -m pytest -q -n 2 --dist loadgroup --durations=10 --ignore=tests/architecture $(ARGS) tests
 
 clean:
 	rm -rf $(VENV) build dist p2pdiloco.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
