@@ -14,7 +14,7 @@ from msgspec import Meta, Struct
 Name = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}\Z")]
 Positive = Annotated[int, Meta(ge=1, le=1 << 53)]
 Natural = Annotated[int, Meta(ge=0, le=1 << 53)]
-CodecName = Literal["fp32", "bf16", "int8"]
+CodecName = Literal["fp32", "bf16", "int8", "int4", "e3m0", "topk"]
 
 
 class Section(Struct, frozen=True, forbid_unknown_fields=True):

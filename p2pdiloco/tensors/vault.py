@@ -16,7 +16,8 @@ from torch import Tensor
 
 from p2pdiloco.config.manifest import OuterSection
 from p2pdiloco.errors import RemoteError, invariant
-from p2pdiloco.tensors.codec import Codec, codec
+from p2pdiloco.tensors.codec import codec
+from p2pdiloco.tensors.codec_base import Codec
 from p2pdiloco.tensors.digest import Buffer, payload_digest
 from p2pdiloco.tensors.feedback import Residual
 from p2pdiloco.tensors.layout import FragmentLayout, gather
@@ -48,7 +49,8 @@ class MergeResult(Struct, frozen=True):
 
 
 class Vault:
-    """Global parameters of all fragments. Host memory: 16 bytes per parameter, and 8 for error feedback."""
+    """Global parameters of all fragments. Host memory: 16 bytes per parameter, and 8 for error feedback; 8
+    more of what we merge ourselves where updates are sparse."""
 
     def __init__(
         self,
@@ -64,6 +66,8 @@ class Vault:
         self._spares = [FragmentState(layout.numel) for layout in self.layouts]
         lossy = contribution_codec != "fp32"
         self._residuals = [Residual(layout.numel) if lossy else None for layout in self.layouts]
+        # Who merges next is somebody else, mostly: only what would be lost for good is worth the memory.
+        self._left_out: list[Residual | None] = [None] * len(self.layouts)
         self._pin_lock = threading.Lock()
         largest = max(layout.numel for layout in self.layouts)
         self._delta, self._decoded = torch.zeros(largest), torch.zeros(largest)
@@ -222,9 +226,14 @@ class Vault:
         accumulator = self._accumulate(fragment, inputs, partials)
         delta = self._delta[: self.layouts[fragment].numel]
         accumulator.result(delta)
+        left_out = self._left_out_of_updates(fragment)
+        if left_out is not None:
+            left_out.add_to(delta)
         delta.clamp_(-MAX_MAGNITUDE, MAX_MAGNITUDE)  # RDA may exceed its largest input; nobody takes that
         update = self._update.encode(delta)
         digest = self._step(fragment, number, update)
+        if left_out is not None:
+            left_out.pend(delta, self._decoded[: len(delta)])
         return MergeResult(update, payload_digest((update,)), digest)
 
     def apply(self, fragment: int, number: int, update: Buffer) -> bytes:
@@ -257,13 +266,25 @@ class Vault:
         same = expected_digest is None or expected_digest == spare.digest
         invariant(same, f"commit of another version {number} than the spare holds")
         self._states[fragment], self._spares[fragment] = spare, self._states[fragment]
+        left_out = self._left_out[fragment]
+        if left_out is not None and left_out.pending:
+            left_out.commit()
         self.drop_spare(fragment)
 
     def drop_spare(self, fragment: int) -> None:
         """Forget what is in the spare. Nothing happens where it is empty."""
         self._spares[fragment].number = EMPTY
+        left_out = self._left_out[fragment]
+        if left_out is not None:
+            left_out.discard()
 
     # --- inside ------------------------------------------------------------------------------------------
+
+    def _left_out_of_updates(self, fragment: int) -> Residual | None:
+        """What our updates of this fragment left out, if their codec leaves out so much that it matters."""
+        if self._update.sparse and self._left_out[fragment] is None:
+            self._left_out[fragment] = Residual(self.layouts[fragment].numel)
+        return self._left_out[fragment]
 
     def _committed(self, fragment: int, number: int | None = None) -> FragmentState:
         state = self._states[fragment]

@@ -97,8 +97,8 @@ REPLACED = [
     ("momentum = 0.9", "momentum = 1", "outer.momentum must be a number from 0 to below 1, it is 1"),
     (
         'contribution = "int8"',
-        'contribution = "int4"',
-        'codec.contribution must be one of "bf16", "fp32", "int8", it is "int4"',
+        'contribution = "int3"',
+        'codec.contribution must be one of "bf16", "e3m0", "fp32", "int4", "int8", "topk", it is "int3"',
     ),
     (
         'name = "tiny"',

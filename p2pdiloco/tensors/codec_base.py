@@ -1,0 +1,145 @@
+"""What every codec keeps to: how a flat fp32 fragment becomes bytes, and back.
+
+Little-endian, no header: sizes follow from numel. Decoding is the same on every machine, bit for bit: copies,
+shifts, table look-ups and one fp32 multiplication per element. Encoding need not be: only its bytes are
+shared. A payload's values are judged before they are decoded, from `peak`, so that nothing non-finite ever
+reaches a merge.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from p2pdiloco.errors import RemoteError, invariant
+from p2pdiloco.tensors.digest import Buffer
+
+TILE = 64 * 1024
+"""Elements worked on at a time, so that the passes over a tile find it in cache."""
+DEVICE_TILE = 4 * 1024 * 1024
+"""On an accelerator: large enough that starting a kernel is nothing, small enough for its memory."""
+FP32_MAX = torch.finfo(torch.float32).max
+BF16_MAX = torch.finfo(torch.bfloat16).max
+MIN_PEAK = 2.0**-100
+"""A block whose magnitudes are all below this is sent as zeros: products stay clear of denormals."""
+
+
+class Codec:
+    """One encoding. Stateless, so that any thread may use the one instance in `CODECS`.
+
+    Tensors may be on any device; payloads are host memory. A new encoding is one subclass with the four
+    underscored methods and `encoded_bytes`, and one entry in `CODECS`.
+    """
+
+    name: str
+    sparse = False
+    """Most elements of a payload are zero: what is left out matters, whoever encodes."""
+
+    def encoded_bytes(self, numel: int) -> int:
+        """Exact payload size of numel elements."""
+        raise NotImplementedError
+
+    def encode(self, source: Tensor, out: bytearray | None = None) -> bytearray:
+        """The payload of `source` (fp32 [numel], contiguous), in `out` (of exactly the right size) or new.
+
+        Raises:
+            ValueError: source holds a non-finite value.
+        """
+        check_flat(source)
+        peak = largest(source)
+        if not math.isfinite(peak):
+            raise ValueError("cannot encode a non-finite value")
+        size = self.encoded_bytes(source.numel())
+        payload = bytearray(size) if out is None else out
+        invariant(len(payload) == size, f"{self.name} needs {size} bytes, got a buffer of {len(payload)}")
+        if size:
+            self._encode(source, peak, payload)
+        return payload
+
+    def decode(self, payload: Buffer, out: Tensor) -> None:
+        """Fill `out` (fp32 [numel], contiguous) from the payload.
+
+        Raises:
+            RemoteError: see `peak`; `out` is then untouched.
+        """
+        check_flat(out)
+        self.peak(payload, out.numel())
+        if out.numel():
+            self._decode(writable(payload), out)
+
+    def peak(self, payload: Buffer, numel: int) -> float:
+        """An upper bound of the magnitudes in a payload of numel elements, without decoding it.
+
+        Raises:
+            RemoteError: "wrong-size", "non-finite" (also where decoding would overflow), "out-of-range"
+                (bytes that no encoder writes).
+        """
+        size, expected = memoryview(payload).nbytes, self.encoded_bytes(numel)
+        if size != expected:
+            raise RemoteError("wrong-size", f"{size} bytes of {self.name}, expected {expected}")
+        peak = self._payload_peak(writable(payload), numel) if numel else 0.0
+        if not peak <= FP32_MAX:
+            raise RemoteError("non-finite", f"a value of {peak} in a {self.name} payload")
+        return peak
+
+    def _encode(self, source: Tensor, peak: float, payload: bytearray) -> None:
+        raise NotImplementedError
+
+    def _decode(self, payload: Buffer, out: Tensor) -> None:
+        raise NotImplementedError
+
+    def _payload_peak(self, payload: Buffer, numel: int) -> float:
+        raise NotImplementedError
+
+
+def tiles(source: Tensor, block: int, tile: int = TILE) -> Iterator[tuple[Tensor, int, int]]:
+    """(rows of `block` elements, first row's number, elements that are real) over a flat fp32 tensor. A short
+    last block comes as a row of its own: a copy, filled up with zeros; all other rows are views."""
+    numel = source.numel()
+    whole = numel - numel % block
+    step = max(1, (tile if source.device.type == "cpu" else DEVICE_TILE) // block) * block
+    for at in range(0, whole, step):
+        rows = source[at : min(at + step, whole)].view(-1, block)
+        yield rows, at // block, rows.numel()
+    if whole < numel:
+        row = torch.zeros(1, block, device=source.device)
+        row[0, : numel - whole] = source[whole:]
+        yield row, whole // block, numel - whole
+
+
+def scaled(tops: Tensor, divisor: float, most: float) -> Tensor:
+    """Scales of blocks from their largest magnitudes; 0 where a block is to be sent as zeros."""
+    return (tops / divisor).clamp_(max=most).masked_fill_(tops < MIN_PEAK, 0.0)
+
+
+def reciprocal_safe(scale: Tensor) -> Tensor:
+    """What to divide a block by: x / inf is 0."""
+    return scale.masked_fill(scale == 0.0, math.inf).unsqueeze(1)
+
+
+def blocks_of(numel: int, block: int) -> int:
+    """Blocks that numel elements fill, the last perhaps in part."""
+    return -(-numel // block)
+
+
+def largest(values: Tensor) -> float:
+    """The largest magnitude; NaN where there is one. One pass, no temporary."""
+    if not values.numel():
+        return 0.0
+    low, high = torch.aminmax(values)
+    return max(-low.item(), high.item()) if high == high else math.nan
+
+
+def writable(payload: Buffer) -> Buffer:
+    """torch warns of read-only memory; payloads from the network are bytearrays, others are copied."""
+    view = memoryview(payload)
+    return bytearray(view) if view.readonly else view.cast("B")
+
+
+def check_flat(tensor: Tensor) -> None:
+    """Raise InvariantViolation unless this is a contiguous fp32 vector."""
+    flat = tensor.dim() == 1 and tensor.is_contiguous() and tensor.dtype == torch.float32
+    invariant(flat, "codecs work on flat fp32 tensors")
