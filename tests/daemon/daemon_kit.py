@@ -182,8 +182,12 @@ class Neighbourhood:
     async def __aenter__(self) -> Neighbourhood:
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: object
+    ) -> None:
         broken = [m.runner.broken.exception() for m in self._life if m.runner.broken.done()]
+        if error is not None and broken:
+            error.add_note(f"a member broke: {broken}")
         for member in list(self._life):
             await self.end(member)
         for transport in self._transports:
