@@ -17,6 +17,7 @@ import click
 from p2pdiloco import __version__
 from p2pdiloco.cli.commands import bootstrap, chaos, demo, node, status
 from p2pdiloco.cli.options import known_variables
+from p2pdiloco.cli.plan import plan
 from p2pdiloco.cli.runs import run_group
 from p2pdiloco.cli.simulate import simulate
 from p2pdiloco.config.settings import check_environment
@@ -33,7 +34,7 @@ def cli() -> None:
     check_environment(os.environ, known_variables(cli))
 
 
-for command in (run_group, bootstrap, node, status, demo, chaos, simulate):
+for command in (run_group, plan, bootstrap, node, status, demo, chaos, simulate):
     cli.add_command(command)
 
 

@@ -1,0 +1,117 @@
+"""`p2pdiloco plan`: what a run asks of a link, and what the link could carry."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from p2pdiloco.cli.options import FILE
+from p2pdiloco.config.loader import load_manifest
+from p2pdiloco.config.presets import for_run
+from p2pdiloco.config.units import parse_rate
+from p2pdiloco.errors import UserError
+
+if TYPE_CHECKING:
+    from p2pdiloco.daemon.linkplan import Advice, Demand
+
+STEP_TIMES_S = (0.1, 0.3, 1.0, 3.0, 10.0)
+
+
+@click.command("plan")
+@click.argument("file", type=FILE, required=False)
+@click.option("--preset", default="", help="Instead of FILE: a preset.")
+@click.option(
+    "--upload", required=True, metavar="RATE", help="The link's bits per second up, such as 20Mbit."
+)
+@click.option("--download", default="", metavar="RATE", help="And down; default: the same.")
+@click.option(
+    "--latency-ms",
+    type=click.FloatRange(0, 10_000),
+    default=50.0,
+    show_default=True,
+    help="One way, to the other members.",
+)
+@click.option(
+    "--members",
+    type=click.IntRange(1, 16_384),
+    default=8,
+    show_default=True,
+    help="Members of the run, with links like this one.",
+)
+@click.option(
+    "--step-s", "steps_s", type=click.FloatRange(0.001, 3600), multiple=True, help="An inner step's seconds."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def plan(
+    file: Path | None,
+    preset: str,
+    upload: str,
+    download: str,
+    latency_ms: float,
+    members: int,
+    steps_s: tuple[float, ...],
+    as_json: bool,
+) -> None:
+    """Say what the run of FILE (a run.toml) asks of a link, and which H, tau and codec suit it.
+
+    Inner steps never wait for the network. What a slow link costs is delay, and, when a round takes longer
+    than a fragment's H inner steps, merges that the node cannot be in.
+    """
+    if (file is None) == (not preset):
+        raise UserError("plan needs a run.toml or --preset NAME", "p2pdiloco plan run.toml --upload 20Mbit")
+    manifest = load_manifest(file) if file is not None else for_run(preset, preset)
+    up, down = parse_rate(upload, "--upload"), parse_rate(download or upload, "--download")
+    # Imported here so that --help does not pay for torch.
+    from p2pdiloco.daemon.linkplan import Link, advise, demand
+
+    link = Link(up, down, latency_ms / 1e3)
+    rows = [
+        (demand(manifest, link, members, step_s), advise(manifest, link, members, step_s))
+        for step_s in steps_s or STEP_TIMES_S
+    ]
+    if as_json:
+        click.echo(json.dumps([{"demand": _plain(d), "advice": _plain(a)} for d, a in rows]))
+        return
+    sync = manifest.sync
+    click.echo(
+        f"{manifest.run.name}: H {sync.inner_steps}, P {sync.fragments}, tau {sync.delay_steps}, "
+        f"{manifest.codec.contribution} up, {manifest.codec.update} down; {members} members"
+    )
+    click.echo(
+        f"{'inner step':>10} {'up':>13} {'down':>13} {'round':>8} {'as syncer':>10} {'tau':>5} "
+        f"{'merges':>7}   advice"
+    )
+    for needed, advice in rows:
+        click.echo(_row(needed, advice))
+    click.echo(
+        "up, down: of the whole time, with the share of the link; round: from copy-out to the update being "
+        "here;\ntau: what such a round takes in inner steps; merges: the share that this node can be in."
+    )
+
+
+def _plain(value: Demand | Advice | None) -> object:
+    return msgspec.to_builtins(value)
+
+
+def _row(needed: Demand, advice: Advice | None) -> str:
+    if advice is None:
+        words = "too little for any setting: a longer inner step, or fewer members in a group"
+    else:
+        words = f"H {advice.inner_steps}, tau {advice.delay_steps}, {advice.codec}"
+    return (
+        f"{needed.step_s:>8.3g} s {_rate(needed.upload_bits_per_s):>7} {needed.upload_share:>5.0%} "
+        f"{_rate(needed.download_bits_per_s):>7} {needed.download_share:>5.0%} "
+        f"{needed.member_round_s:>6.1f} s {needed.syncer_round_s:>8.1f} s "
+        f"{needed.delay_steps:>5} {needed.participation:>7.0%}   {words}"
+    )
+
+
+def _rate(bits_per_s: float) -> str:
+    for factor, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if bits_per_s >= factor:
+            return f"{bits_per_s / factor:.3g} {unit}"
+    return f"{bits_per_s:.0f}"

@@ -1,0 +1,94 @@
+"""`plan`: the arithmetic by hand, and advice that holds by the same arithmetic."""
+
+from __future__ import annotations
+
+import json
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from p2pdiloco.cli import main as cli_main
+from p2pdiloco.config.presets import PRESETS
+from p2pdiloco.daemon.linkplan import COMFORT, LINK_OVERHEAD, Link, advise, demand
+from p2pdiloco.learner.model import specs_of
+from p2pdiloco.tensors.layout import plan_fragments
+
+SMALL = PRESETS["small"]
+
+
+def with_sync(**values: object):  # type: ignore[no-untyped-def]
+    return msgspec.structs.replace(SMALL, sync=msgspec.structs.replace(SMALL.sync, **values))
+
+
+def test_traffic_of_four_members_is_what_the_protocol_sends() -> None:
+    numel = sum(f.numel for f in plan_fragments(specs_of(SMALL.model), SMALL.sync.fragments))
+    found = demand(SMALL, Link(8e6, 8e6, 0.0), members=4, step_s=1.0)
+    # A contribution and an update of every fragment, and three quarters of a syncer's share of both.
+    assert found.upload_bytes_per_cycle == pytest.approx(1.75 * numel * LINK_OVERHEAD, rel=0.02)
+    assert found.download_bytes_per_cycle == pytest.approx(1.75 * numel * LINK_OVERHEAD, rel=0.02)
+    assert found.upload_bits_per_s == pytest.approx(8 * found.upload_bytes_per_cycle / 48)
+    assert found.upload_share == pytest.approx(found.upload_bits_per_s / 8e6)
+    fragment_s = numel / 12 * LINK_OVERHEAD / 1e6
+    assert found.member_round_s == pytest.approx(2 * fragment_s, rel=0.12)
+    assert found.syncer_round_s == pytest.approx(3 * found.member_round_s)
+    assert found.delay_steps == -(-found.syncer_round_s // 1.0)
+
+
+def test_nobody_to_talk_to_costs_nothing() -> None:
+    found = demand(SMALL, Link(1e6, 1e6), members=1, step_s=1.0)
+    assert found.upload_bytes_per_cycle == found.download_bytes_per_cycle == 0
+    assert found.carried
+
+
+def test_a_link_that_is_too_thin_costs_merges_in_proportion() -> None:
+    thin, wide = (demand(SMALL, Link(bits, bits), 4, 1.0) for bits in (1e6, 100e6))
+    assert wide.carried and not thin.carried
+    assert thin.participation == pytest.approx(1 / thin.upload_share, rel=1e-3)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.sampled_from(["micro", "tiny", "small"]),
+    st.floats(2e5, 1e9),
+    st.floats(2e5, 1e9),
+    st.integers(2, 40),
+    st.floats(0.01, 30.0),
+)
+def test_advice_holds_by_the_same_arithmetic(
+    preset: str, up: float, down: float, members: int, step: float
+) -> None:
+    manifest, link = PRESETS[preset], Link(up, down, 0.03)
+    advice = advise(manifest, link, members, step)
+    if advice is None:
+        return
+    sync = msgspec.structs.replace(
+        manifest.sync, inner_steps=advice.inner_steps, delay_steps=advice.delay_steps
+    )
+    codec = msgspec.structs.replace(manifest.codec, contribution=advice.codec, update=advice.codec)
+    taken = msgspec.structs.replace(manifest, sync=sync, codec=codec)
+    found = demand(taken, link, members, step)
+    assert found == advice.demand
+    assert max(found.upload_share, found.download_share) <= COMFORT and found.carried
+    assert found.delay_steps <= advice.delay_steps < advice.inner_steps >= advice.fragments
+
+
+def test_a_wide_link_keeps_what_the_run_has_or_less_and_a_dead_one_is_told() -> None:
+    wide = advise(with_sync(inner_steps=24, fragments=12), Link(1e9, 1e9, 0.001), 4, 1.0)
+    assert wide is not None and (wide.inner_steps, wide.codec) == (24, "int8")
+    assert advise(SMALL, Link(1e5, 1e5, 5.0), 16, 0.001) is None
+
+
+def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    line = ["plan", "--preset", "small", "--upload", "1Mbit", "--step-s", "30", "--step-s", "0.001"]
+    assert cli_main.run(line) == 0
+    text = capsys.readouterr().out
+    assert "small: H 48, P 12" in text and "too little for any setting" in text
+    assert cli_main.run([*line, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["demand"]["step_s"] for row in rows] == [30.0, 0.001] and rows[1]["advice"] is None
+    assert cli_main.run(["plan", "--upload", "20Mbit"]) == 2
+    assert "plan needs a run.toml" in capsys.readouterr().err
+    assert cli_main.run(["plan", "--preset", "small", "--upload", "20MB"]) == 2
+    assert "bits per second" in capsys.readouterr().err
