@@ -227,12 +227,14 @@ class P2PDaemon:
 
 
 def socket_folder(data_dir: Path) -> Path:
-    """Where the sockets of this data folder's node are: in it, or in /tmp when the path is too long."""
-    folder = data_dir.absolute() / "run"
-    if len(os.fsencode(folder / "client99999.sock")) <= MAX_SOCKET_PATH_BYTES:
-        return folder
-    name = hashlib.sha256(os.fsencode(data_dir.resolve())).hexdigest()[:16]
-    return Path(tempfile.gettempdir()) / f"p2pdiloco-{os.getuid()}-{name}"
+    """Where the sockets of this data folder's node are: in it, or, when that path is too long, in the folder
+    for temporary files, or in /tmp when that is too long as well."""
+    digest = hashlib.sha256(os.fsencode(data_dir.resolve())).hexdigest()[:16]
+    name = f"p2pdiloco-{os.getuid()}-{digest}"
+    for folder in (data_dir.absolute() / "run", Path(tempfile.gettempdir()) / name):
+        if len(os.fsencode(folder / "client99999.sock")) <= MAX_SOCKET_PATH_BYTES:
+            return folder
+    return Path("/tmp") / name
 
 
 def binary_path() -> str:

@@ -85,10 +85,11 @@ class Chaos:
         )
         free = None
         if settings.compare:
-            self._say(f"first without faults, {self._seconds:.0f} s, to compare with")
-            free = self._play("without", (), links)
+            free_s = 60 * settings.compare_minutes or self._seconds
+            self._say(f"first without faults, {free_s:.0f} s, to compare with")
+            free = self._play("without", (), links, free_s)
         self._say(f"now with {len(faults)} faults in {self._seconds:.0f} s, seed {settings.seed}")
-        faulty = self._play("with", faults, links)
+        faulty = self._play("with", faults, links, self._seconds)
         report = self._report(faulty, free)
         self._write(report, faulty, free)
         return EXIT_VERDICT if report.failures else 0
@@ -101,7 +102,7 @@ class Chaos:
             return False
         return True
 
-    def _play(self, name: str, faults: tuple[chaos_plan.Fault, ...], links: bool) -> Outcome:
+    def _play(self, name: str, faults: tuple[chaos_plan.Fault, ...], links: bool, seconds: float) -> Outcome:
         made = Links() if links else None
         tape = self._settings.out / ("faults.jsonl" if faults else "faults-none.jsonl")
         lines: list[bytes] = []
@@ -117,7 +118,7 @@ class Chaos:
                 self._folder / name,
                 self._manifest,
                 self._settings.nodes,
-                self._seconds,
+                seconds,
                 faults,
                 made,
                 not self._settings.keep,

@@ -136,8 +136,9 @@ def demo(no_kill: bool, **values: Any) -> int | None:
     default=True,
     envvar="P2PDILOCO_COMPARE",
     show_envvar=True,
-    help="First run the same swarm as long without faults.",
+    help="First run the same swarm without faults.",
 )
+@CHAOS("--compare-minutes", type=click.FloatRange(0, 1e5), help="For so long; 0: as long as with faults.")
 @CHAOS("--netns", is_flag=True, help="Cut and slow down links too: network namespaces (Linux, root).")
 @CHAOS(
     "--scenario",

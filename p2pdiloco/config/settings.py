@@ -106,7 +106,9 @@ class ChaosSettings(Struct, frozen=True, kw_only=True):
     seed: int = 0
     """Of the schedule of faults."""
     compare: bool = True
-    """Run the same swarm as long without faults first, and compare."""
+    """Run the same swarm without faults first, and compare."""
+    compare_minutes: float = 0.0
+    """How long without faults; 0: as long as with."""
     netns: bool = False
     """Every node in a network namespace of its own, so that links can be cut and slowed down."""
     scenario: Literal["none", "survivor", "split"] = "none"

@@ -12,6 +12,9 @@ from p2pdiloco.core.timing import backoff_s
 
 DISTRUST_S = 30.0
 """First pause after something false (a wrong digest, a wrong signature, garbage); at most 16 times this."""
+LONELY_S = 3.0
+"""First pause where nobody else has what it has: a payload may be damaged once."""
+LONELY_TIMES = 3
 MAX_DOUBTED = 512
 INNOCENT = frozenset({"unreachable", "not-ready", "gone", "cut", "behind", "busy"})
 """Why an honest holder may fail to deliver: the network's reasons, and what time brings."""
@@ -21,14 +24,15 @@ class Doubts:
     """Of one fragment's holders. Bounded; the longest known doubt is forgotten first."""
 
     def __init__(self) -> None:
-        self._until: dict[str, tuple[int, float]] = {}
+        self._until: dict[str, tuple[int, float, float]] = {}
 
     def add(self, peer: str, reason: str, retry_s: float, now: float) -> bool:
         """It failed, for this reason. Whether that is its fault."""
         fault = reason not in INNOCENT
-        count, _ = self._until.pop(peer, (0, 0.0))
-        pause_s = backoff_s(DISTRUST_S if fault else retry_s, count + 1)
-        self._until[peer] = (count + 1, now + pause_s)
+        count = self._until.pop(peer, (0, 0.0, 0.0))[0] + 1
+        pause_s = backoff_s(DISTRUST_S if fault else retry_s, count)
+        lonely_s = backoff_s(LONELY_S, count) if count <= LONELY_TIMES else pause_s
+        self._until[peer] = (count, now + pause_s, now + min(pause_s, lonely_s))
         while len(self._until) > MAX_DOUBTED:
             del self._until[next(iter(self._until))]
         return fault
@@ -39,8 +43,14 @@ class Doubts:
 
     def until_s(self, peer: str) -> float:
         """When it may be asked again; long ago for whom nobody doubts."""
-        return self._until.get(peer, (0, -1e18))[1]
+        return self._until.get(peer, (0, -1e18, -1e18))[1]
+
+    def open(self, peers: Iterable[str], now: float) -> set[str]:
+        """Whom of these to ask now: those that are not in doubt, or else those that may be tried again."""
+        found = {peer: self._until.get(peer, (0, -1e18, -1e18)) for peer in peers}
+        trusted = {peer for peer, (_, until_s, _) in found.items() if until_s <= now}
+        return trusted or {peer for peer, (_, _, lonely_s) in found.items() if lonely_s <= now}
 
     def first_s(self, peers: Iterable[str]) -> float | None:
-        """When the first of these may be asked; None: there are none."""
-        return min((self.until_s(peer) for peer in peers), default=None)
+        """When the first of these may be asked if nobody else can be; None: there are none."""
+        return min((self._until.get(peer, (0, -1e18, -1e18))[2] for peer in peers), default=None)

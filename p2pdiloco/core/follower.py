@@ -114,11 +114,8 @@ class Follower:
     def _best(self, now: float) -> tuple[str, Head] | None:
         """The heaviest head above ours, and who holds it and is not in doubt."""
         ours = self._chain.head.weight
-        above = [
-            (h.weight, peer, h)
-            for peer, h in self._heads.items()
-            if h.weight > ours and self._doubts.until_s(peer) <= now
-        ]
+        heavier = {peer: h for peer, h in self._heads.items() if h.weight > ours}
+        above = [(heavier[peer].weight, peer, heavier[peer]) for peer in self._doubts.open(heavier, now)]
         if not above:
             return None
         _, peer, head = max(above, key=lambda item: (item[0], item[1]))
@@ -158,11 +155,8 @@ class Follower:
         if best is None:
             return
         target = best[1]
-        holders = [
-            p
-            for p, h in sorted(self._heads.items())
-            if h.number >= target.number and self._doubts.until_s(p) <= now
-        ]
+        able = [p for p, h in self._heads.items() if h.number >= target.number]
+        holders = sorted(self._doubts.open(able, now))
         peer = holders[(self._first_asked + target.number + self._attempts) % len(holders)]
         distance = target.number - self._chain.head.number
         if self._need_state or not 0 < distance <= self._shared.config.log_versions:

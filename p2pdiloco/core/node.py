@@ -117,6 +117,11 @@ class Core:
         """Whether others may pull updates and states from us."""
         return self._shared.confirmed or self._joining.serves_saved
 
+    @property
+    def came_with_run(self) -> bool:
+        """Whether we started with a saved state."""
+        return self._joining.saved
+
     def waits_for(self, now: float) -> str:
         """For people: what must happen before we are a full member; empty if we are."""
         return self._joining.waits_for(now)

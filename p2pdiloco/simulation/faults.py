@@ -78,20 +78,27 @@ class Faults:
 
     def left_broken(self) -> set[str]:
         """Whom the end of the faults does not heal: often nobody, else all but a core of the nodes. The core
-        holds a full member, or at least one node that saved every fragment: else there is no run."""
+        holds a full member, or one node that comes back with every fragment saved: else there is no run."""
         world, rng = self._world, self._rng
         peers = sorted(p for p in world.specs if p not in world.gone)
         if self._plan.mix.calm or not self._plan.faults or len(peers) < 2 or rng.random() < WHOLE_CORE_SHARE:
             return set()
         core = set(rng.sample(peers, rng.randint(1, len(peers) - 1)))
         members = [h.peer for h in world.up_hosts() if h.may_serve and not h.leaving]
-        saved = [p for p in peers if world.disk_of(p).holds_run(self._plan.config.fragments)]
+        saved = [p for p in peers if self._goes_on_alone(p)]
         holders = members or saved
         if not holders:
             return set()
         core.add(rng.choice(holders))
         core.update(h.peer for h in world.up_hosts() if h.leaving)
         return set(peers) - core
+
+    def _goes_on_alone(self, peer: str) -> bool:
+        """Whether it has the run: who is up, and came with nothing, waits even if it saved a copy since."""
+        host = self._world.hosts.get(peer)
+        if host is not None and host.up:
+            return host.core.came_with_run
+        return self._world.disk_of(peer).holds_run(self._plan.config.fragments)
 
     def break_for_ever(self, peers: set[str]) -> None:
         """Each in one of three ways: dead, frozen, or alive behind a link that carries nothing."""

@@ -19,6 +19,7 @@ PAST_FAILURES: tuple[tuple[int, str | None, int | None, str], ...] = (
         None,
         "a member of the chain's table that was listed, but never heard, brought another chain",
     ),
+    (13360, None, None, "after one damaged payload the only holder was not asked again for half a minute"),
     (936, None, None, "simulator: a learner that changed its pace while it stood still ran backwards"),
     (99, "storm", None, "who restarted alone knew of nobody who might come back with another chain"),
     (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,9 +14,9 @@ from system_kit import Swarm
 def swept_swarm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Swarm]:
     """For commands that start a swarm of their own (demo, chaos): finds every process that they started, by
     its environment; none may be left, and no temporary folder."""
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
-    (tmp_path / "tmp").mkdir()
-    with Swarm(tmp_path) as made:
-        yield made
-        assert list(made._mine()) == []
-    assert list((tmp_path / "tmp").glob("p2pdiloco*")) == [], "temporary folders are left"
+    with tempfile.TemporaryDirectory(prefix="t") as short:  # there are sockets in it
+        monkeypatch.setenv("TMPDIR", short)
+        with Swarm(tmp_path) as made:
+            yield made
+            assert list(made._mine()) == []
+        assert list(Path(short).glob("p2pdiloco*")) == [], "temporary folders are left"
