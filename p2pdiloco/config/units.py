@@ -1,4 +1,4 @@
-"""Amounts that people write with a unit: "20Mbit" a second, "2GiB"."""
+"""Amounts that people write with a unit: "20Mbit" a second."""
 
 from __future__ import annotations
 
@@ -7,19 +7,8 @@ import re
 from p2pdiloco.errors import ConfigError
 
 _RATES = {"": 1.0, "bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
-_SIZES = {
-    "": 1.0,
-    "b": 1.0,
-    "kb": 1e3,
-    "mb": 1e6,
-    "gb": 1e9,
-    "kib": 2.0**10,
-    "mib": 2.0**20,
-    "gib": 2.0**30,
-}
 LEAST_RATE = 100e3
 """Bits a second: below it a node could not even hear its peers in time."""
-LEAST_SIZE = 64 * 2**20
 
 
 def parse_rate(text: str, flag: str) -> float:
@@ -28,7 +17,7 @@ def parse_rate(text: str, flag: str) -> float:
     Raises:
         ConfigError: not a rate, or below 100 kbit; names the flag.
     """
-    rate = _parse(re.sub(r"(/s|ps)$", "", text.strip(), flags=re.IGNORECASE), _RATES)
+    rate = _parse(re.sub(r"(/s|ps)$", "", text.strip(), flags=re.IGNORECASE))
     if rate is None:
         raise ConfigError(
             f'{flag} must be bits per second, it is "{text}"', "for example 20Mbit, 500kbit or 1Gbit"
@@ -38,23 +27,9 @@ def parse_rate(text: str, flag: str) -> float:
     return rate
 
 
-def parse_size(text: str, flag: str) -> float:
-    """Bytes; 0 for the empty text, which is no limit.
-
-    Raises:
-        ConfigError: not a size, or below 64 MiB; names the flag.
-    """
-    size = _parse(text.strip(), _SIZES)
-    if size is None:
-        raise ConfigError(f'{flag} must be bytes, it is "{text}"', "for example 2GiB, 500MB or 512MiB")
-    if text.strip() and size < LEAST_SIZE:
-        raise ConfigError(f'{flag} must be at least 64MiB, it is "{text}"')
-    return size
-
-
-def _parse(text: str, units: dict[str, float]) -> float | None:
+def _parse(text: str) -> float | None:
     if not text:
         return 0.0
     found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?)\s*([A-Za-z]*)", text)
-    factor = units.get(found[2].lower()) if found else None
+    factor = _RATES.get(found[2].lower()) if found else None
     return float(found[1]) * factor if found and factor is not None else None

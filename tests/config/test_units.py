@@ -1,10 +1,10 @@
-"""Rates and sizes as people write them."""
+"""Rates as people write them."""
 
 from __future__ import annotations
 
 import pytest
 
-from p2pdiloco.config.units import parse_rate, parse_size
+from p2pdiloco.config.units import parse_rate
 from p2pdiloco.errors import ConfigError
 
 
@@ -24,10 +24,3 @@ def test_rates(text: str, bits: float | None) -> None:
 def test_what_is_no_rate_is_one_sentence(text: str) -> None:
     with pytest.raises(ConfigError, match="--max-upload must be"):
         parse_rate(text, "--max-upload")
-
-
-def test_sizes() -> None:
-    assert parse_size("2GiB", "--max-memory") == 2 * 2**30
-    assert parse_size("500MB", "--max-memory") == 500e6
-    with pytest.raises(ConfigError, match="--max-memory must be at least 64MiB"):
-        parse_size("1MB", "--max-memory")
