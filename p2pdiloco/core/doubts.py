@@ -16,6 +16,8 @@ LONELY_S = 3.0
 """First pause where nobody else has what it has: a payload may be damaged once."""
 LONELY_TIMES = 3
 MAX_DOUBTED = 512
+TRUSTED = (0, -1e18, -1e18)
+"""How often a holder failed, until when it is left alone, and until when if nobody else has it."""
 INNOCENT = frozenset({"unreachable", "not-ready", "gone", "cut", "behind", "busy"})
 """Why an honest holder may fail to deliver: the network's reasons, and what time brings."""
 
@@ -29,7 +31,7 @@ class Doubts:
     def add(self, peer: str, reason: str, retry_s: float, now: float) -> bool:
         """It failed, for this reason. Whether that is its fault."""
         fault = reason not in INNOCENT
-        count = self._until.pop(peer, (0, 0.0, 0.0))[0] + 1
+        count = self._until.pop(peer, TRUSTED)[0] + 1
         pause_s = backoff_s(DISTRUST_S if fault else retry_s, count)
         lonely_s = backoff_s(LONELY_S, count) if count <= LONELY_TIMES else pause_s
         self._until[peer] = (count, now + pause_s, now + min(pause_s, lonely_s))
@@ -41,16 +43,12 @@ class Doubts:
         """It delivered."""
         self._until.pop(peer, None)
 
-    def until_s(self, peer: str) -> float:
-        """When it may be asked again; long ago for whom nobody doubts."""
-        return self._until.get(peer, (0, -1e18, -1e18))[1]
-
     def open(self, peers: Iterable[str], now: float) -> set[str]:
         """Whom of these to ask now: those that are not in doubt, or else those that may be tried again."""
-        found = {peer: self._until.get(peer, (0, -1e18, -1e18)) for peer in peers}
+        found = {peer: self._until.get(peer, TRUSTED) for peer in peers}
         trusted = {peer for peer, (_, until_s, _) in found.items() if until_s <= now}
         return trusted or {peer for peer, (_, _, lonely_s) in found.items() if lonely_s <= now}
 
     def first_s(self, peers: Iterable[str]) -> float | None:
         """When the first of these may be asked if nobody else can be; None: there are none."""
-        return min((self._until.get(peer, (0, -1e18, -1e18))[2] for peer in peers), default=None)
+        return min((self._until.get(peer, TRUSTED)[2] for peer in peers), default=None)
