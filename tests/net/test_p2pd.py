@@ -370,6 +370,15 @@ def test_long_data_folders_get_a_short_socket_folder(tmp_path: Path) -> None:
     assert short == socket_folder(deep) != socket_folder(deep / "other")
 
 
+def test_a_long_folder_for_temporary_files_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / ("t" * 100)))
+    folder = socket_folder(tmp_path / ("d" * 100))
+    assert len(str(folder / "client99999.sock")) <= MAX_SOCKET_PATH_BYTES
+    assert folder.parent == Path("/tmp")
+
+
 async def test_the_socket_folder_must_be_ours(tmp_path: Path) -> None:
     folder = socket_folder(tmp_path)
     folder.symlink_to("/tmp")
