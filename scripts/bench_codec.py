@@ -5,7 +5,7 @@
 Rates are GB of fp32 input per second; on the CPU of processor time, by rounds that alternate over the codecs
 and a plain copy of the same tensor (whose rate is the memory's), after a first round that is not counted.
 The error is that of one encoding, relative, for values like pseudo-gradients: normal with a spread that
-differs from row to row. What error feedback makes of it is in docs/benchmarks.md.
+differs from row to row.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ LABEL_BYTES = 400
 """Of a contribution or a version, beside its contributors."""
 CONTRIBUTOR_BYTES = 70
 HEARTBEAT_BYTES = 220
-"""With what carries it."""
+"""About, with what carries it."""
 LINK_OVERHEAD = 1.04
 """Encryption, multiplexing, TCP and IP headers."""
 COMFORT = 0.5
