@@ -21,6 +21,7 @@ all others into a partial for the syncer of the group above (`core.delegate`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -149,6 +150,8 @@ class Round:
         self._calls = Calls(context.shared, electorate, level)
         self._term = 0
         self._closes_at_s = 0.0
+        self._hopeless_at_s = 0.0
+        """When, if nobody is heard until then, all that are missing are quiet."""
         self._first_in_s = 0.0
         self._quorum_s = Ema()
         self._sync_s = Ema()
@@ -193,7 +196,7 @@ class Round:
     def deadline(self) -> float | None:
         """When to look again."""
         if self.state is RoundState.CLOSING:
-            return self._closes_at_s
+            return min(self._closes_at_s, self._hopeless_at_s)
         if self.state is RoundState.COLLECTING:
             oldest = min((h.arrived_s for h in self.inbox.ready()), default=None)
             return None if oldest is None else oldest + self._hold_s(oldest)
@@ -300,8 +303,17 @@ class Round:
             self._try_quorum(now)
         if self.state is RoundState.CLOSING and not (self._finish.last and self._context.spare.busy):
             missing = self._missing(now)
-            if not missing or now >= self._closes_at_s:
+            self._hopeless_at_s = self._answerless_at_s(missing)
+            if not missing or now >= min(self._closes_at_s, self._hopeless_at_s):
                 self._close(now, missing)
+
+    def _answerless_at_s(self, missing: list[str]) -> float:
+        """From when on no answer of these learners is to be expected. A group's answer always is: its
+        syncer may be gone, but there are others of it."""
+        me, view = self._shared.me, self._shared.view
+        if self._level or me in missing:
+            return math.inf
+        return max((view.quiet_at_s(child) for child in missing), default=math.inf)
 
     def _missing(self, now: float) -> list[str]:
         have = {held.child for held in self.inbox.ready()} | self._passed

@@ -108,6 +108,25 @@ def test_the_round_closes_when_the_grace_window_ends() -> None:
     assert found(solo.wait(0.02), ef.Merge)
 
 
+def test_a_round_does_not_wait_for_a_learner_whose_heartbeats_stopped() -> None:
+    solo = syncer(peers=("p1", "p2", "p3"), inner_steps=400, delay_steps=200)  # a window of seconds
+    solo.offer("p1", 1)
+    solo.offer("p2", 2)
+    assert solo.fragment.words(solo.now).startswith("closing: 2 of 3")
+    assert not found(solo.wait(0.9, silent=("p3",)), ef.Merge), "two heartbeats may be late"
+    effects = solo.wait(0.2, silent=("p3",))
+    assert len(found(effects, ef.Merge)) == 1
+    assert solo.core.shared.view.alive("p3", solo.now), "only this round goes on without it"
+
+
+def test_a_round_waits_for_a_learner_that_is_heard() -> None:
+    solo = syncer(peers=("p1", "p2", "p3"), inner_steps=400, delay_steps=200)
+    solo.offer("p1", 1)
+    solo.offer("p2", 2)
+    assert not found(solo.wait(3.0), ef.Merge)
+    assert len(found(solo.offer("p3", 3, due=False), ef.Merge)[0].inputs) == 3
+
+
 def test_the_closing_call_goes_to_those_who_have_not_contributed() -> None:
     solo = syncer(peers=("p1", "p2", "p3", "p4"))
     solo.learn()
