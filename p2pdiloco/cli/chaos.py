@@ -66,7 +66,9 @@ class Chaos:
     ) -> None:
         self._settings = settings
         self._seconds = settings.seconds or 60 * settings.minutes
-        self._manifest = demo_model.fitted(manifest, self._seconds, settings.nodes)
+        self._manifest, self._step_s = demo_model.paced(
+            manifest, self._seconds, settings.nodes, settings.load
+        )
         self._folder = folder
         self._console = console
         self._stop = stop
@@ -122,6 +124,7 @@ class Chaos:
                 faults,
                 made,
                 not self._settings.keep,
+                self._step_s,
                 self._say,
                 note,
                 self._stop,
@@ -144,6 +147,8 @@ class Chaos:
             nodes=self._settings.nodes,
             preset=self._settings.preset,
             seed=self._settings.seed,
+            load=self._settings.load,
+            min_step_s=round(self._step_s, 4),
             seconds=figures.seconds,
             faults=faulty.struck,
             skipped=faulty.skipped,

@@ -14,6 +14,10 @@ class Report(Struct, kw_only=True, frozen=True):
     nodes: int
     preset: str
     seed: int
+    load: float
+    """Share of the processors that all learners together were to use."""
+    min_step_s: float
+    """Of an inner step, so that they did; 0: as short as may be."""
     seconds: float
     faults: int
     """Carried out."""

@@ -82,6 +82,7 @@ class ChaosRun:
         faults: Sequence[Fault],
         links: Links | None,
         temporary: bool,
+        min_step_s: float,
         tell: Callable[[str], None],
         tape: Callable[[Taped], None],
         stop: threading.Event,
@@ -97,7 +98,7 @@ class ChaosRun:
         folder.mkdir(parents=True, exist_ok=True)
         run_file = folder / "run.toml"
         run_file.write_text(render_toml(manifest), encoding="utf-8")
-        self._swarm = Swarm(folder, run_file, nodes, temporary)
+        self._swarm = Swarm(folder, run_file, nodes, temporary, min_step_s)
         if temporary:
             self._swarm.guard.adopt(folder.parent)
         self._address = ""

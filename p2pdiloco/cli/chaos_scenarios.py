@@ -48,6 +48,7 @@ class ScenarioRun(ChaosRun):
         self,
         settings: ChaosSettings,
         manifest: Manifest,
+        min_step_s: float,
         folder: Path,
         links: Links | None,
         tell: Callable[[str], None],
@@ -57,7 +58,17 @@ class ScenarioRun(ChaosRun):
         """Raises: StorageError, LinksRefused."""
         temporary = not settings.keep
         super().__init__(
-            folder, manifest, settings.nodes, settings.seconds, (), links, temporary, tell, tape, stop
+            folder,
+            manifest,
+            settings.nodes,
+            settings.seconds,
+            (),
+            links,
+            temporary,
+            min_step_s,
+            tell,
+            tape,
+            stop,
         )
         self._settings = settings
         self._scenario_links = links
@@ -209,9 +220,9 @@ def run(
         console.print(escape(words), highlight=False)
 
     try:
-        manifest = demo_model.fitted(manifest, whole_s, settings.nodes)
+        manifest, step_s = demo_model.paced(manifest, whole_s, settings.nodes, settings.load)
         kind = SplitRun if split else SurvivorRun
-        play = kind(settings, manifest, folder / settings.scenario, links, tell, tape, stop)
+        play = kind(settings, manifest, step_s, folder / settings.scenario, links, tell, tape, stop)
         verdict = play.verdict(play.play())
     finally:
         if links is not None:

@@ -84,6 +84,7 @@ def bootstrap(**values: Any) -> int | None:
 @NODE("--eval-every-s", type=float, help="Seconds between evaluations on held-out data.")
 @NODE("--micro-batch-tokens", type=int, help="Tokens per forward pass; 0: chosen by itself.")
 @NODE("--learner-nice", type=int, help="0 to 19: how far training steps back for all else on the machine.")
+@NODE("--min-step-s", type=float, help="An inner step takes at least so long: spares the machine.")
 @config_option("node")
 def node(**values: Any) -> int | None:
     """Take part in a run: find it, catch up, train, contribute."""
@@ -139,6 +140,11 @@ def demo(no_kill: bool, **values: Any) -> int | None:
     help="First run the same swarm without faults.",
 )
 @CHAOS("--compare-minutes", type=click.FloatRange(0, 1e5), help="For so long; 0: as long as with faults.")
+@CHAOS(
+    "--load",
+    type=click.FloatRange(0.01, 1),
+    help="Share of the processors that the learners use together; 1: all that they get.",
+)
 @CHAOS("--netns", is_flag=True, help="Cut and slow down links too: network namespaces (Linux, root).")
 @CHAOS(
     "--scenario",

@@ -102,13 +102,21 @@ def schedule_steps(step_time_s: float, seconds: float, nodes: int, cores: int) -
     return max(50, round(seconds * share / step_time_s))
 
 
-def fitted(manifest: Manifest, seconds: float, nodes: int) -> Manifest:
-    """With a learning rate schedule as long as so many nodes train here. Raises: UserError."""
+def paced(manifest: Manifest, seconds: float, nodes: int, load: float) -> tuple[Manifest, float]:
+    """So that the learners of so many nodes here use that share of the processors: the manifest with a
+    learning rate schedule as long as they train, and the least seconds of an inner step (0 at a load of 1).
+
+    Raises: UserError.
+    """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    steps = schedule_steps(Judge(manifest).step_time_s(), seconds, nodes, cores)
+    alone_s = Judge(manifest).step_time_s()
+    min_step_s = max(alone_s, alone_s * nodes / (cores * load)) if load < 1 else 0.0
+    steps = schedule_steps(alone_s, seconds, nodes, cores)
+    if min_step_s:
+        steps = min(steps, round(seconds / min_step_s))
     steps = max(steps, 2 * manifest.inner.warmup_steps)
     inner = msgspec.structs.replace(manifest.inner, schedule_steps=steps)
-    return msgspec.structs.replace(manifest, inner=inner)
+    return msgspec.structs.replace(manifest, inner=inner), min_step_s
 
 
 def read_saved(manifest: Manifest, name: str, data_dir: Path) -> Saved:

@@ -166,13 +166,16 @@ class Member:
 class Swarm:
     """A bootstrap and nodes on loopback. `end` must be called, whatever happened."""
 
-    def __init__(self, folder: Path, run_file: Path, nodes: int, temporary: bool = False) -> None:
-        """`temporary`: the folder goes even if we are killed.
+    def __init__(
+        self, folder: Path, run_file: Path, nodes: int, temporary: bool = False, min_step_s: float = 0.0
+    ) -> None:
+        """`temporary`: the folder goes even if we are killed. `min_step_s`: of every node's learner.
 
         Raises:
             StorageError: a data folder cannot be made.
         """
         self._folder = folder
+        self._min_step_s = min_step_s
         self.guard = Guard()
         if temporary:
             self.guard.adopt(folder)
@@ -188,6 +191,7 @@ class Swarm:
         name = f"node-{len(self.nodes) + 1}"
         flags = ["--device", "cpu", "--threads", "1", "--eval-every-s", str(EVALUATE_S)]
         flags += ["--checkpoint-every-s", str(CHECKPOINT_S), "--name", name]
+        flags += ["--min-step-s", f"{self._min_step_s:.4f}"]
         data_dir = self._folder / name
         node = Member(name, data_dir, ["node", "--data-dir", str(data_dir), *BASE, *flags], self.guard)
         self.nodes.append(node)

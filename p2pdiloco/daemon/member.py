@@ -159,6 +159,7 @@ class Member:
             threads=settings.threads,
             micro_batch_tokens=settings.micro_batch_tokens,
             niceness=settings.learner_nice,
+            min_step_s=settings.min_step_s,
         )
         log_path = self._settings.data_dir / "learner.log"
         return lambda on_event: LearnerHost(

@@ -65,6 +65,8 @@ class LearnerOptions(Struct, frozen=True, kw_only=True):
     niceness: int = 10
     """While it trains, not while it starts: a daemon on the same cores stays responsive, and so does the
     user's machine."""
+    min_step_s: float = 0.0
+    """An inner step takes at least so long."""
     status_interval_s: float = 1.0
     evaluation_tokens: int = 16_384
 
@@ -275,7 +277,7 @@ def decode_event(body: bytes) -> AnyEvent:
 
 
 class LearnerEnd:
-    """The learner's end of the channel: nothing here blocks, except `wait_start` and `drain`."""
+    """The learner's end of the channel: nothing here blocks, except `wait_start`, `wait` and `drain`."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
@@ -299,6 +301,10 @@ class LearnerEnd:
         if not isinstance(first, Start):
             raise ChannelBroken(f"{type(first).__name__} before Start")
         return first
+
+    def wait(self, timeout_s: float) -> None:
+        """Until something can be read (or the daemon is gone), at most so long."""
+        select.select([self._socket], [], [], timeout_s)
 
     def poll(self) -> list[AnyCommand]:
         """Commands that have arrived, oldest first. Raises: ChannelBroken (daemon gone)."""

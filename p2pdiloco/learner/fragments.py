@@ -8,12 +8,16 @@ learner has to say is its displacement D = base - theta (the pseudo-gradient of 
 
 *Copy-out.* `sent <- theta`, the slot is in use, and the daemon encodes D = base - sent in its own process
 while the learner goes on. `unmerged_tokens` and `unmerged_steps` are what D took; they go on counting.
+If D is many sync intervals long (the daemon was away, or nobody could merge), only a share s of it goes
+out (`config.stride`), `sent <- base - s D`, with as large a share of tokens and steps; the rest of D stays
+for the following contributions.
 
 *Install* of a newer version Theta', which lies in the other base buffer:
 
     merged     the copy is in Theta'.     theta <- Theta' + rho (theta - sent)
                rho = 1 keeps the steps made in flight, rho = 0 is the paper's overwrite. The copy's tokens
-               and steps leave the counters (with rho = 0, all do: nothing unmerged is left).
+               and steps leave the counters (with rho = 0, those made in flight too). What a copy held
+               back is never weighed with rho: it is as old as the copy.
     rebase     it is not.                 theta <- theta + (Theta' - base)
                D does not change, so the work is in the next contribution; counters go on.
     overwrite  D is in Theta' already.    theta <- Theta', counters zero.
@@ -40,6 +44,7 @@ import torch
 from msgspec import Struct
 from torch import Tensor
 
+from p2pdiloco.config.stride import Stride
 from p2pdiloco.errors import invariant
 from p2pdiloco.learner.channel import BaseRef, CopiedOut, Install, NothingToCopy
 from p2pdiloco.tensors.exchange import Exchange
@@ -85,6 +90,10 @@ class Fragments:
         ]
         self.deferred_copies = 0
         self._shift: dict[int, Tensor] = {}
+        self._strides = [Stride(inner_steps) for _ in layouts]
+        self._steps_since_merged = [0 for _ in layouts]
+        self._held_back: dict[int, Counters] = {}
+        """Tokens and steps that the copy in the slot leaves of the displacement it was taken from."""
         on_cuda = any(parameter.is_cuda for parameter in params.values())
         largest = max(layout.numel for layout in layouts)
         # Pinned, the copies from and to a GPU run at the full speed of the bus.
@@ -99,6 +108,7 @@ class Fragments:
             counters.unmerged_tokens += tokens
             counters.unmerged_steps += 1
             counters.steps_since_base += 1
+        self._steps_since_merged = [steps + 1 for steps in self._steps_since_merged]
 
     def copy_due(self, inner_step: int) -> list[CopiedOut]:
         """Copy out every fragment that is due and whose slot is free."""
@@ -182,22 +192,45 @@ class Fragments:
 
     def _copy(self, fragment: int, inner_step: int, due: bool) -> CopiedOut:
         counters, base = self.counters[fragment], self.bases[fragment]
-        self._exchange.sent(fragment).copy_(self._gather(fragment))
+        theta, steps = self._gather(fragment), counters.unmerged_steps
         counters.slot_in_use = True
-        counters.sent_tokens, counters.sent_steps = counters.unmerged_tokens, counters.unmerged_steps
+        counters.sent_steps = self._strides[fragment].carried(steps)
+        counters.sent_tokens = counters.unmerged_tokens * counters.sent_steps // steps
+        if counters.sent_steps == steps:
+            self._exchange.sent(fragment).copy_(theta)
+        else:
+            start = self._exchange.base(fragment, base.buffer)
+            torch.lerp(start, theta, counters.sent_steps / steps, out=self._exchange.sent(fragment))
+            self._held_back[fragment] = Counters(
+                unmerged_tokens=counters.unmerged_tokens - counters.sent_tokens,
+                unmerged_steps=steps - counters.sent_steps,
+            )
         counters.steps_since_base = 0
         return CopiedOut(
             fragment, counters.sent_tokens, counters.sent_steps, base.number, base.buffer, inner_step, due
         )
 
     def _keep_in_flight(self, fragment: int, theta: Tensor, new_base: Tensor) -> None:
-        counters = self.counters[fragment]
-        theta.sub_(self._exchange.sent(fragment))
+        counters, held_back = self.counters[fragment], self._held_back.get(fragment)
+        self._strides[fragment].merged(self._steps_since_merged[fragment])
+        self._steps_since_merged[fragment] = 0
+        sent = self._exchange.sent(fragment)
         if fragment in self._shift:
-            theta.sub_(self._shift[fragment])
-        theta.mul_(self._rho).add_(new_base)
+            sent.add_(self._shift[fragment])  # the daemon's encode is over: it knows that this was merged
+        theta.sub_(sent)
+        if held_back is not None and self._rho != 1:
+            base = self._exchange.base(fragment, self.bases[fragment].buffer)
+            # base - sent is the share that was merged.
+            rest = (base - sent).mul_(held_back.unmerged_steps / counters.sent_steps)
+            theta.add_(rest).mul_(self._rho).sub_(rest).add_(new_base)
+        else:
+            theta.mul_(self._rho).add_(new_base)
         if self._rho == 0:
-            counters.unmerged_tokens = counters.unmerged_steps = 0
+            rest_of = held_back or Counters()
+            counters.unmerged_tokens, counters.unmerged_steps = (
+                rest_of.unmerged_tokens,
+                rest_of.unmerged_steps,
+            )
             counters.steps_since_base %= self._period  # nothing to say at a date that passed in flight
         else:
             counters.unmerged_tokens -= counters.sent_tokens
@@ -209,6 +242,7 @@ class Fragments:
         counters.slot_in_use = False
         counters.sent_tokens = counters.sent_steps = 0
         self._shift.pop(fragment, None)
+        self._held_back.pop(fragment, None)
 
 
 def first_due(fragment: int, fragments: int, inner_steps: int) -> int:

@@ -78,10 +78,12 @@ class Mailbox:
         heldout: Tensor,
         spare_model: Callable[[], Transformer],
         status_interval_s: float,
+        min_step_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`heldout`: windows (n, context + 1); `spare_model` makes the second instance that the global
-        parameters are evaluated in, at the first evaluation."""
+        parameters are evaluated in, at the first evaluation; `min_step_s`: an inner step takes so long at
+        least, and what it does not need of that is spent waiting for commands."""
         self._channel = channel
         self._training = training
         self._fragments = fragments
@@ -91,6 +93,9 @@ class Mailbox:
         self._status_interval_s = status_interval_s
         self._clock = clock
         self._meter = Meter(clock)
+        self._min_step_s = min_step_s
+        self._next_step_s = clock()
+        """Not before then, if steps have a least length."""
         self._next_status = clock()
         self.stopping = False
         """Set (by a signal handler, for instance) to end at the next boundary."""
@@ -114,7 +119,23 @@ class Mailbox:
             self._next_status = now + self._status_interval_s
             self._channel.emit(self._status())
         self._channel.flush()
-        return True
+        if self._min_step_s:
+            self._rest()
+        return not self.stopping
+
+    def _rest(self) -> None:
+        """Wait until the next step may begin; commands are obeyed meanwhile."""
+        while not self.stopping and (left_s := self._next_step_s - self._clock()) > 0:
+            self._channel.wait(left_s)
+            for command in self._channel.poll():
+                self._obey(command)
+            self._channel.flush()
+        self._next_step_s = self._clock() + self._min_step_s
+
+    def _exclude(self, since: float) -> None:
+        """The time since then was not the inner loop's."""
+        self._meter.exclude(since)
+        self._next_step_s += self._clock() - since
 
     def _obey(self, command: AnyCommand) -> None:
         match command:
@@ -128,7 +149,7 @@ class Mailbox:
             case Evaluate(tag):
                 since = self._clock()
                 loss, tokens = self._evaluate()
-                self._meter.exclude(since)
+                self._exclude(since)
                 self._channel.emit(Evaluated(tag, loss, tokens))
             case Save(path):
                 self._save(path)
@@ -152,7 +173,7 @@ class Mailbox:
             saved = Saved(path, True)
         except StorageError as error:
             saved = Saved(path, False, str(error)[:4096])
-        self._meter.exclude(since)
+        self._exclude(since)
         self._channel.emit(saved)
 
     def _status(self) -> Status:

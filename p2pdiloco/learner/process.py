@@ -50,6 +50,7 @@ def run(channel: LearnerEnd, start: Start, exchange_fd: int) -> None:
         heldout_windows(corpus, manifest.model.context_tokens, options.evaluation_tokens),
         lambda: Transformer(manifest.model).to(device),
         options.status_interval_s,
+        options.min_step_s,
     )
     signal.signal(signal.SIGTERM, lambda *_: setattr(mailbox, "stopping", True))
     parameters = sum(layout.numel for layout in layouts)

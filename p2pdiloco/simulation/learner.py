@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from p2pdiloco.config.stride import Stride
 from p2pdiloco.simulation.lineage import Displacement
 from p2pdiloco.simulation.substance import Mode, Resumed, Trainer
 
@@ -39,6 +40,9 @@ class Counters:
     unmerged_from: int
     """First inner step that no merged contribution of this learner carries."""
     due_step: int
+    stride: Stride
+    merged_step: int = 0
+    """When the last contribution of the present process was merged, or it began."""
     life_from: int = 0
     """Where `unmerged_from` stood when the present process began."""
     slot: Displacement | None = None
@@ -84,7 +88,7 @@ class LearnerModel:
         self._started_s = 0.0
         self._first_step = 0
         self._wake_s = math.inf
-        self.fragments = [Counters(digest, number, 0, 0) for digest, number in bases]
+        self.fragments = [Counters(digest, number, 0, 0, Stride(inner_steps)) for digest, number in bases]
 
     def resume_counting(self, first_step: int) -> None:
         """Earlier processes of this node made so many steps; ours get other numbers."""
@@ -116,6 +120,7 @@ class LearnerModel:
             counters.installs.clear()
             counters.asked = counters.encoding = False
             counters.slot = None
+            counters.stride, counters.merged_step = Stride(self._inner_steps), first_step
             counters.unmerged_from = counters.life_from = again.get(index, (first_step, b""))[0]
             counters.due_step = first_step + max(1, (index + 1) * self._inner_steps // count)
         self.trainer.begin(first_step, again)
@@ -212,8 +217,9 @@ class LearnerModel:
             due = step >= counters.due_step
             if counters.slot is None and (asked or due) and step > counters.unmerged_from:
                 first = counters.unmerged_from
-                matter = self.trainer.copy_out(index, step - first)
-                counters.slot = Displacement(index, self.peer, first, step, counters.base, matter=matter)
+                end = first + counters.stride.carried(step - first)
+                matter = self.trainer.copy_out(index, end - first)
+                counters.slot = Displacement(index, self.peer, first, end, counters.base, matter=matter)
                 counters.encoding = True
                 counters.due_step = step + self._inner_steps
                 self._tell.copied_out(counters.slot, due)
@@ -236,6 +242,8 @@ class LearnerModel:
                 counters.unmerged_from = max(counters.unmerged_from, install.merged.end)
                 if mine:
                     counters.slot = None
+                    counters.stride.merged(step - counters.merged_step)
+                    counters.merged_step = step
             elif install.overwrite:
                 if counters.unmerged_from < step:
                     self._tell.dropped(install.fragment, counters.unmerged_from, step)

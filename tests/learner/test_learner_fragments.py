@@ -141,6 +141,73 @@ def test_a_freed_slot_is_due_at_once_with_all_of_its_work(rig):
     assert rig.exchange.sent(0).tolist() == [5.0] * 4
 
 
+def long_away(rho=1.0):
+    """Twelve steps of -1, where a contribution carries at most eight: displacement 12."""
+    rig = Rig(rho)
+    for _ in range(12):
+        rig.step(-1)
+    return rig
+
+
+def test_a_long_displacement_goes_out_in_shares():
+    rig = long_away()
+    assert rig.copy() == CopiedOut(0, 800, 8, base_number=5, base_buffer=0, inner_step=7, due=False)
+    assert rig.exchange.sent(0)[0].item() == pytest.approx(10.0 - 8.0)
+    rig.step(-1)
+    assert rig.fragments.rest(0)[0].item() == pytest.approx(4.0 + 1.0)
+    rig.install(20.0, "merged")
+    assert rig.theta == pytest.approx(20.0 - 5.0)
+    assert (rig.counters.unmerged_tokens, rig.counters.unmerged_steps) == (500, 5)
+    copied = rig.copy()
+    assert (copied.tokens, copied.inner_steps) == (500, 5)
+    rig.install(30.0, "merged")
+    assert rig.theta == pytest.approx(30.0)
+
+
+@pytest.mark.parametrize(("rho", "theta"), [(0.5, 40.0 - 4.0 - 1.0), (0.0, 40.0 - 4.0)])
+def test_what_a_copy_held_back_is_not_weighed_with_rho(rho, theta):
+    rig = long_away(rho)
+    rig.copy()
+    rig.step(-2)
+    rig.install(30.0, "rebase")
+    rig.install(40.0, "merged")
+    # Of the steps in flight, half or nothing is kept; with 0 < rho < 1 all of them still count.
+    assert rig.theta == pytest.approx(theta)
+    assert rig.counters.unmerged_steps == (5 if rho else 4)
+    assert rig.counters.unmerged_tokens == 100 * rig.counters.unmerged_steps
+
+
+def test_a_freed_share_goes_back_into_the_displacement():
+    rig = long_away()
+    rig.copy()
+    rig.fragments.free_slot(0)
+    assert rig.displacement == pytest.approx(12.0)
+    assert (rig.counters.unmerged_steps, rig.counters.sent_steps) == (12, 0)
+    rig.counters.unmerged_steps, rig.counters.unmerged_tokens = 8, 800  # as if nothing were too long now
+    rig.copy()
+    rig.install(20.0, "merged")
+    assert rig.theta == pytest.approx(20.0), "what the freed copy held back is forgotten"
+
+
+def test_where_rounds_take_longer_than_h_steps_contributions_carry_all_of_them():
+    rig, carried = Rig(), []
+    for _ in range(6):
+        for _ in range(5 * H):
+            rig.step(-1)
+        carried.append(rig.copy().inner_steps)
+        rig.install(50.0, "merged")
+    # The first two may still be absences. What they left waiting is made up for.
+    assert carried[:2] == [2 * H, 2 * H]
+    assert carried[2:] == [10 * H, 6 * H, 5 * H, 5 * H]
+    assert rig.counters.unmerged_steps == 0
+
+
+def test_however_long_a_displacement_an_eighth_goes_out():
+    rig = Rig()
+    rig.counters.unmerged_steps, rig.counters.unmerged_tokens = 800, 8000
+    assert rig.copy().inner_steps == 100
+
+
 def test_merged_without_a_copy_breaks_an_invariant(rig):
     rig.step(-3)
     with pytest.raises(InvariantViolation):

@@ -19,6 +19,7 @@ from p2pdiloco.learner.channel import (
     BaseRef,
     ChannelBroken,
     CopiedOut,
+    CopyOut,
     Evaluate,
     Evaluated,
     Install,
@@ -31,6 +32,7 @@ from p2pdiloco.learner.channel import (
 from p2pdiloco.learner.data import Stream, heldout_windows, load_corpus, permuted
 from p2pdiloco.learner.evaluate import evaluate, generate
 from p2pdiloco.learner.loop import MAX_SKIPPED_IN_A_ROW, Training, TrainingDiverged, train
+from p2pdiloco.learner.mailbox import Mailbox
 from p2pdiloco.learner.model import Transformer, initial_parameters, specs_of, tensor_specs
 from p2pdiloco.learner.optim import learning_rate, make_optimizer, set_learning_rate
 
@@ -346,6 +348,34 @@ def test_stop_saves_and_ends_the_loop(tmp_path, bench):
     with pytest.raises(ChannelBroken):
         bench.daemon.close()
         bench.mailbox.boundary(bench.training.step())
+
+
+def test_a_step_with_a_least_length_waits_for_commands_not_for_time(bench):
+    """The clock stands still except while the learner waits; the daemon speaks in the middle of a wait."""
+    now, waits = [100.0], []
+
+    def wait(timeout_s):
+        waits.append(timeout_s)
+        if len(waits) == 2:
+            bench.post(CopyOut(0))
+            now[0] += 3.0
+        else:
+            now[0] += timeout_s
+
+    bench.channel.wait = wait
+    args = (bench.channel, bench.training, bench.fragments, torch.zeros(1, 33), None, 1000.0)
+    mailbox = Mailbox(*args, min_step_s=10.0, clock=lambda: now[0])
+    assert mailbox.boundary(bench.training.step()) and mailbox.boundary(bench.training.step())
+    bench.events()
+    assert (waits, now) == ([10.0], [110.0])
+    now[0] += 2.0  # what the step takes itself
+    assert mailbox.boundary(bench.training.step())
+    assert waits == [10.0, 8.0, 5.0]
+    answers = [e for e in bench.events() if isinstance(e, CopiedOut | NothingToCopy)]
+    assert answers[-1].fragment == 0, "asked in the wait, answered in it"
+    bench.post(Stop(None))
+    assert not mailbox.boundary(bench.training.step())
+    assert len(waits) == 3
 
 
 def test_version_0_is_the_same_in_another_process():

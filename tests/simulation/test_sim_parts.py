@@ -107,7 +107,9 @@ def test_one_slot_and_nothing_twice_in_it() -> None:
     assert world.passes == 1
     world.learner.retire(0, world.clock.now)
     world.clock.run_until(43.5)
-    assert [(c.first, c.end) for c, _ in world.copies] == [(0, 10), (0, 42)]
+    assert [(c.first, c.end) for c, _ in world.copies] == [(0, 10), (0, 20)], (
+        "a long displacement goes out in shares"
+    )
 
 
 def test_a_crash_ends_what_was_not_copied_out() -> None:
