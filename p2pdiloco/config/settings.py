@@ -53,7 +53,7 @@ class NodeSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     learner_nice: Annotated[int, Meta(ge=0, le=19)] = 10
     """How far the training learner steps back for everything else on the machine; 0: not at all."""
     min_step_s: Annotated[float, Meta(ge=0, le=60)] = 0.0
-    """An inner step takes at least so long: the rest of that time the machine is free, and cool."""
+    """An inner step takes at least so long, on average: for the rest the machine is free, and cool."""
     checkpoint_every_s: Seconds = 120.0
     eval_every_s: Seconds = 60.0
 
@@ -111,7 +111,7 @@ class ChaosSettings(Struct, frozen=True, kw_only=True):
     """Run the same swarm without faults first, and compare."""
     compare_minutes: float = 0.0
     """How long without faults; 0: as long as with."""
-    load: float = 0.4
+    load: float = 0.15
     """Share of this machine's processors that all learners together use; 1: as much as they get."""
     netns: bool = False
     """Every node in a network namespace of its own, so that links can be cut and slowed down."""

@@ -29,6 +29,9 @@ from p2pdiloco.learner.fragments import Fragments
 from p2pdiloco.learner.loop import StepReport, Training
 from p2pdiloco.learner.model import Transformer, named_parameters
 
+MAX_LATE_S = 2.0
+"""Steps with a least length that come late, for a busy machine or an evaluation, are made up for by at most
+so much: the pace is kept on average."""
 SMOOTHING = 0.2
 """Weight of the newest value in moving averages."""
 
@@ -83,7 +86,7 @@ class Mailbox:
     ) -> None:
         """`heldout`: windows (n, context + 1); `spare_model` makes the second instance that the global
         parameters are evaluated in, at the first evaluation; `min_step_s`: an inner step takes so long at
-        least, and what it does not need of that is spent waiting for commands."""
+        least, on average, and what it does not need of that is spent waiting for commands."""
         self._channel = channel
         self._training = training
         self._fragments = fragments
@@ -130,12 +133,7 @@ class Mailbox:
             for command in self._channel.poll():
                 self._obey(command)
             self._channel.flush()
-        self._next_step_s = self._clock() + self._min_step_s
-
-    def _exclude(self, since: float) -> None:
-        """The time since then was not the inner loop's."""
-        self._meter.exclude(since)
-        self._next_step_s += self._clock() - since
+        self._next_step_s = max(self._next_step_s + self._min_step_s, self._clock() - MAX_LATE_S)
 
     def _obey(self, command: AnyCommand) -> None:
         match command:
@@ -149,7 +147,7 @@ class Mailbox:
             case Evaluate(tag):
                 since = self._clock()
                 loss, tokens = self._evaluate()
-                self._exclude(since)
+                self._meter.exclude(since)
                 self._channel.emit(Evaluated(tag, loss, tokens))
             case Save(path):
                 self._save(path)
@@ -173,7 +171,7 @@ class Mailbox:
             saved = Saved(path, True)
         except StorageError as error:
             saved = Saved(path, False, str(error)[:4096])
-        self._exclude(since)
+        self._meter.exclude(since)
         self._channel.emit(saved)
 
     def _status(self) -> Status:

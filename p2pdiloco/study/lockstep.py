@@ -1,0 +1,165 @@
+"""A swarm in one process whose learners all step together: what a merge rule does to learning, and no more.
+
+Learners, copy-out and install, codecs, error feedback, merges and outer steps are those of production. What
+is missing is everything around them: rounds take a fixed number of inner steps, everybody takes part in each,
+nothing is lost. So two runs that differ in one thing can be compared, and a run costs what its inner steps
+cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from p2pdiloco.config.manifest import Manifest
+from p2pdiloco.learner.channel import BaseRef, Install, NothingToCopy
+from p2pdiloco.learner.data import heldout_windows, load_corpus
+from p2pdiloco.learner.evaluate import evaluate
+from p2pdiloco.learner.fragments import Fragments, first_due
+from p2pdiloco.learner.loop import Training
+from p2pdiloco.learner.model import Transformer, initial_parameters, named_parameters, tensor_specs
+from p2pdiloco.tensors.exchange import Exchange
+from p2pdiloco.tensors.layout import plan_fragments, scatter
+from p2pdiloco.tensors.vault import Input, Vault
+
+HELDOUT_TOKENS = 32_768
+
+
+@dataclass(frozen=True)
+class Absence:
+    """A learner trains on, and neither contributes nor hears of anything."""
+
+    learner: int
+    from_step: int
+    steps: int
+
+    def covers(self, learner: int, step: int) -> bool:
+        """Whether that learner is away when it has made `step` inner steps."""
+        return learner == self.learner and self.from_step <= step < self.from_step + self.steps
+
+
+class _Learner:
+    """One learner and what its daemon would do for it."""
+
+    def __init__(self, swarm: Lockstep, name: str) -> None:
+        manifest, sync = swarm.manifest, swarm.manifest.sync
+        model = Transformer(manifest.model)
+        self.training = Training(manifest, model, swarm.corpus, name)
+        self.vault = swarm.vault()
+        self.exchange = Exchange.create(swarm.layouts)
+        for layout in swarm.layouts:
+            self.exchange.base(layout.index, 0).copy_(swarm.global_state.theta(layout.index))
+        bases = [BaseRef(0, 0) for _ in swarm.layouts]
+        parameters = named_parameters(model)
+        self.fragments = Fragments(
+            parameters, swarm.layouts, self.exchange, bases, sync.inner_steps, sync.keep_in_flight
+        )
+        self.fragments.scatter_bases(parameters)
+
+    def step(self) -> None:
+        self.fragments.count_step(self.training.step().tokens)
+
+    def install(self, swarm: Lockstep, fragment: int, merged: bool) -> None:
+        buffer = 1 - self.fragments.bases[fragment].buffer
+        self.exchange.base(fragment, buffer).copy_(swarm.global_state.theta(fragment))
+        number = swarm.global_state.version(fragment) or 0
+        self.fragments.install(Install(fragment, number, buffer, "merged" if merged else "rebase"))
+
+    def contribution(self, fragment: int, step: int) -> Input | None:
+        """Copied out and encoded; None while the last one is under way."""
+        copied = self.fragments.copy_out(fragment, step)
+        if isinstance(copied, NothingToCopy):
+            return None
+        base = self.exchange.base(fragment, copied.base_buffer)
+        encoded = self.vault.encode_contribution(fragment, base, self.exchange.sent(fragment))
+        return encoded.payload, copied.tokens, copied.inner_steps
+
+
+class Lockstep:
+    """A run of so many learners. `close` gives its shared memory back."""
+
+    def __init__(
+        self, manifest: Manifest, learners: int, delay_steps: int = 0, names: str = "learner"
+    ) -> None:
+        """`delay_steps`: inner steps between a copy-out and the install of the version that merged it.
+
+        `names`: learners of other names read other parts of the text."""
+        self.manifest, self._delay_steps = manifest, delay_steps
+        self.corpus = load_corpus(manifest, None)
+        self.layouts = plan_fragments(tensor_specs(Transformer(manifest.model)), manifest.sync.fragments)
+        self.global_state = self.vault()
+        self.global_state.load_initial(initial_parameters(manifest))
+        self._learners = [_Learner(self, f"{names}-{index}") for index in range(learners)]
+        self._evaluated = Transformer(manifest.model)
+        context = manifest.model.context_tokens
+        self._heldout = heldout_windows(self.corpus, context, HELDOUT_TOKENS)
+
+    def vault(self) -> Vault:
+        """An empty one of this run."""
+        codecs = self.manifest.codec
+        return Vault(self.layouts, self.manifest.outer, codecs.contribution, codecs.update)
+
+    def close(self) -> None:
+        """Give shared memory back."""
+        for learner in self._learners:
+            learner.exchange.close()
+
+    def loss(self) -> float:
+        """Held-out loss of the global parameters, nats per byte."""
+        into = named_parameters(self._evaluated)
+        for layout in self.layouts:
+            scatter(self.global_state.theta(layout.index), layout, into)
+        return evaluate(self._evaluated, self._heldout)[0]
+
+    def run(
+        self, steps: int, evaluate_every: int, absences: Sequence[Absence] = ()
+    ) -> list[tuple[int, float]]:
+        """Make so many inner steps: (inner step, held-out loss), every `evaluate_every` steps."""
+        losses = []
+        flying: list[tuple[int, int, list[_Learner]]] = []
+        period, count = self.manifest.sync.inner_steps, len(self.layouts)
+        for step in range(1, steps + 1):
+            for learner in self._learners:
+                learner.step()
+            away = {a.learner for a in absences if a.covers(a.learner, step)}
+            here = [learner for index, learner in enumerate(self._learners) if index not in away]
+            for fragment in range(count):
+                if (step - first_due(fragment, count, period)) % period == 0:
+                    merged = self._merge(fragment, step, here)
+                    flying.append((step + self._delay_steps, fragment, merged))
+            for due in [due for due in flying if due[0] <= step]:
+                flying.remove(due)
+                for learner in due[2]:
+                    learner.vault.commit_residual(due[1])
+                    learner.install(self, due[1], merged=True)
+            if step % evaluate_every == 0:
+                losses.append((step, self.loss()))
+        return losses
+
+    def _merge(self, fragment: int, step: int, learners: Sequence[_Learner]) -> list[_Learner]:
+        """A round of one fragment: who is in the version that it made."""
+        inputs: list[Input] = []
+        merged = []
+        for learner in learners:
+            if learner.fragments.counters[fragment].slot_in_use:
+                continue
+            if learner.fragments.bases[fragment].number != self.global_state.version(fragment):
+                learner.install(self, fragment, merged=False)
+            contribution = learner.contribution(fragment, step)
+            if contribution is not None:
+                inputs.append(contribution)
+                merged.append(learner)
+        if inputs:
+            number = (self.global_state.version(fragment) or 0) + 1
+            self.global_state.merge(fragment, number, inputs)
+            self.global_state.commit(fragment, number)
+        return merged
+
+
+def mean_loss(losses: Sequence[tuple[int, float]], share: float) -> float:
+    """Mean over the last `share` of a run's steps."""
+    since = losses[-1][0] * (1 - share)
+    found = [loss for step, loss in losses if step > since]
+    return float(torch.tensor(found, dtype=torch.float64).mean())
