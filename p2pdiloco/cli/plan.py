@@ -8,33 +8,40 @@ from typing import TYPE_CHECKING
 
 import click
 import msgspec
+from msgspec import Struct
 
 from p2pdiloco.cli.options import FILE
 from p2pdiloco.config.loader import load_manifest
+from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.presets import for_run
+from p2pdiloco.config.settings import check_peer_address
 from p2pdiloco.config.units import parse_rate
-from p2pdiloco.errors import UserError
+from p2pdiloco.errors import UserError, invariant
 
 if TYPE_CHECKING:
     from p2pdiloco.daemon.linkplan import Advice, Demand
 
+LATENCY_MS = 50.0
 STEP_TIMES_S = (0.1, 0.3, 1.0, 3.0, 10.0)
 
 
 @click.command("plan")
 @click.argument("file", type=FILE, required=False)
 @click.option("--preset", default="", help="Instead of FILE: a preset.")
-@click.option(
-    "--upload", required=True, metavar="RATE", help="The link's bits per second up, such as 20Mbit."
-)
+@click.option("--upload", default="", metavar="RATE", help="The link's bits per second up, such as 20Mbit.")
 @click.option("--download", default="", metavar="RATE", help="And down; default: the same.")
 @click.option(
     "--latency-ms",
     type=click.FloatRange(0, 10_000),
-    default=50.0,
-    show_default=True,
-    help="One way, to the other members.",
+    help=f"One way, to the other members; default: {LATENCY_MS:g}.",
 )
+@click.option(
+    "--join",
+    default="",
+    metavar="ADDRESS",
+    help="Measure the link to this node or bootstrap instead; without FILE: for the run that it lists.",
+)
+@click.option("--run", "run", default="", help="Name or id of that run, if it lists several.")
 @click.option(
     "--members",
     type=click.IntRange(1, 16_384),
@@ -51,31 +58,55 @@ def plan(
     preset: str,
     upload: str,
     download: str,
-    latency_ms: float,
+    latency_ms: float | None,
+    join: str,
+    run: str,
     members: int,
     steps_s: tuple[float, ...],
     as_json: bool,
 ) -> None:
     """Say what the run of FILE (a run.toml) asks of a link, and which H, tau and codec suit it.
 
+    The link is given (--upload) or measured to a live peer (--join): about 2 s or 8 MiB each way.
+
     Inner steps never wait for the network. What a slow link costs is delay, and, when a round takes longer
     than a fragment's H inner steps, merges that the node cannot be in.
     """
-    if (file is None) == (not preset):
-        raise UserError("plan needs a run.toml or --preset NAME", "p2pdiloco plan run.toml --upload 20Mbit")
-    manifest = load_manifest(file) if file is not None else for_run(preset, preset)
-    up, down = parse_rate(upload, "--upload"), parse_rate(download or upload, "--download")
-    # Imported here so that --help does not pay for torch.
+    manifest = _manifest(file, preset, join)
+    if not upload and not join:
+        raise UserError("plan needs a link: --upload RATE or --join ADDRESS", "for example --upload 20Mbit")
+    given_up, given_down = parse_rate(upload, "--upload"), parse_rate(download, "--download")
+    measured = None
+    if join:
+        check_peer_address(join)
+        # Imported here so that --help does not pay for torch.
+        from p2pdiloco.cli.measure import measured_link
+
+        measured, listed = measured_link(join, run, with_manifest=manifest is None)
+        manifest = manifest or listed
     from p2pdiloco.daemon.linkplan import Link, advise, demand
 
-    link = Link(up, down, latency_ms / 1e3)
+    invariant(manifest is not None, "a plan without a manifest")
+    known = measured.link if measured else Link(given_up, given_up, LATENCY_MS / 1e3)
+    link = Link(
+        given_up or known.upload_bits_per_s,
+        given_down or known.download_bits_per_s,
+        known.latency_s if latency_ms is None else latency_ms / 1e3,
+    )
     rows = [
         (demand(manifest, link, members, step_s), advise(manifest, link, members, step_s))
         for step_s in steps_s or STEP_TIMES_S
     ]
     if as_json:
-        click.echo(json.dumps([{"demand": _plain(d), "advice": _plain(a)} for d, a in rows]))
+        shared = {"link": _plain(link), "measured": _plain(measured)}
+        click.echo(json.dumps([{**shared, "demand": _plain(d), "advice": _plain(a)} for d, a in rows]))
         return
+    if measured is not None:
+        click.echo(
+            f"link to …{join[-6:]}: round trip {measured.round_trip_s * 1e3:.3g} ms, "
+            f"{_rate(measured.upload_bits_per_s)}bit/s up, {_rate(measured.download_bits_per_s)}bit/s down "
+            f"({measured.moved_bytes / 2**20:.1f} MiB in {measured.took_s:.1f} s)"
+        )
     sync = manifest.sync
     click.echo(
         f"{manifest.run.name}: H {sync.inner_steps}, P {sync.fragments}, tau {sync.delay_steps}, "
@@ -93,7 +124,19 @@ def plan(
     )
 
 
-def _plain(value: Demand | Advice | None) -> object:
+def _manifest(file: Path | None, preset: str, join: str) -> Manifest | None:
+    """None: the peer's."""
+    if (file is not None and preset) or not (file or preset or join):
+        raise UserError(
+            "plan needs a run.toml, or --preset NAME, or --join ADDRESS of a peer that lists the run",
+            "p2pdiloco plan run.toml --upload 20Mbit",
+        )
+    if file is not None:
+        return load_manifest(file)
+    return for_run(preset, preset) if preset else None
+
+
+def _plain(value: Struct | None) -> object:
     return msgspec.to_builtins(value)
 
 

@@ -1,40 +1,29 @@
-"""`p2pdiloco status`: asks one live member of a run how the run is doing.
-
-The asker is nobody: a new identity in a temporary folder, a client of the DHT that stores nothing and is
-gone at the end.
-"""
+"""`p2pdiloco status`: asks one live member of a run how the run is doing."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import tempfile
 import time
-from collections.abc import AsyncIterator, Iterable
-from pathlib import Path
+from collections.abc import Iterable
 
 import uvloop
 from rich.console import Console
 
 from p2pdiloco import WIRE_VERSION
-from p2pdiloco.adapters.hivemind_net import HivemindTransport
-from p2pdiloco.adapters.p2pd import P2PDOptions
 from p2pdiloco.cli.status_view import render_status, status_json
+from p2pdiloco.cli.visitor import visitor
 from p2pdiloco.config.settings import StatusSettings
 from p2pdiloco.daemon import wire
-from p2pdiloco.daemon.frontdoor import FrontDoor
 from p2pdiloco.daemon.runs import choose_run, known_runs
 from p2pdiloco.daemon.snapshot import StatusReport, decode_status
 from p2pdiloco.errors import RemoteError, TransportError, UserError
-from p2pdiloco.identity import Identity
 from p2pdiloco.ports import Transport
 
 ASK_TIMEOUT_S = 3.0
 MAX_ASKED = 16
 """Members that are asked in one round before the list is looked up again."""
 PAUSE_S = 0.5
-LISTEN = ("/ip4/127.0.0.1/tcp/0",)
 SETTLED = ("training", "leaving")
 """States of a member whose answer is as good as any; others are asked further before theirs is taken."""
 logger = logging.getLogger(__name__)
@@ -58,25 +47,10 @@ def run(settings: StatusSettings) -> int:
 async def _report(settings: StatusSettings) -> StatusReport:
     search = Search(settings.run, [address.rpartition("/p2p/")[2] for address in settings.join])
     try:
-        async with asyncio.timeout(settings.timeout_s), _visitor(settings.join) as transport:
+        async with asyncio.timeout(settings.timeout_s), visitor(settings.join) as transport:
             return await search.report(transport)
     except TimeoutError:
         raise search.failure(settings.timeout_s) from None
-
-
-@contextlib.asynccontextmanager
-async def _visitor(join: tuple[str, ...]) -> AsyncIterator[Transport]:
-    """A transport of an identity that exists only here."""
-    with tempfile.TemporaryDirectory(prefix="p2pdiloco-status-") as folder:
-        path = Path(folder) / "identity.key"
-        identity = Identity.load_or_create(path)
-        options = P2PDOptions(listen=False, relay_service=False)
-        transport = HivemindTransport(identity, path, Path(folder), LISTEN, (), join, options)
-        await transport.start(FrontDoor())
-        try:
-            yield transport
-        finally:
-            await transport.close()
 
 
 class Search:

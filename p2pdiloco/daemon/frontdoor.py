@@ -1,6 +1,7 @@
 """What this peer answers to anybody: which runs it knows, their manifests, and, as a member, everything else.
 
-A bootstrap peer has only this; a node opens it before it knows its run, and adds its membership later.
+Anybody may also measure the link to us, within bounds. A bootstrap peer has only this; a node opens it before
+it knows its run, and adds its membership later.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from p2pdiloco.daemon import wire
+from p2pdiloco.daemon.probing import ProbeGate
 from p2pdiloco.daemon.runs import Run, encode_manifest
 from p2pdiloco.daemon.snapshot import StatusReport, encode_status
 from p2pdiloco.daemon.transfers import Transfers, refuse
@@ -24,6 +26,7 @@ class FrontDoor:
         self.member: Transfers | None = None
         self.status: Callable[[], StatusReport] | None = None
         self.member_run = ""
+        self.probes = ProbeGate()
 
     def add_run(self, run: Run) -> None:
         """List and serve a run's manifest."""
@@ -45,15 +48,19 @@ class FrontDoor:
         return b""
 
     async def on_push(self, sender: str, header: bytes) -> PushSink | Refusal:
-        """A contribution or a partial merge."""
-        request = wire.decode(header, cast(Any, wire.Push))
+        """A contribution, a partial merge, or bytes that measure the link."""
+        request = wire.decode(header, cast(Any, wire.Push | wire.PushProbe))
+        if isinstance(request, wire.PushProbe):
+            return self.probes.take(sender, request)
         if self.member is None:
             return Refusal(wire.encode(wire.Answer(False, "not-ready", None)))
         return self.member.arrivals.on_push(sender, request)
 
     async def on_pull(self, sender: str, request: bytes) -> PullSource | Refusal:
-        """A manifest, an update or a state."""
+        """A manifest, an update, a state, or bytes that measure the link."""
         pull = wire.decode(request, cast(Any, wire.Pull))
+        if isinstance(pull, wire.PullProbe):
+            return self.probes.give(sender, pull)
         if isinstance(pull, wire.PullManifest):
             found = self._runs.get(pull.run)
             return PullSource(found[1], (), lambda: None) if found else refuse("unknown-run")

@@ -29,6 +29,7 @@ from p2pdiloco.core.types import WHOLE_RUN, SignedVersion, VersionHeader
 from p2pdiloco.daemon import wire
 from p2pdiloco.errors import ConfigError, RemoteError, TransportError, UserError
 from p2pdiloco.identity import Identity
+from p2pdiloco.identity import verify as verify_signature
 from p2pdiloco.learner.model import initial_parameters, specs_of
 from p2pdiloco.ports import Refusal, Transport
 from p2pdiloco.tensors.codec import codec
@@ -237,7 +238,7 @@ async def find_run(
         chosen = choose_run(found, wanted)
         if chosen is not None:
             saved = ours.get(chosen[0].run)
-            signed = saved[1] if saved else await _pull_manifest(transport, identity, *chosen)
+            signed = saved[1] if saved else await pull_manifest(transport, *chosen)
             if signed is not None:
                 try:
                     return open_run(signed, identity, chosen[0].run)
@@ -254,8 +255,8 @@ async def find_run(
         waited_s += SEARCH_PAUSE_S
 
 
-async def _pull_manifest(
-    transport: Transport, identity: Identity, summary: wire.RunSummary, peers: list[str]
+async def pull_manifest(
+    transport: Transport, summary: wire.RunSummary, peers: list[str]
 ) -> SignedManifest | None:
     """The manifest from the first of some peers, in any order, that has the true one."""
     for peer in random.sample(peers, min(MAX_ASKED, len(peers))):
@@ -266,7 +267,7 @@ async def _pull_manifest(
             if isinstance(answer, Refusal):
                 continue
             signed = decode_signed(bytes(answer[0]))
-            verify(signed, identity.verify)
+            verify(signed, verify_signature)
             if run_id(signed) != summary.run:
                 raise RemoteError("manifest-run-id", f"it is run {run_id(signed)[:12]}")
             return signed

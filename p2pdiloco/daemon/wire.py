@@ -27,7 +27,10 @@ from p2pdiloco.errors import RemoteError
 
 MESSAGE, QUERY = b"m", b"q"
 MAX_RUNS = 64
+MAX_PROBE_BYTES = 8 * 1024 * 1024
+"""In each direction, of all that one measurement of a link moves."""
 Text = Annotated[str, Meta(max_length=200)]
+Probed = Annotated[int, Meta(ge=0, le=MAX_PROBE_BYTES)]
 
 
 class PushContribution(Wire, frozen=True, tag=True):
@@ -70,6 +73,18 @@ class PullManifest(Wire, frozen=True, tag=True):
     """Give me the signed manifest of this run."""
 
     run: RunId
+
+
+class PullProbe(Wire, frozen=True, tag=True):
+    """Give me so many bytes of nothing: I measure the link (`daemon.probing`)."""
+
+    size_bytes: Probed
+
+
+class PushProbe(Wire, frozen=True, tag=True):
+    """Take so many bytes and forget them."""
+
+    size_bytes: Probed
 
 
 class UpdateHeader(Wire, frozen=True, tag=True):
@@ -125,7 +140,7 @@ class Presence(Wire, frozen=True, tag=True):
 
 
 Push = PushContribution | PushPartial
-Pull = PullUpdate | PullState | PullManifest
+Pull = PullUpdate | PullState | PullManifest | PullProbe
 Query = RunsQuery | StatusQuery
 T = TypeVar("T")
 _encoder = msgspec.msgpack.Encoder()

@@ -88,7 +88,13 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli_main.run([*line, "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert [row["demand"]["step_s"] for row in rows] == [30.0, 0.001] and rows[1]["advice"] is None
+    assert rows[0]["link"]["upload_bits_per_s"] == rows[0]["link"]["download_bits_per_s"] == 1e6
+    assert rows[0]["measured"] is None
     assert cli_main.run(["plan", "--upload", "20Mbit"]) == 2
     assert "plan needs a run.toml" in capsys.readouterr().err
+    assert cli_main.run(["plan", "--preset", "small"]) == 2
+    assert "plan needs a link: --upload RATE or --join ADDRESS" in capsys.readouterr().err
+    assert cli_main.run(["plan", "--join", "/ip4/127.0.0.1/tcp/1"]) == 2
+    assert "/p2p/ID" in capsys.readouterr().err
     assert cli_main.run(["plan", "--preset", "small", "--upload", "20MB"]) == 2
     assert "bits per second" in capsys.readouterr().err

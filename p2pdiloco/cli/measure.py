@@ -1,0 +1,65 @@
+"""`plan --join`: what the link to a live peer carries, and the manifest that this peer lists."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any, cast
+
+import uvloop
+
+from p2pdiloco.cli.visitor import visitor
+from p2pdiloco.config.loader import manifest_from_canonical
+from p2pdiloco.config.manifest import Manifest
+from p2pdiloco.daemon import wire
+from p2pdiloco.daemon.probing import PAUSE_S, Measured, measure
+from p2pdiloco.daemon.runs import choose_run, pull_manifest
+from p2pdiloco.errors import RemoteError, TransportError, UserError
+from p2pdiloco.ports import Transport
+
+TIMEOUT_S = 45.0
+"""Of all of it: more than its parts take on the slowest link that can be measured."""
+
+
+def measured_link(join: str, run: str, with_manifest: bool) -> tuple[Measured, Manifest | None]:
+    """The link to a peer (a checked multiaddr), and, if wanted, the manifest of the run that it lists.
+
+    Raises:
+        UserError: the peer is not there, refuses, is too old, lists no such run or several.
+    """
+    logging.getLogger().setLevel(logging.ERROR)  # what is worth a line becomes an error here
+    return uvloop.run(_visit(join, run, with_manifest))
+
+
+async def _visit(join: str, run: str, with_manifest: bool) -> tuple[Measured, Manifest | None]:
+    peer = join.rpartition("/p2p/")[2]
+    try:
+        async with asyncio.timeout(TIMEOUT_S), visitor((join,)) as transport:
+            manifest = await listed_manifest(transport, peer, run) if with_manifest else None
+            return await measure(transport, peer), manifest
+    except TimeoutError:
+        raise UserError(
+            f"{peer} did not answer within {TIMEOUT_S:g} s", "give the link's rate with --upload"
+        ) from None
+
+
+async def listed_manifest(transport: Transport, peer: str, wanted: str) -> Manifest:
+    """The manifest of the run of that name or id that the peer lists; where it lists one only, of that.
+
+    Raises:
+        UserError: none fits, or several do, or the peer does not give it.
+    """
+    try:
+        reply = await transport.send(peer, wire.QUERY + wire.encode(wire.RunsQuery()), PAUSE_S)
+        listed = wire.decode(reply, cast(Any, wire.RunList))
+    except (RemoteError, TransportError) as error:
+        raise UserError(f"{peer} does not say which runs it knows: {error}", "give a run.toml") from error
+    found = {summary.run: (summary, [peer]) for summary in listed.runs}
+    chosen = choose_run(found, wanted)
+    if chosen is None:
+        names = ", ".join(sorted(f"{s.name} ({s.run[:12]})" for s, _ in found.values())) or "none"
+        raise UserError(f'{peer} knows no run "{wanted}"', f"it knows: {names}; or give a run.toml")
+    signed = await pull_manifest(transport, *chosen)
+    if signed is None:
+        raise UserError(f"{peer} does not give the manifest of {chosen[0].name}", "give the run.toml")
+    return manifest_from_canonical(signed.manifest)
