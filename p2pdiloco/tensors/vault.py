@@ -2,7 +2,7 @@
 
 A version is first made in the spare (`merge`, `apply`, `load_spare`), its digest told, and only after the
 core has decided and persisted does `commit` swap it in. Methods are synchronous and called from one worker
-thread; only `Pin.release` may come from another. Steady state allocates payloads and tiles of 256 KiB.
+thread; only `Pin.release` may come from another. Steady state allocates payloads and tiles of at most 2 MiB.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from p2pdiloco.errors import InvariantViolation, RemoteError
 from p2pdiloco.tensors.codec import CODECS, codec
+from p2pdiloco.tensors.codec_4bit import DECODE_TILE
 from p2pdiloco.tensors.codec_dense import BLOCK
 from p2pdiloco.tensors.codec_topk import CHUNK, KEPT
 from p2pdiloco.tensors.feedback import Residual
@@ -201,6 +202,36 @@ def test_e3m0_takes_the_nearest_power_of_two():
     decoded = torch.empty(len(source))
     codec("e3m0").decode(codec("e3m0").encode(source), decoded)
     assert decoded.tolist() == [1.0, -1.0, 0.5, 0.25, -0.125, 2.0**-6, 2.0**-6, 0.0, 0.0, 0.0]
+
+
+def _levels(name: str) -> list[float]:
+    """What codes 0 to 15 stand for, as the format says."""
+    if name == "int4":
+        return [float(max(code - 8, -7)) for code in range(16)]
+    return [(-1.0 if c & 8 else 1.0) * (2.0 ** ((c & 7) - 7) if c & 7 else 0.0) for c in range(16)]
+
+
+@pytest.mark.parametrize("name", ["int4", "e3m0"])
+@pytest.mark.parametrize("scale", [2.0**-133, 2.0**-126, 0.3, 2.0**100, 2.0**125])
+def test_every_pair_of_4_bit_codes_decodes_to_the_bits_of_level_times_scale(name, scale):
+    """Signs of zero, denormal products and large scales included: peers must reach the same bits."""
+    scales = torch.full((8,), scale).bfloat16()
+    payload = bytearray(scales.view(torch.uint8).numpy().tobytes() + bytes(range(256)))
+    got = torch.empty(512)
+    codec(name).decode(payload, got)
+    codes = torch.arange(256).view(8, 32)
+    expected = torch.tensor(_levels(name))[torch.cat((codes & 15, codes >> 4), dim=1)] * scales[0].float()
+    assert torch.equal(got.view(torch.int32), expected.flatten().view(torch.int32))
+
+
+@pytest.mark.parametrize("name", ["int4", "e3m0"])
+def test_4_bit_payloads_of_more_than_one_tile_decode_as_their_parts(name):
+    chosen, numel = codec(name), DECODE_TILE + 100
+    source = torch.randn(numel, generator=torch.Generator().manual_seed(4))
+    whole, part = torch.empty(numel), torch.empty(100)
+    chosen.decode(chosen.encode(source), whole)
+    chosen.decode(chosen.encode(source[DECODE_TILE:].clone()), part)
+    assert torch.equal(whole[DECODE_TILE:], part)
 
 
 def test_topk_sends_the_largest_of_every_chunk_with_two_magnitudes():
