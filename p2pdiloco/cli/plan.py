@@ -15,11 +15,12 @@ from p2pdiloco.config.loader import load_manifest
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.presets import for_run
 from p2pdiloco.config.settings import check_peer_address
-from p2pdiloco.config.units import parse_rate
-from p2pdiloco.errors import UserError, invariant
+from p2pdiloco.config.units import parse_rate, rate_text
+from p2pdiloco.errors import InvariantViolation, UserError
 
 if TYPE_CHECKING:
     from p2pdiloco.daemon.linkplan import Advice, Demand
+    from p2pdiloco.daemon.probing import Measured
 
 LATENCY_MS = 50.0
 STEP_TIMES_S = (0.1, 0.3, 1.0, 3.0, 10.0)
@@ -72,21 +73,17 @@ def plan(
     Inner steps never wait for the network. What a slow link costs is delay, and, when a round takes longer
     than a fragment's H inner steps, merges that the node cannot be in.
     """
-    manifest = _manifest(file, preset, join)
+    own = _manifest(file, preset, join)
     if not upload and not join:
         raise UserError("plan needs a link: --upload RATE or --join ADDRESS", "for example --upload 20Mbit")
     given_up, given_down = parse_rate(upload, "--upload"), parse_rate(download, "--download")
-    measured = None
-    if join:
-        check_peer_address(join)
-        # Imported here so that --help does not pay for torch.
-        from p2pdiloco.cli.measure import measured_link
-
-        measured, listed = measured_link(join, run, with_manifest=manifest is None)
-        manifest = manifest or listed
+    measured, listed = _measured(join, run, with_manifest=own is None) if join else (None, None)
+    manifest = own or listed
+    if manifest is None:
+        raise InvariantViolation("a plan without a manifest")
+    # Imported here so that --help does not pay for torch.
     from p2pdiloco.daemon.linkplan import Link, advise, demand
 
-    invariant(manifest is not None, "a plan without a manifest")
     known = measured.link if measured else Link(given_up, given_up, LATENCY_MS / 1e3)
     link = Link(
         given_up or known.upload_bits_per_s,
@@ -102,11 +99,26 @@ def plan(
         click.echo(json.dumps([{**shared, "demand": _plain(d), "advice": _plain(a)} for d, a in rows]))
         return
     if measured is not None:
-        click.echo(
-            f"link to …{join[-6:]}: round trip {measured.round_trip_s * 1e3:.3g} ms, "
-            f"{_rate(measured.upload_bits_per_s)}bit/s up, {_rate(measured.download_bits_per_s)}bit/s down "
-            f"({measured.moved_bytes / 2**20:.1f} MiB in {measured.took_s:.1f} s)"
-        )
+        click.echo(_measured_row(measured))
+    _table(manifest, members, rows)
+
+
+def _measured(join: str, run: str, with_manifest: bool) -> tuple[Measured, Manifest | None]:
+    check_peer_address(join)
+    from p2pdiloco.cli.measure import measured_link
+
+    return measured_link(join, run, with_manifest)
+
+
+def _measured_row(measured: Measured) -> str:
+    up, down = rate_text(measured.upload_bits_per_s), rate_text(measured.download_bits_per_s)
+    return (
+        f"measured: {up}bit/s up, {down}bit/s down, round trip {measured.round_trip_s * 1e3:.3g} ms "
+        f"({measured.moved_bytes / 2**20:.1f} MiB in {measured.took_s:.1f} s)"
+    )
+
+
+def _table(manifest: Manifest, members: int, rows: list[tuple[Demand, Advice | None]]) -> None:
     sync = manifest.sync
     click.echo(
         f"{manifest.run.name}: H {sync.inner_steps}, P {sync.fragments}, tau {sync.delay_steps}, "
@@ -146,15 +158,8 @@ def _row(needed: Demand, advice: Advice | None) -> str:
     else:
         words = f"H {advice.inner_steps}, tau {advice.delay_steps}, {advice.codec}"
     return (
-        f"{needed.step_s:>8.3g} s {_rate(needed.upload_bits_per_s):>7} {needed.upload_share:>5.0%} "
-        f"{_rate(needed.download_bits_per_s):>7} {needed.download_share:>5.0%} "
+        f"{needed.step_s:>8.3g} s {rate_text(needed.upload_bits_per_s):>7} {needed.upload_share:>5.0%} "
+        f"{rate_text(needed.download_bits_per_s):>7} {needed.download_share:>5.0%} "
         f"{needed.member_round_s:>6.1f} s {needed.syncer_round_s:>8.1f} s "
         f"{needed.delay_steps:>5} {needed.participation:>7.0%}   {words}"
     )
-
-
-def _rate(bits_per_s: float) -> str:
-    for factor, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if bits_per_s >= factor:
-            return f"{bits_per_s / factor:.3g} {unit}"
-    return f"{bits_per_s:.0f}"

@@ -55,6 +55,8 @@ def _summary(report: StatusReport, names: dict[str, str]) -> Text:
         text.append(f", {loss_text(report.heldout_loss, 3)} (held-out)")
     if report.refusals:
         text.append(f"\nrefused {refusals_text(report.refusals)}", "yellow")
+    if report.link:
+        text.append(f"\n{clean(report.link)}", "yellow")
     return text.append(f"\nas seen by {answered_by} ({report.state})", "dim")
 
 

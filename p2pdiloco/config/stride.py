@@ -23,6 +23,10 @@ class Stride:
         self._least = inner_steps
         self._last = self._before = inner_steps
 
+    def rarer(self, inner_steps: int) -> None:
+        """From now on so many inner steps between two contributions are usual."""
+        self._least = inner_steps
+
     def merged(self, steps: int) -> None:
         """A contribution was merged, so many inner steps after the one before."""
         self._before, self._last = self._last, steps

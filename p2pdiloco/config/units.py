@@ -27,6 +27,14 @@ def parse_rate(text: str, flag: str) -> float:
     return rate
 
 
+def rate_text(bits_per_s: float) -> str:
+    """ "19.6 M": what comes before "bit/s"."""
+    for factor, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if bits_per_s >= factor:
+            return f"{bits_per_s / factor:.3g} {unit}"
+    return f"{bits_per_s:.0f} "
+
+
 def _parse(text: str) -> float | None:
     if not text:
         return 0.0

@@ -81,6 +81,7 @@ class LearnerLink:
         self._failures = 0
         self._failed_starts = 0
         self._ready_s = 0.0
+        self._every = 1
         self.device = ""
         self.status: ch.Status | None = None
         self.fatal: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -143,6 +144,12 @@ class LearnerLink:
         """Ask for the held-out loss of the global parameters."""
         if self._ready:
             self._host.send(ch.Evaluate(tag))
+
+    def take_part(self, every: int) -> None:
+        """Contribute to every so-and-so-many-th version only; 1: to all. Holds for later learners too."""
+        self._every = every
+        if self._ready:
+            self._host.send(ch.TakePart(every))
 
     # --- from the core -------------------------------------------------------------------------------
 
@@ -210,6 +217,8 @@ class LearnerLink:
                 self._ready, self._failed_starts, self.device = True, 0, event.device
                 self._ready_s = asyncio.get_running_loop().time()
                 self.ready.set()
+                if self._every > 1:
+                    self._host.send(ch.TakePart(self._every))
                 for fragment in range(len(self._slots)):
                     self.after_commit(fragment)
             case ch.CopiedOut():

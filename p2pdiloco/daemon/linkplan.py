@@ -29,6 +29,9 @@ HEARTBEAT_BYTES = 220
 """About, with what carries it."""
 LINK_OVERHEAD = 1.04
 """Encryption, multiplexing, TCP and IP headers."""
+MAX_EVERY = 8
+TOLERANCE = 0.05
+"""So much more than the link carries is no reason yet to leave a version out."""
 COMFORT = 0.5
 """Share of a link that a plan uses: it has other users, and rounds come in bursts."""
 USUAL_H = (24, 30, 50, 100, 200)
@@ -61,6 +64,8 @@ class Demand(Struct, frozen=True):
     upload_share: float
     """Of the link. Above 1 the node takes part less often."""
     download_share: float
+    contribution_share: float
+    """Of the link's upload, by this node's own contributions alone."""
     member_round_s: float
     """From a contribution's copy-out to its update being here, for the largest fragment."""
     syncer_round_s: float
@@ -69,6 +74,14 @@ class Demand(Struct, frozen=True):
     """The longer of both in inner steps: a tau that holds."""
     participation: float
     """Share of the merges that this node can be in."""
+
+    def every(self, inner_steps: int) -> int:
+        """To every how many-th version such a link can contribute in time, with H `inner_steps`: 1 to
+        `MAX_EVERY`. What the node sends as a syncer, and what it fetches, does not become less by that."""
+        spare = 1.0 - (self.upload_share - self.contribution_share)
+        by_bytes = self.contribution_share / spare if spare > 0 else MAX_EVERY
+        by_time = self.member_round_s / (inner_steps * self.step_s)
+        return min(MAX_EVERY, max(1, math.ceil(max(by_bytes, by_time) - TOLERANCE)))
 
     @property
     def carried(self) -> bool:
@@ -92,14 +105,14 @@ def demand(manifest: Manifest, link: Link, members: int, step_s: float) -> Deman
     Raises:
         ConfigError: the model cannot be cut into that many fragments.
     """
-    return _demand(
-        manifest, plan_fragments(specs_of(manifest.model), manifest.sync.fragments), link, members, step_s
-    )
+    layouts = plan_fragments(specs_of(manifest.model), manifest.sync.fragments)
+    return demand_of(manifest, layouts, link, members, step_s)
 
 
-def _demand(
+def demand_of(
     manifest: Manifest, layouts: tuple[FragmentLayout, ...], link: Link, members: int, step_s: float
 ) -> Demand:
+    """The same with the model cut into fragments already. An unknown rate of the link is infinite."""
     sync, group = manifest.sync, min(members, manifest.group.size)
     up, down = codec(manifest.codec.contribution), codec(manifest.codec.update)
     contributions = [up.encoded_bytes(f.numel) + LABEL_BYTES for f in layouts]
@@ -129,6 +142,12 @@ def _demand(
         download_bits_per_s=8 * received / cycle_s,
         upload_share=upload_share,
         download_share=download_share,
+        contribution_share=8
+        * LINK_OVERHEAD
+        * sum(contributions)
+        * min(1, others)
+        / cycle_s
+        / link.upload_bits_per_s,
         member_round_s=member_s,
         syncer_round_s=syncer_s,
         delay_steps=max(1, math.ceil(max(member_s, syncer_s) / step_s)),
@@ -146,7 +165,7 @@ def advise(manifest: Manifest, link: Link, members: int, step_s: float) -> Advic
     """
     layouts = plan_fragments(specs_of(manifest.model), manifest.sync.fragments)
     for candidate in _candidates(manifest):
-        found = _demand(candidate, layouts, link, members, step_s)
+        found = demand_of(candidate, layouts, link, members, step_s)
         easy = max(found.upload_share, found.download_share) <= COMFORT
         if easy and found.delay_steps < candidate.sync.inner_steps:
             return Advice(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import random
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +25,8 @@ from p2pdiloco.daemon.compute import Compute
 from p2pdiloco.daemon.frontdoor import FrontDoor
 from p2pdiloco.daemon.keeper import Keeper
 from p2pdiloco.daemon.learner_link import LearnerLink
+from p2pdiloco.daemon.linkplan import Link
+from p2pdiloco.daemon.linkwatch import JUDGE_EVERY_S, LinkWatch
 from p2pdiloco.daemon.logs import RecentLines
 from p2pdiloco.daemon.outbound import Outbound
 from p2pdiloco.daemon.peers_file import save_peers
@@ -125,6 +128,9 @@ class Member:
             lambda fragment: 8 * numels[fragment],
             lambda fragment: 4 * numels[fragment] + 4096,
         )
+        limits = Link(math.inf, math.inf)
+        manifest, layouts = self._run.manifest, self._run.layouts
+        self.link_watch = LinkWatch(manifest, layouts, limits, runner.uplink, runner.downlink)
         runner.learner = LearnerLink(
             self._host_factory(me),
             self.compute,
@@ -185,6 +191,7 @@ class Member:
         self.report.state = "training"
         self.report.write("join", "training")
         spawn(self._evaluate_regularly())
+        spawn(self._watch_link())
         spawn(self._save_regularly())
         done, _ = await asyncio.wait(
             {self.runner.broken, self.runner.learner.fatal}, return_when=asyncio.FIRST_COMPLETED
@@ -271,6 +278,30 @@ class Member:
             if self._transport.restarts != restarts:
                 restarts = self._transport.restarts
                 self.report.write("p2pd", "died and was started again", restarts=restarts)
+
+    async def _watch_link(self) -> None:
+        while True:
+            await asyncio.sleep(JUDGE_EVERY_S)
+            self.judge_link()
+
+    def judge_link(self) -> None:
+        """Look whether the link keeps up; what is new is said, and done."""
+        watch, learner = self.link_watch, self.runner.learner
+        members = len(self.core.shared.view.members(self._loop.time())) + 1
+        if learner.status is None or not watch.judge(members, learner.status.step_time_s):
+            return
+        learner.take_part(watch.every)
+        self.report.link = watch.words
+        words = watch.words or "the link keeps up again: contributing to every version"
+        logger.log(logging.WARNING if watch.words else logging.INFO, "%s", words)
+        up, down = watch.link.upload_bits_per_s, watch.link.download_bits_per_s
+        self.report.write(
+            "link",
+            words,
+            every=watch.every,
+            upload_bits_per_s=round(up) if up < math.inf else None,
+            download_bits_per_s=round(down) if down < math.inf else None,
+        )
 
     async def _save_regularly(self) -> None:
         while True:

@@ -52,6 +52,8 @@ class Report:
         self.state: NodeState = "joining"
         self.refusals: Counter[str] = Counter()
         self.heldout_loss: float | None = None
+        self.link = ""
+        """What a person should know of the link; empty: it keeps up."""
         self._losses: list[float] = []
         self._merges: list[tuple[int, int]] = []
         self.traffic: Callable[[], tuple[int, int]] = lambda: (0, 0)
@@ -161,6 +163,7 @@ class Report:
             recent=self._recent.lines(),
             bytes_sent=sent,
             bytes_received=received,
+            link=self.link[:240],
         )
 
     def status(self, now: float) -> StatusReport:

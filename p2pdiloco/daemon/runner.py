@@ -22,6 +22,7 @@ from p2pdiloco.core.types import SignedVersion
 from p2pdiloco.daemon.compute import Compute
 from p2pdiloco.daemon.keeper import Keeper
 from p2pdiloco.daemon.learner_link import LearnerLink
+from p2pdiloco.daemon.linkwatch import Meter
 from p2pdiloco.daemon.outbound import Outbound
 from p2pdiloco.daemon.tickets import Tickets
 from p2pdiloco.daemon.transfers import Transfers
@@ -95,11 +96,15 @@ class Runner:
         self.learner: LearnerLink
         self.transfers: Transfers
         self.keeper: Keeper
+        self.uplink = Meter(lambda: self.transfers.bytes_out, self._loop.time)
+        self.downlink = Meter(lambda: self.transfers.bytes_in, self._loop.time)
         self._do: dict[type, Callable[[Any], object]] = {
             ef.Send: lambda e: self.outbound.send(e.peer, e.message),
             ef.Persist: lambda e: self.spawn(self._persist(e)),
             ef.RequestFragment: lambda e: self.learner.request(e.fragment),
-            ef.OfferContribution: lambda e: self.spawn(self.transfers.offer(e, tickets.get(e.ticket))),
+            ef.OfferContribution: lambda e: self.spawn(
+                self._up(self.transfers.offer(e, tickets.get(e.ticket)))
+            ),
             ef.DiscardContribution: lambda e: self._tickets.release(e.ticket),
             ef.Spill: lambda e: self.spawn(self.keeper.spill(e)),
             ef.Combine: lambda e: self.spawn(self.keeper.run_combine(e, self.keeper.sources(e))),
@@ -110,9 +115,11 @@ class Runner:
             ef.Release: lambda e: self._tickets.release(e.ticket),
             ef.Merge: self._merge,
             ef.MergePartial: self._merge_partial,
-            ef.OfferPartial: lambda e: self.spawn(self.transfers.offer_partial(e, tickets.get(e.ticket))),
-            ef.FetchUpdate: lambda e: self.spawn(self.transfers.fetch_update(e)),
-            ef.FetchState: lambda e: self.spawn(self.transfers.fetch_state(e)),
+            ef.OfferPartial: lambda e: self.spawn(
+                self._up(self.transfers.offer_partial(e, tickets.get(e.ticket)))
+            ),
+            ef.FetchUpdate: lambda e: self.spawn(self._down(self.transfers.fetch_update(e))),
+            ef.FetchState: lambda e: self.spawn(self._down(self.transfers.fetch_state(e))),
             ef.ApplyUpdate: self._apply,
             ef.DropSpare: lambda e: self.spawn(self._compute.run(self._compute.drop_spare, e.fragment)),
             ef.CommitVersion: self._commit,
@@ -175,6 +182,14 @@ class Runner:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     # --- effects -------------------------------------------------------------------------------------
+
+    async def _up(self, transfer: Coroutine[Any, Any, None]) -> None:
+        with self.uplink.moving():
+            await transfer
+
+    async def _down(self, transfer: Coroutine[Any, Any, None]) -> None:
+        with self.downlink.moving():
+            await transfer
 
     async def _persist(self, effect: ef.Persist) -> None:
         record = effect.record

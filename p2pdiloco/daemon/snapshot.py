@@ -119,6 +119,8 @@ class NodeSnapshot(Row, frozen=True, kw_only=True):
     """Latest decisions with their reasons, newest last."""
     bytes_sent: Natural = 0
     bytes_received: Natural = 0
+    link: Line = ""
+    """Why the link does not keep up, and what is done about it; empty: it does."""
 
 
 class StatusReport(Row, frozen=True, kw_only=True):
@@ -140,6 +142,8 @@ class StatusReport(Row, frozen=True, kw_only=True):
     heldout_loss: float | None = None
     refusals: Annotated[dict[Text, Natural], Meta(max_length=MAX_REFUSAL_REASONS)] = {}
     recent: Annotated[tuple[Line, ...], Meta(max_length=MAX_RECENT_LINES)] = ()
+    link: Line = ""
+    """The answering node's, as in `NodeSnapshot`."""
 
 
 def status_of(snapshot: NodeSnapshot) -> StatusReport:
@@ -172,6 +176,7 @@ def status_of(snapshot: NodeSnapshot) -> StatusReport:
         heldout_loss=snapshot.heldout_loss,
         refusals=snapshot.refusals,
         recent=snapshot.recent,
+        link=snapshot.link,
     )
 
 

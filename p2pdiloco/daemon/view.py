@@ -125,6 +125,8 @@ def _header(snapshot: NodeSnapshot) -> list[Text]:
     )
     if snapshot.refusals:
         third.append(f"   refused {refusals_text(snapshot.refusals)}", "yellow")
+    if snapshot.link:
+        third.append(f"   {clean(snapshot.link)}", "yellow")
     return [first, second, third]
 
 

@@ -106,6 +106,12 @@ class FreeSlot(Command, frozen=True):
     fragment: int
 
 
+class TakePart(Command, frozen=True):
+    """From now on contribute to every so-and-so-many-th version only: the link does not carry more."""
+
+    every: Annotated[int, Meta(ge=1)]
+
+
 class Evaluate(Command, frozen=True):
     """Held-out loss of the global parameters (the current bases): `Evaluated` with the same tag."""
 
@@ -124,7 +130,7 @@ class Stop(Command, frozen=True):
     save_path: Path | None = None
 
 
-AnyCommand = Start | Install | CopyOut | FreeSlot | Evaluate | Save | Stop
+AnyCommand = Start | Install | CopyOut | FreeSlot | TakePart | Evaluate | Save | Stop
 
 
 # --- events: learner to daemon -----------------------------------------------------------------------

@@ -29,6 +29,8 @@ keeps the sum of the moves in `shift`, private memory, and merges with (theta - 
 *Schedule.* A fragment is due H inner steps after its last copy-out or rebase, the first due dates are
 spread evenly over H. If its slot is still in use it is counted as deferred, and due as soon as it is free.
 A merged install does not restart the count, so that an undisturbed fragment is due exactly every H steps.
+A learner whose link is too thin takes part in every k-th version only (`take_part`): what it has to say goes
+on growing with each rebase, and is due after k H steps of its own.
 
 What the daemon must keep to: one base buffer is the learner's (the one last `Applied`), the other is the
 daemon's; it posts no `Install` of a fragment before the last one is `Applied`, does not write a buffer
@@ -88,6 +90,7 @@ class Fragments:
             Counters(steps_since_base=inner_steps - first_due(index, len(layouts), inner_steps))
             for index in range(len(layouts))
         ]
+        self._every = 1
         self.deferred_copies = 0
         self._shift: dict[int, Tensor] = {}
         self._strides = [Stride(inner_steps) for _ in layouts]
@@ -101,6 +104,12 @@ class Fragments:
 
     def __len__(self) -> int:
         return len(self._layouts)
+
+    def take_part(self, every: int) -> None:
+        """From now on contribute to every so-and-so-many-th version."""
+        self._every = every
+        for stride in self._strides:
+            stride.rarer(every * self._period)
 
     def count_step(self, tokens: int) -> None:
         """An inner step over `tokens` tokens has changed theta."""
@@ -116,6 +125,8 @@ class Fragments:
         for index, counters in enumerate(self.counters):
             if counters.steps_since_base < self._period or not counters.unmerged_steps:
                 continue
+            if self._every > 1 and counters.unmerged_steps < self._every * self._period:
+                continue
             if counters.slot_in_use:
                 self.deferred_copies += counters.steps_since_base == self._period
                 continue
@@ -127,6 +138,9 @@ class Fragments:
         counters = self.counters[fragment]
         if counters.slot_in_use or not counters.unmerged_steps:
             return NothingToCopy(fragment, counters.slot_in_use)
+        # Rounds of the others come half an interval before or after our own count.
+        if self._every > 1 and counters.unmerged_steps < (self._every - 0.5) * self._period:
+            return NothingToCopy(fragment, slot_in_use=False)
         return self._copy(fragment, inner_step, due=False)
 
     def free_slot(self, fragment: int) -> None:

@@ -23,6 +23,7 @@ from p2pdiloco.learner.channel import (
     Saved,
     Status,
     Stop,
+    TakePart,
 )
 from p2pdiloco.learner.evaluate import evaluate
 from p2pdiloco.learner.fragments import Fragments
@@ -144,6 +145,8 @@ class Mailbox:
                 self._channel.emit(self._fragments.copy_out(fragment, self._training.inner_step))
             case FreeSlot(fragment):
                 self._fragments.free_slot(fragment)
+            case TakePart(every):
+                self._fragments.take_part(every)
             case Evaluate(tag):
                 since = self._clock()
                 loss, tokens = self._evaluate()

@@ -283,3 +283,30 @@ def test_exchange_is_seen_by_a_second_mapping_and_areas_do_not_overlap():
     assert view.tolist() == [1.0] * 4  # a view outlives the exchange
     with pytest.raises(InvariantViolation):
         first.base(0, 0)
+
+
+def test_every_third_version_only(rig):
+    """Others make a version every H steps: our copies come every third time and carry it all."""
+    rig.fragments.take_part(3)
+    copied = []
+    for number in range(1, 10):
+        for _ in range(H):
+            rig.step(-1)
+            copied += [c for c in rig.fragments.copy_due(0) if c.fragment == 0]
+        called = rig.fragments.copy_out(0, 0)
+        if isinstance(called, CopiedOut):
+            copied.append(called)
+        else:
+            assert called == NothingToCopy(0, slot_in_use=rig.counters.slot_in_use)
+        rig.install(10.0 - number, "merged" if rig.counters.slot_in_use else "rebase")
+    assert [c.inner_steps for c in copied] == [3 * H] * 3
+    assert rig.counters.unmerged_steps == 0
+
+
+def test_a_call_just_before_our_turn_is_answered_and_long_before_it_is_not(rig):
+    rig.fragments.take_part(3)
+    for _ in range(2 * H + 1):
+        rig.step(-1)
+    assert rig.fragments.copy_out(0, 0) == NothingToCopy(0, slot_in_use=False)
+    rig.step(-1)
+    assert rig.copy().inner_steps == 2 * H + 2

@@ -1,0 +1,136 @@
+"""A link that cannot keep up is noticed, said once, and lets the node contribute to fewer versions."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import msgspec
+import pytest
+from daemon_kit import Neighbourhood, until
+
+from p2pdiloco.config.presets import PRESETS
+from p2pdiloco.daemon.linkplan import LINK_OVERHEAD, MAX_EVERY, Link, demand_of
+from p2pdiloco.daemon.linkwatch import FALL, LEAST_BYTES, LONG_S, RISE, SAMPLES, LinkWatch, Meter
+from p2pdiloco.learner import channel as ch
+from p2pdiloco.learner.model import specs_of
+from p2pdiloco.tensors.layout import plan_fragments
+
+SMALL = PRESETS["small"]
+LAYOUTS = plan_fragments(specs_of(SMALL.model), SMALL.sync.fragments)
+MEMBERS = 4
+
+
+class Uplink:
+    """A meter with a clock and a counter of its own."""
+
+    def __init__(self) -> None:
+        self.now_s, self.bytes = 0.0, 0
+        self.meter = Meter(lambda: self.bytes, lambda: self.now_s)
+
+    def move(self, size: int, took_s: float) -> None:
+        with self.meter.moving():
+            self.now_s += took_s
+            self.bytes += size
+
+
+def watch(up: Uplink, limit: float = math.inf, quorum: int = 1) -> LinkWatch:
+    manifest = msgspec.structs.replace(SMALL, sync=msgspec.structs.replace(SMALL.sync, quorum=quorum))
+    return LinkWatch(manifest, LAYOUTS, Link(limit, math.inf), up.meter, Uplink().meter)
+
+
+def rate_for(every: int, step_s: float = 1.0) -> float:
+    """An upload that suffices for one contribution in `every` versions and no more."""
+    for rate in range(100_000, 100_000_000, 20_000):
+        found = demand_of(SMALL, LAYOUTS, Link(rate, math.inf, 0.0), MEMBERS, step_s)
+        if found.every(SMALL.sync.inner_steps) <= every:
+            return float(rate)
+    raise AssertionError
+
+
+def test_the_meter_wants_long_transfers_and_takes_the_best_of_the_latest() -> None:
+    up = Uplink()
+    assert up.meter.bits_per_s == math.inf
+    up.move(LEAST_BYTES - 1, 100.0)
+    assert up.meter.bits_per_s == math.inf
+    for took_s in (4.0, 1.0, 2.0):
+        up.now_s += 50.0  # idle time is not the link's
+        up.move(LEAST_BYTES, took_s)
+    assert up.meter.bits_per_s == 8 * LINK_OVERHEAD * LEAST_BYTES
+    for _ in range(SAMPLES):
+        up.move(LEAST_BYTES, 2.0)
+    assert up.meter.bits_per_s == 4 * LINK_OVERHEAD * LEAST_BYTES
+
+
+def test_transfers_that_overlap_count_together_and_a_link_that_is_never_idle_too() -> None:
+    up = Uplink()
+    with up.meter.moving():
+        up.move(LEAST_BYTES, 1.0)
+        assert up.meter.bits_per_s == math.inf  # what is under way has its share of that second
+        up.bytes += LEAST_BYTES
+    assert up.meter.bits_per_s == 16 * LINK_OVERHEAD * LEAST_BYTES
+    with up.meter.moving():
+        for _ in range(SAMPLES):
+            up.move(LEAST_BYTES, LONG_S)
+        assert up.meter.bits_per_s == pytest.approx(8 * LINK_OVERHEAD * LEAST_BYTES / LONG_S)
+
+
+def test_how_often_follows_from_the_arithmetic() -> None:
+    every = [
+        demand_of(SMALL, LAYOUTS, Link(rate, math.inf, 0.0), MEMBERS, 1.0).every(SMALL.sync.inner_steps)
+        for rate in (1e9, rate_for(1), rate_for(1) * 0.9, rate_for(3), 1e3)
+    ]
+    assert every[:2] == [1, 1] and every[2] > 1 and every[3:] == [3, MAX_EVERY]
+
+
+def test_it_is_said_once_and_taken_back_when_the_link_is_better() -> None:
+    up = Uplink()
+    link = watch(up, limit=rate_for(3))
+    assert not link.judge(MEMBERS, 0.0)  # no inner step yet: nothing is known
+    said = [link.judge(MEMBERS, 1.0) for _ in range(RISE + 5)]
+    assert said == [False] * (RISE - 1) + [True] + [False] * 5
+    assert link.every == 3
+    assert "cannot keep up" in link.words and "one in 3 versions" in link.words and "inf" not in link.words
+    assert len(link.words) <= 240
+    said = [link.judge(MEMBERS, 10.0) for _ in range(FALL + 5)]  # longer inner steps ask for less
+    assert said.count(True) == 1 and said[FALL - 1]
+    assert (link.every, link.words) == (1, "")
+
+
+def test_one_bad_moment_is_no_alarm() -> None:
+    link = watch(Uplink(), limit=rate_for(3))
+    for _ in range(20):
+        assert not link.judge(MEMBERS, 1.0) and not link.judge(MEMBERS, 1.0) and not link.judge(MEMBERS, 10.0)
+    assert link.every == 1
+
+
+def test_what_transfers_achieve_counts_where_nothing_is_set() -> None:
+    up = Uplink()
+    link = watch(up)
+    assert not any(link.judge(MEMBERS, 1.0) for _ in range(10))
+    up.move(LEAST_BYTES, 8 * LINK_OVERHEAD * LEAST_BYTES / rate_for(2))
+    assert [link.judge(MEMBERS, 1.0) for _ in range(RISE)][-1] and link.every == 2
+
+
+def test_nobody_is_left_without_a_quorum() -> None:
+    link = watch(Uplink(), limit=rate_for(3), quorum=MEMBERS)
+    assert [link.judge(MEMBERS, 1.0) for _ in range(RISE)][-1]
+    assert link.every == 1 and "come late" in link.words
+
+
+async def test_a_member_says_it_everywhere_and_tells_its_learner_and_the_next_one(tmp_path: Path) -> None:
+    async with Neighbourhood(tmp_path) as town:
+        member = await town.member("a", genesis=True)
+        link = member.link_watch
+        link.judge = lambda members, step_s: members == 1 and step_s == 0.01  # type: ignore[method-assign]
+        link.every, link.words = 3, "the link cannot keep up"
+        member.judge_link()
+        assert ch.TakePart(3) in member.learner.commands
+        assert member.report.status(0.0).link == "the link cannot keep up"
+        (record,) = await until(lambda: member.records("link"), "the record is written")
+        assert record["every"] == 3 and record["upload_bits_per_s"] is None
+        before = member.learner.commands
+        member.learner.commands = []
+        member.learner.die()
+        await until(lambda: ch.TakePart(3) in member.learner.commands, "the next learner is told")
+        assert before is not member.learner.commands
