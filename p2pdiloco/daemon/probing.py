@@ -9,6 +9,7 @@ also bounds what all of them together can ask for: 3.4 Mbit/s.
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import time
 from collections.abc import Awaitable, Callable
@@ -31,6 +32,8 @@ AIM_S = 2.0
 """Of measuring, in each direction."""
 GIVE_UP_S = 6.0
 PINGS = 4
+EMPTY = 3
+"""Transfers of nothing: the quickest counts."""
 PAUSE_S = 5.0
 BUSY, TOO_OFTEN, TOO_MUCH = "probe-busy", "probe-too-often", "probe-too-much"
 NOT_NOW = {
@@ -189,29 +192,35 @@ async def _round_trip_s(transport: Transport, peer: str, now: Callable[[], float
 
 async def _rate(move: Move, now: Callable[[], float], give_up_s: float) -> tuple[float, int]:
     """(bytes per second, bytes moved): transfers that become longer, of which the last and longest counts,
-    less what one without any bytes takes (at most nine tenths: of a long fast link it is a lower bound).
+    less what one without any bytes takes (at most nine tenths: of a long fast link it is a lower bound). One
+    that does not end is an upper bound.
 
     Raises:
         TimeoutError: not even the first came through.
     """
-    began, rate, size, moved = now(), 0.0, 0, LEAST_CHARGE_BYTES
-    overhead_s = 0.0
+    began = sent_s = now()
+    rate, size, moved, overhead_s = 0.0, 0, 0, math.inf
     try:
         async with asyncio.timeout(give_up_s):
-            await move(0)
-            overhead_s = now() - began
-            following = FIRST_BYTES
+            for _ in range(EMPTY):
+                sent_s = now()
+                await move(0)
+                overhead_s = min(overhead_s, now() - sent_s)
+                moved += LEAST_CHARGE_BYTES
+            following, began = FIRST_BYTES, now()
             while following > size:
                 size, sent_s = following, now()
+                moved += size
                 await move(size)
                 took_s = now() - sent_s
-                moved += size
                 rate = size / max(took_s - overhead_s, took_s / 10, 1e-6)
                 left_s = AIM_S - (now() - began)
                 following = min(int(0.8 * rate * left_s), GROWTH * size, wire.MAX_PROBE_BYTES - moved)
     except TimeoutError:
         if not rate:
             raise
+        # What is short can fly through a queue that is empty yet: so much is not carried for long.
+        rate = min(rate, size / (now() - sent_s))
     return rate, moved
 
 

@@ -144,6 +144,22 @@ async def test_a_peer_that_does_not_know_it_and_one_that_is_mute() -> None:
         await measure(mute, "peer", mute.now, give_up_s=0.01)  # type: ignore[arg-type]
 
 
+async def test_a_queue_that_swallows_the_first_bytes_does_not_deceive() -> None:
+    """32 KiB pass at once, what follows does not end: the rate is at most what that would have needed."""
+
+    class Queue(Shaped):
+        async def pull(self, peer: str, request: bytes, most: int, timeout_s: float) -> Any:
+            if most > 32 * 1024:
+                self.now_s += 5.0
+                await asyncio.Event().wait()
+            return await super().pull(peer, request, most, timeout_s)
+
+    link = Queue(1e8, 1e8, 0.0)
+    found = await measure(link, "peer", link.now, give_up_s=0.05)  # type: ignore[arg-type]
+    assert found.download_bits_per_s == pytest.approx(8 * LINK_OVERHEAD * 256 * 1024 / 5.0)
+    assert found.upload_bits_per_s == pytest.approx(1e8, rel=0.05)
+
+
 def test_sizes_are_bounded_on_the_wire() -> None:
     for request in (wire.PullProbe(wire.MAX_PROBE_BYTES + 1), wire.PushProbe(-1)):
         with pytest.raises(RemoteError, match="garbage"):
