@@ -26,7 +26,7 @@ AGAIN_S = 60.0
 LEAST_CHARGE_BYTES = 16 * 1024
 """Even a request for nothing counts as so much, which bounds their number."""
 FIRST_BYTES = 32 * 1024
-GROWTH = 8
+GROWTH = 4
 """Each transfer is at most so much longer than the last."""
 AIM_S = 2.0
 """Of measuring, in each direction."""

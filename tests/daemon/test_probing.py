@@ -156,7 +156,7 @@ async def test_a_queue_that_swallows_the_first_bytes_does_not_deceive() -> None:
 
     link = Queue(1e8, 1e8, 0.0)
     found = await measure(link, "peer", link.now, give_up_s=0.05)  # type: ignore[arg-type]
-    assert found.download_bits_per_s == pytest.approx(8 * LINK_OVERHEAD * 256 * 1024 / 5.0)
+    assert found.download_bits_per_s == pytest.approx(8 * LINK_OVERHEAD * 128 * 1024 / 5.0)
     assert found.upload_bits_per_s == pytest.approx(1e8, rel=0.05)
 
 
