@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from p2pdiloco.cli.chaos_links import Links
 from p2pdiloco.cli.demo_swarm import Member, Swarm
 from p2pdiloco.config.loader import render_toml
 from p2pdiloco.config.manifest import Manifest
@@ -23,12 +24,22 @@ NEVER = ("--eval-every-s", "100000", "--checkpoint-every-s", "100000")
 
 
 @contextmanager
-def running_swarm(folder: Path, manifest: Manifest, nodes: int, *flags: str) -> Iterator[Swarm]:
-    """A bootstrap and training nodes on loopback, ended whatever happens; of a flag the last one wins."""
+def running_swarm(
+    folder: Path, manifest: Manifest, nodes: int, *flags: str, links: Links | None = None
+) -> Iterator[Swarm]:
+    """A bootstrap and training nodes on loopback, ended whatever happens; of a flag the last one wins. With
+    `links`, which are the caller's to close, every node is in a network namespace of its own."""
     run_file = folder / "run.toml"
     run_file.write_text(render_toml(manifest))
     swarm = Swarm(folder, run_file, nodes)
     try:
+        if links is not None:
+            swarm.bootstrap.listen = f"/ip4/{links.address}/tcp/0"
+            for node in swarm.nodes:
+                node.wrapper, address = links.add(node.name)
+                node.listen = f"/ip4/{address}/tcp/0"
+            for words in links.clear_words():
+                swarm.guard.on_end(words)
         address = swarm.start_bootstrap(time.sleep)
         for node in swarm.nodes:
             node.arguments += flags

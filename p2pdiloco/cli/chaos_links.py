@@ -81,6 +81,10 @@ class Links:
         self._of[node] = number
         return ["ip", "netns", "exec", space], f"{self._network}.{number}"
 
+    def device(self, node: str) -> str:
+        """This machine's end of the node's link: what it receives is what the node sends."""
+        return self._outside(self._of[node])
+
     def hand_on(self, old: str, new: str) -> None:
         """The namespace of one node is now another's."""
         self._of[new] = self._of[old]
