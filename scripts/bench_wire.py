@@ -244,7 +244,8 @@ def row(name: str, found: dict[str, Any]) -> str:
     sockets, goal = found["sockets"], GOALS.get(name)
     cells = [found["payload"], sockets["transfer"], found["frames"]["transfer"]]
     cells += [sockets[kind][role] for role in ("member", "syncer", "node") for kind in KINDS]
-    told = f"  {found['versions']} versions in {found['seconds']:.0f} s, {found['contributors']:.2f} contributors"
+    told = f"  {found['versions']} versions in {found['seconds']:.0f} s"
+    told += f", {found['contributors']:.2f} contributors"
     if goal is not None:
         told += f"; at most {goal}: {'yes' if sockets['transfer'] <= goal else 'NO'}"
     return f"{name:6}" + "".join(f"{cell:9.4f}" for cell in cells) + told

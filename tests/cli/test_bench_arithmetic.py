@@ -1,0 +1,90 @@
+"""What the benchmarks of the data plane compute from what they measure."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent.parent.parent / "scripts"))
+
+import bench_averaging
+import bench_merge
+import bench_wire
+from bench_wire import Count, Made
+
+
+def line(kind: str, fragment: int, **fields: Any) -> dict[str, Any]:
+    return {"kind": kind, "fragment": fragment, "reason": "", **fields}
+
+
+def test_sockets_are_frames_without_headers() -> None:
+    before, after = Count(100, 1, 200, 2), Count(100 + 10 * 1514, 11, 200 + 5 * 66, 7)
+    spent = after.since(before)
+    assert spent.in_frames() == (15140, 330)
+    assert spent.in_sockets() == (14480, 0), "bare acknowledgements carry nothing"
+
+
+def test_wire_readings_of_a_swarm_whose_traffic_is_known_exactly() -> None:
+    """Four nodes; a member sends and fetches 0.5 bytes a parameter, a syncer three times that. Offices
+    are shared unevenly. Every reading must come out as it went in."""
+    numels, names = [1000, 3000], ["a", "b", "c", "d"]
+    made = [Made(0, 5, "a", 4), Made(1, 5, "a", 4), Made(0, 6, "b", 4), Made(1, 6, "c", 4)]
+    whole = sum(numels[v.fragment] for v in made)
+    counts = {}
+    for name in names:
+        held = sum(numels[v.fragment] for v in made if v.syncer == name)
+        each = round(0.5 * (whole - held) + 1.5 * held)
+        counts[name] = (each, each)
+    found = bench_wire.reading(counts, made, numels)
+    assert found["transfer"] == pytest.approx(0.5)
+    for kind in bench_wire.KINDS:
+        expected = {"member": 0.5, "syncer": 1.5, "node": 0.75}
+        assert found[kind] == pytest.approx(expected)
+
+
+def test_a_missing_contributor_does_not_make_the_transfer_look_cheap() -> None:
+    numels, counts = [1000], {name: (0, 0) for name in "abcd"}
+    counts["a"], counts["b"] = (2500, 2500), (2500, 2500)  # five transfers of a byte per parameter
+    found = bench_wire.reading(counts, [Made(0, 1, "a", 3)], numels)
+    assert found["transfer"] == pytest.approx(1.0)
+
+
+def test_versions_are_those_published_and_wait_for_every_node() -> None:
+    diaries = {
+        "a": [
+            line("merge", 0, number=1, contributors=3, live=4),
+            line("publish", 0, number=1, digest="x"),
+            line("merge", 0, number=2),  # failed
+            line("publish", 0, number=2),  # could not be saved
+        ],
+        "b": [line("apply", 0, number=1, digest="x")],
+    }
+    made = bench_wire.versions(diaries)
+    assert made == {(0, 1): Made(0, 1, "a", 3)}
+    assert bench_wire.everywhere(diaries, made)
+    assert not bench_wire.everywhere(diaries | {"c": []}, made)
+
+
+def test_shares_of_the_copy_bandwidth_count_what_each_part_touches() -> None:
+    """A copy touches 8 bytes in 8 ns, so one byte is worth one: parts that take as long as their bytes are at
+    100 %, and a whole of 2 (4 + 12) + 20 bytes in 104 ns is at half."""
+    full = bench_merge.shares({"decode": [4.0], "add": [12.0], "outer step": [20.0]}, [8.0], 2)
+    assert full == {"decode": [1.0], "add": [1.0], "outer step": [1.0], "accumulate + step": [1.0]}
+    half = bench_merge.shares({"decode": [20.0], "add": [12.0], "outer step": [40.0]}, [8.0], 2)
+    assert half["accumulate + step"] == [0.5] and half["decode"] == [0.2]
+
+
+@pytest.mark.parametrize(
+    ("said", "right"),
+    [
+        (["done", "4", "1.5", "1.5", "9.0"], True),
+        (["done", "3", "1.0", "1.0", "9.0"], False),  # a group without one of them
+        (["done", "4", "0.0", "0.0", "9.0"], False),  # averaged nothing, and said nothing
+        (["done", "4", "0.0", "1.5", "9.0"], False),
+    ],
+)
+def test_an_averaging_that_did_not_average_does_not_count(said: list[str], right: bool) -> None:
+    assert bench_averaging.averaged([["done", "4", "1.5", "1.5", "8.0"], said], 4) is right
