@@ -24,6 +24,8 @@ class PushSink(Protocol):
 
     payload_bytes: int
     """The transport refuses more or less than this."""
+    offset: int
+    """How much of it is here already, from a stream that was cut: the sender goes on from there."""
 
     async def write(self, offset: int, chunk: memoryview) -> None:
         """Take a chunk (at most 256 KiB); chunks come in order. Waiting here slows the sender down."""
@@ -33,6 +35,16 @@ class PushSink(Protocol):
 
     def abort(self, reason: str) -> None:
         """The stream was cut or broke a rule; no `finish` follows."""
+
+
+class PullSink(Protocol):
+    """Where what is pulled goes, chunk by chunk. What has been written stays, also when the stream is cut."""
+
+    def begin(self, header: bytes, payload_bytes: int) -> None:
+        """This is coming. Raises: RemoteError (it is not taken)."""
+
+    def write(self, offset: int, chunk: memoryview) -> None:
+        """Take a checked chunk; chunks come in order."""
 
 
 class PullSource(Struct, frozen=True):
@@ -102,10 +114,13 @@ class Transport(Protocol):
     async def pull(
         self, peer: str, request: bytes, max_payload_bytes: int, timeout_s: float
     ) -> tuple[bytes, bytearray] | Refusal:
-        """Ask for a payload: (header, payload), digest-checked, or the refusal.
+        """Ask for a payload: (header, payload), or the refusal.
 
-        Raises: PeerUnreachable, TransportError (cut), RemoteError (larger than allowed, wrong digest).
+        Raises: PeerUnreachable, TransportError (cut), RemoteError (larger than allowed, damaged).
         """
+
+    async def pull_into(self, peer: str, request: bytes, sink: PullSink, timeout_s: float) -> Refusal | None:
+        """The same into a sink. Raises: as `pull`, and what the sink raises."""
 
     async def put_record(self, key: str, value: bytes, lifetime_s: float) -> bool:
         """Store our own record (at most 32 KiB) under key, signed, for lifetime_s. Other peers' records

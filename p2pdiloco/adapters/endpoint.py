@@ -10,14 +10,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
-from p2pdiloco.adapters import streams
+from p2pdiloco.adapters import framing, streams
+from p2pdiloco.adapters.flow import Flow, Limits
 from p2pdiloco.core.messages import MAX_MESSAGE_BYTES
 from p2pdiloco.errors import InvariantViolation, RemoteError, TransportError, invariant
-from p2pdiloco.ports import Buffer, Refusal, TransportHandlers
+from p2pdiloco.ports import Buffer, PullSink, Refusal, TransportHandlers
 
 MAX_STREAMS_OUT = 32
 MAX_STREAMS_IN = 64
@@ -29,6 +30,8 @@ SERVE_IDLE_S = 20.0
 MAX_REASONS = 64
 """Distinct reasons counted; more are counted together, so that peers cannot grow the counter."""
 
+MAX_FLOWS = 256
+
 _OK, _REFUSED = b"\0", b"\1"
 logger = logging.getLogger(__name__)
 
@@ -36,12 +39,13 @@ logger = logging.getLogger(__name__)
 class Endpoint(ABC):
     """Base of the transports; implements send, push and pull of `ports.Transport`."""
 
-    def __init__(self, peer_id: str, pace: streams.Pace | None = None) -> None:
+    def __init__(self, peer_id: str, limits: Limits | None = None) -> None:
         self.peer_id = peer_id
         self.refusals: dict[str, int] = {}
         self.restarts = 0
         self._handlers: TransportHandlers | None = None
-        self._pace = pace
+        self._limits = limits or Limits()
+        self._flows: OrderedDict[str, Flow] = OrderedDict()
         self._slots_out = asyncio.Semaphore(MAX_STREAMS_OUT)
         self._streams_in: Counter[str] = Counter()
         self._refusing = 0
@@ -52,16 +56,17 @@ class Endpoint(ABC):
         """Deliver raw bytes to the peer's `_serve_message`, return its raw reply. Raises: PeerUnreachable."""
 
     @abstractmethod
-    async def _open(self, peer: str, timeout_s: float) -> tuple[streams.Reader, streams.Writer]:
+    async def _open(self, peer: str, timeout_s: float) -> tuple[framing.Reader, framing.Writer]:
         """A byte stream to the peer's `_serve_stream`. Raises: PeerUnreachable."""
 
     async def send(self, peer: str, data: bytes, timeout_s: float) -> bytes:
         """See `ports.Transport.send`."""
         invariant(len(data) <= MAX_MESSAGE_BYTES, f"control message of {len(data)} bytes")
         reply = await self._call(peer, data, timeout_s)
+        self._limits.control(len(data), len(reply))
         status, body = reply[:1], reply[1:]
         if status == _REFUSED:
-            raise streams.refused_by_peer(body[: streams.MAX_REASON_BYTES])
+            raise framing.refused_by_peer(body[: framing.MAX_REASON_BYTES])
         if status != _OK:
             raise self._offence(peer, RemoteError("garbage", "malformed reply"))
         if len(body) > MAX_MESSAGE_BYTES:
@@ -79,16 +84,30 @@ class Endpoint(ABC):
         self, peer: str, request: bytes, max_payload_bytes: int, timeout_s: float
     ) -> tuple[bytes, bytearray] | Refusal:
         """See `ports.Transport.pull`."""
+        collected = streams.Collected(max_payload_bytes)
+        refusal = await self.pull_into(peer, request, collected, timeout_s)
+        return refusal or (collected.header, collected.payload)
+
+    async def pull_into(self, peer: str, request: bytes, sink: PullSink, timeout_s: float) -> Refusal | None:
+        """See `ports.Transport.pull_into`."""
         async with self._channel(peer, timeout_s) as channel:
-            return await streams.pull(channel, request, max_payload_bytes)
+            return await streams.pull(channel, request, sink)
+
+    def _flow(self, peer: str) -> Flow:
+        """The window of a peer; those of peers that we had nothing to do with for longest are forgotten."""
+        flow = self._flows.pop(peer, None) or Flow(asyncio.get_running_loop().time)
+        self._flows[peer] = flow
+        while len(self._flows) > MAX_FLOWS:
+            self._flows.popitem(last=False)
+        return flow
 
     @asynccontextmanager
-    async def _channel(self, peer: str, timeout_s: float) -> AsyncIterator[streams.Channel]:
+    async def _channel(self, peer: str, timeout_s: float) -> AsyncIterator[framing.Channel]:
         async with self._slots_out:
             reader, writer = await self._open(peer, timeout_s)
             complete = False
             try:
-                yield streams.Channel(reader, writer, timeout_s, self._pace)
+                yield framing.Channel(reader, writer, timeout_s, self._flow(peer), self._limits)
                 complete = True
             except RemoteError as error:
                 raise self._offence(peer, error) from error.__cause__
@@ -104,18 +123,19 @@ class Endpoint(ABC):
                 if len(data) > MAX_MESSAGE_BYTES:
                     raise RemoteError("oversized", f"{len(data)} bytes of at most {MAX_MESSAGE_BYTES}")
                 reply = await self._handlers.on_message(sender, data)
+                self._limits.control(len(reply), len(data))
                 invariant(len(reply) <= MAX_MESSAGE_BYTES, f"reply of {len(reply)} bytes")
                 return _OK + reply
         except RemoteError as error:
             self._offence(sender, error)
-            return _REFUSED + streams.encode_refusal(error)
+            return _REFUSED + framing.encode_refusal(error)
         except (Exception, InvariantViolation) as error:  # noqa: BLE001 - our own bug, reported below
             report_bug("message handler", error)
             return _REFUSED + b"internal-error"
 
-    async def _serve_stream(self, sender: str, reader: streams.Reader, writer: streams.Writer) -> None:
+    async def _serve_stream(self, sender: str, reader: framing.Reader, writer: framing.Writer) -> None:
         """Answer one incoming stream, and end it."""
-        channel = streams.Channel(reader, writer, SERVE_IDLE_S, self._pace)
+        channel = framing.Channel(reader, writer, SERVE_IDLE_S, self._flow(sender), self._limits)
         complete = False
         try:
             try:
@@ -143,7 +163,7 @@ class Endpoint(ABC):
 
     def _offence(self, peer: str, error: RemoteError) -> RemoteError:
         """Count what a peer did wrong; a peer's refusal of us is none. Returns the error, to be raised."""
-        if not isinstance(error, streams.RefusedByPeer):
+        if not isinstance(error, framing.RefusedByPeer):
             reason = error.reason
             if reason not in self.refusals and len(self.refusals) >= MAX_REASONS:
                 reason = "other"
@@ -174,7 +194,7 @@ class _Slot:
             del self._counts[self._peer]
 
 
-def end_stream(writer: streams.Writer, complete: bool) -> None:
+def end_stream(writer: framing.Writer, complete: bool) -> None:
     """Close after a complete exchange; otherwise drop what is queued, which may point into lent buffers."""
     transport = getattr(writer, "transport", None)
     if complete or transport is None:

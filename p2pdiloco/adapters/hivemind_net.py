@@ -15,10 +15,11 @@ from pathlib import Path
 
 import msgspec
 
+from p2pdiloco.adapters import framing, multiaddrs
 from p2pdiloco.adapters import hivemind_binding as binding
-from p2pdiloco.adapters import multiaddrs, streams
 from p2pdiloco.adapters.address_book import AddressBook
 from p2pdiloco.adapters.endpoint import MAX_RECORD_BYTES, Endpoint, report_bug
+from p2pdiloco.adapters.flow import Limits
 from p2pdiloco.adapters.p2pd import P2PDaemon, P2PDOptions
 from p2pdiloco.errors import PeerUnreachable, RemoteError, TransportError, UserError, invariant
 from p2pdiloco.identity import Identity
@@ -52,7 +53,7 @@ class HivemindTransport(Endpoint):
         announce: Sequence[str] = (),
         initial_peers: Sequence[str] = (),
         options: P2PDOptions | None = None,
-        pace: streams.Pace | None = None,
+        limits: Limits | None = None,
         remembered: Sequence[str] = (),
     ) -> None:
         """Addresses are multiaddrs; initial_peers end in /p2p/ID; port 0 picks a free one at start.
@@ -61,7 +62,7 @@ class HivemindTransport(Endpoint):
 
         Raises: UserError (an address is malformed; names it).
         """
-        super().__init__(identity.peer_id, pace)
+        super().__init__(identity.peer_id, limits)
         for text in (*listen, *announce):
             multiaddrs.parse(text)
         self._identity = identity
@@ -177,7 +178,7 @@ class HivemindTransport(Endpoint):
         except RemoteError as error:
             raise self._offence(peer, error) from error.__cause__
 
-    async def _open(self, peer: str, timeout_s: float) -> tuple[streams.Reader, streams.Writer]:
+    async def _open(self, peer: str, timeout_s: float) -> tuple[framing.Reader, framing.Writer]:
         await self._reach(peer, timeout_s)
         return await self._require().open_stream(peer, timeout_s)
 

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from p2pdiloco.adapters.endpoint import MAX_RECORD_BYTES, Endpoint
-from p2pdiloco.adapters.streams import CHUNK_BYTES, Pace, Reader, Writer
+from p2pdiloco.adapters.flow import CHUNK_BYTES, Limits
+from p2pdiloco.adapters.framing import Reader, Writer
 from p2pdiloco.errors import PeerUnreachable, UserError, invariant
 from p2pdiloco.ports import TransportHandlers
 
@@ -30,10 +31,10 @@ class MemoryNetwork:
         self._under_way: dict[asyncio.Task[Any], Link] = {}
 
     def transport(
-        self, peer_id: str, initial_peers: Sequence[str] = (), pace: Pace | None = None
+        self, peer_id: str, initial_peers: Sequence[str] = (), limits: Limits | None = None
     ) -> MemoryTransport:
         """A transport of this network, not started. initial_peers: `/memory/p2p/ID` or bare peer ids."""
-        return MemoryTransport(self, peer_id, initial_peers, pace)
+        return MemoryTransport(self, peer_id, initial_peers, limits)
 
     def cut(self, a: str, b: str) -> None:
         """Cut the link between two peers; calls and streams under way between them fail at once."""
@@ -75,9 +76,13 @@ class MemoryTransport(Endpoint):
     """One peer of a `MemoryNetwork`. Implements `ports.Transport`."""
 
     def __init__(
-        self, hub: MemoryNetwork, peer_id: str, initial_peers: Sequence[str] = (), pace: Pace | None = None
+        self,
+        hub: MemoryNetwork,
+        peer_id: str,
+        initial_peers: Sequence[str] = (),
+        limits: Limits | None = None,
     ) -> None:
-        super().__init__(peer_id, pace)
+        super().__init__(peer_id, limits)
         self._hub = hub
         self._initial_peers = [address.rsplit("/", 1)[-1] for address in initial_peers]
         self._records: dict[str, dict[str, tuple[bytes, float]]] = {}

@@ -48,6 +48,11 @@ ANNOUNCE: dict[str, Any] = {
     "metavar": "MULTIADDR",
     "help": "Tell others these addresses instead of those found out (for a forwarded port).",
 }
+UPLOAD: dict[str, Any] = {
+    "metavar": "RATE",
+    "help": "Use at most so many bits per second, such as 20Mbit, to send; default: whatever the link has.",
+}
+DOWNLOAD: dict[str, Any] = {"metavar": "RATE", "help": "The same to receive."}
 JOIN_ALIASES = ("--initial_peers", "--initial-peers")
 
 
@@ -57,6 +62,8 @@ JOIN_ALIASES = ("--initial_peers", "--initial-peers")
 @BOOTSTRAP("--data-dir", type=FILE, help="Folder of the identity and the signed manifests.")
 @BOOTSTRAP("--listen", "--host_maddrs", **LISTEN)
 @BOOTSTRAP("--announce", "--announce_maddrs", **ANNOUNCE)
+@BOOTSTRAP("--max-upload", **UPLOAD)
+@BOOTSTRAP("--max-download", **DOWNLOAD)
 @BOOTSTRAP("--log", **LOG)
 @config_option("bootstrap")
 def bootstrap(**values: Any) -> int | None:
@@ -75,6 +82,8 @@ def bootstrap(**values: Any) -> int | None:
 @NODE("--threads", type=int, help="CPU threads of the learner; 0: chosen by itself.")
 @NODE("--listen", "--host_maddrs", **LISTEN)
 @NODE("--announce", "--announce_maddrs", **ANNOUNCE)
+@NODE("--max-upload", **UPLOAD)
+@NODE("--max-download", **DOWNLOAD)
 @NODE("--genesis", is_flag=True, help="Start the run from version 0 if no peer holds any of it.")
 @NODE("--run-file", type=FILE, help="run.toml of a new run, which this node then owns (with --genesis).")
 @NODE("--name", help="What people see beside the peer id.")

@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from p2pdiloco.config.strict import convert, read_toml, suggestion
+from p2pdiloco.config.units import parse_rate
 from p2pdiloco.errors import ConfigError
 
 ENVIRONMENT_PREFIX = "P2PDILOCO_"
@@ -39,6 +40,9 @@ class NodeSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     listen: tuple[str, ...] = ANY_ADDRESS
     announce: tuple[str, ...] = ()
     """Addresses to tell others instead of those found out (behind a forwarded port)."""
+    max_upload: str = ""
+    """Bits per second that this node may use, such as "20Mbit"; empty: all that the link carries."""
+    max_download: str = ""
     genesis: bool = False
     """Allowed to start the run from version 0 when no peer holds any of it."""
     run_file: Path | None = None
@@ -67,6 +71,8 @@ class BootstrapSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     data_dir: Path = Path("~/.p2pdiloco/bootstrap")
     listen: tuple[str, ...] = ANY_ADDRESS
     announce: tuple[str, ...] = ()
+    max_upload: str = ""
+    max_download: str = ""
     log: LogStyle = "auto"
 
 
@@ -174,6 +180,7 @@ def check_node(settings: NodeSettings) -> NodeSettings:
         ConfigError: one clear sentence naming the flag.
     """
     _check_addresses(settings.join, settings.listen, settings.announce)
+    rates(settings)
     if not re.fullmatch(r"auto|cpu|mps|cuda(:\d{1,3})?", settings.device):
         raise ConfigError(f'--device must be auto, cpu, mps, cuda or cuda:N, it is "{settings.device}"')
     if settings.run_file is not None and not settings.genesis:
@@ -201,7 +208,19 @@ def check_bootstrap(settings: BootstrapSettings) -> BootstrapSettings:
         ConfigError: one clear sentence naming the flag.
     """
     _check_addresses(settings.join, settings.listen, settings.announce)
+    rates(settings)
     return msgspec.structs.replace(settings, data_dir=settings.data_dir.expanduser())
+
+
+def rates(settings: NodeSettings | BootstrapSettings) -> tuple[float, float]:
+    """Upload and download that are allowed, in bits per second; 0 is no limit.
+
+    Raises:
+        ConfigError: names the flag.
+    """
+    return parse_rate(settings.max_upload, "--max-upload"), parse_rate(
+        settings.max_download, "--max-download"
+    )
 
 
 def _check_addresses(join: tuple[str, ...], listen: tuple[str, ...], announce: tuple[str, ...]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import time
 from collections.abc import Callable
 
 from p2pdiloco.core import effects as ef
@@ -22,6 +23,9 @@ from p2pdiloco.tensors.partial import partial_bytes
 
 MAX_ARRIVING_BYTES = 1 << 30
 """Payloads that are arriving, all together."""
+MAX_UNFINISHED = 16
+KEEP_S = 120.0
+"""What came of a payload is kept so long after its stream was cut."""
 Label = ContributionHeader | PartialHeader
 
 
@@ -34,7 +38,9 @@ class Arrivals:
         tickets: Tickets,
         post: Callable[[ev.Event], None],
         head_of: Callable[[int], Head],
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._now = now
         self._compute = compute
         self._tickets = tickets
         self._post = post
@@ -42,6 +48,9 @@ class Arrivals:
         self._next_transfer = 1
         self._decisions: dict[int, wire.Answer | None] = {}
         self._arriving_bytes = 0
+        self._unfinished: dict[tuple[str, bytes], tuple[bytearray, int, float]] = {}
+        """(sender, digest) of a payload whose stream was cut -> what came of it, how much, and when; oldest
+        first. They count as arriving, and go when there is no room."""
         self.bytes_in = 0
 
     def on_push(self, sender: str, request: wire.Push) -> PushSink | Refusal:
@@ -50,6 +59,9 @@ class Arrivals:
         if isinstance(label, PartialHeader):
             self._check_size(label)
         size = label.payload_bytes
+        self.forget_old()
+        while self._unfinished and self._arriving_bytes + size > MAX_ARRIVING_BYTES:
+            self._forget_oldest()
         if size <= MAX_ARRIVING_BYTES < self._arriving_bytes + size:  # the absurd is the core's to count
             return Refusal(wire.encode(wire.Answer(False, "busy", None)))
         transfer = self._next_transfer
@@ -62,8 +74,11 @@ class Arrivals:
         decision = self._decisions.pop(transfer)
         if decision is not None:
             return Refusal(wire.encode(decision))
-        self._arriving_bytes += size
-        return _Sink(self, transfer, label)
+        payload, have, _ = self._unfinished.pop((sender, label.payload_digest), (bytearray(), 0, 0.0))
+        if len(payload) != size:
+            self._arriving_bytes += size - len(payload)
+            payload, have = bytearray(size), 0
+        return _Sink(self, sender, transfer, label, payload, have)
 
     def _check_size(self, label: PartialHeader) -> None:
         """The core does not know sizes of partial merges: they follow from the layout."""
@@ -115,10 +130,30 @@ class Arrivals:
             raise InvariantViolation("the core did not answer a received contribution")
         return wire.encode(answer)
 
-    def payload_broken(self, transfer: int, size: int) -> None:
-        """The stream was cut."""
-        self._arriving_bytes -= size
+    def payload_broken(self, transfer: int, key: tuple[str, bytes], payload: bytearray, have: int) -> None:
+        """The stream was cut. What came is kept for a while: the same will be offered again."""
+        if key in self._unfinished:  # offered twice at once
+            self._forget(key)
+        if have:
+            self._unfinished[key] = (payload, have, self._now())
+            if len(self._unfinished) > MAX_UNFINISHED:
+                self._forget_oldest()
+        else:
+            self._arriving_bytes -= len(payload)
         self._post(ev.ContributionBroken(transfer, "cut"))
+
+    def _forget(self, key: tuple[str, bytes]) -> None:
+        payload, _, _ = self._unfinished.pop(key)
+        self._arriving_bytes -= len(payload)
+
+    def _forget_oldest(self) -> None:
+        self._forget(next(iter(self._unfinished)))
+
+    def forget_old(self) -> None:
+        """Drop what nobody went on with in a while."""
+        for key, (_, _, since_s) in list(self._unfinished.items()):
+            if self._now() - since_s > KEEP_S:
+                self._forget(key)
 
     def _judge(self, label: Label, payload: bytearray) -> None:
         """In the tensors thread: hashing would hold the loop up. Raises: RemoteError."""
@@ -135,18 +170,29 @@ class Arrivals:
 class _Sink:
     """Collects one accepted payload."""
 
-    def __init__(self, arrivals: Arrivals, transfer: int, label: Label) -> None:
+    def __init__(
+        self,
+        arrivals: Arrivals,
+        sender: str,
+        transfer: int,
+        label: Label,
+        payload: bytearray,
+        offset: int,
+    ) -> None:
         self.payload_bytes = label.payload_bytes
+        self.offset = self._have = offset
         self._arrivals = arrivals
+        self._key = (sender, label.payload_digest)
         self._transfer = transfer
         self._label = label
-        self._payload = bytearray(label.payload_bytes)
+        self._payload = payload
 
     async def write(self, offset: int, chunk: memoryview) -> None:
         self._payload[offset : offset + len(chunk)] = chunk
+        self._have = offset + len(chunk)
 
     async def finish(self) -> bytes:
         return await self._arrivals.payload_arrived(self._transfer, self._label, self._payload)
 
     def abort(self, reason: str) -> None:
-        self._arrivals.payload_broken(self._transfer, self.payload_bytes)
+        self._arrivals.payload_broken(self._transfer, self._key, self._payload, self._have)

@@ -16,8 +16,9 @@ from typing import Any, TypeVar
 import uvloop
 
 from p2pdiloco.adapters.data_dir import DataDir
+from p2pdiloco.adapters.flow import Limits
 from p2pdiloco.adapters.hivemind_net import HivemindTransport
-from p2pdiloco.config.settings import BootstrapSettings, LogStyle, NodeSettings
+from p2pdiloco.config.settings import BootstrapSettings, LogStyle, NodeSettings, rates
 from p2pdiloco.config.signing import load_signed
 from p2pdiloco.core.config import Timing
 from p2pdiloco.daemon.frontdoor import FrontDoor
@@ -257,6 +258,7 @@ def _transport(settings: NodeSettings | BootstrapSettings, identity: Identity) -
         listen=settings.listen,
         announce=settings.announce,
         initial_peers=settings.join,
+        limits=Limits.of(*rates(settings), asyncio.get_running_loop().time),
         remembered=load_peers(settings.data_dir),
     )
 

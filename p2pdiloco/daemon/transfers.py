@@ -7,15 +7,18 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+
+import msgspec
 
 from p2pdiloco.core import effects as ef
 from p2pdiloco.core import events as ev
 from p2pdiloco.core.messages import decode as decode_message
-from p2pdiloco.core.types import Head, SignedVersion, Wire
+from p2pdiloco.core.types import Head, SignedVersion
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.arrivals import Arrivals
 from p2pdiloco.daemon.compute import Compute
+from p2pdiloco.daemon.fetching import Fetch, Parts
 from p2pdiloco.daemon.tickets import Tickets
 from p2pdiloco.errors import PeerUnreachable, RemoteError, TransportError
 from p2pdiloco.ports import Buffer, PullSource, Refusal, Transport
@@ -54,6 +57,7 @@ class Transfers:
         self._state_bytes = state_bytes
         self._max_update_bytes = max_update_bytes
         self._pins = 0
+        self._unfinished = Parts()
         self._bytes_pulled = 0
         self.arrivals = Arrivals(compute, tickets, post, head_of)
         self.bytes_out = 0
@@ -88,8 +92,10 @@ class Transfers:
         if found is None:
             return refuse(reason or "gone")
         version, payload = found
-        self.bytes_out += memoryview(payload).nbytes
-        return PullSource(wire.encode(wire.UpdateHeader(version)), (payload,), lambda: None)
+        offset = _known(pull, version.header.update_digest, memoryview(payload).nbytes)
+        rest = memoryview(payload)[offset:]
+        self.bytes_out += rest.nbytes
+        return PullSource(wire.encode(wire.UpdateHeader(version, offset)), (rest,), lambda: None)
 
     async def _serve_state(self, pull: wire.PullState) -> PullSource | Refusal:
         reason = self._why_not_serve(pull.run, pull.fragment)
@@ -112,8 +118,11 @@ class Transfers:
         if header.version.header.number < pull.number:
             release()
             return refuse("behind")
-        self.bytes_out += sum(b.nbytes for b in pin.buffers)
-        return PullSource(wire.encode(header), pin.buffers, release)
+        size = sum(b.nbytes for b in pin.buffers)
+        offset = _known(pull, header.version.header.state_digest, size)
+        self.bytes_out += size - offset
+        header = msgspec.structs.replace(header, offset=offset)
+        return PullSource(wire.encode(header), _rest(pin.buffers, offset), release)
 
     def _unpin(self, pinning: asyncio.Future[tuple[wire.StateHeader, Pin]]) -> None:
         """Nobody waits for this state any more."""
@@ -158,24 +167,23 @@ class Transfers:
 
     async def fetch_update(self, effect: ef.FetchUpdate) -> None:
         """Pull one outer update."""
-        request = wire.PullUpdate(self._run, effect.fragment, effect.number)
         try:
-            raw, payload = await self._pull(effect.peer, request, self._max_update_bytes(effect.fragment))
-            header = wire.decode(raw, wire.UpdateHeader)
-            version = header.version.header
-            await self._check(effect.fragment, payload, version.codec, version.update_digest)
+            fetch = await self._pull(effect, wire.PullUpdate, self._max_update_bytes(effect.fragment))
+            payload, version = fetch.payload, fetch.header.version
+            header = version.header
+            await self._check(effect.fragment, payload, header.codec, header.update_digest)
         except _FETCH_ERRORS as error:
             self._fetch_failed(effect, error)
             return
         ticket = self._tickets.put(payload)
-        self._post(ev.UpdateFetched(effect.fragment, effect.peer, header.version, ticket))
+        self._post(ev.UpdateFetched(effect.fragment, effect.peer, version, ticket))
 
     async def fetch_state(self, effect: ef.FetchState) -> None:
         """Pull a whole fragment into the spare copy."""
-        request = wire.PullState(self._run, effect.fragment, effect.number)
         try:
-            raw, payload = await self._pull(effect.peer, request, self._state_bytes(effect.fragment))
-            header = wire.decode(raw, wire.StateHeader)
+            fetch = await self._pull(effect, wire.PullState, self._state_bytes(effect.fragment))
+            header, payload = fetch.header, fetch.payload
+            assert isinstance(header, wire.StateHeader)
             if header.version.header.fragment != effect.fragment:
                 raise RemoteError("wrong-fragment")
             digest = await self._compute.run(
@@ -199,12 +207,37 @@ class Transfers:
 
         await self._compute.run(check)
 
-    async def _pull(self, peer: str, request: Wire, limit: int) -> tuple[bytes, bytearray]:
-        answer = await self._transport.pull(peer, wire.encode(request), limit, PAUSE_S)
+    async def _pull(
+        self,
+        effect: ef.FetchUpdate | ef.FetchState,
+        kind: type[wire.PullUpdate] | type[wire.PullState],
+        limit: int,
+    ) -> Fetch:
+        """All of the payload, as fetched now and before. Raises: TransportError, RemoteError."""
+        key = (effect.fragment, kind is wire.PullState)
+        self._unfinished.forget_old()
+        self.arrivals.forget_old()
+        before = self._unfinished.take(key)
+        request = kind(self._run, effect.fragment, effect.number)
+        if before is not None:
+            request = kind(self._run, effect.fragment, effect.number, before.have_bytes, before.digest)
+        fetch = Fetch(request, limit, before)
+        try:
+            answer = await self._transport.pull_into(effect.peer, wire.encode(request), fetch, PAUSE_S)
+        except TransportError:
+            self._unfinished.keep(key, fetch.unfinished)
+            raise
+        except RemoteError:
+            if not fetch.received_bytes:  # busy, say: another holder may have the rest
+                self._unfinished.keep(key, before)
+            raise
+        finally:
+            self._bytes_pulled += fetch.received_bytes
         if isinstance(answer, Refusal):
+            self._unfinished.keep(key, before)
             raise RemoteError(wire.decode(answer.answer, wire.Refused).reason)
-        self._bytes_pulled += len(answer[1])
-        return answer
+        self._unfinished.forget(effect.fragment)
+        return fetch
 
     def _fetch_failed(self, effect: ef.FetchUpdate | ef.FetchState, error: Exception) -> None:
         if isinstance(error, PeerUnreachable):
@@ -213,6 +246,20 @@ class Transfers:
             reason = error.reason if isinstance(error, RemoteError) else "cut"
         logger.debug("fragment %d not fetched from %s: %s", effect.fragment, effect.peer, error)
         self._post(ev.FetchFailed(effect.fragment, effect.number, effect.peer, reason[:64]))
+
+
+def _known(pull: wire.PullUpdate | wire.PullState, digest: bytes, size: int) -> int:
+    """How much of what is served the asker has already."""
+    return pull.have_bytes if pull.have == digest and pull.have_bytes <= size else 0
+
+
+def _rest(buffers: Sequence[memoryview], offset: int) -> list[memoryview]:
+    """The buffers' bytes from `offset` on."""
+    rest = []
+    for buffer in buffers:
+        rest.append(buffer[min(offset, buffer.nbytes) :])
+        offset = max(0, offset - buffer.nbytes)
+    return rest
 
 
 _FETCH_ERRORS = (TransportError, RemoteError)

@@ -59,6 +59,9 @@ class PullUpdate(Wire, frozen=True, tag=True):
     run: RunId
     fragment: Count
     number: Count
+    have_bytes: Count = 0
+    """So much of the payload with the digest `have` is here already, from a stream that was cut."""
+    have: Annotated[bytes, Meta(max_length=64)] = b""
 
 
 class PullState(Wire, frozen=True, tag=True):
@@ -67,6 +70,9 @@ class PullState(Wire, frozen=True, tag=True):
     run: RunId
     fragment: Count
     number: Count
+    have_bytes: Count = 0
+    """As in `PullUpdate`; `have` is the state's digest."""
+    have: Annotated[bytes, Meta(max_length=64)] = b""
 
 
 class PullManifest(Wire, frozen=True, tag=True):
@@ -91,6 +97,8 @@ class UpdateHeader(Wire, frozen=True, tag=True):
     """Header of an outer update's stream."""
 
     version: SignedVersion
+    offset: Count = 0
+    """The payload begins there: what comes before is with the asker."""
 
 
 class StateHeader(Wire, frozen=True, tag=True):
@@ -98,6 +106,7 @@ class StateHeader(Wire, frozen=True, tag=True):
 
     version: SignedVersion
     watermarks: Annotated[tuple[Watermark, ...], Meta(max_length=MAX_WATERMARKS)]
+    offset: Count = 0
 
 
 class Refused(Wire, frozen=True, tag=True):

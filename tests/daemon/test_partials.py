@@ -16,7 +16,7 @@ import pytest
 import torch
 from daemon_kit import signed_run, until
 
-from p2pdiloco.adapters import streams
+from p2pdiloco.adapters import framing
 from p2pdiloco.adapters.memory_net import MemoryNetwork
 from p2pdiloco.core import effects as ef
 from p2pdiloco.core import events as ev
@@ -319,5 +319,5 @@ def test_the_longest_labels_fit_into_a_header(tmp_path: Path) -> None:
     marks = tuple(Watermark(peer, stamp, 1 << 30) for peer in peers[:MAX_WATERMARKS])
     for label in (wire.PushPartial(SignedPartial(header, bytes(64))), wire.StateHeader(version, marks)):
         data = wire.encode(label)
-        assert len(data) <= streams.MAX_HEADER_BYTES
+        assert len(data) <= framing.MAX_HEADER_BYTES
         assert wire.decode(data, type(label)) == label

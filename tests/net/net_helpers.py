@@ -3,18 +3,49 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import selectors
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
 
 from p2pdiloco.errors import RemoteError
 from p2pdiloco.ports import Buffer, PullSource, PushSink, Refusal
+
+T = TypeVar("T")
+
+
+class _Skipping(selectors.SelectSelector):
+    """Never waits: time that would have been waited has passed."""
+
+    passed_s = 0.0
+
+    def select(self, timeout: float | None = None) -> Any:
+        assert timeout is not None, "everybody waits for everybody"
+        self.passed_s += timeout
+        return super().select(0)
+
+
+class _VirtualLoop(asyncio.SelectorEventLoop):
+    def __init__(self) -> None:
+        self._skipping = _Skipping()
+        super().__init__(self._skipping)
+
+    def time(self) -> float:
+        return self._skipping.passed_s
+
+
+def in_virtual_time(work: Coroutine[Any, Any, T]) -> T:
+    """Run on a loop where nothing takes time but sleeping."""
+    with asyncio.Runner(loop_factory=_VirtualLoop) as runner:
+        return runner.run(work)
 
 
 class Sink:
     """Collects a push; `done` is set by finish and by abort."""
 
-    def __init__(self, payload_bytes: int) -> None:
+    def __init__(self, payload_bytes: int, already: bytes = b"") -> None:
         self.payload_bytes = payload_bytes
-        self.data = bytearray()
+        self.offset = len(already)
+        self.data = bytearray(already)
         self.aborted: str | None = None
         self.finished = False
         self.done = asyncio.Event()
@@ -44,6 +75,8 @@ class Recorder:
         self.messages: list[tuple[str, bytes]] = []
         self.sinks: list[Sink] = []
         self.sink_bytes: int | None = None
+        self.already = b""
+        """What every sink has of its payload before the push."""
         self.payload: list[Buffer] = []
         self.released = 0
         self.senders: set[str] = set()
@@ -63,7 +96,7 @@ class Recorder:
             raise RemoteError("bad-header")
         if header.startswith(b"refuse"):
             return Refusal(b"stale base")
-        sink = Sink(self.sink_bytes if self.sink_bytes is not None else int(header))
+        sink = Sink(self.sink_bytes if self.sink_bytes is not None else int(header), self.already)
         self.sinks.append(sink)
         return sink
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import struct
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from conftest import Swarm
 from net_helpers import Sink
 
 from p2pdiloco.adapters.endpoint import MAX_STREAMS_IN_PER_PEER
+from p2pdiloco.adapters.framing import checksum
 from p2pdiloco.errors import InvariantViolation, PeerUnreachable, RemoteError, TransportError, UserError
 from p2pdiloco.identity import Identity
 from p2pdiloco.ports import Refusal
@@ -108,6 +108,17 @@ async def test_push(swarm: Swarm) -> None:
     assert await a.push(b.peer_id, b"0", [], 5.0) == (True, b"got 0")
 
 
+async def test_a_push_goes_on_where_an_earlier_one_was_cut(swarm: Swarm) -> None:
+    a, b, at_b = await pair(swarm)
+    parts = [bytes(range(200)), b"b" * 300_000, b"c" * 300_000]
+    whole = b"".join(parts)
+    for have in (0, 100, 200, 400_000, len(whole)):
+        at_b.already = whole[:have]
+        before = len(at_b.sinks)
+        assert (await a.push(b.peer_id, b"%d" % len(whole), parts, 5.0))[0]
+        assert at_b.sinks[before].data == whole
+
+
 async def test_push_refused_on_sight_of_the_header(swarm: Swarm) -> None:
     a, b, at_b = await pair(swarm)
     assert await a.push(b.peer_id, b"refuse", [bytes(MEGABYTE)], 5.0) == (False, b"stale base")
@@ -130,13 +141,14 @@ def push_preface(header: bytes, size: int) -> bytes:
     return b"\x51" + struct.pack(">I", len(header)) + header + struct.pack(">Q", size)
 
 
-CHUNK = struct.pack(">I", 100) + bytes(100)
-END = struct.pack(">I", 0)
+CHUNK = struct.pack(">I", 100) + checksum(bytes(100)) + bytes(100)
+END = bytes(12)
 MISDEEDS = {
     "payload-too-long": CHUNK * 11,
-    "payload-too-short": CHUNK * 9 + END + hashlib.sha256(bytes(900)).digest(),
-    "wrong-digest": CHUNK * 10 + END + bytes(32),
-    "chunk-oversized": struct.pack(">I", 256 * 1024 + 1),
+    "payload-too-short": CHUNK * 9 + END,
+    "damaged-chunk": CHUNK * 9 + CHUNK[:-1] + b"1" + END,
+    "chunk-oversized": struct.pack(">I", 256 * 1024 + 1) + bytes(8),
+    "chunks-too-small": (struct.pack(">I", 1 << 31) + bytes(8)) * 100,
 }
 
 
@@ -206,7 +218,8 @@ async def test_pull(swarm: Swarm) -> None:
     a, b, at_b = await pair(swarm)
     at_b.payload = [bytes(range(256)) * 80_000, b"end"]  # 20 MB
     header, payload = await a.pull(b.peer_id, b"state", 21 * MEGABYTE, 5.0)
-    assert header == b"header" and payload == b"".join(at_b.payload) and at_b.released == 1
+    assert header == b"header" and payload == b"".join(at_b.payload)
+    await until(lambda: at_b.released == 1)
     assert await a.pull(b.peer_id, b"refuse", 10, 5.0) == Refusal(b"have it not")
     with pytest.raises(RemoteError, match="bad-request"):
         await a.pull(b.peer_id, b"error", 10, 5.0)

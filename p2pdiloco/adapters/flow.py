@@ -1,0 +1,253 @@
+"""How much bulk may be on its way: enough to fill a link, never so much that control messages wait behind it.
+
+A `Flow` is the window of one peer, kept by the delay of acknowledgements like LEDBAT (RFC 6817): while chunks
+wait less than `TARGET_S` longer than the fastest one lately, it grows; beyond that it shrinks. So bulk gives
+way to our own control messages, which share the connection, and to whatever else uses the link.
+
+An `Allowance` is what a person permits per second, in one direction, for all peers together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+CHUNK_BYTES = 256 * 1024
+"""The longest chunk."""
+LEAST_CHUNK_BYTES = 8 * 1024
+ASKS = 8
+"""A window is acknowledged in at least so many parts."""
+LEAST_BYTES = 32 * 1024
+"""Of a window: a quarter of a second at 1 Mbit/s."""
+START_BYTES = 64 * 1024
+MOST_BYTES = 16 * 1024 * 1024
+"""1 Gbit/s across an ocean."""
+TARGET_S = 0.1
+"""How long bulk may make itself wait, and thereby others."""
+MEMORY_S = 30.0
+"""The fastest chunk is that of the last one to two such times: routes change."""
+BURST_S = 0.1
+"""An allowance that was not used is kept for so long."""
+OVERHEAD = 1.04
+"""Bytes on the link for each byte of ours: encryption, multiplexing, TCP and IP headers."""
+MESSAGE_BYTES = 200
+"""What carries a control message, about."""
+DEBT_S = 1.0
+"""Control messages are never held up; what they use is taken from bulk, up to so much at one time."""
+
+
+class Flow:
+    """The window of one peer. Several streams to it share it."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self.window_bytes = START_BYTES
+        self.in_flight_bytes = 0
+        self._growing_fast = True
+        self._enough_bytes = MOST_BYTES
+        """Up to there it grows fast, if at all."""
+        self._limited = False
+        """Whether the window held the sender up: only then does it say anything that all went well."""
+        self._fastest_s = self._fastest_before_s = float("inf")
+        self._since_s = now()
+        self._shrunk_s = -1e18
+        self._turn = asyncio.Lock()
+        self._room = asyncio.Event()
+
+    @property
+    def chunk_bytes(self) -> int:
+        """How long a chunk should be: several to a window."""
+        return max(LEAST_CHUNK_BYTES, min(self.window_bytes // 4, CHUNK_BYTES))
+
+    def claim_now(self, size: int) -> bool:
+        """Count `size` more bytes as on their way, if they may go at once."""
+        if self._turn.locked() or (self.in_flight_bytes and self.in_flight_bytes + size > self.window_bytes):
+            self._limited = True
+            return False
+        self.in_flight_bytes += size
+        return True
+
+    async def claim(self, size: int) -> None:
+        """The same, waiting until they may; first come, first served."""
+        async with self._turn:
+            while self.in_flight_bytes and self.in_flight_bytes + size > self.window_bytes:
+                self._limited = True
+                self._room.clear()
+                await self._room.wait()
+            self.in_flight_bytes += size
+
+    def arrived(self, size: int, after_s: float) -> None:
+        """The peer has taken `size` bytes, so long after they were handed over."""
+        self.in_flight_bytes -= size
+        now = self._now()
+        if now - self._since_s > MEMORY_S:
+            self._look_again(now)
+        self._fastest_s = min(self._fastest_s, after_s)
+        waited_s = after_s - min(self._fastest_s, self._fastest_before_s)
+        if waited_s > TARGET_S / 2 or self.window_bytes >= self._enough_bytes:
+            self._growing_fast = False
+        if waited_s > 4 * TARGET_S and now - self._shrunk_s > after_s:
+            self.window_bytes, self._shrunk_s = self.window_bytes // 2, now
+        elif waited_s > TARGET_S:
+            self.window_bytes -= int(size * min(1.0, waited_s / TARGET_S - 1.0) / 2)
+        elif self._limited and self._growing_fast:
+            self.window_bytes += size
+        elif self._limited:
+            self.window_bytes += int(
+                size * (1.0 - waited_s / TARGET_S) * self.chunk_bytes / self.window_bytes
+            )
+        self.window_bytes = max(LEAST_BYTES, min(self.window_bytes, MOST_BYTES))
+        self._limited = self._turn.locked()
+        self._room.set()
+
+    def _look_again(self, now: float) -> None:
+        """Let what we queued drain once, or our own queue would come to count as the link's length, and the
+        next one be built on top of it. Then quickly back to half of what it was."""
+        self._fastest_before_s, self._fastest_s, self._since_s = self._fastest_s, float("inf"), now
+        self._enough_bytes = self.window_bytes // 2
+        self.window_bytes = LEAST_BYTES
+        self._growing_fast = True
+
+    def lost(self, size: int) -> None:
+        """A stream ended with so many bytes on the way."""
+        self.in_flight_bytes -= size
+        self._room.set()
+
+
+class Allowance:
+    """A token bucket: at most so many bytes a second, of all streams together; those that wait take turns."""
+
+    def __init__(self, bytes_per_s: float, now: Callable[[], float]) -> None:
+        """`bytes_per_s`: on the link, what encryption and headers add included."""
+        self.bytes_per_s = bytes_per_s
+        self._now = now
+        self._paid_until_s = now()
+        self.streams = 0
+        """How many are receiving."""
+
+    @property
+    def chunk_bytes(self) -> int:
+        """How long a chunk should be: a tenth of a second's."""
+        return max(LEAST_CHUNK_BYTES // 2, min(int(self.bytes_per_s / 10), CHUNK_BYTES))
+
+    async def take(self, size: int) -> None:
+        """Wait until `size` bytes are allowed."""
+        wait_s = self._charge(size, float("inf"))
+        if wait_s > 0:
+            await asyncio.sleep(wait_s)
+
+    def back(self, size: int) -> None:
+        """So many bytes that were taken are not used."""
+        self._paid_until_s -= size * OVERHEAD / self.bytes_per_s
+
+    def used(self, size: int) -> None:
+        """Something that does not wait used so many bytes."""
+        self._charge(size, DEBT_S)
+
+    def _charge(self, size: int, most_s: float) -> float:
+        """How long the bytes would have to wait."""
+        now = self._now()
+        start = max(self._paid_until_s, now - BURST_S)
+        self._paid_until_s = max(start, min(start + size * OVERHEAD / self.bytes_per_s, now + most_s))
+        return start - now
+
+
+class Limits:
+    """What a person permits this node: None is all that the links carry."""
+
+    def __init__(self, upload: Allowance | None = None, download: Allowance | None = None) -> None:
+        self.upload = upload
+        self.download = download
+
+    @classmethod
+    def of(cls, upload_bits_per_s: float, download_bits_per_s: float, now: Callable[[], float]) -> Limits:
+        """From settings; 0 is no limit."""
+        up, down = (
+            Allowance(bits / 8, now) if bits else None for bits in (upload_bits_per_s, download_bits_per_s)
+        )
+        return cls(up, down)
+
+    def control(self, sent: int, received: int) -> None:
+        """Control messages went by."""
+        if self.upload is not None:
+            self.upload.used(sent + MESSAGE_BYTES)
+        if self.download is not None:
+            self.download.used(received + MESSAGE_BYTES)
+
+
+class Sending:
+    """One payload on its way to a peer: which chunks are not acknowledged yet."""
+
+    def __init__(self, flow: Flow, most_bytes: int, now: Callable[[], float], deadline_s: float) -> None:
+        """`most_bytes`: what the receiver wants to have on the way at most. `deadline_s`: when all must be
+        acknowledged."""
+        self._flow = flow
+        self._most = most_bytes
+        self._now = now
+        self.deadline_s = deadline_s
+        self._unasked_bytes = 0
+        self._chunks: deque[tuple[int, float]] = deque()
+        self.unacknowledged_bytes = 0
+        """On the way."""
+        self._room = asyncio.Event()
+
+    @property
+    def chunk_bytes(self) -> int:
+        """How long a chunk should be."""
+        return min(self._flow.chunk_bytes, max(LEAST_CHUNK_BYTES // 2, self._most // 2))
+
+    def _full(self, size: int) -> bool:
+        return self.unacknowledged_bytes > 0 and self.unacknowledged_bytes + size > self._most
+
+    def claim_now(self, size: int) -> bool:
+        """Count a chunk as on its way, if it may go at once."""
+        if self._full(size) or not self._flow.claim_now(size):
+            return False
+        self._sent(size)
+        return True
+
+    async def claim(self, size: int) -> None:
+        """The same, waiting until it may."""
+        while self._full(size):
+            self._room.clear()
+            await self._room.wait()
+        await self._flow.claim(size)
+        self._sent(size)
+
+    def _sent(self, size: int) -> None:
+        self._chunks.append((size, self._now()))
+        self.unacknowledged_bytes += size
+        self._unasked_bytes += size
+
+    def asks(self, now: bool = False) -> bool:
+        """Whether to ask for an acknowledgement of what was sent: several times in a window; `now`: if there
+        is anything to ask for. Who waits for room must have asked, or it would wait for ever."""
+        least = 1 if now else min(self._flow.window_bytes // ASKS, self._most // 2)
+        if self._unasked_bytes < max(1, least):
+            return False
+        self._unasked_bytes = 0
+        return True
+
+    def arrived(self, size: int) -> bool:
+        """The receiver acknowledges that many bytes; False: none, or more than are on the way."""
+        if not 0 < size <= self.unacknowledged_bytes:
+            return False
+        self.unacknowledged_bytes -= size
+        self._room.set()
+        rest, sent_s = size, 0.0
+        while rest > 0:
+            chunk, sent_s = self._chunks.popleft()
+            if chunk > rest:
+                self._chunks.appendleft((chunk - rest, sent_s))
+            rest -= chunk
+        # The acknowledgement was asked for with the last of these chunks; the others waited for that.
+        self._flow.arrived(size, self._now() - sent_s)
+        return True
+
+    def close(self) -> None:
+        """The stream is over."""
+        self._flow.lost(self.unacknowledged_bytes)
+        self.unacknowledged_bytes = 0
+        self._chunks.clear()
+        self._room.set()

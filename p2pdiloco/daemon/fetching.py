@@ -1,0 +1,108 @@
+"""Pulling outer updates and states: of a stream that was cut, what came is kept, and only the rest asked for.
+
+Of each fragment one unfinished update and one state are kept, by what they are (the digest of the update, or
+of the state), so that any other holder of the same can go on with it. They go when something of the fragment
+has been fetched, and after a while.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from p2pdiloco.core.types import VersionHeader
+from p2pdiloco.daemon import wire
+from p2pdiloco.errors import RemoteError
+
+Asked = wire.PullUpdate | wire.PullState
+Header = wire.UpdateHeader | wire.StateHeader
+KEEP_S = 120.0
+
+
+class Unfinished:
+    """A payload of which a part is here."""
+
+    def __init__(self, digest: bytes, size: int) -> None:
+        self.digest = digest
+        self.payload = bytearray(size)
+        self.have_bytes = 0
+
+
+class Parts:
+    """The payloads of which a part is here, by fragment and by whether it is a state."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._kept: dict[tuple[int, bool], tuple[Unfinished, float]] = {}
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def take(self, key: tuple[int, bool]) -> Unfinished | None:
+        """To go on with: it is kept no longer."""
+        return self._kept.pop(key, (None, 0.0))[0]
+
+    def keep(self, key: tuple[int, bool], unfinished: Unfinished | None) -> None:
+        """For whoever asks next, if there is anything of it."""
+        if unfinished is not None and unfinished.have_bytes:
+            self._kept[key] = (unfinished, self._now())
+
+    def forget(self, fragment: int) -> None:
+        """Something of this fragment has come."""
+        self._kept.pop((fragment, False), None)
+        self._kept.pop((fragment, True), None)
+
+    def forget_old(self) -> None:
+        """What nobody asked for in a while: the world has moved on."""
+        for key, (_, since_s) in list(self._kept.items()):
+            if self._now() - since_s > KEEP_S:
+                del self._kept[key]
+
+
+class Fetch:
+    """A `PullSink` for one request."""
+
+    def __init__(self, request: Asked, most_bytes: int, unfinished: Unfinished | None) -> None:
+        self._request = request
+        self._most = most_bytes
+        self.unfinished = unfinished
+        self._header: Header | None = None
+        self.received_bytes = 0
+
+    @property
+    def header(self) -> Header:
+        """What the payload is."""
+        assert self._header is not None
+        return self._header
+
+    @property
+    def payload(self) -> bytearray:
+        """All of it."""
+        assert self.unfinished is not None
+        return self.unfinished.payload
+
+    def begin(self, header: bytes, payload_bytes: int) -> None:
+        """See `ports.PullSink.begin`."""
+        kind = wire.UpdateHeader if isinstance(self._request, wire.PullUpdate) else wire.StateHeader
+        self._header = found = wire.decode(header, kind)
+        digest, before = self._digest(found.version.header), self.unfinished
+        if payload_bytes + found.offset > self._most:
+            raise RemoteError("oversized", f"payload of {payload_bytes} bytes, at most {self._most}")
+        if found.offset:
+            fits = before is not None and (digest, found.offset) == (before.digest, before.have_bytes)
+            if not fits or before is None or len(before.payload) != found.offset + payload_bytes:
+                raise RemoteError("garbage", "goes on with something else than was asked for")
+        else:
+            self.unfinished = Unfinished(digest, payload_bytes)
+
+    def _digest(self, version: VersionHeader) -> bytes:
+        update = isinstance(self._request, wire.PullUpdate)
+        return version.update_digest if update else version.state_digest
+
+    def write(self, offset: int, chunk: memoryview) -> None:
+        """See `ports.PullSink.write`."""
+        assert self.unfinished is not None
+        at = self.header.offset + offset
+        self.unfinished.payload[at : at + len(chunk)] = chunk
+        self.unfinished.have_bytes = at + len(chunk)
+        self.received_bytes += len(chunk)

@@ -1,0 +1,224 @@
+"""After a cut only the missing bytes travel again: updates, states, contributions."""
+
+from __future__ import annotations
+
+import hashlib
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from test_parts import version
+
+from p2pdiloco.core import effects as ef
+from p2pdiloco.core import events as ev
+from p2pdiloco.daemon import arrivals as arrivals_module
+from p2pdiloco.daemon import wire
+from p2pdiloco.daemon.arrivals import MAX_UNFINISHED, Arrivals
+from p2pdiloco.daemon.fetching import KEEP_S, Parts, Unfinished
+from p2pdiloco.daemon.tickets import Tickets
+from p2pdiloco.daemon.transfers import Transfers
+from p2pdiloco.errors import RemoteError, TransportError
+from p2pdiloco.ports import PullSink, Refusal
+
+PAYLOAD = bytes(range(250)) * 40
+DIGEST = hashlib.sha256(PAYLOAD).digest()
+
+
+def update_version() -> Any:
+    import msgspec
+
+    made = version(1, bytes(32))
+    header = msgspec.structs.replace(made.header, update_digest=DIGEST, state_digest=b"s" * 32)
+    return msgspec.structs.replace(made, header=header)
+
+
+class DirectCompute:
+    """Jobs run at once."""
+
+    def __init__(self) -> None:
+        self.vault = SimpleNamespace(layouts=[None], check_payload=lambda *_: None)
+        self.loaded: list[bytes] = []
+
+    async def run(self, job: Any, *arguments: Any) -> Any:
+        return job(*arguments)
+
+    def load_state(self, fragment: int, found: Any, payload: bytearray) -> bytes:
+        self.loaded.append(bytes(payload))
+        return found.header.state_digest
+
+    def drop_spare(self, fragment: int) -> None: ...
+
+
+class Holders:
+    """A transport to peers of which each serves so many bytes until it is cut."""
+
+    def __init__(self, *served: int) -> None:
+        self.served = list(served)
+        self.asked: list[Any] = []
+        self.honours_offset = True
+        self.refuses = False
+        self.busy = False
+
+    async def pull_into(self, peer: str, request: bytes, sink: PullSink, timeout_s: float) -> Refusal | None:
+        asked = wire.decode(request, wire.PullUpdate | wire.PullState)  # type: ignore[arg-type]
+        self.asked.append(asked)
+        if self.busy:
+            raise RemoteError("busy")
+        if self.refuses:
+            return Refusal(wire.encode(wire.Refused("busy")))
+        made = update_version()
+        update = isinstance(asked, wire.PullUpdate)
+        known = asked.have == (DIGEST if update else b"s" * 32) and self.honours_offset
+        offset = asked.have_bytes if known else 0
+        header = wire.UpdateHeader(made, offset) if update else wire.StateHeader(made, (), offset)
+        sink.begin(wire.encode(header), len(PAYLOAD) - offset)
+        most = self.served.pop(0)
+        rest = PAYLOAD[offset : offset + most]
+        for at in range(0, len(rest), 1000):
+            sink.write(at, memoryview(rest)[at : at + 1000])
+        if offset + most < len(PAYLOAD):
+            raise TransportError("stream cut")
+        return None
+
+
+def fetching(holders: Holders) -> tuple[Transfers, list[ev.Event], DirectCompute, Tickets]:
+    posted: list[ev.Event] = []
+    compute, tickets = DirectCompute(), Tickets()
+
+    async def none(_fragment: int, _number: int) -> None:
+        return None
+
+    def size(_fragment: int) -> int:
+        return len(PAYLOAD)
+
+    made = Transfers("run", holders, compute, tickets, posted.append, lambda: True, none, None, size, size)  # type: ignore[arg-type]
+    return made, posted, compute, tickets
+
+
+async def test_the_rest_of_an_update_comes_from_another_holder() -> None:
+    holders = Holders(3000, 2500, 10_000)
+    made, posted, _, tickets = fetching(holders)
+    for peer in ("a", "b", "c"):
+        await made.fetch_update(ef.FetchUpdate(0, 1, peer))
+    assert [type(event) for event in posted] == [ev.FetchFailed, ev.FetchFailed, ev.UpdateFetched]
+    assert [asked.have_bytes for asked in holders.asked] == [0, 3000, 5500]
+    assert bytes(tickets.get(posted[-1].ticket)) == PAYLOAD  # type: ignore[attr-defined]
+    assert made.bytes_in == len(PAYLOAD), "nothing travelled twice"
+
+
+async def test_the_rest_of_a_state() -> None:
+    holders = Holders(4000, 10_000)
+    made, posted, compute, _ = fetching(holders)
+    for peer in ("a", "b"):
+        await made.fetch_state(ef.FetchState(0, 1, peer))
+    assert compute.loaded == [PAYLOAD] and isinstance(posted[-1], ev.StateFetched)
+    assert made.bytes_in == len(PAYLOAD)
+
+
+async def test_a_holder_of_something_else_begins_anew() -> None:
+    holders = Holders(4000, 10_000)
+    made, posted, _, _ = fetching(holders)
+    await made.fetch_update(ef.FetchUpdate(0, 1, "a"))
+    holders.honours_offset = False
+    await made.fetch_update(ef.FetchUpdate(0, 1, "b"))
+    assert isinstance(posted[-1], ev.UpdateFetched) and made.bytes_in == len(PAYLOAD) + 4000
+
+
+async def test_a_refusal_does_not_cost_what_is_here() -> None:
+    holders = Holders(4000, 10_000)
+    made, posted, _, _ = fetching(holders)
+    await made.fetch_update(ef.FetchUpdate(0, 1, "a"))
+    holders.refuses = True
+    await made.fetch_update(ef.FetchUpdate(0, 1, "b"))
+    holders.refuses = False
+    await made.fetch_update(ef.FetchUpdate(0, 1, "c"))
+    assert isinstance(posted[-1], ev.UpdateFetched) and made.bytes_in == len(PAYLOAD)
+
+
+async def test_rotten_bytes_from_the_first_holder_are_not_kept() -> None:
+    holders = Holders(4000, 10_000, 10_000)
+    made, posted, _, _ = fetching(holders)
+    await made.fetch_update(ef.FetchUpdate(0, 1, "a"))
+    ((unfinished, _),) = made._unfinished._kept.values()
+    unfinished.payload[17] ^= 1
+    await made.fetch_update(ef.FetchUpdate(0, 1, "b"))
+    assert posted[-1] == ev.FetchFailed(0, 1, "b", "wrong-digest")
+    await made.fetch_update(ef.FetchUpdate(0, 1, "c"))
+    assert isinstance(posted[-1], ev.UpdateFetched) and holders.asked[-1].have_bytes == 0
+
+
+def offered(posted: list[ev.Event]) -> Arrivals:
+    return Arrivals(DirectCompute(), Tickets(), posted.append, lambda _: None)  # type: ignore[arg-type, return-value]
+
+
+def push(size: int, content: int = 0) -> Any:
+    label = SimpleNamespace(payload_bytes=size, payload_digest=bytes([content]) * 32, fragment=0)
+    return SimpleNamespace(signed=SimpleNamespace(header=label))
+
+
+async def test_a_contribution_goes_on_where_it_was_cut_and_others_do_not() -> None:
+    posted: list[ev.Event] = []
+    arrivals = offered(posted)
+    sink: Any = arrivals.on_push("a", push(1000))
+    await sink.write(0, memoryview(b"x" * 600))
+    sink.abort("cut")
+    stranger: Any = arrivals.on_push("b", push(1000))
+    assert stranger.offset == 0
+    again: Any = arrivals.on_push("a", push(1000))
+    assert again.offset == 600 and bytes(again._payload[:600]) == b"x" * 600
+    stranger.abort("cut")
+    again.abort("cut")
+    assert arrivals._arriving_bytes == 1000, "what is kept counts"
+
+
+async def test_what_is_kept_of_cut_pushes_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    arrivals = offered([])
+    for content in range(MAX_UNFINISHED + 5):
+        sink: Any = arrivals.on_push("a", push(1000, content))
+        await sink.write(0, memoryview(b"x" * 600))
+        sink.abort("cut")
+    assert len(arrivals._unfinished) == MAX_UNFINISHED
+    assert arrivals._arriving_bytes == MAX_UNFINISHED * 1000
+    monkeypatch.setattr(arrivals_module, "MAX_ARRIVING_BYTES", 17_000)
+    assert not isinstance(arrivals.on_push("b", push(5000, 200)), Refusal), "room is made"
+    assert arrivals._arriving_bytes <= 17_000
+
+
+async def test_the_same_offered_twice_at_once_is_counted_once() -> None:
+    arrivals = offered([])
+    both: list[Any] = [arrivals.on_push("a", push(1000)), arrivals.on_push("a", push(1000))]
+    for sink in both:
+        await sink.write(0, memoryview(b"x" * 600))
+        sink.abort("cut")
+    assert arrivals._arriving_bytes == 1000, "what the first one left is gone, and counts no more"
+
+
+async def test_what_nobody_goes_on_with_is_forgotten() -> None:
+    now = 0.0
+    arrivals = Arrivals(DirectCompute(), Tickets(), lambda _: None, lambda _: None, lambda: now)  # type: ignore[arg-type, return-value]
+    sink: Any = arrivals.on_push("a", push(1000))
+    await sink.write(0, memoryview(b"x" * 600))
+    sink.abort("cut")
+    parts, part = Parts(lambda: now), Unfinished(DIGEST, 1000)
+    part.have_bytes = 1
+    parts.keep((0, True), part)
+    now = KEEP_S - 1
+    arrivals.forget_old()
+    parts.forget_old()
+    assert arrivals._arriving_bytes == 1000 and len(parts) == 1
+    now = KEEP_S + 1
+    arrivals.forget_old()
+    parts.forget_old()
+    assert arrivals._arriving_bytes == 0 and len(parts) == 0
+
+
+async def test_a_busy_holder_does_not_cost_what_is_here_and_a_fetched_state_frees_it() -> None:
+    holders = Holders(4000, 10_000)
+    made, posted, _, _ = fetching(holders)
+    await made.fetch_update(ef.FetchUpdate(0, 1, "a"))
+    holders.busy = True
+    await made.fetch_update(ef.FetchUpdate(0, 1, "b"))
+    assert posted[-1] == ev.FetchFailed(0, 1, "b", "busy") and len(made._unfinished) == 1
+    holders.busy = False
+    await made.fetch_state(ef.FetchState(0, 1, "c"))
+    assert isinstance(posted[-1], ev.StateFetched) and len(made._unfinished) == 0
