@@ -19,7 +19,7 @@ from p2pdiloco.config.loader import render_toml
 from p2pdiloco.config.manifest import Manifest
 
 Line = dict[str, Any]
-START_TIMEOUT_S = 90.0
+START_TIMEOUT_S = 240.0
 NEVER = ("--eval-every-s", "100000", "--checkpoint-every-s", "100000")
 
 
