@@ -84,6 +84,11 @@ def bootstrap(**values: Any) -> int | None:
 @NODE("--announce", "--announce_maddrs", **ANNOUNCE)
 @NODE("--max-upload", **UPLOAD)
 @NODE("--max-download", **DOWNLOAD)
+@NODE(
+    "--max-memory",
+    metavar="SIZE",
+    help="Hold at most so many bytes of peers' payloads, such as 2GiB; default: as many as come.",
+)
 @NODE("--genesis", is_flag=True, help="Start the run from version 0 if no peer holds any of it.")
 @NODE("--run-file", type=FILE, help="run.toml of a new run, which this node then owns (with --genesis).")
 @NODE("--name", help="What people see beside the peer id.")

@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from p2pdiloco.config.strict import convert, read_toml, suggestion
-from p2pdiloco.config.units import parse_rate
+from p2pdiloco.config.units import parse_rate, parse_size
 from p2pdiloco.errors import ConfigError
 
 ENVIRONMENT_PREFIX = "P2PDILOCO_"
@@ -43,6 +43,8 @@ class NodeSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     max_upload: str = ""
     """Bits per second that this node may use, such as "20Mbit"; empty: all that the link carries."""
     max_download: str = ""
+    max_memory: str = ""
+    """Bytes of payloads that the daemon holds at most, such as "2GiB"; empty: as many as it needs."""
     genesis: bool = False
     """Allowed to start the run from version 0 when no peer holds any of it."""
     run_file: Path | None = None
@@ -181,6 +183,7 @@ def check_node(settings: NodeSettings) -> NodeSettings:
     """
     _check_addresses(settings.join, settings.listen, settings.announce)
     rates(settings)
+    parse_size(settings.max_memory, "--max-memory")
     if not re.fullmatch(r"auto|cpu|mps|cuda(:\d{1,3})?", settings.device):
         raise ConfigError(f'--device must be auto, cpu, mps, cuda or cuda:N, it is "{settings.device}"')
     if settings.run_file is not None and not settings.genesis:

@@ -1,4 +1,4 @@
-"""Amounts that people write with a unit: "20Mbit" a second."""
+"""Amounts that people write with a unit: "20Mbit" a second, "2GiB"."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 from p2pdiloco.errors import ConfigError
 
 _RATES = {"": 1.0, "bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+_SIZES = {"": 1.0, "b": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9, "kib": 2.0**10, "mib": 2.0**20, "gib": 2.0**30}
 LEAST_RATE = 100e3
 """Bits a second: below it a node could not even hear its peers in time."""
 
@@ -17,7 +18,7 @@ def parse_rate(text: str, flag: str) -> float:
     Raises:
         ConfigError: not a rate, or below 100 kbit; names the flag.
     """
-    rate = _parse(re.sub(r"(/s|ps)$", "", text.strip(), flags=re.IGNORECASE))
+    rate = _parse(re.sub(r"(/s|ps)$", "", text.strip(), flags=re.IGNORECASE), _RATES)
     if rate is None:
         raise ConfigError(
             f'{flag} must be bits per second, it is "{text}"', "for example 20Mbit, 500kbit or 1Gbit"
@@ -25,6 +26,18 @@ def parse_rate(text: str, flag: str) -> float:
     if text.strip() and rate < LEAST_RATE:
         raise ConfigError(f'{flag} must be at least 100kbit, it is "{text}"')
     return rate
+
+
+def parse_size(text: str, flag: str) -> float:
+    """Bytes; 0 for the empty text, which is no limit.
+
+    Raises:
+        ConfigError: not a size; names the flag.
+    """
+    size = _parse(text.strip(), _SIZES)
+    if size is None or (text.strip() and size < 1):
+        raise ConfigError(f'{flag} must be bytes, it is "{text}"', "for example 2GiB, 500MB or 512MiB")
+    return size
 
 
 def rate_text(bits_per_s: float) -> str:
@@ -35,9 +48,9 @@ def rate_text(bits_per_s: float) -> str:
     return f"{bits_per_s:.0f} "
 
 
-def _parse(text: str) -> float | None:
+def _parse(text: str, units: dict[str, float]) -> float | None:
     if not text:
         return 0.0
     found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?)\s*([A-Za-z]*)", text)
-    factor = _RATES.get(found[2].lower()) if found else None
+    factor = units.get(found[2].lower()) if found else None
     return float(found[1]) * factor if found and factor is not None else None

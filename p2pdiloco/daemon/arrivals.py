@@ -16,6 +16,7 @@ from p2pdiloco.core import events as ev
 from p2pdiloco.core.types import ContributionHeader, Head, PartialHeader
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.compute import Compute
+from p2pdiloco.daemon.memory import OUT_OF_BUDGET, Memory
 from p2pdiloco.daemon.tickets import Tickets
 from p2pdiloco.errors import InvariantViolation, RemoteError
 from p2pdiloco.ports import PushSink, Refusal
@@ -39,7 +40,9 @@ class Arrivals:
         post: Callable[[ev.Event], None],
         head_of: Callable[[int], Head],
         now: Callable[[], float] = time.monotonic,
+        memory: Memory | None = None,
     ) -> None:
+        self._memory = memory or Memory()
         self._now = now
         self._compute = compute
         self._tickets = tickets
@@ -64,6 +67,9 @@ class Arrivals:
             self._forget_oldest()
         if size <= MAX_ARRIVING_BYTES < self._arriving_bytes + size:  # the absurd is the core's to count
             return Refusal(wire.encode(wire.Answer(False, "busy", None)))
+        if size <= MAX_ARRIVING_BYTES and not self._has_room(size):
+            self._memory.refused += 1
+            return Refusal(wire.encode(wire.Answer(False, OUT_OF_BUDGET, None)))
         transfer = self._next_transfer
         self._next_transfer += 1
         self._decisions[transfer] = None
@@ -79,6 +85,17 @@ class Arrivals:
             self._arriving_bytes += size - len(payload)
             payload, have = bytearray(size), 0
         return _Sink(self, sender, transfer, label, payload, have)
+
+    def _has_room(self, size: int) -> bool:
+        """Within --max-memory, if need be without what came of streams that were cut."""
+        while self._unfinished and not self._memory.room(size):
+            self._forget_oldest()
+        return self._memory.room(size)
+
+    @property
+    def held_bytes(self) -> int:
+        """Payloads that are arriving, and what is kept of cut ones."""
+        return self._arriving_bytes
 
     def _check_size(self, label: PartialHeader) -> None:
         """The core does not know sizes of partial merges: they follow from the layout."""

@@ -38,6 +38,11 @@ class Parts:
     def __len__(self) -> int:
         return len(self._kept)
 
+    @property
+    def held_bytes(self) -> int:
+        """Memory of all of them."""
+        return sum(len(unfinished.payload) for unfinished, _ in self._kept.values())
+
     def take(self, key: tuple[int, bool]) -> Unfinished | None:
         """To go on with: it is kept no longer."""
         return self._kept.pop(key, (None, 0.0))[0]

@@ -14,7 +14,8 @@ from functools import partial
 from p2pdiloco.adapters.disk import RunStore
 from p2pdiloco.adapters.events_log import EventsLog
 from p2pdiloco.adapters.kept_files import KeptFiles
-from p2pdiloco.config.settings import NodeSettings
+from p2pdiloco.config.settings import NodeSettings, rates
+from p2pdiloco.config.units import parse_size
 from p2pdiloco.core import events as ev
 from p2pdiloco.core.config import Restored, Timing
 from p2pdiloco.core.messages import encode as encode_message
@@ -28,6 +29,7 @@ from p2pdiloco.daemon.learner_link import LearnerLink
 from p2pdiloco.daemon.linkplan import Link
 from p2pdiloco.daemon.linkwatch import JUDGE_EVERY_S, LinkWatch
 from p2pdiloco.daemon.logs import RecentLines
+from p2pdiloco.daemon.memory import OUT_OF_BUDGET, Memory
 from p2pdiloco.daemon.outbound import Outbound
 from p2pdiloco.daemon.peers_file import save_peers
 from p2pdiloco.daemon.presence import Presence
@@ -73,6 +75,10 @@ class Member:
         self._transport = transport
         self._door = door
         self._loop = asyncio.get_running_loop()
+        codecs, most_bytes = run.manifest.codec, parse_size(settings.max_memory, "--max-memory")
+        self.memory = Memory.of_run(
+            most_bytes, run.layouts, codecs.contribution, codecs.update, UPDATES_IN_MEMORY
+        )
         me = identity.peer_id
         self._store = RunStore(settings.data_dir, run.id)
         save_manifest(settings.data_dir, run)
@@ -127,8 +133,10 @@ class Member:
             lambda fragment: core.fragments[fragment].chain.head,
             lambda fragment: 8 * numels[fragment],
             lambda fragment: 4 * numels[fragment] + 4096,
+            self.memory,
         )
-        limits = Link(math.inf, math.inf)
+        self.memory.holders += [self.tickets, self._updates, runner.transfers]
+        limits = Link(*(rate or math.inf for rate in rates(self._settings)))
         manifest, layouts = self._run.manifest, self._run.layouts
         self.link_watch = LinkWatch(manifest, layouts, limits, runner.uplink, runner.downlink)
         runner.learner = LearnerLink(
@@ -150,7 +158,7 @@ class Member:
             runner.outbound.bytes_sent + runner.transfers.bytes_out,
             runner.transfers.bytes_in,
         )
-        self.report.transport_refusals = lambda: self._transport.refusals
+        self.report.transport_refusals = self._refusals
         self._door.add_run(self._run)
         self._door.member = runner.transfers
         self._door.member_run = run
@@ -171,6 +179,12 @@ class Member:
         return lambda on_event: LearnerHost(
             self._run.manifest, self._run.layouts, self._exchange, options, on_event, log_path
         )
+
+    def _refusals(self) -> dict[str, int]:
+        counts = dict(self._transport.refusals)
+        if self.memory.refused:
+            counts[OUT_OF_BUDGET] = self.memory.refused
+        return counts
 
     # --- life ----------------------------------------------------------------------------------------
 

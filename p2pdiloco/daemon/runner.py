@@ -57,6 +57,11 @@ class UpdateLog:
         """Another chain's state was taken: the old log does not lead to it."""
         self._logs.pop(fragment, None)
 
+    @property
+    def held_bytes(self) -> int:
+        """Payload bytes that are held in memory."""
+        return sum(memoryview(p).nbytes for log in self._logs.values() for _, p in log.values())
+
     def get(self, fragment: int, number: int) -> tuple[SignedVersion, Buffer] | None:
         """A logged update."""
         return self._logs.get(fragment, {}).get(number)

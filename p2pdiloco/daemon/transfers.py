@@ -19,6 +19,7 @@ from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.arrivals import Arrivals
 from p2pdiloco.daemon.compute import Compute
 from p2pdiloco.daemon.fetching import Fetch, Parts
+from p2pdiloco.daemon.memory import Memory
 from p2pdiloco.daemon.tickets import Tickets
 from p2pdiloco.errors import PeerUnreachable, RemoteError, TransportError
 from p2pdiloco.ports import Buffer, PullSource, Refusal, Transport
@@ -46,7 +47,9 @@ class Transfers:
         head_of: Callable[[int], Head],
         state_bytes: Callable[[int], int],
         max_update_bytes: Callable[[int], int],
+        memory: Memory | None = None,
     ) -> None:
+        self._memory = memory or Memory()
         self._run = run
         self._transport = transport
         self._compute = compute
@@ -59,13 +62,18 @@ class Transfers:
         self._pins = 0
         self._unfinished = Parts()
         self._bytes_pulled = 0
-        self.arrivals = Arrivals(compute, tickets, post, head_of)
+        self.arrivals = Arrivals(compute, tickets, post, head_of, memory=self._memory)
         self.bytes_out = 0
 
     @property
     def bytes_in(self) -> int:
         """Payload bytes received so far."""
         return self._bytes_pulled + self.arrivals.bytes_in
+
+    @property
+    def held_bytes(self) -> int:
+        """Of payloads that are arriving, and of what is kept of cut streams; not of fetches under way."""
+        return self.arrivals.held_bytes + self._unfinished.held_bytes
 
     # --- what peers ask ------------------------------------------------------------------------------
 
@@ -213,7 +221,20 @@ class Transfers:
         kind: type[wire.PullUpdate] | type[wire.PullState],
         limit: int,
     ) -> Fetch:
-        """All of the payload, as fetched now and before. Raises: TransportError, RemoteError."""
+        """All of the payload, as fetched now and before, if there is memory for it.
+
+        Raises:
+            TransportError, RemoteError.
+        """
+        with self._memory.fetching(limit):
+            return await self._pull_rest(effect, kind, limit)
+
+    async def _pull_rest(
+        self,
+        effect: ef.FetchUpdate | ef.FetchState,
+        kind: type[wire.PullUpdate] | type[wire.PullState],
+        limit: int,
+    ) -> Fetch:
         key = (effect.fragment, kind is wire.PullState)
         self._unfinished.forget_old()
         self.arrivals.forget_old()

@@ -195,8 +195,11 @@ class Neighbourhood:
         if kind is None:
             assert not broken, f"a peer broke a member of ours: {broken}"
 
-    async def member(self, name: str, genesis: bool = False, trained: bool = True) -> QuickMember:
-        """Start a member (again, when there was one of that name), and wait until it trains."""
+    async def member(
+        self, name: str, genesis: bool = False, trained: bool = True, **more: Any
+    ) -> QuickMember:
+        """Start a member (again, when there was one of that name), and wait until it trains. `more`: of its
+        settings."""
         data_dir = self.folder / name
         data_dir.mkdir(exist_ok=True)
         identity = Identity.load_or_create(data_dir / "identity.key")
@@ -205,7 +208,7 @@ class Neighbourhood:
         await transport.start(door)
         self._transports.append(transport)
         run, vault = open_run(self.run.signed, identity)
-        settings = NodeSettings(data_dir=data_dir, genesis=genesis, name=name)
+        settings = NodeSettings(data_dir=data_dir, genesis=genesis, name=name, **more)
         member = QuickMember(run, vault, identity, transport, door, settings, RecentLines(), self._timing)
         member.transport = transport  # type: ignore[attr-defined]
         self._life[member] = asyncio.create_task(member.run())

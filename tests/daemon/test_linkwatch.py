@@ -120,15 +120,16 @@ def test_nobody_is_left_without_a_quorum() -> None:
 
 async def test_a_member_says_it_everywhere_and_tells_its_learner_and_the_next_one(tmp_path: Path) -> None:
     async with Neighbourhood(tmp_path) as town:
-        member = await town.member("a", genesis=True)
+        member = await town.member("a", genesis=True, max_upload="3Mbit")
         link = member.link_watch
+        assert (link.link.upload_bits_per_s, link.link.download_bits_per_s) == (3e6, math.inf)
         link.judge = lambda members, step_s: members == 1 and step_s == 0.01  # type: ignore[method-assign]
         link.every, link.words = 3, "the link cannot keep up"
         member.judge_link()
         assert ch.TakePart(3) in member.learner.commands
         assert member.report.status(0.0).link == "the link cannot keep up"
         (record,) = await until(lambda: member.records("link"), "the record is written")
-        assert record["every"] == 3 and record["upload_bits_per_s"] is None
+        assert record["every"] == 3 and record["upload_bits_per_s"] == 3_000_000
         before = member.learner.commands
         member.learner.commands = []
         member.learner.die()

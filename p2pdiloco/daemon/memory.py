@@ -1,0 +1,109 @@
+"""A person's bound on payloads in the daemon's memory (--max-memory): who asks for more is put off, counted.
+
+What is counted: payloads behind tickets (contributions, updates, partial merges), the newest outer updates,
+and whatever is arriving or kept of cut streams. Not counted: the model itself (the vault and what daemon and
+learner share), which no node can do without.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+from p2pdiloco.errors import RemoteError, UserError
+from p2pdiloco.tensors.codec import codec
+from p2pdiloco.tensors.layout import FragmentLayout
+
+OUT_OF_BUDGET = "out-of-memory-budget"
+
+
+class Holder(Protocol):
+    """Something that holds payloads."""
+
+    @property
+    def held_bytes(self) -> int:
+        """At this moment."""
+
+
+class Memory:
+    """How much of the budget is used, and how often it did not suffice."""
+
+    def __init__(self, most_bytes: float = 0.0) -> None:
+        """0: no bound."""
+        self.most_bytes = most_bytes or math.inf
+        self.holders: list[Holder] = []
+        """Who holds payloads."""
+        self._reserved_bytes = 0
+        self.fetch_bytes = 0
+        """Kept free of what peers push, so that a node whose inbox is full can follow nevertheless."""
+        self.refused = 0
+
+    @classmethod
+    def of_run(
+        cls,
+        most_bytes: float,
+        layouts: Sequence[FragmentLayout],
+        contribution: str,
+        update: str,
+        updates_kept: int,
+    ) -> Memory:
+        """For a run with these codecs.
+
+        Raises:
+            UserError: no node of this run could live within the budget.
+        """
+        check_budget(most_bytes, least_bytes(layouts, contribution, update, updates_kept))
+        memory = cls(most_bytes)
+        memory.fetch_bytes = state_bytes(layouts)
+        return memory
+
+    @property
+    def used_bytes(self) -> int:
+        """Held now, and promised to what is under way."""
+        return self._reserved_bytes + sum(holder.held_bytes for holder in self.holders)
+
+    def room(self, size_bytes: int) -> bool:
+        """Whether a pushed payload of this size may come."""
+        return (
+            self.used_bytes + size_bytes + max(0, self.fetch_bytes - self._reserved_bytes) <= self.most_bytes
+        )
+
+    @contextlib.contextmanager
+    def fetching(self, size_bytes: int) -> Iterator[None]:
+        """While something of at most this size is fetched.
+
+        Raises:
+            RemoteError: "busy": there is no room just now. The peer is innocent.
+        """
+        if self.used_bytes + size_bytes > self.most_bytes:
+            self.refused += 1
+            raise RemoteError("busy", OUT_OF_BUDGET)
+        self._reserved_bytes += size_bytes
+        try:
+            yield
+        finally:
+            self._reserved_bytes -= size_bytes
+
+
+def least_bytes(layouts: Sequence[FragmentLayout], contribution: str, update: str, updates_kept: int) -> int:
+    """What a node of a run cannot do without: its own contributions, the updates that it keeps for others,
+    one state under way, and two contributions of others."""
+    sent = [codec(contribution).encoded_bytes(layout.numel) for layout in layouts]
+    kept = [codec(update).encoded_bytes(layout.numel) for layout in layouts]
+    return sum(sent) + (updates_kept + 1) * sum(kept) + state_bytes(layouts) + 2 * max(sent)
+
+
+def state_bytes(layouts: Sequence[FragmentLayout]) -> int:
+    """The largest that is fetched: Theta and momentum of a fragment; an update is bounded by less."""
+    return max(8 * layout.numel for layout in layouts) + 4096
+
+
+def check_budget(most_bytes: float, least: int) -> None:
+    """Raises: UserError (too little for this run)."""
+    if most_bytes and most_bytes < least:
+        raise UserError(
+            f"--max-memory is too little for this run, which needs {math.ceil(least / 2**20)} MiB",
+            "give more, or join a run of a smaller model",
+        )

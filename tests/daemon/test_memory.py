@@ -1,0 +1,82 @@
+"""--max-memory: what does not fit is put off and counted, and the node goes on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from daemon_kit import Neighbourhood, until
+
+from p2pdiloco.config.presets import PRESETS
+from p2pdiloco.daemon.memory import OUT_OF_BUDGET, Memory, check_budget, least_bytes, state_bytes
+from p2pdiloco.errors import RemoteError, UserError
+from p2pdiloco.learner.model import specs_of
+from p2pdiloco.tensors.layout import plan_fragments
+
+
+def test_room_for_what_peers_push_leaves_room_for_what_we_fetch() -> None:
+    inbox = SimpleNamespace(held_bytes=0)
+    memory = Memory(100)
+    memory.holders.append(inbox)
+    memory.fetch_bytes = 40
+    assert memory.room(60) and not memory.room(61)
+    with memory.fetching(30):
+        assert memory.used_bytes == 30
+        assert memory.room(60) and not memory.room(61)  # of the 40, 30 are in use
+        with pytest.raises(RemoteError, match="busy"), memory.fetching(71):
+            pass
+    assert (memory.used_bytes, memory.refused) == (0, 1)
+    inbox.held_bytes = 70
+    assert not memory.room(1)
+    with memory.fetching(30):
+        assert memory.used_bytes == 100
+    assert Memory().room(1 << 60)
+
+
+def test_a_budget_that_no_node_could_live_in_is_refused_at_the_start() -> None:
+    small = PRESETS["small"]
+    layouts = plan_fragments(specs_of(small.model), small.sync.fragments)
+    least = least_bytes(layouts, "int8", "int8", 3)
+    numel = sum(layout.numel for layout in layouts)
+    assert 5 * numel < least < 9 * numel and state_bytes(layouts) < least
+    check_budget(least, least)
+    check_budget(0, least)
+    with pytest.raises(UserError, match=r"--max-memory is too little for this run, which needs \d+ MiB"):
+        check_budget(least - 1, least)
+
+
+async def test_the_setting_is_the_budget(tmp_path: Path) -> None:
+    async with Neighbourhood(tmp_path) as town:
+        member = await town.member("a", genesis=True, max_memory="300MB")
+        assert member.memory.most_bytes == 300e6
+        with pytest.raises(UserError, match="too little for this run"):
+            await town.member("b", max_memory="1kB")
+
+
+async def test_a_push_that_does_not_fit_is_put_off_and_counted_and_later_taken(tmp_path: Path) -> None:
+    async with Neighbourhood(tmp_path) as town:
+        member = await town.member("a", genesis=True)
+        rogue = await town.rogue()
+        await until(lambda: member.core.fragments[0].office.holding, "a syncer")
+        payload = rogue.payload(member)
+        signed = rogue.sign(rogue.header(member, payload))
+        member.memory.most_bytes = member.memory.fetch_bytes + member.memory.used_bytes + len(payload) - 1
+        answer = await rogue.push(member, signed, payload)
+        assert (answer.accepted, answer.reason) == (False, OUT_OF_BUDGET)
+        assert member.report.status(0.0).refusals[OUT_OF_BUDGET] == 1
+        member.memory.most_bytes += 1
+        assert (await rogue.push(member, signed, payload)).accepted
+
+
+async def test_what_cannot_be_fetched_for_want_of_memory_is_fetched_later(tmp_path: Path) -> None:
+    async with Neighbourhood(tmp_path) as town:
+        first = await town.member("a", genesis=True)
+        second = await town.member("b")
+        second.memory.most_bytes = 1
+        first.learner.contribute(0)
+        await until(lambda: first.number() >= 1, "a version")
+        await until(lambda: second.memory.refused > 0, "a fetch that did not fit")
+        assert second.number() == 0
+        second.memory.most_bytes = 1 << 40
+        await until(lambda: second.number() >= 1, "the version is fetched")
