@@ -55,6 +55,8 @@ class PullSource(Struct, frozen=True):
     """Concatenated on the wire without copying."""
     release: Callable[[], None]
     """Called once when the payload buffers are no longer read, whatever happened."""
+    delivered: Callable[[], None] = lambda: None
+    """Called before that if the asker acknowledged all of it."""
 
 
 class TransportHandlers(Protocol):

@@ -232,6 +232,7 @@ async def _serve_pull(channel: Channel, sender: str, handlers: TransportHandlers
         return
     try:
         await _give(channel, source, most)
+        source.delivered()
     finally:
         source.release()
 

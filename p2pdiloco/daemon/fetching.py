@@ -7,10 +7,12 @@ has been fetched, and after a while.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
+from typing import Protocol
 
-from p2pdiloco.core.types import VersionHeader
+from p2pdiloco.core.types import SignedVersion, VersionHeader
 from p2pdiloco.daemon import wire
 from p2pdiloco.errors import RemoteError
 
@@ -52,6 +54,10 @@ class Parts:
         if unfinished is not None and unfinished.have_bytes:
             self._kept[key] = (unfinished, self._now())
 
+    def have_bytes(self, key: tuple[int, bool]) -> int:
+        """How much of it is kept."""
+        return self._kept[key][0].have_bytes if key in self._kept else 0
+
     def forget(self, fragment: int) -> None:
         """Something of this fragment has come."""
         self._kept.pop((fragment, False), None)
@@ -64,15 +70,34 @@ class Parts:
                 del self._kept[key]
 
 
+class Watcher(Protocol):
+    """Who passes on what arrives (`fanout.Arriving`)."""
+
+    def begun(self, version: SignedVersion, unfinished: Unfinished) -> None:
+        """It is coming."""
+
+    def grew(self) -> None:
+        """More of it is here."""
+
+
 class Fetch:
     """A `PullSink` for one request."""
 
-    def __init__(self, request: Asked, most_bytes: int, unfinished: Unfinished | None) -> None:
+    def __init__(
+        self, request: Asked, most_bytes: int, unfinished: Unfinished | None, watcher: Watcher | None = None
+    ) -> None:
         self._request = request
         self._most = most_bytes
         self.unfinished = unfinished
         self._header: Header | None = None
+        self._watcher = watcher
         self.received_bytes = 0
+        self.began_s = 0.0
+
+    @property
+    def complete(self) -> bool:
+        """Whether all of the payload is here."""
+        return self.unfinished is not None and self.unfinished.have_bytes == len(self.unfinished.payload)
 
     @property
     def header(self) -> Header:
@@ -91,14 +116,24 @@ class Fetch:
         kind = wire.UpdateHeader if isinstance(self._request, wire.PullUpdate) else wire.StateHeader
         self._header = found = wire.decode(header, kind)
         digest, before = self._digest(found.version.header), self.unfinished
-        if payload_bytes + found.offset > self._most:
-            raise RemoteError("oversized", f"payload of {payload_bytes} bytes, at most {self._most}")
+        size = payload_bytes + found.offset
+        if isinstance(found, wire.UpdateHeader) and isinstance(self._request, wire.PullUpdate):
+            if found.total and found.total < size:
+                raise RemoteError("garbage", "a part that is longer than the whole")
+            if self._request.version not in (b"", found.version.header.digest()):
+                raise RemoteError("wrong-version", "not the version that was asked for")
+            size = found.total or size
+        if size > self._most:
+            raise RemoteError("oversized", f"payload of {size} bytes, at most {self._most}")
         if found.offset:
             fits = before is not None and (digest, found.offset) == (before.digest, before.have_bytes)
-            if not fits or before is None or len(before.payload) != found.offset + payload_bytes:
+            if not fits or before is None or len(before.payload) != size:
                 raise RemoteError("garbage", "goes on with something else than was asked for")
         else:
-            self.unfinished = Unfinished(digest, payload_bytes)
+            self.unfinished = Unfinished(digest, size)
+        self.began_s = asyncio.get_running_loop().time()
+        if self._watcher is not None and self.unfinished is not None:
+            self._watcher.begun(found.version, self.unfinished)
 
     def _digest(self, version: VersionHeader) -> bytes:
         update = isinstance(self._request, wire.PullUpdate)
@@ -111,3 +146,10 @@ class Fetch:
         self.unfinished.payload[at : at + len(chunk)] = chunk
         self.unfinished.have_bytes = at + len(chunk)
         self.received_bytes += len(chunk)
+        if self._watcher is not None:
+            self._watcher.grew()
+
+
+def known_bytes(pull: Asked, digest: bytes, size: int) -> int:
+    """How much of what is served the asker has already."""
+    return pull.have_bytes if pull.have == digest and pull.have_bytes <= size else 0

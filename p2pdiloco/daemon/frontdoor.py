@@ -10,10 +10,11 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from p2pdiloco.daemon import wire
+from p2pdiloco.daemon.fanout import refuse
 from p2pdiloco.daemon.probing import ProbeGate
 from p2pdiloco.daemon.runs import Run, encode_manifest
 from p2pdiloco.daemon.snapshot import StatusReport, encode_status
-from p2pdiloco.daemon.transfers import Transfers, refuse
+from p2pdiloco.daemon.transfers import Transfers
 from p2pdiloco.errors import RemoteError
 from p2pdiloco.ports import PullSource, PushSink, Refusal
 
@@ -66,7 +67,7 @@ class FrontDoor:
             return PullSource(found[1], (), lambda: None) if found else refuse("unknown-run")
         if self.member is None:
             return refuse("not-ready")
-        return await self.member.on_pull(pull)
+        return await self.member.on_pull(sender, pull)
 
     def _query(self, query: wire.Query) -> bytes:
         if isinstance(query, wire.RunsQuery):

@@ -8,6 +8,7 @@ import asyncio
 import hashlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, cast
 
 import msgspec
 
@@ -18,7 +19,9 @@ from p2pdiloco.core.types import Head, SignedVersion
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.arrivals import Arrivals
 from p2pdiloco.daemon.compute import Compute
-from p2pdiloco.daemon.fetching import Fetch, Parts
+from p2pdiloco.daemon.fanout import Arriving, Fanout, refuse
+from p2pdiloco.daemon.fetching import Asked, Fetch, Parts, known_bytes
+from p2pdiloco.daemon.gathering import Gathering
 from p2pdiloco.daemon.memory import Memory
 from p2pdiloco.daemon.tickets import Tickets
 from p2pdiloco.errors import PeerUnreachable, RemoteError, TransportError
@@ -28,6 +31,8 @@ from p2pdiloco.tensors.state import Pin
 logger = logging.getLogger(__name__)
 PAUSE_S = 15.0
 """Longest pause in a bulk stream before it counts as cut."""
+NAMED_PAUSE_S = 6.0
+"""The same, of one from a peer that a holder named: there are others. Longer than `fanout.WAIT_S`."""
 MAX_PINS = 16
 """States that are being read by others at one time."""
 
@@ -64,6 +69,11 @@ class Transfers:
         self._bytes_pulled = 0
         self.arrivals = Arrivals(compute, tickets, post, head_of, memory=self._memory)
         self.bytes_out = 0
+        now = asyncio.get_running_loop().time
+        self.fanout = Fanout(now)
+        self.gathering = Gathering(transport.peer_id, self._pull_update, self._update_bytes_here, now)
+        self._fetching: dict[int, Arriving] = {}
+        """Updates on their way to us, by fragment."""
 
     @property
     def bytes_in(self) -> int:
@@ -81,10 +91,10 @@ class Transfers:
         """A core message. Raises: RemoteError."""
         self._post(ev.MessageReceived(sender, decode_message(self._run, sender, data)))
 
-    async def on_pull(self, pull: wire.PullUpdate | wire.PullState) -> PullSource | Refusal:
+    async def on_pull(self, sender: str, pull: wire.PullUpdate | wire.PullState) -> PullSource | Refusal:
         """A peer wants an update or a state."""
         if isinstance(pull, wire.PullUpdate):
-            return await self._serve_update(pull)
+            return await self._serve_update(sender, pull)
         return await self._serve_state(pull)
 
     def _why_not_serve(self, run: str, fragment: int) -> str:
@@ -94,16 +104,15 @@ class Transfers:
             return "unknown-fragment"
         return "" if self._may_serve() else "not-ready"
 
-    async def _serve_update(self, pull: wire.PullUpdate) -> PullSource | Refusal:
+    async def _serve_update(self, sender: str, pull: wire.PullUpdate) -> PullSource | Refusal:
         reason = self._why_not_serve(pull.run, pull.fragment)
-        found = None if reason else await self._update_of(pull.fragment, pull.number)
-        if found is None:
-            return refuse(reason or "gone")
-        version, payload = found
-        offset = _known(pull, version.header.update_digest, memoryview(payload).nbytes)
-        rest = memoryview(payload)[offset:]
-        self.bytes_out += rest.nbytes
-        return PullSource(wire.encode(wire.UpdateHeader(version, offset)), (rest,), lambda: None)
+        if reason:
+            return refuse(reason)
+        found = await self._update_of(pull.fragment, pull.number)
+        answer = await self.fanout.serve(sender, pull, found)
+        if isinstance(answer, PullSource):
+            self.bytes_out += sum(memoryview(part).nbytes for part in answer.payload)
+        return answer
 
     async def _serve_state(self, pull: wire.PullState) -> PullSource | Refusal:
         reason = self._why_not_serve(pull.run, pull.fragment)
@@ -127,7 +136,7 @@ class Transfers:
             release()
             return refuse("behind")
         size = sum(b.nbytes for b in pin.buffers)
-        offset = _known(pull, header.version.header.state_digest, size)
+        offset = known_bytes(pull, header.version.header.state_digest, size)
         self.bytes_out += size - offset
         header = msgspec.structs.replace(header, offset=offset)
         return PullSource(wire.encode(header), _rest(pin.buffers, offset), release)
@@ -174,22 +183,47 @@ class Transfers:
         return answer
 
     async def fetch_update(self, effect: ef.FetchUpdate) -> None:
-        """Pull one outer update."""
+        """Get one outer update, from that peer or from whom it names. It is passed on meanwhile."""
+        arriving = self._fetching[effect.fragment] = self.fanout.arriving(effect.fragment, effect.number)
+        request = wire.PullUpdate(self._run, effect.fragment, effect.number, relays=self._may_serve())
+        complete = False
+
+        async def check(fetch: Fetch) -> None:
+            header = fetch.header.version.header
+            await self._check(effect.fragment, fetch.payload, header.codec, header.update_digest)
+
         try:
-            fetch = await self._pull(effect, wire.PullUpdate, self._max_update_bytes(effect.fragment))
-            payload, version = fetch.payload, fetch.header.version
-            header = version.header
-            await self._check(effect.fragment, payload, header.codec, header.update_digest)
+            fetch = await self.gathering.fetch(effect.peer, request, check)
+            complete = True
         except _FETCH_ERRORS as error:
             self._fetch_failed(effect, error)
             return
-        ticket = self._tickets.put(payload)
-        self._post(ev.UpdateFetched(effect.fragment, effect.peer, version, ticket))
+        finally:
+            if self._fetching.get(effect.fragment) is arriving:
+                del self._fetching[effect.fragment]
+            if not complete:
+                self.fanout.failed(effect.fragment, arriving)
+        ticket = self._tickets.put(fetch.payload)
+        self._post(ev.UpdateFetched(effect.fragment, effect.peer, fetch.header.version, ticket))
+
+    async def _pull_update(self, peer: str, request: wire.PullUpdate) -> Fetch | wire.Elsewhere:
+        """Ask one peer, for what is not here yet. Raises: TransportError, RemoteError."""
+        limit = self._max_update_bytes(request.fragment)
+        found = await self._pull(peer, request, limit, self._fetching.get(request.fragment))
+        if isinstance(found, Fetch):
+            return found
+        answer = wire.decode(found.answer, cast(Any, wire.Refused | wire.Elsewhere))
+        if isinstance(answer, wire.Elsewhere):
+            return answer
+        raise RemoteError(answer.reason)
 
     async def fetch_state(self, effect: ef.FetchState) -> None:
         """Pull a whole fragment into the spare copy."""
         try:
-            fetch = await self._pull(effect, wire.PullState, self._state_bytes(effect.fragment))
+            request = wire.PullState(self._run, effect.fragment, effect.number)
+            fetch = await self._pull(effect.peer, request, self._state_bytes(effect.fragment))
+            if isinstance(fetch, Refusal):
+                raise RemoteError(wire.decode(fetch.answer, wire.Refused).reason)
             header, payload = fetch.header, fetch.payload
             assert isinstance(header, wire.StateHeader)
             if header.version.header.fragment != effect.fragment:
@@ -215,37 +249,36 @@ class Transfers:
 
         await self._compute.run(check)
 
+    def _update_bytes_here(self, fragment: int) -> int:
+        return self._unfinished.have_bytes((fragment, False))
+
     async def _pull(
-        self,
-        effect: ef.FetchUpdate | ef.FetchState,
-        kind: type[wire.PullUpdate] | type[wire.PullState],
-        limit: int,
-    ) -> Fetch:
-        """All of the payload, as fetched now and before, if there is memory for it.
+        self, peer: str, request: Asked, limit: int, watcher: Arriving | None = None
+    ) -> Fetch | Refusal:
+        """What is served of the payload, after what is here already, if there is memory for it.
 
         Raises:
             TransportError, RemoteError.
         """
         with self._memory.fetching(limit):
-            return await self._pull_rest(effect, kind, limit)
+            return await self._pull_rest(peer, request, limit, watcher)
 
     async def _pull_rest(
-        self,
-        effect: ef.FetchUpdate | ef.FetchState,
-        kind: type[wire.PullUpdate] | type[wire.PullState],
-        limit: int,
-    ) -> Fetch:
-        key = (effect.fragment, kind is wire.PullState)
+        self, peer: str, request: Asked, limit: int, watcher: Arriving | None
+    ) -> Fetch | Refusal:
+        key = (request.fragment, isinstance(request, wire.PullState))
         self._unfinished.forget_old()
         self.arrivals.forget_old()
         before = self._unfinished.take(key)
-        request = kind(self._run, effect.fragment, effect.number)
         if before is not None:
-            request = kind(self._run, effect.fragment, effect.number, before.have_bytes, before.digest)
-        fetch = Fetch(request, limit, before)
+            have = {"have_bytes": before.have_bytes, "have": before.digest}
+            request = msgspec.structs.replace(request, **have)
+        fetch = Fetch(request, limit, before, watcher)
+        named = isinstance(request, wire.PullUpdate) and bool(request.version)
         try:
-            answer = await self._transport.pull_into(effect.peer, wire.encode(request), fetch, PAUSE_S)
-        except TransportError:
+            pause_s = NAMED_PAUSE_S if named else PAUSE_S
+            answer = await self._transport.pull_into(peer, wire.encode(request), fetch, pause_s)
+        except (TransportError, asyncio.CancelledError):
             self._unfinished.keep(key, fetch.unfinished)
             raise
         except RemoteError:
@@ -256,8 +289,11 @@ class Transfers:
             self._bytes_pulled += fetch.received_bytes
         if isinstance(answer, Refusal):
             self._unfinished.keep(key, before)
-            raise RemoteError(wire.decode(answer.answer, wire.Refused).reason)
-        self._unfinished.forget(effect.fragment)
+            return answer
+        if fetch.complete:
+            self._unfinished.forget(request.fragment)
+        else:
+            self._unfinished.keep(key, fetch.unfinished)
         return fetch
 
     def _fetch_failed(self, effect: ef.FetchUpdate | ef.FetchState, error: Exception) -> None:
@@ -267,11 +303,6 @@ class Transfers:
             reason = error.reason if isinstance(error, RemoteError) else "cut"
         logger.debug("fragment %d not fetched from %s: %s", effect.fragment, effect.peer, error)
         self._post(ev.FetchFailed(effect.fragment, effect.number, effect.peer, reason[:64]))
-
-
-def _known(pull: wire.PullUpdate | wire.PullState, digest: bytes, size: int) -> int:
-    """How much of what is served the asker has already."""
-    return pull.have_bytes if pull.have == digest and pull.have_bytes <= size else 0
 
 
 def _rest(buffers: Sequence[memoryview], offset: int) -> list[memoryview]:
@@ -284,8 +315,3 @@ def _rest(buffers: Sequence[memoryview], offset: int) -> list[memoryview]:
 
 
 _FETCH_ERRORS = (TransportError, RemoteError)
-
-
-def refuse(reason: str) -> Refusal:
-    """A pull's refusal, encoded."""
-    return Refusal(wire.encode(wire.Refused(reason)))

@@ -14,6 +14,7 @@ from msgspec import Meta
 from p2pdiloco.core.types import (
     MAX_WATERMARKS,
     Count,
+    Digest,
     Head,
     PeerId,
     RunId,
@@ -29,6 +30,8 @@ MESSAGE, QUERY = b"m", b"q"
 MAX_RUNS = 64
 MAX_PROBE_BYTES = 8 * 1024 * 1024
 """In each direction, of all that one measurement of a link moves."""
+MAX_NAMED = 8
+"""Peers in an `Elsewhere`."""
 Text = Annotated[str, Meta(max_length=200)]
 Probed = Annotated[int, Meta(ge=0, le=MAX_PROBE_BYTES)]
 
@@ -62,6 +65,12 @@ class PullUpdate(Wire, frozen=True, tag=True):
     have_bytes: Count = 0
     """So much of the payload with the digest `have` is here already, from a stream that was cut."""
     have: Annotated[bytes, Meta(max_length=64)] = b""
+    version: Annotated[bytes, Meta(max_length=64)] = b""
+    """Not empty: a holder named you. Only the version with this digest, and a part of the update will do."""
+    relays: bool = False
+    """Whoever asks can give it to others."""
+    insist: bool = False
+    """Those who were named did not deliver."""
 
 
 class PullState(Wire, frozen=True, tag=True):
@@ -99,6 +108,9 @@ class UpdateHeader(Wire, frozen=True, tag=True):
     version: SignedVersion
     offset: Count = 0
     """The payload begins there: what comes before is with the asker."""
+    total: Count = 0
+    """Size of the whole update; more than offset and payload: this is a part, the rest is still on its way to
+    whoever serves it. 0: no part."""
 
 
 class StateHeader(Wire, frozen=True, tag=True):
@@ -113,6 +125,16 @@ class Refused(Wire, frozen=True, tag=True):
     """Why a pull is not served."""
 
     reason: Text
+
+
+class Elsewhere(Wire, frozen=True, tag=True):
+    """A pull of an update is not served here: these have it, or are getting it."""
+
+    version: Digest
+    """Of the version whose update it is."""
+    patience_ms: Annotated[int, Meta(ge=0, le=600_000)]
+    """After so long without all of it, come back and insist."""
+    peers: Annotated[tuple[PeerId, ...], Meta(max_length=MAX_NAMED)]
 
 
 class RunsQuery(Wire, frozen=True, tag=True):

@@ -34,7 +34,7 @@ def transfers(compute: StuckCompute, posted: list[ev.Event]) -> Transfers:
 
     return Transfers(
         "run",
-        None,  # type: ignore[arg-type]
+        SimpleNamespace(peer_id="me"),  # type: ignore[arg-type]
         compute,  # type: ignore[arg-type]
         Tickets(),
         posted.append,
@@ -67,7 +67,7 @@ async def test_a_state_that_nobody_waits_for_any_more_is_unpinned() -> None:
     pin = SimpleNamespace(buffers=[], release=released.set)
     compute = StuckCompute((None, pin))
     served = transfers(compute, [])
-    await cancelled(served.on_pull(wire.PullState("run", 0, 0)))
+    await cancelled(served.on_pull("peer", wire.PullState("run", 0, 0)))
     assert not released.is_set() and served._pins == 1, "the worker is still at it"
     compute.free.set()
     await released.wait()

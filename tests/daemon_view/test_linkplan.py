@@ -32,7 +32,8 @@ def test_traffic_of_four_members_is_what_the_protocol_sends() -> None:
     assert found.upload_share == pytest.approx(found.upload_bits_per_s / 8e6)
     fragment_s = numel / 12 * LINK_OVERHEAD / 1e6
     assert found.member_round_s == pytest.approx(2 * fragment_s, rel=0.12)
-    assert found.syncer_round_s == pytest.approx(3 * found.member_round_s)
+    # Three contributions come in; the update goes to two, who pass it on.
+    assert found.syncer_round_s == pytest.approx(2.5 * found.member_round_s, rel=1e-3)
     assert found.delay_steps == -(-found.syncer_round_s // 1.0)
 
 
