@@ -16,6 +16,9 @@ Three readings, per parameter and outer step:
   different shares of the offices.
 * node: the mean over all nodes with the offices as they were.
 
+"Control" is what a node sent, per second, while no round was under way: its share of an outer step is the
+smaller the longer a sync interval takes (48 s with the defaults).
+
 The codec is the same in both directions. Learners train on 32 tokens an inner step, and no faster than
 `--min-step-s`: what is sent depends on neither, but the share of heartbeats on the length of a sync interval.
 """
@@ -31,7 +34,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from benchkit import NEVER, Line, arguments, diary, events_of, finish, of_kind, running_swarm
+from benchkit import NEVER, Line, arguments, diary, events_of, finish, of_kind, running_swarm, spread
 
 from p2pdiloco.cli.chaos_links import Links
 from p2pdiloco.cli.demo_swarm import Swarm
@@ -176,6 +179,8 @@ class Probe:
     def __init__(self, swarm: Swarm, links: Links, fragments: int) -> None:
         self._swarm, self._fragments = swarm, fragments
         self._devices = {node.name: links.device(node.name) for node in swarm.nodes}
+        self.control: list[float] = []
+        """What a node sent through its sockets while nothing was under way, bytes a second."""
 
     def counts(self) -> dict[str, Count]:
         """Of all nodes, now."""
@@ -187,15 +192,16 @@ class Probe:
         Raises:
             TimeoutError: that did not come about.
         """
-        until, before = time.monotonic() + timeout_s, self.counts()
-        while time.monotonic() < until:
+        until, before, before_s = time.monotonic() + timeout_s, self.counts(), time.monotonic()
+        while before_s < until:
             time.sleep(POLL_S)
-            now, last = self.counts(), before
-            before = now
+            now, last, now_s = self.counts(), before, time.monotonic()
+            passed_s, before, before_s = now_s - before_s, now, now_s
             self._swarm.watch()
             moved = [now[name].since(last[name]) for name in now]
-            if any(max(m.up_bytes, m.down_bytes) > QUIET_BYTES_PER_S * POLL_S for m in moved):
+            if any(max(m.up_bytes, m.down_bytes) > QUIET_BYTES_PER_S * passed_s for m in moved):
                 continue
+            self.control += [m.in_sockets()[0] / passed_s for m in moved]
             diaries = {node.name: diary(events_of(node)) for node in self._swarm.nodes}
             made = versions(diaries)
             heads = {f: max((n for g, n in made if g == f), default=0) for f in range(self._fragments)}
@@ -233,6 +239,7 @@ def measure(manifest: Manifest, nodes: int, cycles: int, min_step_s: float) -> d
         "seconds": seconds,
         "versions": len(made),
         "contributors": sum(v.contributors for v in made) / len(made),
+        "control_bytes_per_s": spread(probe.control),
         "payload": sum(chosen.encoded_bytes(n) for n in numels) / sum(numels),
         "sockets": reading({name: c.in_sockets() for name, c in spent.items()}, made, numels),
         "frames": reading({name: c.in_frames() for name, c in spent.items()}, made, numels),
@@ -246,6 +253,7 @@ def row(name: str, found: dict[str, Any]) -> str:
     cells += [sockets[kind][role] for role in ("member", "syncer", "node") for kind in KINDS]
     told = f"  {found['versions']} versions in {found['seconds']:.0f} s"
     told += f", {found['contributors']:.2f} contributors"
+    told += f", control {found['control_bytes_per_s']['median'] / 1e3:.1f} kB/s"
     if goal is not None:
         told += f"; at most {goal}: {'yes' if sockets['transfer'] <= goal else 'NO'}"
     return f"{name:6}" + "".join(f"{cell:9.4f}" for cell in cells) + told
