@@ -13,6 +13,7 @@ import math
 import os
 import time
 from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 from msgspec import Struct
 
@@ -131,6 +132,7 @@ class Measured(Struct, frozen=True):
         return Link(self.upload_bits_per_s, self.download_bits_per_s, self.round_trip_s / 2)
 
 
+T = TypeVar("T")
 Move = Callable[[int], Awaitable[None]]
 
 
@@ -182,12 +184,21 @@ def _refused(peer: str, error: RemoteError) -> UserError:
 
 async def _round_trip_s(transport: Transport, peer: str, now: Callable[[], float]) -> float:
     """The best of a few, without the one that dials."""
+    query = wire.QUERY + wire.encode(wire.RunsQuery())
     took = []
     for _ in range(PINGS):
         sent_s = now()
-        await transport.send(peer, wire.QUERY + wire.encode(wire.RunsQuery()), PAUSE_S)
+        await _twice(lambda: transport.send(peer, query, PAUSE_S))
         took.append(now() - sent_s)
     return min(took)
+
+
+async def _twice(work: Callable[[], Awaitable[T]]) -> T:
+    """A peer out of breath resets a stream now and then: the second failure counts."""
+    try:
+        return await work()
+    except TransportError:
+        return await work()
 
 
 async def _rate(move: Move, now: Callable[[], float], give_up_s: float) -> tuple[float, int]:
@@ -204,7 +215,7 @@ async def _rate(move: Move, now: Callable[[], float], give_up_s: float) -> tuple
         async with asyncio.timeout(give_up_s):
             for _ in range(EMPTY):
                 sent_s = now()
-                await move(0)
+                await _twice(lambda: move(0))
                 overhead_s = min(overhead_s, now() - sent_s)
                 moved += LEAST_CHARGE_BYTES
             following, began = FIRST_BYTES, now()

@@ -14,7 +14,7 @@ from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.frontdoor import FrontDoor
 from p2pdiloco.daemon.linkplan import LINK_OVERHEAD
 from p2pdiloco.daemon.probing import AGAIN_S, TURN_S, Forgetful, ProbeGate, measure
-from p2pdiloco.errors import RemoteError, UserError
+from p2pdiloco.errors import RemoteError, TransportError, UserError
 
 
 class Shaped:
@@ -158,6 +158,24 @@ async def test_a_queue_that_swallows_the_first_bytes_does_not_deceive() -> None:
     found = await measure(link, "peer", link.now, give_up_s=0.05)  # type: ignore[arg-type]
     assert found.download_bits_per_s == pytest.approx(8 * LINK_OVERHEAD * 128 * 1024 / 5.0)
     assert found.upload_bits_per_s == pytest.approx(1e8, rel=0.05)
+
+
+async def test_one_reset_stream_is_forgiven_and_two_are_not() -> None:
+    class Resets(Shaped):
+        resets = 1
+
+        async def push(self, *arguments: Any) -> Any:
+            self.resets -= 1
+            if self.resets >= 0:
+                raise TransportError("stream reset")
+            return await super().push(*arguments)
+
+    link = Resets(1e7, 1e7, 0.0)
+    assert (await measure(link, "peer", link.now)).upload_bits_per_s > 1e6  # type: ignore[arg-type]
+    link = Resets(1e7, 1e7, 0.0)
+    link.resets = 2
+    with pytest.raises(UserError, match="cut while it was measured: stream reset"):
+        await measure(link, "peer", link.now)  # type: ignore[arg-type]
 
 
 def test_sizes_are_bounded_on_the_wire() -> None:
