@@ -16,7 +16,7 @@ from collections.abc import Callable
 CHUNK_BYTES = 256 * 1024
 """The longest chunk."""
 LEAST_CHUNK_BYTES = 8 * 1024
-ASKS = 8
+ASKS = 4
 """A window is acknowledged in at least so many parts."""
 LEAST_BYTES = 32 * 1024
 """Of a window: a quarter of a second at 1 Mbit/s."""

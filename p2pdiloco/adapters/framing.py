@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
+from p2pdiloco.adapters.direct_stream import DirectStream
 from p2pdiloco.adapters.flow import CHUNK_BYTES, LEAST_CHUNK_BYTES, MOST_BYTES, Flow, Limits, Sending
 from p2pdiloco.errors import RemoteError, TransportError
 from p2pdiloco.ports import Buffer
@@ -120,6 +121,10 @@ class Channel:
         rate, so that nobody makes a chunk or a header last for ever with a byte now and then)."""
         size, have = len(space), 0
         deadline_s = self._deadline_s(size)
+        if isinstance(self._reader, DirectStream):
+            if not await self._reader.fill(space, self.idle_s, deadline_s):
+                raise TransportError(f"nothing received for {self.idle_s:g} s, or too slowly")
+            return
         while have < size:
             piece = await self.some(size - have)
             space[have : have + len(piece)] = piece

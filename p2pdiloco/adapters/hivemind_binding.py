@@ -43,11 +43,12 @@ from hivemind.utils.multiaddr import Multiaddr
 from hivemind.utils.timed_storage import TimedStorage
 
 from p2pdiloco.adapters import dht_records, multiaddrs
+from p2pdiloco.adapters.direct_stream import DirectStream
 from p2pdiloco.core.types import Crypto
 from p2pdiloco.errors import PeerUnreachable, RemoteError, UserError
 
 OnMessage = Callable[[str, bytes], Awaitable[bytes]]
-OnStream = Callable[[str, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+OnStream = Callable[[str, DirectStream, DirectStream], Awaitable[None]]
 
 MESSAGE_PROTOCOL = "p2pdiloco/1/message"
 BULK_PROTOCOL = "p2pdiloco/2/bulk"
@@ -109,17 +110,18 @@ class _Control(ControlClient):  # type: ignore[misc]
                 self._pending_messages.put_nowait(cancel)
 
     async def request(self, request: Any) -> Any:
-        """One request on a connection of its own; returns (response, reader, writer), still open."""
-        reader, writer = await self.daemon_connector.open_connection()
+        """One request on a connection of its own; returns (response, stream), still open."""
+        path = self.daemon_connector.control_maddr["unix"]
+        _, stream = await asyncio.get_running_loop().create_unix_connection(DirectStream, path)
         try:
-            await write_pbmsg(writer, request)
+            await write_pbmsg(stream, request)
             response = p2pd_pb2.Response()
-            await read_pbmsg_safe(reader, response)
+            await read_pbmsg_safe(stream, response)
             raise_if_failed(response)
         except BaseException:
-            writer.close()
+            stream.close()
             raise
-        return response, reader, writer
+        return response, stream
 
 
 class _P2P(P2P):  # type: ignore[misc]
@@ -172,24 +174,25 @@ class Attachment:
         async def message(data: bytes, sender: Any) -> bytes:
             return await on_message(sender.to_base58(), data)
 
-        async def stream(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            task = asyncio.current_task()
-            assert task is not None
-            self._serving.add(task)
-            task.add_done_callback(self._serving.discard)
+        async def serve(stream: DirectStream) -> None:
             info = p2pd_pb2.StreamInfo()
             try:
-                await read_pbmsg_safe(reader, info)
+                await read_pbmsg_safe(stream, info)
             except _FAILURES:
-                writer.close()
+                stream.close()
                 return
-            await on_stream(PeerID(info.peer).to_base58(), reader, writer)
+            await on_stream(PeerID(info.peer).to_base58(), stream, stream)
 
-        self._server = await asyncio.start_unix_server(
-            stream, str(client_socket), backlog=STREAM_BACKLOG, limit=STREAM_LIMIT_BYTES
+        def connected(stream: DirectStream) -> None:
+            task = asyncio.get_running_loop().create_task(serve(stream))
+            self._serving.add(task)
+            task.add_done_callback(self._serving.discard)
+
+        self._server = await asyncio.get_running_loop().create_unix_server(
+            lambda: DirectStream(connected), str(client_socket), backlog=STREAM_BACKLOG
         )
         await self._control.add_unary_handler(MESSAGE_PROTOCOL, message)
-        await self._control.stream_handler(BULK_PROTOCOL, stream)
+        await self._control.stream_handler(BULK_PROTOCOL, serve)
 
     @property
     def lost(self) -> bool:
@@ -212,16 +215,14 @@ class Attachment:
         except _FAILURES as error:
             raise PeerUnreachable(f"{peer}: {error}") from error
 
-    async def open_stream(
-        self, peer: str, timeout_s: float
-    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def open_stream(self, peer: str, timeout_s: float) -> tuple[DirectStream, DirectStream]:
         """A bulk stream to the peer. Raises: PeerUnreachable."""
         request = p2pd_pb2.Request(
             type=p2pd_pb2.Request.STREAM_OPEN,
             streamOpen=p2pd_pb2.StreamOpenRequest(peer=_peer(peer).to_bytes(), proto=[BULK_PROTOCOL]),
         )
-        _, reader, writer = await self._request(request, timeout_s, peer)
-        return reader, writer
+        _, stream = await self._request(request, timeout_s, peer)
+        return stream, stream
 
     async def connect(self, peer: str, addresses: Sequence[str], timeout_s: float) -> None:
         """Dial. Raises: PeerUnreachable."""
@@ -231,21 +232,21 @@ class Attachment:
                 peer=_peer(peer).to_bytes(), addrs=[address_bytes(text) for text in addresses]
             ),
         )
-        _, _, writer = await self._request(request, timeout_s, peer)
-        writer.close()
+        _, stream = await self._request(request, timeout_s, peer)
+        stream.close()
 
     async def peers(self, timeout_s: float) -> list[str]:
         """Peers that there is a connection to. Raises: PeerUnreachable."""
         request = p2pd_pb2.Request(type=p2pd_pb2.Request.LIST_PEERS)
-        response, _, writer = await self._request(request, timeout_s, "p2pd")
-        writer.close()
+        response, stream = await self._request(request, timeout_s, "p2pd")
+        stream.close()
         return list({PeerID(peer.id).to_base58() for peer in response.peers})
 
     async def observed_addresses(self, timeout_s: float) -> list[str]:
         """What libp2p believes our addresses to be. Raises: PeerUnreachable."""
         request = p2pd_pb2.Request(type=p2pd_pb2.Request.IDENTIFY)
-        response, _, writer = await self._request(request, timeout_s, "p2pd")
-        writer.close()
+        response, stream = await self._request(request, timeout_s, "p2pd")
+        stream.close()
         texts = []
         for raw in response.identify.addrs:
             try:
