@@ -439,6 +439,7 @@ class Contributor:
         head = self._chain.head
         again = Pending(lost[-1].stamp, watermark, nothing, (head.number, head.digest))
         again.attached, again.parts = False, lost
+        again.perhaps_held = True  # merged once already: whoever finds it unusable got it damaged
         again.machine = Machine(SEND_TABLE, SendState.COMBINING)
         again.combine_attempt = self._kept.combine(lost)
         for other in self._queue:  # only the first may be under way

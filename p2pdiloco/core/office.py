@@ -29,7 +29,7 @@ from p2pdiloco.core.machine import Machine
 from p2pdiloco.core.messages import Elected, OfficeQuery, VoteGranted, VoteRefused, VoteRequest
 from p2pdiloco.core.office_table import NOT_IN_OFFICE, OFFICE_TABLE, OfficeSignal, OfficeState
 from p2pdiloco.core.types import WHOLE_RUN, Certificate, Vote
-from p2pdiloco.core.voting import Candidacy, Ranks, Succession, Voter, why_not_certified, why_not_for
+from p2pdiloco.core.voting import Candidacy, Ranks, Succession, Voter, binds, why_not_certified, why_not_for
 
 OTHER_EPOCH = "other epoch"
 NOT_HEARD_OF = "not heard of yet"
@@ -235,9 +235,7 @@ class Office:
         if certificate is None or not shared.confirmed or self.busy() or now < self._next_check_s:
             return
         self._next_check_s = now + shared.timing.heartbeat_s
-        voters = self._electorate.voters(now)
-        valid = {vote.body.voter for vote in certificate.votes}
-        if 2 * len(valid.intersection(voters)) > len(voters):
+        if binds(certificate, self._electorate, now):
             self._outgrown_since_s, self._seen_term = None, max(self._seen_term, certificate.term)
             return
         if self._outgrown_since_s is None:
@@ -463,6 +461,8 @@ class Office:
         if certificate.term <= self.term:
             return ""
         succession = self._succession
+        if succession.next is not None and not binds(succession.next, self._electorate, now):
+            succession.next = None  # elected beforehand on our side of a split, perhaps in the same term
         if succession.next is not None and certificate.term <= succession.next.term:
             return ""
         reason = why_not_certified(self._context, self._electorate, certificate, now)

@@ -231,6 +231,13 @@ def why_not_for(context: FragmentContext, group: str, vote: Vote) -> str:
     return "" if shared.signed_by(body.voter, "vote", body, vote.signature) else "vote-signature"
 
 
+def binds(certificate: Certificate, electorate: Electorate, now: float) -> bool:
+    """Whether those who voted are still a majority of today's voters, as we see them."""
+    voters = electorate.voters(now)
+    gave = {vote.body.voter for vote in certificate.votes}
+    return 2 * len(gave.intersection(voters)) > len(voters)
+
+
 def why_not_certified(
     context: FragmentContext, electorate: Electorate, certificate: Certificate, now: float
 ) -> str:
