@@ -100,6 +100,16 @@ def test_new_work_waits_behind_what_is_sent_again() -> None:
     assert (following.ticket, following.signed.header.after) == (9, Stamp(1, 2))
 
 
+def test_one_damaged_payload_does_not_lose_what_was_merged_once() -> None:
+    solo = alone(2)
+    effects = switch(solo, branch(5, syncer="p2")[5])
+    solo.elect("p1", term=2, start=5)
+    stamp = offered(solo, answer(solo, effects, ticket=50)).signed.header.stamp
+    refused = ev.ContributionAnswered(0, stamp, "p1", False, "non-finite", None)
+    again = offered(solo, solo.feed(refused))
+    assert (again.ticket, again.signed.header.stamp) == (50, stamp)
+
+
 def test_a_second_switch_is_answered_from_the_parts() -> None:
     """The second winner has the first of three, so that the sum of all three fits nowhere."""
     solo = alone(3)

@@ -270,6 +270,24 @@ def test_a_holder_whose_term_is_over_stops_by_itself() -> None:
     assert answer.reason == "not-syncer"
 
 
+def test_who_was_elected_beforehand_by_too_few_keeps_nobody_out() -> None:
+    """Alone in a split we elected ourselves for term 3; the others have a syncer of that very term."""
+    solo = Solo()
+    solo.elect("p1", term=1)
+    solo.fragment.office._succession.next = certificate("me", ("me",), term=3, start=4)
+    solo.elect("p2", term=3)
+    assert (solo.fragment.office.syncer, solo.fragment.office.term) == ("p2", 3)
+
+
+def test_who_was_elected_beforehand_by_a_majority_is_not_replaced() -> None:
+    solo = Solo()
+    solo.elect("p1", term=1)
+    solo.elect("p2", term=2, start=4)
+    assert solo.fragment.office._succession.next is not None
+    solo.elect("p1", term=2, start=4)
+    assert solo.fragment.office._succession.next.syncer == "p2"
+
+
 def test_a_dead_syncers_contribution_goes_to_the_next_one() -> None:
     solo = Solo(peers=PEERS)
     solo.learn()
