@@ -119,7 +119,7 @@ class ChaosSettings(Struct, frozen=True, kw_only=True):
     """Run the same swarm without faults first, and compare."""
     compare_minutes: float = 0.0
     """How long without faults; 0: as long as with."""
-    load: float = 0.15
+    load: float = 0.08
     """Share of this machine's processors that all learners together use; 1: as much as they get."""
     netns: bool = False
     """Every node in a network namespace of its own, so that links can be cut and slowed down."""
