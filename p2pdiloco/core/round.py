@@ -7,7 +7,7 @@ merges of groups higher up. A round starts when K offers are in (never more than
 at least one of them arrived for this round; what arrived too late for a round waits for company in the next,
 so that slow links delay nobody and still take part every time. At quorum the syncer calls the others
 ("closing"): each sends what it has, or passes; a group that is called closes its own round. The round closes
-when all live children have answered, or when the grace window ends.
+when all live children have answered, when no more answers are to be expected, or when the grace window ends.
 
 What is in is then merged: by the syncer of the topmost group into the next version (`core.publishing`), by
 all others into a partial for the syncer of the group above (`core.delegate`).
@@ -308,10 +308,13 @@ class Round:
                 self._close(now, missing)
 
     def _answerless_at_s(self, missing: list[str]) -> float:
-        """From when on no answer of these learners is to be expected. A group's answer always is: its
-        syncer may be gone, but there are others of it."""
-        me, view = self._shared.me, self._shared.view
-        if self._level or me in missing:
+        """From when on no answer of these learners is to be expected. Never of a group, whose syncer may be
+        gone but not the others; nor while a payload is on its way, nor when we hear nobody at all: then it
+        is more likely us."""
+        me, view, here = self._shared.me, self._shared.view, {held.child for held in self.inbox.ready()}
+        if self._level or me in missing or any(self.inbox.has(child) for child in missing):
+            return math.inf
+        if len(missing) > 1 and not here - {me}:
             return math.inf
         return max((view.quiet_at_s(child) for child in missing), default=math.inf)
 

@@ -20,8 +20,8 @@ from p2pdiloco.core.suspicion import Gaps
 MAX_KNOWN = 4096
 MAX_WITNESSES = 256
 """In a run of more members it is not asked what members of other groups have."""
-QUIET_HEARTBEATS = 2.0
-"""Silence shorter than this means nothing, however even a peer's heartbeats are."""
+QUIET_HEARTBEATS = 3.0
+"""Silence shorter than this means nothing, however even a peer's heartbeats are: two may be that far apart."""
 MAX_STEP_S = 3600.0
 """An inner step that is said to be longer (or infinite) counts in no average."""
 
@@ -220,8 +220,8 @@ class View:
         return now - member.heard_s if member else 1e18
 
     def quiet_at_s(self, peer: str) -> float:
-        """When the peer's silence becomes longer than its heartbeats have ever taken lately: too early to
-        count it as gone, but a round that has asked it for an answer need not wait any more."""
+        """When the peer's silence becomes longer than is usual for its heartbeats (mean and four deviations):
+        too early to count it as gone, but a round that has asked it for an answer need not wait any more."""
         member = self._members.get(peer)
         if member is None:
             return -1e18

@@ -113,7 +113,7 @@ def test_a_round_does_not_wait_for_a_learner_whose_heartbeats_stopped() -> None:
     solo.offer("p1", 1)
     solo.offer("p2", 2)
     assert solo.fragment.words(solo.now).startswith("closing: 2 of 3")
-    assert not found(solo.wait(0.9, silent=("p3",)), ef.Merge), "two heartbeats may be late"
+    assert not found(solo.wait(1.4, silent=("p3",)), ef.Merge), "two heartbeats may be late"
     effects = solo.wait(0.2, silent=("p3",))
     assert len(found(effects, ef.Merge)) == 1
     assert solo.core.shared.view.alive("p3", solo.now), "only this round goes on without it"
