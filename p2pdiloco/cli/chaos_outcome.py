@@ -23,6 +23,8 @@ class Survived(Struct, kw_only=True, frozen=True):
 
     scenario: str = "survivor"
     nodes: int
+    min_step_s: float = 0.0
+    """Of an inner step; 0: as short as may be."""
     survivor: str
     next_version_s: float | None
     """From the kill to the first version of any fragment whose round the survivor closed after it."""
@@ -59,6 +61,8 @@ class Healed(Struct, kw_only=True, frozen=True):
 
     scenario: str = "split"
     nodes: int
+    min_step_s: float = 0.0
+    """Of an inner step; 0: as short as may be."""
     split_s: float
     sides: tuple[Side, Side]
     equal_s: float | None

@@ -223,7 +223,7 @@ def run(
         manifest, step_s = demo_model.paced(manifest, whole_s, settings.nodes, settings.load)
         kind = SplitRun if split else SurvivorRun
         play = kind(settings, manifest, step_s, folder / settings.scenario, links, tell, tape, stop)
-        verdict = play.verdict(play.play())
+        verdict = msgspec.structs.replace(play.verdict(play.play()), min_step_s=round(step_s, 4))
     finally:
         if links is not None:
             links.close()

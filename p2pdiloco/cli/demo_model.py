@@ -32,6 +32,8 @@ PROBE_TOKENS = 1024
 """An inner step is timed with at most about so many tokens, and scaled."""
 PROBE_STEPS = 6
 PROBE_LIMIT_S = 4.0
+LONGEST_INTERVAL_S = 4.0
+"""A pace that was asked for does not make H inner steps longer than that."""
 CROWDED = 0.8
 """Share of a core that a learner gets where every core has one: daemons and p2pd need the rest."""
 SAMPLE_BYTES = 320
@@ -110,7 +112,11 @@ def paced(manifest: Manifest, seconds: float, nodes: int, load: float) -> tuple[
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     alone_s = Judge(manifest).step_time_s()
-    min_step_s = max(alone_s, alone_s * nodes / (cores * load)) if load < 1 else 0.0
+    min_step_s = 0.0
+    if load < 1:
+        # A larger model's rounds would take minutes at that load: it may use what it needs for shorter ones.
+        longest_s = LONGEST_INTERVAL_S / manifest.sync.inner_steps
+        min_step_s = max(alone_s, min(alone_s * nodes / (cores * load), longest_s))
     steps = schedule_steps(alone_s, seconds, nodes, cores)
     if min_step_s:
         steps = min(steps, round(seconds / min_step_s))

@@ -2,8 +2,8 @@
 
 A learner that was cut off, or that found nobody to merge its work, comes back with a displacement of many
 sync intervals. Merged at full length it is one stride of a single learner, in proportion to its tokens, which
-outer momentum then amplifies: it costs everybody loss for hundreds of steps. In shares of the usual length,
-one in each round, it costs nothing that can be measured (`scripts/bench_absence.py`).
+outer momentum then amplifies: it costs everybody loss for hundreds of steps. In shares of twice the usual
+length, one in each round, hardly anything (docs/benchmarks.md, `scripts/bench_absence.py`).
 """
 
 from __future__ import annotations

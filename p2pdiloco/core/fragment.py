@@ -210,7 +210,7 @@ class Fragment:
             self.own.review(self.common.review(peers, now))
 
     def flush(self) -> None:
-        """Leaving: ask the learner for what it has, so that none of it is lost."""
+        """Leaving: ask the learner for what it has. What one contribution does not carry is saved."""
         if self._shared.learning and self.own.idle:
             self._request()
 

@@ -23,6 +23,8 @@ LEAST_BYTES = 256 * 1024
 LONG_S = 10.0
 """On a busy link transfers overlap for ever: so often it is measured nevertheless."""
 SAMPLES = 8
+LEAST_SAMPLES = 3
+"""Fewer say nothing yet: one of them may have waited for its sender, or for our own tensors."""
 JUDGE_EVERY_S = 5.0
 RISE, FALL = 3, 24
 """Judgements in a row until fewer, or again more, contributions are made."""
@@ -43,7 +45,7 @@ class Meter:
     @property
     def bits_per_s(self) -> float:
         """The best of the latest, on the link; infinite while unknown."""
-        return max(self._rates, default=math.inf)
+        return max(self._rates) if len(self._rates) >= LEAST_SAMPLES else math.inf
 
     @contextlib.contextmanager
     def moving(self) -> Iterator[None]:

@@ -235,6 +235,7 @@ class Member:
         """Finish what is in flight, say good-bye, save. Bounded to about 9 s by its parts."""
         self.report.state = "leaving"
         if not self.runner.broken.done():
+            self.runner.learner.take_part(1)
             self.runner.post(ev.LeaveRequested())
             patience_s = self.core.shared.timing.leave_s + 0.5
             ends = {self.runner.left, self.runner.broken}

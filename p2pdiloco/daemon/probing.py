@@ -217,7 +217,7 @@ async def _rate(move: Move, now: Callable[[], float], give_up_s: float) -> tuple
                 sent_s = now()
                 await _twice(lambda: move(0))
                 overhead_s = min(overhead_s, now() - sent_s)
-                moved += LEAST_CHARGE_BYTES
+                moved += 2 * LEAST_CHARGE_BYTES  # the peer may have counted both attempts
             following, began = FIRST_BYTES, now()
             while following > size:
                 size, sent_s = following, now()

@@ -101,7 +101,7 @@ class Runner:
         self.learner: LearnerLink
         self.transfers: Transfers
         self.keeper: Keeper
-        self.uplink = Meter(lambda: self.transfers.bytes_out, self._loop.time)
+        self.uplink = Meter(lambda: self.transfers.bytes_pushed, self._loop.time)
         self.downlink = Meter(lambda: self.transfers.bytes_in, self._loop.time)
         self._do: dict[type, Callable[[Any], object]] = {
             ef.Send: lambda e: self.outbound.send(e.peer, e.message),

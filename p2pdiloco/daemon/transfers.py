@@ -69,6 +69,8 @@ class Transfers:
         self._bytes_pulled = 0
         self.arrivals = Arrivals(compute, tickets, post, head_of, memory=self._memory)
         self.bytes_out = 0
+        self.bytes_pushed = 0
+        """Of our own contributions and partials: the part of `bytes_out` whose time we know."""
         now = asyncio.get_running_loop().time
         self.fanout = Fanout(now)
         self.gathering = Gathering(transport.peer_id, self._pull_update, self._update_bytes_here, now)
@@ -180,6 +182,7 @@ class Transfers:
             return None
         if delivered:
             self.bytes_out += memoryview(payload).nbytes
+            self.bytes_pushed += memoryview(payload).nbytes
         return answer
 
     async def fetch_update(self, effect: ef.FetchUpdate) -> None:

@@ -66,7 +66,7 @@ class LearnerOptions(Struct, frozen=True, kw_only=True):
     """While it trains, not while it starts: a daemon on the same cores stays responsive, and so does the
     user's machine."""
     min_step_s: float = 0.0
-    """An inner step takes at least so long."""
+    """An inner step takes at least so long, on average."""
     status_interval_s: float = 1.0
     evaluation_tokens: int = 16_384
 
@@ -153,7 +153,8 @@ class Ready(Event, frozen=True):
 
 
 class CopiedOut(Event, frozen=True):
-    """theta of a fragment is in `exchange.sent`; the pseudo-gradient is `base[base_buffer] - sent`.
+    """theta of a fragment, or a share of the way to it, is in `exchange.sent`; the pseudo-gradient is
+    `base[base_buffer] - sent`.
 
     The slot is in use until an `Install` of mode merged or overwrite, or `FreeSlot`."""
 
@@ -167,7 +168,8 @@ class CopiedOut(Event, frozen=True):
 
 
 class NothingToCopy(Event, frozen=True):
-    """Answer to `CopyOut`: the slot is in use, or no inner step was made since the last copy-out."""
+    """Answer to `CopyOut`: the slot is in use, no inner step was made since the last copy-out, or it is not
+    this learner's turn (`TakePart`)."""
 
     fragment: int
     slot_in_use: bool

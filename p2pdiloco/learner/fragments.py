@@ -95,6 +95,7 @@ class Fragments:
         self._shift: dict[int, Tensor] = {}
         self._strides = [Stride(inner_steps) for _ in layouts]
         self._steps_since_merged = [0 for _ in layouts]
+        self._steps_since_copy = [0 for _ in layouts]
         self._held_back: dict[int, Counters] = {}
         """Tokens and steps that the copy in the slot leaves of the displacement it was taken from."""
         on_cuda = any(parameter.is_cuda for parameter in params.values())
@@ -118,6 +119,7 @@ class Fragments:
             counters.unmerged_steps += 1
             counters.steps_since_base += 1
         self._steps_since_merged = [steps + 1 for steps in self._steps_since_merged]
+        self._steps_since_copy = [steps + 1 for steps in self._steps_since_copy]
 
     def copy_due(self, inner_step: int) -> list[CopiedOut]:
         """Copy out every fragment that is due and whose slot is free."""
@@ -125,7 +127,7 @@ class Fragments:
         for index, counters in enumerate(self.counters):
             if counters.steps_since_base < self._period or not counters.unmerged_steps:
                 continue
-            if self._every > 1 and counters.unmerged_steps < self._every * self._period:
+            if self._every > 1 and self._steps_since_copy[index] < self._every * self._period:
                 continue
             if counters.slot_in_use:
                 self.deferred_copies += counters.steps_since_base == self._period
@@ -139,7 +141,7 @@ class Fragments:
         if counters.slot_in_use or not counters.unmerged_steps:
             return NothingToCopy(fragment, counters.slot_in_use)
         # Rounds of the others come half an interval before or after our own count.
-        if self._every > 1 and counters.unmerged_steps < (self._every - 0.5) * self._period:
+        if self._every > 1 and self._steps_since_copy[fragment] < (self._every - 0.5) * self._period:
             return NothingToCopy(fragment, slot_in_use=False)
         return self._copy(fragment, inner_step, due=False)
 
@@ -148,6 +150,7 @@ class Fragments:
         counters = self.counters[fragment]
         self._release(fragment)
         counters.steps_since_base = max(counters.steps_since_base, self._period)
+        self._steps_since_copy[fragment] = max(self._steps_since_copy[fragment], self._every * self._period)
 
     @torch.no_grad()
     def install(self, command: Install) -> None:
@@ -219,7 +222,7 @@ class Fragments:
                 unmerged_tokens=counters.unmerged_tokens - counters.sent_tokens,
                 unmerged_steps=steps - counters.sent_steps,
             )
-        counters.steps_since_base = 0
+        counters.steps_since_base = self._steps_since_copy[fragment] = 0
         return CopiedOut(
             fragment, counters.sent_tokens, counters.sent_steps, base.number, base.buffer, inner_step, due
         )
