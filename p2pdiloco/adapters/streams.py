@@ -137,8 +137,10 @@ async def _listening(channel: Channel, size: int, most: int) -> AsyncIterator[tu
     finally:
         if not final.done():
             final.cancel()
-        await asyncio.gather(final, return_exceptions=True)
-        sending.close()
+        try:
+            await asyncio.gather(final, return_exceptions=True)
+        finally:
+            sending.close()
 
 
 def _from(payload: Sequence[Buffer], offset: int) -> list[memoryview]:

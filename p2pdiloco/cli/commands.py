@@ -98,7 +98,9 @@ def bootstrap(**values: Any) -> int | None:
 @NODE("--eval-every-s", type=float, help="Seconds between evaluations on held-out data.")
 @NODE("--micro-batch-tokens", type=int, help="Tokens per forward pass; 0: chosen by itself.")
 @NODE("--learner-nice", type=int, help="0 to 19: how far training steps back for all else on the machine.")
-@NODE("--min-step-s", type=float, help="An inner step takes at least so long, on average: spares the machine.")
+@NODE(
+    "--min-step-s", type=float, help="An inner step takes at least so long, on average: spares the machine."
+)
 @config_option("node")
 def node(**values: Any) -> int | None:
     """Take part in a run: find it, catch up, train, contribute."""

@@ -63,11 +63,13 @@ class Arrivals:
             self._check_size(label)
         size = label.payload_bytes
         self.forget_old()
-        while self._unfinished and self._arriving_bytes + size > MAX_ARRIVING_BYTES:
-            self._forget_oldest()
-        if size <= MAX_ARRIVING_BYTES < self._arriving_bytes + size:  # the absurd is the core's to count
+        key = (sender, label.payload_digest)
+        more = max(0, size - len(self._unfinished[key][0])) if key in self._unfinished else size
+        while self._arriving_bytes + more > MAX_ARRIVING_BYTES and self._forget_oldest(key):
+            pass
+        if size <= MAX_ARRIVING_BYTES < self._arriving_bytes + more:  # the absurd is the core's to count
             return Refusal(wire.encode(wire.Answer(False, "busy", None)))
-        if size <= MAX_ARRIVING_BYTES and not self._has_room(size):
+        if size <= MAX_ARRIVING_BYTES and not self._has_room(more, key):
             self._memory.refused += 1
             return Refusal(wire.encode(wire.Answer(False, OUT_OF_BUDGET, None)))
         transfer = self._next_transfer
@@ -80,16 +82,16 @@ class Arrivals:
         decision = self._decisions.pop(transfer)
         if decision is not None:
             return Refusal(wire.encode(decision))
-        payload, have, _ = self._unfinished.pop((sender, label.payload_digest), (bytearray(), 0, 0.0))
+        payload, have, _ = self._unfinished.pop(key, (bytearray(), 0, 0.0))
         if len(payload) != size:
             self._arriving_bytes += size - len(payload)
             payload, have = bytearray(size), 0
         return _Sink(self, sender, transfer, label, payload, have)
 
-    def _has_room(self, size: int) -> bool:
-        """Within --max-memory, if need be without what came of streams that were cut."""
-        while self._unfinished and not self._memory.room(size):
-            self._forget_oldest()
+    def _has_room(self, size: int, key: tuple[str, bytes]) -> bool:
+        """Within --max-memory, if need be without what came of other streams that were cut."""
+        while not self._memory.room(size) and self._forget_oldest(key):
+            pass
         return self._memory.room(size)
 
     @property
@@ -154,7 +156,7 @@ class Arrivals:
         if have:
             self._unfinished[key] = (payload, have, self._now())
             if len(self._unfinished) > MAX_UNFINISHED:
-                self._forget_oldest()
+                self._forget_oldest(key)
         else:
             self._arriving_bytes -= len(payload)
         self._post(ev.ContributionBroken(transfer, "cut"))
@@ -163,8 +165,17 @@ class Arrivals:
         payload, _, _ = self._unfinished.pop(key)
         self._arriving_bytes -= len(payload)
 
-    def _forget_oldest(self) -> None:
-        self._forget(next(iter(self._unfinished)))
+    def _forget_oldest(self, but: tuple[str, bytes]) -> bool:
+        """Whether there was one beside that."""
+        oldest = next((key for key in self._unfinished if key != but), None)
+        if oldest is not None:
+            self._forget(oldest)
+        return oldest is not None
+
+    def forget_all(self) -> None:
+        """There is no room for what came of streams that were cut."""
+        for key in list(self._unfinished):
+            self._forget(key)
 
     def forget_old(self) -> None:
         """Drop what nobody went on with in a while."""

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from p2pdiloco.core.types import SignedVersion, VersionHeader
 from p2pdiloco.daemon import wire
-from p2pdiloco.errors import RemoteError
+from p2pdiloco.errors import RemoteError, TransportError
 
 Asked = wire.PullUpdate | wire.PullState
 Header = wire.UpdateHeader | wire.StateHeader
@@ -62,6 +62,10 @@ class Parts:
         """Something of this fragment has come."""
         self._kept.pop((fragment, False), None)
         self._kept.pop((fragment, True), None)
+
+    def forget_all(self) -> None:
+        """There is no room for it."""
+        self._kept.clear()
 
     def forget_old(self) -> None:
         """What nobody asked for in a while: the world has moved on."""
@@ -126,9 +130,11 @@ class Fetch:
         if size > self._most:
             raise RemoteError("oversized", f"payload of {size} bytes, at most {self._most}")
         if found.offset:
-            fits = before is not None and (digest, found.offset) == (before.digest, before.have_bytes)
-            if not fits or before is None or len(before.payload) != size:
+            if before is None or (digest, found.offset) != (before.digest, before.have_bytes):
                 raise RemoteError("garbage", "goes on with something else than was asked for")
+            if len(before.payload) != size:
+                self.unfinished = None  # who gave the beginning, or who gives the rest: begin anew
+                raise TransportError("of another size than what came before")
         else:
             self.unfinished = Unfinished(digest, size)
         self.began_s = asyncio.get_running_loop().time()

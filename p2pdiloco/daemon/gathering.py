@@ -1,10 +1,10 @@
 """Getting an outer update from whoever has it: the holder that the core names may send us to others.
 
 Those are tried in turn (who delivered fast before comes first, equals in an order that differs between
-askers), and whoever they name: for as long as the holder said that it would take, a third of that while
-nothing comes, and in a bounded number of requests. Then we come back to the holder and insist. What came so
-far stays, whoever gave it. Bytes of several peers that turn out wrong say nothing against the holder: it is
-asked once more, for all of them.
+askers), and whoever they name: as long as something comes, for two minutes at most; while nothing comes, a
+third of what the holder said that it would take; in a bounded number of requests. Then we come back to the
+holder and insist. What came so far stays, whoever gave it. Bytes of several peers that turn out wrong say
+nothing against the holder: it is asked once more, for all of them.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ FORGIVE_S = 60.0
 """So long a peer is left out that was named and was not reached, gave something wrong, or nothing in time."""
 INNOCENT = frozenset({"gone", "not-ready", "busy"})
 """Why who was named refuses and is no worse for it."""
+NOT_THE_HOLDERS = frozenset({"wrong-digest", "version-signature"})
+"""What is wrong with an update, where others gave part of it."""
 MAX_PEERS = 256
 MEASURED_BYTES = 64 * 1024
 Pull = Callable[[str, wire.PullUpdate], Awaitable[Fetch | wire.Elsewhere]]
@@ -65,7 +67,7 @@ class Gathering:
         try:
             await check(fetch)
         except RemoteError as error:
-            if error.reason != "wrong-digest" or not (others or fetch.header.offset):
+            if error.reason not in NOT_THE_HOLDERS or not (others or fetch.header.offset):
                 raise  # all of it came from the holder
             self._leave_out(*givers)
             fetch, others = await self._insist(holder, request), None
@@ -89,21 +91,23 @@ class Gathering:
         patience_s = min(answer.patience_ms / 1000, MAX_PATIENCE_S)
         stall_s = max(LEAST_STALL_S, patience_s / 3)
         heard_s = self._now()
-        deadline = heard_s + patience_s
+        last = heard_s + MAX_PATIENCE_S
         for _ in range(MAX_PULLS):
             if not queue:
                 return None
             peer, have = queue.pop(0), self._have(request.fragment)
             try:
-                async with asyncio.timeout_at(min(deadline, heard_s + stall_s)):
+                async with asyncio.timeout_at(min(last, heard_s + stall_s)):
                     found = await self._ask(peer, wanted)
             except TimeoutError:
-                if self._have(request.fragment) > have and self._now() < deadline:
-                    givers.add(peer)
+                if self._have(request.fragment) == have:
+                    self._leave_out(peer)  # the others of the queue were not asked
+                    return None
+                givers.add(peer)
+                if self._now() < last:
                     queue.insert(0, peer)
                     heard_s = self._now()
                     continue
-                self._leave_out(peer, *queue)
                 return None
             except (TransportError, RemoteError) as error:
                 reason = error.reason if isinstance(error, RemoteError) else "unreachable"
@@ -116,9 +120,12 @@ class Gathering:
                 queue = self._ordered(found.peers, known, request) + queue
                 continue
             givers.add(peer)
-            heard_s = self._now()
             if found.complete:
                 return found
+            if not found.received_bytes:
+                self._leave_out(peer)
+                continue
+            heard_s = self._now()
             queue.insert(0, peer)
         return None
 

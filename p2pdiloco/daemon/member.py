@@ -134,6 +134,7 @@ class Member:
             lambda fragment: 8 * numels[fragment],
             lambda fragment: 4 * numels[fragment] + 4096,
             self.memory,
+            lambda v: core.shared.signed_by(v.header.syncer, "version", v.header, v.signature),
         )
         self.memory.holders += [self.tickets, self._updates, runner.transfers]
         limits = Link(*(rate or math.inf for rate in rates(self._settings)))

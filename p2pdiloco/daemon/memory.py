@@ -70,6 +70,10 @@ class Memory:
             self.used_bytes + size_bytes + max(0, self.fetch_bytes - self._reserved_bytes) <= self.most_bytes
         )
 
+    def fits(self, size_bytes: int) -> bool:
+        """Whether something of at most this size may be fetched now."""
+        return self.used_bytes + size_bytes <= self.most_bytes
+
     @contextlib.contextmanager
     def fetching(self, size_bytes: int) -> Iterator[None]:
         """While something of at most this size is fetched.
@@ -77,7 +81,7 @@ class Memory:
         Raises:
             RemoteError: "busy": there is no room just now. The peer is innocent.
         """
-        if self.used_bytes + size_bytes > self.most_bytes:
+        if not self.fits(size_bytes):
             self.refused += 1
             raise RemoteError("busy", OUT_OF_BUDGET)
         self._reserved_bytes += size_bytes

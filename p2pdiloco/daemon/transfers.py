@@ -20,7 +20,7 @@ from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.arrivals import Arrivals
 from p2pdiloco.daemon.compute import Compute
 from p2pdiloco.daemon.fanout import Arriving, Fanout, refuse
-from p2pdiloco.daemon.fetching import Asked, Fetch, Parts, known_bytes
+from p2pdiloco.daemon.fetching import Asked, Fetch, Parts, Unfinished, known_bytes
 from p2pdiloco.daemon.gathering import Gathering
 from p2pdiloco.daemon.memory import Memory
 from p2pdiloco.daemon.tickets import Tickets
@@ -53,7 +53,11 @@ class Transfers:
         state_bytes: Callable[[int], int],
         max_update_bytes: Callable[[int], int],
         memory: Memory | None = None,
+        signed: Callable[[SignedVersion], bool] = lambda version: True,
     ) -> None:
+        """`signed`: whether its syncer signed a version. The core looks at that too, but it knows only whom
+        it asked, not who of those that were named gave it."""
+        self._signed = signed
         self._memory = memory or Memory()
         self._run = run
         self._transport = transport
@@ -192,8 +196,12 @@ class Transfers:
         complete = False
 
         async def check(fetch: Fetch) -> None:
-            header = fetch.header.version.header
-            await self._check(effect.fragment, fetch.payload, header.codec, header.update_digest)
+            version = fetch.header.version
+            if not self._signed(version):
+                raise RemoteError("version-signature")
+            await self._check(
+                effect.fragment, fetch.payload, version.header.codec, version.header.update_digest
+            )
 
         try:
             fetch = await self.gathering.fetch(effect.peer, request, check)
@@ -223,24 +231,34 @@ class Transfers:
     async def fetch_state(self, effect: ef.FetchState) -> None:
         """Pull a whole fragment into the spare copy."""
         try:
-            request = wire.PullState(self._run, effect.fragment, effect.number)
-            fetch = await self._pull(effect.peer, request, self._state_bytes(effect.fragment))
-            if isinstance(fetch, Refusal):
-                raise RemoteError(wire.decode(fetch.answer, wire.Refused).reason)
-            header, payload = fetch.header, fetch.payload
-            assert isinstance(header, wire.StateHeader)
-            if header.version.header.fragment != effect.fragment:
-                raise RemoteError("wrong-fragment")
-            digest = await self._compute.run(
-                self._compute.load_state, effect.fragment, header.version, payload
-            )
-            if digest != header.version.header.state_digest:
-                raise RemoteError("digest-differs")
+            header = await self._load_state(effect)
         except _FETCH_ERRORS as error:
             await self._compute.run(self._compute.drop_spare, effect.fragment)
             self._fetch_failed(effect, error)
             return
         self._post(ev.StateFetched(effect.fragment, effect.peer, header.version, header.watermarks))
+
+    async def _load_state(self, effect: ef.FetchState, again: bool = False) -> wire.StateHeader:
+        """A state into the spare. Bytes of several holders that turn out wrong say nothing against this one:
+        it is asked once more, for all of them. Raises: TransportError, RemoteError."""
+        request = wire.PullState(self._run, effect.fragment, effect.number)
+        fetch = await self._pull(effect.peer, request, self._state_bytes(effect.fragment))
+        if isinstance(fetch, Refusal):
+            raise RemoteError(wire.decode(fetch.answer, wire.Refused).reason)
+        header = fetch.header
+        assert isinstance(header, wire.StateHeader)
+        if header.version.header.fragment != effect.fragment:
+            raise RemoteError("wrong-fragment")
+        load = self._compute.load_state
+        try:
+            digest = await self._compute.run(load, effect.fragment, header.version, fetch.payload)
+            if digest != header.version.header.state_digest:
+                raise RemoteError("digest-differs")
+        except RemoteError:
+            if again or not header.offset:
+                raise
+            return await self._load_state(effect, again=True)
+        return header
 
     async def _check(self, fragment: int, payload: bytearray, codec: str, digest: bytes) -> None:
         """Judge a payload in the worker thread: hashing it would hold the loop up. Raises: RemoteError."""
@@ -263,16 +281,29 @@ class Transfers:
         Raises:
             TransportError, RemoteError.
         """
-        with self._memory.fetching(limit):
-            return await self._pull_rest(peer, request, limit, watcher)
-
-    async def _pull_rest(
-        self, peer: str, request: Asked, limit: int, watcher: Arriving | None
-    ) -> Fetch | Refusal:
         key = (request.fragment, isinstance(request, wire.PullState))
         self._unfinished.forget_old()
         self.arrivals.forget_old()
-        before = self._unfinished.take(key)
+        before = self._unfinished.take(key)  # what is reserved for the whole counts it from here on
+        if not self._memory.fits(limit):
+            self._unfinished.forget_all()
+            self.arrivals.forget_all()
+        try:
+            with self._memory.fetching(limit):
+                taken, before = before, None
+                return await self._pull_rest(peer, request, limit, watcher, key, taken)
+        finally:
+            self._unfinished.keep(key, before)  # there was no room
+
+    async def _pull_rest(
+        self,
+        peer: str,
+        request: Asked,
+        limit: int,
+        watcher: Arriving | None,
+        key: tuple[int, bool],
+        before: Unfinished | None,
+    ) -> Fetch | Refusal:
         if before is not None:
             have = {"have_bytes": before.have_bytes, "have": before.digest}
             request = msgspec.structs.replace(request, **have)

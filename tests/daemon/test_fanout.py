@@ -7,13 +7,14 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from daemon_kit import Neighbourhood, until
 from fanout_kit import PAYLOAD, SMALL, Members, update
 
 from p2pdiloco.daemon import fanout, gathering, wire
 from p2pdiloco.daemon.fanout import MAX_GIVEN, MAX_PEERS, Fanout
-from p2pdiloco.errors import RemoteError
+from p2pdiloco.errors import RemoteError, TransportError
 from p2pdiloco.ports import PullSource, Refusal
 
 
@@ -134,6 +135,41 @@ async def test_a_named_peer_that_dies_costs_nothing_twice(started: Any) -> None:
     await members.fetch_all(asker)
     members.check(asker)
     assert asker.transfers.bytes_in == len(PAYLOAD) and members.uploads(members.holder) == 0.5
+
+
+async def test_a_named_peer_that_gives_empty_pieces_is_asked_once(started: Any) -> None:
+    members = await started()
+    asker, liar = members.others[:2]
+    twice(members, liar.name)
+    header = wire.encode(wire.UpdateHeader(members.holder.version, 0, len(PAYLOAD)))
+    liar.answers = lambda pull: PullSource(header, (b"",), lambda: None)
+    await members.fetch_all(asker)
+    members.check(asker)
+    assert len(liar.asked) == 1 and liar.name in asker.transfers.gathering._failed
+
+
+async def test_a_wrong_signature_from_a_named_peer_is_not_the_holders(started: Any) -> None:
+    members = await started()
+    asker, liar = members.others[:2]
+    twice(members, liar.name)
+    right = members.holder.version
+    forged = msgspec.structs.replace(right, signature=b"forged")
+    asker.transfers._signed = lambda version: version.signature == right.signature
+    header = wire.encode(wire.UpdateHeader(forged, 0, 0))
+    liar.answers = lambda pull: PullSource(header, (PAYLOAD,), lambda: None)
+    await members.fetch_all(asker)
+    members.check(asker)
+    assert asker.version == right and liar.name in asker.transfers.gathering._failed
+
+
+def test_a_beginning_of_another_size_is_dropped_and_nobody_is_blamed() -> None:
+    version = update(SMALL)
+    part = fanout.Unfinished(version.header.update_digest, 1000)
+    part.have_bytes = 10
+    fetch = gathering.Fetch(asking(), 5000, part)
+    with pytest.raises(TransportError):
+        fetch.begin(wire.encode(wire.UpdateHeader(version, 10, 2000)), 1990)
+    assert fetch.unfinished is None
 
 
 async def test_patience_with_named_peers_is_bounded(started: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,16 @@ from daemon_kit import Neighbourhood, until
 
 from p2pdiloco.config.presets import PRESETS
 from p2pdiloco.daemon.linkplan import LINK_OVERHEAD, MAX_EVERY, Link, demand_of
-from p2pdiloco.daemon.linkwatch import FALL, LEAST_BYTES, LEAST_SAMPLES, LONG_S, RISE, SAMPLES, LinkWatch, Meter
+from p2pdiloco.daemon.linkwatch import (
+    FALL,
+    LEAST_BYTES,
+    LEAST_SAMPLES,
+    LONG_S,
+    RISE,
+    SAMPLES,
+    LinkWatch,
+    Meter,
+)
 from p2pdiloco.learner import channel as ch
 from p2pdiloco.learner.model import specs_of
 from p2pdiloco.tensors.layout import plan_fragments
