@@ -21,7 +21,7 @@ MAX_KNOWN = 4096
 MAX_WITNESSES = 256
 """In a run of more members it is not asked what members of other groups have."""
 QUIET_HEARTBEATS = 3.0
-"""Silence shorter than this means nothing, however even a peer's heartbeats are: two may be that far apart."""
+"""Shorter silence means nothing, however even a peer's heartbeats are: two may be almost that far apart."""
 MAX_STEP_S = 3600.0
 """An inner step that is said to be longer (or infinite) counts in no average."""
 

@@ -29,7 +29,7 @@ HELDOUT_TOKENS = 32_768
 
 @dataclass(frozen=True)
 class Absence:
-    """A learner trains on and contributes nothing. (With a delay, what it has contributed before still comes.)"""
+    """A learner trains on and contributes nothing. What it contributed before still comes."""
 
     learner: int
     from_step: int
