@@ -15,9 +15,9 @@ class Report(Struct, kw_only=True, frozen=True):
     preset: str
     seed: int
     load: float
-    """Share of the processors that all learners together were to use."""
+    """Share of the processors that all learners together were asked to use."""
     min_step_s: float
-    """Of an inner step, so that they did; 0: as short as may be."""
+    """Of an inner step, which follows from that; 0: as short as may be."""
     seconds: float
     faults: int
     """Carried out."""

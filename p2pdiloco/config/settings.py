@@ -120,7 +120,8 @@ class ChaosSettings(Struct, frozen=True, kw_only=True):
     compare_minutes: float = 0.0
     """How long without faults; 0: as long as with."""
     load: float = 0.08
-    """Share of this machine's processors that all learners together use; 1: as much as they get."""
+    """Share of this machine's processors that all learners together use, or more where H inner steps would
+    take longer than 4 s; 1: as much as they get."""
     netns: bool = False
     """Every node in a network namespace of its own, so that links can be cut and slowed down."""
     scenario: Literal["none", "survivor", "split"] = "none"
