@@ -16,8 +16,8 @@ import msgspec
 import torch
 from benchkit import arguments, finish
 
-from p2pdiloco.config import stride
 from p2pdiloco.config.presets import for_run
+from p2pdiloco.core import stride
 from p2pdiloco.study.lockstep import Absence, Lockstep, mean_loss
 
 LEARNERS = 8

@@ -9,7 +9,7 @@ learner has to say is its displacement D = base - theta (the pseudo-gradient of 
 *Copy-out.* `sent <- theta`, the slot is in use, and the daemon encodes D = base - sent in its own process
 while the learner goes on. `unmerged_tokens` and `unmerged_steps` are what D took; they go on counting.
 If D is many sync intervals long (the daemon was away, or nobody could merge), only a share s of it goes
-out (`config.stride`), `sent <- base - s D`, with as large a share of tokens and steps; the rest of D stays
+out (`core.stride`), `sent <- base - s D`, with as large a share of tokens and steps; the rest of D stays
 for the following contributions.
 
 *Install* of a newer version Theta', which lies in the other base buffer:
@@ -46,7 +46,7 @@ import torch
 from msgspec import Struct
 from torch import Tensor
 
-from p2pdiloco.config.stride import Stride
+from p2pdiloco.core.stride import Stride
 from p2pdiloco.errors import invariant
 from p2pdiloco.learner.channel import BaseRef, CopiedOut, Install, NothingToCopy
 from p2pdiloco.tensors.exchange import Exchange

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from p2pdiloco.config.stride import Stride
+from p2pdiloco.core.stride import Stride
 from p2pdiloco.simulation.lineage import Displacement
 from p2pdiloco.simulation.substance import Mode, Resumed, Trainer
 

@@ -14,14 +14,15 @@ OWN = {
     "config": {"errors"},
     "core": {"config", "errors"},
     "tensors": {"core.types", "config", "errors"},
-    "learner": {"tensors", "ports", "core.types", "config", "errors"},
+    "learner": {"tensors", "ports", "core.types", "core.stride", "config", "errors"},
     "adapters": {"ports", "identity", "core.types", "core.messages", "core.effects", "config", "errors"},
     "simulation": {"core", "config", "errors"},
     "study": {"simulation", "learner", "tensors", "core", "config", "errors"},
     "daemon": {"adapters", "learner", "tensors", "core", "ports", "identity", "config", "errors"},
 }
 """Layer -> what it may import of p2pdiloco, beside itself and the package's own constants. `cli` and
-`__main__` compose everything. `core.types`, `core.messages`, `core.effects` are data, not behaviour; the
+`__main__` compose everything. `core.types`, `core.messages`, `core.effects` are data, not behaviour;
+`core.stride` is a rule that learner and simulator must share; the
 daemon knows the learner's host and channel, never its loop's inside."""
 
 THIRD_PARTY = {
