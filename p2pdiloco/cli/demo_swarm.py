@@ -191,7 +191,8 @@ class Swarm:
         name = f"node-{len(self.nodes) + 1}"
         flags = ["--device", "cpu", "--threads", "1", "--eval-every-s", str(EVALUATE_S)]
         flags += ["--checkpoint-every-s", str(CHECKPOINT_S), "--name", name]
-        flags += ["--min-step-s", f"{self._min_step_s:.4f}"]
+        if self._min_step_s:
+            flags += ["--min-step-s", f"{self._min_step_s:.4f}"]
         data_dir = self._folder / name
         node = Member(name, data_dir, ["node", "--data-dir", str(data_dir), *BASE, *flags], self.guard)
         self.nodes.append(node)

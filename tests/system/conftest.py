@@ -20,3 +20,13 @@ def swept_swarm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Swa
             yield made
             assert list(made._mine()) == []
         assert list(Path(short).glob("p2pdiloco*")) == [], "temporary folders are left"
+
+
+@pytest.fixture
+def visited_swarm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Swarm]:
+    """For commands that only ask (status, plan --join): none may leave its folder behind."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    (tmp_path / "tmp").mkdir()
+    with Swarm(tmp_path) as made:
+        yield made
+        assert list((tmp_path / "tmp").glob("p2pdiloco*")) == [], "the visitor's folder is left"

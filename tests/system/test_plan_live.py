@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from system_kit import Swarm
@@ -12,18 +10,9 @@ from system_kit import Swarm
 pytestmark = [pytest.mark.system, pytest.mark.timeout(120)]
 
 
-@pytest.fixture
-def swarm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Swarm]:
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
-    (tmp_path / "tmp").mkdir()
-    with Swarm(tmp_path) as made:
-        yield made
-        assert list((tmp_path / "tmp").glob("p2pdiloco*")) == [], "the visitor's folder is left"
-
-
-def test_the_link_is_measured_and_the_plan_is_of_the_run_that_the_peer_lists(swarm: Swarm) -> None:
-    address = swarm.bootstrap().address() or ""
-    asked = swarm.command("plan", "--join", address, "--json", "--step-s", "1")
+def test_the_link_is_measured_and_the_plan_is_of_the_run_that_the_peer_lists(visited_swarm: Swarm) -> None:
+    address = visited_swarm.bootstrap().address() or ""
+    asked = visited_swarm.command("plan", "--join", address, "--json", "--step-s", "1")
     assert asked.returncode == 0, asked.stderr
     (row,) = json.loads(asked.stdout)
     measured = row["measured"]
@@ -32,9 +21,9 @@ def test_the_link_is_measured_and_the_plan_is_of_the_run_that_the_peer_lists(swa
     assert row["link"]["upload_bits_per_s"] == measured["upload_bits_per_s"]
     assert row["demand"]["participation"] == 1
 
-    again = swarm.command("plan", "--join", address)
+    again = visited_swarm.command("plan", "--join", address)
     assert again.returncode == 2 and "measures a link for somebody else just now" in again.stderr
     assert "hint: try again later" in again.stderr and "Traceback" not in again.stderr
 
-    gone = swarm.command("plan", "--join", "/ip4/127.0.0.1/tcp/1" + address[address.index("/p2p/") :])
+    gone = visited_swarm.command("plan", "--join", "/ip4/127.0.0.1/tcp/1" + address[address.index("/p2p/") :])
     assert gone.returncode == 2 and "None of the initial peers can be reached" in gone.stderr

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from system_kit import Daemon, Swarm
@@ -12,28 +10,19 @@ from system_kit import Daemon, Swarm
 pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
 
 
-@pytest.fixture
-def swarm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Swarm]:
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
-    (tmp_path / "tmp").mkdir()
-    with Swarm(tmp_path) as made:
-        yield made
-        assert list((tmp_path / "tmp").glob("p2pdiloco*")) == [], "the visitor's folder is left"
-
-
 def _address(daemon: Daemon) -> str:
     return daemon.address() or ""
 
 
-def test_status_of_a_living_run(swarm: Swarm) -> None:
-    bootstrap = swarm.bootstrap()
-    empty = swarm.command("status", "--join", _address(bootstrap), "--timeout-s", "6")
+def test_status_of_a_living_run(visited_swarm: Swarm) -> None:
+    bootstrap = visited_swarm.bootstrap()
+    empty = visited_swarm.command("status", "--join", _address(bootstrap), "--timeout-s", "6")
     assert empty.returncode == 2 and "no member of run test answered within 6 s" in empty.stderr
 
-    node = swarm.node("one", bootstrap, "--genesis")
-    swarm.training(node)
+    node = visited_swarm.node("one", bootstrap, "--genesis")
+    visited_swarm.training(node)
     for joined in (bootstrap, node):  # any live peer is as good as a bootstrap
-        asked = swarm.command("status", "--join", _address(joined), "--json", "--timeout-s", "60")
+        asked = visited_swarm.command("status", "--join", _address(joined), "--json", "--timeout-s", "60")
         assert asked.returncode == 0, asked.stderr
         report = json.loads(asked.stdout)
         assert report["run_name"] == "test" and report["answered_by"] == node.peer_id
@@ -41,9 +30,11 @@ def test_status_of_a_living_run(swarm: Swarm) -> None:
         assert all(f["number"] <= node.number(f["index"]) for f in report["fragments"])
         assert {f["syncer"] for f in report["fragments"]} <= {node.peer_id, ""}
 
-    shown = swarm.command("status", "--join", _address(bootstrap), "--timeout-s", "60")
+    shown = visited_swarm.command("status", "--join", _address(bootstrap), "--timeout-s", "60")
     assert shown.returncode == 0 and "as seen by one (training)" in shown.stdout
 
-    unknown = swarm.command("status", "--join", _address(bootstrap), "--run", "nope", "--timeout-s", "8")
+    unknown = visited_swarm.command(
+        "status", "--join", _address(bootstrap), "--run", "nope", "--timeout-s", "8"
+    )
     assert unknown.returncode == 2 and 'the peers know no run "nope"' in unknown.stderr
     assert "they know: test (" in unknown.stderr and "Traceback" not in unknown.stderr
