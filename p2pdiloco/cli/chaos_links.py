@@ -13,7 +13,7 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 
-from p2pdiloco.errors import P2PDilocoError
+from p2pdiloco.errors import UserError
 
 NETWORK = "10.213"
 BRIDGE_MAC = "02:d1:10:c0:00:01"
@@ -21,12 +21,15 @@ TIMEOUT_S = 10.0
 SLOW = ("rate", "1mbit", "burst", "16kbit", "latency", "400ms")
 
 
-class LinksRefused(P2PDilocoError):
+class LinksRefused(UserError):
     """This machine does not let us make network namespaces; the text says why."""
 
+    def __init__(self, message: str) -> None:
+        super().__init__(message, "run it as root on Linux with the programs ip and tc")
 
-def _do(*words: str) -> None:
-    """Raises: LinksRefused."""
+
+def run_words(*words: str) -> None:
+    """Run a command of the system. Raises: LinksRefused."""
     done = subprocess.run(words, capture_output=True, text=True, timeout=TIMEOUT_S)
     if done.returncode:
         raise LinksRefused(f"{' '.join(words)}: {done.stderr.strip() or done.returncode}")
@@ -53,9 +56,9 @@ class Links:
         try:
             # An address of its own: else the bridge has its lowest port's, which changes when ports move,
             # and for half a minute everybody sends to where nobody is.
-            _do("ip", "link", "add", self._bridge, "address", BRIDGE_MAC, "type", "bridge")
-            _do("ip", "address", "add", f"{self.address}/24", "dev", self._bridge)
-            _do("ip", "link", "set", self._bridge, "up")
+            run_words("ip", "link", "add", self._bridge, "address", BRIDGE_MAC, "type", "bridge")
+            run_words("ip", "address", "add", f"{self.address}/24", "dev", self._bridge)
+            run_words("ip", "link", "set", self._bridge, "up")
         except LinksRefused:
             self.close()
             raise
@@ -70,14 +73,14 @@ class Links:
         number, space = self._number, self._space(self._number)
         self._made.append(number)
         inside, outside = f"{self._tag}i{number}", self._outside(number)
-        _do("ip", "netns", "add", space)
-        _do("ip", "link", "add", outside, "type", "veth", "peer", "name", inside)
-        _do("ip", "link", "set", inside, "netns", space)
-        _do("ip", "link", "set", outside, "master", self._bridge, "up")
+        run_words("ip", "netns", "add", space)
+        run_words("ip", "link", "add", outside, "type", "veth", "peer", "name", inside)
+        run_words("ip", "link", "set", inside, "netns", space)
+        run_words("ip", "link", "set", outside, "master", self._bridge, "up")
         within = ("ip", "-n", space)
-        _do(*within, "address", "add", f"{self._network}.{number}/24", "dev", inside)
-        _do(*within, "link", "set", inside, "up")
-        _do(*within, "link", "set", "lo", "up")
+        run_words(*within, "address", "add", f"{self._network}.{number}/24", "dev", inside)
+        run_words(*within, "link", "set", inside, "up")
+        run_words(*within, "link", "set", "lo", "up")
         self._of[node] = number
         return ["ip", "netns", "exec", space], f"{self._network}.{number}"
 
@@ -91,30 +94,30 @@ class Links:
 
     def cut(self, node: str) -> None:
         """Nothing passes any more."""
-        _do("ip", "link", "set", self._outside(self._of[node]), "down")
+        run_words("ip", "link", "set", self._outside(self._of[node]), "down")
 
     def slow(self, node: str) -> None:
         """A thin, queueing link, towards the node."""
-        _do("tc", "qdisc", "replace", "dev", self._outside(self._of[node]), "root", "tbf", *SLOW)
+        run_words("tc", "qdisc", "replace", "dev", self._outside(self._of[node]), "root", "tbf", *SLOW)
 
     def restore(self, node: str) -> None:
         """As it was."""
         outside = self._outside(self._of[node])
-        _do("ip", "link", "set", outside, "up")
+        run_words("ip", "link", "set", outside, "up")
         subprocess.run(["tc", "qdisc", "del", "dev", outside, "root"], capture_output=True, timeout=TIMEOUT_S)
 
     def split(self, nodes: Sequence[str]) -> None:
         """Nothing passes any more between these nodes and all others, the bootstrap included."""
-        _do("ip", "link", "add", self._island, "type", "bridge")
-        _do("ip", "link", "set", self._island, "up")
+        run_words("ip", "link", "add", self._island, "type", "bridge")
+        run_words("ip", "link", "set", self._island, "up")
         for node in nodes:
-            _do("ip", "link", "set", self._outside(self._of[node]), "master", self._island)
+            run_words("ip", "link", "set", self._outside(self._of[node]), "master", self._island)
 
     def heal(self, nodes: Sequence[str]) -> None:
         """After `split`: as it was."""
         for node in nodes:
-            _do("ip", "link", "set", self._outside(self._of[node]), "master", self._bridge)
-        _do("ip", "link", "del", self._island)
+            run_words("ip", "link", "set", self._outside(self._of[node]), "master", self._bridge)
+        run_words("ip", "link", "del", self._island)
 
     def clear_words(self) -> list[Sequence[str]]:
         """Commands that remove everything, for whoever ends after us; each may fail."""
