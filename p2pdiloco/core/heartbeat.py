@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from p2pdiloco.core.events import LearnerStatus, PresenceSeen
 from p2pdiloco.core.fragment import Fragment
 from p2pdiloco.core.grouping import Roster, leaf_index
 from p2pdiloco.core.joining import Joining
 from p2pdiloco.core.messages import Progress
+from p2pdiloco.core.news import News
 from p2pdiloco.core.ranking import ranking
 from p2pdiloco.core.shared import Shared
 from p2pdiloco.core.timing import Ema
@@ -28,6 +31,7 @@ class Heartbeats:
         self._sample: set[str] = set()
         self._fragments = fragments
         self._joining = joining
+        self._news = News(tuple(f.chain for f in fragments))
         self._step_time = Ema()
         self._learner = LearnerStatus(False, 0, 0, 0.0, 0.0, None)
         self.next_s = now
@@ -57,12 +61,13 @@ class Heartbeats:
         for peer in shared.view.newly_silent(now, neighbours):
             shared.out.record("silent", None, "not counted on: silent or unreachable", peer=peer)
         if not left:
-            progress = self.progress()
+            whole = self.progress()
+            brief = replace(whole, heads=self._news.beat()) if shared.confirmed else whole
             greeted = neighbours
             if neighbours is not None:
                 greeted = neighbours.union(*(fragment.seats.asked(now) for fragment in self._fragments))
             for peer in shared.view.to_greet(now, greeted):
-                shared.out.send(peer, progress)
+                shared.out.send(peer, brief if shared.view.alive(peer, now) else whole)
 
     def _neighbours(self, now: float) -> set[str] | None:
         """Whom to exchange heartbeats with: None for everybody, while a fragment has only one group."""
@@ -91,6 +96,7 @@ class Heartbeats:
     def _regrouped(self, now: float) -> None:
         """A fragment has new groups: their members are greeted at once."""
         self._list(now)
+        self._news.all_anew()
         self.next_s = min(self.next_s, now)
 
     def _list(self, now: float) -> None:
@@ -106,7 +112,7 @@ class Heartbeats:
                 shared.view.listed(peer, known, now)
 
     def progress(self) -> Progress:
-        """What we say about ourselves."""
+        """What we say about ourselves, with the heads of all fragments."""
         shared, learner = self._shared, self._learner
         return Progress(
             incarnation=shared.incarnation,
@@ -118,7 +124,7 @@ class Heartbeats:
             learning=shared.learning,
             confirmed=shared.confirmed,
             stands=shared.stands and not shared.leaving,
-            heads=tuple(f.chain.head for f in self._fragments),
+            heads=tuple((f.index, f.chain.head) for f in self._fragments),
             saved=self._joining.saved and not shared.confirmed,
             offices=tuple(
                 (seat.name, f.index, seat.office.term)
@@ -180,16 +186,17 @@ class Heartbeats:
         """A heartbeat arrived; fragments that may go ahead because of it are polled."""
         shared = self._shared
         before = shared.view.progress(sender)
-        whole = len(message.heads) == len(self._fragments)
-        if not whole and (message.heads or message.confirmed):
-            shared.out.record("refusal", None, "wrong-head-count", peer=sender)
+        named = [index for index, _ in message.heads]
+        if any(index >= len(self._fragments) for index in named) or named != sorted(set(named)):
+            shared.out.record("refusal", None, "wrong-heads", peer=sender)
             return
         if not shared.view.heard(sender, message, now):
             return
         if before is None:
             shared.out.record("join", None, "heard of for the first time", peer=sender)
-            shared.out.send(sender, self.progress())
+            shared.greet(sender)
         elif message.incarnation > before.incarnation:
+            shared.greet(sender)
             for fragment in self._fragments:
                 fragment.common.restarted(sender)
                 for seat in fragment.context.seats:
@@ -202,7 +209,8 @@ class Heartbeats:
             shared.greet(sender)
         moved = []
         returns = message.saved and self._joining.returning(now)
-        for fragment, head in zip(self._fragments, message.heads, strict=False):
+        for index, head in shared.view.heads(sender):
+            fragment = self._fragments[index]
             fragment.heard(sender, head, message.confirmed, now, returns)
             if (message.confirmed or returns) and head.weight > fragment.chain.head.weight:
                 moved.append(fragment)

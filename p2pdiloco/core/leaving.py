@@ -36,11 +36,11 @@ class Departure:
 
     def _handed_over(self, now: float) -> bool:
         """Whether somebody else holds the newest versions that we made: they would go away with us."""
-        shared = self._shared
-        others = [p for peer in shared.view.live(now) if (p := shared.view.progress(peer)) and p.confirmed]
+        shared, view = self._shared, self._shared.view
+        others = [peer for peer in view.live(now) if (p := view.progress(peer)) and p.confirmed]
         made = [f for f in self._fragments if f.chain.signed.header.syncer == shared.me]
         return not others or all(
-            any(len(p.heads) > f.index and p.heads[f.index].number >= f.chain.head.number for p in others)
+            any((h := view.head(peer, f.index)) and h.number >= f.chain.head.number for peer in others)
             for f in made
         )
 

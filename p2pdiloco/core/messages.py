@@ -51,8 +51,8 @@ class Progress(Message, frozen=True):
     """Holds versions that peers confirm: may vote, stand, and give state to others (design 5.1)."""
     stands: bool
     """Reachable enough to be a syncer."""
-    heads: Annotated[tuple[Head, ...], Meta(max_length=MAX_FRAGMENTS)]
-    """One per fragment, by index; empty while catching up from nothing."""
+    heads: Annotated[tuple[tuple[Count, Head], ...], Meta(max_length=MAX_FRAGMENTS)]
+    """(fragment, head), by rising fragment: those that may be news. The others are as last heard."""
     offices: Annotated[tuple[tuple[GroupId, Count, Count], ...], Meta(max_length=MAX_OFFICES)]
     """(group, fragment, term) of every group whose syncer the sender is."""
     saved: bool

@@ -16,6 +16,7 @@ from p2pdiloco.core.config import Timing
 from p2pdiloco.core.grouping import Roster
 from p2pdiloco.core.messages import Progress
 from p2pdiloco.core.suspicion import Gaps
+from p2pdiloco.core.types import Head
 
 MAX_KNOWN = 4096
 MAX_WITNESSES = 256
@@ -32,6 +33,7 @@ class Member:
     __slots__ = (
         "failures",
         "gaps",
+        "heads",
         "heard_s",
         "incarnation",
         "left_incarnation",
@@ -48,6 +50,8 @@ class Member:
         """How long its silence means nothing."""
         self.left_incarnation = 0
         self.progress: Progress | None = None
+        self.heads: dict[int, Head] = {}
+        """The newest that it said of every fragment, in this incarnation."""
         self.heard_s = -1e18
         self.listed_s = -1e18
         self.tried_s = -1e18
@@ -107,8 +111,10 @@ class View:
             self._lists = None
         if before is not None and progress.incarnation > before.incarnation:
             member.gaps.last_s = None  # there was nothing to be heard: that tells nothing of its link
+            member.heads = {}
         member.incarnation = progress.incarnation
         member.progress = progress
+        member.heads.update(progress.heads)
         member.gaps.heard(now, self._timing.suspect_cap_s)
         member.patience_s = self._patience_s(member)
         self._heard(member, now)
@@ -178,6 +184,7 @@ class View:
                 self._vanished[peer] = now
             member.left_incarnation = incarnation
             member.progress = None
+            member.heads = {}
             member.gaps.last_s = None
             self._lists = None
 
@@ -185,6 +192,16 @@ class View:
         """The last heartbeat of that peer."""
         member = self._members.get(peer)
         return member.progress if member else None
+
+    def heads(self, peer: str) -> list[tuple[int, Head]]:
+        """Per fragment the newest head that the peer has said it holds; what it never spoke of is missing."""
+        member = self._members.get(peer)
+        return sorted(member.heads.items()) if member else []
+
+    def head(self, peer: str, fragment: int) -> Head | None:
+        """The newest head of that fragment that the peer has said it holds."""
+        member = self._members.get(peer)
+        return member.heads.get(fragment) if member else None
 
     def has_left(self, peer: str) -> bool:
         """Whether the peer said good-bye and has not come back."""

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable
 
 from p2pdiloco.core.messages import Message, Progress
+from p2pdiloco.core.news import in_one
 from p2pdiloco.errors import RemoteError, TransportError
 from p2pdiloco.ports import Transport
 
@@ -16,7 +17,7 @@ TIMEOUT_S = 5.0
 
 
 class Outbound:
-    """One queue per peer. A heartbeat replaces one that still waits; a full queue drops its oldest."""
+    """One queue per peer. A heartbeat takes in one that still waits; a full queue drops its oldest."""
 
     def __init__(
         self,
@@ -41,7 +42,7 @@ class Outbound:
         if isinstance(message, Progress):
             for index, waiting in enumerate(queue):
                 if isinstance(waiting, Progress):
-                    queue[index] = message
+                    queue[index] = in_one(waiting, message)
                     return
         if len(queue) >= MAX_QUEUED:
             queue.popleft()

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 OFFER_TIMEOUT_S = 12.0
 """A sender that has no last word so long after its payload should be there gives the transfer up."""
 DIAL_TIMEOUT_S = 2.0
+IDLE_S = 20.0
+"""A stream on which nothing moves for so long is given up."""
 STATE_PER_UPDATE_BYTES = 8
 """A fragment's state (Theta and momentum) is so many times as large as its update."""
 
@@ -154,17 +156,23 @@ class Bulk:
         rate = min(sender.spec.bandwidth_bytes_s, receiver.spec.bandwidth_bytes_s)
         size = transfer.signed.header.payload_bytes
         self._metered(sender, receiver, None, size)
-        time_s = self._network.transfer_s(sender.peer, receiver.peer, size, rate)
-        self._clock.after(time_s, self._payload, transfer)
+        time_s, still_s = self._network.transfer_s(sender.peer, receiver.peer, size, rate)
+        if still_s > IDLE_S:
+            self._clock.after(time_s - still_s + IDLE_S, self._cut, transfer)
+        else:
+            self._clock.after(time_s, self._payload, transfer)
 
     def _payload(self, transfer: Transfer) -> None:
-        receiver = transfer.receiver
         if not self._whole(transfer) or transfer.done:
-            self.open.pop(transfer.number, None)
-            self._undelivered(transfer)
-            receiver.run_when_awake(receiver.feed, ContributionBroken(transfer.number, "cut"))
-            return
-        receiver.run_when_awake(self._hand_over, transfer)
+            self._cut(transfer)
+        else:
+            transfer.receiver.run_when_awake(self._hand_over, transfer)
+
+    def _cut(self, transfer: Transfer) -> None:
+        receiver = transfer.receiver
+        self.open.pop(transfer.number, None)
+        self._undelivered(transfer)
+        receiver.run_when_awake(receiver.feed, ContributionBroken(transfer.number, "cut"))
 
     def _hand_over(self, transfer: Transfer) -> None:
         reason = self._network.why_unusable()
@@ -224,6 +232,9 @@ class Bulk:
             return
         epoch = self._network.epoch(asker.peer, holder.peer)
         delay_s = self._network.latency_s(asker.peer, holder.peer)
+        if delay_s > IDLE_S:
+            self._failed(asker, effect, "unreachable", IDLE_S, generation)
+            return
         self._clock.after(delay_s, self._serve, asker, holder, effect, epoch, generation)
 
     def _serve(
@@ -240,7 +251,6 @@ class Bulk:
             self._failed(asker, effect, "not-ready", back_s, generation)
             return
         store = holder.stores[effect.fragment]
-        rate = min(asker.spec.bandwidth_bytes_s, holder.spec.bandwidth_bytes_s)
         if isinstance(effect, FetchUpdate):
             found = store.log.get(effect.number)
             if found is None:
@@ -248,16 +258,29 @@ class Bulk:
                 return
             size = found[0].header.update_bytes
             self._metered(holder, asker, found[0].header, size)
-            time_s = network.transfer_s(holder.peer, asker.peer, size, rate)
-            self._clock.after(time_s, self._update_here, asker, holder, effect, epoch, found)
+            time_s = self._carried_s(asker, holder, effect, size, 0)
+            if time_s is not None:
+                self._clock.after(time_s, self._update_here, asker, holder, effect, epoch, found)
             return
         if store.version.header.number < effect.number:
             self._failed(asker, effect, "gone", back_s, generation)
             return
         size = asker.max_payload_bytes(effect.fragment) * STATE_PER_UPDATE_BYTES
-        time_s = network.transfer_s(holder.peer, asker.peer, size, rate)
         given = (store.version, store.state, store.watermarks)
-        self._clock.after(time_s, self._state_here, asker, holder, effect, epoch, generation, given)
+        time_s = self._carried_s(asker, holder, effect, size, generation)
+        if time_s is not None:
+            self._clock.after(time_s, self._state_here, asker, holder, effect, epoch, generation, given)
+
+    def _carried_s(
+        self, asker: Host, holder: Host, effect: FetchUpdate | FetchState, size_bytes: int, generation: int
+    ) -> float | None:
+        """How long the payload takes. None: it stands still for so long that the asker gives it up."""
+        rate = min(asker.spec.bandwidth_bytes_s, holder.spec.bandwidth_bytes_s)
+        time_s, still_s = self._network.transfer_s(holder.peer, asker.peer, size_bytes, rate)
+        if still_s <= IDLE_S:
+            return time_s
+        self._failed(asker, effect, "unreachable", time_s - still_s + IDLE_S, generation)
+        return None
 
     def _update_here(
         self,

@@ -183,7 +183,7 @@ class Watch:
         elif isinstance(message, Elected):
             self._elected(host, message.certificate)
         elif isinstance(message, Progress):
-            for fragment, head in enumerate(message.heads):
+            for fragment, head in message.heads:
                 if head.digest not in self.headers:
                     raise Violation("durable-first", f"{host.peer} fragment {fragment} shows an unknown head")
 

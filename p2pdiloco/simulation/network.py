@@ -115,13 +115,17 @@ class Network:
             base *= self._rng.uniform(2.0, 10.0)
         return base * (1.0 + self._mix.jitter * self._rng.random())
 
-    def transfer_s(self, source: str, target: str, size_bytes: int, bandwidth_bytes_s: float) -> float:
-        """When a bulk transfer that starts now would be complete, in seconds from now; fills the uplink."""
+    def transfer_s(
+        self, source: str, target: str, size_bytes: int, bandwidth_bytes_s: float
+    ) -> tuple[float, float]:
+        """When a bulk transfer that starts now would be complete, in seconds from now, and how much of that
+        the last byte is under way while nothing else moves; fills the uplink."""
         now = self.clock.now
         start = max(now, self._uplink_free_s.get(source, 0.0))
         duration = size_bytes / bandwidth_bytes_s * self._slow.get((source, target), 1.0)
         self._uplink_free_s[source] = start + duration
-        return start + duration - now + self.latency_s(source, target)
+        latency_s = self.latency_s(source, target)
+        return start + duration - now + latency_s, latency_s
 
     def why_unusable(self) -> str:
         """What is wrong with a bulk payload that has just arrived; mostly nothing."""

@@ -159,7 +159,7 @@ def progress(heads: tuple[Head, ...], **odd: Any) -> msg.Progress:
         "learning": True,
         "confirmed": True,
         "stands": True,
-        "heads": heads,
+        "heads": tuple(enumerate(heads)),
         "offices": (),
         "saved": False,
     }

@@ -70,7 +70,9 @@ def test_a_bursty_peer_is_suspected_later_than_an_even_one() -> None:
 
 def test_the_time_between_two_lives_is_no_gap() -> None:
     view = View("me", TIMING)
-    progress = msg.Progress(1, 0.1, 0, 0, 0.0, None, True, True, True, (Head(0, bytes(32), 0, 0),), (), False)
+    progress = msg.Progress(
+        1, 0.1, 0, 0, 0.0, None, True, True, True, ((0, Head(0, bytes(32), 0, 0)),), (), False
+    )
     for beat in range(20):
         view.heard("p1", progress, 100.0 + beat / 2)
     for beat in range(3):
@@ -147,7 +149,9 @@ def test_who_wakes_listens_before_it_stands() -> None:
 
 def test_the_dead_are_suspected_later_but_still() -> None:
     view = View("me", TIMING)
-    progress = msg.Progress(1, 0.1, 0, 0, 0.0, None, True, True, True, (Head(0, bytes(32), 0, 0),), (), False)
+    progress = msg.Progress(
+        1, 0.1, 0, 0, 0.0, None, True, True, True, ((0, Head(0, bytes(32), 0, 0)),), (), False
+    )
     view.heard("p1", progress, 100.0)
     assert not view.alive("p1", 103.5)
     view.stretch(2.0)

@@ -73,7 +73,7 @@ def test_our_own_name_and_wrong_head_counts_are_refused() -> None:
     solo = Solo()
     assert reasons(solo.message("me", progress(solo.heads())), "refusal") == ["our-own-name"]
     assert solo.core.shared.voters(solo.now) == ["me", "p1", "p2"]
-    assert reasons(solo.hear("p3", heads=solo.heads() * 2), "refusal") == ["wrong-head-count"]
+    assert reasons(solo.hear("p3", heads=solo.heads() * 2), "refusal") == ["wrong-heads"]
     assert "p3" not in solo.core.shared.voters(solo.now)
 
 

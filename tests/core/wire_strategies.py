@@ -106,7 +106,7 @@ def message_strategies(
         learning=st.booleans(),
         confirmed=st.booleans(),
         stands=st.booleans(),
-        heads=tuples(heads()),
+        heads=tuples(st.tuples(counts, heads())),
         offices=tuples(st.tuples(texts, counts, counts)),
         saved=st.booleans(),
     )

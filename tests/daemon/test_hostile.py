@@ -182,7 +182,7 @@ async def test_a_replayed_contribution_is_merged_once(tmp_path: Path) -> None:
 
 
 def boast(rogue: Rogue, member: QuickMember, heads: tuple[Head, ...]) -> Progress:
-    return Progress(1, 0.01, 1, 1, 1.0, None, False, True, False, heads, (), False)
+    return Progress(1, 0.01, 1, 1, 1.0, None, False, True, False, tuple(enumerate(heads)), (), False)
 
 
 def forged_version(

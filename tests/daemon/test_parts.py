@@ -16,7 +16,7 @@ from p2pdiloco import WIRE_VERSION
 from p2pdiloco.adapters.memory_net import MemoryNetwork, MemoryTransport
 from p2pdiloco.core import events as ev
 from p2pdiloco.core.messages import Message, OfficeQuery, Progress
-from p2pdiloco.core.types import NEVER, WHOLE_RUN, SignedVersion, Stamp, VersionHeader
+from p2pdiloco.core.types import NEVER, WHOLE_RUN, Head, SignedVersion, Stamp, VersionHeader
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.frontdoor import FrontDoor
 from p2pdiloco.daemon.outbound import IN_FLIGHT, MAX_QUEUED, Outbound
@@ -29,7 +29,8 @@ from p2pdiloco.identity import Identity
 
 
 def progress(step: int) -> Progress:
-    return Progress(1, 0.1, step, 0, 0.0, None, True, True, True, (), (), False)
+    heads = ((step, Head(step, bytes(32), 0, 0)),)
+    return Progress(1, 0.1, step, 0, 0.0, None, True, True, True, heads, (), False)
 
 
 def query(term: int) -> OfficeQuery:
@@ -80,6 +81,7 @@ async def test_a_waiting_heartbeat_is_replaced_by_the_next() -> None:
     texts = [data.decode() for _, data in transport.sent]
     beats = [text for text in texts if text.startswith("Progress")]
     assert len(beats) == 1 and "inner_step=99" in beats[0]
+    assert beats[0].count("Head(") == 100, "with the news of those that it replaced"
     assert len(texts) == IN_FLIGHT + 2
     assert not out._queues and not out._senders  # nothing is remembered of a peer without messages
 

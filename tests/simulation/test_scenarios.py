@@ -7,7 +7,15 @@ import dataclasses
 import pytest
 from sim_kit import Commits, calm_plan
 
-from p2pdiloco.core.effects import AcceptTransfer, CommitVersion, Effect, Merge, Persist, UpdateRecord
+from p2pdiloco.core.effects import (
+    AcceptTransfer,
+    CommitVersion,
+    Effect,
+    FetchUpdate,
+    Merge,
+    Persist,
+    UpdateRecord,
+)
 from p2pdiloco.simulation.host import Host
 from p2pdiloco.simulation.world import World
 
@@ -102,3 +110,24 @@ def test_nothing_stops_without_faults() -> None:
     for host in world.up_hosts():
         alive_s = world.clock.now - world.plan.joins_s[int(host.peer[1:])]
         assert host.learner.model.step_at(world.clock.now) >= (alive_s - 5.0) / 0.2
+
+
+def test_a_pull_that_stands_still_is_given_up() -> None:
+    world = World(calm_plan(3))
+    commits = Commits(world)
+    stood: list[tuple[float, str, int]] = []
+    hours = 1e6  # times the latency of the link
+
+    def stand(host: Host, effect: Effect) -> None:
+        if isinstance(effect, FetchUpdate) and host.now > 12.0 and not stood:
+            stood.append((host.now, host.peer, effect.fragment))
+            for link in ((host.peer, effect.peer), (effect.peer, host.peer)):
+                world.network.slow_down(*link, hours)
+                world.clock.after(0.01, world.network.slow_down, *link, 1.0)
+
+    commits.act = stand
+    result = world.run()
+    assert result.ok, (result.detail, result.stuck)
+    at_s, peer, fragment = stood[0]
+    after = [t for t, p, f, _ in commits.seen if (p, f) == (peer, fragment) and t > at_s]
+    assert after and after[0] < at_s + 25.0
