@@ -384,3 +384,13 @@ async def test_the_socket_folder_must_be_ours(tmp_path: Path) -> None:
     folder.symlink_to("/tmp")
     with pytest.raises(UserError, match="belongs to another user"):
         await P2PDaemon(tmp_path / "key", tmp_path, (), P2PDOptions()).prepare()
+
+
+@pytest.mark.parametrize("wished", [None, "3"])
+async def test_p2pd_runs_on_one_processor_unless_somebody_wishes_otherwise(make, monkeypatch, wished):
+    monkeypatch.delenv("GOMAXPROCS", raising=False)
+    if wished:
+        monkeypatch.setenv("GOMAXPROCS", wished)
+    transport = make()
+    await transport.start(Recorder())
+    assert psutil.Process(transport.p2pd_pid).environ()["GOMAXPROCS"] == (wished or "1")
