@@ -18,6 +18,7 @@ from p2pdiloco.core.types import SignedVersion, Watermark
 from p2pdiloco.daemon.wire import StateHeader
 from p2pdiloco.ports import Buffer
 from p2pdiloco.tensors.exchange import Exchange
+from p2pdiloco.tensors.payload import Payload
 from p2pdiloco.tensors.state import Pin
 from p2pdiloco.tensors.vault import Encoded, Input, MergeResult, Vault
 
@@ -54,11 +55,11 @@ class Compute:
             fragment, self._exchange.base(fragment, base_buffer), self._exchange.sent(fragment)
         )
 
-    def merge(self, fragment: int, number: int, inputs: list[Input], partials: list[Buffer]) -> MergeResult:
+    def merge(self, fragment: int, number: int, inputs: list[Input], partials: list[Payload]) -> MergeResult:
         """See `Vault.merge`."""
         return self.vault.merge(fragment, number, inputs, partials)
 
-    def merge_partial(self, fragment: int, inputs: list[Input], partials: list[Buffer]) -> Encoded:
+    def merge_partial(self, fragment: int, inputs: list[Input], partials: list[Payload]) -> Encoded:
         """See `Vault.merge_partial`."""
         return self.vault.merge_partial(fragment, inputs, partials)
 

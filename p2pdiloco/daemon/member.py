@@ -14,6 +14,7 @@ from functools import partial
 from p2pdiloco.adapters.disk import RunStore
 from p2pdiloco.adapters.events_log import EventsLog
 from p2pdiloco.adapters.kept_files import KeptFiles
+from p2pdiloco.adapters.spool import Spool
 from p2pdiloco.config.settings import NodeSettings, rates
 from p2pdiloco.config.units import parse_size
 from p2pdiloco.core import events as ev
@@ -109,6 +110,7 @@ class Member:
             self.core, self.compute, self.tickets, self._store, updates, self._io, self.report.on_record
         )
         self._kept = KeptFiles(self._store.folder / "kept")
+        self._spool = Spool(self._store.folder)
         self.runner.keeper = Keeper(self._kept, self.tickets, self.compute, self._io, self.runner.post)
         self._wire_up(config.run, me, incarnation)
         self._jobs: list[asyncio.Task[None]] = []
@@ -133,8 +135,9 @@ class Member:
             lambda fragment: core.fragments[fragment].chain.head,
             lambda fragment: 8 * numels[fragment],
             lambda fragment: 4 * numels[fragment] + 4096,
-            self.memory,
             lambda v: core.shared.signed_by(v.header.syncer, "version", v.header, v.signature),
+            self.memory,
+            self._spool,
         )
         self.memory.holders += [self.tickets, self._updates, runner.transfers]
         limits = Link(*(rate or math.inf for rate in rates(self._settings)))
@@ -257,6 +260,7 @@ class Member:
         await self.runner.close()
         self.compute.close()
         self._io.shutdown(wait=True)
+        self._spool.close()
         with contextlib.suppress(StorageError):  # what is left over goes at the next start
             self._kept.clear()
         self._exchange.close()

@@ -28,6 +28,7 @@ from p2pdiloco.daemon.tickets import Tickets
 from p2pdiloco.daemon.transfers import Transfers
 from p2pdiloco.errors import RemoteError, StorageError
 from p2pdiloco.ports import Buffer
+from p2pdiloco.tensors.payload import Payload
 from p2pdiloco.tensors.vault import Input
 
 logger = logging.getLogger(__name__)
@@ -225,23 +226,26 @@ class Runner:
         if not self.left.done():
             self.left.set_result(None)
 
-    def _inputs(self, effect: ef.Merge | ef.MergePartial) -> tuple[list[Input], list[Buffer]]:
+    def _inputs(self, effect: ef.Merge | ef.MergePartial) -> tuple[list[Input], list[Payload]]:
         """Payloads of a merge, held from now on: the core may release the tickets meanwhile."""
         tickets = self._tickets
         return (
-            [(tickets.get(i.ticket), i.contributor.tokens, i.contributor.inner_steps) for i in effect.inputs],
-            [tickets.get(ticket) for ticket in effect.partials],
+            [
+                (tickets.payload(i.ticket), i.contributor.tokens, i.contributor.inner_steps)
+                for i in effect.inputs
+            ],
+            [tickets.payload(ticket) for ticket in effect.partials],
         )
 
     def _merge(self, effect: ef.Merge) -> None:
         self.spawn(self._run_merge(effect, *self._inputs(effect)))
 
-    async def _run_merge(self, effect: ef.Merge, inputs: list[Input], partials: list[Buffer]) -> None:
+    async def _run_merge(self, effect: ef.Merge, inputs: list[Input], partials: list[Payload]) -> None:
         key = (effect.fragment, effect.term, effect.number)
         compute = self._compute
         try:
             done = await compute.run(compute.merge, effect.fragment, effect.number, inputs, partials)
-        except RemoteError as error:
+        except (RemoteError, StorageError) as error:
             self.post(ev.MergeFailed(*key, str(error)[:160]))
             return
         ticket = self._tickets.put(done.update)
@@ -251,13 +255,13 @@ class Runner:
         self.spawn(self._run_merge_partial(effect, *self._inputs(effect)))
 
     async def _run_merge_partial(
-        self, effect: ef.MergePartial, inputs: list[Input], partials: list[Buffer]
+        self, effect: ef.MergePartial, inputs: list[Input], partials: list[Payload]
     ) -> None:
         key = (effect.fragment, effect.group, effect.attempt)
         compute = self._compute
         try:
             done = await compute.run(compute.merge_partial, effect.fragment, inputs, partials)
-        except RemoteError as error:
+        except (RemoteError, StorageError) as error:
             self.post(ev.PartialFailed(*key, str(error)[:160]))
             return
         ticket = self._tickets.put(done.payload)

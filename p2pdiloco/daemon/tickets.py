@@ -1,34 +1,46 @@
-"""Payloads that the core knows by ticket only: encoded contributions and outer updates in host memory."""
+"""Payloads that the core knows by ticket only: encoded contributions, partial merges and outer updates, in
+host memory or, of what peers pushed, in scratch on the disk."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from p2pdiloco.errors import invariant
+from p2pdiloco.errors import InvariantViolation, invariant
 from p2pdiloco.ports import Buffer
+from p2pdiloco.tensors.payload import Payload, memory_bytes
 
 
 class Tickets:
     """Ticket -> payload. What the core released is gone; what a running job still reads stays alive."""
 
     def __init__(self) -> None:
-        self._payloads: dict[int, Buffer] = {}
+        self._payloads: dict[int, Payload] = {}
+        self._pushed: set[int] = set()
         self._spilled: set[int] = set()
         self._next = 1
         self.on_spilled_released: Callable[[int], None] = lambda ticket: None
         """A ticket was released whose payload is on the disk."""
 
-    def put(self, payload: Buffer) -> int:
-        """A new ticket for a payload."""
+    def put(self, payload: Payload, pushed: bool = False) -> int:
+        """A new ticket for a payload. `pushed`: by a peer."""
         ticket = self._next
         self._next += 1
         self._payloads[ticket] = payload
+        if pushed:
+            self._pushed.add(ticket)
         return ticket
 
-    def get(self, ticket: int) -> Buffer:
-        """The payload behind a ticket that is neither released nor on the disk."""
+    def payload(self, ticket: int) -> Payload:
+        """The payload behind a ticket that is neither released nor spilled."""
         invariant(ticket in self._payloads, f"ticket {ticket} is not open")
         return self._payloads[ticket]
+
+    def get(self, ticket: int) -> Buffer:
+        """The same of one that is in memory: of what no peer pushed."""
+        payload = self.payload(ticket)
+        if not isinstance(payload, Buffer):
+            raise InvariantViolation(f"ticket {ticket} is not in memory")
+        return payload
 
     def in_memory(self, ticket: int) -> Buffer | None:
         """The payload behind a ticket that is not released; None if it is on the disk."""
@@ -38,12 +50,14 @@ class Tickets:
         """The payload has been written to the disk and need not stay here. False: it was released."""
         if self._payloads.pop(ticket, None) is None:
             return False
+        self._pushed.discard(ticket)
         self._spilled.add(ticket)
         return True
 
     def release(self, ticket: int) -> None:
         """Forget a ticket; a second time is without effect."""
         self._payloads.pop(ticket, None)
+        self._pushed.discard(ticket)
         if ticket in self._spilled:
             self._spilled.remove(ticket)
             self.on_spilled_released(ticket)
@@ -54,4 +68,9 @@ class Tickets:
     @property
     def held_bytes(self) -> int:
         """Payload bytes that are held in memory."""
-        return sum(memoryview(p).nbytes for p in self._payloads.values())
+        return sum(map(memory_bytes, self._payloads.values()))
+
+    @property
+    def pushed_bytes(self) -> int:
+        """Of them, those that peers pushed."""
+        return sum(memory_bytes(self._payloads[ticket]) for ticket in self._pushed)

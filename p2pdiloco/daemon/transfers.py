@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import msgspec
 
+from p2pdiloco.adapters.spool import Spool
 from p2pdiloco.core import effects as ef
 from p2pdiloco.core import events as ev
 from p2pdiloco.core.messages import decode as decode_message
@@ -52,11 +53,12 @@ class Transfers:
         head_of: Callable[[int], Head],
         state_bytes: Callable[[int], int],
         max_update_bytes: Callable[[int], int],
+        signed: Callable[[SignedVersion], bool],
         memory: Memory | None = None,
-        signed: Callable[[SignedVersion], bool] = lambda version: True,
+        spool: Spool | None = None,
     ) -> None:
         """`signed`: whether its syncer signed a version. The core looks at that too, but it knows only whom
-        it asked, not who of those that were named gave it."""
+        it asked, not who of those that were named gave it. `spool`: see `Arrivals`."""
         self._signed = signed
         self._memory = memory or Memory()
         self._run = run
@@ -71,7 +73,7 @@ class Transfers:
         self._pins = 0
         self._unfinished = Parts()
         self._bytes_pulled = 0
-        self.arrivals = Arrivals(compute, tickets, post, head_of, memory=self._memory)
+        self.arrivals = Arrivals(compute, tickets, post, head_of, memory=self._memory, spool=spool)
         self.bytes_out = 0
         self.bytes_pushed = 0
         """Of our own contributions and partials: the part of `bytes_out` whose time we know."""

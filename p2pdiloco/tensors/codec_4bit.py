@@ -34,6 +34,7 @@ _FP16_SIGN_AND_LOW_EXPONENT = 0x9C00 - 0x10000
 class FourBit(Codec):
     """Codes 0 to 15, each of which stands for a level, times the block's scale."""
 
+    block, sections = BLOCK, (2, _HALF)
     top: float
     """The largest level, which a block's largest magnitude gets."""
     unit = 1.0

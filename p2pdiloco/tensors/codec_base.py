@@ -31,16 +31,31 @@ class Codec:
     """One encoding. Stateless, so that any thread may use the one instance in `CODECS`.
 
     Tensors may be on any device; payloads are host memory. A new encoding is one subclass with the four
-    underscored methods and `encoded_bytes`, and one entry in `CODECS`.
+    underscored methods, `encoded_bytes`, `block` and `sections`, and one entry in `CODECS`.
     """
 
     name: str
+    block: int
+    """Elements that are encoded together."""
+    sections: tuple[int, ...]
+    """A payload is so many sections, one after the other, each with so many bytes of every block."""
     sparse = False
     """Most elements of a payload are zero: what is left out matters, whoever encodes."""
 
     def encoded_bytes(self, numel: int) -> int:
         """Exact payload size of numel elements."""
         raise NotImplementedError
+
+    def spans(self, start: int, stop: int, numel: int) -> list[tuple[int, int]]:
+        """(offset, size) of the bytes of elements start (a multiple of `block`) to stop in a payload of numel
+        elements: one after the other they are the payload of these elements alone."""
+        found, base, total = [], 0, self.encoded_bytes(numel)
+        for size in self.sections:
+            first = base + size * (start // self.block)
+            last = min(base + size * blocks_of(stop, self.block), total)
+            found.append((first, last - first))
+            base += size * blocks_of(numel, self.block)
+        return found
 
     def encode(self, source: Tensor, out: bytearray | None = None) -> bytearray:
         """The payload of `source` (fp32 [numel], contiguous), in `out` (of exactly the right size) or new.

@@ -27,6 +27,7 @@ class Fp32(Codec):
     """The bits themselves, 4 bytes per element."""
 
     name = "fp32"
+    block, sections = 1, (4,)
 
     def encoded_bytes(self, numel: int) -> int:
         return 4 * numel
@@ -45,6 +46,7 @@ class Bf16(Codec):
     """The upper half of the bits, rounded to nearest even; what would become infinite is the largest bf16."""
 
     name = "bf16"
+    block, sections = 1, (2,)
 
     def encoded_bytes(self, numel: int) -> int:
         return 2 * numel
@@ -68,6 +70,7 @@ class Int8(Codec):
     """
 
     name = "int8"
+    block, sections = BLOCK, (4, BLOCK)
 
     def encoded_bytes(self, numel: int) -> int:
         return 4 * blocks_of(numel, BLOCK) + numel

@@ -31,6 +31,7 @@ class TopK(Codec):
     """See the module."""
 
     name = "topk"
+    block, sections = CHUNK, (4, _SIGN_BYTES, _INDEX_BYTES)
     sparse = True
 
     def encoded_bytes(self, numel: int) -> int:

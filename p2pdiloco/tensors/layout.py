@@ -16,29 +16,12 @@ from msgspec import Struct
 from torch import Tensor
 
 from p2pdiloco.errors import ConfigError, invariant
+from p2pdiloco.tensors.spec import TensorSpec as TensorSpec
 
 BALANCED = 1.1
 """A plan is good when its largest fragment is at most this many times the mean one."""
 _LIMIT_RATIO = 1.5
 _MAX_LIMITS = 24
-
-
-class TensorSpec(Struct, frozen=True):
-    """One named parameter. `embedding` tensors are merged by plain weighted mean (algorithm, section 1)."""
-
-    name: str
-    shape: tuple[int, ...]
-    embedding: bool = False
-
-    @property
-    def numel(self) -> int:
-        """Elements."""
-        return math.prod(self.shape)
-
-    @property
-    def rows(self) -> int:
-        """Slices along the first dimension: the finest pieces that a tensor is cut into."""
-        return self.shape[0] if self.shape else 1
 
 
 class Piece(Struct, frozen=True):

@@ -35,6 +35,7 @@ from p2pdiloco.tensors.merge import (
     contribution_weight,
     norm,
 )
+from p2pdiloco.tensors.payload import Payload, size_of
 
 ROUNDING = 1.03
 """A sum of thousands of fp32 terms may exceed its bound by so much and still be honest."""
@@ -67,38 +68,48 @@ def encode_partial(accumulator: Accumulator) -> bytearray:
     return payload
 
 
-def decode_partial(layout: FragmentLayout, payload: Buffer) -> Partial:
-    """The sums in a payload, which anybody may have sent.
+def decode_partial(layout: FragmentLayout, payload: Payload, storage: Tensor | None = None) -> Partial:
+    """The sums in a payload, which anybody may have sent. Of a payload that is not in memory, the sums are
+    read into `storage` (fp32, at least numel elements), or a new tensor.
 
     Raises:
         RemoteError: "wrong-size", "non-finite", "implausible-weight", "out-of-range" (sums that no
-            contributions of that weight have).
+            contributions of that weight have). StorageError.
     """
-    size = memoryview(payload).nbytes
+    size = size_of(payload)
     if size != partial_bytes(layout):
         raise RemoteError("wrong-size", f"{size} bytes of a partial merge, expected {partial_bytes(layout)}")
-    view = memoryview(payload)
-    writable: Buffer = bytearray(view) if view.readonly else view.cast("B")  # torch warns of read-only memory
     head = _head(layout)
-    weight, *norms, contributions = head.unpack_from(writable)
-    found = Partial(
-        weight,
-        contributions,
-        tuple(norms),
-        torch.frombuffer(writable, dtype=torch.float32, offset=head.size, count=layout.numel),
-    )
+    if isinstance(payload, Buffer):
+        view = memoryview(payload)
+        # torch warns of read-only memory
+        first: Buffer = bytearray(view) if view.readonly else view.cast("B")
+        sums = torch.frombuffer(first, dtype=torch.float32, offset=head.size, count=layout.numel)
+    else:
+        first = bytearray(head.size)
+        payload.read(0, memoryview(first))
+        sums = (torch.empty(layout.numel) if storage is None else storage)[: layout.numel]
+        payload.read(head.size, bytes_of(sums))
+    weight, *norms, contributions = head.unpack_from(first)
+    found = Partial(weight, contributions, tuple(norms), sums)
     _check(layout, found)
     return found
 
 
-def check_partial(layout: FragmentLayout, payload: Buffer, work: Iterable[tuple[int, int]]) -> None:
-    """Judge a partial merge against its label: `work` has (tokens, inner steps) of every contribution.
+def check_partial(
+    layout: FragmentLayout,
+    payload: Payload,
+    work: Iterable[tuple[int, int]],
+    storage: Tensor | None = None,
+) -> None:
+    """Judge a partial merge against its label: `work` has (tokens, inner steps) of every contribution;
+    `storage`: see `decode_partial`.
 
     Raises:
         RemoteError: as `decode_partial`; "implausible-tokens"; "wrong-weight" (not the sum of the
             contributions' weights) or "wrong-count".
     """
-    found = decode_partial(layout, payload)
+    found = decode_partial(layout, payload, storage)
     weights = [contribution_weight(tokens, inner_steps) for tokens, inner_steps in work]
     if found.contributions != len(weights):
         raise RemoteError("wrong-count", f"{found.contributions} contributions, {len(weights)} labels")

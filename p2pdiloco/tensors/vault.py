@@ -24,12 +24,13 @@ from p2pdiloco.tensors.layout import FragmentLayout, gather
 from p2pdiloco.tensors.merge import MAX_MAGNITUDE, Accumulator
 from p2pdiloco.tensors.outer import momentum_at, outer_step
 from p2pdiloco.tensors.partial import check_partial, decode_partial, encode_partial
+from p2pdiloco.tensors.payload import Payload, parts_of
 from p2pdiloco.tensors.state import EMPTY, FragmentState, Pin
 
 _MAX_STATE = 2.0**100
 
 
-Input = tuple[Buffer, int, int]
+Input = tuple[Payload, int, int]
 """A contribution to a merge: payload, tokens, inner steps."""
 
 
@@ -185,26 +186,28 @@ class Vault:
 
     # --- what peers sent ---------------------------------------------------------------------------------
 
-    def check_payload(self, fragment: int, payload: Buffer, codec_name: str) -> None:
+    def check_payload(self, fragment: int, payload: Payload, codec_name: str) -> None:
         """Judge a contribution or an update on receipt, without decoding it.
 
         Raises:
             RemoteError: "wrong-codec" (not one of this run's), "wrong-size", "non-finite", "out-of-range".
+            StorageError: a payload that is not in memory cannot be read; so of all that take payloads.
         """
         chosen = next((c for c in (self._contribution, self._update) if c.name == codec_name), None)
         if chosen is None:
             raise RemoteError("wrong-codec", f"{codec_name[:16]!r} is not used in this run")
-        _check(chosen, payload, self.layouts[fragment].numel)
+        for part, start, stop in parts_of(chosen, payload, self.layouts[fragment].numel):
+            _check(chosen, part, stop - start)
 
-    def check_partial(self, fragment: int, payload: Buffer, work: Sequence[tuple[int, int]]) -> None:
+    def check_partial(self, fragment: int, payload: Payload, work: Sequence[tuple[int, int]]) -> None:
         """Judge a group's partial merge on receipt; `work`: (tokens, inner steps) of its contributions.
 
         Raises:
             RemoteError: see `tensors.partial.check_partial`.
         """
-        check_partial(self.layouts[fragment], payload, work)
+        check_partial(self.layouts[fragment], payload, work, self._delta)
 
-    def merge_partial(self, fragment: int, inputs: Sequence[Input], partials: Sequence[Buffer]) -> Encoded:
+    def merge_partial(self, fragment: int, inputs: Sequence[Input], partials: Sequence[Payload]) -> Encoded:
         """Add up contributions, then partials, in the given order. State and spare are not touched.
 
         Raises:
@@ -214,7 +217,7 @@ class Vault:
         return Encoded(payload, payload_digest((payload,)))
 
     def merge(
-        self, fragment: int, number: int, inputs: Sequence[Input], partials: Sequence[Buffer] = ()
+        self, fragment: int, number: int, inputs: Sequence[Input], partials: Sequence[Payload] = ()
     ) -> MergeResult:
         """Merge contributions, then partials, in the given order and make version `number` in the spare.
 
@@ -293,15 +296,16 @@ class Vault:
         invariant(not wrong, f"fragment {fragment} is at version {state.number}, not {number}")
         return state
 
-    def _accumulate(self, fragment: int, inputs: Sequence[Input], partials: Sequence[Buffer]) -> Accumulator:
+    def _accumulate(self, fragment: int, inputs: Sequence[Input], partials: Sequence[Payload]) -> Accumulator:
         layout = self.layouts[fragment]
         accumulator, delta = Accumulator(layout, self._sums), self._delta[: layout.numel]
         for payload, tokens, inner_steps in inputs:
-            _check(self._contribution, payload, layout.numel)
-            self._contribution.decode(payload, delta)
+            for content, start, stop in parts_of(self._contribution, payload, layout.numel):
+                _check(self._contribution, content, stop - start)
+                self._contribution.decode(content, delta[start:stop])
             accumulator.add(delta, tokens, inner_steps)
         for payload in partials:
-            part = decode_partial(layout, payload)
+            part = decode_partial(layout, payload, delta)
             accumulator.combine(part.weight, part.contributions, part.norms, part.sums)
         return accumulator
 

@@ -65,6 +65,7 @@ class Peer:
             lambda _: None,  # type: ignore[arg-type, return-value]
             lambda _: 0,
             lambda _: len(PAYLOAD),
+            lambda _: True,
         )
 
     def _post(self, event: ev.Event) -> None:

@@ -8,10 +8,11 @@ from types import SimpleNamespace
 import pytest
 from daemon_kit import Neighbourhood, until
 
+from p2pdiloco.adapters.spool import Spool
 from p2pdiloco.config.presets import PRESETS
 from p2pdiloco.daemon.memory import OUT_OF_BUDGET, Memory, check_budget, least_bytes, state_bytes
 from p2pdiloco.errors import RemoteError, UserError
-from p2pdiloco.learner.model import specs_of
+from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tensors.layout import plan_fragments
 
 
@@ -36,7 +37,7 @@ def test_room_for_what_peers_push_leaves_room_for_what_we_fetch() -> None:
 
 def test_a_budget_that_no_node_could_live_in_is_refused_at_the_start() -> None:
     small = PRESETS["small"]
-    layouts = plan_fragments(specs_of(small.model), small.sync.fragments)
+    layouts = plan_fragments(task_of(small).specs(), small.sync.fragments)
     least = least_bytes(layouts, "int8", "int8", 3)
     numel = sum(layout.numel for layout in layouts)
     assert 5 * numel < least < 9 * numel and state_bytes(layouts) < least
@@ -54,7 +55,9 @@ async def test_the_setting_is_the_budget(tmp_path: Path) -> None:
             await town.member("b", max_memory="1kB")
 
 
-async def test_a_push_that_does_not_fit_is_put_off_and_counted_and_later_taken(tmp_path: Path) -> None:
+async def test_a_push_that_fits_neither_memory_nor_disk_is_put_off_and_counted_and_later_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with Neighbourhood(tmp_path) as town:
         member = await town.member("a", genesis=True)
         rogue = await town.rogue()
@@ -62,11 +65,27 @@ async def test_a_push_that_does_not_fit_is_put_off_and_counted_and_later_taken(t
         payload = rogue.payload(member)
         signed = rogue.sign(rogue.header(member, payload))
         member.memory.most_bytes = member.memory.fetch_bytes + member.memory.used_bytes + len(payload) - 1
-        answer = await rogue.push(member, signed, payload)
-        assert (answer.accepted, answer.reason) == (False, OUT_OF_BUDGET)
-        assert member.report.status(0.0).refusals[OUT_OF_BUDGET] == 1
-        member.memory.most_bytes += 1
-        assert (await rogue.push(member, signed, payload)).accepted
+        with monkeypatch.context() as full_disk:
+            full_disk.setattr(Spool, "fits", lambda *_: False)
+            answer = await rogue.push(member, signed, payload)
+            assert (answer.accepted, answer.reason) == (False, OUT_OF_BUDGET)
+            assert member.report.status(0.0).refusals[OUT_OF_BUDGET] == 1
+        held_bytes = member.memory.used_bytes
+        assert (await rogue.push(member, signed, payload)).accepted, "there is room on the disk"
+        assert member.memory.used_bytes == held_bytes
+
+
+async def test_no_round_loses_a_contributor_for_want_of_memory(tmp_path: Path) -> None:
+    async with Neighbourhood(tmp_path) as town:
+        members = [await town.member("a", genesis=True)]
+        members += [await town.member(name) for name in "bc"]
+        for member in members:
+            await until(lambda m=member: len(m.core.shared.view.members(m._loop.time())) == 2, "all meet")
+            member.memory.most_bytes = member.memory.fetch_bytes + member.memory.used_bytes + (1 << 20)
+            member.memory.room = lambda size: False  # type: ignore[method-assign]
+        await town.round(*members)
+        assert not any(member.memory.refused for member in members)
+        await until(lambda: all(m.runner.transfers.arrivals.spooled_bytes == 0 for m in members), "freed")
 
 
 async def test_what_cannot_be_fetched_for_want_of_memory_is_fetched_later(tmp_path: Path) -> None:

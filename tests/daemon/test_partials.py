@@ -98,6 +98,7 @@ class Node:
             lambda fragment: HEAD,
             lambda fragment: 0,
             lambda fragment: 0,
+            lambda version: True,
         )
         self.runner.transfers = self.transfers
         self.door = FrontDoor()
@@ -288,6 +289,7 @@ async def test_what_is_arriving_has_one_budget(nodes: list[Node], monkeypatch: p
     leaf, root = nodes
     merged = await leaf.partial()
     payload = leaf.tickets.get(merged.ticket)
+    monkeypatch.setattr(arrivals, "SHARE_BYTES", 0)
     monkeypatch.setattr(arrivals, "MAX_ARRIVING_BYTES", len(payload) + 10)
     root.transfers.arrivals._arriving_bytes = 11
     leaf.offer(root, leaf.label(payload), payload)

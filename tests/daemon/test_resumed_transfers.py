@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import gc
 import hashlib
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from test_parts import version
 
+from p2pdiloco.adapters.spool import Spool
 from p2pdiloco.core import effects as ef
 from p2pdiloco.core import events as ev
 from p2pdiloco.daemon import arrivals as arrivals_module
@@ -93,7 +97,9 @@ def fetching(holders: Holders) -> tuple[Transfers, list[ev.Event], DirectCompute
     def size(_fragment: int) -> int:
         return len(PAYLOAD)
 
-    made = Transfers("run", holders, compute, tickets, posted.append, lambda: True, none, None, size, size)  # type: ignore[arg-type]
+    made = Transfers(  # type: ignore[arg-type]
+        "run", holders, compute, tickets, posted.append, lambda: True, none, None, size, size, lambda _: True
+    )
     return made, posted, compute, tickets
 
 
@@ -166,7 +172,7 @@ async def test_a_contribution_goes_on_where_it_was_cut_and_others_do_not() -> No
     stranger: Any = arrivals.on_push("b", push(1000))
     assert stranger.offset == 0
     again: Any = arrivals.on_push("a", push(1000))
-    assert again.offset == 600 and bytes(again._payload[:600]) == b"x" * 600
+    assert again.offset == 600 and bytes(again._landing.payload[:600]) == b"x" * 600
     stranger.abort("cut")
     again.abort("cut")
     assert arrivals._arriving_bytes == 1000, "what is kept counts"
@@ -180,6 +186,7 @@ async def test_what_is_kept_of_cut_pushes_is_bounded(monkeypatch: pytest.MonkeyP
         sink.abort("cut")
     assert len(arrivals._unfinished) == MAX_UNFINISHED
     assert arrivals._arriving_bytes == MAX_UNFINISHED * 1000
+    monkeypatch.setattr(arrivals_module, "SHARE_BYTES", 0)
     monkeypatch.setattr(arrivals_module, "MAX_ARRIVING_BYTES", 17_000)
     assert not isinstance(arrivals.on_push("b", push(5000, 200)), Refusal), "room is made"
     assert arrivals._arriving_bytes <= 17_000
@@ -223,3 +230,63 @@ async def test_a_busy_holder_does_not_cost_what_is_here_and_a_fetched_state_free
     holders.busy = False
     await made.fetch_state(ef.FetchState(0, 1, "c"))
     assert isinstance(posted[-1], ev.StateFetched) and len(made._unfinished) == 0
+
+
+async def test_what_finds_no_place_in_memory_lies_on_the_disk_and_goes_on_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arrivals_module, "SHARE_BYTES", 1500)
+    spool, tickets = Spool(tmp_path, spare_bytes=0), Tickets()
+    arrivals = Arrivals(DirectCompute(), tickets, lambda _: None, lambda _: None, spool=spool)  # type: ignore[arg-type, return-value]
+    tickets.put(bytes(100_000))  # our own: not of this share
+    arrivals.on_push("a", push(1000, 1))
+    for _ in range(2):
+        second: Any = arrivals.on_push("b", push(1000, 2))
+        await second.write(second.offset, memoryview(bytes([second.offset // 100]) * 300))
+        second.abort("cut")
+    assert (arrivals.held_bytes, arrivals.spooled_bytes) == (1000, 1000)
+    found = bytearray(600)
+    second._landing.payload.read(0, memoryview(found))
+    assert found == bytes([0]) * 300 + bytes([3]) * 300
+    tickets.put(bytes(500), pushed=True)
+    small: Any = arrivals.on_push("c", push(1, 3))
+    assert arrivals.spooled_bytes == 1001, "what waits to be merged counts"
+    monkeypatch.setattr(Spool, "_put", _full)
+    with pytest.raises(TransportError):
+        await small.write(0, memoryview(b"x"))
+    small.abort("cut")
+    del small, second
+    gc.collect()  # the error that was raised refers to it
+    assert arrivals.spooled_bytes == 1000, "a full disk leaves nothing behind of it"
+    arrivals.forget_all()
+    assert arrivals.spooled_bytes == 0
+    spool.close()
+
+
+def _full(*_: object) -> int:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+async def test_more_than_any_budget_is_refused_also_if_the_core_takes_it() -> None:
+    posted: list[ev.Event] = []
+    arrivals = offered(posted)
+    large = arrivals.on_push("a", push(arrivals_module.MAX_ARRIVING_BYTES + 1))
+    assert isinstance(large, Refusal) and not posted
+    absurd = arrivals.on_push("a", push(arrivals_module.ABSURD_BYTES + 1))
+    assert isinstance(absurd, Refusal) and [type(event) for event in posted] == [
+        ev.ContributionOffered,
+        ev.ContributionBroken,
+    ], "the core refuses and counts, or hears that it does not come"
+    assert arrivals.held_bytes == 0
+
+
+async def test_room_is_not_made_by_what_is_about_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    arrivals = offered([])
+    sinks: list[Any] = [arrivals.on_push(peer, push(1000, i)) for i, peer in enumerate("ab")]
+    for sink in sinks:
+        await sink.write(0, memoryview(b"x" * 600))
+        sink.abort("cut")
+    arrivals._memory.most_bytes = 100
+    assert arrivals.on_push("a", push(1000, 0)).offset == 600  # type: ignore[union-attr]
+    longer = arrivals.on_push("b", push(1200, 1))
+    assert isinstance(longer, Refusal), "of another size: it begins anew, and there is no room"

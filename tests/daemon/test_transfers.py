@@ -10,6 +10,7 @@ import pytest
 
 from p2pdiloco.core import events as ev
 from p2pdiloco.daemon import wire
+from p2pdiloco.daemon.arrivals import Landing
 from p2pdiloco.daemon.tickets import Tickets
 from p2pdiloco.daemon.transfers import Transfers
 
@@ -43,6 +44,7 @@ def transfers(compute: StuckCompute, posted: list[ev.Event]) -> Transfers:
         lambda _: None,  # type: ignore[arg-type, return-value]
         lambda _: 0,
         lambda _: 0,
+        lambda _: True,
     )
 
 
@@ -58,7 +60,7 @@ async def cancelled(work: Any) -> None:
 async def test_a_contribution_cut_while_it_is_judged_is_reported_as_cut() -> None:
     posted: list[ev.Event] = []
     header = SimpleNamespace(fragment=0, codec="int8", payload_digest=bytes(32))
-    await cancelled(transfers(StuckCompute(), posted).arrivals.payload_arrived(7, header, bytearray(4)))  # type: ignore[arg-type]
+    await cancelled(transfers(StuckCompute(), posted).arrivals.payload_arrived(7, header, Landing(4, None)))  # type: ignore[arg-type]
     assert posted == [ev.ContributionBroken(7, "cut")]
 
 

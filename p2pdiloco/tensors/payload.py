@@ -1,0 +1,74 @@
+"""Payloads that may lie elsewhere than in memory, and reading them tile by tile."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from typing import Protocol
+
+from p2pdiloco.errors import RemoteError
+from p2pdiloco.tensors.codec_base import Codec
+from p2pdiloco.tensors.digest import Buffer
+
+READ_TILE = 1 << 20
+"""Elements of a stored payload in memory at one time; a multiple of every codec's block."""
+_READ_BYTES = 1 << 20
+
+
+class Stored(Protocol):
+    """A payload that is not in memory (`adapters.spool`)."""
+
+    @property
+    def nbytes(self) -> int:
+        """Its size."""
+
+    def read(self, offset: int, into: memoryview) -> None:
+        """Fill `into` from there on, from any thread. Raises: StorageError."""
+
+
+Payload = Buffer | Stored
+
+
+def size_of(payload: Payload) -> int:
+    """Bytes of a payload, wherever it is."""
+    return memoryview(payload).nbytes if isinstance(payload, Buffer) else payload.nbytes
+
+
+def memory_bytes(payload: Payload) -> int:
+    """What of it is in memory."""
+    return memoryview(payload).nbytes if isinstance(payload, Buffer) else 0
+
+
+def digest_of(payload: Payload) -> bytes:
+    """SHA-256 of a payload. Raises: StorageError."""
+    if isinstance(payload, Buffer):
+        return hashlib.sha256(payload).digest()
+    found, room = hashlib.sha256(), memoryview(bytearray(_READ_BYTES))
+    for start in range(0, payload.nbytes, _READ_BYTES):
+        part = room[: payload.nbytes - start]
+        payload.read(start, part)
+        found.update(part)
+    return found.digest()
+
+
+def parts_of(chosen: Codec, payload: Payload, numel: int) -> Iterator[tuple[Buffer, int, int]]:
+    """(payload of elements start to stop, start, stop) over a payload of numel elements: all at once if it
+    is in memory, else tiles, each valid until the next.
+
+    Raises:
+        RemoteError: "wrong-size". StorageError.
+    """
+    if isinstance(payload, Buffer):
+        yield payload, 0, numel
+        return
+    size = chosen.encoded_bytes(numel)
+    if payload.nbytes != size:
+        raise RemoteError("wrong-size", f"{payload.nbytes} bytes of {chosen.name}, expected {size}")
+    room = memoryview(bytearray(chosen.encoded_bytes(min(numel, READ_TILE))))
+    for start in range(0, numel, READ_TILE):
+        stop = min(start + READ_TILE, numel)
+        have = 0
+        for offset, length in chosen.spans(start, stop, numel):
+            payload.read(offset, room[have : have + length])
+            have += length
+        yield room[:have], start, stop

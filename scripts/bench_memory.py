@@ -1,0 +1,165 @@
+"""How does a syncer's memory grow with the number of contributors? Pushes that arrive, and their merge.
+
+    .venv/bin/python scripts/bench_memory.py [--millions 8] [--codec int4] [--contributors 2 8] [--json FILE]
+
+For each number of contributors, a fresh process lets that many contributions to one fragment arrive, all at
+the same time, chunk by chunk, through the daemon's own code, has them judged and then merged. What is told is
+how far the peak of its resident memory rises above what it was before: "bounded" as nodes do it, with scratch
+on the disk, "in memory" with every payload there, as a comparison. Also the merge's processor time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from benchkit import arguments, finish
+
+from p2pdiloco.adapters.flow import CHUNK_BYTES
+from p2pdiloco.adapters.spool import Spool
+from p2pdiloco.config.manifest import OuterSection
+from p2pdiloco.core import effects as ef
+from p2pdiloco.core import events as ev
+from p2pdiloco.daemon import arrivals as arrivals_module
+from p2pdiloco.daemon.arrivals import Arrivals
+from p2pdiloco.daemon.compute import Compute
+from p2pdiloco.daemon.tickets import Tickets
+from p2pdiloco.tensors.codec import CODECS, codec
+from p2pdiloco.tensors.layout import TensorSpec, plan_fragments
+from p2pdiloco.tensors.vault import Vault
+
+COLUMNS = 1000
+MIB = 1 << 20
+AT_ONCE = {"MALLOC_MMAP_THRESHOLD_": "65536"}
+"""What is freed goes back to the machine, or what was used at the start would hide what is used later."""
+
+
+class Syncer:
+    """The receiving half of a node, with a core that takes everything."""
+
+    def __init__(self, numel: int, codec_name: str, folder: Path | None) -> None:
+        shape = (numel // COLUMNS, COLUMNS)
+        layouts = plan_fragments([TensorSpec("w", shape)], 1)
+        self.vault = Vault(layouts, OuterSection(), codec_name, codec_name)
+        self.vault.load_initial({"w": torch.randn(shape)})
+        self.compute, self.tickets, self.held = Compute(self.vault, None), Tickets(), []  # type: ignore[arg-type]
+        self.spool = Spool(folder) if folder else None
+        self.arrivals = Arrivals(self.compute, self.tickets, self._post, lambda _: None, spool=self.spool)  # type: ignore[arg-type, return-value]
+        self.payload = memoryview(codec(codec_name).encode(0.01 * torch.randn(layouts[0].numel)))
+        self._label = SimpleNamespace(
+            payload_bytes=len(self.payload),
+            payload_digest=hashlib.sha256(self.payload).digest(),
+            fragment=0,
+            codec=codec_name,
+        )
+
+    def _post(self, event: ev.Event) -> None:
+        if isinstance(event, ev.ContributionReceived):
+            self.held.append(event.ticket)
+            self.arrivals.answered(ef.AnswerTransfer(event.transfer, 0, accepted=True, reason=""))
+
+    async def take(self, contributors: int) -> None:
+        """All of them at once, a chunk of each in turn."""
+        request: Any = SimpleNamespace(signed=SimpleNamespace(header=self._label))
+        sinks: list[Any] = [self.arrivals.on_push(f"peer {i}", request) for i in range(contributors)]
+        for start in range(0, len(self.payload), CHUNK_BYTES):
+            for sink in sinks:
+                await sink.write(start, self.payload[start : start + CHUNK_BYTES])
+        for sink in sinks:
+            await sink.finish()
+
+    async def merge(self, number: int) -> float:
+        """What has come; seconds of processor time."""
+        inputs = [(self.tickets.payload(ticket), 1000, 10) for ticket in self.held]
+        start = time.process_time()
+        await self.compute.run(self.compute.merge, 0, number, inputs, [])
+        taken_s = time.process_time() - start
+        for ticket in self.held:
+            self.tickets.release(ticket)
+        self.held.clear()
+        self.vault.drop_spare(0)
+        return taken_s
+
+
+def peak_bytes() -> int:
+    """Most resident memory since `forget_peak`."""
+    return 1024 * int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])
+
+
+def forget_peak() -> int:
+    """Resident memory now, from where the peak is counted."""
+    Path("/proc/self/clear_refs").write_text("5")
+    return peak_bytes()
+
+
+async def one(numel: int, codec_name: str, contributors: int, bounded: bool) -> dict[str, float]:
+    """In a process of its own."""
+    torch.set_num_threads(1)
+    if not bounded:
+        arrivals_module.SHARE_BYTES = 1 << 60  # type: ignore[misc]
+    with tempfile.TemporaryDirectory() as folder:
+        syncer = Syncer(numel, codec_name, Path(folder) if bounded else None)
+        await syncer.take(1)  # what is needed once and for all is not counted
+        await syncer.merge(1)
+        before = forget_peak()
+        await syncer.take(contributors)
+        merge_s = await syncer.merge(1)
+        growth = peak_bytes() - before
+        syncer.compute.close()
+        if syncer.spool:
+            syncer.spool.close()
+    return {
+        "growth_mib": growth / MIB,
+        "payloads_mib": contributors * len(syncer.payload) / MIB,
+        "merge_s": merge_s,
+    }
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = arguments(__doc__ or "")
+    parser.add_argument("--millions", type=float, default=8.0, help="of parameters in the fragment")
+    parser.add_argument("--codec", default="int4", choices=list(CODECS))
+    parser.add_argument("--contributors", type=int, nargs="+", default=[2, 8, 32])
+    parser.add_argument("--one", choices=("bounded", "memory"), help="(for itself)")
+    args = parser.parse_args()
+    numel = int(args.millions * 1e6)
+    if args.one:
+        print(json.dumps(asyncio.run(one(numel, args.codec, args.contributors[0], args.one == "bounded"))))
+        return
+    rows = []
+    print(f"{numel / 1e6:g} M parameters, {args.codec}: peak of resident memory above what it was, MiB")
+    print(
+        f"{'contributors':>12}{'payloads':>10}{'bounded':>10}{'in memory':>11}{'merge s':>9}{'in memory':>11}"
+    )
+    for contributors in args.contributors:
+        row: dict[str, Any] = {"contributors": contributors}
+        for how in ("bounded", "memory"):
+            words = ["--one", how, "--millions", str(args.millions), "--codec", args.codec]
+            words += ["--contributors", str(contributors)]
+            command = [sys.executable, __file__, *words]
+            ran = subprocess.run(
+                command, capture_output=True, check=True, text=True, env=os.environ | AT_ONCE
+            )
+            row[how] = json.loads(ran.stdout)
+        bounded, memory = row["bounded"], row["memory"]
+        print(
+            f"{contributors:>12}{bounded['payloads_mib']:>10.1f}{bounded['growth_mib']:>10.1f}"
+            f"{memory['growth_mib']:>11.1f}{bounded['merge_s']:>9.3f}{memory['merge_s']:>11.3f}"
+        )
+        rows.append(row)
+    finish("memory", {"parameters": numel, "codec": args.codec, "rows": rows}, args.json)
+
+
+if __name__ == "__main__":
+    main()
