@@ -5,7 +5,7 @@ Addresses are libp2p multiaddrs as text, peers are libp2p peer ids as base58 tex
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 from msgspec import Struct
@@ -57,6 +57,8 @@ class PullSource(Struct, frozen=True):
     """Called once when the payload buffers are no longer read, whatever happened."""
     delivered: Callable[[], None] = lambda: None
     """Called before that if the asker acknowledged all of it."""
+    pace: Callable[[int], Awaitable[None]] | None = None
+    """Awaited before so many bytes are sent: what is less urgent waits there."""
 
 
 class TransportHandlers(Protocol):

@@ -178,10 +178,16 @@ class Channel:
         return Sending(self._flow or Flow(now), max(1, most_bytes), now, self._deadline_s(size))
 
     async def send_payload(
-        self, payload: Sequence[Buffer], sending: Sending, stop: asyncio.Future[Any]
+        self,
+        payload: Sequence[Buffer],
+        sending: Sending,
+        stop: asyncio.Future[Any],
+        pace: Callable[[int], Awaitable[None]] | None = None,
     ) -> bool:
         """Send all buffers in chunks, and END; False when `stop`, which reads what the receiver says
-        meanwhile, was done before. Raises: TransportError (also: nothing acknowledged for `idle_s`)."""
+        meanwhile, was done before. `pace`: see `ports.PullSource`.
+
+        Raises: TransportError (also: nothing acknowledged for `idle_s`)."""
         upload = self._limits.upload
         for buffer in payload:
             view = memoryview(buffer).cast("B")
@@ -190,6 +196,8 @@ class Channel:
                 most = sending.chunk_bytes if upload is None else min(sending.chunk_bytes, upload.chunk_bytes)
                 chunk = view[start : start + most]
                 start += len(chunk)
+                if pace is not None:
+                    await pace(len(chunk))
                 if (
                     upload is not None
                 ):  # before the chunk counts as sent: our own limit is no delay of the link

@@ -245,7 +245,7 @@ async def _give(channel: Channel, source: PullSource, most: int) -> None:
     await channel.send_status(GIVE, source.header)
     await channel.write(U64.pack(size))
     async with _listening(channel, size, most) as (sending, final):
-        await channel.send_payload(source.payload, sending, final)
+        await channel.send_payload(source.payload, sending, final, source.pace)
         status, _ = await channel.said(final, sending)
     if status != ACK:
         raise RemoteError("garbage", "no acknowledgement")
