@@ -30,10 +30,10 @@ from benchkit import arguments, diary, finish, of_kind, spread, table
 
 from p2pdiloco.adapters.p2pd import socket_folder
 from p2pdiloco.cli.guard import Guard
-from p2pdiloco.config.loader import render_toml
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.presets import for_run
-from p2pdiloco.learner.model import specs_of
+from p2pdiloco.tasks.manifests import render_toml
+from p2pdiloco.tasks.registry import task_of
 
 HERE = Path(__file__).parent
 PATIENCE_S = 90.0
@@ -192,7 +192,7 @@ def main() -> None:
     parser.add_argument("--codec", default="int8", help="ours, both ways")
     args = parser.parse_args()
     manifest = model_of(args.width, args.layers, args.fragments, args.codec)
-    numels = [spec.numel for spec in specs_of(manifest.model)]
+    numels = [spec.numel for spec in task_of(manifest).specs()]
     times: dict[str, list[float]] = {"ours": [], "hivemind": []}
     cpu: dict[str, list[float]] = {"ours": [], "hivemind": []}
     guard, ours, theirs = Guard(), [], []

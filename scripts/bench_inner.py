@@ -21,7 +21,7 @@ from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.presets import for_run
 from p2pdiloco.learner.channel import BaseRef, LearnerOptions, Ready, Status
 from p2pdiloco.learner.host import LearnerHost
-from p2pdiloco.learner.model import initial_parameters, specs_of
+from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tensors.exchange import Exchange
 from p2pdiloco.tensors.layout import gather, plan_fragments
 
@@ -48,8 +48,9 @@ async def alone(manifest: Manifest, learners: int, seconds: float, folder: Path)
     quiet = msgspec.structs.replace(
         manifest, sync=msgspec.structs.replace(manifest.sync, inner_steps=100_000)
     )
-    layouts = plan_fragments(specs_of(quiet.model), quiet.sync.fragments)
-    parameters = initial_parameters(quiet)
+    task = task_of(quiet)
+    layouts = plan_fragments(task.specs(), quiet.sync.fragments)
+    parameters = task.initial_parameters()
     hosts, points = [], [[] for _ in range(learners)]
     started = [asyncio.Event() for _ in range(learners)]
     exchanges = []

@@ -22,7 +22,7 @@ from benchkit import arguments, finish, spread
 
 from p2pdiloco.config.manifest import OuterSection
 from p2pdiloco.config.presets import PRESETS
-from p2pdiloco.learner.model import specs_of
+from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tensors.codec import CODECS, codec
 from p2pdiloco.tensors.layout import FragmentLayout, Piece, plan_fragments
 from p2pdiloco.tensors.merge import Accumulator
@@ -39,7 +39,7 @@ Job = Callable[[], object]
 def fragment(preset: str) -> FragmentLayout:
     """The first fragment of this preset that has no embedding, with tensors of its own."""
     manifest = PRESETS[preset]
-    layouts = plan_fragments(specs_of(manifest.model), manifest.sync.fragments)
+    layouts = plan_fragments(task_of(manifest).specs(), manifest.sync.fragments)
     chosen = next((x for x in layouts if not any(p.embedding for p in x.pieces)), layouts[-1])
     pieces = tuple(
         Piece(f"piece-{i}", 0, p.fragment_offset, p.numel, p.embedding) for i, p in enumerate(chosen.pieces)

@@ -23,14 +23,14 @@ from benchkit import NEVER, Line, arguments, diary, events_of, finish, of_kind, 
 from p2pdiloco.cli.demo_swarm import Member
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.presets import for_run
-from p2pdiloco.learner.model import specs_of
+from p2pdiloco.tasks.registry import task_of
 
 MEGABYTE = 1e6
 
 
 def short_steps(manifest: Manifest, inner_steps: int) -> Manifest:
     """The preset's model with one window per inner step and frequent rounds."""
-    inner = msgspec.structs.replace(manifest.inner, tokens_per_step=manifest.model.context_tokens)
+    inner = msgspec.structs.replace(manifest.inner, tokens_per_step=task_of(manifest).tokens_per_sample)
     delay = min(manifest.sync.delay_steps, inner_steps - 1)
     sync = msgspec.structs.replace(manifest.sync, inner_steps=inner_steps, delay_steps=delay)
     return msgspec.structs.replace(manifest, inner=inner, sync=sync)
@@ -102,7 +102,7 @@ def main() -> None:
         for line in of_kind(lines, "publish")
         if began_s < line["mono"] < ended_s
     )
-    parameters = sum(spec.numel for spec in specs_of(manifest.model))
+    parameters = sum(spec.numel for spec in task_of(manifest).specs())
     cpu = [
         b.daemon_cpu_s + b.p2pd_cpu_s - a.daemon_cpu_s - a.p2pd_cpu_s
         for a, b in zip(before, after, strict=True)

@@ -40,7 +40,7 @@ from p2pdiloco.cli.chaos_links import Links
 from p2pdiloco.cli.demo_swarm import Swarm
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.presets import for_run
-from p2pdiloco.learner.model import specs_of
+from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tensors.codec import codec
 from p2pdiloco.tensors.layout import plan_fragments
 
@@ -97,7 +97,7 @@ def paced(manifest: Manifest, name: str, inner_steps: int, term_versions: int) -
         sync = replace(sync, inner_steps=inner_steps, delay_steps=min(sync.delay_steps, inner_steps - 1))
     return replace(
         manifest,
-        model=replace(manifest.model, context_tokens=TOKENS_PER_STEP),
+        model=manifest.model | {"context_tokens": TOKENS_PER_STEP},
         inner=replace(manifest.inner, tokens_per_step=TOKENS_PER_STEP),
         sync=sync,
         codec=replace(manifest.codec, contribution=name, update=name),
@@ -212,7 +212,7 @@ class Probe:
 
 def measure(manifest: Manifest, nodes: int, cycles: int, min_step_s: float) -> dict[str, Any]:
     """One swarm with one codec."""
-    numels = [f.numel for f in plan_fragments(specs_of(manifest.model), manifest.sync.fragments)]
+    numels = [f.numel for f in plan_fragments(task_of(manifest).specs(), manifest.sync.fragments)]
     patience_s = START_TIMEOUT_S + 4 * cycles * manifest.sync.inner_steps * min_step_s
     links = Links()
     try:

@@ -15,8 +15,8 @@ from typing import Any
 
 from p2pdiloco.cli.chaos_links import Links
 from p2pdiloco.cli.demo_swarm import Member, Swarm
-from p2pdiloco.config.loader import render_toml
 from p2pdiloco.config.manifest import Manifest
+from p2pdiloco.tasks.manifests import render_toml
 
 Line = dict[str, Any]
 START_TIMEOUT_S = 240.0

@@ -21,8 +21,8 @@ from p2pdiloco.cli.chaos_strikes import Strike, Striker
 from p2pdiloco.cli.chaos_watch import Watch
 from p2pdiloco.cli.demo_frame import Interrupted
 from p2pdiloco.cli.demo_swarm import DemoFailed, Member, Swarm
-from p2pdiloco.config.loader import render_toml
 from p2pdiloco.config.manifest import Manifest
+from p2pdiloco.tasks.manifests import render_toml
 
 EXIT_VERDICT = 1
 START_TIMEOUT_S = 180.0

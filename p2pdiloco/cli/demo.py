@@ -22,10 +22,10 @@ from p2pdiloco.cli.demo_frame import Interrupted, check_writable, demo_folder, s
 from p2pdiloco.cli.demo_swarm import DemoFailed, Swarm
 from p2pdiloco.cli.demo_verdict import Kill, Summary
 from p2pdiloco.cli.demo_view import Screen, render_summary
-from p2pdiloco.config.loader import render_toml
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.presets import for_run
 from p2pdiloco.config.settings import DemoSettings
+from p2pdiloco.tasks.manifests import render_toml
 
 EXIT_VERDICT = 1
 EXIT_INTERRUPTED = 130

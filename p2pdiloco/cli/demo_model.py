@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -20,11 +21,11 @@ from p2pdiloco.daemon.runs import fresh_vault
 from p2pdiloco.errors import RemoteError
 from p2pdiloco.identity import verify
 from p2pdiloco.learner.channel import LearnerOptions
-from p2pdiloco.learner.data import heldout_windows, load_corpus
 from p2pdiloco.learner.device import choose_device, configure
-from p2pdiloco.learner.evaluate import evaluate, generate
+from p2pdiloco.learner.evaluate import evaluate, heldout_batch
 from p2pdiloco.learner.loop import Training
-from p2pdiloco.learner.model import Transformer, named_parameters
+from p2pdiloco.tasks.parameters import named_parameters
+from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tensors.layout import scatter
 from p2pdiloco.tensors.vault import Vault
 
@@ -36,8 +37,6 @@ LONGEST_INTERVAL_S = 4.0
 """A pace that was asked for does not make H inner steps longer than that."""
 CROWDED = 0.8
 """Share of a core that a learner gets where every core has one: daemons and p2pd need the rest."""
-SAMPLE_BYTES = 320
-PROMPT = b'    """Return the '
 
 
 class Saved(Struct, frozen=True):
@@ -49,25 +48,27 @@ class Saved(Struct, frozen=True):
 
 
 class Judge:
-    """Measures losses of Theta on held-out text, on the windows that the nodes use too."""
+    """Measures losses of Theta on held-out samples, those that the nodes use too."""
 
     def __init__(self, manifest: Manifest) -> None:
-        """Raises: UserError (there is too little text)."""
+        """Raises: UserError (there is too little data)."""
         configure(choose_device("cpu"), 1)
         self._manifest = manifest
-        self._corpus = load_corpus(manifest, None)
+        self._task = task_of(manifest)
+        self._data = self._task.load_data(None)
         tokens = LearnerOptions(peer="").evaluation_tokens
-        self._windows = heldout_windows(self._corpus, manifest.model.context_tokens, tokens)
+        self._heldout = heldout_batch(self._task, self._data.heldout, tokens)
 
     def step_time_s(self) -> float:
         """Seconds that one inner step takes here on one core of its own (the shortest of a few)."""
         manifest, inner = self._manifest, self._manifest.inner
-        context = manifest.model.context_tokens
-        tokens = min(inner.tokens_per_step, max(1, PROBE_TOKENS // context) * context)
+        sample = self._task.tokens_per_sample
+        tokens = min(inner.tokens_per_step, max(1, PROBE_TOKENS // sample) * sample)
         probe = msgspec.structs.replace(
             manifest, inner=msgspec.structs.replace(inner, tokens_per_step=tokens)
         )
-        training = Training(probe, Transformer(manifest.model), self._corpus, "probe")
+        task = task_of(probe)
+        training = Training(task, task.model(), self._data.train, "probe")
         times: list[float] = []
         until = time.monotonic() + PROBE_LIMIT_S
         training.step()
@@ -78,20 +79,19 @@ class Judge:
         return min(times) * inner.tokens_per_step / tokens
 
     def loss_of(self, vault: Vault) -> float:
-        """Held-out loss of a vault's global parameters, nats per byte."""
-        return evaluate(self._model(vault), self._windows)[0]
+        """Held-out loss of a vault's global parameters (text: nats per byte)."""
+        return evaluate(self._task, self._model(vault), self._heldout).loss
 
     def loss_at_version_0(self) -> float:
         """Held-out loss before any training."""
         return self.loss_of(fresh_vault(self._manifest)[1])
 
     def sample(self, vault: Vault) -> str:
-        """Text that the global parameters write."""
-        written = generate(self._model(vault), PROMPT, SAMPLE_BYTES, temperature=0.7)
-        return (PROMPT + written).decode(errors="replace")
+        """Text that the global parameters write; "" where the task has nothing to show."""
+        return self._task.sample(self._model(vault)) or ""
 
-    def _model(self, vault: Vault) -> Transformer:
-        model = Transformer(self._manifest.model)
+    def _model(self, vault: Vault) -> Any:
+        model = self._task.model()
         parameters = named_parameters(model)
         for layout in vault.layouts:
             scatter(vault.theta(layout.index), layout, parameters)

@@ -11,12 +11,12 @@ import msgspec
 from msgspec import Struct
 
 from p2pdiloco.cli.options import FILE
-from p2pdiloco.config.loader import load_manifest
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.presets import for_run
 from p2pdiloco.config.settings import check_peer_address
 from p2pdiloco.config.units import parse_rate, rate_text
 from p2pdiloco.errors import InvariantViolation, UserError
+from p2pdiloco.tasks.manifests import load_manifest
 
 if TYPE_CHECKING:
     from p2pdiloco.daemon.linkplan import Advice, Demand

@@ -10,11 +10,12 @@ import click
 import msgspec
 
 from p2pdiloco.cli.options import FILE
-from p2pdiloco.config.loader import canonical_bytes, check_manifest, load_manifest, render_toml
+from p2pdiloco.config.loader import canonical_bytes
 from p2pdiloco.config.manifest import Manifest
-from p2pdiloco.config.presets import PRESETS, approximate_parameters, for_run
-from p2pdiloco.config.strict import convert
+from p2pdiloco.config.presets import PRESETS, for_run
 from p2pdiloco.errors import StorageError, UserError
+from p2pdiloco.tasks.manifests import load_manifest, manifest_from_table, render_toml
+from p2pdiloco.tasks.registry import task_of
 
 
 @click.group("run")
@@ -50,7 +51,7 @@ def new(name: str, preset: str, seed: int, expected_members: int, out: Path, for
     manifest = msgspec.structs.replace(manifest, group=group)
     text = render_toml(manifest)
     # Through the strict reader: what is written is what every node accepts, the name included.
-    check_manifest(convert(tomllib.loads(text), Manifest, "the new run"), "the new run")
+    manifest_from_table(tomllib.loads(text), "the new run")
     try:
         with out.open("w" if force else "x", encoding="utf-8") as file:
             file.write(text)
@@ -87,4 +88,5 @@ def check(file: Path) -> None:
 
 
 def _size(manifest: Manifest) -> str:
-    return f"about {approximate_parameters(manifest.model) / 1e6:.2g} M parameters"
+    numel = sum(spec.numel for spec in task_of(manifest).specs())
+    return f"{manifest.run.task}, {numel / 1e6:.3g} M parameters"

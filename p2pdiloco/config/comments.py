@@ -1,10 +1,11 @@
-"""What run.toml says above each table and key. A test holds that these are exactly the schema's keys."""
+"""What run.toml says above each table and key, but for the task's own table, `[model]`. A test holds that
+these are exactly the schema's keys."""
 
 from __future__ import annotations
 
 TABLES = {
     "run": "The run itself.",
-    "model": "Shape of the transformer.",
+    "model": "The model: keys of the task.",
     "data": "What the learners read.",
     "inner": "Inner optimizer: what every learner does on its own, at every inner step.",
     "sync": "Synchronisation: when fragments of the model travel, and how long a syncer waits.",
@@ -17,14 +18,10 @@ COMMENTS = {
     "format": "Version of this file's schema.",
     "run.name": "Human name; the run id (a digest) tells two runs of one name apart.",
     "run.seed": "Seeds version 0, data streams and group hashes.",
-    "run.task": "What is learned.",
-    "model.layers": "Transformer blocks.",
-    "model.heads": "Attention heads.",
-    "model.width": "Width of the residual stream; a multiple of heads.",
-    "model.context_tokens": "Tokens that the model sees at once.",
-    "model.vocabulary": "Token ids; 256 is raw bytes.",
-    "data.source": "embedded: the Python library's sources, on every machine; files: each node's own --data.",
-    "data.heldout_percent": "Share of files, by hash of their name, that nobody trains on.",
+    "run.task": "What is learned: causal-lm, image-classification, or what an installed package brings.",
+    "run.task_package": "What a node that lacks the task is told to install.",
+    "data.source": "embedded: comes with the task (text: Python's library); files: each node's own --data.",
+    "data.heldout_percent": "Share of files or samples, by hash of their name, that nobody trains on.",
     "inner.optimizer": "Inner optimizer.",
     "inner.learning_rate": "Peak learning rate.",
     "inner.weight_decay": "Decoupled weight decay.",
@@ -33,7 +30,7 @@ COMMENTS = {
     "inner.clip_norm": "Gradients are clipped to this norm.",
     "inner.warmup_steps": "Inner steps of linear warm-up; below schedule_steps.",
     "inner.schedule_steps": "Inner steps until the cosine reaches its floor (10 %); training may go on.",
-    "inner.tokens_per_step": "Tokens per learner and inner step; a multiple of model.context_tokens.",
+    "inner.tokens_per_step": "Tokens per learner and inner step: of text whole contexts; an image is 1.",
     "sync.fragments": "P: more fragments, smoother traffic, more messages.",
     "sync.inner_steps": "H: inner steps between two contributions of a fragment; larger, less traffic.",
     "sync.delay_steps": "tau: inner steps from sending to applying that are budgeted; below inner_steps.",

@@ -9,16 +9,14 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Meta
 
-Name = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}\Z")]
+from p2pdiloco.config.models import NAME_PATTERN, PACKAGE_PATTERN, Section, Value
+
+Name = Annotated[str, Meta(pattern=NAME_PATTERN)]
 Positive = Annotated[int, Meta(ge=1, le=1 << 53)]
 Natural = Annotated[int, Meta(ge=0, le=1 << 53)]
 CodecName = Literal["fp32", "bf16", "int8", "int4", "e3m0", "topk"]
-
-
-class Section(Struct, frozen=True, forbid_unknown_fields=True):
-    """A table of the manifest: immutable, unknown keys refused. (msgspec inherits all but `kw_only`.)"""
 
 
 class RunSection(Section, frozen=True, kw_only=True):
@@ -26,26 +24,20 @@ class RunSection(Section, frozen=True, kw_only=True):
     """Human name of the run; the run id (digest) tells two runs of one name apart."""
     seed: Natural = 0
     """Seeds version 0, data streams and group hashes. Every peer derives the same version 0 from it."""
-    task: Literal["causal-lm"] = "causal-lm"
-
-
-class ModelSection(Section, frozen=True, kw_only=True):
-    layers: Annotated[int, Meta(ge=1, le=256)]
-    heads: Annotated[int, Meta(ge=1, le=256)]
-    width: Annotated[int, Meta(ge=8, le=65536)]
-    """Must be a multiple of `heads`."""
-    context_tokens: Annotated[int, Meta(ge=8, le=131072)]
-    vocabulary: Annotated[int, Meta(ge=2, le=1 << 20)] = 256
-    """256: raw bytes."""
+    task: Name = "causal-lm"
+    """What is learned: "causal-lm", "image-classification", or a task that an installed package brings
+    (`tasks.registry`). It is code of this machine, looked up by name: nothing of it comes from a peer."""
+    task_package: Annotated[str, Meta(pattern=PACKAGE_PATTERN)] = ""
+    """What a node that does not know the task is told to install."""
 
 
 class DataSection(Section, frozen=True, kw_only=True):
     source: Literal["embedded", "files"] = "embedded"
-    """"embedded" (the Python standard library's sources, on every machine) or "files": each node's own
-    --data path. Every peer's stream is reproducible and starts at a place
-    drawn from its id: disjoint from another's in expectation, not by agreement."""
+    """"embedded" (what the task brings along: text, the Python standard library's sources; images,
+    scikit-learn's digits) or "files": each node's own --data path. Every peer's stream is reproducible and
+    starts at a place drawn from its id: disjoint from another's in expectation, not by agreement."""
     heldout_percent: Annotated[int, Meta(ge=1, le=50)] = 5
-    """Share of files (by hash of their name) that nobody trains on."""
+    """Share of files or samples (by hash of their name) that nobody trains on."""
 
 
 class InnerSection(Section, frozen=True, kw_only=True):
@@ -59,7 +51,8 @@ class InnerSection(Section, frozen=True, kw_only=True):
     schedule_steps: Positive
     """Inner steps per learner until the cosine reaches its floor (10 %); training may go on beyond."""
     tokens_per_step: Positive
-    """Tokens per learner and inner step; a multiple of `model.context_tokens`."""
+    """Tokens per learner and inner step: a multiple of what one sample counts, which is the context for
+    text and 1 for an image."""
 
 
 class SyncSection(Section, frozen=True, kw_only=True):
@@ -113,9 +106,10 @@ class GroupSection(Section, frozen=True, kw_only=True):
 class Manifest(Section, frozen=True, kw_only=True):
     """A run, as its owner describes it. Equal manifests have equal canonical bytes."""
 
-    format: Literal[1] = 1
+    format: Literal[2] = 2
     run: RunSection
-    model: ModelSection
+    model: dict[str, Value]
+    """The task's own table, every key of its struct present (`tasks.registry.task_of` decodes it)."""
     data: DataSection = DataSection()
     inner: InnerSection
     sync: SyncSection = SyncSection()

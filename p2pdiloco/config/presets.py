@@ -1,9 +1,14 @@
 """Runs to start from. Each is a whole, valid `Manifest` named after itself; `for_run` gives it a name.
 
-    micro   some 35 thousand parameters: tests and benchmarks
-    tiny    about 1 M: learns visibly within two minutes on two CPU cores (the demo)
-    small   about 10 M: one small GPU, or patience
-    gpt2    124 M: the architecture of GPT-2 small, ids of its vocabulary (without a tokenizer: bytes, 0-255)
+    micro      some 35 thousand parameters: tests and benchmarks
+    tiny       about 1 M: learns visibly within two minutes on two CPU cores (the demo)
+    tiny-moe   the same blocks with four experts each, of which a token uses two
+    small      about 10 M: one small GPU, or patience
+    gpt2       124 M: as large as GPT-2 small, ids of its vocabulary (without a tokenizer: bytes, 0-255)
+    350m       like GPT-2 medium in size
+    1.3b       the largest
+
+Those are of the task causal-lm, transformers in Llama's form.
 
 Momentum warm-up and schedule follow the expected number of merges per fragment: too long a warm-up or too
 much momentum is what makes short runs bad (measured: no warm-up costs 9 % of loss at the length of `tiny`).
@@ -17,16 +22,16 @@ from p2pdiloco.config.manifest import (
     GroupSection,
     InnerSection,
     Manifest,
-    ModelSection,
     OuterSection,
     RunSection,
     SyncSection,
 )
+from p2pdiloco.config.models import CausalLMSection, table
 from p2pdiloco.errors import ConfigError
 
 MICRO = Manifest(
     run=RunSection(name="micro"),
-    model=ModelSection(layers=2, heads=2, width=32, context_tokens=64),
+    model=table(CausalLMSection(layers=2, heads=2, width=32, context_tokens=64)),
     inner=InnerSection(learning_rate=3e-3, warmup_steps=10, schedule_steps=200, tokens_per_step=256),
     sync=SyncSection(fragments=4, inner_steps=8, delay_steps=4),
     outer=OuterSection(momentum_warmup_merges=10),
@@ -35,16 +40,27 @@ MICRO = Manifest(
 
 TINY = Manifest(
     run=RunSection(name="tiny"),
-    model=ModelSection(layers=4, heads=4, width=128, context_tokens=128),
+    model=table(CausalLMSection(layers=4, heads=4, width=128, context_tokens=128)),
     inner=InnerSection(learning_rate=3e-3, warmup_steps=20, schedule_steps=700, tokens_per_step=1024),
     sync=SyncSection(fragments=8, inner_steps=24, delay_steps=8),
     outer=OuterSection(momentum_warmup_merges=10),
     group=GroupSection(term_versions=8),
 )
 
+TINY_MOE = Manifest(
+    run=RunSection(name="tiny-moe"),
+    model=table(
+        CausalLMSection(layers=4, heads=4, width=128, hidden_width=176, context_tokens=128, experts=4)
+    ),
+    inner=TINY.inner,
+    sync=TINY.sync,
+    outer=TINY.outer,
+    group=TINY.group,
+)
+
 SMALL = Manifest(
     run=RunSection(name="small"),
-    model=ModelSection(layers=6, heads=6, width=384, context_tokens=256),
+    model=table(CausalLMSection(layers=6, heads=6, width=384, context_tokens=256)),
     inner=InnerSection(learning_rate=1e-3, warmup_steps=100, schedule_steps=5000, tokens_per_step=8192),
     sync=SyncSection(fragments=12, inner_steps=48, delay_steps=6),
     outer=OuterSection(momentum_warmup_merges=20),
@@ -52,13 +68,42 @@ SMALL = Manifest(
 
 GPT2 = Manifest(
     run=RunSection(name="gpt2"),
-    model=ModelSection(layers=12, heads=12, width=768, context_tokens=1024, vocabulary=50257),
+    model=table(CausalLMSection(layers=12, heads=12, width=768, context_tokens=1024, vocabulary=50257)),
     inner=InnerSection(learning_rate=6e-4, warmup_steps=700, schedule_steps=50_000, tokens_per_step=65_536),
     sync=SyncSection(fragments=24, inner_steps=100, delay_steps=6),
     outer=OuterSection(momentum_warmup_merges=20),
 )
 
-PRESETS: dict[str, Manifest] = {preset.run.name: preset for preset in (MICRO, TINY, SMALL, GPT2)}
+GPT2_MEDIUM = Manifest(
+    run=RunSection(name="350m"),
+    model=table(CausalLMSection(layers=24, heads=16, width=1024, context_tokens=1024, vocabulary=50257)),
+    inner=InnerSection(learning_rate=3e-4, warmup_steps=700, schedule_steps=50_000, tokens_per_step=131_072),
+    sync=SyncSection(fragments=24, inner_steps=100, delay_steps=6),
+    outer=OuterSection(momentum_warmup_merges=20),
+)
+
+LARGEST = Manifest(
+    run=RunSection(name="1.3b"),
+    model=table(
+        CausalLMSection(
+            layers=24,
+            heads=16,
+            key_value_heads=8,
+            width=2048,
+            context_tokens=2048,
+            vocabulary=50257,
+            hidden_width=5632,
+            tied_head=False,
+        )
+    ),
+    inner=InnerSection(learning_rate=2e-4, warmup_steps=1000, schedule_steps=50_000, tokens_per_step=262_144),
+    sync=SyncSection(fragments=48, inner_steps=100, delay_steps=6),
+    outer=OuterSection(momentum_warmup_merges=20),
+)
+
+PRESETS: dict[str, Manifest] = {
+    preset.run.name: preset for preset in (MICRO, TINY, TINY_MOE, SMALL, GPT2, GPT2_MEDIUM, LARGEST)
+}
 
 
 def for_run(preset: str, name: str, seed: int = 0) -> Manifest:
@@ -71,9 +116,3 @@ def for_run(preset: str, name: str, seed: int = 0) -> Manifest:
         raise ConfigError(f'there is no preset "{preset}"', hint=f"presets: {', '.join(PRESETS)}")
     run = msgspec.structs.replace(PRESETS[preset].run, name=name, seed=seed)
     return msgspec.structs.replace(PRESETS[preset], run=run)
-
-
-def approximate_parameters(model: ModelSection) -> int:
-    """Parameters of a transformer of this shape, without norms and biases: 12 L d^2 + (V + context) d."""
-    blocks = 12 * model.layers * model.width**2
-    return blocks + (model.vocabulary + model.context_tokens) * model.width

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 import msgspec.inspect as inspect
 from msgspec import Struct
 
+from p2pdiloco.config.models import PACKAGE_PATTERN
+
 
 class Key(Struct, frozen=True):
     """One key of a TOML schema."""
@@ -36,6 +38,8 @@ def keys_of(struct: type[Struct], section: str = "") -> dict[str, Key]:
     for field in info.fields:
         if isinstance(field.type, inspect.StructType):
             found |= keys_of(field.type.cls, field.encode_name)
+        elif isinstance(field.type, inspect.DictType):
+            continue  # a table whose keys somebody else knows
         else:
             key = Key(section, field.encode_name, words_for(field.type), field.required)
             found[key.path] = key
@@ -61,11 +65,13 @@ def words_for(kind: inspect.Type) -> str:
         case inspect.LiteralType():
             values = [json.dumps(value) for value in kind.values]
             return values[0] if len(values) == 1 else "one of " + ", ".join(values)
+        case inspect.StrType() if kind.pattern == PACKAGE_PATTERN:
+            return "at most 100 of A-Z a-z 0-9 . _ -"
         case inspect.StrType() if kind.pattern:
             return "1 to 63 of a-z 0-9 . _ - and begin with a letter or digit"
         case inspect.StrType():
             return "a string"
-        case inspect.VarTupleType():
+        case inspect.VarTupleType() | inspect.ListType():
             return "an array, each item " + words_for(kind.item_type)
         case inspect.CustomType():
             return "a path"

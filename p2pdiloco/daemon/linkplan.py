@@ -20,7 +20,7 @@ from msgspec import Struct
 from p2pdiloco.config.manifest import CodecName, Manifest
 from p2pdiloco.core.config import Timing
 from p2pdiloco.daemon.fanout import DEGREE, LEAST_BYTES
-from p2pdiloco.learner.model import specs_of
+from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tensors.codec import codec
 from p2pdiloco.tensors.layout import FragmentLayout, plan_fragments
 
@@ -105,9 +105,9 @@ def demand(manifest: Manifest, link: Link, members: int, step_s: float) -> Deman
     """What `manifest` asks of a member with this link, in a run (or group) of so many members.
 
     Raises:
-        ConfigError: the model cannot be cut into that many fragments.
+        UserError: as `tasks.registry.task_of`.
     """
-    layouts = plan_fragments(specs_of(manifest.model), manifest.sync.fragments)
+    layouts = plan_fragments(task_of(manifest).specs(), manifest.sync.fragments)
     return demand_of(manifest, layouts, link, members, step_s)
 
 
@@ -164,9 +164,9 @@ def advise(manifest: Manifest, link: Link, members: int, step_s: float) -> Advic
     feedback, while a longer H costs loss. Top-k comes last but for very long H.
 
     Raises:
-        ConfigError: the model cannot be cut into that many fragments.
+        UserError: as `tasks.registry.task_of`.
     """
-    layouts = plan_fragments(specs_of(manifest.model), manifest.sync.fragments)
+    layouts = plan_fragments(task_of(manifest).specs(), manifest.sync.fragments)
     for candidate in _candidates(manifest):
         found = demand_of(candidate, layouts, link, members, step_s)
         easy = max(found.upload_share, found.download_share) <= COMFORT

@@ -96,9 +96,8 @@ class Report:
                 self._on_status(event)
             case ch.Evaluated():
                 self.heldout_loss = event.loss
-                self._events.write(
-                    "evaluation", None, "held-out text", [("loss", event.loss), ("tokens", event.tokens)]
-                )
+                found = {"loss": event.loss, "tokens": event.tokens, "metrics": event.metrics}
+                self._events.write("evaluation", None, "held-out samples", found.items())
             case ch.Saved(ok=False):
                 self.write("checkpoint", f"learner state not saved: {event.reason}")
                 logger.error("learner state not saved: %s", event.reason)

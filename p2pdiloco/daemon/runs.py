@@ -12,7 +12,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from p2pdiloco.adapters.disk import run_folder
-from p2pdiloco.config.loader import load_manifest, manifest_from_canonical
+from p2pdiloco.config.loader import manifest_from_canonical
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.signing import (
     SignedManifest,
@@ -30,8 +30,9 @@ from p2pdiloco.daemon import wire
 from p2pdiloco.errors import ConfigError, RemoteError, TransportError, UserError
 from p2pdiloco.identity import Identity
 from p2pdiloco.identity import verify as verify_signature
-from p2pdiloco.learner.model import initial_parameters, specs_of
 from p2pdiloco.ports import Refusal, Transport
+from p2pdiloco.tasks.manifests import load_manifest
+from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tensors.codec import codec
 from p2pdiloco.tensors.layout import FragmentLayout, plan_fragments
 from p2pdiloco.tensors.vault import Vault
@@ -69,11 +70,13 @@ def fresh_vault(manifest: Manifest) -> tuple[tuple[FragmentLayout, ...], Vault]:
     """Layouts and a vault that holds version 0.
 
     Raises:
-        ConfigError: the model cannot be cut into that many fragments.
+        UserError: the run's task is not installed.
+        ConfigError: `[model]` is wrong, or the model cannot be cut into that many fragments.
     """
-    layouts = plan_fragments(specs_of(manifest.model), manifest.sync.fragments)
+    task = task_of(manifest)
+    layouts = plan_fragments(task.specs(), manifest.sync.fragments)
     vault = Vault(layouts, manifest.outer, manifest.codec.contribution, manifest.codec.update)
-    vault.load_initial(initial_parameters(manifest))
+    vault.load_initial(task.initial_parameters())
     return layouts, vault
 
 
@@ -101,14 +104,17 @@ def open_run(signed: SignedManifest, identity: Identity, expected_id: str = "") 
     """Verify a manifest from elsewhere: signature, run id, and that we compute the same version 0.
 
     Raises:
-        RemoteError: the signature or the run id is wrong.
-        UserError: this machine computes another version 0.
+        RemoteError: the signature or the run id is wrong, or `[model]` is.
+        UserError: the run's task is not installed, or this machine computes another version 0.
     """
     manifest = verify(signed, identity.verify)
     identifier = run_id(signed)
     if expected_id and identifier != expected_id:
         raise RemoteError("manifest-run-id", f"asked for {expected_id[:12]}, got {identifier[:12]}")
-    layouts, vault = fresh_vault(manifest)
+    try:
+        layouts, vault = fresh_vault(manifest)
+    except ConfigError as error:
+        raise RemoteError("manifest-invalid", str(error)) from error
     if genesis_digest(vault) != signed.genesis_digest:
         raise UserError(
             f"run {manifest.run.name}: this machine computes another version 0 than the run's owner",
@@ -227,7 +233,7 @@ async def find_run(
     verify it. Where nobody lists any run, the one that we were a member of before will do.
 
     Raises:
-        UserError: other runs are listed, but not this one; or several fit.
+        UserError: other runs are listed, but not this one; or several fit; or as `open_run`.
     """
     waited_s, said = 0.0, False
     ours = saved_runs(data_dir)

@@ -210,6 +210,8 @@ class Evaluated(Event, frozen=True):
     tag: int
     loss: float
     tokens: int
+    metrics: dict[str, float] = {}
+    """What the task measures beside the loss."""
 
 
 class Saved(Event, frozen=True):

@@ -38,7 +38,7 @@ class LearnerMeta(Struct, frozen=True):
     inner_step: int
     tokens_total: int
     position: int
-    """Windows taken from the data stream."""
+    """Samples taken from the data stream."""
     optimizer_steps: int
     counters: tuple[Counters, ...]
 

@@ -1,47 +1,51 @@
-"""Held-out loss, and a sample of what the model writes."""
+"""How good a model is on samples that nobody trains on."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+import numpy as np
 import torch
-from torch import Tensor
-from torch.nn import functional
+from msgspec import Struct
+from torch import nn
 
 from p2pdiloco.learner.device import autocast
-from p2pdiloco.learner.model import Transformer
+from p2pdiloco.tasks.task import Samples, Task
+
+if TYPE_CHECKING:
+    from p2pdiloco.tasks.task import Batch
 
 BATCH_TOKENS = 8192
 
 
+class Evaluation(Struct, frozen=True):
+    """Figures of a model, means over held-out samples."""
+
+    loss: float
+    """Nats per token (text) or per image."""
+    tokens: int
+    metrics: dict[str, float]
+    """What the task measures beside the loss: "accuracy", for instance."""
+
+
 @torch.no_grad()
-def evaluate(model: Transformer, windows: Tensor) -> tuple[float, int]:
-    """Mean loss in nats per token over held-out windows (n, context + 1), and the number of tokens."""
+def evaluate(task: Task, model: nn.Module, batch: Batch) -> Evaluation:
+    """The task's figures of this model on a batch of held-out samples (`heldout_batch`), on its device."""
     device = next(model.parameters()).device
-    context = windows.shape[1] - 1
-    total = torch.zeros((), dtype=torch.float64)
-    for batch in torch.split(windows, max(1, BATCH_TOKENS // context)):
-        ids = batch.to(device)
+    count = len(batch[0])
+    size = max(1, BATCH_TOKENS // task.tokens_per_sample)
+    sums: dict[str, float] = {}
+    for start in range(0, count, size):
+        part = tuple(tensor[start : start + size].to(device) for tensor in batch)
         with autocast(device):
-            logits = model(ids[:, :-1])
-        loss = functional.cross_entropy(logits.float().flatten(0, 1), ids[:, 1:].flatten(), reduction="sum")
-        total += loss.double().cpu()
-    tokens = windows.shape[0] * context
-    return float(total) / tokens, tokens
+            found = task.metrics(model, part)
+        for name, value in found.items():
+            sums[name] = sums.get(name, 0.0) + float(value.double()) * len(part[0])
+    means = {name: total / count for name, total in sums.items()}
+    return Evaluation(means.pop("loss"), count * task.tokens_per_sample, means)
 
 
-@torch.no_grad()
-def generate(
-    model: Transformer, prompt: bytes, tokens: int, temperature: float = 0.8, seed: int = 0
-) -> bytes:
-    """`tokens` bytes that the model puts behind the prompt. Temperature 0: always the likeliest byte."""
-    device = next(model.parameters()).device
-    generator = torch.Generator().manual_seed(seed)
-    ids = list(prompt or b"\n")
-    for _ in range(tokens):
-        window = torch.tensor([ids[-model.context_tokens :]], device=device)
-        logits = model(window)[0, -1, :256].float().cpu()
-        if temperature > 0:
-            chances = functional.softmax(logits / temperature, dim=-1)
-            ids.append(int(torch.multinomial(chances, 1, generator=generator)))
-        else:
-            ids.append(int(logits.argmax()))
-    return bytes(ids[-tokens:]) if tokens else b""
+def heldout_batch(task: Task, samples: Samples, tokens: int) -> Batch:
+    """The same held-out samples every time, evenly spread, about `tokens` tokens of them (at least one)."""
+    count = min(len(samples), max(1, tokens // task.tokens_per_sample))
+    return samples.batch(np.arange(count, dtype=np.int64) * len(samples) // count)

@@ -1,4 +1,4 @@
-"""The inner loop. It knows a model, an optimizer and text; it does not know that peers exist.
+"""The inner loop. It knows a task, a model and an optimizer; it does not know that peers exist.
 
 After every inner step it calls `boundary`, which may change the parameters (`learner.mailbox` does, a
 benchmark does not) and says whether to go on.
@@ -11,15 +11,13 @@ from collections.abc import Callable
 
 import torch
 from msgspec import Struct
-from torch import Tensor
-from torch.nn import functional
+from torch import nn
 
-from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.errors import P2PDilocoError, UserError
-from p2pdiloco.learner.data import Corpus, Stream
 from p2pdiloco.learner.device import autocast, micro_batch_tokens
-from p2pdiloco.learner.model import Transformer
 from p2pdiloco.learner.optim import clip, learning_rate, make_optimizer, set_learning_rate
+from p2pdiloco.learner.stream import Stream
+from p2pdiloco.tasks.task import Samples, Task
 
 MAX_SKIPPED_IN_A_ROW = 10
 
@@ -34,7 +32,7 @@ class StepReport(Struct, frozen=True):
     inner_step: int
     """Inner steps made so far, this one included."""
     loss: float
-    """Mean over the step's tokens, nats per token."""
+    """What was minimised, a mean over the step's samples (text: nats per token)."""
     tokens: int
     """Tokens that went into the parameters; 0 if the step was skipped."""
 
@@ -44,35 +42,35 @@ class Training:
 
     def __init__(
         self,
-        manifest: Manifest,
-        model: Transformer,
-        corpus: Corpus,
+        task: Task,
+        model: nn.Module,
+        samples: Samples,
         peer: str,
         micro_batch: int = 0,
     ) -> None:
         """`model` is on its device already. `micro_batch`: tokens of one pass, 0: `learner.device` decides.
 
         Raises:
-            UserError: tokens_per_step does not fit the context, or there is too little text.
+            UserError: tokens_per_step is no whole number of samples, or there are none.
         """
-        context = manifest.model.context_tokens
-        self.section = manifest.inner
-        if self.section.tokens_per_step % context:
+        per_sample = task.tokens_per_sample
+        self.section = task.manifest.inner
+        if self.section.tokens_per_step % per_sample:
             raise UserError(
-                f"inner.tokens_per_step {self.section.tokens_per_step} is not a multiple of "
-                f"model.context_tokens {context}"
+                f"inner.tokens_per_step {self.section.tokens_per_step} is not a multiple of {per_sample}, "
+                "the tokens of a sample"
             )
-        self.model = model
+        self.task, self.model = task, model
         self.device = next(model.parameters()).device
         self.optimizer = make_optimizer(model, self.section)
-        self.stream = Stream(corpus, context, manifest.run.seed, peer)
+        self.stream = Stream(samples, task.manifest.run.seed, peer)
         self.inner_step = 0
         self.tokens_total = 0
         self.skipped_steps = 0
         self._skipped_in_a_row = 0
-        self._windows = self.section.tokens_per_step // context
+        self._samples = self.section.tokens_per_step // per_sample
         tokens = micro_batch_tokens(self.device, micro_batch, self.section.tokens_per_step)
-        self._micro_windows = max(1, tokens // context)
+        self._micro_samples = max(1, tokens // per_sample)
 
     def step(self) -> StepReport:
         """One inner step: forward, backward, clip, AdamW.
@@ -82,10 +80,12 @@ class Training:
         """
         set_learning_rate(self.optimizer, learning_rate(self.section, self.inner_step))
         self.optimizer.zero_grad(set_to_none=True)
-        windows = self.stream.take(self._windows)
+        batch = self.stream.take(self._samples)
         loss_sum = torch.zeros((), device=self.device)
-        for micro in torch.split(windows, self._micro_windows):
-            loss = self._loss(micro) * (len(micro) / self._windows)
+        for start in range(0, self._samples, self._micro_samples):
+            micro = tuple(tensor[start : start + self._micro_samples].to(self.device) for tensor in batch)
+            with autocast(self.device):
+                loss = self.task.loss(self.model, micro) * (len(micro[0]) / self._samples)
             torch.autograd.backward(loss)
             loss_sum += loss.detach()
         norm = clip(self.model, self.section)
@@ -94,12 +94,6 @@ class Training:
         self.inner_step += 1
         self.tokens_total += tokens
         return StepReport(self.inner_step, loss_value, tokens)
-
-    def _loss(self, windows: Tensor) -> Tensor:
-        windows = windows.to(self.device)
-        with autocast(self.device):
-            logits = self.model(windows[:, :-1])
-        return functional.cross_entropy(logits.float().flatten(0, 1), windows[:, 1:].flatten())
 
     def _update(self, finite: bool) -> int:
         """Make the optimizer step, or skip it: a bad batch must not become a peer's parameters."""

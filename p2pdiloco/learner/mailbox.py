@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from torch import Tensor
+from torch import nn
 
 from p2pdiloco.errors import StorageError, invariant
 from p2pdiloco.learner import checkpoint
@@ -25,10 +26,13 @@ from p2pdiloco.learner.channel import (
     Stop,
     TakePart,
 )
-from p2pdiloco.learner.evaluate import evaluate
+from p2pdiloco.learner.evaluate import Evaluation, evaluate
 from p2pdiloco.learner.fragments import Fragments
 from p2pdiloco.learner.loop import StepReport, Training
-from p2pdiloco.learner.model import Transformer, named_parameters
+from p2pdiloco.tasks.parameters import named_parameters
+
+if TYPE_CHECKING:
+    from p2pdiloco.tasks.task import Batch
 
 MAX_LATE_S = 2.0
 """Steps with a least length that come late, for a busy machine or an evaluation, are made up for by at most
@@ -79,13 +83,13 @@ class Mailbox:
         channel: LearnerEnd,
         training: Training,
         fragments: Fragments,
-        heldout: Tensor,
-        spare_model: Callable[[], Transformer],
+        heldout: Batch,
+        spare_model: Callable[[], nn.Module],
         status_interval_s: float,
         min_step_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`heldout`: windows (n, context + 1); `spare_model` makes the second instance that the global
+        """`heldout`: samples to evaluate on; `spare_model` makes the second instance that the global
         parameters are evaluated in, at the first evaluation; `min_step_s`: an inner step takes so long at
         least, on average, and what it does not need of that is spent waiting for commands."""
         self._channel = channel
@@ -93,7 +97,7 @@ class Mailbox:
         self._fragments = fragments
         self._heldout = heldout
         self._spare_model = spare_model
-        self._spare: Transformer | None = None
+        self._spare: nn.Module | None = None
         self._status_interval_s = status_interval_s
         self._clock = clock
         self._meter = Meter(clock)
@@ -149,9 +153,9 @@ class Mailbox:
                 self._fragments.take_part(every)
             case Evaluate(tag):
                 since = self._clock()
-                loss, tokens = self._evaluate()
+                found = self._evaluate()
                 self._meter.exclude(since)
-                self._channel.emit(Evaluated(tag, loss, tokens))
+                self._channel.emit(Evaluated(tag, found.loss, found.tokens, found.metrics))
             case Save(path):
                 self._save(path)
             case Stop(save_path):
@@ -161,11 +165,11 @@ class Mailbox:
             case _:
                 invariant(False, f"a second {type(command).__name__}")
 
-    def _evaluate(self) -> tuple[float, int]:
+    def _evaluate(self) -> Evaluation:
         if self._spare is None:
             self._spare = self._spare_model()
         self._fragments.scatter_bases(named_parameters(self._spare))
-        return evaluate(self._spare, self._heldout)
+        return evaluate(self._training.task, self._spare, self._heldout)
 
     def _save(self, path: str) -> None:
         since = self._clock()

@@ -8,12 +8,13 @@ from pathlib import Path
 from p2pdiloco.errors import StorageError
 from p2pdiloco.learner import checkpoint
 from p2pdiloco.learner.channel import LearnerEnd, Ready, Start
-from p2pdiloco.learner.data import heldout_windows, load_corpus
 from p2pdiloco.learner.device import choose_device, configure, step_back
+from p2pdiloco.learner.evaluate import heldout_batch
 from p2pdiloco.learner.fragments import Fragments
 from p2pdiloco.learner.loop import Training, train
 from p2pdiloco.learner.mailbox import Mailbox
-from p2pdiloco.learner.model import Transformer, named_parameters, tensor_specs
+from p2pdiloco.tasks.parameters import named_parameters
+from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tensors.exchange import Exchange
 from p2pdiloco.tensors.layout import plan_fragments
 
@@ -29,10 +30,11 @@ def run(channel: LearnerEnd, start: Start, exchange_fd: int) -> None:
     manifest, options = start.manifest, start.options
     device = choose_device(options.device)
     threads = configure(device, options.threads)
-    corpus = load_corpus(manifest, options.data_path)
-    model = Transformer(manifest.model).to(device)
-    layouts = plan_fragments(tensor_specs(model), manifest.sync.fragments)
-    training = Training(manifest, model, corpus, options.peer, options.micro_batch_tokens)
+    task = task_of(manifest)
+    data = task.load_data(options.data_path)
+    model = task.model().to(device)
+    layouts = plan_fragments(task.specs(), manifest.sync.fragments)
+    training = Training(task, model, data.train, options.peer, options.micro_batch_tokens)
     fragments = Fragments(
         named_parameters(model),
         layouts,
@@ -47,8 +49,8 @@ def run(channel: LearnerEnd, start: Start, exchange_fd: int) -> None:
         channel,
         training,
         fragments,
-        heldout_windows(corpus, manifest.model.context_tokens, options.evaluation_tokens),
-        lambda: Transformer(manifest.model).to(device),
+        heldout_batch(task, data.heldout, options.evaluation_tokens),
+        lambda: task.model().to(device),
         options.status_interval_s,
         options.min_step_s,
     )

@@ -15,11 +15,11 @@ import torch
 
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.learner.channel import BaseRef, Install, NothingToCopy
-from p2pdiloco.learner.data import heldout_windows, load_corpus
-from p2pdiloco.learner.evaluate import evaluate
+from p2pdiloco.learner.evaluate import evaluate, heldout_batch
 from p2pdiloco.learner.fragments import Fragments, first_due
 from p2pdiloco.learner.loop import Training
-from p2pdiloco.learner.model import Transformer, initial_parameters, named_parameters, tensor_specs
+from p2pdiloco.tasks.parameters import named_parameters
+from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tensors.exchange import Exchange
 from p2pdiloco.tensors.layout import plan_fragments, scatter
 from p2pdiloco.tensors.vault import Input, Vault
@@ -44,9 +44,8 @@ class _Learner:
     """One learner and what its daemon would do for it."""
 
     def __init__(self, swarm: Lockstep, name: str) -> None:
-        manifest, sync = swarm.manifest, swarm.manifest.sync
-        model = Transformer(manifest.model)
-        self.training = Training(manifest, model, swarm.corpus, name)
+        sync, model = swarm.manifest.sync, swarm.task.model()
+        self.training = Training(swarm.task, model, swarm.data.train, name)
         self.vault = swarm.vault()
         self.exchange = Exchange.create(swarm.layouts)
         for layout in swarm.layouts:
@@ -85,16 +84,16 @@ class Lockstep:
     ) -> None:
         """`delay_steps`: inner steps between a copy-out and the install of the version that merged it.
 
-        `names`: learners of other names read other parts of the text."""
+        `names`: learners of other names read other parts of the data."""
         self.manifest, self._delay_steps = manifest, delay_steps
-        self.corpus = load_corpus(manifest, None)
-        self.layouts = plan_fragments(tensor_specs(Transformer(manifest.model)), manifest.sync.fragments)
+        self.task = task_of(manifest)
+        self.data = self.task.load_data(None)
+        self.layouts = plan_fragments(self.task.specs(), manifest.sync.fragments)
         self.global_state = self.vault()
-        self.global_state.load_initial(initial_parameters(manifest))
+        self.global_state.load_initial(self.task.initial_parameters())
         self._learners = [_Learner(self, f"{names}-{index}") for index in range(learners)]
-        self._evaluated = Transformer(manifest.model)
-        context = manifest.model.context_tokens
-        self._heldout = heldout_windows(self.corpus, context, HELDOUT_TOKENS)
+        self._evaluated = self.task.model()
+        self._heldout = heldout_batch(self.task, self.data.heldout, HELDOUT_TOKENS)
 
     def vault(self) -> Vault:
         """An empty one of this run."""
@@ -107,11 +106,11 @@ class Lockstep:
             learner.exchange.close()
 
     def loss(self) -> float:
-        """Held-out loss of the global parameters, nats per byte."""
+        """Held-out loss of the global parameters (text: nats per byte)."""
         into = named_parameters(self._evaluated)
         for layout in self.layouts:
             scatter(self.global_state.theta(layout.index), layout, into)
-        return evaluate(self._evaluated, self._heldout)[0]
+        return evaluate(self.task, self._evaluated, self._heldout).loss
 
     def run(
         self, steps: int, evaluate_every: int, absences: Sequence[Absence] = ()

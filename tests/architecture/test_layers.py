@@ -14,11 +14,12 @@ OWN = {
     "config": {"errors"},
     "core": {"config", "errors"},
     "tensors": {"core.types", "config", "errors"},
-    "learner": {"tensors", "ports", "core.types", "core.stride", "config", "errors"},
+    "tasks": {"tensors", "config", "errors"},
+    "learner": {"tasks", "tensors", "ports", "core.types", "core.stride", "config", "errors"},
     "adapters": {"ports", "identity", "core.types", "core.messages", "core.effects", "config", "errors"},
     "simulation": {"core", "config", "errors"},
-    "study": {"simulation", "learner", "tensors", "core", "config", "errors"},
-    "daemon": {"adapters", "learner", "tensors", "core", "ports", "identity", "config", "errors"},
+    "study": {"simulation", "learner", "tasks", "tensors", "core", "config", "errors"},
+    "daemon": {"adapters", "learner", "tasks", "tensors", "core", "ports", "identity", "config", "errors"},
 }
 """Layer -> what it may import of p2pdiloco, beside itself and the package's own constants. `cli` and
 `__main__` compose everything. `core.types`, `core.messages`, `core.effects` are data, not behaviour;
@@ -35,6 +36,7 @@ THIRD_PARTY = {
     "simulation": {"msgspec"},
     "study": {"numpy", "torch"},
     "tensors": {"msgspec", "numpy", "torch"},
+    "tasks": {"msgspec", "numpy", "torch"},
     "learner": {"msgspec", "numpy", "safetensors", "torch"},
     "adapters": {
         "base58",

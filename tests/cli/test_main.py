@@ -14,7 +14,6 @@ import pytest
 
 from p2pdiloco import __version__
 from p2pdiloco.cli import main as cli_main
-from p2pdiloco.config.loader import load_manifest
 from p2pdiloco.config.presets import for_run
 from p2pdiloco.config.settings import (
     ANY_ADDRESS,
@@ -23,6 +22,7 @@ from p2pdiloco.config.settings import (
     NodeSettings,
     StatusSettings,
 )
+from p2pdiloco.tasks.manifests import load_manifest
 
 PEER = "12D3KooWJbJFaZ1dwpuu9tQY3ELCKCpWMJc1dSRVbcMwhiLiFq7q"
 ONE, TWO, THREE = (f"/ip4/203.0.113.{i}/tcp/31337/p2p/{PEER}" for i in (1, 2, 3))
@@ -171,7 +171,7 @@ def test_run_new_then_check(
     assert capfd.readouterr().out == "run.toml\n"
     assert load_manifest(Path("run.toml")) == for_run("small", "shakespeare")
     assert cli_main.run(["run", "check", "run.toml"]) == 0
-    assert 'run "shakespeare", about 11 M parameters' in capfd.readouterr().out
+    assert 'run "shakespeare", causal-lm, 10.7 M parameters' in capfd.readouterr().out
     assert cli_main.run(["run", "new", "other"]) == 2
     assert "run.toml: exists already" in capfd.readouterr().err
     assert load_manifest(Path("run.toml")).run.name == "shakespeare"

@@ -14,13 +14,15 @@ from p2pdiloco.config.comments import COMMENTS, TABLES
 from p2pdiloco.config.loader import (
     MAX_MANIFEST_BYTES,
     canonical_bytes,
-    load_manifest,
     manifest_from_canonical,
-    render_toml,
+    typed,
 )
 from p2pdiloco.config.manifest import Manifest
+from p2pdiloco.config.models import CausalLMSection
 from p2pdiloco.config.schema import keys_of, tables_of
 from p2pdiloco.errors import ConfigError, RemoteError
+from p2pdiloco.tasks.manifests import load_manifest, render_toml
+from p2pdiloco.tasks.registry import task_class, task_of
 
 TINY = presets.TINY
 
@@ -36,21 +38,23 @@ def test_every_preset_is_valid_and_survives_its_own_toml(preset: str, tmp_path: 
 
 def test_every_key_of_the_schema_is_written_with_a_comment_and_no_comment_is_stale() -> None:
     assert list(COMMENTS) == list(keys_of(Manifest))
-    assert list(TABLES) == list(tables_of(Manifest))
-    text = render_toml(TINY)
-    written = tomllib.loads(text)
-    for key in keys_of(Manifest).values():
-        assert key.name in (written[key.section] if key.section else written)
-    lines = text.splitlines()
-    for above, line in itertools.pairwise(lines):
-        if " = " in line and not line.startswith("#"):
-            assert above.startswith("# "), line
+    assert list(TABLES) == list(tables_of(typed(CausalLMSection)))
+    for preset in presets.PRESETS.values():
+        section = task_class(preset.run.task).Section
+        assert list(section.comments) == list(section.__struct_fields__)
+        text = render_toml(preset)
+        written = tomllib.loads(text)
+        for key in keys_of(typed(section)).values():
+            assert key.name in (written[key.section] if key.section else written)
+        for above, line in itertools.pairwise(text.splitlines()):
+            if " = " in line and not line.startswith("#"):
+                assert above.startswith("# "), line
 
 
 def test_presets_have_the_sizes_that_their_names_promise() -> None:
-    sizes = {name: presets.approximate_parameters(m.model) for name, m in presets.PRESETS.items()}
-    assert sizes["micro"] < 1e5 < 8e5 < sizes["tiny"] < 1.2e6 < 9e6 < sizes["small"] < 12e6
-    assert 123e6 < sizes["gpt2"] < 126e6
+    sizes = {name: sum(s.numel for s in task_of(m).specs()) for name, m in presets.PRESETS.items()}
+    assert 3.3e4 < sizes["micro"] < 3.6e4 and 8e5 < sizes["tiny"] < 8.5e5 and 10e6 < sizes["small"] < 11e6
+    assert 123e6 < sizes["gpt2"] < 126e6 and 350e6 < sizes["350m"] < 365e6 and 1.29e9 < sizes["1.3b"] < 1.35e9
 
 
 @pytest.mark.parametrize(("members", "groups"), [(0, 1), (1, 1), (16, 1), (17, 2), (32, 2), (33, 3)])
@@ -107,7 +111,7 @@ REPLACED = [
     ),
     ("delay_steps = 8", "delay = 8", 'there is no key "sync.delay"'),
     ("[codec]", "[codecs]", 'there is no table "codecs"'),
-    ("format = 1", "format = 2", "format must be 1, it is 2"),
+    ("format = 2", "format = 1", "format must be 2, it is 1"),
     ("seed = 0", "seed = ", "line 12 is not valid TOML"),
     ("seed = 0", "seed = 0\nseed = 1", "line 13 is not valid TOML"),
 ]

@@ -13,7 +13,6 @@ import msgspec
 import torch
 
 from p2pdiloco.adapters.memory_net import MemoryNetwork, MemoryTransport
-from p2pdiloco.config.loader import render_toml
 from p2pdiloco.config.presets import for_run
 from p2pdiloco.config.settings import NodeSettings
 from p2pdiloco.core.config import Timing
@@ -36,6 +35,7 @@ from p2pdiloco.identity import Identity
 from p2pdiloco.learner import channel as ch
 from p2pdiloco.learner.host import LearnerExited
 from p2pdiloco.ports import PullSource, PushSink, Refusal
+from p2pdiloco.tasks.manifests import render_toml
 from p2pdiloco.tensors.codec import codec
 from p2pdiloco.tensors.exchange import Exchange
 

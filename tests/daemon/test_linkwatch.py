@@ -22,11 +22,11 @@ from p2pdiloco.daemon.linkwatch import (
     Meter,
 )
 from p2pdiloco.learner import channel as ch
-from p2pdiloco.learner.model import specs_of
+from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tensors.layout import plan_fragments
 
 SMALL = PRESETS["small"]
-LAYOUTS = plan_fragments(specs_of(SMALL.model), SMALL.sync.fragments)
+LAYOUTS = plan_fragments(task_of(SMALL).specs(), SMALL.sync.fragments)
 MEMBERS = 4
 
 

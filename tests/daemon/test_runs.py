@@ -10,7 +10,6 @@ import pytest
 from daemon_kit import signed_run, until
 
 from p2pdiloco.adapters.memory_net import MemoryNetwork, MemoryTransport
-from p2pdiloco.config.loader import render_toml
 from p2pdiloco.config.presets import for_run
 from p2pdiloco.config.signing import encode_signed
 from p2pdiloco.daemon import runs, wire
@@ -19,6 +18,7 @@ from p2pdiloco.daemon.runs import Run, choose_run, find_run
 from p2pdiloco.errors import RemoteError, UserError
 from p2pdiloco.identity import Identity
 from p2pdiloco.ports import PullSource, Refusal
+from p2pdiloco.tasks.manifests import render_toml
 
 
 async def server(hub: MemoryNetwork, *served: Run, listed: tuple[Run, ...] | None = None) -> FrontDoor:

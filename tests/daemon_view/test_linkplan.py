@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from p2pdiloco.cli import main as cli_main
 from p2pdiloco.config.presets import PRESETS
 from p2pdiloco.daemon.linkplan import COMFORT, LINK_OVERHEAD, Link, advise, demand
-from p2pdiloco.learner.model import specs_of
+from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tensors.layout import plan_fragments
 
 SMALL = PRESETS["small"]
@@ -23,7 +23,7 @@ def with_sync(**values: object):  # type: ignore[no-untyped-def]
 
 
 def test_traffic_of_four_members_is_what_the_protocol_sends() -> None:
-    numel = sum(f.numel for f in plan_fragments(specs_of(SMALL.model), SMALL.sync.fragments))
+    numel = sum(f.numel for f in plan_fragments(task_of(SMALL).specs(), SMALL.sync.fragments))
     found = demand(SMALL, Link(8e6, 8e6, 0.0), members=4, step_s=1.0)
     # A contribution and an update of every fragment, and three quarters of a syncer's share of both.
     assert found.upload_bytes_per_cycle == pytest.approx(1.75 * numel * LINK_OVERHEAD, rel=0.02)

@@ -7,29 +7,31 @@ import torch
 
 from p2pdiloco.config.presets import MICRO
 from p2pdiloco.learner.channel import BaseRef, Deframer, LearnerEnd, decode_event, frame
-from p2pdiloco.learner.data import heldout_windows, load_corpus
+from p2pdiloco.learner.evaluate import heldout_batch
 from p2pdiloco.learner.fragments import Fragments
 from p2pdiloco.learner.loop import Training
 from p2pdiloco.learner.mailbox import Mailbox
-from p2pdiloco.learner.model import Transformer, initial_parameters, named_parameters, specs_of
+from p2pdiloco.tasks.parameters import named_parameters
+from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tensors.exchange import Exchange
 from p2pdiloco.tensors.layout import gather, plan_fragments
 
 torch.set_num_threads(1)
 
-LAYOUTS = plan_fragments(specs_of(MICRO.model), MICRO.sync.fragments)
+TASK = task_of(MICRO)
+LAYOUTS = plan_fragments(TASK.specs(), MICRO.sync.fragments)
 BASES = tuple(BaseRef(0, 0) for _ in LAYOUTS)
 
 
 @functools.cache
-def corpus():
-    return load_corpus(MICRO, None)
+def data():
+    return TASK.load_data(None)
 
 
 def filled_exchange(manifest=MICRO):
     """An exchange with version 0 in every base buffer 0."""
     exchange = Exchange.create(LAYOUTS)
-    parameters = initial_parameters(manifest)
+    parameters = task_of(manifest).initial_parameters()
     for layout in LAYOUTS:
         gather(parameters, layout, exchange.base(layout.index, 0))
     return exchange
@@ -40,8 +42,9 @@ class Bench:
 
     def __init__(self, manifest=MICRO):
         self.exchange = filled_exchange(manifest)
-        model = Transformer(manifest.model)
-        self.training = Training(manifest, model, corpus(), "peer-a")
+        task = task_of(manifest)
+        model = task.model()
+        self.training = Training(task, model, data().train, "peer-a")
         self.fragments = Fragments(
             named_parameters(model), LAYOUTS, self.exchange, BASES, manifest.sync.inner_steps, 1.0
         )
@@ -51,10 +54,8 @@ class Bench:
         self.channel = LearnerEnd(theirs)
         self._theirs = theirs
         self._deframer = Deframer()
-        windows = heldout_windows(corpus(), manifest.model.context_tokens, 1024)
-        self.mailbox = Mailbox(
-            self.channel, self.training, self.fragments, windows, lambda: Transformer(manifest.model), 1000.0
-        )
+        heldout = heldout_batch(task, data().heldout, 1024)
+        self.mailbox = Mailbox(self.channel, self.training, self.fragments, heldout, task.model, 1000.0)
 
     def post(self, command):
         self.daemon.send(frame(command))
@@ -77,7 +78,8 @@ class Bench:
 
 def alone(steps, manifest=MICRO):
     """A training that starts at version 0 and has nothing but a loop; its losses."""
-    model = Transformer(manifest.model)
-    model.load_state_dict(initial_parameters(manifest))
-    training = Training(manifest, model, corpus(), "peer-a")
+    task = task_of(manifest)
+    model = task.model()
+    model.load_state_dict(task.initial_parameters())
+    training = Training(task, model, data().train, "peer-a")
     return training, [training.step().loss for _ in range(steps)]

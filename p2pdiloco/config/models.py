@@ -1,0 +1,113 @@
+"""The `[model]` tables of the built-in tasks: data only, so that manifests and presets need no torch.
+
+A task of somebody else's brings a table like these with it (`tasks.task.Task.Section`).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+NAME_PATTERN = r"^[a-z0-9][a-z0-9._-]{0,62}\Z"
+PACKAGE_PATTERN = r"^[A-Za-z0-9._-]{0,100}\Z"
+Value = bool | int | float | str | list[str]
+"""What a key of a `[model]` table can be."""
+Positive = Annotated[int, Meta(ge=1, le=65536)]
+Folder = Annotated[str, Meta(min_length=1, max_length=255)]
+BYTE_VALUES = 256
+SWIGLU_RATIO = 8 / 3
+"""Hidden width over width at which three matrices have the parameters of the usual two of ratio 4."""
+HIDDEN_MULTIPLE = 8
+
+
+class Section(Struct, frozen=True, forbid_unknown_fields=True):
+    """A table of the manifest: immutable, unknown keys refused. (msgspec inherits all but `kw_only`.)"""
+
+
+class ModelSection(Section, frozen=True):
+    """Base of what tasks read their `[model]` with; keys are numbers, strings, arrays of strings."""
+
+    comments: ClassVar[dict[str, str]] = {}
+    """Key -> what run.toml says above it."""
+
+
+class CausalLMSection(ModelSection, frozen=True, kw_only=True):
+    """A transformer in Llama's form; with `experts`, in Mixtral's."""
+
+    comments: ClassVar[dict[str, str]] = {
+        "layers": "Transformer blocks.",
+        "heads": "Attention heads.",
+        "key_value_heads": "Heads of keys and values, shared by several queries' heads; 0: as many as heads.",
+        "width": "Width of the residual stream; a multiple of heads.",
+        "hidden_width": "Width inside the feed-forward part; 0: 8/3 of width.",
+        "context_tokens": "Tokens that the model sees at once.",
+        "vocabulary": "Token ids; 256 is raw bytes.",
+        "tied_head": "Whether the output head is the token embedding.",
+        "rope_base": "Base of the rotary positions' frequencies.",
+        "experts": "Feed-forward parts per block, of which each token uses some; 0: one, dense.",
+        "experts_per_token": "How many of them a token uses.",
+        "balance_weight": "Weight of the loss that spreads tokens evenly over experts.",
+    }
+    layers: Annotated[int, Meta(ge=1, le=256)]
+    heads: Annotated[int, Meta(ge=1, le=256)]
+    key_value_heads: Annotated[int, Meta(ge=0, le=256)] = 0
+    width: Annotated[int, Meta(ge=8, le=65536)]
+    hidden_width: Annotated[int, Meta(ge=0, le=1 << 20)] = 0
+    context_tokens: Annotated[int, Meta(ge=8, le=131072)]
+    vocabulary: Annotated[int, Meta(ge=2, le=1 << 20)] = BYTE_VALUES
+    tied_head: bool = True
+    rope_base: Annotated[float, Meta(ge=1, le=1e9)] = 10_000.0
+    experts: Annotated[int, Meta(ge=0, le=1024)] = 0
+    experts_per_token: Annotated[int, Meta(ge=1, le=64)] = 2
+    balance_weight: Annotated[float, Meta(ge=0, le=10)] = 0.01
+
+    @property
+    def head_width(self) -> int:
+        """Of one head."""
+        return self.width // self.heads
+
+    @property
+    def key_value_width(self) -> int:
+        """Of all heads of keys (or of values) together."""
+        return (self.key_value_heads or self.heads) * self.head_width
+
+    @property
+    def feed_forward_width(self) -> int:
+        """Inside one feed-forward part, or one expert."""
+        if self.hidden_width:
+            return self.hidden_width
+        return -int(-SWIGLU_RATIO * self.width // HIDDEN_MULTIPLE) * HIDDEN_MULTIPLE
+
+
+class ImageSection(ModelSection, frozen=True, kw_only=True):
+    """A small vision transformer, or a convolutional network."""
+
+    comments: ClassVar[dict[str, str]] = {
+        "architecture": "vit: a vision transformer; cnn: a residual convolutional network.",
+        "classes": "Kinds of images.",
+        "class_folders": "Their folders' names, in order; empty: each node's own, sorted, exactly so many.",
+        "image_pixels": "Images are scaled to squares of this side.",
+        "channels": "1: grey, 3: colour.",
+        "layers": "Blocks.",
+        "width": "Width of the residual stream (cnn: of its first third).",
+        "heads": "Attention heads (cnn: unused).",
+        "patch_pixels": "Side of the squares that the transformer reads (cnn: unused).",
+    }
+    architecture: Literal["vit", "cnn"] = "vit"
+    classes: Annotated[int, Meta(ge=2, le=65536)]
+    class_folders: list[Folder] = []
+    image_pixels: Annotated[int, Meta(ge=4, le=1024)]
+    channels: Literal[1, 3] = 3
+    layers: Annotated[int, Meta(ge=1, le=256)]
+    width: Annotated[int, Meta(ge=8, le=65536)]
+    heads: Annotated[int, Meta(ge=1, le=256)] = 4
+    patch_pixels: Annotated[int, Meta(ge=1, le=256)] = 4
+
+
+def table(section: ModelSection) -> dict[str, Any]:
+    """The struct as `Manifest.model`: every key, with its value."""
+    found = msgspec.to_builtins(section)
+    assert isinstance(found, dict)
+    return found

@@ -1,0 +1,144 @@
+"""The task causal-lm: a transformer that predicts the next byte of a text."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, ClassVar
+
+from p2pdiloco.config.models import BYTE_VALUES, CausalLMSection, ModelSection
+from p2pdiloco.tasks.task import Data, Task
+from p2pdiloco.tensors.spec import TensorSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from p2pdiloco.tasks.task import Batch
+
+INIT_STD = 0.02
+PROMPT = b'    """Return the '
+SAMPLE_BYTES = 320
+SAMPLE_TEMPERATURE = 0.7
+_INTO_THE_STREAM = ("o_proj.weight", "down_proj.weight", "w2.weight")
+
+
+class CausalLM(Task):
+    """See the module. Figures: "loss" in nats per token (here: per byte), without the experts' balance."""
+
+    Section: ClassVar[type[ModelSection]] = CausalLMSection
+    section: CausalLMSection
+
+    @property
+    def tokens_per_sample(self) -> int:
+        return self.section.context_tokens
+
+    def broken_rule(self) -> str | None:
+        model, tokens = self.section, self.manifest.inner.tokens_per_step
+        shared = model.key_value_heads or model.heads
+        rules = (
+            (
+                model.width % model.heads == 0,
+                f"model.width must be a multiple of model.heads ({model.heads}), it is {model.width}",
+            ),
+            (
+                model.head_width % 2 == 0,
+                f"model.width / model.heads must be even, it is {model.head_width}",
+            ),
+            (
+                model.heads % shared == 0,
+                f"model.heads must be a multiple of model.key_value_heads ({shared}), it is {model.heads}",
+            ),
+            (
+                model.vocabulary >= BYTE_VALUES,
+                f"model.vocabulary must be at least {BYTE_VALUES} (raw bytes), it is {model.vocabulary}",
+            ),
+            (
+                not model.experts or model.experts_per_token <= model.experts,
+                f"model.experts_per_token must be at most model.experts ({model.experts}), "
+                f"it is {model.experts_per_token}",
+            ),
+            (
+                tokens % model.context_tokens == 0,
+                f"inner.tokens_per_step must be a multiple of model.context_tokens ({model.context_tokens}), "
+                f"it is {tokens}",
+            ),
+        )
+        return next((sentence for holds, sentence in rules if not holds), None)
+
+    def specs(self) -> tuple[TensorSpec, ...]:
+        """By arithmetic: the daemon never builds a model. Names and shapes are those of Hugging Face's Llama
+        and Mixtral."""
+        section, width = self.section, self.section.width
+        hidden, keys = section.feed_forward_width, section.key_value_width
+        expert = {"w1.weight": (hidden, width), "w2.weight": (width, hidden), "w3.weight": (hidden, width)}
+        feed_forward = {
+            "mlp.gate_proj.weight": (hidden, width),
+            "mlp.up_proj.weight": (hidden, width),
+            "mlp.down_proj.weight": (width, hidden),
+        }
+        if section.experts:
+            feed_forward = {"block_sparse_moe.gate.weight": (section.experts, width)} | {
+                f"block_sparse_moe.experts.{index}.{name}": shape
+                for index in range(section.experts)
+                for name, shape in expert.items()
+            }
+        block = {
+            "input_layernorm.weight": (width,),
+            "self_attn.q_proj.weight": (width, width),
+            "self_attn.k_proj.weight": (keys, width),
+            "self_attn.v_proj.weight": (keys, width),
+            "self_attn.o_proj.weight": (width, width),
+            "post_attention_layernorm.weight": (width,),
+            **feed_forward,
+        }
+        tokens = (section.vocabulary, width)
+        specs = [TensorSpec("model.embed_tokens.weight", tokens, embedding=True)]
+        for layer in range(section.layers):
+            specs += [TensorSpec(f"model.layers.{layer}.{name}", shape) for name, shape in block.items()]
+        specs.append(TensorSpec("model.norm.weight", (width,)))
+        return (*specs, *([] if section.tied_head else [TensorSpec("lm_head.weight", tokens)]))
+
+    def initial_parameters(self) -> dict[str, Tensor]:
+        """Matrices are uniform with standard deviation 0.02, the projections back into the residual stream
+        divided by sqrt(2 layers) (GPT-2); norms are ones. The initial loss is about ln(vocabulary)."""
+        import torch
+
+        from p2pdiloco.tasks.initial import uniform
+
+        seed, residual_std = self.manifest.run.seed, INIT_STD / math.sqrt(2 * self.section.layers)
+        parameters = {}
+        for spec in self.specs():
+            std = residual_std if spec.name.endswith(_INTO_THE_STREAM) else INIT_STD
+            is_norm = len(spec.shape) == 1
+            parameters[spec.name] = torch.ones(spec.shape) if is_norm else uniform(seed, spec, std)
+        return parameters
+
+    def model(self) -> nn.Module:
+        from p2pdiloco.tasks.transformer import Transformer
+
+        return Transformer(self.section)
+
+    def load_data(self, path: str | None) -> Data:
+        from p2pdiloco.tasks.text import load_text
+
+        return load_text(self.manifest.data, path, self.section.context_tokens)
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        loss, balance = self._losses(model, batch)
+        return loss if balance is None else loss + self.section.balance_weight * balance
+
+    def metrics(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        loss, balance = self._losses(model, batch)
+        return {"loss": loss} if balance is None else {"loss": loss, "balance": balance}
+
+    def _losses(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor | None]:
+        from torch.nn import functional
+
+        (windows,) = batch
+        logits, balance = model(windows[:, :-1])
+        return functional.cross_entropy(logits.float().flatten(0, 1), windows[:, 1:].flatten()), balance
+
+    def sample(self, model: nn.Module) -> str:
+        from p2pdiloco.tasks.transformer import generate
+
+        written = generate(model, PROMPT, SAMPLE_BYTES, self.section.context_tokens, SAMPLE_TEMPERATURE)
+        return (PROMPT + written).decode(errors="replace")

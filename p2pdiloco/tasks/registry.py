@@ -1,0 +1,88 @@
+"""Tasks by name: the built-in ones, and those that installed packages bring.
+
+A package brings tasks by entry points of the group `p2pdiloco.tasks`: `my-task = "my_module:MyTask"`. A
+manifest only names a task; its code is what this machine's owner installed.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint, entry_points
+
+import msgspec
+
+from p2pdiloco.config.manifest import Manifest
+from p2pdiloco.config.models import table
+from p2pdiloco.errors import ConfigError, UserError
+from p2pdiloco.tasks.causal_lm import CausalLM
+from p2pdiloco.tasks.task import Task
+
+GROUP = "p2pdiloco.tasks"
+BUILT_IN: dict[str, type[Task]] = {"causal-lm": CausalLM}
+
+_encoder = msgspec.msgpack.Encoder(order="deterministic")
+
+
+def task_class(name: str, package: str = "") -> type[Task]:
+    """The task of this name; `package`: what the manifest says that it is in.
+
+    Raises:
+        UserError: it is not installed, or it cannot be loaded.
+    """
+    if name in BUILT_IN:
+        return BUILT_IN[name]
+    found = sorted(entry_points(group=GROUP, name=name), key=lambda entry: entry.value)
+    if not found:
+        raise UserError(
+            f'the task "{name}" is not installed on this machine',
+            f"pip install {package}"
+            if package
+            else f"install the package that brings it ({GROUP}); the run's owner knows which one",
+        )
+    if len(found) > 1:
+        raise UserError(
+            f'{len(found)} installed packages bring a task "{name}": {", ".join(e.value for e in found)}',
+            "uninstall all but one",
+        )
+    return _loaded(found[0])
+
+
+def _loaded(entry: EntryPoint) -> type[Task]:
+    try:
+        found = entry.load()
+    except (ImportError, AttributeError) as error:
+        raise UserError(f'the task "{entry.name}" ({entry.value}) cannot be loaded: {error}') from error
+    if not (isinstance(found, type) and issubclass(found, Task)):
+        raise UserError(
+            f'the task "{entry.name}" ({entry.value}) is no subclass of p2pdiloco.tasks.task.Task'
+        )
+    return found
+
+
+def task_of(manifest: Manifest) -> Task:
+    """The run's task.
+
+    Raises:
+        UserError: it is not installed.
+        ConfigError: `[model]` is not what the task wants, or a rule between keys is broken.
+    """
+    run = manifest.run
+    kind = task_class(run.task, run.task_package)
+    try:
+        task = kind(manifest)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f'[model] of run "{run.name}" is not for the task {run.task}: {error}') from error
+    # Else the same run would be another one where the task's defaults are others.
+    if _encoder.encode(table(task.section)) != _encoder.encode(manifest.model):
+        raise ConfigError(f'[model] of run "{run.name}" does not state every key of the task {run.task}')
+    broken = task.broken_rule() or _too_many_fragments(task)
+    if broken:
+        raise ConfigError(broken)
+    return task
+
+
+def _too_many_fragments(task: Task) -> str | None:
+    fragments = task.manifest.sync.fragments
+    rows = sum(spec.rows for spec in task.specs() if spec.numel)
+    if fragments <= rows:
+        return None
+    return f"sync.fragments must be at most {rows} for a model of this shape, it is {fragments}"

@@ -1,0 +1,115 @@
+"""What a task is: model, version 0, data, loss and figures of one kind of training.
+
+One class, made from a run's manifest. The built-in ones are found by name, others through the entry-point
+group `p2pdiloco.tasks` (`tasks.registry`). The daemon asks for shapes and version 0 only; the rest is the
+learner's. Importing a task should be cheap: torch is imported inside the methods that need it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+import msgspec
+from msgspec import Struct
+
+from p2pdiloco.config.manifest import Manifest
+from p2pdiloco.config.models import ModelSection
+from p2pdiloco.tensors.spec import TensorSpec
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from torch import Tensor, nn
+
+    Indices = NDArray[np.int64]
+    Batch = tuple[Tensor, ...]
+    """Tensors whose first dimension is the samples; split and moved to the device by the learner."""
+
+
+class Samples(Protocol):
+    """A fixed number of samples: the learner walks through training ones in an order of its own."""
+
+    def __len__(self) -> int:
+        """How many there are."""
+
+    def batch(self, indices: Indices) -> Batch:
+        """The samples with these indices (below the length), on the CPU."""
+
+
+class Data(Struct, frozen=True):
+    """What a learner trains on, and what nobody trains on."""
+
+    train: Samples
+    heldout: Samples
+
+
+class Task(ABC):
+    """A kind of training. Subclasses set `Section` and fill in the abstract methods."""
+
+    Section: ClassVar[type[ModelSection]]
+    """Strict schema of the manifest's `[model]` table."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        """`manifest.model` is decoded by `Section`.
+
+        Raises:
+            msgspec.ValidationError: it does not fit.
+        """
+        self.manifest = manifest
+        self.section: Any = msgspec.convert(manifest.model, self.Section, strict=True)
+
+    @property
+    def tokens_per_sample(self) -> int:
+        """What one sample counts in `inner.tokens_per_step`, in merge weights and in reports."""
+        return 1
+
+    def broken_rule(self) -> str | None:
+        """The first rule about `[model]` and other tables that does not hold, as half a sentence."""
+        return None
+
+    def specs(self) -> tuple[TensorSpec, ...]:
+        """Name and shape of every parameter, in the model's order.
+
+        This one builds the model on torch's meta device, whose first use imports for seconds; arithmetic is
+        quicker, and every node pays at its start."""
+        import torch
+
+        from p2pdiloco.tasks.parameters import tensor_specs
+
+        with torch.device("meta"):
+            return tensor_specs(self.model())
+
+    def initial_parameters(self) -> dict[str, Tensor]:
+        """Version 0: name -> fp32 tensor, the same bytes on every machine (`tasks.initial`).
+
+        This one: matrices uniform with standard deviation 1 / sqrt(inputs), embeddings 0.02, weights of
+        norms one, all other vectors zero."""
+        from p2pdiloco.tasks.initial import plain_start
+
+        return plain_start(self.manifest.run.seed, self.specs())
+
+    @abstractmethod
+    def model(self) -> nn.Module:
+        """A model whose parameters are as `specs` says, with any values. State beside parameters (the running
+        means of batch norm, say) is not merged: do without."""
+
+    @abstractmethod
+    def load_data(self, path: str | None) -> Data:
+        """Read the manifest's source; `path` is the node's --data.
+
+        Raises:
+            UserError: there is no such data, or too little.
+        """
+
+    @abstractmethod
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """What is minimised: a scalar, the mean over the batch's samples."""
+
+    @abstractmethod
+    def metrics(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        """Figures of a held-out batch, each a mean over its samples. One is "loss"."""
+
+    def sample(self, model: nn.Module) -> str | None:
+        """Something for people to look at, if there is such a thing."""
+        return None

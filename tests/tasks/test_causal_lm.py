@@ -1,0 +1,293 @@
+"""The task causal-lm: parameters, version 0, text, and what the model computes."""
+
+import functools
+import hashlib
+import math
+import subprocess
+import sys
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+from p2pdiloco.config.manifest import DataSection
+from p2pdiloco.config.models import CausalLMSection, table
+from p2pdiloco.config.presets import MICRO, TINY, TINY_MOE
+from p2pdiloco.errors import ConfigError, UserError
+from p2pdiloco.learner.evaluate import evaluate, heldout_batch
+from p2pdiloco.learner.loop import Training
+from p2pdiloco.learner.stream import Stream, permuted
+from p2pdiloco.tasks.parameters import tensor_specs
+from p2pdiloco.tasks.registry import task_of
+from p2pdiloco.tasks.text import Windows, load_text
+
+torch.set_num_threads(1)
+GOLDEN = "043ca4a45ff215770e3cd4b670da70a421296489a2c47610ea7b73667441a0d3"
+
+
+def changed(**keys):
+    """MICRO with other keys in its [model]."""
+    return msgspec.structs.replace(MICRO, model=MICRO.model | keys)
+
+
+MOE = changed(experts=4, experts_per_token=2)
+SHARED = changed(heads=4, key_value_heads=2, tied_head=False)
+
+
+@functools.cache
+def data():
+    return task_of(MICRO).load_data(None)
+
+
+def digest_of(parameters):
+    digest = hashlib.sha256()
+    for name, tensor in parameters.items():
+        digest.update(name.encode() + tensor.numpy().tobytes())
+    return digest.hexdigest()
+
+
+# --- version 0 --------------------------------------------------------------------------------------
+
+
+def test_version_0_has_the_golden_digest():
+    """If this fails, runs that exist can no longer be joined: do not touch the golden digest."""
+    assert digest_of(task_of(MICRO).initial_parameters()) == GOLDEN
+
+
+def test_version_0_is_the_same_in_another_process():
+    code = (
+        "import hashlib\n"
+        "from p2pdiloco.config.presets import MICRO\n"
+        "from p2pdiloco.tasks.registry import task_of\n"
+        "d = hashlib.sha256()\n"
+        "for name, t in task_of(MICRO).initial_parameters().items():\n"
+        "    d.update(name.encode() + t.numpy().tobytes())\n"
+        "print(d.hexdigest())\n"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=90)
+    assert out.stdout.strip() == GOLDEN
+
+
+def test_version_0_depends_on_the_seed():
+    other = msgspec.structs.replace(MICRO, run=msgspec.structs.replace(MICRO.run, seed=1))
+    assert digest_of(task_of(other).initial_parameters()) != GOLDEN
+
+
+@pytest.mark.parametrize("manifest", [TINY, TINY_MOE], ids=["dense", "experts"])
+def test_version_0_starts_near_chance(manifest):
+    task = task_of(manifest)
+    model = task.model()
+    model.load_state_dict(task.initial_parameters())
+    ids = torch.randint(0, 256, (4, 129), generator=torch.Generator().manual_seed(0))
+    assert evaluate(task, model, (ids,)).loss == pytest.approx(math.log(256), abs=0.1)
+    stds = {name: p.std().item() for name, p in model.named_parameters()}
+    into = "block_sparse_moe.experts.3.w2" if manifest is TINY_MOE else "mlp.down_proj"
+    assert stds["model.embed_tokens.weight"] == pytest.approx(0.02, rel=0.03)
+    assert stds[f"model.layers.0.{into}.weight"] == pytest.approx(0.02 / math.sqrt(8), rel=0.03)
+
+
+@pytest.mark.parametrize("manifest", [MICRO, TINY, MOE, SHARED], ids=["micro", "tiny", "experts", "shared"])
+def test_specs_by_arithmetic_are_the_model_s_own(manifest):
+    task = task_of(manifest)
+    assert task.specs() == tensor_specs(task.model())
+
+
+# --- what it computes -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("manifest", [MICRO, MOE, SHARED], ids=["dense", "experts", "shared"])
+def test_the_model_sees_no_future_token(manifest):
+    model = task_of(manifest).model()
+    ids = torch.arange(64).view(1, 64)
+    other = ids.clone()
+    other[0, 40:] = 200
+    before, after = model(ids)[0], model(other)[0]
+    torch.testing.assert_close(before[0, :40], after[0, :40])
+    assert not torch.allclose(before[0, 40:], after[0, 40:])
+
+
+def test_attention_is_llama_s_written_out_by_hand():
+    """Rotation by halves, grouped heads in order, scaling, mask: against a loop over heads and positions."""
+    section = CausalLMSection(layers=1, heads=4, key_value_heads=2, width=16, context_tokens=8)
+    body = task_of(changed(**table(section))).model().model
+    attention = body.layers[0].self_attn
+    x = torch.randn(1, 5, 16, generator=torch.Generator().manual_seed(1))
+    found = attention(x, body.get_buffer("cos")[:5], body.get_buffer("sin")[:5])
+
+    def rotated(vector, position):
+        out = vector.clone()
+        for pair in range(2):
+            angle = position * 10_000 ** (-2 * pair / 4)
+            a, b = vector[pair], vector[pair + 2]
+            out[pair] = a * math.cos(angle) - b * math.sin(angle)
+            out[pair + 2] = b * math.cos(angle) + a * math.sin(angle)
+        return out
+
+    q, k, v = (p(x)[0] for p in (attention.q_proj, attention.k_proj, attention.v_proj))
+    rows = []
+    for at in range(5):
+        heads = []
+        for head in range(4):
+            own, shared = slice(4 * head, 4 * head + 4), slice(4 * (head // 2), 4 * (head // 2) + 4)
+            query = rotated(q[at, own], at)
+            scores = torch.stack([query @ rotated(k[j, shared], j) / 2 for j in range(at + 1)])
+            heads.append(functional.softmax(scores, dim=0) @ v[: at + 1, shared])
+        rows.append(attention.o_proj(torch.cat(heads)))
+    torch.testing.assert_close(found[0], torch.stack(rows), rtol=1e-4, atol=1e-5)
+
+
+def test_experts_are_the_weighted_best_two_written_out_by_hand():
+    model = task_of(MOE).model()
+    layer = model.model.layers[0].block_sparse_moe
+    x = torch.randn(1, 6, 32, generator=torch.Generator().manual_seed(1))
+    found, balance = layer(x)
+    for token in range(6):
+        chances = functional.softmax(layer.gate(x[0, token]), dim=0)
+        best = chances.argsort(descending=True)[:2]
+        expected = sum(chances[e] / chances[best].sum() * layer.experts[e](x[0, token]) for e in best)
+        torch.testing.assert_close(found[0, token], expected, rtol=1e-4, atol=1e-6)
+    assert 0.5 < float(balance) < 4
+
+
+def test_balance_is_1_where_experts_are_used_alike_and_more_where_one_is_used():
+    layer = task_of(changed(experts=4, experts_per_token=1)).model().model.layers[0].block_sparse_moe
+    with torch.no_grad():
+        layer.gate.weight.zero_()
+        layer.gate.weight[:, :4] = 20 * torch.eye(4)
+    even = torch.zeros(1, 8, 32)
+    even[0, torch.arange(8), torch.arange(8) % 4] = 1.0
+    assert float(layer(even)[1]) == pytest.approx(1.0, abs=0.01)
+    uneven = torch.zeros(1, 8, 32)
+    uneven[..., 0] = 1.0
+    assert float(layer(uneven)[1]) == pytest.approx(4.0, abs=0.01)
+
+
+def test_experts_learn_all_have_gradients_and_their_balance_is_told_but_not_in_the_loss():
+    task = task_of(MOE)
+    model = task.model()
+    model.load_state_dict(task.initial_parameters())
+    training = Training(task, model, data().train, "peer-a")
+    losses = [training.step().loss for _ in range(30)]
+    assert losses[-1] < losses[0] - 0.8
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    found = evaluate(task, model, heldout_batch(task, data().heldout, 512))
+    assert 0.9 < found.metrics["balance"] < 4
+    ids = data().train.batch(np.arange(2))
+    with torch.no_grad():
+        plain, total = task.metrics(model, ids), task.loss(model, ids)
+    assert float(total) == pytest.approx(float(plain["loss"]) + 0.01 * float(plain["balance"]), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("keys", "sentence"),
+    [
+        ({"width": 34, "heads": 4}, "model.width must be a multiple of model.heads"),
+        ({"width": 30, "heads": 10}, "model.width / model.heads must be even, it is 3"),
+        ({"heads": 4, "key_value_heads": 3}, "model.heads must be a multiple of model.key_value_heads (3)"),
+        ({"experts": 2, "experts_per_token": 3}, "model.experts_per_token must be at most model.experts (2)"),
+        ({"vocabulary": 255}, "model.vocabulary must be at least 256"),
+        ({"layers": 0}, "[model] of run"),
+        ({"depth": 3}, "[model] of run"),
+    ],
+)
+def test_a_model_that_makes_no_sense_is_one_sentence(keys, sentence):
+    with pytest.raises(ConfigError) as caught:
+        task_of(changed(**keys))
+    assert str(caught.value).startswith(sentence)
+
+
+def test_a_table_that_leaves_a_key_out_is_refused():
+    """Its default may be another one in another version."""
+    short = {key: value for key, value in MICRO.model.items() if key != "rope_base"}
+    with pytest.raises(ConfigError, match="every key"):
+        task_of(msgspec.structs.replace(MICRO, model=short))
+
+
+def test_too_many_fragments_is_one_sentence():
+    sync = msgspec.structs.replace(MICRO.sync, fragments=1024)
+    task_of(msgspec.structs.replace(MICRO, sync=sync))
+    small = msgspec.structs.replace(changed(layers=1, width=8, hidden_width=8), sync=sync)
+    with pytest.raises(ConfigError, match=r"sync\.fragments must be at most 368 for a model of this shape"):
+        task_of(small)
+
+
+# --- text -------------------------------------------------------------------------------------------
+
+
+def test_embedded_text_is_there_and_split():
+    train, heldout = data().train.text, data().heldout.text
+    assert len(train) > 2_000_000
+    assert 0.01 < len(heldout) / len(train) < 0.12
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 100, 1000, 1025])
+def test_a_permutation_is_one(size):
+    values = permuted(np.arange(size), size, "key")
+    assert sorted(values.tolist()) == list(range(size))
+    if size >= 100:
+        assert values.tolist() != list(range(size))
+        assert values.tolist() != permuted(np.arange(size), size, "other").tolist()
+
+
+def test_streams_repeat_go_on_anywhere_and_differ_between_peers():
+    first = Stream(data().train, seed=3, peer="a")
+    whole = torch.cat([*first.take(5), *first.take(7)])
+    (again,) = Stream(data().train, seed=3, peer="a", position=5).take(7)
+    assert torch.equal(whole[5:], again)
+    for seed, peer in ((3, "b"), (4, "a")):
+        (other,) = Stream(data().train, seed, peer).take(12)
+        assert not any(torch.equal(a, b) for a in whole for b in other)
+
+
+def test_a_stream_takes_every_window_once_an_epoch_in_another_order_each_time():
+    text = np.frombuffer("".join(chr(48 + i % 75) for i in range(8 * 40 + 2)).encode(), dtype=np.uint8)
+    stream = Stream(Windows(text, 8), seed=0, peer="a")
+    epochs = [[tuple(w.tolist()) for w in stream.take(40)[0]] for _ in range(2)]
+    windows = [tuple(text[i * 8 : i * 8 + 9].tolist()) for i in range(40)]
+    # The walk starts inside an epoch: 40 windows from there are the end of one order, the begin of the next.
+    rest = 40 - stream._start
+    assert sorted(epochs[0][rest:] + epochs[1][:rest]) == sorted(windows)
+    assert epochs[0] != epochs[1]
+
+
+def from_files(path, percent=5, context=64):
+    return load_text(DataSection(source="files", heldout_percent=percent), path and str(path), context)
+
+
+def test_files_are_split_by_name_and_heldout_windows_are_fixed(tmp_path):
+    for index in range(200):
+        (tmp_path / f"f{index}.txt").write_text(f"file {index} " * 30)
+    (tmp_path / "picture.bin").write_bytes(b"\x89PNG\0\xff" * 100)
+    loaded = from_files(tmp_path, 20)
+    train, held = len(loaded.train.text), len(loaded.heldout.text)
+    assert 0.1 < held / (train + held) < 0.3
+    assert b"PNG" not in loaded.train.text.tobytes()
+    (windows,) = heldout_batch(task_of(MICRO), loaded.heldout, 640)
+    assert windows.shape == (10, 65)
+    assert torch.equal(windows, heldout_batch(task_of(MICRO), loaded.heldout, 640)[0])
+    (tmp_path / "f0.txt").write_text("x")  # one file changes, no file changes sides
+    again = from_files(tmp_path, 20)
+    assert abs(len(again.heldout.text) - held) + abs(len(again.train.text) - train) < 300
+
+
+def test_one_file_is_split_at_its_end(tmp_path):
+    (tmp_path / "book.txt").write_text("a" * 900 + "b" * 101)
+    loaded = from_files(tmp_path / "book.txt", 10)
+    assert set(loaded.heldout.text.tobytes()) <= set(b"b\n")
+    assert len(loaded.heldout.text) == 100
+
+
+def test_bad_data_is_one_sentence(tmp_path):
+    with pytest.raises(UserError, match="does not exist"):
+        from_files(tmp_path / "nowhere")
+    with pytest.raises(UserError, match="no text file"):
+        from_files(tmp_path)
+    with pytest.raises(UserError, match="none are given"):
+        from_files(None)
+    with pytest.raises(ConfigError, match="unknown"):
+        load_text(DataSection(source="web"), None, 64)
+    (tmp_path / "short").write_text("too short")
+    with pytest.raises(UserError, match="the training text has 10 bytes, the context needs 65"):
+        from_files(tmp_path)
