@@ -28,6 +28,9 @@ class Timing(Struct, frozen=True, kw_only=True):
     """How often a silent member that the DHT still lists is tried again."""
     stagger_s: float = 0.4
     """Each rank waits this much longer than the one before it stands for election."""
+    hidden_wait_s: float = 6.0
+    """Members that cannot be dialled wait this much longer where somebody who can should stand, and, elected
+    nevertheless, give way after a version or so long. Too short: elected where an election is slow."""
     election_timeout_s: float = 1.5
     """A candidate that has no majority by then gives up this term."""
     answer_floor_s: float = 5.0

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from p2pdiloco.core.grouping import children, group_name, leaf_index, leaf_span, level_sizes
+from p2pdiloco.core.reach import Reach
 from p2pdiloco.core.shared import Shared
 
 MEETING_S = 1.0
@@ -57,14 +58,38 @@ class Electorate:
         return self._shared.view.voters(now)
 
     def standing(self, now: float) -> list[str]:
-        """Everyone who would stand now, oneself first: ranked to decide who does."""
+        """Everyone who would stand now, oneself first: ranked to decide who does. Others that cannot be
+        dialled are left out where somebody can."""
         shared = self._shared
-        found = [shared.me]
-        for peer in self.live(now):
-            progress = shared.view.progress(peer)
-            if progress and progress.confirmed and progress.stands:
-                found.append(peer)
-        return found
+        willing = self._willing(now)
+        dialable = [peer for peer in willing if shared.view.dialable(peer)]
+        better = dialable or shared.reach is Reach.DIRECT
+        return [shared.me, *(dialable if better else willing)]
+
+    def _willing(self, now: float) -> list[str]:
+        """Live others that would stand."""
+        progress = self._shared.view.progress
+        return [peer for peer in self.live(now) if (p := progress(peer)) and p.confirmed and p.stands]
+
+    def passed_over(self, peer: str, now: float) -> bool:
+        """Whether that peer, perhaps oneself, cannot be dialled, while somebody who would stand can."""
+        shared = self._shared
+        own = shared.reach is Reach.DIRECT
+        if own if peer == shared.me else shared.view.dialable(peer):
+            return False
+        if own and shared.confirmed and shared.stands and not shared.leaving:
+            return True
+        return any(shared.view.dialable(other) for other in self._willing(now))
+
+    def out_of_earshot(self, peers: Iterable[str], now: float) -> int:
+        """How many of these vote by the list of members, though we cannot hear them: there is no link between
+        two that cannot be dialled. 0 where we can be."""
+        shared = self._shared
+        if shared.reach in (Reach.DIRECT, Reach.UNKNOWN):
+            return 0
+        unknown = set(peers).difference(self.voters(now))
+        listed = [peer for peer in unknown if shared.roster.incarnation(peer) is not None]
+        return sum(self.admits(peer, now) for peer in listed)
 
     def live(self, now: float) -> list[str]:
         """Members to count on, without oneself."""

@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from p2pdiloco.core.grouping import Roster
 from p2pdiloco.core.messages import Message
+from p2pdiloco.core.reach import Reach
 from p2pdiloco.core.types import (
     Head,
     SignedContribution,
@@ -52,6 +53,12 @@ class SendFailed(Event, frozen=True):
     """A control message could not be delivered: the peer is unreachable at this moment."""
 
     peer: str
+
+
+class ReachChanged(Event, frozen=True):
+    """How others can reach us, as peers told us."""
+
+    reach: Reach
 
 
 # --- contributions: learner side ----------------------------------------------------------------------

@@ -107,6 +107,10 @@ class Follower:
         first_s = self._doubts.first_s(p for p, h in self._heads.items() if h.weight > ours)
         return None if first_s is None else max(first_s, self._retry_at_s)
 
+    def holders(self, digest: bytes) -> list[str]:
+        """Members whose head is that version, which is not ours."""
+        return sorted(peer for peer, head in self._heads.items() if head.digest == digest)
+
     def behind(self, now: float) -> bool:
         """Something heavier is known, or on its way here."""
         return self.state is not FollowState.RESTING or self._best(now) is not None
@@ -157,6 +161,8 @@ class Follower:
         target = best[1]
         able = [p for p, h in self._heads.items() if h.number >= target.number]
         holders = sorted(self._doubts.open(able, now))
+        # Who cannot be dialled is spared, and perhaps not to be had.
+        holders = [p for p in holders if self._shared.view.dialable(p)] or holders
         peer = holders[(self._first_asked + target.number + self._attempts) % len(holders)]
         distance = target.number - self._chain.head.number
         if self._need_state or not 0 < distance <= self._shared.config.log_versions:

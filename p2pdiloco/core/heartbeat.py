@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from p2pdiloco.core.events import LearnerStatus, PresenceSeen
+from p2pdiloco.core.events import LearnerStatus, PresenceSeen, ReachChanged
 from p2pdiloco.core.fragment import Fragment
 from p2pdiloco.core.grouping import Roster, leaf_index
 from p2pdiloco.core.joining import Joining
 from p2pdiloco.core.messages import Progress
 from p2pdiloco.core.news import News
 from p2pdiloco.core.ranking import ranking
+from p2pdiloco.core.reach import WORDS
 from p2pdiloco.core.shared import Shared
 from p2pdiloco.core.timing import Ema
 from p2pdiloco.core.types import WHOLE_RUN
@@ -126,6 +127,7 @@ class Heartbeats:
             stands=shared.stands and not shared.leaving,
             heads=tuple((f.index, f.chain.head) for f in self._fragments),
             saved=self._joining.saved and not shared.confirmed,
+            reach=shared.reach,
             offices=tuple(
                 (seat.name, f.index, seat.office.term)
                 for f in self._fragments
@@ -154,6 +156,16 @@ class Heartbeats:
         self._list(now)
         self.next_s = min(self.next_s, now)
         self._joining.poll(now)
+
+    def reach(self, event: ReachChanged, now: float) -> None:
+        """How others can reach us: tell them soon."""
+        shared = self._shared
+        if event.reach is not shared.reach:
+            shared.reach = event.reach
+            self.next_s = min(self.next_s, now)
+            shared.out.record("reach", None, WORDS[event.reach] or "not known")
+            for fragment in self._fragments:
+                fragment.touched = True
 
     def awake(self, lag_s: float, now: float) -> None:
         """We did not run for so long; our own lateness is nobody's silence."""

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from p2pdiloco import WIRE_VERSION
+from p2pdiloco.core.reach import Reach
 from p2pdiloco.core.types import (
     MAX_FRAGMENTS,
     Certificate,
@@ -50,13 +51,15 @@ class Progress(Message, frozen=True):
     confirmed: bool
     """Holds versions that peers confirm: may vote, stand, and give state to others (design 5.1)."""
     stands: bool
-    """Reachable enough to be a syncer."""
+    """Willing to be a syncer."""
     heads: Annotated[tuple[tuple[Count, Head], ...], Meta(max_length=MAX_FRAGMENTS)]
     """(fragment, head), by rising fragment: those that may be news. The others are as last heard."""
     offices: Annotated[tuple[tuple[GroupId, Count, Count], ...], Meta(max_length=MAX_OFFICES)]
     """(group, fragment, term) of every group whose syncer the sender is."""
     saved: bool
     """Not confirmed, but these heads are of a state that it saved: the whole swarm may be returning."""
+    reach: Reach
+    """Who cannot be dialled is no syncer while somebody else can be, and gives nothing that others have."""
 
 
 class Leaving(Message, frozen=True):

@@ -75,6 +75,7 @@ class Core:
         self._handlers: dict[type, Callable[..., None]] = {
             ev.Tick: self._on_tick,
             ev.PresenceSeen: self._heartbeats.presence,
+            ev.ReachChanged: self._heartbeats.reach,
             ev.MessageReceived: self._on_message,
             ev.SendFailed: self._on_send_failed,
             ev.NothingToContribute: self._on_nothing,

@@ -114,18 +114,15 @@ class Office:
             return "" if self.holding else "we laid the office down"
         if self._suspected:
             return self._suspected
+        if self._ranks.give_way(self.certificate, self._taken_s, now):
+            return "the syncer cannot be dialled, and others can"
         view = self._shared.view
         if view.has_left(syncer):
             return "the syncer left"
-        if not view.alive(syncer, now) and not self._is_news(syncer, now):
+        if not view.alive(syncer, now) and not self._ranks.is_news(syncer, self._taken_s, now):
             silent = view.silence_s(syncer, now) >= self._shared.timing.suspect_s
             return "the syncer is silent" if silent else "the syncer is unreachable"
         return ""
-
-    def _is_news(self, syncer: str, now: float) -> bool:
-        """Elected just now among peers that had not met before: its heartbeat is on the way."""
-        met = self._group == WHOLE_RUN or not self._shared.view.may_come(syncer, now)
-        return not met and now - self._taken_s < self._shared.timing.suspect_s
 
     def deadline(self) -> float | None:
         """When to look again."""
@@ -157,6 +154,8 @@ class Office:
         """Notice an open office, stand when it is our turn, give up a lost candidacy."""
         if self.holding and self.term_over():
             self.lay_down(f"term {self.term} is over")
+        elif self.holding and not self.busy() and self._ranks.give_way(self.certificate, self._taken_s, now):
+            self.lay_down("others can be dialled, and we cannot")
         self._void_if_outgrown(now)
         self._stand_due_s = None
         if self.state is OfficeState.CANDIDATE:

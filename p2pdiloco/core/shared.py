@@ -10,6 +10,7 @@ from p2pdiloco.core.config import CoreConfig
 from p2pdiloco.core.grouping import Roster
 from p2pdiloco.core.health import Health
 from p2pdiloco.core.outbox import Outbox
+from p2pdiloco.core.reach import Reach
 from p2pdiloco.core.timing import AnswerTime
 from p2pdiloco.core.types import Crypto, Wire, signed_bytes
 from p2pdiloco.core.view import View
@@ -33,7 +34,9 @@ class Shared:
         self.confirmed = False
         """Holds versions that peers confirm: votes, stands, serves."""
         self.stands = True
-        """Reachable enough to be a syncer; set by the environment."""
+        """Willing to be a syncer; set by the environment."""
+        self.reach = Reach.DIRECT
+        """How others can reach us; set by the environment."""
         self.learning = False
         self.leaving = False
         self.step_s = 0.0

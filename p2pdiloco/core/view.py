@@ -15,6 +15,7 @@ from statistics import median
 from p2pdiloco.core.config import Timing
 from p2pdiloco.core.grouping import Roster
 from p2pdiloco.core.messages import Progress
+from p2pdiloco.core.reach import Reach
 from p2pdiloco.core.suspicion import Gaps
 from p2pdiloco.core.types import Head
 
@@ -202,6 +203,11 @@ class View:
         """The newest head of that fragment that the peer has said it holds."""
         member = self._members.get(peer)
         return member.heads.get(fragment) if member else None
+
+    def dialable(self, peer: str) -> bool:
+        """Whether others can reach that peer, by its last heartbeat; of one never heard it is believed."""
+        progress = self.progress(peer)
+        return progress is None or progress.reach is Reach.DIRECT
 
     def has_left(self, peer: str) -> bool:
         """Whether the peer said good-bye and has not come back."""

@@ -158,8 +158,29 @@ class Ranks:
 
         Members of a new group see its office open a message's way apart; and where candidates crossed each
         other's path, messages take longer than a rank waited."""
+        shared = self._context.shared
         doubled = min(self.losses + (self._group != WHOLE_RUN), MAX_DOUBLED)
-        return self.ours(term, now) * self._context.shared.timing.stagger_s * (1 << doubled)
+        later_s = shared.timing.hidden_wait_s if self.passed_over(now) else 0.0
+        return self.ours(term, now) * shared.timing.stagger_s * (1 << doubled) + later_s
+
+    def passed_over(self, now: float) -> bool:
+        """Whether we should leave the office to somebody who can be dialled."""
+        return self._electorate.passed_over(self._context.shared.me, now)
+
+    def give_way(self, certificate: Certificate | None, taken_s: float, now: float) -> bool:
+        """Whether the holder cannot be dialled, while somebody can: it was elected where that one was not
+        there, or could not be. It first makes a version, or has time for one, so that work goes on if that
+        one fails."""
+        if certificate is None or not self._electorate.passed_over(certificate.syncer, now):
+            return False
+        made = self._context.chain.head.number > certificate.start_number
+        return made or now - taken_s >= self._context.shared.timing.hidden_wait_s
+
+    def is_news(self, syncer: str, taken_s: float, now: float) -> bool:
+        """Elected just now among peers that had not met before: its heartbeat is on the way."""
+        shared = self._context.shared
+        met = self._group == WHOLE_RUN or not shared.view.may_come(syncer, now)
+        return not met and now - taken_s < shared.timing.suspect_s
 
     def ours(self, term: int, now: float) -> int:
         """0: we are first-ranked in that term."""
@@ -206,7 +227,7 @@ class Succession:
         self._tried = current.term
         if self.next is not None and self.next.term > current.term:
             return False
-        return self._ranks.ours(term, now) == 0
+        return self._ranks.ours(term, now) == 0 and not self._ranks.passed_over(now)
 
     def take(self, current: Certificate | None, now: float) -> Certificate | None:
         """Who is next, now that the office is open; None if that is open too."""
@@ -235,7 +256,8 @@ def binds(certificate: Certificate, electorate: Electorate, now: float) -> bool:
     """Whether those who voted are still a majority of today's voters, as we see them."""
     voters = electorate.voters(now)
     gave = {vote.body.voter for vote in certificate.votes}
-    return 2 * len(gave.intersection(voters)) > len(voters)
+    unheard = electorate.out_of_earshot(gave, now)
+    return 2 * (len(gave.intersection(voters)) + unheard) > len(voters) + unheard
 
 
 def why_not_certified(
@@ -246,8 +268,10 @@ def why_not_certified(
     named = {vote.body.voter for vote in certificate.votes}  # counted first: signatures take time
     if not named:
         return "certificate-empty"
-    if shared.confirmed and 2 * electorate.count(named, now) <= electorate.size(now):
-        return "certificate-minority"
+    if shared.confirmed:
+        unheard = electorate.out_of_earshot(named, now)
+        if 2 * (electorate.count(named, now) + unheard) <= electorate.size(now) + unheard:
+            return "certificate-minority"
     for vote in certificate.votes:
         body = vote.body
         expected = VoteBody(

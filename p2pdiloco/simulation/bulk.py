@@ -94,7 +94,10 @@ class Bulk:
         """Transfers whose receiver still owes the last word."""
 
     def _reachable(self, source: Host, target: Host | None) -> bool:
-        return target is not None and target.up and self._network.both_ways(source.peer, target.peer)
+        if target is None or not target.up:
+            return False
+        self._network.dial(source.peer, target.peer)
+        return self._network.both_ways(source.peer, target.peer)
 
     # --- contributions -------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from p2pdiloco.core import effects as fx
 from p2pdiloco.core import events as ev
 from p2pdiloco.core.messages import Message, Progress
 from p2pdiloco.core.node import Core
+from p2pdiloco.core.reach import Reach
 from p2pdiloco.errors import InvariantViolation
 from p2pdiloco.simulation.crypto import HashCrypto
 from p2pdiloco.simulation.disk import Checkpoint, Disk, restored_from
@@ -98,7 +99,14 @@ class Host:
     def start(self) -> None:
         """The daemon is up."""
         self.learner.report()
+        self.look_outside()
         self._plan_tick()
+
+    def look_outside(self) -> None:
+        """Tell the core whether others can dial it, if that is new."""
+        reach = Reach.OUTBOUND if self.peer in self.world.network.hidden else Reach.DIRECT
+        if reach is not self.core.shared.reach:
+            self.feed(ev.ReachChanged(reach))
 
     def crash(self) -> None:
         """kill -9: memory is gone."""

@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from p2pdiloco.core.effects import VoteRecord
 from p2pdiloco.core.messages import Announce, Elected, Message, Progress, VoteGranted, VoteRequest
-from p2pdiloco.core.types import Certificate, ContributionHeader, Head, SignedVersion, Vote, signed_bytes
+from p2pdiloco.core.types import (
+    WHOLE_RUN,
+    Certificate,
+    ContributionHeader,
+    Head,
+    SignedVersion,
+    Vote,
+    signed_bytes,
+)
 from p2pdiloco.simulation.lineage import Displacement, FragmentState, MergedPart
 
 if TYPE_CHECKING:
@@ -182,6 +190,7 @@ class Watch:
             self._candidates[(host.peer, message.group, message.fragment, message.term)] = message.head
         elif isinstance(message, Elected):
             self._elected(host, message.certificate)
+            self._in_reach(host, message.certificate)
         elif isinstance(message, Progress):
             for fragment, head in message.heads:
                 if head.digest not in self.headers:
@@ -210,6 +219,16 @@ class Watch:
         if first != body.candidate:
             where = f"{body.voter} fragment {body.fragment} group {body.group} term {body.term}"
             raise Violation("one-vote", f"{where}: for {first} and for {body.candidate}")
+
+    def _in_reach(self, host: Host, certificate: Certificate) -> None:
+        """In calm weather nobody takes an office of the whole run that others cannot dial, while there is a
+        member that they can."""
+        world, hidden = host.world, host.world.network.hidden
+        own = certificate.syncer == host.peer and certificate.group == WHOLE_RUN
+        if not own or host.peer not in hidden or host.now <= self._calm_from_s or world.network.was_cut:
+            return
+        if any(other.may_serve and other.peer not in hidden for other in world.up_hosts()):
+            raise Violation("hidden-syncer", f"{host.peer} fragment {certificate.fragment}")
 
     def _elected(self, host: Host, certificate: Certificate) -> None:
         key = (certificate.fragment, certificate.term, certificate.group)

@@ -72,11 +72,25 @@ class Liveness:
         waiting = [host.peer for host in up if not host.may_serve]
         if waiting:
             return f"never became full members: {','.join(waiting)}"
+        holder = self._hidden_holder(up)
+        if holder:
+            return holder
         self.lost_to_forks = 0
         for fragment in range(self._fragments):
             reason = self._missing_of(fragment, up)
             if reason:
                 return f"fragment {fragment}: {reason}"
+        return ""
+
+    def _hidden_holder(self, up: list[Host]) -> str:
+        """Offices of the whole run are held by those who can be dialled, once such a member is there."""
+        hidden = self._world.network.hidden
+        if all(host.peer in hidden for host in up):
+            return ""
+        for host in up:
+            held = [f.index for f in host.core.fragments if f.office.holding and not f.context.grouped]
+            if host.peer in hidden and held:
+                return f"fragment {held[0]}: {host.peer}, which nobody can dial, is syncer"
         return ""
 
     def _missing_of(self, fragment: int, up: list[Host]) -> str:

@@ -59,6 +59,10 @@ class Network:
         self._uplink_free_s: dict[str, float] = {}
         self._last: tuple[Message, str, Message, int] | None = None
         self.meter: Meter | None = None
+        self.hidden: frozenset[str] = frozenset()
+        """Behind routers that let nothing in but what belongs to connections from inside."""
+        self._opened: set[tuple[str, str]] = set()
+        """Connections that a hidden peer made: (it, the other)."""
 
     # --- links ---------------------------------------------------------------------------------------
 
@@ -66,6 +70,7 @@ class Network:
         """Nothing passes from source to target until `unblock`; transfers under way between them break."""
         link = (source, target)
         self._blocked[link] = self._blocked.get(link, 0) + 1
+        self._opened -= {link, (target, source)}
         self._cuts[link] = self._cuts.get(link, 0) + 1
 
     @property
@@ -92,7 +97,22 @@ class Network:
 
     def passes(self, source: str, target: str) -> bool:
         """Whether the link from source to target is open."""
-        return (source, target) not in self._blocked
+        return (source, target) not in self._blocked and (not self.hidden or self._linked(source, target))
+
+    def _linked(self, a: str, b: str) -> bool:
+        if a in self.hidden and b in self.hidden:
+            return False
+        return not self.hidden.intersection((a, b)) or (a, b) in self._opened or (b, a) in self._opened
+
+    def dial(self, source: str, target: str) -> None:
+        """A hidden source makes a connection if it can; all others have theirs without asking."""
+        blocked = self._blocked.keys() & {(source, target), (target, source)}
+        if source in self.hidden and target not in self.hidden and not blocked:
+            self._opened.add((source, target))
+
+    def forget(self, peer: str) -> None:
+        """Its connections died with it."""
+        self._opened = {pair for pair in self._opened if peer not in pair}
 
     def both_ways(self, a: str, b: str) -> bool:
         """Whether a connection between two peers can be held."""
@@ -140,6 +160,7 @@ class Network:
         self.messages += 1
         rng, clock = self._rng, self.clock
         delay_s = self.latency_s(source.peer, target)
+        self.dial(source.peer, target)
         if not self.passes(source.peer, target):
             clock.after(SEND_TIMEOUT_S, self._fail, source, target)
             return

@@ -163,6 +163,8 @@ class Plan:
     settle_s: float
     """After the faults, liveness must hold within so much virtual time."""
     faults: bool = True
+    hidden: tuple[str, ...] = ()
+    """Nodes that nobody can dial: they open links to others themselves, and have none to each other."""
     extra: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -217,6 +219,15 @@ def draw_groups(seed: int, config: CoreConfig, nodes: int) -> CoreConfig:
     groups = -(-nodes // size) if nodes > size and rng.random() < 0.3 else 1
     versions = tuple(genesis_version(f, groups) for f in range(config.fragments))
     return replace(config, group_size=size, genesis_versions=versions)
+
+
+def draw_hidden(seed: int, peers: list[str]) -> tuple[str, ...]:
+    """In one seed of five, half of the nodes on average; never all."""
+    rng = stream(seed, "hidden 5")
+    if len(peers) < 2 or rng.random() >= 0.2:
+        return ()
+    exposed = rng.choice(peers)
+    return tuple(peer for peer in peers if rng.random() < 0.5 and peer != exposed)
 
 
 def genesis_version(fragment: int, groups: int = 1) -> SignedVersion:
@@ -282,4 +293,5 @@ def draw_plan(seed: int, mix_name: str | None = None, nodes: int | None = None) 
         faults_from_s=8.0,
         faults_until_s=rng.uniform(35.0, 60.0),
         settle_s=60.0 + 10 * slowest_round_s,
+        hidden=draw_hidden(seed, [spec.peer for spec in specs]),
     )

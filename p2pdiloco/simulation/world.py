@@ -49,6 +49,7 @@ class World:
         """The newest run of every node that ever started."""
         self.specs: dict[str, NodeSpec] = {}
         self.network = Network(self.clock, stream(plan.seed, "network"), plan.mix, RUN)
+        self.network.hidden = frozenset(plan.hidden)
         self.bulk = Bulk(self.clock, self.network, self.hosts)
         self.watch = Watch(plan.config.genesis_versions, plan.calm_from_s)
         self.records: dict[str, int] = {}
@@ -114,6 +115,7 @@ class World:
         if not host.up:
             return
         host.crash()
+        self.network.forget(host.peer)
         self.bulk.host_down(host)
         if back_in_s is None or (host.leaving and host.returns_in_s is None):
             self.gone.add(host.peer)
@@ -139,7 +141,7 @@ class World:
         up = [host for host in self.up_hosts() if not host.frozen]
         for publisher in up:
             for reader in up:
-                if reader is publisher or self.network.both_ways(publisher.peer, reader.peer):
+                if reader is publisher or self._hears_of(reader.peer, publisher.peer):
                     held = self._presence.setdefault(reader.peer, {})
                     held[publisher.peer] = (publisher.incarnation, now + PRESENCE_TTL_S)
         for reader in up:
@@ -147,6 +149,16 @@ class World:
             members = tuple((p, inc) for p, (inc, expires) in sorted(held.items()) if expires > now)
             reader.later(0.05, reader.feed, PresenceSeen(Roster(members)))
         self.clock.after(PRESENCE_EVERY_S, self._presence_round)
+
+    def _hears_of(self, reader: str, publisher: str) -> bool:
+        """Whether a record gets from one to the other: two that are hidden have it from somebody between."""
+        network = self.network
+        if not {reader, publisher} <= network.hidden:
+            network.dial(reader, publisher)
+            network.dial(publisher, reader)
+            return network.both_ways(reader, publisher)
+        between = (host.peer for host in self.up_hosts() if host.peer not in network.hidden)
+        return any(network.both_ways(p, reader) and network.both_ways(p, publisher) for p in between)
 
     # --- what nodes report ---------------------------------------------------------------------------
 
@@ -167,6 +179,7 @@ class World:
         self.healed = True
         self.faults.trap = None
         self.network.heal()
+        self._expose_somebody()
         text = f"faults stop, but for {','.join(sorted(self.broken))}" if self.broken else "faults stop"
         self.trace.decision(self.clock.now, "-", text)
         self.faults.break_for_ever(self.broken)
@@ -178,6 +191,14 @@ class World:
                 self.clock.after(0.5, self.launch, spec)
         self._check_bounds()
         self.liveness.begin()
+
+    def _expose_somebody(self) -> None:
+        """Where all that are left are hidden there is no swarm: they move to where they can be dialled."""
+        exposed = self.specs.keys() - self.gone - self.broken - self.network.hidden
+        if self.network.hidden and not exposed:
+            self.network.hidden = frozenset()
+            for host in self.up_hosts():
+                host.run_when_awake(host.look_outside)
 
     def run(self) -> SeedResult:
         """Play the plan to its end."""

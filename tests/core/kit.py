@@ -13,6 +13,7 @@ from p2pdiloco.core.config import CoreConfig, Restored, RestoredFragment, Timing
 from p2pdiloco.core.fragment import Fragment
 from p2pdiloco.core.grouping import Roster
 from p2pdiloco.core.node import Core
+from p2pdiloco.core.reach import Reach
 from p2pdiloco.core.types import (
     NEVER,
     WHOLE_RUN,
@@ -162,6 +163,7 @@ def progress(heads: tuple[Head, ...], **odd: Any) -> msg.Progress:
         "heads": tuple(enumerate(heads)),
         "offices": (),
         "saved": False,
+        "reach": Reach.DIRECT,
     }
     return msg.Progress(**(values | odd))
 
@@ -211,6 +213,8 @@ class Solo:
         self.writing: list[ef.Persist] = []
         self.peers = peers
         self.heard: dict[str, Any] = heard
+        self.says: dict[str, dict[str, Any]] = {}
+        """What single peers say of themselves."""
         found_on_disk = restored or restored_nothing(self.config)
         rng = random.Random(1)
         self.core = Core(self.config, me, 1, HashCrypto(me), rng, found_on_disk, genesis, self.now)
@@ -255,7 +259,7 @@ class Solo:
 
     def hear(self, peer: str, **odd: Any) -> list[ef.Effect]:
         """A heartbeat arrives, of a peer that holds the heads that we hold."""
-        values = {"heads": self.heads()} | self.heard | odd
+        values = {"heads": self.heads()} | self.heard | self.says.get(peer, {}) | odd
         return self.message(peer, progress(**values))
 
     def wait(self, seconds: float, silent: tuple[str, ...] = ()) -> list[ef.Effect]:

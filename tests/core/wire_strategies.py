@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from p2pdiloco.core import messages as msg
+from p2pdiloco.core.reach import Reach
 from p2pdiloco.core.types import (
     Certificate,
     ContributionHeader,
@@ -109,6 +110,7 @@ def message_strategies(
         heads=tuples(st.tuples(counts, heads())),
         offices=tuples(st.tuples(texts, counts, counts)),
         saved=st.booleans(),
+        reach=st.sampled_from(Reach),
     )
     return {
         msg.Progress: progress,
