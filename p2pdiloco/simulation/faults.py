@@ -196,9 +196,7 @@ class Faults:
         if host is None or host.leaving:
             return
         self._note(host.peer, "asked to leave")
-        host.leaving = True
-        host.run_when_awake(host.feed, LeaveRequested())
-        self._world.clock.after(LEAVE_PATIENCE_S, self._must_have_left, host)
+        self._ask_to_leave(host)
 
     def _visit(self) -> None:
         """Leaves in good order, and comes back with what it saved."""
@@ -207,13 +205,16 @@ class Faults:
             return
         host.returns_in_s = self._rng.uniform(0.5, 15.0)
         self._note(host.peer, f"asked to leave, back in {host.returns_in_s:.1f} s")
+        self._ask_to_leave(host)
+
+    def _ask_to_leave(self, host: Host) -> None:
         host.leaving = True
         host.run_when_awake(host.feed, LeaveRequested())
-        self._world.clock.after(LEAVE_PATIENCE_S, self._must_have_left, host)
+        self._world.clock.after(LEAVE_PATIENCE_S, self._must_have_left, host, host.thaws)
 
-    def _must_have_left(self, host: Host) -> None:
-        if host.up and host.frozen:
-            self._world.clock.after(LEAVE_PATIENCE_S, self._must_have_left, host)
+    def _must_have_left(self, host: Host, thaws: int) -> None:
+        if host.up and (host.frozen or host.thaws != thaws):  # it heard of it late, or had less time
+            self._world.clock.after(LEAVE_PATIENCE_S, self._must_have_left, host, host.thaws)
         elif host.up:
             raise Violation("leaves-in-time", f"{host.peer} was asked {LEAVE_PATIENCE_S} s ago")
 

@@ -23,6 +23,7 @@ PAST_FAILURES: tuple[tuple[int, str | None, int | None, str], ...] = (
     (15382, None, None, "merged work that a fork sent again was given up after one damaged payload"),
     (17270, None, None, "who was elected beforehand on one side of a split kept out the other side's syncer"),
     (2883, None, None, "simulator: a stream whose last byte was under way for minutes was never given up"),
+    (12430, None, None, "simulator: who stood still when it was asked to leave had the less time for it"),
     (936, None, None, "simulator: a learner that changed its pace while it stood still ran backwards"),
     (99, "storm", None, "who restarted alone knew of nobody who might come back with another chain"),
     (
