@@ -135,15 +135,19 @@ class Spool:
 
     async def write(self, at: int, data: memoryview) -> None:
         """Write there, in a thread: a disk may take its time. Raises: StorageError."""
-        await asyncio.get_running_loop().run_in_executor(self._writer, self._write, at, data)
+        error = await asyncio.get_running_loop().run_in_executor(self._writer, self._write, at, data)
+        if error is not None:
+            raise storage_error(error, "write in", self._folder)
 
-    def _write(self, at: int, data: memoryview) -> None:
+    def _write(self, at: int, data: memoryview) -> OSError | None:
+        """What went wrong: raised in the thread, it would keep alive whoever waits for it there."""
         try:
             while data.nbytes:
                 done = self._put(at, data)
                 at, data = at + done, data[done:]
         except OSError as error:
-            raise storage_error(error, "write in", self._folder) from error
+            return error.with_traceback(None)
+        return None
 
     def _put(self, at: int, data: memoryview) -> int:
         return os.pwrite(self._file.fileno(), data, at)

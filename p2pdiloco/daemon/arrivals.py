@@ -64,7 +64,7 @@ class Landing:
             try:
                 await self.payload.write(offset, chunk)
             except StorageError as error:
-                logger.warning("%s", error)
+                logger.warning("%s", str(error))  # a record of the error would keep the payload
                 self.have = 0
                 raise TransportError("no place for it on the disk") from error
         self.have = offset + len(chunk)

@@ -19,7 +19,7 @@ from p2pdiloco.daemon.wire import StateHeader
 from p2pdiloco.ports import Buffer
 from p2pdiloco.tensors.exchange import Exchange
 from p2pdiloco.tensors.payload import Payload
-from p2pdiloco.tensors.state import Pin
+from p2pdiloco.tensors.state import Loan, Pin
 from p2pdiloco.tensors.vault import Encoded, Input, MergeResult, Vault
 
 T = TypeVar("T")
@@ -71,11 +71,13 @@ class Compute:
         """See `Vault.apply`."""
         return self.vault.apply(fragment, number, update)
 
-    def load_state(self, fragment: int, version: SignedVersion, payload: Buffer) -> bytes:
-        """A fetched state into the spare; its digest. Raises: RemoteError."""
-        half = 4 * self.vault.layouts[fragment].numel
-        view = memoryview(payload)
-        return self.vault.load_spare(fragment, version.header.number, view[:half], view[half:])
+    def lend_spare(self, fragment: int, before: Loan | None) -> Loan:
+        """See `Vault.lend_spare`."""
+        return self.vault.lend_spare(fragment, before)
+
+    def take_loan(self, fragment: int, number: int, loan: Loan) -> bytes:
+        """See `Vault.take_loan`."""
+        return self.vault.take_loan(fragment, number, loan)
 
     def drop_spare(self, fragment: int) -> None:
         """See `Vault.drop_spare`."""

@@ -1,8 +1,7 @@
-"""Pulling outer updates and states: of a stream that was cut, what came is kept, and only the rest asked for.
+"""Pulling outer updates: of a stream that was cut, what came is kept, and only the rest asked for.
 
-Of each fragment one unfinished update and one state are kept, by what they are (the digest of the update, or
-of the state), so that any other holder of the same can go on with it. They go when something of the fragment
-has been fetched, and after a while.
+Of each fragment one unfinished update is kept, by its digest, so that any other holder of the same can go on
+with it. It goes when something of the fragment has been fetched, and after a while. States: `daemon.copying`.
 """
 
 from __future__ import annotations
@@ -12,12 +11,11 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from p2pdiloco.core.types import SignedVersion, VersionHeader
+from p2pdiloco.core.types import SignedVersion
 from p2pdiloco.daemon import wire
 from p2pdiloco.errors import RemoteError, TransportError
 
 Asked = wire.PullUpdate | wire.PullState
-Header = wire.UpdateHeader | wire.StateHeader
 KEEP_S = 120.0
 
 
@@ -31,11 +29,11 @@ class Unfinished:
 
 
 class Parts:
-    """The payloads of which a part is here, by fragment and by whether it is a state."""
+    """The payloads of which a part is here, by fragment."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
-        self._kept: dict[tuple[int, bool], tuple[Unfinished, float]] = {}
+        self._kept: dict[int, tuple[Unfinished, float]] = {}
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -45,23 +43,22 @@ class Parts:
         """Memory of all of them."""
         return sum(len(unfinished.payload) for unfinished, _ in self._kept.values())
 
-    def take(self, key: tuple[int, bool]) -> Unfinished | None:
+    def take(self, key: int) -> Unfinished | None:
         """To go on with: it is kept no longer."""
         return self._kept.pop(key, (None, 0.0))[0]
 
-    def keep(self, key: tuple[int, bool], unfinished: Unfinished | None) -> None:
+    def keep(self, key: int, unfinished: Unfinished | None) -> None:
         """For whoever asks next, if there is anything of it."""
         if unfinished is not None and unfinished.have_bytes:
             self._kept[key] = (unfinished, self._now())
 
-    def have_bytes(self, key: tuple[int, bool]) -> int:
+    def have_bytes(self, key: int) -> int:
         """How much of it is kept."""
         return self._kept[key][0].have_bytes if key in self._kept else 0
 
     def forget(self, fragment: int) -> None:
         """Something of this fragment has come."""
-        self._kept.pop((fragment, False), None)
-        self._kept.pop((fragment, True), None)
+        self._kept.pop(fragment, None)
 
     def forget_all(self) -> None:
         """There is no room for it."""
@@ -88,15 +85,21 @@ class Fetch:
     """A `PullSink` for one request."""
 
     def __init__(
-        self, request: Asked, most_bytes: int, unfinished: Unfinished | None, watcher: Watcher | None = None
+        self,
+        request: wire.PullUpdate,
+        most_bytes: int,
+        unfinished: Unfinished | None,
+        watcher: Watcher | None = None,
     ) -> None:
         self._request = request
         self._most = most_bytes
         self.unfinished = unfinished
-        self._header: Header | None = None
+        self._header: wire.UpdateHeader | None = None
         self._watcher = watcher
         self.received_bytes = 0
         self.began_s = 0.0
+        self.comes: Callable[[], object] = lambda: None
+        """Called when it begins."""
 
     @property
     def complete(self) -> bool:
@@ -104,7 +107,7 @@ class Fetch:
         return self.unfinished is not None and self.unfinished.have_bytes == len(self.unfinished.payload)
 
     @property
-    def header(self) -> Header:
+    def header(self) -> wire.UpdateHeader:
         """What the payload is."""
         assert self._header is not None
         return self._header
@@ -117,16 +120,14 @@ class Fetch:
 
     def begin(self, header: bytes, payload_bytes: int) -> None:
         """See `ports.PullSink.begin`."""
-        kind = wire.UpdateHeader if isinstance(self._request, wire.PullUpdate) else wire.StateHeader
-        self._header = found = wire.decode(header, kind)
-        digest, before = self._digest(found.version.header), self.unfinished
+        self._header = found = wire.decode(header, wire.UpdateHeader)
+        digest, before = found.version.header.update_digest, self.unfinished
         size = payload_bytes + found.offset
-        if isinstance(found, wire.UpdateHeader) and isinstance(self._request, wire.PullUpdate):
-            if found.total and found.total < size:
-                raise RemoteError("garbage", "a part that is longer than the whole")
-            if self._request.version not in (b"", found.version.header.digest()):
-                raise RemoteError("wrong-version", "not the version that was asked for")
-            size = found.total or size
+        if found.total and found.total < size:
+            raise RemoteError("garbage", "a part that is longer than the whole")
+        if self._request.version not in (b"", found.version.header.digest()):
+            raise RemoteError("wrong-version", "not the version that was asked for")
+        size = found.total or size
         if size > self._most:
             raise RemoteError("oversized", f"payload of {size} bytes, at most {self._most}")
         if found.offset:
@@ -140,10 +141,7 @@ class Fetch:
         self.began_s = asyncio.get_running_loop().time()
         if self._watcher is not None and self.unfinished is not None:
             self._watcher.begun(found.version, self.unfinished)
-
-    def _digest(self, version: VersionHeader) -> bytes:
-        update = isinstance(self._request, wire.PullUpdate)
-        return version.update_digest if update else version.state_digest
+        self.comes()
 
     def write(self, offset: int, chunk: memoryview) -> None:
         """See `ports.PullSink.write`."""

@@ -136,6 +136,7 @@ class Member:
             lambda fragment: 8 * numels[fragment],
             lambda fragment: 4 * numels[fragment] + 4096,
             lambda v: core.shared.signed_by(v.header.syncer, "version", v.header, v.signature),
+            lambda fragment, digest: core.fragments[fragment].follower.holders(digest),
             self.memory,
             self._spool,
         )
@@ -143,6 +144,8 @@ class Member:
         limits = Link(*(rate or math.inf for rate in rates(self._settings)))
         manifest, layouts = self._run.manifest, self._run.layouts
         self.link_watch = LinkWatch(manifest, layouts, limits, runner.uplink, runner.downlink)
+        runner.transfers.moving = runner.transfers.copying.moving = runner.downlink.moving
+        runner.transfers.courtesy.uplink_bytes_per_s = lambda: self.link_watch.link.upload_bits_per_s / 8
         runner.learner = LearnerLink(
             self._host_factory(me),
             self.compute,
@@ -162,6 +165,7 @@ class Member:
             runner.outbound.bytes_sent + runner.transfers.bytes_out,
             runner.transfers.bytes_in,
         )
+        self.report.bulk = runner.transfers.counters
         self.report.transport_refusals = self._refusals
         self._door.add_run(self._run)
         self._door.member = runner.transfers

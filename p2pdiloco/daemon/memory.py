@@ -56,7 +56,7 @@ class Memory:
         """
         check_budget(most_bytes, least_bytes(layouts, contribution, update, updates_kept))
         memory = cls(most_bytes)
-        memory.fetch_bytes = state_bytes(layouts)
+        memory.fetch_bytes = fetched_bytes(layouts)
         return memory
 
     @property
@@ -93,15 +93,15 @@ class Memory:
 
 def least_bytes(layouts: Sequence[FragmentLayout], contribution: str, update: str, updates_kept: int) -> int:
     """What a node of a run cannot do without: its own contributions, the updates that it keeps for others,
-    one state under way, and two contributions of others."""
+    one update under way, and two contributions of others."""
     sent = [codec(contribution).encoded_bytes(layout.numel) for layout in layouts]
     kept = [codec(update).encoded_bytes(layout.numel) for layout in layouts]
-    return sum(sent) + (updates_kept + 1) * sum(kept) + state_bytes(layouts) + 2 * max(sent)
+    return sum(sent) + (updates_kept + 1) * sum(kept) + fetched_bytes(layouts) + 2 * max(sent)
 
 
-def state_bytes(layouts: Sequence[FragmentLayout]) -> int:
-    """The largest that is fetched: Theta and momentum of a fragment; an update is bounded by less."""
-    return max(8 * layout.numel for layout in layouts) + 4096
+def fetched_bytes(layouts: Sequence[FragmentLayout]) -> int:
+    """Bound of the largest update; states are written straight into the vault."""
+    return max(4 * layout.numel for layout in layouts) + 4096
 
 
 def check_budget(most_bytes: float, least: int) -> None:

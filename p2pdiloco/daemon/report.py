@@ -58,6 +58,8 @@ class Report:
         self._merges: list[tuple[int, int]] = []
         self.traffic: Callable[[], tuple[int, int]] = lambda: (0, 0)
         """Bytes (sent, received): messages that we sent, and payloads both ways."""
+        self.bulk: Callable[[], dict[str, int]] = dict
+        """What became of bulk transfers."""
         self.transport_refusals: Callable[[], Mapping[str, int]] = dict
         """What peers did wrong before the core heard of it, by reason."""
 
@@ -162,6 +164,7 @@ class Report:
             recent=self._recent.lines(),
             bytes_sent=sent,
             bytes_received=received,
+            bulk=self.bulk(),
             link=self.link[:240],
         )
 

@@ -124,8 +124,8 @@ class Runner:
             ef.OfferPartial: lambda e: self.spawn(
                 self._up(self.transfers.offer_partial(e, tickets.get(e.ticket)))
             ),
-            ef.FetchUpdate: lambda e: self.spawn(self._down(self.transfers.fetch_update(e))),
-            ef.FetchState: lambda e: self.spawn(self._down(self.transfers.fetch_state(e))),
+            ef.FetchUpdate: lambda e: self.spawn(self.transfers.fetch_update(e)),
+            ef.FetchState: lambda e: self.spawn(self.transfers.fetch_state(e)),
             ef.ApplyUpdate: self._apply,
             ef.DropSpare: lambda e: self.spawn(self._compute.run(self._compute.drop_spare, e.fragment)),
             ef.CommitVersion: self._commit,
@@ -191,10 +191,6 @@ class Runner:
 
     async def _up(self, transfer: Coroutine[Any, Any, None]) -> None:
         with self.uplink.moving():
-            await transfer
-
-    async def _down(self, transfer: Coroutine[Any, Any, None]) -> None:
-        with self.downlink.moving():
             await transfer
 
     async def _persist(self, effect: ef.Persist) -> None:

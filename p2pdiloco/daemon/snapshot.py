@@ -21,6 +21,7 @@ MAX_FRAGMENT_ROWS = 1024
 MAX_RECENT_LINES = 20
 MAX_LOSS_HISTORY = 120
 MAX_REFUSAL_REASONS = 32
+MAX_BULK_COUNTERS = 32
 MAX_REPORT_BYTES = 256 * 1024
 
 NodeState = Literal["joining", "waiting", "catching up", "training", "leaving"]
@@ -119,6 +120,8 @@ class NodeSnapshot(Row, frozen=True, kw_only=True):
     """Latest decisions with their reasons, newest last."""
     bytes_sent: Natural = 0
     bytes_received: Natural = 0
+    bulk: Annotated[dict[Text, Natural], Meta(max_length=MAX_BULK_COUNTERS)] = {}
+    """What became of bulk transfers (`Transfers.counters`)."""
     link: Line = ""
     """Why the link does not keep up, and what is done about it; empty: it does."""
 
@@ -144,6 +147,8 @@ class StatusReport(Row, frozen=True, kw_only=True):
     recent: Annotated[tuple[Line, ...], Meta(max_length=MAX_RECENT_LINES)] = ()
     link: Line = ""
     """The answering node's, as in `NodeSnapshot`."""
+    bulk: Annotated[dict[Text, Natural], Meta(max_length=MAX_BULK_COUNTERS)] = {}
+    """The same."""
 
 
 def status_of(snapshot: NodeSnapshot) -> StatusReport:
@@ -177,6 +182,7 @@ def status_of(snapshot: NodeSnapshot) -> StatusReport:
         refusals=snapshot.refusals,
         recent=snapshot.recent,
         link=snapshot.link,
+        bulk=snapshot.bulk,
     )
 
 

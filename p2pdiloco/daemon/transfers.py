@@ -8,6 +8,8 @@ import asyncio
 import hashlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from functools import partial
 from typing import Any, cast
 
 import msgspec
@@ -20,22 +22,22 @@ from p2pdiloco.core.types import Head, SignedVersion
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.arrivals import Arrivals
 from p2pdiloco.daemon.compute import Compute
+from p2pdiloco.daemon.copying import Copying
+from p2pdiloco.daemon.courtesy import Courtesy
+from p2pdiloco.daemon.donating import Donating
 from p2pdiloco.daemon.fanout import Arriving, Fanout, refuse
-from p2pdiloco.daemon.fetching import Asked, Fetch, Parts, Unfinished, known_bytes
+from p2pdiloco.daemon.fetching import Fetch, Parts, Unfinished
 from p2pdiloco.daemon.gathering import Gathering
 from p2pdiloco.daemon.memory import Memory
 from p2pdiloco.daemon.tickets import Tickets
 from p2pdiloco.errors import PeerUnreachable, RemoteError, TransportError
 from p2pdiloco.ports import Buffer, PullSource, Refusal, Transport
-from p2pdiloco.tensors.state import Pin
 
 logger = logging.getLogger(__name__)
 PAUSE_S = 15.0
 """Longest pause in a bulk stream before it counts as cut."""
 NAMED_PAUSE_S = 6.0
 """The same, of one from a peer that a holder named: there are others. Longer than `fanout.WAIT_S`."""
-MAX_PINS = 16
-"""States that are being read by others at one time."""
 
 
 class Transfers:
@@ -54,11 +56,13 @@ class Transfers:
         state_bytes: Callable[[int], int],
         max_update_bytes: Callable[[int], int],
         signed: Callable[[SignedVersion], bool],
+        holders: Callable[[int, bytes], Sequence[str]] = lambda fragment, digest: (),
         memory: Memory | None = None,
         spool: Spool | None = None,
     ) -> None:
         """`signed`: whether its syncer signed a version. The core looks at that too, but it knows only whom
-        it asked, not who of those that were named gave it. `spool`: see `Arrivals`."""
+        it asked, not who of those that were named gave it. `holders`: see `Copying`. `spool`: see
+        `Arrivals`."""
         self._signed = signed
         self._memory = memory or Memory()
         self._run = run
@@ -67,17 +71,22 @@ class Transfers:
         self._tickets = tickets
         self._post = post
         self._may_serve = may_serve
+        self.dialable: Callable[[], bool] = lambda: True
+        """Whether others can dial us (set by the member): else nobody is sent to us."""
         self._update_of = update_of
-        self._state_bytes = state_bytes
         self._max_update_bytes = max_update_bytes
-        self._pins = 0
         self._unfinished = Parts()
         self._bytes_pulled = 0
+        self._bytes_out = 0
         self.arrivals = Arrivals(compute, tickets, post, head_of, memory=self._memory, spool=spool)
-        self.bytes_out = 0
         self.bytes_pushed = 0
         """Of our own contributions and partials: the part of `bytes_out` whose time we know."""
         now = asyncio.get_running_loop().time
+        self.courtesy = Courtesy(now)
+        self.donating = Donating(compute, self.courtesy, now)
+        self.copying = Copying(run, transport, compute, signed, holders, state_bytes, now)
+        self.moving: Callable[[], AbstractContextManager[None]] = nullcontext
+        """Around whatever is coming to us that we asked for."""
         self.fanout = Fanout(now)
         self.gathering = Gathering(transport.peer_id, self._pull_update, self._update_bytes_here, now)
         self._fetching: dict[int, Arriving] = {}
@@ -86,12 +95,30 @@ class Transfers:
     @property
     def bytes_in(self) -> int:
         """Payload bytes received so far."""
-        return self._bytes_pulled + self.arrivals.bytes_in
+        return self._bytes_pulled + self.copying.bytes_in + self.arrivals.bytes_in
+
+    @property
+    def bytes_out(self) -> int:
+        """Payload bytes given out or pushed so far."""
+        return self._bytes_out + self.donating.bytes_out
 
     @property
     def held_bytes(self) -> int:
         """Of payloads that are arriving, and of what is kept of cut streams; not of fetches under way."""
         return self.arrivals.held_bytes + self._unfinished.held_bytes
+
+    def counters(self) -> dict[str, int]:
+        """For people: payload bytes by kind, and how updates and states were shared."""
+        return {
+            "pushed_bytes": self.bytes_pushed,
+            "states_given_bytes": self.donating.bytes_out,
+            "states_copied_bytes": self.copying.bytes_in,
+            "states_copied_from_others_bytes": self.copying.from_others_bytes,
+            "updates_sent_elsewhere": self.fanout.sent_elsewhere,
+            "updates_from_others": self.gathering.from_others,
+            "spooled_bytes": self.arrivals.spooled_bytes,
+            "states_pinned": self.donating.pins,
+        }
 
     # --- what peers ask ------------------------------------------------------------------------------
 
@@ -103,7 +130,7 @@ class Transfers:
         """A peer wants an update or a state."""
         if isinstance(pull, wire.PullUpdate):
             return await self._serve_update(sender, pull)
-        return await self._serve_state(pull)
+        return await self._serve_state(sender, pull)
 
     def _why_not_serve(self, run: str, fragment: int) -> str:
         if run != self._run:
@@ -118,42 +145,20 @@ class Transfers:
             return refuse(reason)
         found = await self._update_of(pull.fragment, pull.number)
         answer = await self.fanout.serve(sender, pull, found)
-        if isinstance(answer, PullSource):
-            self.bytes_out += sum(memoryview(part).nbytes for part in answer.payload)
-        return answer
-
-    async def _serve_state(self, pull: wire.PullState) -> PullSource | Refusal:
-        reason = self._why_not_serve(pull.run, pull.fragment)
-        if not reason and self._pins >= MAX_PINS:
-            reason = "busy"
-        if reason:
-            return refuse(reason)
-        self._pins += 1
-        pinning = asyncio.ensure_future(self._compute.run(self._compute.pin, pull.fragment))
-        try:
-            header, pin = await asyncio.shield(pinning)
-        except asyncio.CancelledError:
-            pinning.add_done_callback(self._unpin)
-            raise
+        if not isinstance(answer, PullSource):
+            return answer
+        self._bytes_out += sum(memoryview(part).nbytes for part in answer.payload)
+        token, given = self.courtesy.begin(), answer
 
         def release() -> None:
-            self._pins -= 1
-            pin.release()
+            self.courtesy.end(token)
+            given.release()
 
-        if header.version.header.number < pull.number:
-            release()
-            return refuse("behind")
-        size = sum(b.nbytes for b in pin.buffers)
-        offset = known_bytes(pull, header.version.header.state_digest, size)
-        self.bytes_out += size - offset
-        header = msgspec.structs.replace(header, offset=offset)
-        return PullSource(wire.encode(header), _rest(pin.buffers, offset), release)
+        return msgspec.structs.replace(answer, release=release)
 
-    def _unpin(self, pinning: asyncio.Future[tuple[wire.StateHeader, Pin]]) -> None:
-        """Nobody waits for this state any more."""
-        self._pins -= 1
-        if not pinning.cancelled() and pinning.exception() is None:
-            pinning.result()[1].release()
+    async def _serve_state(self, sender: str, pull: wire.PullState) -> PullSource | Refusal:
+        reason = self._why_not_serve(pull.run, pull.fragment)
+        return refuse(reason) if reason else await self.donating.serve(sender, pull)
 
     # --- what the core asks of peers -----------------------------------------------------------------
 
@@ -180,21 +185,22 @@ class Transfers:
     async def _push(self, peer: str, request: wire.Push, payload: Buffer) -> wire.Answer | None:
         """The peer's word; None: not delivered."""
         try:
-            delivered, raw = await self._transport.push(peer, wire.encode(request), (payload,), PAUSE_S)
+            with self.courtesy.urgent():
+                delivered, raw = await self._transport.push(peer, wire.encode(request), (payload,), PAUSE_S)
             answer = wire.decode(raw, wire.Answer)
         except (TransportError, RemoteError) as error:
             header = request.signed.header
             logger.debug("payload of fragment %d not delivered to %s: %s", header.fragment, peer, error)
             return None
         if delivered:
-            self.bytes_out += memoryview(payload).nbytes
+            self._bytes_out += memoryview(payload).nbytes
             self.bytes_pushed += memoryview(payload).nbytes
         return answer
 
     async def fetch_update(self, effect: ef.FetchUpdate) -> None:
         """Get one outer update, from that peer or from whom it names. It is passed on meanwhile."""
         arriving = self._fetching[effect.fragment] = self.fanout.arriving(effect.fragment, effect.number)
-        request = wire.PullUpdate(self._run, effect.fragment, effect.number, relays=self._may_serve())
+        request = wire.PullUpdate(self._run, effect.fragment, effect.number, relays=self._may_serve() and self.dialable())
         complete = False
 
         async def check(fetch: Fetch) -> None:
@@ -231,36 +237,15 @@ class Transfers:
         raise RemoteError(answer.reason)
 
     async def fetch_state(self, effect: ef.FetchState) -> None:
-        """Pull a whole fragment into the spare copy."""
+        """Copy a whole fragment into the spare, from that peer and others that hold the same."""
         try:
-            header = await self._load_state(effect)
+            header = await self.copying.fetch(effect)
         except _FETCH_ERRORS as error:
             await self._compute.run(self._compute.drop_spare, effect.fragment)
             self._fetch_failed(effect, error)
             return
+        self._unfinished.forget(effect.fragment)
         self._post(ev.StateFetched(effect.fragment, effect.peer, header.version, header.watermarks))
-
-    async def _load_state(self, effect: ef.FetchState, again: bool = False) -> wire.StateHeader:
-        """A state into the spare. Bytes of several holders that turn out wrong say nothing against this one:
-        it is asked once more, for all of them. Raises: TransportError, RemoteError."""
-        request = wire.PullState(self._run, effect.fragment, effect.number)
-        fetch = await self._pull(effect.peer, request, self._state_bytes(effect.fragment))
-        if isinstance(fetch, Refusal):
-            raise RemoteError(wire.decode(fetch.answer, wire.Refused).reason)
-        header = fetch.header
-        assert isinstance(header, wire.StateHeader)
-        if header.version.header.fragment != effect.fragment:
-            raise RemoteError("wrong-fragment")
-        load = self._compute.load_state
-        try:
-            digest = await self._compute.run(load, effect.fragment, header.version, fetch.payload)
-            if digest != header.version.header.state_digest:
-                raise RemoteError("digest-differs")
-        except RemoteError:
-            if again or not header.offset:
-                raise
-            return await self._load_state(effect, again=True)
-        return header
 
     async def _check(self, fragment: int, payload: bytearray, codec: str, digest: bytes) -> None:
         """Judge a payload in the worker thread: hashing it would hold the loop up. Raises: RemoteError."""
@@ -273,17 +258,17 @@ class Transfers:
         await self._compute.run(check)
 
     def _update_bytes_here(self, fragment: int) -> int:
-        return self._unfinished.have_bytes((fragment, False))
+        return self._unfinished.have_bytes(fragment)
 
     async def _pull(
-        self, peer: str, request: Asked, limit: int, watcher: Arriving | None = None
+        self, peer: str, request: wire.PullUpdate, limit: int, watcher: Arriving | None = None
     ) -> Fetch | Refusal:
         """What is served of the payload, after what is here already, if there is memory for it.
 
         Raises:
             TransportError, RemoteError.
         """
-        key = (request.fragment, isinstance(request, wire.PullState))
+        key = request.fragment
         self._unfinished.forget_old()
         self.arrivals.forget_old()
         before = self._unfinished.take(key)  # what is reserved for the whole counts it from here on
@@ -300,20 +285,34 @@ class Transfers:
     async def _pull_rest(
         self,
         peer: str,
-        request: Asked,
+        request: wire.PullUpdate,
         limit: int,
         watcher: Arriving | None,
-        key: tuple[int, bool],
+        key: int,
         before: Unfinished | None,
     ) -> Fetch | Refusal:
         if before is not None:
             have = {"have_bytes": before.have_bytes, "have": before.digest}
             request = msgspec.structs.replace(request, **have)
         fetch = Fetch(request, limit, before, watcher)
-        named = isinstance(request, wire.PullUpdate) and bool(request.version)
+        with ExitStack() as stack:
+            fetch.comes = partial(_enter, stack, self.moving)
+            answer = await self._into(fetch, peer, request, key, before)
+        if isinstance(answer, Refusal):
+            self._unfinished.keep(key, before)
+            return answer
+        if fetch.complete:
+            self._unfinished.forget(key)
+        else:
+            self._unfinished.keep(key, fetch.unfinished)
+        return fetch
+
+    async def _into(
+        self, fetch: Fetch, peer: str, request: wire.PullUpdate, key: int, before: Unfinished | None
+    ) -> Refusal | None:
         try:
-            pause_s = NAMED_PAUSE_S if named else PAUSE_S
-            answer = await self._transport.pull_into(peer, wire.encode(request), fetch, pause_s)
+            pause_s = NAMED_PAUSE_S if request.version else PAUSE_S
+            return await self._transport.pull_into(peer, wire.encode(request), fetch, pause_s)
         except (TransportError, asyncio.CancelledError):
             self._unfinished.keep(key, fetch.unfinished)
             raise
@@ -323,14 +322,6 @@ class Transfers:
             raise
         finally:
             self._bytes_pulled += fetch.received_bytes
-        if isinstance(answer, Refusal):
-            self._unfinished.keep(key, before)
-            return answer
-        if fetch.complete:
-            self._unfinished.forget(request.fragment)
-        else:
-            self._unfinished.keep(key, fetch.unfinished)
-        return fetch
 
     def _fetch_failed(self, effect: ef.FetchUpdate | ef.FetchState, error: Exception) -> None:
         if isinstance(error, PeerUnreachable):
@@ -341,13 +332,8 @@ class Transfers:
         self._post(ev.FetchFailed(effect.fragment, effect.number, effect.peer, reason[:64]))
 
 
-def _rest(buffers: Sequence[memoryview], offset: int) -> list[memoryview]:
-    """The buffers' bytes from `offset` on."""
-    rest = []
-    for buffer in buffers:
-        rest.append(buffer[min(offset, buffer.nbytes) :])
-        offset = max(0, offset - buffer.nbytes)
-    return rest
+def _enter(stack: ExitStack, moving: Callable[[], AbstractContextManager[None]]) -> None:
+    stack.enter_context(moving())
 
 
 _FETCH_ERRORS = (TransportError, RemoteError)

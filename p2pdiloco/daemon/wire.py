@@ -82,6 +82,10 @@ class PullState(Wire, frozen=True, tag=True):
     have_bytes: Count = 0
     """As in `PullUpdate`; `have` is the state's digest."""
     have: Annotated[bytes, Meta(max_length=64)] = b""
+    most_bytes: Count = 0
+    """No more than so many; 0: all the rest."""
+    exact: bool = False
+    """Nothing but the rest of `have` will do."""
 
 
 class PullManifest(Wire, frozen=True, tag=True):
@@ -114,7 +118,7 @@ class UpdateHeader(Wire, frozen=True, tag=True):
 
 
 class StateHeader(Wire, frozen=True, tag=True):
-    """Header of a state's stream: Theta, then outer momentum, fp32 little-endian."""
+    """Header of a stream of a state, or of a piece of it: Theta, then outer momentum, fp32 little-endian."""
 
     version: SignedVersion
     watermarks: Annotated[tuple[Watermark, ...], Meta(max_length=MAX_WATERMARKS)]

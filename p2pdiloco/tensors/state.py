@@ -24,6 +24,25 @@ class Pin(Struct, frozen=True):
     """Idempotent, from any thread."""
 
 
+class Loan(Struct, frozen=True):
+    """The spare while a state is written into it that comes from peers (`Vault.lend_spare`)."""
+
+    buffers: tuple[memoryview, memoryview]
+    """Theta, then momentum: to be filled with fp32 little-endian bytes."""
+    state: FragmentState
+    uses: int
+
+    def write(self, offset: int, data: memoryview) -> None:
+        """Put bytes of the state there; Theta comes first."""
+        first, second = self.buffers
+        here = data[: max(0, first.nbytes - offset)]
+        first[offset : offset + here.nbytes] = here
+        rest = data[here.nbytes :]
+        if rest.nbytes:
+            at = offset + here.nbytes - first.nbytes
+            second[at : at + rest.nbytes] = rest
+
+
 class FragmentState:
     """Theta and momentum of one fragment in one version; 8 bytes per parameter."""
 
@@ -33,6 +52,8 @@ class FragmentState:
         self.number = EMPTY
         self.digest = b""
         self.pins = 0
+        self.uses = 0
+        """How often something began to be made in it."""
 
     def seal(self, number: int) -> bytes:
         """It holds this version now; its state digest."""

@@ -18,14 +18,14 @@ from p2pdiloco.config.manifest import OuterSection
 from p2pdiloco.errors import RemoteError, invariant
 from p2pdiloco.tensors.codec import codec
 from p2pdiloco.tensors.codec_base import Codec
-from p2pdiloco.tensors.digest import Buffer, payload_digest
+from p2pdiloco.tensors.digest import Buffer, bytes_of, payload_digest
 from p2pdiloco.tensors.feedback import Residual
 from p2pdiloco.tensors.layout import FragmentLayout, gather
 from p2pdiloco.tensors.merge import MAX_MAGNITUDE, Accumulator
 from p2pdiloco.tensors.outer import momentum_at, outer_step
 from p2pdiloco.tensors.partial import check_partial, decode_partial, encode_partial
 from p2pdiloco.tensors.payload import Payload, parts_of
-from p2pdiloco.tensors.state import EMPTY, FragmentState, Pin
+from p2pdiloco.tensors.state import EMPTY, FragmentState, Loan, Pin
 
 _MAX_STATE = 2.0**100
 
@@ -261,6 +261,28 @@ class Vault:
             raw.decode(payload, out)
         return spare.seal(number)
 
+    def lend_spare(self, fragment: int, before: Loan | None = None) -> Loan:
+        """The spare, for a state that comes from peers piece by piece, written into it by anybody until
+        `take_loan` or the next use of the spare, which the core does not begin before. `before`: an earlier
+        loan, which goes on with what was written if the spare was not used since."""
+        spare = self._spares[fragment]
+        if before is not None and spare is before.state and spare.uses == before.uses:
+            return before
+        spare = self._free_spare(fragment)
+        return Loan((bytes_of(spare.theta), bytes_of(spare.momentum)), spare, spare.uses)
+
+    def take_loan(self, fragment: int, number: int, loan: Loan) -> bytes:
+        """What was written is version `number`: its state digest.
+
+        Raises:
+            RemoteError: "non-finite", "out-of-range"; the spare is then empty.
+        """
+        spare = self._spares[fragment]
+        invariant(spare is loan.state and spare.uses == loan.uses, "the spare was used while it was lent")
+        for values in loan.buffers:
+            _check(codec("fp32"), values, self.layouts[fragment].numel, _MAX_STATE)
+        return spare.seal(number)
+
     def commit(self, fragment: int, number: int, expected_digest: bytes | None = None) -> None:
         """Swap in the spare, which must hold `number` (and, where given, have that state digest)."""
         spare = self._spares[fragment]
@@ -320,6 +342,7 @@ class Vault:
         if pinned:
             self._spares[fragment] = FragmentState(self.layouts[fragment].numel)
         self.drop_spare(fragment)
+        self._spares[fragment].uses += 1
         return self._spares[fragment]
 
     def _step(self, fragment: int, number: int, update: Buffer) -> bytes:

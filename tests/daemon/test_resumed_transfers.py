@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import gc
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -41,16 +43,9 @@ class DirectCompute:
 
     def __init__(self) -> None:
         self.vault = SimpleNamespace(layouts=[None], check_payload=lambda *_: None)
-        self.loaded: list[bytes] = []
 
     async def run(self, job: Any, *arguments: Any) -> Any:
         return job(*arguments)
-
-    def load_state(self, fragment: int, found: Any, payload: bytearray) -> bytes:
-        self.loaded.append(bytes(payload))
-        return found.header.state_digest
-
-    def drop_spare(self, fragment: int) -> None: ...
 
 
 class Holders:
@@ -66,18 +61,14 @@ class Holders:
         self.busy = False
 
     async def pull_into(self, peer: str, request: bytes, sink: PullSink, timeout_s: float) -> Refusal | None:
-        asked = wire.decode(request, wire.PullUpdate | wire.PullState)  # type: ignore[arg-type]
+        asked = wire.decode(request, wire.PullUpdate)
         self.asked.append(asked)
         if self.busy:
             raise RemoteError("busy")
         if self.refuses:
             return Refusal(wire.encode(wire.Refused("busy")))
-        made = update_version()
-        update = isinstance(asked, wire.PullUpdate)
-        known = asked.have == (DIGEST if update else b"s" * 32) and self.honours_offset
-        offset = asked.have_bytes if known else 0
-        header = wire.UpdateHeader(made, offset) if update else wire.StateHeader(made, (), offset)
-        sink.begin(wire.encode(header), len(PAYLOAD) - offset)
+        offset = asked.have_bytes if asked.have == DIGEST and self.honours_offset else 0
+        sink.begin(wire.encode(wire.UpdateHeader(update_version(), offset)), len(PAYLOAD) - offset)
         most = self.served.pop(0)
         rest = PAYLOAD[offset : offset + most]
         for at in range(0, len(rest), 1000):
@@ -112,15 +103,6 @@ async def test_the_rest_of_an_update_comes_from_another_holder() -> None:
     assert [asked.have_bytes for asked in holders.asked] == [0, 3000, 5500]
     assert bytes(tickets.get(posted[-1].ticket)) == PAYLOAD  # type: ignore[attr-defined]
     assert made.bytes_in == len(PAYLOAD), "nothing travelled twice"
-
-
-async def test_the_rest_of_a_state() -> None:
-    holders = Holders(4000, 10_000)
-    made, posted, compute, _ = fetching(holders)
-    for peer in ("a", "b"):
-        await made.fetch_state(ef.FetchState(0, 1, peer))
-    assert compute.loaded == [PAYLOAD] and isinstance(posted[-1], ev.StateFetched)
-    assert made.bytes_in == len(PAYLOAD)
 
 
 async def test_a_holder_of_something_else_begins_anew() -> None:
@@ -209,7 +191,7 @@ async def test_what_nobody_goes_on_with_is_forgotten() -> None:
     sink.abort("cut")
     parts, part = Parts(lambda: now), Unfinished(DIGEST, 1000)
     part.have_bytes = 1
-    parts.keep((0, True), part)
+    parts.keep(0, part)
     now = KEEP_S - 1
     arrivals.forget_old()
     parts.forget_old()
@@ -220,7 +202,9 @@ async def test_what_nobody_goes_on_with_is_forgotten() -> None:
     assert arrivals._arriving_bytes == 0 and len(parts) == 0
 
 
-async def test_a_busy_holder_does_not_cost_what_is_here_and_a_fetched_state_frees_it() -> None:
+async def test_a_busy_holder_does_not_cost_what_is_here_and_a_fetched_state_frees_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     holders = Holders(4000, 10_000)
     made, posted, _, _ = fetching(holders)
     await made.fetch_update(ef.FetchUpdate(0, 1, "a"))
@@ -228,6 +212,11 @@ async def test_a_busy_holder_does_not_cost_what_is_here_and_a_fetched_state_free
     await made.fetch_update(ef.FetchUpdate(0, 1, "b"))
     assert posted[-1] == ev.FetchFailed(0, 1, "b", "busy") and len(made._unfinished) == 1
     holders.busy = False
+
+    async def copied(_effect: ef.FetchState) -> Any:
+        return SimpleNamespace(version=None, watermarks=())
+
+    monkeypatch.setattr(made.copying, "fetch", copied)
     await made.fetch_state(ef.FetchState(0, 1, "c"))
     assert isinstance(posted[-1], ev.StateFetched) and len(made._unfinished) == 0
 
@@ -290,3 +279,42 @@ async def test_room_is_not_made_by_what_is_about_to_go_on(monkeypatch: pytest.Mo
     assert arrivals.on_push("a", push(1000, 0)).offset == 600  # type: ignore[union-attr]
     longer = arrivals.on_push("b", push(1200, 1))
     assert isinstance(longer, Refusal), "of another size: it begins anew, and there is no room"
+
+
+async def test_a_tight_budget_forgets_what_is_kept_of_others_before_it_refuses_a_fetch() -> None:
+    holders = Holders(3000, 10_000, 10_000)
+    made, posted, _, _ = fetching(holders)
+    made._memory.holders.append(made)
+    await made.fetch_update(ef.FetchUpdate(0, 1, "a"))
+    assert made.held_bytes == len(PAYLOAD)
+    made._memory.most_bytes = len(PAYLOAD)
+    await made.fetch_update(ef.FetchUpdate(1, 1, "b"))
+    assert isinstance(posted[-1], ev.UpdateFetched) and made.held_bytes == 0
+    await made.fetch_update(ef.FetchUpdate(0, 1, "a"))
+    assert [asked.have_bytes for asked in holders.asked] == [0, 0, 0] and not made._memory.refused
+    made._memory.most_bytes = len(PAYLOAD) - 1
+    await made.fetch_update(ef.FetchUpdate(1, 1, "b"))
+    assert posted[-1] == ev.FetchFailed(1, 1, "b", "busy") and made._memory.refused == 1
+
+
+async def test_the_downlink_is_timed_while_bytes_come_not_while_we_ask() -> None:
+    holders = Holders(3000, 10_000)
+    made, _, _, _ = fetching(holders)
+    heard: list[tuple[str, int]] = []
+
+    @contextmanager
+    def moving() -> Iterator[None]:
+        heard.append(("from", made.bytes_in))
+        try:
+            yield
+        finally:
+            heard.append(("to", made.bytes_in))
+
+    made.moving = moving
+    holders.refuses = True
+    await made.fetch_update(ef.FetchUpdate(0, 1, "a"))
+    assert not heard
+    holders.refuses = False
+    for peer in "ab":
+        await made.fetch_update(ef.FetchUpdate(0, 1, peer))
+    assert heard == [("from", 0), ("to", 3000), ("from", 3000), ("to", len(PAYLOAD))]

@@ -70,7 +70,7 @@ async def test_a_state_that_nobody_waits_for_any_more_is_unpinned() -> None:
     compute = StuckCompute((None, pin))
     served = transfers(compute, [])
     await cancelled(served.on_pull("peer", wire.PullState("run", 0, 0)))
-    assert not released.is_set() and served._pins == 1, "the worker is still at it"
+    assert not released.is_set() and served.donating.pins == 1, "the worker is still at it"
     compute.free.set()
     await released.wait()
-    assert served._pins == 0
+    assert served.donating.pins == 0

@@ -1,0 +1,73 @@
+"""States that we give to newcomers stand back for what rounds wait for: our contributions, and updates.
+
+Control messages never wait (`adapters.flow`). While anything urgent goes out, a state's stream gets a chunk
+now and then, so that nobody takes it for dead; else all of them together get a share of what the uplink
+carries.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+SHARE = 0.5
+"""Of the uplink, as far as it is known, for all states together."""
+TRICKLE_S = 5.0
+"""While something urgent goes out, a stream waits so long for each chunk."""
+URGENT_S = 60.0
+"""What takes longer than that is not slow on our account."""
+MOST_S = 6.0
+"""Longest wait for the share: a link is never as slow as that would be."""
+
+
+class Courtesy:
+    """Who goes first on our uplink."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self.uplink_bytes_per_s: Callable[[], float] = lambda: math.inf
+        """What is known of it: what a person permits, or what was measured."""
+        self._urgent: dict[int, float] = {}
+        self._next = 0
+        self._none_urgent = asyncio.Event()
+        self._none_urgent.set()
+        self._paid_until_s = 0.0
+
+    def begin(self) -> int:
+        """Something urgent goes out; for `end`."""
+        self._next += 1
+        self._urgent[self._next] = self._now()
+        self._none_urgent.clear()
+        return self._next
+
+    def end(self, token: int) -> None:
+        """It is over."""
+        self._urgent.pop(token, None)
+        if not self._urgent:
+            self._none_urgent.set()
+
+    @contextmanager
+    def urgent(self) -> Iterator[None]:
+        """While something urgent goes out."""
+        token = self.begin()
+        try:
+            yield
+        finally:
+            self.end(token)
+
+    async def pace(self, size: int) -> None:
+        """Wait until so many bytes of a state may go out (`ports.PullSource.pace`)."""
+        late = self._now() - URGENT_S
+        for token in [token for token, since_s in self._urgent.items() if since_s < late]:
+            self.end(token)
+        if self._urgent:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._none_urgent.wait(), TRICKLE_S)
+        rate = SHARE * self.uplink_bytes_per_s()
+        if rate < math.inf:
+            now = self._now()
+            start = max(self._paid_until_s, now)
+            self._paid_until_s = min(start + size / max(rate, 1.0), now + MOST_S)
+            await asyncio.sleep(start - now)

@@ -1,0 +1,78 @@
+"""Which parts of a state are here, are on their way, or are missing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Any
+
+from p2pdiloco.daemon import wire
+from p2pdiloco.tensors.state import Loan
+
+PIECES = 16
+LEAST_PIECE_BYTES = 1 << 20
+MOST_PIECE_BYTES = 32 << 20
+
+
+class Part:
+    """Bytes start to end of a state, of which those up to `have` are here."""
+
+    def __init__(self, start: int, end: int) -> None:
+        self.have, self.end = start, end
+        self.began_s, self.began_at = 0.0, start
+        self.pull: asyncio.Future[Any] | None = None
+        self.stolen = False
+
+    def rate(self, now: float) -> float:
+        """Bytes per second since it was asked for."""
+        return (self.have - self.began_at) / max(now - self.began_s, 1e-6)
+
+
+class Copy:
+    """One version of a fragment, of which a part is here."""
+
+    def __init__(self, size: int, loan: Loan) -> None:
+        self.size = size
+        self.loan = loan
+        self.header: wire.StateHeader | None = None
+        self.givers: set[str] = set()
+        self.missing: deque[tuple[int, int]] = deque([(0, size)])
+        self.active: set[Part] = set()
+        self.begun, self.changed = asyncio.Event(), asyncio.Event()
+
+    @property
+    def digest(self) -> bytes:
+        """Of the state; empty: not known yet."""
+        return self.header.version.header.state_digest if self.header else b""
+
+    @property
+    def complete(self) -> bool:
+        """All of it is here."""
+        return not self.missing and not self.active
+
+    def take(self) -> Part | None:
+        """A piece that nobody fetches."""
+        if not self.missing:
+            return None
+        start, end = self.missing.popleft()
+        most = min(max(self.size // PIECES, LEAST_PIECE_BYTES), MOST_PIECE_BYTES)
+        if end - start > most:
+            self.missing.appendleft((start + most, end))
+            end = start + most
+        part = Part(start, end)
+        self.active.add(part)
+        return part
+
+    def done(self, part: Part) -> None:
+        """Nobody fetches it any more; what is missing of it is missing."""
+        self.active.discard(part)
+        if part.have < part.end:
+            self.missing.appendleft((part.have, part.end))
+        self.changed.set()
+
+    def anew(self, part: Part) -> None:
+        """Another version comes than the one of which something is here."""
+        self.givers.clear()
+        part.have = part.began_at = 0
+        part.end = min(part.end, self.size)
+        self.missing = deque([(part.end, self.size)] if part.end < self.size else [])

@@ -1,0 +1,386 @@
+"""A newcomer copies states from several holders: in parallel, by their rates, on after cuts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from daemon_kit import Neighbourhood, until
+from test_parts import version
+
+from p2pdiloco.adapters.flow import Allowance, Limits
+from p2pdiloco.adapters.memory_net import MemoryNetwork
+from p2pdiloco.config.manifest import OuterSection
+from p2pdiloco.core import effects as ef
+from p2pdiloco.core import events as ev
+from p2pdiloco.daemon import copying, donating, pieces, wire
+from p2pdiloco.daemon.compute import Compute
+from p2pdiloco.daemon.courtesy import Courtesy
+from p2pdiloco.daemon.tickets import Tickets
+from p2pdiloco.daemon.transfers import Transfers
+from p2pdiloco.errors import RemoteError
+from p2pdiloco.ports import PullSource, Refusal
+from p2pdiloco.tensors.layout import TensorSpec, plan_fragments
+from p2pdiloco.tensors.vault import Vault
+
+torch.set_num_threads(1)
+LAYOUTS = plan_fragments([TensorSpec("a", (256, 512)), TensorSpec("b", (256, 512))], 2)
+NUMEL = LAYOUTS[0].numel
+SIZE = 8 * NUMEL
+PIECE = 1 << 16
+
+
+class Peer:
+    """The transfer layer of one member with a vault of its own."""
+
+    def __init__(self, hub: MemoryNetwork, name: str, seed: int | None, bits_per_s: float = 0.0) -> None:
+        now = asyncio.get_running_loop().time
+        upload = Allowance(bits_per_s / 8, now) if bits_per_s else None
+        self.name = name
+        self.transport = hub.transport(name, limits=Limits(upload=upload))
+        self.vault = Vault(LAYOUTS, OuterSection(), "int8", "int8")
+        self.compute = Compute(self.vault, None)  # type: ignore[arg-type]
+        self.posted: list[Any] = []
+        self.asked: list[tuple[str, wire.PullState]] = []
+        self.answers: Callable[[wire.PullState], PullSource | Refusal | None] = lambda _: None
+        self.holders: list[str] = []
+        if seed is not None:
+            self.hold(seed)
+        self.transfers = Transfers(
+            "run",
+            self.transport,
+            self.compute,
+            Tickets(),
+            self.posted.append,
+            lambda: True,
+            None,  # type: ignore[arg-type]
+            lambda _: None,  # type: ignore[arg-type, return-value]
+            lambda _: SIZE,
+            lambda _: 0,
+            lambda _: True,
+            lambda fragment, digest: self.holders,
+        )
+
+    def hold(self, seed: int) -> None:
+        """Version `seed` of both fragments."""
+        random, found = torch.Generator().manual_seed(seed), {}
+        for layout in LAYOUTS:
+            theta, momentum = (torch.randn(NUMEL, generator=random) for _ in range(2))
+            loan = self.vault.lend_spare(layout.index)
+            for target, values in zip(loan.buffers, (theta, momentum), strict=True):
+                target[:] = values.view(torch.uint8).numpy().data
+            digest = self.vault.take_loan(layout.index, seed, loan)
+            self.vault.commit(layout.index, seed, digest)
+            made = version(seed, bytes(32))
+            header = msgspec.structs.replace(made.header, fragment=layout.index, state_digest=digest)
+            found[layout.index] = (msgspec.structs.replace(made, header=header), ())
+        self.compute._committed = found
+
+    async def on_pull(self, sender: str, request: bytes) -> PullSource | Refusal:
+        pull = wire.decode(request, wire.PullState)
+        self.asked.append((sender, pull))
+        return self.answers(pull) or await self.transfers.on_pull(sender, pull)
+
+    async def copy(self, named: str, fragment: int = 0) -> None:
+        await self.transfers.fetch_state(ef.FetchState(fragment, 1, named))
+
+    def has_state_of(self, donor: Peer, fragment: int = 0) -> bool:
+        spare, state = self.vault._spares[fragment], donor.vault._states[fragment]
+        return torch.equal(spare.theta, state.theta) and torch.equal(spare.momentum, state.momentum)
+
+    @property
+    def gave(self) -> int:
+        return self.transfers.donating.bytes_out
+
+
+@pytest.fixture
+async def town(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Any]:
+    monkeypatch.setattr(pieces, "LEAST_PIECE_BYTES", PIECE)
+    hub, made = MemoryNetwork(), []
+
+    async def add(name: str, seed: int | None = 1, bits_per_s: float = 0.0) -> Peer:
+        peer = Peer(hub, name, seed, bits_per_s)
+        made.append(peer)
+        await peer.transport.start(peer)  # type: ignore[arg-type]
+        return peer
+
+    yield SimpleNamespace(add=add, hub=hub)
+    for peer in made:
+        await peer.transport.close()
+        peer.compute.close()
+
+
+async def three(town: Any, *bits_per_s: float) -> tuple[Peer, list[Peer]]:
+    """A newcomer and three donors."""
+    donors = [await town.add(f"d{i}", 1, rate) for i, rate in enumerate(bits_per_s or (0, 0, 0))]
+    joiner = await town.add("joiner", None)
+    joiner.holders = [donor.name for donor in donors]
+    return joiner, donors
+
+
+async def test_the_bytes_come_from_all_holders_of_the_version_once(town: Any) -> None:
+    joiner, donors = await three(town, 80e6, 80e6, 80e6)
+    await joiner.copy("d0")
+    assert isinstance(joiner.posted[0], ev.StateFetched) and joiner.posted[0].peer == "d0"
+    assert joiner.has_state_of(donors[0]) and joiner.transfers.bytes_in == SIZE, "nothing travelled twice"
+    assert all(donor.gave >= SIZE // 8 for donor in donors), [donor.gave for donor in donors]
+    assert joiner.transfers.held_bytes == 0, "it is written straight into the vault"
+
+
+async def test_a_slow_holder_gives_little_of_it(town: Any) -> None:
+    joiner, donors = await three(town, 0.4e6, 80e6, 80e6)
+    await asyncio.wait_for(joiner.copy("d0"), 20)
+    assert joiner.has_state_of(donors[0])
+    assert joiner.transfers.copying.from_others_bytes > SIZE - 3 * PIECE
+    assert joiner.transfers.bytes_in < SIZE + PIECE
+
+
+async def test_the_first_donor_dies_half_way_and_the_others_finish_it(town: Any) -> None:
+    joiner, donors = await three(town, 20e6, 20e6, 20e6)
+    fetching = asyncio.create_task(joiner.copy("d0"))
+    await until(lambda: joiner.transfers.copying.bytes_in > SIZE // 4, "a quarter")
+    town.hub.kill("d0")
+    await fetching
+    assert isinstance(joiner.posted[0], ev.StateFetched) and joiner.has_state_of(donors[1])
+    assert joiner.transfers.bytes_in == SIZE, "what had come was not asked for again"
+
+
+async def test_the_only_donor_dies_and_the_next_one_goes_on(town: Any) -> None:
+    joiner, donors = await three(town, 20e6, 20e6)
+    joiner.holders = []
+    fetching = asyncio.create_task(joiner.copy("d0"))
+    await until(lambda: joiner.transfers.copying.bytes_in > SIZE // 2, "a half")
+    town.hub.kill("d0")
+    await fetching
+    assert isinstance(joiner.posted[0], ev.FetchFailed)
+    await joiner.copy("d1")
+    assert isinstance(joiner.posted[1], ev.StateFetched) and joiner.has_state_of(donors[1])
+    assert joiner.transfers.bytes_in == SIZE
+
+
+async def test_what_came_is_worth_nothing_once_the_spare_was_used_or_the_version_is_gone(town: Any) -> None:
+    for what in ("used", "gone"):
+        joiner, donors = await town.add(f"joiner {what}", None), [await town.add(f"d {what}", 1, 20e6)]
+        fetching = asyncio.create_task(joiner.copy(donors[0].name))
+        await until(lambda j=joiner: j.transfers.copying.bytes_in > SIZE // 2, "a half")
+        town.hub.cut(joiner.name, donors[0].name)
+        await fetching
+        before, next_donor = (
+            joiner.transfers.bytes_in,
+            await town.add(f"e {what}", 1 if what == "used" else 2),
+        )
+        if what == "used":
+            joiner.vault.lend_spare(0)
+        await joiner.copy(next_donor.name)
+        assert joiner.has_state_of(next_donor) and joiner.transfers.bytes_in == before + SIZE
+
+
+async def test_a_liar_among_the_holders_costs_one_more_copy_and_nobody_is_blamed(town: Any) -> None:
+    joiner, donors = await three(town, 20e6, 20e6)
+    donors[1].vault._states[0].theta[7] += 1.0
+    donors[1].vault._states[0].theta[-1] += 1.0
+    donors[1].vault._states[0].momentum += 1.0
+    await joiner.copy("d0")
+    assert isinstance(joiner.posted[0], ev.StateFetched) and joiner.has_state_of(donors[0])
+    assert donors[1].gave and joiner.transfers.bytes_in == 2 * SIZE, "all of it again, from the one named"
+
+
+@pytest.mark.parametrize("lie", ["content", "fragment", "more", "nothing", "offset"])
+async def test_a_donor_that_lies_is_told_to_the_core(lie: str, town: Any) -> None:
+    joiner, (donor,) = await town.add("joiner", None), [await town.add("d0")]
+    if lie == "content":
+        donor.vault._states[0].theta[7] += 1.0
+    else:
+        found = donor.compute._committed[0][0]
+        shown = wire.StateHeader(
+            donor.compute._committed[1][0] if lie == "fragment" else found, (), 8 if lie == "offset" else 0
+        )
+        size = {"more": SIZE + 1, "nothing": 0}.get(lie, 8)
+        donor.answers = lambda pull: PullSource(wire.encode(shown), (bytes(size),), lambda: None)
+    await joiner.copy("d0")
+    (failed,) = joiner.posted
+    wanted = {
+        "content": "digest-differs",
+        "fragment": "wrong-fragment",
+        "more": "oversized",
+        "nothing": "garbage",
+        "offset": "garbage",
+    }
+    assert isinstance(failed, ev.FetchFailed) and failed.reason == wanted[lie]
+
+
+async def test_the_version_that_is_copied_stays_while_its_donor_moves_on(town: Any) -> None:
+    joiner, (donor,) = await town.add("joiner", None), [await town.add("d0", 1, 20e6)]
+    before = donor.vault._states[0].theta.clone()
+    fetching = asyncio.create_task(joiner.copy("d0"))
+    await until(lambda: joiner.transfers.copying.bytes_in > SIZE // 4, "a quarter")
+    donor.hold(2)
+    donor.hold(3)
+    await fetching
+    assert isinstance(joiner.posted[0], ev.StateFetched)
+    assert joiner.posted[0].version.header.number == 1
+    assert torch.equal(joiner.vault._spares[0].theta, before)
+
+
+async def test_a_joiner_of_many_fragments_asks_a_donor_for_a_few_at_a_time(
+    town: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copying, "SHARE", 1)
+    monkeypatch.setattr(donating, "SHARE", 1)
+    joiner, donor = await town.add("joiner", None), await town.add("d0", 1, 40e6)
+    await asyncio.gather(joiner.copy("d0", 0), joiner.copy("d0", 1))
+    assert [type(event) for event in joiner.posted] == [ev.StateFetched, ev.StateFetched]
+    assert all(joiner.has_state_of(donor, fragment) for fragment in (0, 1))
+
+
+# --- the donor's side ------------------------------------------------------------------------------------
+
+
+class Pins:
+    """A vault's worker that counts what is pinned."""
+
+    def __init__(self) -> None:
+        self.pinned: Counter[int] = Counter()
+        self.number = 1
+
+    async def run(self, job: Any, *arguments: Any) -> Any:
+        return job(*arguments)
+
+    def pin(self, fragment: int) -> Any:
+        made = version(self.number, bytes(32))
+        digest = bytes([fragment, self.number]) * 16
+        header = msgspec.structs.replace(made.header, fragment=fragment, state_digest=digest)
+        self.pinned[fragment] += 1
+
+        def release() -> None:
+            self.pinned[fragment] -= 1
+
+        pin = SimpleNamespace(buffers=[memoryview(bytes(8))] * 2, release=release)
+        return wire.StateHeader(msgspec.structs.replace(made, header=header), ()), pin
+
+
+class Donor:
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.pins = Pins()
+        clock: Callable[[], float] = lambda: self.now  # noqa: E731
+        self.donating = donating.Donating(self.pins, Courtesy(clock), clock)  # type: ignore[arg-type]
+
+    async def ask(self, peer: str, fragment: int, **more: Any) -> Any:
+        answer = await self.donating.serve(peer, wire.PullState("run", fragment, 1, **more))
+        if isinstance(answer, Refusal):
+            return wire.decode(answer.answer, wire.Refused).reason
+        return answer
+
+
+async def test_a_peer_has_its_share_of_the_pins_and_no_more() -> None:
+    donor = Donor()
+    given = [await donor.ask("greedy", i) for i in range(donating.SHARE)]
+    assert await donor.ask("greedy", 77) == "busy"
+    assert isinstance(await donor.ask("modest", 77), PullSource), "there is room for others"
+    given[0].release()
+    assert isinstance(await donor.ask("greedy", 78), PullSource), "what is not read any more makes room"
+    assert donor.pins.pinned[0] == 0 and donor.donating.pins == donating.SHARE + 1
+
+
+async def test_all_peers_together_have_a_bound_and_idle_pins_make_room() -> None:
+    donor = Donor()
+    given = [await donor.ask(f"peer {i}", i) for i in range(donating.MAX_PINS)]
+    assert await donor.ask("one more", 77) == "busy"
+    given[3].release()
+    assert isinstance(await donor.ask("one more", 77), PullSource)
+    assert donor.pins.pinned[3] == 0 and donor.donating.pins == donating.MAX_PINS
+
+
+async def test_a_version_stays_for_its_reader_for_a_while() -> None:
+    donor = Donor()
+    first = await donor.ask("joiner", 0, most_bytes=4)
+    have = bytes([0, 1]) * 16
+    first.release()
+    donor.pins.number = 2
+    donor.now = donating.LEASE_S - 1
+    again = await donor.ask("joiner", 0, have_bytes=4, have=have, most_bytes=8, exact=True)
+    assert [part.nbytes for part in again.payload] == [4, 4], "of both halves of the state"
+    assert wire.decode(again.header, wire.StateHeader).offset == 4
+    again.release()
+    donor.now += donating.LEASE_S + 1
+    donor.donating.expire()
+    assert donor.pins.pinned[0] == 0
+    gone = await donor.ask("joiner", 0, have_bytes=4, have=have, exact=True)
+    assert gone == "gone" and donor.pins.pinned[0] == 0, "and nothing stays pinned for nothing"
+    newer = await donor.ask("joiner", 0, have_bytes=4, have=have)
+    assert wire.decode(newer.header, wire.StateHeader).offset == 0
+
+
+async def test_states_wait_while_something_urgent_goes_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    courtesy = Courtesy(asyncio.get_running_loop().time)
+    sent: list[int] = []
+
+    async def stream() -> None:
+        while True:
+            await courtesy.pace(1)
+            sent.append(1)
+            await asyncio.sleep(0)
+
+    with courtesy.urgent():
+        task = asyncio.create_task(stream())
+        await asyncio.sleep(0.05)
+        assert not sent
+    await until(lambda: sent, "they go on")
+    with courtesy.urgent():
+        await asyncio.sleep(0.01)
+        before = len(sent)
+        monkeypatch.setattr("p2pdiloco.daemon.courtesy.TRICKLE_S", 0.01)
+        await until(lambda: len(sent) > before, "a chunk now and then, or it would count as dead")
+    task.cancel()
+
+
+async def test_states_have_a_share_of_the_uplink_and_control_of_nothing_else() -> None:
+    loop = asyncio.get_running_loop()
+    courtesy = Courtesy(loop.time)
+    courtesy.uplink_bytes_per_s = lambda: 200_000.0
+    began = loop.time()
+    await asyncio.gather(*(courtesy.pace(10_000) for _ in range(4)))
+    assert loop.time() - began >= 0.29, "three chunks paid for at half of the uplink before the fourth"
+
+
+async def test_a_slow_reader_of_an_update_holds_states_up_for_a_minute_at_most() -> None:
+    now = 0.0
+    courtesy = Courtesy(lambda: now)
+    courtesy.begin()
+    now = 61.0
+    await asyncio.wait_for(courtesy.pace(1), 1)
+
+
+def test_a_loan_is_for_one_use() -> None:
+    vault = Vault(LAYOUTS, OuterSection(), "int8", "int8")
+    loan = vault.lend_spare(0)
+    loan.write(0, memoryview(bytes(range(256))))
+    assert vault.lend_spare(0, loan) is loan, "it goes on"
+    loan.write(4 * NUMEL - 2, memoryview(b"abcd"))
+    assert bytes(loan.buffers[0][-2:]) + bytes(loan.buffers[1][:2]) == b"abcd"
+    vault._free_spare(0)
+    assert vault.lend_spare(0, loan) is not loan
+    last = vault.lend_spare(0)
+    last.buffers[1][-4:] = b"\0\0\xc0\x7f"
+    with pytest.raises(RemoteError, match="non-finite"):
+        vault.take_loan(0, 1, last)
+
+
+async def test_members_copy_from_each_other_and_status_says_so(tmp_path: Path) -> None:
+    async with Neighbourhood(tmp_path, log_versions=1, max_base_age_versions=1) as place:
+        members = [await place.member("a", genesis=True), await place.member("b")]
+        for _ in range(3):
+            await place.round(*members)
+        newcomer = await place.member("c")
+        await until(lambda: newcomer.number() == members[0].number(), "the newcomer has it")
+        bulk = newcomer.report.status(0.0).bulk
+        given = sum(member.report.status(0.0).bulk["states_given_bytes"] for member in members)
+        assert bulk["states_copied_bytes"] == given > 0
