@@ -10,7 +10,7 @@ whoever is disappointed comes back to the holder and insists (`daemon.gathering`
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -38,6 +38,8 @@ MAX_GIVEN = 256
 MAX_PEERS = 64
 """Served with one update, and remembered."""
 MAX_WAITING = 32
+MAX_WAITING_PER_PEER = 4
+"""Pulls of updates that are arriving here."""
 MAX_RATES = 256
 
 
@@ -66,13 +68,15 @@ class Arriving:
         self.ended = True
         self._changed.set()
 
-    async def piece(self, pull: wire.PullUpdate) -> tuple[SignedVersion, memoryview, int] | None:
+    async def started(self, until_s: float) -> None:
+        """Wait until it is known of which version it is, until then at most."""
+        await self._wait(lambda: self.ended or self.version is not None, until_s)
+
+    async def piece(
+        self, pull: wire.PullUpdate, until_s: float
+    ) -> tuple[SignedVersion, memoryview, int] | None:
         """A piece that is worth a stream: (version, all that is here, size of the whole). None: not now."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(WAIT_S):
-                while not self._enough(pull):
-                    self._changed.clear()
-                    await self._changed.wait()
+        await self._wait(lambda: self._enough(pull), until_s)
         version, unfinished = self.version, self.unfinished
         if self.ended or version is None or unfinished is None:
             return None
@@ -80,6 +84,13 @@ class Arriving:
         if unfinished.have_bytes <= known_bytes(pull, version.header.update_digest, size):
             return None
         return version, memoryview(unfinished.payload)[: unfinished.have_bytes], size
+
+    async def _wait(self, enough: Callable[[], bool], until_s: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(until_s):
+                while not enough():
+                    self._changed.clear()
+                    await self._changed.wait()
 
     def _enough(self, pull: wire.PullUpdate) -> bool:
         version, unfinished = self.version, self.unfinished
@@ -120,7 +131,7 @@ class Fanout:
         self._now = now
         self._given: OrderedDict[tuple[int, int, bytes], _Given] = OrderedDict()
         self._arriving: dict[int, Arriving] = {}
-        self._waiting = 0
+        self._waiting: Counter[str] = Counter()
         self._rates: OrderedDict[str, float] = OrderedDict()
         """Bytes per second at which a peer took what we gave it."""
         self._rate = 0.0
@@ -169,23 +180,34 @@ class Fanout:
         return await self._pass_on(sender, pull, arriving)
 
     async def _pass_on(self, sender: str, pull: wire.PullUpdate, arriving: Arriving) -> PullSource | Refusal:
+        if self._waiting.total() >= MAX_WAITING or self._waiting[sender] >= MAX_WAITING_PER_PEER:
+            return refuse("later")
+        self._waiting[sender] += 1
+        try:
+            return await self._piece(sender, pull, arriving)
+        finally:
+            self._waiting -= Counter([sender])
+
+    async def _piece(self, sender: str, pull: wire.PullUpdate, arriving: Arriving) -> PullSource | Refusal:
+        until_s = asyncio.get_running_loop().time() + WAIT_S
+        await arriving.started(until_s)
+        if arriving.version is None:
+            return refuse("gone" if arriving.ended else "later")
+        if arriving.version.header.digest() != pull.version:  # anybody can invent one: it costs no memory
+            return refuse("gone")
         answer = self._admit(sender, pull, pull.version, 0)
         if isinstance(answer, wire.Elsewhere):
             return Refusal(wire.encode(answer))
-        if self._waiting >= MAX_WAITING:
-            return refuse("later")
-        self._waiting += 1
         answer.streams += 1
         try:
-            piece = await arriving.piece(pull)
+            piece = await arriving.piece(pull, until_s)
         finally:
-            self._waiting -= 1
             answer.streams -= 1
             answer.last_s = self._now()
         if piece is None:
             return refuse("gone" if arriving.ended else "later")
         version, payload, size = piece
-        if version.header.digest() != pull.version:
+        if version.header.digest() != pull.version:  # it began anew
             return refuse("gone")
         return self._give(sender, answer, _source(version, payload, size, pull), size)
 

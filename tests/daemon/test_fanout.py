@@ -51,6 +51,7 @@ async def test_who_comes_later_is_sent_elsewhere_too(started: Any) -> None:
         await peer.fetch()
     members.check()
     assert members.uploads(members.holder) == 2.0
+    assert members.holder.transfers.bytes_pushed == 0, "at others' pace: it says nothing about our uplink"
 
 
 async def test_a_part_is_passed_on_while_the_rest_is_on_its_way(started: Any) -> None:
@@ -283,6 +284,29 @@ async def test_places_tables_and_waiting_are_bounded(monkeypatch: pytest.MonkeyP
     assert wire.decode(waits.answer, wire.Refused).reason == "later"
 
 
+async def test_invented_versions_take_no_place_and_one_peer_not_all_that_wait() -> None:
+    fan = Fanout(lambda: 0.0)
+    arriving, true = fan.arriving(0, 1), update(PAYLOAD)
+    waiting = [
+        asyncio.create_task(fan.serve("liar", asking(version=bytes([i]) * 32), None))
+        for i in range(fanout.MAX_WAITING_PER_PEER)
+    ]
+    await until(lambda: fan._waiting.total() == len(waiting), "all of them to wait")
+    one_more: Any = await fan.serve("liar", asking(version=true.header.digest()), None)
+    assert wire.decode(one_more.answer, wire.Refused).reason == "later"
+    child = asyncio.create_task(fan.serve("child", asking(version=true.header.digest()), None))
+    part = fanout.Unfinished(true.header.update_digest, len(PAYLOAD))
+    part.payload[:], part.have_bytes = PAYLOAD, len(PAYLOAD)
+    arriving.begun(true, part)
+    for answer in await asyncio.gather(*waiting):
+        assert wire.decode(answer.answer, wire.Refused).reason == "gone"  # type: ignore[union-attr]
+    assert isinstance(await child, PullSource)
+    for i in range(5):
+        late: Any = await fan.serve("liar", asking(version=bytes([i]) * 32), None)
+        assert wire.decode(late.answer, wire.Refused).reason == "gone"
+    assert len(fan._given) == 1, "only what there is"
+
+
 async def test_a_place_comes_free_when_the_peer_stays_away() -> None:
     now = 0.0
     fan = Fanout(lambda: now)
@@ -302,10 +326,10 @@ async def test_an_update_that_was_not_fetched_is_not_passed_on() -> None:
     arriving = fan.arriving(0, 1)
     digest = update(PAYLOAD).header.digest()
     waiting = asyncio.create_task(fan.serve("child", asking(version=digest), None))
-    await until(lambda: fan._waiting == 1, "the child to wait")
+    await until(lambda: fan._waiting.total() == 1, "the child to wait")
     fan.failed(0, arriving)
     answer: Any = await waiting
     assert wire.decode(answer.answer, wire.Refused).reason == "gone"
-    assert not fan._arriving and fan._waiting == 0
+    assert not fan._arriving and not fan._waiting and not fan._given
     with pytest.raises(RemoteError):
         wire.decode(wire.encode(wire.Elsewhere(digest, 1, ("p",) * 9)), wire.Elsewhere)
