@@ -7,8 +7,10 @@
     gpt2       124 M: as large as GPT-2 small, ids of its vocabulary (without a tokenizer: bytes, 0-255)
     350m       like GPT-2 medium in size
     1.3b       the largest
+    digits     some 100 thousand: a vision transformer for scikit-learn's digits (needs the extra `vision`)
+    digits-cnn the same with convolutions
 
-Those are of the task causal-lm, transformers in Llama's form.
+All but the last two are of the task causal-lm, transformers in Llama's form.
 
 Momentum warm-up and schedule follow the expected number of merges per fragment: too long a warm-up or too
 much momentum is what makes short runs bad (measured: no warm-up costs 9 % of loss at the length of `tiny`).
@@ -19,6 +21,7 @@ from __future__ import annotations
 import msgspec
 
 from p2pdiloco.config.manifest import (
+    DataSection,
     GroupSection,
     InnerSection,
     Manifest,
@@ -26,7 +29,7 @@ from p2pdiloco.config.manifest import (
     RunSection,
     SyncSection,
 )
-from p2pdiloco.config.models import CausalLMSection, table
+from p2pdiloco.config.models import CausalLMSection, ImageSection, table
 from p2pdiloco.errors import ConfigError
 
 MICRO = Manifest(
@@ -101,8 +104,31 @@ LARGEST = Manifest(
     outer=OuterSection(momentum_warmup_merges=20),
 )
 
+DIGITS = Manifest(
+    run=RunSection(name="digits", task="image-classification"),
+    model=table(
+        ImageSection(classes=10, image_pixels=8, channels=1, layers=2, width=64, heads=4, patch_pixels=2)
+    ),
+    data=DataSection(heldout_percent=20),
+    inner=InnerSection(learning_rate=2e-3, warmup_steps=10, schedule_steps=400, tokens_per_step=64),
+    sync=SyncSection(fragments=4, inner_steps=16, delay_steps=4),
+    outer=OuterSection(momentum_warmup_merges=10),
+    group=GroupSection(term_versions=8),
+)
+
+DIGITS_CNN = Manifest(
+    run=RunSection(name="digits-cnn", task="image-classification"),
+    model=table(ImageSection(architecture="cnn", classes=10, image_pixels=8, channels=1, layers=1, width=16)),
+    data=DIGITS.data,
+    inner=DIGITS.inner,
+    sync=DIGITS.sync,
+    outer=DIGITS.outer,
+    group=DIGITS.group,
+)
+
 PRESETS: dict[str, Manifest] = {
-    preset.run.name: preset for preset in (MICRO, TINY, TINY_MOE, SMALL, GPT2, GPT2_MEDIUM, LARGEST)
+    preset.run.name: preset
+    for preset in (MICRO, TINY, TINY_MOE, SMALL, GPT2, GPT2_MEDIUM, LARGEST, DIGITS, DIGITS_CNN)
 }
 
 

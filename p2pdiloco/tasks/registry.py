@@ -14,10 +14,14 @@ from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.models import table
 from p2pdiloco.errors import ConfigError, UserError
 from p2pdiloco.tasks.causal_lm import CausalLM
+from p2pdiloco.tasks.image_classification import ImageClassification
 from p2pdiloco.tasks.task import Task
 
 GROUP = "p2pdiloco.tasks"
-BUILT_IN: dict[str, type[Task]] = {"causal-lm": CausalLM}
+BUILT_IN: dict[str, type[Task]] = {
+    "causal-lm": CausalLM,
+    "image-classification": ImageClassification,
+}
 
 _encoder = msgspec.msgpack.Encoder(order="deterministic")
 

@@ -36,7 +36,7 @@ THIRD_PARTY = {
     "simulation": {"msgspec"},
     "study": {"numpy", "torch"},
     "tensors": {"msgspec", "numpy", "torch"},
-    "tasks": {"msgspec", "numpy", "torch"},
+    "tasks": {"PIL", "msgspec", "numpy", "sklearn", "torch"},
     "learner": {"msgspec", "numpy", "safetensors", "torch"},
     "adapters": {
         "base58",

@@ -27,7 +27,8 @@ def test_operators_folders_hold_no_importable_code() -> None:
 
 
 @pytest.mark.parametrize("requirement", [
-    *PROJECT["project"]["dependencies"], *PROJECT["project"]["optional-dependencies"]["dev"],
+    *PROJECT["project"]["dependencies"],
+    *(line for extra in PROJECT["project"]["optional-dependencies"].values() for line in extra),
 ])  # fmt: skip
 def test_every_requirement_is_pinned_within_its_range(requirement: str) -> None:
     lines = (ROOT / "constraints.txt").read_text().splitlines()
