@@ -1,13 +1,15 @@
 """All fragments of a 25M-parameter model merged once by 4 nodes, against hivemind's averager.
 
-    .venv/bin/python scripts/bench_averaging.py [--repeats 5] [--width 512] [--codec int8] [--json FILE]
+    .venv/bin/python scripts/bench_averaging.py [--repeats 5] [--width 512] [--codecs int8 bf16] [--json FILE]
 
-In one run, alternating, after one round of each that is not counted. Ours: whole nodes over real p2pd
-processes, with elections, signatures, digests and durable updates; the learner alone is a puppet that hands
-over all fragments at once. The clock runs from then until the last node has handed the last fragment's new
-version to its learner. hivemind: `DecentralizedAverager` over as many parameters in fp16 (its 8-bit codecs do
-not average with current numpy); its matchmaking is over before the clock starts, only the all-reduce is
-counted. Processor time is of all processes of all nodes, half a second after the end included.
+Once for each codec, used both ways: int8 is what a manifest has unless it says otherwise, bf16 moves as many
+bytes as hivemind's fp16. In one run, alternating, after one round of each that is not counted. Ours: whole
+nodes over real p2pd processes, with elections, signatures, digests and durable updates; the learner alone is
+a puppet that hands over all fragments at once. The clock runs from then until the last node has handed the
+last fragment's new version to its learner. hivemind: `DecentralizedAverager` over as many parameters in fp16
+(its 8-bit codecs do not average with current numpy); its matchmaking is over before the clock starts, only
+the all-reduce is counted. Processor time is of all processes of all nodes, half a second after the end
+included.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +37,8 @@ from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.presets import for_run
 from p2pdiloco.tasks.manifests import render_toml
 from p2pdiloco.tasks.registry import task_of
+from p2pdiloco.tensors.codec import CODECS
+from p2pdiloco.tensors.codec import codec as chosen_codec
 
 HERE = Path(__file__).parent
 PATIENCE_S = 90.0
@@ -42,6 +47,20 @@ JOINED_S = 3.0
 """For heartbeats to name everybody, and for offices to be filled, before the first round."""
 FASTER, CHEAPER = 2.0, 0.5
 """The goals: times as fast, and share of the processor time."""
+
+
+@dataclass
+class Figures:
+    """What was measured with one codec."""
+
+    codec: str
+    parameters: int
+    bytes_each: float
+    """On the wire, of a parameter, in each direction."""
+    wall_s: dict[str, list[float]] = field(default_factory=lambda: {"ours": [], "hivemind": []})
+    cpu_s: dict[str, list[float]] = field(default_factory=lambda: {"ours": [], "hivemind": []})
+    contributors: list[int] = field(default_factory=list)
+    failed: int = 0
 
 
 class Peer:
@@ -122,7 +141,7 @@ def model_of(width: int, layers: int, fragments: int, name: str) -> Manifest:
     replace, start = msgspec.structs.replace, for_run("small", "bench-averaging")
     return replace(
         start,
-        model=replace(start.model, layers=layers, heads=8, width=width),
+        model=start.model | {"layers": layers, "heads": 8, "width": width},
         sync=replace(start.sync, fragments=fragments),
         codec=replace(start.codec, contribution=name, update=name),
     )
@@ -181,24 +200,14 @@ def averaged(said: Sequence[Sequence[str]], nodes: int) -> bool:
     )
 
 
-def main() -> None:
-    """Both, alternating."""
-    parser = arguments(__doc__ or "")
-    parser.add_argument("--nodes", type=int, default=4)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--width", type=int, default=512, help="512 with 8 layers: 25M parameters")
-    parser.add_argument("--layers", type=int, default=8)
-    parser.add_argument("--fragments", type=int, default=12)
-    parser.add_argument("--codec", default="int8", help="ours, both ways")
-    args = parser.parse_args()
-    manifest = model_of(args.width, args.layers, args.fragments, args.codec)
+def measure(codec: str, args: Any) -> Figures:
+    """Our nodes with this codec both ways, and hivemind's peers, alternating."""
+    manifest = model_of(args.width, args.layers, args.fragments, codec)
     numels = [spec.numel for spec in task_of(manifest).specs()]
-    times: dict[str, list[float]] = {"ours": [], "hivemind": []}
-    cpu: dict[str, list[float]] = {"ours": [], "hivemind": []}
+    figures = Figures(codec, sum(numels), chosen_codec(codec).encoded_bytes(10**6) / 10**6)
     guard, ours, theirs = Guard(), [], []
     folder = Path(tempfile.mkdtemp(prefix="p2pdiloco-bench-"))
     guard.adopt(folder)
-    failed = 0
     try:
         ours = start_ours(folder, manifest, args.nodes, guard)
         theirs = start_hivemind(folder, numels, args.nodes, guard)
@@ -211,11 +220,13 @@ def main() -> None:
             for name, peers in (("ours", ours), ("hivemind", theirs)):
                 seconds, cpu_s, said = one_round(peers, match=name == "hivemind")
                 if name == "hivemind" and not averaged(said, args.nodes):
-                    failed += 1
+                    figures.failed += 1
                 elif counted:
-                    times[name].append(seconds)
-                    cpu[name].append(cpu_s)
-        merges = [of_kind(diary(folder / f"node-{i}" / "events.jsonl"), "merge") for i in range(args.nodes)]
+                    figures.wall_s[name].append(seconds)
+                    figures.cpu_s[name].append(cpu_s)
+        for index in range(args.nodes):
+            merges = of_kind(diary(folder / f"node-{index}" / "events.jsonl"), "merge")
+            figures.contributors += [line["contributors"] for line in merges if "contributors" in line]
     finally:
         for peer in (*ours, *theirs):
             peer.end()
@@ -223,38 +234,49 @@ def main() -> None:
             shutil.rmtree(socket_folder(folder / f"node-{index}"), ignore_errors=True)
         shutil.rmtree(folder, ignore_errors=True)
         guard.release()
-    contributors = [line["contributors"] for lines in merges for line in lines if "contributors" in line]
-    report(times, cpu, args, sum(numels), spread([float(c) for c in contributors]), failed)
+    return figures
 
 
-def report(
-    times: dict[str, list[float]],
-    cpu: dict[str, list[float]],
-    args: Any,
-    parameters: int,
-    contributors: dict[str, float],
-    failed: int,
-) -> None:
-    """The table, the ratios, the JSON."""
-    rows = [(f"{name}: wall time", spread(times[name])) for name in times]
+def report(figures: Figures, args: Any) -> dict[str, Any]:
+    """The table and the ratios of one codec; the same for JSON."""
+    wall, cpu = figures.wall_s, figures.cpu_s
+    rows = [(f"{name}: wall time", spread(wall[name])) for name in wall]
     rows += [(f"{name}: processor time, all nodes", spread(cpu[name])) for name in cpu]
-    print(
-        f"{args.nodes} nodes, {parameters / 1e6:.1f} M parameters, {args.fragments} fragments, {args.codec}"
-    )
+    size = f"{figures.bytes_each:.2f} bytes a parameter each way, hivemind 2"
+    print(f"{args.nodes} nodes, {figures.parameters / 1e6:.1f} M parameters, {args.fragments} fragments")
+    print(f"ours in {figures.codec}: {size}")
     print(table(rows, "s"))
+    contributors = spread([float(c) for c in figures.contributors])
     print(f"contributors per merge: {contributors['min']:.0f} to {contributors['max']:.0f}", end="")
-    print(f"; averagings of hivemind's that failed or gave another result: {failed}")
-    figures: dict[str, Any] = {"wall_s": {k: spread(v) for k, v in times.items()}}
-    figures |= {"cpu_s": {k: spread(v) for k, v in cpu.items()}, "contributors": contributors}
-    if times["hivemind"] and times["ours"]:
+    print(f"; averagings of hivemind's that failed or gave another result: {figures.failed}")
+    found: dict[str, Any] = {"bytes_per_parameter": figures.bytes_each, "failed": figures.failed}
+    found |= {"wall_s": {name: spread(wall[name]) for name in wall}, "contributors": contributors}
+    found |= {"cpu_s": {name: spread(cpu[name]) for name in cpu}}
+    if wall["hivemind"] and wall["ours"]:
         faster = rows[1][1]["median"] / rows[0][1]["median"]
         share = rows[2][1]["median"] / rows[3][1]["median"]
-        figures |= {"faster": faster, "cpu_share": share}
+        found |= {"faster": faster, "cpu_share": share}
         print(
             f"{faster:.2f} times as fast (goal {FASTER}), {share:.2f} of the processor time (goal {CHEAPER})"
         )
-    setting = {"nodes": args.nodes, "parameters": parameters, "codec": args.codec, "failed": failed}
-    finish("averaging", {**setting, **figures}, args.json)
+    return found
+
+
+def main() -> None:
+    """Every codec, one after the other."""
+    parser = arguments(__doc__ or "")
+    parser.add_argument("--nodes", type=int, default=4)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--width", type=int, default=512, help="512 with 8 layers: 25M parameters")
+    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--fragments", type=int, default=12)
+    parser.add_argument("--codecs", nargs="+", choices=sorted(CODECS), default=["int8", "bf16"])
+    args = parser.parse_args()
+    found: dict[str, Any] = {"nodes": args.nodes, "fragments": args.fragments}
+    for codec in args.codecs:
+        figures = measure(codec, args)
+        found |= {"parameters": figures.parameters, codec: report(figures, args)}
+    finish("averaging", found, args.json)
 
 
 if __name__ == "__main__":
