@@ -32,6 +32,8 @@ MAX_STREAMS = 16
 """At one time, of all fragments."""
 LOOK_S = 0.5
 """Who has nothing to do looks so often whether somebody is too slow."""
+SILENT_S = 3.0
+"""Who has not begun to give a piece in this time loses it to who has nothing to do."""
 PAUSE_S = 15.0
 MAX_RATES = 256
 
@@ -227,7 +229,10 @@ class Copying:
         """A piece of which the rest comes sooner from this peer than from who gives it goes back."""
         mine, now = self._rates.get(peer, 0.0), self.now()
         for part in copy.active:
-            slow = part.rate(now) < mine / 4 and now - part.began_s > LOOK_S and part.began_s > 0
+            if part.began_s:
+                slow = part.rate(now) < mine / 4 and now - part.began_s > LOOK_S
+            else:
+                slow = now - part.asked_s > SILENT_S
             if slow and part.pull is not None and not part.stolen and not copy.missing:
                 part.stolen = True
                 part.pull.cancel()
@@ -261,6 +266,7 @@ class Copying:
             exact=not sink.first,
         )
         encoded = wire.encode(request)
+        part.asked_s = self.now()
         part.pull = asyncio.ensure_future(self._transport.pull_into(peer, encoded, sink, PAUSE_S))
         try:
             return await part.pull or True

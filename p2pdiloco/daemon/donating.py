@@ -51,6 +51,7 @@ class Donating:
         """The one read last comes last."""
         self._pinning: list[str] = []
         """Peers for which a state is about to be pinned."""
+        self._timer: asyncio.TimerHandle | None = None
         self.bytes_out = 0
 
     @property
@@ -124,10 +125,17 @@ class Donating:
         def release() -> None:
             lease.streams -= 1
             lease.last_s = self._now()
-            loop.call_later(LEASE_S + 0.1, self.expire)
+            if self._timer is None:
+                self._timer = loop.call_later(LEASE_S, self._on_timer)
 
         pieces = _piece(lease.pin.buffers, offset, end)
         return PullSource(wire.encode(header), pieces, release, pace=self._courtesy.pace)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self.expire()
+        if self._leases:
+            self._timer = asyncio.get_running_loop().call_later(LEASE_S, self._on_timer)
 
     def expire(self) -> None:
         """What nobody goes on with is given up."""

@@ -19,7 +19,9 @@ class Part:
 
     def __init__(self, start: int, end: int) -> None:
         self.have, self.end = start, end
-        self.began_s, self.began_at = 0.0, start
+        self.asked_s = self.began_s = 0.0
+        """0: not yet."""
+        self.began_at = start
         self.pull: asyncio.Future[Any] | None = None
         self.stolen = False
 

@@ -142,6 +142,23 @@ async def test_a_slow_holder_gives_little_of_it(town: Any) -> None:
     assert joiner.transfers.bytes_in < SIZE + PIECE
 
 
+async def test_a_holder_that_says_nothing_holds_nobody_up(town: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    joiner, donors = await three(town)
+    monkeypatch.setattr(copying, "SILENT_S", 0.1)
+    asked = asyncio.Event()
+
+    async def silent(_sender: str, _request: bytes) -> Refusal:
+        asked.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    monkeypatch.setattr(donors[1], "on_pull", silent)
+    monkeypatch.setattr(pieces, "LEAST_PIECE_BYTES", SIZE // 4)
+    joiner.transfers.copying._holders = lambda *_: ["d1"]
+    await asyncio.wait_for(joiner.copy("d0"), 10)
+    assert asked.is_set() and joiner.has_state_of(donors[0])
+
+
 async def test_the_first_donor_dies_half_way_and_the_others_finish_it(town: Any) -> None:
     joiner, donors = await three(town, 20e6, 20e6, 20e6)
     fetching = asyncio.create_task(joiner.copy("d0"))
