@@ -104,7 +104,7 @@ class Attention(nn.Module):
         return out
 
     def _by_head(self, x: Tensor) -> Tensor:
-        return x.unflatten(2, (-1, self._head_width)).transpose(1, 2)
+        return x.view(*x.shape[:2], -1, self._head_width).transpose(1, 2)
 
 
 class FeedForward(nn.Module):
