@@ -13,6 +13,7 @@ from daemon_kit import Neighbourhood, QuickMember, Rogue, until
 from p2pdiloco import WIRE_VERSION
 from p2pdiloco.core.messages import MAX_MESSAGE_BYTES, Announce, Leaving, OfficeQuery, Progress
 from p2pdiloco.core.messages import encode as encode_message
+from p2pdiloco.core.reach import Reach
 from p2pdiloco.core.types import WHOLE_RUN, Head, SignedVersion, Stamp, VersionHeader, signed_bytes
 from p2pdiloco.daemon import wire
 from p2pdiloco.errors import RemoteError, TransportError
@@ -182,7 +183,8 @@ async def test_a_replayed_contribution_is_merged_once(tmp_path: Path) -> None:
 
 
 def boast(rogue: Rogue, member: QuickMember, heads: tuple[Head, ...]) -> Progress:
-    return Progress(1, 0.01, 1, 1, 1.0, None, False, True, False, tuple(enumerate(heads)), (), False)
+    numbered = tuple(enumerate(heads))
+    return Progress(1, 0.01, 1, 1, 1.0, None, False, True, False, numbered, (), False, Reach.DIRECT)
 
 
 def forged_version(
