@@ -39,6 +39,8 @@ class Codec:
     """Elements that are encoded together."""
     sections: tuple[int, ...]
     """A payload is so many sections, one after the other, each with so many bytes of every block."""
+    feedback = True
+    """What an encoding leaves out is worth remembering for the next one (`tensors.feedback`)."""
     sparse = False
     """Most elements of a payload are zero: what is left out matters, whoever encodes."""
 

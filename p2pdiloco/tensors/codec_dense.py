@@ -1,4 +1,10 @@
-"""Codecs that send every element: fp32, bf16, and int8 with a scale per block."""
+"""Codecs that send every element: fp32, bf16, and int8 with a scale per block.
+
+None has error feedback. What they leave out of a contribution is at most a hundredth of it, is rounding
+that differs from one to the next, and is averaged over the learners; the update leaves out as much again,
+and nobody feeds that back: with four learners all that was ever rounded grows by an eighth. Feedback would
+cost a third more time to encode, and eight bytes of memory a parameter.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +25,8 @@ from p2pdiloco.tensors.digest import Buffer
 
 BLOCK = 1024
 """Elements that share one int8 scale: 0.4 % overhead."""
+ENCODE_TILE = 256 * 1024
+"""Larger than the other codecs': a dozen small operations for each."""
 _INT8_MAX_SCALE = FP32_MAX / 128
 """Even -128 times this is finite."""
 
@@ -27,6 +35,7 @@ class Fp32(Codec):
     """The bits themselves, 4 bytes per element."""
 
     name = "fp32"
+    feedback = False
     block, sections = 1, (4,)
 
     def encoded_bytes(self, numel: int) -> int:
@@ -46,6 +55,7 @@ class Bf16(Codec):
     """The upper half of the bits, rounded to nearest even; what would become infinite is the largest bf16."""
 
     name = "bf16"
+    feedback = False
     block, sections = 1, (2,)
 
     def encoded_bytes(self, numel: int) -> int:
@@ -70,6 +80,7 @@ class Int8(Codec):
     """
 
     name = "int8"
+    feedback = False
     block, sections = BLOCK, (4, BLOCK)
 
     def encoded_bytes(self, numel: int) -> int:
@@ -77,12 +88,17 @@ class Int8(Codec):
 
     def _encode(self, source: Tensor, peak: float, payload: bytearray) -> None:
         scales, values = _int8_views(payload, source.numel())
-        for rows, block, real in tiles(source, BLOCK):
-            work = rows.abs()
-            scale = scaled(work.amax(dim=1), 127, _INT8_MAX_SCALE)
+        room = torch.empty(min(blocks_of(source.numel(), BLOCK) * BLOCK, ENCODE_TILE), device=source.device)
+        for rows, block, real in tiles(source, BLOCK, ENCODE_TILE):
+            tops = torch.maximum(rows.amax(dim=1), rows.amin(dim=1).neg_())
+            scale = scaled(tops, 127, _INT8_MAX_SCALE)
             scales[block : block + len(scale)].copy_(scale)
-            torch.div(rows, reciprocal_safe(scale), out=work)
-            quants = work.round_().clamp_(-127, 127).view(-1)[:real]
+            quants = torch.div(
+                rows, reciprocal_safe(scale), out=room[: rows.numel()].view(-1, BLOCK)
+            ).round_()
+            if peak > 127 * _INT8_MAX_SCALE:  # else no quotient is above 127 by more than a rounding
+                quants.clamp_(-127, 127)
+            quants = quants.view(-1)[:real]
             values[block * BLOCK : block * BLOCK + real].copy_(quants)
 
     def _decode(self, payload: Buffer, out: Tensor) -> None:

@@ -50,8 +50,8 @@ class MergeResult(Struct, frozen=True):
 
 
 class Vault:
-    """Global parameters of all fragments. Host memory: 16 bytes per parameter, and 8 for error feedback; 8
-    more of what we merge ourselves where updates are sparse."""
+    """Global parameters of all fragments. Host memory: 16 bytes per parameter, and 8 where contributions have
+    error feedback; 8 more of what we merge ourselves where updates are sparse."""
 
     def __init__(
         self,
@@ -65,8 +65,8 @@ class Vault:
         self._contribution, self._update = codec(contribution_codec), codec(update_codec)
         self._states = [FragmentState(layout.numel) for layout in self.layouts]
         self._spares = [FragmentState(layout.numel) for layout in self.layouts]
-        lossy = contribution_codec != "fp32"
-        self._residuals = [Residual(layout.numel) if lossy else None for layout in self.layouts]
+        feedback = self._contribution.feedback
+        self._residuals = [Residual(layout.numel) if feedback else None for layout in self.layouts]
         # Who merges next is somebody else, mostly: only what would be lost for good is worth the memory.
         self._left_out: list[Residual | None] = [None] * len(self.layouts)
         self._pin_lock = threading.Lock()
