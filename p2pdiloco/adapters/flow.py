@@ -15,12 +15,18 @@ from collections.abc import Callable
 
 CHUNK_BYTES = 256 * 1024
 """The longest chunk."""
-LEAST_CHUNK_BYTES = 8 * 1024
+LEAST_CHUNK_BYTES = 4 * 1024
 ASKS = 4
 """A window is acknowledged in at least so many parts."""
-LEAST_BYTES = 32 * 1024
-"""Of a window: a quarter of a second at 1 Mbit/s."""
-START_BYTES = 64 * 1024
+LEAST_BYTES = 8 * 1024
+"""Of a window. Several peers share a link of ours without a word: five such windows are a third of a second
+of 1 Mbit/s."""
+EASY_BYTES = 32 * 1024
+"""A window does not shrink below that either while `TARGET_S` of what arrives is more: what waits then waits
+for a busy machine."""
+START_BYTES = 16 * 1024
+RATE_S = 0.5
+"""What arrives is counted for so long."""
 MOST_BYTES = 16 * 1024 * 1024
 """1 Gbit/s across an ocean."""
 TARGET_S = 0.1
@@ -52,6 +58,9 @@ class Flow:
         self._fastest_s = self._fastest_before_s = float("inf")
         self._since_s = now()
         self._shrunk_s = -1e18
+        self._least_bytes = START_BYTES
+        self._counted_bytes = 0
+        self._counting_s = now()
         self._turn = asyncio.Lock()
         self._room = asyncio.Event()
 
@@ -65,7 +74,7 @@ class Flow:
         if self._turn.locked() or (self.in_flight_bytes and self.in_flight_bytes + size > self.window_bytes):
             self._limited = True
             return False
-        self.in_flight_bytes += size
+        self._sent(size)
         return True
 
     async def claim(self, size: int) -> None:
@@ -75,7 +84,21 @@ class Flow:
                 self._limited = True
                 self._room.clear()
                 await self._room.wait()
-            self.in_flight_bytes += size
+            self._sent(size)
+
+    def _sent(self, size: int) -> None:
+        if not self.in_flight_bytes:
+            self._counted_bytes, self._counting_s = 0, self._now()
+        self.in_flight_bytes += size
+
+    def _count(self, size: int, now: float) -> None:
+        """How small the window may become follows from what arrives while something is on its way."""
+        self._counted_bytes += size
+        took_s = now - self._counting_s
+        if took_s >= RATE_S:
+            carried = int(TARGET_S * self._counted_bytes / took_s)
+            self._least_bytes = max(LEAST_BYTES, min(carried, EASY_BYTES))
+            self._counted_bytes, self._counting_s = 0, now
 
     def arrived(self, size: int, after_s: float) -> None:
         """The peer has taken `size` bytes, so long after they were handed over."""
@@ -83,6 +106,7 @@ class Flow:
         now = self._now()
         if now - self._since_s > MEMORY_S:
             self._look_again(now)
+        self._count(size, now)
         self._fastest_s = min(self._fastest_s, after_s)
         waited_s = after_s - min(self._fastest_s, self._fastest_before_s)
         if waited_s > TARGET_S / 2 or self.window_bytes >= self._enough_bytes:
@@ -97,7 +121,7 @@ class Flow:
             self.window_bytes += int(
                 size * (1.0 - waited_s / TARGET_S) * self.chunk_bytes / self.window_bytes
             )
-        self.window_bytes = max(LEAST_BYTES, min(self.window_bytes, MOST_BYTES))
+        self.window_bytes = max(self._least_bytes, min(self.window_bytes, MOST_BYTES))
         self._limited = self._turn.locked()
         self._room.set()
 
@@ -106,7 +130,7 @@ class Flow:
         next one be built on top of it. Then quickly back to half of what it was."""
         self._fastest_before_s, self._fastest_s, self._since_s = self._fastest_s, float("inf"), now
         self._enough_bytes = self.window_bytes // 2
-        self.window_bytes = LEAST_BYTES
+        self.window_bytes = self._least_bytes
         self._growing_fast = True
 
     def lost(self, size: int) -> None:

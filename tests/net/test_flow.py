@@ -61,6 +61,34 @@ async def test_a_link_is_filled_and_nothing_waits_long(mbit: int, round_trip_s: 
     assert sorted(link.waits)[int(0.95 * len(link.waits))] < max(2.5 * TARGET_S, least_s)
 
 
+@pytest.mark.parametrize(("mbit", "most_s"), [(1, 0.4), (10, 0.3)])
+def test_windows_of_several_peers_share_a_link_without_a_word(mbit: int, most_s: float) -> None:
+    """Three streams, each begun while the others' queue is there already: a control message, which has to
+    wait behind what is on its way, does not wait three times as long as behind one."""
+    link = Link(mbit * 125e3, 0.05)
+    flows = [Flow(lambda: link.now) for _ in range(3)]
+    owners: dict[int, Flow] = {}
+
+    def fill_up(flow: Flow) -> None:
+        size = flow.chunk_bytes
+        while flow.claim_now(size):
+            link.send(size)
+            owners[link.count] = flow
+            size = flow.chunk_bytes
+
+    for number, flow in enumerate(flows):
+        fill_up(flow)
+        while link.now < 3.0 * (number + 1) + (20.0 if flow is flows[-1] else 0.0):
+            link.now, key, size, sent_s = heapq.heappop(link.queue)
+            link.carried += size
+            sender = owners.pop(key)
+            sender.arrived(size, link.now - sent_s)
+            fill_up(sender)
+        link.waits = link.waits if flow is flows[-1] else []
+    assert link.carried > 0.9 * link.now * link.rate
+    assert sorted(link.waits)[int(0.95 * len(link.waits))] < most_s
+
+
 async def test_bulk_gives_way_when_others_use_the_link() -> None:
     link = Link(2.5e6, 0.02)
     flow = Flow(lambda: link.now)
@@ -89,7 +117,9 @@ async def test_chunks_that_are_lost_make_room() -> None:
 
 
 async def test_a_receiver_has_at_most_as_much_on_the_way_as_it_wants() -> None:
-    sending = Sending(Flow(lambda: 0.0), 20_000, lambda: 0.0, 1e9)
+    flow = Flow(lambda: 0.0)
+    flow.window_bytes = 1 << 20
+    sending = Sending(flow, 20_000, lambda: 0.0, 1e9)
     assert sending.chunk_bytes <= 10_000
     await sending.claim(10_000)
     await sending.claim(10_000)
