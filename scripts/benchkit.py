@@ -15,6 +15,7 @@ from typing import Any
 
 from p2pdiloco.cli.chaos_links import Links
 from p2pdiloco.cli.demo_swarm import Member, Swarm
+from p2pdiloco.cli.shaped_links import ShapedLinks
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.tasks.manifests import render_toml
 
@@ -25,7 +26,7 @@ NEVER = ("--eval-every-s", "100000", "--checkpoint-every-s", "100000")
 
 @contextmanager
 def running_swarm(
-    folder: Path, manifest: Manifest, nodes: int, *flags: str, links: Links | None = None
+    folder: Path, manifest: Manifest, nodes: int, *flags: str, links: Links | ShapedLinks | None = None
 ) -> Iterator[Swarm]:
     """A bootstrap and training nodes on loopback, ended whatever happens; of a flag the last one wins. With
     `links`, which are the caller's to close, every node is in a network namespace of its own."""
