@@ -42,7 +42,7 @@ def draw(
         "o",
         color="black",
         ms=4,
-        label="global parameters Θ, held-out text",
+        label="global parameters Θ, held out",
     )
     for kill in kills:
         axes.axvline(kill.at_s - began_s, color="#cc0000", ls="--", lw=1.4)

@@ -175,7 +175,7 @@ def render_summary(summary: Summary, kills: Sequence[Kill], files: Sequence[str]
     rows.add_column(style="dim", no_wrap=True)
     rows.add_column()
     fell = Text(f"{summary.loss_before:.3f} → {summary.loss_after:.3f} nats per byte", style="bold")
-    rows.add_row("loss on held-out text", fell)
+    rows.add_row("held-out loss", fell)
     nodes = "one node" if summary.nodes == 1 else f"{summary.nodes} nodes"
     rows.add_row(
         "trained",
@@ -203,14 +203,10 @@ def render_summary(summary: Summary, kills: Sequence[Kill], files: Sequence[str]
     rows.add_row("digests agree", Text(agree) if summary.digests_agree else Text("NO", style="bold red"))
     for file in files:
         rows.add_row("written", file)
-    sample = Text(summary.sample.rstrip(), style="cyan")
-    parts: list[RenderableType] = [
-        Text(),
-        rows,
-        Text(),
-        Text("what the model writes by now:", style="dim"),
-        sample,
-    ]
+    parts: list[RenderableType] = [Text(), rows]
+    if summary.sample:
+        written = Text(summary.sample.rstrip(), style="cyan")
+        parts += [Text(), Text("what the model writes by now:", style="dim"), written]
     parts += [Text(f"\nFAILED: {failure}", style="bold red") for failure in summary.failures]
     return Group(*parts, Text())
 
