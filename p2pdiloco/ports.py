@@ -61,6 +61,13 @@ class PullSource(Struct, frozen=True):
     """Awaited before so many bytes are sent: what is less urgent waits there."""
 
 
+class Link(Struct, frozen=True):
+    """The connections to one peer."""
+
+    ips: tuple[str, ...]
+    """Where the other ends of the direct ones are; empty: it is connected through a relay only."""
+
+
 class TransportHandlers(Protocol):
     """What a transport asks of its owner. Must raise only `RemoteError`: refused with its reason, counted."""
 
@@ -135,6 +142,21 @@ class Transport(Protocol):
 
     def peers_connected(self) -> int:
         """How many peers there is a connection to."""
+
+    def connected(self) -> list[str]:
+        """Which, sorted."""
+
+    async def link(self, peer: str) -> Link | None:
+        """How that peer is connected to us at this moment; None: it is not."""
+
+    async def answers_at(self, peer: str, ip: str, port: int, timeout_s: float) -> bool:
+        """Whether that very peer answers there, by a new TCP connection. Never raises."""
+
+    def found_outside(self, addresses: Sequence[str]) -> None:
+        """Others reach us at these too: `addresses` names them first."""
+
+    async def hide(self) -> None:
+        """Others cannot dial us: look for relays, if that is allowed. Connections may break meanwhile."""
 
     restarts: int
     """How often what carries the transport died and was replaced."""

@@ -235,25 +235,23 @@ class Attachment:
         _, stream = await self._request(request, timeout_s, peer)
         stream.close()
 
-    async def peers(self, timeout_s: float) -> list[str]:
-        """Peers that there is a connection to. Raises: PeerUnreachable."""
+    async def peers(self, timeout_s: float) -> dict[str, list[str]]:
+        """Peers that there is a connection to, and the other end of each connection as a multiaddr (of
+        kinds that we do not know: none). Raises: PeerUnreachable."""
         request = p2pd_pb2.Request(type=p2pd_pb2.Request.LIST_PEERS)
         response, stream = await self._request(request, timeout_s, "p2pd")
         stream.close()
-        return list({PeerID(peer.id).to_base58() for peer in response.peers})
+        found: dict[str, list[str]] = {}
+        for peer in response.peers:
+            found.setdefault(PeerID(peer.id).to_base58(), []).extend(_texts(peer.addrs))
+        return found
 
     async def observed_addresses(self, timeout_s: float) -> list[str]:
         """What libp2p believes our addresses to be. Raises: PeerUnreachable."""
         request = p2pd_pb2.Request(type=p2pd_pb2.Request.IDENTIFY)
         response, stream = await self._request(request, timeout_s, "p2pd")
         stream.close()
-        texts = []
-        for raw in response.identify.addrs:
-            try:
-                texts.append(multiaddrs.join(multiaddrs.parse(str(Multiaddr(raw)))))
-            except (ValueError, UserError):  # a kind of address that we do not know: not told to others
-                continue
-        return texts
+        return _texts(response.identify.addrs)
 
     async def close(self) -> None:
         """End our side; p2pd then ends by itself. Never raises."""
@@ -436,6 +434,17 @@ def _store(self: Any, key: Any, value: Any, expiration_time: float) -> bool:
 
 
 TimedStorage.store = _store
+
+
+def _texts(addresses: Sequence[bytes]) -> list[str]:
+    """As text, without those of kinds that we do not know."""
+    texts = []
+    for raw in addresses:
+        try:
+            texts.append(multiaddrs.join(multiaddrs.parse(multiaddrs.join(multiaddrs.from_bytes(raw)))))
+        except (ValueError, UserError):
+            continue
+    return texts
 
 
 def address_bytes(text: str) -> bytes:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from p2pdiloco.adapters import framing, multiaddrs
+from p2pdiloco.adapters import dial_back, framing, multiaddrs
 from p2pdiloco.adapters import hivemind_binding as binding
 from p2pdiloco.adapters.address_book import AddressBook
 from p2pdiloco.adapters.endpoint import MAX_RECORD_BYTES, Endpoint, report_bug
@@ -23,7 +23,7 @@ from p2pdiloco.adapters.flow import Limits
 from p2pdiloco.adapters.p2pd import P2PDaemon, P2PDOptions
 from p2pdiloco.errors import PeerUnreachable, RemoteError, TransportError, UserError, invariant
 from p2pdiloco.identity import Identity
-from p2pdiloco.ports import TransportHandlers
+from p2pdiloco.ports import Link, TransportHandlers
 
 DEFAULT_LISTEN = ("/ip4/0.0.0.0/tcp/0",)
 DIAL_TIMEOUT_S = 10.0
@@ -70,8 +70,16 @@ class HivemindTransport(Endpoint):
         self._announce = list(announce)
         self._initial = [multiaddrs.split_peer(text) for text in initial_peers]
         self._initial = [(address, peer) for address, peer in self._initial if peer != identity.peer_id]
-        self._options = _with_relays(options or P2PDOptions(), initial_peers)
-        self._daemon = P2PDaemon(identity_path, data_dir, announce, self._options)
+        self._relays = list(initial_peers)
+        options = options or P2PDOptions()
+        if options.force_reachability == "private" and options.relay:
+            options = msgspec.structs.replace(options, auto_relay=True)
+        options = _with_relays(options, self._relays)
+        self._daemon = P2PDaemon(identity_path, data_dir, announce, options)
+        self._outside: list[str] = []
+        """Addresses of others at which we can be dialled: forwarded ports."""
+        self._hidden: asyncio.Event | None = None
+        """While p2pd is started anew because we asked for it: set when it is back."""
         self._attachment: binding.Attachment | None = None
         self._records: binding.RecordTable | None = None
         self._book = AddressBook()
@@ -114,8 +122,9 @@ class HivemindTransport(Endpoint):
 
     def addresses(self) -> list[str]:
         """See `ports.Transport.addresses`."""
-        listen = self._listen if self._options.listen else []
-        return multiaddrs.reachable_order(listen, self._announce, self._observed, self.peer_id)
+        listen = self._listen if self._daemon.options.listen else []
+        first = [*self._announce, *self._outside]
+        return multiaddrs.reachable_order(listen, first, self._observed, self.peer_id)
 
     async def connect(self, peer: str, addresses: Sequence[str]) -> None:
         """See `ports.Transport.connect`. The addresses are kept for reconnecting."""
@@ -135,6 +144,42 @@ class HivemindTransport(Endpoint):
     def peers_connected(self) -> int:
         """See `ports.Transport.peers_connected`; at most 5 s old."""
         return len(self._connected)
+
+    def connected(self) -> list[str]:
+        """See `ports.Transport.connected`; at most 5 s old."""
+        return sorted(self._connected)
+
+    async def link(self, peer: str) -> Link | None:
+        """See `ports.Transport.link`."""
+        try:
+            ends = (await self._require().peers(CONTROL_TIMEOUT_S)).get(peer)
+        except PeerUnreachable:
+            return None
+        return None if ends is None else Link(multiaddrs.direct_ips(ends))
+
+    async def answers_at(self, peer: str, ip: str, port: int, timeout_s: float) -> bool:
+        """See `ports.Transport.answers_at`."""
+        return await dial_back.answers(peer, ip, port, timeout_s)
+
+    def found_outside(self, addresses: Sequence[str]) -> None:
+        """See `ports.Transport.found_outside`."""
+        self._outside = list(addresses)
+
+    async def hide(self) -> None:
+        """See `ports.Transport.hide`. p2pd must be started anew for it; 10 s at most."""
+        self._outside = []
+        options = self._daemon.options
+        if not options.relay or options.force_reachability is not None or not self._relays:
+            return
+        private = msgspec.structs.replace(options, force_reachability="private", auto_relay=True)
+        self._daemon.options = _with_relays(private, self._relays)
+        self._hidden = hidden_now = asyncio.Event()
+        await self._daemon.end()
+        try:
+            async with asyncio.timeout(DIAL_TIMEOUT_S):
+                await hidden_now.wait()
+        except TimeoutError:
+            logger.warning("p2pd has not come back within %g s", DIAL_TIMEOUT_S)
 
     async def put_record(self, key: str, value: bytes, lifetime_s: float) -> bool:
         """See `ports.Transport.put_record`. Never shortens the life of our earlier record under key."""
@@ -282,7 +327,8 @@ class HivemindTransport(Endpoint):
             began = time.monotonic()
             if self._up():
                 await self._wait_lost()
-                logger.warning("p2pd is gone; starting it again")
+                if self._hidden is None:
+                    logger.warning("p2pd is gone; starting it again")
             if time.monotonic() - began > HEALTHY_S:
                 failures = 0
             await self._tear_down()
@@ -291,8 +337,11 @@ class HivemindTransport(Endpoint):
             failures += 1
             try:
                 await self._bring_up()
-                self.restarts += 1
+                self.restarts += self._hidden is None
                 await self._rejoin()
+                if self._hidden is not None:
+                    self._hidden.set()
+                    self._hidden = None
             except (UserError, TransportError) as error:
                 logger.warning("p2pd could not be started again: %s", error)
 

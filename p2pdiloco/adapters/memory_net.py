@@ -16,10 +16,10 @@ from p2pdiloco.adapters.endpoint import MAX_RECORD_BYTES, Endpoint
 from p2pdiloco.adapters.flow import CHUNK_BYTES, Limits
 from p2pdiloco.adapters.framing import Reader, Writer
 from p2pdiloco.errors import PeerUnreachable, UserError, invariant
-from p2pdiloco.ports import TransportHandlers
+from p2pdiloco.ports import Link, TransportHandlers
 
 PIPE_BYTES = 2 * CHUNK_BYTES
-Link = frozenset[str]
+Pair = frozenset[str]
 
 
 class MemoryNetwork:
@@ -27,8 +27,8 @@ class MemoryNetwork:
 
     def __init__(self) -> None:
         self._up: dict[str, MemoryTransport] = {}
-        self._cut: set[Link] = set()
-        self._under_way: dict[asyncio.Task[Any], Link] = {}
+        self._cut: set[Pair] = set()
+        self._under_way: dict[asyncio.Task[Any], Pair] = {}
 
     def transport(
         self, peer_id: str, initial_peers: Sequence[str] = (), limits: Limits | None = None
@@ -120,6 +120,24 @@ class MemoryTransport(Endpoint):
     def peers_connected(self) -> int:
         """See `ports.Transport.peers_connected`."""
         return sum(self._reaches(peer) for peer in self._hub._up)
+
+    def connected(self) -> list[str]:
+        """See `ports.Transport.connected`."""
+        return sorted(peer for peer in self._hub._up if self._reaches(peer))
+
+    async def link(self, peer: str) -> Link | None:
+        """See `ports.Transport.link`."""
+        return Link(("127.0.0.1",)) if self._reaches(peer) else None
+
+    async def answers_at(self, peer: str, ip: str, port: int, timeout_s: float) -> bool:
+        """See `ports.Transport.answers_at`; who is up answers everywhere."""
+        return self._reaches(peer)
+
+    def found_outside(self, addresses: Sequence[str]) -> None:
+        """See `ports.Transport.found_outside`; there is no outside here."""
+
+    async def hide(self) -> None:
+        """See `ports.Transport.hide`; there are no relays here."""
 
     async def put_record(self, key: str, value: bytes, lifetime_s: float) -> bool:
         """See `ports.Transport.put_record`. Every reachable peer is a replica."""

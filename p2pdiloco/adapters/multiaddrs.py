@@ -21,6 +21,25 @@ MAX_ADDRESSES = 16
 _HOSTS = {"ip4", "ip6", "dns", "dns4", "dns6"}
 _PORTS = {"tcp", "udp"}
 _BARE = {"quic", "quic-v1", "ws", "wss", "tls", "webtransport", "p2p-circuit"}
+_CODES = {
+    4: ("ip4", 4),
+    6: ("tcp", 2),
+    41: ("ip6", 16),
+    53: ("dns", -1),
+    54: ("dns4", -1),
+    55: ("dns6", -1),
+    273: ("udp", 2),
+    290: ("p2p-circuit", 0),
+    421: ("p2p", -1),
+    448: ("tls", 0),
+    460: ("quic", 0),
+    461: ("quic-v1", 0),
+    465: ("webtransport", 0),
+    477: ("ws", 0),
+    478: ("wss", 0),
+}
+"""Of the binary form: protocol and bytes of its value; -1: its length stands before it.
+Source: https://github.com/multiformats/multicodec/blob/master/table.csv"""
 Parts = list[tuple[str, str]]
 
 
@@ -62,6 +81,70 @@ def split_peer(text: str) -> tuple[str, str]:
 def join(parts: Iterable[tuple[str, str]]) -> str:
     """The text of parsed parts."""
     return "".join(f"/{protocol}/{value}" if value else f"/{protocol}" for protocol, value in parts)
+
+
+def from_bytes(raw: bytes) -> Parts:
+    """Parsed parts of a binary multiaddr. hivemind's own decoding does not read /p2p/ID as libp2p writes it.
+
+    Raises:
+        ValueError: not a multiaddr, or of a kind that is not known here.
+    """
+    parts: Parts = []
+    at = 0
+    while at < len(raw):
+        code, at = _varint(raw, at)
+        if code not in _CODES:
+            raise ValueError(f"protocol {code} is not known")
+        protocol, size = _CODES[code]
+        if size < 0:
+            size, at = _varint(raw, at)
+        value, at = raw[at : at + size], at + size
+        if len(value) != size:
+            raise ValueError("cut short")
+        parts.append((protocol, _text(protocol, value)))
+    return parts
+
+
+def _text(protocol: str, value: bytes) -> str:
+    if protocol in {"ip4", "ip6"}:
+        return str(ipaddress.ip_address(value))
+    if protocol in _PORTS:
+        return str(int.from_bytes(value, "big"))
+    return base58.b58encode(value).decode() if protocol == "p2p" else value.decode("ascii")
+
+
+def _varint(raw: bytes, at: int) -> tuple[int, int]:
+    number = shift = 0
+    while at < len(raw) and shift < 35:
+        number |= (raw[at] & 0x7F) << shift
+        at, shift = at + 1, shift + 7
+        if raw[at - 1] < 0x80:
+            return number, at
+    raise ValueError("cut short")
+
+
+def relayed(address: str) -> bool:
+    """Whether it leads through another peer."""
+    return ("p2p-circuit", "") in parse(address)
+
+
+def tcp_of(address: str) -> tuple[str, int] | None:
+    """(IP, port) of a plain TCP address such as /ip4/203.0.113.7/tcp/31337[/p2p/ID]; None for all others."""
+    try:
+        parts = parse(address)
+    except UserError:
+        return None
+    if parts[-1][0] == "p2p":
+        parts = parts[:-1]
+    if [protocol for protocol, _ in parts] not in (["ip4", "tcp"], ["ip6", "tcp"]):
+        return None
+    return parts[0][1], int(parts[1][1])
+
+
+def direct_ips(ends: Iterable[str]) -> tuple[str, ...]:
+    """The IP addresses among the other ends of connections, without those of relays; each once."""
+    hosts = [parse(end)[0] for end in ends if not relayed(end)]
+    return tuple(dict.fromkeys(value for protocol, value in hosts if protocol in {"ip4", "ip6"}))
 
 
 def port_of(parts: Parts) -> int | None:

@@ -31,6 +31,12 @@ DEFAULT_ENVIRONMENT = {"GOLOG_LOG_LEVEL": "error", "GOMAXPROCS": "1"}
 on the same bytes, waking one thread from the other; one carries more than a Gbit/s."""
 START_TIMEOUT_S = 15.0
 STOP_TIMEOUT_S = 1.5
+RELAY_BUFFER_BYTES = 64 * 1024
+"""p2pd's default is 16 MiB for each relayed connection."""
+RELAY_DATA_BYTES = 128 * 1024
+RELAY_TIME_S = 120
+"""Of one relayed connection: enough for a hole to be punched, or for control messages; another follows.
+libp2p's own defaults, which p2pd's second relay service (it starts two) has in any case."""
 logger = logging.getLogger(__name__)
 
 
@@ -40,11 +46,12 @@ class P2PDOptions(Struct, frozen=True, kw_only=True):
     nat_port_map: bool = False
     """Ask the router for a port (UPnP)."""
     autonat: bool = True
-    """Tell peers whether they can be dialled from outside."""
+    """Tell peers whether they can be dialled from outside. Punch holes."""
     auto_relay: bool = False
     """Look for a relay when nobody can dial us."""
-    relay_service: bool = True
-    """Relay for others."""
+    relay: bool = True
+    """Be reached, reach others, and let others reach each other through relays. p2pd relays for everybody or
+    knows no relays at all; what it relays is bounded (128 KiB and two minutes a connection)."""
     trusted_relays: tuple[str, ...] = ()
     force_reachability: Literal["public", "private"] | None = None
     listen: bool = True
@@ -65,7 +72,8 @@ class P2PDaemon:
         self._identity_path = identity_path
         self._listen: list[str] = []
         self._announce = list(announce)
-        self._options = options or P2PDOptions()
+        self.options = options or P2PDOptions()
+        """Of the next start."""
         self.folder = socket_folder(data_dir)
         self.control_socket = self.folder / "p2pd.sock"
         self._pid_file = self.folder / "p2pd.pid"
@@ -147,6 +155,16 @@ class P2PDaemon:
 
     async def stop(self) -> None:
         """End p2pd and remove everything it left. Under 3 s."""
+        await self.end()
+        if self._output is not None:
+            self._output.cancel()
+            await asyncio.gather(self._output, return_exceptions=True)
+            self._output = None
+        self._process = None
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    async def end(self) -> None:
+        """End the process, and nothing else: whoever waits for its death deals with that."""
         process = self._process
         if process is not None and process.returncode is None:
             process.terminate()
@@ -156,15 +174,9 @@ class P2PDaemon:
             except TimeoutError:
                 process.kill()
                 await process.wait()
-        if self._output is not None:
-            self._output.cancel()
-            await asyncio.gather(self._output, return_exceptions=True)
-            self._output = None
-        self._process = None
-        shutil.rmtree(self.folder, ignore_errors=True)
 
     def _flags(self) -> list[str]:
-        options = self._options
+        options = self.options
         flags = [
             f"-listen=/unix{self.control_socket}",
             f"-id={self._identity_path}",
@@ -172,9 +184,12 @@ class P2PDaemon:
             "-idleTimeout=30s",
             f"-natPortMap={int(options.nat_port_map)}",
             f"-autonat={int(options.autonat)}",
-            "-relay=1",
+            f"-relay={int(options.relay)}",
             f"-autoRelay={int(options.auto_relay)}",
-            f"-relayService={int(options.relay_service)}",
+            f"-relayService={int(options.relay)}",
+            f"-relayBufferSize={RELAY_BUFFER_BYTES}",
+            f"-relayDataLimit={RELAY_DATA_BYTES}",
+            f"-relayTimeLimit={RELAY_TIME_S}s",
             "-connManager=1",
             f"-connLo={options.connections_low}",
             f"-connHi={options.connections_high}",
@@ -187,6 +202,8 @@ class P2PDaemon:
             flags.append(f"-announceAddrs={','.join(self._announce)}")
         if options.trusted_relays:
             flags.append(f"-trustedRelays={','.join(options.trusted_relays)}")
+            # Otherwise p2pd looks around for others for minutes before it asks one of these.
+            flags.append("-relayDiscovery=0")
         if options.force_reachability is not None:
             flags.append(f"-forceReachability{options.force_reachability.capitalize()}=1")
         return flags

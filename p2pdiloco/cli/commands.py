@@ -17,6 +17,7 @@ from p2pdiloco.config.settings import (
     DemoSettings,
     LogStyle,
     NodeSettings,
+    Reachability,
     StatusSettings,
     check_bootstrap,
     check_node,
@@ -62,6 +63,7 @@ JOIN_ALIASES = ("--initial_peers", "--initial-peers")
 @BOOTSTRAP("--data-dir", type=FILE, help="Folder of the identity and the signed manifests.")
 @BOOTSTRAP("--listen", "--host_maddrs", **LISTEN)
 @BOOTSTRAP("--announce", "--announce_maddrs", **ANNOUNCE)
+@BOOTSTRAP("--relay/--no-relay", field="relay", help="Relay for peers behind NATs; bounded. Default: relay.")
 @BOOTSTRAP("--max-upload", **UPLOAD)
 @BOOTSTRAP("--max-download", **DOWNLOAD)
 @BOOTSTRAP("--log", **LOG)
@@ -82,6 +84,16 @@ def bootstrap(**values: Any) -> int | None:
 @NODE("--threads", type=int, help="CPU threads of the learner; 0: chosen by itself.")
 @NODE("--listen", "--host_maddrs", **LISTEN)
 @NODE("--announce", "--announce_maddrs", **ANNOUNCE)
+@NODE(
+    "--reachability",
+    type=click.Choice(get_args(Reachability)),
+    help="Whether others can dial this node; auto: it asks them.",
+)
+@NODE(
+    "--relay/--no-relay",
+    field="relay",
+    help="Use relays to be reached behind a NAT, and relay for others; bounded. Default: relay.",
+)
 @NODE("--max-upload", **UPLOAD)
 @NODE("--max-download", **DOWNLOAD)
 @NODE(

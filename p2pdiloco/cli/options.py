@@ -68,7 +68,7 @@ def setting(settings: type[Struct], flag: str, *aliases: str, field: str = "", *
         *aliases,
         name,
         default=default,
-        envvar=known_variable(flag),
+        envvar=known_variable(flag.partition("/")[0]),
         show_envvar=True,
         show_default=default not in ("", None, (), False),
         **options,

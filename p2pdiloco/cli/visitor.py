@@ -28,7 +28,7 @@ async def visitor(join: tuple[str, ...]) -> AsyncIterator[Transport]:
     with tempfile.TemporaryDirectory(prefix="p2pdiloco-visit-") as folder:
         path = Path(folder) / "identity.key"
         identity = Identity.load_or_create(path)
-        options = P2PDOptions(listen=False, relay_service=False)
+        options = P2PDOptions(listen=False, relay=False)
         transport = HivemindTransport(identity, path, Path(folder), LISTEN, (), join, options)
         await transport.start(FrontDoor())
         try:

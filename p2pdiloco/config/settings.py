@@ -21,6 +21,7 @@ from p2pdiloco.errors import ConfigError
 
 ENVIRONMENT_PREFIX = "P2PDILOCO_"
 LogStyle = Literal["auto", "text", "json", "tui"]
+Reachability = Literal["auto", "public", "private"]
 Seconds = Annotated[float, Meta(gt=0, le=1e6)]
 ANY_ADDRESS = ("/ip4/0.0.0.0/tcp/0",)
 
@@ -40,6 +41,10 @@ class NodeSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     listen: tuple[str, ...] = ANY_ADDRESS
     announce: tuple[str, ...] = ()
     """Addresses to tell others instead of those found out (behind a forwarded port)."""
+    reachability: Reachability = "auto"
+    """Whether others can dial this node; auto: it asks them."""
+    relay: bool = True
+    """Be reached through relays where nobody can dial us, reach others so, and relay for them, bounded."""
     max_upload: str = ""
     """Bits per second that this node may use, such as "20Mbit"; empty: all that the link carries."""
     max_download: str = ""
@@ -73,6 +78,8 @@ class BootstrapSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     data_dir: Path = Path("~/.p2pdiloco/bootstrap")
     listen: tuple[str, ...] = ANY_ADDRESS
     announce: tuple[str, ...] = ()
+    relay: bool = True
+    """Relay for peers that nobody can dial, within bounds."""
     max_upload: str = ""
     max_download: str = ""
     log: LogStyle = "auto"

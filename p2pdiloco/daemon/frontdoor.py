@@ -12,6 +12,7 @@ from typing import Any, cast
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.fanout import refuse
 from p2pdiloco.daemon.probing import ProbeGate
+from p2pdiloco.daemon.reach import DialBack
 from p2pdiloco.daemon.runs import Run, encode_manifest
 from p2pdiloco.daemon.snapshot import StatusReport, encode_status
 from p2pdiloco.daemon.transfers import Transfers
@@ -28,6 +29,7 @@ class FrontDoor:
         self.status: Callable[[], StatusReport] | None = None
         self.member_run = ""
         self.probes = ProbeGate()
+        self.dial_back: DialBack | None = None
 
     def add_run(self, run: Run) -> None:
         """List and serve a run's manifest."""
@@ -40,7 +42,10 @@ class FrontDoor:
     async def on_message(self, sender: str, data: bytes) -> bytes:
         """A core message of the run that we are a member of, or a query."""
         if data[:1] == wire.QUERY:
-            return self._query(wire.decode(data[1:], cast(Any, wire.Query)))
+            query = wire.decode(data[1:], cast(Any, wire.Query))
+            if isinstance(query, wire.ReachQuery):
+                return await self._dial_back(sender, query)
+            return self._query(query)
         if data[:1] != wire.MESSAGE:
             raise RemoteError("garbage", "neither message nor query")
         if self.member is None:
@@ -69,7 +74,12 @@ class FrontDoor:
             return refuse("not-ready")
         return await self.member.on_pull(sender, pull)
 
-    def _query(self, query: wire.Query) -> bytes:
+    async def _dial_back(self, sender: str, query: wire.ReachQuery) -> bytes:
+        if self.dial_back is None:
+            raise RemoteError("not-ready")
+        return wire.encode(await self.dial_back.answer(sender, query))
+
+    def _query(self, query: wire.RunsQuery | wire.StatusQuery) -> bytes:
         if isinstance(query, wire.RunsQuery):
             return wire.encode(wire.RunList(tuple(self.runs()[: wire.MAX_RUNS])))
         if self.status is None or query.run != self.member_run:

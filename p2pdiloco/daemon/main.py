@@ -18,6 +18,7 @@ import uvloop
 from p2pdiloco.adapters.data_dir import DataDir
 from p2pdiloco.adapters.flow import Limits
 from p2pdiloco.adapters.hivemind_net import HivemindTransport
+from p2pdiloco.adapters.p2pd import P2PDOptions
 from p2pdiloco.config.settings import BootstrapSettings, LogStyle, NodeSettings, rates
 from p2pdiloco.config.signing import load_signed
 from p2pdiloco.core.config import Timing
@@ -27,6 +28,7 @@ from p2pdiloco.daemon.logs import RecentLines, Style, configure_logging, resolve
 from p2pdiloco.daemon.member import Member
 from p2pdiloco.daemon.peers_file import load_peers
 from p2pdiloco.daemon.presence import publish_runs
+from p2pdiloco.daemon.reach import DialBack, Reachability
 from p2pdiloco.daemon.runs import Run, find_run, open_run, save_manifest, sign_run
 from p2pdiloco.daemon.view import log_line
 from p2pdiloco.errors import InvariantViolation, RemoteError, StorageError, UserError
@@ -110,9 +112,14 @@ async def _node(settings: NodeSettings, stop: asyncio.Event) -> None:
         recent = RecentLines()
         configure_logging(_plain(settings.log), recent=recent)
         prepared = _own_run(settings)
-        transport = _transport(settings, identity)
-        door = FrontDoor()
+        wish = settings.reachability
+        force = None if wish == "auto" else wish
+        options = P2PDOptions(relay=settings.relay, force_reachability=force)
+        transport = _transport(settings, identity, options)
+        door, reach = FrontDoor(), Reachability(transport, wish)
+        door.dial_back = DialBack(transport)
         await _unless_stopped(transport.start(door), stop)
+        await _unless_stopped(reach.check(), stop)
         if stop.is_set():
             await transport.close()
             return
@@ -122,7 +129,7 @@ async def _node(settings: NodeSettings, stop: asyncio.Event) -> None:
                 find_run(transport, identity, settings.run, settings.data_dir, logger.info), stop
             )
             if found is not None:
-                await _membership(settings, identity, transport, door, recent, found, stop)
+                await _membership(settings, identity, transport, door, recent, found, reach, stop)
         finally:
             await transport.close()
 
@@ -134,11 +141,12 @@ async def _membership(
     door: FrontDoor,
     recent: RecentLines,
     found: tuple[Run, Vault],
+    reach: Reachability,
     stop: asyncio.Event,
 ) -> None:
     run, vault = found
     logger.info("run %s (%s), node %s", run.name, run.id[:12], identity.peer_id)
-    member = Member(run, vault, identity, transport, door, settings, recent, Timing())
+    member = Member(run, vault, identity, transport, door, settings, recent, Timing(), reach)
     listing = asyncio.create_task(publish_runs(transport, door.runs))
     showing = asyncio.create_task(_show(member, settings, recent))
     training = asyncio.create_task(member.run())
@@ -204,7 +212,10 @@ async def _bootstrap(settings: BootstrapSettings, stop: asyncio.Event) -> None:
         for run in _served_runs(settings, identity):
             door.add_run(run)
             logger.info("serving run %s (%s)", run.name, run.id[:12])
-        transport = _transport(settings, identity)
+        # Its address is well known: it relays from the start, and tells others what it sees of them.
+        options = P2PDOptions(relay=settings.relay, force_reachability="public")
+        transport = _transport(settings, identity, options)
+        door.dial_back = DialBack(transport)
         await _unless_stopped(transport.start(door), stop)
         if stop.is_set():
             await transport.close()
@@ -250,7 +261,9 @@ def _served_runs(settings: BootstrapSettings, identity: Identity) -> list[Run]:
 # --- both --------------------------------------------------------------------------------------------
 
 
-def _transport(settings: NodeSettings | BootstrapSettings, identity: Identity) -> HivemindTransport:
+def _transport(
+    settings: NodeSettings | BootstrapSettings, identity: Identity, options: P2PDOptions
+) -> HivemindTransport:
     return HivemindTransport(
         identity,
         settings.data_dir / "identity.key",
@@ -258,6 +271,7 @@ def _transport(settings: NodeSettings | BootstrapSettings, identity: Identity) -
         listen=settings.listen,
         announce=settings.announce,
         initial_peers=settings.join,
+        options=options,
         limits=Limits.of(*rates(settings), asyncio.get_running_loop().time),
         remembered=load_peers(settings.data_dir),
     )

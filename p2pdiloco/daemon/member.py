@@ -21,6 +21,7 @@ from p2pdiloco.core import events as ev
 from p2pdiloco.core.config import Restored, Timing
 from p2pdiloco.core.messages import encode as encode_message
 from p2pdiloco.core.node import Core
+from p2pdiloco.core.reach import Reach
 from p2pdiloco.core.types import SignedVersion
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.compute import Compute
@@ -34,6 +35,7 @@ from p2pdiloco.daemon.memory import OUT_OF_BUDGET, Memory
 from p2pdiloco.daemon.outbound import Outbound
 from p2pdiloco.daemon.peers_file import save_peers
 from p2pdiloco.daemon.presence import Presence
+from p2pdiloco.daemon.reach import Reachability
 from p2pdiloco.daemon.report import Report
 from p2pdiloco.daemon.restore import restore
 from p2pdiloco.daemon.resume import restore_modes, write_resume
@@ -70,8 +72,11 @@ class Member:
         settings: NodeSettings,
         recent: RecentLines,
         timing: Timing,
+        reach: Reachability | None = None,
     ) -> None:
+        """`reach`: whether others can dial us, and what to look at again; None: they can."""
         self._run = run
+        self._reach = reach
         self._settings = settings
         self._transport = transport
         self._door = door
@@ -167,6 +172,10 @@ class Member:
         )
         self.report.bulk = runner.transfers.counters
         self.report.transport_refusals = self._refusals
+        if self._reach is not None:
+            self.runner.post(ev.ReachChanged(self._reach.reach))
+        self.presence.reach = lambda: core.shared.reach
+        runner.transfers.dialable = lambda: core.shared.reach is Reach.DIRECT
         self._door.add_run(self._run)
         self._door.member = runner.transfers
         self._door.member_run = run
@@ -200,6 +209,8 @@ class Member:
         """Join, catch up, train, until cancelled or broken. Raises what broke us."""
         spawn = self.runner.spawn
         spawn(self._watch_p2pd())
+        if self._reach is not None:
+            spawn(self._reach.watch(lambda reach: self.runner.post(ev.ReachChanged(reach))))
         spawn(self.presence.publish())
         spawn(self.presence.watch(lambda: self.core.confirmed))
         await self.runner.learner.prepare()

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from p2pdiloco import WIRE_VERSION
 from p2pdiloco.core import events as ev
 from p2pdiloco.core.grouping import Roster
+from p2pdiloco.core.reach import Reach
 from p2pdiloco.daemon import wire
 from p2pdiloco.errors import PeerUnreachable, RemoteError
 from p2pdiloco.ports import Transport
@@ -22,6 +23,7 @@ LOOK_FAST_S = 1.0
 MAX_ADDRESSES = 8
 MAX_DIALS = 16
 DIAL_PATIENCE_S = 1.5
+REDIAL_HIDDEN_S = 30.0
 MAX_NAMED = 4096
 """Peers that are remembered by name, the longest unseen forgotten first."""
 
@@ -56,6 +58,10 @@ class Presence:
         self._post = post
         self._keep = keep
         self._dial_at_once = dial_at_once
+        self._redial: dict[str, float] = {}
+        """Peers that said they cannot be dialled -> when the next attempt is due."""
+        self.reach: Callable[[], Reach] = lambda: Reach.DIRECT
+        """How others can reach us (set by the member)."""
         self._connected: dict[str, tuple[str, ...]] = {}
         self._strangers: set[str] = set()
         self._roster = Roster(())
@@ -68,7 +74,9 @@ class Presence:
         key = wire.members_key(self._run)
         while True:
             addresses = tuple(self._transport.addresses()[:MAX_ADDRESSES])
-            record = wire.Presence(WIRE_VERSION, self._incarnation, self._name, addresses)
+            record = wire.Presence(
+                WIRE_VERSION, self._incarnation, self._name, addresses, self.reach() is Reach.DIRECT
+            )
             await self._transport.put_record(key, wire.encode(record), LIFETIME_S)
             await asyncio.sleep(REFRESH_S)
 
@@ -86,6 +94,7 @@ class Presence:
         """One look: tell the core, and dial whom we do not know yet; a dead member's record delays nobody."""
         members: list[tuple[str, int]] = []
         others: list[tuple[str, tuple[str, ...]]] = []
+        hidden: set[str] = set()
         for peer, value in sorted((await self._transport.get_records(wire.members_key(self._run))).items()):
             try:
                 record = wire.decode(value, wire.Presence)
@@ -101,16 +110,31 @@ class Presence:
                 continue
             members.append((peer, record.incarnation))
             self._remember(peer, record.name)
-            if peer != self._transport.peer_id:
+            if not record.dialable:
+                hidden.add(peer)
+            if peer != self._transport.peer_id and (record.dialable or self._worth_a_try(peer)):
                 others.append((peer, record.addresses))
         self._meet(others)
-        if self._dials:
-            await asyncio.wait(list(self._dials.values()), timeout=DIAL_PATIENCE_S)
-        # Whom we cannot reach yet the core need not try: a failed dial is held against the next ones.
-        reached = tuple(sorted(m for m in members if m[0] not in self._dials))
+        awaited = [dial for peer, dial in self._dials.items() if peer not in hidden]
+        if awaited:
+            await asyncio.wait(awaited, timeout=DIAL_PATIENCE_S)
+        # Whom we cannot reach yet the core need not try: a failed dial is held against the next ones. Those
+        # that nobody can dial come to us.
+        reached = tuple(sorted(m for m in members if m[0] not in self._dials or m[0] in hidden))
         if reached != self._roster.members:
             self._roster = Roster(reached)
         self._post(ev.PresenceSeen(self._roster, len(members) - len(reached)))
+
+    def _worth_a_try(self, peer: str) -> bool:
+        """A peer that says it cannot be dialled may be our neighbour at home, or be reached through a relay,
+        and then by a hole: now and then."""
+        now = asyncio.get_running_loop().time()
+        if peer in self._connected or now < self._redial.get(peer, 0.0):
+            return False
+        self._redial.pop(peer, None)
+        if len(self._redial) < MAX_NAMED:
+            self._redial[peer] = now + REDIAL_HIDDEN_S
+        return True
 
     def _meet(self, others: list[tuple[str, tuple[str, ...]]]) -> None:
         """Dial some, learn of the rest. Each node has some of its own choice, the same at every look, so that

@@ -11,6 +11,7 @@ from p2pdiloco.core.effects import Record
 from p2pdiloco.core.fragment import Fragment
 from p2pdiloco.core.grouping import level_sizes
 from p2pdiloco.core.node import Core
+from p2pdiloco.core.reach import WORDS
 from p2pdiloco.core.types import WHOLE_RUN
 from p2pdiloco.daemon.learner_link import LearnerLink
 from p2pdiloco.daemon.logs import RecentLines
@@ -32,7 +33,19 @@ from p2pdiloco.learner.host import LearnerExited
 
 logger = logging.getLogger(__name__)
 LOUD = frozenset(
-    {"join", "silent", "leave", "office", "suspicion", "catchup", "fork", "refusal", "election", "learner"}
+    [
+        "join",
+        "silent",
+        "leave",
+        "reach",
+        "office",
+        "suspicion",
+        "catchup",
+        "fork",
+        "refusal",
+        "election",
+        "learner",
+    ]
 )
 """Kinds that are shown among the latest reasons and logged; the others only go into the diary."""
 
@@ -165,6 +178,7 @@ class Report:
             bytes_sent=sent,
             bytes_received=received,
             bulk=self.bulk(),
+            reach=WORDS[self.core.shared.reach],
             link=self.link[:240],
         )
 
@@ -214,6 +228,7 @@ class Report:
                     learning=progress.learning,
                     offices=len(progress.offices),
                     loss=progress.loss,
+                    reach=WORDS[progress.reach],
                 )
             )
         return rows

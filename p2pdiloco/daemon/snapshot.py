@@ -55,6 +55,8 @@ class PeerRow(Row, frozen=True, kw_only=True):
     offices: Natural = 0
     """How many fragments it is the syncer of."""
     loss: float | None = None
+    reach: Words = ""
+    """How others can reach it, as it says: "direct", "relayed" or "outbound only"; empty: not known."""
 
 
 class FragmentRow(Row, frozen=True, kw_only=True):
@@ -122,6 +124,8 @@ class NodeSnapshot(Row, frozen=True, kw_only=True):
     bytes_received: Natural = 0
     bulk: Annotated[dict[Text, Natural], Meta(max_length=MAX_BULK_COUNTERS)] = {}
     """What became of bulk transfers (`Transfers.counters`)."""
+    reach: Words = ""
+    """As in `PeerRow`."""
     link: Line = ""
     """Why the link does not keep up, and what is done about it; empty: it does."""
 
@@ -164,6 +168,7 @@ def status_of(snapshot: NodeSnapshot) -> StatusReport:
         learning=snapshot.state == "training",
         offices=len(offices_of(snapshot)),
         loss=snapshot.loss,
+        reach=snapshot.reach,
     )
     members = (me, *snapshot.peers)
     losses = [member.loss for member in members if member.loss is not None]

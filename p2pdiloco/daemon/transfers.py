@@ -200,7 +200,8 @@ class Transfers:
     async def fetch_update(self, effect: ef.FetchUpdate) -> None:
         """Get one outer update, from that peer or from whom it names. It is passed on meanwhile."""
         arriving = self._fetching[effect.fragment] = self.fanout.arriving(effect.fragment, effect.number)
-        request = wire.PullUpdate(self._run, effect.fragment, effect.number, relays=self._may_serve() and self.dialable())
+        relays = self._may_serve() and self.dialable()
+        request = wire.PullUpdate(self._run, effect.fragment, effect.number, relays=relays)
         complete = False
 
         async def check(fetch: Fetch) -> None:

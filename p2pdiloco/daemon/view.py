@@ -125,6 +125,8 @@ def _header(snapshot: NodeSnapshot) -> list[Text]:
     )
     if snapshot.refusals:
         third.append(f"   refused {refusals_text(snapshot.refusals)}", "yellow")
+    if snapshot.reach not in ("", "direct"):
+        third.append(f"   {clean(snapshot.reach)}", "yellow")
     if snapshot.link:
         third.append(f"   {clean(snapshot.link)}", "yellow")
     return [first, second, third]
@@ -160,10 +162,11 @@ def _peer_lines(snapshot: NodeSnapshot, rows: int) -> list[Text]:
 
 
 def _peer_line(row: PeerRow) -> Text:
+    words = ("" if row.reach == "direct" else clean(row.reach), role_text(row))
     seen = "never heard" if row.last_seen_s is None else f"{duration(row.last_seen_s)} ago"
     text = (
         f"{fit(row.name or '-', 12)} …{short_peer(row.peer):<6} step {row.inner_step:<7} "
-        f"{count(row.tokens_per_s):>5} tok/s {seen:>11}  {role_text(row)}"
+        f"{count(row.tokens_per_s):>5} tok/s {seen:>11}  {', '.join(w for w in words if w)}"
     )
     return Text(text.rstrip(), style="" if row.confirmed else "yellow")
 

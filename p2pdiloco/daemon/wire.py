@@ -33,6 +33,9 @@ MAX_PROBE_BYTES = 8 * 1024 * 1024
 MAX_NAMED = 8
 """Peers in an `Elsewhere`."""
 Text = Annotated[str, Meta(max_length=200)]
+MAX_PORTS = 4
+Port = Annotated[int, Meta(ge=1, le=65535)]
+Ip = Annotated[str, Meta(max_length=45)]
 Probed = Annotated[int, Meta(ge=0, le=MAX_PROBE_BYTES)]
 
 
@@ -151,6 +154,21 @@ class StatusQuery(Wire, frozen=True, tag=True):
     run: RunId
 
 
+class ReachQuery(Wire, frozen=True, tag=True):
+    """Can you dial me at these ports, where you see me?"""
+
+    ports: Annotated[tuple[Port, ...], Meta(min_length=1, max_length=MAX_PORTS)]
+
+
+class ReachAnswer(Wire, frozen=True, tag=True):
+    """Answer to `ReachQuery`."""
+
+    seen: Annotated[tuple[Ip, ...], Meta(max_length=MAX_PORTS)]
+    """Where the asker's end of its connections is."""
+    reached: Annotated[tuple[tuple[Ip, Port], ...], Meta(max_length=MAX_PORTS * MAX_PORTS)]
+    """Where it proved to be itself."""
+
+
 class RunSummary(Wire, frozen=True):
     """A run as it is listed."""
 
@@ -172,11 +190,13 @@ class Presence(Wire, frozen=True, tag=True):
     incarnation: Count
     name: Annotated[str, Meta(max_length=63)]
     addresses: Annotated[tuple[Annotated[str, Meta(max_length=256)], ...], Meta(max_length=16)]
+    dialable: bool = True
+    """False: others need not try for long. It dials them."""
 
 
 Push = PushContribution | PushPartial
 Pull = PullUpdate | PullState | PullManifest | PullProbe
-Query = RunsQuery | StatusQuery
+Query = RunsQuery | StatusQuery | ReachQuery
 T = TypeVar("T")
 _encoder = msgspec.msgpack.Encoder()
 

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,15 @@ Event = dict[str, Any]
 class Daemon:
     """One `p2pdiloco bootstrap` or `p2pdiloco node`."""
 
-    def __init__(self, name: str, arguments: list[str], folder: Path, environment: dict[str, str]) -> None:
+    def __init__(
+        self,
+        name: str,
+        arguments: list[str],
+        folder: Path,
+        environment: dict[str, str],
+        within: Sequence[str] = (),
+    ) -> None:
+        """`within`: words that run a command somewhere else."""
         self.name = name
         self.data_dir = folder
         logs = folder.parent / f"{name}.logs"
@@ -45,7 +53,7 @@ class Daemon:
         self._out, self._err = logs / f"{life}.out", logs / f"{life}.err"
         with self._out.open("wb") as out, self._err.open("wb") as err:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "p2pdiloco", *arguments],
+                [*within, sys.executable, "-m", "p2pdiloco", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
@@ -188,22 +196,26 @@ class Swarm:
         assert done.returncode == 0, done.stderr
         return path
 
-    def command(self, *arguments: str, timeout_s: float = 90.0) -> subprocess.CompletedProcess[str]:
+    def command(
+        self, *arguments: str, timeout_s: float = 90.0, within: Sequence[str] = ()
+    ) -> subprocess.CompletedProcess[str]:
         """A command that ends by itself."""
         return subprocess.run(
-            [sys.executable, "-m", "p2pdiloco", *arguments],
+            [*within, sys.executable, "-m", "p2pdiloco", *arguments],
             capture_output=True,
             text=True,
             env=self._environment,
             timeout=timeout_s,
         )
 
-    def start(self, name: str, role: str, *options: str) -> Daemon:
+    def start(
+        self, name: str, role: str, *options: str, listen: str = LOOPBACK, within: Sequence[str] = ()
+    ) -> Daemon:
         """Start a process in the data folder of that name. A second time: the same node again."""
         data_dir = self.folder / name
         self._used.add(data_dir)
-        arguments = [role, "--data-dir", str(data_dir), "--listen", LOOPBACK, "--log", "text", *options]
-        self.all[name] = daemon = Daemon(name, arguments, data_dir, self._environment)
+        arguments = [role, "--data-dir", str(data_dir), "--listen", listen, "--log", "text", *options]
+        self.all[name] = daemon = Daemon(name, arguments, data_dir, self._environment, within)
         return daemon
 
     def bootstrap(self, *options: str) -> Daemon:

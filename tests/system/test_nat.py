@@ -1,0 +1,72 @@
+"""Volunteers behind NATs: real nodes in network namespaces, with home routers between them and the rest."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from nat_kit import Nats, why_not
+from system_kit import Swarm
+
+ANY = "/ip4/0.0.0.0/tcp/4001"
+QUICK_S = 80.0
+
+
+@pytest.fixture
+def swarm(tmp_path: Path) -> Iterator[Swarm]:
+    with Swarm(tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+def nats() -> Iterator[Nats]:
+    reason = why_not()
+    if reason:
+        pytest.skip(reason)
+    with Nats(public=2, homes=2) as made:
+        yield made
+
+
+def members(swarm: Swarm, nats: Nats, join: str) -> dict[str, dict[str, object]]:
+    """What `status` says of everybody, by name."""
+    done = swarm.command("status", "--join", join, "--json", within=nats.at(0))
+    assert done.returncode == 0, done.stderr
+    return {row["name"]: row for row in json.loads(done.stdout)["members"]}
+
+
+@pytest.mark.parametrize("relay", [True, False], ids=["relay", "no-relay"])
+def test_who_is_behind_a_nat_contributes_and_is_never_syncer(swarm: Swarm, nats: Nats, relay: bool) -> None:
+    options = [] if relay else ["--no-relay"]
+    manifest = swarm.manifest()
+    bootstrap = swarm.start(
+        "bootstrap", "bootstrap", "--run", str(manifest), *options, listen=ANY, within=nats.at(0)
+    )
+    swarm.until(lambda: bootstrap.address() is not None, "the bootstrap's address")
+    join = bootstrap.address() or ""
+    common = ["--join", join, "--threads", "1", *options]
+    public = swarm.start(
+        "public", "node", *common, "--name", "public", "--genesis", listen=ANY, within=nats.at(1)
+    )
+    hidden = [
+        swarm.start(name, "node", *common, "--name", name, listen=ANY, within=nats.at(2 + i))
+        for i, name in enumerate(("home1", "home2"))
+    ]
+    nodes = [public, *hidden]
+    swarm.until(lambda: public.full_merges(3) > 0, "a version with everybody's work", QUICK_S)
+    word = "relayed" if relay else "outbound only"
+    for node in hidden:
+        said = [e["reason"] for e in node.events("reach")]
+        assert said[-1:] == [word], node.tail()
+        taken = [e for e in node.events("office") if e.get("syncer") == node.peer_id]
+        assert not taken, taken
+    shown = members(swarm, nats, join)
+    assert {name: row["reach"] for name, row in shown.items()} == {
+        "public": "direct",
+        "home1": word,
+        "home2": word,
+    }
+    assert shown["public"]["offices"], "somebody must be syncer"
+    for node in reversed(nodes):
+        node.terminate()
