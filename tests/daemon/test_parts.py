@@ -16,6 +16,7 @@ from p2pdiloco import WIRE_VERSION
 from p2pdiloco.adapters.memory_net import MemoryNetwork, MemoryTransport
 from p2pdiloco.core import events as ev
 from p2pdiloco.core.messages import Message, OfficeQuery, Progress
+from p2pdiloco.core.reach import Reach
 from p2pdiloco.core.types import NEVER, WHOLE_RUN, Head, SignedVersion, Stamp, VersionHeader
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.frontdoor import FrontDoor
@@ -30,7 +31,7 @@ from p2pdiloco.identity import Identity
 
 def progress(step: int) -> Progress:
     heads = ((step, Head(step, bytes(32), 0, 0)),)
-    return Progress(1, 0.1, step, 0, 0.0, None, True, True, True, heads, (), False)
+    return Progress(1, 0.1, step, 0, 0.0, None, True, True, True, heads, (), False, Reach.DIRECT)
 
 
 def query(term: int) -> OfficeQuery:
