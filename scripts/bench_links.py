@@ -18,8 +18,8 @@ nine times as many elections per second.
 Learners are paced (--min-step-s) and train on 32 tokens an inner step, so that the processors of one machine
 carry four of them and the links are what is measured.
 
-* utilisation: inner steps made over those that the pace allows, of the slowest node. A learner never waits
-  for the network; the cost of a slow link is in the next columns.
+* utilised: inner steps made over those that the pace allows, of the slowest node, good to one step. A learner
+  never waits for the network; the cost of a slow link is in the next columns.
 * merges: versions of a fragment over those that H allows.
 * participation: contributors of a merge over nodes.
 * delay: seconds from a version's publication to the moment when another node has it: median, 95th percentile.
@@ -203,7 +203,7 @@ def row(cell: str, found: dict[str, Any]) -> str:
     cells += (
         f"{delay.get('median', 0):7.2f}{delay.get('p95', 0):7.2f}{sum(sent) / len(sent):8.2f}{max(sent):8.2f}"
     )
-    cells += "".join(f"{found[kind]:6}" for kind in (*FALSE_ALARMS, "lag"))
+    cells += "  " + "".join(f"{found[kind]:6}" for kind in (*FALSE_ALARMS, "lag"))
     cells += "   " + ",".join(str(every) for every in found["every"].values())
     goal = GOALS.get(cell.partition("/")[0])
     if goal is not None:
@@ -225,11 +225,8 @@ def main() -> None:
     args = parser.parse_args()
     manifest = scaled(args.codec)
     figures: dict[str, Any] = {}
-    print(
-        f"{'Mbit/ms':8}{'utilisation':>10}{'merges':>9}{'particip.':>10}{'delay':>8}{'p95':>6}"
-        f"{'sent':>8}{'most':>8}{'silent':>8}{'susp':>5}{'void':>6}{'lag':>5}   every",
-        flush=True,
-    )
+    heads = f"{'Mbit/ms':8}{'utilised':>10}{'merges':>10}{'particip.':>10}{'delay':>7}{'p95':>7}"
+    print(f"{heads}{'sent':>8}{'most':>8}{'silent':>8}{'susp':>6}{'void':>6}{'lag':>6}   every", flush=True)
     for cell in args.cell or (QUICK if args.quick else CELLS):
         figures[cell] = found = measure(cell, manifest, args.seconds)
         print(row(cell, found), flush=True)
