@@ -38,7 +38,7 @@ def task_class(name: str, package: str = "") -> type[Task]:
     if not found:
         raise UserError(
             f'the task "{name}" is not installed on this machine',
-            f"pip install {package}"
+            f"pip install {package}, if you trust it: tasks are code"
             if package
             else f"install the package that brings it ({GROUP}); the run's owner knows which one",
         )

@@ -158,10 +158,10 @@ def test_balance_is_1_where_experts_are_used_alike_and_more_where_one_is_used():
         layer.gate.weight[:, :4] = 20 * torch.eye(4)
     even = torch.zeros(1, 8, 32)
     even[0, torch.arange(8), torch.arange(8) % 4] = 1.0
-    assert float(layer(even)[1]) == pytest.approx(1.0, abs=0.01)
+    assert layer(even)[1].item() == pytest.approx(1.0, abs=0.01)
     uneven = torch.zeros(1, 8, 32)
     uneven[..., 0] = 1.0
-    assert float(layer(uneven)[1]) == pytest.approx(4.0, abs=0.01)
+    assert layer(uneven)[1].item() == pytest.approx(4.0, abs=0.01)
 
 
 def test_experts_learn_all_have_gradients_and_their_balance_is_told_but_not_in_the_loss():

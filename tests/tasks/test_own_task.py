@@ -77,7 +77,7 @@ def test_a_node_without_the_task_is_told_what_to_install_and_exits_with_2(capsys
     error = capsys.readouterr().err
     assert error == (
         'error: the task "regression" is not installed on this machine\n'
-        "hint: pip install p2pdiloco-regression\n"
+        "hint: pip install p2pdiloco-regression, if you trust it: tasks are code\n"
     )
 
 
