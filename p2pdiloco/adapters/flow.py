@@ -22,11 +22,13 @@ LEAST_BYTES = 8 * 1024
 """Of a window. Several peers share a link of ours without a word: five such windows are a third of a second
 of 1 Mbit/s."""
 EASY_BYTES = 32 * 1024
-"""A window does not shrink below that either while `TARGET_S` of what arrives is more: what waits then waits
-for a busy machine."""
+"""Nor below that where `TARGET_S` of the best rate lately is more: what waits there may wait for a busy
+machine, and so little is no burden."""
 START_BYTES = 16 * 1024
 RATE_S = 0.5
 """What arrives is counted for so long."""
+FADING = 0.98
+"""Of the best rate, in that time: half of it in a quarter of a minute."""
 MOST_BYTES = 16 * 1024 * 1024
 """1 Gbit/s across an ocean."""
 TARGET_S = 0.1
@@ -59,6 +61,7 @@ class Flow:
         self._since_s = now()
         self._shrunk_s = -1e18
         self._least_bytes = START_BYTES
+        self._best_bytes_per_s = 0.0
         self._counted_bytes = 0
         self._counting_s = now()
         self._turn = asyncio.Lock()
@@ -92,12 +95,13 @@ class Flow:
         self.in_flight_bytes += size
 
     def _count(self, size: int, now: float) -> None:
-        """How small the window may become follows from what arrives while something is on its way."""
+        """How small the window may become follows from the best rate lately: the present one would let a
+        window that shrank for a busy machine shrink for ever."""
         self._counted_bytes += size
         took_s = now - self._counting_s
         if took_s >= RATE_S:
-            carried = int(TARGET_S * self._counted_bytes / took_s)
-            self._least_bytes = max(LEAST_BYTES, min(carried, EASY_BYTES))
+            self._best_bytes_per_s = max(self._counted_bytes / took_s, FADING * self._best_bytes_per_s)
+            self._least_bytes = max(LEAST_BYTES, min(int(TARGET_S * self._best_bytes_per_s), EASY_BYTES))
             self._counted_bytes, self._counting_s = 0, now
 
     def arrived(self, size: int, after_s: float) -> None:
