@@ -131,7 +131,7 @@ class Arrivals:
         landing = self._unfinished.pop(key, None)
         if landing is None:
             disk = self._spool if where == DISK else None
-            landing = Landing(size, disk and disk.take(size))
+            landing = Landing(size, disk.take(size) if disk else None)
             self._arriving_bytes += landing.memory_bytes
         return _Sink(self, sender, transfer, label, landing)
 

@@ -160,7 +160,9 @@ class Copying:
     async def _complete(self, copy: Copy, effect: ef.FetchState, alone: bool) -> None:
         """Until all of it is here. Raises: TransportError, RemoteError (of the holder that was named)."""
         error: BaseException = TransportError("too slow")
-        workers = {asyncio.ensure_future(self._work(copy, effect.peer, effect)): effect.peer}
+        workers: dict[asyncio.Future[None], str] = {
+            asyncio.ensure_future(self._work(copy, effect.peer, effect)): effect.peer
+        }
         begun = asyncio.ensure_future(copy.begun.wait())
         waiting: set[asyncio.Future[Any]] = {begun}
         try:
@@ -169,23 +171,25 @@ class Copying:
                 if begun in done:
                     waiting.clear()
                     for peer in () if alone else self._helpers(copy, effect):
-                        task = asyncio.ensure_future(self._work(copy, peer, effect))
-                        self._take_place(peer)
-                        task.add_done_callback(lambda _, peer=peer: self._leave_place(peer))
-                        workers[task] = peer
-                for task in done & set(workers):
+                        workers[self._help(copy, peer, effect)] = peer
+                for task in [worker for worker in workers if worker in done]:
                     peer, found = workers.pop(task), task.exception()
                     if found is not None and not isinstance(found, TransportError | RemoteError):
                         raise found
                     if found is not None and peer == effect.peer:
                         error = found
         finally:
-            tasks = [begun, *workers]
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            for future in (begun, *workers):
+                future.cancel()
+            await asyncio.gather(begun, *workers, return_exceptions=True)
         if not copy.complete:
             raise error
+
+    def _help(self, copy: Copy, peer: str, effect: ef.FetchState) -> asyncio.Future[None]:
+        self._take_place(peer)
+        worker = asyncio.ensure_future(self._work(copy, peer, effect))
+        worker.add_done_callback(lambda _: self._leave_place(peer))
+        return worker
 
     def _helpers(self, copy: Copy, effect: ef.FetchState) -> list[str]:
         """Others that hold the same version, fast and unknown ones first."""
