@@ -179,8 +179,9 @@ class Copying:
                     if found is not None and peer == effect.peer:
                         error = found
         finally:
-            for future in (begun, *workers):
-                future.cancel()
+            begun.cancel()
+            for worker in workers:
+                worker.cancel()
             await asyncio.gather(begun, *workers, return_exceptions=True)
         if not copy.complete:
             raise error
