@@ -10,6 +10,7 @@ import pytest
 from nat_kit import Nats, why_not
 from system_kit import Swarm
 
+pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
 ANY = "/ip4/0.0.0.0/tcp/4001"
 QUICK_S = 80.0
 
@@ -57,8 +58,7 @@ def test_who_is_behind_a_nat_contributes_and_is_never_syncer(swarm: Swarm, nats:
     swarm.until(lambda: public.full_merges(3) > 0, "a version with everybody's work", QUICK_S)
     word = "relayed" if relay else "outbound only"
     for node in hidden:
-        said = [e["reason"] for e in node.events("reach")]
-        assert said[-1:] == [word], node.tail()
+        swarm.until(lambda node=node: [e["reason"] for e in node.events("reach")][-1:] == [word], word, 30)
         taken = [e for e in node.events("office") if e.get("syncer") == node.peer_id]
         assert not taken, taken
     shown = members(swarm, nats, join)
