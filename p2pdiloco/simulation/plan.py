@@ -222,7 +222,8 @@ def draw_groups(seed: int, config: CoreConfig, nodes: int) -> CoreConfig:
 
 
 def draw_hidden(seed: int, peers: list[str]) -> tuple[str, ...]:
-    """In one seed of five, half of the nodes on average; never all."""
+    """In one seed of five, half of the nodes on average; never all. Only where they are one group: members of
+    a group in which nobody can be dialled have no links at all, and wait until groups rotate."""
     rng = stream(seed, "hidden 5")
     if len(peers) < 2 or rng.random() >= 0.2:
         return ()
@@ -293,5 +294,7 @@ def draw_plan(seed: int, mix_name: str | None = None, nodes: int | None = None) 
         faults_from_s=8.0,
         faults_until_s=rng.uniform(35.0, 60.0),
         settle_s=60.0 + 10 * slowest_round_s,
-        hidden=draw_hidden(seed, [spec.peer for spec in specs]),
+        hidden=draw_hidden(seed, [spec.peer for spec in specs])
+        if count + MAX_JOINS <= config.group_size
+        else (),
     )

@@ -194,7 +194,8 @@ class World:
 
     def _expose_somebody(self) -> None:
         """Where all that are left are hidden there is no swarm: they move to where they can be dialled."""
-        exposed = self.specs.keys() - self.gone - self.broken - self.network.hidden
+        leaving = {host.peer for host in self.up_hosts() if host.leaving}
+        exposed = self.specs.keys() - self.gone - self.broken - leaving - self.network.hidden
         if self.network.hidden and not exposed:
             self.network.hidden = frozenset()
             for host in self.up_hosts():
