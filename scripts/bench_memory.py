@@ -5,7 +5,7 @@
 For each number of contributors, a fresh process lets that many contributions to one fragment arrive, all at
 the same time, chunk by chunk, through the daemon's own code, has them judged and then merged. What is told is
 how far the peak of its resident memory rises above what it was before: "bounded" as nodes do it, with scratch
-on the disk, "in memory" with every payload there, as a comparison. Also the merge's processor time.
+on the disk (beyond 16 MiB here), "in memory" with every payload there, as a comparison. Also the merge's processor time.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ from p2pdiloco.tensors.vault import Vault
 
 COLUMNS = 1000
 MIB = 1 << 20
+SHARE_BYTES = 16 * MIB
+"""A node's own share is larger; with this one a few contributions show what happens beyond it."""
 AT_ONCE = {"MALLOC_MMAP_THRESHOLD_": "65536"}
 """What is freed goes back to the machine, or what was used at the start would hide what is used later."""
 
@@ -105,8 +107,7 @@ def forget_peak() -> int:
 async def one(numel: int, codec_name: str, contributors: int, bounded: bool) -> dict[str, float]:
     """In a process of its own."""
     torch.set_num_threads(1)
-    if not bounded:
-        arrivals_module.SHARE_BYTES = 1 << 60  # type: ignore[misc]
+    arrivals_module.SHARE_BYTES = SHARE_BYTES if bounded else 1 << 60  # type: ignore[misc]
     with tempfile.TemporaryDirectory() as folder:
         syncer = Syncer(numel, codec_name, Path(folder) if bounded else None)
         await syncer.take(1)  # what is needed once and for all is not counted

@@ -27,7 +27,7 @@ from p2pdiloco.tensors.partial import partial_bytes
 from p2pdiloco.tensors.payload import digest_of
 
 logger = logging.getLogger(__name__)
-SHARE_BYTES = 16 << 20
+SHARE_BYTES = 128 << 20
 """Of memory, for payloads that peers pushed, as long as the disk takes the others."""
 MAX_ARRIVING_BYTES = 1 << 30
 """Payloads that are arriving in memory, all together, where there is no disk for them."""

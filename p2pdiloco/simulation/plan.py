@@ -284,6 +284,7 @@ def draw_plan(seed: int, mix_name: str | None = None, nodes: int | None = None) 
         [0.0] + [rng.uniform(0.0, 4.0) if rng.random() < 0.8 else rng.uniform(5, 25) for _ in specs[1:]]
     )
     slowest_round_s = max(spec.step_time_s for spec in specs) * config.inner_steps
+    one_group = count + MAX_JOINS <= config.group_size
     return Plan(
         seed=seed,
         mix_name=name,
@@ -294,7 +295,5 @@ def draw_plan(seed: int, mix_name: str | None = None, nodes: int | None = None) 
         faults_from_s=8.0,
         faults_until_s=rng.uniform(35.0, 60.0),
         settle_s=60.0 + 10 * slowest_round_s,
-        hidden=draw_hidden(seed, [spec.peer for spec in specs])
-        if count + MAX_JOINS <= config.group_size
-        else (),
+        hidden=draw_hidden(seed, [spec.peer for spec in specs]) if one_group else (),
     )
