@@ -5,7 +5,8 @@
 For each number of contributors, a fresh process lets that many contributions to one fragment arrive, all at
 the same time, chunk by chunk, through the daemon's own code, has them judged and then merged. What is told is
 how far the peak of its resident memory rises above what it was before: "bounded" as nodes do it, with scratch
-on the disk (beyond 16 MiB here), "in memory" with every payload there, as a comparison. Also the merge's processor time.
+on the disk (beyond 16 MiB here), "in memory" with every payload there, as a comparison. Also the merge's
+processor time.
 """
 
 from __future__ import annotations
