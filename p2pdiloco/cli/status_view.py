@@ -75,7 +75,7 @@ def _members(report: StatusReport) -> Table:
     hidden = report.members_total - len(report.members)
     more = f", {len(report.members)} shown" if hidden > 0 else ""
     columns = [("name", -12), ("peer", -7), ("step", 7), ("tokens/s", 8)]
-    columns += [("tokens", 6), ("loss", 5), ("last seen", 9), ("reach", -8), ("", 0)]
+    columns += [("loss", 5), ("seen", 7), ("reach", -8), ("", 0)]
     table = _table(f"members ({report.members_total}{more})", columns)
     for row in report.members:
         table.add_row(*map(Text, _member_cells(row, row.peer == report.answered_by)))
@@ -89,7 +89,6 @@ def _member_cells(row: PeerRow, answered: bool) -> list[str]:
         f"…{short_peer(row.peer)}",
         str(row.inner_step),
         count(row.tokens_per_s),
-        count(row.tokens_total),
         loss_text(row.loss, 3),
         "answers" if answered else seen,
         clean(row.reach).partition(" ")[0] or "-",

@@ -11,6 +11,7 @@ from p2pdiloco.core import events as ev
 from p2pdiloco.core import messages as msg
 from p2pdiloco.core.config import Timing
 from p2pdiloco.core.health import LISTEN_S, MOST_STRETCH, Health, stretch_after
+from p2pdiloco.core.reach import Reach
 from p2pdiloco.core.suspicion import Gaps, suspect_after_s
 from p2pdiloco.core.types import Head
 from p2pdiloco.core.view import View
@@ -71,7 +72,7 @@ def test_a_bursty_peer_is_suspected_later_than_an_even_one() -> None:
 def test_the_time_between_two_lives_is_no_gap() -> None:
     view = View("me", TIMING)
     progress = msg.Progress(
-        1, 0.1, 0, 0, 0.0, None, True, True, True, ((0, Head(0, bytes(32), 0, 0)),), (), False
+        1, 0.1, 0, 0, 0.0, None, True, True, True, ((0, Head(0, bytes(32), 0, 0)),), (), False, Reach.DIRECT
     )
     for beat in range(20):
         view.heard("p1", progress, 100.0 + beat / 2)
@@ -150,7 +151,7 @@ def test_who_wakes_listens_before_it_stands() -> None:
 def test_the_dead_are_suspected_later_but_still() -> None:
     view = View("me", TIMING)
     progress = msg.Progress(
-        1, 0.1, 0, 0, 0.0, None, True, True, True, ((0, Head(0, bytes(32), 0, 0)),), (), False
+        1, 0.1, 0, 0, 0.0, None, True, True, True, ((0, Head(0, bytes(32), 0, 0)),), (), False, Reach.DIRECT
     )
     view.heard("p1", progress, 100.0)
     assert not view.alive("p1", 103.5)

@@ -33,7 +33,7 @@ def calm_plan(nodes: int, until_s: float = 30.0, quorum: int = 1, seed: int = 7,
     specs = tuple(dataclasses.replace(spec, step_time_s=0.2, write_s=0.02) for spec in plan.nodes)
     joins = tuple(0.3 * i for i in range(nodes))
     return dataclasses.replace(
-        plan, config=config, nodes=specs, joins_s=joins, faults_until_s=until_s, settle_s=90.0
+        plan, config=config, nodes=specs, joins_s=joins, faults_until_s=until_s, settle_s=90.0, hidden=()
     )
 
 
