@@ -27,8 +27,8 @@ from p2pdiloco.tensors.layout import FragmentLayout, plan_fragments
 LABEL_BYTES = 400
 """Of a contribution or a version, beside its contributors."""
 CONTRIBUTOR_BYTES = 70
-HEARTBEAT_BYTES = 220
-"""About, with what carries it."""
+HEARTBEAT_BYTES = 700
+"""With what carries it, and its answer: as `scripts/bench_wire.py` counts a node's control bytes."""
 LINK_OVERHEAD = 1.04
 """Encryption, multiplexing, TCP and IP headers."""
 MAX_EVERY = 8
