@@ -12,11 +12,10 @@ from __future__ import annotations
 import random
 import sys
 
-import msgspec
 import torch
 from benchkit import arguments, finish
 
-from p2pdiloco.config.presets import for_run
+from p2pdiloco.config.presets import for_run, with_schedule
 from p2pdiloco.core import stride
 from p2pdiloco.study.lockstep import Absence, Lockstep, mean_loss
 
@@ -29,9 +28,9 @@ WHOLE = 1 << 30
 def losses(steps: int, seed: int, delay_steps: int, absences: list[Absence], shares: bool) -> float:
     """Mean held-out loss of the last quarter."""
     manifest = for_run("micro", "absence")
-    inner = msgspec.structs.replace(manifest.inner, schedule_steps=10 * steps)
+    manifest = with_schedule(manifest, 10 * steps, LEARNERS)
     kept, stride.PERIODS = stride.PERIODS, stride.PERIODS if shares else WHOLE
-    swarm = Lockstep(msgspec.structs.replace(manifest, inner=inner), LEARNERS, delay_steps, f"seed{seed}")
+    swarm = Lockstep(manifest, LEARNERS, delay_steps, f"seed{seed}")
     try:
         return mean_loss(swarm.run(steps, 25, absences), 0.25)
     finally:

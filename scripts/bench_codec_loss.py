@@ -17,7 +17,7 @@ import torch
 from benchkit import arguments, finish
 
 from p2pdiloco.config.manifest import CodecSection
-from p2pdiloco.config.presets import PRESETS, for_run
+from p2pdiloco.config.presets import PRESETS, for_run, with_schedule
 from p2pdiloco.study.lockstep import Lockstep, mean_loss
 
 CODECS = ("fp32", "bf16", "int8", "int4", "e3m0", "topk")
@@ -26,9 +26,9 @@ CODECS = ("fp32", "bf16", "int8", "int4", "e3m0", "topk")
 def loss_with(codec: str, preset: str, learners: int, steps: int, seed: int) -> float:
     """Mean held-out loss of the last quarter, nats per byte."""
     manifest = for_run(preset, "codecs")
-    inner = msgspec.structs.replace(manifest.inner, schedule_steps=steps)
+    manifest = with_schedule(manifest, steps, learners)
     section = CodecSection(contribution=codec, update=codec)  # type: ignore[arg-type]
-    manifest = msgspec.structs.replace(manifest, inner=inner, codec=section)
+    manifest = msgspec.structs.replace(manifest, codec=section)
     swarm = Lockstep(manifest, learners, names=f"seed{seed}")
     try:
         return mean_loss(swarm.run(steps, max(1, steps // 40)), 0.25)

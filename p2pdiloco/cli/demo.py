@@ -23,7 +23,7 @@ from p2pdiloco.cli.demo_swarm import DemoFailed, Swarm
 from p2pdiloco.cli.demo_verdict import Kill, Summary
 from p2pdiloco.cli.demo_view import Screen, render_summary
 from p2pdiloco.config.manifest import Manifest
-from p2pdiloco.config.presets import for_run
+from p2pdiloco.config.presets import for_run, with_schedule
 from p2pdiloco.config.settings import DemoSettings
 from p2pdiloco.tasks.manifests import render_toml
 
@@ -123,12 +123,10 @@ class Demo:
         step_time_s = judge.step_time_s()
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         steps = demo_model.schedule_steps(step_time_s, settings.seconds, settings.nodes, cores)
-        steps = max(steps, 2 * manifest.inner.warmup_steps)
-        inner = msgspec.structs.replace(manifest.inner, schedule_steps=steps)
-        self._manifest = msgspec.structs.replace(manifest, inner=inner)
+        self._manifest = with_schedule(manifest, steps, settings.nodes)
         (self._folder / "run.toml").write_text(render_toml(self._manifest), encoding="utf-8")
         self._screen.note(
-            f"an inner step takes {step_time_s * 1000:.0f} ms here: learning rate schedule of {steps} steps"
+            f"an inner step takes {step_time_s * 1000:.0f} ms here: schedule for {steps} of each node"
         )
         self._pause(0)
         return judge, loss_before

@@ -16,6 +16,7 @@ from msgspec import Struct
 from p2pdiloco.adapters.disk import RunStore
 from p2pdiloco.cli.demo_verdict import Holdings
 from p2pdiloco.config.manifest import Manifest
+from p2pdiloco.config.presets import with_schedule
 from p2pdiloco.config.signing import load_signed, run_id
 from p2pdiloco.daemon.runs import fresh_vault
 from p2pdiloco.errors import RemoteError
@@ -120,9 +121,7 @@ def paced(manifest: Manifest, seconds: float, nodes: int, load: float) -> tuple[
     steps = schedule_steps(alone_s, seconds, nodes, cores)
     if min_step_s:
         steps = min(steps, round(seconds / min_step_s))
-    steps = max(steps, 2 * manifest.inner.warmup_steps)
-    inner = msgspec.structs.replace(manifest.inner, schedule_steps=steps)
-    return msgspec.structs.replace(manifest, inner=inner), min_step_s
+    return with_schedule(manifest, steps, nodes), min_step_s
 
 
 def read_saved(manifest: Manifest, name: str, data_dir: Path) -> Saved:

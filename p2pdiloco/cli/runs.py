@@ -78,7 +78,9 @@ def check(file: Path) -> None:
     inner, sync = manifest.inner, manifest.sync
     digest = hashlib.sha256(canonical_bytes(manifest)).hexdigest()
     click.echo(f'{file}: run "{manifest.run.name}", {_size(manifest)}')
-    click.echo(f"inner steps: {inner.tokens_per_step} tokens each, schedule of {inner.schedule_steps}")
+    click.echo(
+        f"inner steps: {inner.tokens_per_step} tokens each, schedule of {inner.schedule_tokens} of the run"
+    )
     click.echo(
         f"fragments: {sync.fragments}, each every {sync.inner_steps} inner steps, quorum {sync.quorum}, "
         f"{manifest.codec.contribution} up, {manifest.codec.update} down"

@@ -28,9 +28,9 @@ def broken_rule(manifest: Manifest) -> str | None:
     inner, sync, group = manifest.inner, manifest.sync, manifest.group
     rules = (
         (
-            inner.warmup_steps < inner.schedule_steps,
-            f"inner.warmup_steps must be below inner.schedule_steps ({inner.schedule_steps}), "
-            f"it is {inner.warmup_steps}",
+            inner.warmup_tokens < inner.schedule_tokens,
+            f"inner.warmup_tokens must be below inner.schedule_tokens ({inner.schedule_tokens}), "
+            f"it is {inner.warmup_tokens}",
         ),
         (
             sync.delay_steps < sync.inner_steps,

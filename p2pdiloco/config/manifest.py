@@ -19,6 +19,10 @@ Natural = Annotated[int, Meta(ge=0, le=1 << 53)]
 CodecName = Literal["fp32", "bf16", "int8", "int4", "e3m0", "topk"]
 
 
+FORMAT = 3
+"""Of the schema: 2 had schedules in inner steps of each learner, 1 had one task."""
+
+
 class RunSection(Section, frozen=True, kw_only=True):
     name: Name
     """Human name of the run; the run id (digest) tells two runs of one name apart."""
@@ -47,9 +51,14 @@ class InnerSection(Section, frozen=True, kw_only=True):
     beta1: Annotated[float, Meta(ge=0, lt=1)] = 0.9
     beta2: Annotated[float, Meta(ge=0, lt=1)] = 0.95
     clip_norm: Annotated[float, Meta(gt=0, le=1e6)] = 1.0
-    warmup_steps: Natural
-    schedule_steps: Positive
-    """Inner steps per learner until the cosine reaches its floor (10 %); training may go on beyond."""
+    warmup_tokens: Natural
+    """Tokens of the run, all its learners', over which the learning rate grows linearly."""
+    schedule_tokens: Positive
+    """Tokens of the run until the cosine reaches its floor (10 %); training may go on beyond. A learner that
+    joins late begins where the run is."""
+    fresh_warmup_steps: Natural = 20
+    """Inner steps over which the rate of a learner grows whose optimizer has no moments yet, wherever the run
+    is: its first steps are large and in arbitrary directions."""
     tokens_per_step: Positive
     """Tokens per learner and inner step: a multiple of what one sample counts, which is the context for
     text and 1 for an image."""
@@ -106,7 +115,7 @@ class GroupSection(Section, frozen=True, kw_only=True):
 class Manifest(Section, frozen=True, kw_only=True):
     """A run, as its owner describes it. Equal manifests have equal canonical bytes."""
 
-    format: Literal[2] = 2
+    format: Literal[3] = 3
     run: RunSection
     model: dict[str, Value]
     """The task's own table, every key of its struct present (`tasks.registry.task_of` decodes it)."""

@@ -12,6 +12,7 @@
 
 All but the last two are of the task causal-lm, transformers in Llama's form.
 
+Schedules are in tokens of the whole run: for 3 learners up to `tiny` and for images, 4 for `small`, 8 above.
 Momentum warm-up and schedule follow the expected number of merges per fragment: too long a warm-up or too
 much momentum is what makes short runs bad (measured: no warm-up costs 9 % of loss at the length of `tiny`).
 """
@@ -35,7 +36,7 @@ from p2pdiloco.errors import ConfigError
 MICRO = Manifest(
     run=RunSection(name="micro"),
     model=table(CausalLMSection(layers=2, heads=2, width=32, context_tokens=64)),
-    inner=InnerSection(learning_rate=3e-3, warmup_steps=10, schedule_steps=200, tokens_per_step=256),
+    inner=InnerSection(learning_rate=3e-3, warmup_tokens=7_680, schedule_tokens=153_600, tokens_per_step=256),
     sync=SyncSection(fragments=4, inner_steps=8, delay_steps=4),
     outer=OuterSection(momentum_warmup_merges=10),
     group=GroupSection(term_versions=8),
@@ -44,7 +45,9 @@ MICRO = Manifest(
 TINY = Manifest(
     run=RunSection(name="tiny"),
     model=table(CausalLMSection(layers=4, heads=4, width=128, context_tokens=128)),
-    inner=InnerSection(learning_rate=3e-3, warmup_steps=20, schedule_steps=700, tokens_per_step=1024),
+    inner=InnerSection(
+        learning_rate=3e-3, warmup_tokens=61_440, schedule_tokens=2_150_400, tokens_per_step=1024
+    ),
     sync=SyncSection(fragments=8, inner_steps=24, delay_steps=8),
     outer=OuterSection(momentum_warmup_merges=10),
     group=GroupSection(term_versions=8),
@@ -64,7 +67,9 @@ TINY_MOE = Manifest(
 SMALL = Manifest(
     run=RunSection(name="small"),
     model=table(CausalLMSection(layers=6, heads=6, width=384, context_tokens=256)),
-    inner=InnerSection(learning_rate=1e-3, warmup_steps=100, schedule_steps=5000, tokens_per_step=8192),
+    inner=InnerSection(
+        learning_rate=1e-3, warmup_tokens=3_000_000, schedule_tokens=160_000_000, tokens_per_step=8192
+    ),
     sync=SyncSection(fragments=12, inner_steps=48, delay_steps=6),
     outer=OuterSection(momentum_warmup_merges=20),
 )
@@ -72,7 +77,9 @@ SMALL = Manifest(
 GPT2 = Manifest(
     run=RunSection(name="gpt2"),
     model=table(CausalLMSection(layers=12, heads=12, width=768, context_tokens=1024, vocabulary=50257)),
-    inner=InnerSection(learning_rate=6e-4, warmup_steps=700, schedule_steps=50_000, tokens_per_step=65_536),
+    inner=InnerSection(
+        learning_rate=6e-4, warmup_tokens=370_000_000, schedule_tokens=26_000_000_000, tokens_per_step=65_536
+    ),
     sync=SyncSection(fragments=24, inner_steps=100, delay_steps=6),
     outer=OuterSection(momentum_warmup_merges=20),
 )
@@ -80,7 +87,9 @@ GPT2 = Manifest(
 GPT2_MEDIUM = Manifest(
     run=RunSection(name="350m"),
     model=table(CausalLMSection(layers=24, heads=16, width=1024, context_tokens=1024, vocabulary=50257)),
-    inner=InnerSection(learning_rate=3e-4, warmup_steps=700, schedule_steps=50_000, tokens_per_step=131_072),
+    inner=InnerSection(
+        learning_rate=3e-4, warmup_tokens=730_000_000, schedule_tokens=52_000_000_000, tokens_per_step=131_072
+    ),
     sync=SyncSection(fragments=24, inner_steps=100, delay_steps=6),
     outer=OuterSection(momentum_warmup_merges=20),
 )
@@ -99,7 +108,12 @@ LARGEST = Manifest(
             tied_head=False,
         )
     ),
-    inner=InnerSection(learning_rate=2e-4, warmup_steps=1000, schedule_steps=50_000, tokens_per_step=262_144),
+    inner=InnerSection(
+        learning_rate=2e-4,
+        warmup_tokens=2_100_000_000,
+        schedule_tokens=105_000_000_000,
+        tokens_per_step=262_144,
+    ),
     sync=SyncSection(fragments=48, inner_steps=100, delay_steps=6),
     outer=OuterSection(momentum_warmup_merges=20),
 )
@@ -110,7 +124,7 @@ DIGITS = Manifest(
         ImageSection(classes=10, image_pixels=8, channels=1, layers=2, width=64, heads=4, patch_pixels=2)
     ),
     data=DataSection(heldout_percent=20),
-    inner=InnerSection(learning_rate=2e-3, warmup_steps=10, schedule_steps=400, tokens_per_step=64),
+    inner=InnerSection(learning_rate=2e-3, warmup_tokens=1_920, schedule_tokens=76_800, tokens_per_step=64),
     sync=SyncSection(fragments=4, inner_steps=16, delay_steps=4),
     outer=OuterSection(momentum_warmup_merges=10),
     group=GroupSection(term_versions=8),
@@ -142,3 +156,10 @@ def for_run(preset: str, name: str, seed: int = 0) -> Manifest:
         raise ConfigError(f'there is no preset "{preset}"', hint=f"presets: {', '.join(PRESETS)}")
     run = msgspec.structs.replace(PRESETS[preset].run, name=name, seed=seed)
     return msgspec.structs.replace(PRESETS[preset], run=run)
+
+
+def with_schedule(manifest: Manifest, steps: int, learners: int) -> Manifest:
+    """With a learning rate schedule for so many learners that make so many inner steps each."""
+    inner = manifest.inner
+    tokens = max(steps * learners * inner.tokens_per_step, 2 * inner.warmup_tokens)
+    return msgspec.structs.replace(manifest, inner=msgspec.structs.replace(inner, schedule_tokens=tokens))

@@ -16,6 +16,7 @@ import torch
 from p2pdiloco.core.effects import CommitVersion
 from p2pdiloco.core.types import SignedVersion, Watermark
 from p2pdiloco.daemon.wire import StateHeader
+from p2pdiloco.learner.channel import BaseRef
 from p2pdiloco.ports import Buffer
 from p2pdiloco.tensors.exchange import Exchange
 from p2pdiloco.tensors.payload import Payload
@@ -91,10 +92,11 @@ class Compute:
         if own_merged:
             self.vault.commit_residual(header.fragment)
 
-    def post(self, fragment: int, buffer: int) -> int:
-        """Copy the committed Theta into a base buffer of the exchange; the version's number."""
+    def post(self, fragment: int, buffer: int) -> BaseRef:
+        """Copy the committed Theta into a base buffer of the exchange; which version it is."""
         self._exchange.base(fragment, buffer).copy_(self.vault.theta(fragment))
-        return self._committed[fragment][0].header.number
+        header = self._committed[fragment][0].header
+        return BaseRef(header.number, buffer, header.tokens)
 
     def pin(self, fragment: int) -> tuple[StateHeader, Pin]:
         """The committed state for a reader that takes its time."""

@@ -82,6 +82,11 @@ class LearnerLink:
         self._failed_starts = 0
         self._ready_s = 0.0
         self._every = 1
+        self.learners: Callable[[], int] = lambda: 1
+        """How many learners are known to train now, this one included."""
+        self._merged_together = 0
+        """Contributors of the version made last: in a run of many groups we hear of our neighbours only."""
+        self._said_learners = 1
         self.device = ""
         self.status: ch.Status | None = None
         self.fatal: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -101,14 +106,13 @@ class LearnerLink:
         """Start a learner from the vault's versions, with what its state file has (`learner.checkpoint`)."""
         self._life += 1
         self._slots = [Slot() for _ in self._slots]
-        numbers = [await self._compute.run(self._compute.post, f, 0) for f in range(len(self._slots))]
-        bases = [ch.BaseRef(number, 0) for number in numbers]
+        bases = [await self._compute.run(self._compute.post, f, 0) for f in range(len(self._slots))]
         path = self._state_path if self._state_path.exists() else None
         await self._host.start(bases, path, restore if path else ())
-        for fragment, number in enumerate(numbers):
-            self._post(ev.LearnerApplied(fragment, number, 0))
-        for fragment in range(len(self._slots)):
-            self._catch_up(fragment, numbers[fragment])
+        for fragment, base in enumerate(bases):
+            self._post(ev.LearnerApplied(fragment, base.number, 0))
+        for fragment, base in enumerate(bases):
+            self._catch_up(fragment, base.number)
 
     async def stop(self, timeout_s: float) -> bool:
         """Save and end the learner. Whether what it had at its end, not earlier, is on the disk, and nothing
@@ -177,6 +181,7 @@ class LearnerLink:
     def committed(self, effect: CommitVersion) -> bool:
         """A new version is being committed: the learner shall go over to it. Whether its copy is in it."""
         fragment = effect.version.header.fragment
+        self._merged_together = len(effect.version.header.contributors)
         slot = self._slots[fragment]
         merged = effect.merged_ticket is not None and effect.merged_ticket == slot.ticket
         mode: ch.InstallMode = "overwrite" if effect.overwrite else "merged" if merged else "rebase"
@@ -195,10 +200,10 @@ class LearnerLink:
 
     async def _install(self, fragment: int, life: int) -> None:
         buffer = 1 - self._slots[fragment].buffer
-        number = await self._compute.run(self._compute.post, fragment, buffer)
+        base = await self._compute.run(self._compute.post, fragment, buffer)
         mode = self._slots[fragment].installing
         if life == self._life and mode is not None:
-            self._host.send(ch.Install(fragment, number, buffer, mode))
+            self._host.send(ch.Install(fragment, base.number, buffer, mode, base.tokens))
             self._slots[fragment].sent = True
             if self._slots[fragment].wanted:
                 self._copy_out(fragment)
@@ -217,6 +222,8 @@ class LearnerLink:
                 self._ready, self._failed_starts, self.device = True, 0, event.device
                 self._ready_s = asyncio.get_running_loop().time()
                 self.ready.set()
+                self._said_learners = 1
+                self._count_learners()
                 if self._every > 1:
                     self._host.send(ch.TakePart(self._every))
                 for fragment in range(len(self._slots)):
@@ -241,6 +248,7 @@ class LearnerLink:
                 self.after_commit(event.fragment)
             case ch.Status():
                 self.status = event
+                self._count_learners()
                 self._post(self._core_status(event))
             case ch.Saved():
                 # The last answer, beyond those to regular saves, is the one to the end's.
@@ -261,6 +269,12 @@ class LearnerLink:
             status.step_time_s,
             status.loss,
         )
+
+    def _count_learners(self) -> None:
+        """Tell the learner how many there are, if that has changed: it reckons by it where the run is."""
+        count = max(1, self.learners(), self._merged_together)
+        if count != self._said_learners and self._host.send(ch.Learners(count)):
+            self._said_learners = count
 
     async def _encode(self, copied: ch.CopiedOut, life: int) -> None:
         """Encode what was copied out; an overwrite that the learner has not yet read makes the copy void."""

@@ -131,6 +131,8 @@ class Report:
             "",
             inner_step=status.inner_step,
             tokens_total=status.tokens_total,
+            run_tokens=status.run_tokens,
+            learning_rate=status.learning_rate,
             tokens_per_s=round(status.tokens_per_s, 1),
             step_time_s=round(status.step_time_s, 6),
             loss=status.loss,

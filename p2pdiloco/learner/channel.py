@@ -48,6 +48,8 @@ class BaseRef(Struct, frozen=True):
 
     number: int
     buffer: int
+    tokens: int = 0
+    """Merged into this version and all before it."""
 
 
 class LearnerOptions(Struct, frozen=True, kw_only=True):
@@ -92,6 +94,8 @@ class Install(Command, frozen=True):
     number: int
     buffer: int
     mode: InstallMode
+    tokens: int = 0
+    """As in `BaseRef`."""
 
 
 class CopyOut(Command, frozen=True):
@@ -112,6 +116,12 @@ class TakePart(Command, frozen=True):
     every: Annotated[int, Meta(ge=1)]
 
 
+class Learners(Command, frozen=True):
+    """So many learners train in this run now, as far as the daemon knows, this one included."""
+
+    count: Annotated[int, Meta(ge=1)]
+
+
 class Evaluate(Command, frozen=True):
     """Held-out loss of the global parameters (the current bases): `Evaluated` with the same tag."""
 
@@ -130,7 +140,7 @@ class Stop(Command, frozen=True):
     save_path: Path | None = None
 
 
-AnyCommand = Start | Install | CopyOut | FreeSlot | TakePart | Evaluate | Save | Stop
+AnyCommand = Start | Install | CopyOut | FreeSlot | TakePart | Learners | Evaluate | Save | Stop
 
 
 # --- events: learner to daemon -----------------------------------------------------------------------
@@ -200,6 +210,10 @@ class Status(Event, frozen=True):
     """CPU seconds of the learner process, all threads, since it started."""
     skipped_steps: int = 0
     """Inner steps skipped for a non-finite loss or gradient."""
+    run_tokens: int = 0
+    """Where the run is, for the schedule (`learner.schedule`): tokens that all learners have consumed."""
+    learning_rate: float = 0.0
+    """Of the last inner step."""
     deferred_copies: int = 0
     """How often a fragment was due while its slot was in use (counted once per due date)."""
 

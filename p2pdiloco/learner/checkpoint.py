@@ -26,7 +26,7 @@ from p2pdiloco.learner.fragments import Counters, Fragments
 from p2pdiloco.learner.loop import Training
 from p2pdiloco.learner.optim import moments, set_moments
 
-FORMAT = 1
+FORMAT = 2
 
 
 class LearnerMeta(Struct, frozen=True):
@@ -37,6 +37,8 @@ class LearnerMeta(Struct, frozen=True):
     """Digest of parameter names and shapes and of the number of fragments."""
     inner_step: int
     tokens_total: int
+    run_tokens: int
+    """Where the schedule was."""
     position: int
     """Samples taken from the data stream."""
     optimizer_steps: int
@@ -60,6 +62,7 @@ def save(path: Path, training: Training, fragments: Fragments) -> None:
         schema=_schema(training, fragments),
         inner_step=training.inner_step,
         tokens_total=training.tokens_total,
+        run_tokens=training.run_tokens,
         position=training.stream.position,
         optimizer_steps=optimizer_steps,
         counters=tuple(fragments.counters),
@@ -86,6 +89,8 @@ def restore(path: Path, modes: Sequence[RestoreMode], training: Training, fragme
     except (KeyError, ValueError) as error:
         raise StorageError(f"the learner state {path} is incomplete: {error}") from error
     training.inner_step, training.tokens_total = meta.inner_step, meta.tokens_total
+    training.run_is_at(meta.run_tokens)
+    training.optimizer_steps = meta.optimizer_steps
     training.stream.position = meta.position
     for index, mode in enumerate(modes):
         saved = meta.counters[index]

@@ -174,7 +174,13 @@ class Fragments:
             self._release(index)
             self.counters[index] = Counters()
         scatter(theta, self._layouts[index], self._params)
-        self.bases[index] = BaseRef(command.number, command.buffer)
+        self.bases[index] = BaseRef(command.number, command.buffer, command.tokens)
+
+    def run_tokens(self, learners: int) -> int:
+        """What the run has consumed, about: tokens in the bases, and our own unmerged ones times the number
+        of learners, since the others have as much that we do not see yet. Mean over fragments."""
+        unmerged = sum(counters.unmerged_tokens for counters in self.counters)
+        return (sum(base.tokens for base in self.bases) + learners * unmerged) // len(self)
 
     # --- displacements, for saving and restoring -------------------------------------------------
 

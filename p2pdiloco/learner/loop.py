@@ -15,7 +15,8 @@ from torch import nn
 
 from p2pdiloco.errors import P2PDilocoError, UserError
 from p2pdiloco.learner.device import autocast, micro_batch_tokens
-from p2pdiloco.learner.optim import clip, learning_rate, make_optimizer, set_learning_rate
+from p2pdiloco.learner.optim import clip, make_optimizer, set_learning_rate
+from p2pdiloco.learner.schedule import learning_rate
 from p2pdiloco.learner.stream import Stream
 from p2pdiloco.tasks.task import Samples, Task
 
@@ -66,6 +67,10 @@ class Training:
         self.stream = Stream(samples, task.manifest.run.seed, peer)
         self.inner_step = 0
         self.tokens_total = 0
+        self.run_tokens = 0
+        """Tokens that all learners of the run have consumed, as far as known: the schedule's clock."""
+        self.optimizer_steps = 0
+        """That the optimizer's moments are made of."""
         self.skipped_steps = 0
         self._skipped_in_a_row = 0
         self._samples = self.section.tokens_per_step // per_sample
@@ -78,7 +83,8 @@ class Training:
         Raises:
             TrainingDiverged: see there.
         """
-        set_learning_rate(self.optimizer, learning_rate(self.section, self.inner_step))
+        rate = learning_rate(self.section, self.run_tokens, self.optimizer_steps)
+        set_learning_rate(self.optimizer, rate)
         self.optimizer.zero_grad(set_to_none=True)
         batch = self.stream.take(self._samples)
         loss_sum = torch.zeros((), device=self.device)
@@ -93,13 +99,19 @@ class Training:
         tokens = self._update(math.isfinite(loss_value) and math.isfinite(norm_value))
         self.inner_step += 1
         self.tokens_total += tokens
+        self.run_tokens += tokens
         return StepReport(self.inner_step, loss_value, tokens)
+
+    def run_is_at(self, run_tokens: int) -> None:
+        """The run has consumed so many tokens; the schedule only goes forward."""
+        self.run_tokens = max(self.run_tokens, run_tokens)
 
     def _update(self, finite: bool) -> int:
         """Make the optimizer step, or skip it: a bad batch must not become a peer's parameters."""
         if finite:
             self._skipped_in_a_row = 0
             self.optimizer.step()
+            self.optimizer_steps += 1
             return self.section.tokens_per_step
         self.skipped_steps += 1
         self._skipped_in_a_row += 1

@@ -20,6 +20,7 @@ from p2pdiloco.learner.channel import (
     FreeSlot,
     Install,
     LearnerEnd,
+    Learners,
     Save,
     Saved,
     Status,
@@ -105,6 +106,7 @@ class Mailbox:
         self._next_step_s = clock()
         """Not before then, if steps have a least length."""
         self._next_status = clock()
+        self._learners = 1
         self.stopping = False
         """Set (by a signal handler, for instance) to end at the next boundary."""
 
@@ -121,6 +123,7 @@ class Mailbox:
             self._obey(command)
         if self.stopping:
             return False
+        self._training.run_is_at(self._fragments.run_tokens(self._learners))
         for copied in self._fragments.copy_due(self._training.inner_step):
             self._channel.emit(copied)
         if now >= self._next_status:
@@ -149,6 +152,8 @@ class Mailbox:
                 self._channel.emit(self._fragments.copy_out(fragment, self._training.inner_step))
             case FreeSlot(fragment):
                 self._fragments.free_slot(fragment)
+            case Learners(count):
+                self._learners = count
             case TakePart(every):
                 self._fragments.take_part(every)
             case Evaluate(tag):
@@ -193,5 +198,7 @@ class Mailbox:
             longest_gap_s=meter.take_longest_gap_s(),
             cpu_s=time.process_time(),
             skipped_steps=training.skipped_steps,
+            run_tokens=training.run_tokens,
+            learning_rate=training.optimizer.param_groups[0]["lr"],
             deferred_copies=self._fragments.deferred_copies,
         )

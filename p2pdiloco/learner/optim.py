@@ -1,11 +1,10 @@
-"""The inner optimizer: AdamW with linear warm-up and cosine decay to a floor.
+"""The inner optimizer: AdamW.
 
 Its moments belong to this learner alone; they are never averaged nor touched by an outer update.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import MutableMapping
 from typing import Any, Protocol
 
@@ -13,10 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from p2pdiloco.config.manifest import InnerSection
-
-FLOOR = 0.1
-"""The cosine ends at this share of the learning rate and stays there."""
-
 
 EPSILON = 1e-8
 
@@ -104,15 +99,6 @@ def make_optimizer(model: nn.Module, section: InnerSection) -> Optimizer:
     if parameters[0].device.type in ("cpu", "cuda"):
         return FusedAdamW(groups, section.learning_rate, betas)
     return torch.optim.AdamW(groups, lr=section.learning_rate, betas=betas, eps=EPSILON)
-
-
-def learning_rate(section: InnerSection, inner_step: int) -> float:
-    """Rate of the inner step with this number (the first is 0)."""
-    if inner_step < section.warmup_steps:
-        return section.learning_rate * (inner_step + 1) / section.warmup_steps
-    span = max(1, section.schedule_steps - section.warmup_steps)
-    progress = min(1.0, (inner_step - section.warmup_steps) / span)
-    return section.learning_rate * (FLOOR + (1 - FLOOR) * 0.5 * (1 + math.cos(math.pi * progress)))
 
 
 def set_learning_rate(optimizer: Optimizer, rate: float) -> None:

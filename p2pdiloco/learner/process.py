@@ -45,6 +45,7 @@ def run(channel: LearnerEnd, start: Start, exchange_fd: int) -> None:
     )
     fragments.scatter_bases(named_parameters(model))
     restored, note = _restore(start, training, fragments)
+    training.run_is_at(fragments.run_tokens(learners=1))
     mailbox = Mailbox(
         channel,
         training,

@@ -122,6 +122,9 @@ class Lockstep:
         for step in range(1, steps + 1):
             for learner in self._learners:
                 learner.step()
+            total = sum(learner.training.tokens_total for learner in self._learners)
+            for learner in self._learners:
+                learner.training.run_is_at(total)
             away = {a.learner for a in absences if a.covers(a.learner, step)}
             here = [learner for index, learner in enumerate(self._learners) if index not in away]
             for fragment in range(count):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from p2pdiloco.config import loader
-from p2pdiloco.config.manifest import Manifest, RunSection
+from p2pdiloco.config.manifest import FORMAT, Manifest, RunSection
 from p2pdiloco.config.strict import convert, read_toml
 from p2pdiloco.errors import ConfigError
 from p2pdiloco.tasks.registry import task_class, task_of
@@ -27,6 +27,13 @@ def load_manifest(path: Path) -> Manifest:
 
 def manifest_from_table(raw: Mapping[str, Any], label: str) -> Manifest:
     """The same from what a TOML file says; `label` (the file's name) opens every sentence."""
+    written = raw.get("format", FORMAT)
+    if isinstance(written, int) and written != FORMAT:
+        # First, since what its keys would be refused for is a consequence of it.
+        raise ConfigError(
+            f"{label}: format must be {FORMAT}, it is {written}",
+            "the file is of another version of p2pdiloco; `p2pdiloco run new` writes one for this version",
+        )
     run = raw.get("run")
     given = run if isinstance(run, Mapping) else {}
     name, package = given.get("task", _NO_TASK.task), given.get("task_package", "")

@@ -72,9 +72,9 @@ REPLACED = [
         "inner.tokens_per_step must be a multiple of model.context_tokens (128), it is 1000",
     ),
     (
-        "warmup_steps = 20",
-        "warmup_steps = 700",
-        "inner.warmup_steps must be below inner.schedule_steps (700), it is 700",
+        "warmup_tokens = 61440",
+        "warmup_tokens = 2150400",
+        "inner.warmup_tokens must be below inner.schedule_tokens (2150400), it is 2150400",
     ),
     ("quorum = 1", "quorum = 17", "sync.quorum must be at most group.size (16), it is 17"),
     (
@@ -111,7 +111,7 @@ REPLACED = [
     ),
     ("delay_steps = 8", "delay = 8", 'there is no key "sync.delay"'),
     ("[codec]", "[codecs]", 'there is no table "codecs"'),
-    ("format = 2", "format = 1", "format must be 2, it is 1"),
+    ("format = 3", "format = 2", "format must be 3, it is 2"),
     ("seed = 0", "seed = ", "line 12 is not valid TOML"),
     ("seed = 0", "seed = 0\nseed = 1", "line 13 is not valid TOML"),
 ]

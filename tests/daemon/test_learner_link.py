@@ -33,13 +33,13 @@ class PaperCompute:
 
     async def run(self, job: Callable[..., Any], *arguments: Any) -> Any:
         await self.gate.wait()
-        return 5
+        return ch.BaseRef(5, arguments[1], 700)
 
     def post(self) -> None: ...
 
 
 def commit(merged_ticket: int | None) -> Any:
-    header = SimpleNamespace(fragment=0)
+    header = SimpleNamespace(fragment=0, contributors=(1, 2, 3))
     return SimpleNamespace(
         version=SimpleNamespace(header=header), merged_ticket=merged_ticket, overwrite=False
     )
@@ -84,7 +84,7 @@ def test_a_closing_call_waits_for_the_version_that_makes_room() -> None:
         assert host.commands == [ch.CopyOut(0)], "not before the version"
         compute.gate.set()
         await asyncio.gather(*tasks)
-        assert host.commands[1:] == [ch.Install(0, 5, 1, "rebase"), ch.CopyOut(0)]
+        assert host.commands[1:] == [ch.Install(0, 5, 1, "rebase", 700), ch.CopyOut(0)]
 
         # Asked a moment too early: the two crossed, and the learner is asked again.
         tell(ch.NothingToCopy(0, True))
@@ -93,5 +93,13 @@ def test_a_closing_call_waits_for_the_version_that_makes_room() -> None:
         assert host.commands[-1] == ch.CopyOut(0) and len(host.commands) == 4
         tell(ch.NothingToCopy(0, False))
         assert posted[-1] == ev.NothingToContribute(0), "no inner step since: that is a pass"
+
+        # Where the run is depends on how many train: told when it changes.
+        for _ in range(2):
+            tell(ch.Status(1, 256, 1.0, 0.01, 5.0, 0.01, 0.0))
+        assert host.commands[4:] == [ch.Learners(3)]
+        link.learners = lambda: 5
+        tell(ch.Status(1, 256, 1.0, 0.01, 5.0, 0.01, 0.0))
+        assert host.commands[5:] == [ch.Learners(5)]
 
     asyncio.run(main())

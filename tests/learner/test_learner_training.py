@@ -19,6 +19,7 @@ from p2pdiloco.learner.channel import (
     Evaluate,
     Evaluated,
     Install,
+    Learners,
     NothingToCopy,
     Save,
     Saved,
@@ -27,7 +28,8 @@ from p2pdiloco.learner.channel import (
 )
 from p2pdiloco.learner.loop import MAX_SKIPPED_IN_A_ROW, Training, TrainingDiverged, train
 from p2pdiloco.learner.mailbox import Mailbox
-from p2pdiloco.learner.optim import learning_rate, make_optimizer, set_learning_rate
+from p2pdiloco.learner.optim import make_optimizer, set_learning_rate
+from p2pdiloco.learner.schedule import learning_rate
 from p2pdiloco.tasks.transformer import generate
 
 
@@ -60,10 +62,36 @@ def test_micro_batches_add_up_to_the_same_step():
 
 
 def test_learning_rate_warms_up_and_falls_to_its_floor():
-    rates = [learning_rate(MICRO.inner, step) for step in range(400)]
-    assert rates[0] == pytest.approx(3e-4)
-    assert max(rates) == rates[9] == 3e-3
+    tokens = range(0, 400 * 3 * 256, 3 * 256)  # three learners
+    rates = [learning_rate(MICRO.inner, at, optimizer_steps=100) for at in tokens]
+    assert rates[0] == pytest.approx(1e-4)
+    assert max(rates) == rates[10] == 3e-3
     assert rates[200:] == pytest.approx([3e-4] * 200)
+    fresh = [learning_rate(MICRO.inner, 300_000, step) for step in range(30)]
+    assert fresh[:2] == pytest.approx([3e-4 / 20, 3e-4 / 10]) and fresh[19:] == pytest.approx([3e-4] * 11)
+
+
+def test_the_schedule_is_at_the_runs_place_never_goes_back_and_survives_a_restart(tmp_path, bench):
+    training, mailbox = bench.training, bench.mailbox
+    mailbox.boundary(training.step())
+    assert training.run_tokens == 256, "alone it goes by its own count"
+    bench.post(Learners(4))
+    mailbox.boundary(training.step())
+    assert training.run_tokens == 4 * 2 * 256, "the others have as much of their own"
+    for fragment in range(4):
+        bench.post(Install(fragment, 9, 1, "rebase", tokens=60_000))
+    bench.post(Learners(1))
+    mailbox.boundary(training.step())
+    assert training.run_tokens == 60_000 + 3 * 256
+    training.step()
+    assert bench.mailbox._status().learning_rate == learning_rate(MICRO.inner, 60_000 + 3 * 256, 3)
+    path = tmp_path / "state"
+    checkpoint.save(path, training, bench.fragments)
+    other = Bench()
+    checkpoint.restore(path, [], other.training, other.fragments)
+    other.mailbox.boundary(other.training.step())
+    assert other.training.run_tokens == 60_000 + 5 * 256
+    other.close()
 
 
 def test_non_finite_steps_are_skipped_counted_and_in_the_end_fatal(bench):

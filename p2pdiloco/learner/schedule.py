@@ -1,0 +1,30 @@
+"""The learning rate, by the tokens that the run has consumed: the same for all, whenever they came.
+
+Nobody counts those tokens exactly at any moment. What is merged is known from the versions; to it a learner
+adds its own unmerged tokens, times the number of learners (`Fragments.run_tokens`). Alone, or as long as it
+hears nothing, it goes on by its own count (`Training.run_tokens`), and never back.
+"""
+
+from __future__ import annotations
+
+import math
+
+from p2pdiloco.config.manifest import InnerSection
+
+FLOOR = 0.1
+"""The cosine ends at this share of the learning rate and stays there."""
+
+
+def learning_rate(section: InnerSection, run_tokens: int, optimizer_steps: int) -> float:
+    """Rate of an inner step before which the run has consumed `run_tokens`, with moments of so many steps.
+
+    Linear warm-up, cosine decay to a floor; fresh moments warm up too, at any point of the schedule."""
+    ramp = 1.0
+    if run_tokens < section.warmup_tokens:
+        ramp = min(1.0, (run_tokens + section.tokens_per_step) / section.warmup_tokens)
+    if optimizer_steps < section.fresh_warmup_steps:
+        ramp = min(ramp, (optimizer_steps + 1) / section.fresh_warmup_steps)
+    span = section.schedule_tokens - section.warmup_tokens
+    progress = min(1.0, max(0, run_tokens - section.warmup_tokens) / span)
+    cosine = FLOOR + (1 - FLOOR) * 0.5 * (1 + math.cos(math.pi * progress))
+    return section.learning_rate * ramp * cosine
