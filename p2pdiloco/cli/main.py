@@ -18,6 +18,7 @@ from p2pdiloco import __version__
 from p2pdiloco.cli.commands import bootstrap, chaos, demo, node, status
 from p2pdiloco.cli.options import known_variables
 from p2pdiloco.cli.plan import plan
+from p2pdiloco.cli.results import checkpoint, evaluate, export, generate
 from p2pdiloco.cli.runs import run_group
 from p2pdiloco.cli.simulate import simulate
 from p2pdiloco.config.settings import check_environment
@@ -35,6 +36,8 @@ def cli() -> None:
 
 
 for command in (run_group, plan, bootstrap, node, status, demo, chaos, simulate):
+    cli.add_command(command)
+for command in (export, generate, evaluate, checkpoint):
     cli.add_command(command)
 
 

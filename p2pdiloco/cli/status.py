@@ -70,15 +70,23 @@ class Search:
         Raises:
             UserError: several runs fit.
         """
+        return (await self.reports(transport, enough=1))[0]
+
+    async def reports(self, transport: Transport, enough: int = MAX_ASKED) -> list[StatusReport]:
+        """Answers of so many members, or of all that can be asked; at least one. Settled ones come first.
+
+        Raises:
+            UserError: several runs fit.
+        """
         while True:
             found = await known_runs(transport)
             self._listed = sorted(f"{summary.name} ({summary.run[:12]})" for summary, _ in found.values())
             chosen = choose_run(found, self._wanted)
             if chosen is not None:
                 self._run = chosen[0]
-                answer = await self._ask_members(transport, chosen[0].run)
-                if answer is not None:
-                    return answer
+                answers = await self._ask_members(transport, chosen[0].run, enough)
+                if answers:
+                    return answers
             await asyncio.sleep(PAUSE_S)
 
     def failure(self, waited_s: float) -> UserError:
@@ -99,9 +107,10 @@ class Search:
             "a bootstrap serves one with --run run.toml; a slow network needs a larger --timeout-s",
         )
 
-    async def _ask_members(self, transport: Transport, run: str) -> StatusReport | None:
-        """The first answer of a settled member, else that of any member, else None."""
-        fallback = None
+    async def _ask_members(self, transport: Transport, run: str, enough: int) -> list[StatusReport]:
+        """Answers, until so many are of settled members; those come first."""
+        settled: list[StatusReport] = []
+        others: list[StatusReport] = []
         addresses = await self._members(transport, run)
         for peer in [*self._joined, *(peer for peer in addresses if peer not in self._joined)][:MAX_ASKED]:
             try:
@@ -111,10 +120,10 @@ class Search:
             except (RemoteError, TransportError) as error:
                 self._refusals[peer] = str(error)[:120]
                 continue
-            if answer.state in SETTLED:
-                return answer
-            fallback = fallback or answer
-        return fallback
+            (settled if answer.state in SETTLED else others).append(answer)
+            if len(settled) == enough:
+                break
+        return settled + others
 
     async def _members(self, transport: Transport, run: str) -> dict[str, tuple[str, ...]]:
         """Peer id -> addresses, of those with a presence record that we understand; newest start first."""

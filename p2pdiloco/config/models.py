@@ -46,6 +46,7 @@ class CausalLMSection(ModelSection, frozen=True, kw_only=True):
         "vocabulary": "Token ids; 256 is raw bytes.",
         "tied_head": "Whether the output head is the token embedding.",
         "rope_base": "Base of the rotary positions' frequencies.",
+        "norm_epsilon": "What the norms add to the mean square.",
         "experts": "Feed-forward parts per block, of which each token uses some; 0: one, dense.",
         "experts_per_token": "How many of them a token uses.",
         "balance_weight": "Weight of the loss that spreads tokens evenly over experts.",
@@ -59,6 +60,7 @@ class CausalLMSection(ModelSection, frozen=True, kw_only=True):
     vocabulary: Annotated[int, Meta(ge=2, le=1 << 20)] = BYTE_VALUES
     tied_head: bool = True
     rope_base: Annotated[float, Meta(ge=1, le=1e9)] = 10_000.0
+    norm_epsilon: Annotated[float, Meta(gt=0, le=0.1)] = 1e-6
     experts: Annotated[int, Meta(ge=0, le=1024)] = 0
     experts_per_token: Annotated[int, Meta(ge=1, le=64)] = 2
     balance_weight: Annotated[float, Meta(ge=0, le=10)] = 0.01

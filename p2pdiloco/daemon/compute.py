@@ -16,6 +16,7 @@ import torch
 from p2pdiloco.core.effects import CommitVersion
 from p2pdiloco.core.types import SignedVersion, Watermark
 from p2pdiloco.daemon.wire import StateHeader
+from p2pdiloco.errors import invariant
 from p2pdiloco.learner.channel import BaseRef
 from p2pdiloco.ports import Buffer
 from p2pdiloco.tensors.exchange import Exchange
@@ -29,15 +30,22 @@ T = TypeVar("T")
 class Compute:
     """Vault and exchange behind one thread. Methods without `async` are the jobs, run in that thread."""
 
-    def __init__(self, vault: Vault, exchange: Exchange) -> None:
+    def __init__(self, vault: Vault, exchange: Exchange | None) -> None:
+        """Without an exchange there is no learner: states are copied only."""
         self.vault = vault
-        self._exchange = exchange
+        self._given = exchange
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="tensors")
         self._committed: dict[int, tuple[SignedVersion, tuple[Watermark, ...]]] = {}
 
     async def run(self, job: Callable[..., T], *arguments: object) -> T:
         """Post a job; its result, or its exception."""
         return await asyncio.get_running_loop().run_in_executor(self._executor, job, *arguments)
+
+    @property
+    def _exchange(self) -> Exchange:
+        invariant(self._given is not None, "there is no learner to exchange anything with")
+        assert self._given is not None
+        return self._given
 
     def close(self) -> None:
         """End the thread when its jobs are done."""

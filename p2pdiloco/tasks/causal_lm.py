@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import TYPE_CHECKING, ClassVar
 
@@ -136,6 +137,19 @@ class CausalLM(Task):
         (windows,) = batch
         logits, balance = model(windows[:, :-1])
         return functional.cross_entropy(logits.float().flatten(0, 1), windows[:, 1:].flatten()), balance
+
+    def written(self, model: nn.Module, prompt: str, tokens: int, temperature: float, seed: int) -> str:
+        from p2pdiloco.tasks.transformer import generate
+
+        section = self.section
+        made = generate(model, prompt.encode(), tokens, section.context_tokens, temperature, seed)
+        return made.decode(errors="replace")
+
+    def hub_files(self) -> dict[str, bytes]:
+        from p2pdiloco.tasks.hub_form import byte_tokenizer, llama_config
+
+        config = json.dumps(llama_config(self.section), indent=2).encode()
+        return {"config.json": config} | byte_tokenizer(self.section.context_tokens)
 
     def sample(self, model: nn.Module) -> str:
         from p2pdiloco.tasks.transformer import generate

@@ -113,3 +113,15 @@ class Task(ABC):
     def sample(self, model: nn.Module) -> str | None:
         """Something for people to look at, if there is such a thing."""
         return None
+
+    def written(
+        self, model: nn.Module, prompt: str, tokens: int, temperature: float, seed: int
+    ) -> str | None:
+        """What the model writes behind a prompt (temperature 0: always the likeliest token); None: this is no
+        model that writes."""
+        return None
+
+    def hub_files(self) -> dict[str, bytes] | None:
+        """config.json, and whatever else beside the parameters `transformers` needs to load the model; None:
+        it knows no such model."""
+        return None

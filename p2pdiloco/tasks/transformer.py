@@ -13,8 +13,6 @@ from torch.nn import functional
 
 from p2pdiloco.config.models import BYTE_VALUES, CausalLMSection
 
-NORM_EPSILON = 1e-6
-
 
 class Transformer(nn.Module):
     """Token ids (batch, length <= context) to logits (batch, length, vocabulary), and the mean of the blocks'
@@ -40,7 +38,7 @@ class Body(nn.Module):
         super().__init__()
         self.embed_tokens = nn.Embedding(section.vocabulary, section.width)
         self.layers = nn.ModuleList(Block(section) for _ in range(section.layers))
-        self.norm = RMSNorm(section.width)
+        self.norm = RMSNorm(section.width, section.norm_epsilon)
         # Not parameters, and not persistent: every process computes its own.
         tables = rotary_tables(section.context_tokens, section.head_width, section.rope_base)
         for name, table in tables.items():
@@ -62,9 +60,9 @@ class Block(nn.Module):
 
     def __init__(self, section: CausalLMSection) -> None:
         super().__init__()
-        self.input_layernorm = RMSNorm(section.width)
+        self.input_layernorm = RMSNorm(section.width, section.norm_epsilon)
         self.self_attn = Attention(section)
-        self.post_attention_layernorm = RMSNorm(section.width)
+        self.post_attention_layernorm = RMSNorm(section.width, section.norm_epsilon)
         if section.experts:
             self.block_sparse_moe = Experts(section)
         else:
@@ -167,12 +165,13 @@ class Experts(nn.Module):
 class RMSNorm(nn.Module):
     """x / sqrt(mean(x^2) + eps) * weight, in fp32 under autocast too."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, epsilon: float) -> None:
         super().__init__()
+        self._epsilon = epsilon
         self.weight = nn.Parameter(torch.ones(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        return functional.rms_norm(x.float(), self.weight.shape, self.weight, eps=NORM_EPSILON)
+        return functional.rms_norm(x.float(), self.weight.shape, self.weight, eps=self._epsilon)
 
 
 def rotary_tables(context_tokens: int, head_width: int, base: float) -> dict[str, Tensor]:

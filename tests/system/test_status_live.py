@@ -1,4 +1,4 @@
-"""`p2pdiloco status` against a real bootstrap and a real node."""
+"""`p2pdiloco status` and `p2pdiloco checkpoint` against a real bootstrap and a real node."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import json
 
 import pytest
 from system_kit import Daemon, Swarm
+
+from p2pdiloco.daemon.theta import load_theta, theta_on_disk
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
 
@@ -38,3 +40,18 @@ def test_status_of_a_living_run(visited_swarm: Swarm) -> None:
     )
     assert unknown.returncode == 2 and 'the peers know no run "nope"' in unknown.stderr
     assert "they know: test (" in unknown.stderr and "Traceback" not in unknown.stderr
+
+    # The result, from the live run, and from what the node leaves behind.
+    saved = visited_swarm.folder / "theta.safetensors"
+    asked = visited_swarm.command("checkpoint", "--join", _address(bootstrap), "--out", str(saved))
+    assert asked.returncode == 0 and "saved run test (" in asked.stderr, asked.stderr
+    live = load_theta(saved)
+    numbers = [label.number for label in live.labels]
+    heads = node.heads()
+    held = {f: heads.get((f, n), "") for f, n in enumerate(numbers) if n}
+    assert all(live.labels[f].digest.startswith(digest) and digest for f, digest in held.items()), held
+    node.terminate()
+    after = theta_on_disk(node.data_dir, "test")
+    assert (
+        all(b.number >= a for a, b in zip(numbers, after.labels, strict=True)) and after.merges > live.merges
+    )

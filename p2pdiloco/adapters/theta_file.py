@@ -1,0 +1,156 @@
+"""Checkpoints of the global parameters: one safetensors file, in which every parameter has its own name.
+
+Any program that reads safetensors reads it, and `transformers` takes it for the weights of a model. What
+`p2pdiloco` adds is one entry of the metadata: the signed manifest, the versions of the fragments, and a
+SHA-256 over names, shapes and bytes. Nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+import numpy as np
+import safetensors
+from msgspec import Meta, Struct
+from numpy.typing import NDArray
+
+from p2pdiloco.adapters.files import Files
+from p2pdiloco.config.signing import SignedManifest, decode_signed, encode_signed
+from p2pdiloco.errors import RemoteError, StorageError
+from p2pdiloco.ports import Buffer
+
+KEY = "p2pdiloco"
+MAX_FRAGMENTS = 1024
+Arrays = dict[str, NDArray[np.float32]]
+Hex = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
+
+
+class Label(Struct, frozen=True, forbid_unknown_fields=True):
+    """Which version of a fragment is in the file."""
+
+    number: Annotated[int, Meta(ge=0)]
+    digest: Hex
+    """Of the version's header, which names its whole history."""
+    tokens: Annotated[int, Meta(ge=0)]
+    """Merged into it, all in all."""
+
+
+class ThetaFile(Struct, frozen=True):
+    """What is in such a file."""
+
+    signed: SignedManifest
+    labels: tuple[Label, ...]
+    """Of the fragments, by index."""
+    parameters: Arrays
+
+
+class _Entry(Struct, frozen=True, forbid_unknown_fields=True):
+    format: Literal[1]
+    manifest: str
+    fragments: Annotated[tuple[Label, ...], Meta(max_length=MAX_FRAGMENTS)]
+    sha256: Hex
+
+
+class _Header(Struct, frozen=True):
+    metadata: dict[str, str] = msgspec.field(name="__metadata__", default_factory=dict)
+
+
+def checksum(parameters: Mapping[str, NDArray[Any]]) -> str:
+    """SHA-256 over names, shapes and bytes (little-endian, in the order of the names), as hexadecimal."""
+    digest = hashlib.sha256()
+    for name in sorted(parameters):
+        array = parameters[name]
+        digest.update(msgspec.msgpack.encode((name, array.shape, array.dtype.str)))
+        digest.update(_bytes(array))
+    return digest.hexdigest()
+
+
+def save_theta_file(path: Path, content: ThetaFile) -> None:
+    """Write it, atomically and durably. Raises: StorageError."""
+    entry = _Entry(
+        1,
+        base64.b64encode(encode_signed(content.signed)).decode(),
+        content.labels,
+        checksum(content.parameters),
+    )
+    save_tensors(path, content.parameters, {KEY: msgspec.json.encode(entry).decode()})
+
+
+def save_tensors(path: Path, parameters: Arrays, metadata: Mapping[str, str]) -> None:
+    """A safetensors file of fp32 arrays, without a second copy of them. Raises: StorageError."""
+    # transformers asks for the entry "format".
+    header: dict[str, Any] = {"__metadata__": {"format": "pt", **metadata}}
+    chunks: list[Buffer] = []
+    at = 0
+    for name, array in parameters.items():
+        content = _bytes(array)
+        header[name] = {"dtype": "F32", "shape": array.shape, "data_offsets": [at, at + content.nbytes]}
+        chunks.append(content)
+        at += content.nbytes
+    encoded = msgspec.json.encode(header)
+    encoded += b" " * (-len(encoded) % 8)
+    Files().save(path, [len(encoded).to_bytes(8, "little") + encoded, *chunks], durable=True)
+
+
+def load_theta_file(path: Path) -> ThetaFile:
+    """Read and check it.
+
+    Raises:
+        StorageError: there is no such file, or it is not what was saved.
+    """
+    parameters, metadata = load_tensors(path)
+    if KEY not in metadata:
+        raise StorageError(f"{path} is no checkpoint of a p2pdiloco run", "run new --from takes other models")
+    try:
+        entry = msgspec.json.decode(metadata[KEY], type=_Entry)
+        signed = decode_signed(base64.b64decode(entry.manifest, validate=True))
+    except (msgspec.MsgspecError, RemoteError, binascii.Error, RecursionError) as error:
+        raise StorageError(f"{path} is damaged: its label is not readable ({error})") from error
+    if checksum(parameters) != entry.sha256:
+        raise StorageError(f"{path} is damaged: the checksum does not match")
+    return ThetaFile(signed, entry.fragments, parameters)
+
+
+def load_tensors(path: Path) -> tuple[Arrays, dict[str, str]]:
+    """Every tensor of a safetensors file as fp32, and its metadata.
+
+    Raises:
+        StorageError: there is no such file, it is none, or it has tensors that are no floats.
+    """
+    try:
+        content = path.read_bytes()
+        data: list[tuple[str, dict[str, Any]]] = safetensors.deserialize(content)  # type: ignore[no-untyped-call]
+        header = msgspec.json.decode(content[8 : 8 + int.from_bytes(content[:8], "little")], type=_Header)
+    except OSError as error:
+        raise StorageError(f"{path} cannot be read: {error.strerror}") from error
+    except (safetensors.SafetensorError, msgspec.MsgspecError) as error:
+        raise StorageError(f"{path} cannot be read as safetensors: {error}") from error
+    parameters = {}
+    for name, tensor in data:
+        parameters[name] = _fp32(path, name, tensor)
+    return parameters, header.metadata
+
+
+def _fp32(path: Path, name: str, tensor: dict[str, Any]) -> NDArray[np.float32]:
+    kind, raw = tensor["dtype"], tensor["data"]
+    if kind in ("F32", "float32"):
+        flat = np.frombuffer(raw, dtype="<f4")
+    elif kind in ("F16", "float16"):
+        flat = np.frombuffer(raw, dtype="<f2").astype(np.float32)
+    elif kind in ("BF16", "bfloat16"):
+        flat = (np.frombuffer(raw, dtype="<u2").astype(np.uint32) << 16).view(np.float32)
+    else:
+        raise StorageError(f"{path}: {name} is of type {kind}: only F32, F16 and BF16 are read")
+    return flat.reshape(tensor["shape"])
+
+
+def _bytes(array: NDArray[Any]) -> memoryview:
+    flat = np.ascontiguousarray(array).reshape(-1)
+    return memoryview(flat.view(np.uint8)) if math.prod(array.shape) else memoryview(b"")

@@ -1,0 +1,154 @@
+"""The commands for whoever wants the result of a run: export, generate, eval, checkpoint.
+
+All take the global parameters from a live run, a node's folder or a checkpoint file (`cli.theta`).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from p2pdiloco.cli.options import FILE
+from p2pdiloco.cli.theta import read_theta, source_options
+from p2pdiloco.errors import StorageError, UserError
+
+if TYPE_CHECKING:
+    from p2pdiloco.daemon.theta import Theta
+
+DEVICE = click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:N or mps.")
+WEIGHTS, DESCRIPTION = "model.safetensors", "run.json"
+
+
+@click.command("export")
+@source_options
+@click.option("--out", type=FILE, required=True, metavar="FOLDER", help="Folder to write, made if missing.")
+@click.option("--force", is_flag=True, help="Also into a folder in which there is something.")
+def export(out: Path, force: bool, **source: Any) -> None:
+    """Write the global parameters as a folder that Hugging Face's transformers loads.
+
+    Models of causal-lm load as LlamaForCausalLM or, with experts, MixtralForCausalLM. Of other tasks the
+    folder has the parameters and the run's [model] table.
+    """
+    theta = read_theta(**source)
+    files = theta.task().hub_files()
+    _make_folder(out, force)
+    # The label stays in: generate, eval and `run new --from` read the exported file too.
+    theta.save(out / WEIGHTS)
+    described = {"run": theta.manifest.run.name, "run_id": theta.run, "task": theta.manifest.run.task}
+    described |= {"model": theta.manifest.model}
+    for name, content in {**(files or {}), DESCRIPTION: json.dumps(described, indent=2).encode()}.items():
+        _write(out / name, content)
+    click.echo(out)
+    click.echo(f"exported {theta.words()}", err=True)
+    if files is None:
+        words = f"parameters by name in {WEIGHTS}, the model's table in {DESCRIPTION}"
+        click.echo(f"{theta.manifest.run.task} is no model that transformers knows: {words}", err=True)
+    else:
+        click.echo(f'load it: transformers.AutoModelForCausalLM.from_pretrained("{out}")', err=True)
+
+
+@click.command("generate")
+@source_options
+@click.option("--prompt", default="\n", help="Text to go on with; - reads it from the input.")
+@click.option(
+    "--tokens", type=click.IntRange(1, 1 << 20), default=200, show_default=True, help="So many more."
+)
+@click.option(
+    "--temperature",
+    type=click.FloatRange(0, 100),
+    default=0.8,
+    show_default=True,
+    help="0: always the likeliest.",
+)
+@click.option("--seed", type=click.IntRange(min=0, max=1 << 53), default=0, help="Of the choices.")
+@DEVICE
+def generate(prompt: str, tokens: int, temperature: float, seed: int, device: str, **source: Any) -> None:
+    """Let the model go on with a text."""
+    text = sys.stdin.read() if prompt == "-" else prompt
+    theta = read_theta(**source)
+    click.echo(theta.words(), err=True)
+    from p2pdiloco.learner.device import choose_device, configure
+
+    chosen = choose_device(device)
+    configure(chosen, 0)
+    written = theta.task().written(theta.model(chosen).eval(), text, tokens, temperature, seed)
+    if written is None:
+        raise UserError(f"the task {theta.manifest.run.task} writes no text", "p2pdiloco eval measures it")
+    click.echo(text + written)
+
+
+@click.command("eval")
+@source_options
+@click.option("--data", type=FILE, help='Text file or folder, for runs whose data.source is "files".')
+@click.option(
+    "--tokens",
+    type=click.IntRange(1, 1 << 40),
+    default=16_384,
+    show_default=True,
+    help="Held-out tokens (or images) to measure on, evenly spread; at most as many as there are.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@DEVICE
+def evaluate(data: Path | None, tokens: int, as_json: bool, device: str, **source: Any) -> None:
+    """Measure the global parameters on data that nobody trains on."""
+    theta = read_theta(**source)
+    found = figures(theta, data, tokens, device)
+    if as_json:
+        click.echo(json.dumps(found))
+        return
+    click.echo(theta.words(), err=True)
+    others = "".join(f", {name} {value:.4f}" for name, value in found["metrics"].items())
+    click.echo(f"held-out loss {found['loss']:.4f} over {found['tokens']} tokens{others}")
+
+
+def figures(theta: Theta, data: Path | None, tokens: int, device: str) -> dict[str, Any]:
+    """Held-out loss and metrics of the parameters, and which ones they are. Raises: UserError."""
+    from p2pdiloco.learner.device import choose_device, configure
+    from p2pdiloco.learner.evaluate import evaluate as measured
+    from p2pdiloco.learner.evaluate import heldout_batch
+
+    chosen = choose_device(device)
+    configure(chosen, 0)
+    task = theta.task()
+    samples = task.load_data(str(data) if data is not None else None).heldout
+    found = measured(task, theta.model(chosen).eval(), heldout_batch(task, samples, tokens))
+    return {
+        "run": theta.manifest.run.name,
+        "run_id": theta.run,
+        "versions": [label.number for label in theta.labels],
+        "merged_tokens": theta.tokens,
+        "loss": found.loss,
+        "tokens": found.tokens,
+        "metrics": found.metrics,
+    }
+
+
+@click.command("checkpoint")
+@source_options
+@click.option("--out", type=FILE, required=True, metavar="FILE", help="File to write (safetensors).")
+def checkpoint(out: Path, **source: Any) -> None:
+    """Write the global parameters and which versions they are as one safetensors file."""
+    theta = read_theta(**source)
+    theta.save(out)
+    click.echo(out)
+    click.echo(f"saved {theta.words()}", err=True)
+
+
+def _make_folder(folder: Path, force: bool) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()) and not force:
+            raise UserError(f"{folder} is not empty", "--force writes into it, --out FOLDER elsewhere")
+    except OSError as error:
+        raise StorageError(f"cannot write into {folder}: {error.strerror}") from error
+
+
+def _write(path: Path, content: bytes) -> None:
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        raise StorageError(f"cannot write {path}: {error.strerror}") from error

@@ -1,0 +1,74 @@
+"""Where export, generate, eval and checkpoint take the global parameters from: the same flags for all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from p2pdiloco.cli.options import FILE, WORDS
+from p2pdiloco.config.settings import check_peer_address
+from p2pdiloco.errors import UserError
+
+if TYPE_CHECKING:
+    from p2pdiloco.daemon.theta import Theta
+
+_HINT = "--join ADDRESS (a live run), --data-dir DIR (of a node that has ended), or --checkpoint FILE"
+
+
+def source_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The flags of a source."""
+    options = (
+        click.option(
+            "--join",
+            multiple=True,
+            type=WORDS,
+            metavar="MULTIADDR",
+            help="Take the parameters from a live run: address of a bootstrap or any of its nodes.",
+        ),
+        click.option("--data-dir", type=FILE, help="From the folder of a node that has ended."),
+        click.option("--checkpoint", type=FILE, help="From a checkpoint file."),
+        click.option(
+            "--run", metavar="NAME", default="", help="Name or id of the run, if there are several."
+        ),
+        click.option(
+            "--timeout-s",
+            type=click.FloatRange(min=0.1, max=1e6),
+            default=600.0,
+            show_default=True,
+            help="Give a live run up after so long.",
+        ),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def read_theta(
+    join: tuple[str, ...], data_dir: Path | None, checkpoint: Path | None, run: str, timeout_s: float
+) -> Theta:
+    """The global parameters from the one source that is given.
+
+    Raises:
+        UserError: none or several are given, or it is not to be had.
+    """
+    given = sum(map(bool, (join, data_dir, checkpoint)))
+    if given != 1:
+        raise UserError(f"{given or 'no'} sources of the parameters are given, one is needed", _HINT)
+    if join:
+        for address in join:
+            check_peer_address(address)
+        from p2pdiloco.cli.theta_live import theta_of_run
+
+        return theta_of_run(join, run, timeout_s)
+    from p2pdiloco.daemon.theta import load_theta, theta_on_disk
+
+    if data_dir is not None:
+        return theta_on_disk(data_dir.expanduser(), run)
+    assert checkpoint is not None
+    theta = load_theta(checkpoint)
+    if run and run != theta.manifest.run.name and not theta.run.startswith(run):
+        raise UserError(f"{checkpoint} is of {theta.words()}, not of {run}")
+    return theta

@@ -1,0 +1,164 @@
+"""The global parameters of a live run, copied by somebody who only asks.
+
+Every fragment comes from a member that says that it holds the newest version, in pieces also from others
+that hold the same one, with the code by which newcomers copy (`daemon.copying`). Signatures and digests
+decide what is taken. Fragments are of the versions that there are when it is their turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from collections.abc import Sequence
+
+import uvloop
+
+from p2pdiloco.cli.status import Search
+from p2pdiloco.cli.visitor import visitor
+from p2pdiloco.config.loader import manifest_from_canonical
+from p2pdiloco.config.signing import run_id
+from p2pdiloco.core.effects import FetchState
+from p2pdiloco.core.types import SignedVersion, signed_bytes
+from p2pdiloco.daemon.compute import Compute
+from p2pdiloco.daemon.copying import Copying
+from p2pdiloco.daemon.runs import Run, fresh_vault, known_runs, pull_manifest
+from p2pdiloco.daemon.snapshot import StatusReport
+from p2pdiloco.daemon.theta import Theta, theta_of
+from p2pdiloco.errors import ConfigError, RemoteError, TransportError, UserError
+from p2pdiloco.identity import verify as verify_signature
+from p2pdiloco.ports import Transport
+from p2pdiloco.tasks.registry import task_of
+from p2pdiloco.tensors.layout import plan_fragments
+from p2pdiloco.tensors.vault import Vault
+
+AT_ONCE = 4
+"""Fragments that are copied at one time."""
+ROUNDS = 3
+"""How often all members are asked for a fragment before it is given up."""
+RETRY_S = 1.0
+
+
+def theta_of_run(join: tuple[str, ...], wanted: str, timeout_s: float) -> Theta:
+    """Copy the global parameters from the members of a run.
+
+    Raises:
+        UserError: no peer can be reached, no such run or several, nobody gives it in time.
+    """
+    logging.getLogger().setLevel(logging.ERROR)  # what a peer did wrong here is not worth a line
+    return uvloop.run(_copied(join, wanted, timeout_s))
+
+
+async def _copied(join: tuple[str, ...], wanted: str, timeout_s: float) -> Theta:
+    search = Search(wanted, [address.rpartition("/p2p/")[2] for address in join])
+    found: list[Run] = []
+    try:
+        async with asyncio.timeout(timeout_s), visitor(join) as transport:
+            reports = await search.reports(transport)
+            run = await _run(transport, reports[0])
+            found.append(run)
+            return await _Visit(run, transport, reports).theta()
+    except TimeoutError:
+        if not found:
+            raise search.failure(timeout_s) from None
+        raise UserError(
+            f"the parameters of {found[0].name} were not all here after {timeout_s:g} s",
+            "a slow link needs a larger --timeout-s",
+        ) from None
+
+
+async def _run(transport: Transport, report: StatusReport) -> Run:
+    """The run, from the manifest that is listed. Raises: UserError."""
+    listed = (await known_runs(transport)).get(report.run_id)
+    if listed is None:
+        raise UserError(f"run {report.run_name} is not listed any more", "try again")
+    signed = await pull_manifest(transport, *listed)
+    if signed is None:
+        raise UserError(f"nobody gives the manifest of {report.run_name}", "try again")
+    manifest = manifest_from_canonical(signed.manifest)  # its signature was looked at
+    try:
+        layouts = plan_fragments(task_of(manifest).specs(), manifest.sync.fragments)
+    except ConfigError as error:
+        raise UserError(f"the manifest of {report.run_name} is not valid: {error}") from error
+    return Run(id=run_id(signed), signed=signed, manifest=manifest, layouts=layouts)
+
+
+class _Visit:
+    """Copies all fragments of one run."""
+
+    def __init__(self, run: Run, transport: Transport, reports: Sequence[StatusReport]) -> None:
+        self._run = run
+        self._reports = reports
+        manifest = run.manifest
+        self._vault = Vault(run.layouts, manifest.outer, manifest.codec.contribution, manifest.codec.update)
+        self._compute = Compute(self._vault, None)
+        self._copying = Copying(
+            run.id,
+            transport,
+            self._compute,
+            self._signed,
+            self._holders,
+            lambda fragment: 8 * run.layouts[fragment].numel,
+            asyncio.get_running_loop().time,
+        )
+
+    async def theta(self) -> Theta:
+        """All of it. Raises: UserError."""
+        turns = asyncio.Semaphore(AT_ONCE)
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._fragment(f.index, turns)) for f in self._run.layouts]
+        except* UserError as errors:
+            raise errors.exceptions[0] from None
+        finally:
+            self._compute.close()
+        return theta_of(self._run, self._vault, [task.result() for task in tasks])
+
+    async def _fragment(self, fragment: int, turns: asyncio.Semaphore) -> SignedVersion:
+        why = ""
+        async with turns:
+            for attempt in range(ROUNDS):
+                for peer in self._by_version(fragment):
+                    try:
+                        header = await self._copying.fetch(FetchState(fragment, 0, peer))
+                    except (RemoteError, TransportError) as error:
+                        why = f"…{peer[-6:]}: {error}"[:160]
+                        continue
+                    version = header.version
+                    expected = version.header.state_digest
+                    await self._compute.run(self._vault.commit, fragment, version.header.number, expected)
+                    return version
+                await asyncio.sleep(RETRY_S * (attempt + 1 < ROUNDS))
+        raise UserError(f"nobody gives fragment {fragment} of {self._run.name} ({why})", "try again")
+
+    def _by_version(self, fragment: int) -> list[str]:
+        """Members, those with the most tokens in this fragment first; equals take turns."""
+
+        def rank(place: int) -> tuple[int, int]:
+            rows = self._reports[place].fragments
+            tokens = rows[fragment].tokens if fragment < len(rows) else 0
+            return -tokens, (place + fragment) % len(self._reports)
+
+        return [self._reports[place].answered_by for place in sorted(range(len(self._reports)), key=rank)]
+
+    def _holders(self, fragment: int, digest: bytes) -> list[str]:
+        short = digest.hex()[:8]
+        return [
+            report.answered_by
+            for report in self._reports
+            if fragment < len(report.fragments) and report.fragments[fragment].digest == short
+        ]
+
+    def _signed(self, version: SignedVersion) -> bool:
+        header = version.header
+        if header.run != self._run.id:
+            return False
+        if header.number:
+            return verify_signature(header.syncer, signed_bytes("version", header), version.signature)
+        return header.state_digest == self._version_0[header.fragment]
+
+    @functools.cached_property
+    def _version_0(self) -> list[bytes]:
+        """What needs no signature, because everybody can compute it."""
+        layouts, vault = fresh_vault(self._run.manifest)
+        return [vault.state_digest_of(layout.index, 0) for layout in layouts]

@@ -1,0 +1,136 @@
+"""export, generate, eval and checkpoint: from a node's folder and from checkpoint files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+from p2pdiloco.adapters.data_dir import DataDir
+from p2pdiloco.cli.main import run
+from p2pdiloco.config.manifest import Manifest
+from p2pdiloco.config.presets import DIGITS, MICRO
+from p2pdiloco.core.types import SignedVersion
+from p2pdiloco.daemon.runs import genesis_versions, save_manifest, sign_run
+from p2pdiloco.daemon.theta import load_theta, theta_of
+from p2pdiloco.errors import StorageError
+from p2pdiloco.identity import Identity
+from p2pdiloco.tasks.manifests import render_toml
+
+torch.set_num_threads(1)
+DENSE = msgspec.structs.replace(
+    MICRO, model=MICRO.model | {"heads": 4, "key_value_heads": 2, "tied_head": False, "norm_epsilon": 1e-5}
+)
+MOE = msgspec.structs.replace(MICRO, model=MICRO.model | {"experts": 3})
+
+
+def saved(folder: Path, manifest: Manifest) -> Path:
+    """A checkpoint of that run's version 0."""
+    (folder / "run.toml").write_text(render_toml(manifest))
+    signed, vault = sign_run(folder / "run.toml", Identity.generate())
+    versions: list[SignedVersion] = list(genesis_versions(signed, vault))
+    theta_of(signed, vault, versions).save(folder / "theta.safetensors")
+    return folder / "theta.safetensors"
+
+
+@pytest.mark.parametrize("manifest", [DENSE, MOE], ids=["dense", "experts"])
+def test_transformers_loads_what_is_exported(
+    manifest: Manifest, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Equal logits, and a tokenizer whose ids are the bytes."""
+    transformers = pytest.importorskip("transformers")
+    source, out = saved(tmp_path, manifest), tmp_path / "hub"
+    assert run(["export", "--checkpoint", str(source), "--out", str(out)]) == 0
+    theirs, info = transformers.AutoModelForCausalLM.from_pretrained(out, output_loading_info=True)
+    assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    ours = load_theta(source).model(torch.device("cpu")).eval()
+    ids = torch.randint(0, 256, (2, 64), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        torch.testing.assert_close(theirs(ids).logits, ours(ids)[0], rtol=1e-4, atol=1e-5)
+    text = "héllo  wörld\n\tx"
+    tokenizer = transformers.AutoTokenizer.from_pretrained(out)
+    found = tokenizer(text)["input_ids"]
+    assert found == list(text.encode()) and tokenizer.decode(found) == text
+    # Once more into the same folder: not by accident.
+    assert run(["export", "--checkpoint", str(source), "--out", str(out)]) == 2
+    assert "--force" in capsys.readouterr().err
+
+
+def test_a_model_is_asked_and_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = ["--checkpoint", str(saved(tmp_path, MICRO))]
+    assert run(["generate", *source, "--prompt", "def ", "--tokens", "5", "--device", "cpu"]) == 0
+    first = capsys.readouterr().out
+    assert run(["generate", *source, "--prompt", "def ", "--tokens", "5", "--device", "cpu"]) == 0
+    assert first.startswith("def ") and first == capsys.readouterr().out
+    assert run(["eval", *source, "--tokens", "1024", "--device", "cpu", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["loss"] == pytest.approx(5.5, abs=0.3) and found["tokens"] == 1024
+    assert found["versions"] == [0] * 4 and found["run"] == "micro"
+
+
+def test_an_image_model_is_exported_by_name_and_writes_no_text(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = ["--checkpoint", str(saved(tmp_path, DIGITS))]
+    out = tmp_path / "hub"
+    assert run(["export", *source, "--out", str(out)]) == 0
+    described = json.loads((out / "run.json").read_text())
+    assert described["task"] == "image-classification" and described["model"]["classes"] == 10
+    assert not (out / "config.json").exists()
+    assert run(["eval", "--checkpoint", str(out / "model.safetensors"), "--json", "--device", "cpu"]) == 0
+    assert "accuracy" in json.loads(capsys.readouterr().out.splitlines()[-1])["metrics"]
+    assert run(["generate", *source]) == 2
+    assert "the task image-classification writes no text" in capsys.readouterr().err
+
+
+def test_what_cannot_be_read_is_said_in_a_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = saved(tmp_path, MICRO)
+    content = bytearray(path.read_bytes())
+    content[-3] ^= 1
+    (tmp_path / "flipped").write_bytes(content)
+    (tmp_path / "cut").write_bytes(content[:-100])
+    node = tmp_path / "node"
+    node.mkdir()
+    with DataDir(node):
+        cases = {
+            ("--checkpoint", str(tmp_path / "flipped")): "the checksum does not match",
+            ("--checkpoint", str(tmp_path / "cut")): "cannot be read as safetensors",
+            ("--checkpoint", str(tmp_path / "none")): "cannot be read: No such file",
+            ("--data-dir", str(node)): "in use by another running node",
+            ("--data-dir", str(tmp_path / "none")): "does not exist",
+            ("--checkpoint", str(path), "--run", "other"): "not of other",
+            ("--checkpoint", str(path), "--data-dir", str(node)): "2 sources of the parameters",
+            (): "no sources of the parameters",
+        }
+        for source, words in cases.items():
+            assert run(["eval", *source]) == 2
+            said = capsys.readouterr().err
+            assert words in said and "Traceback" not in said, said
+    assert run(["eval", "--data-dir", str(node)]) == 2
+    assert "has no run" in capsys.readouterr().err
+
+
+def test_a_checkpoint_must_fit_its_manifest(tmp_path: Path) -> None:
+    theta = load_theta(saved(tmp_path, MICRO))
+    name = next(iter(theta.parameters))
+    wrong = msgspec.structs.replace(theta, parameters=theta.parameters | {name: torch.zeros(3)})
+    wrong.save(tmp_path / "wrong")
+    with pytest.raises(StorageError, match="other parameters than its manifest"):
+        load_theta(tmp_path / "wrong")
+
+
+def test_the_folder_of_a_node_that_has_ended(tmp_path: Path) -> None:
+    """A run that was joined and of which nothing was saved is at version 0."""
+    path = saved(tmp_path, MICRO)
+    signed, _ = sign_run(tmp_path / "run.toml", Identity.load_or_create(tmp_path / "owner.key"))
+    (tmp_path / "node" / "runs" / signed.id[:16]).mkdir(parents=True)
+    save_manifest(tmp_path / "node", signed)
+    out = tmp_path / "again.safetensors"
+    assert run(["checkpoint", "--data-dir", str(tmp_path / "node"), "--out", str(out)]) == 0
+    again, first = load_theta(out), load_theta(path)
+    assert all(torch.equal(again.parameters[name], value) for name, value in first.parameters.items())
