@@ -37,7 +37,7 @@ from p2pdiloco.core.events import (
 )
 from p2pdiloco.core.grouping import level_sizes
 from p2pdiloco.core.kept import Kept, Part
-from p2pdiloco.core.machine import Machine
+from p2pdiloco.core.machine import Machine, direct_members
 from p2pdiloco.core.office import Office
 from p2pdiloco.core.office_table import NOT_IN_OFFICE
 from p2pdiloco.core.timing import Ema, backoff_s
@@ -53,6 +53,7 @@ PERMANENT = frozenset(
 RELABEL = frozenset({"stale-base", "unknown-base"})
 
 
+@direct_members
 class SendState(Enum):
     """Where the first contribution of the queue is."""
 
@@ -62,6 +63,7 @@ class SendState(Enum):
     HELD = auto()
 
 
+@direct_members
 class SendSignal(Enum):
     """What moves it."""
 

@@ -26,7 +26,7 @@ from p2pdiloco.core.contributor import Contributor
 from p2pdiloco.core.doubts import Doubts
 from p2pdiloco.core.effects import ApplyUpdate, CommitVersion, DropSpare, FetchState, FetchUpdate, Release
 from p2pdiloco.core.events import FetchFailed, StateFetched, UpdateApplied, UpdateFetched
-from p2pdiloco.core.machine import Machine
+from p2pdiloco.core.machine import Machine, direct_members
 from p2pdiloco.core.publishing import commit_effect
 from p2pdiloco.core.timing import backoff_s
 from p2pdiloco.core.types import WHOLE_RUN, Head, SignedVersion, Stamp
@@ -35,6 +35,7 @@ MOST_TERMS = 1 << 32
 """More elections than there can be between two versions. Terms start above the head's: numbers that end."""
 
 
+@direct_members
 class FollowState(Enum):
     """What is under way."""
 
@@ -43,6 +44,7 @@ class FollowState(Enum):
     COPYING = auto()
 
 
+@direct_members
 class FollowSignal(Enum):
     """What moves it."""
 
@@ -101,7 +103,7 @@ class Follower:
 
     def deadline(self) -> float | None:
         """When to try again."""
-        if self.state is not FollowState.RESTING or self._spare.busy:
+        if not self._heads or self.state is not FollowState.RESTING or self._spare.busy:
             return None
         ours = self._chain.head.weight
         first_s = self._doubts.first_s(p for p, h in self._heads.items() if h.weight > ours)
@@ -117,8 +119,12 @@ class Follower:
 
     def _best(self, now: float) -> tuple[str, Head] | None:
         """The heaviest head above ours, and who holds it and is not in doubt."""
+        if not self._heads:
+            return None
         ours = self._chain.head.weight
         heavier = {peer: h for peer, h in self._heads.items() if h.weight > ours}
+        if not heavier:
+            return None
         above = [(heavier[peer].weight, peer, heavier[peer]) for peer in self._doubts.open(heavier, now)]
         if not above:
             return None
@@ -153,7 +159,9 @@ class Follower:
 
     def poll(self, now: float) -> None:
         """Start pulling if something heavier is known and nothing is under way."""
-        if self.state is not FollowState.RESTING or self._spare.busy or now < self._retry_at_s:
+        if not self._heads or self.state is not FollowState.RESTING:
+            return
+        if self._spare.busy or now < self._retry_at_s:
             return
         best = self._best(now)
         if best is None:

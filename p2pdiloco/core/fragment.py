@@ -17,6 +17,7 @@ from p2pdiloco.core.office import OTHER_EPOCH, Office
 from p2pdiloco.core.round import Round, RoundState
 from p2pdiloco.core.seats import Seats
 from p2pdiloco.core.shared import Shared
+from p2pdiloco.core.timing import earliest
 from p2pdiloco.core.types import ContributionHeader, Head, PartialHeader
 from p2pdiloco.core.view import MAX_WITNESSES
 
@@ -101,12 +102,7 @@ class Fragment:
         concern one fragment of many."""
         if self.touched:
             self.touched = False
-            times = [
-                self.seats.deadline(),
-                self.own.deadline(),
-                self.follower.deadline(),
-            ]
-            self._due_s = min((t for t in times if t is not None), default=None)
+            self._due_s = earliest((self.seats.deadline(), self.own.deadline(), self.follower.deadline()))
         return self._due_s
 
     def words(self, now: float) -> str:

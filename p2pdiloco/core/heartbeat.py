@@ -224,7 +224,8 @@ class Heartbeats:
         for index, head in shared.view.heads(sender):
             fragment = self._fragments[index]
             fragment.heard(sender, head, message.confirmed, now, returns)
-            if (message.confirmed or returns) and head.weight > fragment.chain.head.weight:
+            ours = fragment.chain.head
+            if (message.confirmed or returns) and head != ours and head.weight > ours.weight:
                 moved.append(fragment)
         for group, index, term in message.offices:
             if index < len(self._fragments):

@@ -164,7 +164,7 @@ class Office:
             elif self._candidacy is not None:
                 self._candidacy.ask_again(now)
             return
-        reason = self._succeed(self.why_open(now), now)
+        reason = (why := self.why_open(now)) and self._succeed(why, now)
         if not reason:
             self._open_since_s = None
             if self._succession.may_stand(self.certificate, self._next_term(), now):
@@ -200,7 +200,7 @@ class Office:
 
     def _succeed(self, reason: str, now: float) -> str:
         """The office is open for this reason: to whom was elected beforehand. Why it is open still."""
-        found = self._succession.take(self.certificate, now) if reason else None
+        found = self._succession.take(self.certificate, now)
         if found is None:
             return reason
         self.lay_down(reason)
@@ -231,7 +231,7 @@ class Office:
 
         Else two sides of a healed split would each keep to their own syncer, and a newcomer to none."""
         certificate, shared = self.certificate, self._shared
-        if certificate is None or not shared.confirmed or self.busy() or now < self._next_check_s:
+        if now < self._next_check_s or certificate is None or not shared.confirmed or self.busy():
             return
         self._next_check_s = now + shared.timing.heartbeat_s
         if binds(certificate, self._electorate, now):

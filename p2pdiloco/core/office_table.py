@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from enum import Enum, auto
 
+from p2pdiloco.core.machine import direct_members
+
 NOT_IN_OFFICE = "the syncer says that it is not in office"
 """Why a holder is suspected that may just be later than we to see that its term has begun."""
 
 
+@direct_members
 class OfficeState(Enum):
     """Where this member stands towards the office."""
 
@@ -17,6 +20,7 @@ class OfficeState(Enum):
     HOLDING = auto()
 
 
+@direct_members
 class OfficeSignal(Enum):
     """What moves it."""
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from enum import IntEnum
 
+from p2pdiloco.core.machine import direct_members
 
+
+@direct_members
 class Reach(IntEnum):
     """Wire format: append only."""
 

@@ -32,7 +32,7 @@ from p2pdiloco.core.context import FragmentContext
 from p2pdiloco.core.effects import AcceptTransfer, AnswerTransfer, RefuseTransfer, Release
 from p2pdiloco.core.electorate import Electorate
 from p2pdiloco.core.inbox import Held, Inbox, Offer
-from p2pdiloco.core.machine import Machine
+from p2pdiloco.core.machine import Machine, direct_members
 from p2pdiloco.core.messages import Closing, Pass
 from p2pdiloco.core.office import Office
 from p2pdiloco.core.timing import Ema, grace_cap_s
@@ -42,6 +42,7 @@ CALLED_SHARE = 0.6
 """A group that is called closes within so much of the window above: the rest is for its merge to arrive."""
 
 
+@direct_members
 class RoundState(Enum):
     """Where the round is."""
 
@@ -52,6 +53,7 @@ class RoundState(Enum):
     PUBLISHING = auto()
 
 
+@direct_members
 class RoundSignal(Enum):
     """What moves it."""
 

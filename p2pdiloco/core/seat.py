@@ -11,6 +11,7 @@ from p2pdiloco.core.office import Office
 from p2pdiloco.core.publishing import Publisher
 from p2pdiloco.core.round import Round, RoundState
 from p2pdiloco.core.seeking import Seeking
+from p2pdiloco.core.timing import earliest
 
 
 class Seat:
@@ -61,7 +62,7 @@ class Seat:
             times.append(self.delegate.deadline())
         if self.seeking is not None:
             times.append(self.seeking.due_s)
-        return min((t for t in times if t is not None), default=None)
+        return earliest(times)
 
     def asked(self, now: float) -> list[str]:
         """Who gets our heartbeats because we look for others there, and need not send us any."""

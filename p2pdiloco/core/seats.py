@@ -24,6 +24,7 @@ from p2pdiloco.core.office import OTHER_EPOCH
 from p2pdiloco.core.publishing import Publisher
 from p2pdiloco.core.round import Round
 from p2pdiloco.core.seat import Seat
+from p2pdiloco.core.timing import earliest
 from p2pdiloco.core.types import SignedPartial, Ticket
 
 
@@ -137,12 +138,11 @@ class Seats:
     @property
     def unsettled(self) -> bool:
         """An office changed since `poll_offices`."""
-        return any(seat.office.changed for seat in self._context.seats)
+        return any([seat.office.changed for seat in self._context.seats])  # asked after every poll
 
     def deadline(self) -> float | None:
         """When to look again."""
-        times = [seat.deadline() for seat in self._context.seats]
-        return min((t for t in times if t is not None), default=None)
+        return earliest([seat.deadline() for seat in self._context.seats])
 
     def neighbours(self, now: float) -> set[str] | None:
         """Whom to exchange heartbeats with because of this fragment; None: with everybody."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 EMA_SHARE = 0.2
 """How much the newest sample counts."""
@@ -78,6 +79,15 @@ def answer_bound_s(inner_steps: int, step_s: float, level: int = 0) -> float:
 def grace_cap_s(cap_s: float, level: int) -> float:
     """The cap of the windows on that level: whoever is called there first has a window of its own."""
     return cap_s * (level + 1)
+
+
+def earliest(times: Iterable[float | None]) -> float | None:
+    """The first of these times, None if there is none. A loop: generators took a tenth of the core's time."""
+    first_s = None
+    for time_s in times:
+        if time_s is not None and (first_s is None or time_s < first_s):
+            first_s = time_s
+    return first_s
 
 
 def backoff_s(first_s: float, attempt: int) -> float:

@@ -115,7 +115,10 @@ class View:
             member.heads = {}
         member.incarnation = progress.incarnation
         member.progress = progress
+        known = len(member.heads)
         member.heads.update(progress.heads)
+        if len(member.heads) != known:
+            member.heads = dict(sorted(member.heads.items()))
         member.gaps.heard(now, self._timing.suspect_cap_s)
         member.patience_s = self._patience_s(member)
         self._heard(member, now)
@@ -197,7 +200,7 @@ class View:
     def heads(self, peer: str) -> list[tuple[int, Head]]:
         """Per fragment the newest head that the peer has said it holds; what it never spoke of is missing."""
         member = self._members.get(peer)
-        return sorted(member.heads.items()) if member else []
+        return list(member.heads.items()) if member else []
 
     def head(self, peer: str, fragment: int) -> Head | None:
         """The newest head of that fragment that the peer has said it holds."""

@@ -15,6 +15,8 @@ PER_NODE = 2
 LARGER = {**dict.fromkeys(("_parts", "parts", "_combining"), 2 * KEPT_MAX), "_of": 256}
 """Tables that may hold more, by name: contributions that are kept until they are beyond doubt."""
 CONTAINERS = (list, dict, set, frozenset, deque, tuple)
+PLAIN = frozenset((bool, bytes, float, int, str, type(None)))
+"""Nothing is inside these: most of what is met, so they are told first."""
 
 
 def too_large(core: object, nodes: int) -> str:
@@ -28,7 +30,7 @@ def too_large(core: object, nodes: int) -> str:
 
 def _containers(value: object, path: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
     """Depth first through the core's own objects; values that travel (structs) are bounded by the wire."""
-    if id(value) in seen or isinstance(value, Struct):
+    if type(value) in PLAIN or id(value) in seen or isinstance(value, Struct):
         return
     if isinstance(value, CONTAINERS):
         seen.add(id(value))

@@ -106,8 +106,9 @@ class Network:
 
     def dial(self, source: str, target: str) -> None:
         """A hidden source makes a connection if it can; all others have theirs without asking."""
-        blocked = self._blocked.keys() & {(source, target), (target, source)}
-        if source in self.hidden and target not in self.hidden and not blocked:
+        if source not in self.hidden or target in self.hidden:
+            return
+        if (source, target) not in self._blocked and (target, source) not in self._blocked:
             self._opened.add((source, target))
 
     def forget(self, peer: str) -> None:
