@@ -12,16 +12,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from p2pdiloco.config.manifest import Manifest
-from p2pdiloco.learner.channel import BaseRef, Install, NothingToCopy
+from p2pdiloco.learner.channel import BaseRef, CopiedOut, Install, NothingToCopy
 from p2pdiloco.learner.evaluate import evaluate, heldout_batch
 from p2pdiloco.learner.fragments import Fragments, first_due
 from p2pdiloco.learner.loop import Training
 from p2pdiloco.tasks.parameters import named_parameters
 from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tensors.exchange import Exchange
-from p2pdiloco.tensors.layout import plan_fragments, scatter
+from p2pdiloco.tensors.layout import TensorSpec, plan_fragments, scatter
 from p2pdiloco.tensors.vault import Input, Vault
 
 HELDOUT_TOKENS = 32_768
@@ -40,39 +41,49 @@ class Absence:
         return learner == self.learner and self.from_step <= step < self.from_step + self.steps
 
 
-class _Learner:
+class Learner:
     """One learner and what its daemon would do for it."""
 
     def __init__(self, swarm: Lockstep, name: str) -> None:
         sync, model = swarm.manifest.sync, swarm.task.model()
         self.training = Training(swarm.task, model, swarm.data.train, name)
-        self.vault = swarm.vault()
         self.exchange = Exchange.create(swarm.layouts)
+        self._parameters = named_parameters(model)
+        self._settings = sync.inner_steps, sync.keep_in_flight
+        self.begin(swarm)
+
+    def begin(self, swarm: Lockstep) -> None:
+        """From the global parameters, without a displacement: at first, and after its node's death."""
+        self.vault, bases = swarm.vault(), []
         for layout in swarm.layouts:
             self.exchange.base(layout.index, 0).copy_(swarm.global_state.theta(layout.index))
-        bases = [BaseRef(0, 0) for _ in swarm.layouts]
-        parameters = named_parameters(model)
-        self.fragments = Fragments(
-            parameters, swarm.layouts, self.exchange, bases, sync.inner_steps, sync.keep_in_flight
-        )
-        self.fragments.scatter_bases(parameters)
+            bases.append(BaseRef(swarm.global_state.version(layout.index) or 0, 0))
+        self.fragments = Fragments(self._parameters, swarm.layouts, self.exchange, bases, *self._settings)
+        self.fragments.scatter_bases(self._parameters)
 
-    def step(self) -> None:
-        self.fragments.count_step(self.training.step().tokens)
+    def step(self) -> int:
+        """One inner step: its tokens."""
+        tokens = self.training.step().tokens
+        self.fragments.count_step(tokens)
+        return tokens
 
-    def install(self, swarm: Lockstep, fragment: int, merged: bool) -> None:
+    def install(self, fragment: int, number: int, theta: Tensor, merged: bool) -> None:
+        """Go over to a version."""
         buffer = 1 - self.fragments.bases[fragment].buffer
-        self.exchange.base(fragment, buffer).copy_(swarm.global_state.theta(fragment))
-        number = swarm.global_state.version(fragment) or 0
+        self.exchange.base(fragment, buffer).copy_(theta)
+        if merged:
+            self.vault.commit_residual(fragment)
         self.fragments.install(Install(fragment, number, buffer, "merged" if merged else "rebase"))
 
     def contribution(self, fragment: int, step: int) -> Input | None:
         """Copied out and encoded; None while the last one is under way."""
         copied = self.fragments.copy_out(fragment, step)
-        if isinstance(copied, NothingToCopy):
-            return None
-        base = self.exchange.base(fragment, copied.base_buffer)
-        encoded = self.vault.encode_contribution(fragment, base, self.exchange.sent(fragment))
+        return None if isinstance(copied, NothingToCopy) else self.encoded(copied)
+
+    def encoded(self, copied: CopiedOut) -> Input:
+        """A copy as its syncer gets it."""
+        base = self.exchange.base(copied.fragment, copied.base_buffer)
+        encoded = self.vault.encode_contribution(copied.fragment, base, self.exchange.sent(copied.fragment))
         return encoded.payload, copied.tokens, copied.inner_steps
 
 
@@ -80,25 +91,37 @@ class Lockstep:
     """A run of so many learners. `close` gives its shared memory back."""
 
     def __init__(
-        self, manifest: Manifest, learners: int, delay_steps: int = 0, names: str = "learner"
+        self,
+        manifest: Manifest,
+        learners: int,
+        delay_steps: int = 0,
+        names: str = "learner",
+        plain_mean: bool = False,
+        heldout_tokens: int = HELDOUT_TOKENS,
     ) -> None:
         """`delay_steps`: inner steps between a copy-out and the install of the version that merged it.
 
-        `names`: learners of other names read other parts of the data."""
+        `names`: learners of other names read other parts of the data. `plain_mean`: of all tensors, as of
+        embeddings, instead of radial-directional averaging."""
         self.manifest, self._delay_steps = manifest, delay_steps
         self.task = task_of(manifest)
         self.data = self.task.load_data(None)
-        self.layouts = plan_fragments(self.task.specs(), manifest.sync.fragments)
+        specs = [TensorSpec(s.name, s.shape, plain_mean or s.embedding) for s in self.task.specs()]
+        self.layouts = plan_fragments(specs, manifest.sync.fragments)
         self.global_state = self.vault()
         self.global_state.load_initial(self.task.initial_parameters())
-        self._learners = [_Learner(self, f"{names}-{index}") for index in range(learners)]
+        self._learners = [Learner(self, f"{names}-{index}") for index in range(learners)]
         self._evaluated = self.task.model()
-        self._heldout = heldout_batch(self.task, self.data.heldout, HELDOUT_TOKENS)
+        self._heldout = heldout_batch(self.task, self.data.heldout, heldout_tokens)
 
     def vault(self) -> Vault:
         """An empty one of this run."""
         codecs = self.manifest.codec
         return Vault(self.layouts, self.manifest.outer, codecs.contribution, codecs.update)
+
+    def head(self, fragment: int) -> tuple[int, Tensor]:
+        """The newest version: its number, Theta (read only, until the next)."""
+        return self.global_state.version(fragment) or 0, self.global_state.theta(fragment)
 
     def close(self) -> None:
         """Give shared memory back."""
@@ -117,7 +140,7 @@ class Lockstep:
     ) -> list[tuple[int, float]]:
         """Make so many inner steps: (inner step, held-out loss), every `evaluate_every` steps."""
         losses = []
-        flying: list[tuple[int, int, list[_Learner]]] = []
+        flying: list[tuple[int, int, list[Learner]]] = []
         period, count = self.manifest.sync.inner_steps, len(self.layouts)
         for step in range(1, steps + 1):
             for learner in self._learners:
@@ -134,13 +157,12 @@ class Lockstep:
             for due in [due for due in flying if due[0] <= step]:
                 flying.remove(due)
                 for learner in due[2]:
-                    learner.vault.commit_residual(due[1])
-                    learner.install(self, due[1], merged=True)
+                    learner.install(due[1], *self.head(due[1]), merged=True)
             if step % evaluate_every == 0:
                 losses.append((step, self.loss()))
         return losses
 
-    def _merge(self, fragment: int, step: int, learners: Sequence[_Learner]) -> list[_Learner]:
+    def _merge(self, fragment: int, step: int, learners: Sequence[Learner]) -> list[Learner]:
         """A round of one fragment: who is in the version that it made."""
         inputs: list[Input] = []
         merged = []
@@ -148,7 +170,7 @@ class Lockstep:
             if learner.fragments.counters[fragment].slot_in_use:
                 continue
             if learner.fragments.bases[fragment].number != self.global_state.version(fragment):
-                learner.install(self, fragment, merged=False)
+                learner.install(fragment, *self.head(fragment), merged=False)
             contribution = learner.contribution(fragment, step)
             if contribution is not None:
                 inputs.append(contribution)

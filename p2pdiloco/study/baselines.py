@@ -1,0 +1,111 @@
+"""What a swarm is held against: one data-parallel process, and DiLoCo as simple as it can be.
+
+Both take the same samples in the same inner steps as the learners of a `study` swarm of the same names, from the
+same version 0. Nothing of production's merge, codecs, fragments or outer step is used here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import msgspec
+import torch
+from torch import Tensor
+
+from p2pdiloco.config.manifest import Manifest
+from p2pdiloco.learner.evaluate import evaluate, heldout_batch
+from p2pdiloco.learner.loop import Training
+from p2pdiloco.learner.stream import Stream
+from p2pdiloco.tasks.parameters import named_parameters
+from p2pdiloco.tasks.registry import task_of
+
+if TYPE_CHECKING:
+    from p2pdiloco.tasks.task import Batch
+
+Curve = list[tuple[int, float]]
+"""(inner step, held-out loss)."""
+
+
+class _Together:
+    """The batches of several learners as one."""
+
+    def __init__(self, streams: list[Stream]) -> None:
+        self._streams = streams
+
+    def take(self, samples: int) -> Batch:
+        """As many from each."""
+        parts = [stream.take(samples // len(self._streams)) for stream in self._streams]
+        return tuple(torch.cat(tensors) for tensors in zip(*parts, strict=True))
+
+
+def data_parallel(
+    manifest: Manifest, names: list[str], steps: int, evaluate_every: int, heldout_tokens: int
+) -> Curve:
+    """One process whose batch is that of all learners together; learning rate and schedule as the manifest says."""
+    tokens = len(names) * manifest.inner.tokens_per_step
+    together = msgspec.structs.replace(
+        manifest, inner=msgspec.structs.replace(manifest.inner, tokens_per_step=tokens)
+    )
+    task = task_of(together)
+    data, model = task.load_data(None), task.model()
+    _start(named_parameters(model), task.initial_parameters())
+    training = Training(task, model, data.train, names[0])
+    training.stream = _Together([Stream(data.train, manifest.run.seed, name) for name in names])  # type: ignore[assignment]
+    heldout = heldout_batch(task, data.heldout, heldout_tokens)
+    return _curve(steps, evaluate_every, training.step, lambda: evaluate(task, model, heldout).loss)
+
+
+def oracle(
+    manifest: Manifest, names: list[str], steps: int, evaluate_every: int, heldout_tokens: int
+) -> Curve:
+    """Synchronous DiLoCo: every H inner steps the fp32 mean of all pseudo-gradients, an outer Nesterov step with
+    the manifest's momentum warm-up, and everybody takes the result. No delay, no compression, no fragments."""
+    task = task_of(manifest)
+    data, outer = task.load_data(None), manifest.outer
+    models = [task.model() for _ in names]
+    theta = {name: value.clone() for name, value in task.initial_parameters().items()}
+    momentum = {name: torch.zeros_like(value) for name, value in theta.items()}
+    for model in models:
+        _start(named_parameters(model), theta)
+    learners = [Training(task, model, data.train, name) for model, name in zip(models, names, strict=True)]
+    evaluated, heldout = task.model(), heldout_batch(task, data.heldout, heldout_tokens)
+    made = [0, 0]
+
+    def step() -> None:
+        for learner in learners:
+            learner.step()
+        made[0] += 1
+        if made[0] % manifest.sync.inner_steps:
+            return
+        warm = min(1.0, made[1] / outer.momentum_warmup_merges) if outer.momentum_warmup_merges else 1.0
+        made[1] += 1
+        mu = outer.momentum * warm
+        locals_ = [named_parameters(model) for model in models]
+        for name, value in theta.items():
+            delta = torch.stack([value - local[name].detach() for local in locals_]).mean(dim=0)
+            momentum[name].mul_(mu).add_(delta)
+            value.sub_(outer.learning_rate * (delta + mu * momentum[name]))
+        for local in locals_:
+            _start(local, theta)
+
+    def loss() -> float:
+        _start(named_parameters(evaluated), theta)
+        return evaluate(task, evaluated, heldout).loss
+
+    return _curve(steps, evaluate_every, step, loss)
+
+
+def _curve(steps: int, every: int, step: Callable[[], object], loss: Callable[[], float]) -> Curve:
+    found = []
+    for number in range(1, steps + 1):
+        step()
+        if number % every == 0 or number == steps:
+            found.append((number, loss()))
+    return found
+
+
+@torch.no_grad()
+def _start(parameters: dict[str, Tensor], values: dict[str, Tensor]) -> None:
+    for name, parameter in parameters.items():
+        parameter.copy_(values[name])

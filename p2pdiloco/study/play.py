@@ -1,0 +1,81 @@
+"""Runs one setting of the learning benchmark."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from p2pdiloco.study.baselines import data_parallel, oracle
+from p2pdiloco.study.setting import Outcome, Setting
+from p2pdiloco.study.virtual import Circumstances, Fault, Virtual
+from p2pdiloco.tensors.codec import codec
+
+POINTS = 7
+"""Of a curve."""
+
+
+def play(setting: Setting, heldout_tokens: int) -> Outcome:
+    """Equal settings give equal results (but for the time that they took)."""
+    began = time.process_time()
+    manifest, every = setting.manifest(), max(1, setting.steps // POINTS)
+    if setting.kind == "swarm":
+        outcome = _swarm(setting, every, heldout_tokens)
+    else:
+        baseline = {"parallel": data_parallel, "oracle": oracle}[setting.kind]
+        curve = baseline(manifest, setting.names, setting.steps, every, heldout_tokens)
+        tokens = setting.steps * setting.learners * manifest.inner.tokens_per_step
+        outcome = Outcome(setting=setting, loss=curve[-1][1], curve=curve, tokens=tokens)
+    outcome.cpu_s = time.process_time() - began
+    return outcome
+
+
+def _swarm(setting: Setting, every: int, heldout_tokens: int) -> Outcome:
+    world = Circumstances(
+        delay=setting.delay,
+        grace=setting.grace,
+        speeds=setting.speeds,
+        faults=tuple(_faults(setting)),
+        fresh_moments=setting.moments == "fresh",
+        seed=setting.seed,
+    )
+    with _feedback(setting):
+        swarm = Virtual(
+            setting.manifest(), setting.learners, world, setting.merge == "mean", heldout_tokens
+        )
+        try:
+            curve = swarm.play(setting.steps, every)
+        finally:
+            swarm.close()
+    return Outcome(
+        setting=setting,
+        loss=curve[-1][1],
+        curve=curve,
+        merges=swarm.merges / len(swarm.layouts),
+        contributors=swarm.contributions / max(1, swarm.merges),
+        tokens=swarm.tokens,
+    )
+
+
+def _faults(setting: Setting) -> Iterator[Fault]:
+    """Poisson, of any learner, away for half to one and a half times the mean."""
+    if not setting.faults_per_hour:
+        return
+    rng, at = random.Random(setting.seed), 0.0
+    while (at := at + rng.expovariate(setting.faults_per_hour / 3600 * setting.step_s)) < setting.steps:
+        away = rng.uniform(0.5, 1.5) * setting.away_s / setting.step_s
+        yield Fault(at, rng.randrange(setting.learners), away)
+
+
+@contextmanager
+def _feedback(setting: Setting) -> Iterator[None]:
+    """Error feedback as the setting says, for as long as its swarm is made and played."""
+    chosen = codec(setting.codec)
+    usual = chosen.feedback
+    try:
+        if setting.feedback != "as-is":
+            chosen.feedback = setting.feedback == "on"
+        yield
+    finally:
+        chosen.feedback = usual

@@ -1,0 +1,137 @@
+"""One run of the learning benchmark: everything that decides its result, and the result of it."""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import Struct
+
+from p2pdiloco.config.manifest import CodecSection, Manifest, RunSection
+from p2pdiloco.config.models import CausalLMSection, table
+from p2pdiloco.config.presets import for_run
+
+MODELS = {
+    "nano": (CausalLMSection(layers=2, heads=2, width=32, context_tokens=64), 256),
+    "mini": (CausalLMSection(layers=2, heads=2, width=64, context_tokens=64), 256),
+    "tiny": (CausalLMSection(layers=4, heads=4, width=128, context_tokens=64), 256),
+    "tiny-moe": (
+        CausalLMSection(layers=4, heads=4, width=128, hidden_width=176, context_tokens=64, experts=4),
+        256,
+    ),
+    "mini-moe": (
+        CausalLMSection(layers=2, heads=2, width=64, hidden_width=88, context_tokens=64, experts=4),
+        256,
+    ),
+}
+"""Model and tokens per learner and inner step: 33 k, 117 k, 0.82 M parameters; the presets' shapes with a
+shorter context. Other names are presets, as they are."""
+FRAGMENTS = {"nano": 4, "mini": 4, "mini-moe": 4}
+HELDOUT_TOKENS = 65_536
+
+
+class Setting(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What is run. Two runs with equal settings give equal results; the defaults are those of production."""
+
+    kind: str = "swarm"
+    """"swarm", "oracle" or "parallel" (`study.virtual`, `study.baselines`)."""
+    model: str = "mini"
+    learners: int = 4
+    steps: int = 700
+    seed: int = 0
+    inner_rate: float = 0.0
+    """0: the preset's."""
+    warmup: int = 20
+    inner_steps: int = 24
+    fragments: int = 0
+    outer_rate: float = 0.7
+    momentum: float = 0.9
+    momentum_warmup: int = -1
+    """Merges; -1: as the rule of `config.outer` says."""
+    codec: str = "int8"
+    feedback: str = "as-is"
+    """Of error feedback of contributions: "as-is", "on", "off"."""
+    keep: float = 1.0
+    merge: str = "rda"
+    """"rda" or "mean"."""
+    delay: float = 2.0
+    """Mean inner steps that a payload is under way, each direction; drawn anew for each."""
+    quorum: int = 1
+    grace: float = 0.75
+    """Of H inner steps: how long a round waits for called learners; 0: not at all."""
+    speeds: tuple[float, ...] = ()
+    """Inner steps of each learner in the time in which others make one; () is everybody 1."""
+    faults_per_hour: float = 0.0
+    """Of the whole swarm; `step_s` says how long a step is."""
+    step_s: float = 0.25
+    away_s: float = 15.0
+    moments: str = "disk"
+    """A returning learner's: "disk", "fresh"."""
+
+    @property
+    def key(self) -> str:
+        """Equal for equal settings."""
+        return msgspec.json.encode(self, order="sorted").decode()
+
+    @property
+    def names(self) -> list[str]:
+        """Of the learners: each reads a part of the data of its own."""
+        return [f"learner-{index}" for index in range(self.learners)]
+
+    def manifest(self) -> Manifest:
+        """The run that production would be told to make."""
+        replace = msgspec.structs.replace
+        if self.model in MODELS:
+            base = for_run("tiny", "learning", self.seed)
+            section, tokens = MODELS[self.model]
+            base = replace(
+                base,
+                model=table(section),
+                run=RunSection(name="learning", seed=self.seed),
+                inner=replace(base.inner, tokens_per_step=tokens),
+            )
+        else:
+            base = for_run(self.model, "learning", self.seed)
+        rate = self.inner_rate or base.inner.learning_rate
+        fragments = self.fragments or FRAGMENTS.get(self.model, base.sync.fragments)
+        codec = CodecSection(contribution=self.codec, update=self.codec)  # type: ignore[arg-type]
+        return replace(
+            base,
+            inner=replace(
+                base.inner, learning_rate=rate, warmup_steps=self.warmup, schedule_steps=self.steps
+            ),
+            sync=replace(
+                base.sync,
+                inner_steps=self.inner_steps,
+                fragments=fragments,
+                delay_steps=min(max(1, round(2 * self.delay)), self.inner_steps - 1),
+                quorum=self.quorum,
+                keep_in_flight=self.keep,
+            ),
+            outer=replace(
+                base.outer,
+                learning_rate=self.outer_rate,
+                momentum=self.momentum,
+                momentum_warmup_merges=self.warmup_merges,
+            ),
+            codec=codec,
+        )
+
+    @property
+    def warmup_merges(self) -> int:
+        """As said, or the rule."""
+        return self.momentum_warmup if self.momentum_warmup >= 0 else 20
+
+
+class Outcome(Struct, kw_only=True):
+    """One line of results."""
+
+    setting: Setting
+    loss: float
+    """Of Θ on held-out samples, at the end."""
+    curve: list[tuple[int, float]]
+    merges: float = 0.0
+    """Per fragment."""
+    contributors: float = 0.0
+    """Of a merge, on the mean."""
+    tokens: int = 0
+    """Trained by all learners."""
+    cpu_s: float = 0.0

@@ -1,0 +1,198 @@
+"""The comparisons of the learning benchmark: named lists of settings, each held against one of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+from msgspec import Struct
+
+from p2pdiloco.study.setting import Setting
+
+replace = msgspec.structs.replace
+RATES = (1.5e-3, 3e-3, 6e-3, 1.2e-2)
+MODEL_RATE = {"mini": 6e-3, "mini-moe": 6e-3, "nano": 6e-3, "tiny": 3e-3, "digits": 2e-3}
+
+
+class Case(Struct, frozen=True):
+    """One row of a table."""
+
+    name: str
+    setting: Setting
+
+
+Suite = Callable[[Setting], list[Case]]
+"""The rows of one seed; the first is what the others are compared with."""
+
+
+def parallel(base: Setting) -> Setting:
+    """The data-parallel process of the same model, learners, tokens and seed; nothing else matters to it."""
+    return Setting(
+        kind="parallel",
+        model=base.model,
+        learners=base.learners,
+        steps=base.steps,
+        seed=base.seed,
+        inner_rate=base.inner_rate,
+        warmup=base.warmup,
+    )
+
+
+def oracle(base: Setting) -> Setting:
+    """The synchronous DiLoCo of the same H and outer step."""
+    return replace(
+        parallel(base),
+        kind="oracle",
+        inner_steps=base.inner_steps,
+        outer_rate=base.outer_rate,
+        momentum=base.momentum,
+        momentum_warmup=base.momentum_warmup,
+    )
+
+
+def parity(base: Setting) -> list[Case]:
+    """Figure 1: data parallel, oracle, swarm."""
+    cases = [Case("data parallel", parallel(base))]
+    for period in (24, 100):
+        swarm = replace(base, inner_steps=period)
+        cases += [Case(f"oracle, H = {period}", oracle(swarm)), Case(f"swarm, H = {period}", swarm)]
+    return cases
+
+
+def rates(base: Setting) -> list[Case]:
+    """Inner learning rates: what data parallel and swarm do best with."""
+    tried = [replace(base, inner_rate=rate) for rate in RATES]
+    return [Case(f"data parallel, {one.inner_rate:g}", parallel(one)) for one in tried] + [
+        Case(f"swarm, {one.inner_rate:g}", one) for one in tried
+    ]
+
+
+def outer(base: Setting) -> list[Case]:
+    """Outer learning rate, momentum, and its warm-up; H is the base's."""
+    merges = base.steps / base.inner_steps
+    warmups = sorted({0, round(merges / 6), round(merges / 3), round(2 * merges / 3), round(merges)})
+    tried = [(0.7, 0.9, warm) for warm in warmups]
+    middle = round(merges / 3)
+    tried += [(1.0, 0.9, middle), (0.5, 0.9, middle), (0.7, 0.8, middle), (0.7, 0.6, 0), (1.0, 0.0, 0)]
+    return [Case("data parallel", parallel(base))] + [
+        Case(
+            f"H = {base.inner_steps}: {rate:g} / {momentum:g}, warm-up {warm}",
+            replace(base, outer_rate=rate, momentum=momentum, momentum_warmup=warm),
+        )
+        for rate, momentum, warm in tried
+    ]
+
+
+def codecs(base: Setting) -> list[Case]:
+    """Codecs of both directions, with error feedback and without."""
+    rows = [("fp32", "as-is"), ("int8", "off"), ("int8", "on"), ("int4", "on"), ("int4", "off")]
+    rows += [("e3m0", "on"), ("e3m0", "off"), ("topk", "on")]
+    words = {"as-is": "", "on": ", feedback", "off": ", no feedback"}
+    return [Case(f"{name}{words[how]}", replace(base, codec=name, feedback=how)) for name, how in rows]
+
+
+def in_flight(base: Setting) -> list[Case]:
+    """Keep or overwrite what was trained while a contribution was under way; delays in inner steps each way."""
+    return [
+        Case(f"delay {delay:g}, rho = {keep:g}", replace(base, delay=delay, keep=keep))
+        for delay in (0.5, 2.0, 4.0)
+        for keep in (1.0, 0.5, 0.0)
+    ]
+
+
+def merging(base: Setting) -> list[Case]:
+    """Radial-directional averaging against the plain mean, at several sizes of the swarm."""
+    return [
+        Case(f"{count} learners, {rule}", replace(base, learners=count, merge=rule))
+        for count in (2, 4, 8)
+        for rule in ("rda", "mean")
+    ]
+
+
+def speeds(base: Setting) -> list[Case]:
+    """A slow learner, and K = 1 with and without the grace window where speeds differ five times."""
+    spread = (1.0, 0.8, 0.4, 0.2)
+    three = replace(base, learners=3)
+    slow = replace(base, learners=4, speeds=(1.0, 1.0, 1.0, 0.2))
+    uneven = replace(base, learners=4, speeds=spread)
+    return [
+        Case("three learners", three),
+        Case("three, and one five times slower", slow),
+        Case("four learners", replace(base, learners=4)),
+        Case("speeds 1, 0.8, 0.4, 0.2", uneven),
+        Case("the same, K = 1, no grace window", replace(uneven, grace=0.0)),
+        Case("the same, K = 4, no grace window", replace(uneven, grace=0.0, quorum=4)),
+        Case("equal speeds, K = 1, no grace window", replace(base, learners=4, grace=0.0)),
+    ]
+
+
+def faults(base: Setting) -> list[Case]:
+    """125 nodes killed an hour, whichever."""
+    hit = replace(base, faults_per_hour=125.0)
+    return [
+        Case("no faults", base),
+        Case("125 an hour, moments from disk", hit),
+        Case("125 an hour, fresh moments", replace(hit, moments="fresh")),
+    ]
+
+
+def alone(base: Setting) -> list[Case]:
+    """One learner against plain AdamW."""
+    one = replace(base, learners=1)
+    return [
+        Case("AdamW", parallel(one)),
+        Case("one learner", one),
+        Case("one learner, H = 100", replace(one, inner_steps=100)),
+    ]
+
+
+def experts(base: Setting) -> list[Case]:
+    """Mixture of experts."""
+    return _versus_parallel(replace(base, model="mini-moe"))
+
+
+def vision(base: Setting) -> list[Case]:
+    """The vision transformer on scikit-learn's digits."""
+    return _versus_parallel(replace(base, model="digits", steps=400, inner_rate=2e-3, inner_steps=16, fragments=4))
+
+
+def _versus_parallel(base: Setting) -> list[Case]:
+    return [Case("data parallel", parallel(base)), Case(f"swarm, H = {base.inner_steps}", base)]
+
+
+def sizes(base: Setting) -> list[Case]:
+    """More learners, each with its own tokens."""
+    found = []
+    for count in (1, 2, 4, 8, 16):
+        swarm = replace(base, learners=count)
+        found += [Case(f"{count}: data parallel", parallel(swarm)), Case(f"{count}: swarm", swarm)]
+    return found
+
+
+SUITES: dict[str, Suite] = {
+    suite.__name__.replace("_", "-"): suite
+    for suite in (
+        parity,
+        rates,
+        outer,
+        codecs,
+        in_flight,
+        merging,
+        speeds,
+        faults,
+        alone,
+        experts,
+        vision,
+        sizes,
+    )
+}
+
+
+def settings_of(names: Sequence[str], base: Setting, seeds: Sequence[int]) -> list[Setting]:
+    """All runs of some suites, seed by seed, none twice."""
+    found: dict[str, Setting] = {}
+    for seed in seeds:
+        for name in names:
+            for case in SUITES[name](replace(base, seed=seed)):
+                found.setdefault(case.setting.key, case.setting)
+    return list(found.values())

@@ -1,0 +1,287 @@
+"""A swarm in one process and in virtual time: learners of different speeds, a network with delays, deaths.
+
+As `study.lockstep`, whose learners, merges and outer steps are production's; what its syncers decide is what
+`core.round` decides, without elections and messages that go astray: a round is begun by K contributions, one of
+them due and measured against the head; the others are called and send what they have at their next step
+boundary; it closes when all have answered, or at the end of the grace window. Time is counted in inner steps of
+a usual learner, and the inner learning rate follows that clock (as it follows the run's tokens in production).
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from msgspec import Struct
+from torch import Tensor
+
+from p2pdiloco.config.manifest import Manifest
+from p2pdiloco.learner.channel import CopiedOut, NothingToCopy
+from p2pdiloco.study.baselines import Curve
+from p2pdiloco.study.lockstep import HELDOUT_TOKENS, Learner, Lockstep
+from p2pdiloco.tensors.vault import Input
+
+JITTER = 0.5
+"""Of the logarithm of a payload's time under way."""
+MESSAGE = 0.2
+"""Inner steps that a small message takes, at most the mean of a payload."""
+SILENCE = 4.0
+"""Inner steps after which nobody waits for a dead learner's answer."""
+
+
+class Fault(Struct, frozen=True):
+    """A node is killed, and is back some time later with the newest versions: what it had not yet sent is lost,
+    and what was under way."""
+
+    at: float
+    learner: int
+    away: float
+
+
+class Circumstances(Struct, frozen=True, kw_only=True):
+    """What the swarm's world is like."""
+
+    delay: float = 0.0
+    """Mean inner steps that a payload is under way, in each direction."""
+    grace: float = 0.75
+    """Of H inner steps: how long a syncer waits for those it called; 0 closes at quorum."""
+    speeds: tuple[float, ...] = ()
+    """Inner steps per unit of time, of each learner; () is 1."""
+    faults: tuple[Fault, ...] = ()
+    fresh_moments: bool = False
+    """A returning learner has none; else those that it had."""
+    seed: int = 0
+
+
+@dataclass
+class _Seat:
+    """What the swarm knows about one learner."""
+
+    learner: Learner
+    index: int
+    step_time: float
+    life: int = 0
+    alive: bool = True
+    at: float = 0.0
+    """When it was last between two inner steps."""
+    mailbox: list[Callable[[], None]] = field(default_factory=list)
+    last_install: dict[int, float] = field(default_factory=dict)
+    under_way: set[int] = field(default_factory=set)
+    """Fragments of which a contribution has left and not arrived."""
+
+
+@dataclass
+class _Arrived:
+    seat: _Seat
+    life: int
+    content: Input
+    base: int
+    due: bool
+
+
+@dataclass
+class _Round:
+    """The syncer of one fragment."""
+
+    inbox: dict[tuple[int, int], _Arrived] = field(default_factory=dict)
+    closing: bool = False
+    number: int = 0
+    waits_for: set[int] = field(default_factory=set)
+
+
+class Virtual(Lockstep):
+    """See the module. `play` once; `close` gives shared memory back."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        learners: int,
+        world: Circumstances,
+        plain_mean: bool = False,
+        heldout_tokens: int = HELDOUT_TOKENS,
+    ) -> None:
+        super().__init__(manifest, learners, plain_mean=plain_mean, heldout_tokens=heldout_tokens)
+        speeds = world.speeds or (1.0,) * learners
+        self._world, self._rng = world, random.Random(world.seed)
+        self._seats = [_Seat(made, i, 1 / s) for i, (made, s) in enumerate(zip(self._learners, speeds, strict=True))]
+        self._rounds = [_Round() for _ in self.layouts]
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+        self._now = 0.0
+        self.merges = self.contributions = self.tokens = self.merged_tokens = 0
+
+    def play(self, duration: int, evaluate_every: int) -> Curve:
+        """So many units of time: (time, held-out loss of Theta), every `evaluate_every` and at the end."""
+        curve: Curve = []
+        for seat in self._seats:
+            self._step_later(seat)
+        for fault in self._world.faults:
+            self._push(fault.at, lambda fault=fault: self._die(fault))
+        marks = [*range(evaluate_every, duration, evaluate_every), duration]
+        while marks:
+            if self._events and self._events[0][0] <= marks[0]:
+                self._now, _, act = heapq.heappop(self._events)
+                act()
+            else:
+                curve.append((marks.pop(0), self.loss()))
+        return curve
+
+    # --- learners --------------------------------------------------------------------------------------
+
+    def _push(self, at: float, act: Callable[[], None]) -> None:
+        heapq.heappush(self._events, (at, next(self._order), act))
+
+    def _step_later(self, seat: _Seat) -> None:
+        life = seat.life
+        self._push(self._now + seat.step_time, lambda: self._step(seat) if seat.life == life else None)
+
+    def _step(self, seat: _Seat) -> None:
+        """An inner step has ended; what came meanwhile is done now."""
+        seat.learner.training.inner_step = max(0, math.ceil(self._now) - 1)
+        self.tokens += seat.learner.step()
+        seat.at = self._now
+        waiting, seat.mailbox = seat.mailbox, []
+        for act in waiting:
+            act()
+        self._send_due(seat)
+        self._step_later(seat)
+
+    def _send_due(self, seat: _Seat) -> None:
+        for copied in seat.learner.fragments.copy_due(seat.learner.training.inner_step):
+            self._send(seat, copied)
+
+    def _tell(self, seat: _Seat, delay: float, act: Callable[[], None], not_before: float = 0.0) -> float:
+        """`act` at the learner's first step boundary after so long, if it still lives; when it arrives."""
+        life, at = seat.life, max(self._now + delay, not_before)
+
+        def arrive() -> None:
+            if seat.life != life or not seat.alive:
+                return
+            if seat.at == self._now:
+                act()
+                self._send_due(seat)
+            else:
+                seat.mailbox.append(act)
+
+        self._push(at, arrive)
+        return at
+
+    def _send(self, seat: _Seat, copied: CopiedOut) -> None:
+        arrived = _Arrived(seat, seat.life, seat.learner.encoded(copied), copied.base_number, copied.due)
+        seat.under_way.add(copied.fragment)
+        self._push(self._now + self._delay(), lambda: self._arrive(copied.fragment, arrived))
+
+    def _delay(self) -> float:
+        mean = self._world.delay
+        return mean * self._rng.lognormvariate(-JITTER * JITTER / 2, JITTER) if mean else 0.0
+
+    @property
+    def _message(self) -> float:
+        return min(MESSAGE, self._world.delay)
+
+    def _die(self, fault: Fault) -> None:
+        seat = self._seats[fault.learner]
+        if not seat.alive:
+            return
+        seat.alive, seat.life = False, seat.life + 1
+        seat.mailbox, seat.last_install = [], {}
+        seat.under_way.clear()
+        self._push(self._now + SILENCE, lambda: self._silent(seat))
+        self._push(self._now + fault.away, lambda: self._come_back(seat))
+
+    def _silent(self, seat: _Seat) -> None:
+        for fragment in range(len(self._rounds)):
+            self._answered(fragment, seat)
+
+    def _come_back(self, seat: _Seat) -> None:
+        seat.alive = True
+        seat.learner.begin(self)
+        if self._world.fresh_moments:
+            seat.learner.training.optimizer.state.clear()
+        self._step_later(seat)
+
+    # --- rounds ----------------------------------------------------------------------------------------
+
+    def _arrive(self, fragment: int, arrived: _Arrived) -> None:
+        seat, round_ = arrived.seat, self._rounds[fragment]
+        if seat.life != arrived.life:
+            return
+        seat.under_way.discard(fragment)
+        if self.head(fragment)[0] - arrived.base > self.manifest.group.max_base_age_versions:
+            self._tell(seat, self._message, lambda: self._refused(seat, fragment))
+            return
+        round_.inbox[seat.index, seat.life] = arrived
+        if round_.closing:
+            self._answered(fragment, seat)
+            return
+        self._consider(fragment)
+        if not round_.closing and round_.inbox:
+            number = round_.number
+            patience = self._now + self.manifest.sync.inner_steps
+            self._push(patience, lambda: self._consider(fragment, number))
+
+    def _refused(self, seat: _Seat, fragment: int) -> None:
+        seat.learner.vault.discard_residual(fragment)
+        seat.learner.fragments.free_slot(fragment)
+
+    def _consider(self, fragment: int, overdue: int | None = None) -> None:
+        """Begin to close the round, if there is reason to. `overdue`: the round that has waited for H steps."""
+        round_, head = self._rounds[fragment], self.head(fragment)[0]
+        live = [seat for seat in self._seats if seat.alive]
+        if round_.closing or len(round_.inbox) < max(1, min(self.manifest.sync.quorum, len(live))):
+            return
+        starts = any(one.due and one.base == head for one in round_.inbox.values())
+        if not starts and overdue != round_.number:
+            return
+        others = [seat for seat in live if (seat.index, seat.life) not in round_.inbox]
+        if not others or not self._world.grace:
+            self._close(fragment)
+            return
+        round_.closing, round_.waits_for = True, {seat.index for seat in others}
+        for seat in others:
+            self._tell(seat, self._message, lambda seat=seat: self._called(fragment, seat))
+        window = self._world.grace * self.manifest.sync.inner_steps
+        self._push(self._now + window, lambda: self._close(fragment) if self._rounds[fragment] is round_ else None)
+
+    def _called(self, fragment: int, seat: _Seat) -> None:
+        copied = seat.learner.fragments.copy_out(fragment, seat.learner.training.inner_step)
+        if not isinstance(copied, NothingToCopy):
+            self._send(seat, copied)
+        elif fragment not in seat.under_way:
+            self._push(self._now + self._message, lambda: self._answered(fragment, seat))
+
+    def _answered(self, fragment: int, seat: _Seat) -> None:
+        round_ = self._rounds[fragment]
+        round_.waits_for.discard(seat.index)
+        if round_.closing and not round_.waits_for:
+            self._close(fragment)
+
+    def _close(self, fragment: int) -> None:
+        round_ = self._rounds[fragment]
+        merged = [round_.inbox[key] for key in sorted(round_.inbox)]
+        self._rounds[fragment] = round_ = _Round(number=round_.number + 1)
+        number = self.head(fragment)[0] + 1
+        self.global_state.merge(fragment, number, [one.content for one in merged])
+        self.global_state.commit(fragment, number)
+        self.merges += 1
+        self.contributions += len(merged)
+        self.merged_tokens += sum(one.content[1] for one in merged)
+        theta = self.global_state.theta(fragment).clone()
+        lives = {(one.seat.index, one.life) for one in merged}
+        for seat in self._seats:
+            if seat.alive:
+                inside = (seat.index, seat.life) in lives
+                self._publish(seat, fragment, number, theta, inside)
+
+    def _publish(self, seat: _Seat, fragment: int, number: int, theta: Tensor, inside: bool) -> None:
+        """Versions arrive in order."""
+        seat.last_install[fragment] = self._tell(
+            seat,
+            self._delay(),
+            lambda: seat.learner.install(fragment, number, theta, inside),
+            seat.last_install.get(fragment, 0.0),
+        )
