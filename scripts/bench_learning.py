@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """Does a swarm learn as well as one big machine?
 
-Suites of comparisons (p2pdiloco.study.suites) between swarms in virtual time (p2pdiloco.study.virtual: learners,
-encodings, merges and outer steps of production, in one process), one data-parallel process with the same batch
-and tokens, and an oracle: synchronous DiLoCo without delay, faults or compression. Figure: held-out loss of the
-global parameters at the end, in nats per byte (per image). What is in --out already is not run again.
+Suites of comparisons (p2pdiloco.study.suites) between swarms in virtual time (p2pdiloco.study.virtual:
+learners, encodings, merges and outer steps of production, in one process), one data-parallel process with the
+same batch and tokens, and an oracle: synchronous DiLoCo without delay, faults or compression. Figure: loss of
+the global parameters at the end, held-out, in nats per byte (per image). What is in --out is not run again.
 
-    .venv/bin/python scripts/bench_learning.py parity outer codecs [--model mini] [--steps 700] [--seeds 0 1 2]
+    .venv/bin/python scripts/bench_learning.py parity codecs [--model mini] [--steps 700] [--seeds 0 1 2]
     .venv/bin/python scripts/bench_learning.py parity --table      print what is there, run nothing
 """
 
@@ -22,7 +22,7 @@ import torch
 
 from p2pdiloco.study.play import play
 from p2pdiloco.study.setting import HELDOUT_TOKENS, MODELS, Outcome, Setting
-from p2pdiloco.study.suites import MODEL_RATE, SUITES, settings_of
+from p2pdiloco.study.suites import MODEL_RATE, SUITES, every, settings_of
 
 QUICK = Setting(model="nano", steps=24, inner_steps=4, learners=2, momentum_warmup=2, warmup=5, delay=0.5)
 QUICK_HELDOUT_TOKENS = 2048
@@ -51,14 +51,14 @@ def base_of(options: argparse.Namespace) -> Setting:
     """What the suites vary."""
     if options.quick:
         return QUICK
-    return Setting(
+    base = Setting(
         model=options.model,
         learners=options.learners,
         steps=options.steps,
-        inner_steps=options.inner_steps,
         inner_rate=options.inner_rate or MODEL_RATE.get(options.model, 0.0),
         codec=options.codec,
     )
+    return every(base, options.inner_steps)
 
 
 def results(path: Path) -> dict[str, Outcome]:
@@ -83,8 +83,10 @@ def run(options: argparse.Namespace, base: Setting) -> None:
 
 
 def table(suite: str, base: Setting, seeds: list[int], done: dict[str, Outcome]) -> str:
-    """Losses of one suite, and differences to its first row: mean and spread over the seeds that have both."""
-    head = "| | against the first | spread | held-out loss | merges | contributors |\n|---|---|---|---|---|---|"
+    """Losses of a suite, and differences to its first row: mean and spread over the seeds that have both."""
+    head = (
+        "| | against the first | spread | held-out loss | merges | contributors |\n|---|---|---|---|---|---|"
+    )
     rows: dict[str, list[tuple[float, Outcome]]] = {}
     for seed in seeds:
         cases = SUITES[suite](msgspec.structs.replace(base, seed=seed))

@@ -1,7 +1,7 @@
 """What a swarm is held against: one data-parallel process, and DiLoCo as simple as it can be.
 
-Both take the same samples in the same inner steps as the learners of a `study` swarm of the same names, from the
-same version 0. Nothing of production's merge, codecs, fragments or outer step is used here.
+Both take the same samples in the same inner steps as the learners of a swarm of the same names, from the same
+version 0. Nothing of production's merge, codecs, fragments or outer step is used here.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class _Together:
 def data_parallel(
     manifest: Manifest, names: list[str], steps: int, evaluate_every: int, heldout_tokens: int
 ) -> Curve:
-    """One process whose batch is that of all learners together; learning rate and schedule as the manifest says."""
+    """One process whose batch is that of all learners together, with the manifest's inner learning rate."""
     tokens = len(names) * manifest.inner.tokens_per_step
     together = msgspec.structs.replace(
         manifest, inner=msgspec.structs.replace(manifest.inner, tokens_per_step=tokens)
@@ -59,8 +59,8 @@ def data_parallel(
 def oracle(
     manifest: Manifest, names: list[str], steps: int, evaluate_every: int, heldout_tokens: int
 ) -> Curve:
-    """Synchronous DiLoCo: every H inner steps the fp32 mean of all pseudo-gradients, an outer Nesterov step with
-    the manifest's momentum warm-up, and everybody takes the result. No delay, no compression, no fragments."""
+    """Synchronous DiLoCo: every H inner steps the fp32 mean of all pseudo-gradients, an outer Nesterov step
+    with the manifest's momentum warm-up, and everybody takes the result. No delay, no codec, no fragments."""
     task = task_of(manifest)
     data, outer = task.load_data(None), manifest.outer
     models = [task.model() for _ in names]
@@ -74,6 +74,7 @@ def oracle(
 
     def step() -> None:
         for learner in learners:
+            learner.run_is_at(made[0] * len(learners) * manifest.inner.tokens_per_step)
             learner.step()
         made[0] += 1
         if made[0] % manifest.sync.inner_steps:

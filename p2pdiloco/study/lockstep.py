@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from p2pdiloco.config.manifest import Manifest
-from p2pdiloco.learner.channel import BaseRef, CopiedOut, Install, NothingToCopy
+from p2pdiloco.learner.channel import BaseRef, CopiedOut, Install, InstallMode, NothingToCopy
 from p2pdiloco.learner.evaluate import evaluate, heldout_batch
 from p2pdiloco.learner.fragments import Fragments, first_due
 from p2pdiloco.learner.loop import Training
@@ -52,12 +52,14 @@ class Learner:
         self._settings = sync.inner_steps, sync.keep_in_flight
         self.begin(swarm)
 
-    def begin(self, swarm: Lockstep) -> None:
-        """From the global parameters, without a displacement: at first, and after its node's death."""
+    def begin(self, swarm: Lockstep, tokens: Sequence[int] = ()) -> None:
+        """From the global parameters, without a displacement: at first, and after its node's death. `tokens`:
+        merged into each fragment's head."""
         self.vault, bases = swarm.vault(), []
         for layout in swarm.layouts:
             self.exchange.base(layout.index, 0).copy_(swarm.global_state.theta(layout.index))
-            bases.append(BaseRef(swarm.global_state.version(layout.index) or 0, 0))
+            number = swarm.global_state.version(layout.index) or 0
+            bases.append(BaseRef(number, 0, tokens[layout.index] if tokens else 0))
         self.fragments = Fragments(self._parameters, swarm.layouts, self.exchange, bases, *self._settings)
         self.fragments.scatter_bases(self._parameters)
 
@@ -67,13 +69,14 @@ class Learner:
         self.fragments.count_step(tokens)
         return tokens
 
-    def install(self, fragment: int, number: int, theta: Tensor, merged: bool) -> None:
-        """Go over to a version."""
+    def install(self, fragment: int, number: int, theta: Tensor, merged: bool, tokens: int = 0) -> None:
+        """Go over to a version; `tokens`: what was merged into it and all before it."""
         buffer = 1 - self.fragments.bases[fragment].buffer
         self.exchange.base(fragment, buffer).copy_(theta)
         if merged:
             self.vault.commit_residual(fragment)
-        self.fragments.install(Install(fragment, number, buffer, "merged" if merged else "rebase"))
+        mode: InstallMode = "merged" if merged else "rebase"
+        self.fragments.install(Install(fragment, number, buffer, mode, tokens))
 
     def contribution(self, fragment: int, step: int) -> Input | None:
         """Copied out and encoded; None while the last one is under way."""

@@ -41,9 +41,7 @@ def _swarm(setting: Setting, every: int, heldout_tokens: int) -> Outcome:
         seed=setting.seed,
     )
     with _feedback(setting):
-        swarm = Virtual(
-            setting.manifest(), setting.learners, world, setting.merge == "mean", heldout_tokens
-        )
+        swarm = Virtual(setting.manifest(), setting.learners, world, setting.merge == "mean", heldout_tokens)
         try:
             curve = swarm.play(setting.steps, every)
         finally:

@@ -40,12 +40,13 @@ class Setting(Struct, frozen=True, kw_only=True, omit_defaults=True):
     inner_rate: float = 0.0
     """0: the preset's."""
     warmup: int = 20
+    """Inner steps until the inner learning rate is reached."""
     inner_steps: int = 24
     fragments: int = 0
     outer_rate: float = 0.7
     momentum: float = 0.9
-    momentum_warmup: int = -1
-    """Merges; -1: as the rule of `config.outer` says."""
+    momentum_warmup: int = 10
+    """Merges."""
     codec: str = "int8"
     feedback: str = "as-is"
     """Of error feedback of contributions: "as-is", "on", "off"."""
@@ -91,12 +92,16 @@ class Setting(Struct, frozen=True, kw_only=True, omit_defaults=True):
         else:
             base = for_run(self.model, "learning", self.seed)
         rate = self.inner_rate or base.inner.learning_rate
+        step_tokens = round((sum(self.speeds) or self.learners) * base.inner.tokens_per_step)
         fragments = self.fragments or FRAGMENTS.get(self.model, base.sync.fragments)
         codec = CodecSection(contribution=self.codec, update=self.codec)  # type: ignore[arg-type]
         return replace(
             base,
             inner=replace(
-                base.inner, learning_rate=rate, warmup_steps=self.warmup, schedule_steps=self.steps
+                base.inner,
+                learning_rate=rate,
+                warmup_tokens=self.warmup * step_tokens,
+                schedule_tokens=self.steps * step_tokens,
             ),
             sync=replace(
                 base.sync,
@@ -110,15 +115,10 @@ class Setting(Struct, frozen=True, kw_only=True, omit_defaults=True):
                 base.outer,
                 learning_rate=self.outer_rate,
                 momentum=self.momentum,
-                momentum_warmup_merges=self.warmup_merges,
+                momentum_warmup_merges=self.momentum_warmup,
             ),
             codec=codec,
         )
-
-    @property
-    def warmup_merges(self) -> int:
-        """As said, or the rule."""
-        return self.momentum_warmup if self.momentum_warmup >= 0 else 20
 
 
 class Outcome(Struct, kw_only=True):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 from msgspec import Struct
 
+from p2pdiloco.config.outer import momentum_warmup
 from p2pdiloco.study.setting import Setting
 
 replace = msgspec.structs.replace
@@ -50,11 +51,17 @@ def oracle(base: Setting) -> Setting:
     )
 
 
+def every(base: Setting, inner_steps: int) -> Setting:
+    """With this H, and the warm-up of momentum that belongs to it."""
+    warmup = momentum_warmup(base.steps // inner_steps)
+    return replace(base, inner_steps=inner_steps, momentum_warmup=warmup)
+
+
 def parity(base: Setting) -> list[Case]:
     """Figure 1: data parallel, oracle, swarm."""
     cases = [Case("data parallel", parallel(base))]
     for period in (24, 100):
-        swarm = replace(base, inner_steps=period)
+        swarm = every(base, period)
         cases += [Case(f"oracle, H = {period}", oracle(swarm)), Case(f"swarm, H = {period}", swarm)]
     return cases
 
@@ -92,7 +99,7 @@ def codecs(base: Setting) -> list[Case]:
 
 
 def in_flight(base: Setting) -> list[Case]:
-    """Keep or overwrite what was trained while a contribution was under way; delays in inner steps each way."""
+    """Keep or overwrite what was trained while a contribution was under way, after various delays."""
     return [
         Case(f"delay {delay:g}, rho = {keep:g}", replace(base, delay=delay, keep=keep))
         for delay in (0.5, 2.0, 4.0)
@@ -142,7 +149,7 @@ def alone(base: Setting) -> list[Case]:
     return [
         Case("AdamW", parallel(one)),
         Case("one learner", one),
-        Case("one learner, H = 100", replace(one, inner_steps=100)),
+        Case("one learner, H = 100", every(one, 100)),
     ]
 
 
@@ -153,7 +160,8 @@ def experts(base: Setting) -> list[Case]:
 
 def vision(base: Setting) -> list[Case]:
     """The vision transformer on scikit-learn's digits."""
-    return _versus_parallel(replace(base, model="digits", steps=400, inner_rate=2e-3, inner_steps=16, fragments=4))
+    digits = replace(base, model="digits", steps=400, inner_rate=2e-3, fragments=4)
+    return _versus_parallel(every(digits, 16))
 
 
 def _versus_parallel(base: Setting) -> list[Case]:

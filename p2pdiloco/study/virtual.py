@@ -1,20 +1,20 @@
 """A swarm in one process and in virtual time: learners of different speeds, a network with delays, deaths.
 
 As `study.lockstep`, whose learners, merges and outer steps are production's; what its syncers decide is what
-`core.round` decides, without elections and messages that go astray: a round is begun by K contributions, one of
-them due and measured against the head; the others are called and send what they have at their next step
-boundary; it closes when all have answered, or at the end of the grace window. Time is counted in inner steps of
-a usual learner, and the inner learning rate follows that clock (as it follows the run's tokens in production).
+`core.round` decides, without elections and messages that go astray: a round is begun by K contributions, one
+of them due and measured against the head; the others are called and send what they have at their next step
+boundary; it closes when all have answered, or at the end of the grace window. Time is counted in inner steps
+of a usual learner.
 """
 
 from __future__ import annotations
 
 import heapq
 import itertools
-import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from msgspec import Struct
 from torch import Tensor
@@ -34,8 +34,8 @@ SILENCE = 4.0
 
 
 class Fault(Struct, frozen=True):
-    """A node is killed, and is back some time later with the newest versions: what it had not yet sent is lost,
-    and what was under way."""
+    """A node is killed, and is back some time later with the newest versions: what it had not yet sent is
+    lost, and what was under way."""
 
     at: float
     learner: int
@@ -107,12 +107,16 @@ class Virtual(Lockstep):
         super().__init__(manifest, learners, plain_mean=plain_mean, heldout_tokens=heldout_tokens)
         speeds = world.speeds or (1.0,) * learners
         self._world, self._rng = world, random.Random(world.seed)
-        self._seats = [_Seat(made, i, 1 / s) for i, (made, s) in enumerate(zip(self._learners, speeds, strict=True))]
+        self._seats = [
+            _Seat(made, i, 1 / s) for i, (made, s) in enumerate(zip(self._learners, speeds, strict=True))
+        ]
         self._rounds = [_Round() for _ in self.layouts]
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self._now = 0.0
-        self.merges = self.contributions = self.tokens = self.merged_tokens = 0
+        self.merged_tokens = [0 for _ in self.layouts]
+        """Merged into each fragment's head."""
+        self.merges = self.contributions = self.tokens = 0
 
     def play(self, duration: int, evaluate_every: int) -> Curve:
         """So many units of time: (time, held-out loss of Theta), every `evaluate_every` and at the end."""
@@ -120,7 +124,7 @@ class Virtual(Lockstep):
         for seat in self._seats:
             self._step_later(seat)
         for fault in self._world.faults:
-            self._push(fault.at, lambda fault=fault: self._die(fault))
+            self._push(fault.at, partial(self._die, fault))
         marks = [*range(evaluate_every, duration, evaluate_every), duration]
         while marks:
             if self._events and self._events[0][0] <= marks[0]:
@@ -135,18 +139,22 @@ class Virtual(Lockstep):
     def _push(self, at: float, act: Callable[[], None]) -> None:
         heapq.heappush(self._events, (at, next(self._order), act))
 
+    @property
+    def _live(self) -> int:
+        return max(1, sum(seat.alive for seat in self._seats))
+
     def _step_later(self, seat: _Seat) -> None:
         life = seat.life
         self._push(self._now + seat.step_time, lambda: self._step(seat) if seat.life == life else None)
 
     def _step(self, seat: _Seat) -> None:
         """An inner step has ended; what came meanwhile is done now."""
-        seat.learner.training.inner_step = max(0, math.ceil(self._now) - 1)
         self.tokens += seat.learner.step()
         seat.at = self._now
         waiting, seat.mailbox = seat.mailbox, []
         for act in waiting:
             act()
+        seat.learner.training.run_is_at(seat.learner.fragments.run_tokens(self._live))
         self._send_due(seat)
         self._step_later(seat)
 
@@ -199,9 +207,10 @@ class Virtual(Lockstep):
 
     def _come_back(self, seat: _Seat) -> None:
         seat.alive = True
-        seat.learner.begin(self)
+        seat.learner.begin(self, self.merged_tokens)
         if self._world.fresh_moments:
             seat.learner.training.optimizer.state.clear()
+            seat.learner.training.optimizer_steps = 0
         self._step_later(seat)
 
     # --- rounds ----------------------------------------------------------------------------------------
@@ -229,7 +238,7 @@ class Virtual(Lockstep):
         seat.learner.fragments.free_slot(fragment)
 
     def _consider(self, fragment: int, overdue: int | None = None) -> None:
-        """Begin to close the round, if there is reason to. `overdue`: the round that has waited for H steps."""
+        """Begin to close the round, if there is reason to. `overdue`: the round that waited for H steps."""
         round_, head = self._rounds[fragment], self.head(fragment)[0]
         live = [seat for seat in self._seats if seat.alive]
         if round_.closing or len(round_.inbox) < max(1, min(self.manifest.sync.quorum, len(live))):
@@ -243,9 +252,11 @@ class Virtual(Lockstep):
             return
         round_.closing, round_.waits_for = True, {seat.index for seat in others}
         for seat in others:
-            self._tell(seat, self._message, lambda seat=seat: self._called(fragment, seat))
+            self._tell(seat, self._message, partial(self._called, fragment, seat))
         window = self._world.grace * self.manifest.sync.inner_steps
-        self._push(self._now + window, lambda: self._close(fragment) if self._rounds[fragment] is round_ else None)
+        self._push(
+            self._now + window, lambda: self._close(fragment) if self._rounds[fragment] is round_ else None
+        )
 
     def _called(self, fragment: int, seat: _Seat) -> None:
         copied = seat.learner.fragments.copy_out(fragment, seat.learner.training.inner_step)
@@ -269,7 +280,7 @@ class Virtual(Lockstep):
         self.global_state.commit(fragment, number)
         self.merges += 1
         self.contributions += len(merged)
-        self.merged_tokens += sum(one.content[1] for one in merged)
+        self.merged_tokens[fragment] += sum(one.content[1] for one in merged)
         theta = self.global_state.theta(fragment).clone()
         lives = {(one.seat.index, one.life) for one in merged}
         for seat in self._seats:
@@ -279,9 +290,10 @@ class Virtual(Lockstep):
 
     def _publish(self, seat: _Seat, fragment: int, number: int, theta: Tensor, inside: bool) -> None:
         """Versions arrive in order."""
+        tokens = self.merged_tokens[fragment]
         seat.last_install[fragment] = self._tell(
             seat,
             self._delay(),
-            lambda: seat.learner.install(fragment, number, theta, inside),
+            lambda: seat.learner.install(fragment, number, theta, inside, tokens),
             seat.last_install.get(fragment, 0.0),
         )

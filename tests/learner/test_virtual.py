@@ -1,0 +1,73 @@
+"""Swarms in virtual time, and what they are compared with."""
+
+import importlib.util
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+from p2pdiloco.study.play import play
+from p2pdiloco.study.setting import Setting
+from p2pdiloco.study.virtual import Circumstances, Fault, Virtual
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "bench_learning.py"
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """What is this small is slower on several, much slower where others work."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+SMALL = Setting(model="nano", steps=16, inner_steps=4, learners=2, warmup=5, momentum_warmup=2)
+
+
+def test_without_delay_compression_and_fragments_a_swarm_is_synchronous_diloco():
+    plain = msgspec.structs.replace(SMALL, fragments=1, codec="fp32", merge="mean", delay=0.0)
+    swarm = play(plain, 2048)
+    oracle = play(msgspec.structs.replace(plain, kind="oracle"), 2048)
+    assert [loss for _, loss in swarm.curve] == pytest.approx([loss for _, loss in oracle.curve], abs=1e-6)
+    assert (swarm.merges, swarm.contributors) == (4, 2)
+    assert len({loss for _, loss in swarm.curve}) == 5  # version 0 and one after each outer step
+
+
+def test_the_grace_window_takes_in_a_slow_learner_and_faults_cost_only_what_was_not_sent():
+    learners, period = 3, 8
+    setting = msgspec.structs.replace(SMALL, learners=learners, inner_steps=period, delay=0.5)
+    manifest, speeds = setting.manifest(), (1.0, 1.0, 0.25)
+    found = {}
+    for grace, faults in ((0.75, ()), (0.0, ()), (0.75, (Fault(20.0, 0, 10.0),))):
+        swarm = Virtual(
+            manifest, learners, Circumstances(delay=0.5, grace=grace, speeds=speeds, faults=faults)
+        )
+        try:
+            swarm.play(6 * period, 6 * period)
+            found[grace, len(faults)] = swarm
+        finally:
+            swarm.close()
+    patient, hasty, hit = found.values()
+    assert patient.contributions / patient.merges > 2.5 > 2 > hasty.contributions / hasty.merges
+    # Half an interval and one under way are not merged at the end, at most two intervals of each learner.
+    tokens = manifest.inner.tokens_per_step
+    unmerged = patient.tokens - max(patient.merged_tokens)
+    assert 0 < unmerged < 2 * period * 2.25 * tokens
+    # Ten units without one learner, and what it had not sent; nobody else lost anything.
+    assert 10 * tokens <= patient.tokens - hit.tokens <= 12 * tokens
+    assert patient.tokens - hit.tokens <= max(patient.merged_tokens) - max(hit.merged_tokens) < 22 * tokens
+
+
+def test_the_benchmark_runs_and_goes_on_where_it_was(tmp_path, capsys):
+    spec = importlib.util.spec_from_file_location("bench_learning", SCRIPT)
+    bench = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(bench)
+    command = ["alone", "--quick", "--seeds", "0", "--out", str(tmp_path / "results.jsonl")]
+    assert bench.main(command) == 0
+    first = capsys.readouterr()
+    assert first.err.count("CPU-s") == 3
+    assert "| one learner | " in first.out
+    assert bench.main(command) == 0
+    assert capsys.readouterr() == (first.out, "")
