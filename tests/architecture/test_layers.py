@@ -34,7 +34,7 @@ THIRD_PARTY = {
     "config": {"msgspec"},
     "core": {"msgspec"},
     "simulation": {"msgspec"},
-    "study": {"numpy", "torch"},
+    "study": {"msgspec", "numpy", "torch"},
     "tensors": {"msgspec", "numpy", "torch"},
     "tasks": {"PIL", "msgspec", "numpy", "sklearn", "torch"},
     "learner": {"msgspec", "numpy", "safetensors", "torch"},
