@@ -45,11 +45,15 @@ class DataSection(Section, frozen=True, kw_only=True):
 
 
 class InnerSection(Section, frozen=True, kw_only=True):
-    optimizer: Literal["adamw"] = "adamw"
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    """Muon is for the matrices inside the model; embeddings, head and vectors get AdamW beside it.
+    Learning rate and weight decay are AdamW's: Muon's updates are scaled to be as large."""
     learning_rate: Annotated[float, Meta(gt=0, le=1)]
     weight_decay: Annotated[float, Meta(ge=0, le=1)] = 0.1
     beta1: Annotated[float, Meta(ge=0, lt=1)] = 0.9
     beta2: Annotated[float, Meta(ge=0, lt=1)] = 0.95
+    muon_momentum: Annotated[float, Meta(ge=0, lt=1)] = 0.95
+    """Of Muon's matrices, if it is the optimizer."""
     clip_norm: Annotated[float, Meta(gt=0, le=1e6)] = 1.0
     warmup_tokens: Natural
     """Tokens of the run, all its learners', over which the learning rate grows linearly."""

@@ -24,7 +24,7 @@ from p2pdiloco.errors import StorageError
 from p2pdiloco.learner.channel import RestoreMode
 from p2pdiloco.learner.fragments import Counters, Fragments
 from p2pdiloco.learner.loop import Training
-from p2pdiloco.learner.optim import moments, set_moments
+from p2pdiloco.learner.optim import kind, moments, set_moments
 
 FORMAT = 2
 
@@ -41,6 +41,8 @@ class LearnerMeta(Struct, frozen=True):
     """Where the schedule was."""
     position: int
     """Samples taken from the data stream."""
+    optimizer: str
+    """Whose moments these are (`optim.kind`)."""
     optimizer_steps: int
     counters: tuple[Counters, ...]
 
@@ -51,7 +53,7 @@ def save(path: Path, training: Training, fragments: Fragments) -> None:
     Raises:
         StorageError: the disk is full or the folder cannot be written; an older file is untouched.
     """
-    optimizer_steps, tensors = moments(training.model, training.optimizer)
+    tensors = moments(training.model, training.optimizer)
     for index, counters in enumerate(fragments.counters):
         if counters.unmerged_steps:
             tensors[f"displacement.{index}"] = fragments.displacement(index)
@@ -64,7 +66,8 @@ def save(path: Path, training: Training, fragments: Fragments) -> None:
         tokens_total=training.tokens_total,
         run_tokens=training.run_tokens,
         position=training.stream.position,
-        optimizer_steps=optimizer_steps,
+        optimizer=kind(training.optimizer),
+        optimizer_steps=training.optimizer_steps,
         counters=tuple(fragments.counters),
     )
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
@@ -73,10 +76,11 @@ def save(path: Path, training: Training, fragments: Fragments) -> None:
     _write_atomically(path, lambda temporary: save_file(tensors, temporary, metadata))
 
 
-def restore(path: Path, modes: Sequence[RestoreMode], training: Training, fragments: Fragments) -> None:
+def restore(path: Path, modes: Sequence[RestoreMode], training: Training, fragments: Fragments) -> str:
     """Take over a saved state: time and moments always, displacements by `modes` (`channel.Start.restore`).
 
-    theta of every fragment is set to its base minus what is taken. Nothing is changed on an error.
+    theta of every fragment is set to its base minus what is taken. Nothing is changed on an error. Returns
+    what a person should know: moments of another optimizer are not taken, all else is.
 
     Raises:
         StorageError: no file, a torn or corrupt one, or one of another model.
@@ -84,26 +88,32 @@ def restore(path: Path, modes: Sequence[RestoreMode], training: Training, fragme
     meta, tensors = _read(path)
     if meta.schema != _schema(training, fragments):
         raise StorageError(f"the learner state {path} belongs to another model", "use another data folder")
-    try:
-        set_moments(training.model, training.optimizer, meta.optimizer_steps, tensors)
-    except (KeyError, ValueError) as error:
-        raise StorageError(f"the learner state {path} is incomplete: {error}") from error
+    note, wanted = "", kind(training.optimizer)
+    if meta.optimizer == wanted:
+        try:
+            saved = {name: tensor for name, tensor in tensors.items() if "/" in name}
+            set_moments(training.model, training.optimizer, saved)
+        except ValueError as error:
+            raise StorageError(f"the learner state {path} is incomplete: {error}") from error
+        training.optimizer_steps = meta.optimizer_steps
+    else:
+        note = f"the saved moments are of {meta.optimizer}: those of {wanted} begin anew"
     training.inner_step, training.tokens_total = meta.inner_step, meta.tokens_total
     training.run_is_at(meta.run_tokens)
-    training.optimizer_steps = meta.optimizer_steps
     training.stream.position = meta.position
     for index, mode in enumerate(modes):
-        saved = meta.counters[index]
+        counted = meta.counters[index]
         if mode == "none":
             continue
-        whole = mode == "all" or not saved.slot_in_use
+        whole = mode == "all" or not counted.slot_in_use
         displacement = tensors.get(f"displacement.{index}" if whole else f"rest.{index}")
         fragments.reset_to_base(index, displacement)
         fragments.counters[index] = Counters(
-            unmerged_tokens=saved.unmerged_tokens - (0 if whole else saved.sent_tokens),
-            unmerged_steps=saved.unmerged_steps - (0 if whole else saved.sent_steps),
-            steps_since_base=saved.steps_since_base,
+            unmerged_tokens=counted.unmerged_tokens - (0 if whole else counted.sent_tokens),
+            unmerged_steps=counted.unmerged_steps - (0 if whole else counted.sent_steps),
+            steps_since_base=counted.steps_since_base,
         )
+    return note
 
 
 def _read(path: Path) -> tuple[LearnerMeta, dict[str, Tensor]]:

@@ -78,7 +78,7 @@ class Training:
         self._micro_samples = max(1, tokens // per_sample)
 
     def step(self) -> StepReport:
-        """One inner step: forward, backward, clip, AdamW.
+        """One inner step: forward, backward, clip, optimizer.
 
         Raises:
             TrainingDiverged: see there.

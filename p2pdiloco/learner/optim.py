@@ -1,19 +1,20 @@
-"""The inner optimizer: AdamW.
+"""The inner optimizer: AdamW, or Muon with AdamW for what is no hidden matrix.
 
 Its moments belong to this learner alone; they are never averaged nor touched by an outer update.
 """
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from p2pdiloco.config.manifest import InnerSection
-
-EPSILON = 1e-8
+from p2pdiloco.errors import UserError
+from p2pdiloco.learner.adamw import EPSILON, FusedAdamW, step_device
+from p2pdiloco.learner.muon import Muon, hidden_matrices
 
 
 class Optimizer(Protocol):
@@ -23,9 +24,8 @@ class Optimizer(Protocol):
     def param_groups(self) -> list[dict[str, Any]]:
         """Dicts with "params", "lr" and "weight_decay"."""
 
-    @property
-    def state(self) -> MutableMapping[Tensor, dict[str, Tensor]]:
-        """Parameter -> "step", "exp_avg", "exp_avg_sq"."""
+    state: MutableMapping[Tensor, dict[str, Tensor]]
+    """Parameter -> its moments by name; of AdamW "step", "exp_avg" and "exp_avg_sq"."""
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients."""
@@ -34,71 +34,58 @@ class Optimizer(Protocol):
         """One update of all parameters that have a gradient."""
 
 
-class FusedAdamW:
-    """`torch.optim.AdamW(fused=True)`, bit for bit, for CPU and CUDA: one kernel over all tensors.
+class Together:
+    """Several optimizers, each for its own parameters, as one."""
 
-    torch's own class imports torch's compiler when it is made, which takes as long as torch itself: half of
-    the time in which a learner is back after its death. `state` and `param_groups` are laid out as torch's.
-    """
+    def __init__(self, kind: str, *parts: Optimizer) -> None:
+        self.kind = kind
+        self._parts = parts
+        self.state: MutableMapping[Tensor, dict[str, Tensor]] = parts[0].state
+        for part in parts[1:]:
+            part.state = self.state  # one mapping for all: parameters are different ones
 
-    def __init__(self, groups: list[dict[str, Any]], lr: float, betas: tuple[float, float]) -> None:
-        """groups: dicts with "params" and "weight_decay"."""
-        self.param_groups = [{**group, "lr": lr} for group in groups]
-        self.state: dict[Tensor, dict[str, Tensor]] = {}
-        self._betas = betas
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """All parts'."""
+        return [group for part in self._parts for group in part.param_groups]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients."""
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                parameter.grad = None
+        for part in self._parts:
+            part.zero_grad(set_to_none)
 
-    @torch.no_grad()
     def step(self) -> None:
         """One update of all parameters that have a gradient."""
-        for group in self.param_groups:
-            params = [parameter for parameter in group["params"] if parameter.grad is not None]
-            states = [self.state.get(p) or self.state.setdefault(p, _fresh(p)) for p in params]
-            if not params:
-                continue
-            steps = [state["step"] for state in states]
-            torch._foreach_add_(steps, 1)
-            torch._fused_adamw_(
-                params,
-                [parameter.grad for parameter in params],
-                [state["exp_avg"] for state in states],
-                [state["exp_avg_sq"] for state in states],
-                [],
-                steps,
-                lr=group["lr"],
-                beta1=self._betas[0],
-                beta2=self._betas[1],
-                weight_decay=group["weight_decay"],
-                eps=EPSILON,
-                amsgrad=False,
-                maximize=False,
-            )
-
-
-def _fresh(parameter: Tensor) -> dict[str, Tensor]:
-    return {
-        "step": torch.zeros((), device=_step_device(parameter)),
-        "exp_avg": torch.zeros_like(parameter),
-        "exp_avg_sq": torch.zeros_like(parameter),
-    }
+        for part in self._parts:
+            part.step()
 
 
 def make_optimizer(model: nn.Module, section: InnerSection) -> Optimizer:
-    """AdamW; matrices and embeddings decay, norms do not."""
-    parameters = list(model.parameters())
+    """The manifest's. Matrices and embeddings decay, norms do not.
+
+    Raises:
+        UserError: Muon for a model that has no matrices for it.
+    """
+    if section.optimizer == "adamw":
+        return _adamw(list(model.parameters()), section)
+    hidden = hidden_matrices(model)
+    if not hidden:
+        raise UserError('inner.optimizer is "muon", but the model has no hidden matrices', 'use "adamw"')
+    theirs = {id(parameter) for parameter in hidden}
+    others = [parameter for parameter in model.parameters() if id(parameter) not in theirs]
+    muon = Muon(hidden, section.learning_rate, section.weight_decay, section.muon_momentum)
+    return Together("muon", _adamw(others, section), muon)
+
+
+def _adamw(parameters: Sequence[Tensor], section: InnerSection) -> Optimizer:
     groups = [
         {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": section.weight_decay},
         {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
     ]
     betas = (section.beta1, section.beta2)
-    if parameters[0].device.type in ("cpu", "cuda"):
+    if all(parameter.device.type in ("cpu", "cuda") for parameter in parameters):
         return FusedAdamW(groups, section.learning_rate, betas)
-    return torch.optim.AdamW(groups, lr=section.learning_rate, betas=betas, eps=EPSILON)
+    return torch.optim.AdamW(groups, lr=section.learning_rate, betas=betas, eps=EPSILON)  # type: ignore[return-value]
 
 
 def set_learning_rate(optimizer: Optimizer, rate: float) -> None:
@@ -112,35 +99,30 @@ def clip(model: nn.Module, section: InnerSection) -> Tensor:
     return nn.utils.clip_grad_norm_(model.parameters(), section.clip_norm)
 
 
-def moments(model: nn.Module, optimizer: Optimizer) -> tuple[int, dict[str, Tensor]]:
-    """Optimizer steps made, and the moments by name: exp_avg.NAME, exp_avg_sq.NAME. (0, {}) at first."""
+def kind(optimizer: Optimizer) -> str:
+    """Whose moments they are: "adamw", "muon", or the name of somebody else's class."""
+    return str(getattr(optimizer, "kind", type(optimizer).__name__.lower()))
+
+
+def moments(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
+    """What the optimizer remembers of every parameter: MOMENT/PARAMETER -> tensor; {} at first."""
     found: dict[str, Tensor] = {}
-    steps = 0
     for name, parameter in model.named_parameters():
-        state = optimizer.state.get(parameter)
-        if state:
-            steps = int(state["step"])
-            found[f"exp_avg.{name}"] = state["exp_avg"]
-            found[f"exp_avg_sq.{name}"] = state["exp_avg_sq"]
-    return steps, found
+        for moment, value in optimizer.state.get(parameter, {}).items():
+            if isinstance(value, Tensor):
+                found[f"{moment}/{name}"] = value
+    return found
 
 
-def set_moments(model: nn.Module, optimizer: Optimizer, steps: int, saved: dict[str, Tensor]) -> None:
-    """Put back what `moments` gave. Raises: KeyError, ValueError (other names or shapes)."""
-    if not steps:
-        return
+def set_moments(model: nn.Module, optimizer: Optimizer, saved: Mapping[str, Tensor]) -> None:
+    """Put back what `moments` gave. Raises: ValueError (other names or shapes); then nothing is changed."""
+    parameters = dict(model.named_parameters())
     restored: dict[Tensor, dict[str, Tensor]] = {}
-    for name, parameter in model.named_parameters():
-        state = {"step": torch.tensor(float(steps), device=_step_device(parameter))}
-        for kind in ("exp_avg", "exp_avg_sq"):
-            moment = saved[f"{kind}.{name}"]
-            if moment.shape != parameter.shape:
-                raise ValueError(f"{kind}.{name} has shape {tuple(moment.shape)}")
-            state[kind] = moment.to(parameter.device, parameter.dtype, copy=True)
-        restored[parameter] = state
+    for key, value in saved.items():
+        moment, _, name = key.partition("/")
+        parameter = parameters.get(name)
+        if parameter is None or (value.dim() and value.shape != parameter.shape):
+            raise ValueError(f"{moment} of {name} has shape {tuple(value.shape)}")
+        device = parameter.device if value.dim() else step_device(parameter)
+        restored.setdefault(parameter, {})[moment] = value.to(device, copy=True)
     optimizer.state.update(restored)
-
-
-def _step_device(parameter: Tensor) -> torch.device:
-    """Where fused AdamW keeps its step counter."""
-    return parameter.device if parameter.is_cuda else torch.device("cpu")

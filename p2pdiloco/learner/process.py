@@ -71,11 +71,10 @@ def _restore(start: Start, training: Training, fragments: Fragments) -> tuple[bo
         return False, ""
     path = Path(start.restore_path)
     try:
-        checkpoint.restore(path, start.restore, training, fragments)
+        return True, checkpoint.restore(path, start.restore, training, fragments)
     except StorageError as error:
         if not path.exists():
             return False, str(error)
         aside = path.with_name(path.name + ".corrupt")
         path.replace(aside)
         return False, f"{error}; set aside as {aside.name}"[:4096]
-    return True, ""
