@@ -42,13 +42,27 @@ def run_group() -> None:
     default=0,
     help="Members at the start, about, if more than one group of them; 0: one group.",
 )
+@click.option(
+    "--from",
+    "source",
+    type=FILE,
+    metavar="MODEL",
+    help="Start from this model: a folder of Hugging Face's form, an export, or a checkpoint file.",
+)
 @click.option("--out", type=FILE, default=Path("run.toml"), show_default=True, help="File to write.")
 @click.option("--force", is_flag=True, help="Overwrite the file.")
-def new(name: str, preset: str, seed: int, expected_members: int, out: Path, force: bool) -> None:
+def new(
+    name: str, preset: str, seed: int, expected_members: int, source: Path | None, out: Path, force: bool
+) -> None:
     """Write a commented run.toml for a run called NAME."""
     manifest = for_run(preset, name, seed)
     group = msgspec.structs.replace(manifest.group, expected_members=expected_members)
     manifest = msgspec.structs.replace(manifest, group=group)
+    parameters = None
+    if source is not None:
+        from p2pdiloco.cli.start_from import save_beside, started_from
+
+        manifest, parameters = started_from(source, manifest)
     text = render_toml(manifest)
     # Through the strict reader: what is written is what every node accepts, the name included.
     manifest_from_table(tomllib.loads(text), "the new run")
@@ -62,6 +76,8 @@ def new(name: str, preset: str, seed: int, expected_members: int, out: Path, for
     except OSError as error:
         raise StorageError(f"{out}: cannot be written: {error.strerror}") from error
     click.echo(out)
+    if parameters is not None:
+        click.echo(f"version 0 is in {save_beside(out, parameters)}: keep it beside {out.name}", err=True)
     click.echo(
         f"wrote {out}: {_size(manifest)}. Next, on a machine that others can reach:\n"
         f"  p2pdiloco bootstrap --run {out}\nand on the first node of the run:\n"

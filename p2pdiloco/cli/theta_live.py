@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import uvloop
 
@@ -22,6 +23,7 @@ from p2pdiloco.core.effects import FetchState
 from p2pdiloco.core.types import SignedVersion, signed_bytes
 from p2pdiloco.daemon.compute import Compute
 from p2pdiloco.daemon.copying import Copying
+from p2pdiloco.daemon.initial import given_parameters
 from p2pdiloco.daemon.runs import Run, fresh_vault, known_runs, pull_manifest
 from p2pdiloco.daemon.snapshot import StatusReport
 from p2pdiloco.daemon.theta import Theta, theta_of
@@ -57,7 +59,13 @@ async def _copied(join: tuple[str, ...], wanted: str, timeout_s: float) -> Theta
             reports = await search.reports(transport)
             run = await _run(transport, reports[0])
             found.append(run)
-            return await _Visit(run, transport, reports).theta()
+            given = None
+            if any(row.number == 0 for report in reports for row in report.fragments):
+                members = [report.answered_by for report in reports]
+                given = await given_parameters(transport, None, run.id, run.manifest, members)
+            return await _Visit(run, transport, reports, given).theta()
+    except TransportError as error:
+        raise UserError(f"the parameters of the run are not to be had: {error}", "try again") from error
     except TimeoutError:
         if not found:
             raise search.failure(timeout_s) from None
@@ -86,8 +94,16 @@ async def _run(transport: Transport, report: StatusReport) -> Run:
 class _Visit:
     """Copies all fragments of one run."""
 
-    def __init__(self, run: Run, transport: Transport, reports: Sequence[StatusReport]) -> None:
+    def __init__(
+        self,
+        run: Run,
+        transport: Transport,
+        reports: Sequence[StatusReport],
+        given: Mapping[str, Any] | None,
+    ) -> None:
+        """`given`: version 0 of a run that starts from given parameters, if somebody is still there."""
         self._run = run
+        self._given = given
         self._reports = reports
         manifest = run.manifest
         self._vault = Vault(run.layouts, manifest.outer, manifest.codec.contribution, manifest.codec.update)
@@ -160,5 +176,7 @@ class _Visit:
     @functools.cached_property
     def _version_0(self) -> list[bytes]:
         """What needs no signature, because everybody can compute it."""
-        layouts, vault = fresh_vault(self._run.manifest)
+        if self._run.manifest.run.initial and self._given is None:
+            return [b""] * len(self._run.layouts)
+        layouts, vault = fresh_vault(self._run.manifest, self._given)
         return [vault.state_digest_of(layout.index, 0) for layout in layouts]

@@ -20,6 +20,8 @@ COMMENTS = {
     "run.seed": "Seeds version 0, data streams and group hashes.",
     "run.task": "What is learned: causal-lm, image-classification, or what an installed package brings.",
     "run.task_package": "What a node that lacks the task is told to install.",
+    "run.initial": "SHA-256 of given parameters that are version 0 (run new --from); empty: from the seed.",
+    "run.initial_name": "What those are, for people.",
     "data.source": "embedded: comes with the task (text: Python's library); files: each node's own --data.",
     "data.heldout_percent": "Share of files or samples, by hash of their name, that nobody trains on.",
     "inner.optimizer": "adamw, or muon for matrices with adamw for embeddings, head and vectors.",

@@ -33,6 +33,11 @@ class RunSection(Section, frozen=True, kw_only=True):
     (`tasks.registry`). It is code of this machine, looked up by name: nothing of it comes from a peer."""
     task_package: Annotated[str, Meta(pattern=PACKAGE_PATTERN)] = ""
     """What a node that does not know the task is told to install."""
+    initial: Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?\Z")] = ""
+    """SHA-256 over names, shapes and bytes of the parameters that are version 0; empty: they are drawn from
+    the seed. Whoever signs the run has them in a file beside run.toml, other nodes get them from peers."""
+    initial_name: Annotated[str, Meta(max_length=100)] = ""
+    """What these are, for people."""
 
 
 class DataSection(Section, frozen=True, kw_only=True):

@@ -7,10 +7,12 @@ it knows its run, and adds its membership later.
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, cast
 
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.fanout import refuse
+from p2pdiloco.daemon.initial import Giving, kept
 from p2pdiloco.daemon.probing import ProbeGate
 from p2pdiloco.daemon.reach import DialBack
 from p2pdiloco.daemon.runs import Run, encode_manifest
@@ -25,15 +27,19 @@ class FrontDoor:
 
     def __init__(self) -> None:
         self._runs: dict[str, tuple[Run, bytes]] = {}
+        self._initial: dict[str, Path] = {}
+        self._giving = Giving()
         self.member: Transfers | None = None
         self.status: Callable[[], StatusReport] | None = None
         self.member_run = ""
         self.probes = ProbeGate()
         self.dial_back: DialBack | None = None
 
-    def add_run(self, run: Run) -> None:
-        """List and serve a run's manifest."""
+    def add_run(self, run: Run, data_dir: Path | None = None) -> None:
+        """List and serve a run's manifest, and its version 0 where that was given and is kept there."""
         self._runs[run.id] = (run, encode_manifest(run))
+        if data_dir is not None and run.manifest.run.initial:
+            self._initial[run.id] = kept(data_dir, run.id)
 
     def runs(self) -> list[wire.RunSummary]:
         """The runs that are listed here."""
@@ -70,6 +76,9 @@ class FrontDoor:
         if isinstance(pull, wire.PullManifest):
             found = self._runs.get(pull.run)
             return PullSource(found[1], (), lambda: None) if found else refuse("unknown-run")
+        if isinstance(pull, wire.PullInitial):
+            file = self._initial.get(pull.run)
+            return self._giving.serve(file, pull) if file else refuse("unknown-run")
         if self.member is None:
             return refuse("not-ready")
         return await self.member.on_pull(sender, pull)

@@ -20,16 +20,17 @@ from p2pdiloco.adapters.flow import Limits
 from p2pdiloco.adapters.hivemind_net import HivemindTransport
 from p2pdiloco.adapters.p2pd import P2PDOptions
 from p2pdiloco.config.settings import BootstrapSettings, LogStyle, NodeSettings, rates
-from p2pdiloco.config.signing import load_signed
+from p2pdiloco.config.signing import load_signed, run_id
 from p2pdiloco.core.config import Timing
 from p2pdiloco.daemon.frontdoor import FrontDoor
+from p2pdiloco.daemon.initial import given_on_disk
 from p2pdiloco.daemon.live import LiveView
 from p2pdiloco.daemon.logs import RecentLines, Style, configure_logging, resolve_style
 from p2pdiloco.daemon.member import Member
 from p2pdiloco.daemon.peers_file import load_peers
 from p2pdiloco.daemon.presence import publish_runs
 from p2pdiloco.daemon.reach import DialBack, Reachability
-from p2pdiloco.daemon.runs import Run, find_run, open_run, save_manifest, sign_run
+from p2pdiloco.daemon.runs import Run, find_run, open_run, save_run, sign_run
 from p2pdiloco.daemon.view import log_line
 from p2pdiloco.errors import InvariantViolation, RemoteError, StorageError, UserError
 from p2pdiloco.identity import Identity
@@ -210,7 +211,7 @@ async def _bootstrap(settings: BootstrapSettings, stop: asyncio.Event) -> None:
         identity = Identity.load_or_create(settings.data_dir / "identity.key")
         door = FrontDoor()
         for run in _served_runs(settings, identity):
-            door.add_run(run)
+            door.add_run(run, settings.data_dir)
             logger.info("serving run %s (%s)", run.name, run.id[:12])
         # Its address is well known: it relays from the start, and tells others what it sees of them.
         options = P2PDOptions(relay=settings.relay, force_reachability="public")
@@ -243,15 +244,17 @@ def _served_runs(settings: BootstrapSettings, identity: Identity) -> list[Run]:
     owner = Identity.load_or_create(settings.data_dir / "owner.key")
     runs: dict[str, Run] = {}
     for path in settings.run:
-        run, _ = sign_run(path, owner)
-        folder = settings.data_dir / "runs" / run.id[:16]
-        folder.mkdir(parents=True, exist_ok=True)
-        save_manifest(settings.data_dir, run)
+        run, vault = sign_run(path, owner)
+        save_run(settings.data_dir, run, vault)
         runs[run.id] = run
     for path in sorted((settings.data_dir / "runs").glob("*/manifest.signed")):
-        signed, _ = load_signed(path, identity.verify)
+        signed, manifest = load_signed(path, identity.verify)
+        given = given_on_disk(settings.data_dir, run_id(signed), manifest)
+        if manifest.run.initial and given is None:
+            logger.warning("%s is not served: its version 0 is not here any more", path)
+            continue
         try:
-            run, _ = open_run(signed, identity)
+            run, _ = open_run(signed, identity, given=given)
         except RemoteError as error:
             raise StorageError(f"{path} is not a valid manifest: {error}", "move it away") from error
         runs.setdefault(run.id, run)

@@ -40,7 +40,7 @@ from p2pdiloco.daemon.report import Report
 from p2pdiloco.daemon.restore import restore
 from p2pdiloco.daemon.resume import restore_modes, write_resume
 from p2pdiloco.daemon.runner import Runner, UpdateLog
-from p2pdiloco.daemon.runs import Run, core_config, genesis_versions, save_manifest
+from p2pdiloco.daemon.runs import Run, core_config, genesis_versions, save_run
 from p2pdiloco.daemon.tickets import Tickets
 from p2pdiloco.daemon.transfers import Transfers
 from p2pdiloco.errors import StorageError
@@ -87,7 +87,7 @@ class Member:
         )
         me = identity.peer_id
         self._store = RunStore(settings.data_dir, run.id)
-        save_manifest(settings.data_dir, run)
+        save_run(settings.data_dir, run, vault)
         self._events = EventsLog(settings.data_dir / "events.jsonl")
         config = core_config(run, genesis_versions(run, vault), timing)
         self._updates = updates = UpdateLog(min(config.log_versions, UPDATES_IN_MEMORY))
@@ -177,7 +177,7 @@ class Member:
             self.runner.post(ev.ReachChanged(self._reach.reach))
         self.presence.reach = lambda: core.shared.reach
         runner.transfers.dialable = lambda: core.shared.reach is Reach.DIRECT
-        self._door.add_run(self._run)
+        self._door.add_run(self._run, self._settings.data_dir)
         self._door.member = runner.transfers
         self._door.member_run = run
         self._door.status = lambda: self.report.status(self._loop.time())

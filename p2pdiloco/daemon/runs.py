@@ -6,10 +6,11 @@ import asyncio
 import hashlib
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from msgspec import Struct
+from torch import Tensor
 
 from p2pdiloco.adapters.disk import run_folder
 from p2pdiloco.config.loader import manifest_from_canonical
@@ -27,7 +28,8 @@ from p2pdiloco.config.signing import (
 from p2pdiloco.core.config import CoreConfig, Timing
 from p2pdiloco.core.types import WHOLE_RUN, SignedVersion, VersionHeader
 from p2pdiloco.daemon import wire
-from p2pdiloco.errors import ConfigError, RemoteError, TransportError, UserError
+from p2pdiloco.daemon.initial import given_beside, given_parameters, keep_given
+from p2pdiloco.errors import ConfigError, RemoteError, TransportError, UserError, invariant
 from p2pdiloco.identity import Identity
 from p2pdiloco.identity import verify as verify_signature
 from p2pdiloco.ports import Refusal, Transport
@@ -66,8 +68,10 @@ class Run(Struct, frozen=True, kw_only=True):
         return wire.RunSummary(self.id, self.name, self.signed.owner)
 
 
-def fresh_vault(manifest: Manifest) -> tuple[tuple[FragmentLayout, ...], Vault]:
-    """Layouts and a vault that holds version 0.
+def fresh_vault(
+    manifest: Manifest, given: Mapping[str, Tensor] | None = None
+) -> tuple[tuple[FragmentLayout, ...], Vault]:
+    """Layouts and a vault that holds version 0; `given`: the parameters of a run that starts from some.
 
     Raises:
         UserError: the run's task is not installed.
@@ -76,7 +80,8 @@ def fresh_vault(manifest: Manifest) -> tuple[tuple[FragmentLayout, ...], Vault]:
     task = task_of(manifest)
     layouts = plan_fragments(task.specs(), manifest.sync.fragments)
     vault = Vault(layouts, manifest.outer, manifest.codec.contribution, manifest.codec.update)
-    vault.load_initial(task.initial_parameters())
+    invariant(bool(manifest.run.initial) == (given is not None), "version 0 is given or drawn, not both")
+    vault.load_initial(task.initial_parameters() if given is None else given)
     return layouts, vault
 
 
@@ -93,15 +98,21 @@ def sign_run(path: Path, owner: Identity) -> tuple[Run, Vault]:
     """
     manifest = load_manifest(path)
     try:
-        layouts, vault = fresh_vault(manifest)
+        layouts, vault = fresh_vault(manifest, given_beside(path, manifest))
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}", error.hint) from error
     signed = sign_manifest(manifest, genesis_digest(vault), owner, owner.peer_id)
     return Run(id=run_id(signed), signed=signed, manifest=manifest, layouts=layouts), vault
 
 
-def open_run(signed: SignedManifest, identity: Identity, expected_id: str = "") -> tuple[Run, Vault]:
-    """Verify a manifest from elsewhere: signature, run id, and that we compute the same version 0.
+def open_run(
+    signed: SignedManifest,
+    identity: Identity,
+    expected_id: str = "",
+    given: Mapping[str, Tensor] | None = None,
+) -> tuple[Run, Vault]:
+    """Verify a manifest from elsewhere: signature, run id, and that we compute the same version 0. `given`:
+    see `fresh_vault`.
 
     Raises:
         RemoteError: the signature or the run id is wrong, or `[model]` is.
@@ -112,7 +123,7 @@ def open_run(signed: SignedManifest, identity: Identity, expected_id: str = "") 
     if expected_id and identifier != expected_id:
         raise RemoteError("manifest-run-id", f"asked for {expected_id[:12]}, got {identifier[:12]}")
     try:
-        layouts, vault = fresh_vault(manifest)
+        layouts, vault = fresh_vault(manifest, given)
     except ConfigError as error:
         raise RemoteError("manifest-invalid", str(error)) from error
     if genesis_digest(vault) != signed.genesis_digest:
@@ -173,9 +184,15 @@ def core_config(run: Run, genesis: tuple[SignedVersion, ...], timing: Timing) ->
     )
 
 
-def save_manifest(data_dir: Path, run: Run) -> None:
-    """Keep the manifest beside the run's data. Raises: StorageError."""
-    save_signed(run_folder(data_dir, run.id) / "manifest.signed", run.signed)
+def save_run(data_dir: Path, run: Run, vault: Vault) -> None:
+    """Keep the manifest beside the run's data, and its version 0 where that was given; `vault` holds it.
+
+    Raises: StorageError.
+    """
+    folder = run_folder(data_dir, run.id)
+    folder.mkdir(parents=True, exist_ok=True)
+    save_signed(folder / "manifest.signed", run.signed)
+    keep_given(data_dir, run.id, run.manifest, vault)
 
 
 async def known_runs(transport: Transport) -> dict[str, tuple[wire.RunSummary, list[str]]]:
@@ -247,10 +264,14 @@ async def find_run(
             signed = saved[1] if saved else await pull_manifest(transport, *chosen)
             if signed is not None:
                 try:
-                    return open_run(signed, identity, chosen[0].run)
+                    manifest = verify(signed, identity.verify)
+                    given = await given_parameters(transport, data_dir, run_id(signed), manifest, chosen[1])
+                    return open_run(signed, identity, chosen[0].run, given)
                 except RemoteError as error:
                     say(f"the manifest of {chosen[0].name} is refused: {error}")
                     ours.pop(chosen[0].run, None)
+                except TransportError as error:
+                    say(f"nobody gives version 0 of {chosen[0].name} yet: {error}")
         elif found and waited_s >= LIST_PATIENCE_S:
             names = ", ".join(sorted(f"{s.name} ({s.run[:12]})" for s, _ in found.values()))
             raise UserError(f'the peers know no run "{wanted}"', f"they know: {names}")

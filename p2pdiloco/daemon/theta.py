@@ -21,6 +21,7 @@ from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.signing import SignedManifest, run_id, verify
 from p2pdiloco.core.config import Timing
 from p2pdiloco.core.types import SignedVersion
+from p2pdiloco.daemon.initial import given_on_disk
 from p2pdiloco.daemon.restore import restore
 from p2pdiloco.daemon.runner import UpdateLog
 from p2pdiloco.daemon.runs import Run, choose_run, core_config, genesis_versions, open_run, saved_runs
@@ -134,8 +135,15 @@ def theta_on_disk(data_dir: Path, wanted: str) -> Theta:
             raise UserError(
                 f'{data_dir} has no run "{wanted}"' if wanted else f"{data_dir} has no run", names
             )
+        signed = saved[chosen[0].run][1]
         try:
-            run, vault = open_run(saved[chosen[0].run][1], Identity.generate())
+            manifest = verify(signed, verify_signature)
+            given = given_on_disk(data_dir, chosen[0].run, manifest)
+            if manifest.run.initial and given is None:
+                raise StorageError(
+                    f"version 0 of {chosen[0].name} is not in {data_dir}", "start its node once"
+                )
+            run, vault = open_run(signed, Identity.generate(), given=given)
         except (RemoteError, ConfigError) as error:
             raise StorageError(
                 f"the manifest of {chosen[0].name} in {data_dir} is not valid: {error}"

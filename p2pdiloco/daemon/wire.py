@@ -97,6 +97,19 @@ class PullManifest(Wire, frozen=True, tag=True):
     run: RunId
 
 
+class PullInitial(Wire, frozen=True, tag=True):
+    """Give me the parameters that version 0 of this run is, from this byte on (`daemon.initial`)."""
+
+    run: RunId
+    offset: Count = 0
+
+
+class InitialHeader(Wire, frozen=True, tag=True):
+    """Header of their stream: fp32 little-endian, in the order of the model's parameters."""
+
+    offset: Count
+
+
 class PullProbe(Wire, frozen=True, tag=True):
     """Give me so many bytes of nothing: I measure the link (`daemon.probing`)."""
 
@@ -195,7 +208,7 @@ class Presence(Wire, frozen=True, tag=True):
 
 
 Push = PushContribution | PushPartial
-Pull = PullUpdate | PullState | PullManifest | PullProbe
+Pull = PullUpdate | PullState | PullManifest | PullInitial | PullProbe
 Query = RunsQuery | StatusQuery | ReachQuery
 T = TypeVar("T")
 _encoder = msgspec.msgpack.Encoder()

@@ -97,7 +97,9 @@ def _unlike(config: dict[str, Any]) -> str:
     if kind not in (LLAMA, MIXTRAL):
         return f'its model_type is "{kind}"'
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    heads, width = config.get("num_attention_heads") or 1, config.get("hidden_size") or 0
+    heads, width = config.get("num_attention_heads"), config.get("hidden_size")
+    if not isinstance(heads, int) or not isinstance(width, int) or heads < 1:
+        return "hidden_size and num_attention_heads are not stated"
     rules = (
         (config.get("hidden_act", "silu") == "silu", f"its activation is {config.get('hidden_act')}"),
         (not config.get("attention_bias"), "its attention has biases"),

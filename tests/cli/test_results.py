@@ -10,13 +10,14 @@ import pytest
 import torch
 
 from p2pdiloco.adapters.data_dir import DataDir
+from p2pdiloco.adapters.theta_file import load_tensors, save_tensors
 from p2pdiloco.cli.main import run
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.presets import DIGITS, MICRO
 from p2pdiloco.core.types import SignedVersion
-from p2pdiloco.daemon.runs import genesis_versions, save_manifest, sign_run
+from p2pdiloco.daemon.runs import genesis_versions, save_run, sign_run
 from p2pdiloco.daemon.theta import load_theta, theta_of
-from p2pdiloco.errors import StorageError
+from p2pdiloco.errors import ConfigError, StorageError
 from p2pdiloco.identity import Identity
 from p2pdiloco.tasks.manifests import render_toml
 
@@ -127,10 +128,65 @@ def test_a_checkpoint_must_fit_its_manifest(tmp_path: Path) -> None:
 def test_the_folder_of_a_node_that_has_ended(tmp_path: Path) -> None:
     """A run that was joined and of which nothing was saved is at version 0."""
     path = saved(tmp_path, MICRO)
-    signed, _ = sign_run(tmp_path / "run.toml", Identity.load_or_create(tmp_path / "owner.key"))
-    (tmp_path / "node" / "runs" / signed.id[:16]).mkdir(parents=True)
-    save_manifest(tmp_path / "node", signed)
+    signed, vault = sign_run(tmp_path / "run.toml", Identity.load_or_create(tmp_path / "owner.key"))
+    save_run(tmp_path / "node", signed, vault)
     out = tmp_path / "again.safetensors"
     assert run(["checkpoint", "--data-dir", str(tmp_path / "node"), "--out", str(out)]) == 0
     again, first = load_theta(out), load_theta(path)
     assert all(torch.equal(again.parameters[name], value) for name, value in first.parameters.items())
+
+
+# --- a run that starts from a model ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("manifest", [DENSE, MOE], ids=["dense", "experts"])
+def test_an_exported_model_is_version_0_of_a_new_run(manifest: Manifest, tmp_path: Path) -> None:
+    """From our own export, and from the same folder as anybody else would have saved it."""
+    source, out = saved(tmp_path, manifest), tmp_path / "hub"
+    assert run(["export", "--checkpoint", str(source), "--out", str(out)]) == 0
+    expected = load_theta(source)
+    numpy = {name: value.numpy() for name, value in expected.parameters.items()}
+    for label in ("ours", "theirs"):
+        if label == "theirs":
+            save_tensors(out / "model.safetensors", numpy, {})
+        toml = tmp_path / f"{label}.toml"
+        assert run(["run", "new", "tuned", "--preset", "micro", "--from", str(out), "--out", str(toml)]) == 0
+        signed, vault = sign_run(toml, Identity.generate())
+        assert signed.manifest.run.initial_name == "hub" and signed.manifest.run.name == "tuned"
+        theta = theta_of(signed, vault, list(genesis_versions(signed, vault)))
+        assert theta.parameters.keys() == expected.parameters.keys()
+        assert all(torch.equal(theta.parameters[n], value) for n, value in expected.parameters.items())
+        if label == "ours":
+            assert theta.manifest.model == manifest.model
+
+
+def test_a_model_that_cannot_be_started_from(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, out = saved(tmp_path, DENSE), tmp_path / "hub"
+    assert run(["export", "--checkpoint", str(source), "--out", str(out)]) == 0
+    new = ["run", "new", "tuned", "--preset", "micro", "--out", str(tmp_path / "tuned.toml"), "--force"]
+    assert run([*new, "--from", str(out)]) == 0
+    # Version 0 is in the file beside run.toml, and it has to be that one.
+    initial = tmp_path / "tuned.initial.safetensors"
+    arrays, _ = load_tensors(initial)
+    save_tensors(initial, {name: array * 2 for name, array in arrays.items()}, {})
+    with pytest.raises(ConfigError, match=r"other parameters than run\.initial names"):
+        sign_run(tmp_path / "tuned.toml", Identity.generate())
+    initial.unlink()
+    with pytest.raises(ConfigError, match=r"there is no tuned\.initial\.safetensors beside it"):
+        sign_run(tmp_path / "tuned.toml", Identity.generate())
+    name = "model.norm.weight"
+    cases = [
+        (arrays | {name: arrays[name][:3]}, {}, f"the first is {name}"),
+        (arrays | {name: arrays[name] * float("inf")}, {}, "not finite"),
+        (arrays, {"attention_bias": True}, "its attention has biases"),
+        (arrays, {"rope_parameters": {"rope_type": "llama3"}}, "its rotary positions are scaled"),
+        (arrays, {"hidden_size": "x"}, "hidden_size and num_attention_heads"),
+        (arrays, {"vocab_size": "x"}, "config.json of the model"),
+    ]
+    config = json.loads((out / "config.json").read_text())
+    capsys.readouterr()
+    for tensors, keys, words in cases:
+        save_tensors(out / "model.safetensors", tensors, {})
+        (out / "config.json").write_text(json.dumps(config | keys))
+        assert run([*new, "--from", str(out)]) == 2
+        assert words in capsys.readouterr().err

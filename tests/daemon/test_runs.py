@@ -7,18 +7,22 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import torch
 from daemon_kit import signed_run, until
 
 from p2pdiloco.adapters.memory_net import MemoryNetwork, MemoryTransport
+from p2pdiloco.adapters.theta_file import checksum, save_tensors
 from p2pdiloco.config.presets import for_run
 from p2pdiloco.config.signing import encode_signed
 from p2pdiloco.daemon import runs, wire
 from p2pdiloco.daemon.frontdoor import FrontDoor
+from p2pdiloco.daemon.initial import MAX_GIVEN, Giving, beside, given_on_disk, kept
 from p2pdiloco.daemon.runs import Run, choose_run, find_run
 from p2pdiloco.errors import RemoteError, UserError
 from p2pdiloco.identity import Identity
 from p2pdiloco.ports import PullSource, Refusal
 from p2pdiloco.tasks.manifests import render_toml
+from p2pdiloco.tasks.registry import task_of
 
 
 async def server(hub: MemoryNetwork, *served: Run, listed: tuple[Run, ...] | None = None) -> FrontDoor:
@@ -192,3 +196,53 @@ def test_the_manifest_says_how_many_groups_version_0_has(tmp_path: Path) -> None
     assert [(v.header.epoch, v.header.groups) for v in genesis] == [(0, 3)] * 4
     plain = signed_run(tmp_path)
     assert {v.header.groups for v in runs.genesis_versions(plain, vault)} == {1}
+
+
+# --- runs that start from given parameters ------------------------------------------------------------
+
+
+async def test_version_0_that_was_given_comes_from_peers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From whoever has the true one, and from the own folder at the next start."""
+    monkeypatch.setattr(runs, "SEARCH_PAUSE_S", 0.01)
+    base = for_run("micro", "tuned")
+    parameters = {name: value.numpy() + 0.5 for name, value in task_of(base).initial_parameters().items()}
+    manifest = msgspec.structs.replace(
+        base, run=msgspec.structs.replace(base.run, initial=checksum(parameters), initial_name="hub")
+    )
+    path = tmp_path / "run.toml"
+    path.write_text(render_toml(manifest))
+    save_tensors(beside(path), parameters, {})
+    run, vault = runs.sign_run(path, Identity.generate())
+    hub = MemoryNetwork()
+    doors = []
+    for name in ("liar", "honest"):
+        runs.save_run(tmp_path / name, run, vault)
+        doors.append(await server(hub, run))
+        doors[-1].add_run(run, tmp_path / name)
+    file = kept(tmp_path / "liar", run.id)
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    found, theirs = await find_run(await newcomer(hub), Identity.generate(), "tuned", tmp_path, ignore)
+    assert found.id == run.id
+    for layout in run.layouts:
+        assert torch.equal(theirs.theta(layout.index), vault.theta(layout.index))
+    runs.save_run(tmp_path / "me", found, theirs)
+    assert given_on_disk(tmp_path / "me", run.id, manifest) is not None
+    # Nobody gives it any more, but the own folder has it.
+    await find_run(await newcomer(MemoryNetwork()), Identity.generate(), "", tmp_path / "me", ignore)
+    # What is not sound there is fetched again.
+    kept(tmp_path / "me", run.id).write_bytes(content)
+    assert given_on_disk(tmp_path / "me", run.id, manifest) is None
+
+    # A stream goes on where it is asked to; beyond the end there is nothing, and there are so many at a time.
+    pull, giving = wire.PullInitial(run.id, 40), Giving()
+    sources = [giving.serve(kept(tmp_path / "honest", run.id), pull) for _ in range(MAX_GIVEN)]
+    whole = sum(array.nbytes for array in parameters.values())
+    assert all(isinstance(s, PullSource) and memoryview(s.payload[0]).nbytes == whole - 40 for s in sources)
+    assert isinstance(giving.serve(kept(tmp_path / "honest", run.id), pull), Refusal)
+    sources[0].release()  # type: ignore[union-attr]
+    beyond = wire.PullInitial(run.id, whole + 1)
+    assert isinstance(giving.serve(kept(tmp_path / "honest", run.id), beyond), Refusal)

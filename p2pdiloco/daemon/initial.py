@@ -1,0 +1,199 @@
+"""Version 0 of a run that starts from given parameters: its file, and how other nodes get it.
+
+The manifest has the parameters' checksum (`run.initial`). Whoever signs the run has them beside run.toml;
+every node keeps them in the run's folder and gives them to whoever asks, as raw bytes that go on where a
+stream was cut. Only the checksum decides what is taken.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import random
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from p2pdiloco.adapters.disk import run_folder
+from p2pdiloco.adapters.theta_file import checksum, load_tensors, save_tensors
+from p2pdiloco.config.manifest import Manifest
+from p2pdiloco.daemon import wire
+from p2pdiloco.daemon.fanout import refuse
+from p2pdiloco.errors import ConfigError, RemoteError, StorageError, TransportError
+from p2pdiloco.ports import PullSource, Refusal, Transport
+from p2pdiloco.tasks.registry import task_of
+from p2pdiloco.tensors.digest import bytes_of
+from p2pdiloco.tensors.layout import scatter
+from p2pdiloco.tensors.vault import Vault
+
+logger = logging.getLogger(__name__)
+PAUSE_S = 15.0
+MAX_ASKED = 8
+MAX_GIVEN = 4
+"""Streams of version 0 that go out at one time."""
+
+
+def beside(path: Path) -> Path:
+    """Where the given parameters of a run.toml are: run.initial.safetensors."""
+    return path.with_suffix(".initial.safetensors")
+
+
+def kept(data_dir: Path, run: str) -> Path:
+    """Where a node keeps them."""
+    return run_folder(data_dir, run) / "initial.safetensors"
+
+
+def given_beside(path: Path, manifest: Manifest) -> dict[str, Tensor] | None:
+    """The parameters that a run.toml names; None: version 0 is drawn from the seed.
+
+    Raises:
+        ConfigError: they are not there, or are others.
+    """
+    if not manifest.run.initial:
+        return None
+    file = beside(path)
+    if not file.exists():
+        raise ConfigError(
+            f"{path}: run.initial names parameters, but there is no {file.name} beside it",
+            "p2pdiloco run new NAME --from MODEL writes both",
+        )
+    return _loaded(file, manifest)
+
+
+def _loaded(file: Path, manifest: Manifest) -> dict[str, Tensor]:
+    """Raises: StorageError (unreadable), ConfigError (others than the manifest names)."""
+    arrays, _ = load_tensors(file)
+    if checksum(arrays) != manifest.run.initial:
+        raise ConfigError(f"{file} has other parameters than run.initial names")
+    specs = task_of(manifest).specs()
+    if {spec.name: spec.shape for spec in specs} != {name: array.shape for name, array in arrays.items()}:
+        raise ConfigError(f"{file} has other parameters than [model] of run {manifest.run.name} describes")
+    return {spec.name: torch.from_numpy(arrays[spec.name].copy()) for spec in specs}
+
+
+def keep_given(data_dir: Path, run: str, manifest: Manifest, vault: Vault) -> None:
+    """Keep the given parameters for the next start and for others; `vault` holds version 0.
+
+    Raises: StorageError.
+    """
+    file = kept(data_dir, run)
+    if not manifest.run.initial or file.exists():
+        return
+    parameters = {spec.name: torch.zeros(spec.shape) for spec in task_of(manifest).specs()}
+    for layout in vault.layouts:
+        scatter(vault.theta(layout.index), layout, parameters)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    save_tensors(file, {name: value.numpy() for name, value in parameters.items()}, {})
+
+
+def given_on_disk(data_dir: Path, run: str, manifest: Manifest) -> dict[str, Tensor] | None:
+    """What was kept; None: nothing that is sound, or the run draws its version 0 from the seed."""
+    file = kept(data_dir, run)
+    if not manifest.run.initial or not file.exists():
+        return None
+    try:
+        return _loaded(file, manifest)
+    except (StorageError, ConfigError) as error:
+        logger.warning("version 0 is fetched again: %s", error)
+        file.unlink(missing_ok=True)
+        return None
+
+
+async def given_parameters(
+    transport: Transport, data_dir: Path | None, run: str, manifest: Manifest, peers: Sequence[str]
+) -> dict[str, Tensor] | None:
+    """The given parameters from our folder, else from one of these peers after the other; None: version 0 is
+    drawn from the seed.
+
+    Raises:
+        TransportError: nobody gives them.
+    """
+    if not manifest.run.initial:
+        return None
+    here = given_on_disk(data_dir, run, manifest) if data_dir is not None else None
+    if here is not None:
+        return here
+    specs = task_of(manifest).specs()
+    parameters = {spec.name: torch.zeros(spec.shape) for spec in specs}
+    sink = _Sink([bytes_of(parameters[spec.name]) for spec in specs])
+    why = "nobody lists it"
+    for peer in random.sample(list(peers), min(MAX_ASKED, len(peers))):
+        try:
+            request = wire.encode(wire.PullInitial(run, sink.have))
+            answer = await transport.pull_into(peer, request, sink, PAUSE_S)
+            if isinstance(answer, Refusal):
+                raise RemoteError(wire.decode(answer.answer, wire.Refused).reason)
+            if sink.have == sink.size and _sum(parameters) == manifest.run.initial:
+                return parameters
+            raise RemoteError("wrong-digest", "version 0")
+        except RemoteError as error:
+            # Whoever gave some of it may have given something wrong.
+            sink.have, why = 0, f"…{peer[-6:]}: {error}"
+        except TransportError as error:
+            why = f"…{peer[-6:]}: {error}"
+    raise TransportError(why[:200])
+
+
+def _sum(parameters: Mapping[str, Tensor]) -> str:
+    return checksum({name: value.numpy() for name, value in parameters.items()})
+
+
+class _Sink:
+    """Takes the bytes of all parameters, in order."""
+
+    def __init__(self, buffers: Sequence[memoryview]) -> None:
+        self._buffers = buffers
+        self.size = sum(buffer.nbytes for buffer in buffers)
+        self.have = 0
+        self._began_at = 0
+
+    def begin(self, header: bytes, payload_bytes: int) -> None:
+        offset = wire.decode(header, wire.InitialHeader).offset
+        if offset != self.have or offset + payload_bytes != self.size:
+            raise RemoteError("wrong-size", "version 0")
+        self._began_at = offset
+
+    def write(self, offset: int, chunk: memoryview) -> None:
+        at = self._began_at + offset
+        self.have = at + len(chunk)
+        for buffer in self._buffers:
+            if at < buffer.nbytes and chunk.nbytes:
+                part = chunk[: buffer.nbytes - at]
+                buffer[at : at + part.nbytes] = part
+                chunk, at = chunk[part.nbytes :], at + part.nbytes
+            at = max(0, at - buffer.nbytes)
+
+
+class Giving:
+    """Gives version 0 out, from the file."""
+
+    def __init__(self) -> None:
+        self._streams = 0
+
+    def serve(self, file: Path, pull: wire.PullInitial) -> PullSource | Refusal:
+        """All of it from that byte on."""
+        if self._streams >= MAX_GIVEN:
+            return refuse("busy")
+        try:
+            with file.open("rb") as opened:
+                memory = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
+        except (OSError, ValueError):
+            return refuse("not-here")
+        start = 8 + int.from_bytes(memory[:8], "little") + pull.offset
+        if start > len(memory):
+            return refuse("beyond-the-end")
+        self._streams += 1
+
+        def release() -> None:
+            self._streams -= 1
+
+        payload = memoryview(memory)[start:]
+        return PullSource(wire.encode(wire.InitialHeader(pull.offset)), (payload,), release)
+
+
+def finite(arrays: Mapping[str, np.ndarray]) -> str:
+    """The name of the first parameter that is not finite; empty: all are."""
+    return next((name for name, array in arrays.items() if not np.isfinite(array).all()), "")
