@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from p2pdiloco.config.comments import COMMENTS, TABLES
 from p2pdiloco.config.manifest import Manifest
-from p2pdiloco.config.models import ModelSection, Section, table
+from p2pdiloco.config.models import BYTES, ModelSection, Section, table
 from p2pdiloco.config.schema import as_toml, keys_of
 from p2pdiloco.errors import RemoteError
 
@@ -25,7 +25,7 @@ _decoder = msgspec.msgpack.Decoder(Manifest, strict=True)
 
 def broken_rule(manifest: Manifest) -> str | None:
     """The first rule between keys that does not hold, as half a sentence; None if all hold."""
-    inner, sync, group = manifest.inner, manifest.sync, manifest.group
+    inner, sync, group, data = manifest.inner, manifest.sync, manifest.group, manifest.data
     rules = (
         (
             inner.warmup_tokens < inner.schedule_tokens,
@@ -44,6 +44,15 @@ def broken_rule(manifest: Manifest) -> str | None:
             group.max_base_age_versions <= group.log_versions,
             f"group.max_base_age_versions must be at most group.log_versions ({group.log_versions}), "
             f"it is {group.max_base_age_versions}",
+        ),
+        (
+            data.tokenizer == BYTES or (data.tokenizer_digest and data.end_of_document),
+            "data.tokenizer_digest and data.end_of_document must be stated with data.tokenizer "
+            "(run new --tokenizer writes them)",
+        ),
+        (
+            data.source == "hub" or not (data.dataset or data.heldout_split),
+            'data.dataset and data.heldout_split are for data.source = "hub"',
         ),
     )
     return next((sentence for holds, sentence in rules if not holds), None)

@@ -11,7 +11,15 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from p2pdiloco.config.models import NAME_PATTERN, PACKAGE_PATTERN, Section, Value
+from p2pdiloco.config.models import (
+    DATASET_PATTERN,
+    NAME_PATTERN,
+    PACKAGE_PATTERN,
+    SHA256_PATTERN,
+    TOKENIZER_PATTERN,
+    Section,
+    Value,
+)
 
 Name = Annotated[str, Meta(pattern=NAME_PATTERN)]
 Positive = Annotated[int, Meta(ge=1, le=1 << 53)]
@@ -41,12 +49,32 @@ class RunSection(Section, frozen=True, kw_only=True):
 
 
 class DataSection(Section, frozen=True, kw_only=True):
-    source: Literal["embedded", "files"] = "embedded"
+    source: Literal["embedded", "files", "jsonl", "parquet", "hub"] = "embedded"
     """"embedded" (what the task brings along: text, the Python standard library's sources; images,
-    scikit-learn's digits) or "files": each node's own --data path. Every peer's stream is reproducible and
-    starts at a place drawn from its id: disjoint from another's in expectation, not by agreement."""
+    scikit-learn's digits), or each node's own --data path ("files", "jsonl", "parquet"), or "hub": a data set
+    that Hugging Face `datasets` streams, by name, or from --data. Nodes that read the same data divide it
+    (`learner.shards`). A manifest never names a path: a stranger's would be read from a volunteer's disk."""
+    field: Annotated[str, Meta(min_length=1, max_length=100)] = "text"
+    """Which key of a line, or column, is the document."""
+    dataset: Annotated[str, Meta(pattern=DATASET_PATTERN)] = ""
+    """For "hub": the data set's name there."""
+    config: Annotated[str, Meta(max_length=100)] = ""
+    split: Annotated[str, Meta(min_length=1, max_length=100)] = "train"
+    revision: Annotated[str, Meta(max_length=100)] = ""
+    """Of the data set: a commit, so that it stays the same for all; empty: the newest."""
+    shuffle_samples: Annotated[int, Meta(ge=1, le=1 << 20)] = 1024
+    """Of a streamed data set so many samples are read ahead and shuffled among themselves."""
     heldout_percent: Annotated[int, Meta(ge=1, le=50)] = 5
-    """Share of files or samples (by hash of their name) that nobody trains on."""
+    """Share of files, samples (by hash of their name) or documents (of their text) that nobody trains on."""
+    heldout_split: Annotated[str, Meta(max_length=100)] = ""
+    """For "hub": another split that is held out as a whole; then all of `split` is trained on."""
+    tokenizer: Annotated[str, Meta(pattern=TOKENIZER_PATTERN)] = "bytes"
+    """"bytes", or name of a `tokenizers` JSON file: beside run.toml, or (owner/name) that of the hub."""
+    tokenizer_revision: Annotated[str, Meta(max_length=100)] = ""
+    tokenizer_digest: Annotated[str, Meta(pattern=SHA256_PATTERN)] = ""
+    """SHA-256 of the file: with another one, the same token ids would mean other words."""
+    end_of_document: Annotated[str, Meta(max_length=100)] = ""
+    """The token that is put behind every document. Of bytes: a newline, stated as nothing."""
 
 
 class InnerSection(Section, frozen=True, kw_only=True):

@@ -12,11 +12,16 @@ from msgspec import Meta, Struct
 
 NAME_PATTERN = r"^[a-z0-9][a-z0-9._-]{0,62}\Z"
 PACKAGE_PATTERN = r"^[A-Za-z0-9._-]{0,100}\Z"
+DATASET_PATTERN = r"^([A-Za-z0-9][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9][A-Za-z0-9._-]{0,95})?)?\Z"
+TOKENIZER_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9][A-Za-z0-9._-]{0,95})?\Z"
+SHA256_PATTERN = r"^([0-9a-f]{64})?\Z"
 Value = bool | int | float | str | list[str]
 """What a key of a `[model]` table can be."""
 Positive = Annotated[int, Meta(ge=1, le=65536)]
 Folder = Annotated[str, Meta(min_length=1, max_length=255)]
 BYTE_VALUES = 256
+BYTES = "bytes"
+"""The tokenizer of raw bytes."""
 SWIGLU_RATIO = 8 / 3
 """Hidden width over width at which three matrices have the parameters of the usual two of ratio 4."""
 HIDDEN_MULTIPLE = 8

@@ -11,7 +11,21 @@ from collections.abc import Mapping
 import msgspec.inspect as inspect
 from msgspec import Struct
 
-from p2pdiloco.config.models import PACKAGE_PATTERN
+from p2pdiloco.config.models import (
+    DATASET_PATTERN,
+    NAME_PATTERN,
+    PACKAGE_PATTERN,
+    SHA256_PATTERN,
+    TOKENIZER_PATTERN,
+)
+
+_PATTERNS = {
+    NAME_PATTERN: "1 to 63 of a-z 0-9 . _ - and begin with a letter or digit",
+    PACKAGE_PATTERN: "at most 100 of A-Z a-z 0-9 . _ -",
+    DATASET_PATTERN: "a data set's name on the hub (OWNER/NAME), or empty",
+    TOKENIZER_PATTERN: "bytes, a file's name without folder, or OWNER/NAME on the hub",
+    SHA256_PATTERN: "64 hexadecimal digits, or empty",
+}
 
 
 class Key(Struct, frozen=True):
@@ -65,10 +79,8 @@ def words_for(kind: inspect.Type) -> str:
         case inspect.LiteralType():
             values = [json.dumps(value) for value in kind.values]
             return values[0] if len(values) == 1 else "one of " + ", ".join(values)
-        case inspect.StrType() if kind.pattern == PACKAGE_PATTERN:
-            return "at most 100 of A-Z a-z 0-9 . _ -"
         case inspect.StrType() if kind.pattern:
-            return "1 to 63 of a-z 0-9 . _ - and begin with a letter or digit"
+            return _PATTERNS[kind.pattern]
         case inspect.StrType():
             return "a string"
         case inspect.VarTupleType() | inspect.ListType():

@@ -82,6 +82,7 @@ class LearnerLink:
         self._failed_starts = 0
         self._ready_s = 0.0
         self._every = 1
+        self._share: ch.DataShare | None = None
         self.learners: Callable[[], int] = lambda: 1
         """How many learners are known to train now, this one included."""
         self._merged_together = 0
@@ -109,6 +110,8 @@ class LearnerLink:
         bases = [await self._compute.run(self._compute.post, f, 0) for f in range(len(self._slots))]
         path = self._state_path if self._state_path.exists() else None
         await self._host.start(bases, path, restore if path else ())
+        if self._share is not None:
+            self._host.send(ch.ShareData(self._share))
         for fragment, base in enumerate(bases):
             self._post(ev.LearnerApplied(fragment, base.number, 0))
         for fragment, base in enumerate(bases):
@@ -154,6 +157,12 @@ class LearnerLink:
         self._every = every
         if self._ready:
             self._host.send(ch.TakePart(every))
+
+    def share_data(self, share: ch.DataShare) -> None:
+        """Who else reads the learner's data, and what of it is begun. Holds for later learners too."""
+        self._share = share
+        if self._ready:
+            self._host.send(ch.ShareData(share))
 
     # --- from the core -------------------------------------------------------------------------------
 

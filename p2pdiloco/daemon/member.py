@@ -41,6 +41,7 @@ from p2pdiloco.daemon.restore import restore
 from p2pdiloco.daemon.resume import restore_modes, write_resume
 from p2pdiloco.daemon.runner import Runner, UpdateLog
 from p2pdiloco.daemon.runs import Run, core_config, genesis_versions, save_run
+from p2pdiloco.daemon.sharing import Sharing
 from p2pdiloco.daemon.tickets import Tickets
 from p2pdiloco.daemon.transfers import Transfers
 from p2pdiloco.errors import StorageError
@@ -165,6 +166,7 @@ class Member:
         keep = partial(save_peers, self._settings.data_dir)
         name, group_size = self._settings.name, self._run.manifest.group.size
         self.presence = Presence(self._transport, run, incarnation, name, runner.post, keep, group_size)
+        self.sharing = Sharing(self._transport, run, runner.learner)
         self.report.core, self.report.learner = core, runner.learner
         self.report.presence = self.presence
         self.report.traffic = lambda: (
@@ -187,6 +189,8 @@ class Member:
         options = LearnerOptions(
             peer=me,
             data_path=str(settings.data) if settings.data else None,
+            tokenizer_path=str(self._run.tokenizer) if self._run.tokenizer else None,
+            place_path=str(self._store.folder / "data.place"),
             device=settings.device,
             threads=settings.threads,
             micro_batch_tokens=settings.micro_batch_tokens,
@@ -213,6 +217,8 @@ class Member:
         if self._reach is not None:
             spawn(self._reach.watch(lambda reach: self.runner.post(ev.ReachChanged(reach))))
         spawn(self.presence.publish())
+        spawn(self.sharing.publish())
+        spawn(self.sharing.watch())
         spawn(self.presence.watch(lambda: self.core.confirmed))
         await self.runner.learner.prepare()
         self.report.state = "waiting"

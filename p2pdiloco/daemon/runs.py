@@ -57,6 +57,8 @@ class Run(Struct, frozen=True, kw_only=True):
     signed: SignedManifest
     manifest: Manifest
     layouts: tuple[FragmentLayout, ...]
+    tokenizer: Path | None = None
+    """The file that the manifest names, where it names one (`daemon.materials`)."""
 
     @property
     def name(self) -> str:

@@ -25,6 +25,7 @@ from p2pdiloco.core.types import (
     Wire,
 )
 from p2pdiloco.errors import RemoteError
+from p2pdiloco.learner.channel import MAX_EPOCH, MAX_SHARDS
 
 MESSAGE, QUERY = b"m", b"q"
 MAX_RUNS = 64
@@ -207,6 +208,14 @@ class Presence(Wire, frozen=True, tag=True):
     """False: others need not try for long. It dials them."""
 
 
+class Reading(Wire, frozen=True, tag=True):
+    """A member's record on the DHT of what of the run's data is begun (`learner.shards`)."""
+
+    data: Annotated[str, Meta(max_length=64)]
+    epoch: Annotated[int, Meta(ge=0, le=MAX_EPOCH)]
+    taken: Annotated[bytes, Meta(max_length=MAX_SHARDS // 8)]
+
+
 Push = PushContribution | PushPartial
 Pull = PullUpdate | PullState | PullManifest | PullInitial | PullProbe
 Query = RunsQuery | StatusQuery | ReachQuery
@@ -234,6 +243,11 @@ def decode(data: bytes, expected: type[T]) -> T:
 def members_key(run: str) -> str:
     """DHT key of a run's presence records."""
     return f"p2pdiloco/{run}/members"
+
+
+def reading_key(run: str) -> str:
+    """DHT key of what the members of a run read."""
+    return f"p2pdiloco/{run}/reading"
 
 
 RUNS_KEY = "p2pdiloco/runs"

@@ -26,6 +26,11 @@ MAX_PENDING_EVENTS = 8192
 _READ_BYTES = 64 * 1024
 _MAX_READ_PER_POLL = 1024 * 1024
 
+MAX_SHARDS = 1024
+"""Into which the data of an epoch is cut at most (`learner.shards`)."""
+MAX_EPOCH = 1_000_000
+"""A later one is nobody's honest epoch."""
+
 Path = Annotated[str, Meta(min_length=1, max_length=4096)]
 Text = Annotated[str, Meta(max_length=4096)]
 InstallMode = Literal["merged", "rebase", "overwrite"]
@@ -52,13 +57,29 @@ class BaseRef(Struct, frozen=True):
     """Merged into this version and all before it."""
 
 
+class DataShare(Struct, frozen=True):
+    """What readers of the same data tell each other (`learner.shards`)."""
+
+    data: Annotated[str, Meta(max_length=64)]
+    """Names the data: others may read something else."""
+    epoch: Annotated[int, Meta(ge=0, le=MAX_EPOCH)]
+    taken: Annotated[bytes, Meta(max_length=MAX_SHARDS // 8)]
+    """A bit for every shard of the epoch that somebody has begun."""
+    readers: tuple[str, ...] = ()
+    """To the learner: who else reads it, by peer id."""
+
+
 class LearnerOptions(Struct, frozen=True, kw_only=True):
     """Node-local choices for the learner process."""
 
     peer: str
     """Peer id: picks this learner's data stream."""
     data_path: str | None = None
-    """For `data.source = "files"`: a file or a folder."""
+    """--data: a file or a folder, for all sources but "embedded"."""
+    tokenizer_path: str | None = None
+    """Of the file that the manifest names, if it names one."""
+    place_path: str | None = None
+    """Where the place in the data is kept (`learner.stream`)."""
     device: str = "auto"
     threads: int = 0
     """CPU threads of torch; 0: torch's own choice."""
@@ -81,7 +102,7 @@ class Start(Command, frozen=True):
     bases: tuple[BaseRef, ...]
     """Per fragment, what the daemon has put into the exchange: theta starts from it."""
     restore_path: str | None = None
-    """Learner state file (`learner.checkpoint`); moments, counters of time, and data position are taken."""
+    """Learner state file (`learner.checkpoint`); moments and counters of time are taken."""
     restore: tuple[RestoreMode, ...] = ()
     """Per fragment (empty: none of them): "all" takes the whole saved displacement, "rest" only what was
     not in flight in a contribution when it was saved, "none" starts at the base."""
@@ -122,6 +143,12 @@ class Learners(Command, frozen=True):
     count: Annotated[int, Meta(ge=1)]
 
 
+class ShareData(Command, frozen=True):
+    """Who else reads the data, and what of it is begun. Also sent right after `Start`."""
+
+    share: DataShare
+
+
 class Evaluate(Command, frozen=True):
     """Held-out loss of the global parameters (the current bases): `Evaluated` with the same tag."""
 
@@ -140,7 +167,7 @@ class Stop(Command, frozen=True):
     save_path: Path | None = None
 
 
-AnyCommand = Start | Install | CopyOut | FreeSlot | TakePart | Learners | Evaluate | Save | Stop
+AnyCommand = Start | Install | CopyOut | FreeSlot | TakePart | ShareData | Learners | Evaluate | Save | Stop
 
 
 # --- events: learner to daemon -----------------------------------------------------------------------
@@ -216,6 +243,8 @@ class Status(Event, frozen=True):
     """Of the last inner step."""
     deferred_copies: int = 0
     """How often a fragment was due while its slot was in use (counted once per due date)."""
+    share: DataShare | None = None
+    """What of the data is begun, by this learner and, as far as it was told, by others."""
 
 
 class Evaluated(Event, frozen=True):

@@ -2,8 +2,9 @@
 
 It keeps what no peer has: per fragment the displacement from the base (it does not depend on which
 version the base is, so it can be put on a newer one) and the part of it that was not in flight, the
-optimizer's moments, the counters, and the position in the data. Digest: SHA-256 over the metadata and
-the bytes of all tensors by name, in the file's own metadata; so one rename replaces file and digest together.
+optimizer's moments and the counters. (`learner.stream` keeps the place in the data.) Digest: SHA-256 over the
+metadata and the bytes of all tensors by name, in the file's own metadata; so one rename replaces file and
+digest together.
 """
 
 from __future__ import annotations
@@ -39,8 +40,6 @@ class LearnerMeta(Struct, frozen=True):
     tokens_total: int
     run_tokens: int
     """Where the schedule was."""
-    position: int
-    """Samples taken from the data stream."""
     optimizer: str
     """Whose moments these are (`optim.kind`)."""
     optimizer_steps: int
@@ -65,7 +64,6 @@ def save(path: Path, training: Training, fragments: Fragments) -> None:
         inner_step=training.inner_step,
         tokens_total=training.tokens_total,
         run_tokens=training.run_tokens,
-        position=training.stream.position,
         optimizer=kind(training.optimizer),
         optimizer_steps=training.optimizer_steps,
         counters=tuple(fragments.counters),
@@ -100,7 +98,6 @@ def restore(path: Path, modes: Sequence[RestoreMode], training: Training, fragme
         note = f"the saved moments are of {meta.optimizer}: those of {wanted} begin anew"
     training.inner_step, training.tokens_total = meta.inner_step, meta.tokens_total
     training.run_is_at(meta.run_tokens)
-    training.stream.position = meta.position
     for index, mode in enumerate(modes):
         counted = meta.counters[index]
         if mode == "none":

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from msgspec import Struct
@@ -18,7 +19,7 @@ from p2pdiloco.learner.device import autocast, micro_batch_tokens
 from p2pdiloco.learner.optim import clip, make_optimizer, set_learning_rate
 from p2pdiloco.learner.schedule import learning_rate
 from p2pdiloco.learner.stream import Stream
-from p2pdiloco.tasks.task import Samples, Task
+from p2pdiloco.tasks.task import Samples, Shards, Task
 
 MAX_SKIPPED_IN_A_ROW = 10
 
@@ -45,11 +46,13 @@ class Training:
         self,
         task: Task,
         model: nn.Module,
-        samples: Samples,
+        samples: Samples | Shards,
         peer: str,
         micro_batch: int = 0,
+        place: Path | None = None,
     ) -> None:
         """`model` is on its device already. `micro_batch`: tokens of one pass, 0: `learner.device` decides.
+        `place`: the file that keeps the place in the data.
 
         Raises:
             UserError: tokens_per_step is no whole number of samples, or there are none.
@@ -64,7 +67,6 @@ class Training:
         self.task, self.model = task, model
         self.device = next(model.parameters()).device
         self.optimizer = make_optimizer(model, self.section)
-        self.stream = Stream(samples, task.manifest.run.seed, peer)
         self.inner_step = 0
         self.tokens_total = 0
         self.run_tokens = 0
@@ -74,6 +76,7 @@ class Training:
         self.skipped_steps = 0
         self._skipped_in_a_row = 0
         self._samples = self.section.tokens_per_step // per_sample
+        self.stream = Stream(samples, task.manifest.run.seed, peer, self._samples, place)
         tokens = micro_batch_tokens(self.device, micro_batch, self.section.tokens_per_step)
         self._micro_samples = max(1, tokens // per_sample)
 

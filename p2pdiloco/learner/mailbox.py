@@ -23,6 +23,7 @@ from p2pdiloco.learner.channel import (
     Learners,
     Save,
     Saved,
+    ShareData,
     Status,
     Stop,
     TakePart,
@@ -119,8 +120,7 @@ class Mailbox:
         now = self._meter.step(report)
         if report.tokens:
             self._fragments.count_step(report.tokens)
-        for command in self._channel.poll():
-            self._obey(command)
+        self.obey()
         if self.stopping:
             return False
         self._training.run_is_at(self._fragments.run_tokens(self._learners))
@@ -138,10 +138,14 @@ class Mailbox:
         """Wait until the next step may begin; commands are obeyed meanwhile."""
         while not self.stopping and (left_s := self._next_step_s - self._clock()) > 0:
             self._channel.wait(left_s)
-            for command in self._channel.poll():
-                self._obey(command)
+            self.obey()
             self._channel.flush()
         self._next_step_s = max(self._next_step_s + self._min_step_s, self._clock() - MAX_LATE_S)
+
+    def obey(self) -> None:
+        """Do what has been asked for. Raises: ChannelBroken (the daemon is gone)."""
+        for command in self._channel.poll():
+            self._obey(command)
 
     def _obey(self, command: AnyCommand) -> None:
         match command:
@@ -156,6 +160,8 @@ class Mailbox:
                 self._learners = count
             case TakePart(every):
                 self._fragments.take_part(every)
+            case ShareData(share):
+                self._training.stream.share(share)
             case Evaluate(tag):
                 since = self._clock()
                 found = self._evaluate()
@@ -180,6 +186,7 @@ class Mailbox:
         since = self._clock()
         try:
             checkpoint.save(Path(path), self._training, self._fragments)
+            self._training.stream.settle()
             saved = Saved(path, True)
         except StorageError as error:
             saved = Saved(path, False, str(error)[:4096])
@@ -201,4 +208,5 @@ class Mailbox:
             run_tokens=training.run_tokens,
             learning_rate=training.optimizer.param_groups[0]["lr"],
             deferred_copies=self._fragments.deferred_copies,
+            share=training.stream.shared,
         )

@@ -31,10 +31,12 @@ def run(channel: LearnerEnd, start: Start, exchange_fd: int) -> None:
     device = choose_device(options.device)
     threads = configure(device, options.threads)
     task = task_of(manifest)
+    task.tokenizer_path = options.tokenizer_path
     data = task.load_data(options.data_path)
     model = task.model().to(device)
     layouts = plan_fragments(task.specs(), manifest.sync.fragments)
-    training = Training(task, model, data.train, options.peer, options.micro_batch_tokens)
+    place = Path(options.place_path) if options.place_path else None
+    training = Training(task, model, data.train, options.peer, options.micro_batch_tokens, place)
     fragments = Fragments(
         named_parameters(model),
         layouts,
@@ -58,6 +60,7 @@ def run(channel: LearnerEnd, start: Start, exchange_fd: int) -> None:
     signal.signal(signal.SIGTERM, lambda *_: setattr(mailbox, "stopping", True))
     parameters = sum(layout.numel for layout in layouts)
     channel.emit(Ready(str(device), parameters, threads, training.inner_step, restored, note))
+    mailbox.obey()
     goes_on = mailbox.boundary(training.step())
     # Only now: starting up, of which the first step is a part, is waited for; training is not.
     step_back(options.niceness)

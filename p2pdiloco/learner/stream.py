@@ -1,83 +1,218 @@
-"""Which samples a learner takes, in which order.
+"""The samples that a learner takes: shard after shard as allotted (`learner.shards`), and its place in them.
 
-Every epoch all training samples are put into an order that is a pseudo-random permutation keyed by (run
-seed, epoch). A peer walks along that endless sequence from a start that is the hash of its id, and nobody has
-to know who else is there: two peers see the same sample only when one has walked to where the other began.
-Starts are random, so two may lie close together. The permutation is a Feistel network: position -> sample in
-O(1), nothing stored, so a stream goes on at any position at once.
+Samples that have an index are put into a pseudo-random order, one for every epoch, and that order is cut into
+shards. What has no random access brings shards and their order along (`tasks.task.Shards`).
+
+The place is written down ahead: before a sample is used, the file says that it and the next ones of
+`AHEAD_STEPS` inner steps are used. So whatever is killed, nothing is taken twice in an epoch; what was
+written and not used is left out. After an orderly end nothing is. The file is renamed into place and not
+flushed to the disk: a power cut may cost the last seconds' places.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+import hashlib
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
-from numpy.typing import NDArray
+import torch
+from msgspec import Struct
 
 from p2pdiloco.errors import UserError
-from p2pdiloco.tasks.split import hash64
-from p2pdiloco.tasks.task import Samples
+from p2pdiloco.learner.channel import MAX_SHARDS, DataShare
+from p2pdiloco.learner.permutation import permuted
+from p2pdiloco.learner.shards import Allotment
+from p2pdiloco.tasks.task import Place, Reader, Samples, Shards
 
 if TYPE_CHECKING:
-    from p2pdiloco.tasks.task import Batch, Indices
+    from p2pdiloco.tasks.task import Batch
 
-_ROUNDS = 4
+AHEAD_STEPS = 16
+FINGERPRINT_SAMPLES = 64
 
-Array = NDArray[Any]
+
+class SavedPlace(Struct, frozen=True):
+    """The file."""
+
+    data: str
+    """`Stream.data`: of which data these are places."""
+    epoch: int
+    taken: bytes
+    reading: tuple[int, int]
+    """Epoch and number of the shard."""
+    place: Place
+    used: int
+    """So many samples from there on are used."""
+
+
+class Ordered:
+    """Samples with an index as `tasks.task.Shards`."""
+
+    def __init__(self, samples: Samples, seed: int, step_samples: int) -> None:
+        self.samples, self.seed = samples, seed
+        self.count = min(MAX_SHARDS, max(1, len(samples) // step_samples))
+        self.identity = fingerprint(samples)
+
+    def open(self, epoch: int, shard: int, place: Place) -> Reader:
+        """See `tasks.task.Shards`."""
+        return _Slice(self, epoch, shard, place)
+
+
+class _Slice:
+    """A shard of an order."""
+
+    def __init__(self, of: Ordered, epoch: int, shard: int, place: Place) -> None:
+        size = len(of.samples)
+        self._of, self._epoch = of, epoch
+        self._first, self._end = shard * size // of.count, (shard + 1) * size // of.count
+        self.place = place
+
+    def take(self, samples: int) -> Batch | None:
+        """See `tasks.task.Reader`."""
+        at = self._first + self.place.offset
+        places = np.arange(at, min(at + samples, self._end))
+        if not len(places):
+            return None
+        self.place = Place(self.place.offset + len(places))
+        return self._of.samples.batch(
+            permuted(places, len(self._of.samples), f"{self._of.seed}/{self._epoch}")
+        )
+
+    def close(self) -> None:
+        """Nothing to give back."""
 
 
 class Stream:
     """A learner's endless sequence of training samples (module docstring)."""
 
-    def __init__(self, samples: Samples, seed: int, peer: str, position: int = 0) -> None:
-        """`position`: samples that this peer has taken before.
+    def __init__(
+        self, samples: Samples | Shards, seed: int, peer: str, step_samples: int = 1, path: Path | None = None
+    ) -> None:
+        """`step_samples`: of an inner step; `path`: where the place is kept, None: nowhere.
 
         Raises:
             UserError: there is nothing to train on.
         """
-        self._samples, self._count = samples, len(samples)
-        if self._count < 1:
-            raise UserError("there is nothing to train on", "give more with --data")
-        self._seed = seed
-        self._start = hash64(f"stream/{seed}/{peer}") % self._count
-        self.position = position
+        if not isinstance(samples, Shards):
+            if len(samples) < 1:
+                raise UserError("there is nothing to train on", "give more with --data")
+            samples = Ordered(samples, seed, step_samples)
+        self._shards = samples
+        self._step_samples = step_samples
+        self._path = path
+        text = f"{seed}/{samples.count}/{samples.identity}"
+        self.data = hashlib.sha256(text.encode()).hexdigest()[:16]
+        """Equal in learners that read the same data in the same run."""
+        self._allotment = Allotment(samples.count, seed, peer)
+        self._reading: tuple[int, int] = (0, 0)
+        self._reader: Reader | None = None
+        self._ahead = 0
+        """Samples that are used already as far as the file knows."""
+        self._unwritable = False
+        self._resume()
+
+    def share(self, share: DataShare) -> None:
+        """What is known of others that read this data."""
+        if share.data == self.data:
+            self._allotment.share(share.readers, share.epoch, share.taken)
+
+    @property
+    def shared(self) -> DataShare:
+        """What others should know of us."""
+        return DataShare(self.data, self._allotment.epoch, self._allotment.taken)
 
     def take(self, samples: int) -> Batch:
-        """The next so many samples."""
-        at = self._start + self.position + np.arange(samples)
-        self.position += samples
-        epochs, places = np.divmod(at, self._count)
-        indices = np.empty(samples, dtype=np.int64)
-        for epoch in np.unique(epochs):
-            chosen = epochs == epoch
-            indices[chosen] = permuted(places[chosen], self._count, f"{self._seed}/{epoch}")
-        return self._samples.batch(indices)
+        """The next so many samples.
+
+        Raises:
+            UserError: the data cannot be read any more, or has no sample.
+        """
+        parts: list[Batch] = []
+        missing, empty = samples, 0
+        while missing:
+            reader = self._reader or self._begin(Place())
+            if self._ahead < missing:
+                self._write(reader.place, max(missing, AHEAD_STEPS * self._step_samples))
+            batch = reader.take(missing)
+            if batch is None:
+                empty += 1
+                if empty > 2 * self._shards.count:
+                    raise UserError("there is nothing to train on", "give more with --data")
+                self._finish(reader)
+                continue
+            empty = 0
+            parts.append(batch)
+            missing -= len(batch[0])
+            self._ahead -= len(batch[0])
+        return (
+            parts[0] if len(parts) == 1 else tuple(torch.cat(column) for column in zip(*parts, strict=True))
+        )
+
+    def settle(self) -> None:
+        """Write down exactly where we are: an orderly end follows, or a save."""
+        if self._reader is not None:
+            self._write(self._reader.place, 0)
+
+    def _begin(self, place: Place) -> Reader:
+        self._reading = self._allotment.next()
+        self._reader = self._shards.open(*self._reading, place)
+        self._ahead = 0
+        return self._reader
+
+    def _finish(self, reader: Reader) -> None:
+        reader.close()
+        self._begin(Place(carry=reader.place.carry))
+
+    def _write(self, place: Place, used: int) -> None:
+        self._ahead = used
+        if self._path is None:
+            return
+        saved = SavedPlace(
+            self.data, self._allotment.epoch, self._allotment.taken, self._reading, place, used
+        )
+        temporary = self._path.with_name(self._path.name + ".tmp")
+        try:
+            temporary.write_bytes(msgspec.msgpack.encode(saved))
+            temporary.replace(self._path)
+        except OSError as error:
+            if not self._unwritable:
+                print(f"the place in the data cannot be kept: {error}", file=sys.stderr)
+            self._unwritable = True
+
+    def _resume(self) -> None:
+        """Go on from the file, if there is one of this data."""
+        if self._path is None or not self._path.exists():
+            return
+        try:
+            saved = msgspec.msgpack.decode(self._path.read_bytes(), type=SavedPlace)
+        except (OSError, msgspec.MsgspecError) as error:
+            print(f"the place in the data is not readable, the order begins anew: {error}", file=sys.stderr)
+            return
+        if saved.data != self.data:
+            return
+        self._allotment.share((), saved.epoch, saved.taken)
+        self._reading = saved.reading
+        self._reader = self._shards.open(*saved.reading, saved.place)
+        left = saved.used
+        while left and (batch := self._reader.take(min(left, self._step_samples))) is not None:
+            left -= len(batch[0])
 
 
-def permuted(places: Array, size: int, key: str) -> Indices:
-    """A keyed pseudo-random permutation of range(size), at these places: int64, same shape.
-
-    A balanced Feistel network over the next even power of two; results beyond `size` walk on along their
-    cycle until they are inside it (at most 4 tries on average).
-    """
-    half_bits = max(1, ((size - 1).bit_length() + 1) // 2)
-    keys = [np.uint64(hash64(f"permutation/{key}/{i}")) for i in range(_ROUNDS)]
-    values = _feistel(places.astype(np.uint64), half_bits, keys)
-    while (outside := values >= size).any():
-        values[outside] = _feistel(values[outside], half_bits, keys)
-    return values.astype(np.int64)
+def acquainted(streams: Mapping[str, Stream]) -> None:
+    """Let readers in one process know of each other, by name, so that they divide the data."""
+    for stream in streams.values():
+        stream.share(msgspec.structs.replace(stream.shared, readers=tuple(streams)))
 
 
-def _feistel(values: Array, half_bits: int, keys: list[np.uint64]) -> Array:
-    mask, shift = np.uint64((1 << half_bits) - 1), np.uint64(half_bits)
-    left, right = values >> shift, values & mask
-    for key in keys:
-        left, right = right, left ^ (_mixed(right ^ key) & mask)
-    return (left << shift) | right
-
-
-def _mixed(values: Array) -> Array:
-    """The finaliser of splitmix64: every bit of the result depends on every bit of the value."""
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return cast(Array, values ^ (values >> np.uint64(31)))
+def fingerprint(samples: Samples) -> str:
+    """Digest of some samples, evenly spread, and of their number: equal where the data is."""
+    size = len(samples)
+    count = min(size, FINGERPRINT_SAMPLES)
+    digest = hashlib.sha256(str(size).encode())
+    for tensor in samples.batch(np.arange(count, dtype=np.int64) * size // count):
+        digest.update(tensor.contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

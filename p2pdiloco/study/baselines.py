@@ -16,7 +16,7 @@ from torch import Tensor
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.learner.evaluate import evaluate, heldout_batch
 from p2pdiloco.learner.loop import Training
-from p2pdiloco.learner.stream import Stream
+from p2pdiloco.learner.stream import Stream, acquainted
 from p2pdiloco.tasks.parameters import named_parameters
 from p2pdiloco.tasks.registry import task_of
 
@@ -51,7 +51,10 @@ def data_parallel(
     data, model = task.load_data(None), task.model()
     _start(named_parameters(model), task.initial_parameters())
     training = Training(task, model, data.train, names[0])
-    training.stream = _Together([Stream(data.train, manifest.run.seed, name) for name in names])  # type: ignore[assignment]
+    samples = manifest.inner.tokens_per_step // task.tokens_per_sample
+    streams = {name: Stream(data.train, manifest.run.seed, name, samples) for name in names}
+    acquainted(streams)
+    training.stream = _Together(list(streams.values()))  # type: ignore[assignment]
     heldout = heldout_batch(task, data.heldout, heldout_tokens)
     return _curve(steps, evaluate_every, training.step, lambda: evaluate(task, model, heldout).loss)
 
@@ -69,6 +72,7 @@ def oracle(
     for model in models:
         _start(named_parameters(model), theta)
     learners = [Training(task, model, data.train, name) for model, name in zip(models, names, strict=True)]
+    acquainted({name: learner.stream for name, learner in zip(names, learners, strict=True)})
     evaluated, heldout = task.model(), heldout_batch(task, data.heldout, heldout_tokens)
     made = [0, 0]
 

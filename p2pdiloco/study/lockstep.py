@@ -19,6 +19,7 @@ from p2pdiloco.learner.channel import BaseRef, CopiedOut, Install, InstallMode, 
 from p2pdiloco.learner.evaluate import evaluate, heldout_batch
 from p2pdiloco.learner.fragments import Fragments, first_due
 from p2pdiloco.learner.loop import Training
+from p2pdiloco.learner.stream import acquainted
 from p2pdiloco.tasks.parameters import named_parameters
 from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tensors.exchange import Exchange
@@ -114,6 +115,7 @@ class Lockstep:
         self.global_state = self.vault()
         self.global_state.load_initial(self.task.initial_parameters())
         self._learners = [Learner(self, f"{names}-{index}") for index in range(learners)]
+        acquainted({f"{names}-{i}": learner.training.stream for i, learner in enumerate(self._learners)})
         self._evaluated = self.task.model()
         self._heldout = heldout_batch(self.task, self.data.heldout, heldout_tokens)
 

@@ -6,7 +6,7 @@ import json
 import math
 from typing import TYPE_CHECKING, ClassVar
 
-from p2pdiloco.config.models import BYTE_VALUES, CausalLMSection, ModelSection
+from p2pdiloco.config.models import BYTE_VALUES, BYTES, CausalLMSection, ModelSection
 from p2pdiloco.tasks.task import Data, Task
 from p2pdiloco.tensors.spec import TensorSpec
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from p2pdiloco.tasks.task import Batch
+    from p2pdiloco.tasks.tokens import Tokenizer
 
 INIT_STD = 0.02
 PROMPT = b'    """Return the '
@@ -49,7 +50,7 @@ class CausalLM(Task):
                 f"model.heads must be a multiple of model.key_value_heads ({shared}), it is {model.heads}",
             ),
             (
-                model.vocabulary >= BYTE_VALUES,
+                model.vocabulary >= BYTE_VALUES or self.manifest.data.tokenizer != BYTES,
                 f"model.vocabulary must be at least {BYTE_VALUES} (raw bytes), it is {model.vocabulary}",
             ),
             (
@@ -119,9 +120,19 @@ class CausalLM(Task):
         return Transformer(self.section)
 
     def load_data(self, path: str | None) -> Data:
-        from p2pdiloco.tasks.text import load_text
+        from p2pdiloco.tasks.corpus import load_corpus
 
-        return load_text(self.manifest.data, path, self.section.context_tokens)
+        return load_corpus(self.manifest.data, path, self.section.context_tokens, self.tokenizer())
+
+    def tokenizer(self) -> Tokenizer:
+        """The run's.
+
+        Raises:
+            UserError: its file is not here, is another one, or has more tokens than `model.vocabulary`.
+        """
+        from p2pdiloco.tasks.tokens import load_tokenizer
+
+        return load_tokenizer(self.manifest.data, self.tokenizer_path, self.section.vocabulary)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         loss, balance = self._losses(model, batch)

@@ -27,7 +27,12 @@ class ImageClassification(Task):
     def broken_rule(self) -> str | None:
         model = self.section
         is_vit, named = model.architecture == "vit", len(model.class_folders)
+        source = self.manifest.data.source
         rules = (
+            (
+                source in ("embedded", "files"),
+                f'data.source must be embedded or files for images, it is "{source}"',
+            ),
             (
                 not is_vit or model.width % model.heads == 0,
                 f"model.width must be a multiple of model.heads ({model.heads}), it is {model.width}",

@@ -8,7 +8,7 @@ learner's. Importing a task should be cheap: torch is imported inside the method
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 import msgspec
 from msgspec import Struct
@@ -37,10 +37,48 @@ class Samples(Protocol):
         """The samples with these indices (below the length), on the CPU."""
 
 
+class Place(Struct, frozen=True):
+    """Where a reader is in its shard; it is written to disk now and then."""
+
+    offset: int = 0
+    """In samples or documents of the shard, as its reader counts."""
+    taken: int = 0
+    """Samples taken of what is read at once from there."""
+    carry: bytes = b""
+    """What was left over by then, in a form of the reader's own. The next shard's reader goes on with it."""
+
+
+class Reader(Protocol):
+    """Reads one shard from a place on, in one order for all."""
+
+    @property
+    def place(self) -> Place:
+        """Of the next sample."""
+
+    def take(self, samples: int) -> Batch | None:
+        """The next so many samples, fewer at the end, then None."""
+
+    def close(self) -> None:
+        """It is not read further."""
+
+
+@runtime_checkable
+class Shards(Protocol):
+    """Data without random access, in shards that peers divide among themselves (`learner.shards`)."""
+
+    count: int
+    """How many shards there are."""
+    identity: str
+    """Equal where the data is."""
+
+    def open(self, epoch: int, shard: int, place: Place) -> Reader:
+        """Begin, or go on. Raises: UserError (it cannot be read)."""
+
+
 class Data(Struct, frozen=True):
     """What a learner trains on, and what nobody trains on."""
 
-    train: Samples
+    train: Samples | Shards
     heldout: Samples
 
 
@@ -57,6 +95,8 @@ class Task(ABC):
             msgspec.ValidationError: it does not fit.
         """
         self.manifest = manifest
+        self.tokenizer_path: str | None = None
+        """Where this node keeps the file that `data.tokenizer` names (set by the learner)."""
         self.section: Any = msgspec.convert(manifest.model, self.Section, strict=True)
 
     @property

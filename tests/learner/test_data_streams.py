@@ -1,0 +1,141 @@
+"""Who reads what: shards by agreement, places that survive kills, nothing twice and no hole for ever."""
+
+import numpy as np
+import pytest
+import torch
+
+from p2pdiloco.daemon.sharing import united
+from p2pdiloco.errors import UserError
+from p2pdiloco.learner.channel import DataShare
+from p2pdiloco.learner.shards import Allotment
+from p2pdiloco.learner.stream import Stream
+
+SIZE, STEP = 640, 4
+
+
+class Numbers:
+    """Samples that say which they are."""
+
+    def __init__(self, size=SIZE):
+        self._size = size
+
+    def __len__(self):
+        return self._size
+
+    def batch(self, indices):
+        return (torch.from_numpy(indices),)
+
+
+def stream(peer="a", path=None, size=SIZE, seed=3):
+    return Stream(Numbers(size), seed, peer, STEP, path)
+
+
+def taken(source, steps):
+    return [n for _ in range(steps) for n in source.take(STEP)[0].tolist()]
+
+
+def gossip(*streams, readers=None):
+    """Everybody hears what everybody has begun."""
+    shares = [source.shared for source in streams]
+    epoch = max(share.epoch for share in shares)
+    bits = united([share.taken for share in shares if share.epoch == epoch])
+    for source in streams:
+        source.share(DataShare(source.data, epoch, bits, readers or ("a", "b", "c")[: len(streams)]))
+
+
+def test_an_epoch_is_every_sample_once_in_an_order_of_its_own():
+    alone = stream()
+    epochs = [taken(alone, SIZE // STEP) for _ in range(2)]
+    assert [sorted(epoch) for epoch in epochs] == [list(range(SIZE))] * 2
+    assert epochs[0] != epochs[1] and epochs[0][:40] != sorted(epochs[0][:40])
+    assert taken(stream(seed=4), 10) != epochs[0][:40]
+    # Steps that do not fit into shards go on in the next one.
+    ragged = Stream(Numbers(), 3, "a", STEP)
+    assert [n for _ in range(64) for n in ragged.take(10)[0].tolist()] == epochs[0]
+
+
+def test_peers_that_know_each_other_read_different_samples_and_help_the_slow_one():
+    """One is five times slower: an epoch is read once by all together, and ends for all about then."""
+    fast, slow = stream("a"), stream("b")
+    gossip(fast, slow)
+    seen = []
+    while fast.shared.epoch == slow.shared.epoch == 0:
+        seen += taken(fast, 5) + taken(slow, 1)
+        gossip(fast, slow)
+    assert set(seen) == set(range(SIZE))
+    # What is read twice: the last shard of each, begun before the news went round.
+    assert len(seen) - SIZE <= 6 * STEP + 2 * STEP
+
+
+def test_of_three_the_data_of_one_that_leaves_falls_to_the_others_and_nobody_repeats_its_own():
+    streams = [stream(peer) for peer in "abc"]
+    gossip(*streams)
+    seen = {peer: [] for peer in "abc"}
+    for _ in range(20):
+        for peer, source in zip("abc", streams, strict=True):
+            seen[peer] += taken(source, 1)
+        gossip(*streams)
+    assert len({n for numbers in seen.values() for n in numbers}) == 3 * 20 * STEP
+    left = set(seen["c"])
+    gossip(*streams[:2])
+    while streams[0].shared.epoch == 0:
+        for peer, source in zip("ab", streams, strict=False):
+            seen[peer] += taken(source, 1)
+        gossip(*streams[:2])
+        if len(seen["a"]) == 50 * STEP:
+            together = seen["a"] + seen["b"]
+            assert len(together) == len(set(together)) and not left & set(together)
+    # Helping begins when one has nothing of its own left; two may begin the same shard at the same time.
+    together = seen["a"] + seen["b"]
+    assert left | set(together) == set(range(SIZE)) and len(together) + len(left) - SIZE < 12 * STEP
+
+
+def test_views_that_differ_collide_late():
+    """Two that do not know of each other yet begin with what is most clearly theirs."""
+    first, second = Allotment(1000, 0, "a"), Allotment(1000, 0, "b")
+    begun = [{one.next() for _ in range(100)} for one in (first, second)]
+    assert len(begun[0] & begun[1]) < 25
+    owned = Allotment(1000, 0, "a")
+    owned.share(("a", "b"), 0, bytes(125))
+    mine = {owned.next() for _ in range(450)}
+    assert len(begun[0] & mine) > 85
+
+
+def test_a_killed_learner_repeats_nothing_and_one_that_ended_leaves_nothing_out(tmp_path):
+    path = tmp_path / "data.place"
+    source = stream(path=path)
+    seen = taken(source, 21)
+    source.settle()
+    again = stream(path=path)
+    seen += taken(again, 3)
+    # Killed here: the samples of at most 16 inner steps are left out, in each of the two kills.
+    killed = stream(path=path)
+    seen += taken(killed, 2)
+    rest = taken(stream(path=path), (SIZE - len(seen)) // STEP - 2 * 16)
+    assert len(seen + rest) == len(set(seen + rest))
+    whole = stream()
+    assert taken(whole, 24) == seen[: 24 * STEP]
+    # Other data: another order from its begin.
+    assert taken(stream(path=path, size=600), 5) == taken(stream(size=600), 5)
+    path.write_bytes(b"damaged")
+    assert taken(stream(path=path), 5) == seen[: 5 * STEP]
+
+
+def test_what_a_liar_says_of_the_data_stalls_nobody():
+    source = stream()
+    full = b"\xff" * ((source._shards.count + 7) // 8)
+    for epoch in (0, 1, 7, 7, 2):
+        source.share(DataShare(source.data, epoch, full, ("a", "b")))
+        source.share(DataShare(source.data, epoch, full[1:], ()))
+        source.share(DataShare("other", 900, full, ()))
+        assert len(taken(source, 2)) == 2 * STEP
+    assert 7 <= source.shared.epoch <= 12
+    assert united([b"\x01\x00", b"\x10\x02", b"\xff"]) == b"\x11\x02"
+
+
+def test_few_samples_do_and_none_is_one_sentence():
+    few = Stream(Numbers(3), 0, "a", STEP)
+    assert sorted(few.take(3)[0].tolist()) == [0, 1, 2] and len(few.take(6)[0]) == 6
+    with pytest.raises(UserError, match="nothing to train on"):
+        Stream(Numbers(0), 0, "a")
+    assert np.unique(few.take(300)[0].numpy(), return_counts=True)[1].tolist() == [100] * 3

@@ -1,0 +1,219 @@
+"""Every source of text that a manifest can name, tokenizers, packing, and what is held out."""
+
+import json
+
+import msgspec
+import numpy as np
+import pyarrow
+import pytest
+import torch
+from pyarrow import parquet
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from p2pdiloco.config.manifest import DataSection
+from p2pdiloco.errors import UserError
+from p2pdiloco.learner.stream import Stream
+from p2pdiloco.tasks import hub
+from p2pdiloco.tasks.corpus import load_corpus
+from p2pdiloco.tasks.split import hash64, is_heldout
+from p2pdiloco.tasks.task import Place, Shards
+from p2pdiloco.tasks.tokens import ByteTokenizer, FileTokenizer, digest_of, end_of_document, load_tokenizer
+
+CONTEXT = 16
+DOCUMENTS = [f"{hash64(str(index)):x}{hash64(f'-{index}'):x} ümlaut" for index in range(300)]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A small tokenizer file, and its digest."""
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400, special_tokens=["<|endoftext|>"], initial_alphabet=alphabet, show_progress=False
+    )
+    backend.train_from_iterator(DOCUMENTS, trainer)
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    backend.save(str(path))
+    return path
+
+
+def tokenized(path, **keys):
+    keys |= {"tokenizer": "tokenizer.json", "tokenizer_digest": digest_of(path.read_bytes())}
+    return DataSection(end_of_document="<|endoftext|>", **keys)
+
+
+def write(folder, source):
+    folder.mkdir(exist_ok=True)
+    rows = [{"body": text, "n": index} for index, text in enumerate([*DOCUMENTS, "", None])]
+    if source == "parquet":
+        parquet.write_table(pyarrow.Table.from_pylist(rows[:100]), folder / "a.parquet")
+        parquet.write_table(pyarrow.Table.from_pylist(rows[100:]), folder / "b.parquet")
+    else:
+        (folder / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + "\n")
+    (folder / "readme.md").write_text("not a document")
+    return str(folder)
+
+
+@pytest.mark.parametrize("source", ["jsonl", "parquet"])
+def test_rows_are_documents_joined_by_their_end_and_split_by_their_text(tmp_path, trained, source):
+    section = tokenized(trained, source=source, field="body", heldout_percent=20)
+    tokenizer = load_tokenizer(section, trained, 400)
+    data = load_corpus(section, write(tmp_path / "data", source), CONTEXT, tokenizer)
+    held = [text for text in DOCUMENTS if is_heldout(text, 20)]
+    assert 30 < len(held) < 90
+    assert tokenizer.decode(data.heldout.text).split("<|endoftext|>") == [*held, ""]
+    assert tokenizer.decode(data.train.text).split("<|endoftext|>") == [
+        *(text for text in DOCUMENTS if text not in held),
+        "",
+    ]
+    # Windows without padding, of which one begins with the last token of the one before: nothing is lost.
+    (windows,) = data.train.batch(np.arange(len(data.train)))
+    assert windows.shape[1] == CONTEXT + 1 and torch.equal(windows[:-1, -1], windows[1:, 0])
+    left = data.train.text[len(data.train) * CONTEXT :]
+    assert [*windows[:, :-1].flatten().tolist(), *left.tolist()] == data.train.text.tolist()
+
+
+@pytest.mark.parametrize(
+    ("source", "content", "sentence"),
+    [
+        ("jsonl", b'{"text": "x"}\n{"text": 3}\n', "is no text in row 2 of"),
+        ("jsonl", b'{"body": "x"}\n', 'has no key "text"'),
+        ("jsonl", b"{nonsense\n", "line 1 of .* is no JSON object"),
+        ("parquet", b"nonsense", "cannot be read as parquet"),
+        ("jsonl", b"", "no text in"),
+    ],
+)
+def test_rows_that_cannot_be_read_are_one_sentence(tmp_path, source, content, sentence):
+    path = tmp_path / f"x.{source}"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=sentence):
+        load_corpus(DataSection(source=source), str(path), CONTEXT, ByteTokenizer())
+
+
+def test_a_tokenizer_is_the_manifest_s_or_none(tmp_path, trained):
+    section = tokenized(trained)
+    found = load_tokenizer(section, str(trained), 400)
+    (ids,) = found.encode(["Ünder <|endoftext|>".encode()])
+    assert ids.dtype == np.uint16 and found.decode(ids) == "Ünder <|endoftext|>"
+    assert found.vocabulary == 400 and found.end == 0
+    assert end_of_document(trained.read_bytes()) == "<|endoftext|>"
+    other = tmp_path / "other.json"
+    other.write_bytes(trained.read_bytes() + b"\n")
+    for path, vocabulary, sentence in (
+        (None, 400, 'the tokenizer "tokenizer.json" of this run is not here'),
+        (other, 400, "is not the tokenizer of this run: its SHA-256 is"),
+        (tmp_path / "none", 400, "cannot read the tokenizer"),
+        (trained, 399, "model.vocabulary is 399, but the tokenizer tokenizer.json has 400 tokens"),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            load_tokenizer(section, path, vocabulary)
+    with pytest.raises(UserError, match="cannot be read"):
+        FileTokenizer(b'{"model": 3}', "x")
+    with pytest.raises(UserError, match='no token "<eod>"'):
+        FileTokenizer(trained.read_bytes(), "<eod>")
+
+
+# --- streamed ---------------------------------------------------------------------------------------
+
+LOCAL = {"source": "hub", "heldout_percent": 20, "shuffle_samples": 8}
+
+
+def local(tmp_path):
+    """A local data set of three files, which `datasets` can load."""
+    folder = tmp_path / "set"
+    folder.mkdir()
+    for file in range(3):
+        rows = (json.dumps({"text": text}) for text in DOCUMENTS[file::3])
+        (folder / f"train-{file}.jsonl").write_text("\n".join(rows))
+    return str(folder)
+
+
+def read(reader, most=10**6):
+    out = []
+    while len(out) < most and (batch := reader.take(min(3, most - len(out)))) is not None:
+        out += [tuple(row) for row in batch[0].tolist()]
+    return out
+
+
+def test_a_local_data_set_is_streamed_in_shards_that_lose_nothing_and_go_on_anywhere(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(hub, "LEAST_SHARDS", 6)
+    path = local(tmp_path)
+    data = load_corpus(DataSection(**LOCAL), path, CONTEXT, ByteTokenizer())
+    train = data.train
+    assert isinstance(train, Shards) and train.count == 6
+    held = {text for text in DOCUMENTS if is_heldout(text, 20)}
+    assert set(data.heldout.text.tobytes().decode().splitlines()) == held
+    texts = b""
+    for shard in range(train.count):
+        reader = train.open(0, shard, Place())
+        windows = read(reader)
+        assert len(windows) == len(set(windows)) and len(windows) > 40
+        texts += b"".join(bytes(window[:-1]) for window in windows)
+        # From any place on the rest comes in the same order, whatever was read ahead.
+        cut = train.open(0, shard, Place())
+        first = read(cut, 19)
+        assert first + read(train.open(0, shard, cut.place)) == windows
+        assert read(train.open(1, shard, Place())) != windows
+        assert len(reader.place.carry) // 4 <= CONTEXT
+    expected = sum(len(text.encode()) + 1 for text in DOCUMENTS if text not in held)
+    assert 0 <= expected - len(texts) <= 6 * (CONTEXT + 1)
+    # A learner walks through all of it, what is left over of one shard goes on in the next.
+    stream = Stream(train, 0, "a", 4, tmp_path / "place")
+    windows = {tuple(row) for _ in range(expected // CONTEXT // 4 - 5) for row in stream.take(4)[0].tolist()}
+    assert len(windows) > 0.98 * 4 * (expected // CONTEXT // 4 - 5)
+    stream.settle()
+    again = Stream(train, 0, "a", 4, tmp_path / "place")
+    assert torch.equal(again.take(4)[0], stream.take(4)[0])
+
+
+def test_streams_that_cannot_be_opened_are_one_sentence(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.chdir(tmp_path)
+    path = local(tmp_path)
+    for keys, data, sentence in (
+        ({"field": "body"}, path, 'has no column "body"'),
+        ({"split": "dev"}, path, "cannot be opened: Bad split: dev"),
+        ({}, None, "none is given"),
+        ({}, str(tmp_path / "nowhere"), "does not exist"),
+        ({"dataset": "set"}, None, 'there is a file or folder "set" here'),
+        ({"dataset": "nobody/nothing"}, None, "nobody/nothing cannot be opened"),
+        ({"heldout_split": "test"}, path, "Bad split: test"),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            load_corpus(DataSection(**LOCAL | keys), data, CONTEXT, ByteTokenizer())
+
+
+def test_a_stream_that_breaks_is_opened_again_where_it_was(monkeypatch):
+    class Broken:
+        """A source of one file that breaks after every seventh document."""
+
+        num_shards = 1
+
+        def __init__(self, skipped=0):
+            self.skipped = skipped
+
+        def shard(self, num_shards, index, contiguous):
+            assert (num_shards, index) == (1, 0)
+            return self
+
+        def skip(self, count):
+            return Broken(count)
+
+        def __iter__(self):
+            for index, text in enumerate(DOCUMENTS[self.skipped :]):
+                if index == 100:
+                    raise ConnectionError("cut")
+                yield {"text": text}
+
+    monkeypatch.setattr(hub, "LEAST_SHARDS", 1)
+    monkeypatch.setattr(hub, "RETRIES_S", (0.0, 0.0))
+    stream = hub.Stream(Broken(), DataSection(**LOCAL), CONTEXT, ByteTokenizer(), "x")
+    kept = sum(len(text.encode()) + 1 for text in DOCUMENTS if not is_heldout(text, 20))
+    assert len(read(stream.open(0, 0, Place()))) == (kept - 1) // CONTEXT
+    monkeypatch.setattr(hub, "RETRIES_S", ())
+    with pytest.raises(UserError, match="the data set cannot be read any more: cut"):
+        read(stream.open(0, 0, Place()))
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(Place(3, 1, b"x")), type=Place) == Place(3, 1, b"x")
