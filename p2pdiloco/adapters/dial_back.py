@@ -5,6 +5,11 @@ p2pd reuses an open connection to a peer, so it cannot tell whether a new one co
 alone proves nothing: behind one NAT it may be forwarded to another node. So the first two messages of
 Noise XX are exchanged: in the second the peer signs the key of this handshake with that of its peer id.
 Then the connection is closed; nothing is sent that the peer had to store.
+
+Why by ourselves: p2pd has no call for it, and no kept library does it without much else. py-libp2p brings
+trio and a networking stack of its own; noiseprotocol has had no release for years, and does not know what
+libp2p puts into the handshake.
+The arithmetic is `cryptography`'s; what is here is the order of one handshake, tested against p2pd.
 Sources: https://github.com/libp2p/specs/tree/master/noise, https://noiseprotocol.org/noise.html
 """
 

@@ -4,10 +4,15 @@ The question names ports only. Who is asked dials the IP address from which the 
 with a connection of its own, and looks whether that very peer answers there. So nobody can be made to dial
 a third party, and a single question costs a few handshakes at most (`DialBack`).
 
-Answers count for as much as they know of the world: those of peers that see us under a public address
-before those of neighbours in our own network. Two in a row must say no before a node that could be dialled
-counts as hidden. A hidden node is reached over connections that it keeps itself, and, for a first word,
-through a relay.
+Answers count for as much as they know of the world: those of peers at a public address before those of
+neighbours in our own network. Where a peer is, our own connection to it says, not the peer. Two *voices*
+must say no before a node counts as hidden, in two rounds if it could be dialled before: peers at different
+places, so that one liar, under whatever names, demotes nobody who has others to ask. p2pd does not say which
+connections it accepted and which it made, so accepted ones are no evidence.
+
+An address that is not ours is told to others once two voices have named it, or once this node has reached
+itself there, with the same proof. A hidden node is reached over connections that it keeps itself, and, for
+a first word, through a relay.
 """
 
 from __future__ import annotations
@@ -17,8 +22,11 @@ import ipaddress
 import logging
 import random
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Literal
+
+from msgspec import Struct
 
 from p2pdiloco.adapters import multiaddrs
 from p2pdiloco.core.reach import Reach
@@ -33,6 +41,13 @@ ANSWER_S = 5.0
 SOON_S = 3.0
 """Until the next round, while nothing is known or a change is to be confirmed."""
 AGAIN_S = 120.0
+VOICES = 2
+"""Peers at different places that agree."""
+ROUNDS_ALONE = 4
+"""In so many rounds no second voice was found: the one is believed."""
+KEEP_S = 3 * AGAIN_S
+"""What was said counts for so long: of an address, and by those who know more of the world than others."""
+MAX_NAMED = 64
 MAX_IPS = 2
 SAME_PEER_S = 2.0
 MAX_A_MINUTE = 60
@@ -65,7 +80,7 @@ class DialBack:
             found = await asyncio.gather(*tries)
         finally:
             self._running -= 1
-        return wire.ReachAnswer(ips, tuple(place for place, ok in zip(places, found, strict=True) if ok))
+        return wire.ReachAnswer(tuple(place for place, ok in zip(places, found, strict=True) if ok))
 
     def _admit(self, sender: str) -> None:
         now = self._now()
@@ -76,42 +91,93 @@ class DialBack:
         self._asked[sender] = now
 
 
-def judge(answers: Sequence[wire.ReachAnswer], own_ips: set[str]) -> bool | None:
-    """Whether others can dial us, by those who know most of the world; None: nobody said."""
-    if not answers:
-        return None
-    best = max(_outlook(answer, own_ips) for answer in answers)
-    said = [bool(answer.reached) for answer in answers if _outlook(answer, own_ips) == best]
-    return 2 * sum(said) >= len(said)
+Place = tuple[str, int]
+"""IP address and port."""
+Outlook = tuple[bool, bool, bool]
 
 
-def _outlook(answer: wire.ReachAnswer, own_ips: set[str]) -> tuple[bool, bool, bool]:
-    """How far from us that peer is: it sees us under a public address, under another one than our own."""
-    found = [(False, False, False)]
-    for text in answer.seen:
-        ip = ipaddress.ip_address(text)
-        found.append((ip.is_global, text not in own_ips, not ip.is_loopback))
-    return max(found)
+class Voice(Struct, frozen=True):
+    """One peer's answer."""
+
+    peer: str
+    ips: tuple[str, ...]
+    """Where the peer is, as our connection to it says."""
+    reached: tuple[Place, ...]
+    """Where it says that it reached us."""
+
+    @property
+    def name(self) -> str:
+        """Two voices differ in it: at public addresses everybody can have many names."""
+        public = sorted(ip for ip in self.ips if ipaddress.ip_address(ip).is_global)
+        return public[0] if public else self.peer
+
+    def outlook(self, own_ips: set[str]) -> Outlook:
+        """How far from us that peer is: at a public address, on another machine, on another interface."""
+        found = [(False, False, False)]
+        for text in self.ips:
+            ip = ipaddress.ip_address(text)
+            found.append((ip.is_global, text not in own_ips, not ip.is_loopback))
+        return max(found)
 
 
-def outside_addresses(answers: Sequence[wire.ReachAnswer], own_ips: set[str]) -> list[str]:
-    """Addresses that are not ours but lead to us (a forwarded port), as two peers say, if two were asked."""
-    counts: dict[tuple[str, int], int] = {}
-    for answer in answers:
-        for place in set(answer.reached):
-            counts[place] = counts.get(place, 0) + 1
-    agreed = [place for place, n in sorted(counts.items()) if n >= min(2, len(answers))]
-    return [f"/ip{4 if '.' in ip else 6}/{ip}/tcp/{port}" for ip, port in agreed if ip not in own_ips]
+def decisive(voices: Sequence[Voice], own_ips: set[str]) -> list[Voice]:
+    """Those who know most of the world."""
+    best = max((voice.outlook(own_ips) for voice in voices), default=None)
+    return [voice for voice in voices if voice.outlook(own_ips) == best]
+
+
+class Named:
+    """Addresses that are not ours but lead to us (a forwarded port), as peers say: who named which, when."""
+
+    def __init__(self) -> None:
+        self._when: dict[tuple[Place, str], float] = {}
+        self._proved: dict[Place, float] = {}
+
+    def add(self, voices: Sequence[Voice], own_ips: set[str], now: float) -> list[Place]:
+        """Take a round's answers in. Which places nobody has confirmed yet."""
+        for voice in voices:
+            for place in voice.reached:
+                if place[0] not in own_ips:
+                    self._when.pop((place, voice.name), None)
+                    self._when[place, voice.name] = now
+        for key, when_s in list(self._when.items()):
+            if now - when_s > KEEP_S or len(self._when) > MAX_NAMED:
+                del self._when[key]
+        named = {place for place, _ in self._when}
+        self._proved = {p: s for p, s in self._proved.items() if now - s <= KEEP_S and p in named}
+        return sorted(named.difference(self._agreed(), self._proved))
+
+    def proved(self, place: Place, now: float) -> None:
+        """We reached ourselves there."""
+        self._proved[place] = now
+
+    def addresses(self) -> list[str]:
+        """What may be told to others."""
+        good = sorted({*self._agreed(), *self._proved})
+        return [f"/ip{4 if '.' in ip else 6}/{ip}/tcp/{port}" for ip, port in good]
+
+    def _agreed(self) -> list[Place]:
+        counts = Counter(place for place, _ in self._when)
+        return [place for place, voices in counts.items() if voices >= VOICES]
 
 
 class Reachability:
     """What this node is, looked at again and again."""
 
-    def __init__(self, transport: Transport, wish: Wish = "auto") -> None:
+    def __init__(
+        self, transport: Transport, wish: Wish = "auto", now: Callable[[], float] = time.monotonic
+    ) -> None:
         self._transport = transport
         self._wish = wish
+        self._now = now
         self._dialable: bool | None = {"public": True, "private": False}.get(wish)
-        self._doubted = False
+        self._named = Named()
+        self._against: set[str] = set()
+        """Voices that said no in all rounds since one said yes."""
+        self._bad_rounds = 0
+        self._outlook: Outlook = (False, False, False)
+        """Of those who were believed last, and when."""
+        self._heard_s = -1e18
 
     @property
     def reach(self) -> Reach:
@@ -124,23 +190,50 @@ class Reachability:
         return Reach.RELAYED if relayed else Reach.OUTBOUND
 
     async def check(self) -> None:
-        """One round of questions. Never fails; takes `ANSWER_S` at most."""
+        """One round of questions. Never fails; takes `ANSWER_S` and, for an address that is not ours,
+        `DIAL_S` at most."""
         if self._wish != "auto":
             return
-        answers = await self._answers()
+        peers = self._transport.connected()
+        voices = await self._ask_some(peers)
+        if not voices:
+            return
         own_ips = {*multiaddrs.interface_addresses("ip4"), *multiaddrs.interface_addresses("ip6")}
-        verdict = judge(answers, own_ips)
-        if verdict is None:
+        heard = decisive(voices, own_ips)
+        if not self._counts(heard[0].outlook(own_ips)):
             return
-        if verdict:
-            self._transport.found_outside(outside_addresses(answers, own_ips))
-        elif self._dialable and not self._doubted:
-            self._doubted = True
-            return
-        self._doubted = False
+        if 2 * sum(bool(voice.reached) for voice in heard) >= len(heard):
+            self._against, self._bad_rounds = set(), 0
+            await self._look_outside(voices, own_ips)
+            verdict = True
+        else:
+            self._against |= {voice.name for voice in heard if not voice.reached}
+            self._bad_rounds += 1
+            alone = len(peers) <= len(voices) or self._bad_rounds >= ROUNDS_ALONE
+            if (self._dialable and self._bad_rounds < 2) or not (alone or len(self._against) >= VOICES):
+                return
+            verdict = False
         if verdict != self._dialable:
             self._dialable = verdict
             await self._act_on(verdict)
+
+    def _counts(self, outlook: Outlook) -> bool:
+        """Whether nobody who knows more of the world has been heard lately."""
+        now = self._now()
+        if outlook < self._outlook and now - self._heard_s < KEEP_S:
+            return False
+        if outlook != self._outlook:
+            self._against, self._bad_rounds = set(), 0
+        self._outlook, self._heard_s = outlook, now
+        return True
+
+    async def _look_outside(self, voices: Sequence[Voice], own_ips: set[str]) -> None:
+        """What leads to us from outside."""
+        now = self._now()
+        for place in self._named.add(voices, own_ips, now)[:MAX_IPS]:
+            if await self._transport.answers_at(self._transport.peer_id, *place, DIAL_S):
+                self._named.proved(place, now)
+        self._transport.found_outside(self._named.addresses())
 
     async def _act_on(self, dialable: bool) -> None:
         if dialable:
@@ -162,31 +255,30 @@ class Reachability:
                 told = self.reach
                 tell(told)
             await asyncio.sleep(SOON_S)
-            settled = self._dialable is not None and not self._doubted
+            settled = self._dialable is not None and not (self._dialable and self._bad_rounds)
             if loop.time() - checked_s >= (AGAIN_S if settled else SOON_S):
                 await self.check()
                 checked_s = loop.time()
 
-    async def _answers(self) -> list[wire.ReachAnswer]:
-        transport = self._transport
-        ports = tcp_ports(transport.addresses())[: wire.MAX_PORTS]
-        peers = transport.connected()
+    async def _ask_some(self, peers: Sequence[str]) -> list[Voice]:
+        ports = tcp_ports(self._transport.addresses())[: wire.MAX_PORTS]
         if not ports or not peers:
             return []
-        query = wire.QUERY + wire.encode(wire.ReachQuery(tuple(ports)))
         chosen = random.sample(peers, min(ASKED, len(peers)))
-        replies = await asyncio.gather(*(self._ask(peer, query) for peer in chosen))
+        replies = await asyncio.gather(*(self._ask(peer, ports) for peer in chosen))
         return [reply for reply in replies if reply is not None]
 
-    async def _ask(self, peer: str, query: bytes) -> wire.ReachAnswer | None:
+    async def _ask(self, peer: str, ports: Sequence[int]) -> Voice | None:
+        query = wire.QUERY + wire.encode(wire.ReachQuery(tuple(ports)))
         try:
             answer = wire.decode(await self._transport.send(peer, query, ANSWER_S), wire.ReachAnswer)
-            for text in (*answer.seen, *(ip for ip, _ in answer.reached)):
-                ipaddress.ip_address(text)
-            return answer
+            if not all(port in ports and ipaddress.ip_address(ip) for ip, port in answer.reached):
+                raise ValueError("reached what was not asked for")
+            link = await self._transport.link(peer)
         except (RemoteError, TransportError, ValueError) as error:
             logger.debug("%s does not say whether it can dial us: %s", peer, error)
             return None
+        return Voice(peer, link.ips, answer.reached) if link is not None and link.ips else None
 
 
 def tcp_ports(addresses: Sequence[str]) -> list[int]:

@@ -177,8 +177,6 @@ class ReachQuery(Wire, frozen=True, tag=True):
 class ReachAnswer(Wire, frozen=True, tag=True):
     """Answer to `ReachQuery`."""
 
-    seen: Annotated[tuple[Ip, ...], Meta(max_length=MAX_PORTS)]
-    """Where the asker's end of its connections is."""
     reached: Annotated[tuple[tuple[Ip, Port], ...], Meta(max_length=MAX_PORTS * MAX_PORTS)]
     """Where it proved to be itself."""
 
