@@ -24,6 +24,8 @@ from p2pdiloco.errors import StorageError, invariant
 logger = logging.getLogger(__name__)
 MOST_BYTES = 16 << 30
 """Of the file."""
+BLOCK_BYTES = 512
+"""Of `st_blocks`, on every system."""
 SPARE_BYTES = 256 << 20
 """The disk keeps so much for what must be durable."""
 
@@ -75,17 +77,20 @@ class Spool:
             return sum(end - start for start, end in self._taken)
 
     def fits(self, size: int) -> bool:
-        """Whether a payload of this size may come now."""
+        """Whether a payload of this size may come now: beside what was promised to others and is not
+        written yet."""
         with self._lock:
             self._collect()
-            if self._place(size) + size > self._most:
-                return False
+            end = max(self._end(), self._place(size) + size)
+        if end > self._most:
+            return False
         try:
             disk = os.fstatvfs(self._file.fileno())
+            unwritten = max(0, end - BLOCK_BYTES * os.fstat(self._file.fileno()).st_blocks)
         except OSError as error:
             logger.warning("%s", storage_error(error, "write in", self._folder))
             return False
-        return disk.f_bavail * disk.f_frsize >= size + self._spare
+        return disk.f_bavail * disk.f_frsize >= unwritten + self._spare
 
     def take(self, size: int) -> Scratch:
         """Room for a payload that `fits`."""

@@ -165,19 +165,21 @@ class Copying:
         }
         begun = asyncio.ensure_future(copy.begun.wait())
         waiting: set[asyncio.Future[Any]] = {begun}
+        asked = {effect.peer}
         try:
             while workers and not copy.complete:
                 done, _ = await asyncio.wait(waiting | set(workers), return_when=asyncio.FIRST_COMPLETED)
-                if begun in done:
-                    waiting.clear()
-                    for peer in () if alone else self._helpers(copy, effect):
-                        workers[self._help(copy, peer, effect)] = peer
+                waiting.difference_update(done)
                 for task in [worker for worker in workers if worker in done]:
                     peer, found = workers.pop(task), task.exception()
                     if found is not None and not isinstance(found, TransportError | RemoteError):
                         raise found
                     if found is not None and peer == effect.peer:
                         error = found
+                if begun.done() and not alone:  # who fails is replaced
+                    for peer in self._helpers(copy, effect.fragment, asked)[: MAX_HOLDERS - len(workers)]:
+                        asked.add(peer)
+                        workers[self._help(copy, peer, effect)] = peer
         finally:
             begun.cancel()
             for worker in workers:
@@ -192,19 +194,19 @@ class Copying:
         worker.add_done_callback(lambda _: self._leave_place(peer))
         return worker
 
-    def _helpers(self, copy: Copy, effect: ef.FetchState) -> list[str]:
-        """Others that hold the same version, fast and unknown ones first."""
+    def _helpers(self, copy: Copy, fragment: int, asked: set[str]) -> list[str]:
+        """Others that hold the same version and were not asked yet, fast and unknown ones first."""
         assert copy.header is not None
         if not copy.missing:
             return []
         digest = copy.header.version.header.digest()
         able = [
             peer
-            for peer in self._holders(effect.fragment, digest)
-            if peer not in (effect.peer, self._transport.peer_id) and self._free(peer)
+            for peer in self._holders(fragment, digest)
+            if peer not in asked and peer != self._transport.peer_id and self._free(peer)
         ]
         able.sort(key=lambda peer: (self._streams[peer], -self._rates.get(peer, float("inf"))))
-        return able[: MAX_HOLDERS - 1]
+        return able
 
     def _free(self, peer: str) -> bool:
         return self._streams[peer] < SHARE and self._streams.total() < MAX_STREAMS

@@ -7,6 +7,7 @@ import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -81,6 +82,25 @@ async def test_a_full_disk_is_told_and_a_nearly_full_one_takes_nothing(
     careful = Spool(tmp_path, spare_bytes=1 << 60)
     assert not careful.fits(1)
     careful.close()
+
+
+async def test_what_was_promised_to_others_is_not_promised_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spool, size = Spool(tmp_path, spare_bytes=0), 1 << 20
+    written = lambda: 512 * os.fstat(spool._file.fileno()).st_blocks  # noqa: E731
+    disk = os.statvfs(tmp_path)
+    free = lambda _: SimpleNamespace(f_bavail=3 * size - written(), f_frsize=1)  # noqa: E731
+    monkeypatch.setattr(os, "fstatvfs", free)
+    assert disk.f_bavail and spool.fits(3 * size) and not spool.fits(3 * size + 1)
+    first, second = spool.take(size), spool.take(size)
+    assert spool.fits(size) and not spool.fits(size + 1), "nothing is written, two thirds are promised"
+    await first.write(0, memoryview(bytearray(size)))
+    assert spool.fits(size) and not spool.fits(size + 1)
+    del first
+    assert spool.fits(2 * size) is False and spool.fits(size), "its place is used again, and takes no more"
+    spool.close()
+    del second
 
 
 async def test_nothing_is_left_of_it(tmp_path: Path) -> None:
