@@ -140,6 +140,9 @@ class Transport(Protocol):
     async def get_records(self, key: str) -> dict[str, bytes]:
         """All unexpired, correctly signed records under key: peer id -> value."""
 
+    def payload_bytes(self) -> tuple[int, int]:
+        """Of all pushes and pulls so far, also of those under way: (sent and acknowledged, received)."""
+
     def peers_connected(self) -> int:
         """How many peers there is a connection to."""
 

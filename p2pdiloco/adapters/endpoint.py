@@ -59,6 +59,10 @@ class Endpoint(ABC):
     async def _open(self, peer: str, timeout_s: float) -> tuple[framing.Reader, framing.Writer]:
         """A byte stream to the peer's `_serve_stream`. Raises: PeerUnreachable."""
 
+    def payload_bytes(self) -> tuple[int, int]:
+        """See `ports.Transport.payload_bytes`."""
+        return self._limits.sent_bytes, self._limits.received_bytes
+
     async def send(self, peer: str, data: bytes, timeout_s: float) -> bytes:
         """See `ports.Transport.send`."""
         invariant(len(data) <= MAX_MESSAGE_BYTES, f"control message of {len(data)} bytes")

@@ -182,11 +182,13 @@ class Allowance:
 
 
 class Limits:
-    """What a person permits this node: None is all that the links carry."""
+    """What a person permits this node (None is all that the links carry), and what went by."""
 
     def __init__(self, upload: Allowance | None = None, download: Allowance | None = None) -> None:
         self.upload = upload
         self.download = download
+        self.sent_bytes = self.received_bytes = 0
+        """Of payloads, both ways: acknowledged by peers, and here."""
 
     @classmethod
     def of(cls, upload_bits_per_s: float, download_bits_per_s: float, now: Callable[[], float]) -> Limits:

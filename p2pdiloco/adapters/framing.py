@@ -274,6 +274,7 @@ class Channel:
                     raise RemoteError("damaged-chunk")
                 await take(offset, chunk)
                 offset += chunk_bytes
+                self._limits.received_bytes += chunk_bytes
             if length & ASK and offset > acknowledged:
                 await self._allow(acknowledged, offset, size, prepaid_bytes)
                 await self.write(bytes([GOT]) + U32.pack(offset - acknowledged))
@@ -322,6 +323,7 @@ class Channel:
                 raise RemoteError(
                     "garbage", f"{size} bytes acknowledged, {sending.unacknowledged_bytes} sent"
                 )
+            self._limits.sent_bytes += size
             status = (await self.some(1, None))[0]
         if status == ACK:
             return status, b""

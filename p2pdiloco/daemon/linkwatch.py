@@ -3,7 +3,9 @@ versions rather than too late to all of them.
 
 What the link carries is what a person permits (--max-upload), or what transfers achieved lately; what the run
 asks of it is `daemon.linkplan`'s arithmetic. Both change slowly, and a false alarm would cost contributions:
-the best of the last transfers counts, only long ones, and only what is found several times in a row.
+the best of the last transfers counts, only long ones, and only what is found several times in a row. While
+one of ours is under way, everything that goes the same way counts, also updates that are given to others. The
+best of many, since a peer's own link may be what is full: with others' contributions to it, for instance.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ LEAST_BYTES = 256 * 1024
 """What is shorter says more about round trips than about the link."""
 LONG_S = 10.0
 """On a busy link transfers overlap for ever: so often it is measured nevertheless."""
-SAMPLES = 8
+SAMPLES = 32
 LEAST_SAMPLES = 3
 """Fewer say nothing yet: one of them may have waited for its sender, or for our own tensors."""
 JUDGE_EVERY_S = 5.0
@@ -34,7 +36,7 @@ class Meter:
     """The rate of transfers one way, while any of ours is under way."""
 
     def __init__(self, total_bytes: Callable[[], int], now: Callable[[], float]) -> None:
-        """`total_bytes`: counts everything that went this way when it is over."""
+        """`total_bytes`: counts everything that went this way."""
         self._total_bytes = total_bytes
         self._now = now
         self._active = 0

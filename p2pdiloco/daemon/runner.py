@@ -102,8 +102,8 @@ class Runner:
         self.learner: LearnerLink
         self.transfers: Transfers
         self.keeper: Keeper
-        self.uplink = Meter(lambda: self.transfers.bytes_pushed, self._loop.time)
-        self.downlink = Meter(lambda: self.transfers.bytes_in, self._loop.time)
+        self.uplink = Meter(lambda: self.transfers.moved_bytes[0], self._loop.time)
+        self.downlink = Meter(lambda: self.transfers.moved_bytes[1], self._loop.time)
         self._do: dict[type, Callable[[Any], object]] = {
             ef.Send: lambda e: self.outbound.send(e.peer, e.message),
             ef.Persist: lambda e: self.spawn(self._persist(e)),

@@ -80,7 +80,7 @@ class Transfers:
         self._bytes_out = 0
         self.arrivals = Arrivals(compute, tickets, post, head_of, memory=self._memory, spool=spool)
         self.bytes_pushed = 0
-        """Of our own contributions and partials: the part of `bytes_out` whose time we know."""
+        """Of our own contributions and partials."""
         now = asyncio.get_running_loop().time
         self.courtesy = Courtesy(now)
         self.donating = Donating(compute, self.courtesy, now)
@@ -101,6 +101,11 @@ class Transfers:
     def bytes_out(self) -> int:
         """Payload bytes given out or pushed so far."""
         return self._bytes_out + self.donating.bytes_out
+
+    @property
+    def moved_bytes(self) -> tuple[int, int]:
+        """(sent, received) on all links so far, also of what is under way."""
+        return self._transport.payload_bytes()
 
     @property
     def held_bytes(self) -> int:
