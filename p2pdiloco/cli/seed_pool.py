@@ -31,6 +31,7 @@ def play(
             yield from map(_play, work)
         finally:
             gc.set_threshold(*before)
+            gc.unfreeze()
         return
     # Spawned, not forked: the caller may have threads (a test runner, a terminal view).
     context = multiprocessing.get_context("spawn")
@@ -58,4 +59,6 @@ def arithmetic(vectors: bool) -> Callable[[Plan], Substance]:
 def rare_collections() -> None:
     """A world is one large web of objects that all live until its end: looking for cycles in it again and
     again takes a tenth of the time."""
-    gc.set_threshold(200_000, 5, 5)
+    gc.collect()
+    gc.freeze()  # what was imported stays
+    gc.set_threshold(200_000, 50, 100)

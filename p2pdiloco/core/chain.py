@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from p2pdiloco.core.marks import Marks, marks_of
-from p2pdiloco.core.types import Head, SignedVersion, Stamp, VersionHeader, Watermark
+from p2pdiloco.core.types import SignedVersion, Stamp, VersionHeader, Watermark
 from p2pdiloco.errors import invariant
 
 
@@ -17,18 +17,17 @@ class Chain:
         self._keep = keep
         self._log: dict[int, SignedVersion] = {}
         self._digests: dict[int, bytes] = {}
+        self.signed, self.head = log[-1], log[-1].header.head()
         for version in log:
-            self._remember(version)
-        self.signed = log[-1]
-        self.head: Head = log[-1].header.head()
+            self._remember(version, version.header.digest())
         self._marks = marks_of(tuple(watermarks))
         self.replaced = 0
         """How often another chain's state was taken."""
 
-    def _remember(self, version: SignedVersion) -> None:
+    def _remember(self, version: SignedVersion, digest: bytes) -> None:
         number = version.header.number
         self._log[number] = version
-        self._digests[number] = version.header.digest()
+        self._digests[number] = digest
         for old in [n for n in self._log if n < number - self._keep]:
             del self._log[old]
             del self._digests[old]
@@ -41,6 +40,10 @@ class Chain:
     def knows(self, number: int, digest: bytes) -> bool:
         """Whether that version is the head or one of its logged ancestors."""
         return self._digests.get(number) == digest
+
+    def digest_of(self, number: int) -> bytes | None:
+        """Digest of the header of a version of the log."""
+        return self._digests.get(number)
 
     def logged(self, number: int) -> SignedVersion | None:
         """A version of the log."""
@@ -74,17 +77,16 @@ class Chain:
         """Append a child of the head."""
         invariant(self.is_child(version.header), "extended by something that is not a child of the head")
         self._marks = self._marks.after(version.header)
-        self._remember(version)
-        self.signed = version
-        self.head = version.header.head()
+        self.signed, self.head = version, version.header.head()
+        self._remember(version, self.head.digest)
 
     def replace(self, version: SignedVersion, watermarks: Iterable[Watermark]) -> None:
         """Take another chain's state: its ancestors are unknown to us."""
-        invariant(version.header.head().weight > self.head.weight, "replaced by a lighter chain")
+        head = version.header.head()
+        invariant(head.weight > self.head.weight, "replaced by a lighter chain")
         self.replaced += 1
         self._log.clear()
         self._digests.clear()
-        self._remember(version)
-        self.signed = version
-        self.head = version.header.head()
+        self.signed, self.head = version, head
+        self._remember(version, head.digest)
         self._marks = marks_of(tuple(watermarks))

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from p2pdiloco.core.derived import Derived
 from p2pdiloco.core.grouping import children, group_name, leaf_index, leaf_span, level_sizes
 from p2pdiloco.core.reach import Reach
 from p2pdiloco.core.shared import Shared
@@ -119,9 +120,9 @@ class Electorate:
         """Whether all these learners belong to that group below."""
         return False
 
-    def neighbours(self, now: float) -> set[str]:
+    def neighbours(self, now: float) -> frozenset[str]:
         """Whom to exchange heartbeats with because of this group."""
-        return set(self.others(now))
+        return frozenset(self.others(now))
 
 
 class LeafElectorate(Electorate):
@@ -135,7 +136,7 @@ class LeafElectorate(Electorate):
         self._index = index
         self._since_s = since_s
         self._mine: dict[str, bool] = {}
-        self._kept: dict[str, tuple[list[str], list[str]]] = {}
+        self._derived = Derived()
 
     def _belongs(self, peer: str) -> bool:
         found = self._mine.get(peer)
@@ -146,12 +147,11 @@ class LeafElectorate(Electorate):
         return found
 
     def _ours(self, name: str, peers: list[str]) -> list[str]:
-        """Those of `peers` that belong here; worked out again only when the view made a new list."""
-        source, found = self._kept.get(name, ([], []))
-        if source is not peers:
-            found = [peer for peer in peers if self._belongs(peer)]
-            self._kept[name] = (peers, found)
-        return found
+        """Those of `peers` that belong here."""
+        return self._derived.of(name, self._belonging, peers)
+
+    def _belonging(self, peers: list[str]) -> list[str]:
+        return [peer for peer in peers if self._belongs(peer)]
 
     def mates(self) -> tuple[str, ...]:
         """Everybody who is listed here."""
@@ -167,8 +167,8 @@ class LeafElectorate(Electorate):
         return [p for p in self.mates() if p != shared.me and shared.view.may_come(p, now)]
 
     def voters(self, now: float) -> list[str]:
-        others = self._ours("voters", self._shared.view.voters(now))
-        return sorted([*others, self._shared.me]) if self._shared.confirmed else others
+        shared, others = self._shared, self._ours("voters", self._shared.view.voters(now))
+        return self._derived.of("all-voters", shared.with_me, others) if shared.confirmed else others
 
     def size(self, now: float) -> int:
         return len(self.voters(now)) + len(self._unheard(now))
@@ -197,11 +197,14 @@ class LeafElectorate(Electorate):
         return self._ours("live", self._shared.view.live(now))
 
     def expected(self, now: float) -> list[str]:
-        others = self._ours("learners", self._shared.view.live_learners(now))
-        return sorted([*others, self._shared.me]) if self._shared.learning else others
+        shared, others = self._shared, self._ours("learners", self._shared.view.live_learners(now))
+        return self._derived.of("all-learners", shared.with_me, others) if shared.learning else others
 
-    def neighbours(self, now: float) -> set[str]:
-        return {*self.mates(), *self.others(now)} - {self._shared.me}
+    def neighbours(self, now: float) -> frozenset[str]:
+        return self._derived.of("neighbours", self._around, self.mates(), self.others(now))
+
+    def _around(self, *peers: Iterable[str]) -> frozenset[str]:
+        return frozenset().union(*peers) - {self._shared.me}
 
 
 class UpperElectorate(Electorate):

@@ -164,9 +164,9 @@ class Fragment:
 
     def learner_applied(self, event: LearnerApplied) -> None:
         """The learner's parameters are measured against this version now."""
-        version = self.chain.logged(event.number)
-        if version is not None:
-            self.own.learner_applied(event.number, version.header.digest())
+        digest = self.chain.digest_of(event.number)
+        if digest is not None:
+            self.own.learner_applied(event.number, digest)
 
     def answered(self, event: ContributionAnswered, now: float) -> None:
         """A syncer's word on our contribution."""

@@ -125,14 +125,16 @@ class Heartbeats:
             learning=shared.learning,
             confirmed=shared.confirmed,
             stands=shared.stands and not shared.leaving,
-            heads=tuple((f.index, f.chain.head) for f in self._fragments),
+            heads=tuple([(f.index, f.chain.head) for f in self._fragments]),
             saved=self._joining.saved and not shared.confirmed,
             reach=shared.reach,
             offices=tuple(
-                (seat.name, f.index, seat.office.term)
-                for f in self._fragments
-                for seat in f.context.seats
-                if seat.office.holding
+                [
+                    (seat.name, f.index, seat.office.term)
+                    for f in self._fragments
+                    for seat in f.context.seats
+                    if seat.office.holding
+                ]
             ),
         )
 
@@ -199,7 +201,7 @@ class Heartbeats:
         shared = self._shared
         before = shared.view.progress(sender)
         named = [index for index, _ in message.heads]
-        if any(index >= len(self._fragments) for index in named) or named != sorted(set(named)):
+        if named and (max(named) >= len(self._fragments) or named != sorted(set(named))):
             shared.out.record("refusal", None, "wrong-heads", peer=sender)
             return
         if not shared.view.heard(sender, message, now):

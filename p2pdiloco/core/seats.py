@@ -144,11 +144,13 @@ class Seats:
         """When to look again."""
         return earliest([seat.deadline() for seat in self._context.seats])
 
-    def neighbours(self, now: float) -> set[str] | None:
+    def neighbours(self, now: float) -> frozenset[str] | None:
         """Whom to exchange heartbeats with because of this fragment; None: with everybody."""
         if self._plan[1] == 1:
             return None
-        return set().union(*(seat.electorate.neighbours(now) for seat in self._context.seats))
+        leaf, *above = self._context.seats
+        found = leaf.electorate.neighbours(now)
+        return found.union(*(seat.electorate.neighbours(now) for seat in above)) if above else found
 
     def asked(self, now: float) -> set[str]:
         """Who gets our heartbeats besides."""

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from p2pdiloco.core.claims import Claims
 from p2pdiloco.core.config import CoreConfig
+from p2pdiloco.core.derived import Derived
 from p2pdiloco.core.grouping import Roster
 from p2pdiloco.core.health import Health
 from p2pdiloco.core.outbox import Outbox
@@ -31,6 +32,7 @@ class Shared:
         self.out = Outbox()
         self.health = Health()
         self.view = View(me, config.timing)
+        self.derived = Derived()
         self.confirmed = False
         """Holds versions that peers confirm: votes, stands, serves."""
         self.stands = True
@@ -69,12 +71,16 @@ class Shared:
     def voters(self, now: float) -> list[str]:
         """Everyone who counts in a majority now, oneself included when confirmed."""
         others = self.view.voters(now)
-        return sorted([*others, self.me]) if self.confirmed else others
+        return self.derived.of("voters", self.with_me, others) if self.confirmed else others
 
     def expected_learners(self, now: float) -> list[str]:
         """Live learners that a round waits for, oneself included."""
         others = self.view.live_learners(now)
-        return sorted([*others, self.me]) if self.learning else others
+        return self.derived.of("learners", self.with_me, others) if self.learning else others
+
+    def with_me(self, others: list[str]) -> list[str]:
+        """Others and oneself, sorted."""
+        return sorted([*others, self.me])
 
     def median_step_s(self, now: float) -> float:
         """Median inner step time of the live learners, looked at anew a few times a second."""
