@@ -29,6 +29,8 @@ class Claims:
             self._heard_s[peer] = now
         else:
             self._heard_s.pop(peer, None)
+        if offices == self._by.get(peer, ()):
+            return False
         grouped = {(o[0], o[1]): o for o in offices if o[0] != WHOLE_RUN and o[1] < self._fragments}
         new = tuple(grouped.values())
         old = self._by.get(peer, ())

@@ -95,7 +95,8 @@ class Inbox:
 
     def ready(self) -> list[Held]:
         """Offers whose payload is here, in the order in which they are merged."""
-        return [held for _, held in sorted(self._held.items()) if held.ticket is not None]
+        here = [child for child, held in self._held.items() if held.ticket is not None]
+        return [self._held[child] for child in sorted(here)]
 
     def all_late(self) -> None:
         """A version was made without these: none of them starts the next round by itself."""

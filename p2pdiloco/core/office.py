@@ -167,7 +167,7 @@ class Office:
         reason = (why := self.why_open(now)) and self._succeed(why, now)
         if not reason:
             self._open_since_s = None
-            if self._succession.may_stand(self.certificate, self._next_term(), now):
+            if self._succession.may_stand(self.certificate, self._next_term, now):
                 self._stand_early(now)
             return
         if self.state is OfficeState.FOLLOWING:

@@ -69,6 +69,8 @@ class RoundSignal(Enum):
 
 
 _R, _S = RoundState, RoundSignal
+MAKING = (_R.CLOSING, _R.MERGING, _R.PUBLISHING)
+"""A version is in the making."""
 ROUND_TABLE = {
     (_R.IDLE, _S.CONTRIBUTION): _R.COLLECTING,
     (_R.IDLE, _S.CALLED): _R.CLOSING,
@@ -173,7 +175,7 @@ class Round:
     @property
     def closing(self) -> bool:
         """A version is in the making: not the moment to vote ourselves out of office."""
-        return self.state in (RoundState.CLOSING, RoundState.MERGING, RoundState.PUBLISHING)
+        return self._machine.state in MAKING
 
     @property
     def busy(self) -> bool:
@@ -197,9 +199,10 @@ class Round:
 
     def deadline(self) -> float | None:
         """When to look again."""
-        if self.state is RoundState.CLOSING:
+        state = self._machine.state
+        if state is RoundState.CLOSING:
             return min(self._closes_at_s, self._hopeless_at_s)
-        if self.state is RoundState.COLLECTING:
+        if state is RoundState.COLLECTING:
             oldest = min((h.arrived_s for h in self.inbox.ready()), default=None)
             return None if oldest is None else oldest + self._hold_s(oldest)
         return None

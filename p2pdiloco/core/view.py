@@ -209,7 +209,8 @@ class View:
 
     def dialable(self, peer: str) -> bool:
         """Whether others can reach that peer, by its last heartbeat; of one never heard it is believed."""
-        progress = self.progress(peer)
+        member = self._members.get(peer)
+        progress = member.progress if member else None
         return progress is None or progress.reach is Reach.DIRECT
 
     def has_left(self, peer: str) -> bool:

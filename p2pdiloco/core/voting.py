@@ -219,15 +219,15 @@ class Succession:
             return False
         return number == current.start_number + self._shared.config.term_versions
 
-    def may_stand(self, current: Certificate | None, term: int, now: float) -> bool:
-        """Whether it is time, and we are the first-ranked."""
+    def may_stand(self, current: Certificate | None, term: Callable[[], int], now: float) -> bool:
+        """Whether it is time, and we are the first-ranked of the next term."""
         number = self._context.chain.head.number
         if current is None or self._tried == current.term or not self.ends_with(current, number + 1):
             return False
         self._tried = current.term
         if self.next is not None and self.next.term > current.term:
             return False
-        return self._ranks.ours(term, now) == 0 and not self._ranks.passed_over(now)
+        return self._ranks.ours(term(), now) == 0 and not self._ranks.passed_over(now)
 
     def take(self, current: Certificate | None, now: float) -> Certificate | None:
         """Who is next, now that the office is open; None if that is open too."""

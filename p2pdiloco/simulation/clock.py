@@ -25,7 +25,8 @@ class Clock:
 
     def after(self, delay_s: float, action: Action, *args: Any) -> None:
         """Call `action(*args)` in `delay_s` virtual seconds."""
-        self.at(self.now + delay_s, action, *args)
+        self._sequence += 1
+        heapq.heappush(self._heap, (self.now + max(delay_s, 0.0), self._sequence, action, args))
 
     def run_until(self, end_s: float) -> None:
         """Run everything that is due before `end_s`, then stand at `end_s`."""
