@@ -1,12 +1,13 @@
-"""The two file formats of a run's store. Every byte that matters is under a SHA-256.
+"""The two file formats of a run's store. Every byte that matters is under a checksum.
 
 Checkpoint: a safetensors file with the fp32 vectors `theta` and `momentum`; its metadata holds the signed
 version and the watermarks (base64 of their msgpack) and the checksum. Read with the safetensors library;
 written here, because the library builds the whole file in memory with the interpreter lock held (measured:
 0.4 s for 240 MB, in which the daemon would be mute), while the format is a length, a JSON header, and data.
 
-Update: magic, length of the signed version (4 bytes, little endian), its msgpack, the payload, and the
-SHA-256 of all that.
+Update: magic, length of the signed version (4 bytes, little endian), its msgpack, the SHA-256 of all that,
+and the payload, whose digest is in the version: it was compared before it came here, so that saving it needs
+no second one.
 
 Nothing is unpickled; `CorruptFile` is the only thing that decoding raises.
 """
@@ -26,9 +27,10 @@ from numpy.typing import NDArray
 
 from p2pdiloco.core.types import SignedVersion, Watermark
 from p2pdiloco.errors import invariant
+from p2pdiloco.hashing import content_digest
 from p2pdiloco.ports import Buffer
 
-UPDATE_MAGIC = b"p2pdiloco-update-1\n"
+UPDATE_MAGIC = b"p2pdiloco-update-2\n"
 CHECKPOINT_FORMAT = "p2pdiloco-checkpoint-1"
 _SHA256_BYTES = 32
 _encoder = msgspec.msgpack.Encoder()
@@ -123,9 +125,7 @@ def encode_update(version: SignedVersion, payload: Buffer) -> list[Buffer]:
     """The file's content as chunks; the payload is not copied."""
     version_bytes = _encoder.encode(version)
     head = UPDATE_MAGIC + len(version_bytes).to_bytes(4, "little") + version_bytes
-    digest = hashlib.sha256(head)
-    digest.update(payload)
-    return [head, payload, digest.digest()]
+    return [head, hashlib.sha256(head).digest(), payload]
 
 
 def decode_update(data: bytes) -> tuple[SignedVersion, bytes]:
@@ -134,10 +134,14 @@ def decode_update(data: bytes) -> tuple[SignedVersion, bytes]:
     if len(data) < start + _SHA256_BYTES or not data.startswith(UPDATE_MAGIC):
         raise CorruptFile("not an update")
     view = memoryview(data)
-    if hashlib.sha256(view[:-_SHA256_BYTES]).digest() != view[-_SHA256_BYTES:]:
-        raise CorruptFile("the checksum does not match")
     version_end = start + int.from_bytes(data[start - 4 : start], "little")
-    return _decode_version(data[start:version_end]), data[version_end:-_SHA256_BYTES]
+    payload_start = version_end + _SHA256_BYTES
+    if hashlib.sha256(view[:version_end]).digest() != view[version_end:payload_start]:
+        raise CorruptFile("the checksum does not match")
+    version, payload = _decode_version(data[start:version_end]), data[payload_start:]
+    if content_digest(payload) != version.header.update_digest:
+        raise CorruptFile("the update is not the one that its version names")
+    return version, payload
 
 
 def _decode_version(data: bytes) -> SignedVersion:

@@ -1,16 +1,16 @@
 """Payloads of merged contributions that wait on the disk in case they must be sent again.
 
 Scratch: of use to the running process only, so written without a sync and cleared at every start. Each file
-begins with the SHA-256 of the rest. Synchronous, for one I/O thread; `load` may come from another.
+begins with the digest of the rest. Synchronous, for one I/O thread; `load` may come from another.
 """
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 from p2pdiloco.adapters.files import Files
 from p2pdiloco.errors import StorageError
+from p2pdiloco.hashing import DIGEST_BYTES, content_digest
 from p2pdiloco.ports import Buffer
 
 
@@ -33,14 +33,14 @@ class KeptFiles:
 
     def save(self, ticket: int, payload: Buffer) -> None:
         """Write a payload. Raises: StorageError."""
-        self._files.save(self._path(ticket), (hashlib.sha256(payload).digest(), payload), durable=False)
+        self._files.save(self._path(ticket), (content_digest(payload), payload), durable=False)
 
     def load(self, ticket: int) -> bytearray:
         """Read a payload back. Raises: StorageError, also when it is damaged."""
         content = memoryview(self._files.read(self._path(ticket)))
-        if hashlib.sha256(content[32:]).digest() != content[:32]:
+        if content_digest(content[DIGEST_BYTES:]) != content[:DIGEST_BYTES]:
             raise StorageError(f"{self._path(ticket)} is damaged")
-        return bytearray(content[32:])
+        return bytearray(content[DIGEST_BYTES:])
 
     def remove(self, ticket: int) -> None:
         """Forget a payload; absent is fine. Raises: StorageError."""

@@ -5,7 +5,6 @@ holders. What peers push to us: `daemon.arrivals`.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -31,6 +30,7 @@ from p2pdiloco.daemon.gathering import Gathering
 from p2pdiloco.daemon.memory import Memory
 from p2pdiloco.daemon.tickets import Tickets
 from p2pdiloco.errors import PeerUnreachable, RemoteError, TransportError
+from p2pdiloco.hashing import content_digest
 from p2pdiloco.ports import Buffer, PullSource, Refusal, Transport
 
 logger = logging.getLogger(__name__)
@@ -257,7 +257,7 @@ class Transfers:
         """Judge a payload in the worker thread: hashing it would hold the loop up. Raises: RemoteError."""
 
         def check() -> None:
-            if hashlib.sha256(payload).digest() != digest:
+            if content_digest(payload) != digest:
                 raise RemoteError("wrong-digest")
             self._compute.vault.check_payload(fragment, payload, codec)
 

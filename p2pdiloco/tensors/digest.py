@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import struct
 import sys
-from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
 from p2pdiloco.errors import invariant
+from p2pdiloco.hashing import content_digest
 
 Buffer = bytes | bytearray | memoryview
 
@@ -22,14 +21,6 @@ def bytes_of(tensor: Tensor) -> memoryview:
     return tensor.detach().view(-1).view(torch.uint8).numpy().data
 
 
-def payload_digest(buffers: Iterable[Buffer]) -> bytes:
-    """SHA-256 of the concatenated buffers."""
-    digest = hashlib.sha256()
-    for buffer in buffers:
-        digest.update(buffer)
-    return digest.digest()
-
-
 def state_digest(number: int, theta: Tensor, momentum: Tensor) -> bytes:
-    """SHA-256 of the version number (8 bytes), the fragment's Theta and its outer momentum (fp32)."""
-    return payload_digest((struct.pack("<Q", number), bytes_of(theta), bytes_of(momentum)))
+    """Of the version number (8 bytes), the fragment's Theta and its outer momentum (fp32)."""
+    return content_digest(struct.pack("<Q", number), bytes_of(theta), bytes_of(momentum))

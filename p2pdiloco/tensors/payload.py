@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from typing import Protocol
 
 from p2pdiloco.errors import RemoteError
+from p2pdiloco.hashing import Hash, content_digest
 from p2pdiloco.tensors.codec_base import Codec
 from p2pdiloco.tensors.digest import Buffer
 
@@ -40,10 +40,10 @@ def memory_bytes(payload: Payload) -> int:
 
 
 def digest_of(payload: Payload) -> bytes:
-    """SHA-256 of a payload. Raises: StorageError."""
+    """Digest of a payload. Raises: StorageError."""
     if isinstance(payload, Buffer):
-        return hashlib.sha256(payload).digest()
-    found, room = hashlib.sha256(), memoryview(bytearray(_READ_BYTES))
+        return content_digest(payload)
+    found, room = Hash(), memoryview(bytearray(_READ_BYTES))
     for start in range(0, payload.nbytes, _READ_BYTES):
         part = room[: payload.nbytes - start]
         payload.read(start, part)

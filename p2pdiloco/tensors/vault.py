@@ -16,9 +16,10 @@ from torch import Tensor
 
 from p2pdiloco.config.manifest import OuterSection
 from p2pdiloco.errors import RemoteError, invariant
+from p2pdiloco.hashing import content_digest
 from p2pdiloco.tensors.codec import codec
 from p2pdiloco.tensors.codec_base import Codec
-from p2pdiloco.tensors.digest import Buffer, bytes_of, payload_digest
+from p2pdiloco.tensors.digest import Buffer, bytes_of
 from p2pdiloco.tensors.feedback import Residual
 from p2pdiloco.tensors.layout import FragmentLayout, gather
 from p2pdiloco.tensors.merge import MAX_MAGNITUDE, Accumulator
@@ -146,7 +147,7 @@ class Vault:
             decoded = self._decoded[:numel]
             self._contribution.decode(payload, decoded)
             residual.pend(delta, decoded)
-        return Encoded(payload, payload_digest((payload,)))
+        return Encoded(payload, content_digest(payload))
 
     def combine(self, fragment: int, sources: Sequence[Callable[[], Buffer]]) -> Encoded:
         """The sum of several contributions of ours, encoded as one; of a single one, its own bytes.
@@ -161,7 +162,7 @@ class Vault:
         if len(sources) == 1:
             payload = bytearray(sources[0]())
             _check(self._contribution, payload, numel)
-            return Encoded(payload, payload_digest((payload,)))
+            return Encoded(payload, content_digest(payload))
         total, part = self._delta[:numel].zero_(), self._decoded[:numel]
         for source in sources:
             content = source()
@@ -170,7 +171,7 @@ class Vault:
             total.add_(part)
         total.clamp_(-MAX_MAGNITUDE, MAX_MAGNITUDE)
         payload = self._contribution.encode(total)
-        return Encoded(payload, payload_digest((payload,)))
+        return Encoded(payload, content_digest(payload))
 
     def commit_residual(self, fragment: int) -> None:
         """The last encoded contribution was merged: what it left out goes into the next one."""
@@ -214,7 +215,7 @@ class Vault:
             RemoteError: as `merge`.
         """
         payload = encode_partial(self._accumulate(fragment, inputs, partials))
-        return Encoded(payload, payload_digest((payload,)))
+        return Encoded(payload, content_digest(payload))
 
     def merge(
         self, fragment: int, number: int, inputs: Sequence[Input], partials: Sequence[Payload] = ()
@@ -237,7 +238,7 @@ class Vault:
         digest = self._step(fragment, number, update)
         if left_out is not None:
             left_out.pend(delta, self._decoded[: len(delta)])
-        return MergeResult(update, payload_digest((update,)), digest)
+        return MergeResult(update, content_digest(update), digest)
 
     def apply(self, fragment: int, number: int, update: Buffer) -> bytes:
         """Make version `number` in the spare from a received outer update: its state digest.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -31,6 +30,7 @@ from p2pdiloco.daemon.frontdoor import FrontDoor
 from p2pdiloco.daemon.logs import RecentLines
 from p2pdiloco.daemon.member import Member
 from p2pdiloco.daemon.runs import Run, open_run, sign_run
+from p2pdiloco.hashing import content_digest
 from p2pdiloco.identity import Identity
 from p2pdiloco.learner import channel as ch
 from p2pdiloco.learner.host import LearnerExited
@@ -291,7 +291,7 @@ class Rogue:
             base_digest=head.digest,
             tokens=256,
             inner_steps=1,
-            payload_digest=hashlib.sha256(payload).digest(),
+            payload_digest=content_digest(payload),
             payload_bytes=len(payload),
             codec=self.run.manifest.codec.contribution,
             due=True,

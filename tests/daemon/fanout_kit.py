@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import random
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -20,6 +19,7 @@ from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.fanout import LEAST_BYTES
 from p2pdiloco.daemon.tickets import Tickets
 from p2pdiloco.daemon.transfers import Transfers
+from p2pdiloco.hashing import content_digest
 from p2pdiloco.ports import PullSource, Refusal
 
 PAYLOAD = random.Random(0).randbytes(1 << 20)
@@ -28,7 +28,7 @@ SMALL = PAYLOAD[: LEAST_BYTES - 1]
 
 def update(payload: bytes) -> Any:
     made = version(1, bytes(32))
-    digest = hashlib.sha256(payload).digest()
+    digest = content_digest(payload)
     return msgspec.structs.replace(made, header=msgspec.structs.replace(made.header, update_digest=digest))
 
 

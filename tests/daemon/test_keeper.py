@@ -21,8 +21,8 @@ from p2pdiloco.daemon.compute import Compute
 from p2pdiloco.daemon.keeper import Keeper
 from p2pdiloco.daemon.tickets import Tickets
 from p2pdiloco.errors import InvariantViolation
+from p2pdiloco.hashing import content_digest
 from p2pdiloco.tensors.codec import codec
-from p2pdiloco.tensors.digest import payload_digest
 from p2pdiloco.tensors.exchange import Exchange
 from p2pdiloco.tensors.layout import TensorSpec, plan_fragments
 from p2pdiloco.tensors.vault import Vault
@@ -100,7 +100,7 @@ async def test_the_sum_of_what_is_on_the_disk_and_what_is_not(rig: Rig) -> None:
     event = await rig.combine(*(ticket for ticket, _ in parts))
     assert isinstance(event, Combined) and (event.fragment, event.attempt) == (0, 7)
     payload = rig.tickets.get(event.ticket)
-    assert event.payload_digest == payload_digest((payload,)) and event.payload_bytes == len(payload)
+    assert event.payload_digest == content_digest(payload) and event.payload_bytes == len(payload)
     wanted = sum((values for _, values in parts), torch.zeros(NUMEL))
     tolerance = 1e-6 if rig.codec.name == "fp32" else wanted.abs().max().item() / 200
     assert torch.allclose(rig.decoded(payload), wanted, atol=tolerance)

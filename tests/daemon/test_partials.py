@@ -6,7 +6,6 @@ The core is scripted here: it asks for what the test says and writes down what i
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -40,6 +39,7 @@ from p2pdiloco.daemon.runner import Runner
 from p2pdiloco.daemon.runs import Run, genesis_versions, open_run
 from p2pdiloco.daemon.tickets import Tickets
 from p2pdiloco.daemon.transfers import Transfers
+from p2pdiloco.hashing import content_digest
 from p2pdiloco.identity import Identity
 from p2pdiloco.tensors.codec import codec
 from p2pdiloco.tensors.partial import partial_bytes
@@ -147,7 +147,7 @@ class Node:
             digest=HEAD.digest,
             parts=parts,
             due=True,
-            payload_digest=hashlib.sha256(payload).digest(),
+            payload_digest=content_digest(payload),
             payload_bytes=len(payload),
         )
         return SignedPartial(msgspec.structs.replace(honest, **changes), b"")
@@ -179,7 +179,7 @@ async def test_partials_of_two_levels_arrive_and_merge_like_everything_at_once(n
     merged = await leaf.partial(lower.ticket, first=1, last=2)
     payload = leaf.tickets.get(merged.ticket)
     assert merged.payload_bytes == len(payload) == partial_bytes(leaf.run.layouts[0])
-    assert merged.payload_digest == hashlib.sha256(payload).digest()
+    assert merged.payload_digest == content_digest(payload)
     leaf.offer(root, leaf.label(payload, last=2), payload)
     answered = await leaf.hears(ev.PartialAnswered)
     assert answered == ev.PartialAnswered(0, GROUP, 5, root.peer, accepted=True, reason="", head=HEAD)

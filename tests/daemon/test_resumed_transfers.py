@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import gc
-import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,10 +23,11 @@ from p2pdiloco.daemon.fetching import KEEP_S, Parts, Unfinished
 from p2pdiloco.daemon.tickets import Tickets
 from p2pdiloco.daemon.transfers import Transfers
 from p2pdiloco.errors import RemoteError, TransportError
+from p2pdiloco.hashing import content_digest
 from p2pdiloco.ports import PullSink, Refusal
 
 PAYLOAD = bytes(range(250)) * 40
-DIGEST = hashlib.sha256(PAYLOAD).digest()
+DIGEST = content_digest(PAYLOAD)
 
 
 def update_version() -> Any:

@@ -12,14 +12,32 @@ from p2pdiloco.adapters.disk import RunStore
 from p2pdiloco.adapters.files import Files
 from p2pdiloco.core.effects import VoteRecord
 from p2pdiloco.core.types import WHOLE_RUN, SignedVersion, Stamp, VersionHeader, Watermark
+from p2pdiloco.hashing import content_digest
 
 RUN = "5a" * 32
 ROOT = b"r" * 32
 
 
+def payload_of(number: int) -> bytes:
+    """The update that version `number` names."""
+    return b"payload %d" % number
+
+
 def version(number: int, parent: bytes = ROOT, fragment: int = 0, run: str = RUN) -> SignedVersion:
     header = VersionHeader(
-        run, "all", fragment, number, parent, 3, "syncer", 100 * number, b"s" * 32, b"u" * 32, 7, "int8", ()
+        run,
+        "all",
+        fragment,
+        number,
+        parent,
+        3,
+        "syncer",
+        100 * number,
+        b"s" * 32,
+        content_digest(payload_of(number)),
+        7,
+        "int8",
+        (),
     )
     return SignedVersion(header, b"signature")
 

@@ -15,6 +15,7 @@ from disk_kit import (
     chain,
     checkpoint_path,
     loaded_number,
+    payload_of,
     save,
     votes,
 )
@@ -30,7 +31,7 @@ def life(store: RunStore, done: list[str]) -> None:
     for number, update in enumerate(chain(1, 3), start=1):
         store.save_vote(VoteRecord(0, number, f"candidate {number}"))
         done.append("vote")
-        store.save_update(update, b"payload", durable=True)
+        store.save_update(update, payload_of(number), durable=True)
         done.append("update")
         save(store, number)
         done.append("checkpoint")
@@ -97,12 +98,12 @@ def test_full_disk_while_saving_an_update(tmp_path: Path) -> None:
     disk = FullDisk()
     store = RunStore(tmp_path, RUN, disk)
     first, second = chain(1, 2)
-    store.save_update(first, b"one", durable=True)
+    store.save_update(first, payload_of(1), durable=True)
     disk.room_bytes = 10
     for durable in (True, False):
         with pytest.raises(StorageError, match="the disk is full"):
-            store.save_update(second, b"two", durable=durable)
-    assert store.load_updates(0, 0) == [(first, b"one")]
+            store.save_update(second, payload_of(2), durable=durable)
+    assert store.load_updates(0, 0) == [(first, payload_of(1))]
 
 
 FILE_SIZE_LIMIT = """

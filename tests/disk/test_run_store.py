@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from disk_kit import RUN, chain, checkpoint_path, loaded_number, save, vectors, version, votes
+from disk_kit import RUN, chain, checkpoint_path, loaded_number, payload_of, save, vectors, version, votes
 from safetensors.numpy import load_file
 
 from p2pdiloco.adapters.disk import RunStore
@@ -51,10 +51,10 @@ def test_checkpoint_is_a_file_that_the_safetensors_library_reads(tmp_path: Path)
 def test_updates_load_as_a_chain_and_are_pruned(tmp_path: Path) -> None:
     store = RunStore(tmp_path, RUN)
     for update in chain(1, 6):
-        store.save_update(update, b"payload %d" % update.header.number, durable=update.header.number % 2 == 0)
+        store.save_update(update, payload_of(update.header.number), durable=update.header.number % 2 == 0)
     store = RunStore(tmp_path, RUN)
-    assert store.load_updates(0, 4) == [(u, b"payload %d" % u.header.number) for u in chain(1, 6)[4:]]
-    assert store.load_update(0, 2) == (chain(1, 6)[1], b"payload 2") and store.load_update(0, 7) is None
+    assert store.load_updates(0, 4) == [(u, payload_of(u.header.number)) for u in chain(1, 6)[4:]]
+    assert store.load_update(0, 2) == (chain(1, 6)[1], payload_of(2)) and store.load_update(0, 7) is None
     store.prune_updates(0, 3)
     assert numbers(store, 0) == []
     assert numbers(store, 2) == [3, 4, 5, 6]
@@ -65,7 +65,7 @@ def test_updates_of_a_left_branch_are_not_part_of_the_chain(tmp_path: Path) -> N
     store = RunStore(tmp_path, RUN)
     old, new = chain(1, 5), chain(1, 3, parent=b"other".ljust(32))
     for update in (*old, *new):
-        store.save_update(update, b"", durable=False)
+        store.save_update(update, payload_of(update.header.number), durable=False)
     assert numbers(store, 0) == [1, 2, 3]
     assert numbers(store, 3) == [4, 5]
     assert numbers(store, 3, parent=new[-1].header.digest()) == []
