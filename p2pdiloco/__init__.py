@@ -2,5 +2,5 @@
 
 __version__ = "0.1.0"
 
-WIRE_VERSION = 7
+WIRE_VERSION = 8
 """Raised whenever two builds can no longer understand each other's messages or checkpoints."""
