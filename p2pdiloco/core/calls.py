@@ -6,8 +6,16 @@ import math
 from collections.abc import Iterable
 
 from p2pdiloco.core.electorate import Electorate
+from p2pdiloco.core.inbox import Held
 from p2pdiloco.core.shared import Shared
-from p2pdiloco.core.timing import answer_bound_s, grace_cap_s, grace_window_s
+from p2pdiloco.core.timing import (
+    ARRIVAL_INTERVALS,
+    ARRIVAL_SHARE,
+    answer_bound_s,
+    grace_cap_s,
+    grace_window_s,
+    patience_s,
+)
 
 
 class Calls:
@@ -61,6 +69,19 @@ class Calls:
             grace_cap_s(config.grace_cap_s, self._level),
             min(answer_s, answer_bound_s(config.inner_steps, step_s, self._level)),
         )
+
+    def arrivals_until_s(self, closes_at_s: float, ready: Iterable[Held], now: float) -> float:
+        """How long a round whose window ended then waits for payloads that are on their way: some sync
+        intervals, and no longer than those whose contributions are in are patient with us."""
+        shared, config = self._shared, self._shared.config
+        step_s = shared.median_step_s(now)
+        until_s = closes_at_s + ARRIVAL_INTERVALS * config.inner_steps * step_s
+        for held in ready:
+            if not held.own:
+                took_s, floor_s = held.ready_s - held.arrived_s, shared.timing.answer_floor_s
+                patient_s = patience_s(floor_s, took_s, config.delay_steps, step_s)
+                until_s = min(until_s, held.ready_s + ARRIVAL_SHARE * patient_s)
+        return until_s
 
     def _add(self, now: float) -> None:
         shared = self._shared

@@ -24,6 +24,7 @@ that had merged it lost against a heavier chain.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from enum import Enum, auto
 
 from p2pdiloco.core.context import FragmentContext
@@ -40,7 +41,7 @@ from p2pdiloco.core.kept import Kept, Part
 from p2pdiloco.core.machine import Machine, direct_members
 from p2pdiloco.core.office import Office
 from p2pdiloco.core.office_table import NOT_IN_OFFICE
-from p2pdiloco.core.timing import Ema, backoff_s
+from p2pdiloco.core.timing import Ema, backoff_s, patience_s
 from p2pdiloco.core.types import ContributionHeader, SignedContribution, Stamp, Ticket
 
 MAX_QUEUE = 4
@@ -122,6 +123,8 @@ class Contributor:
         held it merged it, and the displacement must go."""
         self._sequence = 0
         self._round_s = Ema()
+        self.behind: Callable[[float], bool] = lambda now: False
+        """Whether a version is on its way here, or known (set by the fragment)."""
         self.base_number = chain.head.number
         """The version that the learner's parameters are measured against."""
         self.base_digest = chain.head.digest
@@ -233,6 +236,10 @@ class Contributor:
         first = self._queue[0]
         syncer = self._office.syncer
         if first.machine.state is SendState.HELD and (first.peer != syncer or now >= first.deadline_s):
+            if first.peer == syncer and self.behind(now):
+                # It makes versions: what is slow is their way to us, and perhaps ours is in one of them.
+                first.deadline_s = now + self._shared.timing.answer_floor_s
+                return None
             if first.peer == syncer:
                 self._office.suspect(f"no version for {now - first.held_since_s:.1f} s")
             self._retry(first, now, at_once=True)
@@ -302,12 +309,14 @@ class Contributor:
             return
         config, timing = self._shared.config, self._shared.timing
         step_s = self._shared.median_step_s(now)
-        patience_s = max(timing.answer_floor_s, 4 * self._round_s.value, 4 * config.delay_steps * step_s)
+        # Others' payloads may well take as long as ours has taken.
+        round_s = max(self._round_s.value, now - pending.held_since_s)
+        wait_s = patience_s(timing.answer_floor_s, round_s, config.delay_steps, step_s)
         if held_over or config.quorum > 1:
-            patience_s += 2 * config.inner_steps * step_s + timing.hold_floor_s
+            wait_s += 2 * config.inner_steps * step_s + timing.hold_floor_s
         # The syncers above are doubted first, by those below them.
         levels = len(level_sizes(self._chain.header.groups, config.group_size))
-        pending.deadline_s = now + patience_s * levels * self._shared.health.stretch(now)
+        pending.deadline_s = now + wait_s * levels * self._shared.health.stretch(now)
 
     def refused(self, pending: Pending, reason: str, now: float) -> None:
         """Mend what can be mended and try again; give up only what can never be merged."""

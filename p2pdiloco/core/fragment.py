@@ -41,6 +41,7 @@ class Fragment:
         self.publisher = self.seats.publisher
         self.publisher.on_published = self.seats.published
         self.follower = Follower(self.context, self.own)
+        self.own.behind = self.follower.behind
         self.follower.on_moved = self._moved
         self.on_moved: Callable[[float], None] = lambda now: None
         """We hold another peer's version (set by the node)."""

@@ -48,7 +48,8 @@ class Held:
         self.starts_round = starts_round
         """Due and measured against the newest version: a round may start with it. What came late, or
         early because of a closing call, waits for such a one."""
-        self.arrived_s = now
+        self.arrived_s = self.ready_s = now
+        """Of its header, and of the whole payload."""
         self.ticket: Ticket | None = None
         self.own = False
 

@@ -7,7 +7,8 @@ merges of groups higher up. A round starts when K offers are in (never more than
 at least one of them arrived for this round; what arrived too late for a round waits for company in the next,
 so that slow links delay nobody and still take part every time. At quorum the syncer calls the others
 ("closing"): each sends what it has, or passes; a group that is called closes its own round. The round closes
-when all live children have answered, when no more answers are to be expected, or when the grace window ends.
+when all live children have answered, when no more answers are to be expected, or when the grace window
+ends; if no majority of the learners is in by then, it waits on for payloads that are on their way.
 
 What is in is then merged: by the syncer of the topmost group into the next version (`core.publishing`), by
 all others into a partial for the syncer of the group above (`core.delegate`).
@@ -156,6 +157,8 @@ class Round:
         self._closes_at_s = 0.0
         self._hopeless_at_s = 0.0
         """When, if nobody is heard until then, all that are missing are quiet."""
+        self._waits = False
+        """The window is over, but payloads are on their way."""
         self._first_in_s = 0.0
         self._quorum_s = Ema()
         self._sync_s = Ema()
@@ -192,7 +195,8 @@ class Round:
             expected = len(self._electorate.expected(now))
             what = "groups" if self._level else "learners"
             left_s = max(0.0, self._closes_at_s - now)
-            return f"closing: {have} of {expected} {what}, grace ends in {left_s:.1f} s"
+            why = "others are on their way" if self._waits else f"grace ends in {left_s:.1f} s"
+            return f"closing: {have} of {expected} {what}, {why}"
         if self.state is RoundState.PUBLISHING and not self._finish.last:
             return "waiting: the syncer above has our partial"
         return self.state.name.lower()
@@ -261,7 +265,7 @@ class Round:
             out.put(Release(ticket))
             self.inbox.drop(held)
             return
-        held.ticket = ticket
+        held.ticket, held.ready_s = ticket, now
         waits = self.state in (_R.MERGING, _R.PUBLISHING) or not held.starts_round
         out.put(AnswerTransfer(transfer, self._fragment, True, "held" if waits else "in round"))
         self._arrived(held.child, now)
@@ -309,8 +313,27 @@ class Round:
         if self.state is RoundState.CLOSING and not (self._finish.last and self._context.spare.busy):
             missing = self._missing(now)
             self._hopeless_at_s = self._answerless_at_s(missing)
-            if not missing or now >= min(self._closes_at_s, self._hopeless_at_s):
+            over = now >= min(self._closes_at_s, self._hopeless_at_s)
+            if not missing or (over and not self._waits_on(missing, now)):
                 self._close(now, missing)
+
+    def _waits_on(self, missing: list[str], now: float) -> bool:
+        """Whether a round whose window is over waits for payloads that are on their way: on thin links the
+        syncer would else merge alone time and again, and all that the others send would come too late. Only
+        while no majority is in, so that a few slow links hold nobody up, and only as long as those that are
+        in are patient with us. Inner steps wait for nothing; streams that stand still are cut."""
+        shared, ready = self._shared, self.inbox.ready()
+        due = bool(self._level) or self._called_by is not None or shared.leaving
+        arriving = [child for child in missing if self.inbox.has(child)]
+        if due or not arriving or len(ready) > len(missing):
+            return False
+        until_s = self._calls.arrivals_until_s(self._closes_at_s, ready, now)
+        if now < until_s and not self._waits:
+            self._waits = True
+            reason = f"{len(ready)} in, waits for {len(arriving)} on their way"
+            number = self._chain.head.number + 1
+            shared.out.record("closing", self._fragment, reason, number=number, grace_s=until_s - now)
+        return now < until_s
 
     def _answerless_at_s(self, missing: list[str]) -> float:
         """From when on no answer of these learners is to be expected. Never of a group, whose syncer may be
@@ -370,7 +393,7 @@ class Round:
     def _call(self, reason: str, grace_s: float, now: float) -> None:
         """Ask those that are missing for what they have."""
         shared, number = self._shared, self._chain.head.number + 1
-        self._passed = set()
+        self._passed, self._waits = set(), False
         missing = self._missing(now)
         self._closes_at_s = now + grace_s
         self._calls.called(missing, number, now)

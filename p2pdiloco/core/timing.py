@@ -10,6 +10,11 @@ EMA_SHARE = 0.2
 ANSWER_SHARE = 0.75
 """Of the sync interval, H inner steps: what a round may wait for answers to its closing call."""
 
+ARRIVAL_INTERVALS = 16
+"""A round that no majority is in waits so many sync intervals for payloads that are on their way."""
+ARRIVAL_SHARE = 0.75
+"""Of the patience of those that are in: a merge and a version follow."""
+
 
 class Ema:
     """Exponential moving average; the first sample stands as it is."""
@@ -74,6 +79,12 @@ def answer_bound_s(inner_steps: int, step_s: float, level: int = 0) -> float:
     learner, so that a round has ended before the next one is due; above the leaves, where those below have
     such a window first, half as much again."""
     return ANSWER_SHARE * inner_steps * step_s * (1.5 if level else 1.0)
+
+
+def patience_s(floor_s: float, round_s: float, delay_steps: int, step_s: float) -> float:
+    """How long a learner waits for the version that contains what its syncer took: four times what such
+    rounds take, their payloads' way included, or four times tau inner steps."""
+    return max(floor_s, 4 * round_s, 4 * delay_steps * step_s)
 
 
 def grace_cap_s(cap_s: float, level: int) -> float:

@@ -231,6 +231,13 @@ def draw_hidden(seed: int, peers: list[str]) -> tuple[str, ...]:
     return tuple(peer for peer in peers if rng.random() < 0.5 and peer != exposed)
 
 
+def draw_thin(seed: int, mix_name: str) -> float:
+    """In two of five seeds on wide-area links, how many times more bytes there are than such links carry: a
+    contribution then takes several sync intervals."""
+    rng = stream(seed, "thin links")
+    return rng.uniform(4.0, 40.0) if mix_name == "wan" and rng.random() < 0.4 else 1.0
+
+
 def genesis_version(fragment: int, groups: int = 1) -> SignedVersion:
     """Version 0 of a fragment."""
     header = VersionHeader(
@@ -277,6 +284,10 @@ def draw_plan(seed: int, mix_name: str | None = None, nodes: int | None = None) 
     # A syncer uploads every update to all others: at most a third of the slowest uplink.
     budget_bytes = mix.bandwidth_bytes_s[0] * round_s / 3 / (count + MAX_JOINS)
     config = draw_groups(seed, draw_config(rng, count, min(budget_bytes, 1e6)), count)
+    thin = draw_thin(seed, name)
+    if thin > 1.0:
+        sizes = tuple(int(size * thin) for size in config.max_payload_bytes)
+        config = replace(config, max_payload_bytes=sizes)
     spread = rng.choice([1.0, 1.3, 2.0, 5.0])
     base_step_s = round_s / config.inner_steps
     specs = tuple(draw_spec(rng, f"n{i}", mix, base_step_s, spread) for i in range(count))
@@ -284,6 +295,8 @@ def draw_plan(seed: int, mix_name: str | None = None, nodes: int | None = None) 
         [0.0] + [rng.uniform(0.0, 4.0) if rng.random() < 0.8 else rng.uniform(5, 25) for _ in specs[1:]]
     )
     slowest_round_s = max(spec.step_time_s for spec in specs) * config.inner_steps
+    if thin > 1.0:  # there and back
+        slowest_round_s += 2 * max(config.max_payload_bytes) / mix.bandwidth_bytes_s[0]
     one_group = count + MAX_JOINS <= config.group_size
     return Plan(
         seed=seed,

@@ -191,7 +191,7 @@ def test_late_work_does_not_wait_for_ever() -> None:
 def test_a_slow_stream_that_misses_its_round_starts_none() -> None:
     solo = syncer(peers=("p1", "p2", "p3"), quorum=1)
     solo.feed(ev.ContributionOffered(9, "p2", contribution("p2", solo.head)))
-    one_round(solo, "p1")
+    one_round(solo, "p1", "p3")
     effects = solo.feed(ev.ContributionReceived(9, 109))
     assert [a.reason for a in found(effects, ef.AnswerTransfer)] == ["held"] and not reasons(
         effects, "closing"
