@@ -24,8 +24,7 @@ demo: $(STAMP)
 check: $(STAMP)
 	@scripts/check $(VENV)
 
-# Architecture tests are part of check. Two processes: one for all that starts swarms, one for the rest
-# (tests/conftest.py).
+# Architecture tests are part of check. Two processes share the rest (tests/conftest.py).
 test: check
 	@$(VENV)/bin/python -m pytest -q -n 2 --dist loadgroup --durations=10 --ignore=tests/architecture $(ARGS) tests
 

@@ -1,7 +1,8 @@
 """Order and distribution of the whole suite.
 
-Fast layers come first, so that a broken basis is known early. Beside them, in a process of their own, run the
-layers that start swarms: they mostly wait, and one swarm at a time is what two cores carry.
+Two processes take groups of tests, the largest group first, then what belongs to none, in the order of `ORDER`:
+real swarms one after the other in one process, and beside them what needs a network but few processes. Both
+mostly wait. The layers that only compute fill what is left of two cores, until both are done.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ORDER = ["architecture", "config", "cli", "core", "tensors", "disk", "daemon_view", "simulation", "learner"]
-SWARMS = ["daemon", "net", "system"]
+GROUPS = {"daemon": "network", "net": "network", "system": "swarms"}
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist looks for the marks
@@ -23,9 +24,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         folder = item.path.relative_to(here).parts[0]
         if folder in ORDER:
             return ORDER.index(folder)
-        return len(ORDER) + 1 + SWARMS.index(folder) if folder in SWARMS else len(ORDER)
+        return len(ORDER) + 1 + list(GROUPS).index(folder) if folder in GROUPS else len(ORDER)
 
     items.sort(key=rank)
     for item in items:
-        if rank(item) > len(ORDER):
-            item.add_marker(pytest.mark.xdist_group("swarms"))
+        group = GROUPS.get(item.path.relative_to(here).parts[0])
+        if group is not None:
+            item.add_marker(pytest.mark.xdist_group(group))
