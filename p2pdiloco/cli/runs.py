@@ -12,6 +12,7 @@ import msgspec
 from p2pdiloco.cli.options import FILE
 from p2pdiloco.config.loader import canonical_bytes
 from p2pdiloco.config.manifest import Manifest
+from p2pdiloco.config.outer import LEARNERS, LENGTHS, doubts, expected_merges, for_length, with_outer
 from p2pdiloco.config.presets import PRESETS, for_run
 from p2pdiloco.errors import StorageError, UserError
 from p2pdiloco.tasks.manifests import load_manifest, manifest_from_table, render_toml
@@ -40,7 +41,14 @@ def run_group() -> None:
     "--expected-members",
     type=click.IntRange(min=0, max=16_384),
     default=0,
-    help="Members at the start, about, if more than one group of them; 0: one group.",
+    help=f"Members at the start, about, for groups, schedule, outer step; 0: {LEARNERS}, in one group.",
+)
+@click.option(
+    "--length",
+    type=click.Choice(list(LENGTHS)),
+    help="Inner steps of each learner: "
+    + ", ".join(f"{name} {length.steps}" for name, length in LENGTHS.items())
+    + "; else the preset's schedule.",
 )
 @click.option(
     "--from",
@@ -52,17 +60,27 @@ def run_group() -> None:
 @click.option("--out", type=FILE, default=Path("run.toml"), show_default=True, help="File to write.")
 @click.option("--force", is_flag=True, help="Overwrite the file.")
 def new(
-    name: str, preset: str, seed: int, expected_members: int, source: Path | None, out: Path, force: bool
+    name: str,
+    preset: str,
+    seed: int,
+    expected_members: int,
+    length: str | None,
+    source: Path | None,
+    out: Path,
+    force: bool,
 ) -> None:
     """Write a commented run.toml for a run called NAME."""
     manifest = for_run(preset, name, seed)
     group = msgspec.structs.replace(manifest.group, expected_members=expected_members)
     manifest = msgspec.structs.replace(manifest, group=group)
+    if length is not None:
+        manifest = for_length(manifest, length)
     parameters = None
     if source is not None:
         from p2pdiloco.cli.start_from import save_beside, started_from
 
         manifest, parameters = started_from(source, manifest)
+    manifest = with_outer(manifest)
     text = render_toml(manifest)
     # Through the strict reader: what is written is what every node accepts, the name included.
     manifest_from_table(tomllib.loads(text), "the new run")
@@ -102,7 +120,13 @@ def check(file: Path) -> None:
         f"{manifest.codec.contribution} up, {manifest.codec.update} down"
     )
     click.echo(f"groups: of {manifest.group.size} members, {manifest.group.groups_at_start} at the start")
+    click.echo(
+        f"outer steps: about {expected_merges(manifest)} of each fragment until the schedule's end, momentum "
+        f"{manifest.outer.momentum:g} after {manifest.outer.momentum_warmup_merges}"
+    )
     click.echo(f"manifest digest: {digest}")
+    for doubt in doubts(manifest):
+        click.echo(f"warning: {doubt}", err=True)
 
 
 def _size(manifest: Manifest) -> str:

@@ -1,10 +1,116 @@
-"""What the outer step's numbers follow from, as measured (docs/experiments.md)."""
+"""How the outer step's numbers follow from a run's length, and what of a manifest nobody has shown to work.
+
+The figures are those of docs/experiments.md (`scripts/bench_learning.py`).
+"""
 
 from __future__ import annotations
 
+import msgspec
+from msgspec import Struct
+
+from p2pdiloco.config.manifest import Manifest, OuterSection
+
+LEARNERS = 4
+"""Where the manifest does not say how many members are expected."""
 LONGEST_WARMUP = 20
+FEW_MERGES = 10
+MANY_MERGES = 100
+LONGEST_INTERVAL = 100
+RATES = (0.3, 1.0)
+LEAST_WARMUP_STEPS, MOST_WARMUP_STEPS = 20, 1000
+
+
+class Length(Struct, frozen=True):
+    """A run of so many inner steps of every learner, with such an H at most."""
+
+    steps: int
+    inner_steps: int
+
+
+LENGTHS = {"demo": Length(700, 24), "day": Length(10_000, 50), "long": Length(100_000, 100)}
 
 
 def momentum_warmup(merges: int) -> int:
     """Merges of a fragment over which outer momentum grows, in a run of so many: a third, at most 20."""
     return min(LONGEST_WARMUP, round(merges / 3))
+
+
+def expected_merges(manifest: Manifest, learners: int = 0) -> int:
+    """Outer steps of every fragment until the schedule's end. `learners`: 0, as many as are expected."""
+    learners = learners or manifest.group.expected_members or LEARNERS
+    per_interval = learners * manifest.inner.tokens_per_step * manifest.sync.inner_steps
+    return manifest.inner.schedule_tokens // per_interval
+
+
+def for_length(manifest: Manifest, length: str) -> Manifest:
+    """With the schedule and H of a run of that length (`LENGTHS`), for the members that are expected."""
+    chosen, learners = LENGTHS[length], manifest.group.expected_members or LEARNERS
+    step_tokens = learners * manifest.inner.tokens_per_step
+    warmup = min(max(LEAST_WARMUP_STEPS, chosen.steps // 50), MOST_WARMUP_STEPS)
+    replace = msgspec.structs.replace
+    sync = manifest.sync
+    inner_steps = chosen.inner_steps if length != "demo" else min(sync.inner_steps, chosen.inner_steps)
+    return replace(
+        manifest,
+        inner=replace(
+            manifest.inner,
+            warmup_tokens=warmup * step_tokens,
+            schedule_tokens=chosen.steps * step_tokens,
+        ),
+        sync=replace(
+            sync, inner_steps=inner_steps, delay_steps=min(sync.delay_steps, max(1, inner_steps // 3))
+        ),
+    )
+
+
+def with_outer(manifest: Manifest, learners: int = 0) -> Manifest:
+    """With the outer step that belongs to the run's expected number of merges."""
+    outer = OuterSection(momentum_warmup_merges=momentum_warmup(expected_merges(manifest, learners)))
+    return msgspec.structs.replace(manifest, outer=outer)
+
+
+def doubts(manifest: Manifest) -> list[str]:
+    """Whatever is outside what has been shown to work, a sentence each."""
+    outer, sync, codec = manifest.outer, manifest.sync, manifest.codec
+    merges, warmup = expected_merges(manifest), outer.momentum_warmup_merges
+    length = f"about {merges} outer steps of each fragment"
+    rules = (
+        (
+            merges < FEW_MERGES,
+            f"the schedule is {length} long; with fewer than {FEW_MERGES} a run ends behind data parallel: "
+            "make it longer, or sync.inner_steps smaller",
+        ),
+        (
+            outer.momentum >= 0.5 and warmup < momentum_warmup(merges) // 2 and merges < MANY_MERGES,
+            f"outer.momentum {outer.momentum:g} with a warm-up of {warmup} merges overshoots in a run of "
+            f"{length}: outer.momentum_warmup_merges = {momentum_warmup(merges)} was better",
+        ),
+        (
+            warmup > max(momentum_warmup(merges), 2 * merges // 3),
+            f"outer momentum warms up over {warmup} merges, but the schedule is {length} long: "
+            f"outer.momentum_warmup_merges = {momentum_warmup(merges)} was better",
+        ),
+        (
+            not RATES[0] <= outer.learning_rate <= RATES[1],
+            f"outer.learning_rate {outer.learning_rate:g} is outside {RATES[0]:g} to {RATES[1]:g}, "
+            "which is what was tried",
+        ),
+        (
+            outer.momentum > 0.9,
+            f"outer.momentum {outer.momentum:g} is more than was tried (0.9)",
+        ),
+        (
+            sync.inner_steps > LONGEST_INTERVAL,
+            f"sync.inner_steps {sync.inner_steps} is more than was tried ({LONGEST_INTERVAL})",
+        ),
+        (
+            2 * sync.delay_steps > sync.inner_steps,
+            f"sync.delay_steps {sync.delay_steps} is more than half of sync.inner_steps "
+            f"({sync.inner_steps}): much of what is learned is measured against old versions",
+        ),
+        (
+            "topk" in (codec.contribution, codec.update),
+            "the codec topk costs loss, several percent in short runs",
+        ),
+    )
+    return [sentence for holds, sentence in rules if holds]

@@ -13,8 +13,7 @@
 All but the last two are of the task causal-lm, transformers in Llama's form.
 
 Schedules are in tokens of the whole run: for 3 learners up to `tiny` and for images, 4 for `small`, 8 above.
-Momentum warm-up and schedule follow the expected number of merges per fragment: too long a warm-up or too
-much momentum is what makes short runs bad (measured: no warm-up costs 9 % of loss at the length of `tiny`).
+The outer step follows from the number of merges that a schedule is long (`config.outer`).
 """
 
 from __future__ import annotations
@@ -26,118 +25,139 @@ from p2pdiloco.config.manifest import (
     GroupSection,
     InnerSection,
     Manifest,
-    OuterSection,
     RunSection,
     SyncSection,
 )
 from p2pdiloco.config.models import CausalLMSection, ImageSection, table
+from p2pdiloco.config.outer import with_outer
 from p2pdiloco.errors import ConfigError
 
-MICRO = Manifest(
-    run=RunSection(name="micro"),
-    model=table(CausalLMSection(layers=2, heads=2, width=32, context_tokens=64)),
-    inner=InnerSection(learning_rate=3e-3, warmup_tokens=7_680, schedule_tokens=153_600, tokens_per_step=256),
-    sync=SyncSection(fragments=4, inner_steps=8, delay_steps=4),
-    outer=OuterSection(momentum_warmup_merges=10),
-    group=GroupSection(term_versions=8),
+MICRO = with_outer(
+    Manifest(
+        run=RunSection(name="micro"),
+        model=table(CausalLMSection(layers=2, heads=2, width=32, context_tokens=64)),
+        inner=InnerSection(
+            learning_rate=3e-3, warmup_tokens=7_680, schedule_tokens=153_600, tokens_per_step=256
+        ),
+        sync=SyncSection(fragments=4, inner_steps=8, delay_steps=4),
+        group=GroupSection(term_versions=8),
+    )
 )
 
-TINY = Manifest(
-    run=RunSection(name="tiny"),
-    model=table(CausalLMSection(layers=4, heads=4, width=128, context_tokens=128)),
-    inner=InnerSection(
-        learning_rate=3e-3, warmup_tokens=61_440, schedule_tokens=2_150_400, tokens_per_step=1024
-    ),
-    sync=SyncSection(fragments=8, inner_steps=24, delay_steps=8),
-    outer=OuterSection(momentum_warmup_merges=10),
-    group=GroupSection(term_versions=8),
+TINY = with_outer(
+    Manifest(
+        run=RunSection(name="tiny"),
+        model=table(CausalLMSection(layers=4, heads=4, width=128, context_tokens=128)),
+        inner=InnerSection(
+            learning_rate=3e-3, warmup_tokens=61_440, schedule_tokens=2_150_400, tokens_per_step=1024
+        ),
+        sync=SyncSection(fragments=8, inner_steps=24, delay_steps=8),
+        group=GroupSection(term_versions=8),
+    )
 )
 
-TINY_MOE = Manifest(
-    run=RunSection(name="tiny-moe"),
-    model=table(
-        CausalLMSection(layers=4, heads=4, width=128, hidden_width=176, context_tokens=128, experts=4)
-    ),
-    inner=TINY.inner,
-    sync=TINY.sync,
-    outer=TINY.outer,
-    group=TINY.group,
+TINY_MOE = with_outer(
+    Manifest(
+        run=RunSection(name="tiny-moe"),
+        model=table(
+            CausalLMSection(layers=4, heads=4, width=128, hidden_width=176, context_tokens=128, experts=4)
+        ),
+        inner=TINY.inner,
+        sync=TINY.sync,
+        group=TINY.group,
+    )
 )
 
-SMALL = Manifest(
-    run=RunSection(name="small"),
-    model=table(CausalLMSection(layers=6, heads=6, width=384, context_tokens=256)),
-    inner=InnerSection(
-        learning_rate=1e-3, warmup_tokens=3_000_000, schedule_tokens=160_000_000, tokens_per_step=8192
-    ),
-    sync=SyncSection(fragments=12, inner_steps=48, delay_steps=6),
-    outer=OuterSection(momentum_warmup_merges=20),
+SMALL = with_outer(
+    Manifest(
+        run=RunSection(name="small"),
+        model=table(CausalLMSection(layers=6, heads=6, width=384, context_tokens=256)),
+        inner=InnerSection(
+            learning_rate=1e-3, warmup_tokens=3_000_000, schedule_tokens=160_000_000, tokens_per_step=8192
+        ),
+        sync=SyncSection(fragments=12, inner_steps=48, delay_steps=6),
+    )
 )
 
-GPT2 = Manifest(
-    run=RunSection(name="gpt2"),
-    model=table(CausalLMSection(layers=12, heads=12, width=768, context_tokens=1024, vocabulary=50257)),
-    inner=InnerSection(
-        learning_rate=6e-4, warmup_tokens=370_000_000, schedule_tokens=26_000_000_000, tokens_per_step=65_536
-    ),
-    sync=SyncSection(fragments=24, inner_steps=100, delay_steps=6),
-    outer=OuterSection(momentum_warmup_merges=20),
+GPT2 = with_outer(
+    Manifest(
+        run=RunSection(name="gpt2"),
+        model=table(CausalLMSection(layers=12, heads=12, width=768, context_tokens=1024, vocabulary=50257)),
+        inner=InnerSection(
+            learning_rate=6e-4,
+            warmup_tokens=370_000_000,
+            schedule_tokens=26_000_000_000,
+            tokens_per_step=65_536,
+        ),
+        sync=SyncSection(fragments=24, inner_steps=100, delay_steps=6),
+    )
 )
 
-GPT2_MEDIUM = Manifest(
-    run=RunSection(name="350m"),
-    model=table(CausalLMSection(layers=24, heads=16, width=1024, context_tokens=1024, vocabulary=50257)),
-    inner=InnerSection(
-        learning_rate=3e-4, warmup_tokens=730_000_000, schedule_tokens=52_000_000_000, tokens_per_step=131_072
-    ),
-    sync=SyncSection(fragments=24, inner_steps=100, delay_steps=6),
-    outer=OuterSection(momentum_warmup_merges=20),
+GPT2_MEDIUM = with_outer(
+    Manifest(
+        run=RunSection(name="350m"),
+        model=table(CausalLMSection(layers=24, heads=16, width=1024, context_tokens=1024, vocabulary=50257)),
+        inner=InnerSection(
+            learning_rate=3e-4,
+            warmup_tokens=730_000_000,
+            schedule_tokens=52_000_000_000,
+            tokens_per_step=131_072,
+        ),
+        sync=SyncSection(fragments=24, inner_steps=100, delay_steps=6),
+    )
 )
 
-LARGEST = Manifest(
-    run=RunSection(name="1.3b"),
-    model=table(
-        CausalLMSection(
-            layers=24,
-            heads=16,
-            key_value_heads=8,
-            width=2048,
-            context_tokens=2048,
-            vocabulary=50257,
-            hidden_width=5632,
-            tied_head=False,
-        )
-    ),
-    inner=InnerSection(
-        learning_rate=2e-4,
-        warmup_tokens=2_100_000_000,
-        schedule_tokens=105_000_000_000,
-        tokens_per_step=262_144,
-    ),
-    sync=SyncSection(fragments=48, inner_steps=100, delay_steps=6),
-    outer=OuterSection(momentum_warmup_merges=20),
+LARGEST = with_outer(
+    Manifest(
+        run=RunSection(name="1.3b"),
+        model=table(
+            CausalLMSection(
+                layers=24,
+                heads=16,
+                key_value_heads=8,
+                width=2048,
+                context_tokens=2048,
+                vocabulary=50257,
+                hidden_width=5632,
+                tied_head=False,
+            )
+        ),
+        inner=InnerSection(
+            learning_rate=2e-4,
+            warmup_tokens=2_100_000_000,
+            schedule_tokens=105_000_000_000,
+            tokens_per_step=262_144,
+        ),
+        sync=SyncSection(fragments=48, inner_steps=100, delay_steps=6),
+    )
 )
 
-DIGITS = Manifest(
-    run=RunSection(name="digits", task="image-classification"),
-    model=table(
-        ImageSection(classes=10, image_pixels=8, channels=1, layers=2, width=64, heads=4, patch_pixels=2)
-    ),
-    data=DataSection(heldout_percent=20),
-    inner=InnerSection(learning_rate=2e-3, warmup_tokens=1_920, schedule_tokens=76_800, tokens_per_step=64),
-    sync=SyncSection(fragments=4, inner_steps=16, delay_steps=4),
-    outer=OuterSection(momentum_warmup_merges=10),
-    group=GroupSection(term_versions=8),
+DIGITS = with_outer(
+    Manifest(
+        run=RunSection(name="digits", task="image-classification"),
+        model=table(
+            ImageSection(classes=10, image_pixels=8, channels=1, layers=2, width=64, heads=4, patch_pixels=2)
+        ),
+        data=DataSection(heldout_percent=20),
+        inner=InnerSection(
+            learning_rate=2e-3, warmup_tokens=1_920, schedule_tokens=76_800, tokens_per_step=64
+        ),
+        sync=SyncSection(fragments=4, inner_steps=16, delay_steps=4),
+        group=GroupSection(term_versions=8),
+    )
 )
 
-DIGITS_CNN = Manifest(
-    run=RunSection(name="digits-cnn", task="image-classification"),
-    model=table(ImageSection(architecture="cnn", classes=10, image_pixels=8, channels=1, layers=1, width=16)),
-    data=DIGITS.data,
-    inner=DIGITS.inner,
-    sync=DIGITS.sync,
-    outer=DIGITS.outer,
-    group=DIGITS.group,
+DIGITS_CNN = with_outer(
+    Manifest(
+        run=RunSection(name="digits-cnn", task="image-classification"),
+        model=table(
+            ImageSection(architecture="cnn", classes=10, image_pixels=8, channels=1, layers=1, width=16)
+        ),
+        data=DIGITS.data,
+        inner=DIGITS.inner,
+        sync=DIGITS.sync,
+        group=DIGITS.group,
+    )
 )
 
 PRESETS: dict[str, Manifest] = {
@@ -162,4 +182,5 @@ def with_schedule(manifest: Manifest, steps: int, learners: int) -> Manifest:
     """With a learning rate schedule for so many learners that make so many inner steps each."""
     inner = manifest.inner
     tokens = max(steps * learners * inner.tokens_per_step, 2 * inner.warmup_tokens)
-    return msgspec.structs.replace(manifest, inner=msgspec.structs.replace(inner, schedule_tokens=tokens))
+    inner = msgspec.structs.replace(inner, schedule_tokens=tokens)
+    return with_outer(msgspec.structs.replace(manifest, inner=inner), learners)

@@ -17,6 +17,7 @@ from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.learner.evaluate import evaluate, heldout_batch
 from p2pdiloco.learner.loop import Training
 from p2pdiloco.learner.stream import Stream, acquainted
+from p2pdiloco.study.data import data_of
 from p2pdiloco.tasks.parameters import named_parameters
 from p2pdiloco.tasks.registry import task_of
 
@@ -48,7 +49,7 @@ def data_parallel(
         manifest, inner=msgspec.structs.replace(manifest.inner, tokens_per_step=tokens)
     )
     task = task_of(together)
-    data, model = task.load_data(None), task.model()
+    data, model = data_of(task), task.model()
     _start(named_parameters(model), task.initial_parameters())
     training = Training(task, model, data.train, names[0])
     samples = manifest.inner.tokens_per_step // task.tokens_per_sample
@@ -65,7 +66,7 @@ def oracle(
     """Synchronous DiLoCo: every H inner steps the fp32 mean of all pseudo-gradients, an outer Nesterov step
     with the manifest's momentum warm-up, and everybody takes the result. No delay, no codec, no fragments."""
     task = task_of(manifest)
-    data, outer = task.load_data(None), manifest.outer
+    data, outer = data_of(task), manifest.outer
     models = [task.model() for _ in names]
     theta = {name: value.clone() for name, value in task.initial_parameters().items()}
     momentum = {name: torch.zeros_like(value) for name, value in theta.items()}

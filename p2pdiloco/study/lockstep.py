@@ -20,6 +20,7 @@ from p2pdiloco.learner.evaluate import evaluate, heldout_batch
 from p2pdiloco.learner.fragments import Fragments, first_due
 from p2pdiloco.learner.loop import Training
 from p2pdiloco.learner.stream import acquainted
+from p2pdiloco.study.data import data_of
 from p2pdiloco.tasks.parameters import named_parameters
 from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tensors.exchange import Exchange
@@ -109,7 +110,7 @@ class Lockstep:
         embeddings, instead of radial-directional averaging."""
         self.manifest, self._delay_steps = manifest, delay_steps
         self.task = task_of(manifest)
-        self.data = self.task.load_data(None)
+        self.data = data_of(self.task)
         specs = [TensorSpec(s.name, s.shape, plain_mean or s.embedding) for s in self.task.specs()]
         self.layouts = plan_fragments(specs, manifest.sync.fragments)
         self.global_state = self.vault()

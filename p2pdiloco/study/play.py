@@ -12,7 +12,7 @@ from p2pdiloco.study.setting import Outcome, Setting
 from p2pdiloco.study.virtual import Circumstances, Fault, Virtual
 from p2pdiloco.tensors.codec import codec
 
-POINTS = 7
+POINTS = 4
 """Of a curve."""
 
 

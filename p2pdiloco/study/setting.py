@@ -25,7 +25,7 @@ MODELS = {
 """Model and tokens per learner and inner step: 33 k, 117 k, 0.82 M parameters; the presets' shapes with a
 shorter context. Other names are presets, as they are."""
 FRAGMENTS = {"nano": 4, "mini": 4, "mini-moe": 4}
-HELDOUT_TOKENS = 65_536
+HELDOUT_TOKENS = 32_768
 
 
 class Setting(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -90,6 +90,22 @@ def outer(base: Setting) -> list[Case]:
     ]
 
 
+def causes(base: Setting) -> list[Case]:
+    """What of a swarm is worse than synchronous DiLoCo: one thing after the other is made as there."""
+    one = replace(base, delay=0.0)
+    return [
+        Case("oracle", oracle(base)),
+        Case("swarm", base),
+        Case("no delay", one),
+        Case("plain mean", replace(base, merge="mean")),
+        Case("plain mean, no delay", replace(one, merge="mean")),
+        Case("one fragment", replace(base, fragments=1)),
+        Case("fp32", replace(base, codec="fp32")),
+        Case("outer rate 0.35", replace(base, outer_rate=0.35)),
+        Case("momentum 0.8", replace(base, momentum=0.8)),
+    ]
+
+
 def codecs(base: Setting) -> list[Case]:
     """Codecs of both directions, with error feedback and without."""
     rows = [("fp32", "as-is"), ("int8", "off"), ("int8", "on"), ("int4", "on"), ("int4", "off")]
@@ -182,6 +198,7 @@ SUITES: dict[str, Suite] = {
     for suite in (
         parity,
         rates,
+        causes,
         outer,
         codecs,
         in_flight,

@@ -178,6 +178,17 @@ def test_run_new_then_check(
     assert load_manifest(Path("run.toml")).run.name == "shakespeare"
     assert cli_main.run(["run", "new", "other", "--force", "--seed", "9"]) == 0
     assert load_manifest(Path("run.toml")) == for_run("tiny", "other", seed=9)
+    assert (
+        cli_main.run(["run", "new", "other", "--force", "--length", "demo", "--expected-members", "8"]) == 0
+    )
+    assert load_manifest(Path("run.toml")).inner.schedule_tokens == 700 * 8 * 1024
+    Path("run.toml").write_text(
+        Path("run.toml").read_text().replace("\ninner_steps = 24", "\ninner_steps = 300")
+    )
+    assert cli_main.run(["run", "check", "run.toml"]) == 0
+    said = capfd.readouterr()
+    assert "outer steps: about 2 of each fragment" in said.out
+    assert "warning: sync.inner_steps 300 is more than was tried (100)" in said.err
 
 
 def test_a_commands_status_is_the_exit_status(called: list[Any]) -> None:
