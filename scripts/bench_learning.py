@@ -24,8 +24,8 @@ from p2pdiloco.study.play import play
 from p2pdiloco.study.setting import HELDOUT_TOKENS, MODELS, Outcome, Setting
 from p2pdiloco.study.suites import MODEL_RATE, SUITES, every, settings_of
 
-QUICK = Setting(model="nano", steps=24, inner_steps=4, learners=2, momentum_warmup=2, warmup=5, delay=0.5)
-QUICK_HELDOUT_TOKENS = 2048
+QUICK = Setting(model="pico", steps=24, inner_steps=4, learners=2, momentum_warmup=2, warmup=5, delay=0.5)
+QUICK_HELDOUT_TOKENS = 512
 
 
 def options_of(arguments: list[str] | None) -> argparse.Namespace:

@@ -10,6 +10,7 @@ from p2pdiloco.config.models import CausalLMSection, table
 from p2pdiloco.config.presets import for_run
 
 MODELS = {
+    "pico": (CausalLMSection(layers=1, heads=1, width=16, context_tokens=16), 32),
     "nano": (CausalLMSection(layers=2, heads=2, width=32, context_tokens=64), 256),
     "mini": (CausalLMSection(layers=2, heads=2, width=64, context_tokens=64), 256),
     "tiny": (CausalLMSection(layers=4, heads=4, width=128, context_tokens=64), 256),
@@ -22,9 +23,9 @@ MODELS = {
         256,
     ),
 }
-"""Model and tokens per learner and inner step: 33 k, 117 k, 0.82 M parameters; the presets' shapes with a
-shorter context. Other names are presets, as they are."""
-FRAGMENTS = {"nano": 4, "mini": 4, "mini-moe": 4}
+"""Model and tokens per learner and inner step: for tests; 33 k, 117 k, 0.82 M parameters; the presets' shapes
+with a shorter context. Other names are presets, as they are."""
+FRAGMENTS = {"pico": 4, "nano": 4, "mini": 4, "mini-moe": 4}
 HELDOUT_TOKENS = 32_768
 
 

@@ -23,16 +23,16 @@ def one_thread():
     torch.set_num_threads(threads)
 
 
-SMALL = Setting(model="nano", steps=16, inner_steps=4, learners=2, warmup=5, momentum_warmup=2)
+SMALL = Setting(model="pico", steps=16, inner_steps=4, learners=2, warmup=5, momentum_warmup=2)
 
 
 def test_without_delay_compression_and_fragments_a_swarm_is_synchronous_diloco():
     plain = msgspec.structs.replace(SMALL, fragments=1, codec="fp32", merge="mean", delay=0.0)
-    swarm = play(plain, 2048)
-    oracle = play(msgspec.structs.replace(plain, kind="oracle"), 2048)
+    swarm = play(plain, 512)
+    oracle = play(msgspec.structs.replace(plain, kind="oracle"), 512)
     assert [loss for _, loss in swarm.curve] == pytest.approx([loss for _, loss in oracle.curve], abs=1e-6)
     assert (swarm.merges, swarm.contributors) == (4, 2)
-    assert len({loss for _, loss in swarm.curve}) == 5  # version 0 and one after each outer step
+    assert len({loss for _, loss in swarm.curve}) == 4  # one after each outer step
 
 
 def test_the_grace_window_takes_in_a_slow_learner_and_faults_cost_only_what_was_not_sent():
