@@ -67,6 +67,8 @@ QUICK = ("10/100", "50/100", "1", "slow")
 GOALS = {"10": 0.80, "50": 0.95, "200": 0.95}
 FALSE_ALARMS = ("silent", "suspicion", "void")
 START_S = 180.0
+THIN_START_S = 600.0
+"""At 1 Mbit/s the first versions alone are some minutes of bytes."""
 SLOW_NODE = 2e6
 
 
@@ -177,7 +179,8 @@ def measure(cell: str, manifest: Manifest, seconds: float) -> dict[str, Any]:
             tempfile.TemporaryDirectory(prefix="p2pdiloco-bench-") as text,
             running_swarm(Path(text), manifest, NODES, *flags, links=links) as swarm,
         ):
-            wait_until(lambda: begun(swarm, manifest.sync.fragments), START_S)
+            patience_s = THIN_START_S if cell == "1" else START_S
+            wait_until(lambda: begun(swarm, manifest.sync.fragments), patience_s)
             before, began = links.counts(), time.monotonic()
             while time.monotonic() < began + seconds:
                 time.sleep(1.0)

@@ -1,9 +1,10 @@
 """The internet in one process: hosts with public addresses, and homes behind NATs, each in a namespace.
 
-`python nat_box.py DEVICE=PUBLIC[=INSIDE] ...` makes a TUN device for every host, says "ready" on stdout, and
-moves packets until stdin closes. A host with INSIDE is at home: its packets leave under the router's PUBLIC
-address, from the same port where that is free. What comes to a port of the router is let in only from an
-address and port that the home has sent something to: as behind Linux' masquerade, or most home routers.
+`python nat_box.py DEVICE=PUBLIC[,PUBLIC...][=INSIDE] ...` makes a TUN device for every host, says "ready" on
+stdout, and moves packets until stdin closes. A host with INSIDE is at home: its packets leave under the
+router's PUBLIC address, from the same port where that is free. What comes to a port of the router is let in
+only from an address and port that the home has sent something to: as behind Linux' masquerade, or most home
+routers.
 """
 
 from __future__ import annotations
@@ -112,8 +113,9 @@ def main(words: list[str]) -> None:
         device, public, *inside = word.split("=")
         fd = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
         fcntl.ioctl(fd, TUNSETIFF, struct.pack("16sH22x", device.encode(), IFF_TUN | IFF_NO_PI))
-        host = Host(fd, socket.inet_aton(public), *map(socket.inet_aton, inside))
-        by_fd[fd] = by_address[host.public] = host
+        addresses = [socket.inet_aton(address) for address in public.split(",")]
+        host = by_fd[fd] = Host(fd, addresses[0], *map(socket.inet_aton, inside))
+        by_address.update(dict.fromkeys(addresses, host))
         poll.register(fd, select.EPOLLIN)
     poll.register(0, select.EPOLLIN)
     print("ready", flush=True)

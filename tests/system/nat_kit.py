@@ -28,17 +28,21 @@ def why_not() -> str:
 
 
 class Nats:
-    """`public` hosts with addresses 7.0.0.1, .2, …, and `homes` 192.168.1.2, 192.168.2.2, … behind routers
-    7.0.1.1, 7.0.1.2, … of their own. (Public by libp2p's rules too, which NATs are not found out without.)"""
+    """`public` hosts with addresses 7.0.0.1, .2, … (each with `more` further ones), and `homes` 192.168.1.2,
+    192.168.2.2, … behind routers 7.0.1.1, 7.0.1.2, … of their own. (Public by libp2p's rules too, which NATs
+    are not found out without.)"""
 
-    def __init__(self, public: int, homes: int) -> None:
+    def __init__(self, public: int, homes: int, more: int = 0) -> None:
         tag = f"n{os.getpid() % 100_000}"
-        hosts = [(f"{tag}p{i}", f"7.0.0.{i}", f"7.0.0.{i}") for i in range(1, public + 1)]
-        hosts += [(f"{tag}h{i}", f"7.0.1.{i}", f"192.168.{i}.2") for i in range(1, homes + 1)]
+        outside = [[f"7.0.0.{i}", *(f"7.0.{2 + j}.{i}" for j in range(more))] for i in range(1, public + 1)]
+        hosts = [(f"{tag}p{i}", own, own) for i, own in enumerate(outside, 1)]
+        hosts += [(f"{tag}h{i}", [f"7.0.1.{i}"], [f"192.168.{i}.2"]) for i in range(1, homes + 1)]
         self._spaces = [name for name, _, _ in hosts]
         self.addresses = [inside for _, _, inside in hosts]
         """Of the hosts themselves, public ones first."""
-        devices = [f"{name}={outer}" + (f"={own}" if own != outer else "") for name, outer, own in hosts]
+        devices = [
+            f"{name}={','.join(outer)}" + (f"={own[0]}" if own != outer else "") for name, outer, own in hosts
+        ]
         self._box = subprocess.Popen(
             [sys.executable, str(BOX), *devices], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -49,9 +53,9 @@ class Nats:
             for name, _, own in hosts:
                 _do("ip", "netns", "add", name)
                 _do("ip", "link", "set", name, "netns", name)
-                for device, address in (("lo", ""), (name, own)):
-                    if address:
-                        _do("ip", "-n", name, "address", "add", f"{address}/32", "dev", device)
+                for address in own:
+                    _do("ip", "-n", name, "address", "add", f"{address}/32", "dev", name)
+                for device in ("lo", name):
                     _do("ip", "-n", name, "link", "set", device, "up")
                 _do("ip", "-n", name, "route", "add", "default", "dev", name)
         except BaseException:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from nat_kit import Nats, why_not
@@ -13,6 +16,9 @@ from system_kit import Swarm
 pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
 ANY = "/ip4/0.0.0.0/tcp/4001"
 QUICK_S = 80.0
+PEER = str(Path(__file__).with_name("punch_peer.py"))
+OBSERVERS = 4
+"""So many must have seen a home's public address before libp2p tells it to the other one."""
 
 
 @pytest.fixture
@@ -65,3 +71,46 @@ def test_who_is_behind_a_nat_contributes_and_is_never_syncer(swarm: Swarm, nats:
     assert shown["public"]["offices"], "somebody must be syncer"
     for node in reversed(nodes):
         node.terminate()
+
+
+def test_a_hole_is_punched_between_two_homes_and_bulk_goes_directly(tmp_path: Path) -> None:
+    reason = why_not()
+    if reason:
+        pytest.skip(reason)
+    running: list[subprocess.Popen[str]] = []
+
+    def start(nats: Nats, host: int, what: str, *words: str) -> None:
+        folder = tmp_path / str(host)
+        folder.mkdir()
+        command = [*nats.at(host), sys.executable, PEER, what, str(folder), *words]
+        pipe = subprocess.PIPE
+        running.append(subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True))
+
+    def said(process: subprocess.Popen[str]) -> list[Any]:
+        assert process.stdout is not None
+        found: list[Any] = json.loads(process.stdout.readline() or "[]")
+        return found
+
+    with Nats(public=1, homes=2, more=OBSERVERS - 1) as nats:
+        try:
+            start(nats, 0, "public", *nats.addresses[0])
+            relays = said(running[0])
+            for host in (1, 2):
+                start(nats, host, "home", *relays)
+            _, (other, address) = said(running[1]), said(running[2])
+            print(other, address, file=running[1].stdin, flush=True)
+            ips, _, pushed = said(running[1])
+            assert ips == ["7.0.1.2"], "the other home's router"
+            assert isinstance(pushed, float), f"4 MiB, of which a relay carries 128 KiB: {pushed}"
+        finally:
+            for process in running:
+                if process.stdin is not None:
+                    process.stdin.close()
+            for process in running:
+                try:
+                    process.wait(10.0)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()
+                if process.stdout is not None:
+                    process.stdout.close()

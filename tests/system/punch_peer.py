@@ -1,0 +1,118 @@
+"""A process with real transports, for holes through NATs. What it has to say is JSON on stdout.
+
+public FOLDER ADDRESS...        a transport at each; says their multiaddrs; until stdin closes
+home FOLDER INITIAL...          behind a NAT: says its id and an address at a relay as soon as it has one;
+    dials what it is told on stdin, PEER ADDRESS, and says where the other end is once the connection is
+    direct, how long that took, and a push over it; until stdin closes
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from pathlib import Path
+
+from p2pdiloco.adapters.hivemind_net import HivemindTransport
+from p2pdiloco.adapters.multiaddrs import relayed
+from p2pdiloco.adapters.p2pd import P2PDOptions
+from p2pdiloco.errors import TransportError
+from p2pdiloco.identity import Identity
+from p2pdiloco.ports import PullSource, Refusal
+
+LOOK_S = 0.1
+PUSHED = bytes(4 << 20)
+
+
+class Counting:
+    """A sink that counts."""
+
+    offset = 0
+    payload_bytes = len(PUSHED)
+
+    async def write(self, offset: int, chunk: memoryview) -> None:
+        """See ports."""
+
+    async def finish(self) -> bytes:
+        """See ports."""
+        return b""
+
+    def abort(self, reason: str) -> None:
+        """See ports."""
+
+
+class Answering:
+    """Takes all that comes."""
+
+    async def on_message(self, sender: str, data: bytes) -> bytes:
+        """See ports."""
+        return data
+
+    async def on_push(self, sender: str, header: bytes) -> Counting:
+        """See ports."""
+        return Counting()
+
+    async def on_pull(self, sender: str, request: bytes) -> PullSource | Refusal:
+        """See ports."""
+        return Refusal(b"no")
+
+
+def say(*words: object) -> None:
+    """One line."""
+    print(json.dumps(words), flush=True)
+
+
+def transport_in(folder: Path, listen: str, initial: list[str], hidden: bool) -> HivemindTransport:
+    """At home it knows that nobody can dial it."""
+    folder.mkdir()
+    path = folder / "identity.key"
+    options = P2PDOptions(force_reachability="private" if hidden else "public")
+    return HivemindTransport(
+        Identity.load_or_create(path), path, folder, [listen], initial_peers=initial, options=options
+    )
+
+
+async def public(folder: Path, addresses: list[str]) -> None:
+    """Until stdin closes."""
+    made = [transport_in(folder / a, f"/ip4/{a}/tcp/4001", [], False) for a in addresses]
+    try:
+        await asyncio.gather(*(transport.start(Answering()) for transport in made))
+        say(*(transport.addresses()[0] for transport in made))
+        await asyncio.to_thread(sys.stdin.read)
+    finally:
+        await asyncio.gather(*(transport.close() for transport in made))
+
+
+async def home(folder: Path, initial: list[str]) -> None:
+    """Until stdin closes."""
+    transport = transport_in(folder / "home", "/ip4/0.0.0.0/tcp/4001", initial, True)
+    await transport.start(Answering())
+    try:
+        addresses: list[str] = []
+        while not addresses:
+            await asyncio.sleep(LOOK_S)
+            addresses = [address for address in transport.addresses() if relayed(address)]
+        say(transport.peer_id, addresses[0])
+        while words := (await asyncio.to_thread(sys.stdin.readline)).split():
+            began = time.monotonic()
+            peer, address = words
+            await transport.connect(peer, [address])
+            ips: tuple[str, ...] = ()
+            while not ips:
+                await asyncio.sleep(LOOK_S)
+                link = await transport.link(peer)
+                ips = link.ips if link is not None else ()
+            punched_s = time.monotonic() - began
+            try:
+                await transport.push(peer, b"bulk", [PUSHED], 10.0)
+                say(ips, punched_s, time.monotonic() - began - punched_s)
+            except TransportError as error:
+                say(ips, punched_s, str(error))
+    finally:
+        await transport.close()
+
+
+if __name__ == "__main__":
+    _, what, where, *rest = sys.argv
+    asyncio.run((public if what == "public" else home)(Path(where), rest))
