@@ -1,8 +1,9 @@
-"""Where the model lives and in which precision it computes."""
+"""Where the model lives, in which precision it computes, and how much of a step fits into its memory."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
 from pathlib import Path
@@ -11,28 +12,53 @@ import torch
 
 from p2pdiloco.errors import UserError
 
-ACCELERATOR_MICRO_BATCH_TOKENS = 16_384
+ACCELERATOR_MICRO_BATCH_TOKENS = 65_536
+"""A pass over more is not faster. What does not fit is halved until it does (`learner.loop`)."""
+SHARED_MICRO_BATCH_TOKENS = 16_384
+"""On MPS, whose memory is the whole machine's: asking for too much makes it swap before it is refused."""
+NAMES = {"cuda": "CUDA", "rocm": "ROCm", "mps": "MPS", "xpu": "XPU"}
 
 
 def choose_device(wanted: str) -> torch.device:
-    """ "auto" is the best that this machine has: cuda, then mps, then cpu; else a device by torch's name.
+    """ "auto" is the best that this machine has: cuda (ROCm too), then xpu, then mps, then cpu; else a device by
+    torch's name, or "rocm", which torch calls cuda.
 
     Raises:
         UserError: no such device here.
     """
     if wanted == "auto":
-        if torch.cuda.is_available():
-            return torch.device("cuda")
-        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+        return torch.device(next((kind for kind in ("cuda", "xpu", "mps") if device_count(kind)), "cpu"))
+    kind, _, index = wanted.partition(":")
+    if kind == "cpu":
+        return torch.device("cpu")
+    count = device_count(kind)
+    if count <= int(index or 0):
+        has = f"only {count}" if count else "none"
+        raise UserError(
+            f"--device {wanted}: torch {torch.__version__} sees {has} of {NAMES.get(kind, kind)} here",
+            f"it sees {', '.join(_seen())}; --device auto takes the best",
+        )
+    device = torch.device(wanted.replace("rocm", "cuda"))
     try:
-        device = torch.device(wanted)
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(
-            f'the device "{wanted}" cannot be used: {first_line}', "use --device auto, cpu, cuda or mps"
-        ) from error
+        raise UserError(f'the device "{wanted}" cannot be used: {first_line(error)}') from error
     return device
+
+
+def device_count(kind: str) -> int:
+    """How many devices of a kind torch can use here: cuda (with ROCm, too), rocm, xpu, mps."""
+    if kind == "mps":
+        return int(torch.backends.mps.is_available())
+    if kind == "xpu":
+        return torch.xpu.device_count() if torch.xpu.is_available() else 0
+    if kind == "rocm" and torch.version.hip is None:
+        return 0
+    return torch.cuda.device_count() if kind in ("cuda", "rocm") and torch.cuda.is_available() else 0
+
+
+def _seen() -> list[str]:
+    return ["cpu", *(kind for kind in NAMES if device_count(kind))]
 
 
 def configure(device: torch.device, threads: int) -> int:
@@ -46,9 +72,25 @@ def configure(device: torch.device, threads: int) -> int:
 
 def autocast(device: torch.device) -> contextlib.AbstractContextManager[object]:
     """bf16 where the device computes in it, else nothing: parameters and gradients stay fp32."""
-    if device.type == "cuda" and torch.cuda.is_bf16_supported():
-        return torch.autocast("cuda", dtype=torch.bfloat16)
+    if _computes_in_bf16(device.type):
+        return torch.autocast(device.type, dtype=torch.bfloat16)
     return contextlib.nullcontext()
+
+
+@functools.cache
+def _computes_in_bf16(kind: str) -> bool:
+    if kind == "cuda":
+        return torch.cuda.is_bf16_supported()
+    if kind == "xpu":
+        return bool(getattr(torch.xpu, "is_bf16_supported", lambda: True)())
+    if kind == "mps":
+        try:
+            torch.ones(1, dtype=torch.bfloat16, device="mps").add_(1)
+            with torch.autocast("mps", dtype=torch.bfloat16):
+                return True
+        except (RuntimeError, TypeError):  # an older macOS, an older torch
+            return False
+    return False
 
 
 def step_back(niceness: int) -> None:
@@ -67,9 +109,29 @@ def step_back(niceness: int) -> None:
 
 
 def micro_batch_tokens(device: torch.device, wanted: int, tokens_per_step: int) -> int:
-    """Tokens of one forward and backward pass: as wanted, or all at once (16k on an accelerator)."""
-    if wanted > 0:
-        return min(wanted, tokens_per_step)
-    if device.type == "cpu":
-        return tokens_per_step
-    return min(ACCELERATOR_MICRO_BATCH_TOKENS, tokens_per_step)
+    """Tokens of one forward and backward pass, to begin with: as wanted, or all at once within a bound."""
+    most = tokens_per_step
+    if device.type == "mps":
+        most = SHARED_MICRO_BATCH_TOKENS
+    elif device.type != "cpu":
+        most = ACCELERATOR_MICRO_BATCH_TOKENS
+    return min(wanted or most, tokens_per_step)
+
+
+def out_of_memory(error: BaseException) -> str:
+    """What a device or the machine said when its memory was too small; "" for any other error."""
+    text = first_line(error)
+    signs = ("out of memory", "can't allocate memory", "not enough memory")
+    known = isinstance(error, MemoryError | torch.cuda.OutOfMemoryError)
+    return text if known or any(sign in text for sign in signs) else ""
+
+
+def give_memory_back(device: torch.device) -> None:
+    """Return cached blocks, so that smaller ones can be cut from them."""
+    if device.type in ("cuda", "xpu", "mps"):
+        getattr(torch, device.type).empty_cache()
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of what an error says; its name if it says nothing."""
+    return str(error).splitlines()[0].strip() if str(error).strip() else type(error).__name__

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from p2pdiloco.learner.channel import BaseRef, CopiedOut, Install, InstallMode, 
 from p2pdiloco.learner.evaluate import evaluate, heldout_batch
 from p2pdiloco.learner.fragments import Fragments, first_due
 from p2pdiloco.learner.loop import Training
+from p2pdiloco.learner.optim import moments, set_moments
 from p2pdiloco.learner.stream import acquainted
 from p2pdiloco.study.data import data_of
 from p2pdiloco.tasks.parameters import named_parameters
@@ -43,6 +45,21 @@ class Absence:
         return learner == self.learner and self.from_step <= step < self.from_step + self.steps
 
 
+Moments = Literal["disk", "peer", "none"]
+
+
+@dataclass(frozen=True)
+class Restart:
+    """A learner's node dies and is back at once, from the global parameters: what was unmerged is lost."""
+
+    learner: int
+    step: int
+    moments: Moments
+    """Of its inner optimizer: "disk", its own as they were `saved_steps` ago; "peer", those that the next
+    learner has now; "none", so that they warm up again (`inner.fresh_warmup_steps`)."""
+    saved_steps: int = 0
+
+
 class Learner:
     """One learner and what its daemon would do for it."""
 
@@ -52,6 +69,8 @@ class Learner:
         self.exchange = Exchange.create(swarm.layouts)
         self._parameters = named_parameters(model)
         self._settings = sync.inner_steps, sync.keep_in_flight
+        self._saved: dict[str, Tensor] = {}
+        """Moments of its optimizer on the disk."""
         self.begin(swarm)
 
     def begin(self, swarm: Lockstep, tokens: Sequence[int] = ()) -> None:
@@ -64,6 +83,22 @@ class Learner:
             bases.append(BaseRef(number, 0, tokens[layout.index] if tokens else 0))
         self.fragments = Fragments(self._parameters, swarm.layouts, self.exchange, bases, *self._settings)
         self.fragments.scatter_bases(self._parameters)
+
+    def restart(self, swarm: Lockstep, how: Moments, peer: Learner) -> None:
+        """Begin anew, with such moments."""
+        self.begin(swarm)
+        if how == "none":
+            self.training.optimizer.state.clear()
+            self.training.optimizer_steps = 0
+            return
+        theirs = moments(peer.training.model, peer.training.optimizer)
+        taken = self._saved if how == "disk" else theirs
+        set_moments(self.training.model, self.training.optimizer, taken)
+
+    def save(self) -> None:
+        """Keep the moments as they are, for a restart."""
+        found = moments(self.training.model, self.training.optimizer)
+        self._saved = {name: tensor.clone() for name, tensor in found.items()}
 
     def step(self) -> int:
         """One inner step: its tokens."""
@@ -142,7 +177,11 @@ class Lockstep:
         return evaluate(self.task, self._evaluated, self._heldout).loss
 
     def run(
-        self, steps: int, evaluate_every: int, absences: Sequence[Absence] = ()
+        self,
+        steps: int,
+        evaluate_every: int,
+        absences: Sequence[Absence] = (),
+        restarts: Sequence[Restart] = (),
     ) -> list[tuple[int, float]]:
         """Make so many inner steps: (inner step, held-out loss), every `evaluate_every` steps."""
         losses = []
@@ -154,6 +193,8 @@ class Lockstep:
             total = sum(learner.training.tokens_total for learner in self._learners)
             for learner in self._learners:
                 learner.training.run_is_at(total)
+            for restart in restarts:
+                self._restart(step, restart)
             away = {a.learner for a in absences if a.covers(a.learner, step)}
             here = [learner for index, learner in enumerate(self._learners) if index not in away]
             for fragment in range(count):
@@ -163,10 +204,21 @@ class Lockstep:
             for due in [due for due in flying if due[0] <= step]:
                 flying.remove(due)
                 for learner in due[2]:
-                    learner.install(due[1], *self.head(due[1]), merged=True)
+                    # A new process has no copy in flight: the version with the old one's is news to it.
+                    in_flight = learner.fragments.counters[due[1]].slot_in_use
+                    learner.install(due[1], *self.head(due[1]), merged=in_flight)
             if step % evaluate_every == 0:
                 losses.append((step, self.loss()))
         return losses
+
+    def _restart(self, step: int, restart: Restart) -> None:
+        learner = self._learners[restart.learner]
+        if step == restart.step - restart.saved_steps:
+            learner.save()
+        if step == restart.step:
+            learner.restart(
+                self, restart.moments, self._learners[(restart.learner + 1) % len(self._learners)]
+            )
 
     def _merge(self, fragment: int, step: int, learners: Sequence[Learner]) -> list[Learner]:
         """A round of one fragment: who is in the version that it made."""
