@@ -36,6 +36,11 @@ class NodeSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     data_dir: Path = Path("~/.p2pdiloco/node")
     """Identity, checkpoints, event log; one running process at a time."""
     device: str = "auto"
+    """auto, cpu, cuda[:N], rocm[:N], xpu[:N] or mps."""
+    nproc: str = "auto"
+    """Processes of the learner, each with a device of its own; auto: one for every GPU, one on a CPU."""
+    compile: bool = False
+    """Compile the model with torch.compile."""
     threads: Annotated[int, Meta(ge=0, le=1024)] = 0
     """Of the learner; 0: chosen by itself."""
     listen: tuple[str, ...] = ANY_ADDRESS
@@ -60,7 +65,7 @@ class NodeSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Text file or folder for runs whose data.source is "files"."""
     log: LogStyle = "auto"
     micro_batch_tokens: Annotated[int, Meta(ge=0, le=1 << 24)] = 0
-    """0: chosen by itself."""
+    """Of one pass, to begin with; 0: chosen by itself. Halved for as long as memory does not suffice."""
     learner_nice: Annotated[int, Meta(ge=0, le=19)] = 10
     """How far the training learner steps back for everything else on the machine; 0: not at all."""
     min_step_s: Annotated[float, Meta(ge=0, le=60)] = 0.0
@@ -192,8 +197,12 @@ def check_node(settings: NodeSettings) -> NodeSettings:
     _check_addresses(settings.join, settings.listen, settings.announce)
     rates(settings)
     parse_size(settings.max_memory, "--max-memory")
-    if not re.fullmatch(r"auto|cpu|mps|cuda(:\d{1,3})?", settings.device):
-        raise ConfigError(f'--device must be auto, cpu, mps, cuda or cuda:N, it is "{settings.device}"')
+    if not re.fullmatch(r"auto|cpu|mps|(cuda|rocm|xpu)(:\d{1,3})?", settings.device):
+        raise ConfigError(
+            f'--device must be auto, cpu, mps, cuda, rocm or xpu, perhaps with :N, it is "{settings.device}"'
+        )
+    if not re.fullmatch(r"auto|[1-9]\d?", settings.nproc):
+        raise ConfigError(f'--nproc must be auto or a number from 1 to 99, it is "{settings.nproc}"')
     if settings.run_file is not None and not settings.genesis:
         raise ConfigError(
             "--run-file starts a new run, so it needs --genesis",

@@ -193,6 +193,8 @@ class Member:
             place_path=str(self._store.folder / "data.place"),
             device=settings.device,
             threads=settings.threads,
+            nproc=0 if settings.nproc == "auto" else int(settings.nproc),
+            compile=settings.compile,
             micro_batch_tokens=settings.micro_batch_tokens,
             niceness=settings.learner_nice,
             min_step_s=settings.min_step_s,

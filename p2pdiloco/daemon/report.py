@@ -107,6 +107,9 @@ class Report:
                 self.write("learner", "running", device=event.device, parameters=event.parameters)
                 note = f"; {event.note}" if event.note else ""
                 logger.info("learner: %d parameters on %s%s", event.parameters, event.device, note)
+            case ch.Note():
+                self.write("learner", event.text)
+                logger.info("learner: %s", event.text)
             case ch.Status():
                 self._on_status(event)
             case ch.Evaluated():

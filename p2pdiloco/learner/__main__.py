@@ -7,18 +7,15 @@ It is imported before `Start` arrives: the process may be started ahead of its w
 from __future__ import annotations
 
 import os
-import select
 import signal
 import socket
 import sys
-import threading
 import traceback
 
 from p2pdiloco.errors import P2PDilocoError
 from p2pdiloco.learner.channel import ChannelBroken, Failed, LearnerEnd
+from p2pdiloco.learner.lifeline import EXIT_FAILED, EXIT_ORPHANED, end_with
 
-EXIT_FAILED = 1
-EXIT_ORPHANED = 70
 DRAIN_TIMEOUT_S = 2.0
 
 
@@ -27,7 +24,7 @@ def main(channel_fd: int, exchange_fd: int) -> int:
     # Whether a Ctrl-C at the terminal ends this node is for the daemon to say.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sock = socket.socket(fileno=channel_fd)
-    threading.Thread(target=_end_with_daemon, args=(sock,), name="daemon-watch", daemon=True).start()
+    end_with(sock)
     channel = LearnerEnd(sock)
     try:
         _learn(channel, exchange_fd)
@@ -59,16 +56,6 @@ def _fail(channel: LearnerEnd, reason: str) -> int:
     except ChannelBroken as error:
         print(f"and nobody to tell: {error}", file=sys.stderr)
     return EXIT_FAILED
-
-
-def _end_with_daemon(sock: socket.socket) -> None:
-    """End this process as soon as the other end of the socket is closed, whatever it is doing."""
-    hang_up = getattr(select, "POLLRDHUP", 0) | select.POLLHUP
-    poll = select.poll()
-    poll.register(sock.fileno(), hang_up)
-    while not any(happened & (hang_up | select.POLLERR) for _, happened in poll.poll()):
-        pass
-    os._exit(EXIT_ORPHANED)
 
 
 if __name__ == "__main__":

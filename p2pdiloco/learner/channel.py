@@ -83,8 +83,13 @@ class LearnerOptions(Struct, frozen=True, kw_only=True):
     device: str = "auto"
     threads: int = 0
     """CPU threads of torch; 0: torch's own choice."""
+    nproc: int = 1
+    """Processes of this learner, each with a device of its own; 0: one for every GPU (`learner.ranks`)."""
+    compile: bool = False
+    """By torch.compile; what cannot be compiled is trained as it is."""
     micro_batch_tokens: int = 0
-    """0: everything at once on a CPU, 16k tokens on an accelerator."""
+    """Tokens of one pass, to begin with; 0: the whole step, within a bound on an accelerator. Halved for as
+    long as memory does not suffice."""
     niceness: int = 10
     """While it trains, not while it starts: a daemon on the same cores stays responsive, and so does the
     user's machine."""
@@ -220,6 +225,12 @@ class Applied(Event, frozen=True):
     inner_step: int
 
 
+class Note(Event, frozen=True):
+    """Something that a person should know."""
+
+    text: Text
+
+
 class Status(Event, frozen=True):
     """Where the learner is; about every `status_interval_s`, the latest one wins."""
 
@@ -271,7 +282,7 @@ class Failed(Event, frozen=True):
     reason: Text
 
 
-AnyEvent = Ready | CopiedOut | NothingToCopy | Applied | Status | Evaluated | Saved | Failed
+AnyEvent = Ready | CopiedOut | NothingToCopy | Applied | Note | Status | Evaluated | Saved | Failed
 
 _encoder = msgspec.msgpack.Encoder()
 _commands: msgspec.msgpack.Decoder[AnyCommand] = msgspec.msgpack.Decoder(AnyCommand)

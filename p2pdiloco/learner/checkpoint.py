@@ -60,7 +60,7 @@ def save(path: Path, training: Training, fragments: Fragments) -> None:
             tensors[f"rest.{index}"] = fragments.rest(index)
     meta = LearnerMeta(
         format=FORMAT,
-        schema=_schema(training, fragments),
+        schema=_schema(training, len(fragments)),
         inner_step=training.inner_step,
         tokens_total=training.tokens_total,
         run_tokens=training.run_tokens,
@@ -83,6 +83,26 @@ def restore(path: Path, modes: Sequence[RestoreMode], training: Training, fragme
     Raises:
         StorageError: no file, a torn or corrupt one, or one of another model.
     """
+    meta, tensors, note = restore_training(path, training, len(fragments))
+    for index, mode in enumerate(modes):
+        counted = meta.counters[index]
+        if mode == "none":
+            continue
+        whole = mode == "all" or not counted.slot_in_use
+        displacement = tensors.get(f"displacement.{index}" if whole else f"rest.{index}")
+        fragments.reset_to_base(index, displacement)
+        fragments.counters[index] = Counters(
+            unmerged_tokens=counted.unmerged_tokens - (0 if whole else counted.sent_tokens),
+            unmerged_steps=counted.unmerged_steps - (0 if whole else counted.sent_steps),
+            steps_since_base=counted.steps_since_base,
+        )
+    return note
+
+
+def restore_training(
+    path: Path, training: Training, fragments: int
+) -> tuple[LearnerMeta, dict[str, Tensor], str]:
+    """Of `restore`, what concerns the training alone; `fragments`: how many. Raises: StorageError."""
     meta, tensors = _read(path)
     if meta.schema != _schema(training, fragments):
         raise StorageError(f"the learner state {path} belongs to another model", "use another data folder")
@@ -98,19 +118,7 @@ def restore(path: Path, modes: Sequence[RestoreMode], training: Training, fragme
         note = f"the saved moments are of {meta.optimizer}: those of {wanted} begin anew"
     training.inner_step, training.tokens_total = meta.inner_step, meta.tokens_total
     training.run_is_at(meta.run_tokens)
-    for index, mode in enumerate(modes):
-        counted = meta.counters[index]
-        if mode == "none":
-            continue
-        whole = mode == "all" or not counted.slot_in_use
-        displacement = tensors.get(f"displacement.{index}" if whole else f"rest.{index}")
-        fragments.reset_to_base(index, displacement)
-        fragments.counters[index] = Counters(
-            unmerged_tokens=counted.unmerged_tokens - (0 if whole else counted.sent_tokens),
-            unmerged_steps=counted.unmerged_steps - (0 if whole else counted.sent_steps),
-            steps_since_base=counted.steps_since_base,
-        )
-    return note
+    return meta, tensors, note
 
 
 def _read(path: Path) -> tuple[LearnerMeta, dict[str, Tensor]]:
@@ -154,9 +162,9 @@ def _sync(path: Path) -> None:
         os.close(fd)
 
 
-def _schema(training: Training, fragments: Fragments) -> str:
+def _schema(training: Training, fragments: int) -> str:
     shapes = [(name, list(p.shape)) for name, p in training.model.named_parameters()]
-    return hashlib.sha256(msgspec.json.encode((len(fragments), shapes))).hexdigest()
+    return hashlib.sha256(msgspec.json.encode((fragments, shapes))).hexdigest()
 
 
 def _digest(text: str, tensors: Mapping[str, Tensor]) -> str:

@@ -20,8 +20,8 @@ NAMES = {"cuda": "CUDA", "rocm": "ROCm", "mps": "MPS", "xpu": "XPU"}
 
 
 def choose_device(wanted: str) -> torch.device:
-    """ "auto" is the best that this machine has: cuda (ROCm too), then xpu, then mps, then cpu; else a device by
-    torch's name, or "rocm", which torch calls cuda.
+    """ "auto" is the best that this machine has: cuda (ROCm too), then xpu, then mps, then cpu; else a device
+    by torch's name, or "rocm", which torch calls cuda.
 
     Raises:
         UserError: no such device here.
@@ -61,12 +61,19 @@ def _seen() -> list[str]:
     return ["cpu", *(kind for kind in NAMES if device_count(kind))]
 
 
+def threads_of(processes: int, device: torch.device) -> int:
+    """CPU threads for each of so many processes on this machine; 0: torch's own choice."""
+    return max(1, (os.cpu_count() or 1) // processes) if processes > 1 and device.type == "cpu" else 0
+
+
 def configure(device: torch.device, threads: int) -> int:
     """Set torch's CPU threads (0: leave them) and matmul precision; returns the threads in use."""
     if threads > 0:
         torch.set_num_threads(threads)
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high")
+        if device.index is not None:
+            torch.cuda.set_device(device)
     return torch.get_num_threads()
 
 
@@ -80,7 +87,7 @@ def autocast(device: torch.device) -> contextlib.AbstractContextManager[object]:
 @functools.cache
 def _computes_in_bf16(kind: str) -> bool:
     if kind == "cuda":
-        return torch.cuda.is_bf16_supported()
+        return bool(torch.cuda.is_bf16_supported())
     if kind == "xpu":
         return bool(getattr(torch.xpu, "is_bf16_supported", lambda: True)())
     if kind == "mps":

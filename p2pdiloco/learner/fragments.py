@@ -90,6 +90,8 @@ class Fragments:
             Counters(steps_since_base=inner_steps - first_due(index, len(layouts), inner_steps))
             for index in range(len(layouts))
         ]
+        self.changed: set[int] = set()
+        """Fragments that went over to a version since this was last emptied."""
         self._every = 1
         self.deferred_copies = 0
         self._shift: dict[int, Tensor] = {}
@@ -174,6 +176,7 @@ class Fragments:
             self._release(index)
             self.counters[index] = Counters()
         scatter(theta, self._layouts[index], self._params)
+        self.changed.add(index)
         self.bases[index] = BaseRef(command.number, command.buffer, command.tokens)
 
     def run_tokens(self, learners: int) -> int:

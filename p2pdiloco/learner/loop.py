@@ -15,8 +15,10 @@ from msgspec import Struct
 from torch import nn
 
 from p2pdiloco.errors import P2PDilocoError, UserError
-from p2pdiloco.learner.device import autocast, micro_batch_tokens
+from p2pdiloco.learner.device import micro_batch_tokens
 from p2pdiloco.learner.optim import clip, make_optimizer, set_learning_rate
+from p2pdiloco.learner.passes import Passes
+from p2pdiloco.learner.ranks import ALONE, Ranks
 from p2pdiloco.learner.schedule import learning_rate
 from p2pdiloco.learner.stream import Stream
 from p2pdiloco.tasks.task import Samples, Shards, Task
@@ -46,13 +48,15 @@ class Training:
         self,
         task: Task,
         model: nn.Module,
-        samples: Samples | Shards,
+        samples: Samples | Shards | None,
         peer: str,
         micro_batch: int = 0,
         place: Path | None = None,
+        ranks: Ranks = ALONE,
+        compiled: bool = False,
     ) -> None:
         """`model` is on its device already. `micro_batch`: tokens of one pass, 0: `learner.device` decides.
-        `place`: the file that keeps the place in the data.
+        `place`: the file that keeps the place in the data. `samples` is None if rank 0 of `ranks` has them.
 
         Raises:
             UserError: tokens_per_step is no whole number of samples, or there are none.
@@ -76,34 +80,38 @@ class Training:
         self.skipped_steps = 0
         self._skipped_in_a_row = 0
         self._samples = self.section.tokens_per_step // per_sample
-        self.stream = Stream(samples, task.manifest.run.seed, peer, self._samples, place)
+        self._ranks = ranks
+        self.stream: Stream
+        """Other ranks have none: rank 0 deals."""
+        if samples is not None:
+            self.stream = Stream(samples, task.manifest.run.seed, peer, self._samples, place)
         tokens = micro_batch_tokens(self.device, micro_batch, self.section.tokens_per_step)
-        self._micro_samples = max(1, tokens // per_sample)
+        self._passes = Passes(task, model, max(1, tokens // per_sample), compiled)
 
     def step(self) -> StepReport:
         """One inner step: forward, backward, clip, optimizer.
 
         Raises:
             TrainingDiverged: see there.
+            UserError: not even a single sample fits into memory.
         """
         rate = learning_rate(self.section, self.run_tokens, self.optimizer_steps)
         set_learning_rate(self.optimizer, rate)
-        self.optimizer.zero_grad(set_to_none=True)
-        batch = self.stream.take(self._samples)
-        loss_sum = torch.zeros((), device=self.device)
-        for start in range(0, self._samples, self._micro_samples):
-            micro = tuple(tensor[start : start + self._micro_samples].to(self.device) for tensor in batch)
-            with autocast(self.device):
-                loss = self.task.loss(self.model, micro) * (len(micro[0]) / self._samples)
-            torch.autograd.backward(loss)
-            loss_sum += loss.detach()
+        batch = self._ranks.deal(lambda: self.stream.take(self._samples), self._samples)
+        loss = self._passes.gradients(batch, self._samples)
+        self._ranks.sum_gradients(self.model, loss)
         norm = clip(self.model, self.section)
-        loss_value, norm_value = torch.stack((loss_sum, norm)).tolist()  # the one wait for an accelerator
+        loss_value, norm_value = torch.stack((loss, norm)).tolist()  # the one wait for an accelerator
         tokens = self._update(math.isfinite(loss_value) and math.isfinite(norm_value))
         self.inner_step += 1
         self.tokens_total += tokens
         self.run_tokens += tokens
         return StepReport(self.inner_step, loss_value, tokens)
+
+    def take_notes(self) -> list[str]:
+        """What a person should know since the last call."""
+        notes, self._passes.notes = self._passes.notes, []
+        return notes
 
     def run_is_at(self, run_tokens: int) -> None:
         """The run has consumed so many tokens; the schedule only goes forward."""

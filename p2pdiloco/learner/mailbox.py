@@ -21,6 +21,7 @@ from p2pdiloco.learner.channel import (
     Install,
     LearnerEnd,
     Learners,
+    Note,
     Save,
     Saved,
     ShareData,
@@ -124,6 +125,8 @@ class Mailbox:
         if self.stopping:
             return False
         self._training.run_is_at(self._fragments.run_tokens(self._learners))
+        for note in self._training.take_notes():
+            self._channel.emit(Note(note[:4096]))
         for copied in self._fragments.copy_due(self._training.inner_step):
             self._channel.emit(copied)
         if now >= self._next_status:

@@ -13,11 +13,13 @@ from pathlib import Path
 import msgspec
 import psutil
 import pytest
+import torch
 import uvloop
-from learner_kit import BASES, LAYOUTS, filled_exchange
+from learner_kit import BASES, LAYOUTS, alone, filled_exchange
 
 from p2pdiloco.config.manifest import DataSection
 from p2pdiloco.config.presets import MICRO
+from p2pdiloco.learner import checkpoint
 from p2pdiloco.learner.channel import (
     Applied,
     CopiedOut,
@@ -27,12 +29,14 @@ from p2pdiloco.learner.channel import (
     Install,
     LearnerOptions,
     Ready,
+    Save,
     Saved,
     Start,
     Status,
     frame,
 )
 from p2pdiloco.learner.host import LearnerExited, LearnerHost
+from p2pdiloco.learner.optim import moments
 
 OPTIONS = LearnerOptions(
     peer="peer-a", device="cpu", threads=1, status_interval_s=0.1, evaluation_tokens=1024
@@ -132,6 +136,49 @@ async def test_a_killed_learner_is_reported(tmp_path):
         exited = await daemon.expect(LearnerExited)
         assert exited == LearnerExited(-signal.SIGKILL, "killed by SIGKILL")
         assert not daemon.host.send(Evaluate(1))
+
+
+async def test_two_processes_are_one_learner_and_end_together(tmp_path, monkeypatch):
+    meeting = tmp_path / "meeting"
+    meeting.mkdir()
+    monkeypatch.setenv("TMPDIR", str(meeting))
+    training, _ = alone(2)
+    options = msgspec.structs.replace(OPTIONS, nproc=2, min_step_s=0.05)
+    async with Daemon(tmp_path, options=options) as daemon:
+        await daemon.host.start(BASES)
+        ready = await daemon.expect(Ready)
+        assert (ready.device, ready.parameters) == ("2 x cpu", sum(layout.numel for layout in LAYOUTS))
+        status = await daemon.expect(Status, lambda s: s.inner_step >= 2)
+        daemon.exchange.base(0, 1).copy_(daemon.exchange.base(0, 0))
+        daemon.host.send(Install(0, 1, 1, "rebase"))  # moves nothing
+        await daemon.expect(Applied)
+        assert status.tokens_total == 256 * status.inner_step, "the step's tokens, once"
+        daemon.host.send(Save(str(tmp_path / "state")))
+        assert (await daemon.expect(Saved)).ok
+        found, tensors = checkpoint._read(tmp_path / "state")
+        while training.inner_step < found.inner_step:
+            training.step()
+        for name, moment in moments(training.model, training.optimizer).items():
+            torch.testing.assert_close(tensors[name], moment, rtol=0.02, atol=1e-5)
+
+        leader = psutil.Process(daemon.host.pid)
+        [sibling] = leader.children()
+        assert not list(meeting.iterdir()), "they have met"
+        sibling.kill()
+        exited = await daemon.expect(LearnerExited)
+        assert exited == LearnerExited(1, "rank 1 of this learner ended (killed by SIGKILL)")
+        assert not leader.is_running()
+
+        # As the daemon does it: another learner, from the last saved state; then rank 0 itself dies.
+        await daemon.host.start(BASES, tmp_path / "state", ["none"] * len(LAYOUTS))
+        ready = await daemon.expect(Ready)
+        assert ready.restored and ready.inner_step == found.inner_step
+        await daemon.expect(Status, lambda s: s.inner_step > found.inner_step)
+        leader = psutil.Process(daemon.host.pid)
+        [sibling] = leader.children()
+        leader.kill()
+        await daemon.expect(LearnerExited)
+        sibling.wait(PATIENCE_S)
 
 
 async def test_a_corrupt_state_is_set_aside_and_bad_data_is_one_sentence(tmp_path):

@@ -10,7 +10,7 @@ import torch
 from learner_kit import TASK, Bench, alone, data
 
 from p2pdiloco.config.presets import MICRO
-from p2pdiloco.errors import StorageError
+from p2pdiloco.errors import StorageError, UserError
 from p2pdiloco.learner import checkpoint
 from p2pdiloco.learner.channel import (
     BaseRef,
@@ -21,16 +21,19 @@ from p2pdiloco.learner.channel import (
     Evaluated,
     Install,
     Learners,
+    Note,
     NothingToCopy,
     Save,
     Saved,
     Status,
     Stop,
 )
+from p2pdiloco.learner.device import choose_device
 from p2pdiloco.learner.loop import MAX_SKIPPED_IN_A_ROW, Training, TrainingDiverged, train
 from p2pdiloco.learner.mailbox import Mailbox
 from p2pdiloco.learner.muon import Muon, hidden_matrices
 from p2pdiloco.learner.optim import make_optimizer, set_learning_rate
+from p2pdiloco.learner.ranks import count_ranks
 from p2pdiloco.learner.schedule import learning_rate
 from p2pdiloco.tasks.transformer import generate
 
@@ -61,6 +64,63 @@ def test_micro_batches_add_up_to_the_same_step():
     split = Training(TASK, model, data().train, "peer-a", micro_batch=64)
     _, losses = alone(3)
     assert [split.step().loss for _ in range(3)] == pytest.approx(losses, abs=1e-4)
+
+
+def test_a_pass_that_does_not_fit_is_halved_and_the_step_is_the_same(bench, monkeypatch):
+    _, expected = alone(3)
+    passes, loss = [], TASK.loss
+    task = bench.training._passes._task
+
+    def loss_in_small_memory(model, batch):
+        passes.append(len(batch[0]))
+        if len(batch[0]) > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.\nMore words")
+        return loss(model, batch)
+
+    monkeypatch.setattr(task, "loss", loss_in_small_memory)
+    assert [bench.training.step().loss for _ in range(3)] == pytest.approx(expected, abs=1e-4)
+    assert passes == [4, 2, *[1] * 12]
+    why = "(CUDA out of memory. Tried to allocate 20.00 GiB.)"
+    assert bench.training.take_notes() == [
+        f"a pass of 256 tokens does not fit {why}: going on with 128 tokens",
+        f"a pass of 128 tokens does not fit {why}: going on with 64 tokens",
+    ]
+    monkeypatch.setattr(task, "loss", loss_that_never_fits)
+    with pytest.raises(UserError, match="a single sample of 64 tokens does not fit"):
+        bench.training.step()
+
+
+def loss_that_never_fits(model, batch):
+    raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes")
+
+
+def test_notes_reach_the_daemon_and_a_compiler_that_fails_is_left(bench, monkeypatch):
+    _, expected = alone(2)
+
+    def broken_compiler(model):
+        def forward(*_):
+            raise RuntimeError("no C++ compiler is installed")
+
+        return forward
+
+    monkeypatch.setattr(torch, "compile", broken_compiler)
+    training = Training(TASK, bench.training.model, data().train, "peer-a", compiled=True)
+    assert [training.step().loss for _ in range(2)] == expected
+    bench.mailbox._training = training
+    bench.mailbox.boundary(training.step())
+    words = "torch.compile failed (no C++ compiler is installed): training without it"
+    assert [e for e in bench.events() if isinstance(e, Note)] == [Note(words)]
+
+
+def test_a_device_that_is_not_there_is_one_sentence():
+    assert choose_device("cpu") == torch.device("cpu")
+    for wanted, name in (("xpu:3", "XPU"), ("mps", "MPS"), ("rocm", "ROCm"), ("cuda:99", "CUDA")):
+        with pytest.raises(UserError, match=f"--device {wanted}: torch .* sees .* of {name} here") as caught:
+            choose_device(wanted)
+        assert "cpu" in caught.value.hint
+    with pytest.raises(UserError, match=r"--nproc 64: this machine has .* cuda devices"):
+        count_ranks(64, "cuda")
+    assert count_ranks(3, "cpu") == 3 and count_ranks(0, "cpu") == 1
 
 
 def test_learning_rate_warms_up_and_falls_to_its_floor():

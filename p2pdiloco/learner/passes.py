@@ -1,0 +1,76 @@
+"""Forward and backward passes over a step's samples, as many at a time as memory holds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+import torch
+from torch import Tensor, nn
+
+from p2pdiloco.errors import UserError
+from p2pdiloco.learner.device import autocast, first_line, give_memory_back, out_of_memory
+from p2pdiloco.tasks.task import Task
+
+if TYPE_CHECKING:
+    from p2pdiloco.tasks.task import Batch
+
+
+class Passes:
+    """Adds up the gradients of a step. A pass that does not fit into memory is halved from then on, so on an
+    accelerator, where the first one is as large as is useful, the largest that fits is found within the first
+    steps. A model that torch.compile fails on is trained as it is. Both are said in `notes`."""
+
+    def __init__(self, task: Task, model: nn.Module, samples: int, compiled: bool = False) -> None:
+        """`samples`: of one pass, to begin with."""
+        self._task, self._model = task, model
+        self._device = next(model.parameters()).device
+        self.samples = samples
+        self.notes: list[str] = []
+        self._compiled = cast(nn.Module, torch.compile(model)) if compiled else None
+
+    def gradients(self, batch: Batch, whole: int) -> Tensor:
+        """Into every parameter's `grad`, the gradient of the mean loss over a step of `whole` samples, as far
+        as these samples go; returns that loss (scalar).
+
+        Raises:
+            UserError: not even a single sample fits into memory.
+        """
+        while True:
+            for parameter in self._model.parameters():
+                parameter.grad = None
+            try:
+                return self._passes(batch, whole)
+            except (RuntimeError, MemoryError) as error:
+                problem = out_of_memory(error)
+                if not problem and self._compiled is None:
+                    raise
+                said = problem or first_line(error)
+            # Here the failed pass's tensors, which the error's traceback held, are gone.
+            self._halve(said) if problem else self._leave_compiler(said)
+
+    def _passes(self, batch: Batch, whole: int) -> Tensor:
+        model = self._model if self._compiled is None else self._compiled
+        total = torch.zeros((), device=self._device)
+        for start in range(0, len(batch[0]), self.samples):
+            part = tuple(tensor[start : start + self.samples].to(self._device) for tensor in batch)
+            with autocast(self._device):
+                loss = self._task.loss(model, part) * (len(part[0]) / whole)
+            torch.autograd.backward(loss)
+            total += loss.detach()
+        return total
+
+    def _halve(self, said: str) -> None:
+        before = self.samples * self._task.tokens_per_sample
+        if self.samples == 1:
+            raise UserError(
+                f"a single sample of {before} tokens does not fit into the memory of {self._device}: {said}",
+                "this run needs a larger device",
+            )
+        give_memory_back(self._device)
+        self.samples = (self.samples + 1) // 2
+        after = self.samples * self._task.tokens_per_sample
+        self.notes.append(f"a pass of {before} tokens does not fit ({said}): going on with {after} tokens")
+
+    def _leave_compiler(self, said: str) -> None:
+        self._compiled = None
+        self.notes.append(f"torch.compile failed ({said}): training without it")

@@ -1,0 +1,42 @@
+"""Another process of a learner: `python -m p2pdiloco.learner.rank FD RANK COUNT FOLDER` (by `siblings`).
+
+Like `learner.__main__`, torch is imported when the watcher runs: it ends with rank 0."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import traceback
+from pathlib import Path
+
+from p2pdiloco.errors import P2PDilocoError
+from p2pdiloco.learner.channel import LearnerEnd
+from p2pdiloco.learner.lifeline import EXIT_FAILED, end_with
+
+
+def main(fd: int, rank: int, count: int, folder: Path) -> int:
+    """Follow rank 0 to its end; returns the exit status."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sock = socket.socket(fileno=fd)
+    end_with(sock)
+    try:
+        from p2pdiloco.learner.process import follow
+
+        start = LearnerEnd(sock).wait_start()
+        if start is not None:
+            follow(start, rank, count, folder)
+    except P2PDilocoError as error:
+        print(f"rank {rank} failed: {error}", file=sys.stderr)
+        return EXIT_FAILED
+    except BaseException:  # noqa: BLE001 (the end of the process: reported, not swallowed)
+        traceback.print_exc()
+        return EXIT_FAILED
+    return 0
+
+
+if __name__ == "__main__":
+    status = main(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))
+    sys.stderr.flush()
+    os._exit(status)
