@@ -110,6 +110,8 @@ def bootstrap(**values: Any) -> int | None:
 @NODE("--eval-every-s", type=float, help="Seconds between evaluations on held-out data.")
 @NODE("--micro-batch-tokens", type=int, help="Tokens per forward pass; 0: chosen by itself.")
 @NODE("--learner-nice", type=int, help="0 to 19: how far training steps back for all else on the machine.")
+@NODE("--learner-socket", type=FILE, help="Start no learner: a program connects there (p2pdiloco.Session).")
+@NODE("--learner-wait-s", type=float, help="Leave when no such program was there for so long; 0: never.")
 @NODE(
     "--min-step-s", type=float, help="An inner step takes at least so long, on average: spares the machine."
 )

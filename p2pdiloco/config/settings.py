@@ -68,6 +68,10 @@ class NodeSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Of one pass, to begin with; 0: chosen by itself. Halved for as long as memory does not suffice."""
     learner_nice: Annotated[int, Meta(ge=0, le=19)] = 10
     """How far the training learner steps back for everything else on the machine; 0: not at all."""
+    learner_socket: Path | None = None
+    """Start no learner: a program connects there and trains (`p2pdiloco.Session`)."""
+    learner_wait_s: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
+    """Leave when no such program was there for so long; 0: never."""
     min_step_s: Annotated[float, Meta(ge=0, le=60)] = 0.0
     """An inner step takes at least so long, on average: for the rest the machine is free, and cool."""
     checkpoint_every_s: Seconds = 120.0

@@ -142,6 +142,11 @@ class LearnerLink:
             return False
         return True
 
+    def close(self) -> None:
+        """After the learner's end: no other one comes."""
+        self._stopping = True
+        self._host.close()
+
     def save(self) -> None:
         """Ask the learner to write its state at the next boundary."""
         if self._ready and self._host.send(ch.Save(str(self._state_path))):
@@ -330,9 +335,13 @@ class LearnerLink:
         if started and asyncio.get_running_loop().time() - self._ready_s >= HEALTHY_S:
             self._failures = 0
         self._failures += 1
-        self._failed_starts += not started
+        self._failed_starts += not started and not self._host.guest
         if self._failed_starts >= 3 and not self.fatal.done():
             self.fatal.set_exception(UserError(f"the learner cannot start: {exited.reason}"))
+            return
+        if self._host.guest:
+            logger.warning("%s; waiting for another", exited.reason)
+            self._spawn(self._restart(0.0))
             return
         pause_s = min(RESTART_MAX_S, 0.2 * 4 ** min(self._failures - 1, 4))
         logger.warning("the learner ended (%s); starting it again in %.1f s", exited.reason, pause_s)

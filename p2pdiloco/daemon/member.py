@@ -7,6 +7,7 @@ import contextlib
 import logging
 import math
 import random
+import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -47,6 +48,7 @@ from p2pdiloco.daemon.transfers import Transfers
 from p2pdiloco.errors import StorageError
 from p2pdiloco.identity import Identity
 from p2pdiloco.learner.channel import LearnerOptions
+from p2pdiloco.learner.guest import GuestHost
 from p2pdiloco.learner.host import LearnerHost
 from p2pdiloco.ports import Buffer, Transport
 from p2pdiloco.tensors.exchange import Exchange
@@ -58,6 +60,7 @@ LEARNER_STOP_S = 3.0
 FIRST_EVALUATION_S = 5.0
 """Who has just come back has something better to do: the others wait for its work."""
 FLUSH_S = 0.5
+GUEST_POLL_S = 0.5
 
 
 class Member:
@@ -200,9 +203,11 @@ class Member:
             min_step_s=settings.min_step_s,
         )
         log_path = self._settings.data_dir / "learner.log"
-        return lambda on_event: LearnerHost(
-            self._run.manifest, self._run.layouts, self._exchange, options, on_event, log_path
-        )
+        common = (self._run.manifest, self._run.layouts, self._exchange, options)
+        at = settings.learner_socket
+        if at is not None:
+            return lambda on_event: GuestHost(*common, on_event, log_path, at)
+        return lambda on_event: LearnerHost(*common, on_event, log_path)
 
     def _refusals(self) -> dict[str, int]:
         counts = dict(self._transport.refusals)
@@ -223,6 +228,8 @@ class Member:
         spawn(self.sharing.watch())
         spawn(self.presence.watch(lambda: self.core.confirmed))
         await self.runner.learner.prepare()
+        if self._settings.learner_socket is not None and self._settings.learner_wait_s:
+            spawn(self._watch_guest(self._settings.learner_wait_s))
         self.report.state = "waiting"
         waited_s = 0.0
         while not self.core.confirmed:
@@ -280,6 +287,7 @@ class Member:
         self._door.member, self._door.status = None, None
         if self.runner.learner.pid is not None:
             await self.runner.learner.stop(0.1)
+        self.runner.learner.close()
         self.runner.outbound.close()
         await self.runner.close()
         self.compute.close()
@@ -314,6 +322,15 @@ class Member:
             self.runner.learner.evaluate(tag)
             tag += 1
             await asyncio.sleep(self._settings.eval_every_s)
+
+    async def _watch_guest(self, wait_s: float) -> None:
+        """A node whose training program is gone for good leaves as if it had been told to."""
+        alone_s = 0.0
+        while alone_s < wait_s:
+            await asyncio.sleep(GUEST_POLL_S)
+            alone_s = 0.0 if self.runner.learner.pid is not None else alone_s + GUEST_POLL_S
+        logger.warning("no training program for %g s: leaving", wait_s)
+        signal.raise_signal(signal.SIGTERM)
 
     async def _watch_p2pd(self) -> None:
         restarts = self._transport.restarts

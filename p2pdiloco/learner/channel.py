@@ -366,6 +366,12 @@ class LearnerEnd:
             raise ChannelBroken(f"{type(first).__name__} before Start")
         return first
 
+    def arrived(self, timeout_s: float) -> bool:
+        """Whether a command is here, or comes in this time. Raises: ChannelBroken (daemon gone)."""
+        if not self._commands and select.select([self._socket], [], [], timeout_s)[0]:
+            self._read()
+        return bool(self._commands)
+
     def wait(self, timeout_s: float) -> None:
         """Until something can be read (or the daemon is gone), at most so long."""
         select.select([self._socket], [], [], timeout_s)

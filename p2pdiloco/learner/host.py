@@ -56,6 +56,9 @@ class LearnerExited(Struct, frozen=True):
 class LearnerHost:
     """One learner process at a time, and the channel to it."""
 
+    guest = False
+    """Whether learners are programs of somebody else's (`learner.guest`)."""
+
     def __init__(
         self,
         manifest: Manifest,
@@ -73,7 +76,7 @@ class LearnerHost:
         self._on_event = on_event
         self._log_path = log_path
         self._process: asyncio.subprocess.Process | None = None
-        self._link: _Link | None = None
+        self._link: Link | None = None
         self._exit: asyncio.Task[int] | None = None
         self._failure = ""
 
@@ -101,7 +104,7 @@ class LearnerHost:
             except BaseException:
                 ours.close()
                 raise
-        link = _Link(self._deliver)
+        link = Link(self._deliver)
         await asyncio.get_running_loop().create_unix_connection(lambda: link, sock=ours)
         self._process, self._link, self._failure = process, link, ""
         self._exit = asyncio.create_task(self._watch(process, link), name="learner-exit")
@@ -118,18 +121,23 @@ class LearnerHost:
         Raises:
             StorageError: the log file cannot be written.
         """
-        invariant(len(bases) == self._fragments, "one base per fragment")
-        invariant(len(restore) in (0, self._fragments), "one restore mode per fragment, or none at all")
+        command = self.start_command(bases, restore_path, restore)
         if not self.running:
             await self.prepare()
-        self.send(
-            Start(
-                manifest=self._manifest,
-                options=self._options,
-                bases=tuple(bases),
-                restore_path=str(restore_path) if restore_path is not None else None,
-                restore=tuple(restore),
-            )
+        self.send(command)
+
+    def start_command(
+        self, bases: Sequence[BaseRef], restore_path: Path | None, restore: Sequence[RestoreMode]
+    ) -> Start:
+        """What a learner hears first."""
+        invariant(len(bases) == self._fragments, "one base per fragment")
+        invariant(len(restore) in (0, self._fragments), "one restore mode per fragment, or none at all")
+        return Start(
+            manifest=self._manifest,
+            options=self._options,
+            bases=tuple(bases),
+            restore_path=str(restore_path) if restore_path is not None else None,
+            restore=tuple(restore),
         )
 
     def send(self, command: Command) -> bool:
@@ -159,6 +167,9 @@ class LearnerHost:
             self._signal(then)
         return await asyncio.shield(exit_task)
 
+    def close(self) -> None:
+        """Let go of what outlives a learner: here, nothing."""
+
     def _signal(self, number: signal.Signals) -> None:
         if self._process is not None and self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
@@ -184,7 +195,7 @@ class LearnerHost:
         finally:
             os.close(log)
 
-    async def _watch(self, process: asyncio.subprocess.Process, link: _Link) -> int:
+    async def _watch(self, process: asyncio.subprocess.Process, link: Link) -> int:
         """Wait for process and channel to end, then report. A cancelled watch takes the learner along."""
         try:
             code = await process.wait()
@@ -211,7 +222,7 @@ class LearnerHost:
         self._on_event(event)
 
 
-class _Link(asyncio.Protocol):
+class Link(asyncio.Protocol):
     """The daemon's end of the socket pair."""
 
     def __init__(self, deliver: Callable[[bytes], None]) -> None:

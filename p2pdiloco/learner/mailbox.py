@@ -140,9 +140,7 @@ class Mailbox:
     def _rest(self) -> None:
         """Wait until the next step may begin; commands are obeyed meanwhile."""
         while not self.stopping and (left_s := self._next_step_s - self._clock()) > 0:
-            self._channel.wait(left_s)
-            self.obey()
-            self._channel.flush()
+            self.attend(left_s)
         self._next_step_s = max(self._next_step_s + self._min_step_s, self._clock() - MAX_LATE_S)
 
     def obey(self) -> None:
@@ -169,7 +167,8 @@ class Mailbox:
                 since = self._clock()
                 found = self._evaluate()
                 self._meter.exclude(since)
-                self._channel.emit(Evaluated(tag, found.loss, found.tokens, found.metrics))
+                if found is not None:
+                    self._channel.emit(Evaluated(tag, found.loss, found.tokens, found.metrics))
             case Save(path):
                 self._save(path)
             case Stop(save_path):
@@ -179,7 +178,13 @@ class Mailbox:
             case _:
                 invariant(False, f"a second {type(command).__name__}")
 
-    def _evaluate(self) -> Evaluation:
+    def attend(self, timeout_s: float) -> None:
+        """Wait so long for commands, and obey them. Raises: ChannelBroken."""
+        self._channel.wait(timeout_s)
+        self.obey()
+        self._channel.flush()
+
+    def _evaluate(self) -> Evaluation | None:
         if self._spare is None:
             self._spare = self._spare_model()
         self._fragments.scatter_bases(named_parameters(self._spare))

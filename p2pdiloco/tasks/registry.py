@@ -15,12 +15,14 @@ from p2pdiloco.config.models import table
 from p2pdiloco.errors import ConfigError, UserError
 from p2pdiloco.tasks.causal_lm import CausalLM
 from p2pdiloco.tasks.image_classification import ImageClassification
+from p2pdiloco.tasks.own_loop import OwnLoop
 from p2pdiloco.tasks.task import Task
 
 GROUP = "p2pdiloco.tasks"
 BUILT_IN: dict[str, type[Task]] = {
     "causal-lm": CausalLM,
     "image-classification": ImageClassification,
+    "own-loop": OwnLoop,
 }
 
 _encoder = msgspec.msgpack.Encoder(order="deterministic")

@@ -42,8 +42,9 @@ OWN = {
         "errors",
     },
 }
-"""Layer -> what it may import of p2pdiloco, beside itself and the package's own constants. `cli` and
-`__main__` compose everything. `core.types`, `core.messages`, `core.effects` are data, not behaviour;
+"""Layer -> what it may import of p2pdiloco, beside itself and the package's own constants. `cli`,
+`session` and `__main__` compose everything. `core.types`, `core.messages`, `core.effects` are data, not
+behaviour;
 `core.stride` is a rule that learner and simulator must share; the
 daemon knows the learner's host and channel, never its loop's inside."""
 
@@ -73,6 +74,7 @@ THIRD_PARTY = {
     },
     "daemon": {"msgspec", "numpy", "psutil", "rich", "torch", "uvloop"},
     "cli": {"click", "matplotlib", "msgspec", "psutil", "rich", "uvloop"},
+    "session": {"msgspec", "psutil", "torch"},
     "__main__": set(),
 }
 

@@ -97,6 +97,11 @@ class ScriptedLearner:
         self._on_event(ch.Ready("cpu", 1, 1, 0, path is not None))
         self._on_event(ch.Status(1, 256, 1.0, 0.01, 5.0, 0.01, 0.0))
 
+    guest = False
+
+    def close(self) -> None:
+        """Nothing outlives it."""
+
     def send(self, command: Any) -> bool:
         self.commands.append(command)
         if self.pid is not None:

@@ -1,0 +1,366 @@
+"""`p2pdiloco.Session`: a training loop of your own as a node's learner.
+
+The session starts the real daemon as a process of its own, as `p2pdiloco node` does, and is its learner: the
+program's process has the model, and talks to the daemon over the socket and the shared memory over which the
+daemon talks to a learner that it starts itself (`learner.guest`, `learner.channel`, `tensors.exchange`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Self, cast
+
+import msgspec
+import psutil
+from torch import nn
+from torch.optim import Optimizer
+
+from p2pdiloco.adapters.p2pd import socket_folder
+from p2pdiloco.adapters.theta_file import checksum, save_tensors
+from p2pdiloco.config.models import table
+from p2pdiloco.config.presets import for_run
+from p2pdiloco.daemon.initial import beside
+from p2pdiloco.errors import StorageError, UserError
+from p2pdiloco.learner.channel import ChannelBroken, LearnerEnd, Ready, Start
+from p2pdiloco.learner.evaluate import Evaluation
+from p2pdiloco.learner.fragments import Fragments
+from p2pdiloco.learner.guest import join_daemon
+from p2pdiloco.learner.loop import StepReport, Training
+from p2pdiloco.learner.mailbox import Mailbox
+from p2pdiloco.tasks.manifests import check_manifest, render_toml
+from p2pdiloco.tasks.own_loop import NAME, section_of
+from p2pdiloco.tasks.parameters import named_parameters, tensor_specs
+from p2pdiloco.tasks.registry import task_of
+from p2pdiloco.tensors.exchange import Exchange
+from p2pdiloco.tensors.layout import plan_fragments
+
+POLL_S = 0.05
+LEAVE_S = 12.0
+"""A daemon that was told to leave needs at most 10 s."""
+LONELY_S = 300.0
+"""After so long without its program a daemon leaves by itself."""
+ADOPT_S = 5.0
+"""So long a daemon that is there already has to answer: else it does not wait for a program."""
+LOG = "session.log"
+
+
+def new_run(model: nn.Module, path: str | Path, name: str, tokens_per_step: int, **sync: int | float) -> Path:
+    """Write the run.toml of a run that trains such a model from the parameters that it has now, and these
+    beside it. Serve it with `p2pdiloco bootstrap --run PATH`, or give it to the first `Session`.
+
+    Args:
+        tokens_per_step: the most that one inner step of one learner counts.
+        sync: keys of [sync], such as inner_steps and fragments. All else can be edited in the file.
+
+    Raises:
+        UserError: the name, a key, or the model is not one for a run; the files cannot be written.
+    """
+    out = Path(path)
+    specs = tensor_specs(model)
+    found = named_parameters(model)
+    arrays = {spec.name: found[spec.name].detach().float().cpu().contiguous().numpy() for spec in specs}
+    base = for_run("tiny", name)
+    try:
+        manifest = msgspec.structs.replace(
+            base,
+            run=msgspec.structs.replace(
+                base.run, task=NAME, initial=checksum(arrays), initial_name=type(model).__name__[:100]
+            ),
+            model=table(section_of(specs)),
+            inner=msgspec.structs.replace(base.inner, tokens_per_step=tokens_per_step),
+            sync=msgspec.structs.replace(base.sync, **sync),
+        )
+    except TypeError as error:
+        raise UserError(f"[sync] of a run.toml has no such key: {error}") from error
+    check_manifest(manifest, str(out))
+    try:
+        out.write_text(render_toml(manifest), encoding="utf-8")
+    except OSError as error:
+        raise StorageError(f"{out} cannot be written: {error.strerror}") from error
+    save_tensors(beside(out), arrays, {})
+    return out
+
+
+class Session:
+    """A run that your program takes part in. Use it as a context manager; one `step` after every inner step.
+
+    When it begins, the model has the run's global parameters. Between two inner steps it may change them in
+    place, as merges come; your optimizer's moments are left alone. `close` (or the end of the `with` block)
+    lets the daemon leave in good order: it takes up to 10 s.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer | None,
+        run: str | Path = "",
+        join: Sequence[str] = (),
+        *,
+        data_dir: str | Path = "~/.p2pdiloco/session",
+        evaluate: Callable[[], float] | None = None,
+        options: Sequence[str] = (),
+        timeout_s: float = 300.0,
+    ) -> None:
+        """
+        Args:
+            model: its parameters are what is trained; on any device. Of DDP, the module inside.
+            optimizer: only its learning rate is looked at, for reports.
+            run: name or id of a run that the peers know; or a run.toml (a Path, or ending in .toml) that is
+                begun here, of which this node is then the owner.
+            join: addresses of a bootstrap or of nodes.
+            data_dir: the node's folder.
+            evaluate: the loss of the model on held-out data. It is called now and then between two steps,
+                while the model has the global parameters, and must not change it.
+            options: further flags of `p2pdiloco node`.
+            timeout_s: how long the run may take to be joined.
+
+        Raises:
+            UserError: the daemon cannot start, the run is not found in time, or trains another model.
+        """
+        self._model, self._evaluate = model, evaluate
+        self._folder = Path(data_dir).expanduser()
+        self._stopped = False
+        self._daemon: psutil.Process | None = None
+        self._channel: LearnerEnd | None = None
+        begins = isinstance(run, Path) or run.endswith(".toml")
+        words = ["--genesis", "--run-file", str(run)] if begins else ["--run", run] if run else []
+        for address in join:
+            words += ["--join", address]
+        until = time.monotonic() + timeout_s
+        try:
+            self._socket, descriptor = self._connected([*words, *options], until)
+            self._channel = LearnerEnd(self._socket)
+            start = self._begun(until)
+            self._mailbox, self._training = self._attach(start, descriptor, optimizer)
+        except BaseException:
+            self._end_daemon(0.0)
+            raise
+
+    def step(self, tokens: int, loss: float) -> bool:
+        """After an inner step over so many tokens, with that mean loss. False: the daemon has ended, go on
+        without it or end.
+
+        Raises:
+            UserError: more tokens than the run allows for one step, or the daemon broke (with its reason).
+        """
+        if self._stopped:
+            return False
+        most = self._training.section.tokens_per_step
+        if not 0 <= tokens <= most:
+            raise UserError(f"{tokens} tokens in one inner step: this run allows 0 to {most}")
+        self._training.inner_step += 1
+        self._training.tokens_total += tokens
+        try:
+            goes_on = self._mailbox.boundary(StepReport(self._training.inner_step, float(loss), tokens))
+        except ChannelBroken as error:
+            raise self._broke(error) from error
+        if not goes_on:
+            self._stopped = True
+        return goes_on
+
+    def close(self) -> None:
+        """Leave the run in good order. What is sent already is still merged; later calls do nothing."""
+        if self._daemon is not None and not self._stopped:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                self._daemon.terminate()
+            until = time.monotonic() + LEAVE_S
+            with contextlib.suppress(ChannelBroken):  # it has ended, or does not need us any more
+                while not self._mailbox.stopping and time.monotonic() < until:
+                    self._mailbox.attend(POLL_S)
+        self._stopped = True
+        self._end_daemon(LEAVE_S)
+
+    @property
+    def inner_step(self) -> int:
+        """Inner steps of this session so far."""
+        return int(self._training.inner_step)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # --- the daemon ----------------------------------------------------------------------------------
+
+    def _connected(self, words: list[str], until: float) -> tuple[socket.socket, int]:
+        """To the daemon that an earlier life of this program left behind, or else to a new one."""
+        path = socket_folder(self._folder) / "learner.sock"
+        try:
+            found = join_daemon(path, ADOPT_S)
+            self._daemon = psutil.Process(int((self._folder / "lock").read_text()))
+            return found
+        except (StorageError, OSError, ValueError, psutil.NoSuchProcess):
+            path.unlink(missing_ok=True)
+        self._start_daemon(path, words)
+        while True:
+            try:
+                return join_daemon(path, max(0.1, until - time.monotonic()))
+            except StorageError as error:
+                self._check(until, error)
+            time.sleep(POLL_S)
+
+    def _start_daemon(self, path: Path, words: list[str]) -> None:
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            log = (self._folder / LOG).open("wb")
+        except OSError as error:
+            raise StorageError(f"cannot write into {self._folder}: {error.strerror}") from error
+        command = [sys.executable, "-P", "-m", "p2pdiloco", "node", "--data-dir", str(self._folder)]
+        command += ["--learner-socket", str(path), "--learner-wait-s", str(LONELY_S), "--log", "text", *words]
+        with log:
+            # A Ctrl-C at the terminal is the program's; it ends the daemon then.
+            started = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+        self._started = started  # or it would complain about a child that was not waited for
+        self._daemon = psutil.Process(started.pid)
+
+    def _begun(self, until: float) -> Start:
+        """The daemon's first command: the run is found, and all of it is here."""
+        assert self._channel is not None
+        try:
+            while not self._channel.arrived(POLL_S):
+                self._check(until, None)
+            start = self._channel.wait_start()
+        except ChannelBroken as error:
+            raise self._broke(error) from error
+        if start is None:
+            raise self._broke(None)
+        return start
+
+    def _check(self, until: float, error: Exception | None) -> None:
+        """Raises: UserError (the daemon has ended, or it takes too long)."""
+        assert self._daemon is not None
+        if not _runs(self._daemon):
+            raise self._broke(error)
+        if time.monotonic() >= until:
+            raise UserError(
+                f"the run could not be joined in time; the daemon said last: {self._last_words()}",
+                f"all of it is in {self._folder / LOG}; timeout_s may be larger",
+            )
+
+    def _broke(self, error: Exception | None) -> UserError:
+        if self._daemon is not None:
+            with contextlib.suppress(psutil.TimeoutExpired):
+                self._daemon.wait(LEAVE_S)
+        self._stopped = True
+        return UserError(f"the daemon has ended: {self._last_words() or error}", f"see {self._folder / LOG}")
+
+    def _last_words(self) -> str:
+        try:
+            lines = (self._folder / LOG).read_text(errors="replace").strip().splitlines()
+        except OSError:
+            return ""
+        said = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+        return (said or lines or [""])[-1][:400]
+
+    def _end_daemon(self, patience_s: float) -> None:
+        if self._channel is not None:
+            self._socket.close()
+            self._channel = None
+        daemon, self._daemon = self._daemon, None
+        if daemon is None:
+            return
+        try:
+            daemon.wait(patience_s)
+        except psutil.TimeoutExpired:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                daemon.kill()  # its helpers end by themselves
+            daemon.wait()
+
+    # --- the learner ---------------------------------------------------------------------------------
+
+    def _attach(
+        self, start: Start, descriptor: int, optimizer: Optimizer | None
+    ) -> tuple[Mailbox, SimpleNamespace]:
+        manifest = start.manifest
+        specs = task_of(manifest).specs()
+        _compare(tensor_specs(self._model), specs)
+        layouts = plan_fragments(specs, manifest.sync.fragments)
+        parameters = named_parameters(self._model)
+        fragments = Fragments(
+            parameters,
+            layouts,
+            Exchange.attach(descriptor, layouts),
+            start.bases,
+            manifest.sync.inner_steps,
+            manifest.sync.keep_in_flight,
+        )
+        fragments.scatter_bases(parameters)
+        groups = optimizer.param_groups if optimizer is not None else [{"lr": 0.0}]
+        training = SimpleNamespace(
+            section=manifest.inner,
+            optimizer=SimpleNamespace(param_groups=groups),
+            inner_step=0,
+            tokens_total=0,
+            run_tokens=0,
+            skipped_steps=0,
+            run_is_at=lambda tokens: setattr(training, "run_tokens", tokens),
+        )
+        assert self._channel is not None
+        mailbox = _Mailbox(self, fragments, training, start.options.status_interval_s)
+        numel = sum(layout.numel for layout in layouts)
+        device = next(iter(parameters.values())).device
+        self._channel.emit(Ready(f"{device}, a program's own loop", numel, 0, 0, False))
+        return mailbox, training
+
+    def global_loss(self, fragments: Fragments) -> float | None:
+        """What `evaluate` says of the global parameters; the model has its own again afterwards."""
+        if self._evaluate is None:
+            return None
+        parameters = named_parameters(self._model)
+        own = {name: value.clone() for name, value in parameters.items()}
+        fragments.scatter_bases(parameters)
+        try:
+            return float(self._evaluate())
+        finally:
+            for name, value in own.items():
+                parameters[name].copy_(value)
+
+
+class _Mailbox(Mailbox):
+    """What a learner process does for its daemon; task, data and checkpoints are the program's."""
+
+    def __init__(
+        self, session: Session, fragments: Fragments, training: SimpleNamespace, status_interval_s: float
+    ) -> None:
+        channel = session._channel
+        assert channel is not None
+        super().__init__(
+            channel, cast(Training, training), fragments, (), lambda: session._model, status_interval_s
+        )
+        self._session = session
+
+    def _evaluate(self) -> Evaluation | None:
+        loss = self._session.global_loss(self._fragments)
+        return None if loss is None else Evaluation(loss, 0, {})
+
+    def _save(self, path: str) -> None:
+        """The program's state is the program's: at its next start it begins at the global parameters."""
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _compare(mine: Sequence[Any], theirs: Sequence[Any]) -> None:
+    """Raises: UserError (another model than the run's)."""
+    wanted = {spec.name: spec.shape for spec in theirs}
+    given = {spec.name: spec.shape for spec in mine}
+    for name in [*wanted, *given]:
+        if wanted.get(name) != given.get(name):
+            raise UserError(
+                f"the run trains another model than yours: {name} has shape {wanted.get(name, 'none')} "
+                f"there, {given.get(name, 'none')} here"
+            )

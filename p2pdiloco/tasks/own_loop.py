@@ -1,0 +1,89 @@
+"""The task own-loop: a model that programs train in loops of their own (`p2pdiloco.Session`).
+
+The manifest has the names and shapes of its parameters, which is all that a daemon needs; version 0 is given
+(`run.initial`). Model, data, loss and optimizer are the programs'.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+from msgspec import Meta
+
+from p2pdiloco.config.models import ModelSection
+from p2pdiloco.errors import UserError
+from p2pdiloco.tasks.task import Data, Task
+from p2pdiloco.tensors.spec import TensorSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from p2pdiloco.tasks.task import Batch
+
+NAME = "own-loop"
+MAX_PARAMETERS = 4096
+EMBEDDING = " embedding"
+_FORM = re.compile(r"([^\s]{1,200}) (-|[0-9]{1,12}(?:x[0-9]{1,12}){0,7})( embedding)?")
+_WHY = "the run is trained by programs with a loop of their own"
+
+
+class OwnLoopSection(ModelSection, frozen=True, kw_only=True):
+    """Names and shapes."""
+
+    comments: ClassVar[dict[str, str]] = {
+        "parameters": "Name and shape of every parameter, such as layer.weight 64x32; written by new_run.",
+    }
+    parameters: Annotated[
+        list[Annotated[str, Meta(max_length=320)]], Meta(min_length=1, max_length=MAX_PARAMETERS)
+    ]
+
+
+class OwnLoop(Task):
+    """See the module."""
+
+    Section: ClassVar[type[ModelSection]] = OwnLoopSection
+    section: OwnLoopSection
+
+    def broken_rule(self) -> str | None:
+        for text in self.section.parameters:
+            if not _FORM.fullmatch(text):
+                return f'model.parameters has "{text}", which is not a name and a shape'
+        if len({spec.name for spec in self.specs()}) < len(self.section.parameters):
+            return "model.parameters has one name twice"
+        if not self.manifest.run.initial:
+            return "run.initial must name version 0: p2pdiloco.new_run writes such a run.toml"
+        return None
+
+    def specs(self) -> tuple[TensorSpec, ...]:
+        return tuple(map(_spec, self.section.parameters))
+
+    def model(self) -> nn.Module:
+        raise UserError(f"{_WHY}: a node alone cannot", "use p2pdiloco.Session in yours, see docs/session.md")
+
+    def load_data(self, path: str | None) -> Data:
+        raise UserError(f"{_WHY}: their data is not known here")
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        raise UserError(f"{_WHY}: their loss is not known here")
+
+    def metrics(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        raise UserError(f"{_WHY}: their figures are not known here")
+
+
+def section_of(specs: Sequence[TensorSpec]) -> OwnLoopSection:
+    """`[model]` of a run that trains such parameters."""
+    return OwnLoopSection(parameters=list(map(_text, specs)))
+
+
+def _text(spec: TensorSpec) -> str:
+    shape = "x".join(map(str, spec.shape)) or "-"
+    return f"{spec.name} {shape}{EMBEDDING if spec.embedding else ''}"
+
+
+def _spec(text: str) -> TensorSpec:
+    embedding = text.endswith(EMBEDDING)
+    name, shape = text.removesuffix(EMBEDDING).split(" ", 1)
+    sizes = () if shape == "-" else tuple(map(int, shape.split("x")))
+    return TensorSpec(name, sizes, embedding=embedding)

@@ -1,0 +1,131 @@
+"""`p2pdiloco.Session`: programs with a training loop of their own, each with a real daemon."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from system_kit import TAG, Swarm
+
+import p2pdiloco
+from p2pdiloco.errors import UserError
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
+PROGRAM = Path(__file__).parents[2] / "docs/examples/own_loop/train.py"
+PATIENCE_S = 90.0
+torch.set_num_threads(1)
+
+
+def program(folder: Path) -> subprocess.Popen[bytes]:
+    """The example, as the run's first learner."""
+    folder.mkdir(exist_ok=True)
+    return subprocess.Popen([sys.executable, str(PROGRAM), str(folder)])
+
+
+def until(condition: Callable[[], Any], what: str) -> Any:
+    deadline = time.monotonic() + PATIENCE_S
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"did not happen: {what}"
+        time.sleep(0.02)
+    return found
+
+
+def records(folder: Path, kind: str) -> list[dict[str, Any]]:
+    path = folder / "node" / "events.jsonl"
+    lines = path.read_text().split("\n")[:-1] if path.exists() else []
+    return [found for found in map(json.loads, lines) if found["kind"] == kind]
+
+
+def address(folder: Path) -> str:
+    log = folder / "node" / "session.log"
+    said = (
+        [x for x in log.read_text().splitlines() if x.startswith("p2pdiloco node --join")]
+        if log.exists()
+        else []
+    )
+    return said[0].split()[-1] if said else ""
+
+
+def test_two_programs_train_one_model_and_one_of_them_dies(
+    swept_swarm: Swarm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(TAG, swept_swarm._tag)
+    theirs, mine = tmp_path / "theirs", tmp_path / "mine"
+    first = program(theirs)
+    joined = until(lambda: address(theirs), "an address")
+
+    def model(width: int = 32) -> torch.nn.Module:
+        torch.manual_seed(5)
+        return torch.nn.Sequential(torch.nn.Linear(8, width), torch.nn.Tanh(), torch.nn.Linear(width, 1))
+
+    with pytest.raises(
+        UserError, match=r"another model than yours: 0\.weight has shape \(32, 8\) there, \(33"
+    ):
+        p2pdiloco.Session(model(33), None, "own", [joined], data_dir=tmp_path / "wrong")
+
+    own = model()
+    losses: list[float] = []
+    truth = torch.arange(8.0).view(8, 1) / 8
+    held_out = torch.randn(256, 8)
+
+    def evaluate() -> float:
+        with torch.no_grad():
+            losses.append((own(held_out) - held_out @ truth).square().mean().item())
+        return losses[-1]
+
+    optimizer = torch.optim.AdamW(own.parameters(), lr=1e-2)
+    options = ["--eval-every-s", "1"]
+    with p2pdiloco.Session(
+        own, optimizer, "own", [joined], data_dir=mine / "node", evaluate=evaluate, options=options
+    ) as session:
+
+        def train(condition: Callable[[], Any], what: str) -> None:
+            """Inner steps until something has come about."""
+
+            def step() -> Any:
+                inputs = torch.randn(64, 8)
+                loss = (own(inputs) - inputs @ truth).square().mean()
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                assert session.step(tokens=64, loss=loss.item())
+                return condition()
+
+            until(step, what)
+
+        def together() -> int:
+            return sum(m["contributors"] == 2 for where in (theirs, mine) for m in records(where, "merge"))
+
+        train(
+            lambda: together() > 2 and records(mine, "evaluation"),
+            "both are in a merge, and Theta is measured",
+        )
+        assert records(mine, "evaluation")[-1]["loss"] in losses
+        with pytest.raises(UserError, match="65 tokens in one inner step: this run allows 0 to 64"):
+            session.step(tokens=65, loss=0.0)
+
+        first.kill()  # a learner's absence: its daemon stays, and so does the run
+        first.wait()
+        train(lambda: "training program is gone" in str(records(theirs, "learner")), "its daemon says so")
+        before = len(records(mine, "apply"))
+        train(lambda: len(records(mine, "apply")) > before + 2, "merges go on")
+
+        again = program(theirs)  # the same daemon takes it
+        count = together()
+        train(lambda: together() > count + 2, f"both are in a merge again (from {count})")
+        assert len([x for x in records(theirs, "learner") if x["reason"] == "running"]) == 2
+        again.terminate()
+        again.wait()
+        # What is left of the first one: its daemon, which would leave after a while.
+        os.kill(int((theirs / "node" / "lock").read_text()), 15)
+    assert "left" in str(records(mine, "shutdown"))
+    until(lambda: "left" in str(records(theirs, "shutdown")), "the other daemon leaves")
+    until(lambda: not list(swept_swarm._mine()), "nothing is left")
