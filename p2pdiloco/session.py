@@ -204,8 +204,10 @@ class Session:
             try:
                 return join_daemon(path, max(0.1, until - time.monotonic()))
             except StorageError as error:
+                assert self._daemon is not None
+                with contextlib.suppress(psutil.TimeoutExpired):
+                    self._daemon.wait(POLL_S)
                 self._check(until, error)
-            time.sleep(POLL_S)
 
     def _start_daemon(self, path: Path, words: list[str]) -> None:
         try:
@@ -283,7 +285,7 @@ class Session:
     ) -> tuple[Mailbox, SimpleNamespace]:
         manifest = start.manifest
         specs = task_of(manifest).specs()
-        _compare(tensor_specs(self._model), specs)
+        compare(tensor_specs(self._model), specs)
         layouts = plan_fragments(specs, manifest.sync.fragments)
         parameters = named_parameters(self._model)
         fragments = Fragments(
@@ -354,8 +356,8 @@ def _runs(process: psutil.Process) -> bool:
         return False
 
 
-def _compare(mine: Sequence[Any], theirs: Sequence[Any]) -> None:
-    """Raises: UserError (another model than the run's)."""
+def compare(mine: Sequence[Any], theirs: Sequence[Any]) -> None:
+    """Whether a program's parameters are the run's. Raises: UserError (names the first that is not)."""
     wanted = {spec.name: spec.shape for spec in theirs}
     given = {spec.name: spec.shape for spec in mine}
     for name in [*wanted, *given]:

@@ -1,0 +1,58 @@
+"""Runs that programs train in loops of their own: their manifests, and whose model fits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from p2pdiloco.daemon.runs import sign_run
+from p2pdiloco.errors import ConfigError, UserError
+from p2pdiloco.identity import Identity
+from p2pdiloco.session import compare, new_run
+from p2pdiloco.tasks.parameters import tensor_specs
+from p2pdiloco.tasks.registry import task_of
+
+
+class Tied(torch.nn.Module):
+    """Two names for one table, and a parameter without dimensions."""
+
+    def __init__(self, width: int = 4) -> None:
+        super().__init__()
+        self.table = torch.nn.Embedding(10, width)
+        self.head = torch.nn.Linear(width, 10, bias=False)
+        self.head.weight = self.table.weight
+        self.scale = torch.nn.Parameter(torch.tensor(2.5))
+
+
+def test_a_run_begins_at_the_program_s_parameters(tmp_path: Path) -> None:
+    model = Tied()
+    path = new_run(model, tmp_path / "run.toml", "own", tokens_per_step=64, inner_steps=16, fragments=2)
+    run, vault = sign_run(path, Identity.generate())
+    task = task_of(run.manifest)
+    assert task.specs() == tensor_specs(model) and run.manifest.sync.inner_steps == 16
+    assert [(s.name, s.shape, s.embedding) for s in task.specs()] == [
+        ("scale", (), False),
+        ("table.weight", (10, 4), True),
+    ]
+    found = torch.cat([vault.theta(layout.index) for layout in run.layouts]).sort().values
+    own = torch.cat([p.detach().flatten() for p in model.parameters()]).sort().values
+    assert torch.equal(found, own)
+    for needs_the_program in (task.model, lambda: task.load_data(None)):
+        with pytest.raises(UserError, match="trained by programs with a loop of their own"):
+            needs_the_program()
+    compare(tensor_specs(model), task.specs())
+    with pytest.raises(UserError, match=r"table.weight has shape \(10, 4\) there, \(10, 5\) here"):
+        compare(tensor_specs(Tied(5)), task.specs())
+
+
+def test_what_is_wrong_is_said(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no such key"):
+        new_run(Tied(), tmp_path / "run.toml", "own", tokens_per_step=64, steps=16)
+    with pytest.raises(ConfigError, match=r"sync\.delay_steps must be below"):
+        new_run(Tied(), tmp_path / "run.toml", "own", tokens_per_step=64, inner_steps=2, fragments=2)
+    path = new_run(Tied(), tmp_path / "run.toml", "own", tokens_per_step=64, fragments=2)
+    path.write_text(path.read_text().replace("10x4 embedding", "10y4"))
+    with pytest.raises(ConfigError, match="which is not a name and a shape"):
+        sign_run(path, Identity.generate())
