@@ -305,6 +305,8 @@ class Session:
             tokens_total=0,
             run_tokens=0,
             skipped_steps=0,
+            # The program's data are its own: it is told of no share.
+            stream=SimpleNamespace(shared=None, share=lambda share: None),
             run_is_at=lambda tokens: setattr(training, "run_tokens", tokens),
         )
         assert self._channel is not None

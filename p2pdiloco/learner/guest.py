@@ -18,7 +18,7 @@ from pathlib import Path
 
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.errors import StorageError, UserError
-from p2pdiloco.learner.channel import BaseRef, Event, LearnerOptions, RestoreMode, Start, Stop
+from p2pdiloco.learner.channel import BaseRef, Command, Event, LearnerOptions, RestoreMode, Start, Stop
 from p2pdiloco.learner.host import LearnerExited, LearnerHost, Link
 from p2pdiloco.tensors.exchange import Exchange
 from p2pdiloco.tensors.layout import FragmentLayout
@@ -95,6 +95,10 @@ class GuestHost(LearnerHost):
         await self.prepare()
         self._start = self.start_command(bases, restore_path, restore)
         self._greet()
+
+    def send(self, command: Command) -> bool:
+        """See `LearnerHost.send`. A program that has not begun yet is told nothing else."""
+        return self._greeted and super().send(command)
 
     def kill(self) -> None:
         """Drop the connection: the program is not ours to end."""
