@@ -154,7 +154,9 @@ class Member:
         manifest, layouts = self._run.manifest, self._run.layouts
         self.link_watch = LinkWatch(manifest, layouts, limits, runner.uplink, runner.downlink)
         runner.transfers.moving = runner.transfers.copying.moving = runner.downlink.moving
-        runner.transfers.courtesy.uplink_bytes_per_s = lambda: self.link_watch.link.upload_bits_per_s / 8
+        courtesy = runner.transfers.courtesy
+        courtesy.uplink_bytes_per_s = lambda: self.link_watch.link.upload_bits_per_s / 8
+        courtesy.sent_bytes = lambda: runner.transfers.moved_bytes[0]
         runner.learner = LearnerLink(
             self._host_factory(me),
             self.compute,

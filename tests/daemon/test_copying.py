@@ -99,6 +99,18 @@ async def test_the_first_donor_dies_half_way_and_the_others_finish_it(town: Any)
     assert joiner.transfers.bytes_in == SIZE, "what had come was not asked for again"
 
 
+async def test_a_holder_that_fails_is_replaced(town: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("p2pdiloco.daemon.copying.MAX_HOLDERS", 2)
+    joiner, _ = await three(town, 2e6, 20e6, 20e6)
+    copying = joiner.transfers.copying
+    fetching = asyncio.create_task(joiner.copy("d0"))
+    await until(lambda: copying.from_others_bytes > 0, "another one helps")
+    assert "d2" not in copying._rates
+    town.hub.kill("d1")
+    await fetching
+    assert "d2" in copying._rates and isinstance(joiner.posted[0], ev.StateFetched)
+
+
 async def test_the_only_donor_dies_and_the_next_one_goes_on(town: Any) -> None:
     joiner, donors = await three(town, 20e6, 20e6)
     joiner.holders = []
@@ -287,6 +299,21 @@ async def test_states_wait_while_something_urgent_goes_out(monkeypatch: pytest.M
         monkeypatch.setattr("p2pdiloco.daemon.courtesy.TRICKLE_S", 0.01)
         await until(lambda: len(sent) > before, "a chunk now and then, or it would count as dead")
     task.cancel()
+
+
+async def test_states_do_not_wait_for_a_peer_that_takes_the_urgent_slowly(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("p2pdiloco.daemon.courtesy.LOOK_S", 0.01)
+    now, sent = 0.0, 0
+    courtesy = Courtesy(lambda: now)
+    courtesy.uplink_bytes_per_s, courtesy.sent_bytes = (lambda: 1000.0), (lambda: sent)
+    with courtesy.urgent():
+        now, sent = 1.0, 499
+        await asyncio.wait_for(courtesy.pace(0), 2)  # the uplink is not what is full
+        now, sent = 2.0, 999
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(courtesy.pace(0), 0.1)
 
 
 async def test_states_have_a_share_of_the_uplink_and_control_of_nothing_else() -> None:
