@@ -106,7 +106,7 @@ def bootstrap(**values: Any) -> int | None:
 @NODE("--genesis", is_flag=True, help="Start the run from version 0 if no peer holds any of it.")
 @NODE("--run-file", type=FILE, help="run.toml of a new run, which this node then owns (with --genesis).")
 @NODE("--name", help="What people see beside the peer id.")
-@NODE("--data", type=FILE, help='Text file or folder, for runs whose data.source is "files".')
+@NODE("--data", type=FILE, help="File or folder of the data, for runs that bring none.")
 @NODE("--log", **LOG)
 @NODE("--checkpoint-every-s", type=float, help="Seconds between checkpoints.")
 @NODE("--eval-every-s", type=float, help="Seconds between evaluations on held-out data.")

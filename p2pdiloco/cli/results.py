@@ -83,7 +83,7 @@ def generate(prompt: str, tokens: int, temperature: float, seed: int, device: st
 
 @click.command("eval")
 @source_options
-@click.option("--data", type=FILE, help='Text file or folder, for runs whose data.source is "files".')
+@click.option("--data", type=FILE, help="The run's data as `p2pdiloco node --data` has it.")
 @click.option(
     "--tokens",
     type=click.IntRange(1, 1 << 40),

@@ -11,7 +11,8 @@ import msgspec
 
 from p2pdiloco.cli.options import FILE
 from p2pdiloco.config.loader import canonical_bytes
-from p2pdiloco.config.manifest import Manifest
+from p2pdiloco.config.manifest import DataSection, Manifest
+from p2pdiloco.config.models import BYTES
 from p2pdiloco.config.outer import LEARNERS, LENGTHS, doubts, expected_merges, for_length, with_outer
 from p2pdiloco.config.presets import PRESETS, for_run
 from p2pdiloco.errors import StorageError, UserError
@@ -57,6 +58,12 @@ def run_group() -> None:
     metavar="MODEL",
     help="Start from this model: a folder of Hugging Face's form, an export, or a checkpoint file.",
 )
+@click.option(
+    "--tokenizer",
+    metavar="FILE|OWNER/NAME[@REVISION]",
+    help="A `tokenizers` JSON file instead of raw bytes: a path, or of the Hugging Face hub.",
+)
+@click.option("--end-of-document", default="", metavar="TOKEN", help="Its token that ends documents.")
 @click.option("--out", type=FILE, default=Path("run.toml"), show_default=True, help="File to write.")
 @click.option("--force", is_flag=True, help="Overwrite the file.")
 def new(
@@ -66,6 +73,8 @@ def new(
     expected_members: int,
     length: str | None,
     source: Path | None,
+    tokenizer: str | None,
+    end_of_document: str,
     out: Path,
     force: bool,
 ) -> None:
@@ -81,6 +90,16 @@ def new(
 
         manifest, parameters = started_from(source, manifest)
     manifest = with_outer(manifest)
+        if tokenizer is None:
+            from p2pdiloco.cli.name_tokenizer import tokenizer_of_model
+
+            tokenizer = tokenizer_of_model(source, manifest)
+            end_of_document = end_of_document or manifest.data.end_of_document
+    content = None
+    if tokenizer is not None:
+        from p2pdiloco.cli.name_tokenizer import save_tokenizer, with_tokenizer
+
+        manifest, content = with_tokenizer(manifest, tokenizer, end_of_document, fit=source is None)
     text = render_toml(manifest)
     # Through the strict reader: what is written is what every node accepts, the name included.
     manifest_from_table(tomllib.loads(text), "the new run")
@@ -96,6 +115,8 @@ def new(
     click.echo(out)
     if parameters is not None:
         click.echo(f"version 0 is in {save_beside(out, parameters)}: keep it beside {out.name}", err=True)
+    if content is not None:
+        click.echo(f"the tokenizer is in {save_tokenizer(out, content)}: keep it beside {out.name}", err=True)
     click.echo(
         f"wrote {out}: {_size(manifest)}. Next, on a machine that others can reach:\n"
         f"  p2pdiloco bootstrap --run {out}\nand on the first node of the run:\n"
@@ -109,6 +130,10 @@ def new(
 def check(file: Path) -> None:
     """Check a run.toml and say what it describes."""
     manifest = load_manifest(file)
+    if manifest.data.tokenizer != BYTES:
+        from p2pdiloco.daemon.tokenizers import checked_tokenizer
+
+        checked_tokenizer(file, manifest)
     inner, sync = manifest.inner, manifest.sync
     digest = hashlib.sha256(canonical_bytes(manifest)).hexdigest()
     click.echo(f'{file}: run "{manifest.run.name}", {_size(manifest)}')
@@ -119,6 +144,7 @@ def check(file: Path) -> None:
         f"fragments: {sync.fragments}, each every {sync.inner_steps} inner steps, quorum {sync.quorum}, "
         f"{manifest.codec.contribution} up, {manifest.codec.update} down"
     )
+    click.echo(_data_words(manifest.data))
     click.echo(f"groups: of {manifest.group.size} members, {manifest.group.groups_at_start} at the start")
     click.echo(
         f"outer steps: about {expected_merges(manifest)} of each fragment until the schedule's end, momentum "
@@ -127,6 +153,12 @@ def check(file: Path) -> None:
     click.echo(f"manifest digest: {digest}")
     for doubt in doubts(manifest):
         click.echo(f"warning: {doubt}", err=True)
+
+
+def _data_words(data: DataSection) -> str:
+    what = f"hub, {data.dataset or 'each node names its own'}" if data.source == "hub" else data.source
+    held = f'split "{data.heldout_split}"' if data.heldout_split else f"{data.heldout_percent} %"
+    return f"data: {what}, tokenizer {data.tokenizer}, held out {held}"
 
 
 def _size(manifest: Manifest) -> str:

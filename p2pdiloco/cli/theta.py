@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
 from p2pdiloco.cli.options import FILE, WORDS
 from p2pdiloco.config.settings import check_peer_address
@@ -31,6 +32,9 @@ def source_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--data-dir", type=FILE, help="From the folder of a node that has ended."),
         click.option("--checkpoint", type=FILE, help="From a checkpoint file."),
         click.option(
+            "--tokenizer", type=FILE, help="The run's tokenizer file, where none lies beside a checkpoint."
+        ),
+        click.option(
             "--run", metavar="NAME", default="", help="Name or id of the run, if there are several."
         ),
         click.option(
@@ -47,13 +51,29 @@ def source_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def read_theta(
-    join: tuple[str, ...], data_dir: Path | None, checkpoint: Path | None, run: str, timeout_s: float
+    join: tuple[str, ...],
+    data_dir: Path | None,
+    checkpoint: Path | None,
+    tokenizer: Path | None,
+    run: str,
+    timeout_s: float,
 ) -> Theta:
-    """The global parameters from the one source that is given.
+    """The global parameters from the one source that is given, with the run's tokenizer.
 
     Raises:
         UserError: none or several are given, or it is not to be had.
     """
+    theta = _read(join, data_dir, checkpoint, run, timeout_s)
+    if tokenizer is None:
+        return theta
+    from p2pdiloco.tasks.tokens import read_tokenizer
+
+    return msgspec.structs.replace(theta, tokenizer=read_tokenizer(tokenizer))
+
+
+def _read(
+    join: tuple[str, ...], data_dir: Path | None, checkpoint: Path | None, run: str, timeout_s: float
+) -> Theta:
     given = sum(map(bool, (join, data_dir, checkpoint)))
     if given != 1:
         raise UserError(f"{given or 'no'} sources of the parameters are given, one is needed", _HINT)

@@ -13,6 +13,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
 import uvloop
 
 from p2pdiloco.cli.status import Search
@@ -27,6 +28,7 @@ from p2pdiloco.daemon.initial import given_parameters
 from p2pdiloco.daemon.runs import Run, fresh_vault, known_runs, pull_manifest
 from p2pdiloco.daemon.snapshot import StatusReport
 from p2pdiloco.daemon.theta import Theta, theta_of
+from p2pdiloco.daemon.tokenizers import fetched_tokenizer
 from p2pdiloco.errors import ConfigError, RemoteError, TransportError, UserError
 from p2pdiloco.identity import verify as verify_signature
 from p2pdiloco.ports import Transport
@@ -59,11 +61,13 @@ async def _copied(join: tuple[str, ...], wanted: str, timeout_s: float) -> Theta
             reports = await search.reports(transport)
             run = await _run(transport, reports[0])
             found.append(run)
+            members = [report.answered_by for report in reports]
+            tokenizer = await fetched_tokenizer(transport, None, run.id, run.manifest, members)
             given = None
             if any(row.number == 0 for report in reports for row in report.fragments):
-                members = [report.answered_by for report in reports]
                 given = await given_parameters(transport, None, run.id, run.manifest, members)
-            return await _Visit(run, transport, reports, given).theta()
+            theta = await _Visit(run, transport, reports, given).theta()
+            return msgspec.structs.replace(theta, tokenizer=tokenizer)
     except TransportError as error:
         raise UserError(f"the parameters of the run are not to be had: {error}", "try again") from error
     except TimeoutError:

@@ -31,7 +31,7 @@ COMMENTS = {
     "data.shuffle_samples": "So many samples of a stream are read ahead and shuffled (hub).",
     "data.heldout_percent": "Share that nobody trains on, by hash of file name, sample number or document.",
     "data.heldout_split": "A split that is held out instead (hub).",
-    "data.tokenizer": "bytes, or a tokenizers JSON file: name beside this file, or OWNER/NAME on the hub.",
+    "data.tokenizer": "bytes, or name of a tokenizers JSON file kept beside this one (run new --tokenizer).",
     "data.tokenizer_revision": "The file's commit on the hub.",
     "data.tokenizer_digest": "The file's SHA-256: all nodes must have the same one.",
     "data.end_of_document": "Token between documents; empty for bytes, which have a newline there.",

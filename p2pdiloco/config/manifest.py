@@ -69,7 +69,7 @@ class DataSection(Section, frozen=True, kw_only=True):
     heldout_split: Annotated[str, Meta(max_length=100)] = ""
     """For "hub": another split that is held out as a whole; then all of `split` is trained on."""
     tokenizer: Annotated[str, Meta(pattern=TOKENIZER_PATTERN)] = "bytes"
-    """"bytes", or name of a `tokenizers` JSON file: beside run.toml, or (owner/name) that of the hub."""
+    """"bytes", or a `tokenizers` JSON file's name, for people; peers give it (`daemon.tokenizers`)."""
     tokenizer_revision: Annotated[str, Meta(max_length=100)] = ""
     tokenizer_digest: Annotated[str, Meta(pattern=SHA256_PATTERN)] = ""
     """SHA-256 of the file: with another one, the same token ids would mean other words."""

@@ -62,7 +62,7 @@ class NodeSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     name: Annotated[str, Meta(max_length=63)] = ""
     """What people see beside the peer id."""
     data: Path | None = None
-    """Text file or folder for runs whose data.source is "files"."""
+    """Where this node's data is, for all sources but "embedded"; in place of the hub's, for "hub"."""
     log: LogStyle = "auto"
     micro_batch_tokens: Annotated[int, Meta(ge=0, le=1 << 24)] = 0
     """Of one pass, to begin with; 0: chosen by itself. Halved for as long as memory does not suffice."""

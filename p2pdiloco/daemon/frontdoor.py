@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
+from p2pdiloco.config.models import BYTES
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.fanout import refuse
 from p2pdiloco.daemon.initial import Giving, kept
@@ -17,6 +18,7 @@ from p2pdiloco.daemon.probing import ProbeGate
 from p2pdiloco.daemon.reach import DialBack
 from p2pdiloco.daemon.runs import Run, encode_manifest
 from p2pdiloco.daemon.snapshot import StatusReport, encode_status
+from p2pdiloco.daemon.tokenizers import GivingTokenizers, kept_tokenizer
 from p2pdiloco.daemon.transfers import Transfers
 from p2pdiloco.errors import RemoteError
 from p2pdiloco.ports import PullSource, PushSink, Refusal
@@ -29,6 +31,8 @@ class FrontDoor:
         self._runs: dict[str, tuple[Run, bytes]] = {}
         self._initial: dict[str, Path] = {}
         self._giving = Giving()
+        self._tokenizers: dict[str, Path] = {}
+        self._giving_tokenizers = GivingTokenizers()
         self.member: Transfers | None = None
         self.status: Callable[[], StatusReport] | None = None
         self.member_run = ""
@@ -36,10 +40,12 @@ class FrontDoor:
         self.dial_back: DialBack | None = None
 
     def add_run(self, run: Run, data_dir: Path | None = None) -> None:
-        """List and serve a run's manifest, and its version 0 where that was given and is kept there."""
+        """List and serve a run's manifest, and what of it is kept there: a given version 0, a tokenizer."""
         self._runs[run.id] = (run, encode_manifest(run))
         if data_dir is not None and run.manifest.run.initial:
             self._initial[run.id] = kept(data_dir, run.id)
+        if data_dir is not None and run.manifest.data.tokenizer != BYTES:
+            self._tokenizers[run.id] = kept_tokenizer(data_dir, run.id)
 
     def runs(self) -> list[wire.RunSummary]:
         """The runs that are listed here."""
@@ -79,6 +85,9 @@ class FrontDoor:
         if isinstance(pull, wire.PullInitial):
             file = self._initial.get(pull.run)
             return self._giving.serve(file, pull) if file else refuse("unknown-run")
+        if isinstance(pull, wire.PullTokenizer):
+            file = self._tokenizers.get(pull.run)
+            return self._giving_tokenizers.serve(file) if file else refuse("unknown-run")
         if self.member is None:
             return refuse("not-ready")
         return await self.member.on_pull(sender, pull)

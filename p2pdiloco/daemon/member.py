@@ -16,6 +16,7 @@ from p2pdiloco.adapters.disk import RunStore
 from p2pdiloco.adapters.events_log import EventsLog
 from p2pdiloco.adapters.kept_files import KeptFiles
 from p2pdiloco.adapters.spool import Spool
+from p2pdiloco.config.models import BYTES
 from p2pdiloco.config.settings import NodeSettings, rates
 from p2pdiloco.config.units import parse_size
 from p2pdiloco.core import events as ev
@@ -44,6 +45,7 @@ from p2pdiloco.daemon.runner import Runner, UpdateLog
 from p2pdiloco.daemon.runs import Run, core_config, genesis_versions, save_run
 from p2pdiloco.daemon.sharing import Sharing
 from p2pdiloco.daemon.tickets import Tickets
+from p2pdiloco.daemon.tokenizers import kept_tokenizer
 from p2pdiloco.daemon.transfers import Transfers
 from p2pdiloco.errors import StorageError
 from p2pdiloco.identity import Identity
@@ -194,7 +196,7 @@ class Member:
         options = LearnerOptions(
             peer=me,
             data_path=str(settings.data) if settings.data else None,
-            tokenizer_path=str(self._run.tokenizer) if self._run.tokenizer else None,
+            tokenizer_path=self._tokenizer_path(),
             place_path=str(self._store.folder / "data.place"),
             device=settings.device,
             threads=settings.threads,
@@ -210,6 +212,11 @@ class Member:
         if at is not None:
             return lambda on_event: GuestHost(*common, on_event, log_path, at)
         return lambda on_event: LearnerHost(*common, on_event, log_path)
+
+    def _tokenizer_path(self) -> str | None:
+        if self._run.manifest.data.tokenizer == BYTES:
+            return None
+        return str(kept_tokenizer(self._settings.data_dir, self._run.id))
 
     def _refusals(self) -> dict[str, int]:
         counts = dict(self._transport.refusals)

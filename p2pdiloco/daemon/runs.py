@@ -29,12 +29,19 @@ from p2pdiloco.core.config import CoreConfig, Timing
 from p2pdiloco.core.types import WHOLE_RUN, SignedVersion, VersionHeader
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.initial import given_beside, given_parameters, keep_given
+from p2pdiloco.daemon.tokenizers import (
+    checked_tokenizer,
+    fetched_tokenizer,
+    keep_tokenizer,
+    tokenizer_beside,
+)
 from p2pdiloco.errors import ConfigError, RemoteError, TransportError, UserError, invariant
 from p2pdiloco.identity import Identity
 from p2pdiloco.identity import verify as verify_signature
 from p2pdiloco.ports import Refusal, Transport
 from p2pdiloco.tasks.manifests import load_manifest
 from p2pdiloco.tasks.registry import task_of
+from p2pdiloco.tasks.tokens import read_tokenizer
 from p2pdiloco.tensors.codec import codec
 from p2pdiloco.tensors.layout import FragmentLayout, plan_fragments
 from p2pdiloco.tensors.vault import Vault
@@ -58,7 +65,7 @@ class Run(Struct, frozen=True, kw_only=True):
     manifest: Manifest
     layouts: tuple[FragmentLayout, ...]
     tokenizer: Path | None = None
-    """The file that the manifest names, where it names one (`daemon.materials`)."""
+    """Of a run that is signed here: its tokenizer file, if it has one (`daemon.tokenizers`)."""
 
     @property
     def name(self) -> str:
@@ -101,10 +108,12 @@ def sign_run(path: Path, owner: Identity) -> tuple[Run, Vault]:
     manifest = load_manifest(path)
     try:
         layouts, vault = fresh_vault(manifest, given_beside(path, manifest))
+        tokenizer = tokenizer_beside(path) if checked_tokenizer(path, manifest) else None
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}", error.hint) from error
     signed = sign_manifest(manifest, genesis_digest(vault), owner, owner.peer_id)
-    return Run(id=run_id(signed), signed=signed, manifest=manifest, layouts=layouts), vault
+    run = Run(id=run_id(signed), signed=signed, manifest=manifest, layouts=layouts, tokenizer=tokenizer)
+    return run, vault
 
 
 def open_run(
@@ -187,7 +196,8 @@ def core_config(run: Run, genesis: tuple[SignedVersion, ...], timing: Timing) ->
 
 
 def save_run(data_dir: Path, run: Run, vault: Vault) -> None:
-    """Keep the manifest beside the run's data, and its version 0 where that was given; `vault` holds it.
+    """Keep the manifest beside the run's data, its version 0 where that was given (`vault` holds it), and its
+    tokenizer.
 
     Raises: StorageError.
     """
@@ -195,6 +205,8 @@ def save_run(data_dir: Path, run: Run, vault: Vault) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     save_signed(folder / "manifest.signed", run.signed)
     keep_given(data_dir, run.id, run.manifest, vault)
+    if run.tokenizer is not None:
+        keep_tokenizer(data_dir, run.id, read_tokenizer(run.tokenizer))
 
 
 async def known_runs(transport: Transport) -> dict[str, tuple[wire.RunSummary, list[str]]]:
@@ -268,12 +280,13 @@ async def find_run(
                 try:
                     manifest = verify(signed, identity.verify)
                     given = await given_parameters(transport, data_dir, run_id(signed), manifest, chosen[1])
+                    await fetched_tokenizer(transport, data_dir, run_id(signed), manifest, chosen[1])
                     return open_run(signed, identity, chosen[0].run, given)
                 except RemoteError as error:
                     say(f"the manifest of {chosen[0].name} is refused: {error}")
                     ours.pop(chosen[0].run, None)
                 except TransportError as error:
-                    say(f"nobody gives version 0 of {chosen[0].name} yet: {error}")
+                    say(f"nobody gives all of {chosen[0].name} yet: {error}")
         elif found and waited_s >= LIST_PATIENCE_S:
             names = ", ".join(sorted(f"{s.name} ({s.run[:12]})" for s, _ in found.values()))
             raise UserError(f'the peers know no run "{wanted}"', f"they know: {names}")

@@ -41,18 +41,21 @@ class Sharing:
         self._key = wire.reading_key(run)
         self._learner = learner
         self._told: DataShare | None = None
+        self._written: wire.Reading | None = None
+        self._renew_s = 0.0
 
     async def publish(self) -> None:
         """Keep our record on the DHT, for ever."""
-        written: wire.Reading | None = None
-        due_s = 0.0
-        loop = asyncio.get_running_loop()
         while True:
-            ours = self._ours()
-            if ours is not None and (ours != written or loop.time() >= due_s):
-                await self._transport.put_record(self._key, wire.encode(ours), LIFETIME_S)
-                written, due_s = ours, loop.time() + RENEW_S
+            await self.tell()
             await asyncio.sleep(LOOK_S)
+
+    async def tell(self) -> None:
+        """Renew our record, if there is a reason."""
+        ours, now = self._ours(), asyncio.get_running_loop().time()
+        if ours is not None and (ours != self._written or now >= self._renew_s):
+            self._written, self._renew_s = ours, now + RENEW_S
+            await self._transport.put_record(self._key, wire.encode(ours), LIFETIME_S)
 
     async def watch(self) -> None:
         """Look what the others read, and tell the learner, for ever."""

@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import msgspec
 import torch
 from msgspec import Struct
 from torch import Tensor, nn
@@ -25,6 +26,7 @@ from p2pdiloco.daemon.initial import given_on_disk
 from p2pdiloco.daemon.restore import restore
 from p2pdiloco.daemon.runner import UpdateLog
 from p2pdiloco.daemon.runs import Run, choose_run, core_config, genesis_versions, open_run, saved_runs
+from p2pdiloco.daemon.tokenizers import kept_tokenizer, tokenizer_on_disk
 from p2pdiloco.errors import ConfigError, RemoteError, StorageError, UserError
 from p2pdiloco.identity import Identity
 from p2pdiloco.identity import verify as verify_signature
@@ -44,6 +46,8 @@ class Theta(Struct, frozen=True):
     """Which versions, by fragment."""
     parameters: dict[str, Tensor]
     """Name -> fp32."""
+    tokenizer: bytes | None = None
+    """Content of the file that the run names, if it names one and it is here."""
 
     @property
     def run(self) -> str:
@@ -62,7 +66,9 @@ class Theta(Struct, frozen=True):
 
     def task(self) -> Task:
         """The run's task. Raises: UserError (not installed)."""
-        return task_of(self.manifest)
+        task = task_of(self.manifest)
+        task.tokenizer_file = self.tokenizer
+        return task
 
     def model(self, device: torch.device) -> nn.Module:
         """The task's model with these parameters."""
@@ -117,7 +123,8 @@ def load_theta(path: Path) -> Theta:
     if len(found.labels) != manifest.sync.fragments:
         raise StorageError(f"{path} is damaged: it has other fragments than its manifest describes")
     parameters = {name: torch.from_numpy(array.copy()) for name, array in found.parameters.items()}
-    return Theta(found.signed, manifest, found.labels, parameters)
+    tokenizer = tokenizer_on_disk(path.with_name("tokenizer.json"), manifest)
+    return Theta(found.signed, manifest, found.labels, parameters, tokenizer)
 
 
 def theta_on_disk(data_dir: Path, wanted: str) -> Theta:
@@ -150,7 +157,9 @@ def theta_on_disk(data_dir: Path, wanted: str) -> Theta:
             ) from error
         config = core_config(run, genesis_versions(run, vault), Timing())
         found = restore(config, RunStore(data_dir, run.id), vault, UpdateLog(1))
-        return theta_of(run, vault, [found.versions[layout.index][0] for layout in run.layouts])
+        theta = theta_of(run, vault, [found.versions[layout.index][0] for layout in run.layouts])
+        tokenizer = tokenizer_on_disk(kept_tokenizer(data_dir, run.id), manifest)
+        return msgspec.structs.replace(theta, tokenizer=tokenizer)
 
 
 @contextlib.contextmanager

@@ -111,6 +111,12 @@ class InitialHeader(Wire, frozen=True, tag=True):
     offset: Count
 
 
+class PullTokenizer(Wire, frozen=True, tag=True):
+    """Give me the tokenizer file of this run (`daemon.tokenizers`)."""
+
+    run: RunId
+
+
 class PullProbe(Wire, frozen=True, tag=True):
     """Give me so many bytes of nothing: I measure the link (`daemon.probing`)."""
 
@@ -215,7 +221,7 @@ class Reading(Wire, frozen=True, tag=True):
 
 
 Push = PushContribution | PushPartial
-Pull = PullUpdate | PullState | PullManifest | PullInitial | PullProbe
+Pull = PullUpdate | PullState | PullManifest | PullInitial | PullTokenizer | PullProbe
 Query = RunsQuery | StatusQuery | ReachQuery
 T = TypeVar("T")
 _encoder = msgspec.msgpack.Encoder()

@@ -31,6 +31,7 @@ from p2pdiloco.learner.siblings import Siblings
 from p2pdiloco.tasks.parameters import named_parameters
 from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tasks.task import Data
+from p2pdiloco.tasks.tokens import read_tokenizer
 from p2pdiloco.tensors.exchange import Exchange
 from p2pdiloco.tensors.layout import FragmentLayout, plan_fragments
 
@@ -105,7 +106,8 @@ def _build(start: Start, rank: int = 0, count: int = 1, folder: Path | None = No
     threads = configure(device, options.threads or threads_of(count, device))
     ranks = ALONE if folder is None else Distributed(rank, count, folder, device)
     task = task_of(manifest)
-    task.tokenizer_path = options.tokenizer_path
+    if options.tokenizer_path is not None:
+        task.tokenizer_file = read_tokenizer(Path(options.tokenizer_path))
     data = task.load_data(options.data_path) if rank == 0 else None
     model = task.model().to(device)
     layouts = plan_fragments(task.specs(), manifest.sync.fragments)

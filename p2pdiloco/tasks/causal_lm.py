@@ -14,11 +14,10 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from p2pdiloco.tasks.task import Batch
-    from p2pdiloco.tasks.tokens import Tokenizer
 
 INIT_STD = 0.02
-PROMPT = b'    """Return the '
-SAMPLE_BYTES = 320
+PROMPT = '    """Return the '
+SAMPLE_TOKENS = 320
 SAMPLE_TEMPERATURE = 0.7
 _INTO_THE_STREAM = ("o_proj.weight", "down_proj.weight", "w2.weight")
 
@@ -32,6 +31,10 @@ class CausalLM(Task):
     @property
     def tokens_per_sample(self) -> int:
         return self.section.context_tokens
+
+    @property
+    def vocabulary(self) -> int:
+        return self.section.vocabulary
 
     def broken_rule(self) -> str | None:
         model, tokens = self.section, self.manifest.inner.tokens_per_step
@@ -124,16 +127,6 @@ class CausalLM(Task):
 
         return load_corpus(self.manifest.data, path, self.section.context_tokens, self.tokenizer())
 
-    def tokenizer(self) -> Tokenizer:
-        """The run's.
-
-        Raises:
-            UserError: its file is not here, is another one, or has more tokens than `model.vocabulary`.
-        """
-        from p2pdiloco.tasks.tokens import load_tokenizer
-
-        return load_tokenizer(self.manifest.data, self.tokenizer_path, self.section.vocabulary)
-
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         loss, balance = self._losses(model, batch)
         return loss if balance is None else loss + self.section.balance_weight * balance
@@ -152,18 +145,19 @@ class CausalLM(Task):
     def written(self, model: nn.Module, prompt: str, tokens: int, temperature: float, seed: int) -> str:
         from p2pdiloco.tasks.transformer import generate
 
-        section = self.section
-        made = generate(model, prompt.encode(), tokens, section.context_tokens, temperature, seed)
-        return made.decode(errors="replace")
+        section, tokenizer = self.section, self.tokenizer()
+        (ids,) = tokenizer.encode([prompt.encode()])
+        start = ids.tolist() or [tokenizer.end]
+        most = min(section.vocabulary, tokenizer.vocabulary)
+        return tokenizer.decode(
+            generate(model, start, tokens, section.context_tokens, most, temperature, seed)
+        )
 
     def hub_files(self) -> dict[str, bytes]:
-        from p2pdiloco.tasks.hub_form import byte_tokenizer, llama_config
+        from p2pdiloco.tasks.hub_form import llama_config, tokenizer_files
 
         config = json.dumps(llama_config(self.section), indent=2).encode()
-        return {"config.json": config} | byte_tokenizer(self.section.context_tokens)
+        return {"config.json": config} | tokenizer_files(self.section.context_tokens, self.tokenizer_file)
 
     def sample(self, model: nn.Module) -> str:
-        from p2pdiloco.tasks.transformer import generate
-
-        written = generate(model, PROMPT, SAMPLE_BYTES, self.section.context_tokens, SAMPLE_TEMPERATURE)
-        return (PROMPT + written).decode(errors="replace")
+        return PROMPT + self.written(model, PROMPT, SAMPLE_TOKENS, SAMPLE_TEMPERATURE, 0)

@@ -114,35 +114,10 @@ def _unlike(config: dict[str, Any]) -> str:
     return next((words for holds, words in rules if not holds), "")
 
 
-def byte_tokenizer(context_tokens: int) -> dict[str, bytes]:
-    """tokenizer.json whose token ids are the bytes of UTF-8 text, and tokenizer_config.json.
-
-    Byte-level BPE without a single merge: its alphabet has a printable character for each byte."""
+def tokenizer_files(context_tokens: int, tokenizer: bytes | None) -> dict[str, bytes]:
+    """tokenizer.json, the run's or that of raw bytes, and tokenizer_config.json."""
     return {
-        "tokenizer.json": json.dumps(
-            {
-                "version": "1.0",
-                "truncation": None,
-                "padding": None,
-                "added_tokens": [],
-                "normalizer": None,
-                "pre_tokenizer": _BYTE_LEVEL,
-                "post_processor": None,
-                "decoder": _BYTE_LEVEL,
-                "model": {
-                    "type": "BPE",
-                    "dropout": None,
-                    "unk_token": None,
-                    "continuing_subword_prefix": None,
-                    "end_of_word_suffix": None,
-                    "fuse_unk": False,
-                    "byte_fallback": False,
-                    "ignore_merges": False,
-                    "vocab": {character: byte for byte, character in enumerate(_alphabet())},
-                    "merges": [],
-                },
-            }
-        ).encode(),
+        "tokenizer.json": tokenizer or _byte_tokenizer(),
         "tokenizer_config.json": json.dumps(
             {
                 "tokenizer_class": "PreTrainedTokenizerFast",
@@ -151,6 +126,35 @@ def byte_tokenizer(context_tokens: int) -> dict[str, bytes]:
             }
         ).encode(),
     }
+
+
+def _byte_tokenizer() -> bytes:
+    """A file whose token ids are the bytes of UTF-8 text: byte-level BPE without a single merge. Its alphabet
+    has a printable character for each byte."""
+    return json.dumps(
+        {
+            "version": "1.0",
+            "truncation": None,
+            "padding": None,
+            "added_tokens": [],
+            "normalizer": None,
+            "pre_tokenizer": _BYTE_LEVEL,
+            "post_processor": None,
+            "decoder": _BYTE_LEVEL,
+            "model": {
+                "type": "BPE",
+                "dropout": None,
+                "unk_token": None,
+                "continuing_subword_prefix": None,
+                "end_of_word_suffix": None,
+                "fuse_unk": False,
+                "byte_fallback": False,
+                "ignore_merges": False,
+                "vocab": {character: byte for byte, character in enumerate(_alphabet())},
+                "merges": [],
+            },
+        }
+    ).encode()
 
 
 _BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor, nn
 
+    from p2pdiloco.tasks.tokens import Tokenizer
+
     Indices = NDArray[np.int64]
     Batch = tuple[Tensor, ...]
     """Tensors whose first dimension is the samples; split and moved to the device by the learner."""
@@ -95,14 +97,29 @@ class Task(ABC):
             msgspec.ValidationError: it does not fit.
         """
         self.manifest = manifest
-        self.tokenizer_path: str | None = None
-        """Where this node keeps the file that `data.tokenizer` names (set by the learner)."""
+        self.tokenizer_file: bytes | None = None
+        """Content of the file that `data.tokenizer` names, if it names one (set by whoever needs text)."""
         self.section: Any = msgspec.convert(manifest.model, self.Section, strict=True)
 
     @property
     def tokens_per_sample(self) -> int:
         """What one sample counts in `inner.tokens_per_step`, in merge weights and in reports."""
         return 1
+
+    @property
+    def vocabulary(self) -> int:
+        """Token ids that the model knows; 0: it reads no text."""
+        return 0
+
+    def tokenizer(self) -> Tokenizer:
+        """The run's.
+
+        Raises:
+            UserError: its file is not here, is another one, or has more tokens than the model's vocabulary.
+        """
+        from p2pdiloco.tasks.tokens import load_tokenizer
+
+        return load_tokenizer(self.manifest.data, self.tokenizer_file, self.vocabulary)
 
     def broken_rule(self) -> str | None:
         """The first rule about `[model]` and other tables that does not hold, as half a sentence."""

@@ -135,43 +135,26 @@ def read_tokenizer(path: Path) -> bytes:
     return content
 
 
-def checked(section: DataSection, content: bytes, name: str) -> bytes:
-    """The content of a file, if it is the one that the manifest names; `name` opens the sentence.
+def load_tokenizer(section: DataSection, content: bytes | None, vocabulary: int) -> Tokenizer:
+    """The run's tokenizer, from the content of its file, if it is one.
 
     Raises:
-        UserError: it is another one.
-    """
-    if digest_of(content) != section.tokenizer_digest:
-        raise UserError(
-            f"{name} is not the tokenizer of this run: its SHA-256 is {digest_of(content)[:16]}..., "
-            f"data.tokenizer_digest is {section.tokenizer_digest[:16]}..."
-        )
-    return content
-
-
-def load_tokenizer(section: DataSection, path: str | Path | None, vocabulary: int) -> Tokenizer:
-    """The run's tokenizer; `path`: where this node keeps its file, if it is one.
-
-    Raises:
-        UserError: there is no such file, it is another one than the manifest's, or has more ids than the
+        UserError: there is no such file here, it is another one than the manifest's, or has more ids than the
             model's `vocabulary`.
     """
     if section.tokenizer == BYTES:
         return ByteTokenizer()
-    if path is None:
+    if content is None:
         raise UserError(
-            f'the tokenizer "{section.tokenizer}" of this run is not here', "give --tokenizer PATH"
+            f'the tokenizer "{section.tokenizer}" of this run is not here', "give its file with --tokenizer"
         )
-    return tokenizer_of(section, read_tokenizer(Path(path)), vocabulary, str(path))
-
-
-def tokenizer_of(section: DataSection, content: bytes, vocabulary: int, name: str) -> FileTokenizer:
-    """The same from the file's content.
-
-    Raises:
-        UserError: as `load_tokenizer`.
-    """
-    found = FileTokenizer(checked(section, content, name), section.end_of_document)
+    digest = digest_of(content)
+    if digest != section.tokenizer_digest:
+        raise UserError(
+            f"this is not the tokenizer of the run: its SHA-256 is {digest[:16]}..., "
+            f"data.tokenizer_digest is {section.tokenizer_digest[:16]}..."
+        )
+    found = FileTokenizer(content, section.end_of_document)
     if found.vocabulary > vocabulary:
         raise UserError(
             f"model.vocabulary is {vocabulary}, but the tokenizer {section.tokenizer} has "

@@ -7,11 +7,13 @@ Parameters have the names and shapes of Hugging Face's `LlamaForCausalLM` and `M
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from p2pdiloco.config.models import BYTE_VALUES, CausalLMSection
+from p2pdiloco.config.models import CausalLMSection
 
 
 class Transformer(nn.Module):
@@ -190,18 +192,25 @@ def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 @torch.no_grad()
 def generate(
-    model: nn.Module, prompt: bytes, tokens: int, context_tokens: int, temperature: float = 0.8, seed: int = 0
-) -> bytes:
-    """`tokens` bytes that the model puts behind the prompt. Temperature 0: always the likeliest byte."""
+    model: nn.Module,
+    prompt: Sequence[int],
+    tokens: int,
+    context_tokens: int,
+    vocabulary: int,
+    temperature: float = 0.8,
+    seed: int = 0,
+) -> list[int]:
+    """`tokens` tokens, of ids below `vocabulary`, that the model puts behind the prompt (one token at least).
+    Temperature 0: always the likeliest one."""
     device = next(model.parameters()).device
     generator = torch.Generator().manual_seed(seed)
-    ids = list(prompt or b"\n")
+    ids = list(prompt)
     for _ in range(tokens):
         window = torch.tensor([ids[-context_tokens:]], device=device)
-        logits = model(window)[0][0, -1, :BYTE_VALUES].float().cpu()
+        logits = model(window)[0][0, -1, :vocabulary].float().cpu()
         if temperature > 0:
             chances = functional.softmax(logits / temperature, dim=-1)
             ids.append(int(torch.multinomial(chances, 1, generator=generator)))
         else:
             ids.append(int(logits.argmax()))
-    return bytes(ids[-tokens:]) if tokens else b""
+    return ids[len(prompt) :]

@@ -53,9 +53,9 @@ def test_loss_falls():
     assert losses[0] == pytest.approx(math.log(256), abs=0.3)
     assert sum(losses[-5:]) / 5 < 3.5
     assert training.tokens_total == 60 * MICRO.inner.tokens_per_step
-    text = generate(training.model, b"def ", 20, 64)
+    text = generate(training.model, b"def ", 20, 64, 256)
     assert len(text) == 20
-    assert text == generate(training.model, b"def ", 20, 64)
+    assert text == generate(training.model, b"def ", 20, 64, 256)
 
 
 def test_micro_batches_add_up_to_the_same_step():

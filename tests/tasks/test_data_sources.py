@@ -17,7 +17,14 @@ from p2pdiloco.tasks import hub
 from p2pdiloco.tasks.corpus import load_corpus
 from p2pdiloco.tasks.split import hash64, is_heldout
 from p2pdiloco.tasks.task import Place, Shards
-from p2pdiloco.tasks.tokens import ByteTokenizer, FileTokenizer, digest_of, end_of_document, load_tokenizer
+from p2pdiloco.tasks.tokens import (
+    ByteTokenizer,
+    FileTokenizer,
+    digest_of,
+    end_of_document,
+    load_tokenizer,
+    read_tokenizer,
+)
 
 CONTEXT = 16
 DOCUMENTS = [f"{hash64(str(index)):x}{hash64(f'-{index}'):x} ümlaut" for index in range(300)]
@@ -59,7 +66,7 @@ def write(folder, source):
 @pytest.mark.parametrize("source", ["jsonl", "parquet"])
 def test_rows_are_documents_joined_by_their_end_and_split_by_their_text(tmp_path, trained, source):
     section = tokenized(trained, source=source, field="body", heldout_percent=20)
-    tokenizer = load_tokenizer(section, trained, 400)
+    tokenizer = load_tokenizer(section, trained.read_bytes(), 400)
     data = load_corpus(section, write(tmp_path / "data", source), CONTEXT, tokenizer)
     held = [text for text in DOCUMENTS if is_heldout(text, 20)]
     assert 30 < len(held) < 90
@@ -94,21 +101,21 @@ def test_rows_that_cannot_be_read_are_one_sentence(tmp_path, source, content, se
 
 def test_a_tokenizer_is_the_manifest_s_or_none(tmp_path, trained):
     section = tokenized(trained)
-    found = load_tokenizer(section, str(trained), 400)
+    found = load_tokenizer(section, trained.read_bytes(), 400)
     (ids,) = found.encode(["Ünder <|endoftext|>".encode()])
     assert ids.dtype == np.uint16 and found.decode(ids) == "Ünder <|endoftext|>"
     assert found.vocabulary == 400 and found.end == 0
     assert end_of_document(trained.read_bytes()) == "<|endoftext|>"
-    other = tmp_path / "other.json"
-    other.write_bytes(trained.read_bytes() + b"\n")
-    for path, vocabulary, sentence in (
+    content = trained.read_bytes()
+    for given, vocabulary, sentence in (
         (None, 400, 'the tokenizer "tokenizer.json" of this run is not here'),
-        (other, 400, "is not the tokenizer of this run: its SHA-256 is"),
-        (tmp_path / "none", 400, "cannot read the tokenizer"),
-        (trained, 399, "model.vocabulary is 399, but the tokenizer tokenizer.json has 400 tokens"),
+        (content + b"\n", 400, "this is not the tokenizer of the run: its SHA-256 is"),
+        (content, 399, "model.vocabulary is 399, but the tokenizer tokenizer.json has 400 tokens"),
     ):
         with pytest.raises(UserError, match=sentence):
-            load_tokenizer(section, path, vocabulary)
+            load_tokenizer(section, given, vocabulary)
+    with pytest.raises(UserError, match="cannot read the tokenizer"):
+        read_tokenizer(tmp_path / "none")
     with pytest.raises(UserError, match="cannot be read"):
         FileTokenizer(b'{"model": 3}', "x")
     with pytest.raises(UserError, match='no token "<eod>"'):

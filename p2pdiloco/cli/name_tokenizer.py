@@ -1,0 +1,83 @@
+"""`run new --tokenizer`: the file's digest, end-of-document token and vocabulary, into the manifest."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import msgspec
+
+from p2pdiloco.config.manifest import Manifest
+from p2pdiloco.config.models import BYTES, TOKENIZER_PATTERN
+from p2pdiloco.daemon.tokenizers import tokenizer_beside
+from p2pdiloco.errors import StorageError, UserError
+from p2pdiloco.tasks.tokens import INSTALL, FileTokenizer, digest_of, end_of_document, read_tokenizer
+
+FILE = "tokenizer.json"
+
+
+def with_tokenizer(manifest: Manifest, wanted: str, end: str, fit: bool) -> tuple[Manifest, bytes]:
+    """The manifest with this tokenizer, and the file's content. `wanted`: a path, or OWNER/NAME[@REVISION] on
+    the hub; `end`: its token that ends documents, empty: the usual one. `fit`: make the model's vocabulary as
+    large as its own.
+
+    Raises:
+        UserError: no such file, none of the kind, none of the usual tokens.
+    """
+    path, (name, _, revision) = Path(wanted), wanted.partition("@")
+    if path.exists():
+        name, revision = re.sub(r"[^A-Za-z0-9._-]", "-", path.name).lstrip("._-")[:96] or FILE, ""
+        content = read_tokenizer(path / FILE if path.is_dir() else path)
+    elif "/" in name and re.match(TOKENIZER_PATTERN, name):
+        content = read_tokenizer(_downloaded(name, revision))
+    else:
+        raise UserError(
+            f"there is no tokenizer file {wanted}", "give a path, or OWNER/NAME of the Hugging Face hub"
+        )
+    end = end or end_of_document(content)
+    data = msgspec.structs.replace(
+        manifest.data,
+        tokenizer=FILE if name == BYTES else name,
+        tokenizer_revision=revision,
+        tokenizer_digest=digest_of(content),
+        end_of_document=end,
+    )
+    manifest = msgspec.structs.replace(manifest, data=data)
+    vocabulary = FileTokenizer(content, end).vocabulary
+    if fit and "vocabulary" in manifest.model:
+        manifest = msgspec.structs.replace(manifest, model=manifest.model | {"vocabulary": vocabulary})
+    return manifest, content
+
+
+def tokenizer_of_model(source: Path, manifest: Manifest) -> str | None:
+    """What `run new --from SOURCE` goes on with unless it is told: the tokenizer in the model's folder.
+    None: there is none, or it is that of raw bytes."""
+    folder = source if source.is_dir() else source.parent
+    file, exported = folder / FILE, (folder / "run.json").exists()
+    if not file.exists() or ((exported or folder is not source) and manifest.data.tokenizer == BYTES):
+        return None
+    return str(file)
+
+
+def save_tokenizer(out: Path, content: bytes) -> Path:
+    """Beside run.toml, where whoever signs the run looks for it. Raises: StorageError."""
+    file = tokenizer_beside(out)
+    try:
+        file.write_bytes(content)
+    except OSError as error:
+        raise StorageError(f"{file}: cannot be written: {error.strerror}") from error
+    return file
+
+
+def _downloaded(name: str, revision: str) -> Path:
+    try:
+        from huggingface_hub import hf_hub_download
+    except ImportError as error:
+        raise UserError("a tokenizer of the hub needs the package huggingface_hub", INSTALL) from error
+    try:
+        return Path(hf_hub_download(name, FILE, revision=revision or None))
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{FILE} of {name} cannot be had from the hub: {str(error).splitlines()[0]}",
+            "download it elsewhere and give its path",
+        ) from error

@@ -1,0 +1,137 @@
+"""The tokenizer file that a run names: where it is, and how other nodes get it.
+
+The manifest has its digest (`data.tokenizer_digest`). Whoever signs the run has the file beside run.toml;
+every node keeps it in the run's folder and gives it to whoever asks. Size and digest are checked before it
+is kept; it is parsed as data.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+from p2pdiloco.adapters.disk import run_folder
+from p2pdiloco.adapters.files import Files
+from p2pdiloco.config.manifest import Manifest
+from p2pdiloco.config.models import BYTES
+from p2pdiloco.daemon import wire
+from p2pdiloco.daemon.fanout import refuse
+from p2pdiloco.errors import ConfigError, RemoteError, TransportError, UserError
+from p2pdiloco.ports import PullSource, Refusal, Transport
+from p2pdiloco.tasks.registry import task_of
+from p2pdiloco.tasks.tokens import MAX_TOKENIZER_BYTES, digest_of, read_tokenizer
+
+logger = logging.getLogger(__name__)
+PAUSE_S = 15.0
+MAX_ASKED = 8
+MAX_GIVEN = 4
+"""Streams of tokenizer files that go out at one time."""
+
+
+def tokenizer_beside(path: Path) -> Path:
+    """Where the tokenizer of a run.toml is: run.tokenizer.json."""
+    return path.with_suffix(".tokenizer.json")
+
+
+def kept_tokenizer(data_dir: Path, run: str) -> Path:
+    """Where a node keeps it."""
+    return run_folder(data_dir, run) / "tokenizer.json"
+
+
+def checked_tokenizer(path: Path, manifest: Manifest) -> bytes | None:
+    """The content of the file beside a run.toml; None: the run has no such file.
+
+    Raises:
+        ConfigError: it is not there, or is another one than the manifest names.
+        UserError: it is no tokenizer, or one whose tokens the model does not have.
+    """
+    if manifest.data.tokenizer == BYTES:
+        return None
+    file = tokenizer_beside(path)
+    if not file.exists():
+        raise ConfigError(
+            f"{path}: data.tokenizer names a file, but there is no {file.name} beside it",
+            "p2pdiloco run new NAME --tokenizer FILE writes both",
+        )
+    task = task_of(manifest)
+    task.tokenizer_file = read_tokenizer(file)
+    if task.vocabulary:
+        task.tokenizer()
+    return task.tokenizer_file
+
+
+def keep_tokenizer(data_dir: Path, run: str, content: bytes) -> None:
+    """Keep the file for the learner, for the next start and for others. Raises: StorageError."""
+    file = kept_tokenizer(data_dir, run)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    Files().save(file, [content], durable=True)
+
+
+def tokenizer_on_disk(file: Path, manifest: Manifest) -> bytes | None:
+    """What was kept in this file; None: nothing that is sound, or the run has no such file."""
+    if manifest.data.tokenizer == BYTES or not file.exists():
+        return None
+    try:
+        content = read_tokenizer(file)
+    except UserError as error:
+        logger.warning("%s", error)
+        return None
+    return content if digest_of(content) == manifest.data.tokenizer_digest else None
+
+
+async def fetched_tokenizer(
+    transport: Transport, data_dir: Path | None, run: str, manifest: Manifest, peers: Sequence[str]
+) -> bytes | None:
+    """The file's content from our folder, else from one of these peers, and then kept there; None: the run
+    has no such file.
+
+    Raises:
+        TransportError: nobody gives it.
+        StorageError: it cannot be kept.
+    """
+    if manifest.data.tokenizer == BYTES:
+        return None
+    here = tokenizer_on_disk(kept_tokenizer(data_dir, run), manifest) if data_dir is not None else None
+    if here is not None:
+        return here
+    why = "nobody lists it"
+    for peer in random.sample(list(peers), min(MAX_ASKED, len(peers))):
+        try:
+            request = wire.encode(wire.PullTokenizer(run))
+            answer = await transport.pull(peer, request, MAX_TOKENIZER_BYTES, PAUSE_S)
+            if isinstance(answer, Refusal):
+                raise RemoteError(wire.decode(answer.answer, wire.Refused).reason)
+            content = bytes(answer[1])
+            if digest_of(content) != manifest.data.tokenizer_digest:
+                raise RemoteError("wrong-digest", "tokenizer")
+        except (TransportError, RemoteError) as error:
+            why = f"…{peer[-6:]}: {error}"
+            continue
+        if data_dir is not None:
+            keep_tokenizer(data_dir, run, content)
+        return content
+    raise TransportError(f"the tokenizer: {why}"[:200])
+
+
+class GivingTokenizers:
+    """Gives kept files out."""
+
+    def __init__(self) -> None:
+        self._streams = 0
+
+    def serve(self, file: Path) -> PullSource | Refusal:
+        """All of it."""
+        if self._streams >= MAX_GIVEN:
+            return refuse("busy")
+        try:
+            content = read_tokenizer(file)
+        except UserError:
+            return refuse("not-here")
+        self._streams += 1
+
+        def release() -> None:
+            self._streams -= 1
+
+        return PullSource(b"", (content,), release)
