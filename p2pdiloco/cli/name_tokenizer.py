@@ -16,14 +16,24 @@ from p2pdiloco.tasks.tokens import INSTALL, FileTokenizer, digest_of, end_of_doc
 FILE = "tokenizer.json"
 
 
-def with_tokenizer(manifest: Manifest, wanted: str, end: str, fit: bool) -> tuple[Manifest, bytes]:
-    """The manifest with this tokenizer, and the file's content. `wanted`: a path, or OWNER/NAME[@REVISION] on
-    the hub; `end`: its token that ends documents, empty: the usual one. `fit`: make the model's vocabulary as
-    large as its own.
+def chosen_tokenizer(
+    manifest: Manifest, wanted: str | None, end: str, source: Path | None
+) -> tuple[Manifest, bytes | None]:
+    """The manifest with its tokenizer, and that file's content; None: the run reads raw bytes.
+
+    `wanted`: a path, or OWNER/NAME[@REVISION] on the hub; None: what lies beside the model `source`. `end`:
+    its token that ends documents, empty: the usual one. The vocabulary of a model that does not exist yet
+    becomes that of the tokenizer.
 
     Raises:
         UserError: no such file, none of the kind, none of the usual tokens.
     """
+    if wanted is None and source is not None:
+        wanted, end = _of_model(source, manifest), end or manifest.data.end_of_document
+    return (manifest, None) if wanted is None else _with_tokenizer(manifest, wanted, end, source is None)
+
+
+def _with_tokenizer(manifest: Manifest, wanted: str, end: str, fit: bool) -> tuple[Manifest, bytes]:
     path, (name, _, revision) = Path(wanted), wanted.partition("@")
     if path.exists():
         name, revision = re.sub(r"[^A-Za-z0-9._-]", "-", path.name).lstrip("._-")[:96] or FILE, ""
@@ -49,9 +59,8 @@ def with_tokenizer(manifest: Manifest, wanted: str, end: str, fit: bool) -> tupl
     return manifest, content
 
 
-def tokenizer_of_model(source: Path, manifest: Manifest) -> str | None:
-    """What `run new --from SOURCE` goes on with unless it is told: the tokenizer in the model's folder.
-    None: there is none, or it is that of raw bytes."""
+def _of_model(source: Path, manifest: Manifest) -> str | None:
+    """The tokenizer in the model's folder, if there is one that is not that of raw bytes."""
     folder = source if source.is_dir() else source.parent
     file, exported = folder / FILE, (folder / "run.json").exists()
     if not file.exists() or ((exported or folder is not source) and manifest.data.tokenizer == BYTES):

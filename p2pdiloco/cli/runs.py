@@ -89,17 +89,12 @@ def new(
         from p2pdiloco.cli.start_from import save_beside, started_from
 
         manifest, parameters = started_from(source, manifest)
-    manifest = with_outer(manifest)
-        if tokenizer is None:
-            from p2pdiloco.cli.name_tokenizer import tokenizer_of_model
-
-            tokenizer = tokenizer_of_model(source, manifest)
-            end_of_document = end_of_document or manifest.data.end_of_document
     content = None
-    if tokenizer is not None:
-        from p2pdiloco.cli.name_tokenizer import save_tokenizer, with_tokenizer
+    if source is not None or tokenizer is not None:
+        from p2pdiloco.cli.name_tokenizer import chosen_tokenizer, save_tokenizer
 
-        manifest, content = with_tokenizer(manifest, tokenizer, end_of_document, fit=source is None)
+        manifest, content = chosen_tokenizer(manifest, tokenizer, end_of_document, source)
+    manifest = with_outer(manifest)
     text = render_toml(manifest)
     # Through the strict reader: what is written is what every node accepts, the name included.
     manifest_from_table(tomllib.loads(text), "the new run")
