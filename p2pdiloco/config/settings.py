@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from p2pdiloco.config.strict import convert, read_toml, suggestion
-from p2pdiloco.config.units import parse_rate, parse_size
+from p2pdiloco.config.units import parse_every, parse_rate, parse_size
 from p2pdiloco.errors import ConfigError
 
 ENVIRONMENT_PREFIX = "P2PDILOCO_"
@@ -76,6 +76,12 @@ class NodeSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """An inner step takes at least so long, on average: for the rest the machine is free, and cool."""
     checkpoint_every_s: Seconds = 120.0
     eval_every_s: Seconds = 60.0
+    result_dir: Path | None = None
+    """Folder for checkpoints of the global parameters, which export, generate and others read."""
+    result_every: str = "1h"
+    """Between two of them: a time ("30min") or a number of merges of all fragments together ("500merges")."""
+    result_keep: Annotated[int, Meta(ge=1, le=10_000)] = 3
+    """So many are kept, the newest."""
 
 
 class BootstrapSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -201,6 +207,7 @@ def check_node(settings: NodeSettings) -> NodeSettings:
     _check_addresses(settings.join, settings.listen, settings.announce)
     rates(settings)
     parse_size(settings.max_memory, "--max-memory")
+    parse_every(settings.result_every, "--result-every")
     if not re.fullmatch(r"auto|cpu|mps|(cuda|rocm|xpu)(:\d{1,3})?", settings.device):
         raise ConfigError(
             f'--device must be auto, cpu, mps, cuda, rocm or xpu, perhaps with :N, it is "{settings.device}"'

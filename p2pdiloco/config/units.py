@@ -40,6 +40,23 @@ def parse_size(text: str, flag: str) -> float:
     return size
 
 
+def parse_every(text: str, flag: str) -> tuple[float, int]:
+    """(seconds, merges) of "30min", "12h", "90s" or "500merges"; one of them is 0.
+
+    Raises:
+        ConfigError: none of these; names the flag.
+    """
+    found = re.fullmatch(r"(\d{1,9})\s*(s|min|h|merges?)", text.strip())
+    if found is None or not int(found[1]):
+        raise ConfigError(
+            f'{flag} must be a time or a number of merges, it is "{text}"', "30min or 500merges"
+        )
+    number, unit = int(found[1]), found[2]
+    if unit.startswith("merge"):
+        return 0.0, number
+    return number * {"s": 1.0, "min": 60.0, "h": 3600.0}[unit], 0
+
+
 def rate_text(bits_per_s: float) -> str:
     """ "19.6 M": what comes before "bit/s"."""
     for factor, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):

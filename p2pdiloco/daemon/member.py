@@ -40,6 +40,7 @@ from p2pdiloco.daemon.presence import Presence
 from p2pdiloco.daemon.reach import Reachability
 from p2pdiloco.daemon.report import Report
 from p2pdiloco.daemon.restore import restore
+from p2pdiloco.daemon.results import Plan, Results
 from p2pdiloco.daemon.resume import restore_modes, write_resume
 from p2pdiloco.daemon.runner import Runner, UpdateLog
 from p2pdiloco.daemon.runs import Run, core_config, genesis_versions, save_run
@@ -251,6 +252,9 @@ class Member:
         spawn(self._evaluate_regularly())
         spawn(self._watch_link())
         spawn(self._save_regularly())
+        plan = Plan.of(self._settings)
+        if plan is not None:
+            spawn(Results(self._run, self.compute, self._io, plan, self._on_result).watch())
         done, _ = await asyncio.wait(
             {self.runner.broken, self.runner.learner.fatal}, return_when=asyncio.FIRST_COMPLETED
         )
@@ -372,6 +376,10 @@ class Member:
             upload_bits_per_s=round(up) if up < math.inf else None,
             download_bits_per_s=round(down) if down < math.inf else None,
         )
+
+    def _on_result(self, words: str, saved: bool) -> None:
+        logger.log(logging.INFO if saved else logging.ERROR, "%s", words)
+        self.report.write("checkpoint", words)
 
     async def _save_regularly(self) -> None:
         while True:

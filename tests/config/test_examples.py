@@ -20,7 +20,7 @@ from p2pdiloco.config.settings import (
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES: list[tuple[str, type[Struct]]] = [("node", NodeSettings), ("bootstrap", BootstrapSettings)]
-ILLUSTRATIVE = {"data", "run_file", "learner_socket"}
+ILLUSTRATIVE = {"data", "run_file", "learner_socket", "result_dir"}
 """Paths that are unset by default: the commented line can only show an example."""
 
 

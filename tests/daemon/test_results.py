@@ -1,0 +1,53 @@
+"""Checkpoints of the result that a node writes by itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from daemon_kit import Neighbourhood, until
+
+from p2pdiloco.config.units import parse_every
+from p2pdiloco.daemon.theta import load_theta
+from p2pdiloco.errors import ConfigError
+
+
+async def test_a_node_writes_the_result_after_so_many_merges_and_keeps_the_newest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("p2pdiloco.daemon.results.LOOK_S", 0.01)
+    folder = tmp_path / "deep" / "results"
+    async with Neighbourhood(tmp_path) as swarm:
+        member = await swarm.member(
+            "a", genesis=True, result_dir=folder, result_every="1merges", result_keep=2
+        )
+        for count in range(1, 5):
+            await swarm.round(member, fragment=count % 2)
+            await until(lambda n=count: (folder / f"test-{n:09d}.safetensors").exists(), f"result {count}")
+        await until(lambda: len(list(folder.iterdir())) == 2, "the older ones go")
+        newest = load_theta(folder / "test-000000004.safetensors")
+        assert [label.number for label in newest.labels] == [2, 2, 0, 0]
+        assert [label.digest for label in newest.labels] == [
+            member.head(fragment).digest.hex() for fragment in range(4)
+        ]
+        vault = member.compute.vault
+        assert sum(v.numel() for v in newest.parameters.values()) == sum(f.numel for f in vault.layouts)
+        # A folder that cannot be written costs the result, not the node.
+        for path in folder.iterdir():
+            path.unlink()
+        folder.rmdir()
+        folder.write_text("a file")
+        await swarm.round(member)
+        await until(
+            lambda: any("result not saved" in x["reason"] for x in member.records("checkpoint")), "it is said"
+        )
+        theirs = torch.cat([vault.theta(f.index) for f in vault.layouts]).sort().values
+        assert torch.isfinite(theirs).all()
+
+
+@pytest.mark.parametrize("text", ["", "0s", "5", "5days", "-1h", "1.5h"])
+def test_what_is_no_interval_is_said(text: str) -> None:
+    with pytest.raises(ConfigError, match="--result-every must be a time or a number of merges"):
+        parse_every(text, "--result-every")
+    assert parse_every("90min", "") == (5400.0, 0) and parse_every("500merges", "") == (0.0, 500)
