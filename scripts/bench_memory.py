@@ -12,7 +12,6 @@ processor time.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import os
 import subprocess
@@ -35,6 +34,7 @@ from p2pdiloco.daemon import arrivals as arrivals_module
 from p2pdiloco.daemon.arrivals import Arrivals
 from p2pdiloco.daemon.compute import Compute
 from p2pdiloco.daemon.tickets import Tickets
+from p2pdiloco.hashing import content_digest
 from p2pdiloco.tensors.codec import CODECS, codec
 from p2pdiloco.tensors.layout import TensorSpec, plan_fragments
 from p2pdiloco.tensors.vault import Vault
@@ -61,7 +61,7 @@ class Syncer:
         self.payload = memoryview(codec(codec_name).encode(0.01 * torch.randn(layouts[0].numel)))
         self._label = SimpleNamespace(
             payload_bytes=len(self.payload),
-            payload_digest=hashlib.sha256(self.payload).digest(),
+            payload_digest=content_digest(self.payload),
             fragment=0,
             codec=codec_name,
         )

@@ -35,12 +35,7 @@ def running_swarm(
     swarm = Swarm(folder, run_file, nodes)
     try:
         if links is not None:
-            swarm.bootstrap.listen = f"/ip4/{links.address}/tcp/0"
-            for node in swarm.nodes:
-                node.wrapper, address = links.add(node.name)
-                node.listen = f"/ip4/{address}/tcp/0"
-            for words in links.clear_words():
-                swarm.guard.on_end(words)
+            swarm.place(links)
         address = swarm.start_bootstrap(time.sleep)
         for node in swarm.nodes:
             node.arguments += flags

@@ -98,14 +98,17 @@ class Chaos:
 
     def _links_work(self) -> bool:
         try:
-            Links().close()
+            links = Links()
+            try:
+                links.add("probe")  # some containers allow a bridge and no namespace
+            finally:
+                links.close()
         except LinksRefused as error:
             self._say(f"links stay as they are: {error}")
             return False
         return True
 
     def _play(self, name: str, faults: tuple[chaos_plan.Fault, ...], links: bool, seconds: float) -> Outcome:
-        made = Links() if links else None
         tape = self._settings.out / ("faults.jsonl" if faults else "faults-none.jsonl")
         lines: list[bytes] = []
 
@@ -115,6 +118,7 @@ class Chaos:
 
         if faults:
             write(tape, b"")
+        made = Links() if links else None
         try:
             return ChaosRun(
                 self._folder / name,

@@ -3,7 +3,7 @@
 bridge (10.213.X.1, the bootstrap is here) ── veth ── namespace of node 1 (10.213.X.11)
                                            ── veth ── namespace of node 2 (10.213.X.12) …
 
-X follows from our process id, so that two runs on one machine do not meet.
+X is one that nobody uses here, so that two runs on one machine do not meet.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 
+from p2pdiloco.cli.guard import carry_out
 from p2pdiloco.errors import UserError
 
 NETWORK = "10.213"
 BRIDGE_MAC = "02:d1:10:c0:00:01"
 TIMEOUT_S = 10.0
+NUMBERS = 250
 SLOW = ("rate", "1mbit", "burst", "16kbit", "latency", "400ms")
 
 
@@ -35,6 +37,20 @@ def run_words(*words: str) -> None:
         raise LinksRefused(f"{' '.join(words)}: {done.stderr.strip() or done.returncode}")
 
 
+def free_number(*prefixes: str) -> int:
+    """X such that no route of this machine leads to PREFIX.X.0/24, for any of these.
+
+    Raises:
+        LinksRefused: there is none left.
+    """
+    for step in range(NUMBERS):
+        number = (os.getpid() + step) % NUMBERS
+        routes = [["ip", "route", "show", f"{prefix}.{number}.0/24"] for prefix in prefixes]
+        if not any(subprocess.run(w, capture_output=True, timeout=TIMEOUT_S).stdout for w in routes):
+            return number
+    raise LinksRefused("every network that links may have is in use")
+
+
 class Links:
     """The bridge and its namespaces. `close` must be called; `clear_words` does the same from outside."""
 
@@ -45,7 +61,7 @@ class Links:
         if shutil.which("ip") is None or shutil.which("tc") is None:
             raise LinksRefused("network namespaces need the programs ip and tc")
         self._tag = f"c{os.getpid() % 100_000}"
-        self._network = f"{NETWORK}.{os.getpid() % 250}"
+        self._network = f"{NETWORK}.{free_number(NETWORK)}"
         self.address = f"{self._network}.1"
         """Of this machine, on the bridge."""
         self._bridge = f"{self._tag}br"
@@ -59,7 +75,7 @@ class Links:
             run_words("ip", "link", "add", self._bridge, "address", BRIDGE_MAC, "type", "bridge")
             run_words("ip", "address", "add", f"{self.address}/24", "dev", self._bridge)
             run_words("ip", "link", "set", self._bridge, "up")
-        except LinksRefused:
+        except BaseException:
             self.close()
             raise
 
@@ -128,8 +144,7 @@ class Links:
 
     def close(self) -> None:
         """Remove everything, as far as it was made."""
-        for words in self.clear_words():
-            subprocess.run(words, capture_output=True, timeout=TIMEOUT_S)
+        carry_out(self.clear_words())
 
     def _space(self, number: int) -> str:
         return f"{self._tag}n{number}"

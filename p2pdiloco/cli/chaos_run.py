@@ -138,12 +138,7 @@ class ChaosRun:
     def _start(self) -> None:
         swarm = self._swarm
         if self._links is not None:
-            swarm.bootstrap.listen = f"/ip4/{self._links.address}/tcp/0"
-            for node in swarm.nodes:
-                node.wrapper, address = self._links.add(node.name)
-                node.listen = f"/ip4/{address}/tcp/0"
-            for words in self._links.clear_words():
-                swarm.guard.on_end(words)
+            swarm.place(self._links)
         self._address = swarm.start_bootstrap(self._pause)
         # A bootstrap that is started again must be found where people have noted it.
         swarm.bootstrap.listen = self._address.partition("/p2p/")[0]

@@ -20,7 +20,9 @@ from pathlib import Path
 import psutil
 
 from p2pdiloco.adapters.p2pd import socket_folder
+from p2pdiloco.cli.chaos_links import Links
 from p2pdiloco.cli.guard import Guard
+from p2pdiloco.cli.shaped_links import ShapedLinks
 from p2pdiloco.config.settings import ENVIRONMENT_PREFIX
 from p2pdiloco.errors import P2PDilocoError, StorageError
 from p2pdiloco.identity import Identity
@@ -197,6 +199,18 @@ class Swarm:
         node = Member(name, data_dir, ["node", "--data-dir", str(data_dir), *BASE, *flags], self.guard)
         self.nodes.append(node)
         return node
+
+    def place(self, links: Links | ShapedLinks) -> None:
+        """Every node into a network namespace of its own; the bootstrap stays here. `links` are the caller's
+        to close, and the guard's if we are killed. Raises: LinksRefused."""
+        self.bootstrap.listen = f"/ip4/{links.address}/tcp/0"
+        for node in self.nodes:
+            for words in links.clear_words():  # of all that is there by now
+                self.guard.on_end(words)
+            node.wrapper, address = links.add(node.name)
+            node.listen = f"/ip4/{address}/tcp/0"
+        for words in links.clear_words():
+            self.guard.on_end(words)
 
     def node(self, name: str) -> Member:
         """The node of this name."""

@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import psutil
@@ -52,6 +52,13 @@ def clear(tag: str, folders: Sequence[Path]) -> None:
         psutil.wait_procs(left, timeout=ROUND_S)
     for folder in folders:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def carry_out(commands: Iterable[Sequence[str]]) -> None:
+    """Commands that clear up: each may fail or hang, and none keeps the others from being tried."""
+    for words in commands:
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            subprocess.run(words, capture_output=True, timeout=END_TIMEOUT_S)
 
 
 class Guard:
@@ -108,9 +115,7 @@ def main(tag: str) -> int:
     whole = [line for line in lines if line.endswith("\n")]
     lost = [] if DONE in whole else [line.rstrip("\n") for line in whole]
     clear(tag, [Path(line) for line in lost if not line.startswith(COMMAND)])
-    for line in lost:
-        if line.startswith(COMMAND):
-            subprocess.run(shlex.split(line[len(COMMAND) :]), capture_output=True, timeout=END_TIMEOUT_S)
+    carry_out(shlex.split(line[len(COMMAND) :]) for line in lost if line.startswith(COMMAND))
     return 0
 
 

@@ -14,6 +14,7 @@ The same interface as `chaos_links.Links`.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -23,7 +24,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from p2pdiloco.cli.chaos_links import TIMEOUT_S, LinksRefused, run_words
+from p2pdiloco.cli.chaos_links import TIMEOUT_S, LinksRefused, free_number, run_words
+from p2pdiloco.cli.guard import carry_out
 
 NODES, WORLD = "10.214", "10.215"
 HOST = "host"
@@ -74,7 +76,7 @@ class ShapedLinks:
         """`shape`: of every home that is added. `seed`: of losses and jitter. Raises: LinksRefused."""
         if shutil.which("ip") is None or shutil.which("tc") is None:
             raise LinksRefused("network namespaces need the programs ip and tc")
-        number = os.getpid() % 250
+        number = free_number(NODES, WORLD)
         self._tag = f"s{os.getpid() % 100_000}"
         self._nodes, self._world = f"{NODES}.{number}", f"{WORLD}.{number}"
         self.address = f"{self._world}.254"
@@ -197,14 +199,14 @@ class ShapedLinks:
         """Remove everything, as far as it was made."""
         for pipe in (self._switch.stdin, self._switch.stdout):
             if pipe is not None:
-                pipe.close()
+                with contextlib.suppress(OSError):  # it died with something unread
+                    pipe.close()
         try:
             self._switch.wait(TIMEOUT_S)
         except subprocess.TimeoutExpired:
             self._switch.kill()
             self._switch.wait()
-        for words in self.clear_words():
-            subprocess.run(words, capture_output=True, timeout=TIMEOUT_S)
+        carry_out(self.clear_words())
 
     def _island(self, node: str, island: int) -> None:
         self._homes[node].island = island

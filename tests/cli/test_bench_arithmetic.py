@@ -11,6 +11,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent.parent.parent / "scripts"))
 
 import bench_averaging
+import bench_memory
 import bench_merge
 import bench_wire
 from bench_wire import Count, Made
@@ -88,3 +89,9 @@ def test_shares_of_the_copy_bandwidth_count_what_each_part_touches() -> None:
 )
 def test_an_averaging_that_did_not_average_does_not_count(said: list[str], right: bool) -> None:
     assert bench_averaging.averaged([["done", "4", "1.5", "1.5", "8.0"], said], 4) is right
+
+
+async def test_the_memory_benchmark_merges_what_it_sends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_memory.arrivals_module, "SHARE_BYTES", 0)  # put back afterwards
+    found = await bench_memory.one(20_000, "int8", 3, bounded=True)
+    assert found["payloads_mib"] > 3 * 20_000 / bench_memory.MIB

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from p2pdiloco.cli.chaos_links import Links, LinksRefused
+from p2pdiloco.cli.chaos_links import NETWORK, Links, LinksRefused, free_number
 
 CONNECT = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), float(sys.argv[3]))"
 
@@ -60,3 +60,7 @@ def test_no_link_is_left_of_a_namespace_that_is_still_in_use(links: Links) -> No
     finally:
         user.kill()
         user.communicate()
+
+
+def test_a_network_that_is_in_use_is_left_to_its_user(links: Links) -> None:
+    assert f"{NETWORK}.{free_number(NETWORK)}.1" != links.address

@@ -141,3 +141,11 @@ def test_homes_reach_each_other_and_hand_on_their_name(links: ShapedLinks) -> No
     finally:
         listening.kill()
         listening.communicate()
+
+
+def test_all_is_removed_also_when_the_switch_has_died(links: ShapedLinks) -> None:
+    links.add("a")
+    links._switch.kill()
+    links._switch.wait()
+    with pytest.raises(LinksRefused):
+        links.slow("a")  # and the fixture looks for what is left
