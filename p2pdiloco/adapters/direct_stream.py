@@ -99,13 +99,16 @@ class DirectStream(asyncio.BufferedProtocol):
         """Move what lies in the spare buffer."""
         size = min(len(space), self._end - self._start)
         space[:size] = self._spare[self._start : self._start + size]
+        self._passed(size)
+        return size
+
+    def _passed(self, size: int) -> None:
         self._start += size
         if self._start == self._end:
             self._start = self._end = 0
             if self._paused:
                 self._paused = False
                 self.transport.resume_reading()
-        return size
 
     async def _wait(self) -> None:
         invariant(self._waiter is None, "two tasks read one stream")
@@ -115,13 +118,18 @@ class DirectStream(asyncio.BufferedProtocol):
         finally:
             self._waiter = None
 
+    def here(self, n: int) -> bytes:
+        """At most n bytes of what has arrived already."""
+        end = min(self._start + n, self._end)
+        out = bytes(self._spare[self._start : end])
+        self._passed(end - self._start)
+        return out
+
     async def read(self, n: int) -> bytes:
         """Between 1 and n bytes; empty at the end of the stream. At most `SPARE_BYTES` at a time."""
         while self._start == self._end and self._ended is None:
             await self._wait()
-        out = bytearray(min(n, self._end - self._start))
-        self._taken(memoryview(out))
-        return bytes(out)
+        return self.here(n)
 
     async def readexactly(self, n: int) -> bytes:
         """Exactly n bytes. Raises: asyncio.IncompleteReadError."""
@@ -174,6 +182,11 @@ class DirectStream(asyncio.BufferedProtocol):
     def write(self, data: Any) -> None:
         """Queue bytes; they must not change until they are sent."""
         self.transport.write(data)
+
+    @property
+    def drained(self) -> bool:
+        """Whether the queue is short, so that there is nothing to wait for."""
+        return self._held_up is None and not self.transport.is_closing()
 
     async def drain(self) -> None:
         """Wait until the queue is short again. Raises: ConnectionResetError."""

@@ -93,6 +93,8 @@ class Channel:
 
         Raises: TransportError (cut, idle for too long).
         """
+        if isinstance(self._reader, DirectStream) and (data := self._reader.here(at_most)):
+            return data
         if idle_s is not None and idle_s < 0:
             idle_s = self.idle_s
         try:
@@ -151,6 +153,8 @@ class Channel:
         try:
             for part in parts:
                 self._writer.write(part)
+            if isinstance(self._writer, DirectStream) and self._writer.drained:
+                return
             async with asyncio.timeout(self.idle_s):
                 await self._writer.drain()
         except TimeoutError:

@@ -24,7 +24,10 @@ DEGREE = 2
 LEAST_BYTES = 256 * 1024
 """Smaller updates are given to everybody: another way round costs more than it saves."""
 PIECES = 8
-"""What is still arriving goes on in pieces of about this part of it, and of at least `LEAST_BYTES`."""
+"""What is still arriving goes on in pieces of about this part of it, and of at least `LEAST_BYTES`,"""
+PIECE_S = 0.1
+"""and of what comes in this time: a piece is a stream of its own, which costs more than it saves where the
+rest is here at once."""
 WAIT_S = 4.0
 """So long we let a peer wait for the next piece before it hears "later"."""
 IDLE_S = 5.0
@@ -46,8 +49,11 @@ MAX_RATES = 256
 class Arriving:
     """An update that is being fetched, or was: others get what is here of it."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, now: Callable[[], float]) -> None:
         self.number = number
+        self._now = now
+        self._began_s = 0.0
+        self._began_bytes = 0
         self.version: SignedVersion | None = None
         self.unfinished: Unfinished | None = None
         self.ended = False
@@ -57,6 +63,7 @@ class Arriving:
     def begun(self, version: SignedVersion, unfinished: Unfinished) -> None:
         """It is coming."""
         self.version, self.unfinished = version, unfinished
+        self._began_s, self._began_bytes = self._now(), unfinished.have_bytes
         self._changed.set()
 
     def grew(self) -> None:
@@ -100,7 +107,8 @@ class Arriving:
             return False
         size, here = len(unfinished.payload), unfinished.have_bytes
         news = here - known_bytes(pull, version.header.update_digest, size)
-        return here == size or news >= max(LEAST_BYTES, size // PIECES)
+        came, took_s = here - self._began_bytes, max(self._now() - self._began_s, 1e-6)
+        return here == size or news >= max(LEAST_BYTES, size // PIECES, came / took_s * PIECE_S)
 
 
 class _Taker:
@@ -145,7 +153,7 @@ class Fanout:
         before = self._arriving.get(fragment)
         if before is not None:
             before.fail()
-        found = self._arriving[fragment] = Arriving(number)
+        found = self._arriving[fragment] = Arriving(number, self._now)
         return found
 
     def failed(self, fragment: int, arriving: Arriving) -> None:
