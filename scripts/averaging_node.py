@@ -1,8 +1,9 @@
 """A process of bench_averaging.py: a node of ours, told by stdin what to do.
 
-It is `p2pdiloco node` without the learner process, in whose place stands a puppet. For every `go` the puppet
-copies all fragments out; when all of them were merged, and the new versions handed to it, it prints `done`
-and the monotonic time. Ends with its input.
+It is `p2pdiloco node` without the learner process, in whose place stands a puppet. For every `match`
+it fills the shared memory with parameters that it could have come to, and prints `matched`; for every `go` it
+says that all fragments are copied out. When all of them were merged, and the new versions handed to it, it
+prints `done` and the monotonic time. Ends with its input.
 """
 
 from __future__ import annotations
@@ -57,14 +58,22 @@ class Puppet:
         if not words:
             asyncio.get_running_loop().remove_reader(0)
             os.kill(os.getpid(), signal.SIGTERM)
-        for _ in words.split():
+        for word in words.split():
+            if word == b"match":
+                for fragment in range(self._exchange.fragments):
+                    self._move_on(fragment)
+                print("matched", flush=True)
+                continue
             self._missing = set(range(self._exchange.fragments))
             for fragment in range(self._exchange.fragments):
                 self._contribute(fragment)
 
-    def _contribute(self, fragment: int) -> None:
+    def _move_on(self, fragment: int) -> None:
         base, sent = self._bases[fragment], self._exchange.sent(fragment)
         torch.add(self._exchange.base(fragment, base.buffer), self._move[: sent.numel()], out=sent)
+
+    def _contribute(self, fragment: int) -> None:
+        base = self._bases[fragment]
         self._slots.add(fragment)
         self._tell(ch.CopiedOut(fragment, self._tokens, self._steps, base.number, base.buffer, 1, True))
 

@@ -3,24 +3,26 @@
     .venv/bin/python scripts/bench_averaging.py [--repeats 5] [--width 512] [--codecs int8 bf16] [--json FILE]
 
 Once for each codec, used both ways: int8 is what a manifest has unless it says otherwise, bf16 moves as many
-bytes as hivemind's fp16. In one run, alternating, after one round of each that is not counted. Ours: whole
-nodes over real p2pd processes, with elections, signatures, digests and durable updates; the learner alone is
-a puppet that hands over all fragments at once. The clock runs from then until the last node has handed the
-last fragment's new version to its learner. hivemind: `DecentralizedAverager` over as many parameters in fp16
-(its 8-bit codecs do not average with current numpy); its matchmaking is over before the clock starts, only
-the all-reduce is counted. Processor time is of all processes of all nodes, half a second after the end
-included.
+bytes as hivemind's fp16. In one run, alternating. Ours: whole nodes over real p2pd processes, with elections,
+signatures, digests and durable updates; the learner alone is a puppet that hands over all fragments at once.
+The clock runs from then until the last node has handed the last fragment's new version to its learner.
+hivemind: `DecentralizedAverager` over as many parameters in fp16 (its 8-bit codecs do not average with
+current numpy). Parameters are where they are averaged from, and its matchmaking is over, before the clock
+starts: only the all-reduce is counted. Processor time is of all processes of all nodes, half a second after
+the end included. Not counted are one averaging of hivemind's, and one term of ours and a round: until then
+the node that started the run has all offices, afterwards they are spread.
+
+Then, with the first codec, what rounds cost learners beside the nodes (`averaging_learner.py`): inner steps
+per second while a round is under way, against the seconds before. Once with steps of a least time, as on an
+accelerator, and once with learners that take all the processor time that is left (all nodes share this
+machine, so that is also compared by the learners' own processor time). hivemind's peers stop meanwhile.
 """
 
 from __future__ import annotations
 
-import os
-import queue
 import shutil
-import subprocess
-import sys
+import statistics
 import tempfile
-import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -28,25 +30,27 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import psutil
+from averaging_peers import Peer, start_hivemind, start_learners, start_ours
 from benchkit import arguments, diary, finish, of_kind, spread, table
 
 from p2pdiloco.adapters.p2pd import socket_folder
 from p2pdiloco.cli.guard import Guard
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.presets import for_run
-from p2pdiloco.tasks.manifests import render_toml
 from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tensors.codec import CODECS
 from p2pdiloco.tensors.codec import codec as chosen_codec
+from p2pdiloco.tensors.layout import plan_fragments
 
-HERE = Path(__file__).parent
-PATIENCE_S = 90.0
 SETTLE_S = 0.5
 JOINED_S = 3.0
 """For heartbeats to name everybody, and for offices to be filled, before the first round."""
-FASTER, CHEAPER = 2.0, 0.5
-"""The goals: times as fast, and share of the processor time."""
+FASTER, CHEAPER, UNDISTURBED = 2.0, 0.5, 0.97
+"""The goals: times as fast, share of the processor time, share of the inner steps."""
+LEAST_STEP_S = {"paced": 0.05, "busy": 0.0}
+"""Of the learners beside the nodes."""
+QUIET_S = 4.0
+"""How long their undisturbed pace is measured, before every round."""
 
 
 @dataclass
@@ -61,79 +65,8 @@ class Figures:
     cpu_s: dict[str, list[float]] = field(default_factory=lambda: {"ours": [], "hivemind": []})
     contributors: list[int] = field(default_factory=list)
     failed: int = 0
-
-
-class Peer:
-    """One of the processes, and what it says."""
-
-    def __init__(self, script: str, words: Sequence[str], log: Path, guard: Guard) -> None:
-        with log.open("ab") as errors:
-            self._process = subprocess.Popen(
-                [sys.executable, str(HERE / script), *words],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-                env=os.environ | guard.environment(),
-                start_new_session=True,
-            )
-        self._log = log
-        self._said: queue.Queue[str] = queue.Queue()
-        self._family: set[psutil.Process] = set()
-        threading.Thread(target=self._listen, daemon=True).start()
-
-    def _listen(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self._said.put(line.strip())
-        self._said.put("")
-
-    def wait_for(self, beginning: str) -> list[str]:
-        """The next line that begins so, in words.
-
-        Raises:
-            RuntimeError: the process ended, or said no such thing in time.
-        """
-        until = time.monotonic() + PATIENCE_S
-        while True:
-            try:
-                line = self._said.get(timeout=max(0.01, until - time.monotonic()))
-            except queue.Empty:
-                raise RuntimeError(f"{self._log.name}: no {beginning!r} in {PATIENCE_S:.0f} s") from None
-            if not line:
-                end = self._log.read_text(errors="replace")[-1500:]
-                raise RuntimeError(f"{self._log.name} ended before {beginning!r}: {end}")
-            if line.startswith(beginning):
-                return line.split()
-
-    def tell(self, word: str) -> None:
-        """One line."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(word + "\n")
-        self._process.stdin.flush()
-
-    def cpu_s(self) -> float:
-        """Processor time of it and of everything that it has started and that runs."""
-        own = psutil.Process(self._process.pid)
-        self._family |= {own, *own.children(recursive=True)}
-        times = [process.cpu_times() for process in self._family if process.is_running()]
-        return float(sum(t.user + t.system for t in times))
-
-    def end(self) -> None:
-        """Gone, with all that it has started."""
-        if self._process.poll() is None:
-            self._family |= set(psutil.Process(self._process.pid).children(recursive=True))
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        try:
-            self._process.wait(10)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        left = [process for process in self._family if process.is_running()]
-        for process in left:
-            process.kill()
-        psutil.wait_procs(left, timeout=5)
+    learners: dict[str, list[float]] = field(default_factory=dict)
+    """Shares of the undisturbed pace."""
 
 
 def model_of(width: int, layers: int, fragments: int, name: str) -> Manifest:
@@ -147,41 +80,17 @@ def model_of(width: int, layers: int, fragments: int, name: str) -> Manifest:
     )
 
 
-def start_ours(folder: Path, manifest: Manifest, nodes: int, guard: Guard) -> list[Peer]:
-    """Nodes that train; the first one owns the run."""
-    run_file = folder / "run.toml"
-    run_file.write_text(render_toml(manifest))
-    peers: list[Peer] = []
-    address = ""
-    for index in range(nodes):
-        data_dir = folder / f"node-{index}"
-        guard.adopt(socket_folder(data_dir))
-        words = [str(data_dir), address, "" if index else str(run_file), data_dir.name]
-        peers.append(Peer("averaging_node.py", words, folder / f"node-{index}.log", guard))
-        if not index:
-            address = peers[0].wait_for("p2pdiloco node --join ")[3]
-    return peers
+def prepare(peers: Sequence[Peer]) -> None:
+    """Everything that is done before the clock starts."""
+    for peer in peers:
+        peer.tell("match")
+    for peer in peers:
+        peer.wait_for("matched")
 
 
-def start_hivemind(folder: Path, numels: Sequence[int], nodes: int, guard: Guard) -> list[Peer]:
-    """Averagers; peer i holds the value i."""
-    peers: list[Peer] = []
-    address, sizes = "", ",".join(map(str, numels))
-    for index in range(nodes):
-        words = [sizes, address, str(nodes), str(index)]
-        peers.append(Peer("averaging_hivemind.py", words, folder / f"hivemind-{index}.log", guard))
-        if not index:
-            address = peers[0].wait_for("address ")[1]
-    return peers
-
-
-def one_round(peers: Sequence[Peer], match: bool) -> tuple[float, float, list[list[str]]]:
+def one_round(peers: Sequence[Peer]) -> tuple[float, float, list[list[str]]]:
     """(seconds until the last is done, processor seconds of all, what they said)."""
-    if match:
-        for peer in peers:
-            peer.tell("match")
-        for peer in peers:
-            peer.wait_for("matched")
+    prepare(peers)
     before = sum(peer.cpu_s() for peer in peers)
     began_s = time.monotonic()
     for peer in peers:
@@ -216,14 +125,21 @@ def measure(codec: str, args: Any) -> Figures:
         for peer in theirs:
             peer.wait_for("ready")
         time.sleep(JOINED_S)
+        for _ in range(manifest.group.term_versions):
+            one_round(ours)
         for counted in [False, *[True] * args.repeats]:
             for name, peers in (("ours", ours), ("hivemind", theirs)):
-                seconds, cpu_s, said = one_round(peers, match=name == "hivemind")
+                seconds, cpu_s, said = one_round(peers)
                 if name == "hivemind" and not averaged(said, args.nodes):
                     figures.failed += 1
                 elif counted:
                     figures.wall_s[name].append(seconds)
                     figures.cpu_s[name].append(cpu_s)
+        for peer in theirs:
+            peer.end()
+        if codec == args.codecs[0]:
+            sizes = [layout.numel for layout in plan_fragments(task_of(manifest).specs(), args.fragments)]
+            figures.learners = meanwhile(ours, folder, sizes, args.repeats, guard)
         for index in range(args.nodes):
             merges = of_kind(diary(folder / f"node-{index}" / "events.jsonl"), "merge")
             figures.contributors += [line["contributors"] for line in merges if "contributors" in line]
@@ -235,6 +151,52 @@ def measure(codec: str, args: Any) -> Figures:
         shutil.rmtree(folder, ignore_errors=True)
         guard.release()
     return figures
+
+
+def meanwhile(
+    ours: Sequence[Peer], folder: Path, numels: Sequence[int], repeats: int, guard: Guard
+) -> dict[str, list[float]]:
+    """Of each kind of learner: inner steps per second during rounds, over those before; a value per round."""
+    found: dict[str, list[float]] = {}
+    for kind, least_step_s in LEAST_STEP_S.items():
+        learners = start_learners(folder, len(ours), numels, least_step_s, guard)
+        try:
+            for _ in range(repeats):
+                first = count(learners)
+                time.sleep(QUIET_S)
+                before = count(learners)
+                prepare(ours)
+                start = count(learners)
+                for peer in (*learners, *ours):
+                    peer.tell("round" if peer in learners else "go")
+                for peer in ours:
+                    peer.wait_for("done")
+                end = count(learners)
+                for what, unit in (("", 1), (" per CPU-s", 2)):
+                    quiet, loud = pace(first, before, unit), pace(start, end, unit)
+                    found.setdefault(kind + what, []).append(loud / quiet)
+        finally:
+            for learner in learners:
+                learner.end()
+    return found
+
+
+Counts = list[tuple[int, float, float]]
+
+
+def count(learners: Sequence[Peer]) -> Counts:
+    """Of every learner: inner steps, when the last ended, processor time."""
+    for learner in learners:
+        learner.tell("count")
+    said = [learner.wait_for("count") for learner in learners]
+    return [(int(words[1]), float(words[2]), float(words[3])) for words in said]
+
+
+def pace(first: Counts, last: Counts, unit: int) -> float:
+    """Mean of the learners: inner steps per second (unit 1), or per second of their processor time (2)."""
+    return statistics.mean(
+        (b[0] - a[0]) / max(b[unit] - a[unit], 1e-9) for a, b in zip(first, last, strict=True)
+    )
 
 
 def report(figures: Figures, args: Any) -> dict[str, Any]:
@@ -259,6 +221,11 @@ def report(figures: Figures, args: Any) -> dict[str, Any]:
         print(
             f"{faster:.2f} times as fast (goal {FASTER}), {share:.2f} of the processor time (goal {CHEAPER})"
         )
+    if figures.learners:
+        shares = {kind: spread(values) for kind, values in figures.learners.items()}
+        print(table([(f"inner steps during rounds: {kind}", share) for kind, share in shares.items()], ""))
+        print(f"(goal {UNDISTURBED} of the undisturbed pace; hivemind's peers stop: 0)")
+        found["learners"] = shares
     return found
 
 
