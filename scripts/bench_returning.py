@@ -28,7 +28,6 @@ KINDS: dict[str, tuple[Moments | None, int]] = {
     "own, from the disk": ("disk", 0),
     "a peer's": ("peer", 0),
     "none, no warm-up": ("none", 0),
-    "none, warm-up of 5": ("none", 5),
     "none, warm-up of 10": ("none", 10),
     "none, warm-up of 20": ("none", 20),
     "none, warm-up of 40": ("none", 40),
@@ -64,12 +63,14 @@ def main() -> int:
     options = parser.parse_args()
     torch.set_num_threads(1)
     shape = (options.preset, options.learners, options.steps, options.every, options.saved_steps)
-    found = {kind: [loss(*shape, seed, kind) for seed in range(options.seeds)] for kind in KINDS}
     print(f"{'moments':24}{'against no restarts':>22}   held-out loss, last quarter")
-    for kind, values in found.items():
-        against = [value / calm - 1 for value, calm in zip(values, found["no restarts"], strict=True)]
+    found: dict[str, list[float]] = {}
+    for kind in KINDS:
+        found[kind] = [loss(*shape, seed, kind) for seed in range(options.seeds)]
+        against = [value / calm - 1 for value, calm in zip(found[kind], found["no restarts"], strict=True)]
         mean = f"{100 * statistics.mean(against):+.2f} %"
-        print(f"{kind:24}{mean:>22}   {', '.join(f'{value:.4f}' for value in values)}")
+        values = ", ".join(f"{value:.4f}" for value in found[kind])
+        print(f"{kind:24}{mean:>22}   {values}", flush=True)
     finish("returning", {"shape": shape, "losses": found}, options.json)
     return 0
 

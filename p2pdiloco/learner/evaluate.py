@@ -9,7 +9,7 @@ import torch
 from msgspec import Struct
 from torch import nn
 
-from p2pdiloco.learner.device import autocast
+from p2pdiloco.learner.device import autocast, give_memory_back, out_of_memory
 from p2pdiloco.tasks.task import Samples, Task
 
 if TYPE_CHECKING:
@@ -35,14 +35,31 @@ def evaluate(task: Task, model: nn.Module, batch: Batch) -> Evaluation:
     count = len(batch[0])
     size = max(1, BATCH_TOKENS // task.tokens_per_sample)
     sums: dict[str, float] = {}
-    for start in range(0, count, size):
-        part = tuple(tensor[start : start + size].to(device) for tensor in batch)
-        with autocast(device):
-            found = task.metrics(model, part)
+    done = 0
+    while done < count:
+        part = tuple(tensor[done : done + size] for tensor in batch)
+        found = _metrics(task, model, part, device)
+        if found is None:  # training left less memory than that
+            size = (size + 1) // 2
+            give_memory_back(device)
+            continue
         for name, value in found.items():
-            sums[name] = sums.get(name, 0.0) + float(value.double()) * len(part[0])
+            sums[name] = sums.get(name, 0.0) + value * len(part[0])
+        done += len(part[0])
     means = {name: total / count for name, total in sums.items()}
     return Evaluation(means.pop("loss"), count * task.tokens_per_sample, means)
+
+
+def _metrics(task: Task, model: nn.Module, part: Batch, device: torch.device) -> dict[str, float] | None:
+    """Figures of a part; None if it does not fit into memory, and a smaller one might."""
+    try:
+        with autocast(device):
+            found = task.metrics(model, tuple(tensor.to(device) for tensor in part))
+        return {name: float(value.double()) for name, value in found.items()}
+    except (RuntimeError, MemoryError) as error:
+        if len(part[0]) == 1 or not out_of_memory(error):
+            raise
+        return None
 
 
 def heldout_batch(task: Task, samples: Samples, tokens: int) -> Batch:

@@ -29,12 +29,14 @@ from p2pdiloco.learner.channel import (
     Stop,
 )
 from p2pdiloco.learner.device import choose_device
+from p2pdiloco.learner.evaluate import evaluate, heldout_batch
 from p2pdiloco.learner.loop import MAX_SKIPPED_IN_A_ROW, Training, TrainingDiverged, train
 from p2pdiloco.learner.mailbox import Mailbox
 from p2pdiloco.learner.muon import Muon, hidden_matrices
 from p2pdiloco.learner.optim import make_optimizer, set_learning_rate
 from p2pdiloco.learner.ranks import count_ranks
 from p2pdiloco.learner.schedule import learning_rate
+from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tasks.transformer import generate
 
 
@@ -88,6 +90,24 @@ def test_a_pass_that_does_not_fit_is_halved_and_the_step_is_the_same(bench, monk
     monkeypatch.setattr(task, "loss", loss_that_never_fits)
     with pytest.raises(UserError, match="a single sample of 64 tokens does not fit"):
         bench.training.step()
+
+
+def test_an_evaluation_that_does_not_fit_goes_on_in_smaller_parts(monkeypatch):
+    task = task_of(MICRO)
+    heldout = heldout_batch(task, data().heldout, 4096)
+    model, parts, metrics = task.model(), [], task.metrics
+    whole = evaluate(task, model, heldout)
+
+    def metrics_in_small_memory(model, batch):
+        parts.append(len(batch[0]))
+        if len(batch[0]) > 16:
+            raise torch.OutOfMemoryError("out of memory")
+        return metrics(model, batch)
+
+    monkeypatch.setattr(task, "metrics", metrics_in_small_memory)
+    found = evaluate(task, model, heldout)
+    assert parts == [64, 64, 32, 16, 16, 16, 16]
+    assert (found.tokens, found.loss) == (whole.tokens, pytest.approx(whole.loss))
 
 
 def loss_that_never_fits(model, batch):
