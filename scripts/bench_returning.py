@@ -60,13 +60,15 @@ def main() -> int:
     parser.add_argument("--every", type=int, default=12, help="inner steps between two restarts of the swarm")
     parser.add_argument("--saved-steps", type=int, default=40, help="age of moments on the disk, inner steps")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--first-seed", type=int, default=0)
     options = parser.parse_args()
     torch.set_num_threads(1)
     shape = (options.preset, options.learners, options.steps, options.every, options.saved_steps)
+    seeds = range(options.first_seed, options.first_seed + options.seeds)
     print(f"{'moments':24}{'against no restarts':>22}   held-out loss, last quarter")
     found: dict[str, list[float]] = {}
     for kind in KINDS:
-        found[kind] = [loss(*shape, seed, kind) for seed in range(options.seeds)]
+        found[kind] = [loss(*shape, seed, kind) for seed in seeds]
         against = [value / calm - 1 for value, calm in zip(found[kind], found["no restarts"], strict=True)]
         mean = f"{100 * statistics.mean(against):+.2f} %"
         values = ", ".join(f"{value:.4f}" for value in found[kind])
