@@ -19,8 +19,13 @@ from p2pdiloco.ports import Transport
 logger = logging.getLogger(__name__)
 LIFETIME_S = 60.0
 RENEW_S = 20.0
+TELL_S = 5.0
+"""At least between two changes of our record."""
 LOOK_S = 5.0
-"""Between two looks at the records, and at least between two changes of ours."""
+"""Between two looks at the records; a look costs about 300 bytes for every reader, so in large runs it is
+`LOOK_S_PER_READER` times as many, at most `LOOK_AT_MOST_S`."""
+LOOK_S_PER_READER = 0.25
+LOOK_AT_MOST_S = 60.0
 MAX_READERS = 2048
 
 
@@ -48,7 +53,7 @@ class Sharing:
         """Keep our record on the DHT, for ever."""
         while True:
             await self.tell()
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(TELL_S)
 
     async def tell(self) -> None:
         """Renew our record, if there is a reason."""
@@ -60,11 +65,11 @@ class Sharing:
     async def watch(self) -> None:
         """Look what the others read, and tell the learner, for ever."""
         while True:
-            await self.look()
-            await asyncio.sleep(LOOK_S)
+            readers = await self.look()
+            await asyncio.sleep(min(LOOK_AT_MOST_S, max(LOOK_S, LOOK_S_PER_READER * readers)))
 
-    async def look(self) -> None:
-        """One look."""
+    async def look(self) -> int:
+        """One look; how many records there were."""
         records: dict[str, wire.Reading] = {}
         for peer, value in sorted((await self._transport.get_records(self._key)).items())[:MAX_READERS]:
             try:
@@ -77,13 +82,14 @@ class Sharing:
         data = ours.data if ours else max(names, key=names.count, default="")
         same = {peer: record for peer, record in records.items() if record.data == data}
         if not same:
-            return
+            return len(records)
         epoch = max(record.epoch for record in same.values())
         taken = united([record.taken for record in same.values() if record.epoch == epoch])
         share = DataShare(data, epoch, taken, tuple(same))
         if share != self._told:
             self._told = share
             self._learner.share_data(share)
+        return len(records)
 
     def _ours(self) -> wire.Reading | None:
         share = self._learner.status.share if self._learner.status else None

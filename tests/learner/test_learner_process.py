@@ -23,6 +23,7 @@ from p2pdiloco.learner import checkpoint
 from p2pdiloco.learner.channel import (
     Applied,
     CopiedOut,
+    DataShare,
     Evaluate,
     Evaluated,
     FreeSlot,
@@ -31,12 +32,14 @@ from p2pdiloco.learner.channel import (
     Ready,
     Save,
     Saved,
+    ShareData,
     Start,
     Status,
     frame,
 )
 from p2pdiloco.learner.host import LearnerExited, LearnerHost
 from p2pdiloco.learner.optim import moments
+from p2pdiloco.learner.stream import SavedPlace
 
 OPTIONS = LearnerOptions(
     peer="peer-a", device="cpu", threads=1, status_interval_s=0.1, evaluation_tokens=1024
@@ -128,10 +131,20 @@ async def _life(folder):
         assert ready.inner_step >= status.inner_step
 
 
-async def test_a_killed_learner_is_reported(tmp_path):
-    async with Daemon(tmp_path) as daemon:
+async def test_a_killed_learner_is_reported_and_had_written_down_its_place(tmp_path):
+    place = tmp_path / "data.place"
+    async with Daemon(tmp_path, options=msgspec.structs.replace(OPTIONS, place_path=str(place))) as daemon:
         await daemon.host.start(BASES)
+        share = DataShare("other", 0, b"", ("peer-b",))
+        daemon.host.send(ShareData(share))
         await daemon.expect(Ready)
+        share = (await daemon.expect(Status)).share
+        # What others have begun is begun, and the learner goes on elsewhere.
+        full = bytes(len(share.taken) - 1) + b"\xff"
+        daemon.host.send(ShareData(msgspec.structs.replace(share, taken=full, readers=("peer-b",))))
+        await daemon.expect(Status, lambda status: status.share.taken[-1] == 255)
+        saved = msgspec.msgpack.decode(place.read_bytes(), type=SavedPlace)
+        assert (saved.data, saved.epoch) == (share.data, 0) and saved.used > 0
         os.kill(daemon.host.pid, signal.SIGKILL)
         exited = await daemon.expect(LearnerExited)
         assert exited == LearnerExited(-signal.SIGKILL, "killed by SIGKILL")

@@ -5,10 +5,12 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
+import msgspec
 import pytest
 from system_kit import Daemon, Swarm
 
 from p2pdiloco.core.config import Timing
+from p2pdiloco.learner.stream import SavedPlace
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
 
@@ -39,6 +41,12 @@ def assert_agree_at_last(swarm: Swarm, *daemons: Daemon) -> None:
     swarm.until(lambda: all(agreed(f) for f in FRAGMENTS), "equal digests of equal versions")
 
 
+def place(daemon: Daemon) -> SavedPlace:
+    """Where a node's learner is in the data."""
+    (path,) = daemon.data_dir.glob("runs/*/data.place")
+    return msgspec.msgpack.decode(path.read_bytes(), type=SavedPlace)
+
+
 def test_nodes_join_and_agree_and_outlive_the_bootstrap(tmp_path: Path) -> None:
     with Swarm(tmp_path) as swarm:
         bootstrap = swarm.bootstrap()
@@ -55,6 +63,18 @@ def test_nodes_join_and_agree_and_outlive_the_bootstrap(tmp_path: Path) -> None:
         swarm.training(late)
         swarm.until(lambda: sum(d.full_merges(3) for d in (one, two, late)) >= 5, "all three to take part")
         swarm.advance(late, FRAGMENTS, 5)
+
+        # All read the same data, and what one has begun is known to the others.
+        begun: set[tuple[int, int]] = set()
+
+        def known() -> bool:
+            begun.add(place(late).reading)
+            ours = place(one)
+            bits = int.from_bytes(ours.taken, "big"), 8 * len(ours.taken) - 1
+            return any(epoch == ours.epoch and bits[0] >> bits[1] - shard & 1 for epoch, shard in begun)
+
+        swarm.until(known, "news of what others read")
+        assert place(one).data == place(late).data and place(one).reading != place(late).reading
 
         assert "catchup" in {event["kind"] for event in late.events()}
         assert assert_digests_agree(one, two, late) > 20

@@ -1,6 +1,7 @@
 """Every source of text that a manifest can name, tokenizers, packing, and what is held out."""
 
 import json
+import sys
 
 import msgspec
 import numpy as np
@@ -224,3 +225,17 @@ def test_a_stream_that_breaks_is_opened_again_where_it_was(monkeypatch):
     with pytest.raises(UserError, match="the data set cannot be read any more: cut"):
         read(stream.open(0, 0, Place()))
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(Place(3, 1, b"x")), type=Place) == Place(3, 1, b"x")
+
+
+def test_a_missing_package_is_one_sentence_that_says_what_to_install(tmp_path, trained, monkeypatch):
+    path = write(tmp_path / "data", "parquet")
+    for name in ("datasets", "pyarrow", "tokenizers"):
+        monkeypatch.setitem(sys.modules, name, None)
+    for load, package in (
+        (lambda: load_corpus(DataSection(**LOCAL), path, CONTEXT, ByteTokenizer()), "datasets"),
+        (lambda: load_corpus(DataSection(source="parquet"), path, CONTEXT, ByteTokenizer()), "pyarrow"),
+        (lambda: load_tokenizer(tokenized(trained), trained.read_bytes(), 400), "tokenizers"),
+    ):
+        with pytest.raises(UserError, match=f"package {package}") as caught:
+            load()
+        assert caught.value.hint == "pip install 'p2pdiloco[hub]'"
