@@ -59,6 +59,12 @@ def run_group() -> None:
     help="Start from this model: a folder of Hugging Face's form, an export, or a checkpoint file.",
 )
 @click.option(
+    "--architecture",
+    default="",
+    metavar="CONFIG",
+    help="A new model of any architecture of transformers: a config.json, its folder, or a name on the hub.",
+)
+@click.option(
     "--tokenizer",
     metavar="FILE|OWNER/NAME[@REVISION]",
     help="A `tokenizers` JSON file instead of raw bytes: a path, or of the Hugging Face hub.",
@@ -73,6 +79,7 @@ def new(
     expected_members: int,
     length: str | None,
     source: Path | None,
+    architecture: str,
     tokenizer: str | None,
     end_of_document: str,
     out: Path,
@@ -85,10 +92,10 @@ def new(
     if length is not None:
         manifest = for_length(manifest, length)
     parameters = None
-    if source is not None:
-        from p2pdiloco.cli.start_from import save_beside, started_from
+    if source is not None or architecture:
+        from p2pdiloco.cli.start_from import begun_with, save_beside
 
-        manifest, parameters = started_from(source, manifest)
+        manifest, parameters = begun_with(source, architecture, manifest)
     content = None
     if source is not None or tokenizer is not None:
         from p2pdiloco.cli.name_tokenizer import chosen_tokenizer, save_tokenizer

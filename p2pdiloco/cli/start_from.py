@@ -1,11 +1,13 @@
-"""`run new --from`: a run whose version 0 is a model that exists.
+"""`run new --from` and `--architecture`: a run whose version 0 is a model that exists, or a new one of any
+architecture that `transformers` knows.
 
-That model is a checkpoint or an export of p2pdiloco, or a Hugging Face folder (config.json and safetensors)
-of a form that a built-in task has.
+A model that exists is a checkpoint or an export of p2pdiloco, or a Hugging Face folder (config.json and
+safetensors). What is of Llama's or Mixtral's form becomes causal-lm, the rest hf-causal-lm.
 """
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +19,18 @@ from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.models import table
 from p2pdiloco.daemon.initial import beside, finite
 from p2pdiloco.errors import UserError
-from p2pdiloco.tasks.hub_form import section_of
+from p2pdiloco.tasks.hub_causal_lm import NAME, built, existing, named_config
+from p2pdiloco.tasks.hub_causal_lm import section_of as hub_section
+from p2pdiloco.tasks.hub_form import section_of, unlike
+from p2pdiloco.tasks.own_loop import shapes_of
+from p2pdiloco.tasks.parameters import named_parameters
 from p2pdiloco.tasks.registry import task_of
 
 CONFIG = "config.json"
+CONTEXTS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
+"""What architectures call the longest context that they are made for."""
+NOT_YET = "0" * 64
+"""Stands for a checksum that is computed later."""
 MAX_CONFIG_BYTES = 4 << 20
 NOT_PARAMETERS = (".inv_freq", ".attn.bias", ".attn.masked_bias")
 """Ends of names of what older exports hold beside parameters."""
@@ -50,6 +60,9 @@ def started_from(source: Path, base: Manifest) -> tuple[Manifest, Arrays]:
     task = task_of(_fitting(manifest))
     manifest = task.manifest
     specs = task.specs()
+    if manifest.run.task == NAME and not label:
+        # Names in files are an architecture's own affair: the library knows them.
+        found = _arrays(existing(source if source.is_dir() else source.parent))
     wanted = {spec.name: spec.shape for spec in specs}
     surplus = {n for n in found.keys() - wanted.keys() if not n.endswith(NOT_PARAMETERS)}
     # A tied head is saved twice by some.
@@ -66,6 +79,32 @@ def started_from(source: Path, base: Manifest) -> tuple[Manifest, Arrays]:
         manifest.run, initial=checksum(parameters), initial_name=source.resolve().name[:100]
     )
     return msgspec.structs.replace(manifest, run=run), parameters
+
+
+def begun_with(source: Path | None, architecture: str, base: Manifest) -> tuple[Manifest, Arrays]:
+    """`started_from` a model, or from a new one of an architecture: a config.json, its folder, or a name.
+
+    Raises:
+        UserError: both are given, or one is not what it should be.
+    """
+    if source is not None:
+        if architecture:
+            raise UserError("--from and --architecture are both given", "a model that exists has its own")
+        return started_from(source, base)
+    path = Path(architecture)
+    config = _config(path if path.is_dir() else path.parent) if path.exists() else named_config(architecture)
+    manifest = _fitting(_of_hub(config, base))
+    specs = shapes_of(manifest.model["parameters"])  # type: ignore[arg-type]
+    model = built(json.loads(str(manifest.model["config"])), specs, base.run.seed)
+    arrays = _arrays(model)
+    run = msgspec.structs.replace(
+        manifest.run, initial=checksum(arrays), initial_name=f"new {config.get('model_type')}"[:100]
+    )
+    return msgspec.structs.replace(manifest, run=run), arrays
+
+
+def _arrays(model: Any) -> Arrays:
+    return {name: value.contiguous().numpy() for name, value in named_parameters(model).items()}
 
 
 def save_beside(out: Path, parameters: Arrays) -> Path:
@@ -94,7 +133,17 @@ def _of_config(config: dict[str, Any], base: Manifest) -> Manifest:
     tokens = base.inner.tokens_per_step
     context = min(most, tokens) if isinstance(most, int) else tokens
     run = msgspec.structs.replace(base.run, task="causal-lm", task_package="")
+    if unlike(config):
+        return _of_hub(config, base)
     return msgspec.structs.replace(base, run=run, model=table(section_of(config, context)))
+
+
+def _of_hub(config: dict[str, Any], base: Manifest) -> Manifest:
+    most = next((config[key] for key in CONTEXTS if isinstance(config.get(key), int)), 0)
+    tokens = base.inner.tokens_per_step
+    run = msgspec.structs.replace(base.run, task=NAME, task_package="", initial=NOT_YET)
+    model = table(hub_section(config, min(most, tokens) or tokens))
+    return msgspec.structs.replace(base, run=run, model=model)
 
 
 def _fitting(manifest: Manifest) -> Manifest:

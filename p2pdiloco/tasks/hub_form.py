@@ -61,7 +61,7 @@ def section_of(config: dict[str, Any], context_tokens: int = 0) -> CausalLMSecti
     Raises:
         UserError: it is not of that form, in a sentence that says in what.
     """
-    broken = _unlike(config)
+    broken = unlike(config)
     if broken:
         raise UserError(f"the model is not of a form that causal-lm has: {broken}")
     width, heads = config.get("hidden_size"), config.get("num_attention_heads")
@@ -91,7 +91,7 @@ def section_of(config: dict[str, Any], context_tokens: int = 0) -> CausalLMSecti
         raise UserError(f"config.json of the model: {error}") from error
 
 
-def _unlike(config: dict[str, Any]) -> str:
+def unlike(config: dict[str, Any]) -> str:
     """In what it is neither Llama nor Mixtral as we have them; empty: it is."""
     kind = config.get("model_type")
     if kind not in (LLAMA, MIXTRAL):

@@ -47,17 +47,12 @@ class OwnLoop(Task):
     section: OwnLoopSection
 
     def broken_rule(self) -> str | None:
-        for text in self.section.parameters:
-            if not _FORM.fullmatch(text):
-                return f'model.parameters has "{text}", which is not a name and a shape'
-        if len({spec.name for spec in self.specs()}) < len(self.section.parameters):
-            return "model.parameters has one name twice"
         if not self.manifest.run.initial:
             return "run.initial must name version 0: p2pdiloco.new_run writes such a run.toml"
-        return None
+        return broken_shapes(self.section.parameters)
 
     def specs(self) -> tuple[TensorSpec, ...]:
-        return tuple(map(_spec, self.section.parameters))
+        return shapes_of(self.section.parameters)
 
     def model(self) -> nn.Module:
         raise UserError(f"{_WHY}: a node alone cannot", "use p2pdiloco.Session in yours, see docs/session.md")
@@ -74,7 +69,27 @@ class OwnLoop(Task):
 
 def section_of(specs: Sequence[TensorSpec]) -> OwnLoopSection:
     """`[model]` of a run that trains such parameters."""
-    return OwnLoopSection(parameters=list(map(_text, specs)))
+    return OwnLoopSection(parameters=texts_of(specs))
+
+
+def texts_of(specs: Sequence[TensorSpec]) -> list[str]:
+    """As `[model]` has them: "layer.weight 64x32", "embed.weight 256x64 embedding"."""
+    return list(map(_text, specs))
+
+
+def shapes_of(texts: Sequence[str]) -> tuple[TensorSpec, ...]:
+    """The inverse of `texts_of`."""
+    return tuple(map(_spec, texts))
+
+
+def broken_shapes(texts: Sequence[str]) -> str | None:
+    """What is wrong with them, as half a sentence."""
+    for text in texts:
+        if not _FORM.fullmatch(text):
+            return f'model.parameters has "{text}", which is not a name and a shape'
+    if len({spec.name for spec in shapes_of(texts)}) < len(texts):
+        return "model.parameters has one name twice"
+    return None
 
 
 def _text(spec: TensorSpec) -> str:

@@ -14,6 +14,7 @@ from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.models import table
 from p2pdiloco.errors import ConfigError, UserError
 from p2pdiloco.tasks.causal_lm import CausalLM
+from p2pdiloco.tasks.hub_causal_lm import HubCausalLM
 from p2pdiloco.tasks.image_classification import ImageClassification
 from p2pdiloco.tasks.own_loop import OwnLoop
 from p2pdiloco.tasks.task import Task
@@ -22,6 +23,7 @@ GROUP = "p2pdiloco.tasks"
 BUILT_IN: dict[str, type[Task]] = {
     "causal-lm": CausalLM,
     "image-classification": ImageClassification,
+    "hf-causal-lm": HubCausalLM,
     "own-loop": OwnLoop,
 }
 

@@ -59,7 +59,17 @@ THIRD_PARTY = {
     "simulation": {"msgspec"},
     "study": {"msgspec", "numpy", "torch"},
     "tensors": {"msgspec", "numpy", "torch"},
-    "tasks": {"PIL", "datasets", "msgspec", "numpy", "pyarrow", "sklearn", "tokenizers", "torch"},
+    "tasks": {
+        "PIL",
+        "datasets",
+        "msgspec",
+        "numpy",
+        "pyarrow",
+        "sklearn",
+        "tokenizers",
+        "torch",
+        "transformers",
+    },
     "learner": {"msgspec", "numpy", "safetensors", "torch"},
     "adapters": {
         "base58",

@@ -1,0 +1,226 @@
+"""The task hf-causal-lm: any causal language model that the package `transformers` can build from a config.
+
+The config itself is in the manifest, so all peers build the same architecture, from classes of the
+installed package only: no code of a model is ever fetched or executed. Names and shapes of the parameters
+are there too, so that daemons need not import `transformers`, and a release that builds another model is
+noticed. Version 0 is given (`run.initial`): the architecture's own initialisation, or a model that exists.
+Tied parameters have one name, and are merged once.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+from msgspec import Meta
+
+from p2pdiloco.config.models import ModelSection
+from p2pdiloco.errors import UserError
+from p2pdiloco.tasks.own_loop import MAX_PARAMETERS, broken_shapes, shapes_of, texts_of
+from p2pdiloco.tasks.task import Data, Task
+from p2pdiloco.tensors.spec import TensorSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from p2pdiloco.tasks.task import Batch
+
+NAME = "hf-causal-lm"
+INSTALL = "pip install 'p2pdiloco[hub]'"
+LEFT_OUT = (
+    "_name_or_path",
+    "transformers_version",
+    "auto_map",
+    "torch_dtype",
+    "use_cache",
+    "quantization_config",
+)
+"""Keys of config.json that are not about the architecture, or would fetch something."""
+
+
+class HubSection(ModelSection, frozen=True, kw_only=True):
+    """A config.json, and what it comes to."""
+
+    comments: ClassVar[dict[str, str]] = {
+        "config": "config.json of the architecture, as transformers writes it.",
+        "context_tokens": "Tokens that the model sees at once.",
+        "parameters": "Name and shape of every parameter; run new writes them.",
+    }
+    config: Annotated[str, Meta(min_length=2, max_length=32_768)]
+    context_tokens: Annotated[int, Meta(ge=8, le=131_072)]
+    parameters: Annotated[
+        list[Annotated[str, Meta(max_length=320)]], Meta(min_length=1, max_length=MAX_PARAMETERS)
+    ]
+
+
+class HubCausalLM(Task):
+    """See the module. Figures: "loss" in nats per token."""
+
+    Section: ClassVar[type[ModelSection]] = HubSection
+    section: HubSection
+
+    @property
+    def tokens_per_sample(self) -> int:
+        return self.section.context_tokens
+
+    @property
+    def vocabulary(self) -> int:
+        return max((spec.shape[0] for spec in self.specs() if spec.embedding), default=0)
+
+    def broken_rule(self) -> str | None:
+        tokens, context = self.manifest.inner.tokens_per_step, self.section.context_tokens
+        if tokens % context:
+            return (
+                f"inner.tokens_per_step must be a multiple of model.context_tokens ({context}), "
+                f"it is {tokens}"
+            )
+        try:
+            found = json.loads(self.section.config)
+        except (ValueError, RecursionError):
+            found = None
+        if not isinstance(found, dict) or not isinstance(found.get("model_type"), str):
+            return "model.config must be a JSON object with a model_type"
+        if not self.manifest.run.initial:
+            return "run.initial must name version 0: p2pdiloco run new --architecture writes such a run.toml"
+        return broken_shapes(self.section.parameters)
+
+    def specs(self) -> tuple[TensorSpec, ...]:
+        return shapes_of(self.section.parameters)
+
+    def model(self) -> nn.Module:
+        return built(json.loads(self.section.config), self.specs())
+
+    def load_data(self, path: str | None) -> Data:
+        from p2pdiloco.tasks.corpus import load_corpus
+
+        return load_corpus(self.manifest.data, path, self.section.context_tokens, self.tokenizer())
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        from torch.nn import functional
+
+        (windows,) = batch
+        logits = model(input_ids=windows[:, :-1], use_cache=False).logits
+        return functional.cross_entropy(logits.float().flatten(0, 1), windows[:, 1:].flatten())
+
+    def metrics(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        return {"loss": self.loss(model, batch)}
+
+    def written(self, model: nn.Module, prompt: str, tokens: int, temperature: float, seed: int) -> str:
+        from p2pdiloco.tasks.transformer import generate
+
+        tokenizer, context = self.tokenizer(), self.section.context_tokens
+        (ids,) = tokenizer.encode([prompt.encode()])
+        most = min(self.vocabulary, tokenizer.vocabulary)
+        start = ids.tolist() or [tokenizer.end]
+        return tokenizer.decode(generate(model, start, tokens, context, most, temperature, seed))
+
+    def hub_files(self) -> dict[str, bytes]:
+        from p2pdiloco.tasks.hub_form import tokenizer_files
+
+        config = json.dumps(json.loads(self.section.config), indent=2).encode()
+        return {"config.json": config} | tokenizer_files(self.section.context_tokens, self.tokenizer_file)
+
+
+def section_of(config: dict[str, Any], context_tokens: int) -> HubSection:
+    """`[model]` for an architecture. Dropout is set to 0: few runs see a token twice.
+
+    Raises:
+        UserError: `transformers` is not installed, or cannot build it.
+    """
+    config = {key: value for key, value in config.items() if key not in LEFT_OUT}
+    for key, value in config.items():
+        if key.endswith(("dropout", "pdrop")) and isinstance(value, float | int):
+            config[key] = 0.0
+    config["dtype"] = "float32"
+    from p2pdiloco.tasks.parameters import tensor_specs
+
+    specs = tensor_specs(_meta(config))
+    return HubSection(
+        config=json.dumps(config, sort_keys=True), context_tokens=context_tokens, parameters=texts_of(specs)
+    )
+
+
+def built(config: dict[str, Any], expected: tuple[TensorSpec, ...], seed: int = 0) -> nn.Module:
+    """The model in fp32 with the architecture's own initialisation.
+
+    Raises:
+        UserError: `transformers` is not installed, cannot build it, or builds other parameters than expected.
+    """
+    import torch
+
+    from p2pdiloco.tasks.parameters import tensor_specs
+
+    # First without memory: what a manifest's config comes to is not known before.
+    if tensor_specs(_meta(config)) != expected:
+        raise UserError(
+            "the installed transformers builds other parameters than model.parameters of this run says",
+            "install the release that the run's owner has",
+        )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return _made(config).float()
+
+
+def _meta(config: dict[str, Any]) -> nn.Module:
+    import torch
+
+    with torch.device("meta"):
+        return _made(config)
+
+
+def _made(config: dict[str, Any]) -> nn.Module:
+    try:
+        from transformers import AutoConfig, AutoModelForCausalLM
+    except ImportError as error:
+        raise UserError(f"the task {NAME} needs transformers: {error}", INSTALL) from error
+    try:
+        made = AutoConfig.for_model(**config)
+        factory: Any = AutoModelForCausalLM
+        model: nn.Module = factory.from_config(made, trust_remote_code=False)
+    except Exception as error:  # (whatever an architecture thinks of a config; told as one sentence)
+        kind = config.get("model_type")
+        raise UserError(f'transformers cannot build a causal model "{kind}": {error}'[:500]) from error
+    return model
+
+
+def existing(folder: Path) -> nn.Module:
+    """A model that exists, in fp32, from safetensors only.
+
+    Raises:
+        UserError: `transformers` is not installed, or does not load it.
+    """
+    try:
+        from transformers import AutoModelForCausalLM
+    except ImportError as error:
+        raise UserError(f"the task {NAME} needs transformers: {error}", INSTALL) from error
+    factory: Any = AutoModelForCausalLM
+    try:
+        found, report = factory.from_pretrained(
+            folder, trust_remote_code=False, use_safetensors=True, output_loading_info=True
+        )
+    except Exception as error:  # (whatever is wrong with the files; told as one sentence)
+        raise UserError(f"transformers does not load {folder}: {error}"[:500]) from error
+    missing = [*report["missing_keys"], *report["mismatched_keys"]]
+    if missing:
+        raise UserError(f"{folder} has no usable parameter {missing[0]}")
+    model: nn.Module = found
+    return model.float()
+
+
+def named_config(name: str) -> dict[str, Any]:
+    """config.json of a model on the hub; nothing else of it is fetched.
+
+    Raises:
+        UserError: `transformers` is not installed, or it is not to be had.
+    """
+    try:
+        from transformers import AutoConfig
+    except ImportError as error:
+        raise UserError(f"the task {NAME} needs transformers: {error}", INSTALL) from error
+    try:
+        found = AutoConfig.from_pretrained(name, trust_remote_code=False)
+    except Exception as error:  # (network, names, files: told as one sentence)
+        raise UserError(f'there is no architecture "{name}": {error}'[:400], "give a config.json") from error
+    config: dict[str, Any] = found.to_diff_dict()
+    return config | {"model_type": found.model_type}
