@@ -7,9 +7,13 @@ mostly wait. The layers that only compute fill what is left of two cores, until 
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
+
+# Before huggingface_hub is imported, which reads it once: no test asks the hub for anything.
+os.environ["HF_HUB_OFFLINE"] = "1"
 
 ORDER = ["architecture", "config", "cli", "core", "tensors", "disk", "daemon_view", "simulation", "learner"]
 GROUPS = {"daemon": "network", "net": "network", "system": "swarms"}

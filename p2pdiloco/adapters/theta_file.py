@@ -105,7 +105,15 @@ def load_theta_file(path: Path) -> ThetaFile:
     Raises:
         StorageError: there is no such file, or it is not what was saved.
     """
-    parameters, metadata = load_tensors(path)
+    return theta_file_of(path, *load_tensors(path))
+
+
+def theta_file_of(path: Path, parameters: Arrays, metadata: Mapping[str, str]) -> ThetaFile:
+    """What `load_tensors` found at `path`, checked against its label.
+
+    Raises:
+        StorageError: it has none, or is not what was saved.
+    """
     if KEY not in metadata:
         raise StorageError(f"{path} is no checkpoint of a p2pdiloco run", "run new --from takes other models")
     try:

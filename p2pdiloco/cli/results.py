@@ -19,7 +19,9 @@ from p2pdiloco.errors import StorageError, UserError
 if TYPE_CHECKING:
     from p2pdiloco.daemon.theta import Theta
 
-DEVICE = click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:N or mps.")
+DEVICE = click.option(
+    "--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:N, rocm, xpu or mps."
+)
 WEIGHTS, DESCRIPTION = "model.safetensors", "run.json"
 
 

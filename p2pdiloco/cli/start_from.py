@@ -13,10 +13,11 @@ from typing import Any
 
 import msgspec
 
-from p2pdiloco.adapters.theta_file import KEY, Arrays, checksum, load_tensors, load_theta_file, save_tensors
+from p2pdiloco.adapters.theta_file import KEY, Arrays, checksum, load_tensors, save_tensors, theta_file_of
 from p2pdiloco.config.loader import manifest_from_canonical
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.models import table
+from p2pdiloco.config.signing import SignedManifest
 from p2pdiloco.daemon.initial import beside, finite
 from p2pdiloco.errors import UserError
 from p2pdiloco.tasks.hub_causal_lm import NAME, built, existing, named_config
@@ -46,13 +47,16 @@ def started_from(source: Path, base: Manifest) -> tuple[Manifest, Arrays]:
     if not files:
         raise UserError(f"{source} has no safetensors file", "give a folder that has, or a checkpoint")
     found: Arrays = {}
-    label = ""
+    signed: SignedManifest | None = None
     for file in files:
         arrays, metadata = load_tensors(file)
+        if KEY in metadata:
+            if signed is not None:
+                raise UserError(f"{source} has several checkpoints", "give one of them")
+            signed = theta_file_of(file, arrays, metadata).signed
         found |= arrays
-        label = label or metadata.get(KEY, "")
-    if label:
-        theirs = manifest_from_canonical(load_theta_file(files[0]).signed.manifest)
+    if signed is not None:
+        theirs = manifest_from_canonical(signed.manifest)
         run = msgspec.structs.replace(base.run, task=theirs.run.task, task_package=theirs.run.task_package)
         manifest = msgspec.structs.replace(base, run=run, model=theirs.model, data=theirs.data)
     else:

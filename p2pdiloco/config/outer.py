@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 from msgspec import Struct
 
-from p2pdiloco.config.manifest import Manifest, OuterSection
+from p2pdiloco.config.manifest import Manifest
 
 LEARNERS = 4
 """Where the manifest does not say how many members are expected."""
@@ -64,9 +64,9 @@ def for_length(manifest: Manifest, length: str) -> Manifest:
 
 
 def with_outer(manifest: Manifest, learners: int = 0) -> Manifest:
-    """With the outer step that belongs to the run's expected number of merges."""
-    outer = OuterSection(momentum_warmup_merges=momentum_warmup(expected_merges(manifest, learners)))
-    return msgspec.structs.replace(manifest, outer=outer)
+    """With the warm-up of outer momentum that belongs to the run's expected number of merges."""
+    replace, warmup = msgspec.structs.replace, momentum_warmup(expected_merges(manifest, learners))
+    return replace(manifest, outer=replace(manifest.outer, momentum_warmup_merges=warmup))
 
 
 def doubts(manifest: Manifest) -> list[str]:

@@ -190,8 +190,10 @@ class Ready(Event, frozen=True):
     threads: int
     inner_step: int
     restored: bool
-    """Whether `Start.restore_path` was taken; if it was given and not, `note` says why."""
+    """Whether `Start.restore_path` was taken."""
     note: Text = ""
+    """Why a state that was given was not taken, or what of one that was taken begins anew (moments of another
+    optimizer)."""
 
 
 class CopiedOut(Event, frozen=True):

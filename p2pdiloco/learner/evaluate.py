@@ -55,7 +55,7 @@ def _metrics(task: Task, model: nn.Module, part: Batch, device: torch.device) ->
     try:
         with autocast(device):
             found = task.metrics(model, tuple(tensor.to(device) for tensor in part))
-        return {name: float(value.double()) for name, value in found.items()}
+        return {name: float(value) for name, value in found.items()}
     except (RuntimeError, MemoryError) as error:
         if len(part[0]) == 1 or not out_of_memory(error):
             raise

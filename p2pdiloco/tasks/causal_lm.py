@@ -1,4 +1,4 @@
-"""The task causal-lm: a transformer that predicts the next byte of a text."""
+"""The task causal-lm: a transformer that predicts the next token of a text."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _INTO_THE_STREAM = ("o_proj.weight", "down_proj.weight", "w2.weight")
 
 
 class CausalLM(Task):
-    """See the module. Figures: "loss" in nats per token (here: per byte), without the experts' balance."""
+    """See the module. Figures: "loss" in nats per token, without the experts' balance."""
 
     Section: ClassVar[type[ModelSection]] = CausalLMSection
     section: CausalLMSection

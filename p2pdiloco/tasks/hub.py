@@ -19,13 +19,14 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 from msgspec import Struct
 
 from p2pdiloco.config.manifest import DataSection
 from p2pdiloco.errors import UserError
 from p2pdiloco.tasks.packing import Packer, Windows
-from p2pdiloco.tasks.split import hash64, is_heldout
+from p2pdiloco.tasks.split import ANY_NAME, hash64, is_heldout
 from p2pdiloco.tasks.task import Data, Place
 from p2pdiloco.tasks.tokens import INSTALL, Tokenizer, Tokens
 
@@ -127,6 +128,8 @@ class _Reader:
             if self._block is not None:
                 self._begin, self._taken = self._block.then, 0
                 if self._block.is_last:
+                    # Nothing of it is left to take, however often somebody asks.
+                    self._block = msgspec.structs.replace(self._block, windows=self._block.windows[:0])
                     return False
             assert self._next is not None
             self._block = self._next.result()
@@ -270,4 +273,4 @@ def _local_identity(root: Path) -> str:
     """Of a local data set: names and sizes of its files."""
     files = [root] if root.is_file() else sorted(path for path in root.rglob("*") if path.is_file())
     lines = (f"{path.relative_to(root)}\0{path.stat().st_size}" for path in files)
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+    return hashlib.sha256("\n".join(lines).encode(errors=ANY_NAME)).hexdigest()

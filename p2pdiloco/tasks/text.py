@@ -61,7 +61,7 @@ def _documents(section: DataSection, root: Path) -> Iterator[tuple[str, bytes]]:
         raise UserError(f"the data path {root} does not exist", "check --data")
     try:
         if section.source == "files":
-            yield from _user_files(root)
+            yield from _user_files(root, MAX_BYTES)
         else:
             from p2pdiloco.tasks.documents import SUFFIXES, rows
 
@@ -81,13 +81,17 @@ def _bounded(documents: Iterator[tuple[str, bytes]], root: str) -> Iterator[tupl
     for name, text in documents:
         total += len(text)
         if total > MAX_BYTES:
-            raise UserError(
-                f"{root} has more than {MAX_BYTES >> 30} GiB of text",
-                'give a smaller part, or stream it: data.source = "hub"',
-            )
+            raise _too_much(root)
         yield name, text
     if not total:
         raise UserError(f"there is no text in {root}", "check --data")
+
+
+def _too_much(root: str) -> UserError:
+    return UserError(
+        f"{root} has more than {MAX_BYTES >> 30} GiB of text",
+        'give a smaller part, or stream it: data.source = "hub"',
+    )
 
 
 def _embedded_files() -> Iterator[tuple[str, bytes]]:
@@ -105,11 +109,20 @@ def _embedded_files() -> Iterator[tuple[str, bytes]]:
         yield path.relative_to(root).as_posix(), text
 
 
-def _user_files(root: Path) -> Iterator[tuple[str, bytes]]:
+def _user_files(root: Path, left_bytes: int) -> Iterator[tuple[str, bytes]]:
+    """Nothing is read whole that is no text, or more than the bytes that are left."""
     for path in [root] if root.is_file() else _walk(root):
-        text = path.read_bytes()
-        if text and _is_text(text[:_SNIFF_BYTES]):
-            yield path.name if root.is_file() else path.relative_to(root).as_posix(), text
+        with path.open("rb") as file:
+            start = file.read(_SNIFF_BYTES)
+            if not start or not _is_text(start):
+                continue
+            size = max(len(start), os.fstat(file.fileno()).st_size)
+            if size > left_bytes:
+                raise _too_much(str(root))
+            file.seek(0)
+            text = file.read(size)
+        left_bytes -= len(text)
+        yield path.name if root.is_file() else path.relative_to(root).as_posix(), text
 
 
 def _walk(root: Path) -> list[Path]:

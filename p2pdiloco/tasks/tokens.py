@@ -1,7 +1,7 @@
 """Tokenizers: raw bytes, or a `tokenizers` JSON file whose digest the manifest states.
 
 Such a file is data: it is parsed by the `tokenizers` library, and nothing in it is executed. It may come from
-a peer (`daemon.materials`), so size and digest are checked before it is parsed.
+a peer (`daemon.tokenizers`), so size and digest are checked before it is parsed.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 
@@ -149,6 +150,8 @@ def test_an_exported_model_is_version_0_of_a_new_run(manifest: Manifest, tmp_pat
     for label in ("ours", "theirs"):
         if label == "theirs":
             save_tensors(out / "model.safetensors", numpy, {})
+        else:  # the label is of a file that is not the first
+            save_tensors(out / "early.safetensors", {"rotary.inv_freq": np.ones(3, np.float32)}, {})
         toml = tmp_path / f"{label}.toml"
         assert run(["run", "new", "tuned", "--preset", "micro", "--from", str(out), "--out", str(toml)]) == 0
         signed, vault = sign_run(toml, Identity.generate())
@@ -165,6 +168,11 @@ def test_a_model_that_cannot_be_started_from(tmp_path: Path, capsys: pytest.Capt
     assert run(["export", "--checkpoint", str(source), "--out", str(out)]) == 0
     new = ["run", "new", "tuned", "--preset", "micro", "--out", str(tmp_path / "tuned.toml"), "--force"]
     assert run([*new, "--from", str(out)]) == 0
+    # A folder with more than one checkpoint does not say which.
+    (out / "newer.safetensors").write_bytes((out / "model.safetensors").read_bytes())
+    assert run([*new, "--from", str(out)]) == 2
+    assert "has several checkpoints" in capsys.readouterr().err
+    (out / "newer.safetensors").unlink()
     # Version 0 is in the file beside run.toml, and it has to be that one.
     initial = tmp_path / "tuned.initial.safetensors"
     arrays, _ = load_tensors(initial)

@@ -3,8 +3,10 @@
 import functools
 import hashlib
 import math
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -19,6 +21,7 @@ from p2pdiloco.errors import ConfigError, UserError
 from p2pdiloco.learner.evaluate import evaluate, heldout_batch
 from p2pdiloco.learner.loop import Training
 from p2pdiloco.learner.permutation import permuted
+from p2pdiloco.tasks import hub, text
 from p2pdiloco.tasks.corpus import load_corpus
 from p2pdiloco.tasks.parameters import tensor_specs
 from p2pdiloco.tasks.registry import task_of
@@ -251,6 +254,31 @@ def test_files_are_split_by_name_and_heldout_windows_are_fixed(tmp_path):
     (tmp_path / "f0.txt").write_text("x")  # one file changes, no file changes sides
     again = from_files(tmp_path, 20)
     assert abs(len(again.heldout.text) - held) + abs(len(again.train.text) - train) < 300
+
+
+def test_no_more_is_read_than_is_text_and_than_there_may_be(tmp_path, monkeypatch):
+    (tmp_path / "good.txt").write_text("text " * 400)
+    for name, start in (("video.bin", b"\0"), ("log.txt", b"x" * 70_000)):
+        (tmp_path / name).write_bytes(start)
+    os.truncate(tmp_path / "video.bin", 1 << 40)
+    loaded = from_files(tmp_path)
+    assert len(loaded.train.text) + len(loaded.heldout.text) == 72_000 + 2
+    os.truncate(tmp_path / "log.txt", 1 << 40)
+    with pytest.raises(UserError, match="more than 4 GiB of text"):
+        from_files(tmp_path)
+    # The bound is on all files together.
+    os.truncate(tmp_path / "log.txt", 70_000)
+    monkeypatch.setattr(text, "MAX_BYTES", 71_999)
+    with pytest.raises(UserError, match="GiB of text"):
+        from_files(tmp_path)
+
+
+def test_file_names_that_are_not_utf_8_are_names_too(tmp_path):
+    for number in range(20):
+        Path(os.fsdecode(bytes(tmp_path) + b"/\xff%d.txt" % number)).write_text("text " * 100)
+    loaded = from_files(tmp_path, 50)
+    assert len(loaded.train.text) + len(loaded.heldout.text) == 20 * 501
+    assert hub._local_identity(tmp_path) != hub._local_identity(tmp_path.parent)
 
 
 def test_one_file_is_split_at_its_end(tmp_path):
