@@ -1,8 +1,8 @@
 """Order and distribution of the whole suite.
 
 Two processes take groups of tests, the largest group first, then what belongs to none, in the order of
-`ORDER`: real swarms one after the other in one process, and beside them what needs a network but few processes.
-Both mostly wait. The layers that only compute fill what is left of two cores, until both are done.
+`ORDER`: real swarms one after the other in one process, and beside them what needs a network but few
+processes. Both mostly wait. The layers that only compute fill what is left of two cores, until both are done.
 """
 
 from __future__ import annotations

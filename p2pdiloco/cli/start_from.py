@@ -64,7 +64,7 @@ def started_from(source: Path, base: Manifest) -> tuple[Manifest, Arrays]:
     task = task_of(_fitting(manifest))
     manifest = task.manifest
     specs = task.specs()
-    if manifest.run.task == NAME and not label:
+    if manifest.run.task == NAME and signed is None:
         # Names in files are an architecture's own affair: the library knows them.
         found = _arrays(existing(source if source.is_dir() else source.parent))
     wanted = {spec.name: spec.shape for spec in specs}
