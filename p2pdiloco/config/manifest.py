@@ -93,7 +93,7 @@ class InnerSection(Section, frozen=True, kw_only=True):
     schedule_tokens: Positive
     """Tokens of the run until the cosine reaches its floor (10 %); training may go on beyond. A learner that
     joins late begins where the run is."""
-    fresh_warmup_steps: Natural = 20
+    fresh_warmup_steps: Natural = 0
     """Inner steps over which the rate of a learner grows whose optimizer has no moments yet, wherever the run
     is: its first steps are large and in arbitrary directions."""
     tokens_per_step: Positive
