@@ -307,7 +307,8 @@ class Session:
             skipped_steps=0,
             # The program's data are its own: it is told of no share.
             stream=SimpleNamespace(shared=None, share=lambda share: None),
-            run_is_at=lambda tokens: setattr(training, "run_tokens", tokens),
+            run_is_at=lambda tokens: setattr(training, "run_tokens", max(tokens, training.run_tokens)),
+            take_notes=list,
         )
         assert self._channel is not None
         mailbox = _Mailbox(self, fragments, training, start.options.status_interval_s)
