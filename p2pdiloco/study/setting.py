@@ -10,7 +10,7 @@ from p2pdiloco.config.models import CausalLMSection, table
 from p2pdiloco.config.presets import for_run
 
 MODELS = {
-    "pico": (CausalLMSection(layers=1, heads=1, width=16, context_tokens=16), 32),
+    "pico": (CausalLMSection(layers=1, heads=1, width=16, context_tokens=16), 128),
     "nano": (CausalLMSection(layers=2, heads=2, width=32, context_tokens=64), 256),
     "mini": (CausalLMSection(layers=2, heads=2, width=64, context_tokens=64), 256),
     "tiny": (CausalLMSection(layers=4, heads=4, width=128, context_tokens=64), 256),
