@@ -73,14 +73,13 @@ class Learner:
         """Moments of its optimizer on the disk."""
         self.begin(swarm)
 
-    def begin(self, swarm: Lockstep, tokens: Sequence[int] = ()) -> None:
-        """From the global parameters, without a displacement: at first, and after its node's death. `tokens`:
-        merged into each fragment's head."""
+    def begin(self, swarm: Lockstep) -> None:
+        """From the global parameters, without a displacement: at first, and after its node's death."""
         self.vault, bases = swarm.vault(), []
         for layout in swarm.layouts:
             self.exchange.base(layout.index, 0).copy_(swarm.global_state.theta(layout.index))
             number = swarm.global_state.version(layout.index) or 0
-            bases.append(BaseRef(number, 0, tokens[layout.index] if tokens else 0))
+            bases.append(BaseRef(number, 0))
         self.fragments = Fragments(self._parameters, swarm.layouts, self.exchange, bases, *self._settings)
         self.fragments.scatter_bases(self._parameters)
 
@@ -106,14 +105,14 @@ class Learner:
         self.fragments.count_step(tokens)
         return tokens
 
-    def install(self, fragment: int, number: int, theta: Tensor, merged: bool, tokens: int = 0) -> None:
-        """Go over to a version; `tokens`: what was merged into it and all before it."""
+    def install(self, fragment: int, number: int, theta: Tensor, merged: bool) -> None:
+        """Go over to a version."""
         buffer = 1 - self.fragments.bases[fragment].buffer
         self.exchange.base(fragment, buffer).copy_(theta)
         if merged:
             self.vault.commit_residual(fragment)
         mode: InstallMode = "merged" if merged else "rebase"
-        self.fragments.install(Install(fragment, number, buffer, mode, tokens))
+        self.fragments.install(Install(fragment, number, buffer, mode))
 
     def contribution(self, fragment: int, step: int) -> Input | None:
         """Copied out and encoded; None while the last one is under way."""

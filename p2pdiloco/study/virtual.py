@@ -4,7 +4,8 @@ As `study.lockstep`, whose learners, merges and outer steps are production's; wh
 `core.round` decides, without elections and messages that go astray: a round is begun by K contributions, one
 of them due and measured against the head; the others are called and send what they have at their next step
 boundary; it closes when all have answered, or at the end of the grace window. Time is counted in inner steps
-of a usual learner.
+of a usual learner. Schedules follow the tokens that were trained, merged or not, so that all that is compared
+has the same.
 """
 
 from __future__ import annotations
@@ -114,6 +115,8 @@ class Virtual(Lockstep):
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self._now = 0.0
+        self._clock = 0.0, 0
+        """The time of the last inner step, and the tokens that were trained before it."""
         self.merged_tokens = [0 for _ in self.layouts]
         """Merged into each fragment's head."""
         self.merges = self.contributions = self.tokens = 0
@@ -139,22 +142,20 @@ class Virtual(Lockstep):
     def _push(self, at: float, act: Callable[[], None]) -> None:
         heapq.heappush(self._events, (at, next(self._order), act))
 
-    @property
-    def _live(self) -> int:
-        return max(1, sum(seat.alive for seat in self._seats))
-
     def _step_later(self, seat: _Seat) -> None:
         life = seat.life
         self._push(self._now + seat.step_time, lambda: self._step(seat) if seat.life == life else None)
 
     def _step(self, seat: _Seat) -> None:
         """An inner step has ended; what came meanwhile is done now."""
+        if self._now > self._clock[0]:
+            self._clock = self._now, self.tokens
+        seat.learner.training.run_is_at(self._clock[1])
         self.tokens += seat.learner.step()
         seat.at = self._now
         waiting, seat.mailbox = seat.mailbox, []
         for act in waiting:
             act()
-        seat.learner.training.run_is_at(seat.learner.fragments.run_tokens(self._live))
         self._send_due(seat)
         self._step_later(seat)
 
@@ -207,7 +208,7 @@ class Virtual(Lockstep):
 
     def _come_back(self, seat: _Seat) -> None:
         seat.alive = True
-        seat.learner.begin(self, self.merged_tokens)
+        seat.learner.begin(self)
         if self._world.fresh_moments:
             seat.learner.training.optimizer.state.clear()
             seat.learner.training.optimizer_steps = 0
@@ -290,10 +291,9 @@ class Virtual(Lockstep):
 
     def _publish(self, seat: _Seat, fragment: int, number: int, theta: Tensor, inside: bool) -> None:
         """Versions arrive in order."""
-        tokens = self.merged_tokens[fragment]
         seat.last_install[fragment] = self._tell(
             seat,
             self._delay(),
-            lambda: seat.learner.install(fragment, number, theta, inside, tokens),
+            lambda: seat.learner.install(fragment, number, theta, inside),
             seat.last_install.get(fragment, 0.0),
         )
