@@ -25,6 +25,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
+from p2pdiloco.adapters.multiaddrs import varint
 from p2pdiloco.identity import verify
 
 MULTISTREAM, NOISE = b"\x13/multistream/1.0.0\n", b"\x07/noise\n"
@@ -119,22 +120,11 @@ def _field(message: bytes, wanted: int) -> bytes:
     Raises: ValueError (not such a message, or the field is missing)."""
     at = 0
     while at < len(message):
-        tag, at = _varint(message, at)
-        size, at = _varint(message, at)
+        tag, at = varint(message, at)
+        size, at = varint(message, at)
         if tag & 7 != 2 or at + size > len(message):
             raise ValueError("not a payload")
         if tag >> 3 == wanted:
             return message[at : at + size]
         at += size
     raise ValueError("no signature")
-
-
-def _varint(message: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while at < len(message) and shift < 35:
-        byte = message[at]
-        value |= (byte & 0x7F) << shift
-        at, shift = at + 1, shift + 7
-        if byte < 0x80:
-            return value, at
-    raise ValueError("not a number")

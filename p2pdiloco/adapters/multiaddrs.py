@@ -92,12 +92,12 @@ def from_bytes(raw: bytes) -> Parts:
     parts: Parts = []
     at = 0
     while at < len(raw):
-        code, at = _varint(raw, at)
+        code, at = varint(raw, at)
         if code not in _CODES:
             raise ValueError(f"protocol {code} is not known")
         protocol, size = _CODES[code]
         if size < 0:
-            size, at = _varint(raw, at)
+            size, at = varint(raw, at)
         value, at = raw[at : at + size], at + size
         if len(value) != size:
             raise ValueError("cut short")
@@ -113,7 +113,10 @@ def _text(protocol: str, value: bytes) -> str:
     return base58.b58encode(value).decode() if protocol == "p2p" else value.decode("ascii")
 
 
-def _varint(raw: bytes, at: int) -> tuple[int, int]:
+def varint(raw: bytes, at: int) -> tuple[int, int]:
+    """A number as multiaddrs and protobuf write it, of 35 bits at most, and where it ends.
+
+    Raises: ValueError (cut short, or longer)."""
     number = shift = 0
     while at < len(raw) and shift < 35:
         number |= (raw[at] & 0x7F) << shift

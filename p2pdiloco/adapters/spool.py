@@ -12,7 +12,6 @@ import bisect
 import logging
 import os
 import tempfile
-import threading
 import weakref
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
@@ -50,7 +49,8 @@ class Scratch:
 
 
 class Spool:
-    """The file, and who has which part of it."""
+    """The file, and who has which part of it. All but `read` and what the garbage collector calls is for the
+    event loop's thread."""
 
     def __init__(self, folder: Path, most_bytes: int = MOST_BYTES, spare_bytes: int = SPARE_BYTES) -> None:
         """Raises: StorageError."""
@@ -62,7 +62,6 @@ class Spool:
         except OSError as error:
             raise storage_error(error, "write in", folder) from error
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="spool")
-        self._lock = threading.Lock()
         self._taken: list[tuple[int, int]] = []
         """(start, end) of all parts, in order."""
         self._returned: deque[tuple[int, int]] = deque()
@@ -72,16 +71,14 @@ class Spool:
     @property
     def held_bytes(self) -> int:
         """On the disk, for payloads."""
-        with self._lock:
-            self._collect()
-            return sum(end - start for start, end in self._taken)
+        self._collect()
+        return sum(end - start for start, end in self._taken)
 
     def fits(self, size: int) -> bool:
         """Whether a payload of this size may come now: beside what was promised to others and is not
         written yet."""
-        with self._lock:
-            self._collect()
-            end = max(self._end(), self._place(size) + size)
+        self._collect()
+        end = max(self._end(), self._place(size) + size)
         if end > self._most:
             return False
         try:
@@ -94,10 +91,9 @@ class Spool:
 
     def take(self, size: int) -> Scratch:
         """Room for a payload that `fits`."""
-        with self._lock:
-            self._collect()
-            start = self._place(size)
-            bisect.insort(self._taken, (start, start + size))
+        self._collect()
+        start = self._place(size)
+        bisect.insort(self._taken, (start, start + size))
         scratch = Scratch(self, start, size)
         weakref.finalize(scratch, self._give_back, start, start + size).atexit = False
         return scratch
@@ -112,16 +108,11 @@ class Spool:
         return free
 
     def _give_back(self, start: int, end: int) -> None:
-        # The garbage collector calls this in any thread, at any time: even while this very one has the lock.
+        # The garbage collector calls this in any thread, at any time: even inside an executor's `submit`, which
+        # holds locks that every other `submit` waits for. So it is only noted, and dealt with at the next call.
         self._returned.append((start, end))
-        if self._lock.acquire(blocking=False):
-            try:
-                self._collect()
-            finally:
-                self._lock.release()
 
     def _collect(self) -> None:
-        """With the lock."""
         before = self._end()
         while self._returned:
             self._taken.remove(self._returned.popleft())
@@ -140,6 +131,7 @@ class Spool:
 
     async def write(self, at: int, data: memoryview) -> None:
         """Write there, in a thread: a disk may take its time. Raises: StorageError."""
+        self._collect()
         error = await asyncio.get_running_loop().run_in_executor(self._writer, self._write, at, data)
         if error is not None:
             raise storage_error(error, "write in", self._folder)
@@ -170,7 +162,6 @@ class Spool:
 
     def close(self) -> None:
         """Forget everything."""
-        with self._lock:
-            self._closed = True
+        self._closed = True
         self._writer.shutdown(wait=True)
         self._file.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,6 +30,7 @@ def content(scratch: object, size: int) -> bytes:
 
 
 def file_bytes(spool: Spool) -> int:
+    assert spool.fits(0)  # what nobody refers to any more is given back
     spool._writer.submit(int).result()  # what was asked for before is done
     return os.fstat(spool._file.fileno()).st_size
 
@@ -117,3 +119,30 @@ async def test_what_was_cut_off_is_told(spool: Spool) -> None:
     await scratch.write(0, memoryview(b"x" * 10))
     with pytest.raises(StorageError, match="shorter"):
         scratch.read(0, memoryview(bytearray(11)))
+
+
+async def test_a_payload_that_the_collector_finds_waits_for_no_executor(
+    spool: Spool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Executors hold locks in `submit` that are not reentrant: whoever submits there from a finalizer hangs."""
+    submit, depths = spool._writer.submit, [0]
+
+    def collecting(*arguments: object) -> object:
+        depths.append(depths[-1] + 1)
+        gc.collect()
+        depths.append(depths[-1] - 1)
+        return submit(*arguments)  # type: ignore[arg-type]
+
+    kept = spool.take(500)
+    cycle: list[object] = [spool.take(1000)]
+    cycle.append(cycle)
+    monkeypatch.setattr(spool._writer, "submit", collecting)
+    gc.disable()
+    try:
+        del cycle
+        await kept.write(0, memoryview(bytes(500)))
+    finally:
+        gc.enable()
+    assert depths == [0, 1, 0], "the collector ran inside of a submit, and nothing was submitted there"
+    monkeypatch.undo()
+    assert spool.held_bytes == 500 and file_bytes(spool) == 500
