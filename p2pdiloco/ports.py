@@ -93,6 +93,10 @@ class Transport(Protocol):
             UserError: the port is taken, or none of the initial peers can be reached (names them).
         """
 
+    async def end_incoming(self) -> None:
+        """End what others push and pull, and refuse whatever else they want: the handlers are not called any
+        more."""
+
     async def close(self) -> None:
         """End everything that was started. Never raises for a peer's or the network's fault; under 3 s."""
 

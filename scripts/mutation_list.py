@@ -20,6 +20,7 @@ from p2pdiloco.core.kept import Kept
 from p2pdiloco.core.node import Core
 from p2pdiloco.core.office import Office
 from p2pdiloco.core.outbox import Outbox
+from p2pdiloco.core.reach import Reach
 from p2pdiloco.core.round import Round
 from p2pdiloco.core.shared import Shared
 from p2pdiloco.core.types import WHOLE_RUN, Head
@@ -104,6 +105,14 @@ def votes_are_sent_before_they_are_durable(patch: Patch) -> None:
         return [effect]
 
     each_effect(patch, alter)
+
+
+@mutation("calm", 4, 30, "hidden-syncer")
+def who_cannot_be_dialled_stands_like_any_other(patch: Patch) -> None:
+    def alter(_core: Core, event: Any) -> Any:
+        return ev.ReachChanged(Reach.DIRECT) if isinstance(event, ev.ReachChanged) else event
+
+    each_event(patch, alter)
 
 
 @mutation("calm", 3, 3, "durable-first")

@@ -48,6 +48,8 @@ class Endpoint(ABC):
         self._flows: OrderedDict[str, Flow] = OrderedDict()
         self._slots_out = asyncio.Semaphore(MAX_STREAMS_OUT)
         self._streams_in: Counter[str] = Counter()
+        self._serving: set[asyncio.Task[None]] = set()
+        """Each serves one incoming stream."""
         self._refusing = 0
         self._messages_in: Counter[str] = Counter()
 
@@ -118,6 +120,14 @@ class Endpoint(ABC):
             finally:
                 end_stream(writer, complete)
 
+    async def end_incoming(self) -> None:
+        """See `ports.Transport.end_incoming`."""
+        self._handlers = None
+        tasks = list(self._serving)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
     async def _serve_message(self, sender: str, data: bytes) -> bytes:
         """The raw reply to a raw message that arrived on `sender`'s authenticated connection."""
         try:
@@ -140,7 +150,9 @@ class Endpoint(ABC):
     async def _serve_stream(self, sender: str, reader: framing.Reader, writer: framing.Writer) -> None:
         """Answer one incoming stream, and end it."""
         channel = framing.Channel(reader, writer, SERVE_IDLE_S, self._flow(sender), self._limits)
-        complete = False
+        complete, task = False, asyncio.current_task()
+        assert task is not None
+        self._serving.add(task)
         try:
             try:
                 with _Slot(self._streams_in, sender, MAX_STREAMS_IN, MAX_STREAMS_IN_PER_PEER):
@@ -163,6 +175,7 @@ class Endpoint(ABC):
         except (Exception, InvariantViolation) as error:  # noqa: BLE001 - our own bug, reported below
             report_bug("stream handler", error)
         finally:
+            self._serving.discard(task)
             end_stream(writer, complete)
 
     def _offence(self, peer: str, error: RemoteError) -> RemoteError:

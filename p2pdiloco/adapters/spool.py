@@ -108,8 +108,8 @@ class Spool:
         return free
 
     def _give_back(self, start: int, end: int) -> None:
-        # The garbage collector calls this in any thread, at any time: even inside an executor's `submit`, which
-        # holds locks that every other `submit` waits for. So it is only noted, and dealt with at the next call.
+        # The garbage collector calls this in any thread, at any time: even inside an executor's `submit`,
+        # which holds locks that every other `submit` waits for. So it is only noted.
         self._returned.append((start, end))
 
     def _collect(self) -> None:

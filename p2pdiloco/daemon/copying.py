@@ -6,7 +6,7 @@ somebody else has nothing to do is taken from its giver. A holder that fails cos
 of one piece. What came stays, also when all fail: whoever is asked next goes on with it, as long as the
 version is to be had and nothing else was made in the spare. The digest of the whole decides. Where several
 gave and it is wrong, all is asked for once more, from the holder that the core named, and only that counts
-against it.
+against it; the others help nobody for a while, unless it was the holder.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from p2pdiloco.core.types import SignedVersion
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.compute import Compute
 from p2pdiloco.daemon.donating import SHARE
+from p2pdiloco.daemon.gathering import LeftOut
 from p2pdiloco.daemon.pieces import Copy, Part
 from p2pdiloco.errors import RemoteError, TransportError
 from p2pdiloco.ports import Refusal, Transport
@@ -111,6 +112,7 @@ class Copying:
         self._streams: Counter[str] = Counter()
         self._freed = asyncio.Event()
         self._rates: OrderedDict[str, float] = OrderedDict()
+        self._left_out = LeftOut(now)
         self.moving: Callable[[], AbstractContextManager[None]] = nullcontext
         """Around whatever is coming."""
         self.bytes_in = 0
@@ -131,6 +133,7 @@ class Copying:
 
     async def _fetch(self, effect: ef.FetchState) -> wire.StateHeader:
         fragment, named = effect.fragment, effect.peer
+        suspects: set[str] = set()
         for alone in (False, True):
             copy = await self._begin(fragment, anew=alone)
             await self._complete(copy, effect, alone)
@@ -144,7 +147,10 @@ class Copying:
                 raise RemoteError("digest-differs")
             except RemoteError:
                 if copy.givers == {named}:
+                    self._left_out.forgive(*suspects)  # it was the holder
                     raise
+                suspects = copy.givers - {named}
+                self._left_out.add(*suspects)
         raise RemoteError("digest-differs")
 
     async def _begin(self, fragment: int, anew: bool) -> Copy:
@@ -178,8 +184,9 @@ class Copying:
                         error = found
                 if begun.done() and not alone:  # who fails is replaced
                     for peer in self._helpers(copy, effect.fragment, asked)[: MAX_HOLDERS - len(workers)]:
-                        asked.add(peer)
-                        workers[self._help(copy, peer, effect)] = peer
+                        if self._free(peer):  # others have taken places since
+                            asked.add(peer)
+                            workers[self._help(copy, peer, effect)] = peer
         finally:
             begun.cancel()
             for worker in workers:
@@ -203,7 +210,10 @@ class Copying:
         able = [
             peer
             for peer in self._holders(fragment, digest)
-            if peer not in asked and peer != self._transport.peer_id and self._free(peer)
+            if peer not in asked
+            and peer != self._transport.peer_id
+            and peer not in self._left_out
+            and self._free(peer)
         ]
         able.sort(key=lambda peer: (self._streams[peer], -self._rates.get(peer, float("inf"))))
         return able

@@ -37,6 +37,27 @@ MEASURED_BYTES = 64 * 1024
 Pull = Callable[[str, wire.PullUpdate], Awaitable[Fetch | wire.Elsewhere]]
 
 
+class LeftOut:
+    """Peers that are left out for `FORGIVE_S`: what they gave may be wrong, or did not come in time."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._until: OrderedDict[str, float] = OrderedDict()
+
+    def add(self, *peers: str) -> None:
+        """From now on."""
+        for peer in peers:
+            _remember(self._until, peer, self._now() + FORGIVE_S)
+
+    def forgive(self, *peers: str) -> None:
+        """It was somebody else."""
+        for peer in peers:
+            self._until.pop(peer, None)
+
+    def __contains__(self, peer: str) -> bool:
+        return self._until.get(peer, -math.inf) > self._now()
+
+
 class Gathering:
     """Fetches updates, and remembers who was fast and who did not deliver."""
 
@@ -48,7 +69,7 @@ class Gathering:
         self._have = have
         self._now = now
         self._rates: OrderedDict[str, float] = OrderedDict()
-        self._failed: OrderedDict[str, float] = OrderedDict()
+        self._failed = LeftOut(now)
         self.from_others = 0
         """Updates of which nothing came from the holder that was asked first."""
 
@@ -69,7 +90,7 @@ class Gathering:
         except RemoteError as error:
             if error.reason not in NOT_THE_HOLDERS or not (others or fetch.header.offset):
                 raise  # all of it came from the holder
-            self._leave_out(*givers)
+            self._failed.add(*givers)
             fetch, others = await self._insist(holder, request), None
             await check(fetch)
         self.from_others += others is not None
@@ -101,7 +122,7 @@ class Gathering:
                     found = await self._ask(peer, wanted)
             except TimeoutError:
                 if self._have(request.fragment) == have:
-                    self._leave_out(peer)  # the others of the queue were not asked
+                    self._failed.add(peer)  # the others of the queue were not asked
                     return None
                 givers.add(peer)
                 if self._now() < last:
@@ -114,7 +135,7 @@ class Gathering:
                 if reason == "later":
                     queue.append(peer)
                 elif reason not in INNOCENT:
-                    self._leave_out(peer)
+                    self._failed.add(peer)
                 continue
             if isinstance(found, wire.Elsewhere):
                 queue = self._ordered(found.peers, known, request) + queue
@@ -123,7 +144,7 @@ class Gathering:
             if found.complete:
                 return found
             if not found.received_bytes:
-                self._leave_out(peer)
+                self._failed.add(peer)
                 continue
             heard_s = self._now()
             queue.insert(0, peer)
@@ -132,13 +153,12 @@ class Gathering:
     async def _ask(self, peer: str, request: wire.PullUpdate) -> Fetch | wire.Elsewhere:
         found = await self._pull(peer, request)
         if isinstance(found, Fetch) and found.received_bytes >= MEASURED_BYTES:
-            self._remember(self._rates, peer, found.received_bytes / max(self._now() - found.began_s, 1e-6))
+            _remember(self._rates, peer, found.received_bytes / max(self._now() - found.began_s, 1e-6))
         return found
 
     def _ordered(self, peers: Sequence[str], known: set[str], request: wire.PullUpdate) -> list[str]:
         """Those that are new, in the order in which we try them; from now on they are known."""
-        now = self._now()
-        fresh = {peer for peer in peers if peer not in known and self._failed.get(peer, now) <= now}
+        fresh = {peer for peer in peers if peer not in known and peer not in self._failed}
         known.update(fresh)
         unknown = max((self._rates[peer] for peer in fresh if peer in self._rates), default=1.0)
 
@@ -149,15 +169,12 @@ class Gathering:
 
         return sorted(fresh, key=key)
 
-    def _leave_out(self, *peers: str) -> None:
-        for peer in peers:
-            self._remember(self._failed, peer, self._now() + FORGIVE_S)
 
-    def _remember(self, table: OrderedDict[str, float], peer: str, value: float) -> None:
-        table.pop(peer, None)
-        table[peer] = value
-        while len(table) > MAX_PEERS:
-            table.popitem(last=False)
+def _remember(table: OrderedDict[str, float], peer: str, value: float) -> None:
+    table.pop(peer, None)
+    table[peer] = value
+    while len(table) > MAX_PEERS:
+        table.popitem(last=False)
 
 
 def _all_of(fetch: Fetch) -> Fetch:

@@ -298,6 +298,7 @@ class Member:
     async def close(self) -> None:
         """Let go of everything; after `leave`, or after we broke."""
         self._door.member, self._door.status = None, None
+        await self._transport.end_incoming()  # the threads that they need end below
         if self.runner.learner.pid is not None:
             await self.runner.learner.stop(0.1)
         self.runner.learner.close()

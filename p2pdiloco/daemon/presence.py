@@ -132,8 +132,12 @@ class Presence:
         if peer in self._connected or now < self._redial.get(peer, 0.0):
             return False
         self._redial.pop(peer, None)
-        if len(self._redial) < MAX_NAMED:
-            self._redial[peer] = now + REDIAL_HIDDEN_S
+        while len(self._redial) >= MAX_NAMED:
+            oldest = next(iter(self._redial))
+            if self._redial[oldest] > now:
+                return False  # more of them than we try in this time
+            del self._redial[oldest]
+        self._redial[peer] = now + REDIAL_HIDDEN_S
         return True
 
     def _meet(self, others: list[tuple[str, tuple[str, ...]]]) -> None:

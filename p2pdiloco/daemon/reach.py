@@ -1,8 +1,10 @@
 """Whether others can dial this node, and under which address: asked of peers, never concluded by ourselves.
 
 The question names ports only. Who is asked dials the IP address from which the asker is connected to it,
-with a connection of its own, and looks whether that very peer answers there. So nobody can be made to dial
-a third party, and a single question costs a few handshakes at most (`DialBack`).
+with a connection of its own, and looks whether that very peer answers there. So nobody who is asked can be
+made to dial a third party, and a single question costs a few handshakes at most (`DialBack`). Who asks dials
+what the answers name, since only it can prove that it is reached there: a liar can have it make a connection
+to any address, at a port of its own, but only one for each place that the liar is at, two a round.
 
 Answers count for as much as they know of the world: those of peers at a public address before those of
 neighbours in our own network. Where a peer is, our own connection to it says, not the peer. Two *voices*
@@ -108,7 +110,7 @@ class Voice(Struct, frozen=True):
     @property
     def name(self) -> str:
         """Two voices differ in it: at public addresses everybody can have many names."""
-        public = sorted(ip for ip in self.ips if ipaddress.ip_address(ip).is_global)
+        public = sorted(_site(ip) for ip in self.ips if ipaddress.ip_address(ip).is_global)
         return public[0] if public else self.peer
 
     def outlook(self, own_ips: set[str]) -> Outlook:
@@ -118,6 +120,11 @@ class Voice(Struct, frozen=True):
             ip = ipaddress.ip_address(text)
             found.append((ip.is_global, text not in own_ips, not ip.is_loopback))
         return max(found)
+
+
+def _site(ip: str) -> str:
+    """What one customer of a provider has at least: an IPv4 address, or 64 bits of an IPv6 one."""
+    return str(ipaddress.ip_network((ip, 64), strict=False)) if ":" in ip else ip
 
 
 def decisive(voices: Sequence[Voice], own_ips: set[str]) -> list[Voice]:
@@ -134,7 +141,8 @@ class Named:
         self._proved: dict[Place, float] = {}
 
     def add(self, voices: Sequence[Voice], own_ips: set[str], now: float) -> list[Place]:
-        """Take a round's answers in. Which places nobody has confirmed yet."""
+        """Take a round's answers in. Which places nobody has confirmed yet: one of each voice, the last that
+        it named, and those of the voices heard last first."""
         for voice in voices:
             for place in voice.reached:
                 if place[0] not in own_ips:
@@ -145,7 +153,12 @@ class Named:
                 del self._when[key]
         named = {place for place, _ in self._when}
         self._proved = {p: s for p, s in self._proved.items() if now - s <= KEEP_S and p in named}
-        return sorted(named.difference(self._agreed(), self._proved))
+        settled = {*self._agreed(), *self._proved}
+        doubtful: dict[str, Place] = {}
+        for place, name in reversed(self._when):
+            if place not in settled:
+                doubtful.setdefault(name, place)
+        return list(dict.fromkeys(doubtful.values()))
 
     def proved(self, place: Place, now: float) -> None:
         """We reached ourselves there."""

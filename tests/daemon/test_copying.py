@@ -149,6 +149,33 @@ async def test_a_liar_among_the_holders_costs_one_more_copy_and_nobody_is_blamed
     await joiner.copy("d0")
     assert isinstance(joiner.posted[0], ev.StateFetched) and joiner.has_state_of(donors[0])
     assert donors[1].gave and joiner.transfers.bytes_in == 2 * SIZE, "all of it again, from the one named"
+    gave = donors[1].gave
+    await joiner.copy("d0", 1)
+    assert joiner.has_state_of(donors[0], 1) and donors[1].gave == gave, "who may have lied helps nobody"
+
+
+async def test_where_the_named_holder_lied_those_who_helped_are_not_left_out(town: Any) -> None:
+    joiner, donors = await three(town, 20e6, 20e6)
+    donors[0].vault._states[0].theta += 1.0
+    donors[0].vault._states[0].momentum += 1.0
+    await joiner.copy("d0")
+    (failed,) = joiner.posted
+    assert isinstance(failed, ev.FetchFailed) and failed.reason == "digest-differs"
+    before = donors[1].gave
+    assert before
+    await joiner.copy("d0", 1)
+    assert donors[1].gave > before
+
+
+async def test_all_copies_together_have_a_bound(town: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copying, "MAX_STREAMS", 2)
+    joiner, _ = await three(town, 20e6, 20e6, 20e6)
+    found = joiner.transfers.copying
+    taken: list[int] = []
+    take = found._take_place
+    monkeypatch.setattr(found, "_take_place", lambda peer: (take(peer), taken.append(found._streams.total())))
+    await joiner.copy("d0")
+    assert isinstance(joiner.posted[0], ev.StateFetched) and max(taken) == 2
 
 
 @pytest.mark.parametrize("lie", ["content", "fragment", "more", "nothing", "offset"])

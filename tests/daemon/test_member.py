@@ -8,13 +8,16 @@ import json
 from pathlib import Path
 from typing import BinaryIO
 
+import pytest
 import torch
 from daemon_kit import Neighbourhood, until
 
 from p2pdiloco.adapters.files import Files
+from p2pdiloco.adapters.spool import Spool
 from p2pdiloco.core.events import LeaveRequested
 from p2pdiloco.daemon.member import UPDATES_IN_MEMORY
 from p2pdiloco.daemon.resume import FILE
+from p2pdiloco.errors import TransportError
 from p2pdiloco.learner import channel as ch
 
 
@@ -149,6 +152,36 @@ async def test_leaving_sends_what_there_is_and_comes_back_where_it_was(tmp_path:
         assert again.head(1).number == one.head(1).number
         await until(lambda: again.head() == one.head(), "it to catch up")
         await around.round(one, again)
+
+
+async def test_a_push_that_is_under_way_at_the_end_is_cut_and_is_no_bug(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bugs: list[dict[str, object]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: bugs.append(context))
+    async with Neighbourhood(tmp_path) as around:
+        one, rogue = await around.member("one", genesis=True), await around.rogue()
+        await until(lambda: one.core.fragments[0].office.holding, "a syncer")
+        one.memory.room = lambda size: False  # type: ignore[method-assign]
+        began, chunk, write = asyncio.Event(), asyncio.Event(), Spool.write
+
+        async def late(spool: Spool, at: int, data: memoryview) -> None:
+            began.set()
+            await chunk.wait()
+            await write(spool, at, data)
+
+        monkeypatch.setattr(Spool, "write", late)
+        payload = rogue.payload(one)
+        pushing = asyncio.create_task(rogue.push(one, rogue.sign(rogue.header(one, payload)), payload))
+        await began.wait()
+        training = around._life.pop(one)
+        training.cancel()
+        await asyncio.gather(training, return_exceptions=True)
+        await one.close()
+        chunk.set()
+        with pytest.raises(TransportError):
+            await pushing
+        assert not bugs
 
 
 async def test_what_was_merged_at_the_very_end_is_not_saved_as_unmerged(tmp_path: Path) -> None:

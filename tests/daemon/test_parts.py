@@ -21,7 +21,7 @@ from p2pdiloco.core.types import NEVER, WHOLE_RUN, Head, SignedVersion, Stamp, V
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.frontdoor import FrontDoor
 from p2pdiloco.daemon.outbound import IN_FLIGHT, MAX_QUEUED, Outbound
-from p2pdiloco.daemon.presence import Presence, publish_runs
+from p2pdiloco.daemon.presence import REDIAL_HIDDEN_S, Presence, publish_runs
 from p2pdiloco.daemon.resume import FILE, restore_modes, write_resume
 from p2pdiloco.daemon.runner import UpdateLog
 from p2pdiloco.daemon.tickets import Tickets
@@ -250,6 +250,20 @@ async def test_in_a_run_larger_than_a_group_only_some_are_dialled_and_all_are_li
     assert len(me.dialled) == len(set(me.dialled)) == 4  # the same ones at every look
     assert set(me.learned) == set(peers) - set(me.dialled) and set(me.learned.values()) == {addresses}
     assert len(seen[-1].members) == 9 and seen[-1].unreached == 0
+
+
+async def test_those_that_cannot_be_dialled_are_tried_now_and_then_however_many_come_and_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    presence = Presence(Book(MemoryNetwork(), "me"), "run", 1, "me", lambda event: None)
+    now, most = 0.0, 3
+    monkeypatch.setattr("p2pdiloco.daemon.presence.MAX_NAMED", most)
+    monkeypatch.setattr(asyncio.get_running_loop().__class__, "time", lambda _: now)
+    assert [presence._worth_a_try(f"p{i}") for i in range(5)] == [True] * most + [False] * 2
+    assert not presence._worth_a_try("p0"), "soon enough"
+    now = REDIAL_HIDDEN_S
+    assert [presence._worth_a_try(f"q{i}") for i in range(5)] == [True] * most + [False] * 2
+    assert set(presence._redial) == {"q0", "q1", "q2"}, "those that went away give their places up"
 
 
 async def test_our_own_record_and_our_runs_are_published(tmp_path: Path) -> None:

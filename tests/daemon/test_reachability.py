@@ -55,6 +55,19 @@ def test_an_address_that_is_not_ours_is_told_to_others_once_two_at_different_pla
     assert len(named.add([], OWN, 5.0 + KEEP_S)) <= MAX_NAMED
 
 
+def test_a_liar_with_many_addresses_does_not_keep_us_from_trying_an_honest_ones() -> None:
+    named, many = Named(), [f"1.0.0.{i}" for i in range(8)]
+    liar, honest = voice("a", "8.8.8.8", *many), voice("b", "9.9.9.9", "198.51.100.1")
+    assert named.add([honest, liar], OWN, 0.0) == [("1.0.0.7", 4001), ("198.51.100.1", 4001)]
+    assert named.add([honest], OWN, 1.0) == [("198.51.100.1", 4001), ("1.0.0.7", 4001)], "the newest first"
+
+
+def test_all_addresses_of_one_ipv6_customer_are_one_voice() -> None:
+    places = ("2a00:1450:1:2::1", "2a00:1450:1:2:ffff::1", "2a00:1450:1:3::1")
+    one, same, other = (voice(f"p{i}", at).name for i, at in enumerate(places))
+    assert one == same != other
+
+
 class World:
     """A transport that says what the test makes it say."""
 

@@ -124,7 +124,7 @@ async def test_what_was_cut_off_is_told(spool: Spool) -> None:
 async def test_a_payload_that_the_collector_finds_waits_for_no_executor(
     spool: Spool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Executors hold locks in `submit` that are not reentrant: whoever submits there from a finalizer hangs."""
+    """Executors hold locks in `submit` that are not reentrant: a finalizer that submits there hangs."""
     submit, depths = spool._writer.submit, [0]
 
     def collecting(*arguments: object) -> object:
