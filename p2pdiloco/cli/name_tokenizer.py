@@ -11,9 +11,14 @@ from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.models import BYTES, TOKENIZER_PATTERN
 from p2pdiloco.daemon.tokenizers import tokenizer_beside
 from p2pdiloco.errors import StorageError, UserError
-from p2pdiloco.tasks.tokens import INSTALL, FileTokenizer, digest_of, end_of_document, read_tokenizer
-
-FILE = "tokenizer.json"
+from p2pdiloco.tasks.tokens import (
+    FILE,
+    FileTokenizer,
+    digest_of,
+    download_tokenizer,
+    end_of_document,
+    read_tokenizer,
+)
 
 
 def chosen_tokenizer(
@@ -39,7 +44,7 @@ def _with_tokenizer(manifest: Manifest, wanted: str, end: str, fit: bool) -> tup
         name, revision = re.sub(r"[^A-Za-z0-9._-]", "-", path.name).lstrip("._-")[:96] or FILE, ""
         content = read_tokenizer(path / FILE if path.is_dir() else path)
     elif "/" in name and re.match(TOKENIZER_PATTERN, name):
-        content = read_tokenizer(_downloaded(name, revision))
+        content = read_tokenizer(download_tokenizer(name, revision))
     else:
         raise UserError(
             f"there is no tokenizer file {wanted}", "give a path, or OWNER/NAME of the Hugging Face hub"
@@ -76,17 +81,3 @@ def save_tokenizer(out: Path, content: bytes) -> Path:
     except OSError as error:
         raise StorageError(f"{file}: cannot be written: {error.strerror}") from error
     return file
-
-
-def _downloaded(name: str, revision: str) -> Path:
-    try:
-        from huggingface_hub import hf_hub_download
-    except ImportError as error:
-        raise UserError("a tokenizer of the hub needs the package huggingface_hub", INSTALL) from error
-    try:
-        return Path(hf_hub_download(name, FILE, revision=revision or None))
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"{FILE} of {name} cannot be had from the hub: {str(error).splitlines()[0]}",
-            "download it elsewhere and give its path",
-        ) from error

@@ -20,6 +20,8 @@ from p2pdiloco.errors import UserError
 
 MAX_TOKENIZER_BYTES = 64 << 20
 INSTALL = "pip install 'p2pdiloco[hub]'"
+FILE = "tokenizer.json"
+"""What the file is called in a model's folder."""
 _USUAL_ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "[SEP]")
 
 Tokens = NDArray[Any]
@@ -162,3 +164,22 @@ def load_tokenizer(section: DataSection, content: bytes | None, vocabulary: int)
             f"set model.vocabulary to {found.vocabulary} or more",
         )
     return found
+
+
+def download_tokenizer(name: str, revision: str) -> Path:
+    """Fetch a model's tokenizer file from the hub into its cache; `revision`: empty for the newest.
+
+    Raises:
+        UserError: the package is missing, or there is no such file, or no way to it.
+    """
+    try:
+        from huggingface_hub import hf_hub_download
+    except ImportError as error:
+        raise UserError("a tokenizer of the hub needs the package huggingface_hub", INSTALL) from error
+    try:
+        return Path(hf_hub_download(name, FILE, revision=revision or None))
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{FILE} of {name} cannot be had from the hub: {str(error).splitlines()[0]}",
+            "download it elsewhere and give its path",
+        ) from error

@@ -62,6 +62,7 @@ THIRD_PARTY = {
     "tasks": {
         "PIL",
         "datasets",
+        "huggingface_hub",
         "msgspec",
         "numpy",
         "pyarrow",
