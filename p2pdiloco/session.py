@@ -298,7 +298,7 @@ class Session:
         )
         fragments.scatter_bases(parameters)
         groups = optimizer.param_groups if optimizer is not None else [{"lr": 0.0}]
-        training = SimpleNamespace(
+        training: SimpleNamespace = SimpleNamespace(
             section=manifest.inner,
             optimizer=SimpleNamespace(param_groups=groups),
             inner_step=0,
@@ -354,7 +354,7 @@ class _Mailbox(Mailbox):
 
 def _runs(process: psutil.Process) -> bool:
     try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
 

@@ -161,4 +161,4 @@ def _fp32(path: Path, name: str, tensor: dict[str, Any]) -> NDArray[np.float32]:
 
 def _bytes(array: NDArray[Any]) -> memoryview:
     flat = np.ascontiguousarray(array).reshape(-1)
-    return memoryview(flat.view(np.uint8)) if math.prod(array.shape) else memoryview(b"")
+    return memoryview(flat.view(np.uint8).data) if math.prod(array.shape) else memoryview(b"")

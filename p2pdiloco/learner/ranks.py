@@ -102,7 +102,7 @@ class Distributed(Ranks):
         os.environ.setdefault("NCCL_SOCKET_IFNAME", loopback)
         backend = {"cuda": "nccl", "xpu": "xccl"}.get(device.type, "gloo")
         try:
-            store = distributed.FileStore(str(folder / STORE), count)
+            store = distributed.FileStore(str(folder / STORE), count)  # type: ignore[attr-defined]
             distributed.init_process_group(
                 backend, store=store, rank=rank, world_size=count, timeout=PATIENCE
             )
