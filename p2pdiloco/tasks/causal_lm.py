@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 INIT_STD = 0.02
 PROMPT = '    """Return the '
 SAMPLE_TOKENS = 320
+MAX_SHUFFLED_TOKENS = 1 << 26
+"""Of a streamed data set that a learner holds at one time, twice, four bytes each."""
 SAMPLE_TEMPERATURE = 0.7
 _INTO_THE_STREAM = ("o_proj.weight", "down_proj.weight", "w2.weight")
 
@@ -67,7 +69,15 @@ class CausalLM(Task):
                 f"it is {tokens}",
             ),
         )
-        return next((sentence for holds, sentence in rules if not holds), None)
+        return next((sentence for holds, sentence in rules if not holds), None) or self._too_much_shuffled()
+
+    def _too_much_shuffled(self) -> str | None:
+        """A volunteer's memory is not a stranger's."""
+        section, samples = self.section, self.manifest.data.shuffle_samples
+        most = max(1, MAX_SHUFFLED_TOKENS // section.context_tokens)
+        if self.manifest.data.source != "hub" or samples <= most:
+            return None
+        return f"data.shuffle_samples must be at most {most} for such a context, it is {samples}"
 
     def specs(self) -> tuple[TensorSpec, ...]:
         """By arithmetic: the daemon never builds a model. Names and shapes are those of Hugging Face's Llama

@@ -12,6 +12,7 @@ from there, and the tokens that were left over. The next block is read by a thre
 from __future__ import annotations
 
 import hashlib
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -173,7 +174,7 @@ class _Reader:
                 found = list(islice(self._documents, documents))
                 self._read += len(found)
                 return found
-            except OSError as error:
+            except _world() as error:
                 self._documents = None
                 if pause_s is None:
                     raise UserError(f"the data set cannot be read any more: {error}") from error
@@ -241,7 +242,7 @@ def _opened(section: DataSection, path: str | None, split: str) -> Any:
             streaming=True,
         )
         names = found.column_names or list(next(iter(found), {}))
-    except (OSError, ValueError, RuntimeError) as error:
+    except (*_world(), ValueError, RuntimeError) as error:
         raise UserError(
             f"the data set {path or section.dataset} cannot be opened: {str(error).splitlines()[0]}",
             "check data.dataset, data.config, data.split, and the network",
@@ -265,8 +266,14 @@ def _texts(source: Any, field: str) -> Iterator[str]:
 def _as_user_errors(texts: Iterator[str]) -> Iterator[str]:
     try:
         yield from texts
-    except OSError as error:
+    except _world() as error:
         raise UserError(f"the data set cannot be read: {error}") from error
+
+
+def _world() -> tuple[type[Exception], ...]:
+    """What is raised where a connection breaks: by the HTTP libraries that `datasets` happens to use, too."""
+    names = (("httpx", "HTTPError"), ("aiohttp", "ClientError"))
+    return OSError, *(getattr(sys.modules[module], name) for module, name in names if module in sys.modules)
 
 
 def _local_identity(root: Path) -> str:

@@ -202,6 +202,13 @@ def test_a_model_that_makes_no_sense_is_one_sentence(keys, sentence):
     assert str(caught.value).startswith(sentence)
 
 
+def test_a_stream_takes_no_more_memory_than_is_bearable():
+    data = DataSection(source="hub", shuffle_samples=1 << 20)
+    task_of(msgspec.structs.replace(MICRO, data=data))
+    with pytest.raises(ConfigError, match=r"shuffle_samples must be at most 262144 for such a context"):
+        task_of(msgspec.structs.replace(changed(context_tokens=256), data=data))
+
+
 def test_a_table_that_leaves_a_key_out_is_refused():
     """Its default may be another one in another version."""
     short = {key: value for key, value in MICRO.model.items() if key != "rope_base"}

@@ -167,6 +167,12 @@ def test_a_local_data_set_is_streamed_in_shards_that_lose_nothing_and_go_on_anyw
         assert len(reader.place.carry) // 4 <= CONTEXT
     expected = sum(len(text.encode()) + 1 for text in DOCUMENTS if text not in held)
     assert 0 <= expected - len(texts) <= 6 * (CONTEXT + 1)
+    # With blocks larger than a shard nothing is read twice either.
+    large = load_corpus(
+        DataSection(**LOCAL | {"shuffle_samples": 1024}), path, CONTEXT, ByteTokenizer()
+    ).train
+    whole = [window for shard in range(6) for window in read(large.open(0, shard, Place()))]
+    assert 0.98 * expected < CONTEXT * len(set(whole)) == CONTEXT * len(whole) <= expected
     # A learner walks through all of it, what is left over of one shard goes on in the next.
     stream = Stream(train, 0, "a", 4, tmp_path / "place")
     steps = (expected - 1) // CONTEXT // 4
