@@ -242,7 +242,7 @@ def _opened(section: DataSection, path: str | None, split: str) -> Any:
             streaming=True,
         )
         names = found.column_names or list(next(iter(found), {}))
-    except (*_world(), ValueError, RuntimeError) as error:
+    except _world(ValueError, RuntimeError) as error:
         raise UserError(
             f"the data set {path or section.dataset} cannot be opened: {str(error).splitlines()[0]}",
             "check data.dataset, data.config, data.split, and the network",
@@ -270,10 +270,11 @@ def _as_user_errors(texts: Iterator[str]) -> Iterator[str]:
         raise UserError(f"the data set cannot be read: {error}") from error
 
 
-def _world() -> tuple[type[Exception], ...]:
-    """What is raised where a connection breaks: by the HTTP libraries that `datasets` happens to use, too."""
+def _world(*others: type[Exception]) -> tuple[type[Exception], ...]:
+    """What is raised where a connection breaks, also by the HTTP libraries that `datasets` happens to use."""
     names = (("httpx", "HTTPError"), ("aiohttp", "ClientError"))
-    return OSError, *(getattr(sys.modules[module], name) for module, name in names if module in sys.modules)
+    found = [getattr(sys.modules[module], name) for module, name in names if module in sys.modules]
+    return (OSError, *others, *found)
 
 
 def _local_identity(root: Path) -> str:
