@@ -3,7 +3,7 @@
 import pytest
 
 from p2pdiloco.config.presets import MICRO
-from p2pdiloco.study.lockstep import Absence, Lockstep, mean_loss
+from p2pdiloco.study.lockstep import Absence, Lockstep, Restart, mean_loss
 
 
 @pytest.fixture
@@ -37,3 +37,17 @@ def test_who_was_away_brings_its_work_in_shares(swarm, monkeypatch):
     # Seven rounds' worth waits and one more comes with each round: five double ones work it off.
     assert [steps[1] for steps in seen[6:]] == [*[2 * period] * 5, period + first, period]
     assert {steps[0] for steps in seen[6:]} == {period}
+
+
+def test_who_died_goes_on_from_the_global_parameters_with_the_moments_that_it_is_given(swarm):
+    first, second = swarm._learners
+    restarts = [Restart(0, 6, "disk", saved_steps=2), Restart(1, 8, "peer"), Restart(0, 12, "none")]
+    swarm.run(6, 100, restarts=restarts)
+    state = next(iter(first.training.optimizer.state.values()))
+    assert state["step"] == 4, "as they were two steps ago"
+    assert all(counters.unmerged_steps == 0 for counters in first.fragments.counters)
+    swarm.run(12, 100, restarts=restarts[1:])
+    assert first.training.optimizer_steps == 0 and not first.training.optimizer.state
+    assert next(iter(second.training.optimizer.state.values()))["step"] == 4 + 8 + 4, (
+        "the other's, then its own"
+    )
