@@ -243,7 +243,10 @@ class Channel:
                 raise TransportError(f"no answer for {self.idle_s:g} s")
             if not final.done():
                 self._in_time(sending.deadline_s)
-        return final.result()
+        status, body = final.result()
+        if status == ACK:  # of the rest, too
+            self._limits.sent_bytes += sending.unacknowledged_bytes
+        return status, body
 
     async def receive_payload(
         self, size: int, prepaid_bytes: int, take: Callable[[int, memoryview], Awaitable[None]]

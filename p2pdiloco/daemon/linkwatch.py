@@ -25,8 +25,8 @@ LEAST_BYTES = 256 * 1024
 LONG_S = 10.0
 """On a busy link transfers overlap for ever: so often it is measured nevertheless."""
 SAMPLES = 32
-LEAST_SAMPLES = 3
-"""Fewer say nothing yet: one of them may have waited for its sender, or for our own tensors."""
+LEAST_SAMPLES = 6
+"""Fewer say nothing yet: each may have waited for its sender or our own tensors, or shared a peer's link."""
 JUDGE_EVERY_S = 5.0
 RISE, FALL = 3, 24
 """Judgements in a row until fewer, or again more, contributions are made."""

@@ -62,7 +62,7 @@ def test_the_meter_wants_long_transfers_and_takes_the_best_of_the_latest() -> No
     assert up.meter.bits_per_s == math.inf
     up.move(LEAST_BYTES - 1, 100.0)
     assert up.meter.bits_per_s == math.inf
-    for took_s in (4.0, 1.0, 2.0):
+    for took_s in (4.0, 1.0, 2.0) * (LEAST_SAMPLES // 3):
         up.now_s += 50.0  # idle time is not the link's
         up.move(LEAST_BYTES, took_s)
     assert up.meter.bits_per_s == 8 * LINK_OVERHEAD * LEAST_BYTES

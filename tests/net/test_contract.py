@@ -105,6 +105,7 @@ async def test_push(swarm: Swarm) -> None:
     assert await a.push(b.peer_id, b"%d" % len(whole), parts, 5.0) == (True, b"got %d" % len(whole))
     sink = at_b.sinks[0]
     assert bytes(sink.data) == whole and sink.finished and at_b.senders == {a.peer_id}
+    assert (a.payload_bytes(), b.payload_bytes()) == ((len(whole), 0), (0, len(whole)))
     assert await a.push(b.peer_id, b"0", [], 5.0) == (True, b"got 0")
 
 
