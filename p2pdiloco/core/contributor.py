@@ -42,7 +42,7 @@ from p2pdiloco.core.machine import Machine, direct_members
 from p2pdiloco.core.office import Office
 from p2pdiloco.core.office_table import NOT_IN_OFFICE
 from p2pdiloco.core.timing import Ema, backoff_s, patience_s
-from p2pdiloco.core.types import ContributionHeader, SignedContribution, Stamp, Ticket
+from p2pdiloco.core.types import ContributionHeader, Head, SignedContribution, Stamp, Ticket
 
 MAX_QUEUE = 4
 RETIRED_KEPT = 16
@@ -105,6 +105,8 @@ class Pending:
         self.perhaps_held = False
         """Somebody took it, or may have: it may be in a merge that we have not heard of."""
         self.called_unusable = 0
+        self.turned_away_s: float | None = None
+        """When the present syncer first said that it is not in office."""
 
 
 class Contributor:
@@ -298,7 +300,7 @@ class Contributor:
             syncer=event.peer,
             stamp=first.stamp.sequence,
         )
-        self.refused(first, event.reason, now)
+        self.refused(first, event.reason, now, event.head)
 
     def accepted(self, pending: Pending, held_over: bool, now: float) -> None:
         """The syncer has it; from now on a version that contains it is due."""
@@ -318,7 +320,7 @@ class Contributor:
         levels = len(level_sizes(self._chain.header.groups, config.group_size))
         pending.deadline_s = now + wait_s * levels * self._shared.health.stretch(now)
 
-    def refused(self, pending: Pending, reason: str, now: float) -> None:
+    def refused(self, pending: Pending, reason: str, now: float, head: Head | None = None) -> None:
         """Mend what can be mended and try again; give up only what can never be merged."""
         if reason in PERMANENT and pending.perhaps_held and pending.called_unusable < OTHER_OPINIONS:
             pending.called_unusable += 1  # it was sound for somebody, or may have been: damaged on the way
@@ -330,9 +332,22 @@ class Contributor:
             return
         if reason in RELABEL:
             pending.base_number, pending.base_digest = self._chain.head.number, self._chain.head.digest
-        if reason == "not-syncer" and pending.peer == self._office.syncer and pending.attempts > 1:
+        denied = reason == "not-syncer" and pending.peer == self._office.syncer and pending.attempts > 1
+        if denied and not self._catches_up(pending, head, now):
             self._office.suspect(NOT_IN_OFFICE)
         self._retry(pending, now, at_once=False)
+
+    def _catches_up(self, pending: Pending, head: Head | None, now: float) -> bool:
+        """Whether the version with which the syncer's term begins is still on its way there. Who has it
+        first, mostly the syncer before, would else depose each successor on a slow link."""
+        if head is None or head.number >= self._chain.head.number:
+            return False
+        if pending.turned_away_s is None:
+            pending.turned_away_s = now
+        shared = self._shared
+        steps, step_s = shared.config.delay_steps, shared.median_step_s(now)
+        wait_s = patience_s(shared.timing.answer_floor_s, self._round_s.value, steps, step_s)
+        return now - pending.turned_away_s < wait_s * shared.health.stretch(now)
 
     def undelivered(self, event: ContributionUndelivered, now: float) -> None:
         """The stream broke."""
@@ -360,7 +375,7 @@ class Contributor:
         for pending in self._queue:
             if pending.machine.state is not SendState.OFFERED or pending.peer != self._office.syncer:
                 self._retry(pending, now, at_once=True)
-            pending.attempts = 0
+            pending.attempts, pending.turned_away_s = 0, None
 
     def _give_up(self, pending: Pending, reason: str) -> None:
         out = self._shared.out

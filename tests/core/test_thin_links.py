@@ -80,3 +80,21 @@ def test_a_syncer_is_not_slow_while_its_versions_are_on_their_way() -> None:
     assert not reasons(solo.wait(60.0), "suspicion"), "the update's way is slow, not the syncer"
     solo.feed(ev.FetchFailed(0, 1, "p1", "not-ready"))
     assert reasons(solo.wait(10.0), "suspicion"), "it has no such version"
+
+
+def test_a_successor_that_its_first_version_has_not_reached_is_waited_for() -> None:
+    solo = Solo()
+    solo.learn()
+    older = solo.head
+    solo.announce(child(solo.fragment.chain.header, "p2", ("p2",)))
+    solo.elect("p1", term=2, start=1)
+    offers, seen = found(solo.ready(), ef.OfferContribution), []
+    refused_s = solo.now
+    while not seen and solo.now < refused_s + 20.0:
+        for offer in offers:
+            stamp = offer.signed.header.stamp
+            seen += solo.feed(ev.ContributionAnswered(0, stamp, "p1", False, "not-syncer", older))
+        effects = solo.wait(0.5)
+        offers, seen = found(effects, ef.OfferContribution), reasons(seen + effects, "suspicion")
+    assert seen == ["the syncer says that it is not in office"]
+    assert solo.now - refused_s >= solo.config.timing.answer_floor_s, "it had time for the update"
