@@ -111,9 +111,8 @@ class Arrivals:
         if key in self._unfinished and self._unfinished[key].size != size:
             self._forget(key)
         where = MEMORY if key in self._unfinished else self._where(size)
-        while where not in (MEMORY, DISK) and self._forget_oldest(key):
-            where = self._where(size)
-        if where not in (MEMORY, DISK) and size <= ABSURD_BYTES:
+        helps = any(other != key for other in self._unfinished)
+        if where not in (MEMORY, DISK) and size <= ABSURD_BYTES and not helps:
             return self._no_place(where)
         transfer = self._next_transfer
         self._next_transfer += 1
@@ -125,7 +124,10 @@ class Arrivals:
         decision = self._decisions.pop(transfer)
         if decision is not None:
             return Refusal(wire.encode(decision))
-        if where not in (MEMORY, DISK):  # the core knows of larger fragments than we do
+        # What is kept of others' goes only for what the core wants: anybody can write a size into a label.
+        while where not in (MEMORY, DISK) and self._forget_oldest(key):
+            where = self._where(size)
+        if where not in (MEMORY, DISK):  # after all, or the core knows of larger fragments than we do
             self._post(ev.ContributionBroken(transfer, where))
             return self._no_place(where)
         landing = self._unfinished.pop(key, None)
@@ -190,7 +192,6 @@ class Arrivals:
     async def payload_arrived(self, transfer: int, label: Label, landing: Landing) -> bytes:
         """Judge the content, let the core know, return its answer."""
         self.bytes_in += landing.size
-        self._arriving_bytes -= landing.memory_bytes
         reason = ""
         try:
             await self._compute.run(self._judge, label, landing)
@@ -203,6 +204,8 @@ class Arrivals:
             # p2pd died under this stream: the learner must not stay locked out behind a half-arrived one.
             self._post(ev.ContributionBroken(transfer, "cut"))
             raise
+        finally:  # until now, or it would count nowhere while it waits to be judged
+            self._arriving_bytes -= landing.memory_bytes
         if reason:
             self._post(ev.ContributionBroken(transfer, reason))
             return wire.encode(wire.Answer(False, reason, self._head_of(label.fragment)))

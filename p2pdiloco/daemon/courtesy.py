@@ -1,10 +1,10 @@
 """States that we give to newcomers stand back for what rounds wait for: our contributions, and updates.
 
 Control messages never wait (`adapters.flow`). While anything urgent goes out, a state's stream gets a chunk
-now and then, so that nobody takes it for dead; unless the uplink is known and all that goes out takes less
-than a share of it: then the urgent is slow on its receiver's account. At other times all states together get
-that share of what the uplink carries. While nothing is known of it, only the windows of `adapters.flow` hold
-them back, which give way to whatever else uses the link.
+now and then, so that nobody takes it for dead or gives it up for its slowness; unless the uplink is known and
+all that goes out takes less than a share of it: then the urgent is slow on its receiver's account. At other
+times all states together get that share of what the uplink carries. While nothing is known of it, only the
+windows of `adapters.flow` hold them back, which give way to whatever else uses the link.
 """
 
 from __future__ import annotations
@@ -14,10 +14,14 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
+from p2pdiloco.adapters.framing import MIN_BYTES_PER_S
+
 SHARE = 0.5
 """Of the uplink, as far as it is known, for all states together."""
 TRICKLE_S = 5.0
-"""While something urgent goes out, a stream waits so long for each chunk."""
+"""While something urgent goes out, a stream waits so long for each chunk at most."""
+TRICKLE_BYTES_PER_S = 1.5 * MIN_BYTES_PER_S
+"""No stream is held back further: what is slower on the whole than `MIN_BYTES_PER_S` is given up."""
 URGENT_S = 60.0
 """What takes longer than that is not slow on our account."""
 LOOK_S = 1.0
@@ -82,10 +86,10 @@ class Courtesy:
         late = self._now() - URGENT_S
         for token in [token for token, since_s in self._urgent.items() if since_s < late]:
             self.end(token)
-        trickle_s = self._now() + TRICKLE_S
-        while self._urgent and not self._roomy() and self._now() < trickle_s:
+        trickle_s = self._now() + min(TRICKLE_S, size / TRICKLE_BYTES_PER_S)
+        while self._urgent and not self._roomy() and (left_s := trickle_s - self._now()) > 0:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._none_urgent.wait(), min(LOOK_S, TRICKLE_S))
+                await asyncio.wait_for(self._none_urgent.wait(), min(LOOK_S, left_s))
         rate = SHARE * self.uplink_bytes_per_s()
         if rate < math.inf:
             now = self._now()

@@ -159,6 +159,10 @@ class Fanout:
     def failed(self, fragment: int, arriving: Arriving) -> None:
         """It was not fetched."""
         arriving.fail()
+        self.over(fragment, arriving)
+
+    def over(self, fragment: int, arriving: Arriving) -> None:
+        """It is in the log, or nobody wants it any more: we do not keep it."""
         if self._arriving.get(fragment) is arriving:
             del self._arriving[fragment]
 

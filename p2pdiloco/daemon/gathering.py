@@ -18,14 +18,18 @@ from collections.abc import Awaitable, Callable, Sequence
 import msgspec
 
 from p2pdiloco.daemon import wire
+from p2pdiloco.daemon.fanout import WAIT_S
 from p2pdiloco.daemon.fetching import Fetch
 from p2pdiloco.errors import RemoteError, TransportError
 
 MAX_PULLS = 40
 """Requests to others for one update."""
 MAX_PATIENCE_S = 120.0
-LEAST_STALL_S = 3.0
-"""So long, or for a third of the patience, we wait while nothing comes."""
+LEAST_STALL_S = WAIT_S + 3.0
+"""So long, or for a third of the patience, we wait while nothing comes: longer than an honest peer that has
+nothing new takes to say "later"."""
+FULL = 0.9
+"""Who had so much of that time to itself, and gave nothing, is left out."""
 FORGIVE_S = 60.0
 """So long a peer is left out that was named and was not reached, gave something wrong, or nothing in time."""
 INNOCENT = frozenset({"gone", "not-ready", "busy"})
@@ -117,12 +121,14 @@ class Gathering:
             if not queue:
                 return None
             peer, have = queue.pop(0), self._have(request.fragment)
+            asked_s, until_s = self._now(), min(last, heard_s + stall_s)
             try:
-                async with asyncio.timeout_at(min(last, heard_s + stall_s)):
+                async with asyncio.timeout_at(until_s):
                     found = await self._ask(peer, wanted)
             except TimeoutError:
                 if self._have(request.fragment) == have:
-                    self._failed.add(peer)  # the others of the queue were not asked
+                    if until_s - asked_s >= FULL * stall_s:  # not who had what others left of it
+                        self._failed.add(peer)  # the others of the queue were not asked
                     return None
                 givers.add(peer)
                 if self._now() < last:

@@ -20,14 +20,20 @@ class Tickets:
         self._next = 1
         self.on_spilled_released: Callable[[int], None] = lambda ticket: None
         """A ticket was released whose payload is on the disk."""
+        self._when_released: dict[int, Callable[[], None]] = {}
 
-    def put(self, payload: Payload, pushed: bool = False) -> int:
-        """A new ticket for a payload. `pushed`: by a peer."""
+    def put(
+        self, payload: Payload, pushed: bool = False, when_released: Callable[[], None] | None = None
+    ) -> int:
+        """A new ticket for a payload. `pushed`: by a peer. `when_released`: called then; whoever refers to
+        the payload beside this table must not do so for longer: it counts nowhere from then on."""
         ticket = self._next
         self._next += 1
         self._payloads[ticket] = payload
         if pushed:
             self._pushed.add(ticket)
+        if when_released is not None:
+            self._when_released[ticket] = when_released
         return ticket
 
     def payload(self, ticket: int) -> Payload:
@@ -58,6 +64,7 @@ class Tickets:
         """Forget a ticket; a second time is without effect."""
         self._payloads.pop(ticket, None)
         self._pushed.discard(ticket)
+        self._when_released.pop(ticket, lambda: None)()
         if ticket in self._spilled:
             self._spilled.remove(ticket)
             self.on_spilled_released(ticket)

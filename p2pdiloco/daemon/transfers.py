@@ -91,6 +91,8 @@ class Transfers:
         self.gathering = Gathering(transport.peer_id, self._pull_update, self._update_bytes_here, now)
         self._fetching: dict[int, Arriving] = {}
         """Updates on their way to us, by fragment."""
+        self._checked_bytes = 0
+        """Of updates that have come and are being looked at."""
 
     @property
     def bytes_in(self) -> int:
@@ -109,8 +111,9 @@ class Transfers:
 
     @property
     def held_bytes(self) -> int:
-        """Of payloads that are arriving, and of what is kept of cut streams; not of fetches under way."""
-        return self.arrivals.held_bytes + self._unfinished.held_bytes
+        """Of payloads that are arriving or were not looked at yet, and of what is kept of cut streams; not of
+        fetches under way."""
+        return self.arrivals.held_bytes + self._unfinished.held_bytes + self._checked_bytes
 
     def counters(self) -> dict[str, int]:
         """For people: payload bytes by kind, and how updates and states were shared."""
@@ -210,12 +213,16 @@ class Transfers:
         complete = False
 
         async def check(fetch: Fetch) -> None:
-            version = fetch.header.version
+            version, size = fetch.header.version, len(fetch.payload)
             if not self._signed(version):
                 raise RemoteError("version-signature")
-            await self._check(
-                effect.fragment, fetch.payload, version.header.codec, version.header.update_digest
-            )
+            self._checked_bytes += size
+            try:
+                await self._check(
+                    effect.fragment, fetch.payload, version.header.codec, version.header.update_digest
+                )
+            finally:
+                self._checked_bytes -= size
 
         try:
             fetch = await self.gathering.fetch(effect.peer, request, check)
@@ -228,7 +235,8 @@ class Transfers:
                 del self._fetching[effect.fragment]
             if not complete:
                 self.fanout.failed(effect.fragment, arriving)
-        ticket = self._tickets.put(fetch.payload)
+        over = partial(self.fanout.over, effect.fragment, arriving)
+        ticket = self._tickets.put(fetch.payload, when_released=over)
         self._post(ev.UpdateFetched(effect.fragment, effect.peer, fetch.header.version, ticket))
 
     async def _pull_update(self, peer: str, request: wire.PullUpdate) -> Fetch | wire.Elsewhere:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -13,15 +14,16 @@ import msgspec
 import pytest
 import torch
 from copying_kit import LAYOUTS, NUMEL, SIZE, Peer
-from daemon_kit import Neighbourhood, until
+from daemon_kit import PATIENCE_S, Neighbourhood, until
 from test_parts import version
 
-from p2pdiloco.adapters.flow import Allowance, Limits
+from p2pdiloco.adapters.flow import CHUNK_BYTES, Allowance, Limits
+from p2pdiloco.adapters.framing import MIN_BYTES_PER_S
 from p2pdiloco.adapters.memory_net import MemoryNetwork
 from p2pdiloco.config.manifest import OuterSection
 from p2pdiloco.core import events as ev
 from p2pdiloco.daemon import copying, donating, pieces, wire
-from p2pdiloco.daemon.courtesy import Courtesy
+from p2pdiloco.daemon.courtesy import TRICKLE_S, Courtesy
 from p2pdiloco.errors import RemoteError
 from p2pdiloco.ports import PullSource, Refusal
 from p2pdiloco.tensors.vault import Vault
@@ -305,27 +307,53 @@ async def test_a_version_stays_for_its_reader_for_a_while() -> None:
     assert wire.decode(newer.header, wire.StateHeader).offset == 0
 
 
+class Waits:
+    """What a stream waits for, instead of the time: it goes on when the test says so."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        self.inside, self._go = asyncio.Event(), asyncio.Event()
+        self.courtesy = Courtesy(lambda: self.now)
+        monkeypatch.setattr(self.courtesy._none_urgent, "wait", self._wait)
+        monkeypatch.setattr("p2pdiloco.daemon.courtesy.LOOK_S", math.inf)
+
+    async def _wait(self) -> None:
+        self.inside.set()
+        await self._go.wait()
+
+    async def until_inside(self) -> None:
+        await asyncio.wait_for(self.inside.wait(), PATIENCE_S)
+
+    def turn(self) -> None:
+        self.inside.clear()
+        self._go.set()
+        self._go = asyncio.Event()
+
+
 async def test_states_wait_while_something_urgent_goes_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    courtesy = Courtesy(asyncio.get_running_loop().time)
-    sent: list[int] = []
+    waits = Waits(monkeypatch)
+    with waits.courtesy.urgent():
+        chunk = asyncio.create_task(waits.courtesy.pace(CHUNK_BYTES))
+        await waits.until_inside()
+        waits.now = TRICKLE_S - 0.1
+        waits.turn()
+        await waits.until_inside()
+        assert not chunk.done()
+    waits.turn()
+    await chunk  # nothing is urgent any more
 
-    async def stream() -> None:
-        while True:
-            await courtesy.pace(1)
-            sent.append(1)
-            await asyncio.sleep(0)
 
-    with courtesy.urgent():
-        task = asyncio.create_task(stream())
-        await asyncio.sleep(0.05)
-        assert not sent
-    await until(lambda: sent, "they go on")
-    with courtesy.urgent():
-        await asyncio.sleep(0.01)
-        before = len(sent)
-        monkeypatch.setattr("p2pdiloco.daemon.courtesy.TRICKLE_S", 0.01)
-        await until(lambda: len(sent) > before, "a chunk now and then, or it would count as dead")
-    task.cancel()
+async def test_a_state_is_never_so_slow_that_it_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits = Waits(monkeypatch)
+    with waits.courtesy.urgent():
+        for size in (2048, 4096, CHUNK_BYTES):
+            began_s = waits.now
+            chunk = asyncio.create_task(waits.courtesy.pace(size))
+            await waits.until_inside()
+            waits.now += min(TRICKLE_S, size / MIN_BYTES_PER_S)
+            waits.turn()
+            await asyncio.wait_for(chunk, PATIENCE_S)
+            assert size / (waits.now - began_s) >= MIN_BYTES_PER_S, "also where chunks are small"
 
 
 async def test_states_do_not_wait_for_a_peer_that_takes_the_urgent_slowly(
@@ -340,7 +368,7 @@ async def test_states_do_not_wait_for_a_peer_that_takes_the_urgent_slowly(
         await asyncio.wait_for(courtesy.pace(0), 2)  # the uplink is not what is full
         now, sent = 2.0, 999
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(courtesy.pace(0), 0.1)
+            await asyncio.wait_for(courtesy.pace(CHUNK_BYTES), 0.1)
 
 
 async def test_states_have_a_share_of_the_uplink_and_control_of_nothing_else() -> None:

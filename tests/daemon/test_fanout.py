@@ -175,6 +175,7 @@ def test_a_beginning_of_another_size_is_dropped_and_nobody_is_blamed() -> None:
 
 async def test_patience_with_named_peers_is_bounded(started: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gathering, "MAX_PATIENCE_S", 0.1)
+    monkeypatch.setattr(gathering, "LEAST_STALL_S", 0.05)
     members = await started()
     asker, named = members.others[:2]
     twice(members, named.name)
@@ -211,6 +212,32 @@ async def test_who_is_slow_is_waited_for_and_who_stalls_is_not(
     assert await gathers.fetch("holder", asking(), check) is whole
     assert asked == ["holder", "named", "named" if slow else "holder"]
     assert gathers.from_others == slow and ("named" in gathers._failed) != slow
+
+
+async def test_who_had_only_what_others_left_of_the_time_is_not_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert gathering.LEAST_STALL_S > fanout.WAIT_S, '"later" must come in time'
+    monkeypatch.setattr(gathering, "LEAST_STALL_S", 0.05)
+    now, asked = asyncio.get_running_loop().time(), []
+    whole: Any = gathering.Fetch(asking(), 1, None)
+    whole.unfinished = fanout.Unfinished(bytes(32), 0)
+
+    async def pull(peer: str, request: wire.PullUpdate) -> Any:
+        nonlocal now
+        asked.append(peer)
+        if peer == "holder":
+            return whole if request.insist else wire.Elsewhere(bytes(32), 0, ("a", "b"))
+        if len(asked) == 2:
+            now += 0.03
+            raise RemoteError("later")
+        await asyncio.Event().wait()
+
+    async def check(fetch: Any) -> None: ...
+
+    gathers = gathering.Gathering("me", pull, lambda fragment: 0, lambda: now)
+    assert await gathers.fetch("holder", asking(), check) is whole
+    assert len(set(asked)) == 3 and not any(peer in gathers._failed for peer in "ab")
 
 
 async def test_requests_to_named_peers_are_bounded(started: Any) -> None:

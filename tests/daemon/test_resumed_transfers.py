@@ -174,6 +174,56 @@ async def test_what_is_kept_of_cut_pushes_is_bounded(monkeypatch: pytest.MonkeyP
     assert arrivals._arriving_bytes <= 17_000
 
 
+async def test_a_label_that_the_core_does_not_believe_costs_nobody_what_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    arrivals = offered([])
+    sink: Any = arrivals.on_push("a", push(1000))
+    await sink.write(0, memoryview(b"x" * 600))
+    sink.abort("cut")
+    arrivals._memory.most_bytes = 1000
+
+    def unsigned(event: Any) -> None:
+        arrivals.refused(ef.RefuseTransfer(event.transfer, 0, "bad-signature", True))
+
+    monkeypatch.setattr(arrivals, "_post", unsigned)
+    assert isinstance(arrivals.on_push("liar", push(10_000, 1)), Refusal)
+    assert arrivals.held_bytes == 1000
+
+
+async def test_what_has_come_and_waits_to_be_judged_counts() -> None:
+    posted: list[ev.Event] = []
+    arrivals = offered(posted)
+    counted: list[int] = []
+
+    async def run(job: Any, *arguments: Any) -> Any:
+        counted.append(arrivals.held_bytes)
+
+    arrivals._compute.run = run  # type: ignore[method-assign]
+    sink: Any = arrivals.on_push("a", push(1000))
+    await sink.write(0, memoryview(bytes(1000)))
+    arrivals._post = lambda event: arrivals.answered(  # type: ignore[method-assign]
+        ef.AnswerTransfer(event.transfer, 0, True, "held")
+    )
+    await sink.finish()
+    assert counted == [1000] and (arrivals.held_bytes, arrivals._tickets.pushed_bytes) == (0, 1000)
+
+    made, posted, compute, tickets = fetching(Holders(10_000))
+    made._memory.holders += [made, tickets]
+    counted.clear()
+
+    async def check(job: Any, *arguments: Any) -> Any:
+        counted.append(made._memory.used_bytes)
+        return job(*arguments)
+
+    compute.run = check  # type: ignore[method-assign]
+    await made.fetch_update(ef.FetchUpdate(0, 1, "a"))
+    assert counted == [len(PAYLOAD)] and made._memory.used_bytes == len(PAYLOAD)
+    assert made.fanout._arriving, "it is passed on until it is in the log"
+    tickets.release(posted[-1].ticket)  # type: ignore[attr-defined]
+    assert made._memory.used_bytes == 0 and not made.fanout._arriving
+
+
 async def test_the_same_offered_twice_at_once_is_counted_once() -> None:
     arrivals = offered([])
     both: list[Any] = [arrivals.on_push("a", push(1000)), arrivals.on_push("a", push(1000))]
