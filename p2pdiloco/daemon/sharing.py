@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from typing import Protocol
 
 from p2pdiloco.daemon import wire
@@ -80,13 +81,8 @@ class Sharing:
         # Before our learner has begun we do not know its data: most of the others' is the best guess.
         names = sorted(record.data for record in records.values())
         data = ours.data if ours else max(names, key=names.count, default="")
-        same = {peer: record for peer, record in records.items() if record.data == data}
-        if not same:
-            return len(records)
-        epoch = max(record.epoch for record in same.values())
-        taken = united([record.taken for record in same.values() if record.epoch == epoch])
-        share = DataShare(data, epoch, taken, tuple(same))
-        if share != self._told:
+        share = agreed(data, self._transport.peer_id, ours, records)
+        if share is not None and share != self._told:
             self._told = share
             self._learner.share_data(share)
         return len(records)
@@ -94,6 +90,33 @@ class Sharing:
     def _ours(self) -> wire.Reading | None:
         share = self._learner.status.share if self._learner.status else None
         return wire.Reading(share.data, share.epoch, share.taken) if share else None
+
+
+def agreed(
+    data: str, me: str, ours: wire.Reading | None, records: Mapping[str, wire.Reading]
+) -> DataShare | None:
+    """What to tell the learner of `me`, which says `ours`, of all records; None: nobody reads its data.
+
+    A record is no more than its writer's word. A later epoch counts when most of the others are in it, two at
+    least; with a single other reader the next one does. Of the shards of our epoch every word counts: who
+    began one may be the only one that knows.
+    """
+    bytes_of = {len(ours.taken)} if ours is not None else {len(record.taken) for record in records.values()}
+    same = {
+        peer: record
+        for peer, record in records.items()
+        if record.data == data and len(record.taken) in bytes_of
+    }
+    others = [record for peer, record in same.items() if peer != me]
+    known = [*others, ours] if ours is not None else others
+    if not known:
+        return None
+    now = ours.epoch if ours is not None else 0
+    reached = sorted((record.epoch for record in others), reverse=True)[len(others) // 2] if others else now
+    epoch = max(now, reached if len(others) > 1 else min(reached, now + 1))
+    size = max(len(record.taken) for record in known)
+    taken = united([bytes(size), *(record.taken for record in known if record.epoch == epoch)])
+    return DataShare(data, epoch, taken, tuple(same))
 
 
 def united(sets: list[bytes]) -> bytes:

@@ -98,6 +98,8 @@ class Fragments:
         self._strides = [Stride(inner_steps) for _ in layouts]
         self._steps_since_merged = [0 for _ in layouts]
         self._steps_since_copy = [0 for _ in layouts]
+        self._steps_of_others = [0 for _ in layouts]
+        """About as many as each other learner has made that are not in our base."""
         self._held_back: dict[int, Counters] = {}
         """Tokens and steps that the copy in the slot leaves of the displacement it was taken from."""
         on_cuda = any(parameter.is_cuda for parameter in params.values())
@@ -122,6 +124,7 @@ class Fragments:
             counters.steps_since_base += 1
         self._steps_since_merged = [steps + 1 for steps in self._steps_since_merged]
         self._steps_since_copy = [steps + 1 for steps in self._steps_since_copy]
+        self._steps_of_others = [steps + 1 for steps in self._steps_of_others]
 
     def copy_due(self, inner_step: int) -> list[CopiedOut]:
         """Copy out every fragment that is due and whose slot is free."""
@@ -165,13 +168,16 @@ class Fragments:
         if mode == "merged":
             invariant(counters.slot_in_use, f"fragment {index}: merged, but nothing is copied out")
             self._keep_in_flight(index, theta, new_base)
+            # Theirs were copied out when ours were; after an absence their work of that time is merged.
+            self._steps_of_others[index] = min(self._steps_since_copy[index], self._period)
         elif mode == "rebase":
             move = new_base - self._exchange.base(index, old.buffer)
             theta.add_(move)
             if counters.slot_in_use:
                 self._shift[index] = self._shift[index].add_(move) if index in self._shift else move
-            counters.steps_since_base = 0
+            counters.steps_since_base = self._steps_of_others[index] = 0
         else:
+            self._steps_of_others[index] = 0
             theta.copy_(new_base)
             self._release(index)
             self.counters[index] = Counters()
@@ -180,10 +186,14 @@ class Fragments:
         self.bases[index] = BaseRef(command.number, command.buffer, command.tokens)
 
     def run_tokens(self, learners: int) -> int:
-        """What the run has consumed, about: tokens in the bases, and our own unmerged ones times the number
-        of learners, since the others have as much that we do not see yet. Mean over fragments."""
-        unmerged = sum(counters.unmerged_tokens for counters in self.counters)
-        return (sum(base.tokens for base in self.bases) + learners * unmerged) // len(self)
+        """What the run has consumed, about: tokens in the bases, our own unmerged ones, and of every other
+        learner as many as go with the steps since that version. (Where we have more, after an absence or
+        because we take part rarely, theirs are merged.) Mean over fragments."""
+        tokens = 0
+        for base, ours, steps in zip(self.bases, self.counters, self._steps_of_others, strict=True):
+            theirs = ours.unmerged_tokens * min(steps, ours.unmerged_steps) // max(1, ours.unmerged_steps)
+            tokens += base.tokens + ours.unmerged_tokens + (learners - 1) * theirs
+        return tokens // len(self)
 
     # --- displacements, for saving and restoring -------------------------------------------------
 

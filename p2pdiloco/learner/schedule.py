@@ -1,8 +1,8 @@
 """The learning rate, by the tokens that the run has consumed: the same for all, whenever they came.
 
 Nobody counts those tokens exactly at any moment. What is merged is known from the versions; to it a learner
-adds its own unmerged tokens, times the number of learners (`Fragments.run_tokens`). Alone, or as long as it
-hears nothing, it goes on by its own count (`Training.run_tokens`), and never back.
+adds its own unmerged tokens, and what the others have made meanwhile (`Fragments.run_tokens`). Alone, or as
+long as it hears nothing, it goes on by its own count (`Training.run_tokens`), and never back.
 """
 
 from __future__ import annotations

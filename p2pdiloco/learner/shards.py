@@ -4,7 +4,7 @@ The data of an epoch is cut into shards. Every shard has an owner: the reader wi
 hash among those that are known (`daemon.sharing` tells them). A reader takes what it owns, first that in
 which its own hash is highest; when nothing of that is left it helps the others, and when nothing is left at
 all the next epoch begins, with other owners. Readers tell each other which shards were begun: a set that only
-grows, so that any two can be united, and the later epoch wins.
+grows, so that any two can be united, and the later epoch wins, if most are in it (`daemon.sharing.agreed`).
 
 Two readers whose views agree never take the same shard, but at the end of an epoch, where a helper may begin
 what its owner has just begun. Where views differ (somebody came a moment ago, the network is cut), a shard
@@ -56,7 +56,7 @@ class Allotment:
     def next(self) -> tuple[int, int]:
         """Begin another shard: (epoch, shard)."""
         if self._taken.all():
-            self._begin(self.epoch + 1)
+            self._begin(min(self.epoch + 1, MAX_EPOCH))
         ours, owned = self._hashes or self._hashed()
         free = ~self._taken
         choice = np.flatnonzero(free & owned if (free & owned).any() else free)

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from p2pdiloco.daemon.sharing import united
+from p2pdiloco.daemon import wire
+from p2pdiloco.daemon.sharing import agreed, united
 from p2pdiloco.errors import UserError
-from p2pdiloco.learner.channel import DataShare
+from p2pdiloco.learner.channel import MAX_EPOCH, DataShare, Status, decode_event, frame
 from p2pdiloco.learner.shards import Allotment
 from p2pdiloco.learner.stream import Stream
 
@@ -34,13 +35,17 @@ def taken(source, steps):
     return [n for _ in range(steps) for n in source.take(STEP)[0].tolist()]
 
 
-def gossip(*streams, readers=None):
+def record(share):
+    return wire.Reading(share.data, share.epoch, share.taken)
+
+
+def gossip(*streams, lies=None):
     """Everybody hears what everybody has begun."""
-    shares = [source.shared for source in streams]
-    epoch = max(share.epoch for share in shares)
-    bits = united([share.taken for share in shares if share.epoch == epoch])
-    for source in streams:
-        source.share(DataShare(source.data, epoch, bits, readers or ("a", "b", "c")[: len(streams)]))
+    records = {peer: record(source.shared) for peer, source in zip("abc", streams, strict=False)} | (
+        lies or {}
+    )
+    for peer, source in zip("abc", streams, strict=False):
+        source.share(agreed(source.data, peer, record(source.shared), records))
 
 
 def test_an_epoch_is_every_sample_once_in_an_order_of_its_own():
@@ -130,7 +135,30 @@ def test_what_a_liar_says_of_the_data_stalls_nobody():
         source.share(DataShare("other", 900, full, ()))
         assert len(taken(source, 2)) == 2 * STEP
     assert 7 <= source.shared.epoch <= 12
+    # At the last epoch there is, data goes on, and the daemon goes on hearing of it.
+    source.share(DataShare(source.data, MAX_EPOCH, full, ("a", "b")))
+    assert len(taken(source, 2 * SIZE // STEP)) == 2 * SIZE and source.shared.epoch == MAX_EPOCH
+    status = Status(1, 1, 1.0, 0.1, None, 0.1, 0.0, share=source.shared)
+    assert decode_event(frame(status)[4:]) == status
     assert united([b"\x01\x00", b"\x10\x02", b"\xff"]) == b"\x11\x02"
+
+
+def test_one_that_says_it_is_far_ahead_makes_nobody_leave_data_out():
+    streams = [stream(peer) for peer in "ab"]
+    bits = streams[0].shared.taken
+    lies = [wire.Reading(streams[0].data, MAX_EPOCH, b"\xff" * len(bits)), wire.Reading("x", 5, bits)]
+    lies.append(wire.Reading(streams[0].data, 0, b"\xff" * (len(bits) + 1)))
+    seen = []
+    while not any(source.shared.epoch for source in streams):
+        gossip(*streams, lies=dict(zip(("c", "d", "e"), lies, strict=True)))
+        seen += [n for source in streams for n in taken(source, 1)]
+    assert set(seen) == set(range(SIZE)) and len(seen) - SIZE <= 8 * STEP
+    # Most may: who comes back after epochs is where they are. One alone moves another by one.
+    mine, far = record(stream().shared), wire.Reading(streams[0].data, 9, bits)
+    assert agreed(mine.data, "a", mine, {"b": far, "c": far, "d": mine}).epoch == 9
+    assert agreed(mine.data, "a", mine, {"b": far, "c": far, "d": mine, "e": mine}).epoch == 0
+    assert agreed(mine.data, "a", mine, {"a": mine, "b": far}) == DataShare(mine.data, 1, bits, ("a", "b"))
+    assert agreed(mine.data, "a", None, {}) is None
 
 
 def test_few_samples_do_and_none_is_one_sentence():

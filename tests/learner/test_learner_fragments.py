@@ -33,10 +33,10 @@ class Rig:
         assert isinstance(copied, CopiedOut)
         return copied
 
-    def install(self, value, mode):
+    def install(self, value, mode, tokens=0):
         old = self.fragments.bases[0]
         self.exchange.base(0, 1 - old.buffer).fill_(value)
-        self.fragments.install(Install(0, old.number + 1, 1 - old.buffer, mode))
+        self.fragments.install(Install(0, old.number + 1, 1 - old.buffer, mode, tokens))
 
     @property
     def theta(self):
@@ -67,6 +67,36 @@ def test_copy_out_shares_theta_and_says_what_it_took(rig):
     rig.step(-1)
     assert rig.exchange.sent(0).tolist() == [7.0] * 4
     assert rig.fragments.copy_out(0, 8) == NothingToCopy(0, slot_in_use=True)
+
+
+def test_an_absence_is_counted_once_in_the_clock_of_the_run(rig):
+    """Four learners; in steps of all of them, of fragment 0 alone."""
+    made = 0
+
+    def steps(count):
+        nonlocal made
+        for _ in range(count):
+            rig.step(0)
+        made += count
+
+    def clock():
+        return (2 * rig.fragments.run_tokens(4) - 400 * made) / 400
+
+    steps(H)
+    rig.copy()
+    steps(1)
+    assert clock() == made
+    rig.install(10, "merged", 400 * H)
+    assert clock() == made
+    steps(40)  # cut off: the others go on without us, as far as we know
+    assert clock() == made
+    merged = 400 * H + 300 * 40
+    for _ in range(3):  # ours waits; theirs is in the bases
+        rig.install(10, "rebase", merged)
+        assert made - 1 <= clock() <= made
+        steps(H)
+        assert made - 1 <= clock() <= made
+        merged += 300 * H
 
 
 def test_nothing_to_copy_without_a_step(rig):
