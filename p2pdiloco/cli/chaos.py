@@ -18,6 +18,7 @@ from p2pdiloco.cli.chaos_links import Links, LinksRefused
 from p2pdiloco.cli.chaos_run import EXIT_VERDICT, ChaosRun, Outcome, Taped, line_of
 from p2pdiloco.cli.demo_frame import Interrupted, demo_folder, stop_signals, write
 from p2pdiloco.cli.demo_swarm import DemoFailed
+from p2pdiloco.cli.demo_verdict import loss_unit
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.presets import for_run
 from p2pdiloco.config.settings import ChaosSettings
@@ -171,7 +172,8 @@ class Chaos:
         data = msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n"
         write(out / "report.json", data)
         title = f"p2pdiloco chaos: {settings.nodes} nodes, {report.faults_per_hour:.0f} faults an hour"
-        chaos_plot.draw(out / "chaos.png", faulty.facts, free.facts if free else None, title)
+        unit = loss_unit(self._manifest.run.task)
+        chaos_plot.draw(out / "chaos.png", faulty.facts, free.facts if free else None, title, unit)
         stdout = Console(soft_wrap=not os.isatty(1))
         if settings.json:
             stdout.print(data.decode(), markup=False, highlight=False, end="")

@@ -29,8 +29,9 @@ WORDS: dict[State, str] = {
 BINS = 120
 
 
-def draw(path: Path, facts: Facts, free: Facts | None, title: str) -> None:
+def draw(path: Path, facts: Facts, free: Facts | None, title: str, unit: str) -> None:
     """Write the PNG. `free`: the run without faults, whose loss is drawn beside. Facts must be sorted.
+    `unit` is of losses.
 
     Raises:
         StorageError: it cannot be written.
@@ -68,7 +69,7 @@ def draw(path: Path, facts: Facts, free: Facts | None, title: str) -> None:
         if run is not None:
             points = [(at_s - run.began_s, y) for at_s, y in run.evaluations if within(run, at_s)]
             loss.plot([x for x, _ in points], [y for _, y in points], ".", ms=4, color=colour, label=words)
-    loss.set_ylabel("held-out loss of Θ\nnats per byte")
+    loss.set_ylabel(f"held-out loss of Θ\n{unit}")
     loss.legend(loc="upper right", fontsize=8)
     _contributors(quorum, facts)
     quorum.set_xlabel("seconds of training")

@@ -27,6 +27,7 @@ from p2pdiloco.cli.chaos_run import EXIT_VERDICT, ChaosRun, Outcome, Taped, line
 from p2pdiloco.cli.chaos_story import Story
 from p2pdiloco.cli.demo_frame import write
 from p2pdiloco.cli.demo_swarm import Member
+from p2pdiloco.cli.demo_verdict import loss_unit
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.settings import ChaosSettings
 from p2pdiloco.errors import UserError
@@ -227,7 +228,7 @@ def run(
     finally:
         if links is not None:
             links.close()
-    _show(settings, play, verdict)
+    _show(settings, play, verdict, loss_unit(manifest.run.task))
     return EXIT_VERDICT if verdict.failures else 0
 
 
@@ -241,12 +242,12 @@ def _links() -> Links:
         ) from error
 
 
-def _show(settings: ChaosSettings, play: ScenarioRun, verdict: Survived | Healed) -> None:
+def _show(settings: ChaosSettings, play: ScenarioRun, verdict: Survived | Healed, unit: str) -> None:
     out = settings.out
     data = msgspec.json.format(msgspec.json.encode(verdict), indent=2) + b"\n"
     write(out / "report.json", data)
     title = f"p2pdiloco chaos --scenario {settings.scenario}: {settings.nodes} nodes"
-    chaos_plot.draw(out / "chaos.png", play.facts, None, title)
+    chaos_plot.draw(out / "chaos.png", play.facts, None, title, unit)
     stdout = Console(soft_wrap=not os.isatty(1))
     if settings.json:
         stdout.print(data.decode(), markup=False, highlight=False, end="")

@@ -83,7 +83,7 @@ class Demo:
         self._plot = plot
         self._stop = stop
         self._wants_kill = settings.kill and settings.nodes > 1
-        self._screen = Screen(console, _headline(settings, self._wants_kill))
+        self._screen = Screen(console, _headline(settings, manifest.run.task, self._wants_kill))
         self._kills: list[Kill] = []
         self._restarted_s: float | None = None
         self._told: set[int] = set()
@@ -121,8 +121,7 @@ class Demo:
         judge = demo_model.Judge(manifest)
         loss_before = judge.loss_at_version_0()
         step_time_s = judge.step_time_s()
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        steps = demo_model.schedule_steps(step_time_s, settings.seconds, settings.nodes, cores)
+        steps = demo_model.schedule_steps(step_time_s, settings.seconds, settings.nodes)
         self._manifest = with_schedule(manifest, steps, settings.nodes)
         (self._folder / "run.toml").write_text(render_toml(self._manifest), encoding="utf-8")
         self._screen.note(
@@ -286,20 +285,24 @@ class Demo:
         restarts = [self._restarted_s] if self._restarted_s is not None else []
         losses = (summary.loss_before, summary.loss_after)
         title = f"p2pdiloco demo: {settings.nodes} nodes, preset {settings.preset}"
-        demo_plot.draw(self._plot, self._chronicle, began_s, self._kills, restarts, losses, title)
+        unit = verdict.loss_unit(self._manifest.run.task)
+        demo_plot.draw(self._plot, self._chronicle, began_s, self._kills, restarts, losses, title, unit)
         if settings.report is not None:
             write(settings.report, msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n")
             files.append(str(settings.report))
         if settings.keep is not None:
             files.append(f"{settings.keep}/ (logs, events.jsonl and checkpoints of every process)")
-        Console(soft_wrap=not os.isatty(1)).print(render_summary(summary, self._kills, files))
+        Console(soft_wrap=not os.isatty(1)).print(render_summary(summary, self._kills, files, unit))
 
 
-def _headline(settings: DemoSettings, kills: bool) -> str:
+def _headline(settings: DemoSettings, task: str, kills: bool) -> str:
+    images = task == "image-classification"
+    model, data = (
+        ("image model", "scikit-learn's digits") if images else ("language model", "Python's own source")
+    )
     if settings.nodes == 1:
-        return "One node trains a language model alone on Python's own source (--nodes 3 shows more)."
-    words = f"{settings.nodes} nodes on this machine train one language model together, peer to peer, "
-    words += "on Python's own source"
+        return f"One node trains one {model} alone on {data} (--nodes 3 shows more)."
+    words = f"{settings.nodes} nodes on this machine train one {model} together, peer to peer, on {data}"
     if kills:
         return f"{words}. Then the one that merges most for the others gets a kill -9, and training goes on."
     return f"{words}."

@@ -80,7 +80,7 @@ class Judge:
         return min(times) * inner.tokens_per_step / tokens
 
     def loss_of(self, vault: Vault) -> float:
-        """Held-out loss of a vault's global parameters (text: nats per byte)."""
+        """Held-out loss of a vault's global parameters (`demo_verdict.loss_unit`)."""
         return evaluate(self._task, self._model(vault), self._heldout).loss
 
     def loss_at_version_0(self) -> float:
@@ -99,9 +99,14 @@ class Judge:
         return model
 
 
-def schedule_steps(step_time_s: float, seconds: float, nodes: int, cores: int) -> int:
+def cores() -> int:
+    """Processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def schedule_steps(step_time_s: float, seconds: float, nodes: int) -> int:
     """Inner steps that each of so many nodes will about make: the length of the learning rate's schedule."""
-    share = min(1.0, CROWDED * cores / nodes)
+    share = min(1.0, CROWDED * cores() / nodes)
     return max(50, round(seconds * share / step_time_s))
 
 
@@ -111,14 +116,13 @@ def paced(manifest: Manifest, seconds: float, nodes: int, load: float) -> tuple[
 
     Raises: UserError.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     alone_s = Judge(manifest).step_time_s()
     min_step_s = 0.0
     if load < 1:
         # A larger model's rounds would take minutes at that load: it may use what it needs for shorter ones.
         longest_s = LONGEST_INTERVAL_S / manifest.sync.inner_steps
-        min_step_s = max(alone_s, min(alone_s * nodes / (cores * load), longest_s))
-    steps = schedule_steps(alone_s, seconds, nodes, cores)
+        min_step_s = max(alone_s, min(alone_s * nodes / (cores() * load), longest_s))
+    steps = schedule_steps(alone_s, seconds, nodes)
     if min_step_s:
         steps = min(steps, round(seconds / min_step_s))
     return with_schedule(manifest, steps, nodes), min_step_s

@@ -20,8 +20,9 @@ def draw(
     restarts_s: list[float],
     before_after: tuple[float, float],
     title: str,
+    unit: str,
 ) -> None:
-    """Write the PNG. Times on the x axis are seconds since `began_s` (monotonic clock).
+    """Write the PNG. Times on the x axis are seconds since `began_s` (monotonic clock); `unit` is of losses.
 
     Raises:
         StorageError: it cannot be written.
@@ -58,9 +59,9 @@ def draw(
     for at_s in restarts_s:
         axes.axvline(at_s - began_s, color="#228833", ls=":", lw=1.4, label="started again")
     before, after = before_after
-    axes.set_title(f"{title}\nheld-out loss {before:.2f} → {after:.2f} nats per byte", fontsize=11)
+    axes.set_title(f"{title}\nheld-out loss {before:.2f} → {after:.2f} {unit}", fontsize=11)
     axes.set_xlabel("seconds of training")
-    axes.set_ylabel("loss, nats per byte")
+    axes.set_ylabel(f"loss, {unit}")
     axes.grid(alpha=0.25)
     axes.legend(loc="upper right")
     save(figure, path)

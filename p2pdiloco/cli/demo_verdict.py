@@ -32,8 +32,13 @@ class Kill(Struct, frozen=True):
     """Seconds from the restart of the process to its first inner step; None: it did not come back."""
 
 
+def loss_unit(task: str) -> str:
+    """Of a loss on the data that every machine has, which of text are bytes."""
+    return "nats per image" if task == "image-classification" else "nats per byte"
+
+
 class Summary(Struct, kw_only=True, frozen=True):
-    """The report. Losses are in nats per byte; unknown is None."""
+    """The report. Losses are in nats per byte (`loss_unit`); unknown is None."""
 
     preset: str
     nodes: int

@@ -169,12 +169,14 @@ def _table(*headings: str) -> Table:
     return table
 
 
-def render_summary(summary: Summary, kills: Sequence[Kill], files: Sequence[str]) -> RenderableType:
-    """What the demo ends with."""
+def render_summary(
+    summary: Summary, kills: Sequence[Kill], files: Sequence[str], unit: str
+) -> RenderableType:
+    """What the demo ends with. `unit`: of losses."""
     rows = Table(box=None, pad_edge=False, show_header=False, padding=(0, 3, 0, 0))
     rows.add_column(style="dim", no_wrap=True)
     rows.add_column()
-    fell = Text(f"{summary.loss_before:.3f} → {summary.loss_after:.3f} nats per byte", style="bold")
+    fell = Text(f"{summary.loss_before:.3f} → {summary.loss_after:.3f} {unit}", style="bold")
     rows.add_row("held-out loss", fell)
     nodes = "one node" if summary.nodes == 1 else f"{summary.nodes} nodes"
     rows.add_row(

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from matplotlib import pyplot
+from rich.console import Console
 
+from p2pdiloco.cli import chaos_plot, demo_plot
+from p2pdiloco.cli.chaos_facts import Facts
+from p2pdiloco.cli.demo import _headline
 from p2pdiloco.cli.demo_chronicle import Chronicle, Tail
 from p2pdiloco.cli.demo_verdict import (
     Holdings,
@@ -16,10 +22,14 @@ from p2pdiloco.cli.demo_verdict import (
     choose_victim,
     conflicts,
     failures,
+    loss_unit,
     of_traces,
     participation,
     pauses,
 )
+from p2pdiloco.cli.demo_view import render_summary
+from p2pdiloco.config.presets import PRESETS
+from p2pdiloco.config.settings import DemoSettings
 
 PEERS = {"one": "12D3KooWone", "two": "12D3KooWtwo", "three": "12D3KooWthree"}
 
@@ -42,6 +52,41 @@ def progress(mono: float, step_time_s: float = 0.1, longest_gap_s: float = 0.1) 
 @pytest.fixture
 def chronicle() -> Chronicle:
     return Chronicle(PEERS, fragments=2)
+
+
+@pytest.mark.parametrize(
+    ("preset", "words", "unit"),
+    [
+        ("tiny", "language model together, peer to peer, on Python's own source", "nats per byte"),
+        ("digits", "image model together, peer to peer, on scikit-learn's digits", "nats per image"),
+    ],
+)
+def test_words_and_units_are_those_of_what_is_trained(
+    preset: str, words: str, unit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chronicle: Chronicle
+) -> None:
+    task = PRESETS[preset].run.task
+    assert words in _headline(DemoSettings(preset=preset), task, kills=True)
+    assert loss_unit(task) == unit
+    numbers = dict.fromkeys(("seconds", "loss_before", "loss_after", "longest_pause_s"), 1.0)
+    counts = dict.fromkeys(
+        ("outer_updates", "inner_steps", "tokens", "kills", "versions_compared", "forks"), 0
+    )
+    unknown = dict.fromkeys(("participation", "median_inner_step_s", "t_resume_s", "t_back_s"))
+    summary = Summary(
+        preset=preset, nodes=3, **numbers, **counts, **unknown,  # type: ignore[arg-type]
+        t_resume_by_fragment_s={}, digests_agree=True, refusals={}, failures=[], sample="",
+    )  # fmt: skip
+    console = Console(width=200, record=True, file=StringIO())
+    console.print(render_summary(summary, [], [], unit))
+    assert f"1.000 → 1.000 {unit}" in console.export_text()
+    drawn: list[Any] = []
+    monkeypatch.setattr(demo_plot, "save", lambda figure, path: drawn.append(figure))
+    demo_plot.draw(tmp_path / "x.png", chronicle, 0.0, [], [], (1.0, 1.0), "demo", unit)
+    monkeypatch.setattr(chaos_plot, "save", lambda figure, path: drawn.append(figure))
+    chaos_plot.draw(tmp_path / "x.png", Facts(fragments=2), None, "chaos", unit)
+    assert drawn[0].axes[0].get_ylabel() == f"loss, {unit}" and unit in drawn[0].axes[0].get_title()
+    assert drawn[1].axes[1].get_ylabel().endswith(unit)
+    pyplot.close("all")
 
 
 def test_equal_chains_agree_and_every_shared_version_is_compared() -> None:
