@@ -45,6 +45,25 @@ async def test_eight_members_and_the_holder_uploads_it_twice(started: Any) -> No
     assert sum(peer.transfers.bytes_in for peer in members.others) == 7 * len(PAYLOAD), "nothing came twice"
 
 
+def test_a_piece_is_worth_a_stream() -> None:
+    clock = [0.0]
+    size = 64 * fanout.LEAST_BYTES
+    arriving = fanout.Arriving(1, lambda: clock[0])
+    version, part = update(PAYLOAD), fanout.Unfinished(bytes(32), size)
+    eighth = size // fanout.PIECES
+    arriving.begun(version, part)
+    clock[0], part.have_bytes = 0.01, 4 * eighth  # as fast as this, the rest is here at once
+    assert not arriving._enough(asking())
+    clock[0] = fanout.PIECE_S
+    assert arriving._enough(asking())
+    clock[0], part.have_bytes = 10.0, eighth - 1  # as slow as this, an eighth is worth it
+    assert not arriving._enough(asking())
+    part.have_bytes = eighth
+    assert arriving._enough(asking())
+    clock[0], part.have_bytes = 10.001, size
+    assert arriving._enough(asking())
+
+
 async def test_who_comes_later_is_sent_elsewhere_too(started: Any) -> None:
     members = await started()
     for peer in members.others:

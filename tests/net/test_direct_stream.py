@@ -53,6 +53,20 @@ async def test_who_reads_nothing_holds_the_sender_up(ends: tuple[DirectStream, s
     await sending
 
 
+async def test_what_is_here_is_taken_without_waiting(ends: tuple[DirectStream, socket.socket]) -> None:
+    stream, theirs = ends
+    assert stream.here(10) == b"" and stream.drained
+    sending = asyncio.create_task(asyncio.get_running_loop().sock_sendall(theirs, bytes(1_000_000)))
+    while not stream._paused:  # noqa: ASYNC110 - asyncio itself sets it
+        await asyncio.sleep(0)
+    assert stream.here(5) == bytes(5) and stream._paused
+    assert len(stream.here(SPARE_BYTES)) == SPARE_BYTES - 5 and not stream._paused
+    assert await stream.fill(memoryview(bytearray(1_000_000 - SPARE_BYTES)), 5.0, FAR_S)
+    await sending
+    stream.write(bytes(4_000_000))
+    assert not stream.drained
+
+
 async def test_silence_and_slowness_are_not_in_time(ends: tuple[DirectStream, socket.socket]) -> None:
     stream, theirs = ends
     assert not await stream.fill(memoryview(bytearray(10)), 0.01, FAR_S)
