@@ -4,7 +4,7 @@ A chunk is its length (4 bytes, big endian, at most 256 KiB), 8 bytes of checksu
 the END. With the highest bit of the length, ASK, the sender asks for an acknowledgement: the receiver then
 says how many bytes it has dealt with since the last (GOT, 4 bytes). An ASK may come without bytes. The
 sender's window is kept by that (`adapters.flow`). What a payload is, its signed label says: there is a
-SHA-256 in it, which the receiver checks elsewhere.
+digest in it, which the receiver checks elsewhere.
 """
 
 from __future__ import annotations

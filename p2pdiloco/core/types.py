@@ -1,7 +1,8 @@
 """Values that the protocol is about. Immutable, hashable, each with one canonical msgpack encoding.
 
 Peers are named by their libp2p peer id (base58 text), fragments by their index, digests are 32 raw
-SHA-256 bytes. Field order is wire format: append only, and raise `WIRE_VERSION` on any change.
+bytes: SHA-256 of headers, `p2pdiloco.hashing` of payloads and states. Field order is wire format: append
+only, and raise `WIRE_VERSION` on any change.
 """
 
 from __future__ import annotations
