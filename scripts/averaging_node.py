@@ -39,6 +39,8 @@ class Puppet:
         self._bases: list[Any] = []
         self._slots: set[int] = set()
         self._missing: set[int] = set()
+        self._prepared: list[int] = []
+        """Fragments with something to send."""
         self.running, self.pid = False, None
         largest = max(exchange.sent(f).numel() for f in range(exchange.fragments))
         self._move = torch.randn(largest, generator=torch.Generator().manual_seed(os.getpid())).mul_(1e-3)
@@ -62,10 +64,11 @@ class Puppet:
             if word == b"match":
                 for fragment in range(self._exchange.fragments):
                     self._move_on(fragment)
+                self._missing = set(range(self._exchange.fragments))
+                self._prepared = sorted(self._missing)
                 print("matched", flush=True)
                 continue
-            self._missing = set(range(self._exchange.fragments))
-            for fragment in range(self._exchange.fragments):
+            for fragment in list(self._prepared):
                 self._contribute(fragment)
 
     def _move_on(self, fragment: int) -> None:
@@ -74,6 +77,7 @@ class Puppet:
 
     def _contribute(self, fragment: int) -> None:
         base = self._bases[fragment]
+        self._prepared.remove(fragment)
         self._slots.add(fragment)
         self._tell(ch.CopiedOut(fragment, self._tokens, self._steps, base.number, base.buffer, 1, True))
 
@@ -89,6 +93,8 @@ class Puppet:
                 if mode != "rebase":
                     self._slots.discard(fragment)
                     self._merged(fragment)
+            case ch.CopyOut(fragment) if fragment in self._prepared:
+                self._contribute(fragment)  # another node was told to go before this one
             case ch.CopyOut(fragment):
                 self._tell(ch.NothingToCopy(fragment, fragment in self._slots))
             case ch.FreeSlot(fragment):
