@@ -110,6 +110,11 @@ def bootstrap(**values: Any) -> int | None:
 @NODE("--log", **LOG)
 @NODE("--checkpoint-every-s", type=float, help="Seconds between checkpoints.")
 @NODE("--eval-every-s", type=float, help="Seconds between evaluations on held-out data.")
+@NODE(
+    "--evaluate",
+    type=click.Choice(["turns", "each"]),
+    help="turns: one member at a time evaluates for all; each: this node always.",
+)
 @NODE("--result-dir", type=FILE, help="Write checkpoints of the global parameters into this folder.")
 @NODE("--result-every", metavar="EVERY", help="Between two of them, such as 30min or 500merges.")
 @NODE("--result-keep", type=int, help="Keep so many, the newest.")

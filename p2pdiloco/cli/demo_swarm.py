@@ -191,7 +191,7 @@ class Swarm:
     def add_node(self) -> Member:
         """One more node, with a folder and an identity of its own; not started yet. Raises: StorageError."""
         name = f"node-{len(self.nodes) + 1}"
-        flags = ["--device", "cpu", "--threads", "1", "--eval-every-s", str(EVALUATE_S)]
+        flags = ["--device", "cpu", "--threads", "1", "--eval-every-s", str(EVALUATE_S), "--evaluate", "each"]
         flags += ["--checkpoint-every-s", str(CHECKPOINT_S), "--name", name]
         if self._min_step_s:
             flags += ["--min-step-s", f"{self._min_step_s:.4f}"]

@@ -52,7 +52,10 @@ def _summary(report: StatusReport, names: dict[str, str]) -> Text:
     text.append(f"{count(sum(member.tokens_per_s for member in report.members))} tokens/s\n")
     text.append(f"loss {loss_text(report.loss, 3)} (training, mean of members)")
     if report.heldout_loss is not None:
-        text.append(f", {loss_text(report.heldout_loss, 3)} (held-out)")
+        by = names.get(report.heldout_by) or f"…{short_peer(report.heldout_by)}"
+        text.append(
+            f", {loss_text(report.heldout_loss, 3)} (held-out{f', by {by}' if report.heldout_by else ''})"
+        )
     if report.refusals:
         text.append(f"\nrefused {refusals_text(report.refusals)}", "yellow")
     if report.link:

@@ -76,6 +76,8 @@ class NodeSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """An inner step takes at least so long, on average: for the rest the machine is free, and cool."""
     checkpoint_every_s: Seconds = 120.0
     eval_every_s: Seconds = 60.0
+    evaluate: Literal["turns", "each"] = "turns"
+    """Who measures the global parameters: one member at a time for all, or each for itself."""
     result_dir: Path | None = None
     """Folder for checkpoints of the global parameters, which export, generate and others read."""
     result_every: str = "1h"

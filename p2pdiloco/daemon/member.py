@@ -27,6 +27,7 @@ from p2pdiloco.core.reach import Reach
 from p2pdiloco.core.types import SignedVersion
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.compute import Compute
+from p2pdiloco.daemon.evaluating import Turns
 from p2pdiloco.daemon.frontdoor import FrontDoor
 from p2pdiloco.daemon.keeper import Keeper
 from p2pdiloco.daemon.learner_link import LearnerLink
@@ -64,6 +65,7 @@ FIRST_EVALUATION_S = 5.0
 """Who has just come back has something better to do: the others wait for its work."""
 FLUSH_S = 0.5
 GUEST_POLL_S = 0.5
+LOOK_FOR_TURN_S = 1.0
 
 
 class Member:
@@ -175,6 +177,10 @@ class Member:
         name, group_size = self._settings.name, self._run.manifest.group.size
         self.presence = Presence(self._transport, run, incarnation, name, runner.post, keep, group_size)
         self.sharing = Sharing(self._transport, run, runner.learner)
+        interval_s, term = self._settings.eval_every_s, self._run.manifest.group.term_versions
+        self.turns = Turns(run, me, interval_s, FIRST_EVALUATION_S, term)
+        self.presence.result, self.presence.heard = lambda: self.turns.own, self._on_result_heard
+        self.report.turns, self.report.evaluated = self.turns, self._on_evaluated
         self.report.core, self.report.learner = core, runner.learner
         self.report.presence = self.presence
         self.report.traffic = lambda: (
@@ -328,14 +334,28 @@ class Member:
     # --- regular work --------------------------------------------------------------------------------
 
     async def _evaluate_regularly(self) -> None:
-        tag = 0
+        """When it is our turn (`evaluating.Turns`); alone or with --evaluate each it always is."""
+        tag, look_s = 0, min(LOOK_FOR_TURN_S, self._settings.eval_every_s / 4)
         while True:
             await self.runner.learner.ready.wait()
-            if not tag:
-                await asyncio.sleep(min(FIRST_EVALUATION_S, self._settings.eval_every_s))
-            self.runner.learner.evaluate(tag)
-            tag += 1
-            await asyncio.sleep(self._settings.eval_every_s)
+            now = self._loop.time()
+            each = self._settings.evaluate == "each"
+            learners = () if each else self.core.shared.expected_learners(now)
+            if self.turns.mine(now, self.core.fragments[0].chain.head.number, learners):
+                self.turns.asked(now)
+                self.runner.learner.evaluate(tag)
+                tag += 1
+            await asyncio.sleep(look_s)
+
+    def _on_evaluated(self, loss: float, tokens: int) -> None:
+        merges = sum(self.compute.vault.version(layout.index) or 0 for layout in self._run.layouts)
+        if math.isfinite(loss):
+            self.turns.measured(wire.Result(merges, loss, tokens), self._loop.time())
+            self.presence.news.set()
+
+    def _on_result_heard(self, peer: str, result: wire.Result) -> None:
+        if self._settings.evaluate == "turns":
+            self.turns.heard(peer, result, self._loop.time())
 
     async def _watch_guest(self, wait_s: float) -> None:
         """A node whose training program is gone for good leaves as if it had been told to."""

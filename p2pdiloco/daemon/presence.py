@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import logging
 from collections.abc import Callable, Sequence
@@ -68,6 +69,11 @@ class Presence:
         """One object as long as it is true: what follows from it is worked out once."""
         self._dials: dict[str, asyncio.Task[None]] = {}
         self.names: dict[str, str] = {}
+        self.result: Callable[[], wire.Result | None] = lambda: None
+        """What we have measured (set by the member); `news` tells that it is new."""
+        self.heard: Callable[[str, wire.Result], None] = lambda peer, result: None
+        """What others have measured."""
+        self.news = asyncio.Event()
 
     async def publish(self) -> None:
         """Keep our record on the DHT, for ever."""
@@ -75,10 +81,17 @@ class Presence:
         while True:
             addresses = tuple(self._transport.addresses()[:MAX_ADDRESSES])
             record = wire.Presence(
-                WIRE_VERSION, self._incarnation, self._name, addresses, self.reach() is Reach.DIRECT
+                WIRE_VERSION,
+                self._incarnation,
+                self._name,
+                addresses,
+                self.reach() is Reach.DIRECT,
+                self.result(),
             )
+            self.news.clear()
             await self._transport.put_record(key, wire.encode(record), LIFETIME_S)
-            await asyncio.sleep(REFRESH_S)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.news.wait(), REFRESH_S)
 
     async def watch(self, settled: Callable[[], bool]) -> None:
         """Look who is there, for ever; more often until we are settled."""
@@ -110,6 +123,8 @@ class Presence:
                 continue
             members.append((peer, record.incarnation))
             self._remember(peer, record.name)
+            if record.result is not None and peer != self._transport.peer_id:
+                self.heard(peer, record.result)
             if not record.dialable:
                 hidden.add(peer)
             if peer != self._transport.peer_id and (record.dialable or self._worth_a_try(peer)):

@@ -13,6 +13,7 @@ from p2pdiloco.core.grouping import level_sizes
 from p2pdiloco.core.node import Core
 from p2pdiloco.core.reach import WORDS
 from p2pdiloco.core.types import WHOLE_RUN
+from p2pdiloco.daemon.evaluating import Turns
 from p2pdiloco.daemon.learner_link import LearnerLink
 from p2pdiloco.daemon.logs import RecentLines
 from p2pdiloco.daemon.presence import Presence
@@ -64,7 +65,9 @@ class Report:
         self.presence: Presence
         self.state: NodeState = "joining"
         self.refusals: Counter[str] = Counter()
-        self.heldout_loss: float | None = None
+        self.turns: Turns
+        self.evaluated: Callable[[float, int], None] = lambda loss, tokens: None
+        """Told of what our learner has measured."""
         self.link = ""
         """What a person should know of the link; empty: it keeps up."""
         self._losses: list[float] = []
@@ -113,7 +116,7 @@ class Report:
             case ch.Status():
                 self._on_status(event)
             case ch.Evaluated():
-                self.heldout_loss = event.loss
+                self.evaluated(event.loss, event.tokens)
                 found = {"loss": event.loss, "tokens": event.tokens, "metrics": event.metrics}
                 self._events.write("evaluation", None, "held-out samples", found.items())
             case ch.Saved(ok=False):
@@ -154,7 +157,7 @@ class Report:
 
     def snapshot(self, now: float) -> NodeSnapshot:
         """Everything that the live view shows."""
-        status = self.learner.status
+        status, newest = self.learner.status, self.turns.newest
         fragments = self._fragment_rows(now)
         peers = self._peer_rows(now)
         refusals = self.refusals + Counter(self.transport_refusals())
@@ -169,7 +172,8 @@ class Report:
             inner_step=status.inner_step if status else 0,
             loss=status.loss if status else None,
             loss_history=tuple(self._losses),
-            heldout_loss=self.heldout_loss,
+            heldout_loss=newest.loss if newest else None,
+            heldout_by=self.turns.by,
             tokens_per_s=status.tokens_per_s if status else 0.0,
             tokens_total=status.tokens_total if status else 0,
             step_time_s=status.step_time_s if status else None,

@@ -104,6 +104,8 @@ class NodeSnapshot(Row, frozen=True, kw_only=True):
     """Oldest first, evenly thinned."""
     heldout_loss: float | None = None
     """Of the global parameters Theta on held-out text, nats per token; None: not evaluated yet."""
+    heldout_by: Text = ""
+    """Peer id of who measured it."""
     tokens_per_s: float = 0.0
     tokens_total: Natural = 0
     """Trained by this node."""
@@ -147,6 +149,8 @@ class StatusReport(Row, frozen=True, kw_only=True):
     loss: float | None = None
     """Mean training loss over the members that reported one."""
     heldout_loss: float | None = None
+    heldout_by: Text = ""
+    """As in `NodeSnapshot`: the newest of all members' that the answering node knows of."""
     refusals: Annotated[dict[Text, Natural], Meta(max_length=MAX_REFUSAL_REASONS)] = {}
     recent: Annotated[tuple[Line, ...], Meta(max_length=MAX_RECENT_LINES)] = ()
     link: Line = ""
@@ -184,6 +188,7 @@ def status_of(snapshot: NodeSnapshot) -> StatusReport:
         run_versions=snapshot.run_versions,
         loss=sum(losses) / len(losses) if losses else None,
         heldout_loss=snapshot.heldout_loss,
+        heldout_by=snapshot.heldout_by,
         refusals=snapshot.refusals,
         recent=snapshot.recent,
         link=snapshot.link,

@@ -201,6 +201,16 @@ class RunList(Wire, frozen=True, tag=True):
     runs: Annotated[tuple[RunSummary, ...], Meta(max_length=MAX_RUNS)]
 
 
+class Result(Wire, frozen=True):
+    """What a member has measured of the global parameters."""
+
+    merges: Count
+    """Versions of all fragments together that they were made of."""
+    loss: Annotated[float, Meta(ge=-1e30, le=1e30)]
+    tokens: Count
+    """Held-out ones that it is a mean over."""
+
+
 class Presence(Wire, frozen=True, tag=True):
     """A member's record on the DHT, under its run's key."""
 
@@ -210,6 +220,8 @@ class Presence(Wire, frozen=True, tag=True):
     addresses: Annotated[tuple[Annotated[str, Meta(max_length=256)], ...], Meta(max_length=16)]
     dialable: bool = True
     """False: others need not try for long. It dials them."""
+    result: Result | None = None
+    """The newest that it has measured itself."""
 
 
 class Reading(Wire, frozen=True, tag=True):

@@ -9,6 +9,8 @@ from system_kit import Daemon, Swarm
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
 
+EACH = ("--evaluate", "each", "--eval-every-s", "1", "--min-step-s", "0.02")
+
 
 def accuracy(daemon: Daemon) -> float:
     """Of the last evaluation of the global parameters; 0 before there is one."""
@@ -19,8 +21,8 @@ def accuracy(daemon: Daemon) -> float:
 def test_two_nodes_learn_digits_and_hold_equal_bits(tmp_path: Path) -> None:
     with Swarm(tmp_path) as swarm:
         bootstrap = swarm.bootstrap("--run", str(swarm.manifest("digits", "--preset", "digits")))
-        one = swarm.node("one", bootstrap, "--genesis", "--eval-every-s", "1", "--min-step-s", "0.02")
-        two = swarm.node("two", bootstrap, "--eval-every-s", "1", "--min-step-s", "0.02")
+        one = swarm.node("one", bootstrap, "--genesis", *EACH)
+        two = swarm.node("two", bootstrap, *EACH)
         swarm.training(one, two)
         # Chance is 0.1; these are the global parameters, of which each node computes its own copy.
         swarm.until(lambda: min(accuracy(one), accuracy(two)) > 0.4, "both to read digits", 120.0)
