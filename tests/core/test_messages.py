@@ -108,5 +108,5 @@ def test_the_wire_format_is_what_the_version_number_says() -> None:
     message = msg.Closing("all", 3, 5, 8, 0.25)
     assert WIRE_VERSION == 9
     assert msg.encode(RUN, PEER, message).hex() == (
-        "9408a372756ea47065657296a7436c6f73696e67a3616c6c030508cb3fd0000000000000"
+        "9409a372756ea47065657296a7436c6f73696e67a3616c6c030508cb3fd0000000000000"
     )
