@@ -9,7 +9,9 @@ import torch
 
 from p2pdiloco.study.play import play
 from p2pdiloco.study.setting import Setting
+from p2pdiloco.study.suites import SUITES, settings_of
 from p2pdiloco.study.virtual import Circumstances, Fault, Virtual
+from p2pdiloco.tasks.manifests import check_manifest
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "bench_learning.py"
 
@@ -71,3 +73,11 @@ def test_the_benchmark_runs_and_goes_on_where_it_was(tmp_path, capsys):
     assert "| one learner | " in first.out
     assert bench.main(command) == 0
     assert capsys.readouterr() == (first.out, "")
+
+
+def test_every_suite_is_made_of_manifests_that_nodes_would_accept():
+    base = Setting(model="nano")
+    settings = settings_of(list(SUITES), base, [0, 1])
+    assert len({setting.key for setting in settings}) == len(settings) > 2 * 60
+    for setting in settings:
+        check_manifest(setting.manifest(), setting.key)
