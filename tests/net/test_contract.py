@@ -197,6 +197,21 @@ async def test_receiver_that_dies_in_the_middle(swarm: Swarm) -> None:
     assert at_b.sinks[0].aborted
 
 
+async def test_who_ends_what_comes_in_cuts_it_and_takes_no_more(swarm: Swarm) -> None:
+    a, b, at_b = await pair(swarm)
+    _, writer = await swarm.raw_stream(a, b)
+    writer.write(push_preface(b"100000", 100_000))
+    await until(lambda: at_b.sinks)
+    await b.end_incoming()
+    assert at_b.sinks[0].aborted == "cancelled", "before anything else of ours ends"
+    with pytest.raises((RemoteError, TransportError)):
+        await a.push(b.peer_id, b"10", [bytes(10)], 5.0)
+    with pytest.raises(RemoteError, match="not-ready"):
+        await a.send(b.peer_id, b"hello", 5.0)
+    assert len(at_b.sinks) == 1 and not at_b.messages
+    writer.close()
+
+
 async def test_a_sink_that_raises_tells_the_sender(swarm: Swarm) -> None:
     a, b, at_b = await pair(swarm)
 
