@@ -188,7 +188,7 @@ def test_a_model_that_cannot_be_started_from(tmp_path: Path, capsys: pytest.Capt
         (arrays | {name: arrays[name] * float("inf")}, {}, "not finite"),
         (arrays, {"attention_bias": True}, "has no usable parameter model.layers."),
         (arrays, {"rope_parameters": {"rope_type": "llama3"}}, "transformers cannot build"),
-        (arrays, {"hidden_size": "x"}, "hidden_size and num_attention_heads"),
+        (arrays, {"hidden_size": "x"}, "'hidden_size'"),
         (arrays, {"vocab_size": "x"}, "config.json of the model"),
     ]
     config = json.loads((out / "config.json").read_text())
