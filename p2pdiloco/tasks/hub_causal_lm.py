@@ -192,16 +192,19 @@ def existing(folder: Path) -> nn.Module:
     """
     try:
         from transformers import AutoModelForCausalLM
+        from transformers.utils import logging
     except ImportError as error:
         raise UserError(f"the task {NAME} needs transformers: {error}", INSTALL) from error
     factory: Any = AutoModelForCausalLM
+    logging.set_verbosity_error()  # what is missing is told below, in a sentence
+    logging.disable_progress_bar()
     try:
         found, report = factory.from_pretrained(
             folder, trust_remote_code=False, use_safetensors=True, output_loading_info=True
         )
     except Exception as error:  # (whatever is wrong with the files; told as one sentence)
         raise UserError(f"transformers does not load {folder}: {error}"[:500]) from error
-    missing = [*report["missing_keys"], *report["mismatched_keys"]]
+    missing = sorted(map(str, [*report["missing_keys"], *report["mismatched_keys"]]))
     if missing:
         raise UserError(f"{folder} has no usable parameter {missing[0]}")
     model: nn.Module = found
