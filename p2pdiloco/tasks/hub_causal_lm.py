@@ -196,8 +196,9 @@ def existing(folder: Path) -> nn.Module:
     except ImportError as error:
         raise UserError(f"the task {NAME} needs transformers: {error}", INSTALL) from error
     factory: Any = AutoModelForCausalLM
-    logging.set_verbosity_error()  # what is missing is told below, in a sentence
-    logging.disable_progress_bar()
+    log: Any = logging
+    log.set_verbosity_error()  # what is missing is told below, in a sentence
+    log.disable_progress_bar()
     try:
         found, report = factory.from_pretrained(
             folder, trust_remote_code=False, use_safetensors=True, output_loading_info=True
