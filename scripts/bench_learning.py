@@ -7,7 +7,7 @@ same batch and tokens, and an oracle: synchronous DiLoCo without delay, faults o
 the global parameters at the end, held-out, in nats per byte (per image). What is in --out is not run again.
 
     .venv/bin/python scripts/bench_learning.py parity codecs [--model mini] [--steps 700] [--seeds 0 1 2]
-    .venv/bin/python scripts/bench_learning.py parity --table      print what is there, run nothing
+    .venv/bin/python scripts/bench_learning.py parity --table      # prints what is there, runs nothing
 """
 
 from __future__ import annotations
