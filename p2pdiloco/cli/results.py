@@ -32,8 +32,8 @@ WEIGHTS, DESCRIPTION = "model.safetensors", "run.json"
 def export(out: Path, force: bool, **source: Any) -> None:
     """Write the global parameters as a folder that Hugging Face's transformers loads.
 
-    Models of causal-lm load as LlamaForCausalLM or, with experts, MixtralForCausalLM. Of other tasks the
-    folder has the parameters and the run's [model] table.
+    Models of causal-lm load as LlamaForCausalLM or, with experts, MixtralForCausalLM, those of hf-causal-lm
+    as what they are. Of other tasks the folder has the parameters and the run's [model] table.
     """
     theta = read_theta(**source)
     files = theta.task().hub_files()
