@@ -215,12 +215,15 @@ class Reachability:
         heard = decisive(voices, own_ips)
         if not self._counts(heard[0].outlook(own_ips)):
             return
-        if 2 * sum(bool(voice.reached) for voice in heard) >= len(heard):
+        said: dict[str, bool] = {}
+        for voice in heard:
+            said[voice.name] = said.get(voice.name, False) or bool(voice.reached)
+        if 2 * sum(said.values()) >= len(said):
             self._against, self._bad_rounds = set(), 0
             await self._look_outside(voices, own_ips)
             verdict = True
         else:
-            self._against |= {voice.name for voice in heard if not voice.reached}
+            self._against |= {name for name, yes in said.items() if not yes}
             self._bad_rounds += 1
             alone = len(peers) <= len(voices) or self._bad_rounds >= ROUNDS_ALONE
             if (self._dialable and self._bad_rounds < 2) or not (alone or len(self._against) >= VOICES):

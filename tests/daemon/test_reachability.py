@@ -153,6 +153,11 @@ def test_one_liar_demotes_nobody_and_makes_nobody_announce_an_address() -> None:
     for _ in range(20):
         asyncio.run(reach.check())
         assert (reach.reach, world.hidden) == (Reach.DIRECT, 0)
+    world.peers, world.liars = {"a": "8.8.8.8", "a again": "8.8.8.8", "b": "9.9.9.9"}, {"a", "a again"}
+    reach = Reachability(world)  # type: ignore[arg-type]
+    for _ in range(3):
+        asyncio.run(reach.check())
+        assert (reach.reach, world.hidden) == (Reach.DIRECT, 0), "two names of one voice"
     world = World(reached=False)
     world.peers = {"liar": "8.8.8.8"}
     world.liars = {"liar"}
