@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 import torch
+from torch import Tensor
 
 from p2pdiloco.core.effects import CommitVersion
 from p2pdiloco.core.types import SignedVersion, Watermark
@@ -20,6 +21,7 @@ from p2pdiloco.errors import invariant
 from p2pdiloco.learner.channel import BaseRef
 from p2pdiloco.ports import Buffer
 from p2pdiloco.tensors.exchange import Exchange
+from p2pdiloco.tensors.layout import FragmentLayout, scatter
 from p2pdiloco.tensors.payload import Payload
 from p2pdiloco.tensors.state import Loan, Pin
 from p2pdiloco.tensors.vault import Encoded, Input, MergeResult, Vault
@@ -105,6 +107,11 @@ class Compute:
         self._exchange.base(fragment, buffer).copy_(self.vault.theta(fragment))
         header = self._committed[fragment][0].header
         return BaseRef(header.number, buffer, header.tokens)
+
+    def copy_out(self, layout: FragmentLayout, parameters: dict[str, Tensor]) -> SignedVersion:
+        """Copy a fragment's committed Theta into the parameters by name; which version it is."""
+        scatter(self.vault.theta(layout.index), layout, parameters)
+        return self._committed[layout.index][0]
 
     def pin(self, fragment: int) -> tuple[StateHeader, Pin]:
         """The committed state for a reader that takes its time."""

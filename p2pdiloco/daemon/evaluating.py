@@ -3,7 +3,8 @@
 For so many versions as a term has, rendezvous hashing over the live learners names an order, without a word
 exchanged. The first measures when the newest result that it knows of is older than the interval; each later
 one is half an interval more patient, so somebody does when the first is gone or cannot. Results travel in
-presence records.
+presence records. A member knows the learners of its own neighbourhood: a run of more than
+`group.size` members has one measurement per interval and neighbourhood, not one in all.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ class Turns:
         if self._began_s is None:
             self._began_s = now
             self._known_s = max(self._known_s, now - self._interval_s + self._first_s)
+        if now - self._known_s < self._interval_s:
+            return False  # not even for the first
         order = ranking(
             self._run, OFFICE, 0, number // self._term_versions, dict.fromkeys({*learners, self._me}, 1.0)
         )

@@ -105,6 +105,7 @@ class Member:
         self.compute = Compute(vault, self._exchange)
         self.compute.load(found.versions)
         self._io = ThreadPoolExecutor(1, thread_name_prefix="disk")
+        self._results_io = ThreadPoolExecutor(1, thread_name_prefix="results")
         self.tickets = Tickets()
         incarnation = next_incarnation(found.restored, me)
         self.core = Core(
@@ -260,7 +261,7 @@ class Member:
         spawn(self._save_regularly())
         plan = Plan.of(self._settings)
         if plan is not None:
-            spawn(Results(self._run, self.compute, self._io, plan, self._on_result).watch())
+            spawn(Results(self._run, self.compute, self._results_io, plan, self._on_result).watch())
         done, _ = await asyncio.wait(
             {self.runner.broken, self.runner.learner.fatal}, return_when=asyncio.FIRST_COMPLETED
         )
@@ -312,6 +313,7 @@ class Member:
         await self.runner.close()
         self.compute.close()
         self._io.shutdown(wait=True)
+        self._results_io.shutdown(wait=True, cancel_futures=True)
         self._spool.close()
         with contextlib.suppress(StorageError):  # what is left over goes at the next start
             self._kept.clear()
@@ -347,14 +349,18 @@ class Member:
                 tag += 1
             await asyncio.sleep(look_s)
 
+    def _merges(self) -> int:
+        return sum(self.compute.vault.version(layout.index) or 0 for layout in self._run.layouts)
+
     def _on_evaluated(self, loss: float, tokens: int) -> None:
-        merges = sum(self.compute.vault.version(layout.index) or 0 for layout in self._run.layouts)
         if math.isfinite(loss):
-            self.turns.measured(wire.Result(merges, loss, tokens), self._loop.time())
+            self.turns.measured(wire.Result(self._merges(), loss, tokens), self._loop.time())
             self.presence.news.set()
 
     def _on_result_heard(self, peer: str, result: wire.Result) -> None:
-        if self._settings.evaluate == "turns":
+        """What is far ahead of us cannot be true, or not for us: it would silence all results to come."""
+        most = self._merges() + len(self._run.layouts) * self._run.manifest.group.log_versions
+        if self._settings.evaluate == "turns" and result.merges <= most:
             self.turns.heard(peer, result, self._loop.time())
 
     async def _watch_guest(self, wait_s: float) -> None:

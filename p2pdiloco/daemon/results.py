@@ -12,7 +12,6 @@ import torch
 from msgspec import Struct
 
 from p2pdiloco.adapters.files import Files
-from p2pdiloco.adapters.theta_file import Label
 from p2pdiloco.config.settings import NodeSettings
 from p2pdiloco.config.units import parse_every
 from p2pdiloco.daemon.compute import Compute
@@ -20,7 +19,6 @@ from p2pdiloco.daemon.runs import Run
 from p2pdiloco.daemon.theta import Theta, label_of
 from p2pdiloco.errors import StorageError
 from p2pdiloco.tasks.registry import task_of
-from p2pdiloco.tensors.layout import scatter
 
 LOOK_S = 1.0
 
@@ -49,7 +47,8 @@ class Results:
     def __init__(
         self, run: Run, compute: Compute, io: Executor, plan: Plan, tell: Callable[[str, bool], None]
     ) -> None:
-        """`tell(sentence, saved)` hears of every attempt; `io` runs what touches the disk."""
+        """`tell(sentence, saved)` hears of every attempt; `io` runs what touches the disk: a thread of its
+        own, since nothing else can wait for a whole model."""
         self._run = run
         self._compute = compute
         self._io = io
@@ -75,18 +74,13 @@ class Results:
     async def save(self) -> None:
         """Write one, and forget the oldest beyond the bound. A full disk costs this one only."""
         parameters = {spec.name: torch.zeros(spec.shape) for spec in task_of(self._run.manifest).specs()}
-        labels: list[Label] = []
-        for layout in self._run.layouts:
-            header, pin = await self._compute.run(self._compute.pin, layout.index)
-            try:
-                theta = torch.frombuffer(bytearray(pin.buffers[0]), dtype=torch.float32)
-                scatter(theta, layout, parameters)
-            finally:
-                pin.release()
-            labels.append(label_of(header.version))
-        found = Theta(self._run.signed, self._run.manifest, tuple(labels), parameters)
+        copied = [
+            await self._compute.run(self._compute.copy_out, layout, parameters)
+            for layout in self._run.layouts
+        ]
+        found = Theta(self._run.signed, self._run.manifest, tuple(map(label_of, copied)), parameters)
         self._saved_at = found.merges
-        name = f"{self._run.name}-{found.merges:09d}.safetensors"
+        name = f"{self._run.name}-{self._run.id[:8]}-{found.merges:09d}.safetensors"
         try:
             await asyncio.get_running_loop().run_in_executor(self._io, self._write, found, name)
         except StorageError as error:
@@ -98,11 +92,12 @@ class Results:
         files, folder = Files(), self._plan.folder
         files.make_folder(folder)
         theta.save(folder / name)
-        mine = re.compile(re.escape(self._run.name) + r"-\d{9,19}\.safetensors")
-        ours = sorted(
-            (path for path in files.list_folder(folder) if mine.fullmatch(path.name)), key=_merges_of
-        )
-        for path in ours[: -self._plan.keep]:
+        ours = re.compile(re.escape(f"{self._run.name}-{self._run.id[:8]}") + r"-\d{9,19}\.safetensors")
+        others = [
+            path for path in files.list_folder(folder) if ours.fullmatch(path.name) and path.name != name
+        ]
+        # Never the one just written, even where a state that was lost again had more merges.
+        for path in sorted(others, key=_merges_of)[: max(0, len(others) + 1 - self._plan.keep)]:
             files.delete(path)
 
 

@@ -205,7 +205,7 @@ class Result(Wire, frozen=True):
     """What a member has measured of the global parameters."""
 
     merges: Count
-    """Versions of all fragments together that they were made of."""
+    """Versions of all fragments together that they were made of, at most."""
     loss: Annotated[float, Meta(ge=-1e30, le=1e30)]
     tokens: Count
     """Held-out ones that it is a mean over."""

@@ -63,5 +63,11 @@ async def test_members_share_the_work_and_the_result(tmp_path: Path, monkeypatch
         assert sum(len(m.records("evaluation")) for m in members) == 1
         (who,) = [m for m in members if m.records("evaluation")]
         assert {m.report.snapshot(0.0).heldout_by for m in members} == {who.core.shared.me}
+        # A record cannot take the place of all results to come.
+        member, before = members[0], members[0].turns.newest
+        member._on_result_heard("liar", wire.Result(1 << 40, 0.0, 64))
+        assert member.turns.newest == before
+        member._on_result_heard("peer", wire.Result(member.turns.newest.merges + 1, 1.4, 64))
+        assert member.turns.newest.loss == 1.4
         alone = await swarm.member("d", evaluate="each", eval_every_s=60.0)
         await until(lambda: alone.records("evaluation"), "one that measures for itself")

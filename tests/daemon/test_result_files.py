@@ -22,11 +22,16 @@ async def test_a_node_writes_the_result_after_so_many_merges_and_keeps_the_newes
         member = await swarm.member(
             "a", genesis=True, result_dir=folder, result_every="1merges", result_keep=2
         )
+        name = f"test-{swarm.run.id[:8]}"
+        folder.mkdir(parents=True)
+        for other in (f"{name}-900000000.safetensors", "test-01234567-900000001.safetensors"):
+            (folder / other).write_bytes(b"of a state that was lost, or of another run of that name")
         for count in range(1, 5):
             await swarm.round(member, fragment=count % 2)
-            await until(lambda n=count: (folder / f"test-{n:09d}.safetensors").exists(), f"result {count}")
-        await until(lambda: len(list(folder.iterdir())) == 2, "the older ones go")
-        newest = load_theta(folder / "test-000000004.safetensors")
+            await until(lambda n=count: (folder / f"{name}-{n:09d}.safetensors").exists(), f"result {count}")
+        await until(lambda: len(list(folder.iterdir())) == 3, "the older ones go")
+        assert (folder / "test-01234567-900000001.safetensors").exists(), "not ours"
+        newest = load_theta(folder / f"{name}-000000004.safetensors")
         assert [label.number for label in newest.labels] == [2, 2, 0, 0]
         assert [label.digest for label in newest.labels] == [
             member.head(fragment).digest.hex() for fragment in range(4)
