@@ -3,7 +3,8 @@
 public FOLDER ADDRESS...        a transport at each; says their multiaddrs; until stdin closes
 home FOLDER INITIAL...          behind a NAT: says its id and an address at a relay as soon as it has one;
     dials what it is told on stdin, PEER ADDRESS, and says where the other end is once the connection is
-    direct, how long that took, and a push over it; until stdin closes
+    direct, how long that took, and a push over it; until stdin closes. Instead of what did not come about
+    within a minute it says so
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from p2pdiloco.identity import Identity
 from p2pdiloco.ports import PullSource, Refusal
 
 LOOK_S = 0.1
+PATIENCE_S = 60.0
 PUSHED = bytes(4 << 20)
 
 
@@ -84,31 +86,49 @@ async def public(folder: Path, addresses: list[str]) -> None:
         await asyncio.gather(*(transport.close() for transport in made))
 
 
+async def relayed_address(transport: HivemindTransport) -> str:
+    """As soon as there is one."""
+    while True:
+        for address in transport.addresses():
+            if relayed(address):
+                return address
+        await asyncio.sleep(LOOK_S)
+
+
+async def punched(transport: HivemindTransport, peer: str, address: str) -> tuple[str, ...]:
+    """Dial it there; where the other end is, as soon as the connection is direct."""
+    await transport.connect(peer, [address])
+    while True:
+        link = await transport.link(peer)
+        if link is not None and link.ips:
+            return link.ips
+        await asyncio.sleep(LOOK_S)
+
+
 async def home(folder: Path, initial: list[str]) -> None:
     """Until stdin closes."""
     transport = transport_in(folder / "home", "/ip4/0.0.0.0/tcp/4001", initial, True)
     await transport.start(Answering())
     try:
-        addresses: list[str] = []
-        while not addresses:
-            await asyncio.sleep(LOOK_S)
-            addresses = [address for address in transport.addresses() if relayed(address)]
-        say(transport.peer_id, addresses[0])
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                say(transport.peer_id, await relayed_address(transport))
+        except TimeoutError:
+            say(f"no address at a relay within {PATIENCE_S:g} s")
         while words := (await asyncio.to_thread(sys.stdin.readline)).split():
             began = time.monotonic()
             peer, address = words
-            await transport.connect(peer, [address])
             ips: tuple[str, ...] = ()
-            while not ips:
-                await asyncio.sleep(LOOK_S)
-                link = await transport.link(peer)
-                ips = link.ips if link is not None else ()
-            punched_s = time.monotonic() - began
             try:
+                async with asyncio.timeout(PATIENCE_S):
+                    ips = await punched(transport, peer, address)
+                punched_s = time.monotonic() - began
                 await transport.push(peer, b"bulk", [PUSHED], 10.0)
                 say(ips, punched_s, time.monotonic() - began - punched_s)
+            except TimeoutError:
+                say([], PATIENCE_S, f"no direct connection within {PATIENCE_S:g} s")
             except TransportError as error:
-                say(ips, punched_s, str(error))
+                say(ips, time.monotonic() - began, str(error))
     finally:
         await transport.close()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import select
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +17,8 @@ from system_kit import Swarm
 pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
 ANY = "/ip4/0.0.0.0/tcp/4001"
 QUICK_S = 80.0
+SAID_S = 75.0
+"""A peer that does not get what it waits for says so before that."""
 PEER = str(Path(__file__).with_name("punch_peer.py"))
 OBSERVERS = 4
 """So many must have seen a home's public address before libp2p tells it to the other one."""
@@ -86,21 +89,24 @@ def test_a_hole_is_punched_between_two_homes_and_bulk_goes_directly(tmp_path: Pa
         pipe = subprocess.PIPE
         running.append(subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True))
 
-    def said(process: subprocess.Popen[str]) -> list[Any]:
+    def said(process: subprocess.Popen[str], count: int) -> list[Any]:
+        """Its next line, of so many words."""
         assert process.stdout is not None
+        assert select.select([process.stdout], [], [], SAID_S)[0], "it says nothing"
         found: list[Any] = json.loads(process.stdout.readline() or "[]")
+        assert len(found) == count, found
         return found
 
     with Nats(public=1, homes=2, more=OBSERVERS - 1) as nats:
         try:
             start(nats, 0, "public", *nats.addresses[0])
-            relays = said(running[0])
+            relays = said(running[0], OBSERVERS)
             for host in (1, 2):
                 start(nats, host, "home", *relays)
-            _, (other, address) = said(running[1]), said(running[2])
+            _, (other, address) = said(running[1], 2), said(running[2], 2)
             print(other, address, file=running[1].stdin, flush=True)
-            ips, _, pushed = said(running[1])
-            assert ips == ["7.0.1.2"], "the other home's router"
+            ips, _, pushed = said(running[1], 3)
+            assert ips == ["7.0.1.2"], f"not the other home's router: {pushed}"
             assert isinstance(pushed, float), f"4 MiB, of which a relay carries 128 KiB: {pushed}"
         finally:
             for process in running:
