@@ -25,6 +25,7 @@ from torch.optim import Optimizer
 from p2pdiloco.adapters.p2pd import socket_folder
 from p2pdiloco.adapters.theta_file import checksum, save_tensors
 from p2pdiloco.config.models import table
+from p2pdiloco.config.outer import LENGTHS, with_outer, with_steps
 from p2pdiloco.config.presets import for_run
 from p2pdiloco.daemon.initial import beside
 from p2pdiloco.errors import StorageError, UserError
@@ -51,12 +52,21 @@ ADOPT_S = 5.0
 LOG = "session.log"
 
 
-def new_run(model: nn.Module, path: str | Path, name: str, tokens_per_step: int, **sync: int | float) -> Path:
+def new_run(
+    model: nn.Module,
+    path: str | Path,
+    name: str,
+    tokens_per_step: int,
+    schedule_steps: int = LENGTHS["day"].steps,
+    **sync: int | float,
+) -> Path:
     """Write the run.toml of a run that trains such a model from the parameters that it has now, and these
     beside it. Serve it with `p2pdiloco bootstrap --run PATH`, or give it to the first `Session`.
 
     Args:
         tokens_per_step: the most that one inner step of one learner counts.
+        schedule_steps: about so many inner steps of every learner the run is long. Outer momentum warms up
+            by it; the program's own learning rates are the program's.
         sync: keys of [sync], such as inner_steps and fragments. All else can be edited in the file.
 
     Raises:
@@ -79,6 +89,7 @@ def new_run(model: nn.Module, path: str | Path, name: str, tokens_per_step: int,
         )
     except TypeError as error:
         raise UserError(f"[sync] of a run.toml has no such key: {error}") from error
+    manifest = with_outer(with_steps(manifest, schedule_steps))
     check_manifest(manifest, str(out))
     try:
         out.write_text(render_toml(manifest), encoding="utf-8")

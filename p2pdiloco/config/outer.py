@@ -42,25 +42,24 @@ def expected_merges(manifest: Manifest, learners: int = 0) -> int:
     return manifest.inner.schedule_tokens // per_interval
 
 
+def with_steps(manifest: Manifest, steps: int) -> Manifest:
+    """With a schedule of so many inner steps of every learner, for the members that are expected."""
+    step_tokens = (manifest.group.expected_members or LEARNERS) * manifest.inner.tokens_per_step
+    warmup = min(max(LEAST_WARMUP_STEPS, steps // 50), MOST_WARMUP_STEPS, steps // 2)
+    inner = msgspec.structs.replace(
+        manifest.inner, warmup_tokens=warmup * step_tokens, schedule_tokens=steps * step_tokens
+    )
+    return msgspec.structs.replace(manifest, inner=inner)
+
+
 def for_length(manifest: Manifest, length: str) -> Manifest:
     """With the schedule and H of a run of that length (`LENGTHS`), for the members that are expected."""
-    chosen, learners = LENGTHS[length], manifest.group.expected_members or LEARNERS
-    step_tokens = learners * manifest.inner.tokens_per_step
-    warmup = min(max(LEAST_WARMUP_STEPS, chosen.steps // 50), MOST_WARMUP_STEPS)
-    replace = msgspec.structs.replace
-    sync = manifest.sync
+    chosen, sync = LENGTHS[length], manifest.sync
     inner_steps = chosen.inner_steps if length != "demo" else min(sync.inner_steps, chosen.inner_steps)
-    return replace(
-        manifest,
-        inner=replace(
-            manifest.inner,
-            warmup_tokens=warmup * step_tokens,
-            schedule_tokens=chosen.steps * step_tokens,
-        ),
-        sync=replace(
-            sync, inner_steps=inner_steps, delay_steps=min(sync.delay_steps, max(1, inner_steps // 3))
-        ),
+    sync = msgspec.structs.replace(
+        sync, inner_steps=inner_steps, delay_steps=min(sync.delay_steps, max(1, inner_steps // 3))
     )
+    return msgspec.structs.replace(with_steps(manifest, chosen.steps), sync=sync)
 
 
 def with_outer(manifest: Manifest, learners: int = 0) -> Manifest:

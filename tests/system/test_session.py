@@ -26,7 +26,6 @@ torch.set_num_threads(1)
 
 def program(folder: Path) -> subprocess.Popen[bytes]:
     """The example, as the run's first learner."""
-    folder.mkdir(exist_ok=True)
     return subprocess.Popen([sys.executable, str(PROGRAM), str(folder)])
 
 
@@ -58,7 +57,7 @@ def test_two_programs_train_one_model_and_one_of_them_dies(
     swept_swarm: Swarm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(TAG, swept_swarm._tag)
-    theirs, mine = tmp_path / "theirs", tmp_path / "mine"
+    theirs, mine = tmp_path / "new" / "theirs", tmp_path / "mine"
     first = program(theirs)
     joined = until(lambda: address(theirs), "an address")
 

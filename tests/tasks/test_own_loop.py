@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from p2pdiloco.config.outer import doubts, expected_merges
 from p2pdiloco.daemon.runs import sign_run
 from p2pdiloco.errors import ConfigError, UserError
 from p2pdiloco.identity import Identity
@@ -47,11 +48,23 @@ def test_a_run_begins_at_the_program_s_parameters(tmp_path: Path) -> None:
         compare(tensor_specs(Tied(5)), task.specs())
 
 
+@pytest.mark.parametrize("tokens", [64, 65_536])
+def test_the_schedule_is_as_long_as_the_program_s_steps_are(tmp_path: Path, tokens: int) -> None:
+    run = sign_run(new_run(Tied(), tmp_path / "run.toml", "own", tokens, fragments=2), Identity.generate())[0]
+    assert doubts(run.manifest) == [] and expected_merges(run.manifest) == 416
+    path = new_run(Tied(), tmp_path / "run.toml", "own", tokens, schedule_steps=480, fragments=2)
+    run = sign_run(path, Identity.generate())[0]
+    assert doubts(run.manifest) == [] and expected_merges(run.manifest) == 20
+    assert run.manifest.outer.momentum_warmup_merges == 7
+
+
 def test_what_is_wrong_is_said(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no such key"):
         new_run(Tied(), tmp_path / "run.toml", "own", tokens_per_step=64, steps=16)
     with pytest.raises(ConfigError, match=r"sync\.delay_steps must be below"):
         new_run(Tied(), tmp_path / "run.toml", "own", tokens_per_step=64, inner_steps=2, fragments=2)
+    with pytest.raises(ConfigError, match="schedule_tokens"):
+        new_run(Tied(), tmp_path / "run.toml", "own", tokens_per_step=64, schedule_steps=0)
     path = new_run(Tied(), tmp_path / "run.toml", "own", tokens_per_step=64, fragments=2)
     path.write_text(path.read_text().replace("10x4 embedding", "10y4"))
     with pytest.raises(ConfigError, match="which is not a name and a shape"):

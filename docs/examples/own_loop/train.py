@@ -8,6 +8,7 @@ import torch
 import p2pdiloco
 
 folder, join = Path(sys.argv[1]), sys.argv[2:]
+folder.mkdir(parents=True, exist_ok=True)
 model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1))
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 truth = torch.arange(8.0).view(8, 1) / 8
