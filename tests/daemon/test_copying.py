@@ -359,16 +359,17 @@ async def test_a_state_is_never_so_slow_that_it_is_given_up(monkeypatch: pytest.
 async def test_states_do_not_wait_for_a_peer_that_takes_the_urgent_slowly(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("p2pdiloco.daemon.courtesy.LOOK_S", 0.01)
-    now, sent = 0.0, 0
-    courtesy = Courtesy(lambda: now)
-    courtesy.uplink_bytes_per_s, courtesy.sent_bytes = (lambda: 1000.0), (lambda: sent)
-    with courtesy.urgent():
-        now, sent = 1.0, 499
-        await asyncio.wait_for(courtesy.pace(0), 2)  # the uplink is not what is full
-        now, sent = 2.0, 999
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(courtesy.pace(CHUNK_BYTES), 0.1)
+    waits, sent = Waits(monkeypatch), 0
+    monkeypatch.setattr("p2pdiloco.daemon.courtesy.LOOK_S", 1.0)
+    waits.courtesy.uplink_bytes_per_s, waits.courtesy.sent_bytes = (lambda: 1000.0), (lambda: sent)
+    with waits.courtesy.urgent():
+        waits.now, sent = 1.0, 499
+        await asyncio.wait_for(waits.courtesy.pace(0), PATIENCE_S)  # the uplink is not what is full
+        assert not waits.inside.is_set()
+        waits.now, sent = 2.0, 999
+        chunk = asyncio.create_task(waits.courtesy.pace(CHUNK_BYTES))
+        await waits.until_inside()
+        chunk.cancel()
 
 
 async def test_states_have_a_share_of_the_uplink_and_control_of_nothing_else() -> None:

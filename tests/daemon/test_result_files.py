@@ -37,7 +37,8 @@ async def test_a_node_writes_the_result_after_so_many_merges_and_keeps_the_newes
             member.head(fragment).digest.hex() for fragment in range(4)
         ]
         vault = member.compute.vault
-        assert sum(v.numel() for v in newest.parameters.values()) == sum(f.numel for f in vault.layouts)
+        theirs = torch.cat([vault.theta(f.index) for f in vault.layouts]).sort().values
+        assert torch.equal(torch.cat([v.flatten() for v in newest.parameters.values()]).sort().values, theirs)
         # A folder that cannot be written costs the result, not the node.
         for path in folder.iterdir():
             path.unlink()
@@ -47,12 +48,31 @@ async def test_a_node_writes_the_result_after_so_many_merges_and_keeps_the_newes
         await until(
             lambda: any("result not saved" in x["reason"] for x in member.records("checkpoint")), "it is said"
         )
-        theirs = torch.cat([vault.theta(f.index) for f in vault.layouts]).sort().values
-        assert torch.isfinite(theirs).all()
+
+
+async def test_a_result_by_time_is_written_only_when_something_was_merged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("p2pdiloco.daemon.results.parse_every", lambda *_: (0.01, 0))
+    async with Neighbourhood(tmp_path) as swarm:
+        member = await swarm.member("a", genesis=True, result_dir=tmp_path / "results", result_every="1s")
+        for count in (1, 2):
+            await swarm.round(member)
+            await until(
+                lambda n=count: (tmp_path / "results" / f"test-{n:09d}.safetensors").exists(),
+                f"result {count}",
+            )
+        said = [x["reason"] for x in member.records("checkpoint") if "result saved" in x["reason"]]
+        assert [words for words in said if "000000001" in words] == [
+            "result saved as test-000000001.safetensors"
+        ]
 
 
 @pytest.mark.parametrize("text", ["", "0s", "5", "5days", "-1h", "1.5h"])
 def test_what_is_no_interval_is_said(text: str) -> None:
     with pytest.raises(ConfigError, match="--result-every must be a time or a number of merges"):
         parse_every(text, "--result-every")
+
+
+def test_an_interval_is_a_time_or_a_number_of_merges() -> None:
     assert parse_every("90min", "") == (5400.0, 0) and parse_every("500merges", "") == (0.0, 500)

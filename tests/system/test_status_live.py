@@ -42,6 +42,7 @@ def test_status_of_a_living_run(visited_swarm: Swarm) -> None:
     assert "they know: test (" in unknown.stderr and "Traceback" not in unknown.stderr
 
     # The result, from the live run, and from what the node leaves behind.
+    visited_swarm.advance(node, [0], 1)
     saved = visited_swarm.folder / "theta.safetensors"
     asked = visited_swarm.command("checkpoint", "--join", _address(bootstrap), "--out", str(saved))
     assert asked.returncode == 0 and "saved run test (" in asked.stderr, asked.stderr
@@ -49,6 +50,7 @@ def test_status_of_a_living_run(visited_swarm: Swarm) -> None:
     numbers = [label.number for label in live.labels]
     heads = node.heads()
     held = {f: heads.get((f, n), "") for f, n in enumerate(numbers) if n}
+    assert held, "something was merged"
     assert all(live.labels[f].digest.startswith(digest) and digest for f, digest in held.items()), held
     node.terminate()
     after = theta_on_disk(node.data_dir, "test")
