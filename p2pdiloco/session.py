@@ -8,6 +8,7 @@ daemon talks to a learner that it starts itself (`learner.guest`, `learner.chann
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import subprocess
 import sys
@@ -22,12 +23,16 @@ import psutil
 from torch import nn
 from torch.optim import Optimizer
 
+from p2pdiloco.adapters.data_dir import DataDir
 from p2pdiloco.adapters.p2pd import socket_folder
 from p2pdiloco.adapters.theta_file import checksum, save_tensors
+from p2pdiloco.config.loader import canonical_bytes
+from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.models import table
 from p2pdiloco.config.outer import LENGTHS, with_outer, with_steps
 from p2pdiloco.config.presets import for_run
 from p2pdiloco.daemon.initial import beside
+from p2pdiloco.daemon.runs import saved_runs
 from p2pdiloco.errors import StorageError, UserError
 from p2pdiloco.learner.channel import ChannelBroken, LearnerEnd, Ready, Start
 from p2pdiloco.learner.evaluate import Evaluation
@@ -35,7 +40,7 @@ from p2pdiloco.learner.fragments import Fragments
 from p2pdiloco.learner.guest import join_daemon
 from p2pdiloco.learner.loop import StepReport, Training
 from p2pdiloco.learner.mailbox import Mailbox
-from p2pdiloco.tasks.manifests import check_manifest, render_toml
+from p2pdiloco.tasks.manifests import check_manifest, load_manifest, render_toml
 from p2pdiloco.tasks.own_loop import NAME, section_of
 from p2pdiloco.tasks.parameters import named_parameters, tensor_specs
 from p2pdiloco.tasks.registry import task_of
@@ -129,17 +134,20 @@ class Session:
             data_dir: the node's folder.
             evaluate: the loss of the model on held-out data. It is called now and then between two steps,
                 while the model has the global parameters, and must not change it.
-            options: further flags of `p2pdiloco node`.
+            options: further flags of `p2pdiloco node`. These and `join` are for a daemon that is started: one
+                that an earlier life of this program left behind goes on as it was.
             timeout_s: how long the run may take to be joined.
 
         Raises:
-            UserError: the daemon cannot start, the run is not found in time, or trains another model.
+            UserError: the daemon cannot start, the run is not found in time, or trains another model; the
+                folder is another program's, or its daemon is in another run.
         """
         self._model, self._evaluate = model, evaluate
         self._folder = Path(data_dir).expanduser()
         self._stopped = False
         self._daemon: psutil.Process | None = None
         self._channel: LearnerEnd | None = None
+        self._adopted = False
         begins = isinstance(run, Path) or run.endswith(".toml")
         words = ["--genesis", "--run-file", str(run)] if begins else ["--run", run] if run else []
         for address in join:
@@ -149,6 +157,8 @@ class Session:
             self._socket, descriptor = self._connected([*words, *options], until)
             self._channel = LearnerEnd(self._socket)
             start = self._begun(until)
+            if self._adopted and run:
+                self._check_run(start.manifest, Path(run) if begins else str(run), descriptor)
             self._mailbox, self._training = self._attach(start, descriptor, optimizer)
         except BaseException:
             self._end_daemon(0.0)
@@ -204,12 +214,11 @@ class Session:
     def _connected(self, words: list[str], until: float) -> tuple[socket.socket, int]:
         """To the daemon that an earlier life of this program left behind, or else to a new one."""
         path = socket_folder(self._folder) / "learner.sock"
-        try:
-            found = join_daemon(path, ADOPT_S)
-            self._daemon = psutil.Process(int((self._folder / "lock").read_text()))
+        found = self._left_behind(path)
+        if found is not None:
             return found
-        except (StorageError, OSError, ValueError, psutil.NoSuchProcess):
-            path.unlink(missing_ok=True)
+        with DataDir(self._folder, parents=True):
+            pass  # free: neither the socket nor the log is another program's
         self._start_daemon(path, words)
         while True:
             try:
@@ -219,6 +228,20 @@ class Session:
                 with contextlib.suppress(psutil.TimeoutExpired):
                     self._daemon.wait(POLL_S)
                 self._check(until, error)
+
+    def _left_behind(self, path: Path) -> tuple[socket.socket, int] | None:
+        try:
+            connection, descriptor = join_daemon(path, ADOPT_S)
+        except StorageError:
+            return None  # nobody is there, or it has a program
+        try:
+            self._daemon = psutil.Process(int((self._folder / "lock").read_text()))
+        except (OSError, ValueError, psutil.NoSuchProcess):
+            connection.close()
+            os.close(descriptor)
+            return None
+        self._adopted = True
+        return connection, descriptor
 
     def _start_daemon(self, path: Path, words: list[str]) -> None:
         try:
@@ -235,6 +258,26 @@ class Session:
             )
         self._started = started  # or it would complain about a child that was not waited for
         self._daemon = psutil.Process(started.pid)
+
+    def _check_run(self, manifest: Manifest, run: str | Path, descriptor: int) -> None:
+        """Raises: UserError (the daemon that was found is in another run than `run`; it is left alone)."""
+        found = canonical_bytes(manifest)
+        try:
+            if isinstance(run, Path):
+                fits = canonical_bytes(load_manifest(run)) == found
+            else:
+                ours = [run_id for run_id, (_, s) in saved_runs(self._folder).items() if s.manifest == found]
+                fits = run == manifest.run.name or (len(run) >= 6 and any(i.startswith(run) for i in ours))
+            if not fits:
+                assert self._daemon is not None
+                raise UserError(
+                    f"the daemon of {self._folder} is in the run {manifest.run.name}, which is not {run}",
+                    f"end it first (process {self._daemon.pid}), or give this program another data_dir",
+                )
+        except UserError:
+            os.close(descriptor)
+            self._daemon = None  # it goes on waiting for its own program
+            raise
 
     def _begun(self, until: float) -> Start:
         """The daemon's first command: the run is found, and all of it is here."""

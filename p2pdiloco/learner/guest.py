@@ -25,6 +25,8 @@ from p2pdiloco.tensors.layout import FragmentLayout
 
 HELLO = b"p2pdiloco-learner-1\n"
 """First bytes on the socket; the exchange's descriptor comes with them."""
+ACCEPT_PAUSE_S = 1.0
+"""After a connection that could not be taken, such as for want of file descriptors."""
 logger = logging.getLogger(__name__)
 
 
@@ -129,23 +131,30 @@ class GuestHost(LearnerHost):
     async def _accept(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            connection, _ = await loop.sock_accept(listener)
-            if self._link is not None:
-                connection.close()  # one learner at a time
-                continue
             try:
-                socket.send_fds(connection, [HELLO], [self._exchange.fd])
+                connection, _ = await loop.sock_accept(listener)
+                await self._take(connection)
             except OSError as error:
-                logger.warning("a training program was gone at once: %s", error)
-                connection.close()
-                continue
-            self._pid = _pid_of(connection)
-            link = Link(self._deliver)
+                logger.warning("a training program could not be taken: %s", error)
+                await asyncio.sleep(ACCEPT_PAUSE_S)
+
+    async def _take(self, connection: socket.socket) -> None:
+        """Raises: OSError (it is gone, or this process has no room for it); the connection is closed then."""
+        if self._link is not None:
+            connection.close()  # one learner at a time
+            return
+        link = Link(self._deliver)
+        try:
+            socket.send_fds(connection, [HELLO], [self._exchange.fd])
+            pid = _pid_of(connection)
             connection.setblocking(False)
-            await loop.create_unix_connection(lambda made=link: made, sock=connection)  # type: ignore[misc]
-            self._link, self._failure, self._greeted = link, "", False
-            self._exit = asyncio.create_task(self._watch_link(link), name="learner-exit")
-            self._greet()
+            await asyncio.get_running_loop().create_unix_connection(lambda: link, sock=connection)
+        except OSError:
+            connection.close()
+            raise
+        self._pid, self._link, self._failure, self._greeted = pid, link, "", False
+        self._exit = asyncio.create_task(self._watch_link(link), name="learner-exit")
+        self._greet()
 
     def _greet(self) -> None:
         if self._link is not None and self._start is not None:

@@ -1,0 +1,133 @@
+"""Programs that come by themselves: which daemon takes them, and whose they are."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from learner_kit import BASES, LAYOUTS, filled_exchange
+
+from p2pdiloco import Session
+from p2pdiloco.adapters.data_dir import DataDir
+from p2pdiloco.adapters.p2pd import socket_folder
+from p2pdiloco.config.presets import MICRO
+from p2pdiloco.errors import UserError
+from p2pdiloco.learner import guest
+from p2pdiloco.learner.channel import LearnerEnd, LearnerOptions
+from p2pdiloco.learner.guest import GuestHost, join_daemon
+from p2pdiloco.learner.host import LearnerExited
+from p2pdiloco.tasks.manifests import render_toml
+
+PATIENCE_S = 20.0
+
+
+@asynccontextmanager
+async def waiting(folder: Path) -> AsyncIterator[tuple[GuestHost, Path, asyncio.Queue[Any]]]:
+    """The part of a daemon of that folder that has a learner, its socket, and what it reports."""
+    exchange, events = filled_exchange(), asyncio.Queue[Any]()
+    path = socket_folder(folder) / "learner.sock"
+    host = GuestHost(
+        MICRO, LAYOUTS, exchange, LearnerOptions(peer="p"), events.put_nowait, folder / "log", path
+    )
+    try:
+        await host.start(BASES)
+        yield host, path, events
+    finally:
+        host.close()
+        exchange.close()
+
+
+@contextmanager
+def process() -> Iterator[subprocess.Popen[bytes]]:
+    """In a daemon's place, so that what a session would end is not this test."""
+    started = subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        yield started
+    finally:
+        started.kill()
+        started.communicate()
+
+
+async def test_a_second_session_leaves_the_first_one_its_daemon(tmp_path: Path) -> None:
+    folder = tmp_path / "node"
+    with DataDir(folder):
+        (folder / "session.log").write_text("the first one's")
+        async with waiting(folder) as (host, path, events):
+            first, descriptor = await asyncio.to_thread(join_daemon, path, PATIENCE_S)
+            assert await asyncio.to_thread(LearnerEnd(first).arrived, PATIENCE_S)
+            with pytest.raises(UserError, match="is in use by another running node"):
+                await asyncio.to_thread(Session, torch.nn.Linear(1, 1), None, "micro", data_dir=folder)
+            assert (folder / "session.log").read_text() == "the first one's"
+            first.close()
+            os.close(descriptor)
+            assert isinstance(await asyncio.wait_for(events.get(), PATIENCE_S), LearnerExited)
+            await host.start(BASES)
+            successor, descriptor = await asyncio.to_thread(join_daemon, path, PATIENCE_S)
+            assert await asyncio.to_thread(LearnerEnd(successor).arrived, PATIENCE_S)
+            successor.close()
+            os.close(descriptor)
+
+
+async def test_a_daemon_of_another_run_is_not_taken(tmp_path: Path) -> None:
+    """By its name and by its run.toml; it goes on waiting."""
+    other, same = tmp_path / "other.toml", tmp_path / "same.toml"
+    text = render_toml(MICRO)
+    same.write_text(text)
+    other.write_text(text.replace('name = "micro"', 'name = "another"'))
+    with process() as daemon:
+        async with waiting(tmp_path) as (host, _, events):
+            (tmp_path / "lock").write_text(str(daemon.pid))
+            for run, words in (
+                ("another", "is in the run micro, which is not another"),
+                (other, "is in the run micro, which is not "),
+                (same, "trains another model than yours"),  # its run, so its parameters are compared
+            ):
+                with pytest.raises(UserError, match=words):
+                    await asyncio.to_thread(Session, torch.nn.Linear(1, 1), None, run, data_dir=tmp_path)
+                assert isinstance(await asyncio.wait_for(events.get(), PATIENCE_S), LearnerExited)
+                if run != same:
+                    assert daemon.poll() is None
+                    await host.start(BASES)
+
+
+async def test_a_connection_that_fails_is_not_the_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(guest, "ACCEPT_PAUSE_S", 0.0)
+    sent, times = guest.socket.send_fds, iter([OSError("too many open files")])
+
+    def fails_once(*arguments: Any) -> int:
+        for error in times:
+            raise error
+        return sent(*arguments)
+
+    monkeypatch.setattr(guest.socket, "send_fds", fails_once)
+    accepts = asyncio.get_running_loop().sock_accept
+    refused = iter([OSError("no descriptors")])
+
+    class Loop:
+        async def sock_accept(self, listener: Any) -> Any:
+            for error in refused:
+                raise error
+            return await accepts(listener)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(real, name)
+
+    real = asyncio.get_running_loop()
+    monkeypatch.setattr(guest.asyncio, "get_running_loop", lambda: Loop())
+    async with waiting(tmp_path) as (_, path, _):
+        with pytest.raises(UserError, match="waits for a learner"):
+            await asyncio.to_thread(join_daemon, path, PATIENCE_S)
+        connection, descriptor = await asyncio.to_thread(join_daemon, path, PATIENCE_S)
+        connection.close()
+        os.close(descriptor)
+    assert "no descriptors" in caplog.text and "too many open files" in caplog.text
