@@ -57,6 +57,12 @@ class InvariantViolation(BaseException):
     """A rule of ours is broken. Not an `Exception`: no handler may swallow it."""
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of what an error says; its class's name if it says nothing."""
+    text = str(error).strip()
+    return text.splitlines()[0].strip() if text else type(error).__name__
+
+
 def invariant(holds: bool, message: str) -> None:
     """Raise `InvariantViolation` unless `holds`. Unlike `assert`, stays on under `python -O`."""
     if not holds:

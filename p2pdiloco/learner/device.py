@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from p2pdiloco.errors import UserError
+from p2pdiloco.errors import UserError, first_line
 
 ACCELERATOR_MICRO_BATCH_TOKENS = 65_536
 """A pass over more is not faster. What does not fit is halved until it does (`learner.loop`)."""
@@ -137,8 +137,3 @@ def give_memory_back(device: torch.device) -> None:
     """Return cached blocks, so that smaller ones can be cut from them."""
     if device.type in ("cuda", "xpu", "mps"):
         getattr(torch, device.type).empty_cache()
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of what an error says; its name if it says nothing."""
-    return str(error).splitlines()[0].strip() if str(error).strip() else type(error).__name__

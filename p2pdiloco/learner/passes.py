@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor, nn
 
-from p2pdiloco.errors import UserError
-from p2pdiloco.learner.device import autocast, first_line, give_memory_back, out_of_memory
+from p2pdiloco.errors import UserError, first_line
+from p2pdiloco.learner.device import autocast, give_memory_back, out_of_memory
 from p2pdiloco.tasks.task import Task
 
 if TYPE_CHECKING:
@@ -26,7 +26,12 @@ class Passes:
         self._device = next(model.parameters()).device
         self.samples = samples
         self.notes: list[str] = []
-        self._compiled = cast(nn.Module, torch.compile(model)) if compiled else None
+        self._compiled: nn.Module | None = None
+        if compiled:
+            try:
+                self._compiled = cast(nn.Module, torch.compile(model))
+            except RuntimeError as error:  # no compiler for this Python or this system
+                self._leave_compiler(first_line(error))
 
     def gradients(self, batch: Batch, whole: int) -> Tensor:
         """Into every parameter's `grad`, the gradient of the mean loss over a step of `whole` samples, as far

@@ -30,8 +30,8 @@ import torch
 from msgspec import Struct
 from torch import Tensor, nn
 
-from p2pdiloco.errors import P2PDilocoError, UserError
-from p2pdiloco.learner.device import device_count, first_line
+from p2pdiloco.errors import P2PDilocoError, UserError, first_line
+from p2pdiloco.learner.device import device_count
 from p2pdiloco.tensors.layout import FragmentLayout
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from p2pdiloco.config.manifest import DataSection
 from p2pdiloco.config.models import BYTE_VALUES, BYTES
-from p2pdiloco.errors import UserError
+from p2pdiloco.errors import UserError, first_line
 
 MAX_TOKENIZER_BYTES = 64 << 20
 INSTALL = "pip install 'p2pdiloco[hub]'"
@@ -180,6 +180,6 @@ def download_tokenizer(name: str, revision: str) -> Path:
         return Path(hf_hub_download(name, FILE, revision=revision or None))
     except (OSError, ValueError) as error:
         raise UserError(
-            f"{FILE} of {name} cannot be had from the hub: {str(error).splitlines()[0]}",
+            f"{FILE} of {name} cannot be had from the hub: {first_line(error)}",
             "download it elsewhere and give its path",
         ) from error

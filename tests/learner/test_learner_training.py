@@ -101,7 +101,7 @@ def test_an_evaluation_that_does_not_fit_goes_on_in_smaller_parts(monkeypatch):
     def metrics_in_small_memory(model, batch):
         parts.append(len(batch[0]))
         if len(batch[0]) > 16:
-            raise torch.OutOfMemoryError("out of memory")
+            raise RuntimeError("\nout of memory\nof 9 bytes")
         return metrics(model, batch)
 
     monkeypatch.setattr(task, "metrics", metrics_in_small_memory)
@@ -114,14 +114,15 @@ def loss_that_never_fits(model, batch):
     raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes")
 
 
-def test_notes_reach_the_daemon_and_a_compiler_that_fails_is_left(bench, monkeypatch):
+@pytest.mark.parametrize("at_once", [False, True])
+def test_notes_reach_the_daemon_and_a_compiler_that_fails_is_left(bench, monkeypatch, at_once):
     _, expected = alone(2)
 
     def broken_compiler(model):
         def forward(*_):
             raise RuntimeError("no C++ compiler is installed")
 
-        return forward
+        return forward() if at_once else forward
 
     monkeypatch.setattr(torch, "compile", broken_compiler)
     training = Training(TASK, bench.training.model, data().train, "peer-a", compiled=True)
