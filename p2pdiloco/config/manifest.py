@@ -57,7 +57,7 @@ class DataSection(Section, frozen=True, kw_only=True):
     field: Annotated[str, Meta(min_length=1, max_length=100)] = "text"
     """Which key of a line, or column, is the document."""
     dataset: Annotated[str, Meta(pattern=DATASET_PATTERN)] = ""
-    """For "hub": the data set's name there."""
+    """For "hub": the data set's name there, OWNER/NAME. Never one that `datasets` takes for local files."""
     config: Annotated[str, Meta(max_length=100)] = ""
     split: Annotated[str, Meta(min_length=1, max_length=100)] = "train"
     revision: Annotated[str, Meta(max_length=100)] = ""

@@ -12,7 +12,8 @@ from msgspec import Meta, Struct
 
 NAME_PATTERN = r"^[a-z0-9][a-z0-9._-]{0,62}\Z"
 PACKAGE_PATTERN = r"^[A-Za-z0-9._-]{0,100}\Z"
-DATASET_PATTERN = r"^([A-Za-z0-9][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9][A-Za-z0-9._-]{0,95})?)?\Z"
+DATASET_PATTERN = r"^([A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95})?\Z"
+"""With an owner: to `datasets` a bare name like "text" means all such files of the current folder."""
 TOKENIZER_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9][A-Za-z0-9._-]{0,95})?\Z"
 SHA256_PATTERN = r"^([0-9a-f]{64})?\Z"
 Value = bool | int | float | str | list[str]

@@ -25,7 +25,7 @@ import numpy as np
 from msgspec import Struct
 
 from p2pdiloco.config.manifest import DataSection
-from p2pdiloco.errors import UserError
+from p2pdiloco.errors import UserError, first_line
 from p2pdiloco.tasks.packing import Packer, Windows
 from p2pdiloco.tasks.split import ANY_NAME, hash64, is_heldout
 from p2pdiloco.tasks.task import Data, Place
@@ -227,6 +227,12 @@ def _opened(section: DataSection, path: str | None, split: str) -> Any:
         raise UserError("this run streams each node's own data set, and none is given", "add --data FOLDER")
     if path is not None and not Path(path).exists():
         raise UserError(f"the data path {path} does not exist", "check --data")
+    if path is None and "/" not in section.dataset:
+        # `datasets` takes "text", "json" or "csv" for all such files of the current folder.
+        raise UserError(
+            f'the data set "{section.dataset}" has no owner',
+            'data.dataset is a name of the hub: "OWNER/NAME"',
+        )
     if path is None and Path(section.dataset).exists():
         # `datasets` prefers a local folder: a manifest could name one that its owner did not mean to show.
         raise UserError(
@@ -234,17 +240,19 @@ def _opened(section: DataSection, path: str | None, split: str) -> Any:
             "start the node in another folder, or name it with --data",
         )
     try:
-        found = datasets.load_dataset(
-            path or section.dataset,
+        builder = datasets.load_dataset_builder(
+            # (absolute: a folder "text" would be taken for that reader of text)
+            str(Path(path).absolute()) if path else section.dataset,
             name=section.config or None,
-            split=split,
             revision=None if path else section.revision or None,
-            streaming=True,
         )
+        if path is None:
+            _only_of_the_hub(section.dataset, builder.config.data_files)
+        found = builder.as_streaming_dataset(split=split)
         names = found.column_names or list(next(iter(found), {}))
     except _world(ValueError, RuntimeError) as error:
         raise UserError(
-            f"the data set {path or section.dataset} cannot be opened: {str(error).splitlines()[0]}",
+            f"the data set {path or section.dataset} cannot be opened: {first_line(error)}",
             "check data.dataset, data.config, data.split, and the network",
         ) from error
     if section.field not in names:
@@ -253,6 +261,13 @@ def _opened(section: DataSection, path: str | None, split: str) -> Any:
             f"data.field: it has {', '.join(names)}",
         )
     return found.select_columns([section.field])
+
+
+def _only_of_the_hub(name: str, files: Any) -> None:
+    """A data set's card may list any path: a stranger's could have this disk's files read."""
+    for file in (file for part in (files or {}).values() for file in part):
+        if not str(file).startswith("hf://") or "::" in str(file):
+            raise UserError(f"the data set {name} lists a file that is not on the hub: {file}"[:300])
 
 
 def _texts(source: Any, field: str) -> Iterator[str]:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from p2pdiloco.tasks.task import Batch, Indices
 
 ENCODED_TOGETHER_BYTES = 8 << 20
-"""Of text go through the tokenizer at one go."""
+"""Of text go through the tokenizer at one go; a longer document is cut at the end of a line."""
 
 
 class Windows:
@@ -50,20 +50,28 @@ class Packer:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._waiting: list[bytes] = []
+        self._waiting: list[tuple[bytes, bool]] = []
+        """Pieces of documents, and whether one is the last of its document."""
         self._waiting_bytes = 0
         self._parts: list[Tokens] = []
 
     def add(self, document: bytes) -> None:
         """The next document, UTF-8."""
-        self._waiting.append(document)
-        self._waiting_bytes += len(document)
-        if self._waiting_bytes >= ENCODED_TOGETHER_BYTES:
-            self._encode()
+        stop, is_last = 0, False
+        while not is_last:
+            start, stop = stop, _end_of_piece(document, stop)
+            is_last = stop == len(document)
+            self._waiting.append((document[start:stop], is_last))
+            self._waiting_bytes += stop - start
+            if self._waiting_bytes >= ENCODED_TOGETHER_BYTES:
+                self._encode()
 
     def _encode(self) -> None:
-        for tokens in self._tokenizer.encode(self._waiting):
-            self._parts += (tokens, np.array([self._tokenizer.end], dtype=tokens.dtype))
+        encoded = self._tokenizer.encode([piece for piece, _ in self._waiting])
+        for tokens, (_, is_last) in zip(encoded, self._waiting, strict=True):
+            self._parts.append(tokens)
+            if is_last:
+                self._parts.append(np.array([self._tokenizer.end], dtype=tokens.dtype))
         self._waiting, self._waiting_bytes = [], 0
 
     def take(self) -> Tokens:
@@ -71,3 +79,15 @@ class Packer:
         self._encode()
         parts, self._parts = self._parts, []
         return np.concatenate(parts) if parts else np.empty(0, dtype=np.uint8)
+
+
+def _end_of_piece(document: bytes, start: int) -> int:
+    """Where to cut: behind the last line that fits, or else between two characters."""
+    most = start + ENCODED_TOGETHER_BYTES
+    if most >= len(document):
+        return len(document)
+    line = document.rfind(b"\n", start, most) + 1
+    if line:
+        return line
+    # UTF-8: bytes 10xxxxxx go on with a character, which has four at most.
+    return next((cut for cut in range(most, most - 4, -1) if document[cut] & 0xC0 != 0x80), most)

@@ -43,7 +43,7 @@ def load_text(section: DataSection, path: str | None, context_tokens: int, token
     elif path is None:
         raise UserError("this run trains on each node's own files, and none are given", "add --data PATH")
     else:
-        documents = _bounded(_documents(section, Path(path)), path)
+        documents = _some(_documents(section, Path(path)), path)
     train, heldout = Packer(tokenizer), Packer(tokenizer)
     for name, text in documents:
         (heldout if is_heldout(name, section.heldout_percent) else train).add(text)
@@ -61,33 +61,36 @@ def _documents(section: DataSection, root: Path) -> Iterator[tuple[str, bytes]]:
         raise UserError(f"the data path {root} does not exist", "check --data")
     try:
         if section.source == "files":
-            yield from _user_files(root, MAX_BYTES)
+            yield from _user_files(root)
         else:
             from p2pdiloco.tasks.documents import SUFFIXES, rows
 
             suffixes = SUFFIXES[section.source]
             files = [root] if root.is_file() else [p for p in _walk(root) if p.name.endswith(suffixes)]
+            left_bytes = MAX_BYTES
             for file in files:
                 for text in rows(file, section):
-                    yield text, text.encode(errors="replace")
+                    encoded = text.encode(errors="replace")
+                    left_bytes -= len(encoded)
+                    if left_bytes < 0:
+                        raise _too_much(root)
+                    yield text, encoded
     except OSError as error:
         raise UserError(
             f"cannot read the data path {error.filename or root}: {error.strerror or error}", "check --data"
         ) from error
 
 
-def _bounded(documents: Iterator[tuple[str, bytes]], root: str) -> Iterator[tuple[str, bytes]]:
-    total = 0
+def _some(documents: Iterator[tuple[str, bytes]], root: str) -> Iterator[tuple[str, bytes]]:
+    found = False
     for name, text in documents:
-        total += len(text)
-        if total > MAX_BYTES:
-            raise _too_much(root)
+        found = found or bool(text)
         yield name, text
-    if not total:
+    if not found:
         raise UserError(f"there is no text in {root}", "check --data")
 
 
-def _too_much(root: str) -> UserError:
+def _too_much(root: Path) -> UserError:
     return UserError(
         f"{root} has more than {MAX_BYTES >> 30} GiB of text",
         'give a smaller part, or stream it: data.source = "hub"',
@@ -109,8 +112,9 @@ def _embedded_files() -> Iterator[tuple[str, bytes]]:
         yield path.relative_to(root).as_posix(), text
 
 
-def _user_files(root: Path, left_bytes: int) -> Iterator[tuple[str, bytes]]:
+def _user_files(root: Path) -> Iterator[tuple[str, bytes]]:
     """Nothing is read whole that is no text, or more than the bytes that are left."""
+    left_bytes = MAX_BYTES
     for path in [root] if root.is_file() else _walk(root):
         with path.open("rb") as file:
             start = file.read(_SNIFF_BYTES)
@@ -118,7 +122,7 @@ def _user_files(root: Path, left_bytes: int) -> Iterator[tuple[str, bytes]]:
                 continue
             size = max(len(start), os.fstat(file.fileno()).st_size)
             if size > left_bytes:
-                raise _too_much(str(root))
+                raise _too_much(root)
             file.seek(0)
             text = file.read(size)
         left_bytes -= len(text)

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from types import SimpleNamespace
 
 import msgspec
 import numpy as np
@@ -14,7 +15,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from p2pdiloco.config.manifest import DataSection
 from p2pdiloco.errors import UserError
 from p2pdiloco.learner.stream import Stream
-from p2pdiloco.tasks import hub
+from p2pdiloco.tasks import hub, packing
 from p2pdiloco.tasks.corpus import load_corpus
 from p2pdiloco.tasks.split import hash64, is_heldout
 from p2pdiloco.tasks.task import Place, Shards
@@ -22,6 +23,7 @@ from p2pdiloco.tasks.tokens import (
     ByteTokenizer,
     FileTokenizer,
     digest_of,
+    download_tokenizer,
     end_of_document,
     load_tokenizer,
     read_tokenizer,
@@ -210,17 +212,60 @@ def test_the_last_block_of_a_shard_is_taken_once_whatever_is_asked_for(monkeypat
 def test_streams_that_cannot_be_opened_are_one_sentence(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     path = local(tmp_path)
+    (tmp_path / "a" / "set").mkdir(parents=True)
+    (tmp_path / "diary.txt").write_text("nobody's business\n" * 100)
+    with pytest.raises(msgspec.ValidationError, match="dataset"):
+        msgspec.convert({"dataset": "text"}, DataSection)
     for keys, data, sentence in (
         ({"field": "body"}, path, 'has no column "body"'),
         ({"split": "dev"}, path, "cannot be opened: Bad split: dev"),
         ({}, None, "none is given"),
         ({}, str(tmp_path / "nowhere"), "does not exist"),
-        ({"dataset": "set"}, None, 'there is a file or folder "set" here'),
+        ({"dataset": "a/set"}, None, 'there is a file or folder "a/set" here'),
+        # To `datasets` that is its reader of text, and every text of the current folder the data.
+        ({"dataset": "text"}, None, 'the data set "text" has no owner'),
         ({"dataset": "nobody/nothing"}, None, "nobody/nothing cannot be opened"),
         ({"heldout_split": "test"}, path, "Bad split: test"),
     ):
         with pytest.raises(UserError, match=sentence):
             load_corpus(DataSection(**LOCAL | keys), data, CONTEXT, ByteTokenizer())
+
+
+def test_a_data_set_whose_card_lists_files_of_this_machine_is_refused(monkeypatch):
+    files = {"train": ["hf://datasets/a/b@0/x.txt", "/home/me/diary.txt"]}
+    builder = SimpleNamespace(config=SimpleNamespace(data_files=files))
+    monkeypatch.setattr("datasets.load_dataset_builder", lambda *_, **__: builder)
+    for file in ("/home/me/diary.txt", "http://router/x.txt", "zip://x::file:///home/me.zip"):
+        files["train"][1] = file
+        with pytest.raises(UserError, match=f"not on the hub: {file}"):
+            load_corpus(DataSection(**LOCAL | {"dataset": "a/b"}), None, CONTEXT, ByteTokenizer())
+
+
+@pytest.mark.parametrize(("text", "line"), [("", "ConnectionError"), ("\n  said\nmore", "said")])
+def test_an_error_of_the_hub_without_a_first_line_is_a_sentence(monkeypatch, text, line):
+    def fails(*_, **__):
+        raise ConnectionError(text)
+
+    monkeypatch.setattr("datasets.load_dataset_builder", fails)
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", fails)
+    with pytest.raises(UserError, match=f"a/b cannot be opened: {line}$"):
+        load_corpus(DataSection(**LOCAL | {"dataset": "a/b"}), None, CONTEXT, ByteTokenizer())
+    with pytest.raises(UserError, match=f"cannot be had from the hub: {line}$"):
+        download_tokenizer("a/b", "")
+
+
+def test_a_long_document_is_encoded_in_pieces_and_ends_once(monkeypatch, trained):
+    monkeypatch.setattr(packing, "ENCODED_TOGETHER_BYTES", 40)
+    sizes = []
+    tokenizer = FileTokenizer(trained.read_bytes(), "<|endoftext|>")
+    encode = tokenizer.encode
+    tokenizer.encode = lambda pieces: sizes.append(sum(map(len, pieces))) or encode(pieces)
+    lines = "".join(f"{text}\n" for text in DOCUMENTS[:3]) + "ü" * 50
+    packer = packing.Packer(tokenizer)
+    for text in ("", lines, "x"):
+        packer.add(text.encode())
+    assert tokenizer.decode(packer.take()).split("<|endoftext|>") == ["", lines, "x", ""]
+    assert max(sizes) < 80 and len(sizes) > 5
 
 
 def test_a_stream_that_breaks_is_opened_again_where_it_was(monkeypatch):
