@@ -28,8 +28,6 @@ from p2pdiloco.tasks.parameters import named_parameters
 from p2pdiloco.tasks.registry import task_of
 
 CONFIG = "config.json"
-CONTEXTS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
-"""What architectures call the longest context that they are made for."""
 NOT_YET = "0" * 64
 """Stands for a checksum that is computed later."""
 MAX_CONFIG_BYTES = 4 << 20
@@ -66,7 +64,7 @@ def started_from(source: Path, base: Manifest) -> tuple[Manifest, Arrays]:
     specs = task.specs()
     if manifest.run.task == NAME and signed is None:
         # Names in files are an architecture's own affair: the library knows them.
-        found = _arrays(existing(source if source.is_dir() else source.parent))
+        found = _arrays(existing(source if source.is_dir() else source.parent, _config(source)))
     wanted = {spec.name: spec.shape for spec in specs}
     surplus = {n for n in found.keys() - wanted.keys() if not n.endswith(NOT_PARAMETERS)}
     # A tied head is saved twice by some.
@@ -143,10 +141,8 @@ def _of_config(config: dict[str, Any], base: Manifest) -> Manifest:
 
 
 def _of_hub(config: dict[str, Any], base: Manifest) -> Manifest:
-    most = next((config[key] for key in CONTEXTS if isinstance(config.get(key), int)), 0)
-    tokens = base.inner.tokens_per_step
     run = msgspec.structs.replace(base.run, task=NAME, task_package="", initial=NOT_YET)
-    model = table(hub_section(config, min(most, tokens) or tokens))
+    model = table(hub_section(config, base.inner.tokens_per_step))
     return msgspec.structs.replace(base, run=run, model=model)
 
 

@@ -30,7 +30,18 @@ class Evaluation(Struct, frozen=True):
 
 @torch.no_grad()
 def evaluate(task: Task, model: nn.Module, batch: Batch) -> Evaluation:
-    """The task's figures of this model on a batch of held-out samples (`heldout_batch`), on its device."""
+    """The task's figures of this model on a batch of held-out samples (`heldout_batch`), on its device;
+    without what a model does in training only."""
+    trained = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        return _evaluated(task, model, batch)
+    finally:
+        for module in trained:
+            module.training = True
+
+
+def _evaluated(task: Task, model: nn.Module, batch: Batch) -> Evaluation:
     device = next(model.parameters()).device
     count = len(batch[0])
     size = max(1, BATCH_TOKENS // task.tokens_per_sample)

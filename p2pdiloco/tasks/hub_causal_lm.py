@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from msgspec import Meta
 
-from p2pdiloco.config.models import ModelSection
+from p2pdiloco.config.models import BYTE_VALUES, BYTES, ModelSection
 from p2pdiloco.errors import UserError
+from p2pdiloco.tasks.hub_config import CONTEXTS, broken_config, harmless, longest, without_dropout
 from p2pdiloco.tasks.own_loop import MAX_PARAMETERS, broken_shapes, shapes_of, texts_of
 from p2pdiloco.tasks.task import Data, Task
 from p2pdiloco.tensors.spec import TensorSpec
@@ -28,15 +29,6 @@ if TYPE_CHECKING:
 
 NAME = "hf-causal-lm"
 INSTALL = "pip install 'p2pdiloco[hub]'"
-LEFT_OUT = (
-    "_name_or_path",
-    "transformers_version",
-    "auto_map",
-    "torch_dtype",
-    "use_cache",
-    "quantization_config",
-)
-"""Keys of config.json that are not about the architecture, or would fetch something."""
 
 
 class HubSection(ModelSection, frozen=True, kw_only=True):
@@ -66,6 +58,9 @@ class HubCausalLM(Task):
 
     @property
     def vocabulary(self) -> int:
+        stated = json.loads(self.section.config).get("vocab_size")
+        if isinstance(stated, int):
+            return stated
         return max((spec.shape[0] for spec in self.specs() if spec.embedding), default=0)
 
     def broken_rule(self) -> str | None:
@@ -81,6 +76,16 @@ class HubCausalLM(Task):
             found = None
         if not isinstance(found, dict) or not isinstance(found.get("model_type"), str):
             return "model.config must be a JSON object with a model_type"
+        try:
+            broken = broken_config(found, len(self.section.parameters), context)
+        except RecursionError:
+            broken = "model.config is nested too deeply"
+        if broken:
+            return broken
+        if self.manifest.data.tokenizer == BYTES and self.vocabulary < BYTE_VALUES:
+            return (
+                f"the tokenizer {BYTES} needs a vocabulary of {BYTE_VALUES}, the model's is {self.vocabulary}"
+            )
         if not self.manifest.run.initial:
             return "run.initial must name version 0: p2pdiloco run new --architecture writes such a run.toml"
         return broken_shapes(self.section.parameters)
@@ -123,16 +128,21 @@ class HubCausalLM(Task):
 
 
 def section_of(config: dict[str, Any], context_tokens: int) -> HubSection:
-    """`[model]` for an architecture. Dropout is set to 0: few runs see a token twice.
+    """`[model]` for an architecture. Dropout is set to 0: few runs see a token twice. The context is at most
+    what the architecture is made for.
 
     Raises:
         UserError: `transformers` is not installed, or cannot build it.
     """
-    config = {key: value for key, value in config.items() if key not in LEFT_OUT}
-    for key, value in config.items():
-        if key.endswith(("dropout", "pdrop")) and isinstance(value, float | int):
-            config[key] = 0.0
-    config["dtype"] = "float32"
+    config = harmless(config) | {"dtype": "float32"}
+    # Keys that are not there have an architecture's values: dropout is one of them.
+    whole = harmless(_config(config).to_dict())
+    config |= {
+        key: without_dropout(key, value)
+        for key, value in whole.items()
+        if key in (*CONTEXTS, "vocab_size") or without_dropout(key, value) != value
+    }
+    context_tokens = min(context_tokens, longest(config) or context_tokens)
     from p2pdiloco.tasks.parameters import tensor_specs
 
     specs = tensor_specs(_meta(config))
@@ -169,23 +179,37 @@ def _meta(config: dict[str, Any]) -> nn.Module:
         return _made(config)
 
 
-def _made(config: dict[str, Any]) -> nn.Module:
+def _config(config: dict[str, Any]) -> Any:
+    """transformers' config object, without what would fetch something."""
     try:
-        from transformers import AutoConfig, AutoModelForCausalLM
+        from transformers import AutoConfig
     except ImportError as error:
         raise UserError(f"the task {NAME} needs transformers: {error}", INSTALL) from error
     try:
-        made = AutoConfig.for_model(**config)
-        factory: Any = AutoModelForCausalLM
-        model: nn.Module = factory.from_config(made, trust_remote_code=False)
+        return AutoConfig.for_model(**harmless(config))
+    except Exception as error:  # (whatever an architecture thinks of a config; told as one sentence)
+        kind = config.get("model_type")
+        raise UserError(f'transformers cannot build a causal model "{kind}": {error}'[:500]) from error
+
+
+def _made(config: dict[str, Any]) -> nn.Module:
+    made = _config(config)
+    from transformers import AutoModelForCausalLM
+
+    factory: Any = AutoModelForCausalLM
+    try:
+        # The library's own implementations, in torch: of attention sdpa, or eager where the model has none.
+        model: nn.Module = factory.from_config(
+            made, trust_remote_code=False, attn_implementation=None, experts_implementation=None
+        )
     except Exception as error:  # (whatever an architecture thinks of a config; told as one sentence)
         kind = config.get("model_type")
         raise UserError(f'transformers cannot build a causal model "{kind}": {error}'[:500]) from error
     return model
 
 
-def existing(folder: Path) -> nn.Module:
-    """A model that exists, in fp32, from safetensors only.
+def existing(folder: Path, config: dict[str, Any]) -> nn.Module:
+    """A model that exists, in fp32, from safetensors only; `config`: its config.json.
 
     Raises:
         UserError: `transformers` is not installed, or does not load it.
@@ -195,13 +219,14 @@ def existing(folder: Path) -> nn.Module:
         from transformers.utils import logging
     except ImportError as error:
         raise UserError(f"the task {NAME} needs transformers: {error}", INSTALL) from error
+    made = _config(config)
     factory: Any = AutoModelForCausalLM
     log: Any = logging
     log.set_verbosity_error()  # what is missing is told below, in a sentence
     log.disable_progress_bar()
     try:
         found, report = factory.from_pretrained(
-            folder, trust_remote_code=False, use_safetensors=True, output_loading_info=True
+            folder, config=made, trust_remote_code=False, use_safetensors=True, output_loading_info=True
         )
     except Exception as error:  # (whatever is wrong with the files; told as one sentence)
         raise UserError(f"transformers does not load {folder}: {error}"[:500]) from error

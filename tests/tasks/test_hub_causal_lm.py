@@ -10,12 +10,16 @@ import pytest
 import torch
 
 from p2pdiloco.cli.main import run
+from p2pdiloco.cli.start_from import begun_with
+from p2pdiloco.config.manifest import Manifest
+from p2pdiloco.config.presets import for_run
 from p2pdiloco.daemon.runs import genesis_versions, sign_run
 from p2pdiloco.daemon.theta import load_theta, theta_of
 from p2pdiloco.errors import ConfigError, UserError
 from p2pdiloco.identity import Identity
 from p2pdiloco.learner.evaluate import evaluate, heldout_batch
 from p2pdiloco.learner.loop import Training
+from p2pdiloco.tasks.hub_causal_lm import built, existing
 from p2pdiloco.tasks.registry import task_of
 
 transformers = pytest.importorskip("transformers")
@@ -99,3 +103,90 @@ def test_what_cannot_be_built_is_said(tmp_path: Path, capsys: pytest.CaptureFixt
         task_of(other).model()
     with pytest.raises(ConfigError, match="a JSON object with a model_type"):
         task_of(msgspec.structs.replace(manifest, model=manifest.model | {"config": "{}"}))
+
+
+def manifest_with(config: dict[str, object], tmp_path: Path, tokens: int = 64) -> Manifest:
+    base = for_run("micro", "hub")
+    base = msgspec.structs.replace(base, inner=msgspec.structs.replace(base.inner, tokens_per_step=tokens))
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    return begun_with(None, str(tmp_path / "config.json"), base)[0]
+
+
+@pytest.mark.parametrize(
+    ("added", "words"),
+    [
+        ({"attn_implementation": "kernels-community/x"}, 'not have the key "attn_implementation"'),
+        ({"deep": [{"_experts_implementation": "x"}]}, 'not have the key "_experts_implementation"'),
+        ({"x": {"kernel_config": {"RMSNorm": "a/b"}}}, 'not have the key "kernel_config"'),
+        ({"auto_map": {"AutoConfig": "a--b.C"}}, 'not have the key "auto_map"'),
+        ({"quantization_config": {"quant_method": "x"}}, 'not have the key "quantization_config"'),
+        ({"n_layer": 1_000_000}, '"n_layer" is more than the model has parameters'),
+        ({"n_positions": 32}, "context_tokens must be at most 32"),
+        ({"vocab_size": 255}, "the tokenizer bytes needs a vocabulary of 256, the model's is 255"),
+    ],
+)
+def test_a_stranger_s_config_that_is_more_than_an_architecture_is_refused(
+    added: dict[str, object], words: str, tmp_path: Path
+) -> None:
+    manifest = manifest_with(GPT2, tmp_path)
+    config = json.loads(str(manifest.model["config"]))
+    model = manifest.model | {"config": json.dumps(config | added)}
+    with pytest.raises(ConfigError, match=words):
+        task_of(msgspec.structs.replace(manifest, model=model))
+
+
+def test_nothing_in_a_config_reaches_a_loader_of_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the folder of a model says, too."""
+    asked: list[str] = []
+    monkeypatch.setattr(
+        transformers.PreTrainedModel,
+        "_check_and_adjust_attn_implementation",
+        lambda self, name, *_, **__: asked.append(name) or "eager",
+    )
+    theirs = {
+        "attn_implementation": "kernels-community/x",
+        "_attn_implementation": "kernels-community/y",
+        "experts_implementation": "z",
+        "quantization_config": {"quant_method": "fp8"},
+        "conv_kernel": 3,
+    }
+    task = task_of(manifest_with(QWEN | theirs, tmp_path))
+    model = built(QWEN | theirs, task.specs())
+    model.save_pretrained(tmp_path)
+    existing(tmp_path, QWEN | theirs)
+    assert len(asked) > 3 and set(asked) <= {None, "eager"}
+    assert json.loads(task.section.config)["conv_kernel"] == 3
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        GPT2,
+        {"model_type": "biogpt", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+         "intermediate_size": 16, "vocab_size": 256},
+    ],
+    ids=["gpt2", "biogpt"],
+)  # fmt: skip
+def test_there_is_no_dropout_also_where_a_config_does_not_name_it(
+    config: dict[str, object], tmp_path: Path
+) -> None:
+    stated = {key: value for key, value in config.items() if key != "n_positions"}
+    manifest = manifest_with(stated, tmp_path, tokens=2048)
+    model = task_of(manifest).model().train()
+    assert all(m.p == 0 for m in model.modules() if isinstance(m, torch.nn.Dropout))
+    assert manifest.model["context_tokens"] == 1024, "an architecture's own limit, where its config has none"
+    ids = torch.arange(64)[None]
+    with torch.no_grad():
+        assert torch.equal(model(input_ids=ids).logits, model(input_ids=ids).logits)
+
+
+def test_figures_are_of_a_model_that_is_not_in_training(tmp_path: Path) -> None:
+    task = task_of(manifest_with(GPT2, tmp_path))
+    model = task.model().train()
+    model.transformer.drop.p = 0.5
+    model.transformer.h[0].eval()
+    batch = (torch.arange(65)[None].repeat(4, 1),)
+    assert evaluate(task, model, batch) == evaluate(task, model, batch)
+    assert model.training and model.transformer.drop.training and not model.transformer.h[0].training
