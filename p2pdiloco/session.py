@@ -75,9 +75,12 @@ def new_run(
         sync: keys of [sync], such as inner_steps and fragments. All else can be edited in the file.
 
     Raises:
-        UserError: the name, a key, or the model is not one for a run; the files cannot be written.
+        UserError: the name, a key, or the model is not one for a run; the file exists already, or cannot
+            be written.
     """
     out = Path(path)
+    if out.exists():
+        raise UserError(f"{out} exists already", "give it to Session as it is, or write another one")
     specs = tensor_specs(model)
     found = named_parameters(model)
     arrays = {spec.name: found[spec.name].detach().float().cpu().contiguous().numpy() for spec in specs}
@@ -96,11 +99,13 @@ def new_run(
         raise UserError(f"[sync] of a run.toml has no such key: {error}") from error
     manifest = with_outer(with_steps(manifest, schedule_steps))
     check_manifest(manifest, str(out))
+    text = render_toml(manifest)
+    save_tensors(beside(out), arrays, {})  # first: a run.toml is never without them
     try:
-        out.write_text(render_toml(manifest), encoding="utf-8")
+        with out.open("x", encoding="utf-8") as file:
+            file.write(text)
     except OSError as error:
         raise StorageError(f"{out} cannot be written: {error.strerror}") from error
-    save_tensors(beside(out), arrays, {})
     return out
 
 

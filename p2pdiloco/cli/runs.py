@@ -105,20 +105,19 @@ def new(
     text = render_toml(manifest)
     # Through the strict reader: what is written is what every node accepts, the name included.
     manifest_from_table(tomllib.loads(text), "the new run")
-    try:
-        with out.open("w" if force else "x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError:
-        raise UserError(
-            f"{out}: exists already", hint="--force overwrites it, --out FILE writes another"
-        ) from None
-    except OSError as error:
-        raise StorageError(f"{out}: cannot be written: {error.strerror}") from error
-    click.echo(out)
+    if out.exists() and not force:
+        raise UserError(f"{out}: exists already", hint="--force overwrites it, --out FILE writes another")
+    # What it names comes first: a run.toml is never without it.
     if parameters is not None:
         click.echo(f"version 0 is in {save_beside(out, parameters)}: keep it beside {out.name}", err=True)
     if content is not None:
         click.echo(f"the tokenizer is in {save_tokenizer(out, content)}: keep it beside {out.name}", err=True)
+    try:
+        with out.open("w" if force else "x", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise StorageError(f"{out}: cannot be written: {error.strerror}") from error
+    click.echo(out)
     click.echo(
         f"wrote {out}: {_size(manifest)}. Next, on a machine that others can reach:\n"
         f"  p2pdiloco bootstrap --run {out}\nand on the first node of the run:\n"
