@@ -20,7 +20,8 @@ from p2pdiloco.config.loader import MAX_MANIFEST_BYTES, canonical_bytes, manifes
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.errors import RemoteError, StorageError
 
-MAX_SIGNED_BYTES = MAX_MANIFEST_BYTES
+MAX_SIGNED_BYTES = MAX_MANIFEST_BYTES + 1024
+"""With owner, digest and signature: whatever manifest is allowed can be signed."""
 Verify = Callable[[str, bytes, bytes], bool]
 """(peer id, message, signature) -> whether that peer signed it; never raises (`core.types.Crypto.verify`)."""
 
@@ -77,7 +78,7 @@ def verify(signed: SignedManifest, crypto_verify: Verify) -> Manifest:
 
 
 def encode_signed(signed: SignedManifest) -> bytes:
-    """As it travels (under 64 KiB)."""
+    """As it travels (at most `MAX_SIGNED_BYTES`)."""
     return _encoder.encode(signed)
 
 

@@ -15,7 +15,8 @@ from msgspec import Struct
 from p2pdiloco.config.schema import Key, keys_of, shown, tables_of
 from p2pdiloco.errors import ConfigError
 
-MAX_FILE_BYTES = 64 * 1024
+MAX_FILE_BYTES = 128 * 1024
+"""Room for a manifest of the largest size (`config.loader`) with its comments."""
 S = TypeVar("S", bound=Struct)
 
 
@@ -23,7 +24,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     """The file's tables.
 
     Raises:
-        ConfigError: missing, unreadable, over 64 KiB, not UTF-8, or not TOML (names the line).
+        ConfigError: missing, unreadable, over 128 KiB, not UTF-8, or not TOML (names the line).
     """
     try:
         with path.open("rb") as file:

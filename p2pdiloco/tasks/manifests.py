@@ -46,7 +46,7 @@ def manifest_from_table(raw: Mapping[str, Any], label: str) -> Manifest:
 
 
 def check_manifest(manifest: Manifest, label: str) -> None:
-    """Check the rules that span several keys.
+    """Check the rules that span several keys, and that it can be signed and sent.
 
     Raises:
         ConfigError: the first broken one; `label` (a file name) opens the sentence.
@@ -54,6 +54,12 @@ def check_manifest(manifest: Manifest, label: str) -> None:
     broken = loader.broken_rule(manifest)
     if broken:
         raise ConfigError(f"{label}: {broken}")
+    size = len(loader.canonical_bytes(manifest))
+    if size > loader.MAX_MANIFEST_BYTES:
+        raise ConfigError(
+            f"{label}: the manifest has {size} bytes, at most {loader.MAX_MANIFEST_BYTES} travel",
+            "[model] names too many parameters or classes; shorter names help",
+        )
     try:
         task_of(manifest)
     except ConfigError as error:

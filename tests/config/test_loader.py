@@ -151,7 +151,7 @@ def test_unreadable_files(tmp_path: Path) -> None:
         (lambda p: None, "there is no such file"),
         (lambda p: p.mkdir(), "cannot be read: Is a directory"),
         (lambda p: p.write_bytes(b"a = '\xff'"), "is not UTF-8 text (byte 5)"),
-        (lambda p: p.write_bytes(b"#" * 70_000), "is larger than 64 KiB"),
+        (lambda p: p.write_bytes(b"#" * 140_000), "is larger than 128 KiB"),
         (lambda p: p.write_bytes(b"sync = 1\n"), "sync must be a table, it is 1"),
     ):
         path = tmp_path / f"{words[:12]}.toml"

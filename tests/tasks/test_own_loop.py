@@ -7,10 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from p2pdiloco.config.loader import MAX_MANIFEST_BYTES
 from p2pdiloco.config.outer import doubts, expected_merges
+from p2pdiloco.config.signing import decode_signed, encode_signed, verify
+from p2pdiloco.daemon.initial import beside
 from p2pdiloco.daemon.runs import sign_run
-from p2pdiloco.errors import ConfigError, UserError
+from p2pdiloco.errors import ConfigError, StorageError, UserError
 from p2pdiloco.identity import Identity
+from p2pdiloco.identity import verify as verify_signature
 from p2pdiloco.session import compare, new_run
 from p2pdiloco.tasks.parameters import tensor_specs
 from p2pdiloco.tasks.registry import task_of
@@ -46,13 +50,22 @@ def test_a_run_begins_at_the_program_s_parameters(tmp_path: Path) -> None:
     compare(tensor_specs(model), task.specs())
     with pytest.raises(UserError, match=r"table.weight has shape \(10, 4\) there, \(10, 5\) here"):
         compare(tensor_specs(Tied(5)), task.specs())
+    given = {file: file.read_bytes() for file in (path, beside(path))}
+    with pytest.raises(UserError, match=r"run\.toml exists already"):
+        new_run(Tied(5), path, "own", tokens_per_step=64, inner_steps=16, fragments=2)
+    assert given == {file: file.read_bytes() for file in given}
+    blocked = tmp_path / "blocked.toml"
+    beside(blocked).mkdir()
+    with pytest.raises(StorageError):
+        new_run(model, blocked, "own", tokens_per_step=64, inner_steps=16, fragments=2)
+    assert not blocked.exists()
 
 
 @pytest.mark.parametrize("tokens", [64, 65_536])
 def test_the_schedule_is_as_long_as_the_program_s_steps_are(tmp_path: Path, tokens: int) -> None:
     run = sign_run(new_run(Tied(), tmp_path / "run.toml", "own", tokens, fragments=2), Identity.generate())[0]
     assert doubts(run.manifest) == [] and expected_merges(run.manifest) == 416
-    path = new_run(Tied(), tmp_path / "run.toml", "own", tokens, schedule_steps=480, fragments=2)
+    path = new_run(Tied(), tmp_path / "short.toml", "own", tokens, schedule_steps=480, fragments=2)
     run = sign_run(path, Identity.generate())[0]
     assert doubts(run.manifest) == [] and expected_merges(run.manifest) == 20
     assert run.manifest.outer.momentum_warmup_merges == 7
@@ -69,3 +82,23 @@ def test_what_is_wrong_is_said(tmp_path: Path) -> None:
     path.write_text(path.read_text().replace("10x4 embedding", "10y4"))
     with pytest.raises(ConfigError, match="which is not a name and a shape"):
         sign_run(path, Identity.generate())
+
+
+def test_a_manifest_that_is_written_can_be_signed(tmp_path: Path) -> None:
+    """Its bound is one of bytes: it is said before anything is written."""
+
+    def model(count: int, prefix: str) -> torch.nn.Module:
+        scalars = {f"{prefix}{index:04}": torch.nn.Parameter(torch.zeros(())) for index in range(count)}
+        return torch.nn.ParameterDict(scalars)
+
+    path = tmp_path / "run.toml"
+    with pytest.raises(ConfigError, match=r"the manifest has \d+ bytes, at most 65536 travel"):
+        new_run(model(1300, "p" * 60), path, "own", tokens_per_step=64, fragments=2)
+    assert not list(tmp_path.iterdir())
+    # Nearly as large as is allowed, with a file that is larger.
+    new_run(model(3200, "p" * 12), path, "own", tokens_per_step=64, fragments=2)
+    run, _ = sign_run(path, Identity.generate())
+    assert path.stat().st_size > MAX_MANIFEST_BYTES
+    sent = encode_signed(run.signed)
+    assert len(sent) > 0.9 * MAX_MANIFEST_BYTES
+    assert verify(decode_signed(sent), verify_signature) == run.manifest
