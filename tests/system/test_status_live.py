@@ -42,7 +42,7 @@ def test_status_of_a_living_run(visited_swarm: Swarm) -> None:
     assert "they know: test (" in unknown.stderr and "Traceback" not in unknown.stderr
 
     # The result, from the live run, and from what the node leaves behind.
-    visited_swarm.advance(node, [0], 1)
+    visited_swarm.until(lambda: node.number(0) > 0, "a merge")
     saved = visited_swarm.folder / "theta.safetensors"
     asked = visited_swarm.command("checkpoint", "--join", _address(bootstrap), "--out", str(saved))
     assert asked.returncode == 0 and "saved run test (" in asked.stderr, asked.stderr
