@@ -7,18 +7,20 @@ it knows its run, and adds its membership later.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 from p2pdiloco.config.models import BYTES
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.fanout import refuse
-from p2pdiloco.daemon.initial import Giving, kept
+from p2pdiloco.daemon.giving import Giving
+from p2pdiloco.daemon.initial import kept, version_0_from
 from p2pdiloco.daemon.probing import ProbeGate
 from p2pdiloco.daemon.reach import DialBack
 from p2pdiloco.daemon.runs import Run, encode_manifest
 from p2pdiloco.daemon.snapshot import StatusReport, encode_status
-from p2pdiloco.daemon.tokenizers import GivingTokenizers, kept_tokenizer
+from p2pdiloco.daemon.tokenizers import kept_tokenizer, tokenizer_from
 from p2pdiloco.daemon.transfers import Transfers
 from p2pdiloco.errors import RemoteError
 from p2pdiloco.ports import PullSource, PushSink, Refusal
@@ -32,7 +34,7 @@ class FrontDoor:
         self._initial: dict[str, Path] = {}
         self._giving = Giving()
         self._tokenizers: dict[str, Path] = {}
-        self._giving_tokenizers = GivingTokenizers()
+        self._giving_tokenizers = Giving()
         self.member: Transfers | None = None
         self.status: Callable[[], StatusReport] | None = None
         self.member_run = ""
@@ -84,10 +86,14 @@ class FrontDoor:
             return PullSource(found[1], (), lambda: None) if found else refuse("unknown-run")
         if isinstance(pull, wire.PullInitial):
             file = self._initial.get(pull.run)
-            return self._giving.serve(file, pull) if file else refuse("unknown-run")
+            if file is None:
+                return refuse("unknown-run")
+            return self._giving.serve(partial(version_0_from, file, pull.offset))
         if isinstance(pull, wire.PullTokenizer):
             file = self._tokenizers.get(pull.run)
-            return self._giving_tokenizers.serve(file) if file else refuse("unknown-run")
+            if file is None:
+                return refuse("unknown-run")
+            return self._giving_tokenizers.serve(partial(tokenizer_from, file))
         if self.member is None:
             return refuse("not-ready")
         return await self.member.on_pull(sender, pull)

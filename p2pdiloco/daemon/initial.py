@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import mmap
-import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -21,19 +20,15 @@ from p2pdiloco.adapters.disk import run_folder
 from p2pdiloco.adapters.theta_file import checksum, load_tensors, save_tensors
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.daemon import wire
-from p2pdiloco.daemon.fanout import refuse
-from p2pdiloco.errors import ConfigError, RemoteError, StorageError, TransportError
-from p2pdiloco.ports import PullSource, Refusal, Transport
+from p2pdiloco.daemon.giving import PAUSE_S, check_given, first_that_gives
+from p2pdiloco.errors import ConfigError, RemoteError, StorageError
+from p2pdiloco.ports import Transport
 from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tensors.digest import bytes_of
 from p2pdiloco.tensors.layout import scatter
 from p2pdiloco.tensors.vault import Vault
 
 logger = logging.getLogger(__name__)
-PAUSE_S = 15.0
-MAX_ASKED = 8
-MAX_GIVEN = 4
-"""Streams of version 0 that go out at one time."""
 
 
 def beside(path: Path) -> Path:
@@ -119,22 +114,19 @@ async def given_parameters(
     specs = task_of(manifest).specs()
     parameters = {spec.name: torch.zeros(spec.shape) for spec in specs}
     sink = _Sink([bytes_of(parameters[spec.name]) for spec in specs])
-    why = "nobody lists it"
-    for peer in random.sample(list(peers), min(MAX_ASKED, len(peers))):
+
+    async def ask(peer: str) -> dict[str, Tensor]:
         try:
             request = wire.encode(wire.PullInitial(run, sink.have))
-            answer = await transport.pull_into(peer, request, sink, PAUSE_S)
-            if isinstance(answer, Refusal):
-                raise RemoteError(wire.decode(answer.answer, wire.Refused).reason)
-            if sink.have == sink.size and _sum(parameters) == manifest.run.initial:
-                return parameters
-            raise RemoteError("wrong-digest", "version 0")
-        except RemoteError as error:
-            # Whoever gave some of it may have given something wrong.
-            sink.have, why = 0, f"…{peer[-6:]}: {error}"
-        except TransportError as error:
-            why = f"…{peer[-6:]}: {error}"
-    raise TransportError(why[:200])
+            check_given(await transport.pull_into(peer, request, sink, PAUSE_S))
+            if sink.have != sink.size or _sum(parameters) != manifest.run.initial:
+                raise RemoteError("wrong-digest")
+        except RemoteError:
+            sink.have = 0  # whoever gave some of it may have given something wrong
+            raise
+        return parameters
+
+    return await first_that_gives("version 0", peers, ask)
 
 
 def _sum(parameters: Mapping[str, Tensor]) -> str:
@@ -167,31 +159,17 @@ class _Sink:
             at = max(0, at - buffer.nbytes)
 
 
-class Giving:
-    """Gives version 0 out, from the file."""
-
-    def __init__(self) -> None:
-        self._streams = 0
-
-    def serve(self, file: Path, pull: wire.PullInitial) -> PullSource | Refusal:
-        """All of it from that byte on."""
-        if self._streams >= MAX_GIVEN:
-            return refuse("busy")
-        try:
-            with file.open("rb") as opened:
-                memory = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
-        except (OSError, ValueError):
-            return refuse("not-here")
-        start = 8 + int.from_bytes(memory[:8], "little") + pull.offset
-        if start > len(memory):
-            return refuse("beyond-the-end")
-        self._streams += 1
-
-        def release() -> None:
-            self._streams -= 1
-
-        payload = memoryview(memory)[start:]
-        return PullSource(wire.encode(wire.InitialHeader(pull.offset)), (payload,), release)
+def version_0_from(file: Path, offset: int) -> tuple[bytes, memoryview] | str:
+    """What is given of the file: a header and all of it from that byte on; or why nothing is."""
+    try:
+        with file.open("rb") as opened:
+            memory = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
+    except (OSError, ValueError):
+        return "not-here"
+    start = 8 + int.from_bytes(memory[:8], "little") + offset
+    if start > len(memory):
+        return "beyond-the-end"
+    return wire.encode(wire.InitialHeader(offset)), memoryview(memory)[start:]
 
 
 def finite(arrays: Mapping[str, np.ndarray]) -> str:

@@ -8,7 +8,6 @@ is kept; it is parsed as data.
 from __future__ import annotations
 
 import logging
-import random
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,17 +16,13 @@ from p2pdiloco.adapters.files import Files
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.models import BYTES
 from p2pdiloco.daemon import wire
-from p2pdiloco.daemon.fanout import refuse
-from p2pdiloco.errors import ConfigError, RemoteError, TransportError, UserError
-from p2pdiloco.ports import PullSource, Refusal, Transport
+from p2pdiloco.daemon.giving import PAUSE_S, check_given, first_that_gives
+from p2pdiloco.errors import ConfigError, RemoteError, UserError
+from p2pdiloco.ports import Transport
 from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tasks.tokens import MAX_TOKENIZER_BYTES, digest_of, read_tokenizer
 
 logger = logging.getLogger(__name__)
-PAUSE_S = 15.0
-MAX_ASKED = 8
-MAX_GIVEN = 4
-"""Streams of tokenizer files that go out at one time."""
 
 
 def tokenizer_beside(path: Path) -> Path:
@@ -96,42 +91,24 @@ async def fetched_tokenizer(
     here = tokenizer_on_disk(kept_tokenizer(data_dir, run), manifest) if data_dir is not None else None
     if here is not None:
         return here
-    why = "nobody lists it"
-    for peer in random.sample(list(peers), min(MAX_ASKED, len(peers))):
-        try:
-            request = wire.encode(wire.PullTokenizer(run))
-            answer = await transport.pull(peer, request, MAX_TOKENIZER_BYTES, PAUSE_S)
-            if isinstance(answer, Refusal):
-                raise RemoteError(wire.decode(answer.answer, wire.Refused).reason)
-            content = bytes(answer[1])
-            if digest_of(content) != manifest.data.tokenizer_digest:
-                raise RemoteError("wrong-digest", "tokenizer")
-        except (TransportError, RemoteError) as error:
-            why = f"…{peer[-6:]}: {error}"
-            continue
-        if data_dir is not None:
-            keep_tokenizer(data_dir, run, content)
+
+    async def ask(peer: str) -> bytes:
+        request = wire.encode(wire.PullTokenizer(run))
+        answer = check_given(await transport.pull(peer, request, MAX_TOKENIZER_BYTES, PAUSE_S))
+        content = bytes(answer[1])
+        if digest_of(content) != manifest.data.tokenizer_digest:
+            raise RemoteError("wrong-digest")
         return content
-    raise TransportError(f"the tokenizer: {why}"[:200])
+
+    content = await first_that_gives("the tokenizer", peers, ask)
+    if data_dir is not None:
+        keep_tokenizer(data_dir, run, content)
+    return content
 
 
-class GivingTokenizers:
-    """Gives kept files out."""
-
-    def __init__(self) -> None:
-        self._streams = 0
-
-    def serve(self, file: Path) -> PullSource | Refusal:
-        """All of it."""
-        if self._streams >= MAX_GIVEN:
-            return refuse("busy")
-        try:
-            content = read_tokenizer(file)
-        except UserError:
-            return refuse("not-here")
-        self._streams += 1
-
-        def release() -> None:
-            self._streams -= 1
-
-        return PullSource(b"", (content,), release)
+def tokenizer_from(file: Path) -> tuple[bytes, bytes] | str:
+    """What is given of the kept file: no header, and all of it; or why nothing is."""
+    try:
+        return b"", read_tokenizer(file)
+    except UserError:
+        return "not-here"

@@ -12,15 +12,10 @@ from p2pdiloco.adapters.memory_net import MemoryNetwork, MemoryTransport
 from p2pdiloco.cli import main as cli_main
 from p2pdiloco.daemon import runs, wire
 from p2pdiloco.daemon.frontdoor import FrontDoor
+from p2pdiloco.daemon.giving import MAX_GIVEN, Giving
 from p2pdiloco.daemon.runs import find_run
 from p2pdiloco.daemon.sharing import Sharing
-from p2pdiloco.daemon.tokenizers import (
-    MAX_GIVEN,
-    GivingTokenizers,
-    fetched_tokenizer,
-    kept_tokenizer,
-    tokenizer_beside,
-)
+from p2pdiloco.daemon.tokenizers import fetched_tokenizer, kept_tokenizer, tokenizer_beside, tokenizer_from
 from p2pdiloco.errors import ConfigError, TransportError
 from p2pdiloco.identity import Identity
 from p2pdiloco.learner.channel import DataShare, Status
@@ -100,12 +95,13 @@ async def test_a_tokenizer_comes_from_whoever_has_the_true_one(
         with pytest.raises(TransportError, match=reason):
             await fetched_tokenizer(me, None, run.id, run.manifest, asked)
 
-    giving = GivingTokenizers()
-    sources = [giving.serve(honest) for _ in range(MAX_GIVEN)]
+    giving = Giving()
+    sources = [giving.serve(lambda: tokenizer_from(honest)) for _ in range(MAX_GIVEN)]
     assert all(isinstance(source, PullSource) for source in sources)
-    assert isinstance(giving.serve(honest), Refusal)
+    assert isinstance(giving.serve(lambda: tokenizer_from(honest)), Refusal)
     sources[0].release()  # type: ignore[union-attr]
-    assert isinstance(giving.serve(tmp_path / "nothing"), Refusal)
+    assert isinstance(giving.serve(lambda: tokenizer_from(tmp_path / "nothing")), Refusal)
+    assert isinstance(giving.serve(lambda: tokenizer_from(honest)), PullSource), "nothing is no stream"
 
 
 class Learner:

@@ -16,7 +16,8 @@ from p2pdiloco.config.presets import for_run
 from p2pdiloco.config.signing import encode_signed
 from p2pdiloco.daemon import runs, wire
 from p2pdiloco.daemon.frontdoor import FrontDoor
-from p2pdiloco.daemon.initial import MAX_GIVEN, Giving, beside, given_on_disk, kept
+from p2pdiloco.daemon.giving import MAX_GIVEN, Giving
+from p2pdiloco.daemon.initial import beside, given_on_disk, kept, version_0_from
 from p2pdiloco.daemon.runs import Run, choose_run, find_run
 from p2pdiloco.errors import RemoteError, UserError
 from p2pdiloco.identity import Identity
@@ -238,11 +239,10 @@ async def test_version_0_that_was_given_comes_from_peers(
     assert given_on_disk(tmp_path / "me", run.id, manifest) is None
 
     # A stream goes on where it is asked to; beyond the end there is nothing, and there are so many at a time.
-    pull, giving = wire.PullInitial(run.id, 40), Giving()
-    sources = [giving.serve(kept(tmp_path / "honest", run.id), pull) for _ in range(MAX_GIVEN)]
+    file, giving = kept(tmp_path / "honest", run.id), Giving()
+    sources = [giving.serve(lambda: version_0_from(file, 40)) for _ in range(MAX_GIVEN)]
     whole = sum(array.nbytes for array in parameters.values())
     assert all(isinstance(s, PullSource) and memoryview(s.payload[0]).nbytes == whole - 40 for s in sources)
-    assert isinstance(giving.serve(kept(tmp_path / "honest", run.id), pull), Refusal)
+    assert isinstance(giving.serve(lambda: version_0_from(file, 40)), Refusal)
     sources[0].release()  # type: ignore[union-attr]
-    beyond = wire.PullInitial(run.id, whole + 1)
-    assert isinstance(giving.serve(kept(tmp_path / "honest", run.id), beyond), Refusal)
+    assert isinstance(giving.serve(lambda: version_0_from(file, whole + 1)), Refusal)

@@ -1,0 +1,61 @@
+"""Files of a run that peers give to whoever asks: to a few at a time, who ask one peer after the other."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+from p2pdiloco.daemon import wire
+from p2pdiloco.daemon.fanout import refuse
+from p2pdiloco.errors import RemoteError, TransportError
+from p2pdiloco.ports import Buffer, PullSource, Refusal
+
+T = TypeVar("T")
+PAUSE_S = 15.0
+MAX_ASKED = 8
+MAX_GIVEN = 4
+"""Streams of such files that go out at one time, of one kind."""
+
+
+async def first_that_gives(what: str, peers: Sequence[str], ask: Callable[[str], Awaitable[T]]) -> T:
+    """What the first of these peers, asked in any order, gives; `ask` raises RemoteError or TransportError.
+
+    Raises:
+        TransportError: nobody gives it; why the last one did not.
+    """
+    why = "nobody lists it"
+    for peer in random.sample(list(peers), min(MAX_ASKED, len(peers))):
+        try:
+            return await ask(peer)
+        except (TransportError, RemoteError) as error:
+            why = f"…{peer[-6:]}: {error}"
+    raise TransportError(f"{what}: {why}"[:200])
+
+
+def check_given(answer: T | Refusal) -> T:
+    """The answer to a pull. Raises: RemoteError (it is a refusal)."""
+    if isinstance(answer, Refusal):
+        raise RemoteError(wire.decode(answer.answer, wire.Refused).reason)
+    return answer
+
+
+class Giving:
+    """Gives one kind of file out."""
+
+    def __init__(self) -> None:
+        self._streams = 0
+
+    def serve(self, read: Callable[[], tuple[bytes, Buffer] | str]) -> PullSource | Refusal:
+        """What `read` finds, header and payload, or the reason why it is refused."""
+        if self._streams >= MAX_GIVEN:
+            return refuse("busy")
+        found = read()
+        if isinstance(found, str):
+            return refuse(found)
+        self._streams += 1
+        header, payload = found
+        return PullSource(header, (payload,), self._release)
+
+    def _release(self) -> None:
+        self._streams -= 1
