@@ -14,50 +14,16 @@ import time
 from pathlib import Path
 from typing import Any
 
+from taking_peer import Answering
+
 from p2pdiloco.adapters.flow import Limits
 from p2pdiloco.adapters.hivemind_net import HivemindTransport
 from p2pdiloco.errors import TransportError
 from p2pdiloco.identity import Identity
-from p2pdiloco.ports import PullSource, Refusal
 
 MESSAGE = bytes(300)
 EVERY_S = 0.2
 TIMEOUT_S = 20.0
-
-
-class Counting:
-    """A sink that counts."""
-
-    offset = 0
-
-    def __init__(self, size: int) -> None:
-        self.payload_bytes = size
-
-    async def write(self, offset: int, chunk: memoryview) -> None:
-        """See ports."""
-
-    async def finish(self) -> bytes:
-        """See ports."""
-        return b""
-
-    def abort(self, reason: str) -> None:
-        """See ports."""
-
-
-class Answering:
-    """Takes all that comes."""
-
-    async def on_message(self, sender: str, data: bytes) -> bytes:
-        """See ports."""
-        return data[:10]
-
-    async def on_push(self, sender: str, header: bytes) -> Counting:
-        """See ports."""
-        return Counting(int(header))
-
-    async def on_pull(self, sender: str, request: bytes) -> PullSource | Refusal:
-        """See ports."""
-        return Refusal(b"no")
 
 
 def transport_in(folder: Path, address: str, initial: list[str], upload: float) -> HivemindTransport:

@@ -19,7 +19,7 @@ ANY = "/ip4/0.0.0.0/tcp/4001"
 QUICK_S = 80.0
 SAID_S = 75.0
 """A peer that does not get what it waits for says so before that."""
-PEER = str(Path(__file__).with_name("punch_peer.py"))
+PEER = str(Path(__file__).parents[1] / "net" / "punch_peer.py")
 OBSERVERS = 4
 """So many must have seen a home's public address before libp2p tells it to the other one."""
 

@@ -15,49 +15,17 @@ import sys
 import time
 from pathlib import Path
 
+from taking_peer import Answering
+
 from p2pdiloco.adapters.hivemind_net import HivemindTransport
 from p2pdiloco.adapters.multiaddrs import relayed
 from p2pdiloco.adapters.p2pd import P2PDOptions
 from p2pdiloco.errors import TransportError
 from p2pdiloco.identity import Identity
-from p2pdiloco.ports import PullSource, Refusal
 
 LOOK_S = 0.1
 PATIENCE_S = 60.0
 PUSHED = bytes(4 << 20)
-
-
-class Counting:
-    """A sink that counts."""
-
-    offset = 0
-    payload_bytes = len(PUSHED)
-
-    async def write(self, offset: int, chunk: memoryview) -> None:
-        """See ports."""
-
-    async def finish(self) -> bytes:
-        """See ports."""
-        return b""
-
-    def abort(self, reason: str) -> None:
-        """See ports."""
-
-
-class Answering:
-    """Takes all that comes."""
-
-    async def on_message(self, sender: str, data: bytes) -> bytes:
-        """See ports."""
-        return data
-
-    async def on_push(self, sender: str, header: bytes) -> Counting:
-        """See ports."""
-        return Counting()
-
-    async def on_pull(self, sender: str, request: bytes) -> PullSource | Refusal:
-        """See ports."""
-        return Refusal(b"no")
 
 
 def say(*words: object) -> None:
@@ -123,7 +91,7 @@ async def home(folder: Path, initial: list[str]) -> None:
                 async with asyncio.timeout(PATIENCE_S):
                     ips = await punched(transport, peer, address)
                 punched_s = time.monotonic() - began
-                await transport.push(peer, b"bulk", [PUSHED], 10.0)
+                await transport.push(peer, b"%d" % len(PUSHED), [PUSHED], 10.0)
                 say(ips, punched_s, time.monotonic() - began - punched_s)
             except TimeoutError:
                 say([], PATIENCE_S, f"no direct connection within {PATIENCE_S:g} s")
