@@ -218,7 +218,7 @@ class Member:
         common = (self._run.manifest, self._run.layouts, self._exchange, options)
         at = settings.learner_socket
         if at is not None:
-            return lambda on_event: GuestHost(*common, on_event, log_path, at)
+            return lambda on_event: GuestHost(at, *common, on_event, log_path)
         return lambda on_event: LearnerHost(*common, on_event, log_path)
 
     def _tokenizer_path(self) -> str | None:

@@ -13,15 +13,13 @@ import logging
 import socket
 import struct
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.errors import StorageError, UserError
-from p2pdiloco.learner.channel import BaseRef, Command, Event, LearnerOptions, RestoreMode, Start, Stop
+from p2pdiloco.learner.channel import BaseRef, Command, RestoreMode, Start, Stop
 from p2pdiloco.learner.host import LearnerExited, LearnerHost, Link
-from p2pdiloco.tensors.exchange import Exchange
-from p2pdiloco.tensors.layout import FragmentLayout
 
 HELLO = b"p2pdiloco-learner-1\n"
 """First bytes on the socket; the exchange's descriptor comes with them."""
@@ -35,18 +33,9 @@ class GuestHost(LearnerHost):
 
     guest = True
 
-    def __init__(
-        self,
-        manifest: Manifest,
-        layouts: Sequence[FragmentLayout],
-        exchange: Exchange,
-        options: LearnerOptions,
-        on_event: Callable[[Event | LearnerExited], None],
-        log_path: Path,
-        socket_path: Path,
-    ) -> None:
-        """`socket_path`: where learners connect; made anew."""
-        super().__init__(manifest, layouts, exchange, options, on_event, log_path)
+    def __init__(self, socket_path: Path, *host: Any) -> None:
+        """`socket_path`: where learners connect; made anew. `host`: see `LearnerHost`."""
+        super().__init__(*host)
         self._socket_path = socket_path
         self._listener: socket.socket | None = None
         self._accepting: asyncio.Task[None] | None = None
