@@ -135,6 +135,10 @@ def check(file: Path) -> None:
         from p2pdiloco.daemon.tokenizers import checked_tokenizer
 
         checked_tokenizer(file, manifest)
+    if manifest.run.initial:
+        from p2pdiloco.daemon.initial import given_beside
+
+        given_beside(file, manifest)
     inner, sync = manifest.inner, manifest.sync
     digest = hashlib.sha256(canonical_bytes(manifest)).hexdigest()
     click.echo(f'{file}: run "{manifest.run.name}", {_size(manifest)}')

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from p2pdiloco.adapters.disk import run_folder
-from p2pdiloco.adapters.theta_file import checksum, load_tensors, save_tensors
+from p2pdiloco.adapters.files import Files
+from p2pdiloco.adapters.theta_file import Arrays, checksum, load_tensors, save_tensors
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.giving import PAUSE_S, check_given, first_that_gives
@@ -55,14 +56,19 @@ def given_beside(path: Path, manifest: Manifest) -> dict[str, Tensor] | None:
             f"{path}: run.initial names parameters, but there is no {file.name} beside it",
             "p2pdiloco run new NAME --from MODEL writes both",
         )
-    return _loaded(file, manifest)
+    return _tensors(file, _arrays(file, manifest), manifest)
 
 
-def _loaded(file: Path, manifest: Manifest) -> dict[str, Tensor]:
+def _arrays(file: Path, manifest: Manifest) -> Arrays:
     """Raises: StorageError (unreadable), ConfigError (others than the manifest names)."""
     arrays, _ = load_tensors(file)
     if checksum(arrays) != manifest.run.initial:
         raise ConfigError(f"{file} has other parameters than run.initial names")
+    return arrays
+
+
+def _tensors(file: Path, arrays: Arrays, manifest: Manifest) -> dict[str, Tensor]:
+    """Raises: ConfigError (they are not those of `[model]`)."""
     specs = task_of(manifest).specs()
     if {spec.name: spec.shape for spec in specs} != {name: array.shape for name, array in arrays.items()}:
         raise ConfigError(f"{file} has other parameters than [model] of run {manifest.run.name} describes")
@@ -84,17 +90,31 @@ def keep_given(data_dir: Path, run: str, manifest: Manifest, vault: Vault) -> No
     save_tensors(file, {name: value.numpy() for name, value in parameters.items()}, {})
 
 
-def given_on_disk(data_dir: Path, run: str, manifest: Manifest) -> dict[str, Tensor] | None:
-    """What was kept; None: nothing that is sound, or the run draws its version 0 from the seed."""
+def given_on_disk(
+    data_dir: Path, run: str, manifest: Manifest, set_aside: bool = True
+) -> dict[str, Tensor] | None:
+    """What was kept; None: nothing that is sound, or the run draws its version 0 from the seed.
+
+    `set_aside`: what is damaged becomes `*.corrupt`. What merely cannot be read now stays: it may be the last
+    copy.
+
+    Raises:
+        ConfigError: `[model]` is wrong, or describes other parameters.
+    """
     file = kept(data_dir, run)
     if not manifest.run.initial or not file.exists():
         return None
     try:
-        return _loaded(file, manifest)
+        arrays = _arrays(file, manifest)
     except (StorageError, ConfigError) as error:
-        logger.warning("version 0 is fetched again: %s", error)
-        file.unlink(missing_ok=True)
+        logger.warning("the kept version 0 is of no use: %s", error)
+        if set_aside and not isinstance(error.__cause__, OSError):
+            try:
+                Files().move(file, file.with_name(file.name + ".corrupt"))
+            except StorageError as failed:
+                logger.warning("%s", failed)
         return None
+    return _tensors(file, arrays, manifest)
 
 
 async def given_parameters(
@@ -105,6 +125,7 @@ async def given_parameters(
 
     Raises:
         TransportError: nobody gives them.
+        ConfigError: as `given_on_disk`.
     """
     if not manifest.run.initial:
         return None
@@ -116,15 +137,16 @@ async def given_parameters(
     sink = _Sink([bytes_of(parameters[spec.name]) for spec in specs])
 
     async def ask(peer: str) -> dict[str, Tensor]:
-        try:
+        """The rest of it, from this one; where several gave and some of it is wrong, all of it."""
+        while True:
+            alone = sink.have == 0
             request = wire.encode(wire.PullInitial(run, sink.have))
             check_given(await transport.pull_into(peer, request, sink, PAUSE_S))
-            if sink.have != sink.size or _sum(parameters) != manifest.run.initial:
+            if sink.have == sink.size and _sum(parameters) == manifest.run.initial:
+                return parameters
+            sink.have = 0
+            if alone:
                 raise RemoteError("wrong-digest")
-        except RemoteError:
-            sink.have = 0  # whoever gave some of it may have given something wrong
-            raise
-        return parameters
 
     return await first_that_gives("version 0", peers, ask)
 

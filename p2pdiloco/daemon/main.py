@@ -33,7 +33,7 @@ from p2pdiloco.daemon.presence import publish_runs
 from p2pdiloco.daemon.reach import DialBack, Reachability
 from p2pdiloco.daemon.runs import Run, find_run, open_run, save_run, sign_run
 from p2pdiloco.daemon.view import log_line
-from p2pdiloco.errors import InvariantViolation, RemoteError, StorageError, UserError
+from p2pdiloco.errors import ConfigError, InvariantViolation, RemoteError, StorageError, UserError
 from p2pdiloco.identity import Identity
 from p2pdiloco.tensors.vault import Vault
 
@@ -254,13 +254,13 @@ def _served_runs(settings: BootstrapSettings, identity: Identity) -> list[Run]:
         runs[run.id] = run
     for path in sorted((settings.data_dir / "runs").glob("*/manifest.signed")):
         signed, manifest = load_signed(path, identity.verify)
-        given = given_on_disk(settings.data_dir, run_id(signed), manifest)
-        if manifest.run.initial and given is None:
-            logger.warning("%s is not served: its version 0 is not here any more", path)
-            continue
         try:
+            given = given_on_disk(settings.data_dir, run_id(signed), manifest)
+            if manifest.run.initial and given is None:
+                logger.warning("%s is not served: its version 0 is not here any more", path)
+                continue
             run, _ = open_run(signed, identity, given=given)
-        except RemoteError as error:
+        except (RemoteError, ConfigError) as error:
             raise StorageError(f"{path} is not a valid manifest: {error}", "move it away") from error
         runs.setdefault(run.id, run)
     return list(runs.values())

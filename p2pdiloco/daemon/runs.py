@@ -282,8 +282,10 @@ async def find_run(
                     given = await given_parameters(transport, data_dir, run_id(signed), manifest, chosen[1])
                     await fetched_tokenizer(transport, data_dir, run_id(signed), manifest, chosen[1])
                     return open_run(signed, identity, chosen[0].run, given)
-                except RemoteError as error:
-                    say(f"the manifest of {chosen[0].name} is refused: {error}")
+                except (RemoteError, ConfigError) as error:
+                    # Where version 0 is given, a wrong `[model]` shows while that is asked for.
+                    reason = error if isinstance(error, RemoteError) else f"manifest-invalid: {error}"
+                    say(f"the manifest of {chosen[0].name} is refused: {reason}")
                     ours.pop(chosen[0].run, None)
                 except TransportError as error:
                     say(f"nobody gives all of {chosen[0].name} yet: {error}")

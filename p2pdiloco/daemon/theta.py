@@ -145,7 +145,7 @@ def theta_on_disk(data_dir: Path, wanted: str) -> Theta:
         signed = saved[chosen[0].run][1]
         try:
             manifest = verify(signed, verify_signature)
-            given = given_on_disk(data_dir, chosen[0].run, manifest)
+            given = given_on_disk(data_dir, chosen[0].run, manifest, set_aside=False)
             if manifest.run.initial and given is None:
                 raise StorageError(
                     f"version 0 of {chosen[0].name} is not in {data_dir}", "start its node once"

@@ -50,11 +50,17 @@ def checked_tokenizer(path: Path, manifest: Manifest) -> bytes | None:
             f"{path}: data.tokenizer names a file, but there is no {file.name} beside it",
             "p2pdiloco run new NAME --tokenizer FILE writes both",
         )
+    content = read_tokenizer(file)
+    if digest_of(content) != manifest.data.tokenizer_digest:
+        raise ConfigError(
+            f"{file.name}: this is not the tokenizer of the run: its SHA-256 is "
+            f"{digest_of(content)[:16]}..., not {manifest.data.tokenizer_digest[:16]}..."
+        )
     task = task_of(manifest)
-    task.tokenizer_file = read_tokenizer(file)
+    task.tokenizer_file = content
     if task.vocabulary:
         task.tokenizer()
-    return task.tokenizer_file
+    return content
 
 
 def keep_tokenizer(data_dir: Path, run: str, content: bytes) -> None:

@@ -182,6 +182,9 @@ def test_a_model_that_cannot_be_started_from(tmp_path: Path, capsys: pytest.Capt
     initial.unlink()
     with pytest.raises(ConfigError, match=r"there is no tuned\.initial\.safetensors beside it"):
         sign_run(tmp_path / "tuned.toml", Identity.generate())
+    capsys.readouterr()
+    assert run(["run", "check", str(tmp_path / "tuned.toml")]) == 2
+    assert "there is no tuned.initial.safetensors beside it" in capsys.readouterr().err
     name = "model.norm.weight"
     cases = [
         (arrays | {name: arrays[name][:3]}, {}, f"the first is {name}"),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -13,13 +15,14 @@ from daemon_kit import signed_run, until
 from p2pdiloco.adapters.memory_net import MemoryNetwork, MemoryTransport
 from p2pdiloco.adapters.theta_file import checksum, save_tensors
 from p2pdiloco.config.presets import for_run
-from p2pdiloco.config.signing import encode_signed
+from p2pdiloco.config.signing import encode_signed, run_id, sign_manifest
 from p2pdiloco.daemon import runs, wire
+from p2pdiloco.daemon.fanout import refuse
 from p2pdiloco.daemon.frontdoor import FrontDoor
 from p2pdiloco.daemon.giving import MAX_GIVEN, Giving
-from p2pdiloco.daemon.initial import beside, given_on_disk, kept, version_0_from
+from p2pdiloco.daemon.initial import beside, given_on_disk, given_parameters, kept, version_0_from
 from p2pdiloco.daemon.runs import Run, choose_run, find_run
-from p2pdiloco.errors import RemoteError, UserError
+from p2pdiloco.errors import RemoteError, TransportError, UserError
 from p2pdiloco.identity import Identity
 from p2pdiloco.ports import PullSource, Refusal
 from p2pdiloco.tasks.manifests import render_toml
@@ -202,6 +205,68 @@ def test_the_manifest_says_how_many_groups_version_0_has(tmp_path: Path) -> None
 # --- runs that start from given parameters ------------------------------------------------------------
 
 
+class Givers:
+    """A transport to peers that are called what they do."""
+
+    def __init__(self, content: bytes) -> None:
+        self._content = content
+        self.asked: list[tuple[str, int]] = []
+
+    async def pull_into(self, peer: str, request: bytes, sink: Any, pause_s: float) -> Refusal | bytes:
+        offset, half = wire.decode(request, wire.PullInitial).offset, len(self._content) // 2
+        self.asked.append((peer, offset))
+        if peer == "busy":
+            return refuse("busy")
+        rest = self._content[offset:]
+        sink.begin(wire.encode(wire.InitialHeader(offset)), len(rest))
+        if peer == "honest":
+            sink.write(0, memoryview(rest))
+            return b""
+        sink.write(0, memoryview(rest[:half] if peer == "cut" else bytes(half)))
+        raise TransportError("cut")
+
+
+async def test_what_came_of_version_0_is_thrown_away_only_when_it_is_wrong(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(random, "sample", lambda peers, count: list(peers)[:count])
+    base = for_run("micro", "tuned")
+    truth = task_of(base).initial_parameters()
+    arrays = {name: value.numpy() for name, value in truth.items()}
+    manifest = msgspec.structs.replace(base, run=msgspec.structs.replace(base.run, initial=checksum(arrays)))
+    content = b"".join(arrays[spec.name].tobytes() for spec in task_of(base).specs())
+    half = len(content) // 2
+    for first, asked in (
+        (["cut", "busy"], [("cut", 0), ("busy", half), ("honest", half)]),
+        (["liar"], [("liar", 0), ("honest", half), ("honest", 0)]),
+    ):
+        givers = Givers(content)
+        found = await given_parameters(givers, None, "r", manifest, [*first, "honest"])  # type: ignore[arg-type]
+        assert found is not None and all(torch.equal(found[name], value) for name, value in truth.items())
+        assert givers.asked == asked
+
+
+async def test_a_manifest_with_given_parameters_and_a_wrong_model_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs, "SEARCH_PAUSE_S", 0.01)
+    base = for_run("micro", "wrong")
+    wrong = msgspec.structs.replace(
+        base, run=msgspec.structs.replace(base.run, initial="0" * 64), model={"no": "model"}
+    )
+    owner, said = Identity.generate(), list[str]()
+    signed = sign_manifest(wrong, bytes(32), owner, owner.peer_id)
+    run = Run(id=run_id(signed), signed=signed, manifest=wrong, layouts=())
+    hub = MemoryNetwork()
+    await server(hub, run)
+    me = await newcomer(hub)
+    search = asyncio.create_task(find_run(me, Identity.generate(), "wrong", tmp_path, said.append))
+    await until(lambda: said or search.done(), "a refusal")
+    assert not search.done() and "is refused: manifest-invalid" in said[0]
+    search.cancel()
+    await asyncio.gather(search, return_exceptions=True)
+
+
 async def test_version_0_that_was_given_comes_from_peers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -236,7 +301,13 @@ async def test_version_0_that_was_given_comes_from_peers(
     await find_run(await newcomer(MemoryNetwork()), Identity.generate(), "", tmp_path / "me", ignore)
     # What is not sound there is fetched again.
     kept(tmp_path / "me", run.id).write_bytes(content)
-    assert given_on_disk(tmp_path / "me", run.id, manifest) is None
+    assert given_on_disk(tmp_path / "me", run.id, manifest, set_aside=False) is None
+    mine = kept(tmp_path / "me", run.id)
+    assert mine.exists() and given_on_disk(tmp_path / "me", run.id, manifest) is None
+    assert not mine.exists() and mine.with_name("initial.safetensors.corrupt").read_bytes() == content
+    # What cannot be read stays: it may be the last copy.
+    mine.mkdir()
+    assert given_on_disk(tmp_path / "me", run.id, manifest) is None and mine.is_dir()
 
     # A stream goes on where it is asked to; beyond the end there is nothing, and there are so many at a time.
     file, giving = kept(tmp_path / "honest", run.id), Giving()
