@@ -56,15 +56,16 @@ async def test_a_result_by_time_is_written_only_when_something_was_merged(
     monkeypatch.setattr("p2pdiloco.daemon.results.parse_every", lambda *_: (0.01, 0))
     async with Neighbourhood(tmp_path) as swarm:
         member = await swarm.member("a", genesis=True, result_dir=tmp_path / "results", result_every="1s")
+        name = f"test-{swarm.run.id[:8]}"
         for count in (1, 2):
             await swarm.round(member)
             await until(
-                lambda n=count: (tmp_path / "results" / f"test-{n:09d}.safetensors").exists(),
+                lambda n=count: (tmp_path / "results" / f"{name}-{n:09d}.safetensors").exists(),
                 f"result {count}",
             )
         said = [x["reason"] for x in member.records("checkpoint") if "result saved" in x["reason"]]
-        assert [words for words in said if "000000001" in words] == [
-            "result saved as test-000000001.safetensors"
+        assert [words for words in said if "-000000001" in words] == [
+            f"result saved as {name}-000000001.safetensors"
         ]
 
 
