@@ -204,13 +204,19 @@ class Swarm:
         """Every node into a network namespace of its own; the bootstrap stays here. `links` are the caller's
         to close, and the guard's if we are killed. Raises: LinksRefused."""
         self.bootstrap.listen = f"/ip4/{links.address}/tcp/0"
-        for node in self.nodes:
+        said: set[tuple[str, ...]] = set()
+
+        def say() -> None:
             for words in links.clear_words():  # of all that is there by now
-                self.guard.on_end(words)
+                if tuple(words) not in said:
+                    said.add(tuple(words))
+                    self.guard.on_end(words)
+
+        for node in self.nodes:
+            say()
             node.wrapper, address = links.add(node.name)
             node.listen = f"/ip4/{address}/tcp/0"
-        for words in links.clear_words():
-            self.guard.on_end(words)
+        say()
 
     def node(self, name: str) -> Member:
         """The node of this name."""

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import msgspec
 
+from p2pdiloco.adapters.files import Files
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.models import BYTES, TOKENIZER_PATTERN
 from p2pdiloco.daemon.tokenizers import tokenizer_beside
-from p2pdiloco.errors import StorageError, UserError
+from p2pdiloco.errors import UserError
 from p2pdiloco.tasks.tokens import (
     FILE,
     FileTokenizer,
@@ -76,8 +77,5 @@ def _of_model(source: Path, manifest: Manifest) -> str | None:
 def save_tokenizer(out: Path, content: bytes) -> Path:
     """Beside run.toml, where whoever signs the run looks for it. Raises: StorageError."""
     file = tokenizer_beside(out)
-    try:
-        file.write_bytes(content)
-    except OSError as error:
-        raise StorageError(f"{file}: cannot be written: {error.strerror}") from error
+    Files().save(file, [content], durable=True)
     return file

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from p2pdiloco.adapters.files import Files
 from p2pdiloco.cli.options import FILE
 from p2pdiloco.cli.theta import read_theta, source_options
 from p2pdiloco.errors import StorageError, UserError
@@ -43,7 +44,7 @@ def export(out: Path, force: bool, **source: Any) -> None:
     described = {"run": theta.manifest.run.name, "run_id": theta.run, "task": theta.manifest.run.task}
     described |= {"model": theta.manifest.model}
     for name, content in {**(files or {}), DESCRIPTION: json.dumps(described, indent=2).encode()}.items():
-        _write(out / name, content)
+        Files().save(out / name, [content], durable=True)
     click.echo(out)
     click.echo(f"exported {theta.words()}", err=True)
     if files is None:
@@ -147,10 +148,3 @@ def _make_folder(folder: Path, force: bool) -> None:
             raise UserError(f"{folder} is not empty", "--force writes into it, --out FOLDER elsewhere")
     except OSError as error:
         raise StorageError(f"cannot write into {folder}: {error.strerror}") from error
-
-
-def _write(path: Path, content: bytes) -> None:
-    try:
-        path.write_bytes(content)
-    except OSError as error:
-        raise StorageError(f"cannot write {path}: {error.strerror}") from error

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Mapping
 from typing import Protocol
 
@@ -79,8 +80,8 @@ class Sharing:
                 logger.debug("what %s says that it reads is not readable: %s", peer, error)
         ours = self._ours()
         # Before our learner has begun we do not know its data: most of the others' is the best guess.
-        names = sorted(record.data for record in records.values())
-        data = ours.data if ours else max(names, key=names.count, default="")
+        names = Counter(sorted(record.data for record in records.values()))
+        data = ours.data if ours else max(names, key=lambda name: names[name], default="")
         share = agreed(data, self._transport.peer_id, ours, records)
         if share is not None and share != self._told:
             self._told = share
