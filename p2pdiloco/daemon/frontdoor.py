@@ -77,7 +77,7 @@ class FrontDoor:
         return self.member.arrivals.on_push(sender, request)
 
     async def on_pull(self, sender: str, request: bytes) -> PullSource | Refusal:
-        """A manifest, an update, a state, or bytes that measure the link."""
+        """A manifest, version 0, a tokenizer, an update, a state, or bytes that measure the link."""
         pull = wire.decode(request, cast(Any, wire.Pull))
         if isinstance(pull, wire.PullProbe):
             return self.probes.give(sender, pull)
@@ -88,12 +88,12 @@ class FrontDoor:
             file = self._initial.get(pull.run)
             if file is None:
                 return refuse("unknown-run")
-            return self._giving.serve(partial(version_0_from, file, pull.offset))
+            return self._giving.serve(sender, partial(version_0_from, file, pull.offset))
         if isinstance(pull, wire.PullTokenizer):
             file = self._tokenizers.get(pull.run)
             if file is None:
                 return refuse("unknown-run")
-            return self._giving_tokenizers.serve(partial(tokenizer_from, file))
+            return self._giving_tokenizers.serve(sender, partial(tokenizer_from, file))
         if self.member is None:
             return refuse("not-ready")
         return await self.member.on_pull(sender, pull)

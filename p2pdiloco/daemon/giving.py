@@ -1,9 +1,14 @@
-"""Files of a run that peers give to whoever asks: to a few at a time, who ask one peer after the other."""
+"""Files of a run that peers give to whoever asks: to a few at a time, who ask one peer after the other.
+
+One stream a peer: who takes its time keeps nobody else from them."""
 
 from __future__ import annotations
 
+import mmap
 import random
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from pathlib import Path
 from typing import TypeVar
 
 from p2pdiloco.daemon import wire
@@ -44,18 +49,24 @@ class Giving:
     """Gives one kind of file out."""
 
     def __init__(self) -> None:
-        self._streams = 0
+        self._to: set[str] = set()
 
-    def serve(self, read: Callable[[], tuple[bytes, Buffer] | str]) -> PullSource | Refusal:
-        """What `read` finds, header and payload, or the reason why it is refused."""
-        if self._streams >= MAX_GIVEN:
+    def serve(self, peer: str, read: Callable[[], tuple[bytes, Buffer] | str]) -> PullSource | Refusal:
+        """For that peer what `read` finds, header and payload, or the reason why it is refused."""
+        if peer in self._to or len(self._to) >= MAX_GIVEN:
             return refuse("busy")
         found = read()
         if isinstance(found, str):
             return refuse(found)
-        self._streams += 1
+        self._to.add(peer)
         header, payload = found
-        return PullSource(header, (payload,), self._release)
+        return PullSource(header, (payload,), partial(self._to.discard, peer))
 
-    def _release(self) -> None:
-        self._streams -= 1
+
+def mapped(file: Path) -> memoryview | None:
+    """A file's bytes, read as they are sent; None if it is not there, or empty."""
+    try:
+        with file.open("rb") as opened:
+            return memoryview(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ))
+    except (OSError, ValueError):
+        return None

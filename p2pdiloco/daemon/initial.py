@@ -8,7 +8,6 @@ stream was cut. Only the checksum decides what is taken.
 from __future__ import annotations
 
 import logging
-import mmap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from p2pdiloco.adapters.files import Files
 from p2pdiloco.adapters.theta_file import Arrays, checksum, load_tensors, save_tensors
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.daemon import wire
-from p2pdiloco.daemon.giving import PAUSE_S, check_given, first_that_gives
+from p2pdiloco.daemon.giving import PAUSE_S, check_given, first_that_gives, mapped
 from p2pdiloco.errors import ConfigError, RemoteError, StorageError
 from p2pdiloco.ports import Transport
 from p2pdiloco.tasks.registry import task_of
@@ -183,15 +182,13 @@ class _Sink:
 
 def version_0_from(file: Path, offset: int) -> tuple[bytes, memoryview] | str:
     """What is given of the file: a header and all of it from that byte on; or why nothing is."""
-    try:
-        with file.open("rb") as opened:
-            memory = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
-    except (OSError, ValueError):
+    memory = mapped(file)
+    if memory is None:
         return "not-here"
     start = 8 + int.from_bytes(memory[:8], "little") + offset
     if start > len(memory):
         return "beyond-the-end"
-    return wire.encode(wire.InitialHeader(offset)), memoryview(memory)[start:]
+    return wire.encode(wire.InitialHeader(offset)), memory[start:]
 
 
 def finite(arrays: Mapping[str, np.ndarray]) -> str:

@@ -16,7 +16,7 @@ from p2pdiloco.adapters.files import Files
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.models import BYTES
 from p2pdiloco.daemon import wire
-from p2pdiloco.daemon.giving import PAUSE_S, check_given, first_that_gives
+from p2pdiloco.daemon.giving import PAUSE_S, check_given, first_that_gives, mapped
 from p2pdiloco.errors import ConfigError, RemoteError, UserError
 from p2pdiloco.ports import Transport
 from p2pdiloco.tasks.registry import task_of
@@ -112,9 +112,7 @@ async def fetched_tokenizer(
     return content
 
 
-def tokenizer_from(file: Path) -> tuple[bytes, bytes] | str:
+def tokenizer_from(file: Path) -> tuple[bytes, memoryview] | str:
     """What is given of the kept file: no header, and all of it; or why nothing is."""
-    try:
-        return b"", read_tokenizer(file)
-    except UserError:
-        return "not-here"
+    memory = mapped(file)
+    return "not-here" if memory is None else (b"", memory)

@@ -96,12 +96,15 @@ async def test_a_tokenizer_comes_from_whoever_has_the_true_one(
             await fetched_tokenizer(me, None, run.id, run.manifest, asked)
 
     giving = Giving()
-    sources = [giving.serve(lambda: tokenizer_from(honest)) for _ in range(MAX_GIVEN)]
+    sources = [giving.serve(f"peer {i}", lambda: tokenizer_from(honest)) for i in range(MAX_GIVEN)]
     assert all(isinstance(source, PullSource) for source in sources)
-    assert isinstance(giving.serve(lambda: tokenizer_from(honest)), Refusal)
+    assert isinstance(giving.serve("late", lambda: tokenizer_from(honest)), Refusal)
     sources[0].release()  # type: ignore[union-attr]
-    assert isinstance(giving.serve(lambda: tokenizer_from(tmp_path / "nothing")), Refusal)
-    assert isinstance(giving.serve(lambda: tokenizer_from(honest)), PullSource), "nothing is no stream"
+    assert isinstance(giving.serve("peer 1", lambda: tokenizer_from(honest)), Refusal), "it has a stream"
+    assert isinstance(giving.serve("late", lambda: tokenizer_from(tmp_path / "nothing")), Refusal)
+    assert isinstance(giving.serve("late", lambda: tokenizer_from(honest)), PullSource), (
+        "nothing is no stream"
+    )
 
 
 class Learner:
