@@ -311,9 +311,9 @@ async def test_version_0_that_was_given_comes_from_peers(
 
     # A stream goes on where it is asked to; beyond the end there is nothing, and there are so many at a time.
     file, giving = kept(tmp_path / "honest", run.id), Giving()
-    sources = [giving.serve(lambda: version_0_from(file, 40)) for _ in range(MAX_GIVEN)]
+    sources = [giving.serve(f"peer {i}", lambda: version_0_from(file, 40)) for i in range(MAX_GIVEN)]
     whole = sum(array.nbytes for array in parameters.values())
     assert all(isinstance(s, PullSource) and memoryview(s.payload[0]).nbytes == whole - 40 for s in sources)
-    assert isinstance(giving.serve(lambda: version_0_from(file, 40)), Refusal)
+    assert isinstance(giving.serve("late", lambda: version_0_from(file, 40)), Refusal)
     sources[0].release()  # type: ignore[union-attr]
-    assert isinstance(giving.serve(lambda: version_0_from(file, whole + 1)), Refusal)
+    assert isinstance(giving.serve("late", lambda: version_0_from(file, whole + 1)), Refusal)
