@@ -28,6 +28,8 @@ from p2pdiloco.ports import Buffer
 
 KEY = "p2pdiloco"
 MAX_FRAGMENTS = 1024
+MAX_HEADER_BYTES = 100_000_000
+"""More is not allowed in such a file."""
 Arrays = dict[str, NDArray[np.float32]]
 Hex = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 
@@ -126,8 +128,21 @@ def theta_file_of(path: Path, parameters: Arrays, metadata: Mapping[str, str]) -
     return ThetaFile(signed, entry.fragments, parameters)
 
 
-def load_tensors(path: Path) -> tuple[Arrays, dict[str, str]]:
-    """Every tensor of a safetensors file as fp32, and its metadata.
+def load_metadata(path: Path) -> dict[str, str]:
+    """The metadata of a safetensors file; its tensors are not read. Raises: StorageError."""
+    try:
+        with path.open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            return msgspec.json.decode(file.read(min(size, MAX_HEADER_BYTES)), type=_Header).metadata
+    except OSError as error:
+        raise StorageError(f"{path} cannot be read: {error.strerror}") from error
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise StorageError(f"{path} cannot be read as safetensors: {error}") from error
+
+
+def load_tensors(path: Path, left_out: tuple[str, ...] = ()) -> tuple[Arrays, dict[str, str]]:
+    """Every tensor of a safetensors file as fp32, and its metadata; without those whose names end in one of
+    `left_out`, of whatever type they are.
 
     Raises:
         StorageError: there is no such file, it is none, or it has tensors that are no floats.
@@ -142,7 +157,8 @@ def load_tensors(path: Path) -> tuple[Arrays, dict[str, str]]:
         raise StorageError(f"{path} cannot be read as safetensors: {error}") from error
     parameters = {}
     for name, tensor in data:
-        parameters[name] = _fp32(path, name, tensor)
+        if not name.endswith(left_out):
+            parameters[name] = _fp32(path, name, tensor)
     return parameters, header.metadata
 
 

@@ -13,11 +13,18 @@ from typing import Any
 
 import msgspec
 
-from p2pdiloco.adapters.theta_file import KEY, Arrays, checksum, load_tensors, save_tensors, theta_file_of
+from p2pdiloco.adapters.theta_file import (
+    KEY,
+    Arrays,
+    checksum,
+    load_metadata,
+    load_tensors,
+    load_theta_file,
+    save_tensors,
+)
 from p2pdiloco.config.loader import manifest_from_canonical
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.models import table
-from p2pdiloco.config.signing import SignedManifest
 from p2pdiloco.daemon.initial import beside, finite
 from p2pdiloco.errors import UserError
 from p2pdiloco.tasks.hub_causal_lm import NAME, built, existing, named_config
@@ -44,17 +51,14 @@ def started_from(source: Path, base: Manifest) -> tuple[Manifest, Arrays]:
     files = sorted(source.glob("*.safetensors")) if source.is_dir() else [source]
     if not files:
         raise UserError(f"{source} has no safetensors file", "give a folder that has, or a checkpoint")
+    checkpoints = [file for file in files if KEY in load_metadata(file)]
+    if len(checkpoints) > 1:
+        raise UserError(f"{source} has several checkpoints", "give one of them")
     found: Arrays = {}
-    signed: SignedManifest | None = None
-    for file in files:
-        arrays, metadata = load_tensors(file)
-        if KEY in metadata:
-            if signed is not None:
-                raise UserError(f"{source} has several checkpoints", "give one of them")
-            signed = theta_file_of(file, arrays, metadata).signed
-        found |= arrays
-    if signed is not None:
-        theirs = manifest_from_canonical(signed.manifest)
+    if checkpoints:
+        checkpoint = load_theta_file(checkpoints[0])
+        found = checkpoint.parameters
+        theirs = manifest_from_canonical(checkpoint.signed.manifest)
         run = msgspec.structs.replace(base.run, task=theirs.run.task, task_package=theirs.run.task_package)
         manifest = msgspec.structs.replace(base, run=run, model=theirs.model, data=theirs.data)
     else:
@@ -62,9 +66,13 @@ def started_from(source: Path, base: Manifest) -> tuple[Manifest, Arrays]:
     task = task_of(_fitting(manifest))
     manifest = task.manifest
     specs = task.specs()
-    if manifest.run.task == NAME and signed is None:
+    if manifest.run.task == NAME and not checkpoints:
         # Names in files are an architecture's own affair: the library knows them.
         found = _arrays(existing(source if source.is_dir() else source.parent, _config(source)))
+    else:
+        for file in files:
+            if file not in checkpoints:
+                found = load_tensors(file, NOT_PARAMETERS)[0] | found
     wanted = {spec.name: spec.shape for spec in specs}
     surplus = {n for n in found.keys() - wanted.keys() if not n.endswith(NOT_PARAMETERS)}
     # A tied head is saved twice by some.

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+import safetensors.numpy
 import torch
 
 from p2pdiloco.adapters.data_dir import DataDir
@@ -150,6 +151,9 @@ def test_an_exported_model_is_version_0_of_a_new_run(manifest: Manifest, tmp_pat
     for label in ("ours", "theirs"):
         if label == "theirs":
             save_tensors(out / "model.safetensors", numpy, {})
+            # Buffers of older exports are of whatever type.
+            integers = {"x.attn.masked_bias": np.zeros(3, np.int64)}
+            safetensors.numpy.save_file(integers, out / "early.safetensors")
         else:  # the label is of a file that is not the first
             save_tensors(out / "early.safetensors", {"rotary.inv_freq": np.ones(3, np.float32)}, {})
         toml = tmp_path / f"{label}.toml"
