@@ -35,7 +35,7 @@ async def waiting(folder: Path) -> AsyncIterator[tuple[GuestHost, Path, asyncio.
     exchange, events = filled_exchange(), asyncio.Queue[Any]()
     path = socket_folder(folder) / "learner.sock"
     host = GuestHost(
-        MICRO, LAYOUTS, exchange, LearnerOptions(peer="p"), events.put_nowait, folder / "log", path
+        path, MICRO, LAYOUTS, exchange, LearnerOptions(peer="p"), events.put_nowait, folder / "log"
     )
     try:
         await host.start(BASES)
