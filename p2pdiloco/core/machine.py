@@ -15,7 +15,7 @@ def direct_members(kind: type[EnumClass]) -> type[EnumClass]:
     """Class decorator: members of this enumeration are plain attributes of it, as from Python 3.12 on.
 
     Python 3.11 finds each anew through a descriptor, fourteen times as slow, and the core asks for its states
-    some hundred times an event: that was a fifth of a simulation."""
+    many times an event."""
     for name, member in kind.__members__.items():
         type.__setattr__(kind, name, member)
     return kind

@@ -93,7 +93,7 @@ def grace_cap_s(cap_s: float, level: int) -> float:
 
 
 def earliest(times: Iterable[float | None]) -> float | None:
-    """The first of these times, None if there is none. A loop: generators took a tenth of the core's time."""
+    """The first of these times, None if there is none. A loop, since it is asked after every event."""
     first_s = None
     for time_s in times:
         if time_s is not None and (first_s is None or time_s < first_s):
