@@ -103,6 +103,9 @@ class Transport(Protocol):
     def addresses(self) -> list[str]:
         """Multiaddrs (with /p2p/ID) under which others may reach us, most reachable first, loopback last."""
 
+    async def step_back(self, niceness: int) -> None:
+        """Let what carries the bytes, where it is a process of its own, go behind others on this machine."""
+
     async def connect(self, peer: str, addresses: Sequence[str]) -> None:
         """Dial a peer at known addresses. Raises: PeerUnreachable."""
 

@@ -53,6 +53,9 @@ class Endpoint(ABC):
         self._refusing = 0
         self._messages_in: Counter[str] = Counter()
 
+    async def step_back(self, niceness: int) -> None:  # noqa: B027 - what carries the bytes here is no process
+        """See `ports.Transport.step_back`."""
+
     @abstractmethod
     async def _call(self, peer: str, data: bytes, timeout_s: float) -> bytes:
         """Deliver raw bytes to the peer's `_serve_message`, return its raw reply. Raises: PeerUnreachable."""

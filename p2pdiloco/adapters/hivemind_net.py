@@ -96,6 +96,10 @@ class HivemindTransport(Endpoint):
         """Process id of p2pd while it runs."""
         return self._daemon.pid
 
+    async def step_back(self, niceness: int) -> None:
+        """See `P2PDaemon.step_back`."""
+        await self._daemon.step_back(niceness)
+
     async def start(self, handlers: TransportHandlers) -> None:
         """See `ports.Transport.start`."""
         binding.quiet_logs()

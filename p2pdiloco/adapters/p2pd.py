@@ -24,6 +24,7 @@ import psutil
 from msgspec import Struct
 
 from p2pdiloco.errors import TransportError, UserError
+from p2pdiloco.priority import lower_process, patiently
 
 MAX_SOCKET_PATH_BYTES = 100  # sun_path holds 108 bytes on Linux, 104 on macOS
 DEFAULT_ENVIRONMENT = {"GOLOG_LOG_LEVEL": "error", "GOMAXPROCS": "1"}
@@ -74,6 +75,7 @@ class P2PDaemon:
         self._announce = list(announce)
         self.options = options or P2PDOptions()
         """Of the next start."""
+        self._niceness = 0
         self.folder = socket_folder(data_dir)
         self.control_socket = self.folder / "p2pd.sock"
         self._pid_file = self.folder / "p2pd.pid"
@@ -148,6 +150,13 @@ class P2PDaemon:
         except BaseException:
             await self.stop()
             raise
+        await self.step_back(self._niceness)
+
+    async def step_back(self, niceness: int) -> None:
+        """Let p2pd go behind others on this machine (0 to 19), from now on and after every start."""
+        self._niceness = niceness
+        if niceness and self.pid is not None:
+            await patiently(lower_process, self.pid, niceness)
 
     async def wait_dead(self) -> int:
         """Wait for the process to end; its return code."""

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import math
+import os
 import random
 import signal
 import time
@@ -55,6 +56,7 @@ from p2pdiloco.learner.channel import LearnerOptions
 from p2pdiloco.learner.guest import GuestHost
 from p2pdiloco.learner.host import LearnerHost
 from p2pdiloco.ports import Buffer, Transport
+from p2pdiloco.priority import lower_session, lower_thread, patiently
 from p2pdiloco.tensors.exchange import Exchange
 from p2pdiloco.tensors.vault import Vault
 
@@ -102,10 +104,10 @@ class Member:
         self._updates = updates = UpdateLog(min(config.log_versions, UPDATES_IN_MEMORY))
         found = restore(config, self._store, vault, updates)
         self._exchange = Exchange.create(run.layouts)
-        self.compute = Compute(vault, self._exchange)
+        self.compute = Compute(vault, self._exchange, settings.daemon_nice)
         self.compute.load(found.versions)
         self._io = ThreadPoolExecutor(1, thread_name_prefix="disk")
-        self._results_io = ThreadPoolExecutor(1, thread_name_prefix="results")
+        self._results_io = ThreadPoolExecutor(1, "results", lower_thread, (settings.daemon_nice,))
         self.tickets = Tickets()
         incarnation = next_incarnation(found.restored, me)
         self.core = Core(
@@ -256,6 +258,7 @@ class Member:
         await self.runner.learner.start(restore_modes(self._store.folder, self.core))
         self.report.state = "training"
         self.report.write("join", "training")
+        spawn(self._step_back())
         spawn(self._evaluate_regularly())
         spawn(self._watch_link())
         spawn(self._save_regularly())
@@ -371,6 +374,14 @@ class Member:
             alone_s = 0.0 if self.runner.learner.pid is not None else alone_s + GUEST_POLL_S
         logger.warning("no training program for %g s: leaving", wait_s)
         signal.raise_signal(signal.SIGTERM)
+
+    async def _step_back(self) -> None:
+        """Behind the learner and everybody else on this machine: rounds can wait, and now we have caught up.
+        The event loop stays first in our session, which answers others."""
+        niceness = self._settings.daemon_nice
+        await self._transport.step_back(niceness)
+        if not await patiently(lower_session, os.getpid(), niceness):
+            logger.warning("the system does not let this node's session step back for others")
 
     async def _watch_p2pd(self) -> None:
         restarts = self._transport.restarts

@@ -6,11 +6,11 @@ import contextlib
 import functools
 import os
 import sys
-from pathlib import Path
 
 import torch
 
 from p2pdiloco.errors import UserError, first_line
+from p2pdiloco.priority import lower_process
 
 ACCELERATOR_MICRO_BATCH_TOKENS = 65_536
 """A pass over more is not faster. What does not fit is halved until it does (`learner.loop`)."""
@@ -101,18 +101,9 @@ def _computes_in_bf16(kind: str) -> bool:
 
 
 def step_back(niceness: int) -> None:
-    """Let everything else on this machine go first: the daemon's answers, and whatever else its user does.
-
-    Linux groups processes by session and shares the cores between the groups; the niceness of a process
-    counts only within its group. The learner is a session of its own, so the group has to step back too.
-    """
-    os.nice(niceness)
-    group = Path("/proc/self/autogroup")
-    if niceness and group.exists() and os.getsid(0) == os.getpid():
-        try:
-            group.write_text(str(niceness))
-        except OSError as error:  # the kernel rate-limits such changes: then it is the processes' alone
-            print(f"the session's niceness stays as it is: {error}", file=sys.stderr)
+    """Let everything else on this machine go first: the daemon's answers, and whatever else its user does."""
+    if not lower_process(os.getpid(), niceness):
+        print("the session's niceness stays as it is", file=sys.stderr)
 
 
 def micro_batch_tokens(device: torch.device, wanted: int, tokens_per_step: int) -> int:

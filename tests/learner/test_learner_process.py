@@ -246,12 +246,14 @@ def test_the_daemon_s_side_imports_no_network_and_no_model():
 
 @pytest.mark.skipif(not Path("/proc/self/autogroup").exists(), reason="groups of sessions are Linux's")
 def test_a_training_learner_steps_back_with_its_whole_session() -> None:
-    """A process's niceness counts within its session's group only: the group has to step back too."""
+    """A thread's niceness counts within its session's group only: the group has to step back too."""
     code = (
-        "import os; os.setsid()\n"
-        "from p2pdiloco.learner.device import step_back; step_back(7)\n"
-        "print(os.nice(0), open('/proc/self/autogroup').read())"
+        "import os, threading; os.setsid(); wait = threading.Event()\n"
+        "older = threading.Thread(target=wait.wait, daemon=True); older.start()\n"
+        "from p2pdiloco.priority import lower_process; assert lower_process(os.getpid(), 7)\n"
+        "print({os.getpriority(os.PRIO_PROCESS, int(t)) for t in os.listdir('/proc/self/task')}, end=' ')\n"
+        "print(open('/proc/self/autogroup').read(), flush=True); wait.set()"
     )
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=60)
     nice, _, group = done.stdout.partition(" ")
-    assert nice == "7" and group.split()[1:] == ["nice", "7"], done.stdout + done.stderr
+    assert nice == "{7}" and group.split()[1:] == ["nice", "7"], done.stdout + done.stderr
