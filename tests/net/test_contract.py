@@ -274,12 +274,15 @@ async def test_records_of_two_peers_under_one_key(swarm: Swarm) -> None:
     assert await a.put_record("members", b"a1", 30.0)
     assert await b.put_record("members", b"b1", 30.0)
     assert await a.put_record("members", b"a2", 30.0)  # replaces our own
-    assert await b.put_record("gone", b"soon", 0.5)
+    lifetime_s = 0.5
+    while not await b.put_record("gone", b"soon", lifetime_s):  # too old when it arrives: a busy machine
+        lifetime_s *= 2
     for reader in (a, b, c):
         assert await reader.get_records("members") == {a.peer_id: b"a2", b.peer_id: b"b1"}
         assert await reader.get_records("nothing") == {}
-    await asyncio.sleep(0.6)  # expiry is by the clock
-    assert await a.get_records("gone") == {}
+    async with asyncio.timeout(10.0):  # expiry is by the clock
+        while await a.get_records("gone"):
+            pass
 
 
 async def test_a_lone_peers_record_is_told_to_nobody_yet_kept(swarm: Swarm) -> None:
