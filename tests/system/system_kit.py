@@ -29,6 +29,8 @@ START_S = 90.0
 EXIT_S = 10.0
 ORPHANS_S = 10.0
 LOOPBACK = "/ip4/127.0.0.1/tcp/0"
+PACE = ("--threads", "1", "--min-step-s", "0.05")
+"""Learners that do not take the cores which other swarms and processes that start need."""
 HEAD_KINDS = ("apply", "publish", "catchup")
 Event = dict[str, Any]
 
@@ -228,7 +230,7 @@ class Swarm:
     def node(self, name: str, join: Daemon | None, *options: str) -> Daemon:
         """A node; it is not waited for."""
         joined = ["--join", join.address() or ""] if join is not None else []
-        return self.start(name, "node", *joined, "--threads", "1", "--name", name, *options)
+        return self.start(name, "node", *joined, *PACE, "--name", name, *options)
 
     # --- waiting -------------------------------------------------------------------------------------
 

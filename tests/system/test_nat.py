@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from nat_kit import Nats, why_not
-from system_kit import Swarm
+from system_kit import PACE, Swarm
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
 ANY = "/ip4/0.0.0.0/tcp/4001"
@@ -53,7 +53,7 @@ def test_who_is_behind_a_nat_contributes_and_is_never_syncer(swarm: Swarm, nats:
     bootstrap = swarm.start("bootstrap", "bootstrap", "--run", str(manifest), listen=ANY, within=nats.at(0))
     swarm.until(lambda: bootstrap.address() is not None, "the bootstrap's address")
     join = bootstrap.address() or ""
-    common = ["--join", join, "--threads", "1"]
+    common = ["--join", join, *PACE]
     public = swarm.start(
         "public", "node", *common, "--name", "public", "--genesis", listen=ANY, within=nats.at(1)
     )
