@@ -9,6 +9,8 @@ VENV := .venv
 STAMP := $(VENV)/.installed
 # Plots are drawn without a display.
 export MPLBACKEND := Agg
+# Empty is "no": where Python may not keep what it compiled, each of a swarm's processes compiles the package.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help demo test check clean
 help:
@@ -24,9 +26,8 @@ demo: $(STAMP)
 check: $(STAMP)
 	@scripts/check $(VENV)
 
-# Architecture tests are part of check. Two processes share the rest (tests/conftest.py).
-test: check
-	@$(VENV)/bin/python -m pytest -q -n 2 --dist loadgroup --durations=10 --ignore=tests/architecture $(ARGS) tests
+test: $(STAMP)
+	@scripts/test $(VENV) $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist p2pdiloco.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

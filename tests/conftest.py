@@ -1,8 +1,8 @@
 """Order and distribution of the whole suite.
 
-Two processes take groups of tests, the largest group first, then what belongs to none, in the order of
-`ORDER`: real swarms one after the other in one process, and beside them what needs a network but few
-processes. Both mostly wait. The layers that only compute fill what is left of two cores, until both are done.
+What starts swarms or has peers mostly waits for processes; the other layers compute. With several workers the
+last one takes what computes first, the others what waits, the longest first, and at the end everybody takes
+what is left. So two cores are never idle, and no more swarms run at a time than there are other workers.
 """
 
 from __future__ import annotations
@@ -11,27 +11,43 @@ import os
 from pathlib import Path
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
+from xdist.workermanage import WorkerController
 
 # Before huggingface_hub is imported, which reads it once: no test asks the hub for anything.
 os.environ["HF_HUB_OFFLINE"] = "1"
 
-ORDER = ["architecture", "config", "cli", "core", "tensors", "disk", "daemon_view", "simulation", "learner"]
-GROUPS = {"daemon": "network", "net": "network", "system": "swarms"}
+WAITING = ["system", "net", "daemon", "learner"]
+COMPUTING = ["simulation", "tasks", "cli", "disk", "core", "tensors", "daemon_view", "config", "architecture"]
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist looks for the marks
+def _folder(nodeid: str) -> str:
+    return Path(nodeid.partition("::")[0]).parts[1]
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sort by layer; folders that are not named here come between the two lists."""
-    here = Path(__file__).parent
+    """Sort by layer; folders that are not named here come last."""
+    rank = {folder: number for number, folder in enumerate(WAITING + COMPUTING)}
+    items.sort(key=lambda item: rank.get(_folder(item.nodeid), len(rank)))
 
-    def rank(item: pytest.Item) -> int:
-        folder = item.path.relative_to(here).parts[0]
-        if folder in ORDER:
-            return ORDER.index(folder)
-        return len(ORDER) + 1 + list(GROUPS).index(folder) if folder in GROUPS else len(ORDER)
 
-    items.sort(key=rank)
-    for item in items:
-        group = GROUPS.get(item.path.relative_to(here).parts[0])
-        if group is not None:
-            item.add_marker(pytest.mark.xdist_group(group))
+class TwoLanes(LoadScopeScheduling):
+    """Test by test, with a preference of each worker.
+
+    xdist's own `--dist loadgroup` has no effect with pytest 9.2, where a test's id cannot be changed.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        return nodeid
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        waits = node is not self.nodes[-1]
+        wanted = next((s for s in self.workqueue if (_folder(s) in WAITING) == waits), None)
+        if wanted is not None:
+            self.workqueue.move_to_end(wanted, last=False)
+        super()._assign_work_unit(node)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> TwoLanes:
+    config.option.loadscopereorder = False  # the order is that of the items
+    return TwoLanes(config, log)  # type: ignore[arg-type]
