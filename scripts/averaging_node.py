@@ -121,7 +121,7 @@ class BenchMember(Member):
         return lambda on_event: Puppet(self._exchange, contributed, on_event)
 
 
-def main(data_dir: str, join: str, run_file: str, name: str) -> int:
+def main(data_dir: str, join: str, run_file: str, name: str, daemon_nice: str) -> int:
     """Run a node; the first (with `run_file`) owns the run and starts it."""
     torch.set_num_threads(1)
     program.Member = BenchMember  # type: ignore[misc]
@@ -135,6 +135,7 @@ def main(data_dir: str, join: str, run_file: str, name: str) -> int:
         log="text",
         checkpoint_every_s=1e5,
         eval_every_s=1e5,
+        daemon_nice=int(daemon_nice),
     )
     return program.run_node(settings)
 

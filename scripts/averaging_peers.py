@@ -95,7 +95,7 @@ class Peer:
         psutil.wait_procs(left, timeout=5)
 
 
-def start_ours(folder: Path, manifest: Manifest, nodes: int, guard: Guard) -> list[Peer]:
+def start_ours(folder: Path, manifest: Manifest, nodes: int, daemon_nice: int, guard: Guard) -> list[Peer]:
     """Nodes that train; the first one owns the run."""
     run_file = folder / "run.toml"
     run_file.write_text(render_toml(manifest))
@@ -104,7 +104,7 @@ def start_ours(folder: Path, manifest: Manifest, nodes: int, guard: Guard) -> li
     for index in range(nodes):
         data_dir = folder / f"node-{index}"
         guard.adopt(socket_folder(data_dir))
-        words = [str(data_dir), address, "" if index else str(run_file), data_dir.name]
+        words = [str(data_dir), address, "" if index else str(run_file), data_dir.name, str(daemon_nice)]
         peers.append(Peer("averaging_node.py", words, folder / f"node-{index}.log", guard))
         if not index:
             address = peers[0].wait_for("p2pdiloco node --join ")[3]
@@ -123,11 +123,9 @@ def start_hivemind(folder: Path, numels: Sequence[int], nodes: int, guard: Guard
     return peers
 
 
-def start_learners(
-    folder: Path, nodes: int, numels: Sequence[int], least_step_s: float, guard: Guard
-) -> list[Peer]:
-    """Learners at their production priority, whose inner steps take so long at least."""
-    words = [str(least_step_s), ",".join(map(str, numels))]
+def start_learners(folder: Path, nodes: int, numels: Sequence[int], share: float, guard: Guard) -> list[Peer]:
+    """Learners at their production priority, each of which takes this share of a core."""
+    words = [str(share), ",".join(map(str, numels))]
     made = [
         Peer("averaging_learner.py", words, folder / f"learner-{index}.log", guard) for index in range(nodes)
     ]

@@ -13,9 +13,9 @@ the end included. Not counted are one averaging of hivemind's, and one term of o
 the node that started the run has all offices, afterwards they are spread.
 
 Then, with the first codec, what rounds cost learners beside the nodes (`averaging_learner.py`): inner steps
-per second while a round is under way, against the seconds before. Once with steps of a least time, as on an
-accelerator, and once with learners that take all the processor time that is left (all nodes share this
-machine, so that is also compared by the learners' own processor time). hivemind's peers stop meanwhile.
+per second while a round is under way, against the seconds before. With learners that take a tenth of a core
+each, as one that is paced or waits for an accelerator does, half a core, and all that is left (all nodes
+share this machine, so that is also compared by the learners' own processor time). hivemind's peers stop.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from p2pdiloco.adapters.p2pd import socket_folder
 from p2pdiloco.cli.guard import Guard
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.presets import for_run
+from p2pdiloco.config.settings import NodeSettings
 from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tensors.codec import CODECS
 from p2pdiloco.tensors.codec import codec as chosen_codec
@@ -47,8 +48,8 @@ JOINED_S = 3.0
 """For heartbeats to name everybody, and for offices to be filled, before the first round."""
 FASTER, CHEAPER, UNDISTURBED = 2.0, 0.5, 0.97
 """The goals: times as fast, share of the processor time, share of the inner steps."""
-LEAST_STEP_S = {"paced": 0.05, "busy": 0.0}
-"""Of the learners beside the nodes."""
+SHARES = {"a tenth of a core": 0.1, "half a core": 0.5, "busy": 1.0}
+"""What the learners beside the nodes take, each."""
 QUIET_S = 4.0
 """How long their undisturbed pace is measured, before every round."""
 
@@ -118,7 +119,7 @@ def measure(codec: str, args: Any) -> Figures:
     folder = Path(tempfile.mkdtemp(prefix="p2pdiloco-bench-"))
     guard.adopt(folder)
     try:
-        ours = start_ours(folder, manifest, args.nodes, guard)
+        ours = start_ours(folder, manifest, args.nodes, args.daemon_nice, guard)
         theirs = start_hivemind(folder, numels, args.nodes, guard)
         for peer in ours:
             peer.wait_for("trains")
@@ -158,8 +159,8 @@ def meanwhile(
 ) -> dict[str, list[float]]:
     """Of each kind of learner: inner steps per second during rounds, over those before; a value per round."""
     found: dict[str, list[float]] = {}
-    for kind, least_step_s in LEAST_STEP_S.items():
-        learners = start_learners(folder, len(ours), numels, least_step_s, guard)
+    for kind, share in SHARES.items():
+        learners = start_learners(folder, len(ours), numels, share, guard)
         try:
             for _ in range(repeats):
                 first = count(learners)
@@ -237,6 +238,8 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=512, help="512 with 8 layers: 25M parameters")
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--fragments", type=int, default=12)
+    nice = NodeSettings().daemon_nice
+    parser.add_argument("--daemon-nice", type=int, default=nice, help="of our nodes; a node's default")
     parser.add_argument("--codecs", nargs="+", choices=sorted(CODECS), default=["int8", "bf16"])
     args = parser.parse_args()
     found: dict[str, Any] = {"nodes": args.nodes, "fragments": args.fragments}

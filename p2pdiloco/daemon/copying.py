@@ -12,7 +12,7 @@ against it; the others help nobody for a while, unless it was the holder.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from typing import Any
@@ -24,6 +24,7 @@ from p2pdiloco.daemon.compute import Compute
 from p2pdiloco.daemon.donating import SHARE
 from p2pdiloco.daemon.gathering import LeftOut
 from p2pdiloco.daemon.pieces import Copy, Part
+from p2pdiloco.daemon.rates import Rates
 from p2pdiloco.errors import RemoteError, TransportError
 from p2pdiloco.ports import Refusal, Transport
 
@@ -36,7 +37,6 @@ LOOK_S = 0.5
 SILENT_S = 3.0
 """Who has not begun to give a piece in this time loses it to who has nothing to do."""
 PAUSE_S = 15.0
-MAX_RATES = 256
 
 
 class _Sink:
@@ -111,7 +111,7 @@ class Copying:
         self._kept: dict[int, Copy] = {}
         self._streams: Counter[str] = Counter()
         self._freed = asyncio.Event()
-        self._rates: OrderedDict[str, float] = OrderedDict()
+        self._rates = Rates(now)
         self._left_out = LeftOut(now)
         self.moving: Callable[[], AbstractContextManager[None]] = nullcontext
         """Around whatever is coming."""
@@ -215,7 +215,7 @@ class Copying:
             and peer not in self._left_out
             and self._free(peer)
         ]
-        able.sort(key=lambda peer: (self._streams[peer], -self._rates.get(peer, float("inf"))))
+        able.sort(key=lambda peer: (self._streams[peer], -self._rates.of(peer, float("inf"))))
         return able
 
     def _free(self, peer: str) -> bool:
@@ -244,7 +244,7 @@ class Copying:
 
     def _take_over(self, copy: Copy, peer: str) -> None:
         """A piece of which the rest comes sooner from this peer than from who gives it goes back."""
-        mine, now = self._rates.get(peer, 0.0), self.now()
+        mine, now = self._rates.of(peer, 0.0), self.now()
         for part in copy.active:
             if part.began_s:
                 slow = part.rate(now) < mine / 4 and now - part.began_s > LOOK_S
@@ -300,13 +300,9 @@ class Copying:
             self.bytes_in += sink.received_bytes
             self.from_others_bytes += sink.received_bytes if peer != effect.peer else 0
             if sink.received_bytes:
-                self._measured(peer, part.rate(self.now()))
+                # With the round trip: of two with the same bandwidth the nearer one is faster.
+                self._rates.measured(peer, sink.received_bytes, self.now() - part.asked_s)
             copy.done(part)
-
-    def _measured(self, peer: str, rate: float) -> None:
-        self._rates[peer] = (self._rates.pop(peer, rate) + rate) / 2
-        while len(self._rates) > MAX_RATES:
-            self._rates.popitem(last=False)
 
 
 def _ends() -> bool:

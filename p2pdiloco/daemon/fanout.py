@@ -17,6 +17,7 @@ from contextlib import suppress
 from p2pdiloco.core.types import SignedVersion
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.fetching import Unfinished, known_bytes
+from p2pdiloco.daemon.rates import Rates
 from p2pdiloco.ports import Buffer, PullSource, Refusal
 
 DEGREE = 2
@@ -43,7 +44,6 @@ MAX_PEERS = 64
 MAX_WAITING = 32
 MAX_WAITING_PER_PEER = 4
 """Pulls of updates that are arriving here."""
-MAX_RATES = 256
 
 
 class Arriving:
@@ -140,8 +140,8 @@ class Fanout:
         self._given: OrderedDict[tuple[int, int, bytes], _Given] = OrderedDict()
         self._arriving: dict[int, Arriving] = {}
         self._waiting: Counter[str] = Counter()
-        self._rates: OrderedDict[str, float] = OrderedDict()
-        """Bytes per second at which a peer took what we gave it."""
+        self._rates = Rates(now)
+        """At which peers took what we gave them."""
         self._rate = 0.0
         """The same, of all, averaged; 0: nothing is known."""
         self.sent_elsewhere = 0
@@ -237,7 +237,7 @@ class Fanout:
         placed = [peer for peer, taker in takers.items() if peer != sender and taker.holds_place(now)]
         names = [peer for peer in placed if takers[peer].relays]
         if not pull.insist and sender not in takers and len(placed) >= DEGREE and names:
-            names.sort(key=lambda peer: (takers[peer].whole, self._rates.get(peer, 0.0)), reverse=True)
+            names.sort(key=lambda peer: (takers[peer].whole, self._rates.of(peer, 0.0)), reverse=True)
             self.sent_elsewhere += 1
             return wire.Elsewhere(digest, self._patience_ms(size), tuple(names[: wire.MAX_NAMED]))
         taker = takers.setdefault(sender, _Taker(pull.relays, now))
@@ -262,7 +262,7 @@ class Fanout:
         def delivered() -> None:
             taker.whole = nbytes == rest
             if nbytes >= LEAST_BYTES:
-                self._measured(sender, nbytes / max(self._now() - began_s, 1e-6))
+                self._measured(sender, nbytes, self._now() - began_s)
 
         def release() -> None:
             taker.streams -= 1
@@ -270,11 +270,9 @@ class Fanout:
 
         return PullSource(source.header, source.payload, release, delivered)
 
-    def _measured(self, peer: str, rate: float) -> None:
+    def _measured(self, peer: str, nbytes: int, seconds: float) -> None:
+        rate = self._rates.measured(peer, nbytes, seconds)
         self._rate = (3 * self._rate + rate) / 4 if self._rate else rate
-        self._rates[peer] = (self._rates.pop(peer, rate) + rate) / 2
-        while len(self._rates) > MAX_RATES:
-            self._rates.popitem(last=False)
 
 
 def _source(version: SignedVersion, here: memoryview, size: int, pull: wire.PullUpdate) -> PullSource:

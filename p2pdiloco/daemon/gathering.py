@@ -20,6 +20,7 @@ import msgspec
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.fanout import WAIT_S
 from p2pdiloco.daemon.fetching import Fetch
+from p2pdiloco.daemon.rates import Rates
 from p2pdiloco.errors import RemoteError, TransportError
 
 MAX_PULLS = 40
@@ -51,7 +52,10 @@ class LeftOut:
     def add(self, *peers: str) -> None:
         """From now on."""
         for peer in peers:
-            _remember(self._until, peer, self._now() + FORGIVE_S)
+            self._until.pop(peer, None)
+            self._until[peer] = self._now() + FORGIVE_S
+        while len(self._until) > MAX_PEERS:
+            self._until.popitem(last=False)
 
     def forgive(self, *peers: str) -> None:
         """It was somebody else."""
@@ -72,7 +76,7 @@ class Gathering:
         self._pull = pull
         self._have = have
         self._now = now
-        self._rates: OrderedDict[str, float] = OrderedDict()
+        self._rates = Rates(now)
         self._failed = LeftOut(now)
         self.from_others = 0
         """Updates of which nothing came from the holder that was asked first."""
@@ -159,28 +163,21 @@ class Gathering:
     async def _ask(self, peer: str, request: wire.PullUpdate) -> Fetch | wire.Elsewhere:
         found = await self._pull(peer, request)
         if isinstance(found, Fetch) and found.received_bytes >= MEASURED_BYTES:
-            _remember(self._rates, peer, found.received_bytes / max(self._now() - found.began_s, 1e-6))
+            self._rates.measured(peer, found.received_bytes, self._now() - found.began_s)
         return found
 
     def _ordered(self, peers: Sequence[str], known: set[str], request: wire.PullUpdate) -> list[str]:
         """Those that are new, in the order in which we try them; from now on they are known."""
         fresh = {peer for peer in peers if peer not in known and peer not in self._failed}
         known.update(fresh)
-        unknown = max((self._rates[peer] for peer in fresh if peer in self._rates), default=1.0)
+        unknown = max((self._rates.of(peer, 1.0) for peer in fresh), default=1.0)
 
         def key(peer: str) -> tuple[int, bytes]:
-            rate = self._rates.get(peer, unknown)
+            rate = self._rates.of(peer, unknown)
             mine = hashlib.sha256(f"{self._me}/{peer}/{request.fragment}/{request.number}".encode())
             return -round(math.log2(max(rate, 1.0))), mine.digest()
 
         return sorted(fresh, key=key)
-
-
-def _remember(table: OrderedDict[str, float], peer: str, value: float) -> None:
-    table.pop(peer, None)
-    table[peer] = value
-    while len(table) > MAX_PEERS:
-        table.popitem(last=False)
 
 
 def _all_of(fetch: Fetch) -> Fetch:

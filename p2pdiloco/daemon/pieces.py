@@ -26,7 +26,7 @@ class Part:
         self.stolen = False
 
     def rate(self, now: float) -> float:
-        """Bytes per second since it was asked for."""
+        """Bytes per second since it began to come."""
         return (self.have - self.began_at) / max(now - self.began_s, 1e-6)
 
 

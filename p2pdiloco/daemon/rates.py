@@ -1,0 +1,36 @@
+"""How fast peers took or gave what was long enough to tell: whom to choose next time."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+
+MAX_PEERS = 256
+FORGET_S = 600.0
+"""So long after its last transfer a peer is unknown again: whoever was slow is tried anew."""
+
+
+class Rates:
+    """A moving average for each of the last 256 peers: bytes per second, the newest transfer counts half."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._known: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        """Peer -> rate, and when it was last measured; the oldest first."""
+
+    def measured(self, peer: str, nbytes: int, seconds: float) -> float:
+        """A transfer took so long; its own rate."""
+        rate = nbytes / max(seconds, 1e-6)
+        self._known[peer] = (self.of(peer, rate) + rate) / 2, self._now()
+        self._known.move_to_end(peer)
+        while len(self._known) > MAX_PEERS:
+            self._known.popitem(last=False)
+        return rate
+
+    def of(self, peer: str, unknown: float) -> float:
+        """Bytes per second, or `unknown`."""
+        rate, at_s = self._known.get(peer, (unknown, self._now()))
+        return rate if self._now() - at_s <= FORGET_S else unknown
+
+    def __contains__(self, peer: str) -> bool:
+        return self.of(peer, -1.0) >= 0
