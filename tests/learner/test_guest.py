@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -43,6 +44,7 @@ async def waiting(folder: Path) -> AsyncIterator[tuple[GuestHost, Path, asyncio.
     finally:
         host.close()
         exchange.close()
+        shutil.rmtree(path.parent)  # p2pd's to remove in a whole daemon
 
 
 @contextmanager

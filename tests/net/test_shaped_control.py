@@ -24,6 +24,7 @@ from p2pdiloco.core.config import Timing
 
 PEER = str(Path(__file__).with_name("shaped_peer.py"))
 MEDIAN_S = 0.5
+END_S = 10.0
 pytestmark = pytest.mark.net
 Load = Callable[[Shape, int, float, float], tuple[dict[str, Any], int]]
 
@@ -63,9 +64,11 @@ def load(tmp_path: Path) -> Iterator[Load]:
         yield measure
     finally:
         for process in running:
-            process.terminate()
-        for process in running:
-            process.communicate()
+            try:
+                process.communicate(timeout=END_S)  # closes stdin, at which it ends
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.communicate()
         links.close()
 
 
