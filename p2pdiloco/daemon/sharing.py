@@ -21,13 +21,14 @@ from p2pdiloco.ports import Transport
 logger = logging.getLogger(__name__)
 LIFETIME_S = 60.0
 RENEW_S = 20.0
-TELL_S = 5.0
-"""At least between two changes of our record."""
-LOOK_S = 5.0
-"""Between two looks at the records; a look costs about 300 bytes for every reader, so in large runs it is
-`LOOK_S_PER_READER` times as many, at most `LOOK_AT_MOST_S`."""
+FIRST_S, SETTLED_S, SLOWER = 5.0, 20.0, 1.25
+"""Between two looks at the records, and at least between two changes of ours: at first, later, and by what
+factor it grows each time. Of four nodes, looking every 5 s for ever cost each of them more than half of what
+heartbeats do, on a link that may have 1 Mbit/s; who sees a shard begun 20 s late at worst repeats that much.
+"""
 LOOK_S_PER_READER = 0.25
 LOOK_AT_MOST_S = 60.0
+"""A look costs about 300 bytes for every reader: in large runs there are so many seconds between, at most this."""
 MAX_READERS = 2048
 
 
@@ -53,9 +54,11 @@ class Sharing:
 
     async def publish(self) -> None:
         """Keep our record on the DHT, for ever."""
+        pause_s = FIRST_S
         while True:
             await self.tell()
-            await asyncio.sleep(TELL_S)
+            await asyncio.sleep(pause_s)
+            pause_s = min(SETTLED_S, SLOWER * pause_s)
 
     async def tell(self) -> None:
         """Renew our record, if there is a reason."""
@@ -66,9 +69,11 @@ class Sharing:
 
     async def watch(self) -> None:
         """Look what the others read, and tell the learner, for ever."""
+        pause_s = FIRST_S
         while True:
             readers = await self.look()
-            await asyncio.sleep(min(LOOK_AT_MOST_S, max(LOOK_S, LOOK_S_PER_READER * readers)))
+            await asyncio.sleep(min(LOOK_AT_MOST_S, max(pause_s, LOOK_S_PER_READER * readers)))
+            pause_s = min(SETTLED_S, SLOWER * pause_s)
 
     async def look(self) -> int:
         """One look; how many records there were."""
