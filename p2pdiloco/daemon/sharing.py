@@ -28,7 +28,7 @@ heartbeats do, on a link that may have 1 Mbit/s; who sees a shard begun 20 s lat
 """
 LOOK_S_PER_READER = 0.25
 LOOK_AT_MOST_S = 60.0
-"""A look costs about 300 bytes for every reader: in large runs there are so many seconds between, at most this."""
+"""A look costs about 300 bytes for every reader: in large runs there is more time between, at most this."""
 MAX_READERS = 2048
 
 
