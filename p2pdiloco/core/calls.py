@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+from p2pdiloco.core.chain import Chain
 from p2pdiloco.core.electorate import Electorate
 from p2pdiloco.core.inbox import Held
 from p2pdiloco.core.shared import Shared
@@ -82,6 +83,18 @@ class Calls:
                 patient_s = patience_s(floor_s, took_s, config.delay_steps, step_s)
                 until_s = min(until_s, held.ready_s + ARRIVAL_SHARE * patient_s)
         return until_s
+
+    def outruns(self, chain: Chain, ready: Iterable[Held], now: float) -> bool:
+        """Whether we would merge alone, over a thin uplink, while none of the others here has our last
+        version: made faster than they travel, versions keep newcomers out. For some sync intervals."""
+        shared = self._shared
+        if not shared.strain.value or any(not held.own for held in ready):
+            return False
+        heads = [shared.view.head(peer, chain.header.fragment) for peer in self._electorate.live(now)]
+        if not heads or any(head is not None and head.number >= chain.head.number for head in heads):
+            return False
+        wait_s = ARRIVAL_INTERVALS * shared.config.inner_steps * shared.median_step_s(now)
+        return now < max((held.arrived_s for held in ready), default=now) + wait_s
 
     def _add(self, now: float) -> None:
         shared = self._shared

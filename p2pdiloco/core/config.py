@@ -74,6 +74,8 @@ class CoreConfig(Struct, frozen=True, kw_only=True):
     """Version 0 of every fragment."""
     max_payload_bytes: tuple[int, ...]
     """Largest contribution or update of every fragment."""
+    update_bytes: int = 0
+    """Of one update of each fragment, together; 0: as many as of contributions."""
     timing: Timing = Timing()
 
     @property

@@ -16,7 +16,10 @@ from p2pdiloco.core.derived import Derived
 from p2pdiloco.core.grouping import children, group_name, leaf_index, leaf_span, level_sizes
 from p2pdiloco.core.reach import Reach
 from p2pdiloco.core.shared import Shared
+from p2pdiloco.core.uplink import MUCH
 
+NOT_DIALABLE = "cannot be dialled, and others can"
+THIN = "has a far thinner uplink than others"
 MEETING_S = 1.0
 """So long the members of a new group are waited for before a mere majority elects."""
 BELIEF = 2.0
@@ -60,27 +63,38 @@ class Electorate:
 
     def standing(self, now: float) -> list[str]:
         """Everyone who would stand now, oneself first: ranked to decide who does. Others that cannot be
-        dialled are left out where somebody can."""
-        shared = self._shared
+        dialled are left out where somebody can, then those whose uplinks are far thinner than another's."""
+        shared, view = self._shared, self._shared.view
         willing = self._willing(now)
-        dialable = [peer for peer in willing if shared.view.dialable(peer)]
-        better = dialable or shared.reach is Reach.DIRECT
-        return [shared.me, *(dialable if better else willing)]
+        dialable = [peer for peer in willing if view.dialable(peer)]
+        own = shared.reach is Reach.DIRECT
+        found = dialable if dialable or own else willing
+        strains = [view.strain(peer) for peer in found]
+        if any(strains):
+            most = MUCH + min([*strains, shared.strain.value] if own or not dialable else strains)
+            found = [peer for peer, strain in zip(found, strains, strict=True) if strain < most]
+        return [shared.me, *found]
 
     def _willing(self, now: float) -> list[str]:
         """Live others that would stand."""
         progress = self._shared.view.progress
         return [peer for peer in self.live(now) if (p := progress(peer)) and p.confirmed and p.stands]
 
-    def passed_over(self, peer: str, now: float) -> bool:
-        """Whether that peer, perhaps oneself, cannot be dialled, while somebody who would stand can."""
-        shared = self._shared
+    def passed_over(self, peer: str, now: float) -> str:
+        """Why that peer, perhaps oneself, leaves offices to others who would stand; empty if it does not."""
+        shared, view, me = self._shared, self._shared.view, self._shared.me
         own = shared.reach is Reach.DIRECT
-        if own if peer == shared.me else shared.view.dialable(peer):
-            return False
-        if own and shared.confirmed and shared.stands and not shared.leaving:
-            return True
-        return any(shared.view.dialable(other) for other in self._willing(now))
+        dialable = own if peer == me else view.dialable(peer)
+        strain = shared.strain.value if peer == me else view.strain(peer)
+        if dialable and strain < MUCH:
+            return ""
+        others = [(view.dialable(other), view.strain(other)) for other in self._willing(now) if other != peer]
+        if peer != me and shared.confirmed and shared.stands and not shared.leaving:
+            others.append((own, shared.strain.value))
+        if not dialable and any(there for there, _ in others):
+            return NOT_DIALABLE
+        easier = any(there >= dialable and strain - theirs >= MUCH for there, theirs in others)
+        return THIN if easier else ""
 
     def out_of_earshot(self, peers: Iterable[str], now: float) -> int:
         """How many of these vote by the list of members, though we cannot hear them: there is no link between

@@ -61,6 +61,12 @@ class ReachChanged(Event, frozen=True):
     reach: Reach
 
 
+class UplinkMeasured(Event, frozen=True):
+    """What our uplink carries, or is permitted to; infinite: not known."""
+
+    bits_per_s: float
+
+
 # --- contributions: learner side ----------------------------------------------------------------------
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 from msgspec.structs import replace
 
-from p2pdiloco.core.events import LearnerStatus, PresenceSeen, ReachChanged
+from p2pdiloco.core.events import LearnerStatus, PresenceSeen, ReachChanged, UplinkMeasured
 from p2pdiloco.core.fragment import Fragment
 from p2pdiloco.core.grouping import Roster, leaf_index
 from p2pdiloco.core.joining import Joining
@@ -15,6 +17,7 @@ from p2pdiloco.core.reach import WORDS
 from p2pdiloco.core.shared import Shared
 from p2pdiloco.core.timing import Ema
 from p2pdiloco.core.types import WHOLE_RUN
+from p2pdiloco.core.uplink import asked_bits_per_s
 
 REVIEW_EVERY_S = 2.0
 """How often it is looked at which merged contributions everybody has."""
@@ -56,6 +59,7 @@ class Heartbeats:
         neighbours = self._neighbours(now)
         if now >= self._review_at_s:
             self._review_at_s = now + REVIEW_EVERY_S
+            self._look_at_uplink(now)
             peers = shared.view.may_fork(now, shared.roster, neighbours)
             for fragment in self._fragments:
                 fragment.review(peers, now)
@@ -128,6 +132,7 @@ class Heartbeats:
             heads=tuple([(f.index, f.chain.head) for f in self._fragments]),
             saved=self._joining.saved and not shared.confirmed,
             reach=shared.reach,
+            strain=shared.strain.value,
             offices=tuple(
                 [
                     (seat.name, f.index, seat.office.term)
@@ -168,6 +173,31 @@ class Heartbeats:
             shared.out.record("reach", None, WORDS[event.reach] or "not known")
             for fragment in self._fragments:
                 fragment.touched = True
+
+    def uplink(self, event: UplinkMeasured, now: float) -> None:
+        """What our uplink carries: tell them if offices ask for more, or no longer do."""
+        self._shared.strain.bits_per_s = event.bits_per_s
+        if self._look_at_uplink(now):
+            self.next_s = min(self.next_s, now)
+
+    def _look_at_uplink(self, now: float) -> bool:
+        """Whether what we say of it is something new: learners' pace changes too."""
+        shared = self._shared
+        if shared.strain.bits_per_s == math.inf and not shared.strain.value:
+            return False
+        asked = asked_bits_per_s(shared.config, shared.median_step_s(now))
+        if not shared.strain.look(asked, now):
+            return False
+        strain, known = shared.strain.value, shared.strain.bits_per_s
+        words = f"{1 << strain} times what it carries" if strain else "no more than it carries"
+        carried = round(known) if known < math.inf else None
+        reason = f"offices ask for {words}"
+        shared.out.record(
+            "uplink", None, reason, bits_per_s=carried, asked_bits_per_s=round(asked), strain=strain
+        )
+        for fragment in self._fragments:
+            fragment.touched = True
+        return True
 
     def awake(self, lag_s: float, now: float) -> None:
         """We did not run for so long; our own lateness is nobody's silence."""

@@ -25,6 +25,7 @@ from p2pdiloco.core.types import (
     Vote,
     Wire,
 )
+from p2pdiloco.core.uplink import MAX_STRAIN
 from p2pdiloco.errors import RemoteError
 
 MAX_MESSAGE_BYTES = 256 * 1024
@@ -60,6 +61,8 @@ class Progress(Message, frozen=True):
     """Not confirmed, but these heads are of a state that it saved: the whole swarm may be returning."""
     reach: Reach
     """Who cannot be dialled is no syncer while somebody else can be, and gives nothing that others have."""
+    strain: Annotated[int, Meta(ge=0, le=MAX_STRAIN)]
+    """How far its uplink falls short of what offices ask (`core.uplink`); 0: it does not, as far as known."""
 
 
 class Leaving(Message, frozen=True):

@@ -76,6 +76,7 @@ class Core:
             ev.Tick: self._on_tick,
             ev.PresenceSeen: self._heartbeats.presence,
             ev.ReachChanged: self._heartbeats.reach,
+            ev.UplinkMeasured: self._heartbeats.uplink,
             ev.MessageReceived: self._on_message,
             ev.SendFailed: self._on_send_failed,
             ev.NothingToContribute: self._on_nothing,

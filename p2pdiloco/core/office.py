@@ -57,7 +57,6 @@ class Office:
         self._candidacy: Candidacy | None = None
         self._ranks = Ranks(context, group, electorate)
         self._succession = Succession(context, group, self._ranks)
-        self._taken_s = -1e18
         self._gives_up_s = 0.0
         self._not_before_s = 0.0
         self._open_since_s: float | None = None
@@ -114,12 +113,12 @@ class Office:
             return "" if self.holding else "we laid the office down"
         if self._suspected:
             return self._suspected
-        if self._ranks.give_way(self.certificate, self._taken_s, now):
-            return "the syncer cannot be dialled, and others can"
+        if others := self._ranks.give_way(self.certificate, now):
+            return f"the syncer {others}"
         view = self._shared.view
         if view.has_left(syncer):
             return "the syncer left"
-        if not view.alive(syncer, now) and not self._ranks.is_news(syncer, self._taken_s, now):
+        if not view.alive(syncer, now) and not self._ranks.is_news(syncer, now):
             silent = view.silence_s(syncer, now) >= self._shared.timing.suspect_s
             return "the syncer is silent" if silent else "the syncer is unreachable"
         return ""
@@ -154,8 +153,8 @@ class Office:
         """Notice an open office, stand when it is our turn, give up a lost candidacy."""
         if self.holding and self.term_over():
             self.lay_down(f"term {self.term} is over")
-        elif self.holding and not self.busy() and self._ranks.give_way(self.certificate, self._taken_s, now):
-            self.lay_down("others can be dialled, and we cannot")
+        elif self.holding and not self.busy() and (others := self._ranks.give_way(self.certificate, now)):
+            self.lay_down(f"this node {others}")
         self._void_if_outgrown(now)
         self._stand_due_s = None
         if self.state is OfficeState.CANDIDATE:
@@ -379,6 +378,7 @@ class Office:
             certificate is None
             or certificate.syncer == sender  # it laid that office down
             or request.head.number >= certificate.start_number + shared.config.term_versions
+            or bool(self._ranks.give_way(certificate, now, request.head.number))
         )
         if not over and not self.why_open(now):
             return "the syncer in office is alive"
@@ -428,7 +428,7 @@ class Office:
         self._suspected = ""
         self._candidacy = None
         self._ranks.losses = 0
-        self._taken_s = now
+        self._ranks.taken_s = now
         self._open_since_s = None
         self.changed = True
         certificate = self.certificate

@@ -314,7 +314,8 @@ class Round:
             missing = self._missing(now)
             self._hopeless_at_s = self._answerless_at_s(missing)
             over = now >= min(self._closes_at_s, self._hopeless_at_s)
-            if not missing or (over and not self._waits_on(missing, now)):
+            alone = self._finish.last and self._calls.outruns(self._chain, self.inbox.ready(), now)
+            if not alone and (not missing or (over and not self._waits_on(missing, now))):
                 self._close(now, missing)
 
     def _waits_on(self, missing: list[str], now: float) -> bool:

@@ -14,6 +14,7 @@ from p2pdiloco.core.outbox import Outbox
 from p2pdiloco.core.reach import Reach
 from p2pdiloco.core.timing import AnswerTime
 from p2pdiloco.core.types import Crypto, Wire, signed_bytes
+from p2pdiloco.core.uplink import Strain
 from p2pdiloco.core.view import View
 
 
@@ -39,6 +40,8 @@ class Shared:
         """Willing to be a syncer; set by the environment."""
         self.reach = Reach.DIRECT
         """How others can reach us; set by the environment."""
+        self.strain = Strain()
+        """How far our uplink falls short of what offices ask."""
         self.learning = False
         self.leaving = False
         self.step_s = 0.0

@@ -6,10 +6,11 @@ from collections.abc import Callable
 
 from p2pdiloco.core.context import FragmentContext
 from p2pdiloco.core.effects import Effect, VoteRecord
-from p2pdiloco.core.electorate import Electorate
+from p2pdiloco.core.electorate import NOT_DIALABLE, Electorate
 from p2pdiloco.core.messages import VoteRequest
 from p2pdiloco.core.ranking import ranking
 from p2pdiloco.core.types import WHOLE_RUN, Certificate, Vote, VoteBody
+from p2pdiloco.core.uplink import weights
 
 MAX_SAVING = 2
 """Votes that wait for the disk at one time; on a slow one, votes for ever new terms would only queue up."""
@@ -148,10 +149,12 @@ class Ranks:
         self._context = context
         self._group = group
         self._electorate = electorate
-        self._of: tuple[int, tuple[str, ...]] = (0, ())
+        self._of: tuple[int, tuple[tuple[str, int], ...]] = (0, ())
         self._ours = 0
         self.losses = 0
         """Candidacies of ours that failed since somebody was in office."""
+        self.taken_s = -1e18
+        """When the office was last filled."""
 
     def wait_s(self, term: int, now: float) -> float:
         """How long our rank leaves the better ones alone.
@@ -164,31 +167,37 @@ class Ranks:
         return self.ours(term, now) * shared.timing.stagger_s * (1 << doubled) + later_s
 
     def passed_over(self, now: float) -> bool:
-        """Whether we should leave the office to somebody who can be dialled."""
-        return self._electorate.passed_over(self._context.shared.me, now)
+        """Whether we should leave the office to somebody who can be dialled, or to a better uplink."""
+        return bool(self._electorate.passed_over(self._context.shared.me, now))
 
-    def give_way(self, certificate: Certificate | None, taken_s: float, now: float) -> bool:
-        """Whether the holder cannot be dialled, while somebody can: it was elected where that one was not
-        there, or could not be. It first makes a version, or has time for one, so that work goes on if that
-        one fails."""
-        if certificate is None or not self._electorate.passed_over(certificate.syncer, now):
-            return False
-        made = self._context.chain.head.number > certificate.start_number
-        return made or now - taken_s >= self._context.shared.timing.hidden_wait_s
+    def give_way(self, certificate: Certificate | None, now: float, number: int = 0) -> str:
+        """Why the holder should leave the office to others: it was elected where those were not there, or
+        were no better. Empty if it should not, or not yet: it first makes a version (`number`: there is one
+        of it, though not here), so that work goes on if they fail. Who cannot be dialled has time for one;
+        what is on its way to a thin uplink is not to be sent again for it."""
+        reason = self._electorate.passed_over(certificate.syncer, now) if certificate is not None else ""
+        if certificate is None or not reason:
+            return ""
+        made = max(self._context.chain.head.number, number) > certificate.start_number
+        waited = now - self.taken_s >= self._context.shared.timing.hidden_wait_s
+        return reason if made or (waited and reason == NOT_DIALABLE) else ""
 
-    def is_news(self, syncer: str, taken_s: float, now: float) -> bool:
+    def is_news(self, syncer: str, now: float) -> bool:
         """Elected just now among peers that had not met before: its heartbeat is on the way."""
         shared = self._context.shared
         met = self._group == WHOLE_RUN or not shared.view.may_come(syncer, now)
-        return not met and now - taken_s < shared.timing.suspect_s
+        return not met and now - self.taken_s < shared.timing.suspect_s
 
     def ours(self, term: int, now: float) -> int:
         """0: we are first-ranked in that term."""
-        standing = tuple(self._electorate.standing(now))
-        if (term, standing) != self._of:
-            shared, weights = self._context.shared, dict.fromkeys(standing, 1.0)
-            order = ranking(shared.config.run, self._group, self._context.index, term, weights)
-            self._of, self._ours = (term, standing), order.index(shared.me)
+        shared = self._context.shared
+        standing = self._electorate.standing(now)
+        strains = tuple(
+            (p, shared.strain.value if p == shared.me else shared.view.strain(p)) for p in standing
+        )
+        if (term, strains) != self._of:
+            order = ranking(shared.config.run, self._group, self._context.index, term, weights(strains))
+            self._of, self._ours = (term, strains), order.index(shared.me)
         return self._ours
 
 

@@ -194,6 +194,7 @@ class Member:
         self.report.transport_refusals = self._refusals
         if self._reach is not None:
             self.runner.post(ev.ReachChanged(self._reach.reach))
+        self._tell_uplink()
         self.presence.reach = lambda: core.shared.reach
         runner.transfers.dialable = lambda: core.shared.reach is Reach.DIRECT
         self._door.add_run(self._run, self._settings.data_dir)
@@ -399,6 +400,7 @@ class Member:
     def judge_link(self) -> None:
         """Look whether the link keeps up; what is new is said, and done."""
         watch, learner = self.link_watch, self.runner.learner
+        self._tell_uplink()
         members = len(self.core.shared.view.members(self._loop.time())) + 1
         if learner.status is None or not watch.judge(members, learner.status.step_time_s):
             return
@@ -414,6 +416,12 @@ class Member:
             upload_bits_per_s=round(up) if up < math.inf else None,
             download_bits_per_s=round(down) if down < math.inf else None,
         )
+
+    def _tell_uplink(self) -> None:
+        """What our uplink carries, or is permitted to, decides with others' how often we hold an office."""
+        rate = self.link_watch.link.upload_bits_per_s
+        if rate != self.core.shared.strain.bits_per_s:
+            self.runner.post(ev.UplinkMeasured(rate))
 
     def _on_result(self, words: str, saved: bool) -> None:
         logger.log(logging.INFO if saved else logging.ERROR, "%s", words)

@@ -188,6 +188,7 @@ class Report:
             bytes_received=received,
             bulk=self.bulk(),
             reach=WORDS[self.core.shared.reach],
+            strain=self.core.shared.strain.value,
             link=self.link[:240],
         )
 
@@ -238,6 +239,7 @@ class Report:
                     offices=len(progress.offices),
                     loss=progress.loss,
                     reach=WORDS[progress.reach],
+                    strain=progress.strain,
                 )
             )
         return rows

@@ -174,7 +174,7 @@ def genesis_versions(run: Run, vault: Vault) -> tuple[SignedVersion, ...]:
 def core_config(run: Run, genesis: tuple[SignedVersion, ...], timing: Timing) -> CoreConfig:
     """The protocol part of a manifest."""
     manifest = run.manifest
-    contribution = codec(manifest.codec.contribution)
+    contribution, update = codec(manifest.codec.contribution), codec(manifest.codec.update)
     return CoreConfig(
         run=run.id,
         inner_steps=manifest.sync.inner_steps,
@@ -191,6 +191,7 @@ def core_config(run: Run, genesis: tuple[SignedVersion, ...], timing: Timing) ->
         contribution_codec=manifest.codec.contribution,
         genesis_versions=genesis,
         max_payload_bytes=tuple(contribution.encoded_bytes(layout.numel) for layout in run.layouts),
+        update_bytes=sum(update.encoded_bytes(layout.numel) for layout in run.layouts),
         timing=timing,
     )
 

@@ -57,6 +57,8 @@ class PeerRow(Row, frozen=True, kw_only=True):
     loss: float | None = None
     reach: Words = ""
     """How others can reach it, as it says: "direct", "relayed" or "outbound only"; empty: not known."""
+    strain: Natural = 0
+    """How far its uplink falls short of what offices ask, as it says: log2, rounded up; 0: it does not."""
 
 
 class FragmentRow(Row, frozen=True, kw_only=True):
@@ -128,6 +130,8 @@ class NodeSnapshot(Row, frozen=True, kw_only=True):
     """What became of bulk transfers (`Transfers.counters`)."""
     reach: Words = ""
     """As in `PeerRow`."""
+    strain: Natural = 0
+    """As in `PeerRow`."""
     link: Line = ""
     """Why the link does not keep up, and what is done about it; empty: it does."""
 
@@ -173,6 +177,7 @@ def status_of(snapshot: NodeSnapshot) -> StatusReport:
         offices=len(offices_of(snapshot)),
         loss=snapshot.loss,
         reach=snapshot.reach,
+        strain=snapshot.strain,
     )
     members = (me, *snapshot.peers)
     losses = [member.loss for member in members if member.loss is not None]

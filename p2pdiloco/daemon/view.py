@@ -172,9 +172,10 @@ def _peer_line(row: PeerRow) -> Text:
 
 
 def role_text(row: PeerRow) -> str:
-    """ "syncer of 3", "catching up", "not training": what a member is beside a learner."""
+    """ "syncer of 3", "catching up", "not training", "thin uplink": what a member is beside a learner."""
     words = [] if row.confirmed else ["catching up"]
     words += [] if row.learning else ["not training"]
+    words += ["thin uplink"] if row.strain else []
     words += [f"syncer of {row.offices}"] if row.offices else []
     return ", ".join(words)
 

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 MAX_TICKS_AT_ONCE = 200
 """In one `SPIN_WINDOW_S`."""
 SPIN_WINDOW_S = 0.1
+UPLINK_KNOWN_S = 5.0
+"""What an uplink carries is known so long after the start, where it is less than may be asked."""
 TIMER_S = 1e-6
 """Timers are not finer than this; clocks with an offset round differently."""
 
@@ -100,6 +102,8 @@ class Host:
         """The daemon is up."""
         self.learner.report()
         self.look_outside()
+        if self.world.plan.thin:
+            self.later(UPLINK_KNOWN_S, self._uplink_known)
         self._plan_tick()
 
     def look_outside(self) -> None:
@@ -107,6 +111,9 @@ class Host:
         reach = Reach.OUTBOUND if self.peer in self.world.network.hidden else Reach.DIRECT
         if reach is not self.core.shared.reach:
             self.feed(ev.ReachChanged(reach))
+
+    def _uplink_known(self) -> None:
+        self.feed(ev.UplinkMeasured(8 * self.spec.bandwidth_bytes_s))
 
     def crash(self) -> None:
         """kill -9: memory is gone."""

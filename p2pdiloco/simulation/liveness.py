@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from p2pdiloco.core.types import SignedVersion
+from p2pdiloco.core.uplink import MUCH
 from p2pdiloco.simulation.invariants import Violation
 from p2pdiloco.simulation.lineage import FragmentState, missing_spans
 
@@ -72,7 +73,7 @@ class Liveness:
         waiting = [host.peer for host in up if not host.may_serve]
         if waiting:
             return f"never became full members: {','.join(waiting)}"
-        holder = self._hidden_holder(up)
+        holder = self._hidden_holder(up) or self._thin_holder(up)
         if holder:
             return holder
         self.lost_to_forks = 0
@@ -91,6 +92,20 @@ class Liveness:
             held = [f.index for f in host.core.fragments if f.office.holding and not f.context.grouped]
             if host.peer in hidden and held:
                 return f"fragment {held[0]}: {host.peer}, which nobody can dial, is syncer"
+        return ""
+
+    def _thin_holder(self, up: list[Host]) -> str:
+        """Offices of the whole run are held by nobody whose uplink is far thinner than that of another whom
+        others can dial as well."""
+        hidden = self._world.network.hidden
+        strains = {host.peer: host.core.shared.strain.value for host in up}
+        for host in up:
+            held = [f.index for f in host.core.fragments if f.office.holding and not f.context.grouped]
+            most = MUCH + min(
+                strain for peer, strain in strains.items() if host.peer in hidden or peer not in hidden
+            )
+            if held and strains[host.peer] >= most:
+                return f"fragment {held[0]}: {host.peer}, whose uplink is far thinner than others', is syncer"
         return ""
 
     def _missing_of(self, fragment: int, up: list[Host]) -> str:

@@ -165,6 +165,8 @@ class Plan:
     faults: bool = True
     hidden: tuple[str, ...] = ()
     """Nodes that nobody can dial: they open links to others themselves, and have none to each other."""
+    thin: bool = False
+    """Links carry less than the run asks: nodes come to know what their uplinks carry."""
     extra: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -233,7 +235,7 @@ def draw_hidden(seed: int, peers: list[str]) -> tuple[str, ...]:
 
 def draw_thin(seed: int, mix_name: str) -> float:
     """In two of five seeds on wide-area links, how many times more bytes there are than such links carry: a
-    contribution then takes several sync intervals."""
+    contribution then takes several sync intervals, and the thinnest uplinks carry no office."""
     rng = stream(seed, "thin links")
     return rng.uniform(2.0, 8.0) if mix_name == "wan" and rng.random() < 0.4 else 1.0
 
@@ -309,4 +311,5 @@ def draw_plan(seed: int, mix_name: str | None = None, nodes: int | None = None) 
         faults_until_s=rng.uniform(35.0, 60.0),
         settle_s=60.0 + 10 * slowest_round_s,
         hidden=draw_hidden(seed, [spec.peer for spec in specs]) if one_group else (),
+        thin=thin > 1.0,
     )

@@ -5,13 +5,13 @@ from __future__ import annotations
 import msgspec
 import pytest
 from kit import Solo, found, reasons, sent
+from kit import progress as heartbeat
 
 from p2pdiloco.core import effects as ef
 from p2pdiloco.core import events as ev
 from p2pdiloco.core import messages as msg
 from p2pdiloco.core.config import Timing
 from p2pdiloco.core.health import LISTEN_S, MOST_STRETCH, Health, stretch_after
-from p2pdiloco.core.reach import Reach
 from p2pdiloco.core.suspicion import Gaps, suspect_after_s
 from p2pdiloco.core.types import Head
 from p2pdiloco.core.view import View
@@ -71,9 +71,7 @@ def test_a_bursty_peer_is_suspected_later_than_an_even_one() -> None:
 
 def test_the_time_between_two_lives_is_no_gap() -> None:
     view = View("me", TIMING)
-    progress = msg.Progress(
-        1, 0.1, 0, 0, 0.0, None, True, True, True, ((0, Head(0, bytes(32), 0, 0)),), (), False, Reach.DIRECT
-    )
+    progress = heartbeat((Head(0, bytes(32), 0, 0),))
     for beat in range(20):
         view.heard("p1", progress, 100.0 + beat / 2)
     for beat in range(3):
@@ -150,9 +148,7 @@ def test_who_wakes_listens_before_it_stands() -> None:
 
 def test_the_dead_are_suspected_later_but_still() -> None:
     view = View("me", TIMING)
-    progress = msg.Progress(
-        1, 0.1, 0, 0, 0.0, None, True, True, True, ((0, Head(0, bytes(32), 0, 0)),), (), False, Reach.DIRECT
-    )
+    progress = heartbeat((Head(0, bytes(32), 0, 0),))
     view.heard("p1", progress, 100.0)
     assert not view.alive("p1", 103.5)
     view.stretch(2.0)

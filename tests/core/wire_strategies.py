@@ -111,6 +111,7 @@ def message_strategies(
         offices=tuples(st.tuples(texts, counts, counts)),
         saved=st.booleans(),
         reach=st.sampled_from(Reach),
+        strain=st.integers(0, 24),
     )
     return {
         msg.Progress: progress,

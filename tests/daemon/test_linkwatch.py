@@ -136,6 +136,12 @@ async def test_a_member_says_it_everywhere_and_tells_its_learner_and_the_next_on
         member = await town.member("a", genesis=True, max_upload="3Mbit")
         link = member.link_watch
         assert (link.link.upload_bits_per_s, link.link.download_bits_per_s) == (3e6, math.inf)
+        said = member.core.shared.strain
+        assert said.bits_per_s == 3e6
+        link._limits = Link(3.0, math.inf)
+        member.judge_link()
+        assert said.bits_per_s == 3.0, "what is known of the uplink decides who holds offices"
+        link._limits = Link(3e6, math.inf)
         judge = link.judge
         link.judge = lambda members, step_s: members == 1 and step_s == 0.01  # type: ignore[method-assign]
         link.every, link.words = 3, "the link cannot keep up"
