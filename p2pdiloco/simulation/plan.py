@@ -237,7 +237,7 @@ def draw_thin(seed: int, mix_name: str) -> float:
     """In two of five seeds on wide-area links, how many times more bytes there are than such links carry: a
     contribution then takes several sync intervals, and the thinnest uplinks carry no office."""
     rng = stream(seed, "thin links")
-    return rng.uniform(2.0, 8.0) if mix_name == "wan" and rng.random() < 0.4 else 1.0
+    return rng.uniform(4.0, 40.0) if mix_name == "wan" and rng.random() < 0.4 else 1.0
 
 
 def genesis_version(fragment: int, groups: int = 1) -> SignedVersion:

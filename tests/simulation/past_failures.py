@@ -38,4 +38,6 @@ PAST_FAILURES: tuple[tuple[int, str | None, int | None, str], ...] = (
         None,
         "members of other groups were not asked what they have: merged work was forgotten",
     ),
+    (1163, None, None, "the syncer with the thinnest uplink merged alone, term after term"),
+    (2266, None, None, "a genesis node on a thin uplink made versions faster than newcomers could take them"),
 )
