@@ -121,3 +121,18 @@ def test_we_lay_an_office_down_for_a_far_better_uplink_once_a_version_is_made() 
     merge = found(solo.offer("p1", 1) + solo.wait(20.0), Merge)[0]
     laid_down = reasons(solo.merged(merge) + solo.wait(1.0), "office")
     assert laid_down == ["laid down: this node has a far thinner uplink than others"]
+
+
+def test_a_strained_syncer_does_not_outrun_the_others_by_merging_alone() -> None:
+    solo = Solo(config(quorum=1), PEERS)
+    solo.take_office()
+    before = solo.heads()
+    solo.merged(found(solo.offer("p1", 1) + solo.wait(20.0), Merge)[0])
+    calls, chain = solo.fragment.round._calls, solo.fragment.chain
+    assert chain.head.number == 1 and not calls.outruns(chain, (), solo.now), "its uplink suffices"
+    measured(solo, ASKED / 3)
+    for peer in PEERS:
+        solo.hear(peer, heads=before)
+    assert calls.outruns(chain, (), solo.now), "nobody has version 1"
+    solo.hear("p2", heads=solo.heads())
+    assert not calls.outruns(chain, (), solo.now)
