@@ -17,7 +17,7 @@ FEW_MERGES = 10
 MANY_MERGES = 100
 LONGEST_INTERVAL = 100
 RATES = (0.2, 1.0)
-LEAST_WARMUP_STEPS, MOST_WARMUP_STEPS = 20, 1000
+SHORT_WARMUP_STEPS, MOST_WARMUP_STEPS = 70, 1000
 
 
 class Length(Struct, frozen=True):
@@ -42,12 +42,18 @@ def expected_merges(manifest: Manifest, learners: int = 0) -> int:
     return manifest.inner.schedule_tokens // per_interval
 
 
-def with_steps(manifest: Manifest, steps: int) -> Manifest:
-    """With a schedule of so many inner steps of every learner, for the members that are expected."""
-    step_tokens = (manifest.group.expected_members or LEARNERS) * manifest.inner.tokens_per_step
-    warmup = min(max(LEAST_WARMUP_STEPS, steps // 50), MOST_WARMUP_STEPS, steps // 2)
+def warmup_steps(steps: int) -> int:
+    """Inner steps over which the inner learning rate grows, in a run of so many: a tenth of a short one, a
+    twentieth of a longer one, at most 1000. Swarms suffer from a short warm-up more than data parallel."""
+    return min(max(steps // 20, min(steps // 10, SHORT_WARMUP_STEPS)), MOST_WARMUP_STEPS)
+
+
+def with_steps(manifest: Manifest, steps: int, learners: int = 0) -> Manifest:
+    """With a schedule of so many inner steps of every learner. `learners`: 0, as many as are expected."""
+    learners = learners or manifest.group.expected_members or LEARNERS
+    step_tokens = learners * manifest.inner.tokens_per_step
     inner = msgspec.structs.replace(
-        manifest.inner, warmup_tokens=warmup * step_tokens, schedule_tokens=steps * step_tokens
+        manifest.inner, warmup_tokens=warmup_steps(steps) * step_tokens, schedule_tokens=steps * step_tokens
     )
     return msgspec.structs.replace(manifest, inner=inner)
 

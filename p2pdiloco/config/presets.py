@@ -29,7 +29,7 @@ from p2pdiloco.config.manifest import (
     SyncSection,
 )
 from p2pdiloco.config.models import CausalLMSection, ImageSection, table
-from p2pdiloco.config.outer import with_outer
+from p2pdiloco.config.outer import with_outer, with_steps
 from p2pdiloco.errors import ConfigError
 
 MICRO = with_outer(
@@ -37,7 +37,7 @@ MICRO = with_outer(
         run=RunSection(name="micro"),
         model=table(CausalLMSection(layers=2, heads=2, width=32, context_tokens=64)),
         inner=InnerSection(
-            learning_rate=3e-3, warmup_tokens=7_680, schedule_tokens=153_600, tokens_per_step=256
+            learning_rate=3e-3, warmup_tokens=15_360, schedule_tokens=153_600, tokens_per_step=256
         ),
         sync=SyncSection(fragments=4, inner_steps=8, delay_steps=4),
         group=GroupSection(term_versions=8),
@@ -49,7 +49,7 @@ TINY = with_outer(
         run=RunSection(name="tiny"),
         model=table(CausalLMSection(layers=4, heads=4, width=128, context_tokens=128)),
         inner=InnerSection(
-            learning_rate=3e-3, warmup_tokens=61_440, schedule_tokens=2_150_400, tokens_per_step=1024
+            learning_rate=3e-3, warmup_tokens=212_992, schedule_tokens=2_150_400, tokens_per_step=1024
         ),
         sync=SyncSection(fragments=8, inner_steps=24, delay_steps=8),
         group=GroupSection(term_versions=8),
@@ -140,7 +140,7 @@ DIGITS = with_outer(
         ),
         data=DataSection(heldout_percent=20),
         inner=InnerSection(
-            learning_rate=2e-3, warmup_tokens=1_920, schedule_tokens=76_800, tokens_per_step=64
+            learning_rate=2e-3, warmup_tokens=7_680, schedule_tokens=76_800, tokens_per_step=64
         ),
         sync=SyncSection(fragments=4, inner_steps=16, delay_steps=4),
         group=GroupSection(term_versions=8),
@@ -180,7 +180,4 @@ def for_run(preset: str, name: str, seed: int = 0) -> Manifest:
 
 def with_schedule(manifest: Manifest, steps: int, learners: int) -> Manifest:
     """With a learning rate schedule for so many learners that make so many inner steps each."""
-    inner = manifest.inner
-    tokens = max(steps * learners * inner.tokens_per_step, 2 * inner.warmup_tokens)
-    inner = msgspec.structs.replace(inner, schedule_tokens=tokens)
-    return with_outer(msgspec.structs.replace(manifest, inner=inner), learners)
+    return with_outer(with_steps(manifest, steps, learners), learners)

@@ -72,7 +72,7 @@ REPLACED = [
         "inner.tokens_per_step must be a multiple of model.context_tokens (128), it is 1000",
     ),
     (
-        "warmup_tokens = 61440",
+        "warmup_tokens = 212992",
         "warmup_tokens = 2150400",
         "inner.warmup_tokens must be below inner.schedule_tokens (2150400), it is 2150400",
     ),
