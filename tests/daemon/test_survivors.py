@@ -1,4 +1,4 @@
-"""Real tensors through the death of all: nothing saved is lost, one chain remains."""
+"""Real tensors through a partition and the death of all: nothing trained is lost, one chain remains."""
 
 from __future__ import annotations
 
@@ -8,9 +8,43 @@ from pathlib import Path
 import msgspec
 from daemon_kit import QUICK, Neighbourhood, QuickMember, until
 
+TOKENS = 256
+"""Of every contribution."""
+
 
 def same(*members: QuickMember) -> bool:
     return len({member.head() for member in members}) == 1
+
+
+async def test_a_healed_partition_keeps_the_work_of_both_sides(tmp_path: Path) -> None:
+    timing = msgspec.structs.replace(QUICK, suspect_s=0.5, suspect_cap_s=0.6, member_ttl_s=1.0, redial_s=0.2)
+    async with Neighbourhood(tmp_path, timing) as around:
+        one = await around.member("one", genesis=True)
+        two, three = await around.member("two"), await around.member("three")
+        await around.round(one, two, three)
+        await until(lambda: same(one, two, three), "one head")
+        apart = [(one, three), (two, three)]
+        for a, b in apart:
+            around.hub.cut(a.core.shared.me, b.core.shared.me)
+        for _ in range(4):
+            await around.round(one, two)
+        for _ in range(3):  # the lighter side
+            await around.round(three)
+        assert three.head().tokens == (3 + 3) * TOKENS and one.head().tokens == (3 + 8) * TOKENS
+        for a, b in apart:
+            around.hub.heal(a.core.shared.me, b.core.shared.me)
+        await until(lambda: three.records("fork"), "the switch")
+        await around.round(one, two, three)
+        everything = (3 + 8 + 3 + 3) * TOKENS
+        await until(
+            lambda: same(one, two, three) and one.head().tokens == everything, "all of it in one chain"
+        )
+        again = [line for line in three.records("fork") if "sent again" in line["reason"]]
+        assert sum(line["tokens"] for line in again) >= 3 * TOKENS
+        for member in (one, two, three):  # the tensors thread follows what the core has decided
+            await until(lambda m=member: m.compute.vault.version(0) == m.number(), "its tensors")
+        states = {m.compute.vault.state_digest_of(0, m.number()) for m in (one, two, three)}
+        assert len(states) == 1
 
 
 async def test_when_all_died_the_heaviest_saved_state_goes_on(tmp_path: Path) -> None:
