@@ -21,6 +21,9 @@ LIFETIME_S = 45.0
 REFRESH_S = 12.0
 LOOK_S = 3.0
 LOOK_FAST_S = 1.0
+CALMER, CALMEST = 1.25, 3.0
+"""While the same members are listed, each pause is so many times the last, up to so many times `LOOK_S`:
+looks every 3 s were a third of what a node of four sends while no round is under way. Newcomers dial."""
 MAX_ADDRESSES = 8
 MAX_DIALS = 16
 DIAL_PATIENCE_S = 1.5
@@ -94,11 +97,14 @@ class Presence:
                 await asyncio.wait_for(self.news.wait(), REFRESH_S)
 
     async def watch(self, settled: Callable[[], bool]) -> None:
-        """Look who is there, for ever; more often until we are settled."""
+        """Look who is there, for ever; more often until we are settled, and after every change."""
+        calm, roster = 1.0, self._roster
         try:
             while True:
                 await self.look()
-                await asyncio.sleep(LOOK_S if settled() else LOOK_FAST_S)
+                calm = min(CALMEST, CALMER * calm) if settled() and self._roster is roster else 1.0
+                roster = self._roster
+                await asyncio.sleep(calm * LOOK_S if settled() else LOOK_FAST_S)
         finally:
             for dial in self._dials.values():
                 dial.cancel()
