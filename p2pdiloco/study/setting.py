@@ -7,20 +7,21 @@ from msgspec import Struct
 
 from p2pdiloco.config.manifest import CodecSection, Manifest, RunSection
 from p2pdiloco.config.models import CausalLMSection, table
+from p2pdiloco.config.outer import warmup_steps
 from p2pdiloco.config.presets import for_run
 
 MODELS = {
     "pico": (CausalLMSection(layers=1, heads=1, width=16, context_tokens=16), 128),
-    "nano": (CausalLMSection(layers=2, heads=2, width=32, context_tokens=64), 256),
-    "mini": (CausalLMSection(layers=2, heads=2, width=64, context_tokens=64), 256),
-    "tiny": (CausalLMSection(layers=4, heads=4, width=128, context_tokens=64), 256),
+    "nano": (CausalLMSection(layers=2, heads=2, width=32, context_tokens=64), 1024),
+    "mini": (CausalLMSection(layers=2, heads=2, width=64, context_tokens=64), 1024),
+    "tiny": (CausalLMSection(layers=4, heads=4, width=128, context_tokens=64), 1024),
     "tiny-moe": (
         CausalLMSection(layers=4, heads=4, width=128, hidden_width=176, context_tokens=64, experts=4),
-        256,
+        1024,
     ),
     "mini-moe": (
         CausalLMSection(layers=2, heads=2, width=64, hidden_width=88, context_tokens=64, experts=4),
-        256,
+        1024,
     ),
 }
 """Model and tokens per learner and inner step: for tests; 33 k, 117 k, 0.82 M parameters; the presets' shapes
@@ -40,8 +41,8 @@ class Setting(Struct, frozen=True, kw_only=True, omit_defaults=True):
     seed: int = 0
     inner_rate: float = 0.0
     """0: the preset's."""
-    warmup: int = 20
-    """Inner steps until the inner learning rate is reached."""
+    warmup: int = 0
+    """Inner steps until the inner learning rate is reached; 0: as in a run of this length."""
     inner_steps: int = 24
     fragments: int = 0
     outer_rate: float = 0.7
@@ -54,8 +55,9 @@ class Setting(Struct, frozen=True, kw_only=True, omit_defaults=True):
     keep: float = 1.0
     merge: str = "rda"
     """"rda" or "mean"."""
-    delay: float = 2.0
-    """Mean inner steps that a payload is under way, each direction; drawn anew for each."""
+    delay: float = 0.5
+    """Mean inner steps that a payload is under way, each direction; drawn anew for each. With 0.5 an install
+    comes 2 to 3 inner steps after its copy-out (the paper's tau is 2)."""
     quorum: int = 1
     grace: float = 0.75
     """Of H inner steps: how long a round waits for called learners; 0: not at all."""
@@ -101,7 +103,7 @@ class Setting(Struct, frozen=True, kw_only=True, omit_defaults=True):
             inner=replace(
                 base.inner,
                 learning_rate=rate,
-                warmup_tokens=self.warmup * step_tokens,
+                warmup_tokens=(self.warmup or warmup_steps(self.steps)) * step_tokens,
                 schedule_tokens=self.steps * step_tokens,
             ),
             sync=replace(

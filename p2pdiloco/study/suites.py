@@ -12,7 +12,9 @@ from p2pdiloco.study.setting import Setting
 
 replace = msgspec.structs.replace
 RATES = (1.5e-3, 3e-3, 6e-3, 1.2e-2)
-MODEL_RATE = {"mini": 6e-3, "mini-moe": 6e-3, "nano": 6e-3, "tiny": 3e-3, "digits": 2e-3}
+MODEL_RATE = {"mini": 3e-3, "mini-moe": 3e-3, "nano": 3e-3, "tiny": 3e-3, "digits": 2e-3}
+PARALLEL_RATES = (3e-3, 6e-3, 1.2e-2)
+"""What data parallel does best with is larger than what swarms do."""
 
 
 class Case(Struct, frozen=True):
@@ -59,10 +61,15 @@ def every(base: Setting, inner_steps: int) -> Setting:
 
 def parity(base: Setting) -> list[Case]:
     """Figure 1: data parallel, oracle, swarm."""
-    cases = [Case("data parallel", parallel(base))]
+    alone = [replace(parallel(base), inner_rate=rate) for rate in PARALLEL_RATES]
+    cases = [Case(f"data parallel, {one.inner_rate:g}", one) for one in alone]
     for period in (24, 100):
         swarm = every(base, period)
-        cases += [Case(f"oracle, H = {period}", oracle(swarm)), Case(f"swarm, H = {period}", swarm)]
+        cases += [
+            Case(f"oracle, H = {period}", oracle(swarm)),
+            Case(f"swarm, H = {period}", swarm),
+            Case(f"swarm, H = {period}, e3m0", replace(swarm, codec="e3m0")),
+        ]
     return cases
 
 
