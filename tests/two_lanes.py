@@ -1,0 +1,53 @@
+"""Which worker takes which test: two lanes, and no test is lost or waited for when a worker dies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from xdist.scheduler import LoadScopeScheduling
+from xdist.workermanage import WorkerController
+
+WAITING = ["system", "net", "daemon", "learner"]
+COMPUTING = ["simulation", "tasks", "cli", "disk", "core", "tensors", "daemon_view", "config", "architecture"]
+
+
+def folder_of(nodeid: str) -> str:
+    """The layer that a test is of."""
+    return Path(nodeid.partition("::")[0]).parts[1]
+
+
+class TwoLanes(LoadScopeScheduling):
+    """Test by test, with a preference of each worker.
+
+    xdist's own `--dist loadgroup` has no effect with pytest 9.2, where a test's id cannot be changed.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        return nodeid
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        waits = node is not self.nodes[-1]
+        wanted = next((s for s in self.workqueue if (folder_of(s) in WAITING) == waits), None)
+        if wanted is not None:
+            self.workqueue.move_to_end(wanted, last=False)
+        super()._assign_work_unit(node)
+
+    def _reschedule(self, node: WorkerController) -> None:
+        if self.workqueue and node not in self.registered_collections:
+            return  # it replaces one that died, and is given work once it has collected
+        super()._reschedule(node)
+        if self.workqueue and not node.shutting_down and self._pending_of(self.assigned_work[node]) < 2:
+            super()._reschedule(node)  # a worker begins with a test when it knows the next one
+
+    def remove_node(self, node: WorkerController) -> str | None:
+        """A worker is done, or died: a test that takes too long ends its worker, for one. The test that it
+        died of has failed and is not tried again, the others that it had are for whoever is left. xdist hands
+        out what it had finished, too: who is given only that reports nothing, and the run never ends."""
+        had = self.assigned_work.pop(node)
+        left = [nodeid for unit in had.values() for nodeid, completed in unit.items() if not completed]
+        if not left:
+            return None
+        self.workqueue.update({nodeid: {nodeid: False} for nodeid in left[1:]})
+        for other in self.nodes:
+            self._reschedule(other)
+        return left[0]
