@@ -38,6 +38,7 @@ from p2pdiloco.learner.channel import ChannelBroken, LearnerEnd, Ready, Start
 from p2pdiloco.learner.evaluate import Evaluation
 from p2pdiloco.learner.fragments import Fragments
 from p2pdiloco.learner.guest import join_daemon
+from p2pdiloco.learner.holding import Held
 from p2pdiloco.learner.loop import StepReport, Training
 from p2pdiloco.learner.mailbox import Mailbox
 from p2pdiloco.tasks.manifests import check_manifest, load_manifest, render_toml
@@ -348,7 +349,7 @@ class Session:
         layouts = plan_fragments(specs, manifest.sync.fragments)
         parameters = named_parameters(self._model)
         fragments = Fragments(
-            parameters,
+            Held(parameters),
             layouts,
             Exchange.attach(descriptor, layouts),
             start.bases,

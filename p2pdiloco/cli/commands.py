@@ -18,6 +18,7 @@ from p2pdiloco.config.settings import (
     LogStyle,
     NodeSettings,
     Reachability,
+    Shard,
     StatusSettings,
     check_bootstrap,
     check_node,
@@ -82,6 +83,11 @@ def bootstrap(**values: Any) -> int | None:
 @NODE("--data-dir", type=FILE, help="Folder of identity, checkpoints and events.jsonl.")
 @NODE("--device", help="auto, cpu, mps, or cuda, rocm, xpu, perhaps with :N.")
 @NODE("--nproc", help="Processes of the learner, a device each; auto: one for every GPU.")
+@NODE(
+    "--shard",
+    type=click.Choice(get_args(Shard)),
+    help="Share model, gradients, moments out among these processes (FSDP); auto: if a device is too small.",
+)
 @NODE("--compile", is_flag=True, help="Compile the model with torch.compile.")
 @NODE("--threads", type=int, help="CPU threads of the learner; 0: chosen by itself.")
 @NODE("--listen", "--host_maddrs", **LISTEN)

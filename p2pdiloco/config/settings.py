@@ -21,6 +21,7 @@ from p2pdiloco.errors import ConfigError
 
 ENVIRONMENT_PREFIX = "P2PDILOCO_"
 LogStyle = Literal["auto", "text", "json", "tui"]
+Shard = Literal["auto", "never", "always"]
 Reachability = Literal["auto", "public", "private"]
 Seconds = Annotated[float, Meta(gt=0, le=1e6)]
 ANY_ADDRESS = ("/ip4/0.0.0.0/tcp/0",)
@@ -39,6 +40,9 @@ class NodeSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """auto, cpu, cuda[:N], rocm[:N], xpu[:N] or mps."""
     nproc: str = "auto"
     """Processes of the learner, each with a device of its own; auto: one for every GPU, one on a CPU."""
+    shard: Shard = "auto"
+    """Whether these processes share parameters, gradients and moments out among themselves (FSDP); auto: if
+    one device cannot hold them."""
     compile: bool = False
     """Compile the model with torch.compile."""
     threads: Annotated[int, Meta(ge=0, le=1024)] = 0

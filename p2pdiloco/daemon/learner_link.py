@@ -19,6 +19,7 @@ from p2pdiloco.daemon.tickets import Tickets
 from p2pdiloco.errors import UserError
 from p2pdiloco.learner import channel as ch
 from p2pdiloco.learner.host import LearnerExited, LearnerHost
+from p2pdiloco.learner.lifeline import EXIT_TOO_LARGE
 
 logger = logging.getLogger(__name__)
 RESTART_MAX_S = 30.0
@@ -334,8 +335,9 @@ class LearnerLink:
         self._post(ev.LearnerLost())
         if started and asyncio.get_running_loop().time() - self._ready_s >= HEALTHY_S:
             self._failures = 0
-        self._failures += 1
-        self._failed_starts += not started and not self._host.guest
+        halved = exited.code == EXIT_TOO_LARGE  # the next one takes less at a time: it need not be waited for
+        self._failures += not halved
+        self._failed_starts += not started and not self._host.guest and not halved
         if self._failed_starts >= 3 and not self.fatal.done():
             self.fatal.set_exception(UserError(f"the learner cannot start: {exited.reason}"))
             return
@@ -343,7 +345,7 @@ class LearnerLink:
             logger.warning("%s; waiting for another", exited.reason)
             self._spawn(self._restart(0.0))
             return
-        pause_s = min(RESTART_MAX_S, 0.2 * 4 ** min(self._failures - 1, 4))
+        pause_s = min(RESTART_MAX_S, 0.2 * 4 ** min(max(self._failures - 1, 0), 4))
         logger.warning("the learner ended (%s); starting it again in %.1f s", exited.reason, pause_s)
         self._spawn(self._restart(pause_s))
 

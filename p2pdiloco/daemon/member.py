@@ -212,6 +212,7 @@ class Member:
             device=settings.device,
             threads=settings.threads,
             nproc=0 if settings.nproc == "auto" else int(settings.nproc),
+            shard=settings.shard,
             compile=settings.compile,
             micro_batch_tokens=settings.micro_batch_tokens,
             niceness=settings.learner_nice,

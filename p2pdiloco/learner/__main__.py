@@ -14,7 +14,7 @@ import traceback
 
 from p2pdiloco.errors import P2PDilocoError
 from p2pdiloco.learner.channel import ChannelBroken, Failed, LearnerEnd
-from p2pdiloco.learner.lifeline import EXIT_FAILED, EXIT_ORPHANED, end_with
+from p2pdiloco.learner.lifeline import EXIT_FAILED, EXIT_ORPHANED, end_with, exit_status
 
 DRAIN_TIMEOUT_S = 2.0
 
@@ -34,10 +34,10 @@ def main(channel_fd: int, exchange_fd: int) -> int:
         return EXIT_ORPHANED
     except P2PDilocoError as error:
         print(f"learner failed: {error}", file=sys.stderr)
-        return _fail(channel, str(error))
+        return _fail(channel, str(error), exit_status(error))
     except BaseException as error:  # noqa: BLE001 (the end of the process: reported, not swallowed)
         traceback.print_exc()
-        return _fail(channel, f"{type(error).__name__}: {error}")
+        return _fail(channel, f"{type(error).__name__}: {error}", EXIT_FAILED)
     return 0
 
 
@@ -49,13 +49,13 @@ def _learn(channel: LearnerEnd, exchange_fd: int) -> None:
         run(channel, start, exchange_fd)
 
 
-def _fail(channel: LearnerEnd, reason: str) -> int:
+def _fail(channel: LearnerEnd, reason: str, status: int) -> int:
     try:
         channel.emit(Failed(reason[:4096]))
         channel.drain(DRAIN_TIMEOUT_S)
     except ChannelBroken as error:
         print(f"and nobody to tell: {error}", file=sys.stderr)
-    return EXIT_FAILED
+    return status
 
 
 if __name__ == "__main__":

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from p2pdiloco.learner.sharding import own
+
 EPSILON = 1e-8
 
 
@@ -16,6 +18,7 @@ class FusedAdamW:
 
     torch's own class imports torch's compiler when it is made, which takes as long as torch itself: half of
     the time in which a learner is back after its death. `state` and `param_groups` are laid out as torch's.
+    Of a parameter that is shared out among processes it works on this one's rows.
     """
 
     kind = "adamw"
@@ -36,15 +39,15 @@ class FusedAdamW:
     def step(self) -> None:
         """One update of all parameters that have a gradient."""
         for group in self.param_groups:
-            params = [parameter for parameter in group["params"] if parameter.grad is not None]
-            states = [self.state.get(p) or self.state.setdefault(p, _fresh(p)) for p in params]
-            if not params:
+            given = [parameter for parameter in group["params"] if parameter.grad is not None]
+            states = [self.state.get(p) or self.state.setdefault(p, _fresh(own(p))) for p in given]
+            if not given:
                 continue
             steps = [state["step"] for state in states]
             torch._foreach_add_(steps, 1)
             torch._fused_adamw_(
-                params,
-                [parameter.grad for parameter in params],
+                [own(parameter) for parameter in given],
+                [own(parameter.grad) for parameter in given],
                 [state["exp_avg"] for state in states],
                 [state["exp_avg_sq"] for state in states],
                 [],

@@ -85,11 +85,15 @@ class LearnerOptions(Struct, frozen=True, kw_only=True):
     """CPU threads of torch; 0: torch's own choice."""
     nproc: int = 1
     """Processes of this learner, each with a device of its own; 0: one for every GPU (`learner.ranks`)."""
+    shard: str = "auto"
+    """Whether these share the parameters out among themselves: auto, never, always (`learner.sharding`)."""
     compile: bool = False
     """By torch.compile; what cannot be compiled is trained as it is."""
     micro_batch_tokens: int = 0
     """Tokens of one pass, to begin with; 0: the whole step, within a bound on an accelerator. Halved for as
     long as memory does not suffice."""
+    halvings: int = 0
+    """So often that was halved already: earlier processes ended for it (`lifeline.EXIT_TOO_LARGE`)."""
     niceness: int = 10
     """While it trains, not while it starts: a daemon on the same cores stays responsive, and so does the
     user's machine."""

@@ -25,7 +25,7 @@ from p2pdiloco.errors import StorageError
 from p2pdiloco.learner.channel import RestoreMode
 from p2pdiloco.learner.fragments import Counters, Fragments
 from p2pdiloco.learner.loop import Training
-from p2pdiloco.learner.optim import kind, moments, set_moments
+from p2pdiloco.learner.optim import kind, set_moments
 
 FORMAT = 2
 
@@ -52,7 +52,7 @@ def save(path: Path, training: Training, fragments: Fragments) -> None:
     Raises:
         StorageError: the disk is full or the folder cannot be written; an older file is untouched.
     """
-    tensors = moments(training.model, training.optimizer)
+    tensors = fragments.held.moments(training.model, training.optimizer)
     for index, counters in enumerate(fragments.counters):
         if counters.unmerged_steps:
             tensors[f"displacement.{index}"] = fragments.displacement(index)

@@ -7,6 +7,7 @@ import functools
 import os
 import sys
 
+import psutil
 import torch
 
 from p2pdiloco.errors import UserError, first_line
@@ -79,13 +80,14 @@ def configure(device: torch.device, threads: int) -> int:
 
 def autocast(device: torch.device) -> contextlib.AbstractContextManager[object]:
     """bf16 where the device computes in it, else nothing: parameters and gradients stay fp32."""
-    if _computes_in_bf16(device.type):
+    if computes_in_bf16(device.type):
         return torch.autocast(device.type, dtype=torch.bfloat16)
     return contextlib.nullcontext()
 
 
 @functools.cache
-def _computes_in_bf16(kind: str) -> bool:
+def computes_in_bf16(kind: str) -> bool:
+    """Whether devices of this kind do, here."""
     if kind == "cuda":
         return bool(torch.cuda.is_bf16_supported())
     if kind == "xpu":
@@ -122,6 +124,13 @@ def out_of_memory(error: BaseException) -> str:
     signs = ("out of memory", "can't allocate memory", "not enough memory")
     known = isinstance(error, MemoryError | torch.cuda.OutOfMemoryError)
     return text if known or any(sign in text for sign in signs) else ""
+
+
+def free_bytes(device: torch.device, processes: int) -> int | None:
+    """What a process may use of its device's memory, or as its part of the machine's; None: unknown."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return int(psutil.virtual_memory().available // processes) if device.type == "cpu" else None
 
 
 def give_memory_back(device: torch.device) -> None:

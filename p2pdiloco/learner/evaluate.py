@@ -10,6 +10,7 @@ from msgspec import Struct
 from torch import nn
 
 from p2pdiloco.learner.device import autocast, give_memory_back, out_of_memory
+from p2pdiloco.learner.lifeline import PassTooLarge
 from p2pdiloco.tasks.task import Samples, Task
 
 if TYPE_CHECKING:
@@ -29,27 +30,36 @@ class Evaluation(Struct, frozen=True):
 
 
 @torch.no_grad()
-def evaluate(task: Task, model: nn.Module, batch: Batch) -> Evaluation:
+def evaluate(task: Task, model: nn.Module, batch: Batch, together: int = 0) -> Evaluation:
     """The task's figures of this model on a batch of held-out samples (`heldout_batch`), on its device;
-    without what a model does in training only."""
+    without what a model does in training only. `together`: samples at a time, where several processes compute
+    it together (0: it is one alone).
+
+    Raises:
+        PassTooLarge: they do not fit, and others compute them too.
+    """
     trained = [module for module in model.modules() if module.training]
     model.eval()
     try:
-        return _evaluated(task, model, batch)
+        return _evaluated(task, model, batch, together)
     finally:
         for module in trained:
             module.training = True
 
 
-def _evaluated(task: Task, model: nn.Module, batch: Batch) -> Evaluation:
+def _evaluated(task: Task, model: nn.Module, batch: Batch, together: int) -> Evaluation:
     device = next(model.parameters()).device
     count = len(batch[0])
-    size = max(1, BATCH_TOKENS // task.tokens_per_sample)
+    size = together or max(1, BATCH_TOKENS // task.tokens_per_sample)
     sums: dict[str, float] = {}
     done = 0
     while done < count:
         part = tuple(tensor[done : done + size] for tensor in batch)
         found = _metrics(task, model, part, device)
+        if found is None and together:
+            raise PassTooLarge(
+                f"{len(part[0])} samples do not fit while evaluating: half as many from now on"
+            )
         if found is None:  # training left less memory than that
             size = (size + 1) // 2
             give_memory_back(device)

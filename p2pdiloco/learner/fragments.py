@@ -49,8 +49,9 @@ from torch import Tensor
 from p2pdiloco.core.stride import Stride
 from p2pdiloco.errors import invariant
 from p2pdiloco.learner.channel import BaseRef, CopiedOut, Install, NothingToCopy
+from p2pdiloco.learner.holding import Held
 from p2pdiloco.tensors.exchange import Exchange
-from p2pdiloco.tensors.layout import FragmentLayout, gather, scatter
+from p2pdiloco.tensors.layout import FragmentLayout, scatter
 
 
 class Counters(Struct):
@@ -70,17 +71,17 @@ class Fragments:
 
     def __init__(
         self,
-        params: Mapping[str, Tensor],
+        held: Held,
         layouts: Sequence[FragmentLayout],
         exchange: Exchange,
         bases: Sequence[BaseRef],
         inner_steps: int,
         keep_in_flight: float,
     ) -> None:
-        """`params` are changed in place, on whatever device they are; `inner_steps` is H,
-        `keep_in_flight` is rho. theta is not touched here: see `reset_to_base`."""
+        """`held` is theta, `inner_steps` is H, `keep_in_flight` is rho. theta is not touched here: see
+        `reset_to_base`."""
         invariant(len(bases) == len(layouts) == exchange.fragments, "one base per fragment")
-        self._params = params
+        self.held = held
         self._layouts = layouts
         self._exchange = exchange
         self._period = inner_steps
@@ -90,8 +91,6 @@ class Fragments:
             Counters(steps_since_base=inner_steps - first_due(index, len(layouts), inner_steps))
             for index in range(len(layouts))
         ]
-        self.changed: set[int] = set()
-        """Fragments that went over to a version since this was last emptied."""
         self._every = 1
         self.deferred_copies = 0
         self._shift: dict[int, Tensor] = {}
@@ -102,10 +101,9 @@ class Fragments:
         """About as many as each other learner has made that are not in our base."""
         self._held_back: dict[int, Counters] = {}
         """Tokens and steps that the copy in the slot leaves of the displacement it was taken from."""
-        on_cuda = any(parameter.is_cuda for parameter in params.values())
         largest = max(layout.numel for layout in layouts)
         # Pinned, the copies from and to a GPU run at the full speed of the bus.
-        self._staging = torch.empty(largest, dtype=torch.float32, pin_memory=on_cuda)
+        self._staging = torch.empty(largest, dtype=torch.float32, pin_memory=held.on_cuda)
 
     def __len__(self) -> int:
         return len(self._layouts)
@@ -181,8 +179,7 @@ class Fragments:
             theta.copy_(new_base)
             self._release(index)
             self.counters[index] = Counters()
-        scatter(theta, self._layouts[index], self._params)
-        self.changed.add(index)
+        self.held.scatter(theta, self._layouts[index])
         self.bases[index] = BaseRef(command.number, command.buffer, command.tokens)
 
     def run_tokens(self, learners: int) -> int:
@@ -211,7 +208,7 @@ class Fragments:
         """theta <- base - displacement (None: the base itself)."""
         base = self._exchange.base(fragment, self.bases[fragment].buffer)
         theta = base if displacement is None else base - displacement
-        scatter(theta, self._layouts[fragment], self._params)
+        self.held.scatter(theta, self._layouts[fragment])
 
     def scatter_bases(self, params: Mapping[str, Tensor]) -> None:
         """Put the global parameters (every fragment's current base) into another instance of the model."""
@@ -223,7 +220,7 @@ class Fragments:
     def _gather(self, fragment: int) -> Tensor:
         layout = self._layouts[fragment]
         theta = self._staging[: layout.numel]
-        gather(self._params, layout, theta)
+        self.held.gather(layout, theta)
         return theta
 
     def _copy(self, fragment: int, inner_step: int, due: bool) -> CopiedOut:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import cast
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.errors import StorageError, invariant
@@ -34,6 +34,7 @@ from p2pdiloco.learner.channel import (
     decode_event,
     frame,
 )
+from p2pdiloco.learner.lifeline import EXIT_TOO_LARGE
 from p2pdiloco.tensors.exchange import Exchange
 from p2pdiloco.tensors.layout import FragmentLayout
 
@@ -205,6 +206,8 @@ class LearnerHost:
             raise
         # Events written just before the end are still in the socket; EOF comes behind them.
         await link.closed.wait()
+        if code == EXIT_TOO_LARGE:
+            self._options = structs.replace(self._options, halvings=self._options.halvings + 1)
         reason = self._failure or link.failure or _describe(code, self._log_path)
         self._process = self._link = None
         self._on_event(LearnerExited(code, reason))

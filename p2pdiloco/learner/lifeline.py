@@ -7,8 +7,21 @@ import select
 import socket
 import threading
 
+from p2pdiloco.errors import P2PDilocoError
+
 EXIT_FAILED = 1
 EXIT_ORPHANED = 70
+EXIT_TOO_LARGE = 75
+"""What its processes compute together does not fit: the next learner is to take half as much at a time."""
+
+
+class PassTooLarge(P2PDilocoError):
+    """What one process computes at a time does not fit, and others compute it with it: all must take less."""
+
+
+def exit_status(error: P2PDilocoError) -> int:
+    """Of a learner's process that ends for it."""
+    return EXIT_TOO_LARGE if isinstance(error, PassTooLarge) else EXIT_FAILED
 
 
 def end_with(sock: socket.socket) -> None:

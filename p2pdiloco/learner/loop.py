@@ -54,8 +54,10 @@ class Training:
         place: Path | None = None,
         ranks: Ranks = ALONE,
         compiled: bool = False,
+        halvings: int = 0,
     ) -> None:
-        """`model` is on its device already. `micro_batch`: tokens of one pass, 0: `learner.device` decides.
+        """`model` is on its device already. `micro_batch`: tokens of one pass, 0: `learner.device` decides;
+        `halvings`: so often halved, since earlier processes lacked memory for that.
         `place`: the file that keeps the place in the data. `samples` is None if rank 0 of `ranks` has them.
 
         Raises:
@@ -80,13 +82,16 @@ class Training:
         self.skipped_steps = 0
         self._skipped_in_a_row = 0
         self._samples = self.section.tokens_per_step // per_sample
-        self._ranks = ranks
+        self.ranks = ranks
         self.stream: Stream
         """Other ranks have none: rank 0 deals."""
         if samples is not None:
             self.stream = Stream(samples, task.manifest.run.seed, peer, self._samples, place)
         tokens = micro_batch_tokens(self.device, micro_batch, self.section.tokens_per_step)
-        self._passes = Passes(task, model, max(1, tokens // per_sample), compiled)
+        together = ranks.count if ranks.sharded else 1
+        # Of processes that compute together a pass is a rank's part of the step at most.
+        at_once = min(max(1, tokens // per_sample), -(-self._samples // together))
+        self._passes = Passes(task, model, max(1, at_once >> halvings), compiled, together)
 
     def step(self) -> StepReport:
         """One inner step: forward, backward, clip, optimizer.
@@ -97,9 +102,9 @@ class Training:
         """
         rate = learning_rate(self.section, self.run_tokens, self.optimizer_steps)
         set_learning_rate(self.optimizer, rate)
-        batch = self._ranks.deal(lambda: self.stream.take(self._samples), self._samples)
+        batch = self.ranks.deal(lambda: self.stream.take(self._samples), self._samples)
         loss = self._passes.gradients(batch, self._samples)
-        self._ranks.sum_gradients(self.model, loss)
+        self.ranks.sum_gradients(self.model, loss)
         norm = clip(self.model, self.section)
         loss_value, norm_value = torch.stack((loss, norm)).tolist()  # the one wait for an accelerator
         tokens = self._update(math.isfinite(loss_value) and math.isfinite(norm_value))
@@ -107,6 +112,11 @@ class Training:
         self.tokens_total += tokens
         self.run_tokens += tokens
         return StepReport(self.inner_step, loss_value, tokens)
+
+    @property
+    def samples_at_once(self) -> int:
+        """Of one pass."""
+        return self._passes.samples
 
     def take_notes(self) -> list[str]:
         """What a person should know since the last call."""

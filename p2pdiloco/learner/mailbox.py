@@ -31,6 +31,7 @@ from p2pdiloco.learner.channel import (
 )
 from p2pdiloco.learner.evaluate import Evaluation, evaluate
 from p2pdiloco.learner.fragments import Fragments
+from p2pdiloco.learner.holding import Shares
 from p2pdiloco.learner.loop import StepReport, Training
 from p2pdiloco.tasks.parameters import named_parameters
 
@@ -185,10 +186,27 @@ class Mailbox:
         self._channel.flush()
 
     def _evaluate(self) -> Evaluation | None:
+        held = self._fragments.held
+        if isinstance(held, Shares):
+            return self._evaluate_together(held)
         if self._spare is None:
             self._spare = self._spare_model()
         self._fragments.scatter_bases(named_parameters(self._spare))
         return evaluate(self._training.task, self._spare, self._heldout)
+
+    def _evaluate_together(self, held: Shares) -> Evaluation:
+        """In the model that trains: there is no room for another one."""
+        training, ranks = self._training, self._training.ranks
+        ranks.order("aside")
+        held.set_aside()
+        for fragment in range(len(self._fragments)):
+            self._fragments.reset_to_base(fragment)
+        ranks.order("evaluate")
+        batch = ranks.share(self._heldout)
+        found = evaluate(training.task, training.model, batch, training.samples_at_once)
+        ranks.order("back")
+        held.bring_back()
+        return found
 
     def _save(self, path: str) -> None:
         since = self._clock()

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from p2pdiloco.learner.sharding import own, own_rows, whole
+
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 NEWTON_SCHULZ_STEPS = 5
 EPSILON = 1e-7
@@ -40,16 +42,18 @@ class Muon:
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    self._update(parameter, parameter.grad, group["lr"], group["weight_decay"])
+                    self._update(parameter, own(parameter.grad), group["lr"], group["weight_decay"])
 
     def _update(self, parameter: Tensor, gradient: Tensor, rate: float, weight_decay: float) -> None:
         state = self.state.setdefault(parameter, {})
         if not state:
             state["momentum_buffer"] = torch.zeros_like(gradient)
         momentum = state["momentum_buffer"].lerp_(gradient, 1 - self._momentum)
-        update = orthogonal(gradient.lerp(momentum, self._momentum))  # Nesterov's
-        parameter.mul_(1 - rate * weight_decay)
-        parameter.add_(update, alpha=-rate * (RMS_OF_ADAMW * math.sqrt(max(parameter.shape))))
+        # Nesterov's. A matrix that is shared out among processes is whole here, one at a time.
+        update = orthogonal(whole(gradient.lerp(momentum, self._momentum), parameter))
+        mine = own(parameter)
+        mine.mul_(1 - rate * weight_decay)
+        mine.add_(own_rows(update, parameter), alpha=-rate * (RMS_OF_ADAMW * math.sqrt(max(parameter.shape))))
 
 
 def orthogonal(matrix: Tensor) -> Tensor:

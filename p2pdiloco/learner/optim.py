@@ -15,6 +15,7 @@ from p2pdiloco.config.manifest import InnerSection
 from p2pdiloco.errors import UserError
 from p2pdiloco.learner.adamw import EPSILON, FusedAdamW, step_device
 from p2pdiloco.learner.muon import Muon, hidden_matrices
+from p2pdiloco.learner.sharding import is_shared_out, own_rows
 
 
 class Optimizer(Protocol):
@@ -96,7 +97,8 @@ def set_learning_rate(optimizer: Optimizer, rate: float) -> None:
 
 def clip(model: nn.Module, section: InnerSection) -> Tensor:
     """Scale the gradients to at most `clip_norm`; returns the norm before (a scalar, may be non-finite)."""
-    return nn.utils.clip_grad_norm_(model.parameters(), section.clip_norm)
+    norm = nn.utils.clip_grad_norm_(model.parameters(), section.clip_norm)
+    return norm.full_tensor() if is_shared_out(norm) else norm  # type: ignore[attr-defined,no-any-return]
 
 
 def kind(optimizer: Optimizer) -> str:
@@ -105,7 +107,8 @@ def kind(optimizer: Optimizer) -> str:
 
 
 def moments(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
-    """What the optimizer remembers of every parameter: MOMENT/PARAMETER -> tensor; {} at first."""
+    """What the optimizer remembers of every parameter: MOMENT/PARAMETER -> tensor; {} at first. Of one
+    that is shared out among processes, this one's rows."""
     found: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
         for moment, value in optimizer.state.get(parameter, {}).items():
@@ -124,5 +127,6 @@ def set_moments(model: nn.Module, optimizer: Optimizer, saved: Mapping[str, Tens
         if parameter is None or (value.dim() and value.shape != parameter.shape):
             raise ValueError(f"{moment} of {name} has shape {tuple(value.shape)}")
         device = parameter.device if value.dim() else step_device(parameter)
-        restored.setdefault(parameter, {})[moment] = value.to(device, copy=True)
+        mine = own_rows(value, parameter) if value.dim() else value
+        restored.setdefault(parameter, {})[moment] = mine.to(device, copy=True)
     optimizer.state.update(restored)

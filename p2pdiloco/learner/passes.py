@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from p2pdiloco.errors import UserError, first_line
 from p2pdiloco.learner.device import autocast, give_memory_back, out_of_memory
+from p2pdiloco.learner.lifeline import PassTooLarge
 from p2pdiloco.tasks.task import Task
 
 if TYPE_CHECKING:
@@ -18,16 +19,24 @@ if TYPE_CHECKING:
 class Passes:
     """Adds up the gradients of a step. A pass that does not fit into memory is halved from then on, so on an
     accelerator, where the first one is as large as is useful, the largest that fits is found within the first
-    steps. A model that torch.compile fails on is trained as it is. Both are said in `notes`."""
+    steps. A model that torch.compile fails on is trained as it is. Both are said in `notes`.
 
-    def __init__(self, task: Task, model: nn.Module, samples: int, compiled: bool = False) -> None:
-        """`samples`: of one pass, to begin with."""
+    Processes among which the parameters are shared out make their passes together, so none of them can halve
+    its own, or leave a compiler: they end, and the daemon starts the learner with halved passes."""
+
+    def __init__(
+        self, task: Task, model: nn.Module, samples: int, compiled: bool = False, together: int = 1
+    ) -> None:
+        """`samples`: of one pass, to begin with; `together`: processes that make their passes together."""
         self._task, self._model = task, model
         self._device = next(model.parameters()).device
         self.samples = samples
         self.notes: list[str] = []
+        self._together = together
         self._compiled: nn.Module | None = None
-        if compiled:
+        if compiled and together > 1:
+            self._leave_compiler("not with sharded parameters")
+        elif compiled:
             try:
                 self._compiled = cast(nn.Module, torch.compile(model))
             except RuntimeError as error:  # no compiler for this Python or this system
@@ -39,6 +48,7 @@ class Passes:
 
         Raises:
             UserError: not even a single sample fits into memory.
+            PassTooLarge: a pass does not fit, and others make theirs with it.
         """
         while True:
             for parameter in self._model.parameters():
@@ -56,10 +66,14 @@ class Passes:
     def _passes(self, batch: Batch, whole: int) -> Tensor:
         model = self._model if self._compiled is None else self._compiled
         total = torch.zeros((), device=self._device)
-        for start in range(0, len(batch[0]), self.samples):
+        most = len(batch[0]) if self._together == 1 else -(-whole // self._together)
+        for start in range(0, most, self.samples):
             part = tuple(tensor[start : start + self.samples].to(self._device) for tensor in batch)
+            counts = len(part[0])
+            if not counts:  # others have one more sample, and need us for its pass
+                part = tuple(tensor[:1].to(self._device) for tensor in batch)
             with autocast(self._device):
-                loss = self._task.loss(model, part) * (len(part[0]) / whole)
+                loss = self._task.loss(model, part) * (counts / whole)
             torch.autograd.backward(loss)
             total += loss.detach()
         return total
@@ -74,6 +88,8 @@ class Passes:
         give_memory_back(self._device)
         self.samples = (self.samples + 1) // 2
         after = self.samples * self._task.tokens_per_sample
+        if self._together > 1:
+            raise PassTooLarge(f"a pass of {before} tokens does not fit ({said}): half as many from now on")
         self.notes.append(f"a pass of {before} tokens does not fit ({said}): going on with {after} tokens")
 
     def _leave_compiler(self, said: str) -> None:

@@ -4,33 +4,38 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Iterable
 from pathlib import Path
+from typing import cast
 
+import torch
 from msgspec import Struct
-from torch import Tensor
+from torch import nn
 
-from p2pdiloco.errors import StorageError, invariant
+from p2pdiloco.config.settings import Shard
+from p2pdiloco.errors import StorageError, UserError, invariant
 from p2pdiloco.learner import checkpoint
-from p2pdiloco.learner.channel import LearnerEnd, Ready, Start
+from p2pdiloco.learner.channel import LearnerEnd, LearnerOptions, Ready, Start
 from p2pdiloco.learner.device import choose_device, configure, step_back, threads_of
-from p2pdiloco.learner.evaluate import heldout_batch
+from p2pdiloco.learner.evaluate import evaluate, heldout_batch
 from p2pdiloco.learner.fragments import Fragments
+from p2pdiloco.learner.holding import Copies, Held, Shares
+from p2pdiloco.learner.lifeline import PassTooLarge
 from p2pdiloco.learner.loop import StepReport, Training, train
 from p2pdiloco.learner.mailbox import Mailbox
 from p2pdiloco.learner.ranks import (
     ALONE,
-    Boundary,
     Distributed,
+    Order,
     RankLost,
     Ranks,
     count_ranks,
     device_of,
 )
+from p2pdiloco.learner.sharding import shard, wants_shards
 from p2pdiloco.learner.siblings import Siblings
 from p2pdiloco.tasks.parameters import named_parameters
 from p2pdiloco.tasks.registry import task_of
-from p2pdiloco.tasks.task import Data
+from p2pdiloco.tasks.task import Data, Task
 from p2pdiloco.tasks.tokens import read_tokenizer
 from p2pdiloco.tensors.exchange import Exchange
 from p2pdiloco.tensors.layout import FragmentLayout, plan_fragments
@@ -44,12 +49,9 @@ class Parts(Struct, frozen=True):
     """Rank 0 reads it and deals."""
     layouts: tuple[FragmentLayout, ...]
     training: Training
+    held: Held
+    """The model's parameters."""
     ranks: Ranks
-
-    @property
-    def params(self) -> dict[str, Tensor]:
-        """The model's parameters by name."""
-        return named_parameters(self.training.model)
 
 
 def run(channel: LearnerEnd, start: Start, exchange_fd: int) -> None:
@@ -63,6 +65,8 @@ def run(channel: LearnerEnd, start: Start, exchange_fd: int) -> None:
     """
     count = count_ranks(start.options.nproc, start.options.device)
     if count == 1:
+        if start.options.shard == "always":
+            raise UserError("--shard always needs several processes, and this learner is one", "use --nproc")
         _lead(channel, start, exchange_fd, _build(start))
         return
     with Siblings(start, count) as siblings:
@@ -70,8 +74,13 @@ def run(channel: LearnerEnd, start: Start, exchange_fd: int) -> None:
             parts = _build(start, 0, count, siblings.folder)
             siblings.met()
             _lead(channel, start, exchange_fd, parts)
-        except RankLost as error:
-            raise RankLost(siblings.why() or str(error)) from error
+        except (RankLost, RuntimeError) as error:
+            reason = siblings.why()
+            if siblings.too_large:
+                raise PassTooLarge(reason) from error
+            if not reason and not isinstance(error, RankLost):
+                raise
+            raise RankLost(reason or str(error)) from error
 
 
 def follow(start: Start, rank: int, count: int, folder: Path) -> None:
@@ -82,21 +91,41 @@ def follow(start: Start, rank: int, count: int, folder: Path) -> None:
         UserError, TrainingDiverged: as in `run`.
     """
     parts = _build(start, rank, count, folder)
-    training, layouts, params = parts.training, parts.layouts, parts.params
-    told = parts.ranks.boundary(None, len(layouts))
-    if told.restored and start.restore_path is not None:
-        checkpoint.restore_training(Path(start.restore_path), training, len(layouts))
+    training = parts.training
     steps_back = True
-    while told.go_on:
-        training.run_is_at(told.run_tokens)
-        parts.ranks.send(params, [layouts[index] for index in told.changed])
+    while (told := parts.ranks.next_order()).kind != "end":
+        if told.kind != "step":
+            _help(told, start, parts)
+            continue
+        training.run_is_at(told.number)
         training.step()
         for note in training.take_notes():
             print(f"rank {rank}: {note}", file=sys.stderr, flush=True)
         if steps_back:
             step_back(start.options.niceness)
             steps_back = False
-        told = parts.ranks.boundary(None, len(layouts))
+
+
+def _help(told: Order, start: Start, parts: Parts) -> None:
+    """Do another rank's part of what rank 0 does between two steps."""
+    training, held, layouts = parts.training, parts.held, parts.layouts
+    if told.kind == "restore":
+        invariant(start.restore_path is not None, "rank 0 has taken over a state")
+        checkpoint.restore_training(Path(str(start.restore_path)), training, len(layouts))
+    elif told.kind == "put" and isinstance(held, Copies | Shares):
+        held.put(layouts[told.number])
+    elif told.kind == "take" and isinstance(held, Shares):
+        held.take(layouts[told.number])
+    elif told.kind == "moments":
+        held.moments(training.model, training.optimizer)
+    elif told.kind == "aside" and isinstance(held, Shares):
+        held.set_aside()
+    elif told.kind == "evaluate":
+        evaluate(training.task, training.model, parts.ranks.share(()), training.samples_at_once)
+    elif told.kind == "back" and isinstance(held, Shares):
+        held.bring_back()
+    else:
+        invariant(False, f"{told.kind} is no order for such a learner")
 
 
 def _build(start: Start, rank: int = 0, count: int = 1, folder: Path | None = None) -> Parts:
@@ -109,12 +138,29 @@ def _build(start: Start, rank: int = 0, count: int = 1, folder: Path | None = No
     if options.tokenizer_path is not None:
         task.tokenizer_file = read_tokenizer(Path(options.tokenizer_path))
     data = task.load_data(options.data_path) if rank == 0 else None
-    model = task.model().to(device)
     layouts = plan_fragments(task.specs(), manifest.sync.fragments)
+    model = task.model()
+    held = _place(model, device, task, options, ranks)
     place = Path(options.place_path) if options.place_path and rank == 0 else None
     batch, compiled, train = options.micro_batch_tokens, options.compile, data.train if data else None
-    training = Training(task, model, train, options.peer, batch, place, ranks, compiled)
-    return Parts(threads, data, layouts, training, ranks)
+    training = Training(task, model, train, options.peer, batch, place, ranks, compiled, options.halvings)
+    return Parts(threads, data, layouts, training, held, ranks)
+
+
+def _place(model: nn.Module, device: torch.device, task: Task, options: LearnerOptions, ranks: Ranks) -> Held:
+    """Bring the model to its device, all of it or a share."""
+    numel = sum(parameter.numel() for parameter in model.parameters())
+    samples = task.manifest.inner.tokens_per_step // task.tokens_per_sample
+    if isinstance(ranks, Distributed):
+        ranks.sharded = wants_shards(cast(Shard, options.shard), numel, device, samples, ranks)
+    if not ranks.sharded:
+        model.to(device)
+        params = named_parameters(model)
+        return Held(params) if ranks is ALONE else Copies(params, ranks)
+    shard(model, device)
+    held = Shares(model, ranks)
+    print(f"rank {ranks.rank} has {held.numel()} of {numel} parameters", file=sys.stderr, flush=True)
+    return held
 
 
 def _lead(channel: LearnerEnd, start: Start, exchange_fd: int, parts: Parts) -> None:
@@ -124,15 +170,18 @@ def _lead(channel: LearnerEnd, start: Start, exchange_fd: int, parts: Parts) -> 
     invariant(parts.data is not None, "rank 0 reads the data")
     heldout = parts.data.heldout
     fragments = Fragments(
-        parts.params,
+        parts.held,
         layouts,
         Exchange.attach(exchange_fd, layouts),
         start.bases,
         manifest.sync.inner_steps,
         manifest.sync.keep_in_flight,
     )
-    fragments.scatter_bases(parts.params)
+    for fragment in range(len(fragments)):
+        fragments.reset_to_base(fragment)
     restored, note = _restore(start, training, fragments)
+    if restored:
+        ranks.order("restore")
     training.run_is_at(fragments.run_tokens(learners=1))
     mailbox = Mailbox(
         channel,
@@ -145,24 +194,17 @@ def _lead(channel: LearnerEnd, start: Start, exchange_fd: int, parts: Parts) -> 
     )
     signal.signal(signal.SIGTERM, lambda *_: setattr(mailbox, "stopping", True))
 
-    def tell(go_on: bool, changed: Iterable[int], restored: bool = False) -> None:
-        said = Boundary(go_on, training.run_tokens, tuple(sorted(changed)), restored)
-        ranks.boundary(said, len(layouts))
-        if go_on:
-            ranks.send(parts.params, [layouts[index] for index in said.changed])
-
     def boundary(report: StepReport) -> bool:
         go_on = mailbox.boundary(report)
-        tell(go_on, fragments.changed)
-        fragments.changed.clear()
+        ranks.order("step" if go_on else "end", training.run_tokens)
         return go_on
 
     parameters = sum(layout.numel for layout in layouts)
     where = str(device) if ranks.count == 1 else f"{ranks.count} x {device.type}"
+    where += ", sharded" if ranks.sharded else ""
     channel.emit(Ready(where, parameters, parts.threads, training.inner_step, restored, note))
     mailbox.obey()
-    tell(True, range(len(layouts)), restored)
-    fragments.changed.clear()
+    ranks.order("step", training.run_tokens)
     goes_on = boundary(training.step())
     # Only now: starting up, of which the first step is a part, is waited for; training is not.
     step_back(options.niceness)

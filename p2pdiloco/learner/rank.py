@@ -13,7 +13,7 @@ from pathlib import Path
 
 from p2pdiloco.errors import P2PDilocoError
 from p2pdiloco.learner.channel import LearnerEnd
-from p2pdiloco.learner.lifeline import EXIT_FAILED, end_with
+from p2pdiloco.learner.lifeline import EXIT_FAILED, end_with, exit_status
 
 
 def main(fd: int, rank: int, count: int, folder: Path) -> int:
@@ -29,7 +29,7 @@ def main(fd: int, rank: int, count: int, folder: Path) -> int:
             follow(start, rank, count, folder)
     except P2PDilocoError as error:
         print(f"rank {rank} failed: {error}", file=sys.stderr)
-        return EXIT_FAILED
+        return exit_status(error)
     except BaseException:  # noqa: BLE001 (the end of the process: reported, not swallowed)
         traceback.print_exc()
         return EXIT_FAILED

@@ -3,14 +3,14 @@
 Theory of operation
 -------------------
 Rank 0 is the learner that the daemon knows; it starts the others and sends each the daemon's `Start`. All
-have the same parameters and optimizer state. Rank 0 takes every inner step's samples and deals them, so that
-the data is read once; gradients are summed over all ranks, then every rank makes the same optimizer step.
-Between two steps rank 0 does what the daemon wants (`learner.mailbox`) and tells the others how it goes on:
-whether at all, where the run is, and of which fragments it took over a newer version; their parameters it
-sends along.
+have the same parameters and optimizer state, or each has a part of them (`learner.sharding`). Rank 0 takes
+every inner step's samples and deals them, so that the data is read once; gradients are summed over all ranks,
+then every rank makes the same optimizer step. Between two steps rank 0 does what the daemon wants
+(`learner.mailbox`), and the others do what it needs of them (`Order`), until it orders the next step.
 
-Gradients are summed after the last pass over a rank's part, not during it, so ranks need not make the same
-number of passes: one may have had to halve its own, for a lack of memory.
+Gradients of copies are summed after the last pass over a rank's part, not during it, so ranks need not make
+the same number of passes: one may have had to halve its own, for a lack of memory. Of parts they are summed
+in every pass.
 
 Processes find each other through a file in a private folder that is gone when they have, and talk over the
 loopback device. A rank that ends ends them all: rank 0 watches the others, and everybody's end of a socket
@@ -22,9 +22,9 @@ from __future__ import annotations
 import datetime
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
 from msgspec import Struct
@@ -32,7 +32,6 @@ from torch import Tensor, nn
 
 from p2pdiloco.errors import P2PDilocoError, UserError, first_line
 from p2pdiloco.learner.device import device_count
-from p2pdiloco.tensors.layout import FragmentLayout
 
 if TYPE_CHECKING:
     from p2pdiloco.tasks.task import Batch
@@ -51,15 +50,17 @@ class RankLost(P2PDilocoError):
     """Another process of this learner is gone."""
 
 
-class Boundary(Struct, frozen=True):
-    """What rank 0 tells the others between two inner steps."""
+OrderKind = Literal["end", "step", "restore", "put", "take", "moments", "aside", "evaluate", "back"]
 
-    go_on: bool
-    run_tokens: int
-    changed: tuple[int, ...] = ()
-    """Fragments whose parameters rank 0 has changed."""
-    restored: bool = False
-    """Rank 0 has taken over the saved state: do so too."""
+
+class Order(Struct, frozen=True):
+    """What the others are to do with rank 0, between two inner steps."""
+
+    kind: OrderKind
+    """A step, or the end; take over the saved state; put or take a fragment's parameters; collect the
+    moments; set the parameters aside, evaluate others, and bring them back (`learner.holding`)."""
+    number: int = 0
+    """A fragment; of a step, the tokens that the run has consumed."""
 
 
 class Ranks:
@@ -67,6 +68,8 @@ class Ranks:
 
     def __init__(self, rank: int = 0, count: int = 1) -> None:
         self.rank, self.count = rank, count
+        self.sharded = False
+        """Each has a part of the parameters."""
 
     def deal(self, take: Callable[[], Batch], samples: int) -> Batch:
         """This rank's part of a step's samples, which rank 0 takes."""
@@ -75,13 +78,28 @@ class Ranks:
     def sum_gradients(self, model: nn.Module, loss: Tensor) -> None:
         """Gradients and loss (a scalar) become the sums over all ranks, in place."""
 
-    def send(self, params: Mapping[str, Tensor], layouts: Iterable[FragmentLayout]) -> None:
-        """These fragments' parameters: rank 0's, in all ranks."""
+    def order(self, kind: OrderKind, number: int = 0) -> None:
+        """Rank 0 tells the others, if there are any."""
 
-    def boundary(self, boundary: Boundary | None, fragments: int) -> Boundary:
-        """Rank 0's boundary (others give None) in all ranks."""
-        assert boundary is not None
-        return boundary
+    def next_order(self) -> Order:
+        """What rank 0 orders next."""
+        raise NotImplementedError
+
+    def share(self, batch: Batch) -> Batch:
+        """Rank 0's batch (others give none), on the CPU."""
+        return batch
+
+    def broadcast(self, tensor: Tensor) -> None:
+        """Rank 0's, on every rank's device."""
+        raise NotImplementedError
+
+    def send(self, rank: int, tensor: Tensor) -> None:
+        """To one other rank."""
+        raise NotImplementedError
+
+    def receive(self, rank: int, numel: int) -> Tensor:
+        """What another rank sends: fp32 (numel,), on the device."""
+        raise NotImplementedError
 
 
 class Distributed(Ranks):
@@ -97,6 +115,7 @@ class Distributed(Ranks):
 
         super().__init__(rank, count)
         self._distributed = distributed
+        self._device = device
         loopback = "lo0" if os.uname().sysname == "Darwin" else "lo"
         os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
         os.environ.setdefault("NCCL_SOCKET_IFNAME", loopback)
@@ -115,7 +134,9 @@ class Distributed(Ranks):
 
     def deal(self, take: Callable[[], Batch], samples: int) -> Batch:
         mine = slice(samples * self.rank // self.count, samples * (self.rank + 1) // self.count)
-        batch = take() if self.rank == 0 else ()
+        return tuple(tensor[mine] for tensor in self.share(take() if self.rank == 0 else ()))
+
+    def share(self, batch: Batch) -> Batch:
         words = torch.zeros(MAX_BATCH_WORDS, dtype=torch.int64)
         described = [len(batch)]
         for tensor in batch:
@@ -129,15 +150,17 @@ class Distributed(Ranks):
             shape, rest = rest[:dims], rest[dims:]
             tensor = batch[index].contiguous() if batch else torch.empty(shape, dtype=DTYPES[dtype])
             self._call(lambda tensor=tensor: self._distributed.broadcast(tensor, 0, self._control))
-            parts.append(tensor[mine])
+            parts.append(tensor)
         return tuple(parts)
 
     def sum_gradients(self, model: nn.Module, loss: Tensor) -> None:
+        self._sum([loss])
+        if self.sharded:
+            return  # they are sums already
         for parameter in model.parameters():
             if parameter.grad is None:  # no sample of this rank's, or none that it matters for
                 parameter.grad = torch.zeros_like(parameter)
         gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-        self._sum([loss])
         for bucket in _buckets(gradients):
             self._sum(bucket)
 
@@ -149,24 +172,32 @@ class Distributed(Ranks):
             tensor.copy_(flat[at : at + tensor.numel()].view_as(tensor))
             at += tensor.numel()
 
-    @torch.no_grad()
-    def send(self, params: Mapping[str, Tensor], layouts: Iterable[FragmentLayout]) -> None:
-        for layout in layouts:
-            for piece in layout.pieces:
-                part = params[piece.tensor].view(-1)[piece.tensor_offset : piece.tensor_offset + piece.numel]
-                self._call(lambda part=part: self._distributed.broadcast(part, src=0))
+    def broadcast(self, tensor: Tensor) -> None:
+        self._call(lambda: self._distributed.broadcast(tensor, src=0))
 
-    def boundary(self, boundary: Boundary | None, fragments: int) -> Boundary:
-        words = torch.zeros(3 + fragments, dtype=torch.int64)
-        if boundary is not None:
-            words[0], words[1], words[2] = boundary.go_on, boundary.run_tokens, boundary.restored
-            words[[3 + index for index in boundary.changed]] = 1
+    def send(self, rank: int, tensor: Tensor) -> None:
+        self._call(lambda: self._distributed.send(tensor, rank))
+
+    def receive(self, rank: int, numel: int) -> Tensor:
+        found = torch.empty(numel, device=self._device)
+        self._call(lambda: self._distributed.recv(found, rank))
+        return found
+
+    def order(self, kind: OrderKind, number: int = 0) -> None:
+        words = torch.tensor([get_args(OrderKind).index(kind), number])
         self._call(lambda: self._distributed.broadcast(words, src=0, group=self._control))
-        if boundary is not None:
-            return boundary
-        go_on, run_tokens, restored, *flags = words.tolist()
-        changed = tuple(index for index, flag in enumerate(flags) if flag)
-        return Boundary(bool(go_on), run_tokens, changed, bool(restored))
+
+    def next_order(self) -> Order:
+        words = torch.zeros(2, dtype=torch.int64)
+        self._call(lambda: self._distributed.broadcast(words, src=0, group=self._control))
+        kind, number = words.tolist()
+        return Order(get_args(OrderKind)[kind], number)
+
+    def all_say(self, yes: bool) -> bool:
+        """Whether every rank says so."""
+        votes = torch.tensor([int(yes)])
+        self._call(lambda: self._distributed.all_reduce(votes, group=self._control))
+        return int(votes) == self.count
 
     def _call(self, collective) -> None:  # type: ignore[no-untyped-def]
         try:

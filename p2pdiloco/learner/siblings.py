@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 
 from p2pdiloco.learner.channel import Start, frame
-from p2pdiloco.learner.lifeline import EXIT_FAILED
+from p2pdiloco.learner.lifeline import EXIT_FAILED, EXIT_TOO_LARGE
 from p2pdiloco.learner.ranks import meeting_place
 
 SAY_IT_S = 3.0
@@ -32,6 +32,8 @@ class Siblings:
         self._ending = False
         self._lost = threading.Event()
         self._reason = ""
+        self.too_large = False
+        """What a rank computed did not fit (`learner.passes`)."""
 
     def __enter__(self) -> Siblings:
         for rank in range(1, self.count):
@@ -81,9 +83,12 @@ class Siblings:
         if self._ending:
             return
         how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+        self.too_large = self.too_large or code == EXIT_TOO_LARGE
+        if code == EXIT_TOO_LARGE:
+            how = "a pass does not fit into its memory"
         self._reason = self._reason or f"rank {rank} of this learner ended ({how})"
         self._lost.set()
         # Collectives of some backends wait for ever for one who is gone.
         if not threading.Event().wait(SAY_IT_S) and not self._ending:
             print(self._reason, file=sys.stderr, flush=True)
-            os._exit(EXIT_FAILED)
+            os._exit(EXIT_TOO_LARGE if self.too_large else EXIT_FAILED)

@@ -19,6 +19,7 @@ from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.learner.channel import BaseRef, CopiedOut, Install, InstallMode, NothingToCopy
 from p2pdiloco.learner.evaluate import evaluate, heldout_batch
 from p2pdiloco.learner.fragments import Fragments, first_due
+from p2pdiloco.learner.holding import Held
 from p2pdiloco.learner.loop import Training
 from p2pdiloco.learner.optim import moments, set_moments
 from p2pdiloco.learner.stream import acquainted
@@ -80,7 +81,9 @@ class Learner:
             self.exchange.base(layout.index, 0).copy_(swarm.global_state.theta(layout.index))
             number = swarm.global_state.version(layout.index) or 0
             bases.append(BaseRef(number, 0))
-        self.fragments = Fragments(self._parameters, swarm.layouts, self.exchange, bases, *self._settings)
+        self.fragments = Fragments(
+            Held(self._parameters), swarm.layouts, self.exchange, bases, *self._settings
+        )
         self.fragments.scatter_bases(self._parameters)
 
     def restart(self, swarm: Lockstep, how: Moments, peer: Learner) -> None:

@@ -17,6 +17,7 @@ from torch import Tensor
 from p2pdiloco.config.manifest import OuterSection
 from p2pdiloco.learner.channel import BaseRef, Install, NothingToCopy
 from p2pdiloco.learner.fragments import Fragments
+from p2pdiloco.learner.holding import Held
 from p2pdiloco.simulation.invariants import Violation
 from p2pdiloco.simulation.plan import Plan, stream
 from p2pdiloco.simulation.substance import Losses, Mode, Resumed, Substance, Trainer, Work
@@ -151,7 +152,7 @@ class Learner(Trainer):
         for fragment, (_, state) in enumerate(self._bases):
             areas.base(fragment, 0).copy_(study.theta(fragment, state))
         refs = [BaseRef(number, 0) for number, _ in self._bases]
-        fragments = Fragments(model.params, study.layouts, areas, refs, study.inner_steps, 1.0)
+        fragments = Fragments(Held(model.params), study.layouts, areas, refs, study.inner_steps, 1.0)
         for fragment in range(len(refs)):
             first, saved = resumed.get(fragment, (step, b""))
             moved = torch.frombuffer(bytearray(saved), dtype=torch.float32) if saved else None

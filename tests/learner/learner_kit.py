@@ -9,6 +9,7 @@ from p2pdiloco.config.presets import MICRO
 from p2pdiloco.learner.channel import BaseRef, Deframer, LearnerEnd, decode_event, frame
 from p2pdiloco.learner.evaluate import heldout_batch
 from p2pdiloco.learner.fragments import Fragments
+from p2pdiloco.learner.holding import Held
 from p2pdiloco.learner.loop import Training
 from p2pdiloco.learner.mailbox import Mailbox
 from p2pdiloco.tasks.parameters import named_parameters
@@ -46,7 +47,7 @@ class Bench:
         model = task.model()
         self.training = Training(task, model, data().train, "peer-a")
         self.fragments = Fragments(
-            named_parameters(model), LAYOUTS, self.exchange, BASES, manifest.sync.inner_steps, 1.0
+            Held(named_parameters(model)), LAYOUTS, self.exchange, BASES, manifest.sync.inner_steps, 1.0
         )
         self.fragments.scatter_bases(named_parameters(model))
         self.daemon, theirs = socket.socketpair()

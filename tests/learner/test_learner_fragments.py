@@ -6,6 +6,7 @@ import torch
 from p2pdiloco.errors import InvariantViolation
 from p2pdiloco.learner.channel import BaseRef, CopiedOut, Install, NothingToCopy
 from p2pdiloco.learner.fragments import Counters, Fragments, first_due
+from p2pdiloco.learner.holding import Held
 from p2pdiloco.tensors.exchange import Exchange
 from p2pdiloco.tensors.layout import TensorSpec, plan_fragments
 
@@ -21,7 +22,7 @@ class Rig:
         self.params = {"a": torch.full((2, 2), 10.0), "b": torch.zeros(2, 2)}
         self.exchange = Exchange.create(LAYOUTS)
         self.exchange.base(0, 0).fill_(10.0)
-        self.fragments = Fragments(self.params, LAYOUTS, self.exchange, [BaseRef(5, 0)] * 2, H, rho)
+        self.fragments = Fragments(Held(self.params), LAYOUTS, self.exchange, [BaseRef(5, 0)] * 2, H, rho)
         self.fragments.counters[0].steps_since_base = 0
 
     def step(self, change, tokens=100):
@@ -251,7 +252,7 @@ def test_install_into_the_buffer_in_use_breaks_an_invariant(rig):
 
 def test_undisturbed_fragments_are_due_every_h_steps_spread_evenly():
     rig = Rig()
-    rig.fragments = Fragments(rig.params, LAYOUTS, rig.exchange, [BaseRef(5, 0)] * 2, H, 1.0)
+    rig.fragments = Fragments(Held(rig.params), LAYOUTS, rig.exchange, [BaseRef(5, 0)] * 2, H, 1.0)
     dates = {0: [], 1: []}
     for step in range(1, 17):
         rig.fragments.count_step(1)

@@ -1,0 +1,212 @@
+"""Two processes that share a model out learn what one learns. They are forked of a server, which imports once."""
+
+import multiprocessing
+import multiprocessing.reduction
+import select
+import socket
+import sys
+
+import msgspec
+import pytest
+import torch
+from learner_kit import BASES, LAYOUTS, TASK, alone, data, filled_exchange
+from torch import nn
+
+from p2pdiloco.config.presets import MICRO
+from p2pdiloco.errors import UserError
+from p2pdiloco.learner import checkpoint, process, sharding
+from p2pdiloco.learner.channel import (
+    Applied,
+    CopiedOut,
+    Deframer,
+    Evaluate,
+    Evaluated,
+    Install,
+    LearnerEnd,
+    LearnerOptions,
+    Ready,
+    Saved,
+    Start,
+    Stop,
+    decode_event,
+    frame,
+)
+from p2pdiloco.learner.evaluate import evaluate, heldout_batch
+from p2pdiloco.learner.holding import Held
+from p2pdiloco.learner.lifeline import PassTooLarge, end_with, exit_status
+from p2pdiloco.learner.optim import moments
+from p2pdiloco.learner.passes import Passes
+from p2pdiloco.learner.ranks import Distributed, Ranks
+from p2pdiloco.learner.sharding import blocks_of, wants_shards
+from p2pdiloco.tasks.parameters import named_parameters
+from p2pdiloco.tasks.registry import task_of
+
+PATIENCE_S = 60
+OPTIONS = LearnerOptions(
+    peer="peer-a", device="cpu", threads=1, evaluation_tokens=1024, nproc=2, shard="always", niceness=0
+)
+TOTAL = sum(layout.numel for layout in LAYOUTS)
+
+
+class Pair:
+    """Two ranks of one learner, and the daemon's side of it."""
+
+    def __init__(self, manifest, folder, start):
+        self.exchange = filled_exchange(manifest)
+        self._socket, theirs = socket.socketpair()
+        self._deframer, self._events = Deframer(), []
+        meeting = folder / "meeting"
+        meeting.mkdir()
+        # Not of this process, which may have trained already: what torch has started then does not survive a fork.
+        forking = multiprocessing.get_context("forkserver")
+        forking.set_forkserver_preload(
+            ["torch._dynamo", "torch.distributed.fsdp", "p2pdiloco.learner.process"]
+        )
+        self.ranks = []
+        for rank in (0, 1):
+            fd = multiprocessing.reduction.DupFd(self.exchange.fd)
+            arguments = (rank, start, theirs, fd, meeting, folder / f"log{rank}")
+            self.ranks.append(forking.Process(target=be, args=arguments, daemon=True))
+            self.ranks[-1].start()
+        theirs.close()
+
+    def send(self, command):
+        self._socket.sendall(frame(command))
+
+    def expect(self, kind, condition=lambda event: True):
+        while True:
+            while self._events:
+                event = self._events.pop(0)
+                if isinstance(event, kind) and condition(event):
+                    return event
+            assert select.select([self._socket], [], [], PATIENCE_S)[0], f"no {kind.__name__}"
+            received = self._socket.recv(1 << 20)
+            assert received, "the learner ended"
+            self._events += map(decode_event, self._deframer.feed(received))
+
+    def close(self):
+        for rank in self.ranks:
+            rank.kill()
+            rank.join()
+        self._socket.close()
+        self.exchange.close()
+
+
+def be(rank, start, channel, exchange, meeting, log):
+    """A rank's process."""
+    sys.stderr = log.open("w", buffering=1)
+    end_with(channel)
+    if rank:
+        process.follow(start, rank, 2, meeting)
+        return
+    parts = process._build(start, 0, 2, meeting)
+    end = LearnerEnd(channel)
+    process._lead(end, start, exchange.detach(), parts)
+    end.drain(PATIENCE_S)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_processes_that_share_a_model_out_learn_what_one_learns(tmp_path, optimizer):
+    inner = msgspec.structs.replace(MICRO.inner, optimizer=optimizer)
+    manifest = msgspec.structs.replace(MICRO, inner=inner)
+    reference, _ = alone(0, manifest)
+    pair = Pair(manifest, tmp_path, Start(manifest, OPTIONS, BASES))
+    try:
+        saved = the_life_of_a_pair(pair, reference, tmp_path / "state")
+    finally:
+        pair.close()
+    has = [int((tmp_path / f"log{rank}").read_text().split(" has ")[1].split()[0]) for rank in (0, 1)]
+    assert sum(has) == TOTAL and max(has) <= 0.51 * TOTAL
+    # The saved moments are one process's as well.
+    restored, _ = alone(0, manifest)
+    checkpoint.restore_training(tmp_path / "state", restored, len(LAYOUTS))
+    for name, moment in moments(restored.model, restored.optimizer).items():
+        assert torch.equal(moment, saved[name])
+
+
+def the_life_of_a_pair(pair, reference, state):
+    assert pair.expect(Ready).device == "2 x cpu, sharded"
+    copied = pair.expect(CopiedOut, lambda event: event.fragment == 1)
+    catch_up(reference, copied.inner_step)
+    assert_close(pair.exchange.sent(1), theta_of(reference.model, 1))
+    # A version that holds the work of others moves the parameters of both.
+    move = torch.linspace(-0.01, 0.01, LAYOUTS[1].numel)
+    pair.exchange.base(1, 1).copy_(pair.exchange.sent(1) + move)
+    pair.send(Install(1, 1, 1, "merged"))
+    pair.send(Evaluate(1))
+    applied = pair.expect(Applied)
+    evaluated = pair.expect(Evaluated)
+    catch_up(reference, applied.inner_step)
+    move += theta_of(reference.model, 1)
+    Held(named_parameters(reference.model)).scatter(move, LAYOUTS[1])
+    again = pair.expect(CopiedOut, lambda event: event.fragment == 1)
+    catch_up(reference, again.inner_step)
+    assert_close(pair.exchange.sent(1), theta_of(reference.model, 1))
+    merged = task_of(reference.task.manifest).model()
+    for layout in LAYOUTS:
+        base = pair.exchange.base(layout.index, int(layout.index == 1))
+        Held(named_parameters(merged)).scatter(base, layout)
+    heldout = heldout_batch(TASK, data().heldout, 1024)
+    assert evaluated.loss == pytest.approx(evaluate(TASK, merged, heldout).loss, rel=1e-5)
+    pair.send(Stop(str(state)))
+    assert pair.expect(Saved).ok
+    for rank in pair.ranks:
+        rank.join(PATIENCE_S)
+    assert [rank.exitcode for rank in pair.ranks] == [0, 0]
+    meta, tensors = checkpoint._read(state)
+    catch_up(reference, meta.inner_step)
+    for name, moment in moments(reference.model, reference.optimizer).items():
+        assert_close(tensors[name], moment)
+    return tensors
+
+
+def catch_up(training, inner_step):
+    while training.inner_step < inner_step:
+        training.step()
+
+
+def theta_of(model, fragment):
+    theta = torch.empty(LAYOUTS[fragment].numel)
+    Held(named_parameters(model)).gather(LAYOUTS[fragment], theta)
+    return theta
+
+
+def assert_close(found, expected):
+    """Sums of gradients in another order differ by fp32 roundings, 1e-7 of them; AdamW divides by a gradient's
+    size, so an element whose gradient is small makes of it a visible part of a step."""
+    away = float((found - expected).norm() / expected.norm().clamp(min=1e-30))
+    assert away < 1e-3, away
+
+
+def test_a_pass_that_does_not_fit_ends_processes_that_compute_together(monkeypatch):
+    model = TASK.model()
+    batch = data().train.batch(torch.arange(8).numpy())
+
+    def never_fits(model, batch):
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(TASK, "loss", never_fits)
+    with pytest.raises(PassTooLarge, match="half as many") as caught:
+        Passes(TASK, model, 8, together=2).gradients(batch, 16)
+    assert exit_status(caught.value) == 75
+
+
+def test_what_is_sharded_and_when(monkeypatch):
+    cpu = torch.device("cpu")
+    pair = Ranks(0, 2)
+    pair.all_say = lambda yes: yes
+    assert isinstance(pair, Ranks) and hasattr(Distributed, "all_say")
+    monkeypatch.setattr(sharding, "free_bytes", lambda device, count: 1600)
+    assert [wants_shards("auto", numel, cpu, 8, pair) for numel in (75, 76)] == [False, True]
+    assert not wants_shards("never", 10**9, cpu, 8, pair)
+    with pytest.raises(UserError, match="an inner step of 1 samples is too small"):
+        wants_shards("always", 1, cpu, 1, pair)
+    with pytest.raises(UserError, match="cannot be sharded on xpu"):
+        wants_shards("always", 1, torch.device("xpu"), 8, pair)
+    shared = nn.Linear(2, 2)
+    model = nn.Sequential(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), nn.ModuleList([shared]))
+    model.extra = nn.ModuleDict({"list": nn.ModuleList([nn.Linear(2, 2)])})
+    model.again = nn.Linear(2, 2)
+    model.again.weight = shared.weight
+    assert blocks_of(nn.Module()) == []
+    assert shared not in blocks_of(model) and model.extra["list"][0] in blocks_of(model)
