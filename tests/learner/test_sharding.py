@@ -1,4 +1,4 @@
-"""Two processes that share a model out learn what one learns. They are forked of a server, which imports once."""
+"""Two processes that share a model out learn what one learns. A server forks them, which imports once."""
 
 import multiprocessing
 import multiprocessing.reduction
@@ -57,7 +57,7 @@ class Pair:
         self._deframer, self._events = Deframer(), []
         meeting = folder / "meeting"
         meeting.mkdir()
-        # Not of this process, which may have trained already: what torch has started then does not survive a fork.
+        # Not of this process, which may have trained: what torch has started by then does not survive a fork.
         forking = multiprocessing.get_context("forkserver")
         forking.set_forkserver_preload(
             ["torch._dynamo", "torch.distributed.fsdp", "p2pdiloco.learner.process"]
@@ -172,8 +172,8 @@ def theta_of(model, fragment):
 
 
 def assert_close(found, expected):
-    """Sums of gradients in another order differ by fp32 roundings, 1e-7 of them; AdamW divides by a gradient's
-    size, so an element whose gradient is small makes of it a visible part of a step."""
+    """Sums of gradients in another order differ by fp32 roundings, 1e-7 of them; AdamW divides by a
+    gradient's size, so an element whose gradient is small makes of it a visible part of a step."""
     away = float((found - expected).norm() / expected.norm().clamp(min=1e-30))
     assert away < 1e-3, away
 
