@@ -7,7 +7,6 @@ import functools
 import os
 import sys
 
-import psutil
 import torch
 
 from p2pdiloco.errors import UserError, first_line
@@ -130,7 +129,9 @@ def free_bytes(device: torch.device, processes: int) -> int | None:
     """What a process may use of its device's memory, or as its part of the machine's; None: unknown."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    return int(psutil.virtual_memory().available // processes) if device.type == "cpu" else None
+    if device.type == "cpu" and "SC_PHYS_PAGES" in os.sysconf_names:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // processes
+    return None
 
 
 def give_memory_back(device: torch.device) -> None:
