@@ -182,8 +182,8 @@ async def test_two_processes_are_one_learner_and_end_together(tmp_path, monkeypa
         assert exited == LearnerExited(1, "rank 1 of this learner ended (killed by SIGKILL)")
         assert not leader.is_running()
 
-        # As the daemon does it: another learner, from the last saved state; here its processes share the model
-        # out. Then rank 0 itself dies.
+        # As the daemon does it: another learner, from the last saved state; here its processes share the
+        # model out. Then rank 0 itself dies.
         daemon.host._options = msgspec.structs.replace(options, shard="always")
         await daemon.host.start(BASES, tmp_path / "state", ["none"] * len(LAYOUTS))
         ready = await daemon.expect(Ready)
