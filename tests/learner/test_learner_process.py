@@ -44,7 +44,7 @@ from p2pdiloco.learner.stream import SavedPlace
 OPTIONS = LearnerOptions(
     peer="peer-a", device="cpu", threads=1, status_interval_s=0.1, evaluation_tokens=1024
 )
-PATIENCE_S = 60
+PATIENCE_S = 120
 
 
 class Daemon:

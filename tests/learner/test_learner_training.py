@@ -147,8 +147,8 @@ def test_a_device_that_is_not_there_is_one_sentence():
 def test_learning_rate_warms_up_and_falls_to_its_floor():
     tokens = range(0, 400 * 3 * 256, 3 * 256)  # three learners
     rates = [learning_rate(MICRO.inner, at, optimizer_steps=100) for at in tokens]
-    assert rates[0] == pytest.approx(1e-4)
-    assert max(rates) == rates[10] == 3e-3
+    assert rates[0] == pytest.approx(5e-5)
+    assert max(rates) == rates[20] == 3e-3
     assert rates[200:] == pytest.approx([3e-4] * 200)
     cautious = msgspec.structs.replace(MICRO.inner, fresh_warmup_steps=20)
     fresh = [learning_rate(cautious, 300_000, step) for step in range(30)]
@@ -289,7 +289,7 @@ def test_restore_modes_take_all_or_the_rest_or_nothing(tmp_path, bench):
 
 
 def test_muon_has_its_own_moments_and_leaves_those_of_another_optimizer(tmp_path, bench):
-    inner = msgspec.structs.replace(MICRO.inner, optimizer="muon")
+    inner = msgspec.structs.replace(MICRO.inner, optimizer="muon", warmup_tokens=2560)
     manifest = msgspec.structs.replace(MICRO, inner=inner)
     muon, same = (Bench(manifest) for _ in range(2))
     losses = [muon.training.step().loss for _ in range(12)]
