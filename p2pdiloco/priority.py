@@ -20,15 +20,15 @@ PAUSE_S = 0.12
 
 
 def lower_process(pid: int, niceness: int) -> bool:
-    """Let a process of ours, and its session if it leads one, step back to this niceness (0 to 19, never up).
-    False: the session stays as it was (`lower_session`)."""
-    try:
-        threads = [int(path.name) for path in Path(f"/proc/{pid}/task").iterdir()] if LINUX else [pid]
-        for thread in threads:
-            _lower(thread, niceness)
-    except (FileNotFoundError, ProcessLookupError):  # it has ended, or a thread has
-        pass
-    return lower_session(pid, niceness)
+    """Let a process of ours, and its session if it leads one, step back to this niceness (0 to 19, never up;
+    0: not at all). False: something of it stays as it was (`lower_session`, or a sandbox forbids it)."""
+    known: set[int] = set()
+    lowered = True
+    for _ in range(2):  # who was not lowered yet may have started another thread meanwhile
+        found = _threads(pid) - known
+        lowered = all([_lower(thread, niceness) for thread in found]) and lowered
+        known |= found
+    return lower_session(pid, niceness) and lowered
 
 
 def lower_session(pid: int, niceness: int) -> bool:
@@ -38,7 +38,9 @@ def lower_session(pid: int, niceness: int) -> bool:
     group = Path(f"/proc/{pid}/autogroup")
     try:
         if niceness and group.exists() and os.getsid(pid) == pid:
-            group.write_text(str(niceness))
+            words = group.read_text().split()  # "/autogroup-7 nice 0", or nothing
+            if words and int(words[-1]) < niceness:
+                group.write_text(str(niceness))
     except (FileNotFoundError, ProcessLookupError):  # it has ended
         pass
     except OSError:
@@ -55,13 +57,26 @@ async def patiently(lower: Callable[[int, int], bool], pid: int, niceness: int) 
     return False
 
 
-def lower_thread(niceness: int) -> None:
+def lower_thread(niceness: int) -> bool:
     """Let the calling thread step back behind the others of its session. Linux only: elsewhere a niceness is
-    the whole process's."""
-    if LINUX:
-        _lower(threading.get_native_id(), niceness)
+    the whole process's. False: it stays as it was."""
+    return not LINUX or _lower(threading.get_native_id(), niceness)
 
 
-def _lower(thread: int, niceness: int) -> None:
-    if os.getpriority(os.PRIO_PROCESS, thread) < niceness:
-        os.setpriority(os.PRIO_PROCESS, thread, niceness)
+def _threads(pid: int) -> set[int]:
+    try:
+        return {int(path.name) for path in Path(f"/proc/{pid}/task").iterdir()} if LINUX else {pid}
+    except OSError:  # it has ended, or there is no /proc: then at least its first thread
+        return {pid}
+
+
+def _lower(thread: int, niceness: int) -> bool:
+    """Some sandboxes (a service's system call filter) let nobody do even this."""
+    try:
+        if niceness and os.getpriority(os.PRIO_PROCESS, thread) < niceness:
+            os.setpriority(os.PRIO_PROCESS, thread, niceness)
+    except ProcessLookupError:  # it has ended
+        pass
+    except OSError:
+        return False
+    return True

@@ -104,7 +104,7 @@ def computes_in_bf16(kind: str) -> bool:
 def step_back(niceness: int) -> None:
     """Let everything else on this machine go first: the daemon's answers, and whatever else its user does."""
     if not lower_process(os.getpid(), niceness):
-        print("the session's niceness stays as it is", file=sys.stderr)
+        print("niceness stays as it is, of the session or of threads", file=sys.stderr)
 
 
 def micro_batch_tokens(device: torch.device, wanted: int, tokens_per_step: int) -> int:
