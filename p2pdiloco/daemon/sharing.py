@@ -23,9 +23,9 @@ LIFETIME_S = 60.0
 RENEW_S = 20.0
 FIRST_S, SETTLED_S, SLOWER = 5.0, 20.0, 1.25
 """Between two looks at the records, and at least between two changes of ours: at first, later, and by what
-factor it grows each time. Of four nodes, looking every 5 s for ever cost each of them more than half of what
-heartbeats do, on a link that may have 1 Mbit/s; who sees a shard begun 20 s late at worst repeats that much.
-"""
+factor it grows each time once our learner is there. Of four nodes, looking every 5 s for ever cost each of
+them more than half of what heartbeats do, on a link that may have 1 Mbit/s; who sees a shard begun 40 s late
+(20 s until it is told, 20 s until it is looked up) at worst repeats that much."""
 LOOK_S_PER_READER = 0.25
 LOOK_AT_MOST_S = 60.0
 """A look costs about 300 bytes for every reader: in large runs there is more time between, at most this."""
@@ -58,7 +58,7 @@ class Sharing:
         while True:
             await self.tell()
             await asyncio.sleep(pause_s)
-            pause_s = min(SETTLED_S, SLOWER * pause_s)
+            pause_s = self._later_s(pause_s)
 
     async def tell(self) -> None:
         """Renew our record, if there is a reason."""
@@ -73,7 +73,11 @@ class Sharing:
         while True:
             readers = await self.look()
             await asyncio.sleep(min(LOOK_AT_MOST_S, max(pause_s, LOOK_S_PER_READER * readers)))
-            pause_s = min(SETTLED_S, SLOWER * pause_s)
+            pause_s = self._later_s(pause_s)
+
+    def _later_s(self, pause_s: float) -> float:
+        """Others are to hear soon of a learner that begins late, and it of them."""
+        return min(SETTLED_S, SLOWER * pause_s) if self._learner.status is not None else FIRST_S
 
     async def look(self) -> int:
         """One look; how many records there were."""

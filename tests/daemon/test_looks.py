@@ -1,0 +1,87 @@
+"""How often the DHT is looked at: soon after what is new, rarely where nothing is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+
+import pytest
+
+from p2pdiloco import WIRE_VERSION
+from p2pdiloco.core import events as ev
+from p2pdiloco.daemon import wire
+from p2pdiloco.daemon.presence import CALMEST, LOOK_FAST_S, LOOK_S, Presence
+from p2pdiloco.daemon.sharing import FIRST_S, SETTLED_S, Sharing
+
+LOOKS = 12
+
+
+class Board:
+    """A DHT with one key."""
+
+    def __init__(self) -> None:
+        self.peer_id = "me"
+        self.records: dict[str, bytes] = {}
+
+    def enter(self, peer: str) -> None:
+        self.records[peer] = wire.encode(wire.Presence(WIRE_VERSION, 1, peer, ("/ip4/1.2.3.4/tcp/1",), True))
+
+    async def get_records(self, _key: str) -> dict[str, bytes]:
+        return dict(self.records)
+
+    async def connect(self, peer: str, addresses: Sequence[str]) -> None:
+        pass
+
+
+def paused(monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[int], None]) -> list[float]:
+    """Lengths of pauses; what happens in each, by its number; after the last one all ends."""
+    pauses: list[float] = []
+
+    async def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        meanwhile(len(pauses))
+        if len(pauses) == LOOKS:
+            raise asyncio.CancelledError
+
+    monkeypatch.setattr(asyncio, "sleep", pause)
+    return pauses
+
+
+async def test_members_are_looked_up_less_often_while_they_stay_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    board = Board()
+    seen: list[ev.Event] = []
+    presence = Presence(board, "run", 1, "me", seen.append)  # type: ignore[arg-type]
+    settled = False
+
+    def meanwhile(number: int) -> None:
+        nonlocal settled
+        settled = number >= 2
+        if number == 11:
+            board.enter("newcomer")
+
+    pauses = paused(monkeypatch, meanwhile)
+    with pytest.raises(asyncio.CancelledError):
+        await presence.watch(lambda: settled)
+    assert pauses[:2] == [LOOK_FAST_S, LOOK_FAST_S]
+    assert LOOK_S < pauses[2] < pauses[3] and pauses[10] == CALMEST * LOOK_S
+    assert pauses[11] == LOOK_S, "somebody came"
+    assert len(seen) == LOOKS, "the core hears of every look"
+
+
+@pytest.mark.parametrize("work", ["publish", "watch"])
+async def test_what_others_read_is_looked_up_less_often_once_our_learner_is_there(
+    monkeypatch: pytest.MonkeyPatch, work: str
+) -> None:
+    learner = SimpleNamespace(status=None)
+
+    def meanwhile(number: int) -> None:
+        if number == 3:
+            learner.status = SimpleNamespace(share=None)
+
+    pauses = paused(monkeypatch, meanwhile)
+    with pytest.raises(asyncio.CancelledError):
+        await getattr(Sharing(Board(), "run", learner), work)()  # type: ignore[arg-type]
+    assert pauses[:3] == [FIRST_S] * 3 and FIRST_S < pauses[3] < pauses[4] and pauses[11] == SETTLED_S
