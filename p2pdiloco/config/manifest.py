@@ -119,7 +119,7 @@ class SyncSection(Section, frozen=True, kw_only=True):
 
 
 class OuterSection(Section, frozen=True, kw_only=True):
-    learning_rate: Annotated[float, Meta(gt=0, le=2)] = 0.7
+    learning_rate: Annotated[float, Meta(gt=0, le=2)] = 0.5
     momentum: Annotated[float, Meta(ge=0, lt=1)] = 0.9
     momentum_warmup_merges: Natural = 20
     """Momentum grows linearly from 0 over a fragment's first merges. 0 costs a short run about 9 % loss."""

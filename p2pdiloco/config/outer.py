@@ -31,8 +31,8 @@ LENGTHS = {"demo": Length(700, 24), "day": Length(10_000, 50), "long": Length(10
 
 
 def momentum_warmup(merges: int) -> int:
-    """Merges of a fragment over which outer momentum grows, in a run of so many: a third, at most 20."""
-    return min(LONGEST_WARMUP, round(merges / 3))
+    """Merges of a fragment over which outer momentum grows, in a run of so many: two thirds, at most 20."""
+    return min(LONGEST_WARMUP, round(2 * merges / 3))
 
 
 def expected_merges(manifest: Manifest, learners: int = 0) -> int:
@@ -91,7 +91,7 @@ def doubts(manifest: Manifest) -> list[str]:
             f"{length}: outer.momentum_warmup_merges = {momentum_warmup(merges)} was better",
         ),
         (
-            warmup > max(momentum_warmup(merges), 2 * merges // 3),
+            warmup > max(momentum_warmup(merges), 3 * merges // 4),
             f"outer momentum warms up over {warmup} merges, but the schedule is {length} long: "
             f"outer.momentum_warmup_merges = {momentum_warmup(merges)} was better",
         ),

@@ -45,9 +45,9 @@ class Setting(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Inner steps until the inner learning rate is reached; 0: as in a run of this length."""
     inner_steps: int = 24
     fragments: int = 0
-    outer_rate: float = 0.7
+    outer_rate: float = 0.5
     momentum: float = 0.9
-    momentum_warmup: int = 10
+    momentum_warmup: int = 20
     """Merges."""
     codec: str = "int8"
     feedback: str = "as-is"

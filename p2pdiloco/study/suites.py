@@ -13,6 +13,7 @@ from p2pdiloco.study.setting import Setting
 replace = msgspec.structs.replace
 RATES = (1.5e-3, 3e-3, 6e-3, 1.2e-2)
 MODEL_RATE = {"mini": 3e-3, "mini-moe": 3e-3, "nano": 3e-3, "tiny": 3e-3, "digits": 2e-3}
+ORACLE_RATE = 0.7
 PARALLEL_RATES = (3e-3, 6e-3, 1.2e-2)
 """What data parallel does best with is larger than what swarms do."""
 
@@ -42,12 +43,13 @@ def parallel(base: Setting) -> Setting:
 
 
 def oracle(base: Setting) -> Setting:
-    """The synchronous DiLoCo of the same H and outer step."""
+    """The synchronous DiLoCo of the same H and momentum, with the outer rate that is its best: its plain mean
+    is shorter than radial-directional averaging's."""
     return replace(
         parallel(base),
         kind="oracle",
         inner_steps=base.inner_steps,
-        outer_rate=base.outer_rate,
+        outer_rate=ORACLE_RATE,
         momentum=base.momentum,
         momentum_warmup=base.momentum_warmup,
     )
@@ -84,10 +86,9 @@ def rates(base: Setting) -> list[Case]:
 def outer(base: Setting) -> list[Case]:
     """Outer learning rate, momentum, and its warm-up; H is the base's."""
     merges = base.steps / base.inner_steps
-    warmups = sorted({0, round(merges / 6), round(merges / 3), round(2 * merges / 3), round(merges)})
-    tried = [(0.7, 0.9, warm) for warm in warmups]
-    middle = round(merges / 3)
-    tried += [(1.0, 0.9, middle), (0.5, 0.9, middle), (0.7, 0.8, middle), (0.7, 0.6, 0), (1.0, 0.0, 0)]
+    middle = momentum_warmup(round(merges))
+    tried = [(0.5, 0.9, warm) for warm in sorted({0, round(merges / 3), middle, round(merges)})]
+    tried += [(0.35, 0.9, middle), (0.7, 0.9, middle), (1.0, 0.9, middle), (0.5, 0.8, middle), (1.0, 0.0, 0)]
     return [Case("data parallel", parallel(base))] + [
         Case(
             f"H = {base.inner_steps}: {rate:g} / {momentum:g}, warm-up {warm}",
@@ -108,7 +109,7 @@ def causes(base: Setting) -> list[Case]:
         Case("plain mean, no delay", replace(one, merge="mean")),
         Case("one fragment", replace(base, fragments=1)),
         Case("fp32", replace(base, codec="fp32")),
-        Case("outer rate 0.35", replace(base, outer_rate=0.35)),
+        Case("outer rate 0.7", replace(base, outer_rate=0.7)),
         Case("momentum 0.8", replace(base, momentum=0.8)),
     ]
 

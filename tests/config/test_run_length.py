@@ -28,14 +28,14 @@ def test_presets_of_every_length_raise_no_doubts(name, members):
         assert expected_merges(made) == expected.steps // made.sync.inner_steps
 
 
-def test_the_warm_up_of_momentum_is_a_third_of_a_short_run():
+def test_the_warm_up_of_momentum_is_two_thirds_of_a_short_run():
     warmups = [
         with_schedule(PRESETS["tiny"], steps, 3).outer.momentum_warmup_merges for steps in (240, 720, 9600)
     ]
-    assert warmups == [3, 10, 20]
+    assert warmups == [7, 20, 20]
     # It is all of the outer step that a length changes.
     told = with_schedule(changed("outer", learning_rate=0.4, momentum=0.6), 720, 3).outer
-    assert told == replace(PRESETS["tiny"].outer, learning_rate=0.4, momentum=0.6, momentum_warmup_merges=10)
+    assert told == replace(PRESETS["tiny"].outer, learning_rate=0.4, momentum=0.6, momentum_warmup_merges=20)
 
 
 @pytest.mark.parametrize(
