@@ -94,7 +94,7 @@ class Calls:
         if not heads or any(head is not None and head.number >= chain.head.number for head in heads):
             return False
         wait_s = ARRIVAL_INTERVALS * shared.config.inner_steps * shared.median_step_s(now)
-        return now < max((held.arrived_s for held in ready), default=now) + wait_s
+        return now < max((held.arrived_s for held in ready), default=self._sent_s) + wait_s
 
     def _add(self, now: float) -> None:
         shared = self._shared

@@ -189,7 +189,7 @@ class Heartbeats:
         if not shared.strain.look(asked, now):
             return False
         strain, known = shared.strain.value, shared.strain.bits_per_s
-        words = f"{1 << strain} times what it carries" if strain else "no more than it carries"
+        words = f"up to {1 << strain} times what it carries" if strain else "no more than it carries"
         carried = round(known) if known < math.inf else None
         reason = f"offices ask for {words}"
         shared.out.record(

@@ -11,6 +11,7 @@ from p2pdiloco.core import events as ev
 from p2pdiloco.core import messages as msg
 from p2pdiloco.core.effects import Effect, Merge
 from p2pdiloco.core.ranking import ranking
+from p2pdiloco.core.timing import ARRIVAL_INTERVALS
 from p2pdiloco.core.uplink import KEEP_S, MUCH, Strain, asked_bits_per_s, weights
 
 PEERS = ("p1", "p2", "p3", "p4")
@@ -70,7 +71,7 @@ def test_a_node_says_what_its_uplink_lacks() -> None:
     assert said(solo.greeting)[-1] == 0
     effects = measured(solo, ASKED / 6)
     assert said(effects)[-1] == 3
-    assert reasons(effects, "uplink") == ["offices ask for 8 times what it carries"]
+    assert reasons(effects, "uplink") == ["offices ask for up to 8 times what it carries"]
     assert not reasons(measured(solo, ASKED), "uplink"), "for a while"
     assert said(solo.wait(KEEP_S + 2))[-1] == 0, "looked at again by itself"
 
@@ -133,6 +134,9 @@ def test_a_strained_syncer_does_not_outrun_the_others_by_merging_alone() -> None
     measured(solo, ASKED / 3)
     for peer in PEERS:
         solo.hear(peer, heads=before)
+    calls.called((), 2, solo.now)
     assert calls.outruns(chain, (), solo.now), "nobody has version 1"
+    bound_s = ARRIVAL_INTERVALS * config().inner_steps * STEP_S
+    assert not calls.outruns(chain, (), solo.now + bound_s), "it waits no longer, whatever is in"
     solo.hear("p2", heads=solo.heads())
     assert not calls.outruns(chain, (), solo.now)
