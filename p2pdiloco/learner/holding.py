@@ -139,7 +139,9 @@ class Shares(Held):
             if rank != me:
                 self._ranks.send(rank, packed)
                 continue
-            for span, part in zip(spans, packed.split([span.numel for span in spans]), strict=True):
+            for span, part in zip(
+                spans, packed.split_with_sizes([span.numel for span in spans]), strict=True
+            ):
                 own(self._params[span.tensor]).view(-1)[span.local_offset :][: span.numel].copy_(part)
 
     @torch.no_grad()
@@ -170,7 +172,9 @@ class Shares(Held):
                 self._ranks.send(0, packed)
                 continue
             packed = packed.cpu()
-            for span, part in zip(spans, packed.split([span.numel for span in spans]), strict=True):
+            for span, part in zip(
+                spans, packed.split_with_sizes([span.numel for span in spans]), strict=True
+            ):
                 out[span.fragment_offset :][: span.numel].copy_(part)
 
     def _spans(self, layout: FragmentLayout, rank: int) -> Iterator[Span]:

@@ -6,7 +6,7 @@ Its moments belong to this learner alone; they are never averaged nor touched by
 from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -98,7 +98,7 @@ def set_learning_rate(optimizer: Optimizer, rate: float) -> None:
 def clip(model: nn.Module, section: InnerSection) -> Tensor:
     """Scale the gradients to at most `clip_norm`; returns the norm before (a scalar, may be non-finite)."""
     norm = nn.utils.clip_grad_norm_(model.parameters(), section.clip_norm)
-    return norm.full_tensor() if is_shared_out(norm) else norm  # type: ignore[attr-defined,no-any-return]
+    return cast(Tensor, norm.full_tensor()) if is_shared_out(norm) else norm  # type: ignore[attr-defined]
 
 
 def kind(optimizer: Optimizer) -> str:

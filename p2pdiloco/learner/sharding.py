@@ -11,7 +11,7 @@ cast copy of every block until the backward pass, and with that half the model.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -127,7 +127,7 @@ def is_shared_out(tensor: Tensor) -> bool:
 @torch.no_grad()
 def own(tensor: Tensor) -> Tensor:
     """The rows that this process has, sharing memory; a tensor that is not cut up, itself."""
-    return tensor.to_local() if is_shared_out(tensor) else tensor  # type: ignore[attr-defined,no-any-return]
+    return cast(Tensor, tensor.to_local()) if is_shared_out(tensor) else tensor  # type: ignore[attr-defined]
 
 
 def rows_of(rank: int, count: int, rows: int) -> tuple[int, int]:
