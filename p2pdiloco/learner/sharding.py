@@ -81,15 +81,40 @@ def shard(model: nn.Module, device: torch.device) -> None:
     policy = MixedPrecisionPolicy(
         param_dtype=torch.bfloat16 if bf16 else None, reduce_dtype=torch.float32, cast_forward_inputs=False
     )
-    parts: list[Any] = [
-        fully_shard(block, mesh=mesh, reshard_after_forward=True, mp_policy=policy)
-        for block in blocks_of(model)
-    ]
+    parts: list[Any] = []
+    for block in blocks_of(model):
+        block.register_forward_hook(all_take_part)  # before FSDP's own, which lets go of the parameters
+        parts.append(fully_shard(block, mesh=mesh, reshard_after_forward=True, mp_policy=policy))
     # Its own parameters (embedding, head) stay fp32: what flows between blocks is as it is without sharding.
     parts.append(fully_shard(model, mesh=mesh, reshard_after_forward=True))
     for part in parts:
         part.set_gradient_divide_factor(1.0)
         part.set_force_sum_reduction_for_comms(True)  # gloo has no other
+
+
+class _TakePart(torch.autograd.Function):
+    """The first argument, whose gradient goes through; that of the others is 0."""
+
+    @staticmethod
+    def forward(ctx: Any, output: Tensor, *parameters: Tensor) -> Tensor:
+        ctx.like = [(p.shape, p.dtype, p.device) for p in parameters]
+        return output.clone()  # of a view, FSDP would warn: what is done to it in place is lost on it
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, ...]:
+        zeros = (torch.zeros((), dtype=dtype, device=device) for _, dtype, device in ctx.like)
+        return gradient, *[zero.expand(like[0]) for zero, like in zip(zeros, ctx.like, strict=True)]
+
+
+def all_take_part(block: nn.Module, _arguments: Any, output: Any) -> Any:
+    """Give every parameter of a block a gradient, if need be 0: FSDP packs those that have one, so where
+    ranks' samples choose different experts they would add up gradients of different parameters, or stop."""
+    first = output[0] if isinstance(output, tuple) and output else output
+    if not (isinstance(first, Tensor) and first.requires_grad):
+        return output
+    take_part: Any = _TakePart.apply
+    first = take_part(first, *[p for p in block.parameters() if p.requires_grad])
+    return (first, *output[1:]) if isinstance(output, tuple) else first
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:

@@ -211,3 +211,32 @@ def test_what_is_sharded_and_when(monkeypatch):
     model.again.weight = shared.weight
     assert blocks_of(nn.Module()) == []
     assert shared not in blocks_of(model) and model.extra["list"][0] in blocks_of(model)
+
+
+class Either(nn.Module):
+    """One of two, as experts are chosen."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.other = nn.Linear(2, 2), nn.Linear(2, 2)
+
+    def forward(self, x):
+        return self.one(x), x
+
+
+def test_experts_that_only_another_process_chose_have_a_gradient_too(tmp_path, monkeypatch):
+    model = nn.Sequential(nn.Sequential(Either()))
+    expected = model(torch.ones(3, 2))[0]
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+    meeting = f"file://{tmp_path}/meeting"
+    torch.distributed.init_process_group("gloo", init_method=meeting, rank=0, world_size=1)
+    try:
+        sharding.shard(model, torch.device("cpu"))
+        found, untouched = model(torch.ones(3, 2))
+        assert torch.equal(found, expected) and torch.equal(untouched, torch.ones(3, 2))
+        found.sum().backward()
+        gradients = {name: sharding.own(p.grad) for name, p in model.named_parameters()}
+    finally:
+        torch.distributed.destroy_process_group()
+    assert torch.equal(gradients["0.0.one.bias"], torch.full((2,), 3.0))
+    assert not gradients["0.0.other.weight"].any() and not gradients["0.0.other.bias"].any()
