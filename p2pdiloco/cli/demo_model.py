@@ -124,7 +124,7 @@ def paced(manifest: Manifest, seconds: float, nodes: int, load: float) -> tuple[
         min_step_s = max(alone_s, min(alone_s * nodes / (cores() * load), longest_s))
     steps = schedule_steps(alone_s, seconds, nodes)
     if min_step_s:
-        steps = min(steps, round(seconds / min_step_s))
+        steps = min(steps, max(1, round(seconds / min_step_s)))
     return with_schedule(manifest, steps, nodes), min_step_s
 
 

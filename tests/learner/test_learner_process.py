@@ -258,4 +258,5 @@ def test_a_training_learner_steps_back_with_its_whole_session() -> None:
     )
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=60)
     nice, _, group = done.stdout.partition(" ")
-    assert nice == "{7}" and group.split()[1:] == ["nice", "7"], done.stdout + done.stderr
+    least = max(7, os.getpriority(os.PRIO_PROCESS, 0))
+    assert nice == f"{{{least}}}" and group.split()[1:] == ["nice", "7"], done.stdout + done.stderr

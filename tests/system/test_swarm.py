@@ -52,7 +52,9 @@ def steps_back(daemon: Daemon) -> bool:
         return True
     p2pd = daemon.child("p2pd")
     carrying, own = ({niceness(t.id) for t in p.threads()} for p in (p2pd, psutil.Process(daemon.pid)) if p)
-    return carrying == {NICE} and NICE in own and niceness(daemon.pid) == 0
+    before = niceness(os.getpid())
+    least = max(before, NICE)
+    return carrying == {least} and least in own and niceness(daemon.pid) == before
 
 
 def niceness(thread: int) -> int:
