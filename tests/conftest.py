@@ -8,10 +8,13 @@ what is left. So two cores are never idle, and no more swarms run at a time than
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 
+import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 from two_lanes import COMPUTING, WAITING, TwoLanes, folder_of
+from xdist.workermanage import WorkerController
 
 # Before huggingface_hub is imported, which reads it once: no test asks the hub for anything.
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -31,3 +34,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> TwoLanes:
     config.option.loadscopereorder = False  # the order is that of the items
     return TwoLanes(config, log)  # type: ignore[arg-type]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: WorkerController, error: object) -> None:
+    """What a worker's tests started has inherited its name: who dies cannot clean up after itself."""
+    mine = (node.workerinput["testrunuid"], node.gateway.id)
+    for process in psutil.process_iter() if error else ():
+        with suppress(psutil.Error):  # somebody else's, or gone in this moment
+            found = process.environ()
+            if (found.get("PYTEST_XDIST_TESTRUNUID"), found.get("PYTEST_XDIST_WORKER")) == mine:
+                process.kill()
