@@ -12,14 +12,13 @@ import psutil
 import pytest
 from system_kit import Daemon, Swarm
 
-from p2pdiloco.config.settings import NodeSettings
 from p2pdiloco.core.config import Timing
 from p2pdiloco.learner.stream import SavedPlace
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
 
 FRAGMENTS = [0, 1, 2, 3]  # of the micro preset
-NICE = NodeSettings().daemon_nice
+NICE = 10
 SAVE_OFTEN = ("--checkpoint-every-s", "2")
 
 
@@ -72,7 +71,7 @@ def test_nodes_join_and_agree_and_outlive_the_bootstrap(tmp_path: Path) -> None:
     with Swarm(tmp_path) as swarm:
         bootstrap = swarm.bootstrap()
         one = swarm.node("one", bootstrap, "--genesis")
-        two = swarm.node("two", bootstrap)
+        two = swarm.node("two", bootstrap, "--daemon-nice", str(NICE))
         swarm.training(one, two)
         swarm.advance(one, FRAGMENTS, 5)
         swarm.until(lambda: one.full_merges(2) + two.full_merges(2) >= 5, "both to take part")

@@ -68,7 +68,7 @@ def test_the_schedule_is_as_long_as_the_program_s_steps_are(tmp_path: Path, toke
     path = new_run(Tied(), tmp_path / "short.toml", "own", tokens, schedule_steps=480, fragments=2)
     run = sign_run(path, Identity.generate())[0]
     assert doubts(run.manifest) == [] and expected_merges(run.manifest) == 20
-    assert run.manifest.outer.momentum_warmup_merges == 7
+    assert run.manifest.outer.momentum_warmup_merges == 13
 
 
 def test_what_is_wrong_is_said(tmp_path: Path) -> None:
