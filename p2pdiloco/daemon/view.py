@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.text import Text
 
+from p2pdiloco.core.uplink import MUCH
 from p2pdiloco.daemon.snapshot import FragmentRow, NodeSnapshot, PeerRow, offices_of
 from p2pdiloco.daemon.wording import (
     clean,
@@ -175,7 +176,7 @@ def role_text(row: PeerRow) -> str:
     """ "syncer of 3", "catching up", "not training", "thin uplink": what a member is beside a learner."""
     words = [] if row.confirmed else ["catching up"]
     words += [] if row.learning else ["not training"]
-    words += ["thin uplink"] if row.strain else []
+    words += ["thin uplink"] if row.strain >= MUCH else []
     words += [f"syncer of {row.offices}"] if row.offices else []
     return ", ".join(words)
 
