@@ -53,3 +53,10 @@ def test_the_warm_up_of_momentum_is_two_thirds_of_a_short_run():
 )
 def test_what_was_not_shown_to_work_is_said(manifest, words):
     assert any(words in sentence for sentence in doubts(manifest))
+
+
+@pytest.mark.parametrize(("steps", "warmup"), [(240, 24), (700, 70), (2800, 140), (100_000, 1000)])
+def test_the_inner_rate_warms_up_over_a_tenth_of_a_short_run(steps, warmup):
+    inner = with_schedule(PRESETS["tiny"], steps, 3).inner
+    step_tokens = 3 * inner.tokens_per_step
+    assert (inner.warmup_tokens, inner.schedule_tokens) == (warmup * step_tokens, steps * step_tokens)
