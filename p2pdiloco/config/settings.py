@@ -74,7 +74,7 @@ class NodeSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """How far the training learner steps back for everything else on the machine; 0: not at all."""
     daemon_nice: Annotated[int, Meta(ge=0, le=19)] = 0
     """How far encoding, merging and transfers step back, for training too, once this node trains. Above 0,
-    where other programs keep all cores busy, they starve: the node is slow to answer and to leave."""
+    where other programs keep all cores busy, the node may be slow to answer and to leave."""
     learner_socket: Path | None = None
     """Start no learner: a program connects there and trains (`p2pdiloco.Session`)."""
     learner_wait_s: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
