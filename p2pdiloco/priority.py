@@ -17,6 +17,7 @@ from pathlib import Path
 LINUX = sys.platform == "linux"
 ATTEMPTS = 8
 PAUSE_S = 0.12
+BESIDE_GPU = 10
 
 
 def lower_process(pid: int, niceness: int) -> bool:
@@ -46,6 +47,15 @@ def lower_session(pid: int, niceness: int) -> bool:
     except OSError:
         return False
     return True
+
+
+def niceness_beside(device: str, wanted: str) -> int:
+    """What `--daemon-nice` means beside a learner on `device` (as it names it). auto: a learner that waits
+    for its GPU wants little of the processor, and at once; one on the CPU wants all there is, for which
+    rounds would have to starve."""
+    if wanted == "auto":
+        return 0 if "cpu" in device else BESIDE_GPU
+    return int(wanted)
 
 
 async def patiently(lower: Callable[[int, int], bool], pid: int, niceness: int) -> bool:

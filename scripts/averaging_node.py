@@ -135,7 +135,7 @@ def main(data_dir: str, join: str, run_file: str, name: str, daemon_nice: str) -
         log="text",
         checkpoint_every_s=1e5,
         eval_every_s=1e5,
-        daemon_nice=int(daemon_nice),
+        daemon_nice=daemon_nice,
     )
     return program.run_node(settings)
 

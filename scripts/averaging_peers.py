@@ -95,7 +95,7 @@ class Peer:
         psutil.wait_procs(left, timeout=5)
 
 
-def start_ours(folder: Path, manifest: Manifest, nodes: int, daemon_nice: int, guard: Guard) -> list[Peer]:
+def start_ours(folder: Path, manifest: Manifest, nodes: int, daemon_nice: str, guard: Guard) -> list[Peer]:
     """Nodes that train; the first one owns the run."""
     run_file = folder / "run.toml"
     run_file.write_text(render_toml(manifest))
@@ -104,7 +104,7 @@ def start_ours(folder: Path, manifest: Manifest, nodes: int, daemon_nice: int, g
     for index in range(nodes):
         data_dir = folder / f"node-{index}"
         guard.adopt(socket_folder(data_dir))
-        words = [str(data_dir), address, "" if index else str(run_file), data_dir.name, str(daemon_nice)]
+        words = [str(data_dir), address, "" if index else str(run_file), data_dir.name, daemon_nice]
         peers.append(Peer("averaging_node.py", words, folder / f"node-{index}.log", guard))
         if not index:
             address = peers[0].wait_for("p2pdiloco node --join ")[3]

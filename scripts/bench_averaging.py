@@ -239,7 +239,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--fragments", type=int, default=12)
     nice = NodeSettings().daemon_nice
-    parser.add_argument("--daemon-nice", type=int, default=nice, help="of our nodes; a node's default")
+    parser.add_argument("--daemon-nice", default=nice, help="of our nodes; a node's default")
     parser.add_argument("--codecs", nargs="+", choices=sorted(CODECS), default=["int8", "bf16"])
     args = parser.parse_args()
     found: dict[str, Any] = {"nodes": args.nodes, "fragments": args.fragments}

@@ -72,9 +72,10 @@ class NodeSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Of one pass, to begin with; 0: chosen by itself. Halved for as long as memory does not suffice."""
     learner_nice: Annotated[int, Meta(ge=0, le=19)] = 10
     """How far the training learner steps back for everything else on the machine; 0: not at all."""
-    daemon_nice: Annotated[int, Meta(ge=0, le=19)] = 0
-    """How far encoding, merging and transfers step back, for training too, once this node trains. Above 0,
-    where other programs keep all cores busy, the node may be slow to answer and to leave."""
+    daemon_nice: str = "auto"
+    """How far encoding, merging and transfers step back, for training too, once this node trains: 0 to 19;
+    auto: 10 beside a learner that waits for its GPU, 0 beside one on the CPU. Above 0, where other programs
+    keep all cores busy, the node may be slow to answer and to leave."""
     learner_socket: Path | None = None
     """Start no learner: a program connects there and trains (`p2pdiloco.Session`)."""
     learner_wait_s: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
@@ -223,6 +224,8 @@ def check_node(settings: NodeSettings) -> NodeSettings:
         )
     if not re.fullmatch(r"auto|[1-9]\d?", settings.nproc):
         raise ConfigError(f'--nproc must be auto or a number from 1 to 99, it is "{settings.nproc}"')
+    if not re.fullmatch(r"auto|\d|1\d", settings.daemon_nice):
+        raise ConfigError(f'--daemon-nice must be auto or from 0 to 19, it is "{settings.daemon_nice}"')
     if settings.run_file is not None and not settings.genesis:
         raise ConfigError(
             "--run-file starts a new run, so it needs --genesis",

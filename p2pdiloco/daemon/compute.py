@@ -20,7 +20,6 @@ from p2pdiloco.daemon.wire import StateHeader
 from p2pdiloco.errors import invariant
 from p2pdiloco.learner.channel import BaseRef
 from p2pdiloco.ports import Buffer
-from p2pdiloco.priority import lower_thread
 from p2pdiloco.tensors.exchange import Exchange
 from p2pdiloco.tensors.layout import FragmentLayout, scatter
 from p2pdiloco.tensors.payload import Payload
@@ -33,11 +32,11 @@ T = TypeVar("T")
 class Compute:
     """Vault and exchange behind one thread. Methods without `async` are the jobs, run in that thread."""
 
-    def __init__(self, vault: Vault, exchange: Exchange | None, niceness: int = 0) -> None:
-        """Without an exchange there is no learner: states are copied only. `niceness`: the thread's."""
+    def __init__(self, vault: Vault, exchange: Exchange | None) -> None:
+        """Without an exchange there is no learner: states are copied only."""
         self.vault = vault
         self._given = exchange
-        self._executor = ThreadPoolExecutor(1, "tensors", lower_thread, (niceness,))
+        self._executor = ThreadPoolExecutor(1, "tensors")
         self._committed: dict[int, tuple[SignedVersion, tuple[Watermark, ...]]] = {}
 
     async def run(self, job: Callable[..., T], *arguments: object) -> T:

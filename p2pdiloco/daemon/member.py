@@ -56,7 +56,7 @@ from p2pdiloco.learner.channel import LearnerOptions
 from p2pdiloco.learner.guest import GuestHost
 from p2pdiloco.learner.host import LearnerHost
 from p2pdiloco.ports import Buffer, Transport
-from p2pdiloco.priority import lower_session, lower_thread, patiently
+from p2pdiloco.priority import lower_session, lower_thread, niceness_beside, patiently
 from p2pdiloco.tensors.exchange import Exchange
 from p2pdiloco.tensors.vault import Vault
 
@@ -104,10 +104,10 @@ class Member:
         self._updates = updates = UpdateLog(min(config.log_versions, UPDATES_IN_MEMORY))
         found = restore(config, self._store, vault, updates)
         self._exchange = Exchange.create(run.layouts)
-        self.compute = Compute(vault, self._exchange, settings.daemon_nice)
+        self.compute = Compute(vault, self._exchange)
         self.compute.load(found.versions)
         self._io = ThreadPoolExecutor(1, thread_name_prefix="disk")
-        self._results_io = ThreadPoolExecutor(1, "results", lower_thread, (settings.daemon_nice,))
+        self._results_io = ThreadPoolExecutor(1, "results")
         self.tickets = Tickets()
         incarnation = next_incarnation(found.restored, me)
         self.core = Core(
@@ -380,7 +380,11 @@ class Member:
     async def _step_back(self) -> None:
         """Behind the learner and everybody else on this machine: rounds can wait, and now we have caught up.
         The event loop stays first in our session, which answers others."""
-        niceness = self._settings.daemon_nice
+        learner = self.runner.learner
+        await learner.ready.wait()
+        niceness = niceness_beside(learner.device, self._settings.daemon_nice)
+        await self.compute.run(lower_thread, niceness)
+        await self._loop.run_in_executor(self._results_io, lower_thread, niceness)
         await self._transport.step_back(niceness)
         if not await patiently(lower_session, os.getpid(), niceness):
             logger.warning("the system does not let this node's session step back for others")

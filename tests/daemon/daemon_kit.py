@@ -215,7 +215,7 @@ class Neighbourhood:
         await transport.start(door)
         self._transports.append(transport)
         run, vault = open_run(self.run.signed, identity)
-        more = {"daemon_nice": 0} | more  # these threads are the test's own
+        more = {"daemon_nice": "0"} | more  # these threads are the test's own
         settings = NodeSettings(data_dir=data_dir, genesis=genesis, name=name, **more)
         member = QuickMember(run, vault, identity, transport, door, settings, RecentLines(), self._timing)
         member.transport = transport  # type: ignore[attr-defined]

@@ -59,6 +59,24 @@ def test_a_system_that_forbids_it_is_no_error(monkeypatch: pytest.MonkeyPatch) -
         assert executor.submit(int).result() == 0
 
 
+@pytest.mark.parametrize(
+    ("device", "wanted", "niceness"),
+    [
+        ("cpu", "auto", 0),
+        ("cpu, a program's own loop", "auto", 0),
+        ("2 x cpu, sharded", "auto", 0),
+        ("cuda", "auto", 10),
+        ("mps, a program's own loop", "auto", 10),
+        ("cuda", "0", 0),
+        ("cpu", "12", 12),
+    ],
+)
+def test_rounds_step_back_by_themselves_for_a_learner_that_waits_for_its_gpu(
+    device: str, wanted: str, niceness: int
+) -> None:
+    assert priority.niceness_beside(device, wanted) == niceness
+
+
 async def test_what_comes_too_soon_is_tried_again_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
 
