@@ -118,17 +118,19 @@ def all_take_part(block: nn.Module, _arguments: Any, output: Any) -> Any:
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
-    """Modules in the outermost lists and sequences of modules that share parameters with nothing else."""
+    """Modules in the outermost lists and sequences of modules that share parameters with nothing else. (A
+    model that is a sequence itself is the outermost one.)"""
     found: list[nn.Module] = []
 
-    def collect(module: nn.Module, listed: bool) -> None:
+    def collect(module: nn.Module) -> None:
+        listed = isinstance(module, nn.ModuleList | nn.Sequential)
         for child in module.children():
             if listed and not isinstance(child, nn.ModuleList | nn.ModuleDict):
                 found.append(child)
             else:
-                collect(child, isinstance(child, nn.ModuleList | nn.Sequential))
+                collect(child)
 
-    collect(model, False)
+    collect(model)
     uses: dict[int, int] = {}
     for module in model.modules():
         for parameter in module.parameters(recurse=False):

@@ -31,9 +31,11 @@ def data():
 
 def filled_exchange(manifest=MICRO):
     """An exchange with version 0 in every base buffer 0."""
-    exchange = Exchange.create(LAYOUTS)
-    parameters = task_of(manifest).initial_parameters()
-    for layout in LAYOUTS:
+    task = task_of(manifest)
+    layouts = plan_fragments(task.specs(), manifest.sync.fragments)
+    exchange = Exchange.create(layouts)
+    parameters = task.initial_parameters()
+    for layout in layouts:
         gather(parameters, layout, exchange.base(layout.index, 0))
     return exchange
 

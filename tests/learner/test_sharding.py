@@ -1,22 +1,26 @@
-"""Two processes that share a model out learn what one learns. A server forks them, which imports once."""
+"""Processes that share a model out learn what one learns. A server forks them, which imports once."""
 
 import multiprocessing
 import multiprocessing.reduction
 import select
 import socket
 import sys
+from contextlib import closing
 
 import msgspec
 import pytest
 import torch
 from learner_kit import BASES, LAYOUTS, TASK, alone, data, filled_exchange
+from one_rank import assert_same_gradients, one_rank
 from torch import nn
 
-from p2pdiloco.config.presets import MICRO
+from p2pdiloco.config.models import CausalLMSection, table
+from p2pdiloco.config.presets import DIGITS, DIGITS_CNN, MICRO
 from p2pdiloco.errors import UserError
 from p2pdiloco.learner import checkpoint, process, sharding
 from p2pdiloco.learner.channel import (
     Applied,
+    BaseRef,
     CopiedOut,
     Deframer,
     Evaluate,
@@ -40,6 +44,7 @@ from p2pdiloco.learner.ranks import Distributed, Ranks
 from p2pdiloco.learner.sharding import blocks_of, wants_shards
 from p2pdiloco.tasks.parameters import named_parameters
 from p2pdiloco.tasks.registry import task_of
+from p2pdiloco.tensors.layout import plan_fragments
 
 PATIENCE_S = 60
 OPTIONS = LearnerOptions(
@@ -48,24 +53,24 @@ OPTIONS = LearnerOptions(
 TOTAL = sum(layout.numel for layout in LAYOUTS)
 
 
-class Pair:
-    """Two ranks of one learner, and the daemon's side of it."""
+class Processes:
+    """The ranks of one learner, and the daemon's side of it."""
 
-    def __init__(self, manifest, folder, start):
-        self.exchange = filled_exchange(manifest)
+    def __init__(self, exchange, folder, start, count=2):
+        self.exchange = exchange
         self._socket, theirs = socket.socketpair()
         self._deframer, self._events = Deframer(), []
-        meeting = folder / "meeting"
+        meeting = folder / f"meeting{count}"
         meeting.mkdir()
         # Not of this process, which may have trained: what torch has started by then does not survive a fork.
         forking = multiprocessing.get_context("forkserver")
         forking.set_forkserver_preload(
             ["torch._dynamo", "torch.distributed.fsdp", "p2pdiloco.learner.process"]
         )
-        self.ranks = []
-        for rank in (0, 1):
-            fd = multiprocessing.reduction.DupFd(self.exchange.fd)
-            arguments = (rank, start, theirs, fd, meeting, folder / f"log{rank}")
+        self.ranks, self._logs = [], [folder / f"log{rank}of{count}" for rank in range(count)]
+        for rank, log in enumerate(self._logs):
+            fd = multiprocessing.reduction.DupFd(exchange.fd)
+            arguments = (rank, count, start, theirs, fd, meeting, log)
             self.ranks.append(forking.Process(target=be, args=arguments, daemon=True))
             self.ranks[-1].start()
         theirs.close()
@@ -84,22 +89,37 @@ class Pair:
             assert received, "the learner ended"
             self._events += map(decode_event, self._deframer.feed(received))
 
-    def close(self):
+    def stop(self, state):
+        """What they save at their end."""
+        self.send(Stop(str(state)))
+        assert self.expect(Saved).ok
+        for rank in self.ranks:
+            rank.join(PATIENCE_S)
+        assert {rank.exitcode for rank in self.ranks} == {0}
+        return checkpoint._read(state)
+
+    def have(self):
+        """How many parameters are in each."""
+        return [int(log.read_text().split(" has ")[1].split()[0]) for log in self._logs]
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
         for rank in self.ranks:
             rank.kill()
             rank.join()
         self._socket.close()
-        self.exchange.close()
 
 
-def be(rank, start, channel, exchange, meeting, log):
+def be(rank, count, start, channel, exchange, meeting, log):
     """A rank's process."""
     sys.stderr = log.open("w", buffering=1)
     end_with(channel)
     if rank:
-        process.follow(start, rank, 2, meeting)
+        process.follow(start, rank, count, meeting)
         return
-    parts = process._build(start, 0, 2, meeting)
+    parts = process._build(start, 0, count, meeting)
     end = LearnerEnd(channel)
     process._lead(end, start, exchange.detach(), parts)
     end.drain(PATIENCE_S)
@@ -110,12 +130,10 @@ def test_processes_that_share_a_model_out_learn_what_one_learns(tmp_path, optimi
     inner = msgspec.structs.replace(MICRO.inner, optimizer=optimizer)
     manifest = msgspec.structs.replace(MICRO, inner=inner)
     reference, _ = alone(0, manifest)
-    pair = Pair(manifest, tmp_path, Start(manifest, OPTIONS, BASES))
-    try:
+    start = Start(manifest, OPTIONS, BASES)
+    with closing(filled_exchange(manifest)) as exchange, Processes(exchange, tmp_path, start) as pair:
         saved = the_life_of_a_pair(pair, reference, tmp_path / "state")
-    finally:
-        pair.close()
-    has = [int((tmp_path / f"log{rank}").read_text().split(" has ")[1].split()[0]) for rank in (0, 1)]
+        has = pair.have()
     assert sum(has) == TOTAL and max(has) <= 0.51 * TOTAL
     # The saved moments are one process's as well.
     restored, _ = alone(0, manifest)
@@ -148,12 +166,7 @@ def the_life_of_a_pair(pair, reference, state):
         Held(named_parameters(merged)).scatter(base, layout)
     heldout = heldout_batch(TASK, data().heldout, 1024)
     assert evaluated.loss == pytest.approx(evaluate(TASK, merged, heldout).loss, rel=1e-5)
-    pair.send(Stop(str(state)))
-    assert pair.expect(Saved).ok
-    for rank in pair.ranks:
-        rank.join(PATIENCE_S)
-    assert [rank.exitcode for rank in pair.ranks] == [0, 0]
-    meta, tensors = checkpoint._read(state)
+    meta, tensors = pair.stop(state)
     catch_up(reference, meta.inner_step)
     for name, moment in moments(reference.model, reference.optimizer).items():
         assert_close(tensors[name], moment)
@@ -177,6 +190,41 @@ def assert_close(found, expected):
     # Muon orthogonalises in bf16: where a rounding falls the other way, that is 4e-3 of an element.
     away = float((found - expected).norm() / expected.norm().clamp(min=1e-30))
     assert away < 5e-3, away
+
+
+def with_experts():
+    """Which, of a step's samples, some process has none for. Their balance is that of a process's samples."""
+    experts = CausalLMSection(layers=2, heads=2, width=32, context_tokens=64, experts=4, balance_weight=0.0)
+    return msgspec.structs.replace(MICRO, model=table(experts))
+
+
+def test_three_processes_learn_what_one_learns_and_two_go_on(tmp_path):
+    """Moments and the place in the data are of no number of processes."""
+    manifest = with_experts()
+    reference, _ = alone(0, manifest)
+    initial = task_of(manifest).initial_parameters()
+    bases = (BaseRef(0, 0),) * manifest.sync.fragments
+    options = msgspec.structs.replace(OPTIONS, place_path=str(tmp_path / "place"))
+    state = None
+    with closing(filled_exchange(manifest)) as exchange:
+        for count in (3, 2):
+            start = Start(manifest, options, bases, state, ("all",) * len(bases) if state else ())
+            state = str(tmp_path / f"state{count}")
+            with Processes(exchange, tmp_path, start, count) as processes:
+                assert processes.expect(Ready).restored == (count == 2)
+                processes.expect(CopiedOut)
+                meta, tensors = processes.stop(state)
+                has = processes.have()
+            assert sum(has) == sum(value.numel() for value in initial.values())
+            assert max(has) < 1.2 / count * sum(has)
+    catch_up(reference, meta.inner_step)
+    for layout in plan_fragments(reference.task.specs(), len(bases)):
+        before, after = torch.empty(layout.numel), torch.empty(layout.numel)
+        Held(initial).gather(layout, before)
+        Held(named_parameters(reference.model)).gather(layout, after)
+        assert_close(tensors[f"displacement.{layout.index}"], before - after)
+    for name, moment in moments(reference.model, reference.optimizer).items():
+        assert_close(tensors[name], moment)
 
 
 def test_a_pass_that_does_not_fit_ends_processes_that_compute_together(monkeypatch):
@@ -210,6 +258,8 @@ def test_what_is_sharded_and_when(monkeypatch):
     model.again = nn.Linear(2, 2)
     model.again.weight = shared.weight
     assert blocks_of(nn.Module()) == []
+    bare = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))
+    assert blocks_of(bare) == [bare[0], bare[2]]
     assert shared not in blocks_of(model) and model.extra["list"][0] in blocks_of(model)
 
 
@@ -225,18 +275,22 @@ class Either(nn.Module):
 
 
 def test_experts_that_only_another_process_chose_have_a_gradient_too(tmp_path, monkeypatch):
-    model = nn.Sequential(nn.Sequential(Either()))
+    model = nn.Sequential(Either())
     expected = model(torch.ones(3, 2))[0]
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
-    meeting = f"file://{tmp_path}/meeting"
-    torch.distributed.init_process_group("gloo", init_method=meeting, rank=0, world_size=1)
-    try:
+    with one_rank(tmp_path, monkeypatch):
         sharding.shard(model, torch.device("cpu"))
         found, untouched = model(torch.ones(3, 2))
         assert torch.equal(found, expected) and torch.equal(untouched, torch.ones(3, 2))
         found.sum().backward()
         gradients = {name: sharding.own(p.grad) for name, p in model.named_parameters()}
-    finally:
-        torch.distributed.destroy_process_group()
-    assert torch.equal(gradients["0.0.one.bias"], torch.full((2,), 3.0))
-    assert not gradients["0.0.other.weight"].any() and not gradients["0.0.other.bias"].any()
+    assert torch.equal(gradients["0.one.bias"], torch.full((2,), 3.0))
+    assert not gradients["0.other.weight"].any() and not gradients["0.other.bias"].any()
+
+
+@pytest.mark.parametrize(("preset", "blocks"), [(DIGITS, 2), (DIGITS_CNN, 3)], ids=["vit", "cnn"])
+def test_models_of_images_have_the_same_gradients(tmp_path, monkeypatch, preset, blocks):
+    task = task_of(preset)
+    model = task.model()
+    batch = (torch.rand(4, 1, 8, 8), torch.tensor([0, 3, 9, 3]))
+    with one_rank(tmp_path, monkeypatch):
+        assert_same_gradients(task, model, batch, blocks)

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
+from one_rank import assert_same_gradients, one_rank
 
 from p2pdiloco.cli.main import run
 from p2pdiloco.cli.start_from import begun_with
@@ -190,3 +191,13 @@ def test_figures_are_of_a_model_that_is_not_in_training(tmp_path: Path) -> None:
     batch = (torch.arange(65)[None].repeat(4, 1),)
     assert evaluate(task, model, batch) == evaluate(task, model, batch)
     assert model.training and model.transformer.drop.training and not model.transformer.h[0].training
+
+
+@pytest.mark.parametrize("config", [GPT2, QWEN], ids=["gpt2-tied", "qwen2"])
+def test_gradients_are_the_same_where_processes_share_it_out(
+    config: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = task_of(manifest_with(config, tmp_path))
+    batch = (torch.randint(0, 256, (2, 65)),)
+    with one_rank(tmp_path, monkeypatch):
+        assert_same_gradients(task, task.model(), batch, blocks=1)
