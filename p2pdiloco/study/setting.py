@@ -5,12 +5,12 @@ from __future__ import annotations
 import msgspec
 from msgspec import Struct
 
-from p2pdiloco.config.manifest import CodecSection, Manifest, RunSection
-from p2pdiloco.config.models import CausalLMSection, table
+from p2pdiloco.config.manifest import CodecSection, DataSection, Manifest, RunSection
+from p2pdiloco.config.models import CausalLMSection, ImageSection, ModelSection, table
 from p2pdiloco.config.outer import warmup_steps
 from p2pdiloco.config.presets import for_run
 
-MODELS = {
+MODELS: dict[str, tuple[ModelSection, int]] = {
     "pico": (CausalLMSection(layers=1, heads=1, width=16, context_tokens=16), 128),
     "nano": (CausalLMSection(layers=2, heads=2, width=32, context_tokens=64), 1024),
     "mini": (CausalLMSection(layers=2, heads=2, width=64, context_tokens=64), 1024),
@@ -23,10 +23,18 @@ MODELS = {
         CausalLMSection(layers=2, heads=2, width=64, hidden_width=88, context_tokens=64, experts=4),
         1024,
     ),
+    "glyphs": (
+        ImageSection(classes=36, image_pixels=16, channels=1, layers=2, width=48, heads=4, patch_pixels=4),
+        32,
+    ),
+    "glyphs-cnn": (
+        ImageSection(architecture="cnn", classes=36, image_pixels=16, channels=1, layers=1, width=16),
+        32,
+    ),
 }
 """Model and tokens per learner and inner step: for tests; 33 k, 117 k, 0.82 M parameters; the presets' shapes
-with a shorter context. Other names are presets, as they are."""
-FRAGMENTS = {"pico": 4, "nano": 4, "mini": 4, "mini-moe": 4}
+with a shorter context; of images that `study.glyphs` draws. Other names are presets, as they are."""
+FRAGMENTS = {"pico": 4, "nano": 4, "mini": 4, "mini-moe": 4, "glyphs": 4, "glyphs-cnn": 4}
 HELDOUT_TOKENS = 32_768
 
 
@@ -86,10 +94,13 @@ class Setting(Struct, frozen=True, kw_only=True, omit_defaults=True):
         if self.model in MODELS:
             base = for_run("tiny", "learning", self.seed)
             section, tokens = MODELS[self.model]
+            images = isinstance(section, ImageSection)
+            task = "image-classification" if images else base.run.task
             base = replace(
                 base,
                 model=table(section),
-                run=RunSection(name="learning", seed=self.seed),
+                run=RunSection(name="learning", task=task, seed=self.seed),
+                data=DataSection(source="files", heldout_percent=10) if images else base.data,
                 inner=replace(base.inner, tokens_per_step=tokens),
             )
         else:

@@ -12,10 +12,11 @@ from p2pdiloco.study.setting import Setting
 
 replace = msgspec.structs.replace
 RATES = (1.5e-3, 3e-3, 6e-3, 1.2e-2)
-MODEL_RATE = {"mini": 3e-3, "mini-moe": 3e-3, "nano": 3e-3, "tiny": 3e-3, "digits": 2e-3}
+MODEL_RATE = {"mini": 3e-3, "mini-moe": 3e-3, "nano": 3e-3, "tiny": 3e-3, "glyphs": 2e-3, "glyphs-cnn": 2e-3}
 ORACLE_RATE = 0.7
 PARALLEL_RATES = (6e-3, 3e-3, 1.2e-2)
 """The first was the best for `mini`, of 700 inner steps and of 2800: larger than the best of swarms."""
+GLYPH_RATES = (4e-3, 8e-3, 2e-3)
 
 
 class Case(Struct, frozen=True):
@@ -179,17 +180,20 @@ def alone(base: Setting) -> list[Case]:
 
 def experts(base: Setting) -> list[Case]:
     """Mixture of experts."""
-    return _versus_parallel(replace(base, model="mini-moe"))
+    return _against_parallel(replace(base, model="mini-moe"), PARALLEL_RATES[:2])
 
 
 def vision(base: Setting) -> list[Case]:
-    """The vision transformer on scikit-learn's digits."""
-    digits = replace(base, model="digits", steps=400, inner_rate=2e-3, fragments=4)
-    return _versus_parallel(every(digits, 16))
+    """The vision transformer on images that are drawn here (`study.glyphs`)."""
+    return _against_parallel(replace(base, model="glyphs", inner_rate=MODEL_RATE["glyphs"]), GLYPH_RATES)
 
 
-def _versus_parallel(base: Setting) -> list[Case]:
-    return [Case("data parallel", parallel(base)), Case(f"swarm, H = {base.inner_steps}", base)]
+def _against_parallel(base: Setting, rates: Sequence[float]) -> list[Case]:
+    alone = [replace(parallel(base), inner_rate=rate) for rate in rates]
+    return [Case(f"data parallel, {one.inner_rate:g}", one) for one in alone] + [
+        Case(f"oracle, H = {base.inner_steps}", oracle(base)),
+        Case(f"swarm, H = {base.inner_steps}", base),
+    ]
 
 
 def sizes(base: Setting) -> list[Case]:

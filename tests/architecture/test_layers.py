@@ -61,7 +61,7 @@ THIRD_PARTY = {
     "config": {"msgspec"},
     "core": {"msgspec"},
     "simulation": {"msgspec"},
-    "study": {"msgspec", "numpy", "torch"},
+    "study": {"PIL", "matplotlib", "msgspec", "numpy", "torch"},
     "tensors": {"msgspec", "numpy", "torch"},
     "tasks": {
         "PIL",
