@@ -6,7 +6,7 @@ learners, encodings, merges and outer steps of production, in one process), one 
 same batch and tokens, and an oracle: synchronous DiLoCo without delay, faults or compression. Figure: loss of
 the global parameters at the end, held-out, in nats per byte (per image). What is in --out is not run again.
 
-    .venv/bin/python scripts/bench_learning.py parity codecs [--model mini] [--steps 700] [--seeds 0 1 2]
+    .venv/bin/python scripts/bench_learning.py parity codecs [--model mini] [--steps 700] [--jobs 2]
     .venv/bin/python scripts/bench_learning.py parity --table      # prints what is there, runs nothing
 """
 
@@ -15,15 +15,22 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
 from pathlib import Path
 
 import msgspec
 import torch
 
-from p2pdiloco.study.play import play
+from p2pdiloco.learner.device import choose_device
+from p2pdiloco.study.play import play, play_line
 from p2pdiloco.study.setting import HELDOUT_TOKENS, MODELS, Outcome, Setting
 from p2pdiloco.study.suites import MODEL_RATE, SUITES, every, settings_of
 
+Runs = dict[int, Outcome]
+"""Of one row, by seed."""
+Rows = dict[str, Runs]
 QUICK = Setting(model="pico", steps=24, inner_steps=4, learners=2, momentum_warmup=2, warmup=5, delay=0.5)
 QUICK_HELDOUT_TOKENS = 512
 
@@ -42,6 +49,9 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--codec", default="int8")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--out", type=Path, default=Path("learning.jsonl"), help="results, a line per run")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at the same time, a processor each")
+    parser.add_argument("--device", default="cpu", help="of the models, as of a node")
+    parser.add_argument("--curve", action="store_true", help="print losses on the way, too")
     parser.add_argument("--table", action="store_true", help="run nothing, print what is there")
     parser.add_argument("--quick", action="store_true", help="tiny runs, to see that it works")
     return parser.parse_args(arguments)
@@ -73,47 +83,97 @@ def results(path: Path) -> dict[str, Outcome]:
 def run(options: argparse.Namespace, base: Setting) -> None:
     """Everything that is not there yet, a line each."""
     done = results(options.out)
-    for setting in settings_of(options.suites, base, options.seeds):
-        if setting.key in done:
-            continue
-        outcome = play(setting, QUICK_HELDOUT_TOKENS if options.quick else HELDOUT_TOKENS)
+    wanted = [s for s in settings_of(options.suites, base, options.seeds) if s.key not in done]
+    heldout_tokens = QUICK_HELDOUT_TOKENS if options.quick else HELDOUT_TOKENS
+    for line in made_of(wanted, heldout_tokens, options.device, options.jobs):
         with options.out.open("a", encoding="utf-8") as file:
-            file.write(msgspec.json.encode(outcome).decode() + "\n")
-        print(f"{setting.key}: {outcome.loss:.4f}, {outcome.cpu_s:.0f} CPU-s", file=sys.stderr, flush=True)
+            file.write(line.decode() + "\n")
+        made = msgspec.json.decode(line, type=Outcome)
+        print(f"{made.setting.key}: {made.loss:.4f}, {made.cpu_s:.0f} CPU-s", file=sys.stderr, flush=True)
 
 
-def table(suite: str, base: Setting, seeds: list[int], done: dict[str, Outcome]) -> str:
-    """Losses of a suite, and differences to its first row: mean and spread over the seeds that have both."""
-    head = (
-        "| | against the first | spread | held-out loss | merges | contributors |\n|---|---|---|---|---|---|"
-    )
-    rows: dict[str, list[tuple[float, Outcome]]] = {}
+def made_of(wanted: list[Setting], heldout_tokens: int, device: str, jobs: int) -> Iterator[bytes]:
+    """Outcomes as lines, in the order in which they come."""
+    if jobs == 1:
+        torch.set_num_threads(1)
+        for setting in wanted:
+            yield msgspec.json.encode(play(setting, heldout_tokens, choose_device(device)))
+        return
+    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
+        lines = [msgspec.json.encode(setting) for setting in wanted]
+        for made in as_completed([pool.submit(play_line, line, heldout_tokens, device) for line in lines]):
+            yield made.result()
+
+
+def mean_loss(runs: Runs) -> float:
+    """Of all seeds that were run."""
+    return statistics.mean(made.loss for made in runs.values())
+
+
+def reference(rows: Rows, kind: str, name: str) -> Runs | None:
+    """What a row is held against: of the rows of a kind with its learners (and H, where that counts) the one
+    with the least loss."""
+    its = next(iter(rows[name].values())).setting
+    found: list[Runs] = []
+    for runs in rows.values() if its.kind != "parallel" or kind == "parallel" else ():
+        theirs = next(iter(runs.values())).setting
+        alike = theirs.learners == its.learners and (
+            kind == "parallel" or theirs.inner_steps == its.inner_steps
+        )
+        if theirs.kind == kind and alike:
+            found.append(runs)
+    return min(found, key=mean_loss) if found else None
+
+
+def difference(runs: Runs, against: Runs | None) -> str:
+    """Per cent, mean and spread over the seeds that both have."""
+    both = sorted(runs.keys() & against.keys()) if against else []
+    if against is None or not both:
+        return ""
+    found = [100 * (runs[seed].loss / against[seed].loss - 1) for seed in both]
+    words = f"{min(found):+.2f} to {max(found):+.2f}" if len(found) > 1 else "one seed"
+    return f"{statistics.mean(found):+.2f} % ({words})"
+
+
+def table(suite: str, base: Setting, seeds: list[int], done: dict[str, Outcome], curve: bool = False) -> str:
+    """Losses of a suite, held against the best data-parallel process (where there is none, its first row)
+    and the best oracle of as many learners. `curve`: the losses on the way, too."""
+    rows: Rows = {}
     for seed in seeds:
-        cases = SUITES[suite](msgspec.structs.replace(base, seed=seed))
-        first = done.get(cases[0].setting.key)
-        for case in cases:
-            found = done.get(case.setting.key)
-            if found is not None and first is not None:
-                rows.setdefault(case.name, []).append((100 * (found.loss / first.loss - 1), found))
-    body = [head]
+        for case in SUITES[suite](msgspec.structs.replace(base, seed=seed)):
+            if (found := done.get(case.setting.key)) is not None:
+                rows.setdefault(case.name, {})[seed] = found
+    oracles = _has(rows, "oracle")
+    head = ["", "held-out loss", "against data parallel" if _has(rows, "parallel") else "against the first"]
+    head += ["against the oracle"] * oracles + ["merges", "contributors"] + ["on the way"] * curve
+    body = [head, ["---"] * len(head)]
     for name, runs in rows.items():
-        differences, outcomes = [one[0] for one in runs], [one[1] for one in runs]
-        mean = statistics.mean(one.loss for one in outcomes)
-        words = f"{min(differences):+.2f} to {max(differences):+.2f} %" if len(runs) > 1 else "one seed"
-        merges = f"{outcomes[0].merges:.0f} | {outcomes[0].contributors:.2f}" if outcomes[0].merges else " | "
-        body.append(f"| {name} | {statistics.mean(differences):+.2f} % | {words} | {mean:.4f} | {merges} |")
-    return f"{suite} ({base.model}, {base.steps} steps)\n" + "\n".join(body)
+        last = next(iter(runs.values()))
+        first = reference(rows, "parallel", name)
+        cells = [name, f"{mean_loss(runs):.4f}", difference(runs, first or next(iter(rows.values())))]
+        cells += [difference(runs, reference(rows, "oracle", name))] * oracles
+        cells += [f"{last.merges:.0f}", f"{last.contributors:.2f}"] if last.merges else ["", ""]
+        if curve:
+            points = zip(*(made.curve for made in runs.values()), strict=True)
+            means = [statistics.mean(loss for _, loss in at) for at in points]
+            cells.append(", ".join(f"{mean:.3f}" for mean in means))
+        body.append(cells)
+    lines = ["| " + " | ".join(cells) + " |" for cells in body]
+    return f"{suite} ({base.model}, {base.learners} learners, {base.steps} steps)\n" + "\n".join(lines)
+
+
+def _has(rows: Rows, kind: str) -> bool:
+    return any(made.setting.kind == kind for runs in rows.values() for made in runs.values())
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run, then print."""
     options = options_of(arguments)
-    torch.set_num_threads(1)
     base = base_of(options)
     if not options.table:
         run(options, base)
     done = results(options.out)
-    print("\n\n".join(table(suite, base, options.seeds, done) for suite in options.suites))
+    print("\n\n".join(table(suite, base, options.seeds, done, options.curve) for suite in options.suites))
     return 0
 
 

@@ -41,7 +41,12 @@ class _Together:
 
 
 def data_parallel(
-    manifest: Manifest, names: list[str], steps: int, evaluate_every: int, heldout_tokens: int
+    manifest: Manifest,
+    names: list[str],
+    steps: int,
+    evaluate_every: int,
+    heldout_tokens: int,
+    device: torch.device,
 ) -> Curve:
     """One process whose batch is that of all learners together, with the manifest's inner learning rate."""
     tokens = len(names) * manifest.inner.tokens_per_step
@@ -49,7 +54,7 @@ def data_parallel(
         manifest, inner=msgspec.structs.replace(manifest.inner, tokens_per_step=tokens)
     )
     task = task_of(together)
-    data, model = data_of(task), task.model()
+    data, model = data_of(task), task.model().to(device)
     _start(named_parameters(model), task.initial_parameters())
     training = Training(task, model, data.train, names[0])
     samples = manifest.inner.tokens_per_step // task.tokens_per_sample
@@ -61,20 +66,25 @@ def data_parallel(
 
 
 def oracle(
-    manifest: Manifest, names: list[str], steps: int, evaluate_every: int, heldout_tokens: int
+    manifest: Manifest,
+    names: list[str],
+    steps: int,
+    evaluate_every: int,
+    heldout_tokens: int,
+    device: torch.device,
 ) -> Curve:
     """Synchronous DiLoCo: every H inner steps the fp32 mean of all pseudo-gradients, an outer Nesterov step
     with the manifest's momentum warm-up, and everybody takes the result. No delay, no codec, no fragments."""
     task = task_of(manifest)
     data, outer = data_of(task), manifest.outer
-    models = [task.model() for _ in names]
+    models = [task.model().to(device) for _ in names]
     theta = {name: value.clone() for name, value in task.initial_parameters().items()}
     momentum = {name: torch.zeros_like(value) for name, value in theta.items()}
     for model in models:
         _start(named_parameters(model), theta)
     learners = [Training(task, model, data.train, name) for model, name in zip(models, names, strict=True)]
     acquainted({name: learner.stream for name, learner in zip(names, learners, strict=True)})
-    evaluated, heldout = task.model(), heldout_batch(task, data.heldout, heldout_tokens)
+    evaluated, heldout = task.model().to(device), heldout_batch(task, data.heldout, heldout_tokens)
     made = [0, 0]
 
     def step() -> None:
@@ -89,7 +99,7 @@ def oracle(
         mu = outer.momentum * warm
         locals_ = [named_parameters(model) for model in models]
         for name, value in theta.items():
-            delta = torch.stack([value - local[name].detach() for local in locals_]).mean(dim=0)
+            delta = torch.stack([value - local[name].detach().cpu() for local in locals_]).mean(dim=0)
             momentum[name].mul_(mu).add_(delta)
             value.sub_(outer.learning_rate * (delta + mu * momentum[name]))
         for local in locals_:

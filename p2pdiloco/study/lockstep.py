@@ -31,6 +31,7 @@ from p2pdiloco.tensors.layout import TensorSpec, plan_fragments, scatter
 from p2pdiloco.tensors.vault import Input, Vault
 
 HELDOUT_TOKENS = 32_768
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class Learner:
     """One learner and what its daemon would do for it."""
 
     def __init__(self, swarm: Lockstep, name: str) -> None:
-        sync, model = swarm.manifest.sync, swarm.task.model()
+        sync, model = swarm.manifest.sync, swarm.task.model().to(swarm.device)
         self.training = Training(swarm.task, model, swarm.data.train, name)
         self.exchange = Exchange.create(swarm.layouts)
         self._parameters = named_parameters(model)
@@ -140,12 +141,13 @@ class Lockstep:
         names: str = "learner",
         plain_mean: bool = False,
         heldout_tokens: int = HELDOUT_TOKENS,
+        device: torch.device = CPU,
     ) -> None:
         """`delay_steps`: inner steps between a copy-out and the install of the version that merged it.
 
         `names`: learners of other names read other parts of the data. `plain_mean`: of all tensors, as of
         embeddings, instead of radial-directional averaging."""
-        self.manifest, self._delay_steps = manifest, delay_steps
+        self.manifest, self.device, self._delay_steps = manifest, device, delay_steps
         self.task = task_of(manifest)
         self.data = data_of(self.task)
         specs = [TensorSpec(s.name, s.shape, plain_mean or s.embedding) for s in self.task.specs()]
@@ -154,7 +156,7 @@ class Lockstep:
         self.global_state.load_initial(self.task.initial_parameters())
         self._learners = [Learner(self, f"{names}-{index}") for index in range(learners)]
         acquainted({f"{names}-{i}": learner.training.stream for i, learner in enumerate(self._learners)})
-        self._evaluated = self.task.model()
+        self._evaluated = self.task.model().to(device)
         self._heldout = heldout_batch(self.task, self.data.heldout, heldout_tokens)
 
     def vault(self) -> Vault:

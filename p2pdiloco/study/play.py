@@ -7,7 +7,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import msgspec
+import torch
+
+from p2pdiloco.learner.device import choose_device
 from p2pdiloco.study.baselines import data_parallel, oracle
+from p2pdiloco.study.lockstep import CPU
 from p2pdiloco.study.setting import Outcome, Setting
 from p2pdiloco.study.virtual import Circumstances, Fault, Virtual
 from p2pdiloco.tensors.codec import codec
@@ -16,22 +21,30 @@ POINTS = 4
 """Of a curve."""
 
 
-def play(setting: Setting, heldout_tokens: int) -> Outcome:
-    """Equal settings give equal results (but for the time that they took)."""
+def play(setting: Setting, heldout_tokens: int, device: torch.device = CPU) -> Outcome:
+    """Equal settings give equal results on a CPU (but for the time that they took). `device`: of models;
+    merges are the CPU's, as in production."""
     began = time.process_time()
     manifest, every = setting.manifest(), max(1, setting.steps // POINTS)
     if setting.kind == "swarm":
-        outcome = _swarm(setting, every, heldout_tokens)
+        outcome = _swarm(setting, every, heldout_tokens, device)
     else:
         baseline = {"parallel": data_parallel, "oracle": oracle}[setting.kind]
-        curve = baseline(manifest, setting.names, setting.steps, every, heldout_tokens)
+        curve = baseline(manifest, setting.names, setting.steps, every, heldout_tokens, device)
         tokens = setting.steps * setting.learners * manifest.inner.tokens_per_step
         outcome = Outcome(setting=setting, loss=curve[-1][1], curve=curve, tokens=tokens)
     outcome.cpu_s = time.process_time() - began
     return outcome
 
 
-def _swarm(setting: Setting, every: int, heldout_tokens: int) -> Outcome:
+def play_line(line: bytes, heldout_tokens: int, device: str) -> bytes:
+    """`play` in a process of its own, with one thread: setting and outcome as JSON."""
+    torch.set_num_threads(1)
+    setting = msgspec.json.decode(line, type=Setting)
+    return msgspec.json.encode(play(setting, heldout_tokens, choose_device(device)))
+
+
+def _swarm(setting: Setting, every: int, heldout_tokens: int, device: torch.device) -> Outcome:
     world = Circumstances(
         delay=setting.delay,
         grace=setting.grace,
@@ -41,7 +54,8 @@ def _swarm(setting: Setting, every: int, heldout_tokens: int) -> Outcome:
         seed=setting.seed,
     )
     with _feedback(setting):
-        swarm = Virtual(setting.manifest(), setting.learners, world, setting.merge == "mean", heldout_tokens)
+        plain_mean = setting.merge == "mean"
+        swarm = Virtual(setting.manifest(), setting.learners, world, plain_mean, heldout_tokens, device)
         try:
             curve = swarm.play(setting.steps, every)
         finally:

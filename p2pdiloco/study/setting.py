@@ -15,6 +15,7 @@ MODELS: dict[str, tuple[ModelSection, int]] = {
     "nano": (CausalLMSection(layers=2, heads=2, width=32, context_tokens=64), 1024),
     "mini": (CausalLMSection(layers=2, heads=2, width=64, context_tokens=64), 1024),
     "tiny": (CausalLMSection(layers=4, heads=4, width=128, context_tokens=64), 1024),
+    "mid": (CausalLMSection(layers=4, heads=4, width=256, context_tokens=128), 2048),
     "tiny-moe": (
         CausalLMSection(layers=4, heads=4, width=128, hidden_width=176, context_tokens=64, experts=4),
         1024,
@@ -32,8 +33,9 @@ MODELS: dict[str, tuple[ModelSection, int]] = {
         32,
     ),
 }
-"""Model and tokens per learner and inner step: for tests; 33 k, 117 k, 0.82 M parameters; the presets' shapes
-with a shorter context; of images that `study.glyphs` draws. Other names are presets, as they are."""
+"""Model and tokens per learner and inner step: for tests; 33 k, 117 k, 0.82 M, 3.2 M parameters; the presets'
+shapes, or one between them, with a shorter context; of images that `study.glyphs` draws. Other names are
+presets, as they are."""
 FRAGMENTS = {"pico": 4, "nano": 4, "mini": 4, "mini-moe": 4, "glyphs": 4, "glyphs-cnn": 4}
 HELDOUT_TOKENS = 32_768
 

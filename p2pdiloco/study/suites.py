@@ -12,10 +12,20 @@ from p2pdiloco.study.setting import Setting
 
 replace = msgspec.structs.replace
 RATES = (1.5e-3, 3e-3, 6e-3, 1.2e-2)
-MODEL_RATE = {"mini": 3e-3, "mini-moe": 3e-3, "nano": 3e-3, "tiny": 3e-3, "glyphs": 2e-3, "glyphs-cnn": 2e-3}
+MODEL_RATE = {
+    "mini": 3e-3,
+    "mini-moe": 3e-3,
+    "nano": 3e-3,
+    "tiny": 3e-3,
+    "mid": 2e-3,
+    "glyphs": 2e-3,
+    "glyphs-cnn": 2e-3,
+}
 ORACLE_RATE = 0.7
-PARALLEL_RATES = (6e-3, 3e-3, 1.2e-2)
-"""The first was the best for `mini`, of 700 inner steps and of 2800: larger than the best of swarms."""
+PARALLEL_RATES = (2, 1, 4)
+"""Times the model's rate. The first was the best for `mini`, of 700 inner steps and of 2800."""
+SWARM_RATES = (1, 2)
+"""The same of swarms and of the oracle: the first was the best of long runs, the second of short ones."""
 GLYPH_RATES = (4e-3, 8e-3, 2e-3)
 
 
@@ -64,15 +74,16 @@ def every(base: Setting, inner_steps: int) -> Setting:
 
 def parity(base: Setting) -> list[Case]:
     """Figure 1: data parallel, oracle, swarm."""
-    alone = [replace(parallel(base), inner_rate=rate) for rate in PARALLEL_RATES]
+    rate = base.inner_rate or base.manifest().inner.learning_rate
+    alone = [replace(parallel(base), inner_rate=rate * times) for times in PARALLEL_RATES]
     cases = [Case(f"data parallel, {one.inner_rate:g}", one) for one in alone]
     for period in (24, 100):
-        swarm = every(base, period)
-        cases += [
-            Case(f"oracle, H = {period}", oracle(swarm)),
-            Case(f"swarm, H = {period}", swarm),
-            Case(f"swarm, H = {period}, e3m0", replace(swarm, codec="e3m0")),
-        ]
+        for times in SWARM_RATES:
+            swarm = replace(every(base, period), inner_rate=rate * times)
+            words = f"H = {period}, {swarm.inner_rate:g}"
+            cases += [Case(f"oracle, {words}", oracle(swarm)), Case(f"swarm, {words}", swarm)]
+        swarm = replace(every(base, period), inner_rate=rate, codec="e3m0")
+        cases += [Case(f"swarm, H = {period}, {rate:g}, e3m0", swarm)]
     return cases
 
 

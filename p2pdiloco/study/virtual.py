@@ -17,13 +17,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
+import torch
 from msgspec import Struct
 from torch import Tensor
 
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.learner.channel import CopiedOut, NothingToCopy
 from p2pdiloco.study.baselines import Curve
-from p2pdiloco.study.lockstep import HELDOUT_TOKENS, Learner, Lockstep
+from p2pdiloco.study.lockstep import CPU, HELDOUT_TOKENS, Learner, Lockstep
 from p2pdiloco.tensors.vault import Input
 
 JITTER = 0.5
@@ -104,8 +105,11 @@ class Virtual(Lockstep):
         world: Circumstances,
         plain_mean: bool = False,
         heldout_tokens: int = HELDOUT_TOKENS,
+        device: torch.device = CPU,
     ) -> None:
-        super().__init__(manifest, learners, plain_mean=plain_mean, heldout_tokens=heldout_tokens)
+        super().__init__(
+            manifest, learners, plain_mean=plain_mean, heldout_tokens=heldout_tokens, device=device
+        )
         speeds = world.speeds or (1.0,) * learners
         self._world, self._rng = world, random.Random(world.seed)
         self._seats = [

@@ -2,17 +2,19 @@
 
 import importlib.util
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 import torch
 
 from p2pdiloco.study.play import play
-from p2pdiloco.study.setting import Setting
+from p2pdiloco.study.setting import Outcome, Setting
 from p2pdiloco.study.suites import SUITES, settings_of
 from p2pdiloco.study.virtual import Circumstances, Fault, Virtual
 from p2pdiloco.tasks.manifests import check_manifest
 
+replace = msgspec.structs.replace
 SCRIPT = Path(__file__).parents[2] / "scripts" / "bench_learning.py"
 
 
@@ -62,17 +64,54 @@ def test_the_grace_window_takes_in_a_slow_learner_and_faults_cost_only_what_was_
     assert patient.tokens - hit.tokens <= max(patient.merged_tokens) - max(hit.merged_tokens) < 22 * tokens
 
 
-def test_the_benchmark_runs_and_goes_on_where_it_was(tmp_path, capsys):
+def script() -> Any:
+    """scripts/bench_learning.py."""
     spec = importlib.util.spec_from_file_location("bench_learning", SCRIPT)
+    assert spec is not None and spec.loader is not None
     bench = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(bench)
+    return bench
+
+
+def test_the_benchmark_runs_and_goes_on_where_it_was(tmp_path, capsys):
+    bench = script()
     command = ["alone", "--quick", "--seeds", "0", "--out", str(tmp_path / "results.jsonl")]
     assert bench.main(command) == 0
     first = capsys.readouterr()
     assert first.err.count("CPU-s") == 3
     assert "| one learner | " in first.out
-    assert bench.main(command) == 0
+    assert bench.main([*command, "--jobs", "2"]) == 0
     assert capsys.readouterr() == (first.out, "")
+
+
+def outcome(setting: Setting, loss: float) -> Outcome:
+    """Of a run that nobody made."""
+    return Outcome(setting=setting, loss=loss, curve=[(1, 2 * loss), (2, loss)])
+
+
+def test_a_row_is_held_against_the_best_data_parallel_process_and_the_best_oracle_of_its_period():
+    bench, base = script(), Setting(model="nano", inner_rate=1.0)
+    made = {}
+    for seed, loss in ((0, 2.0), (1, 3.0)):
+        for case in SUITES["parity"](replace(base, seed=seed)):
+            rate, kind = case.setting.inner_rate, case.setting.kind
+            scale = {"parallel": 1.0, "oracle": 1.1, "swarm": 1.21}[kind] * (1.0 if rate == 1.0 else 1.5)
+            made[case.setting.key] = outcome(case.setting, loss * scale)
+    text = bench.table("parity", base, [0, 1], made, curve=True)
+    rows = {
+        cells[1]: cells[2:-1]
+        for cells in ([c.strip() for c in line.split("|")] for line in text.split("\n")[1:])
+    }
+    assert rows["swarm, H = 100, 1"] == [
+        "3.0250",
+        "+21.00 % (+21.00 to +21.00)",
+        "+10.00 % (+10.00 to +10.00)",
+        "",
+        "",
+        "6.050, 3.025",
+    ]
+    assert rows["data parallel, 2"][1].startswith("+50.00 %")
+    assert rows["data parallel, 1"][2] == "", "H means nothing to it"
 
 
 def test_every_suite_is_made_of_manifests_that_nodes_would_accept():
