@@ -26,7 +26,6 @@ PARALLEL_RATES = (2, 1, 4)
 """Times the model's rate. The first was the best for `mini`, of 700 inner steps and of 2800."""
 SWARM_RATES = (1, 2)
 """The same of swarms and of the oracle: the first was the best of long runs, the second of short ones."""
-GLYPH_RATES = (4e-3, 8e-3, 2e-3)
 
 
 class Case(Struct, frozen=True):
@@ -74,9 +73,7 @@ def every(base: Setting, inner_steps: int) -> Setting:
 
 def parity(base: Setting) -> list[Case]:
     """Figure 1: data parallel, oracle, swarm."""
-    rate = base.inner_rate or base.manifest().inner.learning_rate
-    alone = [replace(parallel(base), inner_rate=rate * times) for times in PARALLEL_RATES]
-    cases = [Case(f"data parallel, {one.inner_rate:g}", one) for one in alone]
+    rate, cases = base.inner_rate or base.manifest().inner.learning_rate, _alone(base)
     for period in (24, 100):
         for times in SWARM_RATES:
             swarm = replace(every(base, period), inner_rate=rate * times)
@@ -85,6 +82,13 @@ def parity(base: Setting) -> list[Case]:
         swarm = replace(every(base, period), inner_rate=rate, codec="e3m0")
         cases += [Case(f"swarm, H = {period}, {rate:g}, e3m0", swarm)]
     return cases
+
+
+def _alone(base: Setting) -> list[Case]:
+    """Data parallel at several rates."""
+    rate = base.inner_rate or base.manifest().inner.learning_rate
+    tried = [replace(parallel(base), inner_rate=rate * times) for times in PARALLEL_RATES]
+    return [Case(f"data parallel, {one.inner_rate:g}", one) for one in tried]
 
 
 def rates(base: Setting) -> list[Case]:
@@ -191,17 +195,16 @@ def alone(base: Setting) -> list[Case]:
 
 def experts(base: Setting) -> list[Case]:
     """Mixture of experts."""
-    return _against_parallel(replace(base, model="mini-moe"), PARALLEL_RATES[:2])
+    return _against_parallel(replace(base, model="mini-moe", inner_rate=MODEL_RATE["mini-moe"]))
 
 
 def vision(base: Setting) -> list[Case]:
     """The vision transformer on images that are drawn here (`study.glyphs`)."""
-    return _against_parallel(replace(base, model="glyphs", inner_rate=MODEL_RATE["glyphs"]), GLYPH_RATES)
+    return _against_parallel(replace(base, model="glyphs", inner_rate=MODEL_RATE["glyphs"]))
 
 
-def _against_parallel(base: Setting, rates: Sequence[float]) -> list[Case]:
-    alone = [replace(parallel(base), inner_rate=rate) for rate in rates]
-    return [Case(f"data parallel, {one.inner_rate:g}", one) for one in alone] + [
+def _against_parallel(base: Setting) -> list[Case]:
+    return _alone(base) + [
         Case(f"oracle, H = {base.inner_steps}", oracle(base)),
         Case(f"swarm, H = {base.inner_steps}", base),
     ]
