@@ -204,7 +204,8 @@ def vision(base: Setting) -> list[Case]:
 
 
 def _against_parallel(base: Setting) -> list[Case]:
-    return _alone(base) + [
+    return [
+        *_alone(base),
         Case(f"oracle, H = {base.inner_steps}", oracle(base)),
         Case(f"swarm, H = {base.inner_steps}", base),
     ]
