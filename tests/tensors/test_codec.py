@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2pdiloco.errors import InvariantViolation, RemoteError
+from p2pdiloco.learner.device import device_count
 from p2pdiloco.tensors.codec import CODECS, codec
 from p2pdiloco.tensors.codec_4bit import DECODE_TILE
 from p2pdiloco.tensors.codec_dense import BLOCK
@@ -70,6 +71,22 @@ def test_round_trip_is_within_the_codec_s_bound(name, numel, exponent, seed):
     assert bool(((decoded.double() - source.double()).abs() <= error_bound(name, source)).all())
     top = float(decoded.abs().max()) if numel else 0.0
     assert top <= chosen.peak(payload, numel) <= max(1.01 * top, 2.0**-90)
+
+
+ACCELERATORS = [kind for kind in ("cuda", "xpu", "mps") if device_count(kind)]
+
+
+@pytest.mark.skipif(not ACCELERATORS, reason="needs a device that is not the CPU")
+@pytest.mark.parametrize("numel", [65, BLOCK + 1, CHUNK + 9, 5 * CHUNK])
+@pytest.mark.parametrize("name", ALL)
+def test_a_learner_s_device_decodes_to_the_cpu_s_bits_and_encodes_within_the_bound(name, numel):
+    source, chosen = values(numel, 3, numel), codec(name)
+    payload = chosen.encode(source.to(ACCELERATORS[0]))
+    here, there = torch.empty(numel), torch.empty(numel, device=ACCELERATORS[0])
+    chosen.decode(payload, here)
+    chosen.decode(payload, there)
+    assert torch.equal(here, there.cpu())
+    assert bool(((here.double() - source.double()).abs() <= error_bound(name, source)).all())
 
 
 @pytest.mark.parametrize("name", ALL)
