@@ -29,7 +29,7 @@ COMMENTS = {
     "data.split": "Its split to train on.",
     "data.revision": "Its commit, so that it stays the same; empty: the newest.",
     "data.shuffle_samples": "So many samples of a stream are read ahead and shuffled (hub).",
-    "data.heldout_percent": "Share that nobody trains on, by hash of file name, sample number or document.",
+    "data.heldout_percent": "Share that nobody trains on, by hash of the content.",
     "data.heldout_split": "A split that is held out instead (hub).",
     "data.tokenizer": "bytes, or name of a tokenizers JSON file kept beside this one (run new --tokenizer).",
     "data.tokenizer_revision": "The file's commit on the hub.",

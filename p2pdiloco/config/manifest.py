@@ -27,8 +27,8 @@ Natural = Annotated[int, Meta(ge=0, le=1 << 53)]
 CodecName = Literal["fp32", "bf16", "int8", "int4", "e3m0", "topk"]
 
 
-FORMAT = 3
-"""Of the schema: 2 had schedules in inner steps of each learner, 1 had one task."""
+FORMAT = 4
+"""Of the schema: 3 held files out by name, 2 had schedules in inner steps of each learner, 1 had one task."""
 
 
 class RunSection(Section, frozen=True, kw_only=True):
@@ -65,7 +65,7 @@ class DataSection(Section, frozen=True, kw_only=True):
     shuffle_samples: Annotated[int, Meta(ge=1, le=1 << 20)] = 1024
     """Of a streamed data set so many samples are read ahead and shuffled among themselves."""
     heldout_percent: Annotated[int, Meta(ge=1, le=50)] = 5
-    """Share of files, samples (by hash of their name) or documents (of their text) that nobody trains on."""
+    """Share of the data that nobody trains on: a hash of its content says which (`tasks.split`)."""
     heldout_split: Annotated[str, Meta(max_length=100)] = ""
     """For "hub": another split that is held out as a whole; then all of `split` is trained on."""
     tokenizer: Annotated[str, Meta(pattern=TOKENIZER_PATTERN)] = "bytes"
@@ -152,7 +152,7 @@ class GroupSection(Section, frozen=True, kw_only=True):
 class Manifest(Section, frozen=True, kw_only=True):
     """A run, as its owner describes it. Equal manifests have equal canonical bytes."""
 
-    format: Literal[3] = 3
+    format: Literal[4] = 4
     run: RunSection
     model: dict[str, Value]
     """The task's own table, every key of its struct present (`tasks.registry.task_of` decodes it)."""

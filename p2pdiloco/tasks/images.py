@@ -1,12 +1,14 @@
 """Images: what an image classifier trains on, and what nobody trains on.
 
 Sources. "embedded" are scikit-learn's digits, 1797 grey ones of 8 x 8 pixels, which come with that package.
-"files" is a folder of folders, of which each is a class. An image is held out if the hash of its name (or
-number) says so. All images lie in memory, scaled to the manifest's size, a byte for a pixel and channel.
+"files" is a folder of folders, of which each is a class. An image is held out if the hash of its file's bytes
+(or, of a digit, its number) says so, wherever it lies. All images lie in memory, scaled to the manifest's
+size, a byte for a pixel and channel.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import warnings
 from collections.abc import Sequence
@@ -60,15 +62,16 @@ def load_images(section: DataSection, model: ImageSection, path: str | None) -> 
             none for one side of the split, too many, damaged ones, or not the manifest's classes.
     """
     if section.source == "embedded":
-        pixels, labels, names = _digits(model)
+        pixels, labels, keys = _digits(model)
     elif path is None:
         raise UserError("this run trains on each node's own images, and none are given", "add --data FOLDER")
     else:
-        pixels, labels, names = _folders(Path(path), model)
-    held = np.array([is_heldout(name, section.heldout_percent) for name in names])
+        pixels, labels, keys = _folders(Path(path), model)
+    held = np.array([is_heldout(key, section.heldout_percent) for key in keys])
     if held.all() or not held.any():
         raise UserError(
-            f"{len(names)} images are too few to train on some and hold out {section.heldout_percent} %",
+            f"{len(set(keys))} different images are too few to train on some and hold out "
+            f"{section.heldout_percent} %",
             "give more images with --data",
         )
     return Data(Images(pixels[~held], labels[~held]), Images(pixels[held], labels[held]))
@@ -97,10 +100,12 @@ def _folders(root: Path, model: ImageSection) -> tuple[Pixels, Pixels, list[str]
     if not files:
         raise UserError(f"there is no image in the folders of {root}", "check --data")
     pixels = np.empty((len(files), model.channels, model.image_pixels, model.image_pixels), dtype=np.uint8)
+    keys = []
     for index, (path, _) in enumerate(files):
-        pixels[index] = _read(path, model)
+        pixels[index], key = _read(path, model)
+        keys.append(key)
     labels = np.array([label for _, label in files], dtype=np.int64)
-    return pixels, labels, [path.relative_to(root).as_posix() for path, _ in files]
+    return pixels, labels, keys
 
 
 def _class_folders(root: Path, model: ImageSection) -> Sequence[str]:
@@ -131,14 +136,18 @@ def _files(root: Path, folders: Sequence[str]) -> list[tuple[Path, int]]:
     ]
 
 
-def _read(path: Path, model: ImageSection) -> Pixels:
+def _read(path: Path, model: ImageSection) -> tuple[Pixels, str]:
+    """As `_scaled`, and the digest of the file: pixels differ with the release of Pillow."""
     pillow = _pillow()
     try:
         with warnings.catch_warnings():
             # Of an image so large that it may be made to exhaust memory.
             warnings.simplefilter("error", pillow.DecompressionBombWarning)
-            with pillow.open(path) as image:
-                return _scaled(image, model)
+            with path.open("rb") as file:
+                with pillow.open(file) as image:
+                    pixels = _scaled(image, model)
+                file.seek(0)
+                return pixels, hashlib.file_digest(file, "sha256").hexdigest()
     except (OSError, ValueError, SyntaxError, pillow.DecompressionBombError, Warning) as error:
         raise UserError(f"the image {path} cannot be read: {error}", "remove it or mend it") from error
 

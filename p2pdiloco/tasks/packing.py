@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from p2pdiloco.errors import UserError
+from p2pdiloco.tasks.split import cut
 from p2pdiloco.tasks.tokens import Tokenizer, Tokens
 
 if TYPE_CHECKING:
@@ -51,26 +52,26 @@ class Packer:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._waiting: list[tuple[bytes, bool]] = []
-        """Pieces of documents, and whether one is the last of its document."""
+        """Pieces of documents, and whether a document ends with one."""
         self._waiting_bytes = 0
         self._parts: list[Tokens] = []
 
-    def add(self, document: bytes) -> None:
-        """The next document, UTF-8."""
+    def add(self, document: bytes, ends: bool = True) -> None:
+        """The next document, UTF-8. `ends`: False, it is a part, and the document goes on behind it."""
         stop, is_last = 0, False
         while not is_last:
-            start, stop = stop, _end_of_piece(document, stop)
+            start, stop = stop, cut(document, stop, stop + ENCODED_TOGETHER_BYTES)
             is_last = stop == len(document)
-            self._waiting.append((document[start:stop], is_last))
+            self._waiting.append((document[start:stop], is_last and ends))
             self._waiting_bytes += stop - start
             if self._waiting_bytes >= ENCODED_TOGETHER_BYTES:
                 self._encode()
 
     def _encode(self) -> None:
         encoded = self._tokenizer.encode([piece for piece, _ in self._waiting])
-        for tokens, (_, is_last) in zip(encoded, self._waiting, strict=True):
+        for tokens, (_, ends) in zip(encoded, self._waiting, strict=True):
             self._parts.append(tokens)
-            if is_last:
+            if ends:
                 self._parts.append(np.array([self._tokenizer.end], dtype=tokens.dtype))
         self._waiting, self._waiting_bytes = [], 0
 
@@ -79,15 +80,3 @@ class Packer:
         self._encode()
         parts, self._parts = self._parts, []
         return np.concatenate(parts) if parts else np.empty(0, dtype=np.uint8)
-
-
-def _end_of_piece(document: bytes, start: int) -> int:
-    """Where to cut: behind the last line that fits, or else between two characters."""
-    most = start + ENCODED_TOGETHER_BYTES
-    if most >= len(document):
-        return len(document)
-    line = document.rfind(b"\n", start, most) + 1
-    if line:
-        return line
-    # UTF-8: bytes 10xxxxxx go on with a character, which has four at most.
-    return next((cut for cut in range(most, most - 4, -1) if document[cut] & 0xC0 != 0x80), most)

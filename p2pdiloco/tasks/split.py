@@ -1,18 +1,88 @@
-"""What is held out: decided by the hash of a name, on every peer alike."""
+"""What is held out: decided by content alone, so that what one node measures on no other node trains on.
+
+What it is called, where it lies and what lies beside it differ between nodes that have the same text, and so
+does the run that trained the model before. None of that is in the hash. Only what comes with the task, and is
+the same in every node, goes by name.
+"""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from typing import NamedTuple
 
 ANY_NAME = "surrogatepass"
 """How text is encoded that may be a file's name: not all of those are UTF-8."""
+REGION_BYTES = 1 << 18
+"""Of a file from which one part is cut out."""
+SHORTEST_CUT_BYTES = 256
+"""What would be less is not cut out: then all of it is held out, or nothing."""
+
+
+class Piece(NamedTuple):
+    """A part of a document."""
+
+    held: bool
+    """Nobody trains on it."""
+    text: bytes
+    ends: bool = True
+    """The document ends with it."""
 
 
 def hash64(text: str) -> int:
     """64 bits of SHA-256."""
-    return int.from_bytes(hashlib.sha256(text.encode(errors=ANY_NAME)).digest()[:8], "little")
+    return _hash64(text.encode(errors=ANY_NAME))
 
 
 def is_heldout(name: str, percent: int) -> bool:
-    """Whether what has this name is never trained on."""
+    """Whether what has this name, or is this text, is never trained on."""
     return hash64(f"heldout/{name}") % 100 < percent
+
+
+def pieces(text: bytes, percent: int) -> Iterator[Piece]:
+    """A file, of which every region gives up so many per cent, one part at a place that its hash says. So a
+    few files, or a single one, have held-out text too. A small file, or the rest of one, is held out whole or
+    not at all."""
+    given = at = 0
+    while at < len(text):
+        stop = cut(text, at, at + REGION_BYTES)
+        first, end = (at + place for place in _heldout_part(text[at:stop], percent))
+        if first < end:
+            if given < first:
+                yield Piece(False, text[given:first], False)
+            yield Piece(True, text[first:end], end == len(text))
+            given = end
+        at = stop
+    if given < len(text):
+        yield Piece(False, text[given:])
+
+
+def cut(text: bytes, start: int, most: int) -> int:
+    """Where to cut: behind the last line that ends from `start` to `most`, or else between two characters."""
+    if most >= len(text):
+        return len(text)
+    line = text.rfind(b"\n", start, most) + 1
+    if line:
+        return line
+    # UTF-8: bytes 10xxxxxx go on with a character, which has four at most.
+    return next((cut for cut in range(most, most - 4, -1) if text[cut] & 0xC0 != 0x80), most)
+
+
+def _heldout_part(region: bytes, percent: int) -> tuple[int, int]:
+    """From where to where nobody trains on it; the same place twice: all of it is trained on."""
+    size = len(region) * percent // 100
+    value = _hash64(region)
+    if size < SHORTEST_CUT_BYTES:
+        return 0, len(region) if value % 100 < percent else 0
+    first = value % (len(region) - size + 1)
+    slack = size // 4
+    return _back(region, first, slack), _back(region, first + size, slack)
+
+
+def _back(region: bytes, at: int, most: int) -> int:
+    """To the begin of a line at most so many bytes before, or else of a character."""
+    return cut(region, max(0, at - most), at) if at else 0
+
+
+def _hash64(content: bytes) -> int:
+    return int.from_bytes(hashlib.sha256(content).digest()[:8], "little")

@@ -4,8 +4,8 @@ Sources. "embedded" is the source text of Python's own standard library, which l
 can run this (without its tests, which many distributions leave out). "files" is a file or a folder, every
 file a document; "jsonl" and "parquet" are such files (`tasks.documents`), every line or row a document.
 
-Split. A file is held out if the hash of its relative name says so, a line or row if that of its text does:
-on every peer alike. If that leaves one side empty (a single file), the end of the text is held out instead.
+Split (`tasks.split`). Files give up parts that their bytes say; a line or row is held out if the hash of its
+text says so, a file of the standard library if that of its relative name does: on every peer alike.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from p2pdiloco.config.manifest import DataSection
 from p2pdiloco.errors import UserError
 from p2pdiloco.tasks.packing import Packer, Windows
-from p2pdiloco.tasks.split import is_heldout
+from p2pdiloco.tasks.split import Piece, is_heldout, pieces
 from p2pdiloco.tasks.task import Data
 from p2pdiloco.tasks.tokens import Tokenizer
 
@@ -36,32 +36,34 @@ def load_text(section: DataSection, path: str | None, context_tokens: int, token
 
     Raises:
         UserError: no --data for another source than "embedded"; it does not exist, cannot be read, has no
-            text, too much or too little; a package is missing.
+            text, too much or too little, none that is held out; a package is missing.
     """
     if section.source == "embedded":
-        documents = _embedded_files()
+        found = _embedded_files(section.heldout_percent)
     elif path is None:
         raise UserError("this run trains on each node's own files, and none are given", "add --data PATH")
     else:
-        documents = _some(_documents(section, Path(path)), path)
+        found = _some(_pieces(section, Path(path)), path)
     train, heldout = Packer(tokenizer), Packer(tokenizer)
-    for name, text in documents:
-        (heldout if is_heldout(name, section.heldout_percent) else train).add(text)
-    sides = [train.take(), heldout.take()]
-    if not all(len(side) for side in sides):
-        whole = max(sides, key=len)
-        cut = len(whole) - len(whole) * section.heldout_percent // 100
-        sides = [whole[:cut], whole[cut:]]
-    return Data(Windows(sides[0], context_tokens), Windows(sides[1], context_tokens, "held-out"))
+    for held, text, ends in found:
+        (heldout if held else train).add(text, ends)
+    trained, held_out = Windows(train.take(), context_tokens), heldout.take()
+    if not len(held_out):
+        raise UserError(
+            f"there is too little text to hold out {section.heldout_percent} % of it: that came to none",
+            "give more text with --data",
+        )
+    return Data(trained, Windows(held_out, context_tokens, "held-out"))
 
 
-def _documents(section: DataSection, root: Path) -> Iterator[tuple[str, bytes]]:
-    """Every document, under the name by which it is held out or not."""
+def _pieces(section: DataSection, root: Path) -> Iterator[Piece]:
+    """All text, and which of it is held out."""
     if not root.exists():
         raise UserError(f"the data path {root} does not exist", "check --data")
     try:
         if section.source == "files":
-            yield from _user_files(root)
+            for text in _user_files(root):
+                yield from pieces(text, section.heldout_percent)
         else:
             from p2pdiloco.tasks.documents import SUFFIXES, rows
 
@@ -69,24 +71,24 @@ def _documents(section: DataSection, root: Path) -> Iterator[tuple[str, bytes]]:
             files = [root] if root.is_file() else [p for p in _walk(root) if p.name.endswith(suffixes)]
             left_bytes = MAX_BYTES
             for file in files:
-                for text in rows(file, section):
-                    encoded = text.encode(errors="replace")
+                for row in rows(file, section):
+                    encoded = row.encode(errors="replace")
                     left_bytes -= len(encoded)
                     if left_bytes < 0:
                         raise _too_much(root)
-                    yield text, encoded
+                    yield Piece(is_heldout(row, section.heldout_percent), encoded)
     except OSError as error:
         raise UserError(
             f"cannot read the data path {error.filename or root}: {error.strerror or error}", "check --data"
         ) from error
 
 
-def _some(documents: Iterator[tuple[str, bytes]], root: str) -> Iterator[tuple[str, bytes]]:
-    found = False
-    for name, text in documents:
-        found = found or bool(text)
-        yield name, text
-    if not found:
+def _some(found: Iterator[Piece], root: str) -> Iterator[Piece]:
+    is_any = False
+    for piece in found:
+        is_any = is_any or bool(piece.text)
+        yield piece
+    if not is_any:
         raise UserError(f"there is no text in {root}", "check --data")
 
 
@@ -97,7 +99,7 @@ def _too_much(root: Path) -> UserError:
     )
 
 
-def _embedded_files() -> Iterator[tuple[str, bytes]]:
+def _embedded_files(heldout_percent: int) -> Iterator[Piece]:
     root = Path(sysconfig.get_paths()["stdlib"])
     total = 0
     for path in _walk(root):
@@ -109,10 +111,10 @@ def _embedded_files() -> Iterator[tuple[str, bytes]]:
         total += len(text)
         if total > EMBEDDED_MAX_BYTES:
             return
-        yield path.relative_to(root).as_posix(), text
+        yield Piece(is_heldout(path.relative_to(root).as_posix(), heldout_percent), text)
 
 
-def _user_files(root: Path) -> Iterator[tuple[str, bytes]]:
+def _user_files(root: Path) -> Iterator[bytes]:
     """Nothing is read whole that is no text, or more than the bytes that are left."""
     left_bytes = MAX_BYTES
     for path in [root] if root.is_file() else _walk(root):
@@ -126,7 +128,7 @@ def _user_files(root: Path) -> Iterator[tuple[str, bytes]]:
             file.seek(0)
             text = file.read(size)
         left_bytes -= len(text)
-        yield path.name if root.is_file() else path.relative_to(root).as_posix(), text
+        yield text
 
 
 def _walk(root: Path) -> list[Path]:

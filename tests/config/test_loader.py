@@ -111,7 +111,7 @@ REPLACED = [
     ),
     ("delay_steps = 8", "delay = 8", 'there is no key "sync.delay"'),
     ("[codec]", "[codecs]", 'there is no table "codecs"'),
-    ("format = 3", "format = 2", "format must be 3, it is 2"),
+    ("format = 4", "format = 3", "format must be 4, it is 3"),
     ("seed = 0", "seed = ", "line 12 is not valid TOML"),
     ("seed = 0", "seed = 0\nseed = 1", "line 13 is not valid TOML"),
 ]

@@ -25,6 +25,7 @@ from p2pdiloco.tasks import hub, text
 from p2pdiloco.tasks.corpus import load_corpus
 from p2pdiloco.tasks.parameters import tensor_specs
 from p2pdiloco.tasks.registry import task_of
+from p2pdiloco.tasks.split import hash64, pieces
 from p2pdiloco.tasks.tokens import ByteTokenizer
 
 torch.set_num_threads(1)
@@ -247,20 +248,44 @@ def from_files(path, percent=5, context=64):
     return load_corpus(section, path and str(path), context, ByteTokenizer())
 
 
-def test_files_are_split_by_name_and_heldout_windows_are_fixed(tmp_path):
-    for index in range(200):
-        (tmp_path / f"f{index}.txt").write_text(f"file {index} " * 30)
-    (tmp_path / "picture.bin").write_bytes(b"\x89PNG\0\xff" * 100)
-    loaded = from_files(tmp_path, 20)
-    train, held = len(loaded.train.text), len(loaded.heldout.text)
-    assert 0.1 < held / (train + held) < 0.3
-    assert b"PNG" not in loaded.train.text.tobytes()
+def lines_of(data):
+    """Lines that are trained on, and that are held out."""
+    return [set(side.text.tobytes().splitlines()) for side in (data.train, data.heldout)]
+
+
+def test_what_is_held_out_is_said_by_content_whatever_it_is_called_and_lies_beside(tmp_path):
+    corpus = tmp_path / "data" / "corpus"
+    corpus.mkdir(parents=True)
+    for file, size in enumerate((*[20] * 60, 200, 200, 9000)):
+        lines = (f"{file} {index} {hash64(f'{file}/{index}'):020} ümlaut\n" for index in range(size))
+        (corpus / f"f{file:02}.txt").write_text("".join(lines) + f"the end of {file}")
+    (corpus / "picture.bin").write_bytes(b"\x89PNG\0\xff" * 100)
+    whole = from_files(tmp_path / "data", 5)
+    train, held = lines_of(whole)
+    assert not train & held and b"PNG" not in whole.train.text.tobytes()
+    assert 0.04 < len(whole.heldout.text) / (len(whole.train.text) + len(whole.heldout.text)) < 0.06
+    # Nothing is lost, and no line is torn: documents end once, where the file ends.
+    written = {line for path in corpus.glob("*.txt") for line in path.read_bytes().splitlines()}
+    assert train | held == written and len(train) + len(held) == len(written)
+    for files in (["f60.txt"], ["f61.txt", "f60.txt", "f03.txt"], ["f62.txt"]):
+        some = tmp_path / files[0] / "other"
+        some.mkdir(parents=True)
+        for number, name in enumerate(files):
+            (some / f"{9 - number}.md").write_bytes((corpus / name).read_bytes())
+        part_train, part_held = lines_of(from_files(tmp_path / files[0], 5))
+        assert part_held and part_held <= held and part_train <= train
+    assert lines_of(from_files(corpus / "f60.txt", 5))[1] <= held
+    loaded = from_files(corpus, 20)
+    assert lines_of(loaded) == lines_of(from_files(tmp_path / "data", 20))
     (windows,) = heldout_batch(task_of(MICRO), loaded.heldout, 640)
     assert windows.shape == (10, 65)
     assert torch.equal(windows, heldout_batch(task_of(MICRO), loaded.heldout, 640)[0])
-    (tmp_path / "f0.txt").write_text("x")  # one file changes, no file changes sides
-    again = from_files(tmp_path, 20)
-    assert abs(len(again.heldout.text) - held) + abs(len(again.train.text) - train) < 300
+    # A file goes on: of what was there before only the last region may change sides.
+    with (corpus / "f62.txt").open("a") as file:
+        file.write("\n" + "".join(f"{number} more\n" for number in range(20_000)))
+    longer_train, longer_held = lines_of(from_files(tmp_path / "data", 5))
+    last = {line for line in held if line.startswith(b"62 ") and int(line.split()[1]) > 5000}
+    assert held & longer_train <= last < held and held - last <= longer_held
 
 
 def test_no_more_is_read_than_is_text_and_than_there_may_be(tmp_path, monkeypatch):
@@ -282,17 +307,22 @@ def test_no_more_is_read_than_is_text_and_than_there_may_be(tmp_path, monkeypatc
 
 def test_file_names_that_are_not_utf_8_are_names_too(tmp_path):
     for number in range(20):
-        Path(os.fsdecode(bytes(tmp_path) + b"/\xff%d.txt" % number)).write_text("text " * 100)
+        Path(os.fsdecode(bytes(tmp_path) + b"/\xff%d.txt" % number)).write_text("text " * 120)
     loaded = from_files(tmp_path, 50)
-    assert len(loaded.train.text) + len(loaded.heldout.text) == 20 * 501
+    assert len(loaded.train.text) + len(loaded.heldout.text) == 20 * 601
     assert hub._local_identity(tmp_path) != hub._local_identity(tmp_path.parent)
 
 
-def test_one_file_is_split_at_its_end(tmp_path):
-    (tmp_path / "book.txt").write_text("a" * 900 + "b" * 101)
-    loaded = from_files(tmp_path / "book.txt", 10)
-    assert set(loaded.heldout.text.tobytes()) <= set(b"b\n")
-    assert len(loaded.heldout.text) == 100
+@pytest.mark.parametrize("percent", [1, 5, 50])
+def test_pieces_of_any_text_are_its_share_and_all_of_it_and_cut_between_characters(percent):
+    for document in ("ü" * 300_000, "€" * 9_999 + "\n" * 60_000, "\n", "word " * 120_000, "x" * 26_000):
+        found = list(pieces(document.encode(), percent))
+        assert b"".join(piece.text for piece in found) == document.encode()
+        assert [piece.ends for piece in found] == [False] * (len(found) - 1) + [True]
+        assert all(piece.text.decode() for piece in found)
+        held = sum(len(piece.text) for piece in found if piece.held)
+        if len(document) >= 26_000:
+            assert 0.7 < held / (len(document.encode()) * percent / 100) < 1.3
 
 
 def test_bad_data_is_one_sentence(tmp_path):
@@ -304,4 +334,7 @@ def test_bad_data_is_one_sentence(tmp_path):
         from_files(None)
     (tmp_path / "short").write_text("too short")
     with pytest.raises(UserError, match="the training text has 10 tokens, the context needs 65"):
+        from_files(tmp_path)
+    (tmp_path / "short").write_text("too short to hold something out of it " * 2)
+    with pytest.raises(UserError, match="too little text to hold out 5 % of it"):
         from_files(tmp_path)

@@ -1,6 +1,7 @@
 """The task image-classification: two models, and images from folders and from scikit-learn."""
 
 import sys
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -66,21 +67,34 @@ def test_a_node_without_scikit_learn_is_told_what_to_install(monkeypatch):
 
 
 def folders(root, **counts):
-    """Folders of plain images: those of the n-th class have brightness n."""
+    """Folders of plain images: those of the n-th class have n of red, and all have another green."""
     for number, (name, count) in enumerate(sorted(counts.items())):
         (root / name).mkdir()
         for index in range(count):
-            Image.new("RGB", (10, 6), (40 * number, 0, 255)).save(root / name / f"{index}.png")
+            image = Image.new("RGB", (10, 6), (40 * number, 10 * index, 255))
+            image.save(root / name / f"{index}.png")
     return str(root)
 
 
-def test_folders_are_classes_and_their_images_are_scaled_and_split_by_name(tmp_path):
+def colours(samples):
+    return {tuple(image[:, 0, 0].tolist()) for image in samples.pixels}
+
+
+def test_folders_are_classes_and_their_images_are_scaled_and_split_by_content(tmp_path):
     path = folders(tmp_path, cats=20, dogs=20)
     (tmp_path / "cats" / "notes.txt").write_text("no image")
     data = load_images(HALF, SMALL, path)
     again = load_images(HALF, SMALL, path)
     assert len(data.train) + len(data.heldout) == 40 and 8 < len(data.heldout) < 32
     assert np.array_equal(data.heldout.labels, again.heldout.labels)
+    # Who has fewer of them, under other names, holds none out that others train on, nor the reverse.
+    for file in sorted(Path(path).rglob("1*.png")):
+        other = tmp_path / ".other" / file.parent.name / "sub" / f"n{file.name}"
+        other.parent.mkdir(parents=True, exist_ok=True)
+        other.write_bytes(file.read_bytes())
+    fewer = load_images(HALF, SMALL, str(tmp_path / ".other"))
+    assert len(fewer.train) + len(fewer.heldout) == 22
+    assert colours(fewer.heldout) < colours(data.heldout) and colours(fewer.train) < colours(data.train)
     pixels, labels = data.train.batch(np.arange(len(data.train)))
     assert pixels.shape == (len(data.train), 3, 8, 8)
     red = {0: -1.0, 1: 40 / 127.5 - 1}
