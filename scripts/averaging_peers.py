@@ -25,10 +25,13 @@ PATIENCE_S = 90.0
 class Peer:
     """One of the processes, and what it says."""
 
-    def __init__(self, script: str, words: Sequence[str], log: Path, guard: Guard) -> None:
+    def __init__(
+        self, script: str, words: Sequence[str], log: Path, guard: Guard, wrapper: Sequence[str] = ()
+    ) -> None:
+        """`wrapper`: words before the command, that put it into a network namespace for instance."""
         with log.open("ab") as errors:
             self._process = subprocess.Popen(
-                [sys.executable, str(HERE / script), *words],
+                [*wrapper, sys.executable, str(HERE / script), *words],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -47,18 +50,18 @@ class Peer:
             self._said.put(line.strip())
         self._said.put("")
 
-    def wait_for(self, beginning: str) -> list[str]:
+    def wait_for(self, beginning: str, patience_s: float = PATIENCE_S) -> list[str]:
         """The next line that begins so, in words.
 
         Raises:
             RuntimeError: the process ended, or said no such thing in time.
         """
-        until = time.monotonic() + PATIENCE_S
+        until = time.monotonic() + patience_s
         while True:
             try:
                 line = self._said.get(timeout=max(0.01, until - time.monotonic()))
             except queue.Empty:
-                raise RuntimeError(f"{self._log.name}: no {beginning!r} in {PATIENCE_S:.0f} s") from None
+                raise RuntimeError(f"{self._log.name}: no {beginning!r} in {patience_s:.0f} s") from None
             if not line:
                 end = self._log.read_text(errors="replace")[-1500:]
                 raise RuntimeError(f"{self._log.name} ended before {beginning!r}: {end}")

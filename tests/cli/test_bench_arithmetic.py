@@ -11,9 +11,12 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent.parent.parent / "scripts"))
 
 import bench_averaging
+import bench_links
 import bench_memory
 import bench_merge
+import bench_rivals
 import bench_wire
+import rival_peer
 from bench_wire import Count, Made
 
 
@@ -95,3 +98,33 @@ async def test_the_memory_benchmark_merges_what_it_sends(monkeypatch: pytest.Mon
     monkeypatch.setattr(bench_memory.arrivals_module, "SHARE_BYTES", 0)  # put back afterwards
     found = await bench_memory.one(20_000, "int8", 3, bounded=True)
     assert found["payloads_mib"] > 3 * 20_000 / bench_memory.MIB
+
+
+@pytest.mark.parametrize(("inner_steps", "fragments", "delay_steps"), [(11, 3, 6), (12, 4, 2), (8, 1, 0)])
+def test_torchft_has_one_fragment_on_its_way_and_waits_for_each(
+    inner_steps: int, fragments: int, delay_steps: int
+) -> None:
+    plan = rival_peer.schedule(inner_steps, fragments, delay_steps)
+    assert set(plan) <= set(range(1, inner_steps + 1))
+    done = [(step, *event) for step in sorted(plan) for event in plan[step]]
+    assert [event[1:] for event in done] == [(w, f) for f in range(fragments) for w in ("send", "wait")]
+    sent, waited = done[::2], done[1::2]
+    assert [step for step, *_ in waited] == [inner_steps * (f + 1) // fragments for f in range(fragments)]
+    delays = [b[0] - a[0] for a, b in zip(sent, waited, strict=True)]
+    assert max(delays) == min(delay_steps, -(-inner_steps // fragments) - 1), "as long as it may be"
+
+
+def test_who_stands_still_for_a_sync_has_made_fewer_steps() -> None:
+    """Two intervals of 11 steps of 0.97 s; one node stood still for as long as it computed."""
+    manifest = bench_links.scaled("e3m0")
+    computed_s = 22 * bench_links.STEP_S
+    quick = ["cycle", "22", str(100.0 + computed_s), "0.0", "6", "0"]
+    slow = ["cycle", "22", str(100.0 + 2 * computed_s), str(computed_s), "5", "1"]
+    last = [bench_rivals.Cycle.of(words) for words in (quick, slow)]
+    found = bench_rivals.reading(last, 100.0, manifest, "torchft")
+    assert found["utilisation"] == pytest.approx({"node-0": 1.0, "node-1": 0.5})
+    assert found["merges"] == pytest.approx(5 / 12), "one that averaged nothing does not count"
+    assert (found["intervals"], found["failed"]) == (2, 1)
+    assert found["stood_s"] == pytest.approx(computed_s / 4)
+    cells = {"50/20": {"torchft": found}, "slow": {"torchft": found}}
+    assert bench_rivals.verdict("torchft", cells) == "torchft: reaches the goal in 0 of 1 cells"
