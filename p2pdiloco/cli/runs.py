@@ -156,7 +156,7 @@ def check(file: Path) -> None:
         f"{manifest.outer.momentum:g} after {manifest.outer.momentum_warmup_merges}"
     )
     click.echo(f"manifest digest: {digest}")
-    for doubt in doubts(manifest):
+    for doubt in doubts(manifest, _numel(manifest)):
         click.echo(f"warning: {doubt}", err=True)
 
 
@@ -167,5 +167,8 @@ def _data_words(data: DataSection) -> str:
 
 
 def _size(manifest: Manifest) -> str:
-    numel = sum(spec.numel for spec in task_of(manifest).specs())
-    return f"{manifest.run.task}, {numel / 1e6:.3g} M parameters"
+    return f"{manifest.run.task}, {_numel(manifest) / 1e6:.3g} M parameters"
+
+
+def _numel(manifest: Manifest) -> int:
+    return sum(spec.numel for spec in task_of(manifest).specs())

@@ -19,7 +19,6 @@ from p2pdiloco.adapters.data_dir import DataDir
 from p2pdiloco.adapters.flow import Limits
 from p2pdiloco.adapters.hivemind_net import HivemindTransport
 from p2pdiloco.adapters.p2pd import P2PDOptions
-from p2pdiloco.config.outer import doubts
 from p2pdiloco.config.settings import BootstrapSettings, LogStyle, NodeSettings, rates
 from p2pdiloco.config.signing import load_signed, run_id
 from p2pdiloco.core.config import Timing
@@ -148,7 +147,7 @@ async def _membership(
 ) -> None:
     run, vault = found
     logger.info("run %s (%s), node %s", run.name, run.id[:12], identity.peer_id)
-    for doubt in doubts(run.manifest):
+    for doubt in run.doubts():
         logger.warning("%s", doubt)
     member = Member(run, vault, identity, transport, door, settings, recent, Timing(), reach)
     listing = asyncio.create_task(publish_runs(transport, door.runs))
@@ -249,7 +248,7 @@ def _served_runs(settings: BootstrapSettings, identity: Identity) -> list[Run]:
     for path in settings.run:
         run, vault = sign_run(path, owner)
         save_run(settings.data_dir, run, vault)
-        for doubt in doubts(run.manifest):
+        for doubt in run.doubts():
             logger.warning("%s: %s", path, doubt)
         runs[run.id] = run
     for path in sorted((settings.data_dir / "runs").glob("*/manifest.signed")):

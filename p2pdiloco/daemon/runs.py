@@ -15,6 +15,7 @@ from torch import Tensor
 from p2pdiloco.adapters.disk import run_folder
 from p2pdiloco.config.loader import manifest_from_canonical
 from p2pdiloco.config.manifest import Manifest
+from p2pdiloco.config.outer import doubts
 from p2pdiloco.config.signing import (
     SignedManifest,
     decode_signed,
@@ -71,6 +72,10 @@ class Run(Struct, frozen=True, kw_only=True):
     def name(self) -> str:
         """Human name."""
         return self.manifest.run.name
+
+    def doubts(self) -> list[str]:
+        """What its owner and members are warned of."""
+        return doubts(self.manifest, sum(layout.numel for layout in self.layouts))
 
     def summary(self) -> wire.RunSummary:
         """As it is listed."""

@@ -190,7 +190,8 @@ def test_run_new_then_check(
     assert cli_main.run(["run", "check", "run.toml"]) == 0
     said = capfd.readouterr()
     assert "outer steps: about 2 of each fragment" in said.out
-    assert "warning: sync.inner_steps 300 is more than was tried (100)" in said.err
+    assert "8 members (4 at most), sync.inner_steps 300 (24), 0.824 M parameters (0.12 M)" in said.err
+    assert "warning: the schedule is about 2 outer steps" in said.err
 
 
 def test_a_commands_status_is_the_exit_status(called: list[Any]) -> None:

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from p2pdiloco.config.outer import LENGTHS, doubts, expected_merges, for_length, with_outer
+from p2pdiloco.config.outer import LENGTHS, doubts, expected_merges, for_length, harms, with_outer
 from p2pdiloco.config.presets import PRESETS, for_run, with_schedule
 from p2pdiloco.tasks.manifests import check_manifest
 
@@ -17,14 +17,15 @@ def changed(table, **keys):
 
 @pytest.mark.parametrize("name", PRESETS)
 @pytest.mark.parametrize("members", [0, 3, 40])
-def test_presets_of_every_length_raise_no_doubts(name, members):
+def test_presets_of_every_length_are_not_known_to_hurt_but_for_being_short(name, members):
     preset = for_run(name, "run")
-    assert doubts(preset) == []
+    assert all(sentence.startswith("the schedule is about") for sentence in harms(preset))
     of_some = replace(preset, group=replace(preset.group, expected_members=members))
     for length, expected in LENGTHS.items():
         made = with_outer(for_length(of_some, length))
         check_manifest(made, length)
-        assert doubts(made) == []
+        if expected.steps // made.sync.inner_steps > 29:
+            assert harms(made) == []
         assert expected_merges(made) == expected.steps // made.sync.inner_steps
 
 
@@ -43,16 +44,46 @@ def test_the_warm_up_of_momentum_is_two_thirds_of_a_short_run():
     [
         (changed("outer", momentum_warmup_merges=0), "overshoots in a run of about 21 outer steps"),
         (changed("outer", momentum_warmup_merges=20), "warms up over 20 merges"),
-        (changed("outer", learning_rate=1.5), "outer.learning_rate 1.5 is outside"),
-        (changed("outer", momentum=0.95), "more than was tried"),
-        (changed("sync", inner_steps=200), "sync.inner_steps 200 is more than was tried"),
-        (changed("sync", inner_steps=100), "about 5 outer steps of each fragment long"),
+        (changed("inner", warmup_tokens=30_000), "warms up over 7 steps: with delays so short"),
+        (changed("sync", inner_steps=100), "about 5 outer steps of each fragment long: with 29 a swarm"),
         (changed("sync", delay_steps=20), "sync.delay_steps 20 is more than half"),
-        (changed("codec", update="topk"), "the codec topk costs in loss was not measured"),
+        (
+            changed("outer", learning_rate=1.5),
+            "yet (docs/experiments.md): outer.learning_rate 1.5 (0.35 to 1)",
+        ),
+        (changed("outer", momentum=0.95), "yet (docs/experiments.md): outer.momentum 0.95 (0.9)"),
+        (changed("sync", inner_steps=40), "yet (docs/experiments.md): sync.inner_steps 40 (24)"),
+        (changed("sync", quorum=3), "yet (docs/experiments.md): sync.quorum 3 (1)"),
+        (
+            changed("codec", update="topk"),
+            "yet (docs/experiments.md): codec topk (fp32, bf16, int8, e3m0)",
+        ),
+        (PRESETS["tiny-moe"], "yet (docs/experiments.md): 4 experts"),
+        (PRESETS["digits"], "yet (docs/experiments.md): task image-classification (causal-lm)"),
     ],
 )
-def test_what_was_not_shown_to_work_is_said(manifest, words):
-    assert any(words in sentence for sentence in doubts(manifest))
+def test_what_hurt_and_what_was_not_shown_to_work_is_said(manifest, words):
+    assert sum(words in sentence for sentence in doubts(manifest)) == 1
+
+
+def test_all_that_is_beyond_what_was_shown_is_one_sentence():
+    shown = replace(with_schedule(PRESETS["tiny"], 2800, 4), group=PRESETS["tiny"].group)
+    assert doubts(shown, 117_000) == []
+    assert doubts(shown, 124_000_000) == [
+        "not compared with data parallel yet (docs/experiments.md): 124 M parameters (0.12 M)"
+    ]
+    many = for_length(replace(shown, group=replace(shown.group, expected_members=64)), "day")
+    many = replace(
+        with_outer(many),
+        inner=replace(many.inner, optimizer="muon"),
+        sync=replace(many.sync, keep_in_flight=0.3),
+        codec=replace(many.codec, contribution="int4"),
+    )
+    assert doubts(many) == [
+        "not compared with data parallel yet (docs/experiments.md): 64 members (4 at most), 10000 inner "
+        "steps (2800), sync.inner_steps 50 (24), muon (adamw), codec int4 (fp32, bf16, int8, e3m0), "
+        "sync.keep_in_flight 0.3 (0, 1)"
+    ]
 
 
 @pytest.mark.parametrize(("steps", "warmup"), [(240, 24), (700, 70), (2800, 140), (100_000, 1000)])

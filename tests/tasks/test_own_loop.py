@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from p2pdiloco.config.loader import MAX_MANIFEST_BYTES
-from p2pdiloco.config.outer import doubts, expected_merges
+from p2pdiloco.config.outer import expected_merges, harms
 from p2pdiloco.config.signing import decode_signed, encode_signed, verify
 from p2pdiloco.daemon.initial import beside
 from p2pdiloco.daemon.runs import sign_run
@@ -64,10 +64,13 @@ def test_a_run_begins_at_the_program_s_parameters(tmp_path: Path) -> None:
 @pytest.mark.parametrize("tokens", [64, 65_536])
 def test_the_schedule_is_as_long_as_the_program_s_steps_are(tmp_path: Path, tokens: int) -> None:
     run = sign_run(new_run(Tied(), tmp_path / "run.toml", "own", tokens, fragments=2), Identity.generate())[0]
-    assert doubts(run.manifest) == [] and expected_merges(run.manifest) == 416
+    assert harms(run.manifest) == [] and expected_merges(run.manifest) == 416
+    (doubt,) = run.doubts()
+    assert "10000 inner steps (2800), task own-loop (causal-lm)" in doubt and "parameters" not in doubt
     path = new_run(Tied(), tmp_path / "short.toml", "own", tokens, schedule_steps=480, fragments=2)
     run = sign_run(path, Identity.generate())[0]
-    assert doubts(run.manifest) == [] and expected_merges(run.manifest) == 20
+    assert "the schedule is about 20 outer steps" in "".join(harms(run.manifest))
+    assert expected_merges(run.manifest) == 20
     assert run.manifest.outer.momentum_warmup_merges == 13
 
 
