@@ -29,6 +29,7 @@ carry four of them and the links are what is measured.
 * silent, suspicion, void: times that a member took another for silent, a syncer for failed, a certificate
   for void. All nodes live, so each is false. Heartbeats come every 0.5 s and a member is silent after 3 s
   to 8 s, so a 0 bounds the worst gap. `lag`: times that a node itself did not run for half a second.
+* ratio: payload that the syncer of a version sends over what a member does (`bench_wire.py`), at most 2.
 * every: the link watch's verdict, contributing to one in so many versions (of each node).
 
 Cells with a name: "1" is 1 Mbit/s and 50 ms for all, an eighth of what the run asks: elections and
@@ -44,7 +45,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from bench_wire import everywhere, paced, versions
+from bench_wire import MOST_OF_A_MEMBERS, everywhere, given, numels_of, paced, roles, versions
 from benchkit import (
     NEVER,
     Line,
@@ -184,12 +185,14 @@ def measure(cell: str, manifest: Manifest, seconds: float) -> dict[str, Any]:
         ):
             least, patience_s = (1, THIN_START_S) if cell == "1" else (TERM_VERSIONS, START_S)
             wait_until(lambda: begun(swarm, manifest.sync.fragments, least), patience_s)
-            before, began = links.counts(), time.monotonic()
+            earlier, before, began = since(swarm, 0.0), links.counts(), time.monotonic()
             while time.monotonic() < began + seconds:
                 time.sleep(1.0)
                 swarm.watch()
             took, after = time.monotonic() - began, links.counts()
             found = reading(since(swarm, began), manifest, took)
+            made = versions(since(swarm, began)).values()
+            moved = given(earlier, since(swarm, 0.0))
             said = {node.name: of_kind(diary(events_of(node)), "link") for node in swarm.nodes}
     finally:
         links.close()
@@ -198,7 +201,7 @@ def measure(cell: str, manifest: Manifest, seconds: float) -> dict[str, Any]:
     found["sent_mbit_per_s"] = {
         name: 8e-6 * (after[name]["bytes"] - before[name]["bytes"]) / took for name in names
     }
-    return {"seconds": took, **found}
+    return {"seconds": took, "roles": roles(moved, made, numels_of(manifest), NODES), **found}
 
 
 def row(cell: str, found: dict[str, Any]) -> str:
@@ -210,6 +213,8 @@ def row(cell: str, found: dict[str, Any]) -> str:
         f"{delay.get('median', 0):7.2f}{delay.get('p95', 0):7.2f}{sum(sent) / len(sent):8.2f}{max(sent):8.2f}"
     )
     cells += "  " + "".join(f"{found[kind]:6}" for kind in (*FALSE_ALARMS, "lag"))
+    ratio = found["roles"]["ratio"]
+    cells += f"{ratio:8.2f}{'' if ratio <= MOST_OF_A_MEMBERS else ' NO'}"
     cells += "   " + ",".join(str(every) for every in found["every"].values())
     goal = GOALS.get(cell.partition("/")[0])
     if goal is not None:
@@ -232,11 +237,24 @@ def main() -> None:
     manifest = scaled(args.codec)
     figures: dict[str, Any] = {}
     heads = f"{'Mbit/ms':8}{'utilised':>10}{'merges':>10}{'particip.':>10}{'delay':>7}{'p95':>7}"
-    print(f"{heads}{'sent':>8}{'most':>8}{'silent':>8}{'susp':>6}{'void':>6}{'lag':>6}   every", flush=True)
+    print(
+        f"{heads}{'sent':>8}{'most':>8}{'silent':>8}{'susp':>6}{'void':>6}{'lag':>6}{'ratio':>8}   every",
+        flush=True,
+    )
     for cell in args.cell or (QUICK if args.quick else CELLS):
         figures[cell] = found = measure(cell, manifest, args.seconds)
         print(row(cell, found), flush=True)
-    finish("links", {"nodes": NODES, "step_s": STEP_S, "goals": GOALS, "cells": figures}, args.json)
+    finish(
+        "links",
+        {
+            "nodes": NODES,
+            "step_s": STEP_S,
+            "goals": GOALS,
+            "most_of_a_members": MOST_OF_A_MEMBERS,
+            "cells": figures,
+        },
+        args.json,
+    )
 
 
 if __name__ == "__main__":

@@ -8,13 +8,15 @@ labels, heartbeats, elections, DHT, libp2p's encryption and multiplexing. "Socke
 carry, "frames" what a cable does: TCP, IP and Ethernet headers and bare acknowledgements too (segmented as on
 one: the kernel's offload is switched off).
 
-Three readings, per parameter and outer step:
+Readings, per parameter and outer step:
 * transfer: all bytes over all parameters that had to move: a contribution from every other contributor to the
   syncer, an update to every other member. So it is what one direction costs a member, wherever it fetches
   updates. The goal is measured on it, at the sockets.
-* member and syncer: upload and download of a node in either role, by least squares over the nodes, which hold
-  different shares of the offices.
-* node: the mean over all nodes with the offices as they were.
+* node: the mean over all nodes, up and down, with the offices as they were.
+* member and syncer: payload that a node in either role sends: a member its contribution, and what it passes
+  on of the update; the syncer the update to those that get it from itself. As the nodes count it (`progress`
+  lines of their diaries, so to a second). Fan-out's goal is on it: a syncer sends at most twice what a member
+  does.
 
 "Control" is what a node sent, per second, while no round was under way: its share of an outer step is the
 smaller the longer a sync interval takes (48 s with the defaults).
@@ -33,7 +35,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 from benchkit import NEVER, Line, arguments, diary, events_of, finish, of_kind, running_swarm, spread
 
 from p2pdiloco.cli.chaos_links import Links
@@ -45,6 +46,8 @@ from p2pdiloco.tensors.codec import codec
 from p2pdiloco.tensors.layout import plan_fragments
 
 GOALS = {"int8": 1.06, "int4": 0.56, "e3m0": 0.56, "topk": 0.05}
+MOST_OF_A_MEMBERS = 2.0
+"""What a syncer may send, in what a member sends."""
 TOKENS_PER_STEP = 32
 HEADER_BYTES = 66
 """Ethernet, IPv4 and TCP with time stamps, of every frame: the rest of it is what the sockets carry."""
@@ -78,6 +81,14 @@ class Count(msgspec.Struct, frozen=True):
     def in_frames(self) -> tuple[int, int]:
         """(sent, received)."""
         return self.up_bytes, self.down_bytes
+
+
+class Given(msgspec.Struct, frozen=True):
+    """Payload that all nodes have sent (as in `progress` lines)."""
+
+    pushed_bytes: int
+    updates_given_bytes: int
+    updates_passed_on_bytes: int
 
 
 class Made(msgspec.Struct, frozen=True):
@@ -147,29 +158,39 @@ def everywhere(diaries: dict[str, list[Line]], keys: Iterable[tuple[int, int]]) 
     return True
 
 
-def roles(values: Sequence[float], held: Sequence[float], whole: float) -> tuple[float, float]:
-    """(member, syncer) per parameter and outer step, by least squares over the nodes of
+def numels_of(manifest: Manifest) -> list[int]:
+    """Parameters of every fragment."""
+    return [f.numel for f in plan_fragments(task_of(manifest).specs(), manifest.sync.fragments)]
 
-        value = member * (whole - held) + syncer * held
 
-    `held`: parameters of versions that the node made itself, `whole`: of all versions."""
-    matrix = np.array([[whole - h, h] for h in held])
-    solution, *_ = np.linalg.lstsq(matrix, np.array(values), rcond=None)
-    return float(solution[0]), float(solution[1])
+def given(before: dict[str, list[Line]], now: dict[str, list[Line]]) -> Given:
+    """What the nodes have given between two looks at their diaries."""
+
+    def total(diaries: dict[str, list[Line]], key: str) -> int:
+        said = [of_kind(lines, "progress") for lines in diaries.values()]
+        return sum(lines[-1][key] for lines in said if lines)
+
+    sums = (total(now, key) - total(before, key) for key in Given.__struct_fields__)
+    return Given(*sums)
+
+
+def roles(found: Given, made: Iterable[Made], numels: Sequence[int], nodes: int) -> dict[str, float]:
+    """Payload that a member and a syncer send, bytes per parameter and outer step, and their ratio."""
+    whole = sum(numels[v.fragment] for v in made)
+    member = (found.pushed_bytes + found.updates_passed_on_bytes) / (whole * (nodes - 1)) if whole else 0.0
+    syncer = found.updates_given_bytes / whole if whole else 0.0
+    return {"member": member, "syncer": syncer, "ratio": syncer / member if member else 0.0}
 
 
 def reading(
     counts: dict[str, tuple[int, int]], made: Sequence[Made], numels: Sequence[int]
 ) -> dict[str, Any]:
-    """Bytes (sent, received) of every node, and the versions that they were for, as the three figures."""
+    """Bytes (sent, received) of every node, and the versions that they were for: what one direction costs."""
     whole = float(sum(numels[v.fragment] for v in made))
     moved = sum(numels[v.fragment] * (v.contributors - 1 + len(counts) - 1) for v in made)
-    held = [float(sum(numels[v.fragment] for v in made if v.syncer == name)) for name in counts]
     figures: dict[str, Any] = {"transfer": sum(up + down for up, down in counts.values()) / 2 / moved}
     for index, kind in enumerate(KINDS):
-        values = [count[index] for count in counts.values()]
-        member, syncer = roles(values, held, whole)
-        figures[kind] = {"member": member, "syncer": syncer, "node": sum(values) / len(values) / whole}
+        figures[kind] = sum(count[index] for count in counts.values()) / len(counts) / whole
     return figures
 
 
@@ -181,6 +202,8 @@ class Probe:
         self._devices = {node.name: links.device(node.name) for node in swarm.nodes}
         self.control: list[float] = []
         """What a node sent through its sockets while nothing was under way, bytes a second."""
+        self.diaries: dict[str, list[Line]] = {}
+        """As they were in the last quiet moment."""
 
     def counts(self) -> dict[str, Count]:
         """Of all nodes, now."""
@@ -202,7 +225,7 @@ class Probe:
             if any(max(m.up_bytes, m.down_bytes) > QUIET_BYTES_PER_S * passed_s for m in moved):
                 continue
             self.control += [m.in_sockets()[0] / passed_s for m in moved]
-            diaries = {node.name: diary(events_of(node)) for node in self._swarm.nodes}
+            self.diaries = diaries = {node.name: diary(events_of(node)) for node in self._swarm.nodes}
             made = versions(diaries)
             heads = {f: max((n for g, n in made if g == f), default=0) for f in range(self._fragments)}
             if all(heads[f] >= at_least.get(f, 1) for f in heads) and everywhere(diaries, made):
@@ -212,7 +235,7 @@ class Probe:
 
 def measure(manifest: Manifest, nodes: int, cycles: int, min_step_s: float) -> dict[str, Any]:
     """One swarm with one codec."""
-    numels = [f.numel for f in plan_fragments(task_of(manifest).specs(), manifest.sync.fragments)]
+    numels = numels_of(manifest)
     patience_s = START_TIMEOUT_S + 4 * cycles * manifest.sync.inner_steps * min_step_s
     links = Links()
     try:
@@ -226,6 +249,7 @@ def measure(manifest: Manifest, nodes: int, cycles: int, min_step_s: float) -> d
                 frame_by_frame(node.wrapper, links.device(node.name))
             probe = Probe(swarm, links, len(numels))
             first, earlier = probe.quiet({}, patience_s)
+            before = probe.diaries
             began_s = time.monotonic()
             heads = {f: max(v.number for v in earlier if v.fragment == f) for f in range(len(numels))}
             last, all_made = probe.quiet({f: n + cycles for f, n in heads.items()}, patience_s)
@@ -240,6 +264,7 @@ def measure(manifest: Manifest, nodes: int, cycles: int, min_step_s: float) -> d
         "versions": len(made),
         "contributors": sum(v.contributors for v in made) / len(made),
         "control_bytes_per_s": spread(probe.control),
+        "roles": roles(given(before, probe.diaries), made, numels, nodes),
         "payload": sum(chosen.encoded_bytes(n) for n in numels) / sum(numels),
         "sockets": reading({name: c.in_sockets() for name, c in spent.items()}, made, numels),
         "frames": reading({name: c.in_frames() for name, c in spent.items()}, made, numels),
@@ -250,12 +275,15 @@ def row(name: str, found: dict[str, Any]) -> str:
     """A line of the table."""
     sockets, goal = found["sockets"], GOALS.get(name)
     cells = [found["payload"], sockets["transfer"], found["frames"]["transfer"]]
-    cells += [sockets[kind][role] for role in ("member", "syncer", "node") for kind in KINDS]
+    cells += [sockets[kind] for kind in KINDS]
+    cells += found["roles"].values()
     told = f"  {found['versions']} versions in {found['seconds']:.0f} s"
     told += f", {found['contributors']:.2f} contributors"
     told += f", control {found['control_bytes_per_s']['median'] / 1e3:.1f} kB/s"
     if goal is not None:
         told += f"; at most {goal}: {'yes' if sockets['transfer'] <= goal else 'NO'}"
+    fair = found["roles"]["ratio"] <= MOST_OF_A_MEMBERS
+    told += f"; syncer / member at most {MOST_OF_A_MEMBERS:g}: {'yes' if fair else 'NO'}"
     return f"{name:6}" + "".join(f"{cell:9.4f}" for cell in cells) + told
 
 
@@ -272,7 +300,7 @@ def main() -> None:
     args = parser.parse_args()
     figures: dict[str, Any] = {}
     print("bytes per parameter and outer step")
-    heads = ("payload", "transfer", "(frames)", "mem up", "mem down", "sync up", "sync dn", "up", "down")
+    heads = ("payload", "transfer", "(frames)", "up", "down", "member", "syncer", "ratio")
     print(f"{'':6}" + "".join(f"{head:>9}" for head in heads), flush=True)
     for name in args.codec or list(GOALS):
         manifest = for_run(args.preset, f"bench-wire-{name}")
@@ -281,7 +309,7 @@ def main() -> None:
         print(row(name, found), flush=True)
     settings = {"preset": args.preset, "nodes": args.nodes, "min_step_s": args.min_step_s}
     settings["sync_interval_s"] = manifest.sync.inner_steps * args.min_step_s
-    finish("wire", {**settings, "goals": GOALS, **figures}, args.json)
+    finish("wire", {**settings, "goals": GOALS, "most_of_a_members": MOST_OF_A_MEMBERS, **figures}, args.json)
 
 
 if __name__ == "__main__":

@@ -72,7 +72,7 @@ class Parts:
 
 
 class Watcher(Protocol):
-    """Who passes on what arrives (`fanout.Arriving`)."""
+    """Who passes on what arrives (`arriving.Arriving`)."""
 
     def begun(self, version: SignedVersion, unfinished: Unfinished) -> None:
         """It is coming."""

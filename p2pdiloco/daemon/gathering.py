@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import msgspec
 
 from p2pdiloco.daemon import wire
-from p2pdiloco.daemon.fanout import WAIT_S
+from p2pdiloco.daemon.arriving import WAIT_S
 from p2pdiloco.daemon.fetching import Fetch
 from p2pdiloco.daemon.rates import Rates
 from p2pdiloco.errors import RemoteError, TransportError

@@ -3,7 +3,7 @@
 A cycle is H inner steps, in which every fragment is merged once. In it a member of a group of n sends each
 contribution once (C bytes for all fragments) and fetches each update once (U bytes). Offices rotate over the
 members, so on the average it also receives (n - 1)/n C as a syncer; and it sends (n - 1)/n U, as a syncer or
-passing a large update on, which its syncer sends to `fanout.DEGREE` members only.
+passing an update on, which its syncer sends to two or three members only (`fanout.degree`).
 
 Inner steps never wait for any of this, so a slow link costs no utilisation by itself: what it costs is delay,
 and from some point on participation, when a round takes longer than a fragment's H inner steps.
@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from p2pdiloco.config.manifest import CodecName, Manifest
 from p2pdiloco.core.config import Timing
-from p2pdiloco.daemon.fanout import DEGREE, LEAST_BYTES
+from p2pdiloco.daemon.fanout import degree
 from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tensors.codec import codec
 from p2pdiloco.tensors.layout import FragmentLayout, plan_fragments
@@ -131,7 +131,7 @@ def demand_of(
     # Contribution, acceptance, announcement, fetch: two round trips.
     trips_s = 4 * link.latency_s
     member_s = trips_s + largest * byte_up_s + answer * byte_down_s
-    given = min(others, DEGREE) if answer >= LEAST_BYTES else others
+    given = min(others, degree(answer))
     syncer_s = trips_s + others * largest * byte_down_s + given * answer * byte_up_s
     upload_share = 8 * sent / cycle_s / link.upload_bits_per_s
     download_share = 8 * received / cycle_s / link.download_bits_per_s

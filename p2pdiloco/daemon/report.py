@@ -50,6 +50,9 @@ LOUD = frozenset(
 )
 """Kinds that are shown among the latest reasons and logged; the others only go into the diary."""
 
+UPLOADS = frozenset({"pushed_bytes", "updates_given_bytes", "updates_passed_on_bytes"})
+"""What a node gives others of versions: its own contributions, updates that it made, and other updates."""
+
 
 class Report:
     """Collects what happened and shows it."""
@@ -145,6 +148,7 @@ class Report:
             longest_gap_s=round(status.longest_gap_s, 6),
             cpu_s=round(status.cpu_s, 3),
             deferred_copies=status.deferred_copies,
+            **{key: n for key, n in self.bulk().items() if key in UPLOADS},
         )
 
     def label(self, peer: str) -> str:

@@ -20,11 +20,12 @@ from p2pdiloco.core.messages import decode as decode_message
 from p2pdiloco.core.types import Head, SignedVersion
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.arrivals import Arrivals
+from p2pdiloco.daemon.arriving import Arriving
 from p2pdiloco.daemon.compute import Compute
 from p2pdiloco.daemon.copying import Copying
 from p2pdiloco.daemon.courtesy import Courtesy
 from p2pdiloco.daemon.donating import Donating
-from p2pdiloco.daemon.fanout import Arriving, Fanout, refuse
+from p2pdiloco.daemon.fanout import Fanout, refuse
 from p2pdiloco.daemon.fetching import Fetch, Parts, Unfinished
 from p2pdiloco.daemon.gathering import Gathering
 from p2pdiloco.daemon.memory import Memory
@@ -37,7 +38,7 @@ logger = logging.getLogger(__name__)
 PAUSE_S = 15.0
 """Longest pause in a bulk stream before it counts as cut."""
 NAMED_PAUSE_S = 6.0
-"""The same, of one from a peer that a holder named: there are others. Longer than `fanout.WAIT_S`."""
+"""The same, of one from a peer that a holder named: there are others. Longer than `arriving.WAIT_S`."""
 
 
 class Transfers:
@@ -87,7 +88,7 @@ class Transfers:
         self.copying = Copying(run, transport, compute, signed, holders, state_bytes, now)
         self.moving: Callable[[], AbstractContextManager[None]] = nullcontext
         """Around whatever is coming to us that we asked for."""
-        self.fanout = Fanout(now)
+        self.fanout = Fanout(transport.peer_id, now)
         self.gathering = Gathering(transport.peer_id, self._pull_update, self._update_bytes_here, now)
         self._fetching: dict[int, Arriving] = {}
         """Updates on their way to us, by fragment."""
@@ -122,6 +123,8 @@ class Transfers:
             "states_given_bytes": self.donating.bytes_out,
             "states_copied_bytes": self.copying.bytes_in,
             "states_copied_from_others_bytes": self.copying.from_others_bytes,
+            "updates_given_bytes": self.fanout.given_bytes,
+            "updates_passed_on_bytes": self.fanout.passed_on_bytes,
             "updates_sent_elsewhere": self.fanout.sent_elsewhere,
             "updates_from_others": self.gathering.from_others,
             "spooled_bytes": self.arrivals.spooled_bytes,

@@ -16,7 +16,7 @@ from p2pdiloco.adapters.memory_net import MemoryNetwork
 from p2pdiloco.core import effects as ef
 from p2pdiloco.core import events as ev
 from p2pdiloco.daemon import wire
-from p2pdiloco.daemon.fanout import LEAST_BYTES
+from p2pdiloco.daemon.arriving import LEAST_BYTES
 from p2pdiloco.daemon.tickets import Tickets
 from p2pdiloco.daemon.transfers import Transfers
 from p2pdiloco.hashing import content_digest
@@ -87,12 +87,12 @@ class Peer:
 
 
 class Members:
-    """p0 has the update; the others, p1 to p7, want it."""
+    """p0 has the update; the others, p1 to p7 and perhaps more, want it."""
 
-    def __init__(self, payload: bytes) -> None:
+    def __init__(self, payload: bytes, members: int) -> None:
         self.hub = MemoryNetwork()
         self.payload = payload
-        self.all = [Peer(self.hub.transport(f"p{i}"), payload if i == 0 else None) for i in range(8)]
+        self.all = [Peer(self.hub.transport(f"p{i}"), payload if i == 0 else None) for i in range(members)]
         self.holder, *self.others = self.all
 
     async def fetch_all(self, *those: Peer) -> None:

@@ -12,6 +12,7 @@ import pytest
 from daemon_kit import Neighbourhood, until
 from fanout_kit import PAYLOAD, SMALL, Members, update
 
+from p2pdiloco.daemon import arriving as arriving_updates
 from p2pdiloco.daemon import fanout, gathering, wire
 from p2pdiloco.daemon.fanout import MAX_GIVEN, MAX_PEERS, Fanout
 from p2pdiloco.errors import RemoteError, TransportError
@@ -22,8 +23,8 @@ from p2pdiloco.ports import PullSource, Refusal
 async def started() -> AsyncIterator[Callable[[bytes], Any]]:
     made: list[Members] = []
 
-    async def start(payload: bytes = PAYLOAD) -> Members:
-        members = Members(payload)
+    async def start(payload: bytes = PAYLOAD, number: int = 8) -> Members:
+        members = Members(payload, number)
         made.append(members)
         for peer in members.all:
             await peer.transport.start(peer)  # type: ignore[arg-type]
@@ -35,26 +36,28 @@ async def started() -> AsyncIterator[Callable[[bytes], Any]]:
             await peer.transport.close()
 
 
-async def test_eight_members_and_the_holder_uploads_it_twice(started: Any) -> None:
-    members = await started()
+async def test_sixteen_members_and_the_holder_uploads_it_twice(started: Any) -> None:
+    members = await started(PAYLOAD, 16)
     await members.fetch_all()
     members.check()
     assert max(members.uploads(peer) for peer in members.all) <= 2.2
-    assert members.holder.transfers.fanout.sent_elsewhere == 5
-    assert sum(peer.transfers.gathering.from_others for peer in members.others) == 5
-    assert sum(peer.transfers.bytes_in for peer in members.others) == 7 * len(PAYLOAD), "nothing came twice"
+    assert members.holder.transfers.fanout.sent_elsewhere == 13
+    assert sum(peer.transfers.gathering.from_others for peer in members.others) == 13
+    assert sum(peer.transfers.bytes_in for peer in members.others) == 15 * len(PAYLOAD), "nothing came twice"
+    given = members.holder.transfers.counters()
+    assert given["updates_passed_on_bytes"] == len(PAYLOAD) * members.uploads(members.holder)
 
 
 def test_a_piece_is_worth_a_stream() -> None:
     clock = [0.0]
-    size = 64 * fanout.LEAST_BYTES
-    arriving = fanout.Arriving(1, lambda: clock[0])
-    version, part = update(PAYLOAD), fanout.Unfinished(bytes(32), size)
-    eighth = size // fanout.PIECES
+    size = 64 * arriving_updates.LEAST_BYTES
+    arriving = arriving_updates.Arriving(1, lambda: clock[0])
+    version, part = update(PAYLOAD), arriving_updates.Unfinished(bytes(32), size)
+    eighth = size // arriving_updates.PIECES
     arriving.begun(version, part)
     clock[0], part.have_bytes = 0.01, 4 * eighth  # as fast as this, the rest is here at once
     assert not arriving._enough(asking())
-    clock[0] = fanout.PIECE_S
+    clock[0] = arriving_updates.PIECE_S
     assert arriving._enough(asking())
     clock[0], part.have_bytes = 10.0, eighth - 1  # as slow as this, an eighth is worth it
     assert not arriving._enough(asking())
@@ -78,7 +81,7 @@ async def test_a_part_is_passed_on_while_the_rest_is_on_its_way(started: Any) ->
     first, second = members.others[:2]
     half = len(PAYLOAD) // 2
     arriving = first.transfers.fanout.arriving(0, 1)
-    fetch = fanout.Unfinished(members.holder.version.header.update_digest, len(PAYLOAD))
+    fetch = arriving_updates.Unfinished(members.holder.version.header.update_digest, len(PAYLOAD))
     fetch.payload[:] = PAYLOAD
     fetch.have_bytes = half
     arriving.begun(members.holder.version, fetch)
@@ -103,8 +106,19 @@ def twice(members: Members, *names: str) -> None:
     members.holder.answers = lambda pull: None if pull.insist else elsewhere(members, *names)
 
 
-async def test_small_updates_come_from_the_holder(started: Any) -> None:
-    members = await started(SMALL)
+@pytest.mark.parametrize("members", [4, 16])
+async def test_small_updates_are_passed_on_as_a_whole(members: int, started: Any) -> None:
+    around = await started(SMALL, members)
+    await around.fetch_all()
+    around.check()
+    assert max(around.uploads(peer) for peer in around.all) == fanout.SMALL_DEGREE
+    assert sum(peer.transfers.bytes_in for peer in around.others) == (members - 1) * len(SMALL)
+    if members == 4:
+        assert all(len(peer.asked) == 0 for peer in around.others), "no second request for anybody"
+
+
+async def test_tiny_updates_come_from_the_holder(started: Any) -> None:
+    members = await started(PAYLOAD[: fanout.TINY_BYTES - 1])
     await members.fetch_all()
     members.check()
     assert members.uploads(members.holder) == 7.0
@@ -184,7 +198,7 @@ async def test_a_wrong_signature_from_a_named_peer_is_not_the_holders(started: A
 
 def test_a_beginning_of_another_size_is_dropped_and_nobody_is_blamed() -> None:
     version = update(SMALL)
-    part = fanout.Unfinished(version.header.update_digest, 1000)
+    part = arriving_updates.Unfinished(version.header.update_digest, 1000)
     part.have_bytes = 10
     fetch = gathering.Fetch(asking(), 5000, part)
     with pytest.raises(TransportError):
@@ -212,7 +226,7 @@ async def test_who_is_slow_is_waited_for_and_who_stalls_is_not(
     monkeypatch.setattr(gathering, "LEAST_STALL_S", 0.0)
     asked, here = [], 0
     whole: Any = gathering.Fetch(asking(), 1, None)
-    whole.unfinished = fanout.Unfinished(bytes(32), 0)
+    whole.unfinished = arriving_updates.Unfinished(bytes(32), 0)
 
     async def pull(peer: str, request: wire.PullUpdate) -> Any:
         nonlocal here
@@ -236,11 +250,11 @@ async def test_who_is_slow_is_waited_for_and_who_stalls_is_not(
 async def test_who_had_only_what_others_left_of_the_time_is_not_left_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert gathering.LEAST_STALL_S > fanout.WAIT_S, '"later" must come in time'
+    assert gathering.LEAST_STALL_S > arriving_updates.WAIT_S, '"later" must come in time'
     monkeypatch.setattr(gathering, "LEAST_STALL_S", 0.05)
     now, asked = asyncio.get_running_loop().time(), []
     whole: Any = gathering.Fetch(asking(), 1, None)
-    whole.unfinished = fanout.Unfinished(bytes(32), 0)
+    whole.unfinished = arriving_updates.Unfinished(bytes(32), 0)
 
     async def pull(peer: str, request: wire.PullUpdate) -> Any:
         nonlocal now
@@ -272,7 +286,7 @@ async def test_requests_to_named_peers_are_bounded(started: Any) -> None:
 async def test_members_follow_a_chain_whose_updates_fan_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fanout, "LEAST_BYTES", 1)
+    monkeypatch.setattr(fanout, "TINY_BYTES", 1)
     async with Neighbourhood(tmp_path) as around:
         members = [await around.member("one", genesis=True)]
         members += [await around.member(name) for name in ("two", "three", "four", "five")]
@@ -311,15 +325,19 @@ def asking(fragment: int = 0, **more: Any) -> wire.PullUpdate:
 
 async def test_places_tables_and_waiting_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    fan = Fanout(lambda: now)
+    fan = Fanout("me", lambda: now)
     found = (update(PAYLOAD), PAYLOAD)
-    for i in range(MAX_PEERS + 10):
-        assert isinstance(await fan.serve(f"q{i}", asking(insist=True), found), PullSource)
+    given: list[Any] = [await fan.serve(f"q{i}", asking(insist=True), found) for i in range(MAX_PEERS + 10)]
+    assert all(isinstance(source, PullSource) for source in given)
     assert len(next(iter(fan._given.values())).takers) == MAX_PEERS
     answer: Any = await fan.serve("late", asking(), found)
     named = wire.decode(answer.answer, wire.Elsewhere)
     assert len(named.peers) == wire.MAX_NAMED and named.patience_ms == 30_000
     now = 2 * fanout.FRESH_S
+    assert isinstance(await fan.serve("late", asking(), found), Refusal), "streams are still under way"
+    for source in given:
+        source.release()
+    now = 4 * fanout.FRESH_S
     assert isinstance(await fan.serve("late", asking(), found), PullSource), "it is given out anew"
     for fragment in range(MAX_GIVEN + 10):
         await fan.serve("q", asking(fragment), found)
@@ -331,7 +349,7 @@ async def test_places_tables_and_waiting_are_bounded(monkeypatch: pytest.MonkeyP
 
 
 async def test_invented_versions_take_no_place_and_one_peer_not_all_that_wait() -> None:
-    fan = Fanout(lambda: 0.0)
+    fan = Fanout("me", lambda: 0.0)
     arriving, true = fan.arriving(0, 1), update(PAYLOAD)
     waiting = [
         asyncio.create_task(fan.serve("liar", asking(version=bytes([i]) * 32), None))
@@ -341,7 +359,7 @@ async def test_invented_versions_take_no_place_and_one_peer_not_all_that_wait() 
     one_more: Any = await fan.serve("liar", asking(version=true.header.digest()), None)
     assert wire.decode(one_more.answer, wire.Refused).reason == "later"
     child = asyncio.create_task(fan.serve("child", asking(version=true.header.digest()), None))
-    part = fanout.Unfinished(true.header.update_digest, len(PAYLOAD))
+    part = arriving_updates.Unfinished(true.header.update_digest, len(PAYLOAD))
     part.payload[:], part.have_bytes = PAYLOAD, len(PAYLOAD)
     arriving.begun(true, part)
     for answer in await asyncio.gather(*waiting):
@@ -355,7 +373,7 @@ async def test_invented_versions_take_no_place_and_one_peer_not_all_that_wait() 
 
 async def test_a_place_comes_free_when_the_peer_stays_away() -> None:
     now = 0.0
-    fan = Fanout(lambda: now)
+    fan = Fanout("me", lambda: now)
     found = (update(PAYLOAD), PAYLOAD)
     one, two = [await fan.serve(peer, asking(), found) for peer in ("one", "two")]
     assert isinstance(one, PullSource) and isinstance(two, PullSource)
@@ -368,7 +386,7 @@ async def test_a_place_comes_free_when_the_peer_stays_away() -> None:
 
 
 async def test_an_update_that_was_not_fetched_is_not_passed_on() -> None:
-    fan = Fanout(lambda: 0.0)
+    fan = Fanout("me", lambda: 0.0)
     arriving = fan.arriving(0, 1)
     digest = update(PAYLOAD).header.digest()
     waiting = asyncio.create_task(fan.serve("child", asking(version=digest), None))
