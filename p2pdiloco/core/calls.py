@@ -86,11 +86,13 @@ class Calls:
 
     def outruns(self, chain: Chain, ready: Iterable[Held], now: float) -> bool:
         """Whether we would merge alone, over a thin uplink, while none of the others here has our last
-        version: made faster than they travel, versions keep newcomers out. For some sync intervals."""
-        shared = self._shared
-        if not shared.strain.value or any(not held.own for held in ready):
+        version: made faster than they travel, versions keep newcomers out. For some sync intervals; who
+        leaves is not waited for, and waits for nobody."""
+        shared, view = self._shared, self._shared.view
+        if not shared.strain.value or shared.leaving or any(not held.own for held in ready):
             return False
-        heads = [shared.view.head(peer, chain.header.fragment) for peer in self._electorate.live(now)]
+        stay = [peer for peer in self._electorate.live(now) if (p := view.progress(peer)) and p.stands]
+        heads = [view.head(peer, chain.header.fragment) for peer in stay]
         if not heads or any(head is not None and head.number >= chain.head.number for head in heads):
             return False
         wait_s = ARRIVAL_INTERVALS * shared.config.inner_steps * shared.median_step_s(now)

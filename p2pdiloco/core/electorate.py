@@ -65,7 +65,7 @@ class Electorate:
         """Everyone who would stand now, oneself first: ranked to decide who does. Others that cannot be
         dialled are left out where somebody can, then those whose uplinks are far thinner than another's."""
         shared, view = self._shared, self._shared.view
-        willing = self._willing(now)
+        willing = self._counted(now)
         dialable = [peer for peer in willing if view.dialable(peer)]
         own = shared.reach is Reach.DIRECT
         found = dialable if dialable or own else willing
@@ -75,26 +75,43 @@ class Electorate:
             found = [peer for peer, strain in zip(found, strains, strict=True) if strain < most]
         return [shared.me, *found]
 
-    def _willing(self, now: float) -> list[str]:
-        """Live others that would stand."""
+    def willing(self, now: float) -> list[str]:
+        """Live others that would stand, by their own word: not who is leaving."""
         progress = self._shared.view.progress
         return [peer for peer in self.live(now) if (p := progress(peer)) and p.confirmed and p.stands]
 
-    def passed_over(self, peer: str, now: float) -> str:
-        """Why that peer, perhaps oneself, leaves offices to others who would stand; empty if it does not."""
+    def _counted(self, now: float) -> list[str]:
+        """Those of them that offices are left to."""
+        shirkers = self._shared.shirkers
+        return [peer for peer in self.willing(now) if shirkers.counts(peer, now)]
+
+    def passed_over(self, peer: str, now: float, favour: str = "") -> str:
+        """Why that peer, perhaps oneself, leaves offices to others who would stand; empty if it does not.
+        `favour`: to that one, who stands now."""
+        found = self.better(peer, now, favour)
+        if favour:
+            return found.get(favour, "")
+        return NOT_DIALABLE if NOT_DIALABLE in found.values() else next(iter(found.values()), "")
+
+    def better(self, peer: str, now: float, favour: str = "") -> dict[str, str]:
+        """To whom that peer, perhaps oneself, leaves offices, and why."""
         shared, view, me = self._shared, self._shared.view, self._shared.me
         own = shared.reach is Reach.DIRECT
         dialable = own if peer == me else view.dialable(peer)
         strain = shared.strain.value if peer == me else view.strain(peer)
         if dialable and strain < MUCH:
-            return ""
-        others = [(view.dialable(other), view.strain(other)) for other in self._willing(now) if other != peer]
+            return {}
+        willing = self.willing(now) if favour else self._counted(now)
+        others = {other: (view.dialable(other), view.strain(other)) for other in willing if other != peer}
         if peer != me and shared.confirmed and shared.stands and not shared.leaving:
-            others.append((own, shared.strain.value))
-        if not dialable and any(there for there, _ in others):
-            return NOT_DIALABLE
-        easier = any(there >= dialable and strain - theirs >= MUCH for there, theirs in others)
-        return THIN if easier else ""
+            others[me] = own, shared.strain.value
+        found = {}
+        for other, (there, theirs) in others.items():
+            if there > dialable:
+                found[other] = NOT_DIALABLE
+            elif there == dialable and strain - theirs >= MUCH:
+                found[other] = THIN
+        return found
 
     def out_of_earshot(self, peers: Iterable[str], now: float) -> int:
         """How many of these vote by the list of members, though we cannot hear them: there is no link between

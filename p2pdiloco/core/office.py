@@ -28,8 +28,9 @@ from p2pdiloco.core.electorate import Electorate
 from p2pdiloco.core.machine import Machine
 from p2pdiloco.core.messages import Elected, OfficeQuery, VoteGranted, VoteRefused, VoteRequest
 from p2pdiloco.core.office_table import NOT_IN_OFFICE, OFFICE_TABLE, OfficeSignal, OfficeState
+from p2pdiloco.core.ranks import Ranks
 from p2pdiloco.core.types import WHOLE_RUN, Certificate, Vote
-from p2pdiloco.core.voting import Candidacy, Ranks, Succession, Voter, binds, why_not_certified, why_not_for
+from p2pdiloco.core.voting import Candidacy, Succession, Voter, binds, why_not_certified, why_not_for
 
 OTHER_EPOCH = "other epoch"
 NOT_HEARD_OF = "not heard of yet"
@@ -102,8 +103,8 @@ class Office:
             return True
         return self._chain.head.number >= certificate.start_number + self._shared.config.term_versions
 
-    def why_open(self, now: float) -> str:
-        """Why nobody can be counted on in this office; empty while somebody can."""
+    def why_open(self, now: float, candidate: str = "") -> str:
+        """Why nobody can be counted on in this office (or is to leave it to that one); empty if not."""
         if self.certificate is None:
             return "no syncer was elected yet"
         syncer = self.certificate.syncer
@@ -113,7 +114,7 @@ class Office:
             return "" if self.holding else "we laid the office down"
         if self._suspected:
             return self._suspected
-        if others := self._ranks.give_way(self.certificate, now):
+        if others := self._ranks.give_way(self.certificate, now, candidate=candidate):
             return f"the syncer {others}"
         view = self._shared.view
         if view.has_left(syncer):
@@ -164,6 +165,7 @@ class Office:
                 self._candidacy.ask_again(now)
             return
         reason = (why := self.why_open(now)) and self._succeed(why, now)
+        self._ranks.look(bool(reason), now)
         if not reason:
             self._open_since_s = None
             if self._succession.may_stand(self.certificate, self._next_term, now):
@@ -378,9 +380,9 @@ class Office:
             certificate is None
             or certificate.syncer == sender  # it laid that office down
             or request.head.number >= certificate.start_number + shared.config.term_versions
-            or bool(self._ranks.give_way(certificate, now, request.head.number))
+            or bool(self._ranks.give_way(certificate, now, request.head.number, sender))
         )
-        if not over and not self.why_open(now):
+        if not over and not self.why_open(now, sender):
             return "the syncer in office is alive"
         if self.busy():
             return "our round is closing"
@@ -427,12 +429,11 @@ class Office:
     def _taken(self, reason: str, now: float) -> None:
         self._suspected = ""
         self._candidacy = None
-        self._ranks.losses = 0
-        self._ranks.taken_s = now
         self._open_since_s = None
         self.changed = True
         certificate = self.certificate
         if certificate:
+            self._ranks.filled(certificate.syncer, now)
             self._shared.out.record(
                 "office",
                 self._fragment,

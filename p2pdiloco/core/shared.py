@@ -12,6 +12,7 @@ from p2pdiloco.core.grouping import Roster
 from p2pdiloco.core.health import Health
 from p2pdiloco.core.outbox import Outbox
 from p2pdiloco.core.reach import Reach
+from p2pdiloco.core.shirkers import Shirkers
 from p2pdiloco.core.timing import AnswerTime
 from p2pdiloco.core.types import Crypto, Wire, signed_bytes
 from p2pdiloco.core.uplink import Strain
@@ -42,6 +43,8 @@ class Shared:
         """How others can reach us; set by the environment."""
         self.strain = Strain()
         """How far our uplink falls short of what offices ask."""
+        self.shirkers = Shirkers()
+        """Who says that it would carry offices, and leaves them to others."""
         self.learning = False
         self.leaving = False
         self.step_s = 0.0

@@ -6,16 +6,13 @@ from collections.abc import Callable
 
 from p2pdiloco.core.context import FragmentContext
 from p2pdiloco.core.effects import Effect, VoteRecord
-from p2pdiloco.core.electorate import NOT_DIALABLE, Electorate
+from p2pdiloco.core.electorate import Electorate
 from p2pdiloco.core.messages import VoteRequest
-from p2pdiloco.core.ranking import ranking
+from p2pdiloco.core.ranks import Ranks
 from p2pdiloco.core.types import WHOLE_RUN, Certificate, Vote, VoteBody
-from p2pdiloco.core.uplink import weights
 
 MAX_SAVING = 2
 """Votes that wait for the disk at one time; on a slow one, votes for ever new terms would only queue up."""
-MAX_DOUBLED = 3
-"""What each rank waits doubles so many times at most."""
 
 
 class Voter:
@@ -140,65 +137,6 @@ class Candidacy:
         votes = tuple(vote for _, vote in sorted(self.votes.items()))
         me = self._shared.me
         return Certificate(self._group, self._context.index, self.term, me, self._starts, votes)
-
-
-class Ranks:
-    """Our place among those that would stand, which is worked out anew only when they change."""
-
-    def __init__(self, context: FragmentContext, group: str, electorate: Electorate) -> None:
-        self._context = context
-        self._group = group
-        self._electorate = electorate
-        self._of: tuple[int, tuple[tuple[str, int], ...]] = (0, ())
-        self._ours = 0
-        self.losses = 0
-        """Candidacies of ours that failed since somebody was in office."""
-        self.taken_s = -1e18
-        """When the office was last filled."""
-
-    def wait_s(self, term: int, now: float) -> float:
-        """How long our rank leaves the better ones alone.
-
-        Members of a new group see its office open a message's way apart; and where candidates crossed each
-        other's path, messages take longer than a rank waited."""
-        shared = self._context.shared
-        doubled = min(self.losses + (self._group != WHOLE_RUN), MAX_DOUBLED)
-        later_s = shared.timing.hidden_wait_s if self.passed_over(now) else 0.0
-        return self.ours(term, now) * shared.timing.stagger_s * (1 << doubled) + later_s
-
-    def passed_over(self, now: float) -> bool:
-        """Whether we should leave the office to somebody who can be dialled, or to a better uplink."""
-        return bool(self._electorate.passed_over(self._context.shared.me, now))
-
-    def give_way(self, certificate: Certificate | None, now: float, number: int = 0) -> str:
-        """Why the holder should leave the office to others: it was elected where those were not there, or
-        were no better. Empty if it should not, or not yet: it first makes a version (`number`: there is one
-        of it, though not here), so that work goes on if they fail. Who cannot be dialled has time for one;
-        what is on its way to a thin uplink is not to be sent again for it."""
-        reason = self._electorate.passed_over(certificate.syncer, now) if certificate is not None else ""
-        if certificate is None or not reason:
-            return ""
-        made = max(self._context.chain.head.number, number) > certificate.start_number
-        waited = now - self.taken_s >= self._context.shared.timing.hidden_wait_s
-        return reason if made or (waited and reason == NOT_DIALABLE) else ""
-
-    def is_news(self, syncer: str, now: float) -> bool:
-        """Elected just now among peers that had not met before: its heartbeat is on the way."""
-        shared = self._context.shared
-        met = self._group == WHOLE_RUN or not shared.view.may_come(syncer, now)
-        return not met and now - self.taken_s < shared.timing.suspect_s
-
-    def ours(self, term: int, now: float) -> int:
-        """0: we are first-ranked in that term."""
-        shared = self._context.shared
-        standing = self._electorate.standing(now)
-        strains = tuple(
-            (p, shared.strain.value if p == shared.me else shared.view.strain(p)) for p in standing
-        )
-        if (term, strains) != self._of:
-            order = ranking(shared.config.run, self._group, self._context.index, term, weights(strains))
-            self._of, self._ours = (term, strains), order.index(shared.me)
-        return self._ours
 
 
 class Succession:

@@ -11,6 +11,7 @@ from p2pdiloco.core import events as ev
 from p2pdiloco.core import messages as msg
 from p2pdiloco.core.effects import Effect, Merge
 from p2pdiloco.core.ranking import ranking
+from p2pdiloco.core.shirkers import FORGET_S, LEVEL, LIMIT, MAX_PEERS, Shirkers
 from p2pdiloco.core.timing import ARRIVAL_INTERVALS
 from p2pdiloco.core.uplink import KEEP_S, MUCH, Strain, asked_bits_per_s, weights
 
@@ -140,3 +141,84 @@ def test_a_strained_syncer_does_not_outrun_the_others_by_merging_alone() -> None
     assert not calls.outruns(chain, (), solo.now + bound_s), "it waits no longer, whatever is in"
     solo.hear("p2", heads=solo.heads())
     assert not calls.outruns(chain, (), solo.now)
+
+
+def asks(solo: Solo, candidate: str, term: int) -> list[str]:
+    """Our answer to a candidate whose chain is as long as ours: why we refuse; empty: it has our vote."""
+    request = msg.VoteRequest("all", 0, term, solo.head, solo.head.number, "why")
+    refused = sent(solo.message(candidate, request), msg.VoteRefused)
+    return [answer.reason for answer in refused]
+
+
+def test_who_gives_way_does_so_to_one_of_the_better_ones_until_it_has_laid_the_office_down() -> None:
+    solo = Solo(peers=PEERS)
+    solo.elect("p1", term=1)
+    solo.announce(child(solo.fragment.chain.header, "p1", ("p1",)))
+    strained(solo, p1=MUCH, p2=MUCH, p3=0, p4=0)
+    solo.says["p4"]["stands"] = False
+    solo.says["p1"]["offices"] = (("all", 0, 1),)
+    solo.hear("p1")
+    solo.hear("p4")
+    assert asks(solo, "p2", 2) == ["the syncer in office is alive"], "no better than the holder"
+    assert asks(solo, "p4", 3) == ["the syncer in office is alive"], "it is leaving"
+    solo.says["p3"]["stands"] = False
+    solo.hear("p3")
+    assert asks(solo, "p3", 4) == ["the syncer in office is alive"], "nobody is left to whom it would give way"
+    solo.says["p3"]["stands"] = True
+    solo.hear("p3")
+    assert not asks(solo, "p3", 5)
+    solo.hear("p1", offices=())
+    assert not asks(solo, "p2", 6), "it has laid it down: whoever comes first"
+
+
+def test_a_strained_syncer_waits_for_nobody_who_is_leaving_nor_when_it_leaves_itself() -> None:
+    solo = Solo(config(quorum=1), PEERS)
+    solo.take_office()
+    before = solo.heads()
+    solo.merged(found(solo.offer("p1", 1) + solo.wait(20.0), Merge)[0])
+    measured(solo, ASKED / 3)
+    for peer in PEERS:
+        solo.hear(peer, heads=before)
+    calls, chain = solo.fragment.round._calls, solo.fragment.chain
+    calls.called((), 2, solo.now)
+    assert calls.outruns(chain, (), solo.now)
+    solo.core.shared.leaving = True
+    assert not calls.outruns(chain, (), solo.now)
+    solo.core.shared.leaving = False
+    for peer in PEERS:
+        solo.hear(peer, heads=before, stands=False)
+    assert not calls.outruns(chain, (), solo.now)
+
+
+def test_who_lets_better_offices_go_by_is_waited_for_a_few_times_only() -> None:
+    solo = Solo(peers=PEERS)
+    for peer in ("p1", "p2", "p4"):
+        strained(solo, **{peer: MUCH})
+    measured(solo, ASKED / 2**MUCH / 1.9)
+    ranks, waits = solo.fragment.office._ranks, solo.config.timing.hidden_wait_s
+    for term in range(1, 8):
+        solo.wait(waits + 0.5)
+        solo.elect("p1" if term % 2 else "p2", term, solo.head.number)
+        passed = ranks.passed_over(solo.now)
+        assert passed == (term < LIMIT / LEVEL), f"p3 says that it would stand, and did not {term} times"
+        version = child(solo.fragment.chain.header, solo.fragment.office.syncer or "", ("p1",), term)
+        solo.announce(version)
+        assert bool(solo.fragment.office.why_open(solo.now)) == passed, "it has to give way as long"
+        if not passed:
+            break
+    solo.elect("p3", 9, solo.head.number)
+    assert ranks.passed_over(solo.now), "p3 is in office: it counts again"
+
+
+def test_who_stands_in_time_or_may_not_know_that_it_should_keeps_counting() -> None:
+    shirkers = Shirkers()
+    for marks in range(LIMIT):
+        assert shirkers.counts("p1", 1.0 * marks)
+        shirkers.passed("p1", level=False, now=1.0 * marks)
+    assert not shirkers.counts("p1", 10.0) and shirkers.counts("p2", 10.0)
+    assert shirkers.counts("p1", 10.0 + FORGET_S)
+    shirkers.took("p1")
+    assert shirkers.counts("p1", 10.0)
+    for stranger in range(100):
+        shirkers.passed(str(stranger), level=True, now=10.0)
+    assert len(shirkers._known) <= MAX_PEERS
