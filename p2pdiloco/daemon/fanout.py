@@ -14,6 +14,7 @@ import asyncio
 import math
 from collections import Counter, OrderedDict
 from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 
 from p2pdiloco.core.types import SignedVersion
 from p2pdiloco.daemon import wire
@@ -86,6 +87,8 @@ class Fanout:
         """Of updates of versions that we made."""
         self.passed_on_bytes = 0
         """Of the others."""
+        self.giving: Callable[[], AbstractContextManager[None]] = nullcontext
+        """Around every stream of a large update (set by the member)."""
 
     # --- what we are fetching ------------------------------------------------------------------------
 
@@ -210,6 +213,8 @@ class Fanout:
         else:
             self.passed_on_bytes += nbytes
         taker.streams += 1
+        stream = ExitStack()
+        stream.enter_context(self.giving())
 
         def delivered() -> None:
             taker.whole = nbytes == rest
@@ -217,6 +222,7 @@ class Fanout:
                 self._measured(sender, nbytes, self._now() - began_s)
 
         def release() -> None:
+            stream.close()
             taker.streams -= 1
             taker.last_s = self._now()
 

@@ -10,72 +10,23 @@ best of many, since a peer's own link may be what is full: with others' contribu
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections import deque
-from collections.abc import Callable, Iterator
 
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.units import rate_text
-from p2pdiloco.daemon.linkplan import LINK_OVERHEAD, Demand, Link, demand_of
+from p2pdiloco.core.meter import Meter, Uplink
+from p2pdiloco.daemon.linkplan import Demand, Link, demand_of
 from p2pdiloco.tensors.layout import FragmentLayout
 
-LEAST_BYTES = 256 * 1024
-"""What is shorter says more about round trips than about the link."""
-LONG_S = 10.0
-"""On a busy link transfers overlap for ever: so often it is measured nevertheless."""
-SAMPLES = 32
-LEAST_SAMPLES = 6
-"""Fewer say nothing yet: each may have waited for its sender or our own tensors, or shared a peer's link."""
-JUDGE_EVERY_S = 5.0
 RISE, FALL = 3, 24
 """Judgements in a row until fewer, or again more, contributions are made."""
-
-
-class Meter:
-    """The rate of transfers one way, while any of ours is under way."""
-
-    def __init__(self, total_bytes: Callable[[], int], now: Callable[[], float]) -> None:
-        """`total_bytes`: counts everything that went this way."""
-        self._total_bytes = total_bytes
-        self._now = now
-        self._active = 0
-        self._since_s = 0.0
-        self._from_bytes = 0
-        self._rates: deque[float] = deque(maxlen=SAMPLES)
-
-    @property
-    def bits_per_s(self) -> float:
-        """The best of the latest, on the link; infinite while unknown."""
-        return max(self._rates) if len(self._rates) >= LEAST_SAMPLES else math.inf
-
-    @contextlib.contextmanager
-    def moving(self) -> Iterator[None]:
-        """While something is under way."""
-        if not self._active:
-            self._since_s, self._from_bytes = self._now(), self._total_bytes()
-        self._active += 1
-        try:
-            yield
-        finally:
-            self._active -= 1
-            self._sample()
-
-    def _sample(self) -> None:
-        now, total = self._now(), self._total_bytes()
-        took_s, moved = now - self._since_s, total - self._from_bytes
-        if self._active and took_s < LONG_S:
-            return
-        if moved >= LEAST_BYTES and took_s > 0:
-            self._rates.append(8 * LINK_OVERHEAD * moved / took_s)
-        self._since_s, self._from_bytes = now, total
 
 
 class LinkWatch:
     """Judges the link now and then."""
 
     def __init__(
-        self, manifest: Manifest, layouts: tuple[FragmentLayout, ...], limits: Link, up: Meter, down: Meter
+        self, manifest: Manifest, layouts: tuple[FragmentLayout, ...], limits: Link, up: Uplink, down: Meter
     ) -> None:
         """`limits`: what a person permits; infinite where nothing is said."""
         self._manifest = manifest
@@ -93,10 +44,16 @@ class LinkWatch:
     def link(self) -> Link:
         """What is known of the link. Round trips do not count: they cost delay, not participation."""
         return Link(
-            min(self._limits.upload_bits_per_s, self._up.bits_per_s),
+            min(self._limits.upload_bits_per_s, self._up.own.bits_per_s),
             min(self._limits.download_bits_per_s, self._down.bits_per_s),
             0.0,
         )
+
+    @property
+    def uplink_bits_per_s(self) -> float:
+        """What is known of the uplink also from other transfers than contributions, and of an earlier life. It
+        decides about offices; contributions are left out for what they themselves achieved only."""
+        return min(self._limits.upload_bits_per_s, self._up.bits_per_s)
 
     def judge(self, members: int, step_s: float) -> bool:
         """Look at the link; whether there is something new to say, and `every` may have changed. `members`:

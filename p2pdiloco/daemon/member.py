@@ -23,6 +23,7 @@ from p2pdiloco.config.units import parse_size
 from p2pdiloco.core import events as ev
 from p2pdiloco.core.config import Restored, Timing
 from p2pdiloco.core.messages import encode as encode_message
+from p2pdiloco.core.meter import TELL_EVERY_S
 from p2pdiloco.core.node import Core
 from p2pdiloco.core.reach import Reach
 from p2pdiloco.core.types import SignedVersion
@@ -33,7 +34,7 @@ from p2pdiloco.daemon.frontdoor import FrontDoor
 from p2pdiloco.daemon.keeper import Keeper
 from p2pdiloco.daemon.learner_link import LearnerLink
 from p2pdiloco.daemon.linkplan import Link
-from p2pdiloco.daemon.linkwatch import JUDGE_EVERY_S, LinkWatch
+from p2pdiloco.daemon.linkwatch import LinkWatch
 from p2pdiloco.daemon.logs import RecentLines
 from p2pdiloco.daemon.memory import OUT_OF_BUDGET, Memory
 from p2pdiloco.daemon.outbound import Outbound
@@ -50,6 +51,7 @@ from p2pdiloco.daemon.sharing import Sharing
 from p2pdiloco.daemon.tickets import Tickets
 from p2pdiloco.daemon.tokenizers import kept_tokenizer
 from p2pdiloco.daemon.transfers import Transfers
+from p2pdiloco.daemon.uplink_file import load_uplink, save_uplink
 from p2pdiloco.errors import StorageError
 from p2pdiloco.identity import Identity
 from p2pdiloco.learner.channel import LearnerOptions
@@ -161,6 +163,8 @@ class Member:
         limits = Link(*(rate or math.inf for rate in rates(self._settings)))
         manifest, layouts = self._run.manifest, self._run.layouts
         self.link_watch = LinkWatch(manifest, layouts, limits, runner.uplink, runner.downlink)
+        runner.uplink.remembered = load_uplink(self._settings.data_dir)
+        runner.transfers.fanout.giving = runner.uplink.given.moving
         runner.transfers.moving = runner.transfers.copying.moving = runner.downlink.moving
         courtesy = runner.transfers.courtesy
         courtesy.uplink_bytes_per_s = lambda: self.link_watch.link.upload_bits_per_s / 8
@@ -399,7 +403,7 @@ class Member:
 
     async def _watch_link(self) -> None:
         while True:
-            await asyncio.sleep(JUDGE_EVERY_S)
+            await asyncio.sleep(TELL_EVERY_S)
             self.judge_link()
 
     def judge_link(self) -> None:
@@ -424,7 +428,7 @@ class Member:
 
     def _tell_uplink(self) -> None:
         """What our uplink carries, or is permitted to, decides with others' how often we hold an office."""
-        rate = self.link_watch.link.upload_bits_per_s
+        rate = self.link_watch.uplink_bits_per_s
         if rate != self.core.shared.strain.bits_per_s:
             self.runner.post(ev.UplinkMeasured(rate))
 
@@ -440,6 +444,7 @@ class Member:
 
     async def save_fragments(self) -> None:
         """Write every fragment's committed state; a full disk costs this checkpoint only."""
+        save_uplink(self._settings.data_dir, self.runner.uplink.measured_bits_per_s)
         for layout in self._run.layouts:
             header, pin = await self.compute.run(self.compute.pin, layout.index)
             try:

@@ -17,12 +17,13 @@ from typing import Any
 from p2pdiloco.adapters.disk import RunStore
 from p2pdiloco.core import effects as ef
 from p2pdiloco.core import events as ev
+from p2pdiloco.core.meter import Meter, Uplink
 from p2pdiloco.core.node import Core
 from p2pdiloco.core.types import SignedVersion
 from p2pdiloco.daemon.compute import Compute
 from p2pdiloco.daemon.keeper import Keeper
 from p2pdiloco.daemon.learner_link import LearnerLink
-from p2pdiloco.daemon.linkwatch import Meter
+from p2pdiloco.daemon.linkplan import LINK_OVERHEAD
 from p2pdiloco.daemon.outbound import Outbound
 from p2pdiloco.daemon.tickets import Tickets
 from p2pdiloco.daemon.transfers import Transfers
@@ -102,8 +103,8 @@ class Runner:
         self.learner: LearnerLink
         self.transfers: Transfers
         self.keeper: Keeper
-        self.uplink = Meter(lambda: self.transfers.moved_bytes[0], self._loop.time)
-        self.downlink = Meter(lambda: self.transfers.moved_bytes[1], self._loop.time)
+        self.uplink = Uplink(lambda: self.transfers.moved_bytes[0], self._loop.time, LINK_OVERHEAD)
+        self.downlink = Meter(lambda: self.transfers.moved_bytes[1], self._loop.time, LINK_OVERHEAD)
         self._do: dict[type, Callable[[Any], object]] = {
             ef.Send: lambda e: self.outbound.send(e.peer, e.message),
             ef.Persist: lambda e: self.spawn(self._persist(e)),
@@ -190,7 +191,7 @@ class Runner:
     # --- effects -------------------------------------------------------------------------------------
 
     async def _up(self, transfer: Coroutine[Any, Any, None]) -> None:
-        with self.uplink.moving():
+        with self.uplink.own.moving():
             await transfer
 
     async def _persist(self, effect: ef.Persist) -> None:

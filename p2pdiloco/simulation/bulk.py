@@ -156,10 +156,10 @@ class Bulk:
             return
         transfer.accepted = True
         sender, receiver = transfer.sender, transfer.receiver
-        rate = min(sender.spec.bandwidth_bytes_s, receiver.spec.bandwidth_bytes_s)
+        rates = sender.spec.bandwidth_bytes_s, receiver.spec.bandwidth_bytes_s
         size = transfer.signed.header.payload_bytes
         self._metered(sender, receiver, None, size)
-        time_s, still_s = self._network.transfer_s(sender.peer, receiver.peer, size, rate)
+        time_s, still_s = self._network.transfer_s(sender.peer, receiver.peer, size, *rates)
         if still_s > IDLE_S:
             self._clock.after(time_s - still_s + IDLE_S, self._cut, transfer)
         else:
@@ -263,6 +263,7 @@ class Bulk:
             self._metered(holder, asker, found[0].header, size)
             time_s = self._carried_s(asker, holder, effect, size, 0)
             if time_s is not None:
+                holder.uplink.given.begin()
                 self._clock.after(time_s, self._update_here, asker, holder, effect, epoch, found)
             return
         if store.version.header.number < effect.number:
@@ -278,8 +279,8 @@ class Bulk:
         self, asker: Host, holder: Host, effect: FetchUpdate | FetchState, size_bytes: int, generation: int
     ) -> float | None:
         """How long the payload takes. None: it stands still for so long that the asker gives it up."""
-        rate = min(asker.spec.bandwidth_bytes_s, holder.spec.bandwidth_bytes_s)
-        time_s, still_s = self._network.transfer_s(holder.peer, asker.peer, size_bytes, rate)
+        rates = holder.spec.bandwidth_bytes_s, asker.spec.bandwidth_bytes_s
+        time_s, still_s = self._network.transfer_s(holder.peer, asker.peer, size_bytes, *rates)
         if still_s <= IDLE_S:
             return time_s
         self._failed(asker, effect, "unreachable", time_s - still_s + IDLE_S, generation)
@@ -293,6 +294,7 @@ class Bulk:
         epoch: int,
         found: tuple[SignedVersion, OuterUpdate],
     ) -> None:
+        holder.uplink.given.end()
         if not holder.up or epoch != self._network.epoch(asker.peer, holder.peer):
             self._failed(asker, effect, "unreachable", DIAL_TIMEOUT_S)
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from p2pdiloco.core.config import CoreConfig, Restored, RestoredFragment
@@ -63,6 +64,8 @@ class Disk:
     resume: dict[int, ResumeNote] = field(default_factory=dict)
     """Written at an orderly end, used up by the next start."""
     checkpoints: dict[int, Checkpoint] = field(default_factory=dict)
+    uplink_bits_per_s: float = math.inf
+    """What it carried in an earlier life; infinite: not known."""
 
     def keep_vote(self, record: VoteRecord) -> None:
         """The vote is durable."""

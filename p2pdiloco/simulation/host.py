@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from p2pdiloco.core import effects as fx
 from p2pdiloco.core import events as ev
 from p2pdiloco.core.messages import Message, Progress
+from p2pdiloco.core.meter import LEAST_BYTES, TELL_EVERY_S, Uplink
 from p2pdiloco.core.node import Core
 from p2pdiloco.core.reach import Reach
 from p2pdiloco.errors import InvariantViolation
@@ -28,8 +30,13 @@ if TYPE_CHECKING:
 MAX_TICKS_AT_ONCE = 200
 """In one `SPIN_WINDOW_S`."""
 SPIN_WINDOW_S = 0.1
-UPLINK_KNOWN_S = 5.0
-"""What an uplink carries is known so long after the start, where it is less than may be asked."""
+OFFERS_END = (
+    ev.ContributionAnswered,
+    ev.ContributionUndelivered,
+    ev.PartialAnswered,
+    ev.PartialUndelivered,
+)
+"""What is heard at the end of a transfer of ours."""
 TIMER_S = 1e-6
 """Timers are not finer than this; clocks with an offset round differently."""
 
@@ -66,6 +73,10 @@ class Host:
         restored = restored_from(disk, found, self.config)
         crypto, rng = HashCrypto(self.peer), stream(world.plan.seed, f"core/{self.peer}/{incarnation}")
         self.core = Core(self.config, self.peer, incarnation, crypto, rng, restored, genesis, self.local_now)
+        sent = partial(world.network.sent_bytes, self.peer)
+        least_bytes = min(LEAST_BYTES, max(self.config.max_payload_bytes) // 2)
+        self.uplink = Uplink(sent, lambda: self.local_now, least_bytes=least_bytes)
+        self.uplink.remembered = disk.uplink_bits_per_s
         self._handlers = self._effect_handlers()
 
     def _effect_handlers(self) -> dict[type[fx.Effect], Callable[[Any], None]]:
@@ -102,8 +113,7 @@ class Host:
         """The daemon is up."""
         self.learner.report()
         self.look_outside()
-        if self.world.plan.thin:
-            self.later(UPLINK_KNOWN_S, self._uplink_known)
+        self._look_at_uplink()
         self._plan_tick()
 
     def look_outside(self) -> None:
@@ -112,8 +122,13 @@ class Host:
         if reach is not self.core.shared.reach:
             self.feed(ev.ReachChanged(reach))
 
-    def _uplink_known(self) -> None:
-        self.feed(ev.UplinkMeasured(8 * self.spec.bandwidth_bytes_s))
+    def _look_at_uplink(self) -> None:
+        """Tell the core what its transfers achieved, if that is new."""
+        rate = self.uplink.bits_per_s
+        if rate != self.core.shared.strain.bits_per_s:
+            self.disk.uplink_bits_per_s = rate
+            self.feed(ev.UplinkMeasured(rate))
+        self.later(TELL_EVERY_S, self._look_at_uplink)
 
     def crash(self) -> None:
         """kill -9: memory is gone."""
@@ -184,6 +199,8 @@ class Host:
     def feed(self, event: ev.Event) -> None:
         """Let the core handle an event and carry out what it wants."""
         world = self.world
+        if isinstance(event, OFFERS_END):
+            self.uplink.own.end()
         world.trace.event(world.clock.now, self.peer, event)
         try:
             effects = self.core.handle(event, self.local_now)
@@ -240,9 +257,11 @@ class Host:
     def _offer(self, effect: fx.OfferContribution) -> None:
         displacement = self.tickets.contribution(effect.ticket)
         self.world.watch.offered(self, effect.signed.header, displacement, self.config.tokens_per_step)
+        self.uplink.own.begin()
         self.world.bulk.offer(self, effect, displacement)
 
     def _offer_partial(self, effect: fx.OfferPartial) -> None:
+        self.uplink.own.begin()
         self.world.bulk.offer(self, effect, self.tickets.partial(effect.ticket))
 
     def _answer(self, effect: fx.RefuseTransfer | fx.AnswerTransfer, accepted: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import deque
 from typing import Protocol
 
 from p2pdiloco.core.messages import Message, decode, encode
@@ -57,6 +58,10 @@ class Network:
         self._blocked: dict[tuple[str, str], int] = {}
         self._cuts: dict[tuple[str, str], int] = {}
         self._uplink_free_s: dict[str, float] = {}
+        self._sending: dict[str, deque[tuple[float, float, int]]] = {}
+        """Of each source what is under way or waits for that: from when to when, how many bytes."""
+        self._sent_bytes: dict[str, int] = {}
+        """What is out already."""
         self._last: tuple[Message, str, Message, int] | None = None
         self.meter: Meter | None = None
         self.hidden: frozenset[str] = frozenset()
@@ -137,16 +142,31 @@ class Network:
         return base * (1.0 + self._mix.jitter * self._rng.random())
 
     def transfer_s(
-        self, source: str, target: str, size_bytes: int, bandwidth_bytes_s: float
+        self, source: str, target: str, size_bytes: int, up_bytes_s: float, down_bytes_s: float
     ) -> tuple[float, float]:
         """When a bulk transfer that starts now would be complete, in seconds from now, and how much of that
-        the last byte is under way while nothing else moves; fills the uplink."""
+        the last byte is under way while nothing else moves. It fills the source's uplink for as long as that
+        needs for it; a slower target takes longer, and meanwhile others are sent to."""
         now = self.clock.now
         start = max(now, self._uplink_free_s.get(source, 0.0))
-        duration = size_bytes / bandwidth_bytes_s * self._slow.get((source, target), 1.0)
-        self._uplink_free_s[source] = start + duration
+        out_s = size_bytes / up_bytes_s
+        slow = self._slow.get((source, target), 1.0)
+        self._uplink_free_s[source] = start + out_s
+        self._sending.setdefault(source, deque()).append((start, start + out_s, size_bytes))
         latency_s = self.latency_s(source, target)
-        return start + duration - now + latency_s, latency_s
+        took_s = size_bytes / min(up_bytes_s, down_bytes_s) * slow
+        return start + took_s - now + latency_s, latency_s
+
+    def sent_bytes(self, source: str) -> float:
+        """Of bulk, by now."""
+        now, sending = self.clock.now, self._sending.get(source, deque())
+        while sending and sending[0][1] <= now:
+            self._sent_bytes[source] = self._sent_bytes.get(source, 0) + sending.popleft()[2]
+        under_way = 0.0
+        if sending and sending[0][0] < now:
+            start, end, size = sending[0]
+            under_way = size * (now - start) / (end - start)
+        return self._sent_bytes.get(source, 0) + under_way
 
     def why_unusable(self) -> str:
         """What is wrong with a bulk payload that has just arrived; mostly nothing."""

@@ -165,8 +165,6 @@ class Plan:
     faults: bool = True
     hidden: tuple[str, ...] = ()
     """Nodes that nobody can dial: they open links to others themselves, and have none to each other."""
-    thin: bool = False
-    """Links carry less than the run asks: nodes come to know what their uplinks carry."""
     extra: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -311,5 +309,4 @@ def draw_plan(seed: int, mix_name: str | None = None, nodes: int | None = None) 
         faults_until_s=rng.uniform(35.0, 60.0),
         settle_s=60.0 + 10 * slowest_round_s,
         hidden=draw_hidden(seed, [spec.peer for spec in specs]) if one_group else (),
-        thin=thin > 1.0,
     )

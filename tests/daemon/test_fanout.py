@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +39,18 @@ async def started() -> AsyncIterator[Callable[[bytes], Any]]:
 
 async def test_sixteen_members_and_the_holder_uploads_it_twice(started: Any) -> None:
     members = await started(PAYLOAD, 16)
+    giving: list[int] = []
+
+    @contextmanager
+    def gives() -> Iterator[None]:
+        giving.append(1)
+        yield
+        giving.append(-1)
+
+    members.holder.transfers.fanout.giving = gives
     await members.fetch_all()
     members.check()
+    assert len(giving) >= 4 and sum(giving) == 0, "the uplink is measured meanwhile"
     assert max(members.uploads(peer) for peer in members.all) <= 2.2
     assert members.holder.transfers.fanout.sent_elsewhere == 13
     assert sum(peer.transfers.gathering.from_others for peer in members.others) == 13

@@ -10,17 +10,10 @@ import pytest
 from daemon_kit import Neighbourhood, until
 
 from p2pdiloco.config.presets import PRESETS
+from p2pdiloco.core.meter import LEAST_BYTES, LEAST_S, LEAST_SAMPLES, LONG_S, SAMPLES, Meter, Uplink
 from p2pdiloco.daemon.linkplan import LINK_OVERHEAD, MAX_EVERY, Link, demand_of
-from p2pdiloco.daemon.linkwatch import (
-    FALL,
-    LEAST_BYTES,
-    LEAST_SAMPLES,
-    LONG_S,
-    RISE,
-    SAMPLES,
-    LinkWatch,
-    Meter,
-)
+from p2pdiloco.daemon.linkwatch import FALL, RISE, LinkWatch
+from p2pdiloco.daemon.uplink_file import MAX_AGE_S, load_uplink, save_uplink
 from p2pdiloco.learner import channel as ch
 from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tensors.layout import plan_fragments
@@ -30,22 +23,23 @@ LAYOUTS = plan_fragments(task_of(SMALL).specs(), SMALL.sync.fragments)
 MEMBERS = 4
 
 
-class Uplink:
-    """A meter with a clock and a counter of its own."""
+class Way:
+    """An uplink, with a clock and a counter of its own."""
 
     def __init__(self) -> None:
         self.now_s, self.bytes = 0.0, 0
-        self.meter = Meter(lambda: self.bytes, lambda: self.now_s)
+        self.uplink = Uplink(lambda: self.bytes, lambda: self.now_s, LINK_OVERHEAD)
+        self.meter = self.uplink.own
 
-    def move(self, size: int, took_s: float) -> None:
-        with self.meter.moving():
+    def move(self, size: int, took_s: float, meter: Meter | None = None) -> None:
+        with (meter or self.meter).moving():
             self.now_s += took_s
             self.bytes += size
 
 
-def watch(up: Uplink, limit: float = math.inf, quorum: int = 1) -> LinkWatch:
+def watch(up: Way, limit: float = math.inf, quorum: int = 1) -> LinkWatch:
     manifest = msgspec.structs.replace(SMALL, sync=msgspec.structs.replace(SMALL.sync, quorum=quorum))
-    return LinkWatch(manifest, LAYOUTS, Link(limit, math.inf), up.meter, Uplink().meter)
+    return LinkWatch(manifest, LAYOUTS, Link(limit, math.inf), up.uplink, Way().meter)
 
 
 def rate_for(every: int, step_s: float = 1.0) -> float:
@@ -58,7 +52,7 @@ def rate_for(every: int, step_s: float = 1.0) -> float:
 
 
 def test_the_meter_wants_long_transfers_and_takes_the_best_of_the_latest() -> None:
-    up = Uplink()
+    up = Way()
     assert up.meter.bits_per_s == math.inf
     up.move(LEAST_BYTES - 1, 100.0)
     assert up.meter.bits_per_s == math.inf
@@ -72,7 +66,7 @@ def test_the_meter_wants_long_transfers_and_takes_the_best_of_the_latest() -> No
 
 
 def test_transfers_that_overlap_count_together_and_a_link_that_is_never_idle_too() -> None:
-    up = Uplink()
+    up = Way()
     for _ in range(LEAST_SAMPLES):
         assert up.meter.bits_per_s == math.inf
         with up.meter.moving():
@@ -95,7 +89,7 @@ def test_how_often_follows_from_the_arithmetic() -> None:
 
 
 def test_it_is_said_once_and_taken_back_when_the_link_is_better() -> None:
-    up = Uplink()
+    up = Way()
     link = watch(up, limit=rate_for(3))
     assert not link.judge(MEMBERS, 0.0)  # no inner step yet: nothing is known
     said = [link.judge(MEMBERS, 1.0) for _ in range(RISE + 5)]
@@ -109,14 +103,14 @@ def test_it_is_said_once_and_taken_back_when_the_link_is_better() -> None:
 
 
 def test_one_bad_moment_is_no_alarm() -> None:
-    link = watch(Uplink(), limit=rate_for(3))
+    link = watch(Way(), limit=rate_for(3))
     for _ in range(20):
         assert not link.judge(MEMBERS, 1.0) and not link.judge(MEMBERS, 1.0) and not link.judge(MEMBERS, 10.0)
     assert link.every == 1
 
 
 def test_what_transfers_achieve_counts_where_nothing_is_set() -> None:
-    up = Uplink()
+    up = Way()
     link = watch(up)
     assert not any(link.judge(MEMBERS, 1.0) for _ in range(10))
     for _ in range(LEAST_SAMPLES):
@@ -126,9 +120,54 @@ def test_what_transfers_achieve_counts_where_nothing_is_set() -> None:
 
 
 def test_nobody_is_left_without_a_quorum() -> None:
-    link = watch(Uplink(), limit=rate_for(3), quorum=MEMBERS)
+    link = watch(Way(), limit=rate_for(3), quorum=MEMBERS)
     assert [link.judge(MEMBERS, 1.0) for _ in range(RISE)][-1]
     assert link.every == 1 and "come late" in link.words
+
+
+def test_the_uplink_is_known_from_what_was_given_or_in_an_earlier_life_where_nothing_was_contributed() -> None:
+    up = Way()
+    up.uplink.remembered = 1e5
+    assert watch(up).uplink_bits_per_s == 1e5 and watch(up, limit=1e4).uplink_bits_per_s == 1e4
+    up.move(2 * LEAST_BYTES, LEAST_S, up.uplink.given)
+    given = 16 * LINK_OVERHEAD * LEAST_BYTES / LEAST_S
+    assert watch(up).uplink_bits_per_s == given, "few long transfers say something already"
+    up.move(LEAST_BYTES, LEAST_S)
+    assert watch(up).uplink_bits_per_s == given, "that one was held up elsewhere"
+    assert watch(up).link.upload_bits_per_s == math.inf, "no contribution is left out for it"
+
+
+def test_what_an_uplink_carried_is_believed_for_a_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1.7e9
+    monkeypatch.setattr("time.time", lambda: now)
+    save_uplink(tmp_path, math.inf)
+    assert load_uplink(tmp_path) == math.inf and not list(tmp_path.iterdir())
+    save_uplink(tmp_path, 3e6)
+    now += MAX_AGE_S
+    assert load_uplink(tmp_path) == 3e6
+    now += 1.0
+    assert load_uplink(tmp_path) == math.inf
+    now -= MAX_AGE_S + 2.0
+    assert load_uplink(tmp_path) == math.inf, "the clock was set back"
+    for rubbish in (b"", b"3e6", b'{"bits_per_s": -1.0, "at_s": 1.7e9}', b"[" * 9999):
+        (tmp_path / "uplink.json").write_bytes(rubbish)
+        assert load_uplink(tmp_path) == math.inf
+
+
+async def test_a_member_remembers_its_uplink_over_a_restart(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    save_uplink(tmp_path / "a", 3e6)
+    async with Neighbourhood(tmp_path) as town:
+        member = await town.member("a", genesis=True)
+        assert member.core.shared.strain.bits_per_s == 3e6
+        uplink = member.runner.uplink
+        for _ in range(LEAST_SAMPLES):
+            with uplink.given.moving():
+                uplink.given._from_bytes -= LEAST_BYTES
+        member.judge_link()
+        assert member.core.shared.strain.bits_per_s == uplink.measured_bits_per_s > 3e6
+        await member.save_fragments()
+        assert load_uplink(member._settings.data_dir) == uplink.measured_bits_per_s
 
 
 async def test_a_member_says_it_everywhere_and_tells_its_learner_and_the_next_one(tmp_path: Path) -> None:

@@ -1,0 +1,55 @@
+"""What our uplink carried in an earlier life: believed for a day, until this life has measured it.
+
+`<data_dir>/uplink.json`. Losing it costs the first minutes' rank among candidates for offices, nothing else.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from pathlib import Path
+
+import msgspec
+
+logger = logging.getLogger(__name__)
+MAX_AGE_S = 86_400.0
+"""The machine may be elsewhere by then."""
+MAX_BYTES = 4096
+
+
+class Known(msgspec.Struct, forbid_unknown_fields=True):
+    """The file."""
+
+    bits_per_s: float
+    at_s: float
+    """Seconds since 1970."""
+
+
+def _file(data_dir: Path) -> Path:
+    return data_dir / "uplink.json"
+
+
+def load_uplink(data_dir: Path) -> float:
+    """What is remembered, bits per second; infinite: nothing, or it is too old, or from the future."""
+    try:
+        with _file(data_dir).open("rb") as file:
+            known = msgspec.json.decode(file.read(MAX_BYTES), type=Known)
+    except (OSError, msgspec.MsgspecError):
+        return math.inf
+    fresh = 0 <= time.time() - known.at_s <= MAX_AGE_S
+    return known.bits_per_s if fresh and known.bits_per_s > 0 else math.inf
+
+
+def save_uplink(data_dir: Path, bits_per_s: float) -> None:
+    """Remember what was measured in this life. A failure is logged: it costs this memory only."""
+    if not bits_per_s < math.inf:
+        return
+    path = _file(data_dir)
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        temporary.write_bytes(msgspec.json.encode(Known(bits_per_s, time.time())))
+        temporary.replace(path)
+    except OSError as error:
+        # A temporary file that may be left behind is overwritten the next time.
+        logger.warning("what the uplink carries cannot be kept in %s: %s", path, error)
