@@ -85,16 +85,14 @@ class Electorate:
         shirkers = self._shared.shirkers
         return [peer for peer in self.willing(now) if shirkers.counts(peer, now)]
 
-    def passed_over(self, peer: str, now: float, favour: str = "") -> str:
-        """Why that peer, perhaps oneself, leaves offices to others who would stand; empty if it does not.
-        `favour`: to that one, who stands now."""
-        found = self.better(peer, now, favour)
-        if favour:
-            return found.get(favour, "")
+    def passed_over(self, peer: str, now: float) -> str:
+        """Why that peer, perhaps oneself, leaves offices to others who would stand; empty if it does not."""
+        found = self.better(peer, now)
         return NOT_DIALABLE if NOT_DIALABLE in found.values() else next(iter(found.values()), "")
 
     def better(self, peer: str, now: float, favour: str = "") -> dict[str, str]:
-        """To whom that peer, perhaps oneself, leaves offices, and why."""
+        """To whom that peer, perhaps oneself, leaves offices, and why. `favour`: somebody stands now, who
+        counts whatever it did before."""
         shared, view, me = self._shared, self._shared.view, self._shared.me
         own = shared.reach is Reach.DIRECT
         dialable = own if peer == me else view.dialable(peer)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from p2pdiloco.core.context import FragmentContext
-from p2pdiloco.core.electorate import NOT_DIALABLE, Electorate
+from p2pdiloco.core.electorate import NOT_DIALABLE, THIN, Electorate
 from p2pdiloco.core.ranking import ranking
 from p2pdiloco.core.types import WHOLE_RUN, Certificate
 from p2pdiloco.core.uplink import weights
@@ -40,13 +40,11 @@ class Ranks:
     def filled(self, syncer: str, now: float) -> None:
         """That peer is in office. Who was there all the time for which better ones are waited for, and left
         it to one that is far worse placed, is remembered."""
-        shared, chain = self._context.shared, self._context.chain
+        shared = self._context.shared
         shared.shirkers.took(syncer)
         if self._open_s is not None and now - self._open_s >= shared.timing.hidden_wait_s:
             for peer in sorted(self._there.intersection(self._electorate.better(syncer, now))):
-                head = shared.view.head(peer, self._context.index)
-                level = head is not None and head.number >= chain.head.number
-                shared.shirkers.passed(peer, level, now)
+                shared.shirkers.passed(peer, self._level(peer), now)
         self.losses, self.taken_s, self._open_s = 0, now, None
 
     def wait_s(self, term: int, now: float) -> float:
@@ -69,17 +67,25 @@ class Ranks:
         """Why the holder should leave the office to others: it was elected where those were not there, or
         were no better. Empty if it should not, or not yet: it first makes a version (`number`: there is one
         of it, though not here), so that work goes on if they fail. Who cannot be dialled has time for one;
-        what is on its way to a thin uplink is not to be sent again for it. `candidate`: who asks for the
-        office; unless the holder has laid it down, it has to be one of the better ones itself."""
+        what is on its way to a thin uplink is not to be sent again for it, and it goes on while none of the
+        better ones has what it made: they could not be elected. `candidate`: who asks for the office; unless
+        the holder has laid it down, it has to be one of the better ones itself."""
         if certificate is None:
             return ""
         favour = candidate if self._still_holds(certificate) else ""
-        reason = self._electorate.passed_over(certificate.syncer, now, favour)
-        if not reason:
-            return ""
+        better = self._electorate.better(certificate.syncer, now, favour)
+        better = {peer: why for peer, why in better.items() if favour in ("", peer)}
         made = max(self._context.chain.head.number, number) > certificate.start_number
-        waited = now - self.taken_s >= self._context.shared.timing.hidden_wait_s
-        return reason if made or (waited and reason == NOT_DIALABLE) else ""
+        if NOT_DIALABLE in better.values():
+            waited = now - self.taken_s >= self._context.shared.timing.hidden_wait_s
+            return NOT_DIALABLE if made or waited else ""
+        return THIN if made and any(peer == candidate or self._level(peer) for peer in better) else ""
+
+    def _level(self, peer: str) -> bool:
+        """Whether that peer, perhaps oneself, has our newest version."""
+        chain, view = self._context.chain, self._context.shared.view
+        head = chain.head if peer == self._context.shared.me else view.head(peer, self._context.index)
+        return head is not None and head.number >= chain.head.number
 
     def _still_holds(self, certificate: Certificate) -> bool:
         """By its last heartbeat."""

@@ -203,6 +203,7 @@ def test_who_lets_better_offices_go_by_is_waited_for_a_few_times_only() -> None:
         assert passed == (term < LIMIT / LEVEL), f"p3 says that it would stand, and did not {term} times"
         version = child(solo.fragment.chain.header, solo.fragment.office.syncer or "", ("p1",), term)
         solo.announce(version)
+        solo.hear("p3")
         assert bool(solo.fragment.office.why_open(solo.now)) == passed, "it has to give way as long"
         if not passed:
             break
@@ -222,3 +223,18 @@ def test_who_stands_in_time_or_may_not_know_that_it_should_keeps_counting() -> N
     for stranger in range(100):
         shirkers.passed(str(stranger), level=True, now=10.0)
     assert len(shirkers._known) <= MAX_PEERS
+
+
+def test_a_thin_syncer_goes_on_until_one_of_the_better_ones_has_what_it_made() -> None:
+    solo = Solo(config(quorum=1), PEERS)
+    solo.take_office()
+    before = solo.heads()
+    for peer in PEERS[1:]:
+        strained(solo, **{peer: MUCH})
+    measured(solo, ASKED / 2**MUCH / 1.9)
+    solo.says["p1"] = {"heads": before}
+    solo.merged(found(solo.offer("p2", 1) + solo.wait(20.0), Merge)[0])
+    solo.wait(3.0)
+    assert solo.head.number == 1 and solo.fragment.office.holding, "p1 could not be elected yet"
+    del solo.says["p1"]
+    assert reasons(solo.wait(1.0), "office") == ["laid down: this node has a far thinner uplink than others"]
