@@ -333,14 +333,18 @@ class Contributor:
         if reason in RELABEL:
             pending.base_number, pending.base_digest = self._chain.head.number, self._chain.head.digest
         denied = reason == "not-syncer" and pending.peer == self._office.syncer and pending.attempts > 1
-        if denied and not self._catches_up(pending, head, now):
+        if denied and not self._hands_over(pending, head, now):
             self._office.suspect(NOT_IN_OFFICE)
         self._retry(pending, now, at_once=False)
 
-    def _catches_up(self, pending: Pending, head: Head | None, now: float) -> bool:
-        """Whether the version with which the syncer's term begins is still on its way there. Who has it
-        first, mostly the syncer before, would else depose each successor on a slow link."""
-        if head is None or head.number >= self._chain.head.number:
+    def _hands_over(self, pending: Pending, head: Head | None, now: float) -> bool:
+        """Whether the syncer's term is over, or not begun, and the version between is on its way to us, or to
+        it. Each successor on a slow link would else be deposed, by those who have it and those who do not."""
+        certificate = self._office.certificate
+        if head is None or certificate is None:
+            return False
+        begun = head.number >= max(self._chain.head.number, certificate.start_number)
+        if begun and head.number < certificate.start_number + self._shared.config.term_versions:
             return False
         if pending.turned_away_s is None:
             pending.turned_away_s = now

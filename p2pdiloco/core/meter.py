@@ -1,4 +1,4 @@
-"""What a node's link carries, from the transfers that it made: the best of the latest, once there were some."""
+"""What a node's link carries, from transfers that it made: the best of the latest, once there were a few."""
 
 from __future__ import annotations
 
@@ -104,6 +104,11 @@ class Uplink:
         """In this life; infinite while unknown. The better of both: each may have been held up elsewhere."""
         known = [rate for m in (self.own, self.given) if (rate := m.early_bits_per_s) < math.inf]
         return max(known, default=math.inf)
+
+    @property
+    def sure_bits_per_s(self) -> float:
+        """The same, once contributions have shown it; else infinite."""
+        return self.measured_bits_per_s if self.own.bits_per_s < math.inf else math.inf
 
     @property
     def bits_per_s(self) -> float:

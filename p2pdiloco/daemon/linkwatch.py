@@ -44,15 +44,15 @@ class LinkWatch:
     def link(self) -> Link:
         """What is known of the link. Round trips do not count: they cost delay, not participation."""
         return Link(
-            min(self._limits.upload_bits_per_s, self._up.own.bits_per_s),
+            min(self._limits.upload_bits_per_s, self._up.sure_bits_per_s),
             min(self._limits.download_bits_per_s, self._down.bits_per_s),
             0.0,
         )
 
     @property
     def uplink_bits_per_s(self) -> float:
-        """What is known of the uplink also from other transfers than contributions, and of an earlier life. It
-        decides about offices; contributions are left out for what they themselves achieved only."""
+        """The same of the uplink, known sooner: also from other transfers than contributions, few of them, or
+        from an earlier life. It decides about offices; a mistake there costs no contribution."""
         return min(self._limits.upload_bits_per_s, self._up.bits_per_s)
 
     def judge(self, members: int, step_s: float) -> bool:

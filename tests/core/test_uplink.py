@@ -163,7 +163,9 @@ def test_who_gives_way_does_so_to_one_of_the_better_ones_until_it_has_laid_the_o
     assert asks(solo, "p4", 3) == ["the syncer in office is alive"], "it is leaving"
     solo.says["p3"]["stands"] = False
     solo.hear("p3")
-    assert asks(solo, "p3", 4) == ["the syncer in office is alive"], "nobody is left to whom it would give way"
+    assert asks(solo, "p3", 4) == ["the syncer in office is alive"], (
+        "nobody is left to whom it would give way"
+    )
     solo.says["p3"]["stands"] = True
     solo.hear("p3")
     assert not asks(solo, "p3", 5)

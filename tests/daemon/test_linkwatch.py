@@ -125,7 +125,9 @@ def test_nobody_is_left_without_a_quorum() -> None:
     assert link.every == 1 and "come late" in link.words
 
 
-def test_the_uplink_is_known_from_what_was_given_or_in_an_earlier_life_where_nothing_was_contributed() -> None:
+def test_the_uplink_is_known_from_what_was_given_or_in_an_earlier_life_where_nothing_was_contributed() -> (
+    None
+):
     up = Way()
     up.uplink.remembered = 1e5
     assert watch(up).uplink_bits_per_s == 1e5 and watch(up, limit=1e4).uplink_bits_per_s == 1e4
@@ -137,7 +139,9 @@ def test_the_uplink_is_known_from_what_was_given_or_in_an_earlier_life_where_not
     assert watch(up).link.upload_bits_per_s == math.inf, "no contribution is left out for it"
 
 
-def test_what_an_uplink_carried_is_believed_for_a_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_an_uplink_carried_is_believed_for_a_day(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = 1.7e9
     monkeypatch.setattr("time.time", lambda: now)
     save_uplink(tmp_path, math.inf)
