@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from p2pdiloco.core import effects as fx
-from p2pdiloco.core import electorate, voting
+from p2pdiloco.core import electorate, ranks
 from p2pdiloco.core import events as ev
 from p2pdiloco.core.chain import Chain
 from p2pdiloco.core.contributor import Contributor
@@ -412,7 +412,7 @@ def nobody_ever_leaves(patch: Patch) -> None:
 @mutation("wan", 7, 60, "stuck")
 def offices_go_to_uplinks_however_thin(patch: Patch) -> None:
     patch.set(electorate, "MUCH", 99)
-    patch.set(voting, "weights", lambda strains: dict.fromkeys((peer for peer, _ in strains), 1.0))
+    patch.set(ranks, "weights", lambda strains: dict.fromkeys((peer for peer, _ in strains), 1.0))
 
 
 @mutation("calm", 2, 3, "no-spinning")

@@ -160,15 +160,7 @@ class Member:
             self._spool,
         )
         self.memory.holders += [self.tickets, self._updates, runner.transfers]
-        limits = Link(*(rate or math.inf for rate in rates(self._settings)))
-        manifest, layouts = self._run.manifest, self._run.layouts
-        self.link_watch = LinkWatch(manifest, layouts, limits, runner.uplink, runner.downlink)
-        runner.uplink.remembered = load_uplink(self._settings.data_dir)
-        runner.transfers.fanout.giving = runner.uplink.given.moving
-        runner.transfers.moving = runner.transfers.copying.moving = runner.downlink.moving
-        courtesy = runner.transfers.courtesy
-        courtesy.uplink_bytes_per_s = lambda: self.link_watch.link.upload_bits_per_s / 8
-        courtesy.sent_bytes = lambda: runner.transfers.moved_bytes[0]
+        self._measure_links()
         runner.learner = LearnerLink(
             self._host_factory(me),
             self.compute,
@@ -205,6 +197,17 @@ class Member:
         self._door.member = runner.transfers
         self._door.member_run = run
         self._door.status = lambda: self.report.status(self._loop.time())
+
+    def _measure_links(self) -> None:
+        runner, transfers = self.runner, self.runner.transfers
+        limits = Link(*(rate or math.inf for rate in rates(self._settings)))
+        manifest, layouts = self._run.manifest, self._run.layouts
+        self.link_watch = LinkWatch(manifest, layouts, limits, runner.uplink, runner.downlink)
+        runner.uplink.remembered = load_uplink(self._settings.data_dir)
+        transfers.fanout.giving = runner.uplink.given.moving
+        transfers.moving = transfers.copying.moving = runner.downlink.moving
+        transfers.courtesy.uplink_bytes_per_s = lambda: self.link_watch.link.upload_bits_per_s / 8
+        transfers.courtesy.sent_bytes = lambda: transfers.moved_bytes[0]
 
     def _host_factory(self, me: str):  # type: ignore[no-untyped-def]
         settings = self._settings
