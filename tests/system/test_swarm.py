@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -138,34 +139,48 @@ def test_a_killed_syncer_is_replaced_and_comes_back(tmp_path: Path) -> None:
         assert_agree_at_last(swarm, *survivors, again)
 
 
-def test_a_dead_learner_and_a_dead_p2pd_are_replaced_in_place(tmp_path: Path) -> None:
+def test_a_dead_rank_a_dead_learner_and_a_dead_p2pd_are_replaced_in_place(tmp_path: Path) -> None:
     with Swarm(tmp_path) as swarm:
         bootstrap = swarm.bootstrap()
         one = swarm.node("one", bootstrap, "--genesis")
-        two = swarm.node("two", bootstrap)
+        two = swarm.node("two", bootstrap, "--nproc", "2")
         swarm.training(one, two)
 
-        learner = swarm.until(lambda: two.child("p2pdiloco.learner"), "its learner")
-        learner.kill()
-        running = len([e for e in two.events("learner") if e["reason"] == "running"])
-        swarm.advance(one, FRAGMENTS, 3)
-        swarm.until(
-            lambda: len([e for e in two.events("learner") if e["reason"] == "running"]) > running,
-            "the learner to run again",
-        )
-        before = one.full_merges(2) + two.full_merges(2)
-        swarm.until(lambda: one.full_merges(2) + two.full_merges(2) > before + 3, "contributions of both")
+        def runs(daemon: Daemon) -> list[str]:
+            return [e["device"] for e in daemon.events("learner") if e["reason"] == "running"]
 
+        def together(what: str) -> None:
+            before = one.full_merges(2) + two.full_merges(2)
+            swarm.until(lambda: one.full_merges(2) + two.full_merges(2) > before + 3, what)
+
+        # Two processes are one learner, to its peers as well.
+        learner = swarm.until(lambda: two.child("p2pdiloco.learner"), "its learner")
+        (rank,) = learner.children()
+        together("contributions of both")
+        status = swarm.command("status", "--join", one.address() or "", "--json")
+        members = {m["name"]: m for m in json.loads(status.stdout)["members"]}
+        assert sorted(members) == ["one", "two"] and all(m["learning"] for m in members.values())
+        life = psutil.Process(two.pid).create_time()
+        rank.kill()
+        swarm.until(lambda: len(runs(two)) == 2, "the learner to run again")
+        assert "rank 1 of this learner ended (killed by SIGKILL)" in str(two.events("learner"))
+        assert runs(two) == ["2 x cpu", "2 x cpu"] and not learner.is_running()
+        assert psutil.Process(two.pid).create_time() == life and not one.events("leave")
+        together("contributions of both, of two processes again")
+
+        # One's learner and the other's network, at one time.
         network = swarm.until(lambda: two.child("p2pd"), "its p2pd")
+        learner = swarm.until(lambda: one.child("p2pdiloco.learner"), "one's learner")
         peer_id, step = two.peer_id, two.inner_step()
         assert_digests_agree(one, two)
+        learner.kill()
         network.kill()
+        swarm.until(lambda: len(runs(one)) == 2, "one's learner to run again")
         fresh = swarm.until(
             lambda: (p := two.child("p2pd")) is not None and p.pid != network.pid and p, "a new p2pd"
         )
         assert fresh.is_running()
-        before = one.full_merges(2) + two.full_merges(2)
-        swarm.until(lambda: one.full_merges(2) + two.full_merges(2) > before + 3, "contributions of both")
+        together("contributions of both, over a new p2pd")
         swarm.until(lambda: two.inner_step() > step, "more inner steps")
         status = swarm.command("status", "--join", one.address() or "", "--json")
         assert peer_id in status.stdout
