@@ -19,7 +19,8 @@ from p2pdiloco.errors import InvariantViolation, UserError
 from p2pdiloco.tasks.manifests import load_manifest
 
 if TYPE_CHECKING:
-    from p2pdiloco.daemon.linkplan import Advice, Demand
+    from p2pdiloco.daemon.linkadvice import Advice
+    from p2pdiloco.daemon.linkplan import Demand
     from p2pdiloco.daemon.probing import Measured
 
 LATENCY_MS = 50.0
@@ -66,12 +67,20 @@ def plan(
     steps_s: tuple[float, ...],
     as_json: bool,
 ) -> None:
-    """Say what the run of FILE (a run.toml) asks of a link, and which H, tau and codec suit it.
+    """Say what the run of FILE (a run.toml) asks of a link, and which H, P, tau and codec suit it.
 
     The link is given (--upload) or measured to a live peer (--join): about 2 s or 8 MiB each way.
 
-    Inner steps never wait for the network. What a slow link costs is delay, and, when a round takes longer
-    than a fragment's H inner steps, merges that the node cannot be in.
+    \b
+    H    sync.inner_steps, inner steps between two contributions of a fragment
+    P    sync.fragments, parts of the model: the run's own number, or 2 or 4 times as many
+    tau  sync.delay_steps, inner steps from sending a fragment to having its update
+    and codec.contribution and codec.update; 4 bits before topk, whose loss was not measured.
+
+    Inner steps never wait for the network: compute stays as busy as without it. What a slow link costs is
+    delay (merged work is stale), and, when a round takes longer than a fragment's H inner steps, merges that
+    the node cannot be in. In runs of more than group.size members, the sums that groups send to the group
+    above count too.
     """
     own = _manifest(file, preset, join)
     if not upload and not join:
@@ -82,7 +91,8 @@ def plan(
     if manifest is None:
         raise InvariantViolation("a plan without a manifest")
     # Imported here so that --help does not pay for torch.
-    from p2pdiloco.daemon.linkplan import Link, advise, demand
+    from p2pdiloco.daemon.linkadvice import advise
+    from p2pdiloco.daemon.linkplan import Link, demand
 
     known = measured.link if measured else Link(given_up, given_up, LATENCY_MS / 1e3)
     link = Link(
@@ -126,14 +136,27 @@ def _table(manifest: Manifest, members: int, rows: list[tuple[Demand, Advice | N
     )
     click.echo(
         f"{'inner step':>10} {'up':>13} {'down':>13} {'round':>8} {'as syncer':>10} {'tau':>5} "
-        f"{'merges':>7}   advice"
+        f"{'merges':>7} {'stale':>6}   advice"
     )
     for needed, advice in rows:
         click.echo(_row(needed, advice))
     click.echo(
         "up, down: of the whole time, with the share of the link; round: from copy-out to the update being "
-        "here;\ntau: what such a round takes in inner steps; merges: the share that this node can be in."
+        "here;\ntau: what such a round takes in inner steps. Learners never wait: whatever the link, compute "
+        "goes on.\nWhat suffers is merges, the share that this node can be in, and stale: how old its work "
+        "is when it is\nmerged, in H inner steps."
     )
+    for sentence, steps_s in _doubts(rows).items():
+        click.echo(f"warning: advice for {', '.join(f'{s:g} s' for s in steps_s)}: {sentence}", err=True)
+
+
+def _doubts(rows: list[tuple[Demand, Advice | None]]) -> dict[str, list[float]]:
+    """What is said of which rows' advice, by their inner steps' length."""
+    found: dict[str, list[float]] = {}
+    for needed, advice in rows:
+        for sentence in advice.doubts if advice is not None else ():
+            found.setdefault(sentence, []).append(needed.step_s)
+    return found
 
 
 def _manifest(file: Path | None, preset: str, join: str) -> Manifest | None:
@@ -156,10 +179,15 @@ def _row(needed: Demand, advice: Advice | None) -> str:
     if advice is None:
         words = "too little for any setting: a longer inner step, or fewer members in a group"
     else:
-        words = f"H {advice.inner_steps}, tau {advice.delay_steps}, {advice.codec}"
+        easy = advice.demand
+        share = max(easy.upload_share, easy.download_share)
+        words = (
+            f"H {advice.inner_steps}, P {advice.fragments}, tau {advice.delay_steps}, {advice.codec}: "
+            f"{share:.0%} of the link, stale {easy.delay_cycles:.2f}"
+        )
     return (
         f"{needed.step_s:>8.3g} s {rate_text(needed.upload_bits_per_s):>7} {needed.upload_share:>5.0%} "
         f"{rate_text(needed.download_bits_per_s):>7} {needed.download_share:>5.0%} "
         f"{needed.member_round_s:>6.1f} s {needed.syncer_round_s:>8.1f} s "
-        f"{needed.delay_steps:>5} {needed.participation:>7.0%}   {words}"
+        f"{needed.delay_steps:>5} {needed.participation:>7.0%} {needed.delay_cycles:>6.2f}   {words}"
     )

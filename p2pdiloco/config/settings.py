@@ -23,6 +23,7 @@ ENVIRONMENT_PREFIX = "P2PDILOCO_"
 LogStyle = Literal["auto", "text", "json", "tui"]
 Shard = Literal["auto", "never", "always"]
 Reachability = Literal["auto", "public", "private"]
+LEAST_MEMORY = 2**20
 Seconds = Annotated[float, Meta(gt=0, le=1e6)]
 ANY_ADDRESS = ("/ip4/0.0.0.0/tcp/0",)
 
@@ -216,7 +217,12 @@ def check_node(settings: NodeSettings) -> NodeSettings:
     """
     _check_addresses(settings.join, settings.listen, settings.announce)
     rates(settings)
-    parse_size(settings.max_memory, "--max-memory")
+    memory = parse_size(settings.max_memory, "--max-memory")
+    if 0 < memory < LEAST_MEMORY:
+        raise ConfigError(
+            f'--max-memory must be at least 1MiB, it is "{settings.max_memory}"',
+            "a million parameters need about five; what the run needs is checked when it is known",
+        )
     parse_every(settings.result_every, "--result-every")
     if not re.fullmatch(r"auto|cpu|mps|(cuda|rocm|xpu)(:\d{1,3})?", settings.device):
         raise ConfigError(

@@ -6,6 +6,11 @@ asks of it is `daemon.linkplan`'s arithmetic. Both change slowly, and a false al
 the best of the last transfers counts, only long ones, and only what is found several times in a row. While
 one of ours is under way, everything that goes the same way counts, also updates that are given to others. The
 best of many, since a peer's own link may be what is full: with others' contributions to it, for instance.
+
+Fewer contributions are for a thin uplink. A thin downlink is only said: every update is fetched and none can
+be left out, however little the node contributes. Where they come faster than the link carries them, the node
+falls further and further behind, copies the whole state in the end, is behind again when that has come, and
+what it measured against versions older than `group.max_base_age_versions` is refused.
 """
 
 from __future__ import annotations
@@ -15,11 +20,36 @@ import math
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.units import rate_text
 from p2pdiloco.core.meter import Meter, Uplink
-from p2pdiloco.daemon.linkplan import Demand, Link, demand_of
+from p2pdiloco.daemon.linkplan import TOLERANCE, Demand, Link, demand_of
 from p2pdiloco.tensors.layout import FragmentLayout
 
 RISE, FALL = 3, 24
-"""Judgements in a row until fewer, or again more, contributions are made."""
+"""Judgements in a row until something worse, or again something better, is believed."""
+FOLLOWS, SLOW_OFFICES, FALLS_BEHIND = range(3)
+EFFECTS = {
+    SLOW_OFFICES: "versions come late, and others' too where this node is syncer",
+    FALLS_BEHIND: "it may fall behind for good; contributions to old versions are refused",
+}
+
+
+class Steady:
+    """A level that changes when it was found several times in a row: 0 or 1 is good, more is worse."""
+
+    def __init__(self, level: int) -> None:
+        self.level = level
+        self._streak: list[int] = []
+
+    def look(self, wanted: int) -> bool:
+        """Another judgement; whether the level changes."""
+        level, streak = self.level, self._streak
+        if wanted == level or (streak and (wanted > level) != (streak[0] > level)):
+            streak.clear()
+        if wanted != level:
+            streak.append(wanted)
+        if len(streak) >= (RISE if wanted > level else FALL):
+            self.level = min(streak) if wanted > level else max(streak)
+            streak.clear()
+        return self.level != level
 
 
 class LinkWatch:
@@ -33,8 +63,8 @@ class LinkWatch:
         self._layouts = layouts
         self._limits = limits
         self._up, self._down = up, down
-        self._streak: list[int] = []
-        self._level = 1
+        self._rarer = Steady(1)
+        self._behind = Steady(FOLLOWS)
         self.every = 1
         """The node contributes to every so-and-so-many-th version."""
         self.words = ""
@@ -62,26 +92,15 @@ class LinkWatch:
             return False
         link, sync = self.link, self._manifest.sync
         found = demand_of(self._manifest, self._layouts, link, members, step_s)
-        before, self._level = self._level, self._steady(found.every(sync.inner_steps))
+        changed = [self._rarer.look(found.every), self._behind.look(behind(found))]
         # Where the others are no quorum without us, rounds would wait for us all the longer.
-        every = self._level if members > sync.quorum else 1
-        if (before, self.every) == (self._level, every):
+        every = self._rarer.level if members > sync.quorum else 1
+        if every == self.every and not any(changed):
             return False
         self.every = every
-        self.words = "" if self._level == 1 else self._say(link, found)
+        keeps_up = self._rarer.level == 1 and self._behind.level == FOLLOWS
+        self.words = "" if keeps_up else self._say(link, found)
         return True
-
-    def _steady(self, wanted: int) -> int:
-        """The level, after another judgement."""
-        level = self._level
-        if wanted == level or (self._streak and (wanted > level) != (self._streak[0] > level)):
-            self._streak.clear()
-        if wanted != level:
-            self._streak.append(wanted)
-        if len(self._streak) >= (RISE if wanted > level else FALL):
-            level = min(self._streak) if wanted > level else max(self._streak)
-            self._streak.clear()
-        return level
 
     def _say(self, link: Link, found: Demand) -> str:
         has = [
@@ -92,7 +111,17 @@ class LinkWatch:
         asked = (
             f"{rate_text(found.upload_bits_per_s)}bit/s up, {rate_text(found.download_bits_per_s)}bit/s down"
         )
-        does = (
-            f"contributing to one in {self.every} versions" if self.every > 1 else "contributions come late"
-        )
-        return f"the link ({', '.join(has)}) cannot keep up with what this run asks ({asked}): {does}"
+        does = [EFFECTS[self._behind.level]] if self._behind.level else []
+        if self.every > 1:
+            does.append(f"contributing to one in {self.every} versions")
+        elif self._rarer.level > 1:
+            does.append("contributions come late")
+        what = "; ".join(does)
+        return f"the link ({', '.join(has)}) cannot keep up with what this run asks ({asked}): {what}"
+
+
+def behind(found: Demand) -> int:
+    """What a thin downlink costs: `FOLLOWS` (nothing), `SLOW_OFFICES`, `FALLS_BEHIND`."""
+    if found.fetch_share > 1 + TOLERANCE:
+        return FALLS_BEHIND
+    return SLOW_OFFICES if found.download_share > 1 + TOLERANCE else FOLLOWS

@@ -33,7 +33,7 @@ from p2pdiloco.daemon.evaluating import Turns
 from p2pdiloco.daemon.frontdoor import FrontDoor
 from p2pdiloco.daemon.keeper import Keeper
 from p2pdiloco.daemon.learner_link import LearnerLink
-from p2pdiloco.daemon.linkplan import Link
+from p2pdiloco.daemon.linkplan import Link, control_doubts
 from p2pdiloco.daemon.linkwatch import LinkWatch
 from p2pdiloco.daemon.logs import RecentLines
 from p2pdiloco.daemon.memory import OUT_OF_BUDGET, Memory
@@ -202,6 +202,8 @@ class Member:
         runner, transfers = self.runner, self.runner.transfers
         limits = Link(*(rate or math.inf for rate in rates(self._settings)))
         manifest, layouts = self._run.manifest, self._run.layouts
+        for doubt in control_doubts(manifest, limits):
+            logger.warning("%s", doubt)
         self.link_watch = LinkWatch(manifest, layouts, limits, runner.uplink, runner.downlink)
         runner.uplink.remembered = load_uplink(self._settings.data_dir)
         transfers.fanout.giving = runner.uplink.given.moving

@@ -76,6 +76,7 @@ def test_listening_needs_no_peer_and_takes_none() -> None:
         ),
         (NodeSettings(join=(GOOD,), device="gpu"), "--device must be"),
         (NodeSettings(join=(GOOD,), device="cuda:x"), "--device must be"),
+        (NodeSettings(join=(GOOD,), max_memory="1"), '--max-memory must be at least 1MiB, it is "1"'),
     ],
 )
 def test_rules_between_flags(settings: NodeSettings, words: str) -> None:

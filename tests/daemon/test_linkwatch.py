@@ -11,7 +11,7 @@ from daemon_kit import Neighbourhood, until
 
 from p2pdiloco.config.presets import PRESETS
 from p2pdiloco.core.meter import LEAST_BYTES, LEAST_S, LEAST_SAMPLES, LONG_S, SAMPLES, Meter, Uplink
-from p2pdiloco.daemon.linkplan import LINK_OVERHEAD, MAX_EVERY, Link, demand_of
+from p2pdiloco.daemon.linkplan import LINK_OVERHEAD, MAX_EVERY, Link, control_doubts, demand_of
 from p2pdiloco.daemon.linkwatch import FALL, RISE, LinkWatch
 from p2pdiloco.daemon.uplink_file import MAX_AGE_S, load_uplink, save_uplink
 from p2pdiloco.learner import channel as ch
@@ -37,16 +37,18 @@ class Way:
             self.bytes += size
 
 
-def watch(up: Way, limit: float = math.inf, quorum: int = 1) -> LinkWatch:
+def watch(
+    up: Way, limit: float = math.inf, quorum: int = 1, down: float = math.inf, meter: Meter | None = None
+) -> LinkWatch:
     manifest = msgspec.structs.replace(SMALL, sync=msgspec.structs.replace(SMALL.sync, quorum=quorum))
-    return LinkWatch(manifest, LAYOUTS, Link(limit, math.inf), up.uplink, Way().meter)
+    return LinkWatch(manifest, LAYOUTS, Link(limit, down), up.uplink, meter or Way().meter)
 
 
 def rate_for(every: int, step_s: float = 1.0) -> float:
     """An upload that suffices for one contribution in `every` versions and no more."""
     for rate in range(100_000, 100_000_000, 20_000):
         found = demand_of(SMALL, LAYOUTS, Link(rate, math.inf, 0.0), MEMBERS, step_s)
-        if found.every(SMALL.sync.inner_steps) <= every:
+        if found.every <= every:
             return float(rate)
     raise AssertionError
 
@@ -82,7 +84,7 @@ def test_transfers_that_overlap_count_together_and_a_link_that_is_never_idle_too
 
 def test_how_often_follows_from_the_arithmetic() -> None:
     every = [
-        demand_of(SMALL, LAYOUTS, Link(rate, math.inf, 0.0), MEMBERS, 1.0).every(SMALL.sync.inner_steps)
+        demand_of(SMALL, LAYOUTS, Link(rate, math.inf, 0.0), MEMBERS, 1.0).every
         for rate in (1e9, rate_for(1), rate_for(1) * 0.9, rate_for(3), 1e3)
     ]
     assert every[:2] == [1, 1] and every[2] > 1 and every[3:] == [3, MAX_EVERY]
@@ -174,11 +176,66 @@ async def test_a_member_remembers_its_uplink_over_a_restart(tmp_path: Path) -> N
         assert load_uplink(member._settings.data_dir) == uplink.measured_bits_per_s
 
 
-async def test_a_member_says_it_everywhere_and_tells_its_learner_and_the_next_one(tmp_path: Path) -> None:
+def asked_down(share: str) -> float:
+    """A download that carries exactly that."""
+    return float(getattr(demand_of(SMALL, LAYOUTS, Link(1e6, 1e6, 0.0), MEMBERS, 1.0), share) * 1e6)
+
+
+def test_a_thin_downlink_is_said_and_contributing_less_would_not_help() -> None:
+    for rate, effect in (
+        (
+            asked_down("fetch_share") * 0.9,
+            "it may fall behind for good; contributions to old versions are refused",
+        ),
+        (asked_down("download_share") * 0.9, "versions come late, and others' too where this node is syncer"),
+    ):
+        link = watch(Way(), limit=100e6, down=rate)
+        said = [link.judge(MEMBERS, 1.0) for _ in range(RISE + 5)]
+        assert said == [False] * (RISE - 1) + [True] + [False] * 5
+        assert link.every == 1 and effect in link.words and "bit/s down) cannot keep up" in link.words
+        assert len(link.words) <= 240
+        assert [link.judge(MEMBERS, 10.0) for _ in range(FALL)][-1] and link.words == ""
+    wide = watch(Way(), limit=100e6, down=asked_down("download_share"))
+    assert not any(wide.judge(MEMBERS, 1.0) for _ in range(10)) and not wide.words
+
+
+def test_a_downlink_that_transfers_show_to_be_thin_counts_too() -> None:
+    down = Way()
+    link = watch(Way(), meter=down.meter)
+    for _ in range(LEAST_SAMPLES):
+        assert not any(link.judge(MEMBERS, 1.0) for _ in range(10))
+        down.move(LEAST_BYTES, 16 * LINK_OVERHEAD * LEAST_BYTES / asked_down("fetch_share"))
+    assert [link.judge(MEMBERS, 1.0) for _ in range(RISE)][-1] and "fall behind" in link.words
+
+
+def test_thin_both_ways() -> None:
+    link = watch(Way(), limit=rate_for(3), down=asked_down("fetch_share") / 2)
+    assert [link.judge(MEMBERS, 1.0) for _ in range(RISE)][-1]
+    assert link.every == 3 and "fall behind" in link.words and "one in 3 versions" in link.words
+    assert len(link.words) <= 240
+
+
+def test_limits_that_control_messages_use_up() -> None:
+    # 15 others, two heartbeats of 700 bytes a second each: 168 kbit/s.
+    assert control_doubts(SMALL, Link(170e3, math.inf)) == []
+    (words,) = control_doubts(SMALL, Link(170e3, 100e3))
+    assert words == (
+        "--max-download: 100 kbit/s carry the control messages of 9 members, and in this run a node may have "
+        "to do with 16 (168 kbit/s): then no update comes in"
+    )
+    group = msgspec.structs.replace(SMALL.group, expected_members=1000)
+    large = msgspec.structs.replace(SMALL, group=group)
+    assert len(control_doubts(large, Link(1e6, 1e6))) == 2 and not control_doubts(large, Link(3e6, 3e6))
+
+
+async def test_a_member_says_it_everywhere_and_tells_its_learner_and_the_next_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async with Neighbourhood(tmp_path) as town:
-        member = await town.member("a", genesis=True, max_upload="3Mbit")
+        member = await town.member("a", genesis=True, max_upload="3Mbit", max_download="100kbit")
+        assert "--max-download: 100 kbit/s carry the control messages of 9 members" in caplog.text
         link = member.link_watch
-        assert (link.link.upload_bits_per_s, link.link.download_bits_per_s) == (3e6, math.inf)
+        assert (link.link.upload_bits_per_s, link.link.download_bits_per_s) == (3e6, 100e3)
         said = member.core.shared.strain
         assert said.bits_per_s == 3e6
         link._limits = Link(3.0, math.inf)
