@@ -47,7 +47,7 @@ from p2pdiloco.daemon.results import Plan, Results
 from p2pdiloco.daemon.resume import restore_modes, write_resume
 from p2pdiloco.daemon.runner import Runner, UpdateLog
 from p2pdiloco.daemon.runs import Run, core_config, genesis_versions, save_run
-from p2pdiloco.daemon.sharing import Sharing
+from p2pdiloco.daemon.sharing import NOT_TOLD, Sharing
 from p2pdiloco.daemon.tickets import Tickets
 from p2pdiloco.daemon.tokenizers import kept_tokenizer
 from p2pdiloco.daemon.transfers import Transfers
@@ -243,6 +243,8 @@ class Member:
         counts = dict(self._transport.refusals)
         if self.memory.refused:
             counts[OUT_OF_BUDGET] = self.memory.refused
+        if self.sharing.failures:
+            counts[NOT_TOLD] = self.sharing.failures
         return counts
 
     # --- life ----------------------------------------------------------------------------------------

@@ -26,6 +26,12 @@ FIRST_S, SETTLED_S, SLOWER = 5.0, 20.0, 1.25
 factor it grows each time once our learner is there. Of four nodes, looking every 5 s for ever cost each of
 them more than half of what heartbeats do, on a link that may have 1 Mbit/s; who sees a shard begun 40 s late
 (20 s until it is told, 20 s until it is looked up) at worst repeats that much."""
+AGAIN_S = 1.0
+"""First pause before what could not be told is told again; doubles up to the usual pause."""
+COMPLAIN_AFTER = 3
+"""Failures in a row until a person hears of it."""
+NOT_TOLD = "data-shards-not-told"
+"""How they are called among what was refused."""
 LOOK_S_PER_READER = 0.25
 LOOK_AT_MOST_S = 60.0
 """A look costs about 300 bytes for every reader: in large runs there is more time between, at most this."""
@@ -51,21 +57,44 @@ class Sharing:
         self._told: DataShare | None = None
         self._written: wire.Reading | None = None
         self._renew_s = 0.0
+        self._failed = 0
+        """Times in a row that nobody could be told, though there are others."""
+        self.failures = 0
+        """All of them."""
 
     async def publish(self) -> None:
         """Keep our record on the DHT, for ever."""
         pause_s = FIRST_S
         while True:
-            await self.tell()
-            await asyncio.sleep(pause_s)
-            pause_s = self._later_s(pause_s)
+            if await self.tell() or not self._failed:
+                await asyncio.sleep(pause_s)
+                pause_s = self._later_s(pause_s)
+            else:
+                await asyncio.sleep(min(AGAIN_S * 2 ** min(self._failed - 1, 10), pause_s))
 
-    async def tell(self) -> None:
-        """Renew our record, if there is a reason."""
+    async def tell(self) -> bool:
+        """Renew our record, if there is a reason. False: it is nowhere but here, and is to be told again."""
         ours, now = self._ours(), asyncio.get_running_loop().time()
-        if ours is not None and (ours != self._written or now >= self._renew_s):
-            self._written, self._renew_s = ours, now + RENEW_S
-            await self._transport.put_record(self._key, wire.encode(ours), LIFETIME_S)
+        if ours is None or (ours == self._written and now < self._renew_s):
+            return True
+        self._written, self._renew_s = ours, now + RENEW_S
+        told = await self._transport.put_record(self._key, wire.encode(ours), LIFETIME_S)
+        if not told:
+            self._written = None
+        self._count(told)
+        return told
+
+    def _count(self, told: bool) -> None:
+        if told:
+            if self._failed >= COMPLAIN_AFTER:
+                logger.info("the others are told again which data this node has begun")
+            self._failed = 0
+        elif self._transport.peers_connected():  # alone there is nobody to be told
+            self._failed += 1
+            self.failures += 1
+            if self._failed == COMPLAIN_AFTER:
+                words = "which data this node has begun could not be told %d times: others may read it too"
+                logger.warning(words, self._failed)
 
     async def watch(self) -> None:
         """Look what the others read, and tell the learner, for ever."""

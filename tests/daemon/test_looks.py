@@ -12,7 +12,8 @@ from p2pdiloco import WIRE_VERSION
 from p2pdiloco.core import events as ev
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.presence import CALMEST, LOOK_FAST_S, LOOK_S, Presence
-from p2pdiloco.daemon.sharing import FIRST_S, SETTLED_S, Sharing
+from p2pdiloco.daemon.sharing import AGAIN_S, COMPLAIN_AFTER, FIRST_S, RENEW_S, SETTLED_S, Sharing
+from p2pdiloco.learner.channel import DataShare
 
 LOOKS = 12
 
@@ -23,12 +24,21 @@ class Board:
     def __init__(self) -> None:
         self.peer_id = "me"
         self.records: dict[str, bytes] = {}
+        self.puts: list[bytes] = []
+        self.works, self.others = True, 2
 
     def enter(self, peer: str) -> None:
         self.records[peer] = wire.encode(wire.Presence(WIRE_VERSION, 1, peer, ("/ip4/1.2.3.4/tcp/1",), True))
 
     async def get_records(self, _key: str) -> dict[str, bytes]:
         return dict(self.records)
+
+    async def put_record(self, _key: str, value: bytes, _lifetime_s: float) -> bool:
+        self.puts.append(value)
+        return self.works
+
+    def peers_connected(self) -> int:
+        return self.others
 
     async def connect(self, peer: str, addresses: Sequence[str]) -> None:
         pass
@@ -85,3 +95,28 @@ async def test_what_others_read_is_looked_up_less_often_once_our_learner_is_ther
     with pytest.raises(asyncio.CancelledError):
         await getattr(Sharing(Board(), "run", learner), work)()  # type: ignore[arg-type]
     assert pauses[:3] == [FIRST_S] * 3 and FIRST_S < pauses[3] < pauses[4] and pauses[11] == SETTLED_S
+
+
+async def test_what_nobody_could_be_told_is_told_again_soon_and_a_person_hears_of_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    board = Board()
+    board.works = False
+    learner = SimpleNamespace(status=SimpleNamespace(share=DataShare("books", 0, b"\x01")))
+    sharing = Sharing(board, "run", learner)  # type: ignore[arg-type]
+
+    def meanwhile(number: int) -> None:
+        board.works = number >= 5
+
+    pauses = paused(monkeypatch, meanwhile)
+    with pytest.raises(asyncio.CancelledError):
+        await sharing.publish()
+    assert pauses[:6] == [AGAIN_S, 2 * AGAIN_S, 4 * AGAIN_S, FIRST_S, FIRST_S, FIRST_S]
+    assert len(board.puts) == 6, "then it is there, for a while"
+    assert sharing.failures == 5
+    said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(said) == 1 and f"could not be told {COMPLAIN_AFTER} times" in said[0]
+    board.works, board.others, sharing._renew_s = False, 0, -RENEW_S
+    assert not await sharing.tell() and sharing.failures == 5, "alone there is nobody to be told"
+    board.works = True
+    assert await sharing.tell() and len(board.puts) == 8, "but somebody may have come"
