@@ -34,6 +34,7 @@ from p2pdiloco.config.presets import for_run
 from p2pdiloco.daemon.initial import beside
 from p2pdiloco.daemon.runs import saved_runs
 from p2pdiloco.errors import StorageError, UserError
+from p2pdiloco.learner import checkpoint
 from p2pdiloco.learner.channel import ChannelBroken, LearnerEnd, Ready, Start
 from p2pdiloco.learner.evaluate import Evaluation
 from p2pdiloco.learner.fragments import Fragments
@@ -113,9 +114,10 @@ def new_run(
 class Session:
     """A run that your program takes part in. Use it as a context manager; one `step` after every inner step.
 
-    When it begins, the model has the run's global parameters. Between two inner steps it may change them in
-    place, as merges come; your optimizer's moments are left alone. `close` (or the end of the `with` block)
-    lets the daemon leave in good order: it takes up to 10 s.
+    When it begins, the model has the run's global parameters, moved by what an earlier session with this
+    folder had not contributed yet when it was closed. Between two inner steps it may change them in place, as
+    merges come; your optimizer's moments are left alone. `close` (or the end of the `with` block) lets the
+    daemon leave in good order: it takes up to 10 s.
     """
 
     def __init__(
@@ -193,7 +195,8 @@ class Session:
         return goes_on
 
     def close(self) -> None:
-        """Leave the run in good order. What is sent already is still merged; later calls do nothing."""
+        """Leave the run in good order. What is sent already is still merged, what is not is kept for the next
+        session with this folder; later calls do nothing."""
         if self._daemon is not None and not self._stopped:
             with contextlib.suppress(psutil.NoSuchProcess):
                 self._daemon.terminate()
@@ -201,13 +204,15 @@ class Session:
             with contextlib.suppress(ChannelBroken):  # it has ended, or does not need us any more
                 while not self._mailbox.stopping and time.monotonic() < until:
                     self._mailbox.attend(POLL_S)
+                if self._channel is not None:
+                    self._channel.drain(LEAVE_S)
         self._stopped = True
         self._end_daemon(LEAVE_S)
 
     @property
     def inner_step(self) -> int:
         """Inner steps of this session so far."""
-        return int(self._training.inner_step)
+        return int(self._training.inner_step) - self._before
 
     def __enter__(self) -> Self:
         return self
@@ -360,21 +365,27 @@ class Session:
         groups = optimizer.param_groups if optimizer is not None else [{"lr": 0.0}]
         training: SimpleNamespace = SimpleNamespace(
             section=manifest.inner,
-            optimizer=SimpleNamespace(param_groups=groups),
+            model=self._model,
+            # Its moments are the program's to save: none are kept here.
+            optimizer=SimpleNamespace(kind=NAME, param_groups=groups, state={}),
+            optimizer_steps=0,
             inner_step=0,
             tokens_total=0,
             run_tokens=0,
             skipped_steps=0,
             # The program's data are its own: it is told of no share.
-            stream=SimpleNamespace(shared=None, share=lambda share: None),
+            stream=SimpleNamespace(shared=None, share=lambda share: None, settle=lambda: None),
             run_is_at=lambda tokens: setattr(training, "run_tokens", max(tokens, training.run_tokens)),
             take_notes=list,
         )
+        restored, note = checkpoint.take_up(start, cast(Training, training), fragments)
+        self._before = training.inner_step
         assert self._channel is not None
         mailbox = _Mailbox(self, fragments, training, start.options.status_interval_s)
         numel = sum(layout.numel for layout in layouts)
         device = next(iter(parameters.values())).device
-        self._channel.emit(Ready(f"{device}, a program's own loop", numel, 0, 0, False))
+        device_text = f"{device}, a program's own loop"
+        self._channel.emit(Ready(device_text, numel, 0, training.inner_step, restored, note))
         return mailbox, training
 
     def global_loss(self, fragments: Fragments) -> float | None:
@@ -409,7 +420,9 @@ class _Mailbox(Mailbox):
         return None if loss is None else Evaluation(loss, 0, {})
 
     def _save(self, path: str) -> None:
-        """The program's state is the program's: at its next start it begins at the global parameters."""
+        """What is unmerged at an orderly end. A daemon that does not wait for it is gone."""
+        with contextlib.suppress(ChannelBroken):
+            super()._save(path)
 
 
 def _runs(process: psutil.Process) -> bool:

@@ -23,7 +23,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from benchkit import arguments, finish
+from benchkit import AT_ONCE, MIB, arguments, finish, forget_peak, peak_bytes
 
 from p2pdiloco.adapters.flow import CHUNK_BYTES
 from p2pdiloco.adapters.spool import Spool
@@ -40,11 +40,8 @@ from p2pdiloco.tensors.layout import TensorSpec, plan_fragments
 from p2pdiloco.tensors.vault import Vault
 
 COLUMNS = 1000
-MIB = 1 << 20
 SHARE_BYTES = 16 * MIB
 """A node's own share is larger; with this one a few contributions show what happens beyond it."""
-AT_ONCE = {"MALLOC_MMAP_THRESHOLD_": "65536"}
-"""What is freed goes back to the machine, or what was used at the start would hide what is used later."""
 
 
 class Syncer:
@@ -92,17 +89,6 @@ class Syncer:
         self.held.clear()
         self.vault.drop_spare(0)
         return taken_s
-
-
-def peak_bytes() -> int:
-    """Most resident memory since `forget_peak`."""
-    return 1024 * int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])
-
-
-def forget_peak() -> int:
-    """Resident memory now, from where the peak is counted."""
-    Path("/proc/self/clear_refs").write_text("5")
-    return peak_bytes()
 
 
 async def one(numel: int, codec_name: str, contributors: int, bounded: bool) -> dict[str, float]:

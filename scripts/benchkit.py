@@ -21,6 +21,9 @@ from p2pdiloco.tasks.manifests import render_toml
 
 Line = dict[str, Any]
 START_TIMEOUT_S = 240.0
+MIB = 1 << 20
+AT_ONCE = {"MALLOC_MMAP_THRESHOLD_": "65536"}
+"""What is freed goes back to the machine, or what was used at the start would hide what is used later."""
 NEVER = ("--eval-every-s", "100000", "--checkpoint-every-s", "100000")
 
 
@@ -68,6 +71,17 @@ def arguments(description: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
     return parser
+
+
+def peak_bytes() -> int:
+    """Most resident memory since `forget_peak`."""
+    return 1024 * int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])
+
+
+def forget_peak() -> int:
+    """Resident memory now, from where the peak is counted."""
+    Path("/proc/self/clear_refs").write_text("5")
+    return peak_bytes()
 
 
 def diary(path: Path) -> list[Line]:

@@ -12,6 +12,7 @@ from rich.text import Text
 from p2pdiloco.daemon.snapshot import FragmentRow, PeerRow, StatusReport
 from p2pdiloco.daemon.view import (
     activity_text,
+    data_text,
     groups_text,
     peer_names,
     refusals_text,
@@ -56,6 +57,9 @@ def _summary(report: StatusReport, names: dict[str, str]) -> Text:
         text.append(
             f", {loss_text(report.heldout_loss, 3)} (held-out{f', by {by}' if report.heldout_by else ''})"
         )
+    if report.data is not None:
+        text.append(f"\ndata: {data_text(report.data)} begun; ")
+        text.append(f"{answered_by} trained on {count(report.data.tokens)} tokens")
     if report.refusals:
         text.append(f"\nrefused {refusals_text(report.refusals)}", "yellow")
     if report.link:

@@ -149,8 +149,8 @@ class LearnerLink:
         self._host.close()
 
     def save(self) -> None:
-        """Ask the learner to write its state at the next boundary."""
-        if self._ready and self._host.send(ch.Save(str(self._state_path))):
+        """Ask the learner for its state at the next boundary, for its moments (a program keeps its own)."""
+        if self._ready and not self._host.guest and self._host.send(ch.Save(str(self._state_path))):
             self._saves += 1
 
     def evaluate(self, tag: int) -> None:

@@ -22,6 +22,7 @@ from p2pdiloco.daemon.snapshot import (
     MAX_LOSS_HISTORY,
     MAX_PEER_ROWS,
     MAX_REFUSAL_REASONS,
+    DataRow,
     FragmentRow,
     NodeSnapshot,
     NodeState,
@@ -180,6 +181,7 @@ class Report:
             heldout_by=self.turns.by,
             tokens_per_s=status.tokens_per_s if status else 0.0,
             tokens_total=status.tokens_total if status else 0,
+            data=_data_row(status) if status else None,
             step_time_s=status.step_time_s if status else None,
             peers=tuple(peers[:MAX_PEER_ROWS]),
             peers_total=len(peers),
@@ -247,3 +249,11 @@ class Report:
                 )
             )
         return rows
+
+
+def _data_row(status: ch.Status) -> DataRow | None:
+    share = status.share
+    if share is None:
+        return None  # a program's own loop
+    begun = int.from_bytes(share.taken, "big").bit_count()
+    return DataRow(epoch=share.epoch, shards=share.shards, begun=begun, tokens=status.tokens_total)

@@ -91,6 +91,19 @@ class FragmentRow(Row, frozen=True, kw_only=True):
     """Highest level of groups on which this node is a syncer, 0 for leaves; None: it is none."""
 
 
+class DataRow(Row, frozen=True, kw_only=True):
+    """How far a node has come in the data that it reads (docs/data.md)."""
+
+    epoch: Natural = 0
+    """The first one is 0."""
+    shards: Natural = 0
+    """Into which the data of an epoch is cut."""
+    begun: Natural = 0
+    """Of these, in this epoch: by this node or, as far as it knows, by others that read the same."""
+    tokens: Natural = 0
+    """That this node has trained on, in all epochs."""
+
+
 class NodeSnapshot(Row, frozen=True, kw_only=True):
     """Everything that the live view of one node shows. Taken by the daemon a few times a second."""
 
@@ -111,6 +124,8 @@ class NodeSnapshot(Row, frozen=True, kw_only=True):
     tokens_per_s: float = 0.0
     tokens_total: Natural = 0
     """Trained by this node."""
+    data: DataRow | None = None
+    """None: no learner of ours reads any (yet)."""
     step_time_s: float | None = None
     peers: Annotated[tuple[PeerRow, ...], Meta(max_length=MAX_PEER_ROWS)] = ()
     """Others, not this node."""
@@ -159,6 +174,8 @@ class StatusReport(Row, frozen=True, kw_only=True):
     recent: Annotated[tuple[Line, ...], Meta(max_length=MAX_RECENT_LINES)] = ()
     link: Line = ""
     """The answering node's, as in `NodeSnapshot`."""
+    data: DataRow | None = None
+    """The same."""
     bulk: Annotated[dict[Text, Natural], Meta(max_length=MAX_BULK_COUNTERS)] = {}
     """The same."""
 
@@ -197,6 +214,7 @@ def status_of(snapshot: NodeSnapshot) -> StatusReport:
         refusals=snapshot.refusals,
         recent=snapshot.recent,
         link=snapshot.link,
+        data=snapshot.data,
         bulk=snapshot.bulk,
     )
 

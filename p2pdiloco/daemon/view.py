@@ -13,7 +13,7 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.text import Text
 
 from p2pdiloco.core.uplink import MUCH
-from p2pdiloco.daemon.snapshot import FragmentRow, NodeSnapshot, PeerRow, offices_of
+from p2pdiloco.daemon.snapshot import DataRow, FragmentRow, NodeSnapshot, PeerRow, offices_of
 from p2pdiloco.daemon.wording import (
     clean,
     count,
@@ -111,6 +111,7 @@ def _header(snapshot: NodeSnapshot) -> list[Text]:
         f" {clean(snapshot.run_id[:8])}   ",
         (snapshot.state, STATE_STYLES.get(snapshot.state, "bold yellow")),
         f"   {clean(snapshot.device)}",
+        f"   {data_text(snapshot.data)}" if snapshot.data else "",
     )
     second = Text.assemble(
         f"step {snapshot.inner_step}   loss ",
@@ -131,6 +132,11 @@ def _header(snapshot: NodeSnapshot) -> list[Text]:
     if snapshot.link:
         third.append(f"   {clean(snapshot.link)}", "yellow")
     return [first, second, third]
+
+
+def data_text(data: DataRow) -> str:
+    """ "epoch 1, 57/240 shards": those that were begun."""
+    return f"epoch {data.epoch}, {data.begun}/{data.shards} shards"
 
 
 def refusals_text(refusals: dict[str, int]) -> str:

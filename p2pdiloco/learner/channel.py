@@ -67,6 +67,8 @@ class DataShare(Struct, frozen=True):
     """A bit for every shard of the epoch that somebody has begun."""
     readers: tuple[str, ...] = ()
     """To the learner: who else reads it, by peer id."""
+    shards: Annotated[int, Meta(ge=0, le=MAX_SHARDS)] = 0
+    """From the learner: of an epoch; bits of `taken` beyond so many are 0."""
 
 
 class LearnerOptions(Struct, frozen=True, kw_only=True):

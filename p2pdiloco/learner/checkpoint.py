@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from p2pdiloco.errors import StorageError
-from p2pdiloco.learner.channel import RestoreMode
+from p2pdiloco.learner.channel import RestoreMode, Start
 from p2pdiloco.learner.fragments import Counters, Fragments
 from p2pdiloco.learner.loop import Training
 from p2pdiloco.learner.optim import kind, set_moments
@@ -72,6 +72,21 @@ def save(path: Path, training: Training, fragments: Fragments) -> None:
     text = msgspec.json.encode(meta).decode()
     metadata = {"learner": text, "digest": _digest(text, tensors)}
     _write_atomically(path, lambda temporary: save_file(tensors, temporary, metadata))
+
+
+def take_up(start: Start, training: Training, fragments: Fragments) -> tuple[bool, str]:
+    """Whether the saved state was taken, and if not, why. A bad file is set aside, not an end."""
+    if start.restore_path is None:
+        return False, ""
+    path = Path(start.restore_path)
+    try:
+        return True, restore(path, start.restore, training, fragments)
+    except StorageError as error:
+        if not path.exists():
+            return False, str(error)
+        aside = path.with_name(path.name + ".corrupt")
+        path.replace(aside)
+        return False, f"{error}; set aside as {aside.name}"[:4096]
 
 
 def restore(path: Path, modes: Sequence[RestoreMode], training: Training, fragments: Fragments) -> str:

@@ -97,12 +97,13 @@ class GuestHost(LearnerHost):
             self._link.close()
 
     async def stop(self, save_path: Path | None, timeout_s: float) -> int | None:
-        """Tell the program to stop; after timeout_s its connection is dropped. See `LearnerHost.stop`."""
+        """Tell it to save (if a path is given) and to stop; after timeout_s its connection is dropped. See
+        `LearnerHost.stop`."""
         self._start = None
         exit_task = self._exit
         if self._link is None or exit_task is None:
             return None
-        self.send(Stop())
+        self.send(Stop(save_path=str(save_path) if save_path is not None else None))
         if not (await asyncio.wait({exit_task}, timeout=timeout_s))[0]:
             self.kill()
         return await asyncio.shield(exit_task)

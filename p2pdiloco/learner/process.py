@@ -12,7 +12,7 @@ from msgspec import Struct
 from torch import nn
 
 from p2pdiloco.config.settings import Shard
-from p2pdiloco.errors import StorageError, UserError, invariant
+from p2pdiloco.errors import UserError, invariant
 from p2pdiloco.learner import checkpoint
 from p2pdiloco.learner.channel import LearnerEnd, LearnerOptions, Ready, Start
 from p2pdiloco.learner.device import choose_device, configure, step_back, threads_of
@@ -179,7 +179,7 @@ def _lead(channel: LearnerEnd, start: Start, exchange_fd: int, parts: Parts) -> 
     )
     for fragment in range(len(fragments)):
         fragments.reset_to_base(fragment)
-    restored, note = _restore(start, training, fragments)
+    restored, note = checkpoint.take_up(start, training, fragments)
     if restored:
         ranks.order("restore")
     training.run_is_at(fragments.run_tokens(learners=1))
@@ -210,18 +210,3 @@ def _lead(channel: LearnerEnd, start: Start, exchange_fd: int, parts: Parts) -> 
     step_back(options.niceness)
     if goes_on:
         train(training, boundary)
-
-
-def _restore(start: Start, training: Training, fragments: Fragments) -> tuple[bool, str]:
-    """Whether the saved state was taken, and if not, why. A bad file is set aside, not an end."""
-    if start.restore_path is None:
-        return False, ""
-    path = Path(start.restore_path)
-    try:
-        return True, checkpoint.restore(path, start.restore, training, fragments)
-    except StorageError as error:
-        if not path.exists():
-            return False, str(error)
-        aside = path.with_name(path.name + ".corrupt")
-        path.replace(aside)
-        return False, f"{error}; set aside as {aside.name}"[:4096]

@@ -123,7 +123,8 @@ class Stream:
     @property
     def shared(self) -> DataShare:
         """What others should know of us."""
-        return DataShare(self.data, self._allotment.epoch, self._allotment.taken)
+        allotment = self._allotment
+        return DataShare(self.data, allotment.epoch, allotment.taken, shards=allotment.count)
 
     def take(self, samples: int) -> Batch:
         """The next so many samples.

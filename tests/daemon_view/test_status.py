@@ -30,6 +30,7 @@ def test_status_names_members_fragments_and_totals() -> None:
             "34.5M tokens",
             "versions 12-14",
             "loss 2.453",
+            "data: epoch 1, 57/240 shards begun; ann trained on 12.3M tokens",
             "refused 4",
         ):
             assert word in text

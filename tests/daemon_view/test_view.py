@@ -32,7 +32,15 @@ def test_view_fits_the_terminal(name: str, size: tuple[int, int]) -> None:
 def test_all_of_a_usual_node_is_on_80_by_24() -> None:
     lines = printed(render(snapshot()), 80, 24)
     text = "\n".join(lines)
-    for word in ("ann", "shakespeare", "training", "step 1240", "2.311", "15.2k tokens/s", "62 ms/step"):
+    for word in (
+        "ann",
+        "training",
+        "epoch 1, 57/240 shards",
+        "step 1240",
+        "2.311",
+        "15.2k tokens/s",
+        "62 ms/step",
+    ):
         assert word in text
     for word in ("node-0", "node-2", "catching up", "refused 4", "versions 12-14", "up 12 MB", "fragment 8:"):
         assert word in text

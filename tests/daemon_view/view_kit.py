@@ -6,7 +6,7 @@ from io import StringIO
 
 from rich.console import Console, RenderableType
 
-from p2pdiloco.daemon.snapshot import FragmentRow, NodeSnapshot, PeerRow
+from p2pdiloco.daemon.snapshot import DataRow, FragmentRow, NodeSnapshot, PeerRow
 
 ME = "12D3KooWabcdef"
 HOSTILE = "\x1b[2J\x1b]0;owned\x07[red]\u202eevil\r\n"
@@ -61,6 +61,7 @@ def snapshot(peers: int = 3, fragments: int = 24, recent: int = 9) -> NodeSnapsh
         tokens_per_s=15_230.0,
         tokens_total=12_345_678,
         step_time_s=0.062,
+        data=DataRow(epoch=1, shards=240, begun=57, tokens=12_345_678),
         peers=rows,
         peers_total=peers,
         fragments=fragment_rows(fragments, rows),

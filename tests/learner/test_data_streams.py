@@ -120,6 +120,8 @@ def test_a_killed_learner_repeats_nothing_and_one_that_ended_leaves_nothing_out(
     assert len(seen + rest) == len(set(seen + rest))
     whole = stream()
     assert taken(whole, 24) == seen[: 24 * STEP]
+    share = whole.shared
+    assert share.shards == SIZE // STEP and int.from_bytes(share.taken, "big").bit_count() == 24
     # Other data: another order from its begin.
     assert taken(stream(path=path, size=600), 5) == taken(stream(size=600), 5)
     path.write_bytes(b"damaged")

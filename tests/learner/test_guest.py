@@ -22,10 +22,12 @@ from p2pdiloco.adapters.p2pd import socket_folder
 from p2pdiloco.config.presets import MICRO
 from p2pdiloco.errors import UserError
 from p2pdiloco.learner import guest
-from p2pdiloco.learner.channel import LearnerEnd, LearnerOptions
+from p2pdiloco.learner.channel import CopiedOut, LearnerEnd, LearnerOptions, Saved
 from p2pdiloco.learner.guest import GuestHost, join_daemon
 from p2pdiloco.learner.host import LearnerExited
 from p2pdiloco.tasks.manifests import render_toml
+from p2pdiloco.tasks.parameters import named_parameters
+from p2pdiloco.tasks.registry import task_of
 
 PATIENCE_S = 20.0
 
@@ -76,6 +78,39 @@ async def test_a_second_session_leaves_the_first_one_its_daemon(tmp_path: Path) 
             assert await asyncio.to_thread(LearnerEnd(successor).arrived, PATIENCE_S)
             successor.close()
             os.close(descriptor)
+
+
+async def test_a_session_begins_with_what_the_one_before_had_not_contributed(tmp_path: Path) -> None:
+    state, models = tmp_path / "state", [task_of(MICRO).model() for _ in range(2)]
+    steps = 0
+    async with waiting(tmp_path) as (host, _, events):
+        for life, model in enumerate(models):
+            with process() as daemon:
+                (tmp_path / "lock").write_text(str(daemon.pid))
+                session = await asyncio.to_thread(Session, model, None, "micro", data_dir=tmp_path)
+                ready = await asyncio.wait_for(events.get(), PATIENCE_S)
+                if life:
+                    for name, value in named_parameters(models[0]).items():
+                        torch.testing.assert_close(named_parameters(model)[name], value)
+                    assert ready.restored and (ready.inner_step, session.inner_step) == (steps, 0)
+                steps, ends = 0, None
+                while await asyncio.to_thread(session.step, 256, 1.0):
+                    with torch.no_grad():
+                        for value in named_parameters(model).values():
+                            value += 0.01
+                    steps += 1
+                    if ends is None and steps > 4:  # some fragments are copied out by now
+                        ends = asyncio.create_task(host.stop(state, PATIENCE_S))
+                assert daemon.stdin is not None
+                daemon.stdin.close()
+                await asyncio.to_thread(session.close)
+                assert ends is not None and await ends == 0
+            seen = []
+            while not events.empty():
+                seen.append(events.get_nowait())
+            assert Saved(str(state), True) in seen and any(isinstance(event, CopiedOut) for event in seen)
+            steps += 1
+            await host.start(BASES, state, ("all",) * len(BASES))
 
 
 async def test_a_daemon_of_another_run_is_not_taken(tmp_path: Path) -> None:

@@ -127,5 +127,7 @@ def test_two_programs_train_one_model_and_one_of_them_dies(
         # What is left of the first one: its daemon, which would leave after a while.
         os.kill(int((theirs / "node" / "lock").read_text()), 15)
     assert "left" in str(records(mine, "shutdown"))
+    notes = list((mine / "node").glob("runs/*/resume.json"))
+    assert notes and (notes[0].parent / "learner.safetensors").exists(), "for a session that comes back"
     until(lambda: "left" in str(records(theirs, "shutdown")), "the other daemon leaves")
     until(lambda: not list(swept_swarm._mine()), "nothing is left")

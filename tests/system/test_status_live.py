@@ -31,9 +31,12 @@ def test_status_of_a_living_run(visited_swarm: Swarm) -> None:
         assert [m["name"] for m in report["members"]] == ["one"] and len(report["fragments"]) == 4
         assert all(f["number"] <= node.number(f["index"]) for f in report["fragments"])
         assert {f["syncer"] for f in report["fragments"]} <= {node.peer_id, ""}
+        data = report["data"]
+        assert 1 <= data["begun"] <= data["shards"] and data["tokens"] == report["members"][0]["tokens_total"]
 
     shown = visited_swarm.command("status", "--join", _address(bootstrap), "--timeout-s", "60")
     assert shown.returncode == 0 and "as seen by one (training)" in shown.stdout
+    assert "shards begun; one trained on " in shown.stdout
 
     unknown = visited_swarm.command(
         "status", "--join", _address(bootstrap), "--run", "nope", "--timeout-s", "8"
