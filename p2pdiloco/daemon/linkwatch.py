@@ -20,7 +20,9 @@ import math
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.units import rate_text
 from p2pdiloco.core.meter import Meter, Uplink
+from p2pdiloco.core.uplink import UPDATE_COPIES
 from p2pdiloco.daemon.linkplan import TOLERANCE, Demand, Link, demand_of
+from p2pdiloco.tensors.codec import codec
 from p2pdiloco.tensors.layout import FragmentLayout
 
 RISE, FALL = 3, 24
@@ -84,6 +86,18 @@ class LinkWatch:
         """The same of the uplink, known sooner: also from other transfers than contributions, few of them, or
         from an earlier life. It decides about offices; a mistake there costs no contribution."""
         return min(self._limits.upload_bits_per_s, self._up.bits_per_s)
+
+    def office_bits_per_s(self, members: int) -> float:
+        """The uplink that carries as much of an office as this link does: a syncer takes in what all others
+        of its group contribute, so a person's limit of the downlink counts too. Not what transfers show of
+        it: mostly that is the uplink of whoever sent."""
+        codecs, group = self._manifest.codec, min(members, self._manifest.group.size)
+        contribution, update = (
+            sum(codec(name).encoded_bytes(layout.numel) for layout in self._layouts)
+            for name in (codecs.contribution, codecs.update)
+        )
+        up, down = contribution + UPDATE_COPIES * update, (group - 1) * contribution + update
+        return min(self.uplink_bits_per_s, self._limits.download_bits_per_s * up / down)
 
     def judge(self, members: int, step_s: float) -> bool:
         """Look at the link; whether there is something new to say, and `every` may have changed. `members`:

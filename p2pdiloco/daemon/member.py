@@ -190,7 +190,7 @@ class Member:
         self.report.transport_refusals = self._refusals
         if self._reach is not None:
             self.runner.post(ev.ReachChanged(self._reach.reach))
-        self._tell_uplink()
+        self._tell_uplink(1)
         self.presence.reach = lambda: core.shared.reach
         runner.transfers.dialable = lambda: core.shared.reach is Reach.DIRECT
         self._door.add_run(self._run, self._settings.data_dir)
@@ -416,8 +416,8 @@ class Member:
     def judge_link(self) -> None:
         """Look whether the link keeps up; what is new is said, and done."""
         watch, learner = self.link_watch, self.runner.learner
-        self._tell_uplink()
         members = len(self.core.shared.view.members(self._loop.time())) + 1
+        self._tell_uplink(members)
         if learner.status is None or not watch.judge(members, learner.status.step_time_s):
             return
         learner.take_part(watch.every)
@@ -433,9 +433,9 @@ class Member:
             download_bits_per_s=round(down) if down < math.inf else None,
         )
 
-    def _tell_uplink(self) -> None:
-        """What our uplink carries, or is permitted to, decides with others' how often we hold an office."""
-        rate = self.link_watch.uplink_bits_per_s
+    def _tell_uplink(self, members: int) -> None:
+        """What our link carries, or is permitted to, decides with others' how often we hold an office."""
+        rate = self.link_watch.office_bits_per_s(members)
         if rate != self.core.shared.strain.bits_per_s:
             self.runner.post(ev.UplinkMeasured(rate))
 

@@ -208,6 +208,17 @@ def test_a_downlink_that_transfers_show_to_be_thin_counts_too() -> None:
     assert [link.judge(MEMBERS, 1.0) for _ in range(RISE)][-1] and "fall behind" in link.words
 
 
+def test_who_permits_little_download_holds_fewer_offices() -> None:
+    link = watch(Way(), limit=30e6, down=1e6)
+    # One contribution and two copies of an update go out, three contributions and an update come in.
+    assert link.office_bits_per_s(4) == pytest.approx(1e6 * 3 / 4)
+    assert link.office_bits_per_s(100) == pytest.approx(1e6 * 3 / 16), "of its group"
+    down = Way()
+    for _ in range(LEAST_SAMPLES):
+        down.move(LEAST_BYTES, 100.0)
+    assert watch(Way(), limit=30e6, meter=down.meter).office_bits_per_s(4) == 30e6
+
+
 def test_thin_both_ways() -> None:
     link = watch(Way(), limit=rate_for(3), down=asked_down("fetch_share") / 2)
     assert [link.judge(MEMBERS, 1.0) for _ in range(RISE)][-1]
@@ -237,7 +248,9 @@ async def test_a_member_says_it_everywhere_and_tells_its_learner_and_the_next_on
         link = member.link_watch
         assert (link.link.upload_bits_per_s, link.link.download_bits_per_s) == (3e6, 100e3)
         said = member.core.shared.strain
-        assert said.bits_per_s == 3e6
+        assert said.bits_per_s == pytest.approx(100e3 * 3), (
+            "alone a syncer has only its own update to take in"
+        )
         link._limits = Link(3.0, math.inf)
         member.judge_link()
         assert said.bits_per_s == 3.0, "what is known of the uplink decides who holds offices"
