@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import click
 import msgspec
 
 from p2pdiloco.adapters.files import Files
@@ -12,11 +13,11 @@ from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.models import BYTES, TOKENIZER_PATTERN
 from p2pdiloco.daemon.tokenizers import tokenizer_beside
 from p2pdiloco.errors import UserError
+from p2pdiloco.tasks.hub_file import hub_file
 from p2pdiloco.tasks.tokens import (
     FILE,
     FileTokenizer,
     digest_of,
-    download_tokenizer,
     end_of_document,
     read_tokenizer,
 )
@@ -45,7 +46,8 @@ def _with_tokenizer(manifest: Manifest, wanted: str, end: str, fit: bool) -> tup
         name, revision = re.sub(r"[^A-Za-z0-9._-]", "-", path.name).lstrip("._-")[:96] or FILE, ""
         content = read_tokenizer(path / FILE if path.is_dir() else path)
     elif "/" in name and re.match(TOKENIZER_PATTERN, name):
-        content = read_tokenizer(download_tokenizer(name, revision))
+        click.echo(f"asking the hub for {FILE} of {name}", err=True)
+        content = read_tokenizer(hub_file(name, FILE, revision))
     else:
         raise UserError(
             f"there is no tokenizer file {wanted}", "give a path, or OWNER/NAME of the Hugging Face hub"

@@ -61,7 +61,7 @@ def run_group() -> None:
 @click.option(
     "--architecture",
     default="",
-    metavar="CONFIG",
+    metavar="CONFIG|NAME[@REVISION]",
     help="A new model of any architecture of transformers: a config.json, its folder, or a name on the hub.",
 )
 @click.option(
@@ -121,7 +121,8 @@ def new(
     click.echo(
         f"wrote {out}: {_size(manifest)}. Next, on a machine that others can reach:\n"
         f"  p2pdiloco bootstrap --run {out}\nand on the first node of the run:\n"
-        f"  p2pdiloco node --genesis --join ADDRESS-PRINTED-BY-BOOTSTRAP",
+        f"  p2pdiloco node --genesis --join ADDRESS-PRINTED-BY-BOOTSTRAP"
+        f"{' --data PATH' if manifest.data.is_each_nodes_own else ''}",
         err=True,
     )
 
@@ -163,7 +164,8 @@ def check(file: Path) -> None:
 def _data_words(data: DataSection) -> str:
     what = f"hub, {data.dataset or 'each node names its own'}" if data.source == "hub" else data.source
     held = f'split "{data.heldout_split}"' if data.heldout_split else f"{data.heldout_percent} %"
-    return f"data: {what}, tokenizer {data.tokenizer}, held out {held}"
+    own = "; every node says where its own lies: --data PATH" if data.is_each_nodes_own else ""
+    return f"data: {what}, tokenizer {data.tokenizer}, held out {held}{own}"
 
 
 def _size(manifest: Manifest) -> str:

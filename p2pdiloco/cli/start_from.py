@@ -11,6 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import click
 import msgspec
 
 from p2pdiloco.adapters.theta_file import (
@@ -27,8 +28,9 @@ from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.models import table
 from p2pdiloco.daemon.initial import beside, finite
 from p2pdiloco.errors import UserError
-from p2pdiloco.tasks.hub_causal_lm import NAME, built, existing, named_config
+from p2pdiloco.tasks.hub_causal_lm import NAME, built, existing
 from p2pdiloco.tasks.hub_causal_lm import section_of as hub_section
+from p2pdiloco.tasks.hub_file import hub_file
 from p2pdiloco.tasks.hub_form import section_of, unlike
 from p2pdiloco.tasks.own_loop import shapes_of
 from p2pdiloco.tasks.parameters import named_parameters
@@ -101,8 +103,11 @@ def begun_with(source: Path | None, architecture: str, base: Manifest) -> tuple[
         if architecture:
             raise UserError("--from and --architecture are both given", "a model that exists has its own")
         return started_from(source, base)
-    path = Path(architecture)
-    config = _config(path if path.is_dir() else path.parent) if path.exists() else named_config(architecture)
+    path, (name, _, revision) = Path(architecture), architecture.partition("@")
+    if not path.exists():
+        click.echo(f"asking the hub for {CONFIG} of {name}", err=True)
+        path = hub_file(name, CONFIG, revision)
+    config = _config(path if path.is_dir() else path.parent)
     manifest = _fitting(_of_hub(config, base))
     specs = shapes_of(manifest.model["parameters"])  # type: ignore[arg-type]
     model = built(json.loads(str(manifest.model["config"])), specs, base.run.seed)

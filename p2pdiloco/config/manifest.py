@@ -76,6 +76,11 @@ class DataSection(Section, frozen=True, kw_only=True):
     end_of_document: Annotated[str, Meta(max_length=100)] = ""
     """The token that is put behind every document. Of bytes: a newline, stated as nothing."""
 
+    @property
+    def is_each_nodes_own(self) -> bool:
+        """Whether a node says where its data lies (--data): the run brings none."""
+        return not (self.source == "embedded" or (self.source == "hub" and self.dataset))
+
 
 class InnerSection(Section, frozen=True, kw_only=True):
     optimizer: Literal["adamw", "muon"] = "adamw"

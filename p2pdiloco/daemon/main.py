@@ -19,6 +19,7 @@ from p2pdiloco.adapters.data_dir import DataDir
 from p2pdiloco.adapters.flow import Limits
 from p2pdiloco.adapters.hivemind_net import HivemindTransport
 from p2pdiloco.adapters.p2pd import P2PDOptions
+from p2pdiloco.config.manifest import DataSection
 from p2pdiloco.config.settings import BootstrapSettings, LogStyle, NodeSettings, rates
 from p2pdiloco.config.signing import load_signed, run_id
 from p2pdiloco.core.config import Timing
@@ -146,6 +147,7 @@ async def _membership(
     stop: asyncio.Event,
 ) -> None:
     run, vault = found
+    _check_data(settings, run.manifest.data)
     logger.info("run %s (%s), node %s", run.name, run.id[:12], identity.peer_id)
     for doubt in run.doubts():
         logger.warning("%s", doubt)
@@ -201,7 +203,19 @@ def _own_run(settings: NodeSettings) -> tuple[Run, Vault] | None:
     if settings.run_file is None:
         return None
     owner = Identity.load_or_create(settings.data_dir / "owner.key")
-    return sign_run(settings.run_file, owner)
+    prepared = sign_run(settings.run_file, owner)
+    _check_data(settings, prepared[0].manifest.data)
+    return prepared
+
+
+def _check_data(settings: NodeSettings, section: DataSection) -> None:
+    """Raises: UserError (a learner would not find what it trains on: said before one is started)."""
+    if settings.learner_socket is not None:
+        return  # the program has its own
+    if settings.data is None and section.is_each_nodes_own:
+        raise UserError("this run trains on each node's own data, and none are given", "add --data PATH")
+    if settings.data is not None and not settings.data.exists():
+        raise UserError(f"the data path {settings.data} does not exist", "check --data")
 
 
 # --- bootstrap ---------------------------------------------------------------------------------------

@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 
 from p2pdiloco.config.manifest import DataSection
-from p2pdiloco.errors import UserError
-from p2pdiloco.tasks.tokens import INSTALL
+from p2pdiloco.errors import UserError, first_line
+from p2pdiloco.tasks.hub_file import INSTALL
 
 SUFFIXES = {"jsonl": (".jsonl", ".jsonl.gz", ".ndjson"), "parquet": (".parquet",)}
 MAX_LINE_BYTES = 64 << 20
@@ -46,7 +46,7 @@ def _lines(path: Path, field: str) -> Iterator[Any]:
             try:
                 row = decode(line)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-                raise UserError(f"line {number} of {path} is no JSON object: {error}") from error
+                raise UserError(f"line {number} of {path} is no JSON object: {first_line(error)}") from error
             if field not in row:
                 raise UserError(f'line {number} of {path} has no key "{field}"', "check data.field")
             yield row[field]
@@ -67,4 +67,4 @@ def _parquet(path: Path, field: str) -> Iterator[Any]:
             for batch in file.iter_batches(_ROWS_TOGETHER, columns=[field]):
                 yield from batch.column(0).to_pylist()
     except arrow.ArrowException as error:
-        raise UserError(f"{path} cannot be read as parquet: {error}") from error
+        raise UserError(f"{path} cannot be read as parquet: {first_line(error)}") from error

@@ -26,10 +26,11 @@ from msgspec import Struct
 
 from p2pdiloco.config.manifest import DataSection
 from p2pdiloco.errors import UserError, first_line
+from p2pdiloco.tasks.hub_file import INSTALL
 from p2pdiloco.tasks.packing import Packer, Windows
 from p2pdiloco.tasks.split import ANY_NAME, hash64, is_heldout
 from p2pdiloco.tasks.task import Data, Place
-from p2pdiloco.tasks.tokens import INSTALL, Tokenizer, Tokens
+from p2pdiloco.tasks.tokens import Tokenizer, Tokens
 
 if TYPE_CHECKING:
     from p2pdiloco.tasks.task import Batch
@@ -177,7 +178,7 @@ class _Reader:
             except _world() as error:
                 self._documents = None
                 if pause_s is None:
-                    raise UserError(f"the data set cannot be read any more: {error}") from error
+                    raise UserError(f"the data set cannot be read any more: {first_line(error)}") from error
                 self._closed.wait(pause_s)
         return []
 
@@ -282,7 +283,7 @@ def _as_user_errors(texts: Iterator[str]) -> Iterator[str]:
     try:
         yield from texts
     except _world() as error:
-        raise UserError(f"the data set cannot be read: {error}") from error
+        raise UserError(f"the data set cannot be read: {first_line(error)}") from error
 
 
 def _world(*others: type[Exception]) -> tuple[type[Exception], ...]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from msgspec import Meta
 
 from p2pdiloco.config.models import BYTE_VALUES, BYTES, ModelSection
-from p2pdiloco.errors import UserError
+from p2pdiloco.errors import UserError, first_line
 from p2pdiloco.tasks.hub_config import CONTEXTS, broken_config, harmless, longest, without_dropout
 from p2pdiloco.tasks.own_loop import MAX_PARAMETERS, broken_shapes, shapes_of, texts_of
 from p2pdiloco.tasks.task import Data, Task
@@ -189,7 +189,9 @@ def _config(config: dict[str, Any]) -> Any:
         return AutoConfig.for_model(**harmless(config))
     except Exception as error:  # (whatever an architecture thinks of a config; told as one sentence)
         kind = config.get("model_type")
-        raise UserError(f'transformers cannot build a causal model "{kind}": {error}'[:500]) from error
+        raise UserError(
+            f'transformers cannot build a causal model "{kind}": {first_line(error)}'[:500]
+        ) from error
 
 
 def _made(config: dict[str, Any]) -> nn.Module:
@@ -204,7 +206,9 @@ def _made(config: dict[str, Any]) -> nn.Module:
         )
     except Exception as error:  # (whatever an architecture thinks of a config; told as one sentence)
         kind = config.get("model_type")
-        raise UserError(f'transformers cannot build a causal model "{kind}": {error}'[:500]) from error
+        raise UserError(
+            f'transformers cannot build a causal model "{kind}": {first_line(error)}'[:500]
+        ) from error
     return model
 
 
@@ -229,27 +233,9 @@ def existing(folder: Path, config: dict[str, Any]) -> nn.Module:
             folder, config=made, trust_remote_code=False, use_safetensors=True, output_loading_info=True
         )
     except Exception as error:  # (whatever is wrong with the files; told as one sentence)
-        raise UserError(f"transformers does not load {folder}: {error}"[:500]) from error
+        raise UserError(f"transformers does not load {folder}: {first_line(error)}"[:500]) from error
     missing = sorted(map(str, [*report["missing_keys"], *report["mismatched_keys"]]))
     if missing:
         raise UserError(f"{folder} has no usable parameter {missing[0]}")
     model: nn.Module = found
     return model.float()
-
-
-def named_config(name: str) -> dict[str, Any]:
-    """config.json of a model on the hub; nothing else of it is fetched.
-
-    Raises:
-        UserError: `transformers` is not installed, or it is not to be had.
-    """
-    try:
-        from transformers import AutoConfig
-    except ImportError as error:
-        raise UserError(f"the task {NAME} needs transformers: {error}", INSTALL) from error
-    try:
-        found = AutoConfig.from_pretrained(name, trust_remote_code=False)
-    except Exception as error:  # (network, names, files: told as one sentence)
-        raise UserError(f'there is no architecture "{name}": {error}'[:400], "give a config.json") from error
-    config: dict[str, Any] = found.to_diff_dict()
-    return config | {"model_type": found.model_type}

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from p2pdiloco.config.manifest import DataSection
 from p2pdiloco.config.models import ImageSection
-from p2pdiloco.errors import UserError
+from p2pdiloco.errors import UserError, first_line
 from p2pdiloco.tasks.split import is_heldout
 from p2pdiloco.tasks.task import Data
 
@@ -149,7 +149,9 @@ def _read(path: Path, model: ImageSection) -> tuple[Pixels, str]:
                 file.seek(0)
                 return pixels, hashlib.file_digest(file, "sha256").hexdigest()
     except (OSError, ValueError, SyntaxError, pillow.DecompressionBombError, Warning) as error:
-        raise UserError(f"the image {path} cannot be read: {error}", "remove it or mend it") from error
+        raise UserError(
+            f"the image {path} cannot be read: {first_line(error)}", "remove it or mend it"
+        ) from error
 
 
 def _scaled(image: Any, model: ImageSection) -> Pixels:

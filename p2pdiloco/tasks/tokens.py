@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from p2pdiloco.config.manifest import DataSection
 from p2pdiloco.config.models import BYTE_VALUES, BYTES
 from p2pdiloco.errors import UserError, first_line
+from p2pdiloco.tasks.hub_file import INSTALL
 
 MAX_TOKENIZER_BYTES = 64 << 20
-INSTALL = "pip install 'p2pdiloco[hub]'"
 FILE = "tokenizer.json"
 """What the file is called in a model's folder."""
 _USUAL_ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "[SEP]")
@@ -109,7 +109,7 @@ def _parsed(content: bytes) -> Any:
     try:
         return Backend.from_str(content.decode())
     except Exception as error:  # (the library raises bare Exceptions; told as one sentence)
-        raise UserError(f"the tokenizer file cannot be read: {error}") from error
+        raise UserError(f"the tokenizer file cannot be read: {first_line(error)}") from error
 
 
 def _usual_ends(backend: Any) -> list[str]:
@@ -164,22 +164,3 @@ def load_tokenizer(section: DataSection, content: bytes | None, vocabulary: int)
             f"set model.vocabulary to {found.vocabulary} or more",
         )
     return found
-
-
-def download_tokenizer(name: str, revision: str) -> Path:
-    """Fetch a model's tokenizer file from the hub into its cache; `revision`: empty for the newest.
-
-    Raises:
-        UserError: the package is missing, or there is no such file, or no way to it.
-    """
-    try:
-        from huggingface_hub import hf_hub_download
-    except ImportError as error:
-        raise UserError("a tokenizer of the hub needs the package huggingface_hub", INSTALL) from error
-    try:
-        return Path(hf_hub_download(name, FILE, revision=revision or None))
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"{FILE} of {name} cannot be had from the hub: {first_line(error)}",
-            "download it elsewhere and give its path",
-        ) from error

@@ -5,18 +5,23 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+import msgspec
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from p2pdiloco.adapters.memory_net import MemoryNetwork, MemoryTransport
 from p2pdiloco.cli import main as cli_main
+from p2pdiloco.config.manifest import DataSection
+from p2pdiloco.config.presets import for_run
+from p2pdiloco.config.settings import NodeSettings
+from p2pdiloco.daemon import main as daemon_main
 from p2pdiloco.daemon import runs, wire
 from p2pdiloco.daemon.frontdoor import FrontDoor
 from p2pdiloco.daemon.giving import MAX_GIVEN, Giving
 from p2pdiloco.daemon.runs import find_run
 from p2pdiloco.daemon.sharing import Sharing
 from p2pdiloco.daemon.tokenizers import fetched_tokenizer, kept_tokenizer, tokenizer_beside, tokenizer_from
-from p2pdiloco.errors import ConfigError, TransportError
+from p2pdiloco.errors import ConfigError, TransportError, UserError
 from p2pdiloco.identity import Identity
 from p2pdiloco.learner.channel import DataShare, Status
 from p2pdiloco.ports import PullSource, Refusal
@@ -68,6 +73,27 @@ def test_run_new_writes_what_a_tokenizer_asks_for_and_run_check_says_what_is_wro
         runs.sign_run(written, Identity.generate())
     assert cli_main.run(["run", "new", "r", "--tokenizer", "nowhere.json", "--out", "x"]) == 2
     assert "there is no tokenizer file nowhere.json" in capsys.readouterr().err
+
+
+def test_a_node_that_must_say_where_its_data_lie_is_told_before_anything_is_started(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = msgspec.structs.replace(for_run("micro", "r"), data=DataSection(source="files"))
+    monkeypatch.setattr("p2pdiloco.cli.runs.for_run", lambda *_: own)
+    file = tmp_path / "run.toml"
+    assert cli_main.run(["run", "new", "r", "--out", str(file)]) == 0
+    assert "ADDRESS-PRINTED-BY-BOOTSTRAP --data PATH\n" in capsys.readouterr().err
+    assert cli_main.run(["run", "check", str(file)]) == 0
+    assert "every node says where its own lies: --data PATH" in capsys.readouterr().out
+    settings = NodeSettings(data_dir=tmp_path, genesis=True, run_file=file)
+    with pytest.raises(UserError, match="each node's own data, and none are given"):
+        daemon_main._own_run(settings)
+    with pytest.raises(UserError, match=r"the data path .*nowhere does not exist"):
+        daemon_main._own_run(msgspec.structs.replace(settings, data=tmp_path / "nowhere"))
+    for fine in ({"data": tmp_path}, {"learner_socket": tmp_path / "socket"}):
+        assert daemon_main._own_run(msgspec.structs.replace(settings, **fine)) is not None
+    hub = DataSection(source="hub")
+    assert hub.is_each_nodes_own and not msgspec.structs.replace(hub, dataset="a/b").is_each_nodes_own
 
 
 async def test_a_tokenizer_comes_from_whoever_has_the_true_one(

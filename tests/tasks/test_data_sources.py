@@ -17,13 +17,13 @@ from p2pdiloco.errors import UserError
 from p2pdiloco.learner.stream import Stream
 from p2pdiloco.tasks import hub, packing
 from p2pdiloco.tasks.corpus import load_corpus
+from p2pdiloco.tasks.hub_file import hub_file
 from p2pdiloco.tasks.split import hash64, is_heldout
 from p2pdiloco.tasks.task import Place, Shards
 from p2pdiloco.tasks.tokens import (
     ByteTokenizer,
     FileTokenizer,
     digest_of,
-    download_tokenizer,
     end_of_document,
     load_tokenizer,
     read_tokenizer,
@@ -251,7 +251,7 @@ def test_an_error_of_the_hub_without_a_first_line_is_a_sentence(monkeypatch, tex
     with pytest.raises(UserError, match=f"a/b cannot be opened: {line}$"):
         load_corpus(DataSection(**LOCAL | {"dataset": "a/b"}), None, CONTEXT, ByteTokenizer())
     with pytest.raises(UserError, match=f"cannot be had from the hub: {line}$"):
-        download_tokenizer("a/b", "")
+        hub_file("a/b", "tokenizer.json")
 
 
 def test_a_long_document_is_encoded_in_pieces_and_ends_once(monkeypatch, trained):

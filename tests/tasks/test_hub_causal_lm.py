@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 
 import msgspec
@@ -79,6 +80,34 @@ def test_an_architecture_becomes_a_run_and_comes_back(config: dict[str, object],
     second, vault_2 = sign_run(again, Identity.generate())
     found = theta_of(second, vault_2, list(genesis_versions(second, vault_2)))
     assert all(torch.equal(found.parameters[n], value) for n, value in theta.parameters.items())
+
+
+def test_a_name_is_looked_up_on_the_hub_and_what_fails_there_is_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(GPT2))
+    asked: list[object] = []
+
+    def download(*words: object, **keys: object) -> str:
+        asked.append((words, keys))
+        if len(asked) == 1:
+            return str(tmp_path / "config.json")
+        logging.getLogger("huggingface_hub.utils._http").warning("Retrying in 8s [Retry 5/5].")
+        raise ConnectionError("We could not connect\nto the hub.\nCheck your connection.")
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
+    new = ["run", "new", "hub", "--preset", "micro", "--out", str(tmp_path / "run.toml")]
+    assert run([*new, "--architecture", "owner/small@abc"]) == 0
+    assert asked == [(("owner/small", "config.json"), {"revision": "abc"})]
+    signed, _ = sign_run(tmp_path / "run.toml", Identity.generate())
+    assert signed.manifest.run.initial_name == "new gpt2"
+    capsys.readouterr()
+    assert run([*new, "--force", "--architecture", "gpt3"]) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        "asking the hub for config.json of gpt3",
+        "error: config.json of gpt3 cannot be had from the hub: We could not connect",
+        "hint: download it elsewhere and give its path",
+    ]
 
 
 def test_what_cannot_be_built_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

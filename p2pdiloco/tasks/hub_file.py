@@ -1,0 +1,36 @@
+"""One file of a repository on the Hugging Face hub."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from p2pdiloco.errors import UserError, first_line
+
+INSTALL = "pip install 'p2pdiloco[hub]'"
+
+
+def hub_file(name: str, file: str, revision: str = "") -> Path:
+    """Fetch a file into the hub's cache; `revision`: empty for the newest. Without a network that takes the
+    library most of a minute.
+
+    Raises:
+        UserError: the package is missing, or there is no such file, or no way to it.
+    """
+    try:
+        from huggingface_hub import hf_hub_download
+    except ImportError as error:
+        raise UserError(f"{file} of the hub needs the package huggingface_hub", INSTALL) from error
+    # It tells of every attempt; what came of them is one sentence.
+    attempts = logging.getLogger("huggingface_hub")
+    level = attempts.level
+    attempts.setLevel(logging.ERROR)
+    try:
+        return Path(hf_hub_download(name, file, revision=revision or None))
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{file} of {name} cannot be had from the hub: {first_line(error)}",
+            "download it elsewhere and give its path",
+        ) from error
+    finally:
+        attempts.setLevel(level)
