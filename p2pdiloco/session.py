@@ -29,7 +29,7 @@ from p2pdiloco.adapters.theta_file import checksum, save_tensors
 from p2pdiloco.config.loader import canonical_bytes
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.models import table
-from p2pdiloco.config.outer import LENGTHS, with_outer, with_steps
+from p2pdiloco.config.outer import LENGTHS, with_schedule
 from p2pdiloco.config.presets import for_run
 from p2pdiloco.daemon.initial import beside
 from p2pdiloco.daemon.runs import saved_runs
@@ -99,7 +99,7 @@ def new_run(
         )
     except TypeError as error:
         raise UserError(f"[sync] of a run.toml has no such key: {error}") from error
-    manifest = with_outer(with_steps(manifest, schedule_steps))
+    manifest = with_schedule(manifest, schedule_steps)
     check_manifest(manifest, str(out))
     text = render_toml(manifest)
     save_tensors(beside(out), arrays, {})  # first: a run.toml is never without them

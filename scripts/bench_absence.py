@@ -15,7 +15,8 @@ import sys
 import torch
 from benchkit import arguments, finish
 
-from p2pdiloco.config.presets import for_run, with_schedule
+from p2pdiloco.config.outer import with_schedule
+from p2pdiloco.config.presets import for_run
 from p2pdiloco.core import stride
 from p2pdiloco.study.lockstep import Absence, Lockstep, mean_loss
 

@@ -23,7 +23,8 @@ from p2pdiloco.cli.demo_swarm import DemoFailed, Swarm
 from p2pdiloco.cli.demo_verdict import Kill, Summary
 from p2pdiloco.cli.demo_view import Screen, render_summary
 from p2pdiloco.config.manifest import Manifest
-from p2pdiloco.config.presets import for_run, with_schedule
+from p2pdiloco.config.outer import with_schedule
+from p2pdiloco.config.presets import for_run
 from p2pdiloco.config.settings import DemoSettings
 from p2pdiloco.tasks.manifests import render_toml
 

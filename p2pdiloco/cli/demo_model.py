@@ -16,7 +16,7 @@ from msgspec import Struct
 from p2pdiloco.adapters.disk import RunStore
 from p2pdiloco.cli.demo_verdict import Holdings
 from p2pdiloco.config.manifest import Manifest
-from p2pdiloco.config.presets import with_schedule
+from p2pdiloco.config.outer import with_schedule
 from p2pdiloco.config.signing import load_signed, run_id
 from p2pdiloco.daemon.runs import fresh_vault
 from p2pdiloco.errors import RemoteError

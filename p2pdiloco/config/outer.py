@@ -74,8 +74,13 @@ def warmup_steps(steps: int) -> int:
     return min(max(steps // 20, min(steps // 10, SHORT_WARMUP_STEPS)), MOST_WARMUP_STEPS)
 
 
-def with_steps(manifest: Manifest, steps: int, learners: int = 0) -> Manifest:
-    """With a schedule of so many inner steps of every learner. `learners`: 0, as many as are expected."""
+def with_schedule(manifest: Manifest, steps: int, learners: int = 0) -> Manifest:
+    """With schedules, of the learning rate and of outer momentum's warm-up, for so many learners that make so
+    many inner steps each. `learners`: 0, as many as are expected."""
+    return with_outer(_with_steps(manifest, steps, learners), learners)
+
+
+def _with_steps(manifest: Manifest, steps: int, learners: int = 0) -> Manifest:
     learners = learners or manifest.group.expected_members or LEARNERS
     step_tokens = learners * manifest.inner.tokens_per_step
     inner = msgspec.structs.replace(
@@ -91,7 +96,7 @@ def for_length(manifest: Manifest, length: str) -> Manifest:
     sync = msgspec.structs.replace(
         sync, inner_steps=inner_steps, delay_steps=min(sync.delay_steps, max(1, inner_steps // 3))
     )
-    return msgspec.structs.replace(with_steps(manifest, chosen.steps), sync=sync)
+    return msgspec.structs.replace(_with_steps(manifest, chosen.steps), sync=sync)
 
 
 def with_outer(manifest: Manifest, learners: int = 0) -> Manifest:

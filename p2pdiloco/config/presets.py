@@ -29,7 +29,7 @@ from p2pdiloco.config.manifest import (
     SyncSection,
 )
 from p2pdiloco.config.models import CausalLMSection, ImageSection, table
-from p2pdiloco.config.outer import with_outer, with_steps
+from p2pdiloco.config.outer import with_outer
 from p2pdiloco.errors import ConfigError
 
 MICRO = with_outer(
@@ -176,8 +176,3 @@ def for_run(preset: str, name: str, seed: int = 0) -> Manifest:
         raise ConfigError(f'there is no preset "{preset}"', hint=f"presets: {', '.join(PRESETS)}")
     run = msgspec.structs.replace(PRESETS[preset].run, name=name, seed=seed)
     return msgspec.structs.replace(PRESETS[preset], run=run)
-
-
-def with_schedule(manifest: Manifest, steps: int, learners: int) -> Manifest:
-    """With a learning rate schedule for so many learners that make so many inner steps each."""
-    return with_outer(with_steps(manifest, steps, learners), learners)

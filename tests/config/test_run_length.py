@@ -3,8 +3,16 @@
 import msgspec
 import pytest
 
-from p2pdiloco.config.outer import LENGTHS, doubts, expected_merges, for_length, harms, with_outer
-from p2pdiloco.config.presets import PRESETS, for_run, with_schedule
+from p2pdiloco.config.outer import (
+    LENGTHS,
+    doubts,
+    expected_merges,
+    for_length,
+    harms,
+    with_outer,
+    with_schedule,
+)
+from p2pdiloco.config.presets import PRESETS, for_run
 from p2pdiloco.tasks.manifests import check_manifest
 
 replace = msgspec.structs.replace
