@@ -143,6 +143,7 @@ class Fanout:
             self._waiting -= Counter([sender])
 
     async def _piece(self, sender: str, pull: wire.PullUpdate, arriving: Arriving) -> PullSource | Refusal:
+        began_s = self._now()
         until_s = asyncio.get_running_loop().time() + WAIT_S
         await arriving.started(until_s)
         if arriving.version is None:
@@ -164,7 +165,7 @@ class Fanout:
         version, payload, size = piece
         if version.header.digest() != pull.version:  # it began anew
             return refuse("gone")
-        return self._give(sender, answer, version, payload, size, pull)
+        return self._give(sender, answer, version, payload, size, pull, self._now() - began_s)
 
     def _admit(self, sender: str, pull: wire.PullUpdate, digest: bytes, size: int) -> _Taker | wire.Elsewhere:
         now = self._now()
@@ -204,6 +205,7 @@ class Fanout:
         here: memoryview,
         size: int,
         pull: wire.PullUpdate,
+        waited_s: float = 0.0,
     ) -> PullSource:
         began_s = self._now()
         offset = known_bytes(pull, version.header.update_digest, here.nbytes)
@@ -226,7 +228,7 @@ class Fanout:
             taker.streams -= 1
             taker.last_s = self._now()
 
-        header = wire.encode(wire.UpdateHeader(version, offset, size))
+        header = wire.encode(wire.UpdateHeader(version, offset, size, int(1000 * waited_s)))
         return PullSource(header, (here[offset:],), release, delivered)
 
     def _measured(self, peer: str, nbytes: int, seconds: float) -> None:

@@ -161,9 +161,13 @@ class Gathering:
         return None
 
     async def _ask(self, peer: str, request: wire.PullUpdate) -> Fetch | wire.Elsewhere:
+        asked_s = self._now()
         found = await self._pull(peer, request)
         if isinstance(found, Fetch) and found.received_bytes >= MEASURED_BYTES:
-            self._rates.measured(peer, found.received_bytes, self._now() - found.began_s)
+            # With the round trip, as in `daemon.copying`: of two with the same bandwidth the nearer one is
+            # faster. Not with what it waited for itself: that is its place in the tree, this time.
+            waited_s = min(found.header.waited_ms / 1000, max(0.0, found.began_s - asked_s))
+            self._rates.measured(peer, found.received_bytes, self._now() - asked_s - waited_s)
         return found
 
     def _ordered(self, peers: Sequence[str], known: set[str], request: wire.PullUpdate) -> list[str]:

@@ -138,6 +138,8 @@ class UpdateHeader(Wire, frozen=True, tag=True):
     total: Count = 0
     """Size of the whole update; more than offset and payload: this is a part, the rest is still on its way to
     whoever serves it. 0: no part."""
+    waited_ms: Annotated[int, Meta(ge=0, le=600_000)] = 0
+    """So long it was not there yet to be served: that says nothing about the way to whoever serves it."""
 
 
 class StateHeader(Wire, frozen=True, tag=True):

@@ -284,6 +284,38 @@ async def test_who_had_only_what_others_left_of_the_time_is_not_left_out(
     assert len(set(asked)) == 3 and not any(peer in gathers._failed for peer in "ab")
 
 
+async def test_a_round_trip_counts_in_the_choice_of_peers_and_the_wait_of_a_peer_does_not() -> None:
+    now, size = 100.0, 1 << 20
+    found = update(PAYLOAD)
+    ways = {
+        "far": (0.5, 0.0, 0),
+        "near": (0.0, 0.0, 0),
+        "below": (0.0, 3.0, 3000),
+        "liar": (0.5, 0.0, 600_000),  # no more than the wait for its answer is believed
+    }
+
+    async def pull(peer: str, request: wire.PullUpdate) -> Any:
+        """All have the same bandwidth: a mebibyte in half a second."""
+        nonlocal now
+        round_trip_s, waits_s, says_ms = ways[peer]
+        now += round_trip_s + waits_s
+        fetch = gathering.Fetch(request, size, None)
+        fetch.begin(wire.encode(wire.UpdateHeader(found, 0, size, says_ms)), size)
+        fetch.began_s = now
+        now += 0.5
+        fetch.write(0, memoryview(PAYLOAD))
+        return fetch
+
+    gathers = gathering.Gathering("me", pull, lambda fragment: 0, lambda: now)
+    for peer in ways:
+        await gathers._ask(peer, asking())
+    rates = {peer: gathers._rates.of(peer, 0.0) / size for peer in ways}
+    assert rates == pytest.approx({"far": 1.0, "near": 2.0, "below": 2.0, "liar": 2.0})
+    for number in range(8):
+        request = wire.PullUpdate("run", 0, number)
+        assert gathers._ordered(tuple(ways), set(), request)[-1] == "far"
+
+
 async def test_requests_to_named_peers_are_bounded(started: Any) -> None:
     members = await started()
     asker, named = members.others[:2]
@@ -360,7 +392,8 @@ async def test_places_tables_and_waiting_are_bounded(monkeypatch: pytest.MonkeyP
 
 
 async def test_invented_versions_take_no_place_and_one_peer_not_all_that_wait() -> None:
-    fan = Fanout("me", lambda: 0.0)
+    now = 0.0
+    fan = Fanout("me", lambda: now)
     arriving, true = fan.arriving(0, 1), update(PAYLOAD)
     waiting = [
         asyncio.create_task(fan.serve("liar", asking(version=bytes([i]) * 32), None))
@@ -370,12 +403,16 @@ async def test_invented_versions_take_no_place_and_one_peer_not_all_that_wait() 
     one_more: Any = await fan.serve("liar", asking(version=true.header.digest()), None)
     assert wire.decode(one_more.answer, wire.Refused).reason == "later"
     child = asyncio.create_task(fan.serve("child", asking(version=true.header.digest()), None))
+    await until(lambda: fan._waiting.total() == len(waiting) + 1, "the child too")
+    now = 1.5
     part = arriving_updates.Unfinished(true.header.update_digest, len(PAYLOAD))
     part.payload[:], part.have_bytes = PAYLOAD, len(PAYLOAD)
     arriving.begun(true, part)
     for answer in await asyncio.gather(*waiting):
         assert wire.decode(answer.answer, wire.Refused).reason == "gone"  # type: ignore[union-attr]
-    assert isinstance(await child, PullSource)
+    given = await child
+    assert isinstance(given, PullSource)
+    assert wire.decode(given.header, wire.UpdateHeader).waited_ms == 1500
     for i in range(5):
         late: Any = await fan.serve("liar", asking(version=bytes([i]) * 32), None)
         assert wire.decode(late.answer, wire.Refused).reason == "gone"
