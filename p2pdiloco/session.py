@@ -186,6 +186,7 @@ class Session:
             raise UserError(f"{tokens} tokens in one inner step: this run allows 0 to {most}")
         self._training.inner_step += 1
         self._training.tokens_total += tokens
+        self._training.run_tokens += tokens
         try:
             goes_on = self._mailbox.boundary(StepReport(self._training.inner_step, float(loss), tokens))
         except ChannelBroken as error:
@@ -213,6 +214,17 @@ class Session:
     def inner_step(self) -> int:
         """Inner steps of this session so far."""
         return int(self._training.inner_step) - self._before
+
+    @property
+    def run_tokens(self) -> int:
+        """What all learners of the run have consumed, about; it never goes back. The clock of a learning rate
+        that suits a program that joins late, too."""
+        return int(self._training.run_tokens)
+
+    @property
+    def schedule_tokens(self) -> int:
+        """`run_tokens` at the end of the run's schedule, which may be trained beyond."""
+        return int(self._training.section.schedule_tokens)
 
     def __enter__(self) -> Self:
         return self
@@ -379,6 +391,7 @@ class Session:
             take_notes=list,
         )
         restored, note = checkpoint.take_up(start, cast(Training, training), fragments)
+        training.run_is_at(fragments.run_tokens(learners=1))
         self._before = training.inner_step
         assert self._channel is not None
         mailbox = _Mailbox(self, fragments, training, start.options.status_interval_s)

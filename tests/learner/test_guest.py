@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from learner_kit import BASES, LAYOUTS, filled_exchange
@@ -30,6 +31,7 @@ from p2pdiloco.tasks.parameters import named_parameters
 from p2pdiloco.tasks.registry import task_of
 
 PATIENCE_S = 20.0
+MERGED_TOKENS = 50_000
 
 
 @asynccontextmanager
@@ -93,12 +95,17 @@ async def test_a_session_begins_with_what_the_one_before_had_not_contributed(tmp
                     for name, value in named_parameters(models[0]).items():
                         torch.testing.assert_close(named_parameters(model)[name], value)
                     assert ready.restored and (ready.inner_step, session.inner_step) == (steps, 0)
-                steps, ends = 0, None
+                # The run's clock, which others have moved on meanwhile.
+                merged = MERGED_TOKENS if life else 0
+                assert session.run_tokens == merged + 256 * steps
+                assert session.schedule_tokens == MICRO.inner.schedule_tokens
+                before, steps, ends = session.run_tokens, 0, None
                 while await asyncio.to_thread(session.step, 256, 1.0):
                     with torch.no_grad():
                         for value in named_parameters(model).values():
                             value += 0.01
                     steps += 1
+                    assert session.run_tokens == before + 256 * steps
                     if ends is None and steps > 4:  # some fragments are copied out by now
                         ends = asyncio.create_task(host.stop(state, PATIENCE_S))
                 assert daemon.stdin is not None
@@ -110,7 +117,8 @@ async def test_a_session_begins_with_what_the_one_before_had_not_contributed(tmp
                 seen.append(events.get_nowait())
             assert Saved(str(state), True) in seen and any(isinstance(event, CopiedOut) for event in seen)
             steps += 1
-            await host.start(BASES, state, ("all",) * len(BASES))
+            later = tuple(msgspec.structs.replace(base, tokens=MERGED_TOKENS) for base in BASES)
+            await host.start(later, state, ("all",) * len(BASES))
 
 
 async def test_a_daemon_of_another_run_is_not_taken(tmp_path: Path) -> None:
