@@ -98,7 +98,8 @@ def start(way: str, manifest: Manifest, links: Homes, folder: Path, guard: Guard
     for rank in range(NODES):
         wrapper, address = links.add(f"node-{rank}")
         guarded(links, guard)
-        work = Work(way, rank, NODES, address, join, numels, STEP_S, sync.inner_steps, sync.delay_steps)
+        where = str(folder), address, join
+        work = Work(way, rank, NODES, *where, numels, STEP_S, sync.inner_steps, sync.delay_steps)
         words = [msgspec.json.encode(work).decode()]
         peers.append(Peer("rival_peer.py", words, folder / f"{way}-{rank}.log", guard, wrapper))
         if not rank:

@@ -39,6 +39,8 @@ class Work(msgspec.Struct, frozen=True):
     way: str
     rank: int
     nodes: int
+    folder: str
+    """For sockets, and removed by whoever started this."""
     address: str
     join: str
     """Of the first node, as it printed it; empty for the first."""
@@ -139,7 +141,9 @@ class OpenDiLoCo:
     def __init__(self, work: Work, ended: threading.Event) -> None:
         from averaging_hivemind import averager_of
         from hivemind import DHT
+        from hivemind.p2p import P2P
 
+        P2P._UNIX_SOCKET_PREFIX = f"/unix{work.folder}/hivemind-"  # it leaves them in /tmp when it is killed
         self._dht = DHT(
             initial_peers=[work.join] if work.join else [],
             host_maddrs=[f"/ip4/{work.address}/tcp/0"],
