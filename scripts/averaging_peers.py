@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import subprocess
@@ -81,12 +82,17 @@ class Peer:
         times = [process.cpu_times() for process in self._family if process.is_running()]
         return float(sum(t.user + t.system for t in times))
 
-    def end(self) -> None:
-        """Gone, with all that it has started."""
+    def hang_up(self) -> None:
+        """It may end; `end` waits for it, and for what it has started."""
         if self._process.poll() is None:
-            self._family |= set(psutil.Process(self._process.pid).children(recursive=True))
+            with contextlib.suppress(psutil.NoSuchProcess):  # a child that ends in this moment
+                self._family |= set(psutil.Process(self._process.pid).children(recursive=True))
         assert self._process.stdin is not None
         self._process.stdin.close()
+
+    def end(self) -> None:
+        """Gone, with all that it has started."""
+        self.hang_up()
         try:
             self._process.wait(10)
         except subprocess.TimeoutExpired:

@@ -133,6 +133,8 @@ def measure(way: str, cell: str, manifest: Manifest, seconds: float) -> dict[str
             took, after = time.monotonic() - began, links.counts()
         finally:
             for peer in peers:
+                peer.hang_up()  # one that waits for the others' goodbye gets it
+            for peer in peers:
                 peer.end()
             links.close()
     finally:
