@@ -35,7 +35,7 @@ def running_swarm(
     `links`, which are the caller's to close, every node is in a network namespace of its own."""
     run_file = folder / "run.toml"
     run_file.write_text(render_toml(manifest))
-    swarm = Swarm(folder, run_file, nodes)
+    swarm = Swarm(folder, run_file, nodes, temporary=True)
     try:
         if links is not None:
             swarm.place(links)
