@@ -1,9 +1,9 @@
 """How much memory does each process of a learner need, with a copy of the model and with a share of it?
 
-    .venv/bin/python scripts/bench_shards.py [--nproc 2 3] [--layers 6] [--width 512] [--json FILE]
+    .venv/bin/python scripts/bench_shards.py [--nproc 2 3] [--layers 8] [--width 512] [--json FILE]
 
 For one process, and for each number of processes with `--shard never` and `always`, fresh processes build the
-model as a node's learner does and make three inner steps with AdamW on the CPU. What is told is how far the
+model as a node's learner does and make two inner steps with AdamW on the CPU. What is told is how far the
 resident memory of the largest of them rises above what it was before the model: its peak over the steps
 (parameters, gradients, two moments, and what a step needs beside), and its peak while it builds.
 """
@@ -24,7 +24,7 @@ from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.models import CausalLMSection, table
 from p2pdiloco.config.presets import for_run
 
-STEPS = 3
+STEPS = 2
 PRELOADED = [
     "torch._dynamo",
     "torch.distributed.fsdp",
@@ -81,7 +81,7 @@ def main() -> None:
     """Measure and print."""
     parser = arguments(__doc__ or "")
     parser.add_argument("--nproc", type=int, nargs="+", default=[2, 3])
-    parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--width", type=int, default=512)
     args = parser.parse_args()
     os.environ.update(AT_ONCE)
