@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from p2pdiloco.ports import PullSource, Refusal
+from p2pdiloco.ports import PullSource
 
 
 class Forgetting:
@@ -25,7 +25,7 @@ class Forgetting:
 
 
 class Answering:
-    """Takes all that comes. The header of a push is its size in digits."""
+    """Takes all that comes, and gives zeros. The header of a push, or a request, is a size in digits."""
 
     async def on_message(self, sender: str, data: bytes) -> bytes:
         """See ports."""
@@ -35,6 +35,6 @@ class Answering:
         """See ports."""
         return Forgetting(int(header))
 
-    async def on_pull(self, sender: str, request: bytes) -> PullSource | Refusal:
+    async def on_pull(self, sender: str, request: bytes) -> PullSource:
         """See ports."""
-        return Refusal(b"no")
+        return PullSource(b"", (bytes(int(request)),), lambda: None)
