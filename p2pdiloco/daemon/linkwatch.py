@@ -99,12 +99,13 @@ class LinkWatch:
         up, down = contribution + UPDATE_COPIES * update, (group - 1) * contribution + update
         return min(self.uplink_bits_per_s, self._limits.download_bits_per_s * up / down)
 
-    def judge(self, members: int, step_s: float) -> bool:
+    def judge(self, members: int, step_s: float, catching_up: bool = False) -> bool:
         """Look at the link; whether there is something new to say, and `every` may have changed. `members`:
-        with this node; `step_s`: of an inner step; 0: not known yet."""
+        with this node; `step_s`: of an inner step; 0: not known yet; `catching_up`: only a person's limits
+        count, since states come as slowly as suits those who give them."""
         if step_s <= 0:
             return False
-        link, sync = self.link, self._manifest.sync
+        link, sync = self._limits if catching_up else self.link, self._manifest.sync
         found = demand_of(self._manifest, self._layouts, link, members, step_s)
         changed = [self._rarer.look(found.every), self._behind.look(behind(found))]
         # Where the others are no quorum without us, rounds would wait for us all the longer.

@@ -256,6 +256,7 @@ class Member:
         if self._reach is not None:
             spawn(self._reach.watch(lambda reach: self.runner.post(ev.ReachChanged(reach))))
         spawn(self.presence.publish())
+        spawn(self._watch_link())
         spawn(self.sharing.publish())
         spawn(self.sharing.watch())
         spawn(self.presence.watch(lambda: self.core.confirmed))
@@ -273,7 +274,6 @@ class Member:
         self.report.write("join", "training")
         spawn(self._step_back())
         spawn(self._evaluate_regularly())
-        spawn(self._watch_link())
         spawn(self._save_regularly())
         plan = Plan.of(self._settings)
         if plan is not None:
@@ -418,7 +418,9 @@ class Member:
         watch, learner = self.link_watch, self.runner.learner
         members = len(self.core.shared.view.members(self._loop.time())) + 1
         self._tell_uplink(members)
-        if learner.status is None or not watch.judge(members, learner.status.step_time_s):
+        status, others_s = learner.status, self.core.shared.median_step_s(self._loop.time())
+        step_s = others_s if status is None else status.step_time_s
+        if not watch.judge(members, step_s, catching_up=status is None):  # it may never catch up for the link
             return
         learner.take_part(watch.every)
         self.report.link = watch.words

@@ -205,7 +205,10 @@ def test_a_downlink_that_transfers_show_to_be_thin_counts_too() -> None:
     for _ in range(LEAST_SAMPLES):
         assert not any(link.judge(MEMBERS, 1.0) for _ in range(10))
         down.move(LEAST_BYTES, 16 * LINK_OVERHEAD * LEAST_BYTES / asked_down("fetch_share"))
+    assert not any(link.judge(MEMBERS, 1.0, catching_up=True) for _ in range(10)), "states come slowly"
     assert [link.judge(MEMBERS, 1.0) for _ in range(RISE)][-1] and "fall behind" in link.words
+    permitted = watch(Way(), down=asked_down("fetch_share") / 2)
+    assert [permitted.judge(MEMBERS, 1.0, catching_up=True) for _ in range(RISE)][-1]
 
 
 def test_who_permits_little_download_holds_fewer_offices() -> None:
@@ -256,7 +259,7 @@ async def test_a_member_says_it_everywhere_and_tells_its_learner_and_the_next_on
         assert said.bits_per_s == 3.0, "what is known of the uplink decides who holds offices"
         link._limits = Link(3e6, math.inf)
         judge = link.judge
-        link.judge = lambda members, step_s: members == 1 and step_s == 0.01  # type: ignore[method-assign]
+        link.judge = lambda members, step_s, **_: members == 1 and step_s == 0.01  # type: ignore
         link.every, link.words = 3, "the link cannot keep up"
         member.judge_link()
         link.judge = judge  # type: ignore[method-assign]
