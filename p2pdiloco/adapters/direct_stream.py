@@ -93,6 +93,11 @@ class DirectStream(asyncio.BufferedProtocol):
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
+    @property
+    def idle(self) -> bool:
+        """Whether it is whole as far as we know, and nothing lies here unread."""
+        return self._ended is None and self._start == self._end and not self.transport.is_closing()
+
     # --- reading -------------------------------------------------------------------------------------
 
     def _taken(self, space: memoryview) -> int:

@@ -11,11 +11,12 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections import Counter, OrderedDict
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
 
 from p2pdiloco.adapters import framing, streams
 from p2pdiloco.adapters.flow import Flow, Limits
+from p2pdiloco.adapters.kept_streams import SERVER_KEEPS_S, KeptIncoming, KeptStreams, Stream, end_stream
 from p2pdiloco.core.messages import MAX_MESSAGE_BYTES
 from p2pdiloco.errors import InvariantViolation, RemoteError, TransportError, invariant
 from p2pdiloco.ports import Buffer, PullSink, Refusal, TransportHandlers
@@ -32,6 +33,7 @@ MAX_REASONS = 64
 
 MAX_FLOWS = 256
 
+T = TypeVar("T")
 _OK, _REFUSED = b"\0", b"\1"
 logger = logging.getLogger(__name__)
 
@@ -47,6 +49,7 @@ class Endpoint(ABC):
         self._limits = limits or Limits()
         self._flows: OrderedDict[str, Flow] = OrderedDict()
         self._slots_out = asyncio.Semaphore(MAX_STREAMS_OUT)
+        self._kept, self._kept_in = KeptStreams(), KeptIncoming()
         self._streams_in: Counter[str] = Counter()
         self._serving: set[asyncio.Task[None]] = set()
         """Each serves one incoming stream."""
@@ -86,8 +89,7 @@ class Endpoint(ABC):
         self, peer: str, header: bytes, payload: Sequence[Buffer], timeout_s: float
     ) -> tuple[bool, bytes]:
         """See `ports.Transport.push`."""
-        async with self._channel(peer, timeout_s) as channel:
-            return await streams.push(channel, header, payload)
+        return await self._exchange(peer, timeout_s, lambda c: streams.push(c, header, payload))
 
     async def pull(
         self, peer: str, request: bytes, max_payload_bytes: int, timeout_s: float
@@ -99,8 +101,7 @@ class Endpoint(ABC):
 
     async def pull_into(self, peer: str, request: bytes, sink: PullSink, timeout_s: float) -> Refusal | None:
         """See `ports.Transport.pull_into`."""
-        async with self._channel(peer, timeout_s) as channel:
-            return await streams.pull(channel, request, sink)
+        return await self._exchange(peer, timeout_s, lambda c: streams.pull(c, request, sink))
 
     def _flow(self, peer: str) -> Flow:
         """The window of a peer; those of peers that we had nothing to do with for longest are forgotten."""
@@ -110,18 +111,42 @@ class Endpoint(ABC):
             self._flows.popitem(last=False)
         return flow
 
-    @asynccontextmanager
-    async def _channel(self, peer: str, timeout_s: float) -> AsyncIterator[framing.Channel]:
+    async def _exchange(
+        self, peer: str, timeout_s: float, transfer: Callable[[framing.Channel], Awaitable[T]]
+    ) -> T:
+        """Make a transfer on a stream to the peer: on one that was kept, or else on a new one. A kept one may
+        have died without a word; if nothing came on it, the same goes over a new one."""
         async with self._slots_out:
-            reader, writer = await self._open(peer, timeout_s)
-            complete = False
-            try:
-                yield framing.Channel(reader, writer, timeout_s, self._flow(peer), self._limits)
-                complete = True
-            except RemoteError as error:
-                raise self._offence(peer, error) from error.__cause__
-            finally:
-                end_stream(writer, complete)
+            stream = self._kept.take(peer)
+            if stream is not None:
+                channel = self._channel(peer, stream, timeout_s)
+                try:
+                    return await self._on(peer, stream, transfer(channel))
+                except framing.Silence:
+                    raise
+                except TransportError as error:
+                    if channel.heard:
+                        raise
+                    logger.debug("the stream kept to %s is of no use: %s", peer, error)
+            stream = await self._open(peer, timeout_s)
+            return await self._on(peer, stream, transfer(self._channel(peer, stream, timeout_s)))
+
+    def _channel(self, peer: str, stream: Stream, idle_s: float) -> framing.Channel:
+        return framing.Channel(*stream, idle_s, self._flow(peer), self._limits)
+
+    async def _on(self, peer: str, stream: Stream, transfer: Awaitable[T]) -> T:
+        complete = False
+        try:
+            result = await transfer
+            complete = True
+            return result
+        except RemoteError as error:
+            raise self._offence(peer, error) from error.__cause__
+        finally:
+            if complete:
+                self._kept.put(peer, stream)
+            else:
+                end_stream(stream[1], False)
 
     async def end_incoming(self) -> None:
         """See `ports.Transport.end_incoming`."""
@@ -151,26 +176,24 @@ class Endpoint(ABC):
             return _REFUSED + b"internal-error"
 
     async def _serve_stream(self, sender: str, reader: framing.Reader, writer: framing.Writer) -> None:
-        """Answer one incoming stream, and end it."""
-        channel = framing.Channel(reader, writer, SERVE_IDLE_S, self._flow(sender), self._limits)
+        """Answer one incoming stream, one request after the other, and end it."""
+        channel = self._channel(sender, (reader, writer), SERVE_IDLE_S)
         complete, task = False, asyncio.current_task()
         assert task is not None
         self._serving.add(task)
         try:
-            try:
-                with _Slot(self._streams_in, sender, MAX_STREAMS_IN, MAX_STREAMS_IN_PER_PEER):
-                    if self._handlers is None:
-                        raise RemoteError("not-ready")
-                    await streams.serve(channel, sender, self._handlers)
-                complete = True
-            except _Busy as error:  # raised before anything was read, so nobody has told the peer yet
-                self._offence(sender, error)
-                if self._refusing < MAX_STREAMS_IN:  # beyond that a flood: no words, no waiting
-                    self._refusing += 1
-                    try:
-                        await streams.refuse(channel, error)
-                    finally:
-                        self._refusing -= 1
+            await self._serve_one(channel, sender, None)
+            while True:
+                self._kept_in.put(task, sender, writer)
+                try:
+                    complete = True
+                    kind = (await channel.some(1, SERVER_KEEPS_S))[0]
+                finally:
+                    mine = self._kept_in.take(task)
+                if not mine:
+                    return
+                complete = False
+                await self._serve_one(channel, sender, kind)
         except RemoteError as error:
             self._offence(sender, error)
         except TransportError as error:
@@ -180,6 +203,22 @@ class Endpoint(ABC):
         finally:
             self._serving.discard(task)
             end_stream(writer, complete)
+
+    async def _serve_one(self, channel: framing.Channel, sender: str, kind: int | None) -> None:
+        """Answer one request. Raises: as `streams.serve`."""
+        try:
+            with _Slot(self._streams_in, sender, MAX_STREAMS_IN, MAX_STREAMS_IN_PER_PEER):
+                if self._handlers is None:
+                    raise RemoteError("not-ready")
+                await streams.serve(channel, sender, self._handlers, kind)
+        except _Busy as error:  # raised before anything was read, so nobody has told the peer yet
+            if self._refusing < MAX_STREAMS_IN:  # beyond that a flood: no words, no waiting
+                self._refusing += 1
+                try:
+                    await streams.refuse(channel, error)
+                finally:
+                    self._refusing -= 1
+            raise
 
     def _offence(self, peer: str, error: RemoteError) -> RemoteError:
         """Count what a peer did wrong; a peer's refusal of us is none. Returns the error, to be raised."""
@@ -212,15 +251,6 @@ class _Slot:
         self._counts[self._peer] -= 1
         if not self._counts[self._peer]:
             del self._counts[self._peer]
-
-
-def end_stream(writer: framing.Writer, complete: bool) -> None:
-    """Close after a complete exchange; otherwise drop what is queued, which may point into lent buffers."""
-    transport = getattr(writer, "transport", None)
-    if complete or transport is None:
-        writer.close()
-    else:
-        transport.abort()
 
 
 def report_bug(where: str, error: BaseException) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -87,6 +87,8 @@ class Channel:
         self.idle_s = idle_s
         self._flow = flow
         self._limits = limits
+        self.heard = False
+        """Whether anything has come."""
 
     async def some(self, at_most: int, idle_s: float | None = -1.0) -> bytes:
         """What has arrived, at most that much. `idle_s`: None waits for ever, negative as the channel.
@@ -94,6 +96,7 @@ class Channel:
         Raises: TransportError (cut, idle for too long).
         """
         if isinstance(self._reader, DirectStream) and (data := self._reader.here(at_most)):
+            self.heard = True
             return data
         if idle_s is not None and idle_s < 0:
             idle_s = self.idle_s
@@ -101,11 +104,12 @@ class Channel:
             async with asyncio.timeout(idle_s):
                 data = await self._reader.read(at_most)
         except TimeoutError:
-            raise TransportError(f"nothing received for {idle_s:g} s") from None
+            raise Silence(f"nothing received for {idle_s:g} s") from None
         except OSError as error:
             raise TransportError(f"stream cut: {error}") from error
         if not data:
             raise TransportError("stream cut")
+        self.heard = True
         return data
 
     async def exact(self, size: int) -> bytes | bytearray:
@@ -158,7 +162,7 @@ class Channel:
             async with asyncio.timeout(self.idle_s):
                 await self._writer.drain()
         except TimeoutError:
-            raise TransportError(f"nothing taken for {self.idle_s:g} s") from None
+            raise Silence(f"nothing taken for {self.idle_s:g} s") from None
         except (OSError, RuntimeError) as error:  # RuntimeError: uvloop's answer when already closed
             raise TransportError(f"stream cut: {error}") from error
 
@@ -171,11 +175,6 @@ class Channel:
         for start in range(CHUNK_BYTES, len(body), CHUNK_BYTES):
             await self.write(body[start : start + CHUNK_BYTES])
 
-    async def acknowledge(self) -> None:
-        """Tell the server that it may close. It closes at once, so a cut here is no failure."""
-        with suppress(TransportError):
-            await self.write(bytes([ACK]))
-
     def sending(self, size: int, most_bytes: int) -> Sending:
         """Of a payload of so many bytes, of which the receiver wants at most so many on the way."""
         now = asyncio.get_running_loop().time
@@ -187,9 +186,11 @@ class Channel:
         sending: Sending,
         stop: asyncio.Future[Any],
         pace: Callable[[int], Awaitable[None]] | None = None,
+        ask_at_end: bool = False,
     ) -> bool:
         """Send all buffers in chunks, and END; False when `stop`, which reads what the receiver says
-        meanwhile, was done before. `pace`: see `ports.PullSource`.
+        meanwhile, was done before. `pace`: see `ports.PullSource`. `ask_at_end`: the answer to the END may
+        take a while, so what came before it is acknowledged by itself.
 
         Raises: TransportError (also: nothing acknowledged for `idle_s`)."""
         upload = self._limits.upload
@@ -210,7 +211,8 @@ class Channel:
                     return False
                 ask = ASK if sending.asks(upload is not None) else 0
                 await self.write(CHUNK_HEAD.pack(ask | len(chunk), checksum(chunk)), chunk)
-        await self.write(CHUNK_HEAD.pack(ASK, _NONE) + CHUNK_HEAD.pack(0, _NONE))
+        ask = CHUNK_HEAD.pack(ASK, _NONE) if ask_at_end else b""
+        await self.write(ask + CHUNK_HEAD.pack(0, _NONE))
         return True
 
     async def _may_go(self, sending: Sending, size: int, stop: asyncio.Future[Any]) -> bool:
@@ -244,8 +246,9 @@ class Channel:
             if not final.done():
                 self._in_time(sending.deadline_s)
         status, body = final.result()
-        if status == ACK:  # of the rest, too
+        if status == ACK and sending.unacknowledged_bytes:  # of all the rest
             self._limits.sent_bytes += sending.unacknowledged_bytes
+            sending.arrived(sending.unacknowledged_bytes)
         return status, body
 
     async def receive_payload(
@@ -337,6 +340,10 @@ class Channel:
         if status == ERROR:
             raise refused_by_peer(await self.sized(MAX_REASON_BYTES))
         return status, await self.sized(MAX_HEADER_BYTES if status == GIVE else MAX_ANSWER_BYTES)
+
+
+class Silence(TransportError):
+    """Too long a pause: the peer may be there, but does nothing."""
 
 
 class RefusedByPeer(RemoteError):

@@ -53,7 +53,7 @@ OnMessage = Callable[[str, bytes], Awaitable[bytes]]
 OnStream = Callable[[str, DirectStream, DirectStream], Awaitable[None]]
 
 MESSAGE_PROTOCOL = "p2pdiloco/1/message"
-BULK_PROTOCOL = "p2pdiloco/2/bulk"
+BULK_PROTOCOL = "p2pdiloco/3/bulk"
 STREAM_LIMIT_BYTES = 512 * 1024
 STREAM_BACKLOG = 1024
 MAX_KEYS = 4096

@@ -282,6 +282,7 @@ class HivemindTransport(Endpoint):
     async def _tear_down(self) -> None:
         attachment, self._attachment = self._attachment, None
         self._connected = set()
+        self._kept.clear()
         if self._records is not None:
             self._records.close()
         if attachment is not None:

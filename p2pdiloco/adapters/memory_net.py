@@ -100,6 +100,7 @@ class MemoryTransport(Endpoint):
 
     async def close(self) -> None:
         """See `ports.Transport.close`."""
+        self._kept.clear()
         if self._hub._up.get(self.peer_id) is self:
             tasks = [task for task, link in self._hub._under_way.items() if self.peer_id in link]
             self._hub.kill(self.peer_id)
@@ -222,6 +223,11 @@ class _Pipe:
             self._queued_bytes = 0
         self._ended = True
         self._changed.set()
+
+    @property
+    def idle(self) -> bool:
+        """As `DirectStream.idle`."""
+        return not self._ended and not self._pieces
 
     async def read(self, n: int) -> bytes:
         while not self._pieces and not self._ended:

@@ -2,24 +2,25 @@
 
 libp2p streams end silently when a peer dies, have no message bounds, and lose the last bytes when the
 sender closes first. So every length is capped and known before anything is read, a payload has an explicit
-end, and the server closes only after the client's acknowledgement.
+end, and after a transfer the server waits for the next one: who closes is the client, or time
+(`adapters.kept_streams`).
 
     client                                   server
     PUSH  header, payload size          →
                                         ←    ACCEPT most, offset | REFUSE answer | ERROR reason
     chunks from the offset on …, END    →
                                         ←    GOT …, DONE answer | ERROR reason (also before the END)
-    ACK                                 →    closes
 
     PULL  most, request                 →
                                         ←    GIVE header, payload size | REFUSE answer | ERROR reason
     GOT …                               →
                                         ←    chunks …, END
-    ACK                                 →    closes
+    ACK (of all the rest)               →
 
-Chunks and GOT: `adapters.framing`. `most` is how many bytes the receiver wants on their way to it at most,
-`offset` how many it has already from a stream that was cut. Whoever breaks a rule costs himself the stream:
-`RemoteError`. A cut or a pause that is too long is a `TransportError`. Nothing else comes out of this module.
+After an ERROR the server closes. Chunks and GOT: `adapters.framing`. `most` is how many bytes the receiver
+wants on their way to it at most, `offset` how many it has from a stream that was cut. Whoever breaks a
+rule costs himself the stream: `RemoteError`. A cut or a pause that is too long is a `TransportError`. Nothing
+else comes out of this module.
 """
 
 from __future__ import annotations
@@ -61,7 +62,6 @@ async def push(channel: Channel, header: bytes, payload: Sequence[Buffer]) -> tu
     await channel.write(U64.pack(total))
     status, body = await channel.answer()
     if status == REFUSE:
-        await channel.acknowledge()
         return False, body
     if status != ACCEPT or len(body) != U32.size + U64.size:
         raise RemoteError("garbage", f"status {status:#x} to a push")
@@ -70,16 +70,15 @@ async def push(channel: Channel, header: bytes, payload: Sequence[Buffer]) -> tu
         raise RemoteError("garbage", f"to go on at {offset} of {total} bytes")
     async with _listening(channel, total - offset, most) as (sending, final):
         try:
-            await channel.send_payload(_from(payload, offset), sending, final)
+            whole = await channel.send_payload(_from(payload, offset), sending, final, ask_at_end=True)
         except TransportError:
             # The server closes after an ERROR; what it said explains the cut better than the cut does.
             await asyncio.wait({final}, timeout=LINGER_S)
             if not final.done() or not isinstance(final.exception(), RemoteError):
                 raise
         status, body = await channel.said(final, sending)
-    if status != DONE:
+    if status != DONE or not whole:
         raise RemoteError("garbage", f"status {status:#x} at the end of a push")
-    await channel.acknowledge()
     return True, body
 
 
@@ -91,7 +90,6 @@ async def pull(channel: Channel, request: bytes, sink: PullSink) -> Refusal | No
         status, body = await channel.answer()
         if status == REFUSE:
             channel.unused(most, 0)
-            await channel.acknowledge()
             return Refusal(body)
         if status != GIVE:
             raise RemoteError("garbage", f"status {status:#x} to a pull")
@@ -103,7 +101,7 @@ async def pull(channel: Channel, request: bytes, sink: PullSink) -> Refusal | No
             sink.write(offset, chunk)
 
         await channel.receive_payload(size, most, take)
-        await channel.acknowledge()
+        await channel.write(bytes([ACK]))
         return None
 
 
@@ -153,15 +151,16 @@ def _from(payload: Sequence[Buffer], offset: int) -> list[memoryview]:
     return rest
 
 
-async def serve(channel: Channel, sender: str, handlers: TransportHandlers) -> None:
-    """Server side of one stream, until the client has acknowledged or gone.
+async def serve(channel: Channel, sender: str, handlers: TransportHandlers, kind: int | None = None) -> None:
+    """Server side of one transfer. `kind`: its first byte, where that was read already.
 
     Raises:
         RemoteError: the client broke a rule, or a handler refused it; the client has been told.
         TransportError: cut, or idle for too long.
     """
     try:
-        kind = (await channel.exact(1))[0]
+        if kind is None:
+            kind = (await channel.exact(1))[0]
         if kind == PUSH:
             await _serve_push(channel, sender, handlers)
         elif kind == PULL:
@@ -183,11 +182,6 @@ async def refuse(channel: Channel, error: RemoteError) -> None:
                 swallowed += len(await channel.some(CHUNK_BYTES))
 
 
-async def _acknowledged(channel: Channel) -> None:
-    if await channel.exact(1) != bytes([ACK]):
-        raise RemoteError("garbage", "no acknowledgement")
-
-
 async def _serve_push(channel: Channel, sender: str, handlers: TransportHandlers) -> None:
     header = await channel.sized(MAX_HEADER_BYTES)
     (size,) = U64.unpack(await channel.exact(8))
@@ -197,7 +191,6 @@ async def _serve_push(channel: Channel, sender: str, handlers: TransportHandlers
     else:
         answer = await _fill(channel, sink, size)
         await channel.send_status(DONE, answer)
-    await _acknowledged(channel)
 
 
 async def _fill(channel: Channel, sink: PushSink, size: int) -> bytes:
@@ -230,7 +223,6 @@ async def _serve_pull(channel: Channel, sender: str, handlers: TransportHandlers
     source = await handlers.on_pull(sender, await channel.sized(MAX_ANSWER_BYTES))
     if isinstance(source, Refusal):
         await channel.send_status(REFUSE, source.answer)
-        await _acknowledged(channel)
         return
     try:
         await _give(channel, source, most)
@@ -245,7 +237,7 @@ async def _give(channel: Channel, source: PullSource, most: int) -> None:
     await channel.send_status(GIVE, source.header)
     await channel.write(U64.pack(size))
     async with _listening(channel, size, most) as (sending, final):
-        await channel.send_payload(source.payload, sending, final, source.pace)
+        whole = await channel.send_payload(source.payload, sending, final, source.pace)
         status, _ = await channel.said(final, sending)
-    if status != ACK:
+    if status != ACK or not whole:
         raise RemoteError("garbage", "no acknowledgement")

@@ -79,6 +79,8 @@ async def test_killed_p2pd_is_replaced_in_place(make: Make, tmp_path: Path) -> N
     await b.start(at_b)
     assert await b.put_record("members", b"b", 60.0)
     before = b.addresses()
+    assert (await a.push(b.peer_id, b"3", [b"abc"], 5.0))[0]
+    assert (await b.push(a.peer_id, b"3", [b"abc"], 5.0))[0]  # either keeps a stream that dies now
 
     at_b.before_reply = asyncio.get_running_loop().create_future
     waiting = asyncio.create_task(a.send(b.peer_id, b"never answered", 30.0))
@@ -98,6 +100,7 @@ async def test_killed_p2pd_is_replaced_in_place(make: Make, tmp_path: Path) -> N
     assert await a.send(b.peer_id, b"to b", 5.0) == b"re:to b"  # same peer id, no back-off: b dialled us
     assert await b.get_records("members") == {b.peer_id: b"b"}
     assert (await a.push(b.peer_id, b"3", [b"abc"], 5.0))[0]
+    assert (await b.push(a.peer_id, b"3", [b"abc"], 5.0))[0]
 
 
 async def test_whom_we_only_heard_of_is_dialled_when_something_is_sent(make: Make) -> None:
