@@ -17,6 +17,9 @@ from p2pdiloco.errors import RemoteError, StorageError
 from p2pdiloco.ports import Buffer
 
 logger = logging.getLogger(__name__)
+IN_MEMORY_BYTES = 128 << 20
+"""Of what may go to the disk, so much stays in memory nevertheless: most of it is beyond doubt 20 s later,
+and to write and delete it took a twentieth of a round. Nothing where a person bounds memory."""
 
 
 class Keeper:
@@ -29,7 +32,11 @@ class Keeper:
         compute: Compute,
         io: ThreadPoolExecutor,
         post: Callable[[Event], None],
+        in_memory_bytes: int = 0,
     ) -> None:
+        self._most_bytes = in_memory_bytes
+        self._here_bytes = 0
+        """In memory, of what may go to the disk."""
         self._files = files
         self._tickets = tickets
         self._compute = compute
@@ -37,10 +44,19 @@ class Keeper:
         self._post = post
         tickets.on_spilled_released = self._forget
 
-    def spill(self, effect: Spill) -> Coroutine[Any, Any, None]:
-        """Move a payload to the disk; where that is full, it stays in memory. The payload is taken at once,
-        since the core may release its ticket before the coroutine starts."""
-        return self._spill(effect, self._tickets.get(effect.ticket))
+    def spill(self, effect: Spill) -> Coroutine[Any, Any, None] | None:
+        """Move a payload to the disk, unless there is room for it. Where the disk is full, it stays here.
+        The payload is taken at once, since the core may release its ticket before the coroutine starts."""
+        payload = self._tickets.get(effect.ticket)
+        size = memoryview(payload).nbytes
+        if self._here_bytes + size <= self._most_bytes:
+            self._here_bytes += size
+            self._tickets.when_released(effect.ticket, lambda: self._left(size))
+            return None
+        return self._spill(effect, payload)
+
+    def _left(self, size: int) -> None:
+        self._here_bytes -= size
 
     async def _spill(self, effect: Spill, payload: Buffer) -> None:
         loop = asyncio.get_running_loop()

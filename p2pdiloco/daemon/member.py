@@ -31,7 +31,7 @@ from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.compute import Compute
 from p2pdiloco.daemon.evaluating import Turns
 from p2pdiloco.daemon.frontdoor import FrontDoor
-from p2pdiloco.daemon.keeper import Keeper
+from p2pdiloco.daemon.keeper import IN_MEMORY_BYTES, Keeper
 from p2pdiloco.daemon.learner_link import LearnerLink
 from p2pdiloco.daemon.linkplan import Link, control_doubts
 from p2pdiloco.daemon.linkwatch import LinkWatch
@@ -130,7 +130,14 @@ class Member:
         )
         self._kept = KeptFiles(self._store.folder / "kept")
         self._spool = Spool(self._store.folder)
-        self.runner.keeper = Keeper(self._kept, self.tickets, self.compute, self._io, self.runner.post)
+        self.runner.keeper = Keeper(
+            self._kept,
+            self.tickets,
+            self.compute,
+            self._io,
+            self.runner.post,
+            0 if most_bytes else IN_MEMORY_BYTES,
+        )
         self._wire_up(config.run, me, incarnation)
         self._jobs: list[asyncio.Task[None]] = []
 

@@ -113,7 +113,7 @@ class Runner:
                 self._up(self.transfers.offer(e, tickets.get(e.ticket)))
             ),
             ef.DiscardContribution: lambda e: self._tickets.release(e.ticket),
-            ef.Spill: lambda e: self.spawn(self.keeper.spill(e)),
+            ef.Spill: self._spill,
             ef.Combine: lambda e: self.spawn(self.keeper.run_combine(e, self.keeper.sources(e))),
             ef.RetireSlot: lambda e: self.learner.retire(e.fragment, e.ticket),
             ef.AcceptTransfer: lambda e: self.transfers.arrivals.accepted(e),
@@ -189,6 +189,11 @@ class Runner:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     # --- effects -------------------------------------------------------------------------------------
+
+    def _spill(self, effect: ef.Spill) -> None:
+        writing = self.keeper.spill(effect)
+        if writing is not None:
+            self.spawn(writing)
 
     async def _up(self, transfer: Coroutine[Any, Any, None]) -> None:
         with self.uplink.own.moving():

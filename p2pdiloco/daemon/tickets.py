@@ -36,6 +36,12 @@ class Tickets:
             self._when_released[ticket] = when_released
         return ticket
 
+    def when_released(self, ticket: int, then: Callable[[], None]) -> None:
+        """Call this when an open ticket is released, for which nothing is to be called yet."""
+        invariant(ticket in self._payloads, f"ticket {ticket} is not open")
+        invariant(ticket not in self._when_released, f"ticket {ticket} is looked after twice")
+        self._when_released[ticket] = then
+
     def payload(self, ticket: int) -> Payload:
         """The payload behind a ticket that is neither released nor spilled."""
         invariant(ticket in self._payloads, f"ticket {ticket} is not open")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import pytest
 import torch
@@ -69,6 +69,11 @@ class Rig:
         self.codec.decode(payload, out)
         return out
 
+    def spill(self, effect: Spill) -> Coroutine[Any, Any, None]:
+        writing = self.keeper.spill(effect)
+        assert writing is not None, "there is no room in memory"
+        return writing
+
     async def combine(self, *tickets: int) -> Event:
         effect = Combine(0, 7, tickets)
         await self.keeper.run_combine(effect, self.keeper.sources(effect))
@@ -93,7 +98,7 @@ async def rig(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[R
 async def test_the_sum_of_what_is_on_the_disk_and_what_is_not(rig: Rig) -> None:
     parts = [rig.add(seed) for seed in range(4)]
     for ticket, _ in parts[:3]:
-        await rig.keeper.spill(Spill(0, ticket))
+        await rig.spill(Spill(0, ticket))
     assert len(rig.tickets) == 1 and len(list(rig.folder.iterdir())) == 3
     with pytest.raises(InvariantViolation):
         rig.tickets.get(parts[0][0])
@@ -109,7 +114,7 @@ async def test_the_sum_of_what_is_on_the_disk_and_what_is_not(rig: Rig) -> None:
 async def test_one_alone_is_sent_again_bit_by_bit(rig: Rig) -> None:
     ticket, _ = rig.add(1)
     before = bytes(rig.tickets.get(ticket))
-    await rig.keeper.spill(Spill(0, ticket))
+    await rig.spill(Spill(0, ticket))
     event = await rig.combine(ticket)
     assert isinstance(event, Combined) and event.ticket != ticket
     assert bytes(rig.tickets.get(event.ticket)) == before
@@ -117,12 +122,12 @@ async def test_one_alone_is_sent_again_bit_by_bit(rig: Rig) -> None:
 
 async def test_what_is_released_leaves_the_disk(rig: Rig) -> None:
     first, second, third = (rig.add(seed)[0] for seed in (1, 2, 3))
-    late = rig.keeper.spill(Spill(0, third))
+    late = rig.spill(Spill(0, third))
     rig.tickets.release(third)  # before the writing has begun
     await late
-    await rig.keeper.spill(Spill(0, first))
+    await rig.spill(Spill(0, first))
     rig.tickets.release(first)
-    spilling = asyncio.ensure_future(rig.keeper.spill(Spill(0, second)))
+    spilling = asyncio.ensure_future(rig.spill(Spill(0, second)))
     await asyncio.sleep(0)
     rig.tickets.release(second)  # while it is being written
     await spilling
@@ -133,7 +138,7 @@ async def test_what_is_released_leaves_the_disk(rig: Rig) -> None:
 async def test_on_a_full_disk_it_stays_in_memory(rig: Rig) -> None:
     ticket, values = rig.add(1)
     rig.disk.full = True
-    await rig.keeper.spill(Spill(0, ticket))
+    await rig.spill(Spill(0, ticket))
     assert not list(rig.folder.iterdir())
     event = await rig.combine(ticket)
     assert isinstance(event, Combined)
@@ -143,7 +148,7 @@ async def test_on_a_full_disk_it_stays_in_memory(rig: Rig) -> None:
 @pytest.mark.parametrize("damage", ["gone", "changed"])
 async def test_what_cannot_be_read_back_is_told(rig: Rig, damage: str) -> None:
     first, second = rig.add(1)[0], rig.add(2)[0]
-    await rig.keeper.spill(Spill(0, first))
+    await rig.spill(Spill(0, first))
     (path,) = rig.folder.iterdir()
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
@@ -155,6 +160,20 @@ async def test_what_cannot_be_read_back_is_told(rig: Rig, damage: str) -> None:
 
 
 async def test_a_new_process_finds_an_empty_folder(rig: Rig) -> None:
-    await rig.keeper.spill(Spill(0, rig.add(1)[0]))
+    await rig.spill(Spill(0, rig.add(1)[0]))
     KeptFiles(rig.folder)
     assert not list(rig.folder.iterdir())
+
+
+async def test_what_there_is_room_for_stays_in_memory(rig: Rig) -> None:
+    tickets = [rig.add(seed)[0] for seed in range(4)]
+    size = len(rig.tickets.get(tickets[0]))
+    rig.keeper._most_bytes = 2 * size
+    assert rig.keeper.spill(Spill(0, tickets[0])) is None and rig.keeper.spill(Spill(0, tickets[1])) is None
+    await rig.spill(Spill(0, tickets[2]))
+    assert len(list(rig.folder.iterdir())) == 1
+    rig.tickets.release(tickets[1])
+    rig.tickets.release(tickets[1])
+    assert rig.keeper.spill(Spill(0, tickets[3])) is None, "there is room again"
+    assert isinstance(await rig.combine(tickets[0], tickets[2], tickets[3]), Combined)
+    assert len(list(rig.folder.iterdir())) == 1
