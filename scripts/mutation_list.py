@@ -12,7 +12,6 @@ from typing import Any
 import msgspec
 
 from p2pdiloco.core import effects as fx
-from p2pdiloco.core import electorate, ranks
 from p2pdiloco.core import events as ev
 from p2pdiloco.core.chain import Chain
 from p2pdiloco.core.contributor import Contributor
@@ -407,12 +406,6 @@ def a_newcomer_counts_at_once(patch: Patch) -> None:
 @mutation("churn", 5, 10, "leaves-in-time", "stuck")
 def nobody_ever_leaves(patch: Patch) -> None:
     each_effect(patch, lambda _core, e: [] if isinstance(e, fx.Left) else [e])
-
-
-@mutation("wan", 7, 60, "stuck")
-def offices_go_to_uplinks_however_thin(patch: Patch) -> None:
-    patch.set(electorate, "MUCH", 99)
-    patch.set(ranks, "weights", lambda strains: dict.fromkeys((peer for peer, _ in strains), 1.0))
 
 
 @mutation("calm", 2, 3, "no-spinning")
