@@ -9,7 +9,6 @@ that matplotlib carries; another version of it or of Pillow may draw other pixel
 from __future__ import annotations
 
 import os
-import shutil
 import string
 import tempfile
 from functools import cache
@@ -60,8 +59,11 @@ def glyphs() -> Path:
         root.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=root) as made:
             draw(Path(made) / "new", IMAGES)
-            if not folder.is_dir():  # another process may have been faster
-                shutil.move(Path(made) / "new", folder)
+            try:
+                (Path(made) / "new").rename(folder)
+            except OSError:
+                if not folder.is_dir():  # another process was faster
+                    raise
     except OSError as error:
         raise UserError(f"cannot write images to {root}: {error.strerror}", "set XDG_CACHE_HOME") from error
     return folder
