@@ -19,11 +19,12 @@ torchft       Streaming DiLoCo in lockstep, as in torchft 0.2.0 (`local_sgd.DiLo
               pseudo-gradient is due at H (i + 1) / P; its all-reduce starts `fragment_sync_delay` inner steps
               before, in the background, and at the due step everybody stands still until it has come. One
               fragment is on its way at a time (torchft refuses a delay as long as H / P), so the delay is
-              what is left of the 6 steps under that rule: 2, 3 and 3. `torch.distributed` with gloo, a real
-              ring all-reduce in fp32. Not modelled, in its favour: lighthouse, quorum and commit, by which
-              replicas agree before and after each sync; one all-reduce for each parameter tensor (here one
-              for the whole fragment, its option `use_bucketization`); the outer step. It also insists that P
-              divides H, which is not asked for here. torchft itself is not imported.
+              what is left of the 6 steps under that rule: 2, 3 and 3, so 8 of 11 steps overlap. (Against it:
+              of the H = 100 that is scaled down here its rule allows 96.) `torch.distributed` with gloo, a
+              real ring all-reduce in fp32. Not modelled, in its favour: lighthouse, quorum and commit, by
+              which replicas agree before and after each sync; one all-reduce for each parameter tensor (here
+              one for the whole fragment, its option `use_bucketization`); the outer step. It also insists
+              that P divides H, which is not asked for here. torchft itself is not imported.
 torchft-bf16  the same with pseudo-gradients in bf16, as it has them where the parameters are in bf16.
 torchft-fp8   the same with one byte a parameter (an all-reduce of as many bytes of uint8): what its
               `should_quantize` moves, which needs CUDA and Triton, without scales.

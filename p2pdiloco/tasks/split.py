@@ -1,4 +1,5 @@
-"""What is held out: decided by content alone, so that what one node measures on no other node trains on.
+"""What is held out: decided by content alone, so that of equal files what one node measures on no other node
+trains on. (Of files that are only alike it may: regions are counted from a file's begin.)
 
 What it is called, where it lies and what lies beside it differ between nodes that have the same text, and so
 does the run that trained the model before. None of that is in the hash. Only what comes with the task, and is
