@@ -2,9 +2,9 @@
 
 The peers that it served pass it on, to two each, and so on: a tree that grows by itself, in which nobody
 uploads much more than twice the update, whatever the number of members. A small one goes to three peers each,
-as a whole. Of a large one a peer passes on what has come so
-far, in pieces, while the rest is still on its way to it (`Arriving`), so a level of the tree costs an eighth
-of a transfer and not a whole one. Nobody has to be believed: the digest in the version's header decides, and
+as a whole; a tiny one everybody gets from the holder. Of a large one a peer passes on what has come so far,
+in pieces, while the rest is still on its way to it (`Arriving`), so a level of the tree costs an eighth of a
+transfer and not a whole one. Nobody has to be believed: the digest in the version's header decides, and
 whoever is disappointed comes back to the holder and insists (`daemon.gathering`), and is then served.
 """
 
@@ -88,7 +88,7 @@ class Fanout:
         self.passed_on_bytes = 0
         """Of the others."""
         self.giving: Callable[[], AbstractContextManager[None]] = nullcontext
-        """Around every stream of a large update (set by the member)."""
+        """Around every stream of an update (set by the member); the meter leaves out what is too short."""
 
     # --- what we are fetching ------------------------------------------------------------------------
 

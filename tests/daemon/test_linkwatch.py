@@ -167,6 +167,7 @@ async def test_a_member_remembers_its_uplink_over_a_restart(tmp_path: Path) -> N
         member = await town.member("a", genesis=True)
         assert member.core.shared.strain.bits_per_s == 3e6
         uplink = member.runner.uplink
+        assert member.runner.transfers.fanout.giving == uplink.given.moving, "measured while updates go out"
         for _ in range(LEAST_SAMPLES):
             with uplink.given.moving():
                 uplink.given._from_bytes -= LEAST_BYTES
