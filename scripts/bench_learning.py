@@ -101,8 +101,16 @@ def made_of(wanted: list[Setting], heldout_tokens: int, device: str, jobs: int) 
         return
     with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
         lines = [msgspec.json.encode(setting) for setting in wanted]
-        for made in as_completed([pool.submit(play_line, line, heldout_tokens, device) for line in lines]):
-            yield made.result()
+        runs = [pool.submit(play_line, line, heldout_tokens, device) for line in lines]
+        failures = []
+        for made in as_completed(runs):
+            failure = made.exception()
+            if failure is None:
+                yield made.result()
+            else:
+                failures.append(failure)
+    if failures:  # only now: what the others took long for is kept
+        raise failures[0]
 
 
 def mean_loss(runs: Runs) -> float:
@@ -122,7 +130,11 @@ def reference(rows: Rows, kind: str, name: str) -> Runs | None:
         )
         if theirs.kind == kind and alike:
             found.append(runs)
-    return min(found, key=mean_loss) if found else None
+    most = max((len(runs) for runs in found), default=0)
+    complete = [
+        runs for runs in found if len(runs) == most
+    ]  # a rate that was tried with one seed may be lucky
+    return min(complete, key=mean_loss, default=None)
 
 
 def difference(runs: Runs, against: Runs | None) -> str:
