@@ -101,7 +101,8 @@ async def pull(channel: Channel, request: bytes, sink: PullSink) -> Refusal | No
             sink.write(offset, chunk)
 
         await channel.receive_payload(size, most, take)
-        await channel.write(bytes([ACK]))
+        with suppress(TransportError):  # all of it is here: whoever died meanwhile takes nothing of it away
+            await channel.write(bytes([ACK]))
         return None
 
 

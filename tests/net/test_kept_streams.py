@@ -9,11 +9,11 @@ import pytest
 from conftest import Swarm
 from net_helpers import Sink
 
-from p2pdiloco.adapters import endpoint, kept_streams
+from p2pdiloco.adapters import endpoint, framing, kept_streams
 from p2pdiloco.adapters.endpoint import Endpoint
-from p2pdiloco.adapters.kept_streams import MOST, MOST_IN_PER_PEER, MOST_PER_PEER
+from p2pdiloco.adapters.kept_streams import MOST, MOST_IN_PER_PEER, MOST_PER_PEER, end_stream
 from p2pdiloco.errors import RemoteError, TransportError
-from p2pdiloco.ports import Refusal
+from p2pdiloco.ports import Buffer, Refusal
 
 
 class Opened:
@@ -121,6 +121,24 @@ async def test_a_kept_stream_that_died_costs_a_new_one_and_no_transfer(swarm: Sw
         assert opened.count == 3 + number
     assert len(at_b.sinks) == sinks + 1, "it was carried out once"
     assert b.refusals == a.refusals == {}
+
+
+async def test_a_server_that_dies_after_the_last_byte_takes_nothing_back(
+    swarm: Swarm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b, at_b, _opened = await pair(swarm)
+    at_b.payload, write = [bytes(700_000)], framing.Channel.write
+
+    async def dies(channel: framing.Channel, *parts: Buffer) -> None:
+        if parts == (bytes([framing.ACK]),):
+            end_stream(channel._writer, False)
+            raise TransportError("stream cut")
+        await write(channel, *parts)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(framing.Channel, "write", dies)
+        assert len((await a.pull(b.peer_id, b"state", 700_000, 5.0))[1]) == 700_000
+    await push(a, b)
 
 
 async def test_idle_streams_end_and_their_number_is_bounded(
