@@ -213,7 +213,7 @@ class Session:
     @property
     def inner_step(self) -> int:
         """Inner steps of this session so far."""
-        return int(self._training.inner_step) - self._before
+        return int(self._training.inner_step - self._before)
 
     @property
     def run_tokens(self) -> int:
