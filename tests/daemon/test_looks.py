@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 
@@ -114,7 +115,7 @@ async def test_what_nobody_could_be_told_is_told_again_soon_and_a_person_hears_o
     assert pauses[:6] == [AGAIN_S, 2 * AGAIN_S, 4 * AGAIN_S, FIRST_S, FIRST_S, FIRST_S]
     assert len(board.puts) == 6, "then it is there, for a while"
     assert sharing.failures == 5
-    said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert len(said) == 1 and f"could not be told {COMPLAIN_AFTER} times" in said[0]
     board.works, board.others, sharing._renew_s = False, 0, -RENEW_S
     assert not await sharing.tell() and sharing.failures == 5, "alone there is nobody to be told"

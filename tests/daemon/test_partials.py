@@ -185,7 +185,8 @@ async def test_partials_of_two_levels_arrive_and_merge_like_everything_at_once(n
     assert answered == ev.PartialAnswered(0, GROUP, 5, root.peer, accepted=True, reason="", head=HEAD)
     received = await root.hears(ev.ContributionReceived)
     assert root.transfers.bytes_in == leaf.transfers.bytes_out == len(payload)
-    assert leaf.runner.uplink._total_bytes() == len(payload) and root.runner.uplink._total_bytes() == 0
+    assert leaf.runner.uplink.own._total_bytes() == len(payload)
+    assert root.runner.uplink.own._total_bytes() == 0
 
     root.want(ef.Merge(0, 1, 1, root.inputs(2, 3), (received.ticket,)))
     grouped = await root.hears(ev.Merged)
