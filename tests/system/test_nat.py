@@ -20,6 +20,9 @@ QUICK_S = 80.0
 SAID_S = 75.0
 """A peer that does not get what it waits for says so before that."""
 PEER = str(Path(__file__).parents[1] / "net" / "punch_peer.py")
+ATTEMPTS = 3
+"""libp2p tries a hole once for each relayed connection, both ends at the same moment: on a busy machine that
+fails now and then, and then they stay relayed."""
 OBSERVERS = 4
 """So many must have seen a home's public address before libp2p tells it to the other one."""
 
@@ -87,12 +90,22 @@ def test_a_hole_is_punched_between_two_homes_and_bulk_goes_directly(tmp_path: Pa
     reason = why_not()
     if reason:
         pytest.skip(reason)
+    for number in range(ATTEMPTS):
+        ips, pushed = punched(tmp_path / str(number))
+        if ips:
+            break
+    assert ips == ["7.0.1.2"], f"not the other home's router: {pushed}"
+    assert isinstance(pushed, float), f"4 MiB, of which a relay carries 128 KiB: {pushed}"
+
+
+def punched(folder: Path) -> tuple[list[str], object]:
+    """Where one home finds the other, and how long a push to there took; nowhere, and why: both stay relayed."""
     running: list[subprocess.Popen[str]] = []
 
     def start(nats: Nats, host: int, what: str, *words: str) -> None:
-        folder = tmp_path / str(host)
-        folder.mkdir()
-        command = [*nats.at(host), sys.executable, PEER, what, str(folder), *words]
+        its = folder / str(host)
+        its.mkdir(parents=True)
+        command = [*nats.at(host), sys.executable, PEER, what, str(its), *words]
         pipe = subprocess.PIPE
         running.append(subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True))
 
@@ -113,8 +126,7 @@ def test_a_hole_is_punched_between_two_homes_and_bulk_goes_directly(tmp_path: Pa
             _, (other, address) = said(running[1], 2), said(running[2], 2)
             print(other, address, file=running[1].stdin, flush=True)
             ips, _, pushed = said(running[1], 3)
-            assert ips == ["7.0.1.2"], f"not the other home's router: {pushed}"
-            assert isinstance(pushed, float), f"4 MiB, of which a relay carries 128 KiB: {pushed}"
+            return ips, pushed
         finally:
             for process in running:
                 if process.stdin is not None:
