@@ -99,7 +99,7 @@ def test_a_hole_is_punched_between_two_homes_and_bulk_goes_directly(tmp_path: Pa
 
 
 def punched(folder: Path) -> tuple[list[str], object]:
-    """Where one home finds the other, and how long a push to there took; nowhere, and why: both stay relayed."""
+    """Where one home finds the other, and how long a push there took; or nowhere, and why."""
     running: list[subprocess.Popen[str]] = []
 
     def start(nats: Nats, host: int, what: str, *words: str) -> None:
