@@ -21,8 +21,8 @@ SAID_S = 75.0
 """A peer that does not get what it waits for says so before that."""
 PEER = str(Path(__file__).parents[1] / "net" / "punch_peer.py")
 ATTEMPTS = 3
-"""libp2p tries a hole once for each relayed connection, both ends at the same moment: on a busy machine that
-fails now and then, and then they stay relayed."""
+"""libp2p gives a hole up after three tries of 5 s, for as long as a relayed connection lives. That was seen
+once, beside other tests; what the reason was is not known."""
 OBSERVERS = 4
 """So many must have seen a home's public address before libp2p tells it to the other one."""
 
