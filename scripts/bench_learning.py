@@ -21,10 +21,8 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import msgspec
-import torch
 
-from p2pdiloco.learner.device import choose_device
-from p2pdiloco.study.play import play, play_line
+from p2pdiloco.study.play import play_line
 from p2pdiloco.study.setting import HELDOUT_TOKENS, MODELS, Outcome, Setting
 from p2pdiloco.study.suites import MODEL_RATE, SUITES, every, settings_of
 
@@ -94,13 +92,11 @@ def run(options: argparse.Namespace, base: Setting) -> None:
 
 def made_of(wanted: list[Setting], heldout_tokens: int, device: str, jobs: int) -> Iterator[bytes]:
     """Outcomes as lines, in the order in which they come."""
+    lines = [msgspec.json.encode(setting) for setting in wanted]
     if jobs == 1:
-        torch.set_num_threads(1)
-        for setting in wanted:
-            yield msgspec.json.encode(play(setting, heldout_tokens, choose_device(device)))
+        yield from (play_line(line, heldout_tokens, device) for line in lines)
         return
     with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
-        lines = [msgspec.json.encode(setting) for setting in wanted]
         runs = [pool.submit(play_line, line, heldout_tokens, device) for line in lines]
         failures = []
         for made in as_completed(runs):
@@ -119,22 +115,19 @@ def mean_loss(runs: Runs) -> float:
 
 
 def reference(rows: Rows, kind: str, name: str) -> Runs | None:
-    """What a row is held against: of the rows of a kind with its learners (and H, where that counts) the one
-    with the least loss."""
-    its = next(iter(rows[name].values())).setting
-    found: list[Runs] = []
-    for runs in rows.values() if its.kind != "parallel" or kind == "parallel" else ():
-        theirs = next(iter(runs.values())).setting
-        alike = theirs.learners == its.learners and (
-            kind == "parallel" or theirs.inner_steps == its.inner_steps
-        )
-        if theirs.kind == kind and alike:
-            found.append(runs)
+    """What a row is held against: of the rows of a kind with as many learners (and an oracle's with the same H)
+    that have most seeds, the one with the least loss. A rate that was tried with one seed may be lucky."""
+
+    def terms(runs: Runs) -> tuple[str, int, int]:
+        its = next(iter(runs.values())).setting
+        return its.kind, its.learners, 0 if kind == "parallel" else its.inner_steps
+
+    its_kind, *alike = terms(rows[name])
+    if its_kind == "parallel" and kind == "oracle":
+        return None
+    found = [runs for runs in rows.values() if terms(runs) == (kind, *alike)]
     most = max((len(runs) for runs in found), default=0)
-    complete = [
-        runs for runs in found if len(runs) == most
-    ]  # a rate that was tried with one seed may be lucky
-    return min(complete, key=mean_loss, default=None)
+    return min((runs for runs in found if len(runs) == most), key=mean_loss, default=None)
 
 
 def difference(runs: Runs, against: Runs | None) -> str:
