@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import torch
+from msgspec import Struct
 from torch import Tensor
 
 from p2pdiloco.config.manifest import Manifest
@@ -28,6 +29,20 @@ Curve = list[tuple[int, float]]
 """(inner step, held-out loss)."""
 
 
+class Work(Struct, frozen=True):
+    """What a swarm is given, too."""
+
+    manifest: Manifest
+    names: list[str]
+    """Of the learners."""
+    steps: int
+    """Inner steps."""
+    evaluate_every: int
+    heldout_tokens: int
+    device: torch.device
+    """Of the models."""
+
+
 class _Together:
     """The batches of several learners as one."""
 
@@ -40,51 +55,39 @@ class _Together:
         return tuple(torch.cat(tensors) for tensors in zip(*parts, strict=True))
 
 
-def data_parallel(
-    manifest: Manifest,
-    names: list[str],
-    steps: int,
-    evaluate_every: int,
-    heldout_tokens: int,
-    device: torch.device,
-) -> Curve:
+def data_parallel(work: Work) -> Curve:
     """One process whose batch is that of all learners together, with the manifest's inner learning rate."""
+    manifest, names = work.manifest, work.names
     tokens = len(names) * manifest.inner.tokens_per_step
     together = msgspec.structs.replace(
         manifest, inner=msgspec.structs.replace(manifest.inner, tokens_per_step=tokens)
     )
     task = task_of(together)
-    data, model = data_of(task), task.model().to(device)
+    data, model = data_of(task), task.model().to(work.device)
     _start(named_parameters(model), task.initial_parameters())
     training = Training(task, model, data.train, names[0])
     samples = manifest.inner.tokens_per_step // task.tokens_per_sample
     streams = {name: Stream(data.train, manifest.run.seed, name, samples) for name in names}
     acquainted(streams)
     training.stream = _Together(list(streams.values()))  # type: ignore[assignment]
-    heldout = heldout_batch(task, data.heldout, heldout_tokens)
-    return _curve(steps, evaluate_every, training.step, lambda: evaluate(task, model, heldout).loss)
+    heldout = heldout_batch(task, data.heldout, work.heldout_tokens)
+    return _curve(work, training.step, lambda: evaluate(task, model, heldout).loss)
 
 
-def oracle(
-    manifest: Manifest,
-    names: list[str],
-    steps: int,
-    evaluate_every: int,
-    heldout_tokens: int,
-    device: torch.device,
-) -> Curve:
+def oracle(work: Work) -> Curve:
     """Synchronous DiLoCo: every H inner steps the fp32 mean of all pseudo-gradients, an outer Nesterov step
     with the manifest's momentum warm-up, and everybody takes the result. No delay, no codec, no fragments."""
+    manifest, names = work.manifest, work.names
     task = task_of(manifest)
     data, outer = data_of(task), manifest.outer
-    models = [task.model().to(device) for _ in names]
+    models = [task.model().to(work.device) for _ in names]
     theta = {name: value.clone() for name, value in task.initial_parameters().items()}
     momentum = {name: torch.zeros_like(value) for name, value in theta.items()}
     for model in models:
         _start(named_parameters(model), theta)
     learners = [Training(task, model, data.train, name) for model, name in zip(models, names, strict=True)]
     acquainted({name: learner.stream for name, learner in zip(names, learners, strict=True)})
-    evaluated, heldout = task.model().to(device), heldout_batch(task, data.heldout, heldout_tokens)
+    evaluated, heldout = task.model().to(work.device), heldout_batch(task, data.heldout, work.heldout_tokens)
     made = [0, 0]
 
     def step() -> None:
@@ -109,14 +112,14 @@ def oracle(
         _start(named_parameters(evaluated), theta)
         return evaluate(task, evaluated, heldout).loss
 
-    return _curve(steps, evaluate_every, step, loss)
+    return _curve(work, step, loss)
 
 
-def _curve(steps: int, every: int, step: Callable[[], object], loss: Callable[[], float]) -> Curve:
+def _curve(work: Work, step: Callable[[], object], loss: Callable[[], float]) -> Curve:
     found = []
-    for number in range(1, steps + 1):
+    for number in range(1, work.steps + 1):
         step()
-        if number % every == 0 or number == steps:
+        if number % work.evaluate_every == 0 or number == work.steps:
             found.append((number, loss()))
     return found
 

@@ -11,7 +11,7 @@ import msgspec
 import torch
 
 from p2pdiloco.learner.device import choose_device
-from p2pdiloco.study.baselines import data_parallel, oracle
+from p2pdiloco.study.baselines import Work, data_parallel, oracle
 from p2pdiloco.study.lockstep import CPU
 from p2pdiloco.study.setting import Outcome, Setting
 from p2pdiloco.study.virtual import Circumstances, Fault, Virtual
@@ -30,7 +30,7 @@ def play(setting: Setting, heldout_tokens: int, device: torch.device = CPU) -> O
         outcome = _swarm(setting, every, heldout_tokens, device)
     else:
         baseline = {"parallel": data_parallel, "oracle": oracle}[setting.kind]
-        curve = baseline(manifest, setting.names, setting.steps, every, heldout_tokens, device)
+        curve = baseline(Work(manifest, setting.names, setting.steps, every, heldout_tokens, device))
         tokens = setting.steps * setting.learners * manifest.inner.tokens_per_step
         outcome = Outcome(setting=setting, loss=curve[-1][1], curve=curve, tokens=tokens)
     outcome.cpu_s = time.process_time() - began
