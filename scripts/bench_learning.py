@@ -115,8 +115,8 @@ def mean_loss(runs: Runs) -> float:
 
 
 def reference(rows: Rows, kind: str, name: str) -> Runs | None:
-    """What a row is held against: of the rows of a kind with as many learners (and an oracle's with the same H)
-    that have most seeds, the one with the least loss. A rate that was tried with one seed may be lucky."""
+    """What a row is held against: of a kind's rows with as many learners (of oracles: and its H) that have
+    most seeds, the one with the least loss. A rate that was tried with one seed may be lucky."""
 
     def terms(runs: Runs) -> tuple[str, int, int]:
         its = next(iter(runs.values())).setting
