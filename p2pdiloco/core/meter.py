@@ -84,17 +84,11 @@ class Uplink:
     """What our uplink carries, for all that we know: whoever holds all offices contributes to itself only,
     and whoever has just started has sent nothing."""
 
-    def __init__(
-        self,
-        total_bytes: Callable[[], float],
-        now: Callable[[], float],
-        overhead: float = 1.0,
-        least_bytes: int = LEAST_BYTES,
-    ) -> None:
-        """See `Meter`."""
-        self.own = Meter(total_bytes, now, overhead, least_bytes)
+    def __init__(self, meter: Callable[[], Meter]) -> None:
+        """`meter`: makes one of all that goes out."""
+        self.own = meter()
         """While contributions or partial merges of ours are under way."""
-        self.given = Meter(total_bytes, now, overhead, least_bytes)
+        self.given = meter()
         """While updates are, to those who asked for them."""
         self.remembered = math.inf
         """Of an earlier life; infinite: of none."""

@@ -103,8 +103,8 @@ class Runner:
         self.learner: LearnerLink
         self.transfers: Transfers
         self.keeper: Keeper
-        self.uplink = Uplink(lambda: self.transfers.moved_bytes[0], self._loop.time, LINK_OVERHEAD)
-        self.downlink = Meter(lambda: self.transfers.moved_bytes[1], self._loop.time, LINK_OVERHEAD)
+        self.uplink = Uplink(lambda: self._meter(0))
+        self.downlink = self._meter(1)
         self._do: dict[type, Callable[[Any], object]] = {
             ef.Send: lambda e: self.outbound.send(e.peer, e.message),
             ef.Persist: lambda e: self.spawn(self._persist(e)),
@@ -189,6 +189,9 @@ class Runner:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     # --- effects -------------------------------------------------------------------------------------
+
+    def _meter(self, way: int) -> Meter:
+        return Meter(lambda: self.transfers.moved_bytes[way], self._loop.time, LINK_OVERHEAD)
 
     def _spill(self, effect: ef.Spill) -> None:
         writing = self.keeper.spill(effect)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from p2pdiloco.core import effects as fx
 from p2pdiloco.core import events as ev
 from p2pdiloco.core.messages import Message, Progress
-from p2pdiloco.core.meter import LEAST_BYTES, TELL_EVERY_S, Uplink
+from p2pdiloco.core.meter import LEAST_BYTES, TELL_EVERY_S, Meter, Uplink
 from p2pdiloco.core.node import Core
 from p2pdiloco.core.reach import Reach
 from p2pdiloco.errors import InvariantViolation
@@ -75,7 +75,7 @@ class Host:
         self.core = Core(self.config, self.peer, incarnation, crypto, rng, restored, genesis, self.local_now)
         sent = partial(world.network.sent_bytes, self.peer)
         least_bytes = min(LEAST_BYTES, max(self.config.max_payload_bytes) // 2)
-        self.uplink = Uplink(sent, lambda: self.local_now, least_bytes=least_bytes)
+        self.uplink = Uplink(lambda: Meter(sent, lambda: self.local_now, least_bytes=least_bytes))
         self.uplink.remembered = disk.uplink_bits_per_s
         self._handlers = self._effect_handlers()
 

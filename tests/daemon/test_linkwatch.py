@@ -28,7 +28,7 @@ class Way:
 
     def __init__(self) -> None:
         self.now_s, self.bytes = 0.0, 0
-        self.uplink = Uplink(lambda: self.bytes, lambda: self.now_s, LINK_OVERHEAD)
+        self.uplink = Uplink(lambda: Meter(lambda: self.bytes, lambda: self.now_s, LINK_OVERHEAD))
         self.meter = self.uplink.own
 
     def move(self, size: int, took_s: float, meter: Meter | None = None) -> None:
