@@ -11,10 +11,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from p2pdiloco.core.contributor import SEND_TABLE, SendState
 from p2pdiloco.core.follower import FOLLOW_TABLE, FollowState
 from p2pdiloco.core.machine import mermaid
 from p2pdiloco.core.office_table import OFFICE_TABLE, OfficeState
+from p2pdiloco.core.pending import SEND_TABLE, SendState
 from p2pdiloco.core.round import ROUND_TABLE, RoundState
 
 DOCUMENT = Path(__file__).parent.parent / "ARCHITECTURE.md"
@@ -22,7 +22,7 @@ BEGIN, END = "<!-- diagrams:begin -->", "<!-- diagrams:end -->"
 TABLES: tuple[tuple[str, Any, Any], ...] = (
     ("A member towards a fragment's office (`core/office.py`)", OFFICE_TABLE, OfficeState.VACANT),
     ("The syncer's round (`core/round.py`)", ROUND_TABLE, RoundState.IDLE),
-    ("A learner's contribution (`core/contributor.py`)", SEND_TABLE, SendState.WAITING),
+    ("A learner's contribution (`core/pending.py`)", SEND_TABLE, SendState.WAITING),
     ("Following the chain (`core/follower.py`)", FOLLOW_TABLE, FollowState.RESTING),
 )
 

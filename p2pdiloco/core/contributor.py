@@ -25,7 +25,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from enum import Enum, auto
 
 from p2pdiloco.core.context import FragmentContext
 from p2pdiloco.core.effects import DiscardContribution, OfferContribution, RetireSlot
@@ -38,9 +37,10 @@ from p2pdiloco.core.events import (
 )
 from p2pdiloco.core.grouping import level_sizes
 from p2pdiloco.core.kept import Kept, Part
-from p2pdiloco.core.machine import Machine, direct_members
+from p2pdiloco.core.machine import Machine
 from p2pdiloco.core.office import Office
 from p2pdiloco.core.office_table import NOT_IN_OFFICE
+from p2pdiloco.core.pending import SEND_TABLE, Pending, SendSignal, SendState
 from p2pdiloco.core.timing import Ema, backoff_s, patience_s
 from p2pdiloco.core.types import ContributionHeader, Head, SignedContribution, Stamp, Ticket
 
@@ -52,61 +52,6 @@ PERMANENT = frozenset(
     {"wrong-size", "non-finite", "out-of-range", "implausible-tokens", "wrong-codec", "bad-signature"}
 )
 RELABEL = frozenset({"stale-base", "unknown-base"})
-
-
-@direct_members
-class SendState(Enum):
-    """Where the first contribution of the queue is."""
-
-    COMBINING = auto()
-    WAITING = auto()
-    OFFERED = auto()
-    HELD = auto()
-
-
-@direct_members
-class SendSignal(Enum):
-    """What moves it."""
-
-    COMBINED = auto()
-    OFFER = auto()
-    ACCEPT = auto()
-    RETRY = auto()
-
-
-SEND_TABLE = {
-    (SendState.COMBINING, SendSignal.COMBINED): SendState.WAITING,
-    (SendState.WAITING, SendSignal.OFFER): SendState.OFFERED,
-    (SendState.OFFERED, SendSignal.ACCEPT): SendState.HELD,
-    (SendState.OFFERED, SendSignal.RETRY): SendState.WAITING,
-    (SendState.HELD, SendSignal.RETRY): SendState.WAITING,
-}
-
-
-class Pending:
-    """One contribution that is not yet beyond doubt."""
-
-    def __init__(self, stamp: Stamp, after: Stamp, ready: ContributionReady, base: tuple[int, bytes]) -> None:
-        self.stamp = stamp
-        self.after = after
-        self.ready = ready
-        self.base_number, self.base_digest = base
-        self.attached = True
-        self.parts: tuple[Part, ...] = ()
-        """What an abandoned version had merged and is sent again in this one; its payload is ours alone."""
-        self.combine_attempt = 0
-        self.machine = Machine(SEND_TABLE, SendState.WAITING)
-        self.peer = ""
-        self.sent_after = after
-        self.attempts = 0
-        self.retry_at_s = 0.0
-        self.deadline_s = 0.0
-        self.held_since_s = 0.0
-        self.perhaps_held = False
-        """Somebody took it, or may have: it may be in a merge that we have not heard of."""
-        self.called_unusable = 0
-        self.turned_away_s: float | None = None
-        """When the present syncer first said that it is not in office."""
 
 
 class Contributor:

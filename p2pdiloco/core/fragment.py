@@ -8,12 +8,13 @@ from p2pdiloco.core.chain import Chain
 from p2pdiloco.core.common import Common
 from p2pdiloco.core.config import RestoredFragment
 from p2pdiloco.core.context import FragmentContext
-from p2pdiloco.core.contributor import Contributor, Pending
+from p2pdiloco.core.contributor import Contributor
 from p2pdiloco.core.effects import DiscardContribution, RequestFragment, VoteRecord
 from p2pdiloco.core.events import ContributionAnswered, ContributionReady, LearnerApplied, PartialAnswered
 from p2pdiloco.core.follower import Follower
 from p2pdiloco.core.messages import Announce, Closing, Pass
 from p2pdiloco.core.office import OTHER_EPOCH, Office
+from p2pdiloco.core.pending import Pending
 from p2pdiloco.core.round import Round, RoundState
 from p2pdiloco.core.seats import Seats
 from p2pdiloco.core.shared import Shared
