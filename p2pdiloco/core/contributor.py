@@ -43,6 +43,7 @@ from p2pdiloco.core.office_table import NOT_IN_OFFICE
 from p2pdiloco.core.pending import SEND_TABLE, Pending, SendSignal, SendState
 from p2pdiloco.core.timing import Ema, backoff_s, patience_s
 from p2pdiloco.core.types import ContributionHeader, Head, SignedContribution, Stamp, Ticket
+from p2pdiloco.core.unmerged import TakeUp, Unmerged
 
 MAX_QUEUE = 4
 RETIRED_KEPT = 16
@@ -93,10 +94,27 @@ class Contributor:
         """Whether merged contributions are kept."""
         return len(self._kept) > 0
 
-    def resume_stamps(self) -> tuple[Stamp, Stamp | None]:
-        """(our watermark in the chain, stamp of the attached contribution if there is one)."""
-        attached = [pending.stamp for pending in self._queue if pending.attached]
-        return self._chain.watermark(self._shared.me), attached[0] if attached else None
+    def unmerged(self) -> Unmerged:
+        """What is left if we end here."""
+        whole_at, slot = [self._chain.watermark(self._shared.me)], None
+        for pending in self._queue:
+            if pending.attached:
+                slot = pending
+                break
+            whole_at.append(pending.stamp)  # of an earlier life of the learner: no part of its displacement
+        if slot is None:
+            return Unmerged(tuple(whole_at), doubts=tuple(self._retired))
+        held = slot.machine.state is SendState.HELD
+        # The version after the next may have what was held over.
+        until = self._chain.head.number + 1 if held else -1
+        doubts = (*self._retired, slot.stamp) if slot.peer else tuple(self._retired)
+        return Unmerged(tuple(whole_at), slot.stamp, until, doubts)
+
+    def take_up(self, left: Unmerged) -> TakeUp:
+        """How much of the displacement of an earlier life, which ended so, the learner may start with."""
+        mode, doubts = left.take_up(self._chain.watermark(self._shared.me), self._chain.head.number)
+        self._retired.extend(doubts)
+        return mode
 
     def words(self) -> str:
         """For people: where the first contribution is."""

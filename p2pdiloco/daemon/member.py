@@ -319,10 +319,10 @@ class Member:
             ends = {self.runner.left, self.runner.broken}
             await asyncio.wait(ends, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
             await self.runner.outbound.flush(FLUSH_S)
-        stamps = {f.index: self.core.fragments[f.index].own.resume_stamps() for f in self._run.layouts}
+        left = {fragment.index: fragment.own.unmerged() for fragment in self.core.fragments}
         saved, _ = await asyncio.gather(self.runner.learner.stop(LEARNER_STOP_S), self.save_fragments())
         if saved:
-            write_resume(self._store.folder, stamps)
+            write_resume(self._store.folder, left)
         self.report.write("shutdown", "left", dropped=self._events.dropped)
 
     async def close(self) -> None:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 from p2pdiloco.core.config import CoreConfig, Restored, RestoredFragment
 from p2pdiloco.core.effects import VoteRecord
-from p2pdiloco.core.types import SignedVersion, Stamp, Watermark
+from p2pdiloco.core.types import SignedVersion, Watermark
+from p2pdiloco.core.unmerged import TakeUp, Unmerged
 from p2pdiloco.simulation.lineage import FragmentState, OuterUpdate
 from p2pdiloco.simulation.substance import NOTHING, Resumed, Substance
 
@@ -28,27 +29,20 @@ class Checkpoint:
 class ResumeNote:
     """A learner's unmerged displacement of one fragment at an orderly end (daemon/resume.py)."""
 
-    after: Stamp
-    pending: Stamp | None
-    """Of the contribution whose copy was still in the slot: it may yet be merged."""
+    left: Unmerged
     unmerged_from: int
     rest_from: int
-    """What was made after that copy begins here."""
+    """What was made after the copy in the slot begins here."""
     displacement: bytes = b""
     """Their matter: of all of it, and of what was made after that copy."""
     rest: bytes = b""
 
-    def first_step(self, watermark: Stamp) -> int | None:
-        """From which step on the displacement may be taken up again, if at all."""
-        if self.pending is None:
-            return self.unmerged_from if watermark == self.after else None
-        return self.rest_from if watermark in (self.after, self.pending) else None
-
-    def resumed(self, watermark: Stamp) -> Resumed | None:
-        """What may be taken up again, if anything."""
-        first = self.first_step(watermark)
-        matter = self.displacement if self.pending is None else self.rest
-        return None if first is None else (first, matter)
+    def resumed(self, mode: TakeUp) -> Resumed | None:
+        """What is taken up again, if anything."""
+        if mode == "none":
+            return None
+        whole = mode == "all" or self.left.slot is None
+        return (self.unmerged_from, self.displacement) if whole else (self.rest_from, self.rest)
 
 
 @dataclass(slots=True)

@@ -54,7 +54,7 @@ class LearnerSide:
     def _resumed(self) -> dict[int, Resumed]:
         host = self._host
         notes, host.disk.resume = host.disk.resume, {}
-        found = {f: n.resumed(host.core.fragments[f].chain.watermark(host.peer)) for f, n in notes.items()}
+        found = {f: note.resumed(host.core.fragments[f].own.take_up(note.left)) for f, note in notes.items()}
         return {fragment: again for fragment, again in found.items() if again is not None}
 
     def slow_down(self, factor: float) -> None:
@@ -82,12 +82,11 @@ class LearnerSide:
         for fragment, store in enumerate(host.stores):
             host.disk.keep_checkpoint(store.checkpoint())
             counters = self.model.fragments[fragment]
-            after, pending = host.core.fragments[fragment].own.resume_stamps()
             rest_from = counters.slot.end if counters.slot else counters.unmerged_from
             if self.model.running:
                 saved = self.model.trainer.saved(fragment)
-                note = ResumeNote(after, pending, counters.unmerged_from, rest_from, *saved)
-                host.disk.resume[fragment] = note
+                left = host.core.fragments[fragment].own.unmerged()
+                host.disk.resume[fragment] = ResumeNote(left, counters.unmerged_from, rest_from, *saved)
 
     def report(self) -> None:
         """Tell the core where the learner is, every second."""

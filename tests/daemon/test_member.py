@@ -144,7 +144,7 @@ async def test_leaving_sends_what_there_is_and_comes_back_where_it_was(tmp_path:
         assert one.head().tokens == tokens + 256
         assert [e["peer"] for e in one.records("leave")] == [me]
         note = json.loads((two._store.folder / FILE).read_text())
-        assert note["0"][1] is None  # nothing in flight
+        assert note["0"]["slot"] is None  # nothing in flight
 
         await around.round(one)
         again = await around.member("two")
@@ -152,6 +152,24 @@ async def test_leaving_sends_what_there_is_and_comes_back_where_it_was(tmp_path:
         assert again.head(1).number == one.head(1).number
         await until(lambda: again.head() == one.head(), "it to catch up")
         await around.round(one, again)
+
+
+async def test_what_nobody_answered_before_it_left_is_taken_up_again(tmp_path: Path) -> None:
+    async with Neighbourhood(tmp_path) as around:
+        one = await around.member("one", genesis=True)
+        two = await around.member("two")
+        await around.round(one, two)
+        await until(lambda: not two.learner.slot_in_use, "a free slot")
+        link = (one.core.shared.me, two.core.shared.me)
+        around.hub.cut(*link)
+        two.learner.contribute(0)
+        await until(lambda: not two.core.fragments[0].own.idle, "its encoding")
+        await around.end(two, orderly=True)
+        note = json.loads((two._store.folder / FILE).read_text())
+        assert note["0"]["slot"] is not None, "one was pending"
+        around.hub.heal(*link)
+        again = await around.member("two")
+        assert again.learner.restored == ("all",) * 4
 
 
 async def test_a_push_that_is_under_way_at_the_end_is_cut_and_is_no_bug(

@@ -17,7 +17,8 @@ from p2pdiloco.adapters.memory_net import MemoryNetwork, MemoryTransport
 from p2pdiloco.core import events as ev
 from p2pdiloco.core.messages import Message, OfficeQuery, Progress
 from p2pdiloco.core.reach import Reach
-from p2pdiloco.core.types import NEVER, WHOLE_RUN, Head, SignedVersion, Stamp, VersionHeader
+from p2pdiloco.core.types import WHOLE_RUN, Head, SignedVersion, Stamp, VersionHeader
+from p2pdiloco.core.unmerged import Unmerged
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.frontdoor import FrontDoor
 from p2pdiloco.daemon.outbound import IN_FLIGHT, MAX_QUEUED, Outbound
@@ -290,41 +291,36 @@ async def test_our_own_record_and_our_runs_are_published(tmp_path: Path) -> None
 
 # --- the resume note -------------------------------------------------------------------------------------
 
-OLD, PENDING, LATER = Stamp(1, 4), Stamp(1, 5), Stamp(2, 1)
+LEFT = Unmerged((Stamp(1, 4),), Stamp(1, 5), 7, (Stamp(1, 3), Stamp(1, 5)))
 
 
-def core_with(mark: Stamp) -> Any:
-    fragment = SimpleNamespace(index=0, chain=SimpleNamespace(watermark=lambda me: mark))
-    return SimpleNamespace(fragments=(fragment,), shared=SimpleNamespace(me="me"))
+def core_that_takes(taken: list[Unmerged]) -> Any:
+    def take_up(left: Unmerged) -> str:
+        taken.append(left)
+        return "rest"
+
+    own = SimpleNamespace(take_up=take_up)
+    return SimpleNamespace(fragments=[SimpleNamespace(index=i, own=own) for i in range(2)])
 
 
-@pytest.mark.parametrize(
-    ("pending", "mark", "mode"),
-    [
-        (None, OLD, "all"),  # nothing was in flight, nothing was merged since
-        (None, LATER, "none"),  # an other life of ours was merged: the displacement may be in it
-        (None, NEVER, "none"),  # on another branch
-        (PENDING, OLD, "rest"),  # in flight, may still be merged
-        (PENDING, PENDING, "rest"),  # in flight, and merged
-        (PENDING, LATER, "none"),
-    ],
-)
-def test_what_a_new_learner_may_take(pending: Stamp | None, mark: Stamp, mode: str, tmp_path: Path) -> None:
-    write_resume(tmp_path, {0: (OLD, pending)})
-    assert restore_modes(tmp_path, core_with(mark)) == (mode,)
-    assert restore_modes(tmp_path, core_with(mark)) == ("none",)  # the note is used up
+def test_a_note_is_read_back_as_it_was_and_only_once(tmp_path: Path) -> None:
+    taken: list[Unmerged] = []
+    write_resume(tmp_path, {1: LEFT})
+    assert restore_modes(tmp_path, core_that_takes(taken)) == ("none", "rest")
+    assert restore_modes(tmp_path, core_that_takes(taken)) == ("none", "none")
+    assert taken == [LEFT]
 
 
-@pytest.mark.parametrize("content", [None, b"", b"not json", b'{"0": 7}', b"\xff\xfe"])
+@pytest.mark.parametrize("content", [None, b"", b"not json", b'{"0": [[1, 4], null]}', b"\xff\xfe"])
 def test_without_a_sound_note_nothing_is_taken(content: bytes | None, tmp_path: Path) -> None:
     if content is not None:
         (tmp_path / FILE).write_bytes(content)
-    assert restore_modes(tmp_path, core_with(OLD)) == ("none",)
+    assert restore_modes(tmp_path, core_that_takes([])) == ("none", "none")
 
 
 def test_a_note_that_cannot_be_written_is_said_and_leaves_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    write_resume(tmp_path / "missing", {0: (OLD, None)})
+    write_resume(tmp_path / "missing", {0: LEFT})
     assert "not saved" in caplog.text
     assert list(tmp_path.iterdir()) == []

@@ -13,9 +13,11 @@ from p2pdiloco.core.effects import (
     Effect,
     FetchUpdate,
     Merge,
+    OfferContribution,
     Persist,
     UpdateRecord,
 )
+from p2pdiloco.core.events import LeaveRequested
 from p2pdiloco.simulation.host import Host
 from p2pdiloco.simulation.world import World
 
@@ -131,3 +133,29 @@ def test_a_pull_that_stands_still_is_given_up() -> None:
     at_s, peer, fragment = stood[0]
     after = [t for t, p, f, _ in commits.seen if (p, f) == (peer, fragment) and t > at_s]
     assert after and after[0] < at_s + 25.0
+
+
+def test_who_leaves_over_a_link_that_carries_nothing_takes_it_up_again() -> None:
+    world = World(calm_plan(4))
+    links = [link for other in ("n0", "n1", "n2") for link in (("n3", other), (other, "n3"))]
+    offered: list[int] = []
+
+    def note(host: Host, effect: Effect) -> None:
+        if isinstance(effect, OfferContribution) and host.leaving:
+            offered.append(effect.signed.header.fragment)
+
+    def leave() -> None:
+        leaver = world.hosts["n3"]
+        leaver.leaving, leaver.returns_in_s = True, 10.0
+        leaver.feed(LeaveRequested())
+
+    Commits(world).act = note
+    for link in links:
+        world.clock.at(20.0, world.network.slow_down, *link, 1e6)
+        world.clock.at(30.0, world.network.slow_down, *link, 1.0)
+    world.clock.at(20.1, leave)
+    result = world.run()
+    assert result.ok, (result.detail, result.stuck)
+    assert sorted(offered) == [0, 1], "and nobody answered"
+    for store in world.hosts["n0"].stores:
+        assert len(store.state.covered["n3"]) == 1, "a hole in what was merged of it"

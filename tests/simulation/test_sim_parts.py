@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2pdiloco.core.types import Stamp
+from p2pdiloco.core.unmerged import Unmerged
 from p2pdiloco.simulation.clock import Clock
 from p2pdiloco.simulation.disk import ResumeNote
 from p2pdiloco.simulation.learner import Callbacks, Install, LearnerModel
@@ -122,8 +123,8 @@ def test_a_crash_ends_what_was_not_copied_out() -> None:
 
 
 def test_what_may_be_resumed() -> None:
-    after, pending = Stamp(1, 3), Stamp(1, 4)
-    assert ResumeNote(after, None, 7, 9).first_step(after) == 7
-    assert ResumeNote(after, None, 7, 9).first_step(pending) is None
-    assert ResumeNote(after, pending, 7, 9).first_step(after) == 9
-    assert ResumeNote(after, pending, 7, 9).first_step(Stamp(1, 5)) is None
+    slot = Unmerged((Stamp(1, 3),), Stamp(1, 4))
+    whole, rest = (7, b"whole"), (9, b"rest")
+    assert ResumeNote(slot, 7, 9, b"whole", b"rest").resumed("all") == whole
+    assert ResumeNote(slot, 7, 9, b"whole", b"rest").resumed("rest") == rest
+    assert ResumeNote(slot, 7, 9, b"whole", b"rest").resumed("none") is None

@@ -1,0 +1,42 @@
+"""What an orderly end leaves unmerged, and how much of it the next life may take up again.
+
+A displacement is what the learner made since what the chain has of it. A copy of its first part (the slot)
+may be with a syncer when we go, and be merged after that, or not. Taking up again what is merged as well
+would count tokens twice, dropping what nobody merged would lose them.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from p2pdiloco.core.types import Stamp
+
+TakeUp = Literal["all", "rest", "none"]
+"""Of a saved displacement: the whole, what was made after the copy in the slot, or nothing."""
+
+
+class Unmerged(msgspec.Struct, frozen=True):
+    """One fragment's displacement at an orderly end, by what the chain may come to have of it."""
+
+    whole_at: tuple[Stamp, ...]
+    """Our watermarks in the chain at which nothing of the displacement is merged."""
+    slot: Stamp | None = None
+    """Of the contribution whose copy is in the slot, if there is one."""
+    held_until: int = -1
+    """A syncer has taken the slot's: up to this version one that lacks it proves nothing."""
+    doubts: tuple[Stamp, ...] = ()
+    """Contributions that are in the whole displacement and that somebody may have: merged by any chance, the
+    displacement must go."""
+
+    def take_up(self, watermark: Stamp, number: int) -> tuple[TakeUp, tuple[Stamp, ...]]:
+        """(how much a new life may take up while the chain is at version `number` and has of us what
+        `watermark` says, what that life must doubt as long as it has not contributed)."""
+        if self.slot is not None and watermark == self.slot:
+            return "rest", ()
+        if watermark not in self.whole_at:
+            return "none", ()
+        if self.slot is not None and number <= self.held_until:
+            return "rest", ()
+        return "all", self.doubts
