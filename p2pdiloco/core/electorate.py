@@ -90,16 +90,16 @@ class Electorate:
         found = self.better(peer, now)
         return NOT_DIALABLE if NOT_DIALABLE in found.values() else next(iter(found.values()), "")
 
-    def better(self, peer: str, now: float, favour: str = "") -> dict[str, str]:
-        """To whom that peer, perhaps oneself, leaves offices, and why. `favour`: somebody stands now, who
-        counts whatever it did before."""
+    def better(self, peer: str, now: float, shirkers: bool = False) -> dict[str, str]:
+        """To whom that peer, perhaps oneself, leaves offices, and why. `shirkers`: those that left offices to
+        others before count, too."""
         shared, view, me = self._shared, self._shared.view, self._shared.me
         own = shared.reach is Reach.DIRECT
         dialable = own if peer == me else view.dialable(peer)
         strain = shared.strain.value if peer == me else view.strain(peer)
         if dialable and strain < MUCH:
             return {}
-        willing = self.willing(now) if favour else self._counted(now)
+        willing = self.willing(now) if shirkers else self._counted(now)
         others = {other: (view.dialable(other), view.strain(other)) for other in willing if other != peer}
         if peer != me and shared.confirmed and shared.stands and not shared.leaving:
             others[me] = own, shared.strain.value

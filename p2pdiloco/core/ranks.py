@@ -72,9 +72,11 @@ class Ranks:
         the holder has laid it down, it has to be one of the better ones itself."""
         if certificate is None:
             return ""
-        favour = candidate if self._still_holds(certificate) else ""
-        better = self._electorate.better(certificate.syncer, now, favour)
-        better = {peer: why for peer, why in better.items() if favour in ("", peer)}
+        asked_for = bool(candidate) and self._still_holds(certificate)
+        # Who stands now counts whatever it did before.
+        better = self._electorate.better(certificate.syncer, now, shirkers=asked_for)
+        if asked_for:
+            better = {peer: why for peer, why in better.items() if peer == candidate}
         made = max(self._context.chain.head.number, number) > certificate.start_number
         if NOT_DIALABLE in better.values():
             waited = now - self.taken_s >= self._context.shared.timing.hidden_wait_s

@@ -13,6 +13,15 @@ from p2pdiloco.ports import Buffer, PullSource, PushSink, Refusal
 T = TypeVar("T")
 
 
+async def until(condition: Callable[[], object], what: str = "it") -> None:
+    """Give another process or peer, which cannot tell us, up to 15 s."""
+    for _ in range(1500):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError(f"not within 15 s: {what}")
+
+
 class _Skipping(selectors.SelectSelector):
     """Never waits: time that would have been waited has passed."""
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from conftest import Swarm
-from net_helpers import Sink
+from net_helpers import Sink, until
 
 from p2pdiloco.adapters.endpoint import MAX_STREAMS_IN_PER_PEER
 from p2pdiloco.adapters.framing import checksum
@@ -22,15 +22,6 @@ MEGABYTE = 1_000_000
 async def pair(swarm: Swarm):
     a, b = await swarm.add(), await swarm.add()
     return a, b, swarm.handlers_of(b)
-
-
-async def until(condition) -> None:
-    """Give the other side, which cannot tell us, up to 10 s to notice."""
-    for _ in range(1000):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("did not happen within 10 s")
 
 
 async def test_message_and_reply(swarm: Swarm) -> None:

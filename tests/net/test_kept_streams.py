@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 from conftest import Swarm
-from net_helpers import Sink
+from net_helpers import Sink, until
 
 from p2pdiloco.adapters import endpoint, framing, kept_streams
 from p2pdiloco.adapters.endpoint import Endpoint
@@ -26,14 +26,6 @@ class Opened:
     async def _open(self, peer: str, timeout_s: float):  # type: ignore[no-untyped-def]
         self.count += 1
         return await self._before(peer, timeout_s)
-
-
-async def until(condition) -> None:  # type: ignore[no-untyped-def]
-    for _ in range(1000):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("did not happen within 10 s")
 
 
 async def pair(swarm: Swarm):  # type: ignore[no-untyped-def]

@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 import uvloop
-from net_helpers import Recorder
+from net_helpers import Recorder, until
 
 from p2pdiloco.adapters import hivemind_binding, hivemind_net
 from p2pdiloco.adapters.hivemind_net import HivemindTransport
@@ -51,14 +51,6 @@ async def make(tmp_path: Path) -> AsyncIterator[Make]:
             return transport
 
         yield build
-
-
-async def until(condition: Callable[[], bool], what: str) -> None:
-    for _ in range(1500):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError(f"not within 15 s: {what}")
 
 
 def p2pd_processes(folder: Path) -> list[int]:
