@@ -223,6 +223,17 @@ def test_who_permits_little_download_holds_fewer_offices() -> None:
     assert watch(Way(), limit=30e6, meter=down.meter).office_bits_per_s(4) == 30e6
 
 
+def test_while_nothing_went_out_an_uplink_is_taken_for_no_better_than_what_came_in() -> None:
+    up, down = Way(), Way()
+    link = watch(up, meter=down.meter)
+    assert link.office_bits_per_s(4) == math.inf
+    down.move(2 * LEAST_BYTES, LEAST_S)
+    came_in = 16 * LINK_OVERHEAD * LEAST_BYTES / LEAST_S
+    assert link.office_bits_per_s(4) == came_in
+    up.move(4 * LEAST_BYTES, LEAST_S, up.uplink.given)
+    assert link.office_bits_per_s(4) == 2 * came_in, "whoever sent may have been slow"
+
+
 def test_thin_both_ways() -> None:
     link = watch(Way(), limit=rate_for(3), down=asked_down("fetch_share") / 2)
     assert [link.judge(MEMBERS, 1.0) for _ in range(RISE)][-1]
