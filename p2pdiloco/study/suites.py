@@ -75,12 +75,19 @@ def parity(base: Setting) -> list[Case]:
     """Figure 1: data parallel, oracle, swarm."""
     rate, cases = base.inner_rate or base.manifest().inner.learning_rate, _alone(base)
     for period in (24, 100):
-        for times in SWARM_RATES:
-            swarm = replace(every(base, period), inner_rate=rate * times)
-            words = f"H = {period}, {swarm.inner_rate:g}"
-            cases += [Case(f"oracle, {words}", oracle(swarm)), Case(f"swarm, {words}", swarm)]
-        swarm = replace(every(base, period), inner_rate=rate, codec="e3m0")
-        cases += [Case(f"swarm, H = {period}, {rate:g}, e3m0", swarm)]
+        swarm = replace(every(base, period), inner_rate=rate)
+        cases += _swarms(swarm)
+        cases += [Case(f"swarm, H = {period}, {rate:g}, e3m0", replace(swarm, codec="e3m0"))]
+    return cases
+
+
+def _swarms(base: Setting) -> list[Case]:
+    """Oracle and swarm at several rates."""
+    cases = []
+    for times in SWARM_RATES:
+        swarm = replace(base, inner_rate=base.inner_rate * times)
+        words = f"H = {base.inner_steps}, {swarm.inner_rate:g}"
+        cases += [Case(f"oracle, {words}", oracle(swarm)), Case(f"swarm, {words}", swarm)]
     return cases
 
 
@@ -204,11 +211,7 @@ def vision(base: Setting) -> list[Case]:
 
 
 def _against_parallel(base: Setting) -> list[Case]:
-    return [
-        *_alone(base),
-        Case(f"oracle, H = {base.inner_steps}", oracle(base)),
-        Case(f"swarm, H = {base.inner_steps}", base),
-    ]
+    return [*_alone(base), *_swarms(base)]
 
 
 def sizes(base: Setting) -> list[Case]:
