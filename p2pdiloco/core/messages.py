@@ -160,11 +160,11 @@ AnyMessage = (
 
 
 class Envelope(Wire, frozen=True):
-    """What travels: protocol version first, so that another version is told apart before all else."""
+    """What travels: protocol version first, so that another version is told apart before all else. Whose it
+    is says the authenticated connection on which it comes."""
 
     wire_version: Count
     run: RunId
-    sender: PeerId
     message: msgspec.Raw
 
 
@@ -176,17 +176,17 @@ MALFORMED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """All that the decoder raises on foreign bytes; deep nesting ends in a `RecursionError`."""
 
 
-def encode(run: str, sender: str, message: Message) -> bytes:
+def encode(run: str, message: Message) -> bytes:
     """The wire bytes of a message."""
     raw = msgspec.Raw(_encoder.encode(message))
-    return _encoder.encode(Envelope(WIRE_VERSION, run, sender, raw))
+    return _encoder.encode(Envelope(WIRE_VERSION, run, raw))
 
 
-def decode(run: str, sender: str, data: bytes) -> Message:
-    """The message in `data`, which arrived on `sender`'s authenticated connection.
+def decode(run: str, data: bytes) -> Message:
+    """The message in `data`.
 
     Raises:
-        RemoteError: oversized, garbage, another protocol version, another run, or a false sender.
+        RemoteError: oversized, garbage, another protocol version, or another run.
     """
     if len(data) > MAX_MESSAGE_BYTES:
         raise RemoteError("oversized", f"{len(data)} bytes of at most {MAX_MESSAGE_BYTES}")
@@ -199,8 +199,6 @@ def decode(run: str, sender: str, data: bytes) -> Message:
         raise RemoteError("wire-version", f"theirs {envelope.wire_version}, ours {WIRE_VERSION}")
     if envelope.run != run:
         raise RemoteError("other-run", envelope.run[:16])
-    if envelope.sender != sender:
-        raise RemoteError("false-sender", envelope.sender[:16])
     try:
         message: Message = _message.decode(envelope.message)
     except MALFORMED as error:

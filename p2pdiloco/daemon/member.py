@@ -146,7 +146,7 @@ class Member:
         numels = [layout.numel for layout in self._run.layouts]
         runner.outbound = Outbound(
             self._transport,
-            lambda message: wire.MESSAGE + encode_message(run, me, message),
+            lambda message: wire.MESSAGE + encode_message(run, message),
             lambda peer: runner.post(ev.SendFailed(peer)),
             lambda peer, reason: logger.debug("%s refused a message: %s", peer, reason),
         )

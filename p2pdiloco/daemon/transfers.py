@@ -135,7 +135,7 @@ class Transfers:
 
     def on_message(self, sender: str, data: bytes) -> None:
         """A core message. Raises: RemoteError."""
-        self._post(ev.MessageReceived(sender, decode_message(self._run, sender, data)))
+        self._post(ev.MessageReceived(sender, decode_message(self._run, data)))
 
     async def on_pull(self, sender: str, pull: wire.PullUpdate | wire.PullState) -> PullSource | Refusal:
         """A peer wants an update or a state."""

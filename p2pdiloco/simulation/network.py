@@ -62,7 +62,7 @@ class Network:
         """Of each source what is under way or waits for that: from when to when, how many bytes."""
         self._sent_bytes: dict[str, int] = {}
         """What is out already."""
-        self._last: tuple[Message, str, Message, int] | None = None
+        self._last: tuple[Message, Message, int] | None = None
         self.meter: Meter | None = None
         self.hidden: frozenset[str] = frozenset()
         """Behind routers that let nothing in but what belongs to connections from inside."""
@@ -189,9 +189,9 @@ class Network:
         if there is None or not there.up:
             clock.after(2 * delay_s, self._fail, source, target)
             return
-        decoded = self._through_wire(source.peer, message)
+        decoded = self._through_wire(message)
         if self.meter is not None and self._last is not None:
-            self.meter.control(source.peer, target, self._last[3], message)
+            self.meter.control(source.peer, target, self._last[2], message)
         if self.loss and rng.random() < self.loss:
             if rng.random() < 0.5:
                 clock.after(SEND_TIMEOUT_S, self._fail, source, target)
@@ -204,13 +204,13 @@ class Network:
         if not self.passes(target, source.peer):
             clock.after(SEND_TIMEOUT_S, self._fail, source, target)
 
-    def _through_wire(self, sender: str, message: Message) -> Message:
+    def _through_wire(self, message: Message) -> Message:
         last = self._last
-        if last is not None and last[0] is message and last[1] == sender:
-            return last[2]
-        data = encode(self._run, sender, message)
-        decoded = decode(self._run, sender, data)
-        self._last = (message, sender, decoded, len(data))
+        if last is not None and last[0] is message:
+            return last[1]
+        data = encode(self._run, message)
+        decoded = decode(self._run, data)
+        self._last = (message, decoded, len(data))
         return decoded
 
     def _arrive(self, sender: str, target: str, message: Message) -> None:

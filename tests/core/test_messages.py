@@ -14,12 +14,12 @@ from p2pdiloco import WIRE_VERSION
 from p2pdiloco.core import messages as msg
 from p2pdiloco.errors import RemoteError
 
-RUN, PEER = "run", "peer"
+RUN = "run"
 
 
 def refusal(data: bytes) -> str:
     with pytest.raises(RemoteError) as caught:
-        msg.decode(RUN, PEER, data)
+        msg.decode(RUN, data)
     return caught.value.reason
 
 
@@ -34,9 +34,9 @@ def test_every_message_has_a_strategy() -> None:
 @settings(max_examples=200, deadline=None)
 @given(messages())
 def test_round_trip(message: msg.Message) -> None:
-    data = msg.encode(RUN, PEER, message)
-    assert msg.decode(RUN, PEER, data) == message
-    assert msg.encode(RUN, PEER, msg.decode(RUN, PEER, data)) == data
+    data = msg.encode(RUN, message)
+    assert msg.decode(RUN, data) == message
+    assert msg.encode(RUN, msg.decode(RUN, data)) == data
 
 
 @settings(max_examples=200, deadline=None)
@@ -51,8 +51,8 @@ def test_garbage_is_refused(data: bytes) -> None:
     "nest",
     [
         b"\x91" * 100_000,
-        packed(WIRE_VERSION, RUN, PEER)[1:].join([b"\x94", b"\x91" * 100_000]),
-        packed(WIRE_VERSION, RUN, PEER)[1:].join([b"\x94", b"\x81" * 100_000]),
+        packed(WIRE_VERSION, RUN)[1:].join([b"\x93", b"\x91" * 100_000]),
+        packed(WIRE_VERSION, RUN)[1:].join([b"\x93", b"\x81" * 100_000]),
     ],
 )
 def test_deep_nesting_is_garbage(nest: bytes) -> None:
@@ -62,19 +62,19 @@ def test_deep_nesting_is_garbage(nest: bytes) -> None:
 @settings(max_examples=60, deadline=None)
 @given(messages(), st.data())
 def test_truncated_is_garbage(message: msg.Message, data: st.DataObject) -> None:
-    whole = msg.encode(RUN, PEER, message)
+    whole = msg.encode(RUN, message)
     assert refusal(whole[: data.draw(st.integers(0, len(whole) - 1))]) == "garbage"
 
 
 @settings(max_examples=100, deadline=None)
 @given(messages(), st.data())
 def test_damage_never_raises_anything_else(message: msg.Message, data: st.DataObject) -> None:
-    whole = bytearray(msg.encode(RUN, PEER, message))
+    whole = bytearray(msg.encode(RUN, message))
     whole[data.draw(st.integers(0, len(whole) - 1))] ^= data.draw(st.integers(1, 255))
     try:
-        msg.decode(RUN, PEER, bytes(whole))
+        msg.decode(RUN, bytes(whole))
     except RemoteError as error:
-        assert error.reason in ("garbage", "wire-version", "other-run", "false-sender")
+        assert error.reason in ("garbage", "wire-version", "other-run")
 
 
 def test_oversized_is_refused_unread() -> None:
@@ -85,18 +85,17 @@ def test_oversized_is_refused_unread() -> None:
 @pytest.mark.parametrize(
     ("wire", "reason"),
     [
-        (packed(WIRE_VERSION + 1, RUN, PEER, ["Leaving", 1]), "wire-version"),
+        (packed(WIRE_VERSION + 1, RUN, ["Leaving", 1]), "wire-version"),
         (packed(WIRE_VERSION + 1, "another envelope altogether", 3), "wire-version"),
-        (packed(WIRE_VERSION, "other", PEER, ["Leaving", 1]), "other-run"),
-        (packed(WIRE_VERSION, RUN, "somebody", ["Leaving", 1]), "false-sender"),
-        (packed(WIRE_VERSION, RUN, PEER, ["Teleport", 1]), "garbage"),
-        (packed(WIRE_VERSION, RUN, PEER, ["Leaving", -1]), "garbage"),
-        (packed(WIRE_VERSION, RUN, PEER, ["Leaving", 1 << 63]), "garbage"),
-        (packed(WIRE_VERSION, RUN, PEER, ["Leaving", "1"]), "garbage"),
-        (packed(WIRE_VERSION, RUN, PEER, ["Leaving", 1, "more"]), "garbage"),
-        (packed(WIRE_VERSION, RUN, PEER, ["Leaving", 1], "more"), "garbage"),
-        (packed(WIRE_VERSION, RUN, PEER, ["Pass", "all", 0, 1, 1, "x" * 201]), "garbage"),
-        (packed(WIRE_VERSION, RUN, PEER, ["Pass", "", 0, 1, 1, "x"]), "garbage"),
+        (packed(WIRE_VERSION, "other", ["Leaving", 1]), "other-run"),
+        (packed(WIRE_VERSION, RUN, ["Teleport", 1]), "garbage"),
+        (packed(WIRE_VERSION, RUN, ["Leaving", -1]), "garbage"),
+        (packed(WIRE_VERSION, RUN, ["Leaving", 1 << 63]), "garbage"),
+        (packed(WIRE_VERSION, RUN, ["Leaving", "1"]), "garbage"),
+        (packed(WIRE_VERSION, RUN, ["Leaving", 1, "more"]), "garbage"),
+        (packed(WIRE_VERSION, RUN, ["Leaving", 1], "more"), "garbage"),
+        (packed(WIRE_VERSION, RUN, ["Pass", "all", 0, 1, 1, "x" * 201]), "garbage"),
+        (packed(WIRE_VERSION, RUN, ["Pass", "", 0, 1, 1, "x"]), "garbage"),
     ],
 )
 def test_refusal_names_what_is_wrong(wire: bytes, reason: str) -> None:
@@ -106,7 +105,7 @@ def test_refusal_names_what_is_wrong(wire: bytes, reason: str) -> None:
 def test_the_wire_format_is_what_the_version_number_says() -> None:
     # If this fails, peers of two builds no longer understand each other: raise WIRE_VERSION with it.
     message = msg.Closing("all", 3, 5, 8, 0.25)
-    assert WIRE_VERSION == 12
-    assert msg.encode(RUN, PEER, message).hex() == (
-        "940ca372756ea47065657296a7436c6f73696e67a3616c6c030508cb3fd0000000000000"
+    assert WIRE_VERSION == 13
+    assert msg.encode(RUN, message).hex() == (
+        "930da372756e96a7436c6f73696e67a3616c6c030508cb3fd0000000000000"
     )

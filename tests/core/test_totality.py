@@ -111,7 +111,7 @@ class Weather(RuleBasedStateMachine):
             assert sum(isinstance(e, jobs) and e.fragment == fragment for e in self.open) <= 1, "one spare"
 
     def check_sent(self, message: msg.Message) -> None:
-        assert msg.decode(RUN, "me", msg.encode(RUN, "me", message)) == message, "others can read it"
+        assert msg.decode(RUN, msg.encode(RUN, message)) == message, "others can read it"
         if isinstance(message, msg.VoteGranted):
             body = message.vote.body
             assert self.votes[(body.fragment, body.term)] == body.candidate, "durable, and one a term"

@@ -277,7 +277,7 @@ class Rogue:
         return self.pulls(pull) if self.pulls else Refusal(wire.encode(wire.Refused("no")))
 
     async def say(self, member: QuickMember, message: Message) -> None:
-        data = wire.MESSAGE + encode_message(self.run.id, self.id, message)
+        data = wire.MESSAGE + encode_message(self.run.id, message)
         await self.transport.send(member.core.shared.me, data, 2.0)
 
     def payload(self, member: QuickMember, fragment: int = 0, value: float = MOVE) -> bytearray:
