@@ -127,7 +127,7 @@ def bootstrap(**values: Any) -> int | None:
 @NODE("--micro-batch-tokens", type=int, help="Tokens per forward pass, to begin with; 0: chosen by itself.")
 @NODE("--learner-nice", type=int, help="0 to 19: how far training steps back for all else on the machine.")
 @NODE(
-    "--daemon-nice", help="How far merging and transfers step back, for training too; auto: 10 beside a GPU."
+    "--daemon-nice", help="How far merging and transfers step back, for training too; auto: 12 beside a GPU."
 )
 @NODE("--learner-socket", type=FILE, help="Start no learner: a program connects there (p2pdiloco.Session).")
 @NODE("--learner-wait-s", type=float, help="Leave when no such program was there for so long; 0: never.")

@@ -75,7 +75,7 @@ class NodeSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """How far the training learner steps back for everything else on the machine; 0: not at all."""
     daemon_nice: str = "auto"
     """How far encoding, merging and transfers step back, for training too, once this node trains: 0 to 19;
-    auto: 10 beside a learner that waits for its GPU, 0 beside one on the CPU. Above 0, where other programs
+    auto: 12 beside a learner that waits for its GPU, 0 beside one on the CPU. Above 0, where other programs
     keep all cores busy, the node may be slow to answer and to leave."""
     learner_socket: Path | None = None
     """Start no learner: a program connects there and trains (`p2pdiloco.Session`)."""
