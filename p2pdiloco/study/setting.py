@@ -51,6 +51,8 @@ class Setting(Struct, frozen=True, kw_only=True, omit_defaults=True):
     seed: int = 0
     inner_rate: float = 0.0
     """0: the preset's."""
+    tokens_per_step: int = 0
+    """Of a learner (images count as one each); 0: the model's."""
     warmup: int = 0
     """Inner steps until the inner learning rate is reached; 0: as in a run of this length."""
     inner_steps: int = 24
@@ -95,7 +97,7 @@ class Setting(Struct, frozen=True, kw_only=True, omit_defaults=True):
         replace = msgspec.structs.replace
         if self.model in MODELS:
             base = for_run("tiny", "learning", self.seed)
-            section, tokens = MODELS[self.model]
+            section, usual_tokens = MODELS[self.model]
             images = isinstance(section, ImageSection)
             task = "image-classification" if images else base.run.task
             base = replace(
@@ -103,12 +105,13 @@ class Setting(Struct, frozen=True, kw_only=True, omit_defaults=True):
                 model=table(section),
                 run=RunSection(name="learning", task=task, seed=self.seed),
                 data=DataSection(source="files", heldout_percent=10) if images else base.data,
-                inner=replace(base.inner, tokens_per_step=tokens),
+                inner=replace(base.inner, tokens_per_step=usual_tokens),
             )
         else:
             base = for_run(self.model, "learning", self.seed)
         rate = self.inner_rate or base.inner.learning_rate
-        step_tokens = round((sum(self.speeds) or self.learners) * base.inner.tokens_per_step)
+        tokens = self.tokens_per_step or base.inner.tokens_per_step
+        step_tokens = round((sum(self.speeds) or self.learners) * tokens)
         fragments = self.fragments or FRAGMENTS.get(self.model, base.sync.fragments)
         codec = CodecSection(contribution=self.codec, update=self.codec)  # type: ignore[arg-type]
         return replace(
@@ -116,6 +119,7 @@ class Setting(Struct, frozen=True, kw_only=True, omit_defaults=True):
             inner=replace(
                 base.inner,
                 learning_rate=rate,
+                tokens_per_step=tokens,
                 warmup_tokens=(self.warmup or warmup_steps(self.steps)) * step_tokens,
                 schedule_tokens=self.steps * step_tokens,
             ),

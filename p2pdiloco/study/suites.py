@@ -48,6 +48,7 @@ def parallel(base: Setting) -> Setting:
         steps=base.steps,
         seed=base.seed,
         inner_rate=base.inner_rate,
+        tokens_per_step=base.tokens_per_step,
         warmup=base.warmup,
     )
 

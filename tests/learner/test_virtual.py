@@ -120,3 +120,8 @@ def test_every_suite_is_made_of_manifests_that_nodes_would_accept():
     assert len({setting.key for setting in settings}) == len(settings) > 2 * 60
     for setting in settings:
         check_manifest(setting.manifest(), setting.key)
+
+
+def test_all_that_is_compared_has_the_same_batch():
+    base = Setting(model="nano", tokens_per_step=256)
+    assert {s.manifest().inner.tokens_per_step for s in settings_of(list(SUITES), base, [0])} == {256}
