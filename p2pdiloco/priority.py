@@ -18,7 +18,7 @@ LINUX = sys.platform == "linux"
 ATTEMPTS = 8
 PAUSE_S = 0.12
 BESIDE_GPU = 12
-"""The least with which such a learner kept 0.97 of its pace during rounds (docs/benchmarks.md)."""
+"""Of 0, 10 and 12 the least with which such a learner kept 0.97 of its pace in rounds."""
 
 
 def lower_process(pid: int, niceness: int) -> bool:

@@ -104,9 +104,8 @@ class Contributor:
             whole_at.append(pending.stamp)  # of an earlier life of the learner: no part of its displacement
         if slot is None:
             return Unmerged(tuple(whole_at), doubts=tuple(self._retired))
-        held = slot.machine.state is SendState.HELD
-        # The version after the next may have what was held over.
-        until = self._chain.head.number + 1 if held else -1
+        # So long what a syncer has taken is not too old to be merged.
+        until = slot.base_number + self._shared.config.max_base_age_versions if slot.taken else -1
         doubts = (*self._retired, slot.stamp) if slot.peer else tuple(self._retired)
         return Unmerged(tuple(whole_at), slot.stamp, until, doubts)
 
@@ -146,7 +145,9 @@ class Contributor:
         after = self._queue[-1].stamp if self._queue else self._chain.watermark(shared.me)
         self._sequence += 1
         stamp = Stamp(shared.incarnation, self._sequence)
-        self._queue.append(Pending(stamp, after, event, (self.base_number, self.base_digest)))
+        pending = Pending(stamp, after, event, (self.base_number, self.base_digest))
+        pending.contains = tuple(self._retired)
+        self._queue.append(pending)
         while len(self._queue) > MAX_QUEUE:
             # The second: the first may be in a merge at this moment.
             lost = self._queue[1]
@@ -196,7 +197,7 @@ class Contributor:
 
     def next_offer(self, now: float) -> Pending | None:
         """The contribution to send now, if any."""
-        if not self._queue:
+        if not self._queue or self._shared.left:
             return None
         first = self._queue[0]
         syncer = self._office.syncer
@@ -269,6 +270,7 @@ class Contributor:
         """The syncer has it; from now on a version that contains it is due."""
         pending.machine.go(SendSignal.ACCEPT)
         pending.perhaps_held = True
+        pending.taken = pending.taken or pending.peer != self._shared.me
         if pending.sent_after != pending.after:  # our chain moved meanwhile: theirs will, and drop it
             self._retry(pending, now, at_once=False)
             return
@@ -373,12 +375,11 @@ class Contributor:
 
     def chain_moved(self, watermark: Stamp, now: float) -> None:
         """The chain has a new head, with this watermark of ours: settle what it has, requeue what it lost."""
-        if watermark in self._retired:
-            # Somebody merged all the same what was given up here, and every later copy contains it.
+        if watermark in self._retired:  # somebody merged all the same what was given up here
             self._retired.clear()
-            for pending in [p for p in self._queue if p.stamp > watermark and not p.parts]:
-                self._queue.remove(pending)
-                self._give_up(pending, "it contains what was merged")
+        for pending in [p for p in self._queue if watermark in p.contains]:
+            self._queue.remove(pending)
+            self._give_up(pending, "it contains what was merged")
         number = self._chain.merged_at(self._shared.me)
         while self._queue and self._queue[0].stamp <= watermark:
             self._settle(self._queue.popleft(), number, now)
@@ -403,6 +404,8 @@ class Contributor:
         """It is in our chain."""
         if pending.held_since_s:
             self._round_s.add(now - pending.held_since_s)
+        for stamp in set(pending.contains).intersection(self._retired):
+            self._retired.remove(stamp)  # with this one it went out of the displacement
         self._shared.out.record(
             "contribution",
             self._fragment,
@@ -415,7 +418,7 @@ class Contributor:
         if pending.parts:
             self._discard_payload(pending)
         else:
-            self._kept.add(pending.stamp, pending.ready, number)
+            self._kept.add(min((*pending.contains, pending.stamp)), pending.stamp, pending.ready, number)
 
     def _discard_payload(self, pending: Pending) -> None:
         if pending.machine.state is not SendState.COMBINING:

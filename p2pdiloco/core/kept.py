@@ -47,9 +47,10 @@ class Kept:
     def __len__(self) -> int:
         return len(self._parts)
 
-    def add(self, stamp: Stamp, ready: ContributionReady, number: int) -> None:
-        """A contribution was merged into our chain's version `number`, or a later one."""
-        self._parts.append(Part(stamp, stamp, ready, number))
+    def add(self, first: Stamp, stamp: Stamp, ready: ContributionReady, number: int) -> None:
+        """A contribution was merged into our chain's version `number`, or a later one. `first`: the oldest
+        that it contains."""
+        self._parts.append(Part(first, stamp, ready, number))
         for part in self._parts[:-IN_MEMORY]:
             if not part.spilled:
                 part.spilled = True

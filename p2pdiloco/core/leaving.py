@@ -64,4 +64,4 @@ class Departure:
         )
         self._shared.out.record("leave", None, reason)
         self._shared.out.put(Left())
-        self.done = True
+        self.done = self._shared.left = True

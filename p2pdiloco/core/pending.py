@@ -48,6 +48,9 @@ class Pending:
         self.ready = ready
         self.base_number, self.base_digest = base
         self.attached = True
+        self.contains: tuple[Stamp, ...] = ()
+        """Contributions that were given up, or left behind by an earlier life, and that this copy has as
+        well: if a chain has one of them all the same, it must not get this one."""
         self.parts: tuple[Part, ...] = ()
         """What an abandoned version had merged and is sent again in this one; its payload is ours alone."""
         self.combine_attempt = 0
@@ -58,6 +61,8 @@ class Pending:
         self.retry_at_s = 0.0
         self.deadline_s = 0.0
         self.held_since_s = 0.0
+        self.taken = False
+        """Another node said that it has it."""
         self.perhaps_held = False
         """Somebody took it, or may have: it may be in a merge that we have not heard of."""
         self.called_unusable = 0

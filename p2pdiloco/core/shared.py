@@ -47,6 +47,8 @@ class Shared:
         """Who says that it would carry offices, and leaves them to others."""
         self.learning = False
         self.leaving = False
+        self.left = False
+        """Nothing is offered any more: what is unmerged now is for our next life."""
         self.step_s = 0.0
         """Moving average of this node's inner step time."""
         self.roster = Roster(())

@@ -25,14 +25,14 @@ class Unmerged(msgspec.Struct, frozen=True):
     slot: Stamp | None = None
     """Of the contribution whose copy is in the slot, if there is one."""
     held_until: int = -1
-    """A syncer has taken the slot's: up to this version one that lacks it proves nothing."""
+    """A syncer has taken the slot's: up to this version, one that lacks it proves nothing."""
     doubts: tuple[Stamp, ...] = ()
     """Contributions that are in the whole displacement and that somebody may have: merged by any chance, the
     displacement must go."""
 
     def take_up(self, watermark: Stamp, number: int) -> tuple[TakeUp, tuple[Stamp, ...]]:
         """(how much a new life may take up while the chain is at version `number` and has of us what
-        `watermark` says, what that life must doubt as long as it has not contributed)."""
+        `watermark` says, what that life must doubt until a contribution that contains it is merged)."""
         if self.slot is not None and watermark == self.slot:
             return "rest", ()
         if watermark not in self.whole_at:

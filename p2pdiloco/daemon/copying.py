@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from contextlib import suppress
 from typing import Any
 
 from p2pdiloco.core import effects as ef
@@ -42,19 +42,9 @@ PAUSE_S = 15.0
 class _Sink:
     """Takes one piece."""
 
-    def __init__(
-        self,
-        copying: Copying,
-        copy: Copy,
-        part: Part,
-        peer: str,
-        fragment: int,
-        comes: Callable[[], object],
-    ) -> None:
-        """`comes`: called when it begins."""
+    def __init__(self, copying: Copying, copy: Copy, part: Part, peer: str, fragment: int) -> None:
         self._copying, self._copy, self._part, self._peer = copying, copy, part, peer
         self._fragment = fragment
-        self._comes = comes
         self.first = not copy.begun.is_set()
         self.received_bytes = 0
 
@@ -78,7 +68,6 @@ class _Sink:
         part.began_s, part.began_at = self._copying.now(), part.have
         copy.givers.add(self._peer)
         copy.begun.set()
-        self._comes()
 
     def write(self, offset: int, chunk: memoryview) -> None:
         part = self._part
@@ -113,8 +102,6 @@ class Copying:
         self._freed = asyncio.Event()
         self._rates = Rates(now)
         self._left_out = LeftOut(now)
-        self.moving: Callable[[], AbstractContextManager[None]] = nullcontext
-        """Around whatever is coming."""
         self.bytes_in = 0
         self.from_others_bytes = 0
         """Of them, from others than the core named."""
@@ -258,9 +245,8 @@ class Copying:
     async def _pull(self, copy: Copy, part: Part, peer: str, effect: ef.FetchState) -> bool:
         """One piece. False: it was taken from this holder, which is too slow. Raises: TransportError,
         RemoteError."""
-        with ExitStack() as stack:
-            sink = _Sink(self, copy, part, peer, effect.fragment, lambda: stack.enter_context(self.moving()))
-            answer = await self._into(sink, copy, part, peer, effect)
+        sink = _Sink(self, copy, part, peer, effect.fragment)
+        answer = await self._into(sink, copy, part, peer, effect)
         if answer is None:
             return False
         if isinstance(answer, Refusal):

@@ -84,9 +84,9 @@ class LinkWatch:
     @property
     def uplink_bits_per_s(self) -> float:
         """The same of the uplink, known sooner: also from other transfers than contributions, few of them, or
-        from an earlier life. While nothing is known of it, what came in says how much it has at most: of
-        links to homes the uplink is the thinner part. It decides about offices; a mistake there costs no
-        contribution."""
+        from an earlier life. While nothing is known of it, updates that came in say how much it has at
+        most: of links to homes the uplink is the thinner part. It decides about offices; a mistake there
+        costs no contribution."""
         known = min(self._limits.upload_bits_per_s, self._up.bits_per_s)
         return known if known < math.inf else self._down.early_bits_per_s
 

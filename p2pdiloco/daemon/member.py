@@ -214,7 +214,7 @@ class Member:
         self.link_watch = LinkWatch(manifest, layouts, limits, runner.uplink, runner.downlink)
         runner.uplink.remembered = load_uplink(self._settings.data_dir)
         transfers.fanout.giving = runner.uplink.given.moving
-        transfers.moving = transfers.copying.moving = runner.downlink.moving
+        transfers.moving = runner.downlink.moving
         transfers.courtesy.uplink_bytes_per_s = lambda: self.link_watch.link.upload_bits_per_s / 8
         transfers.courtesy.sent_bytes = lambda: transfers.moved_bytes[0]
 

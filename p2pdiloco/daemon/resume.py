@@ -38,11 +38,22 @@ def restore_modes(folder: Path, core: Core) -> tuple[RestoreMode, ...]:
     """Per fragment what a new learner may take from the saved state; the note is used up by this."""
     path = folder / FILE
     try:
-        left = msgspec.json.decode(path.read_bytes(), type=Note)
+        data = path.read_bytes()
         path.unlink()
+        left = msgspec.json.decode(data, type=Note)
     except FileNotFoundError:
         left = {}
     except (OSError, msgspec.MsgspecError) as error:
         logger.warning("%s cannot be used, inner steps that it is about are lost: %s", path, error)
         left = {}
-    return tuple(f.own.take_up(left[f.index]) if f.index in left else "none" for f in core.fragments)
+    modes = tuple(f.own.take_up(left[f.index]) if f.index in left else "none" for f in core.fragments)
+    if left:
+        whole, rest = modes.count("all"), modes.count("rest")
+        logger.info(
+            "what the last life left unmerged is taken up: of %d of %d fragments all, of %d what was made "
+            "after the contribution that a syncer may have",
+            whole,
+            len(modes),
+            rest,
+        )
+    return modes

@@ -207,6 +207,7 @@ class Solo:
         restored: Restored | None = None,
         genesis: bool = False,
         me: str = "me",
+        incarnation: int = 1,
         **heard: Any,
     ) -> None:
         self.config = cfg or config()
@@ -218,7 +219,7 @@ class Solo:
         """What single peers say of themselves."""
         found_on_disk = restored or restored_nothing(self.config)
         rng = random.Random(1)
-        self.core = Core(self.config, me, 1, HashCrypto(me), rng, found_on_disk, genesis, self.now)
+        self.core = Core(self.config, me, incarnation, HashCrypto(me), rng, found_on_disk, genesis, self.now)
         self.greeting = self.feed(ev.PresenceSeen(Roster(tuple((p, 1) for p in (*peers, me)))))
         for peer in peers:
             self.greeting += self.hear(peer)

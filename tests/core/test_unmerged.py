@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from kit import Solo, branch, child, found, genesis, saved
+from kit import Solo, branch, child, found, reasons, saved
 
 from p2pdiloco.core import effects as ef
 from p2pdiloco.core import events as ev
@@ -48,59 +48,119 @@ def test_what_is_taken_up(
     assert left.take_up(mark, number) == (mode, doubts)
 
 
-def leave(solo: Solo) -> Unmerged:
+def at_work(syncer: str = "p1") -> Solo:
+    """A node that trains, where somebody is in office."""
+    solo = Solo()
+    solo.learn()
+    solo.elect(syncer)
+    return solo
+
+
+def leave(solo: Solo, taken_by: str = "") -> Unmerged:
     """It goes, with whatever is unmerged."""
     solo.feed(ev.LeaveRequested())
-    solo.ready(ticket=7)
+    offers = found(solo.ready(ticket=7), ef.OfferContribution)
+    if taken_by:
+        stamp = offers[0].signed.header.stamp
+        solo.feed(ev.ContributionAnswered(0, stamp, taken_by, True, "", None))
     assert found(solo.wait(solo.config.timing.leave_s + 0.1), ef.Left)
     return solo.fragment.own.unmerged()
 
 
 def returned(left: Unmerged, log: list[SignedVersion]) -> tuple[Solo, TakeUp]:
     """The next life, with this chain."""
-    again = Solo(restored=saved(log))
+    again = Solo(restored=saved(log), incarnation=2)
     again.learn()
     return again, again.fragment.own.take_up(left)
+
+
+def mine(parent: SignedVersion, stamp: Stamp) -> SignedVersion:
+    """A version with a contribution of ours."""
+    return child(parent.header, contributors=(Contributor("me", stamp, 40, 4),))
+
+
+def overwrites(effects: list[ef.Effect]) -> list[bool]:
+    return [commit.overwrite for commit in found(effects, ef.CommitVersion)]
+
+
+FIRST = Stamp(1, 1)
+"""Of the first life's only contribution."""
 
 
 def test_what_nobody_was_offered_is_taken_up_and_never_doubted() -> None:
     solo = Solo()
     solo.learn()
     left = leave(solo)  # nobody is in office
-    assert left == Unmerged((NEVER,), Stamp(1, 1))
+    assert left == Unmerged((NEVER,), FIRST)
     assert returned(left, branch(0))[1] == "all"
+    assert not found(solo.elect("p1"), ef.OfferContribution), "no longer: the next life will"
 
 
 def test_what_nobody_answered_is_taken_up_and_goes_if_it_was_merged_after_all() -> None:
-    solo = Solo()
-    solo.learn()
-    solo.elect("p1")
-    left = leave(solo)
-    again, mode = returned(left, branch(0))
+    again, mode = returned(leave(at_work()), branch(0))
     assert mode == "all"
     again.ready(ticket=9)
-    merged = child(genesis(0).header, learners=("me",))  # of the first life: Stamp(1, 1)
-    effects = again.announce(merged)
-    assert [commit.overwrite for commit in found(effects, ef.CommitVersion)] == [True]
-    assert again.fragment.own.idle, "the new contribution contained it"
+    effects = again.announce(mine(branch(0)[0], FIRST))
+    assert overwrites(effects) == [True]
+    assert reasons(effects, "contribution") == ["given up: it contains what was merged"]
+    assert again.fragment.own.idle
+
+
+def test_a_copy_that_contains_it_goes_too_when_the_learner_has_crashed_since() -> None:
+    again, _ = returned(leave(at_work()), branch(0))
+    again.ready(ticket=9)
+    again.feed(ev.LearnerLost())
+    effects = again.announce(mine(branch(0)[0], FIRST))
+    assert overwrites(effects) == [False], "the new learner has nothing of it"
+    assert again.fragment.own.idle and found(effects, ef.DiscardContribution)
+
+
+def test_once_a_contribution_that_contains_it_is_merged_nothing_is_doubted() -> None:
+    again, _ = returned(leave(at_work()), branch(0))
+    again.ready(ticket=9)
+    again.announce(mine(branch(0)[0], Stamp(2, 1)))
+    assert again.fragment.own.unmerged() == Unmerged((Stamp(2, 1),))
+
+
+def test_on_a_branch_that_has_it_what_contains_it_is_not_sent_again() -> None:
+    again, _ = returned(leave(at_work()), branch(0))
+    again.ready(ticket=9)
+    again.announce(mine(branch(0)[0], Stamp(2, 1)))
+    own = again.fragment.own
+    assert own.keeps
+    assert own._kept.moved(FIRST, 1, replaced=True) == () and not own.keeps
 
 
 def test_what_a_syncer_took_is_left_to_it() -> None:
+    solo = at_work()
+    left, age = leave(solo, taken_by="p1"), solo.config.max_base_age_versions
+    assert returned(left, branch(0))[1] == "rest"
+    assert returned(left, branch(age))[1] == "rest", "it may have been held over"
+    log = branch(age + 1)
+    again, mode = returned(left, log)
+    assert mode == "all"
+    assert overwrites(again.announce(mine(log[-1], FIRST))) == [True]
+
+
+def test_that_a_syncer_took_it_is_not_forgotten_while_another_is_asked() -> None:
+    solo = at_work()
+    stamp = found(solo.ready(ticket=7), ef.OfferContribution)[0].signed.header.stamp
+    solo.feed(ev.ContributionAnswered(0, stamp, "p1", True, "", None))
+    solo.elect("p2", term=2)
+    solo.feed(ev.LeaveRequested())
+    solo.feed(ev.ContributionUndelivered(0, stamp, "p2"))
+    assert found(solo.wait(solo.config.timing.leave_s + 0.1), ef.Left)
+    assert returned(solo.fragment.own.unmerged(), branch(0))[1] == "rest"
+
+
+def test_what_nobody_but_ourselves_holds_is_taken_up() -> None:
     solo = Solo()
     solo.learn()
-    solo.elect("p1")
+    solo.take_office()
     solo.feed(ev.LeaveRequested())
-    stamp = found(solo.ready(), ef.OfferContribution)[0].signed.header.stamp
-    solo.feed(ev.ContributionAnswered(0, stamp, "p1", True, "", None))
+    solo.ready(ticket=7)  # into our own inbox; no merge comes about
     assert found(solo.wait(solo.config.timing.leave_s + 0.1), ef.Left)
-    left = solo.fragment.own.unmerged()
-    assert returned(left, branch(0))[1] == "rest"
-    assert returned(left, branch(1))[1] == "rest", "it may have been held over"
-    again, mode = returned(left, branch(2))
-    assert mode == "all"
-    mine = (Contributor("me", stamp, 40, 4),)
-    late = again.announce(child(branch(2)[2].header, contributors=mine))
-    assert [commit.overwrite for commit in found(late, ef.CommitVersion)] == [True]
+    assert returned(solo.fragment.own.unmerged(), branch(0))[1] == "all"
 
 
 def test_doubts_outlive_a_second_end() -> None:

@@ -68,7 +68,7 @@ async def test_an_oversized_message_is_refused_unread(tmp_path: Path) -> None:
         await around.round(member)
 
 
-async def test_a_replayed_good_bye_of_somebody_else_removes_nobody(tmp_path: Path) -> None:
+async def test_a_good_bye_is_its_senders_and_nobody_elses(tmp_path: Path) -> None:
     async with Neighbourhood(tmp_path) as around:
         one = await around.member("one", genesis=True)
         two = await around.member("two")
