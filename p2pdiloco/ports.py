@@ -121,10 +121,16 @@ class Transport(Protocol):
         """
 
     async def push(
-        self, peer: str, header: bytes, payload: Sequence[Buffer], timeout_s: float
+        self,
+        peer: str,
+        header: bytes,
+        payload: Sequence[Buffer],
+        timeout_s: float,
+        before_end: Callable[[], None] | None = None,
     ) -> tuple[bool, bytes]:
         """Offer header (at most 4 MiB), then stream payload. (delivered, answer): delivered False when
         the receiver refused on sight of the header. timeout_s bounds every pause, not the whole transfer.
+        before_end is called before the receiver can have all of it.
 
         Raises: PeerUnreachable, TransportError (cut).
         """

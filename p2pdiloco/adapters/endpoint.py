@@ -86,10 +86,15 @@ class Endpoint(ABC):
         return body
 
     async def push(
-        self, peer: str, header: bytes, payload: Sequence[Buffer], timeout_s: float
+        self,
+        peer: str,
+        header: bytes,
+        payload: Sequence[Buffer],
+        timeout_s: float,
+        before_end: Callable[[], None] | None = None,
     ) -> tuple[bool, bytes]:
         """See `ports.Transport.push`."""
-        return await self._exchange(peer, timeout_s, lambda c: streams.push(c, header, payload))
+        return await self._exchange(peer, timeout_s, lambda c: streams.push(c, header, payload, before_end))
 
     async def pull(
         self, peer: str, request: bytes, max_payload_bytes: int, timeout_s: float

@@ -187,10 +187,11 @@ class Channel:
         stop: asyncio.Future[Any],
         pace: Callable[[int], Awaitable[None]] | None = None,
         ask_at_end: bool = False,
+        before_end: Callable[[], None] | None = None,
     ) -> bool:
         """Send all buffers in chunks, and END; False when `stop`, which reads what the receiver says
         meanwhile, was done before. `pace`: see `ports.PullSource`. `ask_at_end`: the answer to the END may
-        take a while, so what came before it is acknowledged by itself.
+        take a while, so what came before it is acknowledged by itself. `before_end`: see `Transport.push`.
 
         Raises: TransportError (also: nothing acknowledged for `idle_s`)."""
         upload = self._limits.upload
@@ -211,6 +212,8 @@ class Channel:
                     return False
                 ask = ASK if sending.asks(upload is not None) else 0
                 await self.write(CHUNK_HEAD.pack(ask | len(chunk), checksum(chunk)), chunk)
+        if before_end is not None:
+            before_end()
         ask = CHUNK_HEAD.pack(ASK, _NONE) if ask_at_end else b""
         await self.write(ask + CHUNK_HEAD.pack(0, _NONE))
         return True

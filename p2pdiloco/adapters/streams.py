@@ -26,7 +26,7 @@ else comes out of this module.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 
 from p2pdiloco.adapters.flow import CHUNK_BYTES, Sending
@@ -54,8 +54,15 @@ LINGER_BYTES = 8 * 1024 * 1024
 Answer = asyncio.Task[tuple[int, bytes]]
 
 
-async def push(channel: Channel, header: bytes, payload: Sequence[Buffer]) -> tuple[bool, bytes]:
-    """Client side of a push: (accepted, answer). Raises: RemoteError, TransportError."""
+async def push(
+    channel: Channel,
+    header: bytes,
+    payload: Sequence[Buffer],
+    before_end: Callable[[], None] | None = None,
+) -> tuple[bool, bytes]:
+    """Client side of a push: (accepted, answer). `before_end`: see `Transport.push`.
+
+    Raises: RemoteError, TransportError."""
     invariant(len(header) <= MAX_HEADER_BYTES, f"push header of {len(header)} bytes")
     total = sum(memoryview(part).nbytes for part in payload)
     await channel.send_sized(bytes([PUSH]), header)
@@ -70,7 +77,8 @@ async def push(channel: Channel, header: bytes, payload: Sequence[Buffer]) -> tu
         raise RemoteError("garbage", f"to go on at {offset} of {total} bytes")
     async with _listening(channel, total - offset, most) as (sending, final):
         try:
-            whole = await channel.send_payload(_from(payload, offset), sending, final, ask_at_end=True)
+            rest = _from(payload, offset)
+            whole = await channel.send_payload(rest, sending, final, ask_at_end=True, before_end=before_end)
         except TransportError:
             # The server closes after an ERROR; what it said explains the cut better than the cut does.
             await asyncio.wait({final}, timeout=LINGER_S)

@@ -104,8 +104,8 @@ class Contributor:
             whole_at.append(pending.stamp)  # of an earlier life of the learner: no part of its displacement
         if slot is None:
             return Unmerged(tuple(whole_at), doubts=tuple(self._retired))
-        # So long what a syncer has taken is not too old to be merged.
-        until = slot.base_number + self._shared.config.max_base_age_versions if slot.taken else -1
+        # So long what a syncer may have is not too old to be merged.
+        until = slot.base_number + self._shared.config.max_base_age_versions if slot.sent else -1
         doubts = (*self._retired, slot.stamp) if slot.peer else tuple(self._retired)
         return Unmerged(tuple(whole_at), slot.stamp, until, doubts)
 
@@ -270,7 +270,8 @@ class Contributor:
         """The syncer has it; from now on a version that contains it is due."""
         pending.machine.go(SendSignal.ACCEPT)
         pending.perhaps_held = True
-        pending.taken = pending.taken or pending.peer != self._shared.me
+        # A syncer of one group among several passes it on in a partial merge.
+        pending.sent = pending.sent or self._chain.header.groups > 1
         if pending.sent_after != pending.after:  # our chain moved meanwhile: theirs will, and drop it
             self._retry(pending, now, at_once=False)
             return
@@ -317,6 +318,11 @@ class Contributor:
         steps, step_s = shared.config.delay_steps, shared.median_step_s(now)
         wait_s = patience_s(shared.timing.answer_floor_s, self._round_s.value, steps, step_s)
         return now - pending.turned_away_s < wait_s * shared.health.stretch(now)
+
+    def sent(self, stamp: Stamp) -> None:
+        """All of it has gone out."""
+        for pending in self._queue:
+            pending.sent = pending.sent or pending.stamp == stamp
 
     def undelivered(self, event: ContributionUndelivered, now: float) -> None:
         """The stream broke."""

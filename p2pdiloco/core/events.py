@@ -118,6 +118,13 @@ class ContributionAnswered(Event, frozen=True):
     """The refusing syncer's head."""
 
 
+class ContributionSent(Event, frozen=True):
+    """The end of a payload of ours goes out now: whatever we hear, the peer may have all of it."""
+
+    fragment: int
+    stamp: Stamp
+
+
 class ContributionUndelivered(Event, frozen=True):
     """The stream broke or the peer could not be reached."""
 

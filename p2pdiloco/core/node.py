@@ -80,6 +80,7 @@ class Core:
             ev.MessageReceived: self._on_message,
             ev.SendFailed: self._on_send_failed,
             ev.NothingToContribute: self._on_nothing,
+            ev.ContributionSent: self._on_sent,
             ev.ContributionUndelivered: self._on_undelivered,
             ev.LearnerApplied: self._on_applied,
             ev.LearnerStatus: self._on_status,
@@ -266,6 +267,9 @@ class Core:
         fragment = self._at(event.fragment)
         fragment.nothing_to_contribute(now)
         self._departure.poll(now)
+
+    def _on_sent(self, event: ev.ContributionSent, now: float) -> None:
+        self._at(event.fragment).own.sent(event.stamp)
 
     def _on_undelivered(self, event: ev.ContributionUndelivered, now: float) -> None:
         fragment = self._at(event.fragment)

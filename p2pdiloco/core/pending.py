@@ -61,8 +61,8 @@ class Pending:
         self.retry_at_s = 0.0
         self.deadline_s = 0.0
         self.held_since_s = 0.0
-        self.taken = False
-        """Another node said that it has it."""
+        self.sent = False
+        """All of it went out to another node, once at least, or may have."""
         self.perhaps_held = False
         """Somebody took it, or may have: it may be in a merge that we have not heard of."""
         self.called_unusable = 0

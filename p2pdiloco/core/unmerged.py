@@ -25,7 +25,7 @@ class Unmerged(msgspec.Struct, frozen=True):
     slot: Stamp | None = None
     """Of the contribution whose copy is in the slot, if there is one."""
     held_until: int = -1
-    """A syncer has taken the slot's: up to this version, one that lacks it proves nothing."""
+    """A syncer may have all of the slot's: up to this version, one that lacks it proves nothing."""
     doubts: tuple[Stamp, ...] = ()
     """Contributions that are in the whole displacement and that somebody may have: merged by any chance, the
     displacement must go."""

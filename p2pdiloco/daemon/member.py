@@ -319,6 +319,7 @@ class Member:
             ends = {self.runner.left, self.runner.broken}
             await asyncio.wait(ends, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
             await self.runner.outbound.flush(FLUSH_S)
+        await self.runner.end_offers()
         left = {fragment.index: fragment.own.unmerged() for fragment in self.core.fragments}
         saved, _ = await asyncio.gather(self.runner.learner.stop(LEARNER_STOP_S), self.save_fragments())
         if saved:

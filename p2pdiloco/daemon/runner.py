@@ -96,6 +96,7 @@ class Runner:
         self._armed_for_s = 0.0
         self._complaint, self._complain_again_s = "", 0.0
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._offers: set[asyncio.Task[Any]] = set()
         self.left: asyncio.Future[None] = self._loop.create_future()
         self.broken: asyncio.Future[None] = self._loop.create_future()
         """Fails with our own bug; the daemon ends then."""
@@ -109,9 +110,7 @@ class Runner:
             ef.Send: lambda e: self.outbound.send(e.peer, e.message),
             ef.Persist: lambda e: self.spawn(self._persist(e)),
             ef.RequestFragment: lambda e: self.learner.request(e.fragment),
-            ef.OfferContribution: lambda e: self.spawn(
-                self._up(self.transfers.offer(e, tickets.get(e.ticket)))
-            ),
+            ef.OfferContribution: lambda e: self._up(self.transfers.offer(e, tickets.get(e.ticket))),
             ef.DiscardContribution: lambda e: self._tickets.release(e.ticket),
             ef.Spill: self._spill,
             ef.Combine: lambda e: self.spawn(self.keeper.run_combine(e, self.keeper.sources(e))),
@@ -122,9 +121,7 @@ class Runner:
             ef.Release: lambda e: self._tickets.release(e.ticket),
             ef.Merge: self._merge,
             ef.MergePartial: self._merge_partial,
-            ef.OfferPartial: lambda e: self.spawn(
-                self._up(self.transfers.offer_partial(e, tickets.get(e.ticket)))
-            ),
+            ef.OfferPartial: lambda e: self._up(self.transfers.offer_partial(e, tickets.get(e.ticket))),
             ef.FetchUpdate: lambda e: self.spawn(self.transfers.fetch_update(e)),
             ef.FetchState: lambda e: self.spawn(self.transfers.fetch_state(e)),
             ef.ApplyUpdate: self._apply,
@@ -198,9 +195,22 @@ class Runner:
         if writing is not None:
             self.spawn(writing)
 
-    async def _up(self, transfer: Coroutine[Any, Any, None]) -> None:
-        with self.uplink.own.moving():
-            await transfer
+    def _up(self, transfer: Coroutine[Any, Any, None]) -> None:
+        async def metered() -> None:
+            with self.uplink.own.moving():
+                await transfer
+
+        task = self.spawn(metered())
+        self._offers.add(task)
+        task.add_done_callback(self._offers.discard)
+
+    async def end_offers(self) -> None:
+        """Cut what of ours is on its way: from now on nobody has more of it than the core knows."""
+        await asyncio.sleep(0)  # all of them have begun: what never ran cannot be cut
+        offers = list(self._offers)
+        for task in offers:
+            task.cancel()
+        await asyncio.gather(*offers, return_exceptions=True)
 
     async def _persist(self, effect: ef.Persist) -> None:
         record = effect.record

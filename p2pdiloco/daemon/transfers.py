@@ -177,7 +177,9 @@ class Transfers:
         """Stream our contribution to the syncer."""
         header = effect.signed.header
         key = (header.fragment, header.stamp, effect.peer)
-        answer = await self._push(effect.peer, wire.PushContribution(effect.signed), payload)
+        sent = ev.ContributionSent(header.fragment, header.stamp)
+        request = wire.PushContribution(effect.signed)
+        answer = await self._push(effect.peer, request, payload, lambda: self._post(sent))
         if answer is None:
             self._post(ev.ContributionUndelivered(*key))
         else:
@@ -193,11 +195,18 @@ class Transfers:
         else:
             self._post(ev.PartialAnswered(*key, answer.accepted, answer.reason, answer.head))
 
-    async def _push(self, peer: str, request: wire.Push, payload: Buffer) -> wire.Answer | None:
+    async def _push(
+        self,
+        peer: str,
+        request: wire.Push,
+        payload: Buffer,
+        before_end: Callable[[], None] | None = None,
+    ) -> wire.Answer | None:
         """The peer's word; None: not delivered."""
+        label, parts = wire.encode(request), (payload,)
         try:
             with self.courtesy.urgent():
-                delivered, raw = await self._transport.push(peer, wire.encode(request), (payload,), PAUSE_S)
+                delivered, raw = await self._transport.push(peer, label, parts, PAUSE_S, before_end)
             answer = wire.decode(raw, wire.Answer)
         except (TransportError, RemoteError) as error:
             header = request.signed.header

@@ -11,6 +11,7 @@ from p2pdiloco.core.events import (
     ContributionBroken,
     ContributionOffered,
     ContributionReceived,
+    ContributionSent,
     ContributionUndelivered,
     Event,
     FetchFailed,
@@ -169,6 +170,11 @@ class Bulk:
         if not self._whole(transfer) or transfer.done:
             self._cut(transfer)
         else:
+            if isinstance(transfer.signed, SignedContribution):
+                header = transfer.signed.header
+                transfer.sender.run_when_awake(
+                    transfer.sender.feed, ContributionSent(header.fragment, header.stamp)
+                )
             transfer.receiver.run_when_awake(self._hand_over, transfer)
 
     def _cut(self, transfer: Transfer) -> None:

@@ -227,6 +227,7 @@ class Weather(RuleBasedStateMachine):
         self.feed(ev.Persisted(token))
         self.feed(ev.PersistFailed(token, "disk full"))
         self.feed(ev.ContributionAnswered(0, Stamp(9, 9), peer, True, "", None))
+        self.feed(ev.ContributionSent(1, stamp))
         self.feed(ev.ContributionUndelivered(1, stamp, "p9"))
         self.feed(ev.ContributionBroken(token, "cut"))
         self.feed(ev.ContributionReceived(token, self.ticket()))

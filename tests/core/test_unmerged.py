@@ -56,13 +56,12 @@ def at_work(syncer: str = "p1") -> Solo:
     return solo
 
 
-def leave(solo: Solo, taken_by: str = "") -> Unmerged:
+def leave(solo: Solo, sent: bool = False) -> Unmerged:
     """It goes, with whatever is unmerged."""
     solo.feed(ev.LeaveRequested())
-    offers = found(solo.ready(ticket=7), ef.OfferContribution)
-    if taken_by:
-        stamp = offers[0].signed.header.stamp
-        solo.feed(ev.ContributionAnswered(0, stamp, taken_by, True, "", None))
+    solo.ready(ticket=7)
+    if sent:
+        solo.feed(ev.ContributionSent(0, FIRST))
     assert found(solo.wait(solo.config.timing.leave_s + 0.1), ef.Left)
     return solo.fragment.own.unmerged()
 
@@ -96,7 +95,7 @@ def test_what_nobody_was_offered_is_taken_up_and_never_doubted() -> None:
     assert not found(solo.elect("p1"), ef.OfferContribution), "no longer: the next life will"
 
 
-def test_what_nobody_answered_is_taken_up_and_goes_if_it_was_merged_after_all() -> None:
+def test_what_did_not_get_there_is_taken_up_and_goes_if_it_was_merged_after_all() -> None:
     again, mode = returned(leave(at_work()), branch(0))
     assert mode == "all"
     again.ready(ticket=9)
@@ -131,9 +130,9 @@ def test_on_a_branch_that_has_it_what_contains_it_is_not_sent_again() -> None:
     assert own._kept.moved(FIRST, 1, replaced=True) == () and not own.keeps
 
 
-def test_what_a_syncer_took_is_left_to_it() -> None:
+def test_what_a_syncer_may_have_is_left_to_it() -> None:
     solo = at_work()
-    left, age = leave(solo, taken_by="p1"), solo.config.max_base_age_versions
+    left, age = leave(solo, sent=True), solo.config.max_base_age_versions
     assert returned(left, branch(0))[1] == "rest"
     assert returned(left, branch(age))[1] == "rest", "it may have been held over"
     log = branch(age + 1)
@@ -142,13 +141,13 @@ def test_what_a_syncer_took_is_left_to_it() -> None:
     assert overwrites(again.announce(mine(log[-1], FIRST))) == [True]
 
 
-def test_that_a_syncer_took_it_is_not_forgotten_while_another_is_asked() -> None:
+def test_that_a_syncer_may_have_it_is_not_forgotten_while_another_is_asked() -> None:
     solo = at_work()
-    stamp = found(solo.ready(ticket=7), ef.OfferContribution)[0].signed.header.stamp
-    solo.feed(ev.ContributionAnswered(0, stamp, "p1", True, "", None))
+    solo.ready(ticket=7)
+    solo.feed(ev.ContributionSent(0, FIRST))
+    solo.feed(ev.ContributionUndelivered(0, FIRST, "p1"))
     solo.elect("p2", term=2)
     solo.feed(ev.LeaveRequested())
-    solo.feed(ev.ContributionUndelivered(0, stamp, "p2"))
     assert found(solo.wait(solo.config.timing.leave_s + 0.1), ef.Left)
     assert returned(solo.fragment.own.unmerged(), branch(0))[1] == "rest"
 

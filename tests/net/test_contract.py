@@ -106,14 +106,18 @@ async def test_a_push_goes_on_where_an_earlier_one_was_cut(swarm: Swarm) -> None
     whole = b"".join(parts)
     for have in (0, 100, 200, 400_000, len(whole)):
         at_b.already = whole[:have]
-        before = len(at_b.sinks)
-        assert (await a.push(b.peer_id, b"%d" % len(whole), parts, 5.0))[0]
+        before, finished = len(at_b.sinks), []
+        said = lambda: finished.append(at_b.sinks[-1].finished)  # noqa: E731, B023
+        assert (await a.push(b.peer_id, b"%d" % len(whole), parts, 5.0, said))[0]
         assert at_b.sinks[before].data == whole
+        assert finished == [False], "said once, before the receiver has all of it"
 
 
 async def test_push_refused_on_sight_of_the_header(swarm: Swarm) -> None:
     a, b, at_b = await pair(swarm)
-    assert await a.push(b.peer_id, b"refuse", [bytes(MEGABYTE)], 5.0) == (False, b"stale base")
+    ends: list[None] = []
+    answer = await a.push(b.peer_id, b"refuse", [bytes(MEGABYTE)], 5.0, lambda: ends.append(None))
+    assert answer == (False, b"stale base") and not ends
     with pytest.raises(RemoteError, match="bad-header"):
         await a.push(b.peer_id, b"error", [bytes(MEGABYTE)], 5.0)
     assert not at_b.sinks
@@ -182,10 +186,12 @@ async def test_receiver_that_dies_in_the_middle(swarm: Swarm) -> None:
         await swarm.vanish(b)
 
     died = asyncio.create_task(die_when_begun())
+    ends: list[None] = []
+    size = 50 * MEGABYTE
     with pytest.raises(TransportError):
-        await a.push(b.peer_id, b"%d" % (50 * MEGABYTE), [bytes(50 * MEGABYTE)], 5.0)
+        await a.push(b.peer_id, b"%d" % size, [bytes(size)], 5.0, lambda: ends.append(None))
     await died
-    assert at_b.sinks[0].aborted
+    assert at_b.sinks[0].aborted and not ends
 
 
 async def test_who_ends_what_comes_in_cuts_it_and_takes_no_more(swarm: Swarm) -> None:

@@ -39,5 +39,12 @@ PAST_FAILURES: tuple[tuple[int, str | None, int | None, str], ...] = (
         "members of other groups were not asked what they have: merged work was forgotten",
     ),
     (1163, None, None, "the syncer with the thinnest uplink merged alone, term after term"),
+    (
+        42168,
+        "storm",
+        None,
+        "a payload got there, its answer did not: taken up again, it cost the rest",
+    ),
+    (41216, "churn", None, "a partial merge had what its syncer took to be in its own inbox only"),
     (2266, None, None, "a genesis node on a thin uplink made versions faster than newcomers could take them"),
 )
