@@ -104,14 +104,12 @@ class Contributor:
             whole_at.append(pending.stamp)  # of an earlier life of the learner: no part of its displacement
         if slot is None:
             return Unmerged(tuple(whole_at), doubts=tuple(self._retired))
-        # So long what a syncer may have is not too old to be merged.
-        until = slot.base_number + self._shared.config.max_base_age_versions if slot.sent else -1
         doubts = (*self._retired, slot.stamp) if slot.peer else tuple(self._retired)
-        return Unmerged(tuple(whole_at), slot.stamp, until, doubts)
+        return Unmerged(tuple(whole_at), slot.stamp, slot.sent, doubts)
 
     def take_up(self, left: Unmerged) -> TakeUp:
         """How much of the displacement of an earlier life, which ended so, the learner may start with."""
-        mode, doubts = left.take_up(self._chain.watermark(self._shared.me), self._chain.head.number)
+        mode, doubts = left.take_up(self._chain.watermark(self._shared.me))
         self._retired.extend(doubts)
         return mode
 

@@ -24,19 +24,17 @@ class Unmerged(msgspec.Struct, frozen=True):
     """Our watermarks in the chain at which nothing of the displacement is merged."""
     slot: Stamp | None = None
     """Of the contribution whose copy is in the slot, if there is one."""
-    held_until: int = -1
-    """A syncer may have all of the slot's: up to this version, one that lacks it proves nothing."""
+    sent: bool = False
+    """A syncer may have all of the slot's: it is left to it, however long a merge takes."""
     doubts: tuple[Stamp, ...] = ()
     """Contributions that are in the whole displacement and that somebody may have: merged by any chance, the
     displacement must go."""
 
-    def take_up(self, watermark: Stamp, number: int) -> tuple[TakeUp, tuple[Stamp, ...]]:
-        """(how much a new life may take up while the chain is at version `number` and has of us what
-        `watermark` says, what that life must doubt until a contribution that contains it is merged)."""
+    def take_up(self, watermark: Stamp) -> tuple[TakeUp, tuple[Stamp, ...]]:
+        """(how much a new life may take up while the chain has of us what `watermark` says, what that life
+        must doubt until a contribution that contains it is merged)."""
         if self.slot is not None and watermark == self.slot:
             return "rest", ()
         if watermark not in self.whole_at:
             return "none", ()
-        if self.slot is not None and number <= self.held_until:
-            return "rest", ()
-        return "all", self.doubts
+        return ("rest", ()) if self.sent else ("all", self.doubts)

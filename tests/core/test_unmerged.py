@@ -14,38 +14,27 @@ OLD, SLOT, NEWER = Stamp(1, 4), Stamp(1, 5), Stamp(2, 1)
 FREE = Unmerged((OLD,))
 NEVER_SENT = Unmerged((OLD,), SLOT)
 UNANSWERED = Unmerged((OLD,), SLOT, doubts=(SLOT,))
-HELD = Unmerged((OLD,), SLOT, held_until=8, doubts=(SLOT,))
+SENT = Unmerged((OLD,), SLOT, sent=True, doubts=(SLOT,))
 BESIDE = Unmerged((OLD, Stamp(1, 5)), Stamp(1, 6), doubts=(Stamp(1, 6),))
 
 
 @pytest.mark.parametrize(
-    ("left", "mark", "number", "mode", "doubts"),
+    ("left", "mark", "mode", "doubts"),
     [
-        (FREE, OLD, 7, "all", ()),
-        (FREE, NEWER, 8, "none", ()),  # another life of ours was merged: the displacement may be in it
-        (FREE, NEVER, 8, "none", ()),  # on another branch
-        (NEVER_SENT, OLD, 7, "all", ()),
-        (NEVER_SENT, OLD, 99, "all", ()),
-        (UNANSWERED, OLD, 7, "all", (SLOT,)),
-        (UNANSWERED, SLOT, 8, "rest", ()),  # it got there after all
-        (UNANSWERED, NEWER, 8, "none", ()),
-        (HELD, OLD, 7, "rest", ()),  # it will be merged, at the latest in version 9
-        (HELD, OLD, 8, "rest", ()),
-        (HELD, OLD, 9, "all", (SLOT,)),  # its holder died
-        (HELD, SLOT, 8, "rest", ()),
-        (
-            BESIDE,
-            Stamp(1, 5),
-            8,
-            "all",
-            (Stamp(1, 6),),
-        ),  # an earlier learner's, no part of it
+        (FREE, OLD, "all", ()),
+        (FREE, NEWER, "none", ()),  # another life of ours was merged: the displacement may be in it
+        (FREE, NEVER, "none", ()),  # on another branch
+        (NEVER_SENT, OLD, "all", ()),
+        (UNANSWERED, OLD, "all", (SLOT,)),
+        (UNANSWERED, SLOT, "rest", ()),  # it got there after all
+        (UNANSWERED, NEWER, "none", ()),
+        (SENT, OLD, "rest", ()),  # it may still be merged
+        (SENT, SLOT, "rest", ()),
+        (BESIDE, Stamp(1, 5), "all", (Stamp(1, 6),)),  # an earlier learner's, no part of it
     ],
 )
-def test_what_is_taken_up(
-    left: Unmerged, mark: Stamp, number: int, mode: TakeUp, doubts: tuple[Stamp, ...]
-) -> None:
-    assert left.take_up(mark, number) == (mode, doubts)
+def test_what_is_taken_up(left: Unmerged, mark: Stamp, mode: TakeUp, doubts: tuple[Stamp, ...]) -> None:
+    assert left.take_up(mark) == (mode, doubts)
 
 
 def at_work(syncer: str = "p1") -> Solo:
@@ -131,14 +120,14 @@ def test_on_a_branch_that_has_it_what_contains_it_is_not_sent_again() -> None:
 
 
 def test_what_a_syncer_may_have_is_left_to_it() -> None:
-    solo = at_work()
-    left, age = leave(solo, sent=True), solo.config.max_base_age_versions
-    assert returned(left, branch(0))[1] == "rest"
-    assert returned(left, branch(age))[1] == "rest", "it may have been held over"
-    log = branch(age + 1)
-    again, mode = returned(left, log)
-    assert mode == "all"
-    assert overwrites(again.announce(mine(log[-1], FIRST))) == [True]
+    left = leave(at_work(), sent=True)
+    for versions in (0, 1, 9):
+        assert returned(left, branch(versions))[1] == "rest", "it may be held over"
+    merged = mine(branch(0)[0], FIRST)
+    again, mode = returned(left, [branch(0)[0], merged])
+    assert mode == "rest"
+    again.ready(ticket=9)
+    assert again.fragment.own.unmerged().doubts == ()
 
 
 def test_that_a_syncer_may_have_it_is_not_forgotten_while_another_is_asked() -> None:

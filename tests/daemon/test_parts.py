@@ -291,7 +291,7 @@ async def test_our_own_record_and_our_runs_are_published(tmp_path: Path) -> None
 
 # --- the resume note -------------------------------------------------------------------------------------
 
-LEFT = Unmerged((Stamp(1, 4),), Stamp(1, 5), 7, (Stamp(1, 3), Stamp(1, 5)))
+LEFT = Unmerged((Stamp(1, 4),), Stamp(1, 5), True, (Stamp(1, 3), Stamp(1, 5)))
 
 
 def core_that_takes(taken: list[Unmerged]) -> Any:
