@@ -25,6 +25,8 @@ class LearnerSide:
         self._host = host
         self._rng = rng
         self._wanted = False
+        self._paces = 0
+        """How often the pace has changed: also twice between two reports."""
         bases = [(s.version.header.digest(), s.version.header.number) for s in host.stores]
         tell = Callbacks(self._wake_at, self._copied_out, self._nothing, self._applied, self._dropped)
         steps, step_time_s = host.config.inner_steps, host.spec.step_time_s
@@ -63,6 +65,7 @@ class LearnerSide:
 
     def _set_pace(self, factor: float) -> None:
         # Not while it stands still: `shift` moves the clock by the whole standstill, at its end.
+        self._paces += 1
         self.model.set_pace(self._host.spec.step_time_s * factor, self._host.now)
 
     def crash(self, back_in_s: float) -> None:
@@ -97,7 +100,7 @@ class LearnerSide:
         host, model = self._host, self.model
         per_step, steps = host.config.tokens_per_step, model.step_at(host.now)
         step_s = model.step_time_s if model.running else 0.0
-        life = (host.incarnation, model.life, model.running, host.thaws, model.step_time_s)
+        life = (host.incarnation, model.life, model.running, host.thaws, self._paces)
         host.world.watch.reports(host, steps, life)
         rate = per_step / step_s if model.running else 0.0
         host.feed(ev.LearnerStatus(model.running, steps, steps * per_step, rate, step_s, None))

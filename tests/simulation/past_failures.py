@@ -45,6 +45,7 @@ PAST_FAILURES: tuple[tuple[int, str | None, int | None, str], ...] = (
         None,
         "a payload got there, its answer did not: taken up again, it cost the rest",
     ),
+    (47306, None, None, "a learner that was slowed down and up again between two reports was thought to lag"),
     (42225, "storm", None, "a partial merge came many versions late, when its part had been taken up again"),
     (41216, "churn", None, "a partial merge had what its syncer took to be in its own inbox only"),
     (2266, None, None, "a genesis node on a thin uplink made versions faster than newcomers could take them"),
