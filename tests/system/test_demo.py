@@ -31,8 +31,10 @@ def test_the_report_says_what_happened(swept_swarm: Swarm, tmp_path: Path) -> No
     assert report["nodes"] == len(events) == 2 and report["digests_agree"] is True
     assert report["loss_before"] > 5 and report["loss_after"] < report["loss_before"] - 1
     lines = [line for log in events.values() for line in log]
-    published = {(e["fragment"], e["number"]) for e in lines if e["kind"] == "publish" and "digest" in e}
-    assert report["outer_updates"] == len(published) >= 8
+    # The one that is killed may have announced a version and not have written that down yet.
+    known = [e for e in lines if e["kind"] in ("publish", "apply") and "digest" in e]
+    made = {(e["fragment"], e["number"]) for e in known}
+    assert report["outer_updates"] == len(made) >= 8
     merges = [e for e in lines if e["kind"] == "merge" and "contributors" in e]
     shares = sum(e["contributors"] for e in merges) / sum(e["live"] for e in merges)
     assert report["participation"] == pytest.approx(shares)
