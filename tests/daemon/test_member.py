@@ -14,7 +14,7 @@ from daemon_kit import Neighbourhood, until
 
 from p2pdiloco.adapters.files import Files
 from p2pdiloco.adapters.spool import Spool
-from p2pdiloco.core.events import LeaveRequested
+from p2pdiloco.core.events import ContributionAnswered, ContributionSent, Event, LeaveRequested
 from p2pdiloco.daemon.member import UPDATES_IN_MEMORY
 from p2pdiloco.daemon.resume import FILE
 from p2pdiloco.errors import TransportError
@@ -170,6 +170,43 @@ async def test_what_nobody_answered_before_it_left_is_taken_up_again(tmp_path: P
         around.hub.heal(*link)
         again = await around.member("two")
         assert again.learner.restored == ("all",) * 4
+
+
+async def test_the_core_hears_that_a_payload_is_about_to_be_whole_before_it_hears_an_answer(
+    tmp_path: Path,
+) -> None:
+    async with Neighbourhood(tmp_path) as around:
+        one = await around.member("one", genesis=True)
+        two = await around.member("two")
+        await around.round(one, two)
+        await until(lambda: not two.learner.slot_in_use, "a free slot")
+        heard: list[type] = []
+        transfers, post = two.runner.transfers, two.runner.transfers._post
+
+        def listen(event: Event) -> None:
+            heard.append(type(event))
+            post(event)
+
+        transfers._post = listen
+        tokens = one.head().tokens
+        two.learner.contribute(0)
+        await until(lambda: one.head().tokens > tokens, "its merge")
+        assert heard.index(ContributionSent) < heard.index(ContributionAnswered)
+
+
+async def test_nothing_is_on_its_way_any_more_when_it_is_noted_what_is_left(tmp_path: Path) -> None:
+    async with Neighbourhood(tmp_path) as around:
+        one = await around.member("one", genesis=True)
+        own, under_way = one.core.fragments[0].own, []
+        noted = own.unmerged
+        own.unmerged = lambda: (under_way.append(len(one.runner._offers)), noted())[1]  # type: ignore[method-assign]
+
+        async def endless() -> None:
+            await asyncio.Event().wait()
+
+        one.runner._up(endless())
+        await around.end(one, orderly=True)
+        assert under_way == [0]
 
 
 async def test_a_push_that_is_under_way_at_the_end_is_cut_and_is_no_bug(
