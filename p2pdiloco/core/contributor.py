@@ -67,8 +67,8 @@ class Contributor:
         self._kept = Kept(context.shared, context.index)
         self._replaced = chain.replaced
         self._retired: deque[Stamp] = deque(maxlen=RETIRED_KEPT)
-        """Given up while still in the learner's displacement: if a chain has one all the same, somebody who
-        held it merged it, and the displacement must go."""
+        """Given up, or left behind by an earlier life, and still in the learner's displacement: if a chain
+        has one all the same, somebody who held it merged it, and the displacement must go."""
         self._sequence = 0
         self._round_s = Ema()
         self.behind: Callable[[float], bool] = lambda now: False
