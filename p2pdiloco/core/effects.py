@@ -63,7 +63,7 @@ class Persist(Effect, frozen=True):
 
 
 class RequestFragment(Effect, frozen=True):
-    """Ask the learner to copy this fragment out at its next step boundary (a closing call).
+    """Ask the learner to copy this fragment out now, or at its next step boundary (a closing call).
 
     Answered by `ContributionReady` with due false, or `NothingToContribute`."""
 

@@ -3,9 +3,9 @@
 Frames are a 4-byte big-endian length and a msgpack body of at most `MAX_FRAME_BYTES`. Tensors never
 travel here, they are in the shared memory (`tensors.exchange`). The first frame is `Start`.
 
-The learner's end never blocks its training loop: it polls for commands at step boundaries, and events
-that the daemon does not read are queued up to a bound (statuses are folded into one), beyond which the
-learner ends itself.
+The learner's end never blocks its training loop: it polls for commands at step boundaries (for closing
+calls another thread does in between, never both at a time), and events that the daemon does not read are
+queued up to a bound (statuses are folded into one), beyond which the learner ends itself.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import select
 import socket
 from collections import deque
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 import msgspec
@@ -23,6 +24,8 @@ from p2pdiloco.errors import TransportError
 
 MAX_FRAME_BYTES = 256 * 1024
 MAX_PENDING_EVENTS = 8192
+MAX_WAITING_COMMANDS = 8192
+"""For a boundary that does not come."""
 _READ_BYTES = 64 * 1024
 _MAX_READ_PER_POLL = 1024 * 1024
 
@@ -131,7 +134,8 @@ class Install(Command, frozen=True):
 
 
 class CopyOut(Command, frozen=True):
-    """A closing call: copy this fragment out at the next boundary. `CopiedOut` or `NothingToCopy`."""
+    """A closing call: copy this fragment out, as it is or as it will be at the next boundary
+    (`learner.answering`). `CopiedOut` or `NothingToCopy`."""
 
     fragment: int
 
@@ -384,12 +388,36 @@ class LearnerEnd:
         """Until something can be read (or the daemon is gone), at most so long."""
         select.select([self._socket], [], [], timeout_s)
 
-    def poll(self) -> list[AnyCommand]:
-        """Commands that have arrived, oldest first. Raises: ChannelBroken (daemon gone)."""
+    def wait_or(self, other: socket.socket) -> bool:
+        """Until something can be read here (or the daemon is gone): True; or at `other`: False."""
+        return not select.select([self._socket, other], [], [])[0].count(other)
+
+    def take_calls(self) -> list[CopyOut]:
+        """Closing calls that have arrived, but for those that came behind a command that bears upon what they
+        copy; all else stays for `poll`. Raises: ChannelBroken (daemon gone, or commands are not taken)."""
         self._read()
-        commands = list(self._commands)
-        self._commands.clear()
-        return commands
+        if len(self._commands) > MAX_WAITING_COMMANDS:
+            raise ChannelBroken("the inner loop takes no commands")
+        calls: list[CopyOut] = []
+        left: deque[AnyCommand] = deque()
+        changed: set[int] = set()
+        while self._commands and not isinstance(self._commands[0], Start | TakePart | Save | Stop):
+            command = self._commands.popleft()
+            if isinstance(command, CopyOut) and command.fragment not in changed:
+                calls.append(command)
+                continue
+            if isinstance(command, Install | FreeSlot | CopyOut):
+                changed.add(command.fragment)
+            left.append(command)
+        self._commands.extendleft(reversed(left))
+        return calls
+
+    def poll(self) -> Iterator[AnyCommand]:
+        """Commands that have arrived, oldest first, each taken when it is its turn. Raises: ChannelBroken
+        (daemon gone)."""
+        self._read()
+        while self._commands:
+            yield self._commands.popleft()
 
     def emit(self, event: Event) -> None:
         """Send an event, or queue it. Raises: ChannelBroken (the daemon has not read for very long)."""

@@ -6,6 +6,7 @@ benchmark does not) and says whether to go on.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -83,6 +84,8 @@ class Training:
         self._skipped_in_a_row = 0
         self._samples = self.section.tokens_per_step // per_sample
         self.ranks = ranks
+        self.meanwhile: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
+        """Entered while something is computed that takes long and writes no parameters."""
         self.stream: Stream
         """Other ranks have none: rank 0 deals."""
         if samples is not None:
@@ -99,14 +102,16 @@ class Training:
         Raises:
             TrainingDiverged: see there.
             UserError: not even a single sample fits into memory.
+            ChannelBroken: the daemon is gone.
         """
         rate = learning_rate(self.section, self.run_tokens, self.optimizer_steps)
         set_learning_rate(self.optimizer, rate)
-        batch = self.ranks.deal(lambda: self.stream.take(self._samples), self._samples)
-        loss = self._passes.gradients(batch, self._samples)
-        self.ranks.sum_gradients(self.model, loss)
-        norm = clip(self.model, self.section)
-        loss_value, norm_value = torch.stack((loss, norm)).tolist()  # the one wait for an accelerator
+        with self.meanwhile():
+            batch = self.ranks.deal(lambda: self.stream.take(self._samples), self._samples)
+            loss = self._passes.gradients(batch, self._samples)
+            self.ranks.sum_gradients(self.model, loss)
+            norm = clip(self.model, self.section)
+            loss_value, norm_value = torch.stack((loss, norm)).tolist()  # the one wait for an accelerator
         tokens = self._update(math.isfinite(loss_value) and math.isfinite(norm_value))
         self.inner_step += 1
         self.tokens_total += tokens

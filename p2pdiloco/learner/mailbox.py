@@ -1,4 +1,4 @@
-"""What the learner does for the daemon, once per inner step and without ever waiting for it."""
+"""What the learner does for the daemon, between inner steps and without ever waiting for it."""
 
 from __future__ import annotations
 
@@ -179,6 +179,13 @@ class Mailbox:
             case _:
                 invariant(False, f"a second {type(command).__name__}")
 
+    def answer_calls(self) -> None:
+        """Answer closing calls that came since the last boundary, as it was there. Only while nothing writes
+        parameters (`learner.answering`). Raises: ChannelBroken (the daemon is gone)."""
+        for call in self._channel.take_calls():
+            self._obey(call)
+        self._channel.flush()
+
     def attend(self, timeout_s: float) -> None:
         """Wait so long for commands, and obey them. Raises: ChannelBroken."""
         self._channel.wait(timeout_s)
@@ -192,7 +199,8 @@ class Mailbox:
         if self._spare is None:
             self._spare = self._spare_model()
         self._fragments.scatter_bases(named_parameters(self._spare))
-        return evaluate(self._training.task, self._spare, self._heldout)
+        with self._training.meanwhile():
+            return evaluate(self._training.task, self._spare, self._heldout)
 
     def _evaluate_together(self, held: Shares) -> Evaluation:
         """In the model that trains: there is no room for another one."""

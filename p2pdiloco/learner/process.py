@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from torch import nn
 from p2pdiloco.config.settings import Shard
 from p2pdiloco.errors import UserError, invariant
 from p2pdiloco.learner import checkpoint
+from p2pdiloco.learner.answering import DEVICES, Answering
 from p2pdiloco.learner.channel import LearnerEnd, LearnerOptions, Ready, Start
 from p2pdiloco.learner.device import choose_device, configure, step_back, threads_of
 from p2pdiloco.learner.evaluate import evaluate, heldout_batch
@@ -204,9 +206,13 @@ def _lead(channel: LearnerEnd, start: Start, exchange_fd: int, parts: Parts) -> 
     where += ", sharded" if ranks.sharded else ""
     channel.emit(Ready(where, parameters, parts.threads, training.inner_step, restored, note))
     mailbox.obey()
-    ranks.order("step", training.run_tokens)
-    goes_on = boundary(training.step())
-    # Only now: starting up, of which the first step is a part, is waited for; training is not.
-    step_back(options.niceness)
-    if goes_on:
-        train(training, boundary)
+    with contextlib.ExitStack() as stack:
+        if device.type in DEVICES and not ranks.sharded:  # of shares, other ranks copy at boundaries only
+            answering = Answering(channel.wait_or, mailbox.answer_calls, device)
+            training.meanwhile = stack.enter_context(answering).meanwhile
+        ranks.order("step", training.run_tokens)
+        goes_on = boundary(training.step())
+        # Only now: starting up, of which the first step is a part, is waited for; training is not.
+        step_back(options.niceness)
+        if goes_on:
+            train(training, boundary)

@@ -77,8 +77,11 @@ class LearnerModel:
         bases: list[tuple[bytes, int]],
         tell: Callbacks,
         trainer: Trainer | None = None,
+        at_once: bool = True,
     ) -> None:
+        """`at_once`: it answers closing calls within an inner step."""
         self.peer = peer
+        self._at_once = at_once
         self.running = False
         self.life = 0
         self.step_time_s = step_time_s
@@ -149,8 +152,14 @@ class LearnerModel:
     # --- what the daemon asks ------------------------------------------------------------------------
 
     def request(self, fragment: int, now: float) -> None:
-        """Copy the fragment out at the next boundary."""
-        self.fragments[fragment].asked = True
+        """Copy the fragment out: now, or at the next boundary."""
+        counters = self.fragments[fragment]
+        if self._at_once and self.running and not counters.installs:
+            step = self.step_at(now)
+            self.trainer.advance(step)
+            self._answer(fragment, step)
+        else:
+            counters.asked = True
         self.plan(now)
 
     def install(self, install: Install, now: float) -> None:
@@ -215,17 +224,23 @@ class LearnerModel:
             self._take_over(counters, now)
             asked, counters.asked = counters.asked, False
             due = step >= counters.due_step
-            if counters.slot is None and (asked or due) and step > counters.unmerged_from:
-                first = counters.unmerged_from
-                end = first + counters.stride.carried(step - first)
-                matter = self.trainer.copy_out(index, end - first)
-                counters.slot = Displacement(index, self.peer, first, end, counters.base, matter=matter)
-                counters.encoding = True
-                counters.due_step = step + self._inner_steps
-                self._tell.copied_out(counters.slot, due)
-            elif asked:
-                self._tell.nothing(index)
+            if asked or due:
+                self._answer(index, step, asked, due)
         self.plan(now)
+
+    def _answer(self, fragment: int, step: int, asked: bool = True, due: bool = False) -> None:
+        """Copy a fragment out as it is at this step, if there is anything to copy and room for it."""
+        counters = self.fragments[fragment]
+        if counters.slot is None and step > counters.unmerged_from:
+            first = counters.unmerged_from
+            end = first + counters.stride.carried(step - first)
+            matter = self.trainer.copy_out(fragment, end - first)
+            counters.slot = Displacement(fragment, self.peer, first, end, counters.base, matter=matter)
+            counters.encoding = True
+            counters.due_step = step + self._inner_steps
+            self._tell.copied_out(counters.slot, due)
+        elif asked:
+            self._tell.nothing(fragment)
 
     def _take_over(self, counters: Counters, now: float) -> None:
         if counters.encoding:

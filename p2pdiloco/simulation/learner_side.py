@@ -32,7 +32,8 @@ class LearnerSide:
         steps, step_time_s = host.config.inner_steps, host.spec.step_time_s
         states = [(s.version.header.number, s.state.matter) for s in host.stores]
         trainer = host.world.substance.trainer(host.peer, states)
-        self.model = LearnerModel(host.peer, steps, step_time_s, bases, tell, trainer)
+        at_once = host.spec.answers_at_once
+        self.model = LearnerModel(host.peer, steps, step_time_s, bases, tell, trainer, at_once)
         self.model.resume_counting(first_step)
 
     # --- life ----------------------------------------------------------------------------------------

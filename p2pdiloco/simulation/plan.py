@@ -137,6 +137,8 @@ class NodeSpec:
     """Monotonic clocks of different machines have nothing to do with each other."""
     clock_rate: float = 1.0
     """Local seconds per second."""
+    answers_at_once: bool = True
+    """Whether its learner answers closing calls within an inner step; else at the step's end."""
 
     def local_s(self, time_s: float) -> float:
         """What this machine's clock shows at a virtual time."""
@@ -269,6 +271,7 @@ def draw_spec(rng: random.Random, peer: str, mix: Mix, base_step_s: float, sprea
         checkpoint_every_s=rng.uniform(1.0, 15.0),
         clock_offset_s=rng.uniform(0.0, 1e5),
         clock_rate=rng.uniform(0.99, 1.01),
+        answers_at_once=peer[-1] not in "36",
     )
 
 

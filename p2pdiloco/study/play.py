@@ -50,6 +50,7 @@ def _swarm(setting: Setting, every: int, heldout_tokens: int, device: torch.devi
         grace=setting.grace,
         speeds=setting.speeds,
         faults=tuple(_faults(setting)),
+        at_once=setting.answers == "at-once",
         fresh_moments=setting.moments == "fresh",
         seed=setting.seed,
     )

@@ -75,6 +75,8 @@ class Setting(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Of H inner steps: how long a round waits for called learners; 0: not at all."""
     speeds: tuple[float, ...] = ()
     """Inner steps of each learner in the time in which others make one; () is everybody 1."""
+    answers: str = "at-once"
+    """To closing calls: "at-once", or at the "boundary" between two inner steps."""
     faults_per_hour: float = 0.0
     """Of the whole swarm; `step_s` says how long a step is."""
     step_s: float = 0.25

@@ -173,6 +173,7 @@ def speeds(base: Setting) -> list[Case]:
     return [
         Case("three learners", three),
         Case("three, and one five times slower", slow),
+        Case("the same, calls answered at boundaries", replace(slow, answers="boundary")),
         Case("four learners", replace(base, learners=4)),
         Case("speeds 1, 0.8, 0.4, 0.2", uneven),
         Case("the same, K = 1, no grace window", replace(uneven, grace=0.0)),

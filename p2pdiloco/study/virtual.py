@@ -2,10 +2,10 @@
 
 As `study.lockstep`, whose learners, merges and outer steps are production's; what its syncers decide is what
 `core.round` decides, without elections and messages that go astray: a round is begun by K contributions, one
-of them due and measured against the head; the others are called and send what they have at their next step
-boundary; it closes when all have answered, or at the end of the grace window. Time is counted in inner steps
-of a usual learner. Schedules follow the tokens that were trained, merged or not, so that all that is compared
-has the same.
+of them due and measured against the head; the others are called and send what they have, at once or at their
+next step boundary; it closes when all have answered, or at the end of the grace window. Time is counted in
+inner steps of a usual learner. Schedules follow the tokens that were trained, merged or not, so that all that
+is compared has the same.
 """
 
 from __future__ import annotations
@@ -54,6 +54,8 @@ class Circumstances(Struct, frozen=True, kw_only=True):
     speeds: tuple[float, ...] = ()
     """Inner steps per unit of time, of each learner; () is 1."""
     faults: tuple[Fault, ...] = ()
+    at_once: bool = True
+    """Closing calls are answered within an inner step (`learner.answering`); else at its end."""
     fresh_moments: bool = False
     """A returning learner has none; else those that it had."""
     seed: int = 0
@@ -74,6 +76,8 @@ class _Seat:
     last_install: dict[int, float] = field(default_factory=dict)
     under_way: set[int] = field(default_factory=set)
     """Fragments of which a contribution has left and not arrived."""
+    installing: list[int] = field(default_factory=list)
+    """Fragments of which a version waits for the next step boundary."""
 
 
 @dataclass
@@ -158,6 +162,7 @@ class Virtual(Lockstep):
         self.tokens += seat.learner.step()
         seat.at = self._now
         waiting, seat.mailbox = seat.mailbox, []
+        seat.installing.clear()
         for act in waiting:
             act()
         self._send_due(seat)
@@ -167,21 +172,30 @@ class Virtual(Lockstep):
         for copied in seat.learner.fragments.copy_due(seat.learner.training.inner_step):
             self._send(seat, copied)
 
-    def _tell(self, seat: _Seat, delay: float, act: Callable[[], None], not_before: float = 0.0) -> float:
-        """`act` at the learner's first step boundary after so long, if it still lives; when it arrives."""
-        life, at = seat.life, max(self._now + delay, not_before)
+    def _tell(self, seat: _Seat, delay: float, act: Callable[[], None]) -> None:
+        """`act` at the learner's first step boundary after so long, if it still lives."""
+        self._push(self._now + delay, partial(self._arrive_at, seat, seat.life, act))
 
-        def arrive() -> None:
-            if seat.life != life or not seat.alive:
-                return
-            if seat.at == self._now:
-                act()
-                self._send_due(seat)
-            else:
-                seat.mailbox.append(act)
+    def _arrive_at(
+        self, seat: _Seat, life: int, act: Callable[[], None], installs: int | None = None
+    ) -> None:
+        if seat.life != life or not seat.alive:
+            return
+        if seat.at == self._now:
+            act()
+            self._send_due(seat)
+            return
+        seat.mailbox.append(act)
+        if installs is not None:
+            seat.installing.append(installs)
 
-        self._push(at, arrive)
-        return at
+    def _call(self, seat: _Seat, life: int, fragment: int) -> None:
+        """A closing call arrives."""
+        called = partial(self._called, fragment, seat)
+        if not self._world.at_once or fragment in seat.installing:
+            self._arrive_at(seat, life, called)
+        elif seat.life == life and seat.alive:
+            called()
 
     def _send(self, seat: _Seat, copied: CopiedOut) -> None:
         arrived = _Arrived(seat, seat.life, seat.learner.encoded(copied), copied.base_number, copied.due)
@@ -203,6 +217,7 @@ class Virtual(Lockstep):
         seat.alive, seat.life = False, seat.life + 1
         seat.mailbox, seat.last_install = [], {}
         seat.under_way.clear()
+        seat.installing.clear()
         self._push(self._now + SILENCE, lambda: self._silent(seat))
         self._push(self._now + fault.away, lambda: self._come_back(seat))
 
@@ -257,7 +272,7 @@ class Virtual(Lockstep):
             return
         round_.closing, round_.waits_for = True, {seat.index for seat in others}
         for seat in others:
-            self._tell(seat, self._message, partial(self._called, fragment, seat))
+            self._push(self._now + self._message, partial(self._call, seat, seat.life, fragment))
         window = self._world.grace * self.manifest.sync.inner_steps
         self._push(
             self._now + window, lambda: self._close(fragment) if self._rounds[fragment] is round_ else None
@@ -295,9 +310,7 @@ class Virtual(Lockstep):
 
     def _publish(self, seat: _Seat, fragment: int, number: int, theta: Tensor, inside: bool) -> None:
         """Versions arrive in order."""
-        seat.last_install[fragment] = self._tell(
-            seat,
-            self._delay(),
-            lambda: seat.learner.install(fragment, number, theta, inside),
-            seat.last_install.get(fragment, 0.0),
-        )
+        install = partial(seat.learner.install, fragment, number, theta, inside)
+        at = max(self._now + self._delay(), seat.last_install.get(fragment, 0.0))
+        seat.last_install[fragment] = at
+        self._push(at, partial(self._arrive_at, seat, seat.life, install, fragment))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -49,13 +50,13 @@ def test_a_state_is_its_history_and_a_repeated_step_shows() -> None:
 class Harness:
     """A learner with H = 10, one fragment, one step a second."""
 
-    def __init__(self) -> None:
+    def __init__(self, at_once: bool = True) -> None:
         self.clock = Clock()
         self.copies: list[tuple[Displacement, bool]] = []
         self.passes = 0
         self.applied: list[int] = []
         tell = Callbacks(self._wake_at, self._copied, self._nothing, self._applied, lambda *_: None)
-        self.learner = LearnerModel("a", 10, 1.0, [(b"zero", 0)], tell)
+        self.learner = LearnerModel("a", 10, 1.0, [(b"zero", 0)], tell, at_once=at_once)
         self.learner.start(0.0, 0)
 
     def _wake_at(self, time_s: float) -> None:
@@ -87,16 +88,29 @@ def test_steps_in_flight_go_into_the_next_contribution() -> None:
     assert (second.first, second.end, second.base) == (10, 24, b"1")
 
 
-def test_a_rebase_keeps_the_counters_and_a_closing_call_gets_them() -> None:
-    world = Harness()
+@pytest.mark.parametrize(("at_once", "end"), [(True, 6), (False, 7)])
+def test_a_rebase_keeps_the_counters_and_a_closing_call_gets_them(at_once: bool, end: int) -> None:
+    world = Harness(at_once)
     world.clock.run_until(4.5)
     world.install(1, None)
     world.clock.run_until(6.5)
     world.learner.request(0, world.clock.now)
+    assert len(world.copies) == at_once
     world.clock.run_until(7.5)
     copied, due = world.copies[0]
-    assert (copied.first, copied.end, copied.base, due) == (0, 7, b"1", False)
+    assert (copied.first, copied.end, copied.base, due) == (0, end, b"1", False)
     assert world.applied == [1]
+
+
+def test_a_closing_call_behind_an_install_waits_for_the_boundary() -> None:
+    world = Harness()
+    world.clock.run_until(4.5)
+    world.install(1, None)
+    world.learner.request(0, world.clock.now)
+    assert not world.copies
+    world.clock.run_until(5.5)
+    copied, _ = world.copies[0]
+    assert (copied.end, copied.base) == (5, b"1")
 
 
 def test_one_slot_and_nothing_twice_in_it() -> None:

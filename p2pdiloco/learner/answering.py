@@ -1,0 +1,86 @@
+"""Closing calls are answered while the gradients of an inner step are computed.
+
+Parameters stand still from the end of one inner step until the optimizer's step at the end of the next one,
+so a copy that is taken in between is what the last step boundary would have given. Without it a round waits
+for the slowest learner's boundary, and every version is so much later for all (docs/experiments.md).
+
+One thread waits for commands; it and the inner loop are never both at the parameters: the loop holds a lock
+but while it is in `meanwhile`. On an accelerator the copies have a stream of their own, which begins behind
+everything that was queued before `meanwhile`; the inner loop's next kernels that write parameters are queued
+after it, when the copies are over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Self
+
+import torch
+
+DEVICES = ("cpu", "cuda")
+"""Kinds on which parameters can be read beside the inner loop. On others, calls wait for the boundary."""
+
+
+class Answering:
+    """The thread, from `with` to the end of the block."""
+
+    def __init__(
+        self, readable: Callable[[socket.socket], bool], answer: Callable[[], None], device: torch.device
+    ) -> None:
+        """`readable` waits until there may be commands, or the given socket can be read, and says False in
+        that case; `answer` does what may be done between two inner steps' ends; `device` has the parameters.
+        """
+        self._readable, self._answer, self._device = readable, answer, device
+        self._still = threading.Lock()
+        self._over = False
+        self._wake, self._woken = socket.socketpair()
+        self._thread = ThreadPoolExecutor(1, "answering")
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._quiet = torch.cuda.Event() if device.type == "cuda" else None
+
+    def __enter__(self) -> Self:
+        self._still.acquire()
+        self._served = self._thread.submit(self._serve)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over = True
+        self._wake.close()
+        self._still.release()
+        self._thread.shutdown()
+        self._woken.close()
+
+    @contextlib.contextmanager
+    def meanwhile(self) -> Iterator[None]:
+        """Calls are answered inside; nothing inside may write parameters.
+
+        Raises:
+            ChannelBroken: the daemon is gone.
+        """
+        if self._quiet is not None:
+            self._quiet.record(torch.cuda.current_stream(self._device))
+        self._still.release()
+        try:
+            yield
+        finally:
+            self._still.acquire()
+        if self._served.done():
+            self._served.result()
+
+    def _serve(self) -> None:
+        while self._readable(self._woken):
+            with self._still:
+                if self._over:
+                    return
+                with self._aside():
+                    self._answer()
+
+    def _aside(self) -> contextlib.AbstractContextManager[object]:
+        if self._stream is None or self._quiet is None:
+            return contextlib.nullcontext()
+        self._stream.wait_event(self._quiet)
+        return torch.cuda.stream(self._stream)

@@ -1,0 +1,158 @@
+"""Closing calls are answered while a step is computed, with what the last boundary would have given."""
+
+import contextlib
+import select
+
+import pytest
+import torch
+from learner_kit import Bench
+
+from p2pdiloco.learner.answering import Answering
+from p2pdiloco.learner.channel import (
+    MAX_WAITING_COMMANDS,
+    Applied,
+    ChannelBroken,
+    CopiedOut,
+    CopyOut,
+    Evaluate,
+    Evaluated,
+    FreeSlot,
+    Install,
+    Learners,
+    NothingToCopy,
+    Stop,
+    TakePart,
+)
+
+PATIENCE_S = 30.0
+HEARD = Learners(3)
+
+
+@pytest.fixture
+def bench():
+    bench = Bench()
+    yield bench
+    bench.close()
+
+
+@contextlib.contextmanager
+def answering(bench):
+    made = Answering(bench.channel.wait_or, bench.mailbox.answer_calls, torch.device("cpu"))
+    with made:
+        bench.training.meanwhile = made.meanwhile
+        yield made
+
+
+def answers(bench):
+    """What the learner says next, which comes without a boundary."""
+    assert select.select([bench.daemon], [], [], PATIENCE_S)[0], "nobody answers"
+    return bench.events()
+
+
+def during_a_step(bench, monkeypatch, act):
+    """Make an inner step, and do something in the middle of it; what that gave."""
+    found, gradients = [], bench.training._passes.gradients
+
+    def computing(*given):
+        loss = gradients(*given)
+        found.append(act())
+        return loss
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.training._passes, "gradients", computing)
+        report = bench.training.step()
+    assert bench.mailbox.boundary(report)
+    return found[0]
+
+
+def test_a_call_is_answered_in_the_middle_of_a_step_as_it_was_before_it(bench, monkeypatch):
+    tokens = bench.training.section.tokens_per_step
+    with answering(bench):
+        for _ in range(2):
+            assert bench.mailbox.boundary(bench.training.step())
+        bench.events()
+        theta = bench.fragments._gather(3).clone()
+
+        def called():
+            bench.post(CopyOut(3))
+            bench.post(CopyOut(3))
+            found = answers(bench)
+            return found if len(found) == 2 else found + answers(bench)
+
+        first, second = during_a_step(bench, monkeypatch, called)
+    assert isinstance(first, CopiedOut) and not first.due
+    assert (first.inner_step, first.inner_steps, first.tokens) == (2, 2, 2 * tokens)
+    assert second == NothingToCopy(3, slot_in_use=True)
+    assert torch.equal(bench.exchange.sent(3), theta)
+    assert not torch.equal(bench.fragments._gather(3), theta), "the step went on and changed it"
+    assert bench.fragments.counters[3].unmerged_steps == 3
+    assert bench.fragments.counters[3].steps_since_base == 1, "the step counts from the copy on"
+
+
+def test_calls_overtake_what_does_not_bear_upon_them_and_nothing_else(bench, monkeypatch):
+    with answering(bench):
+        assert bench.mailbox.boundary(bench.training.step())
+        bench.events()
+        bench.exchange.base(0, 1).copy_(bench.exchange.base(0, 0))
+
+        def called():
+            bench.post(HEARD)
+            bench.post(Install(0, 1, 1, "rebase"))
+            bench.post(CopyOut(0))
+            bench.post(FreeSlot(2))
+            bench.post(CopyOut(1))
+            bench.post(TakePart(1))
+            bench.post(CopyOut(3))
+            return answers(bench)
+
+        assert [e.fragment for e in during_a_step(bench, monkeypatch, called)] == [1]
+        late = bench.events()
+    applied, *copied = (e for e in late if isinstance(e, Applied | CopiedOut))
+    assert applied == Applied(0, 1, 2)
+    copied = [e for e in copied if not e.due]
+    assert [(e.fragment, e.inner_steps) for e in copied] == [(0, 2), (3, 2)]
+    assert copied[0].base_number == 1
+
+
+def test_a_call_is_answered_while_the_global_parameters_are_evaluated(bench, monkeypatch):
+    assert bench.mailbox.boundary(bench.training.step())
+    bench.events()
+    from p2pdiloco.learner import mailbox
+
+    seen, evaluate = [], mailbox.evaluate
+
+    def evaluating(*given):
+        bench.post(CopyOut(1))
+        seen.extend(answers(bench))
+        return evaluate(*given)
+
+    monkeypatch.setattr(mailbox, "evaluate", evaluating)
+    bench.post(Evaluate(7))
+    bench.post(FreeSlot(0))
+    with answering(bench):
+        assert bench.mailbox.boundary(bench.training.step())
+    assert [type(e) for e in seen] == [CopiedOut]
+    assert any(isinstance(e, Evaluated) for e in bench.events())
+
+
+def test_a_daemon_that_is_gone_ends_the_step_and_a_stop_is_the_last_word(bench, monkeypatch):
+    with answering(bench):
+        bench.post(Stop(None))
+        bench.post(CopyOut(0))
+        assert not bench.mailbox.boundary(bench.training.step())
+        bench.events()
+        bench.post(CopyOut(1))
+    assert bench.events() == [], "nobody answers after the end"
+    with answering(bench) as made, pytest.raises(ChannelBroken):
+        bench.daemon.close()
+        with made.meanwhile():
+            made._served.exception(PATIENCE_S)  # the thread has seen it
+
+
+def test_commands_that_nobody_takes_are_bounded(bench):
+    bench.daemon.setblocking(True)
+    with pytest.raises(ChannelBroken, match="takes no commands"):
+        for count in range(MAX_WAITING_COMMANDS + 64):
+            bench.post(HEARD)
+            if count % 64 == 63:
+                bench.mailbox.answer_calls()
