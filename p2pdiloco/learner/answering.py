@@ -49,6 +49,7 @@ class Answering:
 
     def __exit__(self, *_: object) -> None:
         self._over = True
+        self._wake.shutdown(socket.SHUT_RDWR)  # closed alone, a forked process would keep it open
         self._wake.close()
         self._still.release()
         self._thread.shutdown()
@@ -72,6 +73,11 @@ class Answering:
             self._served.result()
 
     def _serve(self) -> None:
+        torch.set_num_threads(
+            1
+        )  # of this thread: with more, OpenMP would let the inner loop's sleep at barriers
+        if self._stream is not None:
+            torch.cuda.set_device(self._device)  # of this thread
         while self._readable(self._woken):
             with self._still:
                 if self._over:

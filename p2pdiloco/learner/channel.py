@@ -24,8 +24,8 @@ from p2pdiloco.errors import TransportError
 
 MAX_FRAME_BYTES = 256 * 1024
 MAX_PENDING_EVENTS = 8192
-MAX_WAITING_COMMANDS = 8192
-"""For a boundary that does not come."""
+MAX_WAITING_COMMANDS = 1024
+"""For a boundary that does not come. Few of them are larger than 100 bytes."""
 _READ_BYTES = 64 * 1024
 _MAX_READ_PER_POLL = 1024 * 1024
 
@@ -406,7 +406,7 @@ class LearnerEnd:
             if isinstance(command, CopyOut) and command.fragment not in changed:
                 calls.append(command)
                 continue
-            if isinstance(command, Install | FreeSlot | CopyOut):
+            if isinstance(command, Install | FreeSlot):
                 changed.add(command.fragment)
             left.append(command)
         self._commands.extendleft(reversed(left))

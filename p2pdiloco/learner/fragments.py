@@ -26,7 +26,7 @@ A rebase while the slot is in use moves theta and base alike, so `sent` must mov
 just be reading `sent`, therefore it is never touched between copy-out and the end of its slot: the learner
 keeps the sum of the moves in `shift`, private memory, and merges with (theta - sent - shift).
 
-*Schedule.* A fragment is due H inner steps after its last copy-out or rebase, the first due dates are
+*Schedule.* A fragment is due H whole inner steps after its last copy-out or rebase, the first due dates are
 spread evenly over H. If its slot is still in use it is counted as deferred, and due as soon as it is free.
 A merged install does not restart the count, so that an undisturbed fragment is due exactly every H steps.
 A learner whose link is too thin takes part in every k-th version only (`take_part`): what it has to say goes
@@ -138,15 +138,18 @@ class Fragments:
             copies.append(self._copy(index, inner_step, due=True))
         return copies
 
-    def copy_out(self, fragment: int, inner_step: int) -> CopiedOut | NothingToCopy:
-        """Answer a closing call."""
+    def copy_out(self, fragment: int, inner_step: int, under_way: bool = False) -> CopiedOut | NothingToCopy:
+        """Answer a closing call. `under_way`: in the middle of an inner step, which is none of those that are
+        counted until the fragment is due."""
         counters = self.counters[fragment]
         if counters.slot_in_use or not counters.unmerged_steps:
             return NothingToCopy(fragment, counters.slot_in_use)
         # Rounds of the others come half an interval before or after our own count.
         if self._every > 1 and self._steps_since_copy[fragment] < (self._every - 0.5) * self._period:
             return NothingToCopy(fragment, slot_in_use=False)
-        return self._copy(fragment, inner_step, due=False)
+        copied = self._copy(fragment, inner_step, due=False)
+        counters.steps_since_base -= under_way
+        return copied
 
     def free_slot(self, fragment: int) -> None:
         """The copy will not be merged as it stands: its work stays in the counters, and is due again now."""

@@ -49,6 +49,8 @@ class Counters:
     encoding: bool = False
     """The slot's copy is being encoded: its base may not move under it."""
     asked: bool = False
+    freed: bool = False
+    """The slot, since the last boundary at which something was done."""
     installs: list[Install] = field(default_factory=list)
 
 
@@ -121,7 +123,7 @@ class LearnerModel:
                 counters.base, counters.base_number = install.digest, install.number
                 self.trainer.install(index, install.number, install.state, "rebase")
             counters.installs.clear()
-            counters.asked = counters.encoding = False
+            counters.asked = counters.encoding = counters.freed = False
             counters.slot = None
             counters.stride, counters.merged_step = Stride(self._inner_steps), first_step
             counters.unmerged_from = counters.life_from = again.get(index, (first_step, b""))[0]
@@ -154,10 +156,11 @@ class LearnerModel:
     def request(self, fragment: int, now: float) -> None:
         """Copy the fragment out: now, or at the next boundary."""
         counters = self.fragments[fragment]
-        if self._at_once and self.running and not counters.installs:
+        if self._at_once and self.running and not (counters.installs or counters.freed):
             step = self.step_at(now)
             self.trainer.advance(step)
-            self._answer(fragment, step)
+            if self._answer(fragment, step):
+                counters.due_step += 1  # the step under way is none of the H
         else:
             counters.asked = True
         self.plan(now)
@@ -174,7 +177,8 @@ class LearnerModel:
 
     def retire(self, fragment: int, now: float) -> None:
         """The slot's copy will not be merged as it stands."""
-        self.fragments[fragment].slot = None
+        counters = self.fragments[fragment]
+        counters.slot, counters.freed = None, True
         self.trainer.retire(fragment)
         self.plan(now)
 
@@ -223,12 +227,13 @@ class LearnerModel:
         for index, counters in enumerate(self.fragments):
             self._take_over(counters, now)
             asked, counters.asked = counters.asked, False
+            counters.freed = False
             due = step >= counters.due_step
             if asked or due:
                 self._answer(index, step, asked, due)
         self.plan(now)
 
-    def _answer(self, fragment: int, step: int, asked: bool = True, due: bool = False) -> None:
+    def _answer(self, fragment: int, step: int, asked: bool = True, due: bool = False) -> bool:
         """Copy a fragment out as it is at this step, if there is anything to copy and room for it."""
         counters = self.fragments[fragment]
         if counters.slot is None and step > counters.unmerged_from:
@@ -239,8 +244,10 @@ class LearnerModel:
             counters.encoding = True
             counters.due_step = step + self._inner_steps
             self._tell.copied_out(counters.slot, due)
-        elif asked:
+            return True
+        if asked:
             self._tell.nothing(fragment)
+        return False
 
     def _take_over(self, counters: Counters, now: float) -> None:
         if counters.encoding:

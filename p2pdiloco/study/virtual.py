@@ -76,8 +76,8 @@ class _Seat:
     last_install: dict[int, float] = field(default_factory=dict)
     under_way: set[int] = field(default_factory=set)
     """Fragments of which a contribution has left and not arrived."""
-    installing: list[int] = field(default_factory=list)
-    """Fragments of which a version waits for the next step boundary."""
+    changing: list[int] = field(default_factory=list)
+    """Fragments that something waits for the next step boundary to change."""
 
 
 @dataclass
@@ -162,7 +162,7 @@ class Virtual(Lockstep):
         self.tokens += seat.learner.step()
         seat.at = self._now
         waiting, seat.mailbox = seat.mailbox, []
-        seat.installing.clear()
+        seat.changing.clear()
         for act in waiting:
             act()
         self._send_due(seat)
@@ -172,13 +172,8 @@ class Virtual(Lockstep):
         for copied in seat.learner.fragments.copy_due(seat.learner.training.inner_step):
             self._send(seat, copied)
 
-    def _tell(self, seat: _Seat, delay: float, act: Callable[[], None]) -> None:
-        """`act` at the learner's first step boundary after so long, if it still lives."""
-        self._push(self._now + delay, partial(self._arrive_at, seat, seat.life, act))
-
-    def _arrive_at(
-        self, seat: _Seat, life: int, act: Callable[[], None], installs: int | None = None
-    ) -> None:
+    def _arrive_at(self, seat: _Seat, life: int, act: Callable[[], None], changes: int | None = None) -> None:
+        """`act`, which `changes` a fragment, at the learner's next step boundary, if it still lives."""
         if seat.life != life or not seat.alive:
             return
         if seat.at == self._now:
@@ -186,13 +181,13 @@ class Virtual(Lockstep):
             self._send_due(seat)
             return
         seat.mailbox.append(act)
-        if installs is not None:
-            seat.installing.append(installs)
+        if changes is not None:
+            seat.changing.append(changes)
 
     def _call(self, seat: _Seat, life: int, fragment: int) -> None:
         """A closing call arrives."""
         called = partial(self._called, fragment, seat)
-        if not self._world.at_once or fragment in seat.installing:
+        if not self._world.at_once or fragment in seat.changing:
             self._arrive_at(seat, life, called)
         elif seat.life == life and seat.alive:
             called()
@@ -217,7 +212,7 @@ class Virtual(Lockstep):
         seat.alive, seat.life = False, seat.life + 1
         seat.mailbox, seat.last_install = [], {}
         seat.under_way.clear()
-        seat.installing.clear()
+        seat.changing.clear()
         self._push(self._now + SILENCE, lambda: self._silent(seat))
         self._push(self._now + fault.away, lambda: self._come_back(seat))
 
@@ -241,7 +236,10 @@ class Virtual(Lockstep):
             return
         seat.under_way.discard(fragment)
         if self.head(fragment)[0] - arrived.base > self.manifest.group.max_base_age_versions:
-            self._tell(seat, self._message, lambda: self._refused(seat, fragment))
+            refused = partial(self._refused, seat, fragment)
+            self._push(
+                self._now + self._message, partial(self._arrive_at, seat, seat.life, refused, fragment)
+            )
             return
         round_.inbox[seat.index, seat.life] = arrived
         if round_.closing:
@@ -279,7 +277,8 @@ class Virtual(Lockstep):
         )
 
     def _called(self, fragment: int, seat: _Seat) -> None:
-        copied = seat.learner.fragments.copy_out(fragment, seat.learner.training.inner_step)
+        training, under_way = seat.learner.training, seat.at != self._now
+        copied = seat.learner.fragments.copy_out(fragment, training.inner_step, under_way)
         if not isinstance(copied, NothingToCopy):
             self._send(seat, copied)
         elif fragment not in seat.under_way:

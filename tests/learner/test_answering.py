@@ -20,6 +20,7 @@ from p2pdiloco.learner.channel import (
     Install,
     Learners,
     NothingToCopy,
+    Save,
     Stop,
     TakePart,
 )
@@ -86,10 +87,11 @@ def test_a_call_is_answered_in_the_middle_of_a_step_as_it_was_before_it(bench, m
     assert torch.equal(bench.exchange.sent(3), theta)
     assert not torch.equal(bench.fragments._gather(3), theta), "the step went on and changed it"
     assert bench.fragments.counters[3].unmerged_steps == 3
-    assert bench.fragments.counters[3].steps_since_base == 1, "the step counts from the copy on"
+    assert bench.fragments.counters[3].steps_since_base == 0, "due H whole steps after the copy"
 
 
-def test_calls_overtake_what_does_not_bear_upon_them_and_nothing_else(bench, monkeypatch):
+@pytest.mark.parametrize("barrier", [TakePart(1), Save("/nowhere/state")])
+def test_calls_overtake_what_does_not_bear_upon_them_and_nothing_else(bench, monkeypatch, barrier):
     with answering(bench):
         assert bench.mailbox.boundary(bench.training.step())
         bench.events()
@@ -100,8 +102,9 @@ def test_calls_overtake_what_does_not_bear_upon_them_and_nothing_else(bench, mon
             bench.post(Install(0, 1, 1, "rebase"))
             bench.post(CopyOut(0))
             bench.post(FreeSlot(2))
+            bench.post(CopyOut(2))
             bench.post(CopyOut(1))
-            bench.post(TakePart(1))
+            bench.post(barrier)
             bench.post(CopyOut(3))
             return answers(bench)
 
@@ -110,7 +113,7 @@ def test_calls_overtake_what_does_not_bear_upon_them_and_nothing_else(bench, mon
     applied, *copied = (e for e in late if isinstance(e, Applied | CopiedOut))
     assert applied == Applied(0, 1, 2)
     copied = [e for e in copied if not e.due]
-    assert [(e.fragment, e.inner_steps) for e in copied] == [(0, 2), (3, 2)]
+    assert [(e.fragment, e.inner_steps) for e in copied] == [(0, 2), (2, 2), (3, 2)]
     assert copied[0].base_number == 1
 
 
@@ -138,10 +141,12 @@ def test_a_call_is_answered_while_the_global_parameters_are_evaluated(bench, mon
 def test_a_daemon_that_is_gone_ends_the_step_and_a_stop_is_the_last_word(bench, monkeypatch):
     with answering(bench):
         bench.post(Stop(None))
-        bench.post(CopyOut(0))
+        bench.post(CopyOut(1))
+        bench.mailbox.answer_calls()
+        assert bench.events() == [], "the end is what was asked for first"
         assert not bench.mailbox.boundary(bench.training.step())
         bench.events()
-        bench.post(CopyOut(1))
+        bench.post(CopyOut(2))
     assert bench.events() == [], "nobody answers after the end"
     with answering(bench) as made, pytest.raises(ChannelBroken):
         bench.daemon.close()

@@ -23,12 +23,14 @@ from p2pdiloco.learner import checkpoint
 from p2pdiloco.learner.channel import (
     Applied,
     CopiedOut,
+    CopyOut,
     DataShare,
     Evaluate,
     Evaluated,
     FreeSlot,
     Install,
     LearnerOptions,
+    NothingToCopy,
     Ready,
     Save,
     Saved,
@@ -129,6 +131,16 @@ async def _life(folder):
         ready = await daemon.expect(Ready)
         assert ready.restored
         assert ready.inner_step >= status.inner_step
+
+
+async def test_the_first_call_is_answered_before_the_first_step_ends(tmp_path):
+    inner = msgspec.structs.replace(MICRO.inner, tokens_per_step=1 << 17)
+    async with Daemon(tmp_path, msgspec.structs.replace(MICRO, inner=inner)) as daemon:
+        await daemon.host.start(BASES)
+        await daemon.expect(Ready)
+        daemon.host.send(CopyOut(3))
+        answer = await daemon.expect(CopiedOut | NothingToCopy, lambda event: event.fragment == 3)
+        assert answer == NothingToCopy(3, slot_in_use=False), "the next boundary would have one step to copy"
 
 
 async def test_a_killed_learner_is_reported_and_had_written_down_its_place(tmp_path):
