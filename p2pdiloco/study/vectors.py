@@ -213,7 +213,7 @@ class Learner(Trainer):
 def _merged(layout: FragmentLayout, payload: bytes) -> Tensor:
     """The pseudo-gradient that these sums make, before it is encoded."""
     part, total, out = decode_partial(layout, payload), Accumulator(layout), torch.empty(layout.numel)
-    total.combine(part.weight, part.contributions, part.norms, part.sums)
+    total.combine(part.weight, part.reach, part.contributions, part.norms, part.sums)
     total.result(out)
     return out
 
@@ -224,7 +224,7 @@ def _mean_length(layout: FragmentLayout, payload: bytes, merged: Tensor) -> floa
     lengths = [
         float(merged[p.fragment_offset : p.fragment_offset + p.numel].norm())
         if p.embedding
-        else n / part.weight
+        else n / part.reach
         for p, n in zip(layout.pieces, part.norms, strict=True)
     ]
     return sum(lengths)

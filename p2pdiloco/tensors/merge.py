@@ -1,9 +1,13 @@
 """Merging pseudo-gradients: token weights and radial-directional averaging, one contribution at a time.
 
-    RDA = (sum w |d| / sum w) * phi(sum w phi(d) / sum w),   phi(x) = x / |x|, phi(0) = 0
+    RDA = (sum v |d| / sum v) * phi(sum w phi(d) / sum w),   phi(x) = x / |x|, phi(0) = 0
+    w = tokens^2 / inner steps,   v = tokens^2
 
-per piece of a tensor; embeddings get the plain weighted mean (Decoupled DiLoCo). Pseudo-gradients of
-different learners are nearly orthogonal: a mean of M of them shrinks like 1/sqrt(M), RDA keeps their length.
+per piece of a tensor; embeddings get the plain mean with weights v. Pseudo-gradients of different learners
+are nearly orthogonal: a mean of M of them shrinks like 1/sqrt(M), RDA keeps their length. In Decoupled DiLoCo
+v is w. Learners with equal numbers of steps get the same from both; but a slow one has gone less far, and
+counted by w it shortens everybody's stride by more than it adds (docs/experiments.md). With v, too, nothing
+merged is longer than the longest that went in.
 
 Only sums are kept, never means, and the result is a function of the sums: so partial merges of groups
 (`tensors.partial`) combine to the merge of all, over any number of levels. That holds as well where
@@ -25,7 +29,7 @@ from p2pdiloco.tensors.layout import FragmentLayout
 DEGENERATE = 1e-3
 """Mean directions shorter than this cancel out (256 orthogonal ones have 0.06): they are not stretched."""
 MAX_WEIGHT = 2.0**62
-"""Two thousand million tokens in one inner step. With `MIN_LENGTH` it keeps every sum inside fp32's range."""
+"""Two thousand million tokens in one contribution. With `MIN_LENGTH` it keeps sums inside fp32's range."""
 MIN_LENGTH = 2.0**-60
 """A shorter pseudo-gradient is no longer than one rounding of any parameter: it has no direction."""
 MAX_MAGNITUDE = 2.0**40
@@ -34,12 +38,12 @@ and no state of a run, can leave fp32's range: nobody can push the swarm to infi
 
 
 def contribution_weight(tokens: int, inner_steps: int) -> float:
-    """w = tokens^2 / inner_steps: tokens times tokens per inner step.
+    """w = tokens^2 / inner_steps: tokens times tokens per inner step (Decoupled DiLoCo).
 
     Raises:
-        RemoteError: "implausible-tokens", without tokens or inner steps, or above `MAX_WEIGHT`.
+        RemoteError: "implausible-tokens", without tokens or inner steps, or with tokens^2 above `MAX_WEIGHT`.
     """
-    if tokens < 1 or inner_steps < 1 or tokens * tokens > MAX_WEIGHT * inner_steps:
+    if tokens < 1 or inner_steps < 1 or tokens * tokens > MAX_WEIGHT:
         raise RemoteError("implausible-tokens", f"{tokens} tokens in {inner_steps} inner steps")
     return tokens * tokens / inner_steps
 
@@ -54,12 +58,14 @@ class Accumulator:
         self.layout = layout
         self.weight = 0.0
         """Sum of w."""
+        self.reach = 0.0
+        """Sum of v."""
         self.contributions = 0
         self.norms = [0.0] * len(layout.pieces)
-        """Sum of w |d| of every piece; 0 for embeddings."""
+        """Sum of v |d| of every piece; 0 for embeddings."""
         buffer = torch.empty(layout.numel) if storage is None else storage
         self.sums = buffer[: layout.numel].zero_()
-        """Sum of w d of embeddings, of w phi(d) of all other pieces: fp32 [numel]."""
+        """Sum of v d of embeddings, of w phi(d) of all other pieces: fp32 [numel]."""
 
     def add(self, delta: Tensor, tokens: int, inner_steps: int) -> None:
         """Take in one pseudo-gradient, fp32 [layout.numel], not kept.
@@ -68,23 +74,27 @@ class Accumulator:
             RemoteError: "implausible-tokens" (see `contribution_weight`).
         """
         invariant(delta.shape == (self.layout.numel,), "a pseudo-gradient of another fragment")
-        weight = contribution_weight(tokens, inner_steps)
+        weight, reach = contribution_weight(tokens, inner_steps), float(tokens * tokens)
         self.weight += weight
+        self.reach += reach
         self.contributions += 1
         for index, piece in enumerate(self.layout.pieces):
             part = slice(piece.fragment_offset, piece.fragment_offset + piece.numel)
             if piece.embedding:
-                self.sums[part].add_(delta[part], alpha=weight)
+                self.sums[part].add_(delta[part], alpha=reach)
                 continue
             length = norm(delta[part])
             if length >= MIN_LENGTH:
-                self.norms[index] += weight * length
+                self.norms[index] += reach * length
                 self.sums[part].add_(delta[part], alpha=weight / length)
 
-    def combine(self, weight: float, contributions: int, norms: Sequence[float], sums: Tensor) -> None:
+    def combine(
+        self, weight: float, reach: float, contributions: int, norms: Sequence[float], sums: Tensor
+    ) -> None:
         """Take in the sums of a partial merge of this fragment, as if its contributions were added here."""
         invariant(sums.shape == self.sums.shape, "a partial merge of another fragment")
         self.weight += weight
+        self.reach += reach
         self.contributions += contributions
         self.norms = [mine + theirs for mine, theirs in zip(self.norms, norms, strict=True)]
         self.sums.add_(sums)
@@ -94,11 +104,11 @@ class Accumulator:
         invariant(self.contributions > 0, "a merge of nothing")
         for index, piece in enumerate(self.layout.pieces):
             part = slice(piece.fragment_offset, piece.fragment_offset + piece.numel)
-            scale = 1.0 / self.weight
+            scale = 1.0 / self.reach
             if not piece.embedding:
                 length = norm(self.sums[part])
                 shown = length if length > DEGENERATE * self.weight else self.weight
-                scale = self.norms[index] / self.weight / shown
+                scale = self.norms[index] / self.reach / shown
             torch.mul(self.sums[part], scale, out=out[part])
 
 

@@ -3,9 +3,12 @@
 All little-endian, no header; the size follows from the layout:
 
     float64  weight           sum of w
-    float64  norms [pieces]   sum of w |d| of every piece, 0 for embeddings
+    float64  reach            sum of v
+    float64  norms [pieces]   sum of v |d| of every piece, 0 for embeddings
     uint32   contributions
-    float32  sums [numel]     sum of w d of embeddings, of w phi(d) of all other pieces
+    float32  sums [numel]     sum of v d of embeddings, of w phi(d) of all other pieces
+
+(w and v as in `tensors.merge`.)
 
 Sums in full precision compose exactly over any number of levels; four bytes a parameter are paid once per
 group, not per contribution. Where these bytes come from a peer, everything in them is checked
@@ -47,6 +50,7 @@ class Partial(Struct, frozen=True):
     """A decoded payload: what `Accumulator.combine` takes."""
 
     weight: float
+    reach: float
     contributions: int
     norms: tuple[float, ...]
     sums: Tensor
@@ -63,7 +67,9 @@ def encode_partial(accumulator: Accumulator) -> bytearray:
     invariant(accumulator.contributions > 0, "a partial merge of nothing")
     head = _head(accumulator.layout)
     payload = bytearray(partial_bytes(accumulator.layout))
-    head.pack_into(payload, 0, accumulator.weight, *accumulator.norms, accumulator.contributions)
+    head.pack_into(
+        payload, 0, accumulator.weight, accumulator.reach, *accumulator.norms, accumulator.contributions
+    )
     memoryview(payload)[head.size :] = bytes_of(accumulator.sums)
     return payload
 
@@ -90,8 +96,8 @@ def decode_partial(layout: FragmentLayout, payload: Payload, storage: Tensor | N
         payload.read(0, memoryview(first))
         sums = (torch.empty(layout.numel) if storage is None else storage)[: layout.numel]
         payload.read(head.size, bytes_of(sums))
-    weight, *norms, contributions = head.unpack_from(first)
-    found = Partial(weight, contributions, tuple(norms), sums)
+    weight, reach, *norms, contributions = head.unpack_from(first)
+    found = Partial(weight, reach, contributions, tuple(norms), sums)
     _check(layout, found)
     return found
 
@@ -109,27 +115,33 @@ def check_partial(
         RemoteError: as `decode_partial`; "implausible-tokens"; "wrong-weight" (not the sum of the
             contributions' weights) or "wrong-count".
     """
-    found = decode_partial(layout, payload, storage)
+    found, work = decode_partial(layout, payload, storage), list(work)
     weights = [contribution_weight(tokens, inner_steps) for tokens, inner_steps in work]
     if found.contributions != len(weights):
         raise RemoteError("wrong-count", f"{found.contributions} contributions, {len(weights)} labels")
     if not math.isclose(found.weight, math.fsum(weights), rel_tol=WEIGHT_TOLERANCE):
         raise RemoteError("wrong-weight", f"{found.weight:.9g}, the labels say {math.fsum(weights):.9g}")
+    reach = math.fsum(tokens * tokens for tokens, _ in work)
+    if not math.isclose(found.reach, reach, rel_tol=WEIGHT_TOLERANCE):
+        raise RemoteError("wrong-weight", f"a reach of {found.reach:.9g}, the labels say {reach:.9g}")
 
 
 def _head(layout: FragmentLayout) -> struct.Struct:
-    return struct.Struct(f"<d{len(layout.pieces)}dI")
+    return struct.Struct(f"<2d{len(layout.pieces)}dI")
 
 
 def _check(layout: FragmentLayout, found: Partial) -> None:
-    weight = found.weight
-    if not math.isfinite(weight) or not all(map(math.isfinite, found.norms)):
+    weight, reach = found.weight, found.reach
+    if not math.isfinite(weight + reach) or not all(map(math.isfinite, found.norms)):
         raise RemoteError("non-finite", "in the sums of a partial merge")
     # contribution_weight is at most MAX_WEIGHT, and at least a token's in as many inner steps as fit a count.
     if not 1 <= found.contributions <= MAX_CONTRIBUTORS or not (
-        2.0**-62 <= weight <= found.contributions * MAX_WEIGHT
+        2.0**-62 <= weight <= (1 + WEIGHT_TOLERANCE) * reach
+        and reach <= (1 + WEIGHT_TOLERANCE) * found.contributions * MAX_WEIGHT
     ):
-        raise RemoteError("implausible-weight", f"{weight:.3g} of {found.contributions} contributions")
+        raise RemoteError(
+            "implausible-weight", f"{weight:.3g}, reach {reach:.3g} of {found.contributions} contributions"
+        )
     for piece, radius in zip(layout.pieces, found.norms, strict=True):
         part = found.sums[piece.fragment_offset : piece.fragment_offset + piece.numel]
         low, high = (float(end) for end in torch.aminmax(part))
@@ -137,11 +149,11 @@ def _check(layout: FragmentLayout, found: Partial) -> None:
         if not math.isfinite(peak):
             raise RemoteError("non-finite", f"in the sums of {piece.tensor}")
         if piece.embedding:
-            sound = radius == 0.0 and peak <= ROUNDING * MAX_MAGNITUDE * weight
+            sound = radius == 0.0 and peak <= ROUNDING * MAX_MAGNITUDE * reach
         else:
             longest = MAX_MAGNITUDE * math.sqrt(piece.numel)
             length = norm(part)
             sound = length <= ROUNDING * weight and MIN_LENGTH * length <= ROUNDING * radius
-            sound = sound and 0.0 <= radius <= ROUNDING * longest * weight
+            sound = sound and 0.0 <= radius <= ROUNDING * longest * reach
         if not sound:
             raise RemoteError("out-of-range", f"the sums of {piece.tensor}")

@@ -329,7 +329,7 @@ class Vault:
             accumulator.add(delta, tokens, inner_steps)
         for payload in partials:
             part = decode_partial(layout, payload, delta)
-            accumulator.combine(part.weight, part.contributions, part.norms, part.sums)
+            accumulator.combine(part.weight, part.reach, part.contributions, part.norms, part.sums)
         return accumulator
 
     def _begin_next(self, fragment: int, number: int) -> None:

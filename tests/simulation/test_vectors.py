@@ -167,8 +167,11 @@ def test_groups_make_the_merge_of_all() -> None:
 def test_groups_that_average_their_means_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A partial merge taken for one contribution of its mean: not the global merge."""
 
-    def hasty(self: Accumulator, weight: float, contributions: int, norms: list[float], sums: object) -> None:
+    def hasty(
+        self: Accumulator, weight: float, reach: float, contributions: int, norms: list[float], sums: object
+    ) -> None:
         self.weight += weight / contributions
+        self.reach += reach / contributions
         self.contributions += contributions
         self.norms = [mine + theirs / contributions for mine, theirs in zip(self.norms, norms, strict=True)]
         self.sums.add_(sums / contributions)  # type: ignore[operator]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from p2pdiloco.errors import InvariantViolation, RemoteError
 from p2pdiloco.tensors.layout import TensorSpec, plan_fragments
-from p2pdiloco.tensors.merge import MAX_WEIGHT, Accumulator, contribution_weight
+from p2pdiloco.tensors.merge import Accumulator, contribution_weight
 
 SPECS = [TensorSpec("emb", (6, 4), True), TensorSpec("a", (5, 4)), TensorSpec("b", (48,))]
 (LAYOUT,) = plan_fragments(SPECS, 1)
@@ -17,19 +17,20 @@ WORK = st.tuples(st.integers(1, 10**7), st.integers(1, 500))
 
 
 def reference(deltas, work):
-    """The paper's formulas in double precision, piece by piece."""
+    """The formulas in double precision, piece by piece."""
     weights = torch.tensor([tokens**2 / steps for tokens, steps in work], dtype=torch.float64)
-    weights /= weights.sum()
+    reach = torch.tensor([tokens**2 for tokens, _ in work], dtype=torch.float64)
+    weights, reach = weights / weights.sum(), reach / reach.sum()
     out = torch.empty(LAYOUT.numel, dtype=torch.float64)
     for piece in LAYOUT.pieces:
         part = slice(piece.fragment_offset, piece.fragment_offset + piece.numel)
         stack = torch.stack([d[part].double() for d in deltas])
         norms = stack.norm(dim=1)
-        mean = (weights[:, None] * stack).sum(0)
+        mean = (reach[:, None] * stack).sum(0)
         if not piece.embedding:
             units = stack / norms.clamp(min=1e-300)[:, None]
             direction = (weights[:, None] * units).sum(0)
-            mean = (weights * norms).sum() * direction / direction.norm()
+            mean = (reach * norms).sum() * direction / direction.norm()
         out[part] = mean
     return out
 
@@ -49,9 +50,34 @@ def draw(count, seed):
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(WORK, min_size=1, max_size=8), st.integers(0, 999))
-def test_result_is_the_papers_formula(work, seed):
+def test_result_is_the_formula(work, seed):
     deltas = draw(len(work), seed)
     torch.testing.assert_close(merged(deltas, work).double(), reference(deltas, work), rtol=1e-4, atol=1e-4)
+
+
+def test_learners_of_one_pace_get_the_papers_formula_and_a_slow_one_hardly_shortens_the_stride():
+    fast, slow = draw(1, 3)[0], draw(1, 4)[0]
+    lengths = {}
+    for name, deltas, work in (
+        ("equal", [fast, fast, -0.5 * slow], [(24, 24)] * 3),
+        ("alone", [fast, fast], [(24, 24)] * 2),
+        ("slow", [fast, fast, 0.2 * fast], [(24, 24), (24, 24), (5, 5)]),
+    ):
+        out = merged(deltas, work)
+        lengths[name] = [
+            float(out[p.fragment_offset : p.fragment_offset + p.numel].norm()) for p in LAYOUT.pieces
+        ]
+    by_weight = [1 - (5 / 53) * 0.8] * len(LAYOUT.pieces)
+    for piece, alone, slowed, papers in zip(
+        LAYOUT.pieces, lengths["alone"], lengths["slow"], by_weight, strict=True
+    ):
+        assert slowed / alone == pytest.approx(1 - (25 / (2 * 24**2 + 25)) * 0.8, rel=1e-5), piece
+        assert slowed / alone > papers + 0.05
+    for piece, length in zip(LAYOUT.pieces, lengths["equal"], strict=True):
+        part = slice(piece.fragment_offset, piece.fragment_offset + piece.numel)
+        mean = (2 * float(fast[part].norm()) + 0.5 * float(slow[part].norm())) / 3
+        plain = float(((2 * fast - 0.5 * slow) / 3)[part].norm())
+        assert length == pytest.approx(plain if piece.embedding else mean, rel=1e-5)
 
 
 def test_orthogonal_pseudo_gradients_keep_their_length_and_embeddings_average():
@@ -97,7 +123,7 @@ def test_weight_is_tokens_squared_per_inner_step():
     assert contribution_weight(300, 6) == 15000.0
 
 
-@pytest.mark.parametrize(("tokens", "steps"), [(0, 1), (1, 0), (-1, 1), (int(MAX_WEIGHT), 1)])
+@pytest.mark.parametrize(("tokens", "steps"), [(0, 1), (1, 0), (-1, 1), (2**31 + 1, 1), (2**31 + 1, 2**40)])
 def test_implausible_work_is_a_peers_fault(tokens, steps):
     with pytest.raises(RemoteError) as refused:
         Accumulator(LAYOUT).add(torch.zeros(LAYOUT.numel), tokens, steps)

@@ -24,7 +24,7 @@ def accumulate(inputs, partials=()):
         accumulator.add(delta, tokens, steps)
     for payload in partials:
         part = decode_partial(LAYOUT, payload)
-        accumulator.combine(part.weight, part.contributions, part.norms, part.sums)
+        accumulator.combine(part.weight, part.reach, part.contributions, part.norms, part.sums)
     return accumulator
 
 
@@ -64,7 +64,7 @@ def test_one_order_gives_one_result_bit_for_bit_and_the_wire_changes_nothing(wor
     half = len(inputs) // 2
     below = accumulate(inputs[:half])
     direct = accumulate(inputs[half:])
-    direct.combine(below.weight, below.contributions, below.norms, below.sums)
+    direct.combine(below.weight, below.reach, below.contributions, below.norms, below.sums)
     payload = encode_partial(below)
     sent = [accumulate(inputs[half:], [bytes(payload)]) for _ in range(2)]
     for other in sent:
@@ -81,7 +81,7 @@ def test_an_accumulator_works_in_one_buffer_of_the_fragments_size():
 
 def test_size_follows_from_the_layout_and_the_heaviest_sums_pass():
     (odd,) = plan_fragments([SPECS[0], *SPECS[2:]], 1)
-    assert partial_bytes(odd) == 8 + 8 * 2 + 4 + 4 * odd.numel
+    assert partial_bytes(odd) == 16 + 8 * 2 + 4 + 4 * odd.numel
     work = [(2**31 - 1, 1)] * 8
     accumulator = Accumulator(LAYOUT)
     for tokens, steps in work:
@@ -108,13 +108,13 @@ def honest():
 
 def with_norm(index, value):
     payload = honest()
-    struct.pack_into("<d", payload, 8 + 8 * index, value)
+    struct.pack_into("<d", payload, 16 + 8 * index, value)
     return payload
 
 
 def with_sum(index, value):
     payload = honest()
-    at = 8 + 8 * PIECES + 4 + 4 * LAYOUT.pieces[index].fragment_offset
+    at = 16 + 8 * PIECES + 4 + 4 * LAYOUT.pieces[index].fragment_offset
     struct.pack_into("<f", payload, at, value)
     return payload
 
@@ -125,13 +125,20 @@ def with_weight(value):
     return payload
 
 
+def with_reach(value):
+    payload = honest()
+    struct.pack_into("<d", payload, 8, value)
+    return payload
+
+
 def with_count(value):
     payload = honest()
-    struct.pack_into("<I", payload, 8 + 8 * PIECES, value)
+    struct.pack_into("<I", payload, 16 + 8 * PIECES, value)
     return payload
 
 
 TOTAL = sum(contribution_weight(*each) for each in WORKED)
+REACH = sum(tokens * tokens for tokens, _ in WORKED)
 BAD = {
     "short": ("wrong-size", lambda: honest()[:-4]),
     "long": ("wrong-size", lambda: honest() + bytes(4)),
@@ -141,6 +148,11 @@ BAD = {
     "weight zero": ("implausible-weight", lambda: with_weight(0.0)),
     "weight negative": ("implausible-weight", lambda: with_weight(-TOTAL)),
     "weight too large": ("implausible-weight", lambda: with_weight(3 * MAX_WEIGHT)),
+    "weight above reach": ("implausible-weight", lambda: with_weight(1.1 * REACH)),
+    "reach nan": ("non-finite", lambda: with_reach(math.nan)),
+    "reach zero": ("implausible-weight", lambda: with_reach(0.0)),
+    "reach too large": ("implausible-weight", lambda: with_reach(3 * MAX_WEIGHT)),
+    "reach claimed": ("wrong-weight", lambda: with_reach(2 * REACH)),
     "weight claimed": ("wrong-weight", lambda: with_weight(2 * TOTAL)),
     "count zero": ("implausible-weight", lambda: with_count(0)),
     "count huge": ("implausible-weight", lambda: with_count(2**32 - 1)),
@@ -153,7 +165,7 @@ BAD = {
     "sum nan": ("non-finite", lambda: with_sum(DIRECTIONS, math.nan)),
     "sum inf": ("non-finite", lambda: with_sum(EMBEDDING, -math.inf)),
     "directions longer than their weight": ("out-of-range", lambda: with_sum(DIRECTIONS, 1.1 * TOTAL)),
-    "embedding out of range": ("out-of-range", lambda: with_sum(EMBEDDING, 1.1 * TOTAL * MAX_MAGNITUDE)),
+    "embedding out of range": ("out-of-range", lambda: with_sum(EMBEDDING, 1.1 * REACH * MAX_MAGNITUDE)),
 }
 
 
