@@ -99,6 +99,10 @@ class Inbox:
         here = [child for child, held in self._held.items() if held.ticket is not None]
         return [self._held[child] for child in sorted(here)]
 
+    def starting(self) -> list[Held]:
+        """Offers on their way that a round may start with."""
+        return [held for held in self._held.values() if held.ticket is None and held.starts_round]
+
     def all_late(self) -> None:
         """A version was made without these: none of them starts the next round by itself."""
         for held in self._held.values():

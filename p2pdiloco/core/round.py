@@ -3,18 +3,19 @@
 Theory of operation
 -------------------
 The syncer keeps an inbox of at most one offer per child: contributions of learners in a leaf group, partial
-merges of groups higher up. A round starts when K offers are in (never more than there are live children) and
-at least one of them arrived for this round; what arrived too late for a round waits for company in the next,
-so that slow links delay nobody and still take part every time. At quorum the syncer calls the others
-("closing"): each sends what it has, or passes; a group that is called closes its own round. The round closes
-when all live children have answered, when no more answers are to be expected, or when the grace window
-ends; if no majority of the learners is in by then, it waits on for payloads that are on their way.
+merges of groups higher up. A round starts when K offers are in or, of learners, on their way (never more than
+there are live children) and at least one of them arrived for this round; what arrived too late for a round
+waits for company in the next, so that slow links delay nobody and still take part every time. At quorum the
+syncer calls the others ("closing"): each sends what it has, or passes; a group that is called closes its own
+round. The round closes when all live children have answered, when no more answers are to be expected, or when
+the grace window ends; if no majority of the learners is in by then, it waits on for payloads that are on
+their way.
 
 What is in is then merged: by the syncer of the topmost group into the next version (`core.publishing`), by
 all others into a partial for the syncer of the group above (`core.delegate`).
 
     IDLE        nothing usable in the inbox
-    COLLECTING  offers are in, quorum is not
+    COLLECTING  offers are in or on their way, quorum is not
     CLOSING     quorum is complete, or the group above called: the grace window runs
     MERGING     the merge worker has the inputs
     PUBLISHING  the version is being made durable, or the partial is with the syncer above
@@ -22,7 +23,6 @@ all others into a partial for the syncer of the group above (`core.delegate`).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -234,8 +234,11 @@ class Round:
             if counted:
                 self._shared.out.record("refusal", self._fragment, reason, peer=sender)
             return reason
-        self.inbox.add(signed, transfer, self._in_time(), now)
+        held = self.inbox.add(signed, transfer, self._in_time(), now)
         self._shared.out.put(AcceptTransfer(transfer, self._fragment, signed.header.payload_bytes))
+        if held.starts_round and not self._level:
+            self._collect(now)
+            self.poll(now)
         return ""
 
     def admit_own(self, signed: Offer, ticket: Ticket, now: float) -> str:
@@ -280,12 +283,15 @@ class Round:
             self._shared.out.record("refusal", self._fragment, reason, peer=held.author)
 
     def _arrived(self, child: str, now: float) -> None:
-        if self.state is RoundState.IDLE:
-            self._first_in_s = now
-        self._machine.go(RoundSignal.CONTRIBUTION)
+        self._collect(now)
         self._passed.discard(child)
         self._calls.answered(child, now)
         self.poll(now)
+
+    def _collect(self, now: float) -> None:
+        if self.state is RoundState.IDLE:
+            self._first_in_s = now
+        self._machine.go(RoundSignal.CONTRIBUTION)
 
     def on_pass(self, sender: str, message: Pass, now: float) -> None:
         """A child has nothing to send this time."""
@@ -312,7 +318,7 @@ class Round:
             self._try_quorum(now)
         if self.state is RoundState.CLOSING and not (self._finish.last and self._context.spare.busy):
             missing = self._missing(now)
-            self._hopeless_at_s = self._answerless_at_s(missing)
+            self._hopeless_at_s = self._calls.answerless_at_s(missing, self.inbox)
             over = now >= min(self._closes_at_s, self._hopeless_at_s)
             alone = self._finish.last and self._calls.outruns(self._chain, self.inbox.ready(), now)
             if not alone and (not missing or (over and not self._waits_on(missing, now))):
@@ -336,36 +342,27 @@ class Round:
             shared.out.record("closing", self._fragment, reason, number=number, grace_s=until_s - now)
         return now < until_s
 
-    def _answerless_at_s(self, missing: list[str]) -> float:
-        """From when on no answer of these learners is to be expected. Never of a group, whose syncer may be
-        gone but not the others; nor while a payload is on its way, nor when we hear nobody at all: then it
-        is more likely us."""
-        me, view, here = self._shared.me, self._shared.view, {held.child for held in self.inbox.ready()}
-        if self._level or me in missing or any(self.inbox.has(child) for child in missing):
-            return math.inf
-        if len(missing) > 1 and not here - {me}:
-            return math.inf
-        return max((view.quiet_at_s(child) for child in missing), default=math.inf)
-
     def _missing(self, now: float) -> list[str]:
         have = {held.child for held in self.inbox.ready()} | self._passed
         return [child for child in self._electorate.expected(now) if child not in have]
 
     def _try_quorum(self, now: float) -> None:
         ready = self.inbox.ready()
-        if not ready:
+        coming = self.inbox.starting() if self._level == 0 else []
+        here = len(ready) + len(coming)
+        if not here:
             return
-        patient = now < min(held.arrived_s for held in ready) + self._hold_s(now)
-        if len(ready) < self._quorum(now) and (patient or self._level == 0):
+        patient = now < min((held.arrived_s for held in ready), default=now) + self._hold_s(now)
+        if here < self._quorum(now) and (patient or self._level == 0):
             return  # a group whose learners are all away sends nothing: in the end it is not waited for
-        fresh = any(held.starts_round for held in ready)
+        fresh = bool(coming) or any(held.starts_round for held in ready)
         if not fresh and self._missing(now) and patient:
             return
         self._quorum_s.add(now - self._first_in_s)
         self._machine.go(RoundSignal.QUORUM)
         self._calls.give_up(now)
         grace_s = self._calls.grace_s(self._quorum_s.value, self._sync_s.value, now)
-        self._call(f"quorum {len(ready)}", grace_s, now)
+        self._call(f"quorum {here}", grace_s, now)
 
     def on_called(self, sender: str, call: Closing, now: float) -> None:
         """The syncer above closes its round: so do we, in good time."""
@@ -398,15 +395,15 @@ class Round:
         missing = self._missing(now)
         self._closes_at_s = now + grace_s
         self._calls.called(missing, number, now)
-        shared.out.record(
-            "closing", self._fragment, f"{reason}, {len(missing)} called", number=number, grace_s=grace_s
-        )
+        called = [child for child in missing if not self.inbox.has(child)]
+        words = f"{reason}, {len(called)} called"
+        shared.out.record("closing", self._fragment, words, number=number, grace_s=grace_s)
         call = Closing(self._group, self._fragment, self._office.term, number, grace_s)
-        for child in missing:
+        for child in called:
             peer = self._electorate.peer_of(child, now)
             if peer == shared.me:
                 self.call_own(call, now)
-            elif peer and not self.inbox.has(child):
+            elif peer:
                 shared.out.send(peer, call)
 
     def _close(self, now: float, missing: list[str]) -> None:
@@ -453,9 +450,7 @@ class Round:
     def poll_rest(self, now: float) -> None:
         """What came too late starts the next collection."""
         if self._office.holding and self.inbox.ready() and self._machine.may(RoundSignal.CONTRIBUTION):
-            if self.state is RoundState.IDLE:
-                self._first_in_s = now
-            self._machine.go(RoundSignal.CONTRIBUTION)
+            self._collect(now)
             self.poll(now)
 
     def failed(self, reason: str) -> None:

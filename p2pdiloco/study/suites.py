@@ -165,15 +165,20 @@ def merging(base: Setting) -> list[Case]:
 
 
 def speeds(base: Setting) -> list[Case]:
-    """A slow learner, and K = 1 with and without the grace window where speeds differ five times."""
-    spread = (1.0, 0.8, 0.4, 0.2)
-    three = replace(base, learners=3)
-    slow = replace(base, learners=4, speeds=(1.0, 1.0, 1.0, 0.2))
+    """Slow learners among others, no two of which are equally fast, as equal ones would be in step for ever;
+    and K = 1 with and without the grace window where speeds differ five times."""
+    usual, spread = (1.0, 0.98, 0.96), (1.0, 0.8, 0.4, 0.2)
+    three = replace(base, learners=3, speeds=usual)
+    slow = replace(base, learners=4, speeds=(*usual, 0.2))
     uneven = replace(base, learners=4, speeds=spread)
     return [
         Case("three learners", three),
         Case("three, and one five times slower", slow),
-        Case("the same, calls answered at boundaries", replace(slow, answers="boundary")),
+        Case(
+            "three, and five that are five times slower",
+            replace(base, learners=8, speeds=(*usual, *[0.2] * 5)),
+        ),
+        Case("three and one, calls answered at boundaries", replace(slow, answers="boundary")),
         Case("four learners", replace(base, learners=4)),
         Case("speeds 1, 0.8, 0.4, 0.2", uneven),
         Case("the same, K = 1, no grace window", replace(uneven, grace=0.0)),

@@ -2,10 +2,10 @@
 
 As `study.lockstep`, whose learners, merges and outer steps are production's; what its syncers decide is what
 `core.round` decides, without elections and messages that go astray: a round is begun by K contributions, one
-of them due and measured against the head; the others are called and send what they have, at once or at their
-next step boundary; it closes when all have answered, or at the end of the grace window. Time is counted in
-inner steps of a usual learner. Schedules follow the tokens that were trained, merged or not, so that all that
-is compared has the same.
+of them due and measured against the head, as soon as their headers are there; the others are called and send
+what they have, at once or at their next step boundary; it closes when all have answered, or at the end of the
+grace window. Time is counted in inner steps of a usual learner. Schedules follow the tokens that were trained,
+merged or not, so that all that is compared has the same.
 """
 
 from __future__ import annotations
@@ -94,6 +94,8 @@ class _Round:
     """The syncer of one fragment."""
 
     inbox: dict[tuple[int, int], _Arrived] = field(default_factory=dict)
+    coming: dict[tuple[int, int], _Arrived] = field(default_factory=dict)
+    """Of which only the header is here, and which may begin a round."""
     closing: bool = False
     number: int = 0
     waits_for: set[int] = field(default_factory=set)
@@ -195,7 +197,9 @@ class Virtual(Lockstep):
     def _send(self, seat: _Seat, copied: CopiedOut) -> None:
         arrived = _Arrived(seat, seat.life, seat.learner.encoded(copied), copied.base_number, copied.due)
         seat.under_way.add(copied.fragment)
-        self._push(self._now + self._delay(), lambda: self._arrive(copied.fragment, arrived))
+        took = self._delay()
+        self._push(self._now + min(self._message, took), lambda: self._announced(copied.fragment, arrived))
+        self._push(self._now + took, lambda: self._arrive(copied.fragment, arrived))
 
     def _delay(self) -> float:
         mean = self._world.delay
@@ -230,11 +234,19 @@ class Virtual(Lockstep):
 
     # --- rounds ----------------------------------------------------------------------------------------
 
+    def _announced(self, fragment: int, arrived: _Arrived) -> None:
+        """A header: where others are called at all, it is enough to call them."""
+        seat, round_ = arrived.seat, self._rounds[fragment]
+        if seat.life == arrived.life and arrived.due and arrived.base == self.head(fragment)[0]:
+            round_.coming[seat.index, seat.life] = arrived
+            self._consider(fragment)
+
     def _arrive(self, fragment: int, arrived: _Arrived) -> None:
         seat, round_ = arrived.seat, self._rounds[fragment]
         if seat.life != arrived.life:
             return
         seat.under_way.discard(fragment)
+        round_.coming.pop((seat.index, seat.life), None)
         if self.head(fragment)[0] - arrived.base > self.manifest.group.max_base_age_versions:
             refused = partial(self._refused, seat, fragment)
             self._push(
@@ -259,9 +271,12 @@ class Virtual(Lockstep):
         """Begin to close the round, if there is reason to. `overdue`: the round that waited for H steps."""
         round_, head = self._rounds[fragment], self.head(fragment)[0]
         live = [seat for seat in self._seats if seat.alive]
-        if round_.closing or len(round_.inbox) < max(1, min(self.manifest.sync.quorum, len(live))):
+        here = dict(round_.inbox)
+        if self._world.grace:
+            here.update((key, one) for key, one in round_.coming.items() if one.base == head)
+        if round_.closing or len(here) < max(1, min(self.manifest.sync.quorum, len(live))):
             return
-        starts = any(one.due and one.base == head for one in round_.inbox.values())
+        starts = any(one.due and one.base == head for one in here.values())
         if not starts and overdue != round_.number:
             return
         others = [seat for seat in live if (seat.index, seat.life) not in round_.inbox]
@@ -293,7 +308,9 @@ class Virtual(Lockstep):
     def _close(self, fragment: int) -> None:
         round_ = self._rounds[fragment]
         merged = [round_.inbox[key] for key in sorted(round_.inbox)]
-        self._rounds[fragment] = round_ = _Round(number=round_.number + 1)
+        self._rounds[fragment] = _Round(coming=round_.coming, number=round_.number + 1)
+        if not merged:
+            return  # whose header began it died
         number = self.head(fragment)[0] + 1
         self.global_state.merge(fragment, number, [one.content for one in merged])
         self.global_state.commit(fragment, number)
