@@ -170,14 +170,12 @@ def speeds(base: Setting) -> list[Case]:
     usual, spread = (1.0, 0.98, 0.96), (1.0, 0.8, 0.4, 0.2)
     three = replace(base, learners=3, speeds=usual)
     slow = replace(base, learners=4, speeds=(*usual, 0.2))
+    many = replace(base, learners=8, speeds=(*usual, *[0.2] * 5))
     uneven = replace(base, learners=4, speeds=spread)
     return [
         Case("three learners", three),
         Case("three, and one five times slower", slow),
-        Case(
-            "three, and five that are five times slower",
-            replace(base, learners=8, speeds=(*usual, *[0.2] * 5)),
-        ),
+        Case("three, and five that are five times slower", many),
         Case("three and one, calls answered at boundaries", replace(slow, answers="boundary")),
         Case("four learners", replace(base, learners=4)),
         Case("speeds 1, 0.8, 0.4, 0.2", uneven),

@@ -4,8 +4,8 @@ As `study.lockstep`, whose learners, merges and outer steps are production's; wh
 `core.round` decides, without elections and messages that go astray: a round is begun by K contributions, one
 of them due and measured against the head, as soon as their headers are there; the others are called and send
 what they have, at once or at their next step boundary; it closes when all have answered, or at the end of the
-grace window. Time is counted in inner steps of a usual learner. Schedules follow the tokens that were trained,
-merged or not, so that all that is compared has the same.
+grace window. Time is counted in inner steps of a usual learner. Schedules follow the tokens that were
+trained, merged or not, so that all that is compared has the same.
 """
 
 from __future__ import annotations
