@@ -3,8 +3,8 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from p2pdiloco.own_run import new_run as new_run
     from p2pdiloco.session import Session as Session
-    from p2pdiloco.session import new_run as new_run
 
 __version__ = "0.1.0"
 
@@ -14,8 +14,12 @@ WIRE_VERSION = 14
 
 def __getattr__(name: str) -> Any:
     """`Session` and `new_run`, which need torch: imported when they are asked for."""
-    if name in ("Session", "new_run"):
-        from p2pdiloco import session
+    if name == "Session":
+        from p2pdiloco.session import Session
 
-        return getattr(session, name)
+        return Session
+    if name == "new_run":
+        from p2pdiloco.own_run import new_run
+
+        return new_run
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

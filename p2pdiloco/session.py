@@ -13,28 +13,23 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Self, cast
+from typing import Self, cast
 
-import msgspec
 import psutil
 from torch import nn
 from torch.optim import Optimizer
 
 from p2pdiloco.adapters.data_dir import DataDir
 from p2pdiloco.adapters.p2pd import socket_folder
-from p2pdiloco.adapters.theta_file import checksum, save_tensors
 from p2pdiloco.config.loader import canonical_bytes
 from p2pdiloco.config.manifest import Manifest
-from p2pdiloco.config.models import table
-from p2pdiloco.config.outer import LENGTHS, with_schedule
-from p2pdiloco.config.presets import for_run
-from p2pdiloco.daemon.initial import beside
 from p2pdiloco.daemon.runs import saved_runs
 from p2pdiloco.errors import StorageError, UserError
 from p2pdiloco.learner import checkpoint
+from p2pdiloco.learner.answering import DEVICES, Answering
 from p2pdiloco.learner.channel import ChannelBroken, LearnerEnd, Ready, Start
 from p2pdiloco.learner.evaluate import Evaluation
 from p2pdiloco.learner.fragments import Fragments
@@ -42,8 +37,9 @@ from p2pdiloco.learner.guest import join_daemon
 from p2pdiloco.learner.holding import Held
 from p2pdiloco.learner.loop import StepReport, Training
 from p2pdiloco.learner.mailbox import Mailbox
-from p2pdiloco.tasks.manifests import check_manifest, load_manifest, render_toml
-from p2pdiloco.tasks.own_loop import NAME, section_of
+from p2pdiloco.own_run import compare
+from p2pdiloco.tasks.manifests import load_manifest
+from p2pdiloco.tasks.own_loop import NAME
 from p2pdiloco.tasks.parameters import named_parameters, tensor_specs
 from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tensors.exchange import Exchange
@@ -57,58 +53,6 @@ LONELY_S = 300.0
 ADOPT_S = 5.0
 """So long a daemon that is there already has to answer: else it does not wait for a program."""
 LOG = "session.log"
-
-
-def new_run(
-    model: nn.Module,
-    path: str | Path,
-    name: str,
-    tokens_per_step: int,
-    schedule_steps: int = LENGTHS["day"].steps,
-    **sync: int | float,
-) -> Path:
-    """Write the run.toml of a run that trains such a model from the parameters that it has now, and these
-    beside it. Serve it with `p2pdiloco bootstrap --run PATH`, or give it to the first `Session`.
-
-    Args:
-        tokens_per_step: the most that one inner step of one learner counts.
-        schedule_steps: about so many inner steps of every learner the run is long. Outer momentum warms up
-            by it; the program's own learning rates are the program's.
-        sync: keys of [sync], such as inner_steps and fragments. All else can be edited in the file.
-
-    Raises:
-        UserError: the name, a key, or the model is not one for a run; the file exists already, or cannot
-            be written.
-    """
-    out = Path(path)
-    if out.exists():
-        raise UserError(f"{out} exists already", "give it to Session as it is, or write another one")
-    specs = tensor_specs(model)
-    found = named_parameters(model)
-    arrays = {spec.name: found[spec.name].detach().float().cpu().contiguous().numpy() for spec in specs}
-    base = for_run("tiny", name)
-    try:
-        manifest = msgspec.structs.replace(
-            base,
-            run=msgspec.structs.replace(
-                base.run, task=NAME, initial=checksum(arrays), initial_name=type(model).__name__[:100]
-            ),
-            model=table(section_of(specs)),
-            inner=msgspec.structs.replace(base.inner, tokens_per_step=tokens_per_step),
-            sync=msgspec.structs.replace(base.sync, **sync),
-        )
-    except TypeError as error:
-        raise UserError(f"[sync] of a run.toml has no such key: {error}") from error
-    manifest = with_schedule(manifest, schedule_steps)
-    check_manifest(manifest, str(out))
-    text = render_toml(manifest)
-    save_tensors(beside(out), arrays, {})  # first: a run.toml is never without them
-    try:
-        with out.open("x", encoding="utf-8") as file:
-            file.write(text)
-    except OSError as error:
-        raise StorageError(f"{out} cannot be written: {error.strerror}") from error
-    return out
 
 
 class Session:
@@ -153,6 +97,8 @@ class Session:
         self._model, self._evaluate = model, evaluate
         self._folder = Path(data_dir).expanduser()
         self._stopped = False
+        self._computing = False
+        self._answering: Answering | None = None
         self._daemon: psutil.Process | None = None
         self._channel: LearnerEnd | None = None
         self._adopted = False
@@ -177,8 +123,10 @@ class Session:
         without it or end.
 
         Raises:
-            UserError: more tokens than the run allows for one step, or the daemon broke (with its reason).
+            UserError: more tokens than the run allows for one step, or the daemon broke (with its reason);
+                within `computing`.
         """
+        self._outside("step")
         if self._stopped:
             return False
         most = self._training.section.tokens_per_step
@@ -195,9 +143,39 @@ class Session:
             self._stopped = True
         return goes_on
 
+    @contextlib.contextmanager
+    def computing(self) -> Iterator[None]:
+        """Around what takes long in an inner step and changes no parameters: forward and backward, not the
+        optimizer's step. What the swarm asks for in this time is answered at once, from another thread.
+        Without it, that waits for your next `step`; if your steps are long, all others' versions wait too.
+
+        Raises:
+            UserError: the daemon broke (with its reason).
+        """
+        kind = next(self._model.parameters()).device.type
+        if self._stopped or self._channel is None or kind not in DEVICES:
+            yield
+            return
+        if self._answering is None:
+            device = next(self._model.parameters()).device
+            self._answering = Answering(self._channel.wait_or, self._mailbox.answer_calls, device).__enter__()
+        self._computing = True
+        try:
+            with self._answering.meanwhile():
+                yield
+        except ChannelBroken as error:
+            raise self._broke(error) from error
+        finally:
+            self._computing = False
+
     def close(self) -> None:
         """Leave the run in good order. What is sent already is still merged, what is not is kept for the next
-        session with this folder; later calls do nothing."""
+        session with this folder; later calls do nothing.
+
+        Raises:
+            UserError: within `computing`.
+        """
+        self._outside("close")
         if self._daemon is not None and not self._stopped:
             with contextlib.suppress(psutil.NoSuchProcess):
                 self._daemon.terminate()
@@ -209,6 +187,10 @@ class Session:
                     self._channel.drain(LEAVE_S)
         self._stopped = True
         self._end_daemon(LEAVE_S)
+
+    def _outside(self, what: str) -> None:
+        if self._computing:
+            raise UserError(f"Session.{what} within Session.computing", "it comes after the block")
 
     @property
     def inner_step(self) -> int:
@@ -342,6 +324,9 @@ class Session:
         return (said or lines or [""])[-1][:400]
 
     def _end_daemon(self, patience_s: float) -> None:
+        if self._answering is not None:
+            self._answering.__exit__()
+            self._answering = None
         if self._channel is not None:
             self._socket.close()
             self._channel = None
@@ -443,15 +428,3 @@ def _runs(process: psutil.Process) -> bool:
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
-
-
-def compare(mine: Sequence[Any], theirs: Sequence[Any]) -> None:
-    """Whether a program's parameters are the run's. Raises: UserError (names the first that is not)."""
-    wanted = {spec.name: spec.shape for spec in theirs}
-    given = {spec.name: spec.shape for spec in mine}
-    for name in [*wanted, *given]:
-        if wanted.get(name) != given.get(name):
-            raise UserError(
-                f"the run trains another model than yours: {name} has shape {wanted.get(name, 'none')} "
-                f"there, {given.get(name, 'none')} here"
-            )

@@ -16,7 +16,6 @@ import contextlib
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Self
 
 import torch
@@ -38,13 +37,18 @@ class Answering:
         self._still = threading.Lock()
         self._over = False
         self._wake, self._woken = socket.socketpair()
-        self._thread = ThreadPoolExecutor(1, "answering")
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._quiet = torch.cuda.Event() if device.type == "cuda" else None
+        # Whoever never closes this can end all the same.
+        self._thread = threading.Thread(target=self._run, name="answering", daemon=True)
+        self._failure: Exception | None = None
+        self._stream: torch.cuda.Stream | None = None
+        self._quiet: torch.cuda.Event | None = None
+        if device.type == "cuda":
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            self._quiet = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
     def __enter__(self) -> Self:
         self._still.acquire()
-        self._served = self._thread.submit(self._serve)
+        self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -52,7 +56,7 @@ class Answering:
         self._wake.shutdown(socket.SHUT_RDWR)  # closed alone, a forked process would keep it open
         self._wake.close()
         self._still.release()
-        self._thread.shutdown()
+        self._thread.join()
         self._woken.close()
 
     @contextlib.contextmanager
@@ -69,8 +73,14 @@ class Answering:
             yield
         finally:
             self._still.acquire()
-        if self._served.done():
-            self._served.result()
+        if self._failure is not None:
+            raise self._failure
+
+    def _run(self) -> None:
+        try:
+            self._serve()
+        except Exception as error:  # noqa: BLE001 (whatever it is, it is raised where the inner loop is)
+            self._failure = error
 
     def _serve(self) -> None:
         torch.set_num_threads(

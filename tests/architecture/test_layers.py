@@ -46,9 +46,8 @@ OWN = {
     },
 }
 """Layer -> what it may import of p2pdiloco, beside itself and the package's own constants. `cli`,
-`session` and `__main__` compose everything. `core.types`, `core.messages`, `core.effects` are data, not
-behaviour;
-`core.stride` is a rule that learner and simulator must share; the
+`session`, `own_run` and `__main__` compose everything. `core.types`, `core.messages`, `core.effects` are
+data, not behaviour; `core.stride` is a rule that learner and simulator must share; the
 daemon knows the learner's host and channel, never its loop's inside."""
 
 THIRD_PARTY = {
@@ -89,7 +88,8 @@ THIRD_PARTY = {
     },
     "daemon": {"msgspec", "numpy", "psutil", "rich", "torch", "uvloop"},
     "cli": {"click", "matplotlib", "msgspec", "psutil", "rich", "uvloop"},
-    "session": {"msgspec", "psutil", "torch"},
+    "session": {"psutil", "torch"},
+    "own_run": {"msgspec", "torch"},
     "__main__": set(),
 }
 

@@ -151,7 +151,7 @@ def test_a_daemon_that_is_gone_ends_the_step_and_a_stop_is_the_last_word(bench, 
     with answering(bench) as made, pytest.raises(ChannelBroken):
         bench.daemon.close()
         with made.meanwhile():
-            made._served.exception(PATIENCE_S)  # the thread has seen it
+            made._thread.join(PATIENCE_S)  # it has seen it
 
 
 def test_commands_that_nobody_takes_are_bounded(bench):

@@ -104,11 +104,21 @@ def test_two_programs_train_one_model_and_one_of_them_dies(
         def together() -> int:
             return sum(m["contributors"] == 2 for where in (theirs, mine) for m in records(where, "merge"))
 
+        def merged() -> list[dict[str, Any]]:
+            return [c for c in records(mine, "contribution") if c["reason"] == "merged"]
+
         train(
             lambda: together() > 2 and records(mine, "evaluation"),
             "both are in a merge, and Theta is measured",
         )
         assert records(mine, "evaluation")[-1]["loss"] in losses
+        counters = session._mailbox._fragments.counters
+        train(lambda: not any(c.slot_in_use for c in counters), "nothing of ours is on its way")
+        taken = len(merged())
+        with session.computing():  # a long inner step: others' versions do not wait for its end
+            until(lambda: len(merged()) > taken, "work of the earlier ones is asked for, and merged")
+            with pytest.raises(UserError, match=r"Session\.step within Session\.computing"):
+                session.step(tokens=64, loss=0.0)
         with pytest.raises(UserError, match="65 tokens in one inner step: this run allows 0 to 64"):
             session.step(tokens=65, loss=0.0)
 

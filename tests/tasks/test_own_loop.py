@@ -15,7 +15,7 @@ from p2pdiloco.daemon.runs import sign_run
 from p2pdiloco.errors import ConfigError, StorageError, UserError
 from p2pdiloco.identity import Identity
 from p2pdiloco.identity import verify as verify_signature
-from p2pdiloco.session import compare, new_run
+from p2pdiloco.own_run import compare, new_run
 from p2pdiloco.tasks.parameters import tensor_specs
 from p2pdiloco.tasks.registry import task_of
 

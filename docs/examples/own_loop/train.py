@@ -19,9 +19,10 @@ run = "own" if join else folder / "run.toml"
 with p2pdiloco.Session(model, optimizer, run, join, data_dir=folder / "node") as session:
     while session.inner_step < 20_000:
         inputs = torch.randn(64, 8)
-        loss = (model(inputs) - inputs @ truth).square().mean()
         optimizer.zero_grad()
-        loss.backward()
+        with session.computing():
+            loss = (model(inputs) - inputs @ truth).square().mean()
+            loss.backward()
         optimizer.step()
         if not session.step(tokens=64, loss=loss.item()):
             break

@@ -1,0 +1,84 @@
+"""The run of a program with a training loop of its own: it trains what a model's parameters are called."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from torch import nn
+
+from p2pdiloco.adapters.theta_file import checksum, save_tensors
+from p2pdiloco.config.models import table
+from p2pdiloco.config.outer import LENGTHS, with_schedule
+from p2pdiloco.config.presets import for_run
+from p2pdiloco.daemon.initial import beside
+from p2pdiloco.errors import StorageError, UserError
+from p2pdiloco.tasks.manifests import check_manifest, render_toml
+from p2pdiloco.tasks.own_loop import NAME, section_of
+from p2pdiloco.tasks.parameters import named_parameters, tensor_specs
+
+
+def new_run(
+    model: nn.Module,
+    path: str | Path,
+    name: str,
+    tokens_per_step: int,
+    schedule_steps: int = LENGTHS["day"].steps,
+    **sync: int | float,
+) -> Path:
+    """Write the run.toml of a run that trains such a model from the parameters that it has now, and these
+    beside it. Serve it with `p2pdiloco bootstrap --run PATH`, or give it to the first `Session`.
+
+    Args:
+        tokens_per_step: the most that one inner step of one learner counts.
+        schedule_steps: about so many inner steps of every learner the run is long. Outer momentum warms up
+            by it; the program's own learning rates are the program's.
+        sync: keys of [sync], such as inner_steps and fragments. All else can be edited in the file.
+
+    Raises:
+        UserError: the name, a key, or the model is not one for a run; the file exists already, or cannot
+            be written.
+    """
+    out = Path(path)
+    if out.exists():
+        raise UserError(f"{out} exists already", "give it to Session as it is, or write another one")
+    specs = tensor_specs(model)
+    found = named_parameters(model)
+    arrays = {spec.name: found[spec.name].detach().float().cpu().contiguous().numpy() for spec in specs}
+    base = for_run("tiny", name)
+    try:
+        manifest = msgspec.structs.replace(
+            base,
+            run=msgspec.structs.replace(
+                base.run, task=NAME, initial=checksum(arrays), initial_name=type(model).__name__[:100]
+            ),
+            model=table(section_of(specs)),
+            inner=msgspec.structs.replace(base.inner, tokens_per_step=tokens_per_step),
+            sync=msgspec.structs.replace(base.sync, **sync),
+        )
+    except TypeError as error:
+        raise UserError(f"[sync] of a run.toml has no such key: {error}") from error
+    manifest = with_schedule(manifest, schedule_steps)
+    check_manifest(manifest, str(out))
+    text = render_toml(manifest)
+    save_tensors(beside(out), arrays, {})  # first: a run.toml is never without them
+    try:
+        with out.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise StorageError(f"{out} cannot be written: {error.strerror}") from error
+    return out
+
+
+def compare(mine: Sequence[Any], theirs: Sequence[Any]) -> None:
+    """Whether a program's parameters are the run's. Raises: UserError (names the first that is not)."""
+    wanted = {spec.name: spec.shape for spec in theirs}
+    given = {spec.name: spec.shape for spec in mine}
+    for name in [*wanted, *given]:
+        if wanted.get(name) != given.get(name):
+            raise UserError(
+                f"the run trains another model than yours: {name} has shape {wanted.get(name, 'none')} "
+                f"there, {given.get(name, 'none')} here"
+            )
