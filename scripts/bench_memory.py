@@ -50,7 +50,7 @@ class Syncer:
     def __init__(self, numel: int, codec_name: str, folder: Path | None) -> None:
         shape = (numel // COLUMNS, COLUMNS)
         layouts = plan_fragments([TensorSpec("w", shape)], 1)
-        self.vault = Vault(layouts, OuterSection(), codec_name, codec_name)
+        self.vault = Vault(layouts, OuterSection(), 24, codec_name, codec_name)
         self.vault.load_initial({"w": torch.randn(shape)})
         self.compute, self.tickets, self.held = Compute(self.vault, None), Tickets(), []  # type: ignore[arg-type]
         self.spool = Spool(folder) if folder else None

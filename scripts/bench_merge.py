@@ -62,7 +62,7 @@ def jobs(layout: FragmentLayout, name: str, contributors: int) -> dict[str, Job]
     spare_theta, spare_momentum = torch.zeros(numel), torch.zeros(numel)
     chosen.decode(payload, delta)
     accumulator = Accumulator(layout)
-    vault = Vault([layout], OuterSection(), name, name)
+    vault = Vault([layout], OuterSection(), 24, name, name)
     vault.load_initial({piece.tensor: torch.randn(piece.numel) for piece in layout.pieces})
     inputs = [(payload, TOKENS, INNER_STEPS)] * contributors
 

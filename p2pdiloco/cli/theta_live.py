@@ -110,7 +110,10 @@ class _Visit:
         self._given = given
         self._reports = reports
         manifest = run.manifest
-        self._vault = Vault(run.layouts, manifest.outer, manifest.codec.contribution, manifest.codec.update)
+        codecs = manifest.codec
+        self._vault = Vault(
+            run.layouts, manifest.outer, manifest.sync.inner_steps, codecs.contribution, codecs.update
+        )
         self._compute = Compute(self._vault, None)
         self._copying = Copying(
             run.id,

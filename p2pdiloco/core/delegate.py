@@ -38,7 +38,7 @@ class Partial:
         self.digest, self.size = event.payload_digest, event.payload_bytes
         parts = [part for held in job.held for part in held.parts]
         self.parts: tuple[PartialPart, ...] = tuple(sorted(parts, key=lambda p: p.contributor.learner))
-        self.due = any(held.starts_round for held in job.held)
+        self.due = job.due
         self.machine = Machine(SEND_TABLE, SendState.WAITING)
         self.peer = ""
         self.tries = 0

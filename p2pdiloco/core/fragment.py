@@ -15,7 +15,8 @@ from p2pdiloco.core.follower import Follower
 from p2pdiloco.core.messages import Announce, Closing, Pass
 from p2pdiloco.core.office import OTHER_EPOCH, Office
 from p2pdiloco.core.pending import Pending
-from p2pdiloco.core.round import Round, RoundState
+from p2pdiloco.core.round import Round
+from p2pdiloco.core.round_table import RoundState
 from p2pdiloco.core.seats import Seats
 from p2pdiloco.core.shared import Shared
 from p2pdiloco.core.timing import earliest

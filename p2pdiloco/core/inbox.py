@@ -50,6 +50,8 @@ class Held:
         early because of a closing call, waits for such a one."""
         self.arrived_s = self.ready_s = now
         """Of its header, and of the whole payload."""
+        self.begins = starts_round
+        """A round may begin before its payload is here."""
         self.ticket: Ticket | None = None
         self.own = False
 
@@ -63,6 +65,8 @@ class Inbox:
         self._fragment = context.index
         self._chain: Chain = context.chain
         self._held: dict[str, Held] = {}
+        self._cut: set[str] = set()
+        """Children whose last payload did not come."""
 
     def judge(self, signed: Offer, sender: str, holding: bool, open_: bool, now: float) -> tuple[str, bool]:
         """On sight of its header: (why not to admit it, whether that is the peer's fault).
@@ -94,6 +98,10 @@ class Inbox:
         """Whether that child's offer is in or arriving."""
         return child in self._held
 
+    def busy(self) -> bool:
+        """Whether anything is in or arriving."""
+        return bool(self._held)
+
     def ready(self) -> list[Held]:
         """Offers whose payload is here, in the order in which they are merged."""
         here = [child for child, held in self._held.items() if held.ticket is not None]
@@ -101,12 +109,29 @@ class Inbox:
 
     def starting(self) -> list[Held]:
         """Offers on their way that a round may start with."""
-        return [held for held in self._held.values() if held.ticket is None and held.starts_round]
+        return [held for held in self._held.values() if held.ticket is None and held.begins]
+
+    def none_begins(self) -> None:
+        """The chain moved, or a round has waited in vain for what is on its way: a round may start with it
+        when it is here."""
+        for held in self._held.values():
+            held.begins = False
+
+    def broken(self, held: Held) -> None:
+        """Its payload will not come. The next one of that child starts no round before it is here: headers
+        cost their sender nothing."""
+        self.drop(held)
+        self._cut.add(held.child)
+
+    def here(self, held: Held, ticket: Ticket, now: float) -> None:
+        """Its payload is here."""
+        held.ticket, held.ready_s = ticket, now
+        self._cut.discard(held.child)
 
     def all_late(self) -> None:
         """A version was made without these: none of them starts the next round by itself."""
         for held in self._held.values():
-            held.starts_round = False
+            held.starts_round = held.begins = False
 
     def drop(self, held: Held) -> None:
         """Merged, or broken: no longer here."""
@@ -128,6 +153,7 @@ class Inbox:
 
     def clear(self) -> None:
         """All go; their senders send again, elsewhere."""
+        self._cut.clear()
         for held in list(self._held.values()):
             self.drop(held)
 
@@ -182,6 +208,7 @@ class LearnerInbox(Inbox):
         starts = in_time and header.due and header.base_number == self._chain.head.number
         part = PartialPart(part_of(header), header.after)
         held = Held(header.learner, header.learner, header, (part,), transfer, starts, now)
+        held.begins = starts and header.learner not in self._cut
         self._held[header.learner] = held
         return held
 
@@ -250,6 +277,7 @@ class GroupInbox(Inbox):
             self.drop(replaced)
         starts = in_time and header.due and header.number == self._chain.head.number
         held = Held(header.group, header.syncer, header, header.parts, transfer, starts, now)
+        held.begins = False  # whoever sends partials makes them when it is called
         self._held[header.group] = held
         return held
 

@@ -13,19 +13,12 @@ their way.
 
 What is in is then merged: by the syncer of the topmost group into the next version (`core.publishing`), by
 all others into a partial for the syncer of the group above (`core.delegate`).
-
-    IDLE        nothing usable in the inbox
-    COLLECTING  offers are in or on their way, quorum is not
-    CLOSING     quorum is complete, or the group above called: the grace window runs
-    MERGING     the merge worker has the inputs
-    PUBLISHING  the version is being made durable, or the partial is with the syncer above
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Enum, auto
 from typing import Protocol
 
 from p2pdiloco.core.calls import Calls
@@ -33,65 +26,15 @@ from p2pdiloco.core.context import FragmentContext
 from p2pdiloco.core.effects import AcceptTransfer, AnswerTransfer, RefuseTransfer, Release
 from p2pdiloco.core.electorate import Electorate
 from p2pdiloco.core.inbox import Held, Inbox, Offer
-from p2pdiloco.core.machine import Machine, direct_members
+from p2pdiloco.core.machine import Machine
 from p2pdiloco.core.messages import Closing, Pass
 from p2pdiloco.core.office import Office
+from p2pdiloco.core.round_table import MAKING, ROUND_TABLE, RoundSignal, RoundState
 from p2pdiloco.core.timing import Ema, grace_cap_s
 from p2pdiloco.core.types import Ticket
 
 CALLED_SHARE = 0.6
 """A group that is called closes within so much of the window above: the rest is for its merge to arrive."""
-
-
-@direct_members
-class RoundState(Enum):
-    """Where the round is."""
-
-    IDLE = auto()
-    COLLECTING = auto()
-    CLOSING = auto()
-    MERGING = auto()
-    PUBLISHING = auto()
-
-
-@direct_members
-class RoundSignal(Enum):
-    """What moves it."""
-
-    CONTRIBUTION = auto()
-    QUORUM = auto()
-    CALLED = auto()
-    CLOSE = auto()
-    EMPTY = auto()
-    MERGED = auto()
-    FAILED = auto()
-    PUBLISHED = auto()
-    ABANDON = auto()
-
-
-_R, _S = RoundState, RoundSignal
-MAKING = (_R.CLOSING, _R.MERGING, _R.PUBLISHING)
-"""A version is in the making."""
-ROUND_TABLE = {
-    (_R.IDLE, _S.CONTRIBUTION): _R.COLLECTING,
-    (_R.IDLE, _S.CALLED): _R.CLOSING,
-    (_R.COLLECTING, _S.CONTRIBUTION): _R.COLLECTING,
-    (_R.COLLECTING, _S.QUORUM): _R.CLOSING,
-    (_R.COLLECTING, _S.CALLED): _R.CLOSING,
-    (_R.CLOSING, _S.CONTRIBUTION): _R.CLOSING,
-    (_R.CLOSING, _S.CLOSE): _R.MERGING,
-    (_R.CLOSING, _S.EMPTY): _R.IDLE,
-    (_R.MERGING, _S.CONTRIBUTION): _R.MERGING,
-    (_R.MERGING, _S.MERGED): _R.PUBLISHING,
-    (_R.MERGING, _S.FAILED): _R.IDLE,
-    (_R.PUBLISHING, _S.CONTRIBUTION): _R.PUBLISHING,
-    (_R.PUBLISHING, _S.PUBLISHED): _R.IDLE,
-    (_R.PUBLISHING, _S.FAILED): _R.IDLE,
-    (_R.IDLE, _S.ABANDON): _R.IDLE,
-    (_R.COLLECTING, _S.ABANDON): _R.IDLE,
-    (_R.CLOSING, _S.ABANDON): _R.IDLE,
-    (_R.MERGING, _S.ABANDON): _R.IDLE,
-}
 
 
 @dataclass(frozen=True)
@@ -104,6 +47,8 @@ class Job:
     number: int
     """Of the version for which it is meant."""
     held: tuple[Held, ...]
+    due: bool
+    """It began with what was due, not with a call from above."""
     closed_s: float
 
 
@@ -160,6 +105,10 @@ class Round:
         self._waits = False
         """The window is over, but payloads are on their way."""
         self._first_in_s = 0.0
+        self._due = False
+        """It began with what was due."""
+        self._needs = 1
+        """Its quorum when it began."""
         self._quorum_s = Ema()
         self._sync_s = Ema()
         self._called_by: tuple[str, Closing] | None = None
@@ -236,7 +185,7 @@ class Round:
             return reason
         held = self.inbox.add(signed, transfer, self._in_time(), now)
         self._shared.out.put(AcceptTransfer(transfer, self._fragment, signed.header.payload_bytes))
-        if held.starts_round and not self._level:
+        if held.begins:
             self._collect(now)
             self.poll(now)
         return ""
@@ -267,9 +216,10 @@ class Round:
             out.put(AnswerTransfer(transfer, self._fragment, False, "chain-moved"))
             out.put(Release(ticket))
             self.inbox.drop(held)
+            self._rest()
             return
-        held.ticket, held.ready_s = ticket, now
-        waits = self.state in (_R.MERGING, _R.PUBLISHING) or not held.starts_round
+        self.inbox.here(held, ticket, now)
+        waits = self.state is not RoundState.CLOSING and not (self._in_time() and held.starts_round)
         out.put(AnswerTransfer(transfer, self._fragment, True, "held" if waits else "in round"))
         self._arrived(held.child, now)
 
@@ -278,7 +228,8 @@ class Round:
         held = self.inbox.arriving(transfer)
         if held is None:
             return
-        self.inbox.drop(held)
+        self.inbox.broken(held)
+        self._rest()
         if reason != "cut":
             self._shared.out.record("refusal", self._fragment, reason, peer=held.author)
 
@@ -287,6 +238,11 @@ class Round:
         self._passed.discard(child)
         self._calls.answered(child, now)
         self.poll(now)
+
+    def _rest(self) -> None:
+        """Nothing may be left of what was collected: the next to come is the first."""
+        if self.state is RoundState.COLLECTING and not self.inbox.busy():
+            self._machine.go(RoundSignal.ABANDON)
 
     def _collect(self, now: float) -> None:
         if self.state is RoundState.IDLE:
@@ -330,9 +286,9 @@ class Round:
         while no majority is in, so that a few slow links hold nobody up, and only as long as those that are
         in are patient with us. Inner steps wait for nothing; streams that stand still are cut."""
         shared, ready = self._shared, self.inbox.ready()
-        due = bool(self._level) or self._called_by is not None or shared.leaving
         arriving = [child for child in missing if self.inbox.has(child)]
-        if due or not arriving or len(ready) > len(missing):
+        enough = len(ready) > len(missing) and not self._short(ready, now)
+        if self._level or self._called_by is not None or shared.leaving or not arriving or enough:
             return False
         until_s = self._calls.arrivals_until_s(self._closes_at_s, ready, now)
         if now < until_s and not self._waits:
@@ -344,11 +300,19 @@ class Round:
 
     def _missing(self, now: float) -> list[str]:
         have = {held.child for held in self.inbox.ready()} | self._passed
-        return [child for child in self._electorate.expected(now) if child not in have]
+        coming = [held.child for held in self.inbox.starting()]  # also whose heartbeats its upload keeps back
+        return [
+            child for child in dict.fromkeys([*self._electorate.expected(now), *coming]) if child not in have
+        ]
+
+    def _short(self, ready: list[Held], now: float) -> bool:
+        """What the round was begun for did not come: fewer are in than the quorum."""
+        bound = not self._level and self._called_by is None and not self._shared.leaving
+        return bound and len(ready) < min(self._needs, self._quorum(now))
 
     def _try_quorum(self, now: float) -> None:
         ready = self.inbox.ready()
-        coming = self.inbox.starting() if self._level == 0 else []
+        coming = self.inbox.starting()
         here = len(ready) + len(coming)
         if not here:
             return
@@ -358,6 +322,7 @@ class Round:
         fresh = bool(coming) or any(held.starts_round for held in ready)
         if not fresh and self._missing(now) and patient:
             return
+        self._due, self._needs = fresh, self._quorum(now)
         self._quorum_s.add(now - self._first_in_s)
         self._machine.go(RoundSignal.QUORUM)
         self._calls.give_up(now)
@@ -374,7 +339,7 @@ class Round:
         closes_in_s = call.closes_in_s if 0.0 <= call.closes_in_s <= cap_s else cap_s
         window_s = CALLED_SHARE * closes_in_s
         if self.state in (RoundState.IDLE, RoundState.COLLECTING):
-            self._called_by = (sender, call)
+            self._called_by, self._due = (sender, call), False
             self._machine.go(RoundSignal.CALLED)
             self._calls.give_up(now)
             self._call("called from above", window_s, now)
@@ -408,18 +373,23 @@ class Round:
 
     def _close(self, now: float, missing: list[str]) -> None:
         held = tuple(self.inbox.ready())
+        short = self._short(list(held), now)
         called, self._called_by = self._called_by, None
-        if not held:
+        if not held or short:
             self._machine.go(RoundSignal.EMPTY)
+            self.inbox.none_begins()
             if called is not None:
                 self._pass_to(*called, "nothing came from our group", now)
+            elif held:
+                self._collect(now)  # they wait for company
             return
         self._machine.go(RoundSignal.CLOSE)
         self._merging = held
         self._term = self._office.term
         # A child whose heartbeat has not been heard yet is alive all the same.
         expected = len({*self._electorate.expected(now), *(h.child for h in held)})
-        job = Job(self, self._group, self._term, self._chain.head.number + 1, held, now)
+        due = self._due or any(h.starts_round for h in held)
+        job = Job(self, self._group, self._term, self._chain.head.number + 1, held, due, now)
         self._finish.begin(job, len(missing), expected)
 
     # --- what becomes of it --------------------------------------------------------------------------
@@ -473,6 +443,7 @@ class Round:
 
     def chain_moved(self, now: float) -> None:
         """A version that is not ours arrived while we hold the office: what it did not merge stays in."""
+        self.inbox.none_begins()
         if self._finish.last or self.state is not RoundState.PUBLISHING:
             if not self._machine.may(RoundSignal.ABANDON):
                 return

@@ -9,7 +9,8 @@ from p2pdiloco.core.grouping import group_name, level_sizes
 from p2pdiloco.core.inbox import GroupInbox, Inbox, LearnerInbox
 from p2pdiloco.core.office import Office
 from p2pdiloco.core.publishing import Publisher
-from p2pdiloco.core.round import Round, RoundState
+from p2pdiloco.core.round import Round
+from p2pdiloco.core.round_table import RoundState
 from p2pdiloco.core.seeking import Seeking
 from p2pdiloco.core.timing import earliest
 

@@ -161,8 +161,9 @@ class Lockstep:
 
     def vault(self) -> Vault:
         """An empty one of this run."""
-        codecs = self.manifest.codec
-        return Vault(self.layouts, self.manifest.outer, codecs.contribution, codecs.update)
+        manifest, codecs = self.manifest, self.manifest.codec
+        period = manifest.sync.inner_steps
+        return Vault(self.layouts, manifest.outer, period, codecs.contribution, codecs.update)
 
     def head(self, fragment: int) -> tuple[int, Tensor]:
         """The newest version: its number, Theta (read only, until the next)."""

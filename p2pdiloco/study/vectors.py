@@ -51,7 +51,7 @@ class Vectors(Substance):
 
     def vault(self) -> Vault:
         """A new one for this run."""
-        return Vault(self.layouts, self._outer, *self.codecs)
+        return Vault(self.layouts, self._outer, self.inner_steps, *self.codecs)
 
     def theta(self, fragment: int, state: bytes) -> Tensor:
         """Global parameters in a state, fp32 [numel], new memory."""
@@ -212,7 +212,7 @@ class Learner(Trainer):
 
 def _merged(layout: FragmentLayout, payload: bytes) -> Tensor:
     """The pseudo-gradient that these sums make, before it is encoded."""
-    part, total, out = decode_partial(layout, payload), Accumulator(layout), torch.empty(layout.numel)
+    part, total, out = decode_partial(layout, payload), Accumulator(layout, 1), torch.empty(layout.numel)
     total.combine(part.weight, part.reach, part.contributions, part.norms, part.sums)
     total.result(out)
     return out

@@ -273,7 +273,8 @@ class Virtual(Lockstep):
         live = [seat for seat in self._seats if seat.alive]
         here = dict(round_.inbox)
         if self._world.grace:
-            here.update((key, one) for key, one in round_.coming.items() if one.base == head)
+            coming = round_.coming.items()
+            here.update((key, one) for key, one in coming if one.base == head and one.seat.life == one.life)
         if round_.closing or len(here) < max(1, min(self.manifest.sync.quorum, len(live))):
             return
         starts = any(one.due and one.base == head for one in here.values())

@@ -1,13 +1,12 @@
 """Merging pseudo-gradients: token weights and radial-directional averaging, one contribution at a time.
 
     RDA = (sum v |d| / sum v) * phi(sum w phi(d) / sum w),   phi(x) = x / |x|, phi(0) = 0
-    w = tokens^2 / inner steps,   v = tokens^2
+    w = tokens^2 / inner steps,   v = w * min(1, inner steps / H)
 
 per piece of a tensor; embeddings get the plain mean with weights v. Pseudo-gradients of different learners
 are nearly orthogonal: a mean of M of them shrinks like 1/sqrt(M), RDA keeps their length. In Decoupled DiLoCo
-v is w. Learners with equal numbers of steps get the same from both; but a slow one has gone less far, and
-counted by w it shortens everybody's stride by more than it adds (docs/experiments.md). With v, too, nothing
-merged is longer than the longest that went in.
+v is w. Learners that made H inner steps, or more, count by it here too; but one that is slower has gone less
+far, and counted by w it shortens everybody's stride by more than it adds (docs/experiments.md).
 
 Only sums are kept, never means, and the result is a function of the sums: so partial merges of groups
 (`tensors.partial`) combine to the merge of all, over any number of levels. That holds as well where
@@ -29,7 +28,7 @@ from p2pdiloco.tensors.layout import FragmentLayout
 DEGENERATE = 1e-3
 """Mean directions shorter than this cancel out (256 orthogonal ones have 0.06): they are not stretched."""
 MAX_WEIGHT = 2.0**62
-"""Two thousand million tokens in one contribution. With `MIN_LENGTH` it keeps sums inside fp32's range."""
+"""Two thousand million tokens in one inner step. With `MIN_LENGTH` it keeps every sum inside fp32's range."""
 MIN_LENGTH = 2.0**-60
 """A shorter pseudo-gradient is no longer than one rounding of any parameter: it has no direction."""
 MAX_MAGNITUDE = 2.0**40
@@ -41,21 +40,27 @@ def contribution_weight(tokens: int, inner_steps: int) -> float:
     """w = tokens^2 / inner_steps: tokens times tokens per inner step (Decoupled DiLoCo).
 
     Raises:
-        RemoteError: "implausible-tokens", without tokens or inner steps, or with tokens^2 above `MAX_WEIGHT`.
+        RemoteError: "implausible-tokens", without tokens or inner steps, or above `MAX_WEIGHT`.
     """
-    if tokens < 1 or inner_steps < 1 or tokens * tokens > MAX_WEIGHT:
+    if tokens < 1 or inner_steps < 1 or tokens * tokens > MAX_WEIGHT * inner_steps:
         raise RemoteError("implausible-tokens", f"{tokens} tokens in {inner_steps} inner steps")
     return tokens * tokens / inner_steps
+
+
+def contribution_reach(tokens: int, inner_steps: int, period: int) -> float:
+    """v: the weight, less for less than `period` (H) inner steps. Raises: see `contribution_weight`."""
+    return contribution_weight(tokens, inner_steps) * min(1.0, inner_steps / period)
 
 
 class Accumulator:
     """Sums over the contributions to one fragment. Memory: one fp32 fragment, for any number of them.
 
-    `storage`: an fp32 buffer of at least layout.numel elements to work in, instead of a new one.
+    `period` is H; `storage`: an fp32 buffer of at least layout.numel elements to work in, not a new one.
     """
 
-    def __init__(self, layout: FragmentLayout, storage: Tensor | None = None) -> None:
+    def __init__(self, layout: FragmentLayout, period: int, storage: Tensor | None = None) -> None:
         self.layout = layout
+        self._period = period
         self.weight = 0.0
         """Sum of w."""
         self.reach = 0.0
@@ -74,7 +79,8 @@ class Accumulator:
             RemoteError: "implausible-tokens" (see `contribution_weight`).
         """
         invariant(delta.shape == (self.layout.numel,), "a pseudo-gradient of another fragment")
-        weight, reach = contribution_weight(tokens, inner_steps), float(tokens * tokens)
+        weight = contribution_weight(tokens, inner_steps)
+        reach = contribution_reach(tokens, inner_steps, self._period)
         self.weight += weight
         self.reach += reach
         self.contributions += 1

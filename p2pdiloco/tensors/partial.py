@@ -35,6 +35,7 @@ from p2pdiloco.tensors.merge import (
     MAX_WEIGHT,
     MIN_LENGTH,
     Accumulator,
+    contribution_reach,
     contribution_weight,
     norm,
 )
@@ -42,6 +43,8 @@ from p2pdiloco.tensors.payload import Payload, size_of
 
 ROUNDING = 1.03
 """A sum of thousands of fp32 terms may exceed its bound by so much and still be honest."""
+LONGEST_PERIOD = 100_000
+"""H of any run: a contribution's reach is at least such a part of its weight."""
 WEIGHT_TOLERANCE = 1e-9
 """Weights are summed in fp64, in the order of the merge, which the label does not tell."""
 
@@ -106,10 +109,11 @@ def check_partial(
     layout: FragmentLayout,
     payload: Payload,
     work: Iterable[tuple[int, int]],
+    period: int,
     storage: Tensor | None = None,
 ) -> None:
-    """Judge a partial merge against its label: `work` has (tokens, inner steps) of every contribution;
-    `storage`: see `decode_partial`.
+    """Judge a partial merge against its label: `work` has (tokens, inner steps) of every contribution,
+    `period` is H; `storage`: see `decode_partial`.
 
     Raises:
         RemoteError: as `decode_partial`; "implausible-tokens"; "wrong-weight" (not the sum of the
@@ -121,7 +125,7 @@ def check_partial(
         raise RemoteError("wrong-count", f"{found.contributions} contributions, {len(weights)} labels")
     if not math.isclose(found.weight, math.fsum(weights), rel_tol=WEIGHT_TOLERANCE):
         raise RemoteError("wrong-weight", f"{found.weight:.9g}, the labels say {math.fsum(weights):.9g}")
-    reach = math.fsum(tokens * tokens for tokens, _ in work)
+    reach = math.fsum(contribution_reach(tokens, inner_steps, period) for tokens, inner_steps in work)
     if not math.isclose(found.reach, reach, rel_tol=WEIGHT_TOLERANCE):
         raise RemoteError("wrong-weight", f"a reach of {found.reach:.9g}, the labels say {reach:.9g}")
 
@@ -136,8 +140,8 @@ def _check(layout: FragmentLayout, found: Partial) -> None:
         raise RemoteError("non-finite", "in the sums of a partial merge")
     # contribution_weight is at most MAX_WEIGHT, and at least a token's in as many inner steps as fit a count.
     if not 1 <= found.contributions <= MAX_CONTRIBUTORS or not (
-        2.0**-62 <= weight <= (1 + WEIGHT_TOLERANCE) * reach
-        and reach <= (1 + WEIGHT_TOLERANCE) * found.contributions * MAX_WEIGHT
+        2.0**-62 <= weight <= found.contributions * MAX_WEIGHT
+        and weight / LONGEST_PERIOD <= reach <= (1 + WEIGHT_TOLERANCE) * weight
     ):
         raise RemoteError(
             "implausible-weight", f"{weight:.3g}, reach {reach:.3g} of {found.contributions} contributions"
@@ -153,7 +157,7 @@ def _check(layout: FragmentLayout, found: Partial) -> None:
         else:
             longest = MAX_MAGNITUDE * math.sqrt(piece.numel)
             length = norm(part)
-            sound = length <= ROUNDING * weight and MIN_LENGTH * length <= ROUNDING * radius
+            sound = length <= ROUNDING * weight and MIN_LENGTH * length <= ROUNDING * LONGEST_PERIOD * radius
             sound = sound and 0.0 <= radius <= ROUNDING * longest * reach
         if not sound:
             raise RemoteError("out-of-range", f"the sums of {piece.tensor}")

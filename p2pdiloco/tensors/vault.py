@@ -58,11 +58,12 @@ class Vault:
         self,
         layouts: Sequence[FragmentLayout],
         outer: OuterSection,
+        period: int,
         contribution_codec: str,
         update_codec: str,
     ) -> None:
         self.layouts = tuple(layouts)
-        self._outer = outer
+        self._outer, self._period = outer, period
         self._contribution, self._update = codec(contribution_codec), codec(update_codec)
         self._states = [FragmentState(layout.numel) for layout in self.layouts]
         self._spares = [FragmentState(layout.numel) for layout in self.layouts]
@@ -206,7 +207,7 @@ class Vault:
         Raises:
             RemoteError: see `tensors.partial.check_partial`.
         """
-        check_partial(self.layouts[fragment], payload, work, self._delta)
+        check_partial(self.layouts[fragment], payload, work, self._period, self._delta)
 
     def merge_partial(self, fragment: int, inputs: Sequence[Input], partials: Sequence[Payload]) -> Encoded:
         """Add up contributions, then partials, in the given order. State and spare are not touched.
@@ -321,7 +322,8 @@ class Vault:
 
     def _accumulate(self, fragment: int, inputs: Sequence[Input], partials: Sequence[Payload]) -> Accumulator:
         layout = self.layouts[fragment]
-        accumulator, delta = Accumulator(layout, self._sums), self._delta[: layout.numel]
+        accumulator = Accumulator(layout, self._period, self._sums)
+        delta = self._delta[: layout.numel]
         for payload, tokens, inner_steps in inputs:
             for content, start, stop in parts_of(self._contribution, payload, layout.numel):
                 _check(self._contribution, content, stop - start)

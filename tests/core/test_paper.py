@@ -10,7 +10,7 @@ from kit import Solo, certificate, child, config, contribution, found, reasons, 
 from p2pdiloco.core import effects as ef
 from p2pdiloco.core import events as ev
 from p2pdiloco.core import messages as msg
-from p2pdiloco.core.round import RoundState
+from p2pdiloco.core.round_table import RoundState
 from p2pdiloco.core.types import NEVER, Stamp
 
 
@@ -137,39 +137,6 @@ def test_the_closing_call_goes_to_those_who_have_not_contributed() -> None:
     assert calls == ["p2", "p4"]
     assert found(effects, ef.RequestFragment) == [ef.RequestFragment(0)], "our own learner is asked too"
     assert reasons(effects, "closing") == ["quorum 2, 3 called"]
-
-
-def test_others_are_called_while_the_first_payload_is_on_its_way() -> None:
-    """On thin links the round would else take two transfers, one after the other."""
-    solo = syncer(quorum=1, peers=("p1", "p2", "p3"), inner_steps=400, delay_steps=200)
-    late = contribution("p1", solo.head, due=False)
-    assert not sent(solo.feed(ev.ContributionOffered(1, "p1", late)), msg.Closing), "nothing to start with"
-    effects = solo.feed(ev.ContributionOffered(2, "p2", contribution("p2", solo.head)))
-    assert [send.peer for send in found(effects, ef.Send) if isinstance(send.message, msg.Closing)] == ["p3"]
-    assert solo.fragment.words(solo.now).startswith("closing: 0 of 3")
-    assert not found(solo.offer("p3", 3, due=False), ef.Merge)
-    assert not found(solo.feed(ev.ContributionReceived(1, 101)), ef.Merge)
-    assert len(found(solo.feed(ev.ContributionReceived(2, 102)), ef.Merge)[0].inputs) == 3
-
-
-def test_a_round_outlives_the_payload_that_it_was_begun_for() -> None:
-    solo = syncer(quorum=1, peers=("p1", "p2"))
-    solo.feed(ev.ContributionOffered(1, "p1", contribution("p1", solo.head)))
-    solo.feed(ev.ContributionBroken(1, "cut"))
-    assert solo.fragment.words(solo.now).startswith("closing: 0 of 2")
-    solo.offer("p2", 2, due=False)
-    merge = found(solo.wait(1.0), ef.Merge)[0]
-    assert [part.contributor.learner for part in merge.inputs] == ["p2"]
-    solo.merged(merge)
-    # And where nothing comes at all, the next header begins another one.
-    mark = solo.fragment.chain.watermark("p1")
-    first = contribution("p1", solo.head, stamp=Stamp(1, 1), after=mark)
-    solo.feed(ev.ContributionOffered(3, "p1", first))
-    solo.feed(ev.ContributionBroken(3, "cut"))
-    solo.message("p2", msg.Pass("all", 0, 1, 2, "no step"))
-    assert not found(solo.wait(60.0), ef.Merge)
-    assert solo.fragment.words(solo.now) == ""
-    assert len(found(solo.offer("p1", 4, stamp=Stamp(1, 1), after=mark) + solo.wait(1.0), ef.Merge)) == 1
 
 
 def test_whoever_answers_the_call_is_in_and_nobody_is_waited_for_after_that() -> None:

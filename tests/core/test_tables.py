@@ -10,7 +10,7 @@ from p2pdiloco.core.follower import FOLLOW_TABLE, FollowSignal, FollowState
 from p2pdiloco.core.machine import Machine, Table, mermaid
 from p2pdiloco.core.office_table import OFFICE_TABLE, OfficeSignal, OfficeState
 from p2pdiloco.core.pending import SEND_TABLE, SendSignal, SendState
-from p2pdiloco.core.round import ROUND_TABLE, RoundSignal, RoundState
+from p2pdiloco.core.round_table import ROUND_TABLE, RoundSignal, RoundState
 from p2pdiloco.errors import InvariantViolation
 
 OFFICE = """

@@ -33,7 +33,7 @@ class Peer:
         """`seed`: of the version that it holds."""
         self.name = transport.peer_id
         self.transport = transport
-        self.vault = Vault(LAYOUTS, OuterSection(), "int8", "int8")
+        self.vault = Vault(LAYOUTS, OuterSection(), 24, "int8", "int8")
         self.compute = Compute(self.vault, None)  # type: ignore[arg-type]
         self.posted: list[Any] = []
         self.asked: list[tuple[str, wire.PullState]] = []

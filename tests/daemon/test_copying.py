@@ -390,7 +390,7 @@ async def test_a_slow_reader_of_an_update_holds_states_up_for_a_minute_at_most()
 
 
 def test_a_loan_is_for_one_use() -> None:
-    vault = Vault(LAYOUTS, OuterSection(), "int8", "int8")
+    vault = Vault(LAYOUTS, OuterSection(), 24, "int8", "int8")
     loan = vault.lend_spare(0)
     loan.write(0, memoryview(bytes(range(256))))
     assert vault.lend_spare(0, loan) is loan, "it goes on"

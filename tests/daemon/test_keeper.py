@@ -51,7 +51,7 @@ class Rig:
         self.disk = Fickle()
         self.tickets = Tickets()
         self.io = ThreadPoolExecutor(1)
-        vault = Vault(LAYOUTS, OuterSection(), codec_name, "int8")
+        vault = Vault(LAYOUTS, OuterSection(), 24, codec_name, "int8")
         self.exchange = Exchange.create(LAYOUTS)
         self.compute = Compute(vault, self.exchange)
         self.told: list[Event] = []

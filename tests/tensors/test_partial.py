@@ -8,18 +8,24 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_merge import LAYOUT, SPECS, WORK, draw, merged
+from test_merge import LAYOUT, PERIOD, SPECS, WORK, draw, merged
 
 from p2pdiloco.errors import InvariantViolation, RemoteError
 from p2pdiloco.tensors.layout import plan_fragments
-from p2pdiloco.tensors.merge import MAX_MAGNITUDE, MAX_WEIGHT, Accumulator, contribution_weight
+from p2pdiloco.tensors.merge import (
+    MAX_MAGNITUDE,
+    MAX_WEIGHT,
+    Accumulator,
+    contribution_reach,
+    contribution_weight,
+)
 from p2pdiloco.tensors.partial import check_partial, decode_partial, encode_partial, partial_bytes
 
 PIECES = len(LAYOUT.pieces)
 
 
 def accumulate(inputs, partials=()):
-    accumulator = Accumulator(LAYOUT)
+    accumulator = Accumulator(LAYOUT, PERIOD)
     for delta, (tokens, steps) in inputs:
         accumulator.add(delta, tokens, steps)
     for payload in partials:
@@ -51,7 +57,7 @@ def test_groups_and_levels_make_the_merge_of_all(work, cuts, seed):
     deltas = draw(len(work), seed)
     inputs = list(zip(deltas, work, strict=True))
     payload = tree(inputs, [cut for cut in cuts if cut < len(work)])
-    check_partial(LAYOUT, payload, work)
+    check_partial(LAYOUT, payload, work, PERIOD)
     whole = accumulate([], [payload])
     assert whole.contributions == len(work)
     torch.testing.assert_close(result(whole), merged(deltas, work), rtol=1e-4, atol=1e-5)
@@ -74,7 +80,7 @@ def test_one_order_gives_one_result_bit_for_bit_and_the_wire_changes_nothing(wor
 
 def test_an_accumulator_works_in_one_buffer_of_the_fragments_size():
     storage = torch.full((LAYOUT.numel + 3,), 7.0)
-    accumulator = Accumulator(LAYOUT, storage)
+    accumulator = Accumulator(LAYOUT, PERIOD, storage)
     accumulator.add(draw(1, 0)[0], 10, 1)
     assert accumulator.sums.data_ptr() == storage.data_ptr() and bool((storage[LAYOUT.numel :] == 7).all())
 
@@ -83,18 +89,18 @@ def test_size_follows_from_the_layout_and_the_heaviest_sums_pass():
     (odd,) = plan_fragments([SPECS[0], *SPECS[2:]], 1)
     assert partial_bytes(odd) == 16 + 8 * 2 + 4 + 4 * odd.numel
     work = [(2**31 - 1, 1)] * 8
-    accumulator = Accumulator(LAYOUT)
+    accumulator = Accumulator(LAYOUT, PERIOD)
     for tokens, steps in work:
         accumulator.add(torch.full((LAYOUT.numel,), MAX_MAGNITUDE), tokens, steps)
-    check_partial(LAYOUT, encode_partial(accumulator), work)
-    zeros = Accumulator(LAYOUT)
+    check_partial(LAYOUT, encode_partial(accumulator), work, PERIOD)
+    zeros = Accumulator(LAYOUT, PERIOD)
     zeros.add(torch.zeros(LAYOUT.numel), 1, 100)
-    check_partial(LAYOUT, encode_partial(zeros), [(1, 100)])
+    check_partial(LAYOUT, encode_partial(zeros), [(1, 100)], PERIOD)
 
 
 def test_a_partial_merge_of_nothing_is_our_own_mistake():
     with pytest.raises(InvariantViolation):
-        encode_partial(Accumulator(LAYOUT))
+        encode_partial(Accumulator(LAYOUT, PERIOD))
 
 
 WORKED = [(300, 6), (100, 1)]
@@ -138,7 +144,8 @@ def with_count(value):
 
 
 TOTAL = sum(contribution_weight(*each) for each in WORKED)
-REACH = sum(tokens * tokens for tokens, _ in WORKED)
+REACH = sum(contribution_reach(*each, PERIOD) for each in WORKED)
+LONGEST = MAX_MAGNITUDE * math.sqrt(LAYOUT.pieces[DIRECTIONS].numel)
 BAD = {
     "short": ("wrong-size", lambda: honest()[:-4]),
     "long": ("wrong-size", lambda: honest() + bytes(4)),
@@ -148,10 +155,11 @@ BAD = {
     "weight zero": ("implausible-weight", lambda: with_weight(0.0)),
     "weight negative": ("implausible-weight", lambda: with_weight(-TOTAL)),
     "weight too large": ("implausible-weight", lambda: with_weight(3 * MAX_WEIGHT)),
-    "weight above reach": ("implausible-weight", lambda: with_weight(1.1 * REACH)),
+    "weight below reach": ("implausible-weight", lambda: with_weight(0.9 * REACH)),
     "reach nan": ("non-finite", lambda: with_reach(math.nan)),
     "reach zero": ("implausible-weight", lambda: with_reach(0.0)),
-    "reach too large": ("implausible-weight", lambda: with_reach(3 * MAX_WEIGHT)),
+    "reach too large": ("implausible-weight", lambda: with_reach(1.1 * TOTAL)),
+    "reach too small": ("implausible-weight", lambda: with_reach(TOTAL / 200_000)),
     "reach claimed": ("wrong-weight", lambda: with_reach(2 * REACH)),
     "weight claimed": ("wrong-weight", lambda: with_weight(2 * TOTAL)),
     "count zero": ("implausible-weight", lambda: with_count(0)),
@@ -159,6 +167,7 @@ BAD = {
     "count claimed": ("wrong-count", lambda: with_count(3)),
     "norm nan": ("non-finite", lambda: with_norm(DIRECTIONS, math.nan)),
     "norm negative": ("out-of-range", lambda: with_norm(DIRECTIONS, -1.0)),
+    "norm longer than its reach": ("out-of-range", lambda: with_norm(DIRECTIONS, 2 * LONGEST * REACH)),
     "norm huge": ("out-of-range", lambda: with_norm(DIRECTIONS, 1e300)),
     "directions without norm": ("out-of-range", lambda: with_norm(DIRECTIONS, 0.0)),
     "norm of an embedding": ("out-of-range", lambda: with_norm(EMBEDDING, 1.0)),
@@ -173,13 +182,13 @@ BAD = {
 def test_what_no_honest_group_sends_is_refused(case):
     reason, make = BAD[case]
     with pytest.raises(RemoteError) as refused:
-        check_partial(LAYOUT, make(), WORKED)
+        check_partial(LAYOUT, make(), WORKED, PERIOD)
     assert refused.value.reason == reason
-    check_partial(LAYOUT, honest(), WORKED)
+    check_partial(LAYOUT, honest(), WORKED, PERIOD)
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.binary(min_size=partial_bytes(LAYOUT), max_size=partial_bytes(LAYOUT)))
 def test_noise_is_refused_and_nothing_else_happens(payload):
     with pytest.raises(RemoteError):
-        check_partial(LAYOUT, payload, WORKED)
+        check_partial(LAYOUT, payload, WORKED, PERIOD)

@@ -40,7 +40,7 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def vault(contribution: str, update: str = "fp32") -> Vault:
-    made = Vault(LAYOUTS, OuterSection(), contribution, update)
+    made = Vault(LAYOUTS, OuterSection(), 24, contribution, update)
     generator = torch.Generator().manual_seed(0)
     made.load_initial({s.name: torch.randn(s.shape, generator=generator) for s in SPECS})
     return made

@@ -17,7 +17,7 @@ LAYOUTS = plan_fragments(SPECS, 2)
 
 
 def make(contribution="int8", update="int8", load=True) -> Vault:
-    vault = Vault(LAYOUTS, OuterSection(), contribution, update)
+    vault = Vault(LAYOUTS, OuterSection(), 24, contribution, update)
     if load:
         generator = torch.Generator().manual_seed(0)
         vault.load_initial({s.name: torch.randn(s.shape, generator=generator) for s in SPECS})
