@@ -267,8 +267,9 @@ class Sessions(World):
             return
         header = effect.version.header
         if header.syncer == host.peer and header.digest() not in self.watch.headers:
-            learners = sum(h.learner.model.running for h in self.up_hosts())
-            self.outcome.participation.append(len(header.contributors) / max(1, learners))
+            alive = {h.peer for h in self.up_hosts() if h.learner.model.running}
+            part = alive & {contributor.learner for contributor in header.contributors}
+            self.outcome.participation.append(len(part) / max(1, len(alive)))
             self.outcome.versions += 1
 
     # --- figures -------------------------------------------------------------------------------------

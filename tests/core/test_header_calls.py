@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from kit import Solo, contribution, found, reasons, sent
+import pytest
+from kit import Solo, child, contribution, found, reasons, sent
 from test_paper import syncer
 
 from p2pdiloco.core import effects as ef
 from p2pdiloco.core import events as ev
 from p2pdiloco.core import messages as msg
+from p2pdiloco.core.round import Job
 from p2pdiloco.core.types import Stamp
 
 LONG = {"inner_steps": 400, "delay_steps": 200}
@@ -148,3 +150,24 @@ def test_what_arrives_while_the_round_closes_is_in_it() -> None:
     assert [a.reason for a in found(here(solo, 1), ef.AnswerTransfer)] == ["in round"]
     late = solo.merged(found(solo.offer("p3", 3, due=False), ef.Merge)[0])
     assert not sent(late, msg.Closing)
+
+
+def test_a_round_that_began_with_what_is_due_is_due_although_that_did_not_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    solo = syncer(quorum=1, peers=("p1", "p2"), **LONG)
+    jobs: list[Job] = []
+    monkeypatch.setattr(solo.fragment.round._finish, "begin", lambda job, *_: jobs.append(job))
+    header(solo, "p1", 1)
+    cut(solo, 1)
+    solo.offer("p2", 2, due=False)
+    solo.message("p1", msg.Pass("all", 0, 1, 1, "no step"))
+    assert [(job.due, len(job.held)) for job in jobs] == [(True, 1)]
+
+
+def test_a_header_from_before_a_version_that_is_not_ours_begins_nothing() -> None:
+    solo = syncer(quorum=2, peers=("p1", "p2", "p3"), **LONG)
+    header(solo, "p1", 1)
+    solo.announce(child(solo.fragment.chain.header, "p3", ("p3",), term=2))
+    assert solo.head.number == 1 and solo.fragment.office.holding
+    assert not called(solo.offer("p2", 2)), "one is in for the new version"
