@@ -49,6 +49,7 @@ class Fragment:
         """We hold another peer's version (set by the node)."""
         self._asked_by: Closing | None = None
         self._asker = ""
+        self._called_early: tuple[str, Closing] | None = None
         self.requested = False
         """The learner was asked for this fragment and has not answered yet."""
         self._settled = False
@@ -98,6 +99,9 @@ class Fragment:
     def _moved(self, now: float) -> None:
         merged = self.own.idle or self.chain.merged_at(self._shared.me) == self.chain.head.number
         self.seats.chain_moved(now, merged)
+        early, self._called_early = self._called_early, None
+        if early is not None:
+            self.on_closing(*early, now)
         self.on_moved(now)
 
     def deadline(self) -> float | None:
@@ -131,7 +135,9 @@ class Fragment:
         elif not shared.learning:
             shared.out.send(sender, _pass(call, "no learner is running"))
         elif not self.own.idle:
-            return  # what we have is on its way or held; it answers the call by itself
+            # What we have is on its way or held, and answers the call by itself; or it is in a version that
+            # is on its way to us, and this is the call for the next one.
+            self._called_early = (sender, call)
         else:
             self._asked_by, self._asker = call, sender
             self._request()

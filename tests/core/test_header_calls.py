@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from kit import Solo, child, contribution, found, reasons, sent
+from kit import Solo, child, config, contribution, found, reasons, sent
 from test_paper import syncer
 
 from p2pdiloco.core import effects as ef
@@ -171,3 +171,17 @@ def test_a_header_from_before_a_version_that_is_not_ours_begins_nothing() -> Non
     solo.announce(child(solo.fragment.chain.header, "p3", ("p3",), term=2))
     assert solo.head.number == 1 and solo.fragment.office.holding
     assert not called(solo.offer("p2", 2)), "one is in for the new version"
+
+
+def test_a_call_that_overtakes_the_version_with_our_last_work_is_answered_when_that_is_here() -> None:
+    solo = Solo(config(), ("p1", "p2"))
+    solo.learn()
+    solo.elect("p1")
+    (offer,) = found(solo.ready(ticket=1), ef.OfferContribution)
+    mine = offer.signed.header
+    early = msg.Closing("all", 0, 1, 2, 5.0)
+    assert not found(solo.message("p1", early), ef.RequestFragment), "for all we know it is answered already"
+    merged = child(solo.fragment.chain.header, "p1", ("p2", "me"))
+    assert mine.stamp in {part.stamp for part in merged.header.contributors if part.learner == "me"}
+    assert found(solo.announce(merged), ef.RequestFragment) == [ef.RequestFragment(0)]
+    assert not found(solo.announce(child(merged.header, "p1", ("p2",))), ef.RequestFragment), "once"
