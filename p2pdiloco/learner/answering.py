@@ -83,11 +83,10 @@ class Answering:
             self._failure = error
 
     def _serve(self) -> None:
-        torch.set_num_threads(
-            1
-        )  # of this thread: with more, OpenMP would let the inner loop's sleep at barriers
+        # Both are of this thread. With several here, OpenMP would let the inner loop's sleep at barriers.
+        torch.set_num_threads(1)
         if self._stream is not None:
-            torch.cuda.set_device(self._device)  # of this thread
+            torch.cuda.set_device(self._device)
         while self._readable(self._woken):
             with self._still:
                 if self._over:
