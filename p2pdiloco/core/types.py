@@ -203,7 +203,7 @@ class PartialHeader(Wire, frozen=True):
     digest: Digest
     parts: Annotated[tuple[PartialPart, ...], Meta(min_length=1, max_length=MAX_CONTRIBUTORS)]
     due: bool
-    """One of the contributions was due: a round may start with it."""
+    """The group's round began with what was due, or something in it was: a round may start with it."""
     payload_digest: Digest
     payload_bytes: Count
 

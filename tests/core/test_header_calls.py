@@ -11,8 +11,9 @@ from test_paper import syncer
 from p2pdiloco.core import effects as ef
 from p2pdiloco.core import events as ev
 from p2pdiloco.core import messages as msg
+from p2pdiloco.core.inbox import GroupInbox
 from p2pdiloco.core.round import Job
-from p2pdiloco.core.types import Stamp
+from p2pdiloco.core.types import Contributor, PartialHeader, PartialPart, SignedPartial, Stamp
 
 LONG = {"inner_steps": 400, "delay_steps": 200}
 """A window of seconds."""
@@ -185,3 +186,24 @@ def test_a_call_that_overtakes_the_version_with_our_last_work_is_answered_when_t
     assert mine.stamp in {part.stamp for part in merged.header.contributors if part.learner == "me"}
     assert found(solo.announce(merged), ef.RequestFragment) == [ef.RequestFragment(0)]
     assert not found(solo.announce(child(merged.header, "p1", ("p2",))), ef.RequestFragment), "once"
+
+
+def test_groups_above_the_leaves_begin_with_payloads_only() -> None:
+    solo = Solo(config(), ("p1", "p2"))
+    inbox = GroupInbox(solo.fragment.context, solo.fragment.round._electorate)
+    done = contribution("p1", solo.head).header
+    part = PartialPart(Contributor("p1", done.stamp, done.tokens, done.inner_steps), done.after)
+    header = PartialHeader(
+        run=done.run,
+        group="leaf",
+        fragment=0,
+        syncer="p1",
+        number=solo.head.number,
+        digest=solo.head.digest,
+        parts=(part,),
+        due=True,
+        payload_digest=done.payload_digest,
+        payload_bytes=100,
+    )
+    held = inbox.add(SignedPartial(header, b""), 1, in_time=True, now=solo.now)
+    assert held.starts_round and not inbox.starting()
