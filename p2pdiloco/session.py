@@ -152,12 +152,11 @@ class Session:
         Raises:
             UserError: the daemon broke (with its reason).
         """
-        kind = next(self._model.parameters()).device.type
-        if self._stopped or self._channel is None or kind not in DEVICES:
+        device = next(self._model.parameters()).device
+        if self._stopped or self._channel is None or device.type not in DEVICES:
             yield
             return
         if self._answering is None:
-            device = next(self._model.parameters()).device
             self._answering = Answering(self._channel.wait_or, self._mailbox.answer_calls, device).__enter__()
         self._computing = True
         try:
