@@ -15,6 +15,7 @@ from pathlib import Path
 from p2pdiloco.core import events as ev
 from p2pdiloco.core.effects import CommitVersion
 from p2pdiloco.daemon.compute import Compute
+from p2pdiloco.daemon.resume import Resume
 from p2pdiloco.daemon.tickets import Tickets
 from p2pdiloco.errors import UserError
 from p2pdiloco.learner import channel as ch
@@ -84,6 +85,7 @@ class LearnerLink:
         self._ready_s = 0.0
         self._every = 1
         self._share: ch.DataShare | None = None
+        self._left: Resume | None = None
         self.learners: Callable[[], int] = lambda: 1
         """How many learners are known to train now, this one included."""
         self._merged_together = 0
@@ -104,19 +106,32 @@ class LearnerLink:
         """Start the process ahead, while the node catches up."""
         await self._host.prepare()
 
-    async def start(self, restore: tuple[ch.RestoreMode, ...] = ()) -> None:
-        """Start a learner from the vault's versions, with what its state file has (`learner.checkpoint`)."""
+    async def start(self, left: Resume | None = None) -> None:
+        """Start a learner from the vault's versions, with what its state file has (`learner.checkpoint`): of
+        displacements what an earlier life `left`, which learners are given until one is ready with it."""
+        self._left = left or self._left
         self._life += 1
         self._slots = [Slot() for _ in self._slots]
         bases = [await self._compute.run(self._compute.post, f, 0) for f in range(len(self._slots))]
         path = self._state_path if self._state_path.exists() else None
-        await self._host.start(bases, path, restore if path else ())
+        modes = self._left.modes() if path and self._left else ()
+        await self._host.start(bases, path, modes)
         if self._share is not None:
             self._host.send(ch.ShareData(self._share))
         for fragment, base in enumerate(bases):
             self._post(ev.LearnerApplied(fragment, base.number, 0))
         for fragment, base in enumerate(bases):
             self._catch_up(fragment, base.number)
+
+    def _taken_up(self) -> None:
+        """A learner is ready with what an earlier life left."""
+        left, self._left = self._left, None
+        try:
+            if left is not None:
+                left.used_up()
+        except UserError as error:
+            if not self.fatal.done():
+                self.fatal.set_exception(error)
 
     async def stop(self, timeout_s: float) -> bool:
         """Save and end the learner. Whether what it had at its end, not earlier, is on the disk, and nothing
@@ -234,6 +249,7 @@ class LearnerLink:
     def _on_event(self, event: ch.Event | LearnerExited) -> None:
         match event:
             case ch.Ready():
+                self._taken_up()
                 self._ready, self._failed_starts, self.device = True, 0, event.device
                 self._ready_s = asyncio.get_running_loop().time()
                 self.ready.set()

@@ -44,7 +44,7 @@ from p2pdiloco.daemon.reach import Reachability
 from p2pdiloco.daemon.report import Report
 from p2pdiloco.daemon.restore import restore
 from p2pdiloco.daemon.results import Plan, Results
-from p2pdiloco.daemon.resume import restore_modes, write_resume
+from p2pdiloco.daemon.resume import Resume, write_resume
 from p2pdiloco.daemon.runner import Runner, UpdateLog
 from p2pdiloco.daemon.runs import Run, core_config, genesis_versions, save_run
 from p2pdiloco.daemon.sharing import NOT_TOLD, Sharing
@@ -276,7 +276,7 @@ class Member:
             await asyncio.sleep(0.05)
             waited_s += 0.05
             self._say_waiting(waited_s)
-        await self.runner.learner.start(restore_modes(self._store.folder, self.core))
+        await self.runner.learner.start(Resume(self._store.folder, self.core))
         self.report.state = "training"
         self.report.write("join", "training")
         spawn(self._step_back())

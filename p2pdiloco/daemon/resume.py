@@ -14,6 +14,7 @@ import msgspec
 
 from p2pdiloco.core.node import Core
 from p2pdiloco.core.unmerged import Unmerged
+from p2pdiloco.errors import UserError
 from p2pdiloco.learner.channel import RestoreMode
 
 logger = logging.getLogger(__name__)
@@ -34,26 +35,47 @@ def write_resume(folder: Path, left: Note) -> None:
             temporary.unlink(missing_ok=True)
 
 
-def restore_modes(folder: Path, core: Core) -> tuple[RestoreMode, ...]:
-    """Per fragment what a new learner may take from the saved state; the note is used up by this."""
-    path = folder / FILE
-    try:
-        data = path.read_bytes()
-        path.unlink()
-        left = msgspec.json.decode(data, type=Note)
-    except FileNotFoundError:
-        left = {}
-    except (OSError, msgspec.MsgspecError) as error:
-        logger.warning("%s cannot be used, inner steps that it is about are lost: %s", path, error)
-        left = {}
-    modes = tuple(f.own.take_up(left[f.index]) if f.index in left else "none" for f in core.fragments)
-    if left:
-        whole, rest = modes.count("all"), modes.count("rest")
-        logger.info(
-            "what the last life left unmerged is taken up: of %d of %d fragments all, of %d what was made "
-            "after the contribution that a syncer may have",
-            whole,
-            len(modes),
-            rest,
+class Resume:
+    """What the last life left, until a learner has taken it up: one that dies before it is ready contributed
+    nothing, and the next takes up the same."""
+
+    def __init__(self, folder: Path, core: Core) -> None:
+        self._path = folder / FILE
+        self._core = core
+
+    def modes(self) -> tuple[RestoreMode, ...]:
+        """Per fragment what a new learner may take from the saved state, as the chain is now."""
+        left = self._read()
+        modes = tuple(
+            f.own.take_up(left[f.index]) if f.index in left else "none" for f in self._core.fragments
         )
-    return modes
+        if left:
+            whole, rest = modes.count("all"), modes.count("rest")
+            logger.info(
+                "what the last life left unmerged is taken up: of %d of %d fragments all, of %d what was "
+                "made after the contribution that a syncer may have",
+                whole,
+                len(modes),
+                rest,
+            )
+        return modes
+
+    def used_up(self) -> None:
+        """A learner has it, and may contribute it from now on: no other one may take it up, in no life.
+
+        Raises:
+            UserError: the note stays, which could have inner steps merged twice.
+        """
+        try:
+            self._path.unlink(missing_ok=True)
+        except OSError as error:
+            raise UserError(f"{self._path} cannot be removed: {error}", "see whose the folder is") from error
+
+    def _read(self) -> Note:
+        try:
+            return msgspec.json.decode(self._path.read_bytes(), type=Note)
+        except FileNotFoundError:
+            return {}
+        except (OSError, msgspec.MsgspecError) as error:
+            logger.warning("%s cannot be used, inner steps that it is about are lost: %s", self._path, error)
+            return {}

@@ -10,7 +10,7 @@ from typing import BinaryIO
 
 import pytest
 import torch
-from daemon_kit import Neighbourhood, until
+from daemon_kit import Neighbourhood, ScriptedLearner, until
 
 from p2pdiloco.adapters.files import Files
 from p2pdiloco.adapters.spool import Spool
@@ -170,6 +170,36 @@ async def test_what_nobody_answered_before_it_left_is_taken_up_again(tmp_path: P
         around.hub.heal(*link)
         again = await around.member("two")
         assert again.learner.restored == ("all",) * 4
+
+
+async def test_a_learner_that_dies_before_it_is_ready_has_used_nothing_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Neighbourhood(tmp_path) as around:
+        one = await around.member("one", genesis=True)
+        two = await around.member("two")
+        await around.round(one, two)
+        await around.end(two, orderly=True)
+        note, start, given = two._store.folder / FILE, ScriptedLearner.start, list[tuple[str, ...]]()
+        assert note.exists()
+
+        async def too_large_at_first(
+            learner: ScriptedLearner, bases: list[ch.BaseRef], path: Path | None, restore: tuple[str, ...]
+        ) -> None:
+            given.append(restore)
+            assert note.exists() == (len(given) <= 2)
+            if len(given) == 1:
+                learner.die()
+            else:
+                await start(learner, bases, path, restore)
+
+        monkeypatch.setattr(ScriptedLearner, "start", too_large_at_first)
+        again = await around.member("two")
+        await until(lambda: not note.exists(), "a learner that has it")
+        assert given == [("all",) * 4] * 2
+        again.learner.die()
+        await until(lambda: len(given) == 3, "the third learner")
+        assert given[2] == (), "what the second one had is gone with it"
 
 
 async def test_the_core_hears_that_a_payload_is_about_to_be_whole_before_it_hears_an_answer(

@@ -23,10 +23,10 @@ from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.frontdoor import FrontDoor
 from p2pdiloco.daemon.outbound import IN_FLIGHT, MAX_QUEUED, Outbound
 from p2pdiloco.daemon.presence import REDIAL_HIDDEN_S, Presence, publish_runs
-from p2pdiloco.daemon.resume import FILE, restore_modes, write_resume
+from p2pdiloco.daemon.resume import FILE, Resume, write_resume
 from p2pdiloco.daemon.runner import UpdateLog
 from p2pdiloco.daemon.tickets import Tickets
-from p2pdiloco.errors import InvariantViolation, PeerUnreachable, RemoteError
+from p2pdiloco.errors import InvariantViolation, PeerUnreachable, RemoteError, UserError
 from p2pdiloco.identity import Identity
 
 
@@ -303,19 +303,31 @@ def core_that_takes(taken: list[Unmerged]) -> Any:
     return SimpleNamespace(fragments=[SimpleNamespace(index=i, own=own) for i in range(2)])
 
 
-def test_a_note_is_read_back_as_it_was_and_only_once(tmp_path: Path) -> None:
+def test_a_note_is_read_back_as_it_was_until_a_learner_has_it(tmp_path: Path) -> None:
     taken: list[Unmerged] = []
     write_resume(tmp_path, {1: LEFT})
-    assert restore_modes(tmp_path, core_that_takes(taken)) == ("none", "rest")
-    assert restore_modes(tmp_path, core_that_takes(taken)) == ("none", "none")
-    assert taken == [LEFT]
+    note = Resume(tmp_path, core_that_takes(taken))
+    for _ in range(2):
+        assert note.modes() == ("none", "rest")
+    note.used_up()
+    assert Resume(tmp_path, core_that_takes(taken)).modes() == ("none", "none")
+    assert taken == [LEFT, LEFT]
 
 
 @pytest.mark.parametrize("content", [None, b"", b"not json", b'{"0": [[1, 4], null]}', b"\xff\xfe"])
 def test_without_a_sound_note_nothing_is_taken(content: bytes | None, tmp_path: Path) -> None:
     if content is not None:
         (tmp_path / FILE).write_bytes(content)
-    assert restore_modes(tmp_path, core_that_takes([])) == ("none", "none")
+    note = Resume(tmp_path, core_that_takes([]))
+    assert note.modes() == ("none", "none")
+    note.used_up()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_note_that_cannot_be_removed_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / FILE).mkdir()
+    with pytest.raises(UserError, match=r"resume\.json cannot be removed"):
+        Resume(tmp_path, core_that_takes([])).used_up()
 
 
 def test_a_note_that_cannot_be_written_is_said_and_leaves_nothing(
