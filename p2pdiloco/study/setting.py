@@ -51,6 +51,8 @@ class Setting(Struct, frozen=True, kw_only=True, omit_defaults=True):
     seed: int = 0
     inner_rate: float = 0.0
     """0: the preset's."""
+    optimizer: str = "adamw"
+    """The inner one: "adamw" or "muon", everybody's, data parallel's too."""
     tokens_per_step: int = 0
     """Of a learner (images count as one each); 0: the model's."""
     warmup: int = 0
@@ -120,6 +122,7 @@ class Setting(Struct, frozen=True, kw_only=True, omit_defaults=True):
             base,
             inner=replace(
                 base.inner,
+                optimizer=self.optimizer,
                 learning_rate=rate,
                 tokens_per_step=tokens,
                 warmup_tokens=(self.warmup or warmup_steps(self.steps)) * step_tokens,

@@ -48,6 +48,7 @@ def parallel(base: Setting) -> Setting:
         steps=base.steps,
         seed=base.seed,
         inner_rate=base.inner_rate,
+        optimizer=base.optimizer,
         tokens_per_step=base.tokens_per_step,
         warmup=base.warmup,
     )
@@ -219,6 +220,15 @@ def _against_parallel(base: Setting) -> list[Case]:
     return [*_alone(base), *_swarms(base)]
 
 
+def optimizers(base: Setting) -> list[Case]:
+    """Muon as the inner optimizer, of data parallel and of swarms, against AdamW."""
+    found = []
+    for optimizer in ("adamw", "muon"):
+        cases = _against_parallel(replace(base, optimizer=optimizer))
+        found += [Case(f"{optimizer}: {case.name}", case.setting) for case in cases]
+    return found
+
+
 def sizes(base: Setting) -> list[Case]:
     """More learners, each with its own tokens."""
     found = []
@@ -243,6 +253,7 @@ SUITES: dict[str, Suite] = {
         alone,
         experts,
         vision,
+        optimizers,
         sizes,
     )
 }
