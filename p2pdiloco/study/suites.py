@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 from msgspec import Struct
 
-from p2pdiloco.config.outer import momentum_warmup
+from p2pdiloco.config.outer import momentum_warmup, outer_step
 from p2pdiloco.study.setting import Setting
 
 replace = msgspec.structs.replace
@@ -68,9 +68,15 @@ def oracle(base: Setting) -> Setting:
 
 
 def every(base: Setting, inner_steps: int) -> Setting:
-    """With this H, and the warm-up of momentum that belongs to it."""
-    warmup = momentum_warmup(base.steps // inner_steps)
-    return replace(base, inner_steps=inner_steps, momentum_warmup=warmup)
+    """With this H, and the outer step that belongs to it."""
+    its = outer_step(base.steps // inner_steps)
+    return replace(
+        base,
+        inner_steps=inner_steps,
+        outer_rate=its.learning_rate,
+        momentum=its.momentum,
+        momentum_warmup=its.warmup_merges,
+    )
 
 
 def parity(base: Setting) -> list[Case]:
@@ -113,7 +119,14 @@ def outer(base: Setting) -> list[Case]:
     merges = base.steps / base.inner_steps
     middle = momentum_warmup(round(merges))
     tried = [(0.5, 0.9, warm) for warm in sorted({0, round(merges / 3), middle, round(merges)})]
-    tried += [(0.35, 0.9, middle), (0.7, 0.9, middle), (1.0, 0.9, middle), (0.5, 0.8, middle), (1.0, 0.0, 0)]
+    tried += [
+        (0.35, 0.9, middle),
+        (0.7, 0.9, middle),
+        (1.0, 0.9, middle),
+        (0.5, 0.8, middle),
+        (0.7, 0.8, middle),
+    ]
+    tried += [(1.0, 0.0, 0)]
     return [Case("data parallel", parallel(base))] + [
         Case(
             f"H = {base.inner_steps}: {rate:g} / {momentum:g}, warm-up {warm}",

@@ -89,7 +89,7 @@ REPLACED = [
     ("layers = 4", "", "model.layers is missing"),
     ("seed = 0", "seed = -1", "run.seed must be an integer >= 0, it is -1"),
     (
-        "learning_rate = 0.5",
+        "learning_rate = 0.7",
         "learning_rate = nan",
         "outer.learning_rate must be a number above 0 and at most 2, it is nan",
     ),
@@ -98,7 +98,7 @@ REPLACED = [
         "clip_norm = inf",
         "inner.clip_norm must be a number above 0 and at most 1000000, it is inf",
     ),
-    ("momentum = 0.9", "momentum = 1", "outer.momentum must be a number from 0 to below 1, it is 1"),
+    ("momentum = 0.8", "momentum = 1", "outer.momentum must be a number from 0 to below 1, it is 1"),
     (
         'contribution = "int8"',
         'contribution = "int3"',

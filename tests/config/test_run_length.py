@@ -42,9 +42,17 @@ def test_the_warm_up_of_momentum_is_two_thirds_of_a_short_run():
         with_schedule(PRESETS["tiny"], steps, 3).outer.momentum_warmup_merges for steps in (240, 720, 9600)
     ]
     assert warmups == [7, 20, 20]
-    # It is all of the outer step that a length changes.
+
+
+def test_short_runs_have_less_momentum_unless_somebody_chose_it():
+    of_lengths = [with_schedule(PRESETS["tiny"], 24 * merges, 3).outer for merges in (29, 60, 61)]
+    assert [(o.learning_rate, o.momentum) for o in of_lengths] == [(0.7, 0.8), (0.7, 0.8), (0.5, 0.9)]
+    again = with_outer(replace(with_schedule(PRESETS["tiny"], 720, 3), outer=of_lengths[2]), 3)
+    assert again.outer == replace(of_lengths[0], momentum_warmup_merges=20)
     told = with_schedule(changed("outer", learning_rate=0.4, momentum=0.6), 720, 3).outer
     assert told == replace(PRESETS["tiny"].outer, learning_rate=0.4, momentum=0.6, momentum_warmup_merges=20)
+    half = with_schedule(changed("outer", learning_rate=0.5, momentum=0.8), 720, 3).outer
+    assert (half.learning_rate, half.momentum) == (0.5, 0.8)
 
 
 @pytest.mark.parametrize(
