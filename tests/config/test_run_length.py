@@ -68,7 +68,7 @@ def test_short_runs_have_less_momentum_unless_somebody_chose_it():
             "yet (docs/experiments.md): outer.learning_rate 1.5 (0.35 to 1)",
         ),
         (changed("outer", momentum=0.95), "yet (docs/experiments.md): outer.momentum 0.95 (0.9)"),
-        (changed("sync", inner_steps=40), "yet (docs/experiments.md): sync.inner_steps 40 (24)"),
+        (changed("sync", inner_steps=101), "yet (docs/experiments.md): sync.inner_steps 101 (100)"),
         (changed("sync", quorum=3), "yet (docs/experiments.md): sync.quorum 3 (1)"),
         (
             changed("codec", update="topk"),
@@ -97,7 +97,7 @@ def test_all_that_is_beyond_what_was_shown_is_one_sentence():
     )
     assert doubts(many) == [
         "not compared with data parallel yet (docs/experiments.md): 64 members (4 at most), 10000 inner "
-        "steps (2800), sync.inner_steps 50 (24), muon (adamw), codec int4 (fp32, bf16, int8, e3m0), "
+        "steps (2800), muon (adamw), codec int4 (fp32, bf16, int8, e3m0), "
         "sync.keep_in_flight 0.3 (0, 1)"
     ]
 
