@@ -86,6 +86,7 @@ class LearnerLink:
         self._every = 1
         self._share: ch.DataShare | None = None
         self._left: Resume | None = None
+        self._begun = False
         self.learners: Callable[[], int] = lambda: 1
         """How many learners are known to train now, this one included."""
         self._merged_together = 0
@@ -108,8 +109,8 @@ class LearnerLink:
 
     async def start(self, left: Resume | None = None) -> None:
         """Start a learner from the vault's versions, with what its state file has (`learner.checkpoint`): of
-        displacements what an earlier life `left`, which learners are given until one is ready with it."""
-        self._left = left or self._left
+        displacements what an earlier life `left`, which learners are given until one contributes or saves."""
+        self._left, self._begun = left or self._left, True
         self._life += 1
         self._slots = [Slot() for _ in self._slots]
         bases = [await self._compute.run(self._compute.post, f, 0) for f in range(len(self._slots))]
@@ -123,15 +124,17 @@ class LearnerLink:
         for fragment, base in enumerate(bases):
             self._catch_up(fragment, base.number)
 
-    def _taken_up(self) -> None:
-        """A learner is ready with what an earlier life left."""
+    def _used_up(self) -> bool:
+        """Something is made of what an earlier life left, and no later learner takes it up: whether so."""
         left, self._left = self._left, None
         try:
             if left is not None:
                 left.used_up()
         except UserError as error:
+            self._left = left
             if not self.fatal.done():
                 self.fatal.set_exception(error)
+        return self._left is None
 
     async def stop(self, timeout_s: float) -> bool:
         """Save and end the learner. Whether what it had at its end, not earlier, is on the disk, and nothing
@@ -140,7 +143,8 @@ class LearnerLink:
         ends_s = loop.time() + timeout_s
         told = await self._told_everything(timeout_s / 2)
         self._stopping = True
-        await self._host.stop(self._state_path if self._ready else None, ends_s - loop.time())
+        saves = self._ready and self._used_up()
+        await self._host.stop(self._state_path if saves else None, ends_s - loop.time())
         return self._saved_at_end and told
 
     async def _told_everything(self, timeout_s: float) -> bool:
@@ -165,7 +169,9 @@ class LearnerLink:
 
     def save(self) -> None:
         """Ask the learner for its state at the next boundary, for its moments (a program keeps its own)."""
-        if self._ready and not self._host.guest and self._host.send(ch.Save(str(self._state_path))):
+        if not self._ready or self._host.guest or not self._used_up():
+            return
+        if self._host.send(ch.Save(str(self._state_path))):
             self._saves += 1
 
     def evaluate(self, tag: int) -> None:
@@ -249,7 +255,6 @@ class LearnerLink:
     def _on_event(self, event: ch.Event | LearnerExited) -> None:
         match event:
             case ch.Ready():
-                self._taken_up()
                 self._ready, self._failed_starts, self.device = True, 0, event.device
                 self._ready_s = asyncio.get_running_loop().time()
                 self.ready.set()
@@ -260,8 +265,9 @@ class LearnerLink:
                 for fragment in range(len(self._slots)):
                     self.after_commit(fragment)
             case ch.CopiedOut():
-                self._slots[event.fragment].encoding = True
-                self._spawn(self._encode(event, self._life))
+                if self._stopping or self._used_up():
+                    self._slots[event.fragment].encoding = True
+                    self._spawn(self._encode(event, self._life))
             case ch.NothingToCopy():
                 slot = self._slots[event.fragment]
                 # It crossed the version that makes room: ask again when the learner has that.
@@ -346,6 +352,9 @@ class LearnerLink:
         self._life += 1
         self._slots = [Slot() for _ in self._slots]
         if self._stopping:
+            return
+        if not self._begun:  # a process that was started ahead: `start` makes another
+            logger.warning("the learner ended before it was needed (%s)", exited.reason)
             return
         self._saves = 0
         self._post(ev.LearnerLost())

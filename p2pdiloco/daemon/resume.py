@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from p2pdiloco.adapters.files import Files
 from p2pdiloco.core.node import Core
 from p2pdiloco.core.unmerged import Unmerged
 from p2pdiloco.errors import UserError
@@ -36,8 +37,8 @@ def write_resume(folder: Path, left: Note) -> None:
 
 
 class Resume:
-    """What the last life left, until a learner has taken it up: one that dies before it is ready contributed
-    nothing, and the next takes up the same."""
+    """What the last life left, until something is made of it: of a learner that died before it contributed or
+    saved (its first step may have been too large), the next takes up the same."""
 
     def __init__(self, folder: Path, core: Core) -> None:
         self._path = folder / FILE
@@ -61,13 +62,15 @@ class Resume:
         return modes
 
     def used_up(self) -> None:
-        """A learner has it, and may contribute it from now on: no other one may take it up, in no life.
+        """It may be contributed, or saved in another state, from now on: nobody may take it up, in no life.
 
         Raises:
             UserError: the note stays, which could have inner steps merged twice.
         """
+        files = Files()
         try:
-            self._path.unlink(missing_ok=True)
+            files.remove(self._path)
+            files.sync_folder(self._path.parent)
         except OSError as error:
             raise UserError(f"{self._path} cannot be removed: {error}", "see whose the folder is") from error
 

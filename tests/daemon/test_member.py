@@ -17,7 +17,7 @@ from p2pdiloco.adapters.spool import Spool
 from p2pdiloco.core.events import ContributionAnswered, ContributionSent, Event, LeaveRequested
 from p2pdiloco.daemon.member import UPDATES_IN_MEMORY
 from p2pdiloco.daemon.resume import FILE
-from p2pdiloco.errors import TransportError
+from p2pdiloco.errors import TransportError, UserError
 from p2pdiloco.learner import channel as ch
 
 
@@ -172,7 +172,7 @@ async def test_what_nobody_answered_before_it_left_is_taken_up_again(tmp_path: P
         assert again.learner.restored == ("all",) * 4
 
 
-async def test_a_learner_that_dies_before_it_is_ready_has_used_nothing_up(
+async def test_a_learner_that_dies_before_it_contributes_has_used_nothing_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with Neighbourhood(tmp_path) as around:
@@ -181,25 +181,82 @@ async def test_a_learner_that_dies_before_it_is_ready_has_used_nothing_up(
         await around.round(one, two)
         await around.end(two, orderly=True)
         note, start, given = two._store.folder / FILE, ScriptedLearner.start, list[tuple[str, ...]]()
-        assert note.exists()
 
-        async def too_large_at_first(
+        async def dies_twice(
             learner: ScriptedLearner, bases: list[ch.BaseRef], path: Path | None, restore: tuple[str, ...]
         ) -> None:
             given.append(restore)
-            assert note.exists() == (len(given) <= 2)
-            if len(given) == 1:
-                learner.die()
-            else:
+            if len(given) > 1:
                 await start(learner, bases, path, restore)
+            if len(given) < 3:  # before it is ready; then in its first inner step
+                learner.die()
 
-        monkeypatch.setattr(ScriptedLearner, "start", too_large_at_first)
+        monkeypatch.setattr(ScriptedLearner, "start", dies_twice)
         again = await around.member("two")
-        await until(lambda: not note.exists(), "a learner that has it")
-        assert given == [("all",) * 4] * 2
+        await until(lambda: len(given) == 3 and again.learner.running, "the third learner")
+        assert given == [("all",) * 4] * 3 and note.exists()
+        again.learner.contribute(0)
+        assert not note.exists(), "before anything of it can go out"
         again.learner.die()
-        await until(lambda: len(given) == 3, "the third learner")
-        assert given[2] == (), "what the second one had is gone with it"
+        await until(lambda: len(given) == 4, "the fourth learner")
+        assert given[3] == (), "what the third one had is gone with it"
+
+
+async def test_who_leaves_before_its_learner_made_anything_leaves_what_it_found(tmp_path: Path) -> None:
+    async with Neighbourhood(tmp_path) as around:
+        one = await around.member("one", genesis=True)
+        two = await around.member("two")
+        await around.round(one, two)
+        await around.end(two, orderly=True)
+        note = two._store.folder / FILE
+        left = note.read_bytes()
+        again = await around.member("two")
+        again.runner.learner._ready = False
+        stop = again.learner.stop
+
+        async def ready_only_now(path: Path | None, timeout_s: float) -> int | None:
+            again.learner._on_event(ch.Ready("cpu", 1, 1, 0, True))
+            return await stop(path, timeout_s)
+
+        again.learner.stop = ready_only_now  # type: ignore[method-assign]
+        await around.end(again, orderly=True)
+        assert note.read_bytes() == left
+
+
+async def test_a_process_started_ahead_that_dies_is_replaced_when_it_is_needed(tmp_path: Path) -> None:
+    async with Neighbourhood(tmp_path) as around:
+        one = await around.member("one", genesis=True)
+        two = await around.member("two")
+        await around.end(two)
+        around.hub.cut(one.core.shared.me, two.core.shared.me)
+        waiting = await around.member("two", trained=False)
+        await until(lambda: waiting.learner.running, "the process")
+        restarts, restart = list[float](), waiting.runner.learner._restart
+        waiting.runner.learner._restart = lambda pause_s: (restarts.append(pause_s), restart(pause_s))[1]  # type: ignore[method-assign]
+        waiting.learner.die()
+        assert not restarts, "it would begin before the versions are confirmed, and twice"
+        around.hub.heal(one.core.shared.me, two.core.shared.me)
+        await until(lambda: waiting.report.state == "training", "its training")
+        assert waiting.learner.bases
+
+
+async def test_a_note_that_cannot_be_removed_ends_the_node_and_nothing_goes_out(tmp_path: Path) -> None:
+    async with Neighbourhood(tmp_path) as around:
+        one = await around.member("one", genesis=True)
+        two = await around.member("two")
+        await around.round(one, two)
+        await around.end(two, orderly=True)
+        again = await around.member("two")
+        note = again._store.folder / FILE
+        note.unlink()
+        note.mkdir()
+        tickets = len(again.tickets)
+        again.learner.contribute(0)
+        again.runner.learner.save()
+        fatal = again.runner.learner.fatal
+        assert isinstance(fatal.exception(), UserError) and len(again.tickets) == tickets
+        assert not any(isinstance(command, ch.Save) for command in again.learner.commands)
+        note.rmdir()
 
 
 async def test_the_core_hears_that_a_payload_is_about_to_be_whole_before_it_hears_an_answer(
