@@ -33,7 +33,7 @@ def new_run(
 
     Args:
         tokens_per_step: the most that one inner step of one learner counts.
-        schedule_steps: about so many inner steps of every learner the run is long. Outer momentum warms up
+        schedule_steps: about so many inner steps of every learner the run is long. The outer step is chosen
             by it; the program's own learning rates are the program's.
         sync: keys of [sync], such as inner_steps and fragments. All else can be edited in the file.
 

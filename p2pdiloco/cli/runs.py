@@ -153,8 +153,9 @@ def check(file: Path) -> None:
     click.echo(_data_words(manifest.data))
     click.echo(f"groups: of {manifest.group.size} members, {manifest.group.groups_at_start} at the start")
     click.echo(
-        f"outer steps: about {expected_merges(manifest)} of each fragment until the schedule's end, momentum "
-        f"{manifest.outer.momentum:g} after {manifest.outer.momentum_warmup_merges}"
+        f"outer steps: about {expected_merges(manifest)} of each fragment until the schedule's end, rate "
+        f"{manifest.outer.learning_rate:g}, momentum {manifest.outer.momentum:g} after "
+        f"{manifest.outer.momentum_warmup_merges}"
     )
     click.echo(f"manifest digest: {digest}")
     for doubt in doubts(manifest, _numel(manifest)):

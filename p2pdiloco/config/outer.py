@@ -95,8 +95,8 @@ def warmup_steps(steps: int) -> int:
 
 
 def with_schedule(manifest: Manifest, steps: int, learners: int = 0) -> Manifest:
-    """With schedules, of the learning rate and of outer momentum's warm-up, for so many learners that make so
-    many inner steps each. `learners`: 0, as many as are expected."""
+    """With the schedule of the learning rate, and the outer step, for so many learners that make so many
+    inner steps each. `learners`: 0, as many as are expected."""
     return with_outer(_with_steps(manifest, steps, learners), learners)
 
 
@@ -176,6 +176,7 @@ def harms(manifest: Manifest) -> list[str]:
     inner, sync, outer = manifest.inner, manifest.sync, manifest.outer
     merges, warmup, steps = expected_merges(manifest), outer.momentum_warmup_merges, _steps(manifest)
     length = f"about {merges} outer steps of each fragment"
+    ours, better = (outer.learning_rate, outer.momentum), outer_step(merges)[:2]
     inner_warmup, usual = inner.warmup_tokens * steps // inner.schedule_tokens, warmup_steps(steps)
     rules = (
         (
@@ -187,6 +188,11 @@ def harms(manifest: Manifest) -> list[str]:
             outer.momentum >= 0.5 and warmup < momentum_warmup(merges) // 2 and merges < MANY_MERGES,
             f"outer.momentum {outer.momentum:g} with a warm-up of {warmup} merges overshoots in a run of "
             f"{length}: outer.momentum_warmup_merges = {momentum_warmup(merges)} was better",
+        ),
+        (
+            ours in (SHORT_OUTER, LONG_OUTER) and ours != better,
+            f"outer.learning_rate {ours[0]:g} with outer.momentum {ours[1]:g}: in runs of {length} "
+            f"{better[0]:g} with {better[1]:g} ended some 0.7 % lower",
         ),
         (
             warmup > max(momentum_warmup(merges), 3 * merges // 4),

@@ -12,8 +12,8 @@
 
 All but the last two are of the task causal-lm, transformers in Llama's form.
 
-Schedules are in tokens of the whole run. The warm-up of outer momentum follows from the number of merges that
-a schedule is long with `config.outer.LEARNERS` learners, as in `run check` where nobody says how many.
+Schedules are in tokens of the whole run. The outer step's numbers follow from the number of merges that a
+schedule is long with `config.outer.LEARNERS` learners, as in `run check` where nobody says how many.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ HELDOUT_TOKENS = 32_768
 
 
 class Setting(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What is run. Two runs with equal settings give equal results; the defaults are those of production."""
+    """What is run. Two runs with equal settings give equal results; the defaults are those of a long run."""
 
     kind: str = "swarm"
     """"swarm", "oracle" or "parallel" (`study.virtual`, `study.baselines`)."""

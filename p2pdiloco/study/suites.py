@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 from msgspec import Struct
 
-from p2pdiloco.config.outer import momentum_warmup, outer_step
+from p2pdiloco.config.outer import LONG_OUTER, SHORT_OUTER, momentum_warmup, outer_step
 from p2pdiloco.study.setting import Setting
 
 replace = msgspec.structs.replace
@@ -81,19 +81,19 @@ def every(base: Setting, inner_steps: int) -> Setting:
 
 def parity(base: Setting) -> list[Case]:
     """Figure 1: data parallel, oracle, swarm."""
-    rate, cases = base.inner_rate or base.manifest().inner.learning_rate, _alone(base)
+    cases = _alone(base)
     for period in (24, 100):
-        swarm = replace(every(base, period), inner_rate=rate)
-        cases += _swarms(swarm)
-        cases += [Case(f"swarm, H = {period}, {rate:g}, e3m0", replace(swarm, codec="e3m0"))]
+        found = _swarms(every(base, period))
+        usual = found[1]
+        cases += [*found, Case(f"{usual.name}, e3m0", replace(usual.setting, codec="e3m0"))]
     return cases
 
 
 def _swarms(base: Setting) -> list[Case]:
     """Oracle and swarm at several rates."""
-    cases = []
+    rate, cases = base.inner_rate or base.manifest().inner.learning_rate, []
     for times in SWARM_RATES:
-        swarm = replace(base, inner_rate=base.inner_rate * times)
+        swarm = replace(base, inner_rate=rate * times)
         words = f"H = {base.inner_steps}, {swarm.inner_rate:g}"
         cases += [Case(f"oracle, {words}", oracle(swarm)), Case(f"swarm, {words}", swarm)]
     return cases
@@ -139,6 +139,7 @@ def outer(base: Setting) -> list[Case]:
 def causes(base: Setting) -> list[Case]:
     """What of a swarm is worse than synchronous DiLoCo: one thing after the other is made as there."""
     one = replace(base, delay=0.0)
+    rate, momentum = LONG_OUTER if (base.outer_rate, base.momentum) == SHORT_OUTER else SHORT_OUTER
     return [
         Case("oracle", oracle(base)),
         Case("swarm", base),
@@ -147,8 +148,8 @@ def causes(base: Setting) -> list[Case]:
         Case("plain mean, no delay", replace(one, merge="mean")),
         Case("one fragment", replace(base, fragments=1)),
         Case("fp32", replace(base, codec="fp32")),
-        Case("outer rate 0.7", replace(base, outer_rate=0.7)),
-        Case("momentum 0.8", replace(base, momentum=0.8)),
+        Case(f"outer rate {rate:g}", replace(base, outer_rate=rate)),
+        Case(f"momentum {momentum:g}", replace(base, momentum=momentum)),
     ]
 
 

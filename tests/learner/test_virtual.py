@@ -10,7 +10,7 @@ import torch
 
 from p2pdiloco.study.play import play
 from p2pdiloco.study.setting import Outcome, Setting
-from p2pdiloco.study.suites import SUITES, settings_of
+from p2pdiloco.study.suites import SUITES, every, settings_of
 from p2pdiloco.study.virtual import Circumstances, Fault, Virtual
 from p2pdiloco.tasks.manifests import check_manifest
 
@@ -120,6 +120,17 @@ def test_every_suite_is_made_of_manifests_that_nodes_would_accept():
     assert len({setting.key for setting in settings}) == len(settings) > 2 * 60
     for setting in settings:
         check_manifest(setting.manifest(), setting.key)
+
+
+@pytest.mark.parametrize("steps", [700, 2800])
+@pytest.mark.parametrize("model", ["nano", "tiny-moe"])
+def test_no_two_rows_of_a_suite_are_the_same_run(steps, model):
+    base = every(Setting(model=model, steps=steps), 24)
+    for name, suite in SUITES.items():
+        cases = suite(base)
+        assert (
+            len({case.setting.key for case in cases}) == len({case.name for case in cases}) == len(cases)
+        ), name
 
 
 def test_all_that_is_compared_has_the_same_batch():
