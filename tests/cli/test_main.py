@@ -14,6 +14,7 @@ import pytest
 
 from p2pdiloco import __version__
 from p2pdiloco.cli import main as cli_main
+from p2pdiloco.config.outer import SHOWN
 from p2pdiloco.config.presets import for_run
 from p2pdiloco.config.settings import (
     ANY_ADDRESS,
@@ -190,7 +191,7 @@ def test_run_new_then_check(
     assert cli_main.run(["run", "check", "run.toml"]) == 0
     said = capfd.readouterr()
     assert "outer steps: about 2 of each fragment" in said.out
-    assert "8 members (4 at most), sync.inner_steps 300 (24), 0.824 M parameters (0.12 M)" in said.err
+    assert f"8 members ({SHOWN.learners} at most), sync.inner_steps 300 ({SHOWN.inner_steps})" in said.err
     assert "warning: the schedule is about 2 outer steps" in said.err
 
 
