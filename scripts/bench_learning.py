@@ -45,6 +45,7 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--inner-steps", type=int, default=24, help="H, where a suite does not say")
     parser.add_argument("--inner-rate", type=float, default=0.0, help="0: the model's best of `rates`")
     parser.add_argument("--tokens-per-step", type=int, default=0, help="of a learner; 0: the model's")
+    parser.add_argument("--precision", default="fp32", choices=("fp32", "bf16"), help="of passes on CPUs")
     parser.add_argument("--codec", default="int8")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--out", type=Path, default=Path("learning.jsonl"), help="results, a line per run")
@@ -65,6 +66,7 @@ def base_of(options: argparse.Namespace) -> Setting:
         learners=options.learners,
         steps=options.steps,
         inner_rate=options.inner_rate or MODEL_RATE.get(options.model, 0.0),
+        precision=options.precision,
         tokens_per_step=options.tokens_per_step,
         codec=options.codec,
     )

@@ -16,14 +16,16 @@ from torch import Tensor
 
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.learner.evaluate import evaluate, heldout_batch
-from p2pdiloco.learner.loop import Training
 from p2pdiloco.learner.stream import Stream, acquainted
+from p2pdiloco.study.computing import Computing
 from p2pdiloco.study.data import data_of
 from p2pdiloco.tasks.parameters import named_parameters
 from p2pdiloco.tasks.registry import task_of
 
 if TYPE_CHECKING:
-    from p2pdiloco.tasks.task import Batch
+    from torch import nn
+
+    from p2pdiloco.tasks.task import Batch, Task
 
 Curve = list[tuple[int, float]]
 """(inner step, held-out loss)."""
@@ -39,8 +41,7 @@ class Work(Struct, frozen=True):
     """Inner steps."""
     evaluate_every: int
     heldout_tokens: int
-    device: torch.device
-    """Of the models."""
+    computing: Computing
 
 
 class _Together:
@@ -63,15 +64,15 @@ def data_parallel(work: Work) -> Curve:
         manifest, inner=msgspec.structs.replace(manifest.inner, tokens_per_step=tokens)
     )
     task = task_of(together)
-    data, model = data_of(task), task.model().to(work.device)
+    data, model = data_of(task), task.model().to(work.computing.device)
     _start(named_parameters(model), task.initial_parameters())
-    training = Training(task, model, data.train, names[0])
+    training = work.computing.training(task, model, data.train, names[0])
     samples = manifest.inner.tokens_per_step // task.tokens_per_sample
     streams = {name: Stream(data.train, manifest.run.seed, name, samples) for name in names}
     acquainted(streams)
     training.stream = _Together(list(streams.values()))  # type: ignore[assignment]
     heldout = heldout_batch(task, data.heldout, work.heldout_tokens)
-    return _curve(work, training.step, lambda: evaluate(task, model, heldout).loss)
+    return _curve(work, training.step, lambda: _loss(work, task, model, heldout))
 
 
 def oracle(work: Work) -> Curve:
@@ -80,14 +81,21 @@ def oracle(work: Work) -> Curve:
     manifest, names = work.manifest, work.names
     task = task_of(manifest)
     data, outer = data_of(task), manifest.outer
-    models = [task.model().to(work.device) for _ in names]
+    computing = work.computing
+    models = [task.model().to(computing.device) for _ in names]
     theta = {name: value.clone() for name, value in task.initial_parameters().items()}
     momentum = {name: torch.zeros_like(value) for name, value in theta.items()}
     for model in models:
         _start(named_parameters(model), theta)
-    learners = [Training(task, model, data.train, name) for model, name in zip(models, names, strict=True)]
+    learners = [
+        work.computing.training(task, model, data.train, name)
+        for model, name in zip(models, names, strict=True)
+    ]
     acquainted({name: learner.stream for name, learner in zip(names, learners, strict=True)})
-    evaluated, heldout = task.model().to(work.device), heldout_batch(task, data.heldout, work.heldout_tokens)
+    evaluated, heldout = (
+        task.model().to(work.computing.device),
+        heldout_batch(task, data.heldout, work.heldout_tokens),
+    )
     made = [0, 0]
 
     def step() -> None:
@@ -110,9 +118,14 @@ def oracle(work: Work) -> Curve:
 
     def loss() -> float:
         _start(named_parameters(evaluated), theta)
-        return evaluate(task, evaluated, heldout).loss
+        return _loss(work, task, evaluated, heldout)
 
     return _curve(work, step, loss)
+
+
+def _loss(work: Work, task: Task, model: nn.Module, heldout: Batch) -> float:
+    with work.computing.passes():
+        return evaluate(task, model, heldout).loss
 
 
 def _curve(work: Work, step: Callable[[], object], loss: Callable[[], float]) -> Curve:

@@ -20,9 +20,9 @@ from p2pdiloco.learner.channel import BaseRef, CopiedOut, Install, InstallMode, 
 from p2pdiloco.learner.evaluate import evaluate, heldout_batch
 from p2pdiloco.learner.fragments import Fragments, first_due
 from p2pdiloco.learner.holding import Held
-from p2pdiloco.learner.loop import Training
 from p2pdiloco.learner.optim import moments, set_moments
 from p2pdiloco.learner.stream import acquainted
+from p2pdiloco.study.computing import FP32, Computing
 from p2pdiloco.study.data import data_of
 from p2pdiloco.tasks.parameters import named_parameters
 from p2pdiloco.tasks.registry import task_of
@@ -31,7 +31,6 @@ from p2pdiloco.tensors.layout import TensorSpec, plan_fragments, scatter
 from p2pdiloco.tensors.vault import Input, Vault
 
 HELDOUT_TOKENS = 32_768
-CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -66,8 +65,8 @@ class Learner:
     """One learner and what its daemon would do for it."""
 
     def __init__(self, swarm: Lockstep, name: str) -> None:
-        sync, model = swarm.manifest.sync, swarm.task.model().to(swarm.device)
-        self.training = Training(swarm.task, model, swarm.data.train, name)
+        sync, model = swarm.manifest.sync, swarm.task.model().to(swarm.computing.device)
+        self.training = swarm.computing.training(swarm.task, model, swarm.data.train, name)
         self.exchange = Exchange.create(swarm.layouts)
         self._parameters = named_parameters(model)
         self._settings = sync.inner_steps, sync.keep_in_flight
@@ -141,13 +140,13 @@ class Lockstep:
         names: str = "learner",
         plain_mean: bool = False,
         heldout_tokens: int = HELDOUT_TOKENS,
-        device: torch.device = CPU,
+        computing: Computing = FP32,
     ) -> None:
         """`delay_steps`: inner steps between a copy-out and the install of the version that merged it.
 
         `names`: learners of other names read other parts of the data. `plain_mean`: of all tensors, as of
         embeddings, instead of radial-directional averaging."""
-        self.manifest, self.device, self._delay_steps = manifest, device, delay_steps
+        self.manifest, self.computing, self._delay_steps = manifest, computing, delay_steps
         self.task = task_of(manifest)
         self.data = data_of(self.task)
         specs = [TensorSpec(s.name, s.shape, plain_mean or s.embedding) for s in self.task.specs()]
@@ -156,7 +155,7 @@ class Lockstep:
         self.global_state.load_initial(self.task.initial_parameters())
         self._learners = [Learner(self, f"{names}-{index}") for index in range(learners)]
         acquainted({f"{names}-{i}": learner.training.stream for i, learner in enumerate(self._learners)})
-        self._evaluated = self.task.model().to(device)
+        self._evaluated = self.task.model().to(computing.device)
         self._heldout = heldout_batch(self.task, self.data.heldout, heldout_tokens)
 
     def vault(self) -> Vault:
@@ -179,7 +178,8 @@ class Lockstep:
         into = named_parameters(self._evaluated)
         for layout in self.layouts:
             scatter(self.global_state.theta(layout.index), layout, into)
-        return evaluate(self.task, self._evaluated, self._heldout).loss
+        with self.computing.passes():
+            return evaluate(self.task, self._evaluated, self._heldout).loss
 
     def run(
         self,

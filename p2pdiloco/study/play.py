@@ -12,7 +12,7 @@ import torch
 
 from p2pdiloco.learner.device import choose_device
 from p2pdiloco.study.baselines import Work, data_parallel, oracle
-from p2pdiloco.study.lockstep import CPU
+from p2pdiloco.study.computing import CPU, Computing
 from p2pdiloco.study.setting import Outcome, Setting
 from p2pdiloco.study.virtual import Circumstances, Fault, Virtual
 from p2pdiloco.tensors.codec import codec
@@ -24,13 +24,13 @@ POINTS = 4
 def play(setting: Setting, heldout_tokens: int, device: torch.device = CPU) -> Outcome:
     """Equal settings give equal results on a CPU (but for the time that they took). `device`: of models;
     merges are the CPU's, as in production."""
-    began = time.process_time()
+    began, computing = time.process_time(), Computing(device, setting.precision == "bf16")
     manifest, every = setting.manifest(), max(1, setting.steps // POINTS)
     if setting.kind == "swarm":
-        outcome = _swarm(setting, every, heldout_tokens, device)
+        outcome = _swarm(setting, every, heldout_tokens, computing)
     else:
         baseline = {"parallel": data_parallel, "oracle": oracle}[setting.kind]
-        curve = baseline(Work(manifest, setting.names, setting.steps, every, heldout_tokens, device))
+        curve = baseline(Work(manifest, setting.names, setting.steps, every, heldout_tokens, computing))
         tokens = setting.steps * setting.learners * manifest.inner.tokens_per_step
         outcome = Outcome(setting=setting, loss=curve[-1][1], curve=curve, tokens=tokens)
     outcome.cpu_s = time.process_time() - began
@@ -44,7 +44,7 @@ def play_line(line: bytes, heldout_tokens: int, device: str) -> bytes:
     return msgspec.json.encode(play(setting, heldout_tokens, choose_device(device)))
 
 
-def _swarm(setting: Setting, every: int, heldout_tokens: int, device: torch.device) -> Outcome:
+def _swarm(setting: Setting, every: int, heldout_tokens: int, computing: Computing) -> Outcome:
     world = Circumstances(
         delay=setting.delay,
         grace=setting.grace,
@@ -56,7 +56,7 @@ def _swarm(setting: Setting, every: int, heldout_tokens: int, device: torch.devi
     )
     with _feedback(setting):
         plain_mean = setting.merge == "mean"
-        swarm = Virtual(setting.manifest(), setting.learners, world, plain_mean, heldout_tokens, device)
+        swarm = Virtual(setting.manifest(), setting.learners, world, plain_mean, heldout_tokens, computing)
         try:
             curve = swarm.play(setting.steps, every)
         finally:

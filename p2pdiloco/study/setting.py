@@ -53,6 +53,8 @@ class Setting(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """0: the preset's."""
     optimizer: str = "adamw"
     """The inner one: "adamw" or "muon", everybody's, data parallel's too."""
+    precision: str = "fp32"
+    """Of forward and backward passes: "fp32", or "bf16" (`study.computing`; on GPUs it always is that)."""
     tokens_per_step: int = 0
     """Of a learner (images count as one each); 0: the model's."""
     warmup: int = 0

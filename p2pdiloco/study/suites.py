@@ -49,6 +49,7 @@ def parallel(base: Setting) -> Setting:
         seed=base.seed,
         inner_rate=base.inner_rate,
         optimizer=base.optimizer,
+        precision=base.precision,
         tokens_per_step=base.tokens_per_step,
         warmup=base.warmup,
     )

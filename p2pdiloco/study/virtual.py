@@ -17,14 +17,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-import torch
 from msgspec import Struct
 from torch import Tensor
 
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.learner.channel import CopiedOut, NothingToCopy
 from p2pdiloco.study.baselines import Curve
-from p2pdiloco.study.lockstep import CPU, HELDOUT_TOKENS, Learner, Lockstep
+from p2pdiloco.study.computing import FP32, Computing
+from p2pdiloco.study.lockstep import HELDOUT_TOKENS, Learner, Lockstep
 from p2pdiloco.tensors.vault import Input
 
 JITTER = 0.5
@@ -111,10 +111,10 @@ class Virtual(Lockstep):
         world: Circumstances,
         plain_mean: bool = False,
         heldout_tokens: int = HELDOUT_TOKENS,
-        device: torch.device = CPU,
+        computing: Computing = FP32,
     ) -> None:
         super().__init__(
-            manifest, learners, plain_mean=plain_mean, heldout_tokens=heldout_tokens, device=device
+            manifest, learners, plain_mean=plain_mean, heldout_tokens=heldout_tokens, computing=computing
         )
         speeds = world.speeds or (1.0,) * learners
         self._world, self._rng = world, random.Random(world.seed)

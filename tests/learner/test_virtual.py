@@ -39,6 +39,17 @@ def test_without_delay_compression_and_fragments_a_swarm_is_synchronous_diloco()
     assert len({loss for _, loss in swarm.curve}) == 4  # one after each outer step
 
 
+@pytest.mark.parametrize("kind", ["swarm", "oracle", "parallel"])
+def test_in_bf16_only_passes_are_less_precise(kind, monkeypatch):
+    compiled: list[Any] = []
+    monkeypatch.setattr(torch, "compile", lambda model: (compiled.append(model), model)[1])
+    exact = play(msgspec.structs.replace(SMALL, kind=kind), 512)
+    assert not compiled
+    rough = play(msgspec.structs.replace(SMALL, kind=kind, precision="bf16"), 512)
+    assert len(compiled) == (1 if kind == "parallel" else SMALL.learners)
+    assert rough.loss != exact.loss == pytest.approx(rough.loss, abs=0.01)
+
+
 def test_the_grace_window_takes_in_a_slow_learner_and_faults_cost_only_what_was_not_sent():
     learners, period = 3, 8
     setting = msgspec.structs.replace(SMALL, learners=learners, inner_steps=period, delay=0.5)

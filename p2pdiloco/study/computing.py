@@ -1,0 +1,36 @@
+"""Where and in what precision the passes of a study's learners are made."""
+
+from __future__ import annotations
+
+import contextlib
+
+import torch
+from msgspec import Struct
+from torch import nn
+
+from p2pdiloco.learner.loop import Training
+from p2pdiloco.tasks.task import Samples, Shards, Task
+
+CPU = torch.device("cpu")
+
+
+class Computing(Struct, frozen=True):
+    """Of all models of a run. Merges are the CPU's, as in production."""
+
+    device: torch.device = CPU
+    bf16: bool = False
+    """Matrices are multiplied in bf16, as production does on GPUs, and models compiled: for models of some
+    million parameters on processors that have bf16."""
+
+    def training(self, task: Task, model: nn.Module, samples: Samples | Shards, name: str) -> Training:
+        """Of a model that is on the device already."""
+        made = Training(task, model, samples, name, compiled=self.bf16)
+        made.meanwhile = self.passes
+        return made
+
+    def passes(self) -> contextlib.AbstractContextManager[None]:
+        """Around forward and backward."""
+        return torch.autocast(self.device.type, torch.bfloat16) if self.bf16 else contextlib.nullcontext()
+
+
+FP32 = Computing()
