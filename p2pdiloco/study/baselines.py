@@ -87,15 +87,11 @@ def oracle(work: Work) -> Curve:
     momentum = {name: torch.zeros_like(value) for name, value in theta.items()}
     for model in models:
         _start(named_parameters(model), theta)
-    learners = [
-        work.computing.training(task, model, data.train, name)
-        for model, name in zip(models, names, strict=True)
-    ]
+    made_of = zip(models, names, strict=True)
+    learners = [computing.training(task, model, data.train, name) for model, name in made_of]
     acquainted({name: learner.stream for name, learner in zip(names, learners, strict=True)})
-    evaluated, heldout = (
-        task.model().to(work.computing.device),
-        heldout_batch(task, data.heldout, work.heldout_tokens),
-    )
+    evaluated = task.model().to(computing.device)
+    heldout = heldout_batch(task, data.heldout, work.heldout_tokens)
     made = [0, 0]
 
     def step() -> None:

@@ -120,14 +120,8 @@ def outer(base: Setting) -> list[Case]:
     merges = base.steps / base.inner_steps
     middle = momentum_warmup(round(merges))
     tried = [(0.5, 0.9, warm) for warm in sorted({0, round(merges / 3), middle, round(merges)})]
-    tried += [
-        (0.35, 0.9, middle),
-        (0.7, 0.9, middle),
-        (1.0, 0.9, middle),
-        (0.5, 0.8, middle),
-        (0.7, 0.8, middle),
-    ]
-    tried += [(1.0, 0.0, 0)]
+    tried += [(0.35, 0.9, middle), (0.7, 0.9, middle), (1.0, 0.9, middle)]
+    tried += [(0.5, 0.8, middle), (0.7, 0.8, middle), (1.0, 0.0, 0)]
     return [Case("data parallel", parallel(base))] + [
         Case(
             f"H = {base.inner_steps}: {rate:g} / {momentum:g}, warm-up {warm}",

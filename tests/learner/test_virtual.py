@@ -139,9 +139,8 @@ def test_no_two_rows_of_a_suite_are_the_same_run(steps, model):
     base = every(Setting(model=model, steps=steps), 24)
     for name, suite in SUITES.items():
         cases = suite(base)
-        assert (
-            len({case.setting.key for case in cases}) == len({case.name for case in cases}) == len(cases)
-        ), name
+        keys, names = {case.setting.key for case in cases}, {case.name for case in cases}
+        assert len(keys) == len(names) == len(cases), name
 
 
 def test_all_that_is_compared_has_the_same_batch():
