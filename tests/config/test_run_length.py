@@ -61,7 +61,7 @@ def test_short_runs_have_less_momentum_unless_somebody_chose_it():
         (changed("outer", momentum_warmup_merges=0), "overshoots in a run of about 21 outer steps"),
         (
             changed("outer", learning_rate=0.5, momentum=0.9),
-            "0.5 with outer.momentum 0.9: in runs of about 21 outer steps of each fragment 0.7",
+            "0.5 with outer.momentum 0.9: for runs such as of about 21 outer steps of each",
         ),
         (changed("outer", momentum_warmup_merges=20), "warms up over 20 merges"),
         (changed("inner", warmup_tokens=30_000), "warms up over 7 steps: with delays so short"),
