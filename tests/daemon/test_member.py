@@ -172,15 +172,20 @@ async def test_what_nobody_answered_before_it_left_is_taken_up_again(tmp_path: P
         assert again.learner.restored == ("all",) * 4
 
 
+async def left_by_two(around: Neighbourhood) -> Path:
+    """The note of a member's orderly end, which another one outlives."""
+    one = await around.member("one", genesis=True)
+    two = await around.member("two")
+    await around.round(one, two)
+    await around.end(two, orderly=True)
+    return two._store.folder / FILE
+
+
 async def test_a_learner_that_dies_before_it_contributes_has_used_nothing_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with Neighbourhood(tmp_path) as around:
-        one = await around.member("one", genesis=True)
-        two = await around.member("two")
-        await around.round(one, two)
-        await around.end(two, orderly=True)
-        note, start, given = two._store.folder / FILE, ScriptedLearner.start, list[tuple[str, ...]]()
+        note, start, given = await left_by_two(around), ScriptedLearner.start, list[tuple[str, ...]]()
 
         async def dies_twice(
             learner: ScriptedLearner, bases: list[ch.BaseRef], path: Path | None, restore: tuple[str, ...]
@@ -204,11 +209,7 @@ async def test_a_learner_that_dies_before_it_contributes_has_used_nothing_up(
 
 async def test_who_leaves_before_its_learner_made_anything_leaves_what_it_found(tmp_path: Path) -> None:
     async with Neighbourhood(tmp_path) as around:
-        one = await around.member("one", genesis=True)
-        two = await around.member("two")
-        await around.round(one, two)
-        await around.end(two, orderly=True)
-        note = two._store.folder / FILE
+        note = await left_by_two(around)
         left = note.read_bytes()
         again = await around.member("two")
         again.runner.learner._ready = False
@@ -242,12 +243,8 @@ async def test_a_process_started_ahead_that_dies_is_replaced_when_it_is_needed(t
 
 async def test_a_note_that_cannot_be_removed_ends_the_node_and_nothing_goes_out(tmp_path: Path) -> None:
     async with Neighbourhood(tmp_path) as around:
-        one = await around.member("one", genesis=True)
-        two = await around.member("two")
-        await around.round(one, two)
-        await around.end(two, orderly=True)
+        note = await left_by_two(around)
         again = await around.member("two")
-        note = again._store.folder / FILE
         note.unlink()
         note.mkdir()
         tickets = len(again.tickets)
