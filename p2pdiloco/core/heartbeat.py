@@ -148,13 +148,22 @@ class Heartbeats:
         for peer in self._shared.view.members(now):
             self._shared.out.send(peer, progress)
 
-    def learner_status(self, event: LearnerStatus) -> None:
-        """Where our own learner is."""
-        self._learner = event
-        self._shared.learning = event.running
+    def learner_status(self, event: LearnerStatus, now: float) -> None:
+        """Where our own learner is. That it has begun, and what its steps take, is told at once: by the one
+        the others' learners reckon where the schedule is, by the other their rounds how long to wait."""
+        shared, self._learner = self._shared, event
+        news = event.running and not shared.learning
+        shared.learning = event.running
         if event.running and event.step_time_s > 0:
+            news = news or shared.step_s == 0
             self._step_time.add(event.step_time_s)
-            self._shared.step_s = self._step_time.value
+            shared.step_s = self._step_time.value
+        if news:
+            neighbours = self._neighbours(now)
+            progress = self.progress()
+            for peer in shared.view.members(now):
+                if neighbours is None or peer in neighbours:
+                    shared.out.send(peer, progress)
 
     def presence(self, event: PresenceSeen, now: float) -> None:
         """The DHT lists these: greet them at once."""

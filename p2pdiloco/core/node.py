@@ -288,7 +288,7 @@ class Core:
         self._at(event.fragment).learner_applied(event)
 
     def _on_status(self, event: ev.LearnerStatus, now: float) -> None:
-        self._heartbeats.learner_status(event)
+        self._heartbeats.learner_status(event, now)
 
     def _on_learner_lost(self, _event: ev.LearnerLost, now: float) -> None:
         self._shared.learning = False

@@ -259,7 +259,7 @@ class LearnerLink:
                 self._ready_s = asyncio.get_running_loop().time()
                 self.ready.set()
                 self._said_learners = 1
-                self._count_learners()
+                self.count_learners()
                 if self._every > 1:
                     self._host.send(ch.TakePart(self._every))
                 for fragment in range(len(self._slots)):
@@ -285,7 +285,7 @@ class LearnerLink:
                 self.after_commit(event.fragment)
             case ch.Status():
                 self.status = event
-                self._count_learners()
+                self.count_learners()
                 self._post(self._core_status(event))
             case ch.Saved():
                 # The last answer, beyond those to regular saves, is the one to the end's.
@@ -307,8 +307,12 @@ class LearnerLink:
             status.loss,
         )
 
-    def _count_learners(self) -> None:
-        """Tell the learner how many there are, if that has changed: it reckons by it where the run is."""
+    def count_learners(self) -> None:
+        """Tell the learner how many there are, if that has changed: it reckons by it where the run is. Told a
+        second late, a whole swarm's first steps were a fourth as long as they should be, and the next ones
+        four times as long: a run of 700 steps ended 1 to 4 % worse."""
+        if not self._ready:
+            return
         count = max(1, self.learners(), self._merged_together)
         if count != self._said_learners and self._host.send(ch.Learners(count)):
             self._said_learners = count

@@ -150,6 +150,8 @@ class Runner:
         finally:
             self._pumping = False
         self._arm()
+        if isinstance(event, ev.MessageReceived):
+            self.learner.count_learners()  # somebody's may have begun, or ended
 
     def _arm(self) -> None:
         deadline = self.core.next_deadline()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from kit import Solo, config, progress, reasons
+from kit import Solo, config, progress, reasons, sent
 
 from p2pdiloco.core import events as ev
 from p2pdiloco.core import messages as msg
@@ -67,6 +67,19 @@ def test_an_absurd_step_time_counts_in_no_average(lie: float) -> None:
     solo.learn(step_s=0.2)
     solo.hear("p1", step_time_s=lie)
     assert solo.core.shared.median_step_s(solo.now) == pytest.approx(0.2)
+    assert solo.core.shared.fastest_step_s(solo.now) == pytest.approx(0.2)
+
+
+def test_that_our_learner_has_begun_and_how_fast_it_is_are_told_at_once() -> None:
+    """A heartbeat later the others' learners have made steps at the learning rate of a swarm without us."""
+    solo = Solo(peers=("p1", "p2"))
+    for step_s in (0.0, 0.2):
+        status = ev.LearnerStatus(True, 1, 10, 0.0, step_s, 3.0)
+        told = sent(solo.feed(status), msg.Progress)
+        assert [(said.learning, said.step_time_s) for said in told] == [(True, step_s)] * 2
+        assert not sent(solo.feed(status), msg.Progress), "the rest is told in time"
+    solo.feed(ev.LearnerStatus(False, 1, 10, 0.0, 0.2, 3.0))
+    assert len(sent(solo.feed(status), msg.Progress)) == 2, "it has begun again"
 
 
 def test_our_own_name_and_wrong_head_counts_are_refused() -> None:

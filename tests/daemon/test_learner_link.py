@@ -101,5 +101,9 @@ def test_a_closing_call_waits_for_the_version_that_makes_room() -> None:
         link.learners = lambda: 5
         tell(ch.Status(1, 256, 1.0, 0.01, 5.0, 0.01, 0.0))
         assert host.commands[5:] == [ch.Learners(5)]
+        link.learners = lambda: 7
+        link.count_learners()  # a peer's heartbeat says that it has begun
+        link.count_learners()
+        assert host.commands[6:] == [ch.Learners(7)]
 
     asyncio.run(main())
