@@ -68,7 +68,7 @@ class Calls:
             sync_s,
             config.grace_fraction,
             grace_cap_s(config.grace_cap_s, self._level),
-            min(answer_s, answer_bound_s(config.inner_steps, step_s, self._level)),
+            min(answer_s, self._bound_s(now)),
         )
 
     def arrivals_until_s(self, closes_at_s: float, ready: Iterable[Held], now: float) -> float:
@@ -96,11 +96,12 @@ class Calls:
         return max((view.quiet_at_s(child) for child in missing), default=math.inf)
 
     def outruns(self, chain: Chain, ready: Iterable[Held], now: float) -> bool:
-        """Whether we would merge alone, over a thin uplink, while none of the others here has our last
-        version: made faster than they travel, versions keep newcomers out. For some sync intervals; who
-        leaves is not waited for, and waits for nobody."""
+        """Whether we would merge, over a thin uplink, while none of the others here has our last version:
+        made faster than they travel, versions keep newcomers out, and whoever else is in this round, with
+        work against an older one, behind. For some sync intervals; who leaves is not waited for, and waits
+        for nobody."""
         shared, view = self._shared, self._shared.view
-        if not shared.strain.value or shared.leaving or any(not held.own for held in ready):
+        if not shared.strain.value or shared.leaving:
             return False
         stay = [peer for peer in self._electorate.live(now) if (p := view.progress(peer)) and p.stands]
         heads = [view.head(peer, chain.header.fragment) for peer in stay]
@@ -110,6 +111,12 @@ class Calls:
         return now < max((held.arrived_s for held in ready), default=self._sent_s) + wait_s
 
     def _add(self, now: float) -> None:
-        shared = self._shared
-        bound_s = answer_bound_s(shared.config.inner_steps, shared.median_step_s(now), self._level)
-        self._answer_time.add(min(now - self._sent_s, bound_s))
+        self._answer_time.add(min(now - self._sent_s, self._bound_s(now)))
+
+    def _bound_s(self, now: float) -> float:
+        """The most that answers may take (`timing.answer_bound_s`). Before anybody has said how long its
+        inner steps are it is not nothing: a run's first versions would be made of whoever came first."""
+        step_s = self._shared.median_step_s(now)
+        if step_s <= 0:
+            return self._shared.timing.answer_floor_s
+        return answer_bound_s(self._shared.config.inner_steps, step_s, self._level)

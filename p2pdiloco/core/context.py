@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -70,6 +71,8 @@ class FragmentContext:
         self.ballots = Ballots(votes)
         self.seats: list[Seat] = []
         """Our leaf group's first, then one more per level while we hold the office below it."""
+        self.moved_s = -math.inf
+        """When the newest version was made, or became ours."""
         self._attempts = 0
 
     @property

@@ -97,6 +97,7 @@ class Fragment:
             self.round.own_is_in(me, now)
 
     def _moved(self, now: float) -> None:
+        self.context.moved_s = now
         merged = self.own.idle or self.chain.merged_at(self._shared.me) == self.chain.head.number
         self.seats.chain_moved(now, merged)
         early, self._called_early = self._called_early, None

@@ -136,6 +136,7 @@ class Publisher:
     def _published(self, version: SignedVersion, job: Job, now: float) -> None:
         self._context.spare.busy = False
         self._chain.extend(version)
+        self._context.moved_s = now
         self._own.chain_moved(self._chain.watermark(self._shared.me), now)
         job.round.published(now - job.closed_s)
         header = version.header

@@ -17,6 +17,7 @@ all others into a partial for the syncer of the group above (`core.delegate`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -30,7 +31,7 @@ from p2pdiloco.core.machine import Machine
 from p2pdiloco.core.messages import Closing, Pass
 from p2pdiloco.core.office import Office
 from p2pdiloco.core.round_table import MAKING, ROUND_TABLE, RoundSignal, RoundState
-from p2pdiloco.core.timing import Ema, grace_cap_s
+from p2pdiloco.core.timing import RHYTHM_SHARE, Ema, grace_cap_s
 from p2pdiloco.core.types import Ticket
 
 CALLED_SHARE = 0.6
@@ -102,6 +103,8 @@ class Round:
         self._closes_at_s = 0.0
         self._hopeless_at_s = 0.0
         """When, if nobody is heard until then, all that are missing are quiet."""
+        self._begins_at_s = math.inf
+        """What is in could begin a round, but not before then."""
         self._waits = False
         """The window is over, but payloads are on their way."""
         self._first_in_s = 0.0
@@ -156,8 +159,9 @@ class Round:
         if state is RoundState.CLOSING:
             return min(self._closes_at_s, self._hopeless_at_s)
         if state is RoundState.COLLECTING:
-            oldest = min((h.arrived_s for h in self.inbox.ready()), default=None)
-            return None if oldest is None else oldest + self._hold_s(oldest)
+            oldest = min((h.arrived_s for h in self.inbox.ready()), default=math.inf)
+            at_s = min(self._begins_at_s, oldest if oldest == math.inf else oldest + self._hold_s(oldest))
+            return None if at_s == math.inf else at_s
         return None
 
     def _quorum(self, now: float) -> int:
@@ -311,6 +315,7 @@ class Round:
         return bound and len(ready) < min(self._needs, self._quorum(now))
 
     def _try_quorum(self, now: float) -> None:
+        self._begins_at_s = math.inf
         ready = self.inbox.ready()
         coming = self.inbox.starting()
         here = len(ready) + len(coming)
@@ -322,12 +327,24 @@ class Round:
         fresh = bool(coming) or any(held.starts_round for held in ready)
         if not fresh and self._missing(now) and patient:
             return
+        if now < (begins_at_s := self._not_before_s(now)) and self._missing(now):
+            self._begins_at_s = begins_at_s
+            return
         self._due, self._needs = fresh, self._quorum(now)
         self._quorum_s.add(now - self._first_in_s)
         self._machine.go(RoundSignal.QUORUM)
         self._calls.give_up(now)
         grace_s = self._calls.grace_s(self._quorum_s.value, self._sync_s.value, now)
         self._call(f"quorum {here}", grace_s, now)
+
+    def _not_before_s(self, now: float) -> float:
+        """A learner whose work came too late for a version is due again as soon as it is told. A round of its
+        own then, in which the others have a step or two, would move all by a whole outer step for the sake of
+        one: it waits until there is more to merge. Only who leaves cannot wait."""
+        if self._level or self._shared.leaving:
+            return -math.inf
+        interval_s = self._shared.config.inner_steps * self._shared.fastest_step_s(now)
+        return self._context.moved_s + RHYTHM_SHARE * interval_s
 
     def on_called(self, sender: str, call: Closing, now: float) -> None:
         """The syncer above closes its round: so do we, in good time."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from statistics import median
 
 from p2pdiloco.core.claims import Claims
 from p2pdiloco.core.config import CoreConfig
@@ -59,8 +60,8 @@ class Shared:
         self.on_regroup: Callable[[float], None] = lambda now: None
         """The groups of a fragment changed: there are others to be known."""
         self._answer_times: dict[int, AnswerTime] = {}
-        self._median_at_s = -1e18
-        self._median_s = 0.0
+        self._paces_at_s = -1e18
+        self._median_s = self._fastest_s = 0.0
         self.on_persisted: dict[int, Callable[[float], None]] = {}
         self.on_persist_failed: dict[int, Callable[[float, str], None]] = {}
 
@@ -91,8 +92,19 @@ class Shared:
         return sorted([*others, self.me])
 
     def median_step_s(self, now: float) -> float:
-        """Median inner step time of the live learners, looked at anew a few times a second."""
-        if abs(now - self._median_at_s) > self.timing.heartbeat_s / 2:
-            self._median_at_s = now
-            self._median_s = self.view.median_step_s(self.step_s if self.learning else 0.0, now)
+        """Median inner step time of the live learners, 0 if none is known; looked at anew a few times a
+        second."""
+        self._look_at_paces(now)
         return self._median_s
+
+    def fastest_step_s(self, now: float) -> float:
+        """Of the fastest of them, by its own word."""
+        self._look_at_paces(now)
+        return self._fastest_s
+
+    def _look_at_paces(self, now: float) -> None:
+        if abs(now - self._paces_at_s) <= self.timing.heartbeat_s / 2:
+            return
+        self._paces_at_s = now
+        times = self.view.step_times_s(self.step_s if self.learning else 0.0, now)
+        self._median_s, self._fastest_s = (median(times), times[0]) if times else (0.0, 0.0)

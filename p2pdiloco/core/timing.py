@@ -10,6 +10,8 @@ EMA_SHARE = 0.2
 ANSWER_SHARE = 0.75
 """Of the sync interval, H inner steps: what a round may wait for answers to its closing call."""
 
+RHYTHM_SHARE = 0.5
+"""Of the time that the fastest learner takes for H inner steps: no round begins sooner after a version."""
 ARRIVAL_INTERVALS = 16
 """A round that no majority is in waits so many sync intervals for payloads that are on their way."""
 ARRIVAL_SHARE = 0.75

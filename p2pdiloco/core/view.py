@@ -10,7 +10,6 @@ A member that says good-bye leaves all three at once.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from statistics import median
 
 from p2pdiloco.core.config import Timing
 from p2pdiloco.core.grouping import Roster
@@ -364,9 +363,8 @@ class View:
             del self._vanished[next(iter(self._vanished))]
         return stale
 
-    def median_step_s(self, own_step_s: float, now: float) -> float:
-        """The median inner step time of the live learners (own included when positive), 0 if none."""
+    def step_times_s(self, own_step_s: float, now: float) -> list[float]:
+        """The inner step times of the live learners that say theirs (own included when positive), sorted."""
         times = [own_step_s] if own_step_s > 0 else []
         times += [p.step_time_s for peer in self.live_learners(now) if (p := self.progress(peer)) is not None]
-        positive = [t for t in times if 0 < t <= MAX_STEP_S]
-        return median(positive) if positive else 0.0
+        return sorted(t for t in times if 0 < t <= MAX_STEP_S)

@@ -21,6 +21,7 @@ from msgspec import Struct
 from torch import Tensor
 
 from p2pdiloco.config.manifest import Manifest
+from p2pdiloco.core.timing import RHYTHM_SHARE
 from p2pdiloco.learner.channel import CopiedOut, NothingToCopy
 from p2pdiloco.study.baselines import Curve
 from p2pdiloco.study.computing import FP32, Computing
@@ -98,6 +99,8 @@ class _Round:
     """Of which only the header is here, and which may begin a round."""
     closing: bool = False
     number: int = 0
+    not_before: float = 0.0
+    """It begins half an interval after the last version at the earliest, unless all are in."""
     waits_for: set[int] = field(default_factory=set)
 
 
@@ -281,6 +284,10 @@ class Virtual(Lockstep):
         if not starts and overdue != round_.number:
             return
         others = [seat for seat in live if (seat.index, seat.life) not in round_.inbox]
+        if others and self._now < round_.not_before:
+            later = partial(self._consider, fragment, overdue)
+            self._push(round_.not_before, lambda: later() if self._rounds[fragment] is round_ else None)
+            return
         if not others or not self._world.grace:
             self._close(fragment)
             return
@@ -312,6 +319,9 @@ class Virtual(Lockstep):
         self._rounds[fragment] = _Round(coming=round_.coming, number=round_.number + 1)
         if not merged:
             return  # whose header began it died
+        fastest = min((seat.step_time for seat in self._seats if seat.alive), default=1.0)
+        interval = self.manifest.sync.inner_steps * fastest
+        self._rounds[fragment].not_before = self._now + RHYTHM_SHARE * interval
         number = self.head(fragment)[0] + 1
         self.global_state.merge(fragment, number, [one.content for one in merged])
         self.global_state.commit(fragment, number)

@@ -93,6 +93,7 @@ def test_headers_without_payloads_begin_one_round_and_no_more() -> None:
     solo.offer("p2", 2, due=False)
     (merge,) = found(solo.offer("p3", 3, due=False) + solo.wait(60.0), ef.Merge)
     solo.merged(merge)
+    solo.wait(20.0)  # half an interval: rounds keep a distance
     for transfer in range(10, 15):
         assert not called(header(solo, "p1", transfer))
         assert not called(cut(solo, transfer))
@@ -102,6 +103,7 @@ def test_headers_without_payloads_begin_one_round_and_no_more() -> None:
         mark = solo.fragment.chain.watermark(learner)
         effects = solo.offer(learner, number, stamp=Stamp(1, 2), after=mark, due=False)
     solo.merged(found(effects, ef.Merge)[0])
+    solo.wait(20.0)
     mark = solo.fragment.chain.watermark("p1")
     assert called(header(solo, "p1", 30, stamp=Stamp(1, 2), after=mark)) == ["p2", "p3"]
 

@@ -86,6 +86,7 @@ def test_the_window_grows_to_what_answers_take() -> None:
     solo.message("p4", msg.Pass("all", 0, 1, 1, "no step"))
     solo.offer("p3", 3, due=False)  # the last answer: 50 ms after the call
     solo.merged(merge)
+    solo.wait(0.2)  # the next round begins half an interval later at the earliest
     again = {"stamp": Stamp(1, 2), "after": Stamp(1, 1)}
     closing = [r for r in found(solo.offer("p1", 4, **again), ef.Record) if r.kind == "closing"]
     assert 0.05 < dict(closing[0].fields)["grace_s"] <= 0.5 * 40 * 0.01
@@ -98,6 +99,64 @@ def test_a_new_syncer_waits_as_long_as_it_may() -> None:
     solo.offer("p1", 1)
     closing = [r for r in found(solo.offer("p2", 2), ef.Record) if r.kind == "closing"]
     assert dict(closing[0].fields)["grace_s"] == pytest.approx(0.75 * 40 * 0.1)
+
+
+def test_first_versions_wait_for_everybody_though_nobody_has_told_how_long_steps_take() -> None:
+    """Else a run's first versions are each of whoever came first."""
+    solo = Solo(config(quorum=1, timing={"answer_floor_s": 5.0}), ("p1", "p2", "p3"))
+    solo.heard = {"step_time_s": 0.0}
+    solo.take_office()
+    assert not found(solo.offer("p1", 1) + solo.offer("p2", 2, due=False) + solo.wait(0.05), ef.Merge)
+    (merge,) = found(solo.offer("p3", 3, due=False), ef.Merge)
+    solo.merged(merge)
+    solo.offer("p1", 4, stamp=Stamp(1, 2), after=Stamp(1, 1))
+    effects = solo.offer("p2", 5, stamp=Stamp(1, 2), after=Stamp(1, 1), due=False)
+    assert not found(effects + solo.wait(0.1), ef.Merge), "an answer takes as long as last time"
+    assert len(found(solo.wait(0.3), ef.Merge)[0].inputs) == 2, "and not much longer"
+
+
+def due_again(solo: Solo, learner: str, transfer: int) -> list[ef.Effect]:
+    """Its work came too late for the last version, or was copied out long before it."""
+    mark = solo.fragment.chain.watermark(learner)
+    return solo.offer(learner, transfer, stamp=Stamp(1, mark.sequence + 1), after=mark)
+
+
+def test_a_round_begins_half_an_interval_after_a_version_at_the_earliest() -> None:
+    """Work of one learner and a step or two of the others would move all by a whole outer step."""
+    solo = syncer(quorum=1, peers=("p1", "p2", "p3"), inner_steps=40, delay_steps=20)
+    one_round(solo, "p1", "p2", "p3")
+    solo.wait(0.2)
+    assert not reasons(due_again(solo, "p1", 20), "closing")
+    assert not reasons(solo.wait(0.5 * 40 * 0.1 - 0.4), "closing")
+    effects = solo.wait(0.3)
+    assert reasons(effects, "closing") == ["quorum 1, 2 called"]
+    for number, learner in enumerate(("p2", "p3"), 21):
+        effects += solo.offer(learner, number, stamp=Stamp(1, 2), after=Stamp(1, 1), due=False)
+    assert len(found(effects, ef.Merge)[0].inputs) == 3
+
+
+def test_the_interval_is_that_of_the_fastest() -> None:
+    """Many slow learners do not make the rounds of the fast ones rarer."""
+    solo = syncer(quorum=1, peers=("p1", "p2", "p3", "p4"), inner_steps=40)
+    for peer in ("p2", "p3", "p4"):
+        solo.hear(peer, step_time_s=1.0)
+    one_round(solo, "p1", "p2", "p3", "p4")
+    solo.wait(0.5 * 40 * 0.1 + 0.1)
+    assert reasons(due_again(solo, "p1", 20), "closing")[0] == "quorum 1, 3 called"
+
+
+def test_a_round_with_everybody_begins_at_once() -> None:
+    solo = syncer(quorum=1, peers=("p1", "p2"), inner_steps=40)
+    one_round(solo, "p1", "p2")
+    due_again(solo, "p1", 20)
+    assert len(found(due_again(solo, "p2", 21), ef.Merge)[0].inputs) == 2
+
+
+def test_a_syncer_that_leaves_keeps_no_distance() -> None:
+    solo = syncer(quorum=1, peers=("p1", "p2"), inner_steps=40)
+    one_round(solo, "p1", "p2")
+    due_again(solo, "p1", 20)
+    assert "quorum 1, 1 called" in reasons(solo.feed(ev.LeaveRequested()), "closing")
 
 
 def test_the_round_closes_when_the_grace_window_ends() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 
-from kit import STEP_S, Solo, child, config, found, reasons, sent, vote
+from kit import STEP_S, Solo, child, config, contribution, found, reasons, sent, vote
 
 from p2pdiloco.core import events as ev
 from p2pdiloco.core import messages as msg
@@ -13,6 +13,7 @@ from p2pdiloco.core.effects import Effect, Merge
 from p2pdiloco.core.ranking import ranking
 from p2pdiloco.core.shirkers import FORGET_S, LEVEL, LIMIT, MAX_PEERS, Shirkers
 from p2pdiloco.core.timing import ARRIVAL_INTERVALS
+from p2pdiloco.core.types import Stamp
 from p2pdiloco.core.uplink import KEEP_S, MUCH, Strain, asked_bits_per_s, weights
 
 PEERS = ("p1", "p2", "p3", "p4")
@@ -141,6 +142,24 @@ def test_a_strained_syncer_does_not_outrun_the_others_by_merging_alone() -> None
     assert not calls.outruns(chain, (), solo.now + bound_s), "it waits no longer, whatever is in"
     solo.hear("p2", heads=solo.heads())
     assert not calls.outruns(chain, (), solo.now)
+
+
+def test_nor_with_one_of_them_that_is_behind_too() -> None:
+    solo = Solo(config(quorum=1), PEERS)
+    solo.take_office()
+    before, old = solo.heads(), solo.head
+    solo.merged(found(solo.offer("p1", 1) + solo.wait(20.0), Merge)[0])
+    measured(solo, ASKED / 3)
+    for peer in PEERS:
+        solo.hear(peer, heads=before)
+    more = contribution("p1", old, stamp=Stamp(1, 2), after=Stamp(1, 1))
+    solo.feed(ev.ContributionOffered(2, "p1", more))
+    solo.feed(ev.ContributionReceived(2, 102))
+    calls, chain, ready = solo.fragment.round._calls, solo.fragment.chain, solo.fragment.round.inbox.ready()
+    assert [held.child for held in ready] == ["p1"]
+    assert calls.outruns(chain, ready, solo.now), "its work is measured against version 0"
+    solo.hear("p2", heads=solo.heads())
+    assert not calls.outruns(chain, ready, solo.now)
 
 
 def asks(solo: Solo, candidate: str, term: int) -> list[str]:
