@@ -29,10 +29,16 @@ NEVER = ("--eval-every-s", "100000", "--checkpoint-every-s", "100000")
 
 @contextmanager
 def running_swarm(
-    folder: Path, manifest: Manifest, nodes: int, *flags: str, links: Links | ShapedLinks | None = None
+    folder: Path,
+    manifest: Manifest,
+    nodes: int,
+    *flags: str,
+    each: Sequence[Sequence[str]] = (),
+    links: Links | ShapedLinks | None = None,
 ) -> Iterator[Swarm]:
-    """A bootstrap and training nodes on loopback, ended whatever happens; of a flag the last one wins. With
-    `links`, which are the caller's to close, every node is in a network namespace of its own."""
+    """A bootstrap and training nodes on loopback, ended whatever happens; of a flag the last one wins.
+    `each`: more flags of every single node. With `links`, which are the caller's to close, every node is in a
+    network namespace of its own."""
     run_file = folder / "run.toml"
     run_file.write_text(render_toml(manifest))
     swarm = Swarm(folder, run_file, nodes, temporary=True)
@@ -40,8 +46,8 @@ def running_swarm(
         if links is not None:
             swarm.place(links)
         address = swarm.start_bootstrap(time.sleep)
-        for node in swarm.nodes:
-            node.arguments += flags
+        for node, its in zip(swarm.nodes, each or [()] * nodes, strict=True):
+            node.arguments += [*flags, *its]
         swarm.start_nodes(address)
         for node in swarm.nodes:
             wait_until(lambda node=node: bool(of_kind(diary(events_of(node)), "progress")), START_TIMEOUT_S)

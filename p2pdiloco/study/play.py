@@ -49,7 +49,7 @@ def _swarm(setting: Setting, every: int, heldout_tokens: int, computing: Computi
         delay=setting.delay,
         grace=setting.grace,
         speeds=setting.speeds,
-        faults=tuple(_faults(setting)),
+        faults=tuple(faults_of(setting)),
         at_once=setting.answers == "at-once",
         fresh_moments=setting.moments == "fresh",
         seed=setting.seed,
@@ -71,7 +71,7 @@ def _swarm(setting: Setting, every: int, heldout_tokens: int, computing: Computi
     )
 
 
-def _faults(setting: Setting) -> Iterator[Fault]:
+def faults_of(setting: Setting) -> Iterator[Fault]:
     """Poisson, of any learner, away for half to one and a half times the mean."""
     if not setting.faults_per_hour:
         return

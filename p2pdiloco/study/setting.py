@@ -44,7 +44,8 @@ class Setting(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What is run. Two runs with equal settings give equal results; the defaults are those of a long run."""
 
     kind: str = "swarm"
-    """"swarm", "oracle" or "parallel" (`study.virtual`, `study.baselines`)."""
+    """"swarm", "oracle" or "parallel" (`study.virtual`, `study.baselines`), or "nodes": real processes
+    (`scripts/bench_nodes.py`)."""
     model: str = "mini"
     learners: int = 4
     steps: int = 700
@@ -90,8 +91,11 @@ class Setting(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def key(self) -> str:
-        """Equal for equal settings."""
-        return msgspec.json.encode(self, order="sorted").decode()
+        """Equal for equal settings. What is as usual is left out by value: msgspec goes by identity."""
+        usual = Setting()
+        its = {name: getattr(self, name) for name in self.__struct_fields__}
+        unusual = {name: value for name, value in its.items() if value != getattr(usual, name)}
+        return msgspec.json.encode(unusual, order="sorted").decode()
 
     @property
     def names(self) -> list[str]:

@@ -6,7 +6,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+
+from p2pdiloco.study.setting import Setting
+from p2pdiloco.study.suites import every, parallel
 
 sys.path.insert(0, str(Path(__file__).parent.parent.parent / "scripts"))
 
@@ -14,6 +18,7 @@ import bench_averaging
 import bench_links
 import bench_memory
 import bench_merge
+import bench_nodes
 import bench_rivals
 import bench_wire
 import rival_peer
@@ -22,6 +27,26 @@ from bench_wire import Count, Made
 
 def line(kind: str, fragment: int, **fields: Any) -> dict[str, Any]:
     return {"kind": kind, "fragment": fragment, "reason": "", **fields}
+
+
+def test_tokens_of_all_lives_count_and_the_last_second_is_reckoned() -> None:
+    tokens = bench_nodes.Tokens()
+    tokens.heard("a", 5000, 1000.0, 10.0)
+    tokens.heard("b", 3000, 500.0, 10.5)
+    assert tokens.sum == 8000 and tokens.by_now(10.8) == pytest.approx(8000 + 800 + 150)
+    tokens.heard("a", 4000)  # it was killed, and went on from what it had saved
+    tokens.heard("a", 4500)
+    assert tokens.sum == 8500
+    assert tokens.by_now(99.0) == pytest.approx(8500 + 500), "b has been silent for too long"
+
+
+def test_real_nodes_are_held_against_runs_that_the_learning_benchmark_has_made() -> None:
+    command = ["--inner-rate", "6e-3", "--learners", "4", "--faults-per-hour", "0", "--step-s", "0.2"]
+    rows = bench_nodes.rows_of(bench_nodes.options_of(command), seed=2)
+    swarm = every(Setting(seed=2, inner_rate=6e-3), 24)
+    assert rows["swarm in virtual time"].key == swarm.key
+    assert rows["data parallel"].key == parallel(msgspec.structs.replace(swarm, inner_rate=1.2e-2)).key
+    assert rows["real nodes"].kind == "nodes" and rows["real nodes"].step_s == 0.2
 
 
 def test_sockets_are_frames_without_headers() -> None:
