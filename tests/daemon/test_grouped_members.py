@@ -43,15 +43,14 @@ async def test_every_contribution_of_every_group_is_merged_once(tmp_path: Path) 
         partials = [e for m in members for e in m.records("partial") if "contributors" in e]
         assert len({e["group"] for e in partials}) > 2
         assert any(e["contributors"] > 2 for m in members for e in m.records("merge") if "contributors" in e)
-        epochs = {e["epoch"] for m in members for e in m.records("groups")}
-        assert epochs, "the groups rotate"
+        plans = {e["epoch"]: e["groups"] for m in members for e in m.records("groups")}
+        assert plans and 3 in plans.values(), "the groups rotate; of five members there are three"
 
         row = members[1].report.status(members[1]._loop.time()).fragments[0]
-        assert (
-            row.groups == 3
-            and row.levels == 3
-            and row.epoch == members[1].core.fragments[0].chain.header.epoch
-        )
+        header = members[1].core.fragments[0].chain.header
+        # On a machine so busy that somebody was not heard in time, the newest plan may be one for four.
+        assert (row.groups, row.epoch) == (header.groups, header.epoch) and row.groups in (2, 3)
+        assert row.levels == row.groups
         assert row.root in {m.core.shared.me for m in members}
         assert any("fragment 0 group " in line for m in members for line in m.report._recent.lines())
         for member in members:
