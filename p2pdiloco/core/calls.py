@@ -103,6 +103,9 @@ class Calls:
         shared, view = self._shared, self._shared.view
         if not shared.strain.value or shared.leaving:
             return False
+        head = chain.head.number
+        if any(not held.own and held.based_on >= head for held in ready):
+            return False
         stay = [peer for peer in self._electorate.live(now) if (p := view.progress(peer)) and p.stands]
         heads = [view.head(peer, chain.header.fragment) for peer in stay]
         if not heads or any(head is not None and head.number >= chain.head.number for head in heads):

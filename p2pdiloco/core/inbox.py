@@ -55,6 +55,12 @@ class Held:
         self.ticket: Ticket | None = None
         self.own = False
 
+    @property
+    def based_on(self) -> int:
+        """Number of the version that its author held."""
+        header = self.header
+        return header.base_number if isinstance(header, ContributionHeader) else header.number
+
 
 class Inbox:
     """At most one offer per child, at most `ROOM` times `group_size` in all."""

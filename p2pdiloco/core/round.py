@@ -159,9 +159,10 @@ class Round:
         if state is RoundState.CLOSING:
             return min(self._closes_at_s, self._hopeless_at_s)
         if state is RoundState.COLLECTING:
-            oldest = min((h.arrived_s for h in self.inbox.ready()), default=math.inf)
-            at_s = min(self._begins_at_s, oldest if oldest == math.inf else oldest + self._hold_s(oldest))
-            return None if at_s == math.inf else at_s
+            if self._begins_at_s < math.inf:
+                return self._begins_at_s
+            oldest = min((h.arrived_s for h in self.inbox.ready()), default=None)
+            return None if oldest is None else oldest + self._hold_s(oldest)
         return None
 
     def _quorum(self, now: float) -> int:
@@ -223,7 +224,8 @@ class Round:
             self._rest()
             return
         self.inbox.here(held, ticket, now)
-        waits = self.state is not RoundState.CLOSING and not (self._in_time() and held.starts_round)
+        begins = self._in_time() and held.starts_round and not self._too_soon(now)
+        waits = self.state is not RoundState.CLOSING and not begins
         out.put(AnswerTransfer(transfer, self._fragment, True, "held" if waits else "in round"))
         self._arrived(held.child, now)
 
@@ -250,7 +252,7 @@ class Round:
 
     def _collect(self, now: float) -> None:
         if self.state is RoundState.IDLE:
-            self._first_in_s = now
+            self._first_in_s, self._passed = now, set()
         self._machine.go(RoundSignal.CONTRIBUTION)
 
     def on_pass(self, sender: str, message: Pass, now: float) -> None:
@@ -315,7 +317,7 @@ class Round:
         return bound and len(ready) < min(self._needs, self._quorum(now))
 
     def _try_quorum(self, now: float) -> None:
-        self._begins_at_s = math.inf
+        deferred, self._begins_at_s = self._begins_at_s < math.inf, math.inf
         ready = self.inbox.ready()
         coming = self.inbox.starting()
         here = len(ready) + len(coming)
@@ -327,11 +329,12 @@ class Round:
         fresh = bool(coming) or any(held.starts_round for held in ready)
         if not fresh and self._missing(now) and patient:
             return
-        if now < (begins_at_s := self._not_before_s(now)) and self._missing(now):
-            self._begins_at_s = begins_at_s
+        if self._too_soon(now):
+            self._begins_at_s = self._not_before_s(now)
             return
         self._due, self._needs = fresh, self._quorum(now)
-        self._quorum_s.add(now - self._first_in_s)
+        if not deferred:
+            self._quorum_s.add(now - self._first_in_s)
         self._machine.go(RoundSignal.QUORUM)
         self._calls.give_up(now)
         grace_s = self._calls.grace_s(self._quorum_s.value, self._sync_s.value, now)
@@ -345,6 +348,9 @@ class Round:
             return -math.inf
         interval_s = self._shared.config.inner_steps * self._shared.fastest_step_s(now)
         return self._context.moved_s + RHYTHM_SHARE * interval_s
+
+    def _too_soon(self, now: float) -> bool:
+        return now < self._not_before_s(now) and bool(self._missing(now))
 
     def on_called(self, sender: str, call: Closing, now: float) -> None:
         """The syncer above closes its round: so do we, in good time."""
@@ -391,7 +397,7 @@ class Round:
     def _close(self, now: float, missing: list[str]) -> None:
         held = tuple(self.inbox.ready())
         short = self._short(list(held), now)
-        called, self._called_by = self._called_by, None
+        called, self._called_by, self._passed = self._called_by, None, set()
         if not held or short:
             self._machine.go(RoundSignal.EMPTY)
             self.inbox.none_begins()

@@ -87,6 +87,10 @@ class Shared:
         others = self.view.live_learners(now)
         return self.derived.of("learners", self.with_me, others) if self.learning else others
 
+    def training(self, now: float) -> int:
+        """How many learners train, our own included, which may be about to say so."""
+        return len(self.expected_learners(now)) + (not self.learning)
+
     def with_me(self, others: list[str]) -> list[str]:
         """Others and oneself, sorted."""
         return sorted([*others, self.me])

@@ -285,8 +285,8 @@ class LearnerLink:
                 self.after_commit(event.fragment)
             case ch.Status():
                 self.status = event
-                self.count_learners()
                 self._post(self._core_status(event))
+                self.count_learners()
             case ch.Saved():
                 # The last answer, beyond those to regular saves, is the one to the end's.
                 self._saved_at_end = event.ok and self._stopping and not self._saves

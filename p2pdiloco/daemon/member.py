@@ -178,7 +178,7 @@ class Member:
             self.report.on_learner,
             runner.spawn,
         )
-        runner.learner.learners = lambda: len(core.shared.expected_learners(self._loop.time()))
+        runner.learner.learners = lambda: core.shared.training(self._loop.time())
         keep = partial(save_peers, self._settings.data_dir)
         name, group_size = self._settings.name, self._run.manifest.group.size
         self.presence = Presence(self._transport, run, incarnation, name, runner.post, keep, group_size)

@@ -103,9 +103,9 @@ def test_a_new_syncer_waits_as_long_as_it_may() -> None:
 
 def test_first_versions_wait_for_everybody_though_nobody_has_told_how_long_steps_take() -> None:
     """Else a run's first versions are each of whoever came first."""
-    solo = Solo(config(quorum=1, timing={"answer_floor_s": 5.0}), ("p1", "p2", "p3"))
-    solo.heard = {"step_time_s": 0.0}
+    solo = Solo(config(quorum=1, timing={"answer_floor_s": 5.0}), ("p1", "p2", "p3"), step_time_s=0.0)
     solo.take_office()
+    assert solo.core.shared.median_step_s(solo.now) == 0.0
     assert not found(solo.offer("p1", 1) + solo.offer("p2", 2, due=False) + solo.wait(0.05), ef.Merge)
     (merge,) = found(solo.offer("p3", 3, due=False), ef.Merge)
     solo.merged(merge)
@@ -138,10 +138,9 @@ def test_a_round_begins_half_an_interval_after_a_version_at_the_earliest() -> No
 def test_the_interval_is_that_of_the_fastest() -> None:
     """Many slow learners do not make the rounds of the fast ones rarer."""
     solo = syncer(quorum=1, peers=("p1", "p2", "p3", "p4"), inner_steps=40)
-    for peer in ("p2", "p3", "p4"):
-        solo.hear(peer, step_time_s=1.0)
+    solo.says = {peer: {"step_time_s": 1.0} for peer in ("p2", "p3", "p4")}
     one_round(solo, "p1", "p2", "p3", "p4")
-    solo.wait(0.5 * 40 * 0.1 + 0.1)
+    solo.wait(0.5 * 40 * 0.1 + 0.6)
     assert reasons(due_again(solo, "p1", 20), "closing")[0] == "quorum 1, 3 called"
 
 
@@ -150,6 +149,27 @@ def test_a_round_with_everybody_begins_at_once() -> None:
     one_round(solo, "p1", "p2")
     due_again(solo, "p1", 20)
     assert len(found(due_again(solo, "p2", 21), ef.Merge)[0].inputs) == 2
+
+
+def test_who_passed_last_time_is_not_in_this_time() -> None:
+    solo = syncer(quorum=1, peers=("p1", "p2"), inner_steps=40, delay_steps=20)
+    solo.offer("p1", 1)
+    (merge,) = found(solo.message("p2", msg.Pass("all", 0, 1, 1, "no step")), ef.Merge)
+    solo.merged(merge)
+    effects = due_again(solo, "p1", 20)
+    assert [told.reason for told in found(effects, ef.AnswerTransfer)] == ["held"]
+    assert not reasons(effects, "closing")
+
+
+def test_who_is_kept_waiting_is_told_so() -> None:
+    """It would else suspect a syncer that waits on purpose."""
+    solo = syncer(quorum=1, peers=("p1", "p2"), inner_steps=40)
+    one_round(solo, "p1", "p2")
+    assert [told.reason for told in found(due_again(solo, "p1", 20), ef.AnswerTransfer)] == ["held"]
+    solo = syncer(quorum=1, peers=("p1", "p2"), inner_steps=40)
+    one_round(solo, "p1", "p2")
+    solo.wait(0.5 * 40 * 0.1 + 0.6)
+    assert [told.reason for told in found(due_again(solo, "p1", 20), ef.AnswerTransfer)] == ["in round"]
 
 
 def test_a_syncer_that_leaves_keeps_no_distance() -> None:

@@ -162,6 +162,20 @@ def test_nor_with_one_of_them_that_is_behind_too() -> None:
     assert not calls.outruns(chain, ready, solo.now)
 
 
+def test_who_contributes_upon_the_last_version_has_it_whatever_its_heartbeat_said() -> None:
+    solo = Solo(config(quorum=1), PEERS)
+    solo.take_office()
+    before = solo.heads()
+    solo.merged(found(solo.offer("p1", 1) + solo.wait(20.0), Merge)[0])
+    measured(solo, ASKED / 3)
+    for peer in PEERS:
+        solo.hear(peer, heads=before)
+    solo.offer("p1", 2, stamp=Stamp(1, 2), after=Stamp(1, 1))
+    calls, chain, ready = solo.fragment.round._calls, solo.fragment.chain, solo.fragment.round.inbox.ready()
+    assert [held.based_on for held in ready] == [1]
+    assert not calls.outruns(chain, ready, solo.now)
+
+
 def asks(solo: Solo, candidate: str, term: int) -> list[str]:
     """Our answer to a candidate whose chain is as long as ours: why we refuse; empty: it has our vote."""
     request = msg.VoteRequest("all", 0, term, solo.head, solo.head.number, "why")
