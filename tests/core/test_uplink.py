@@ -13,7 +13,7 @@ from p2pdiloco.core.effects import Effect, Merge
 from p2pdiloco.core.ranking import ranking
 from p2pdiloco.core.shirkers import FORGET_S, LEVEL, LIMIT, MAX_PEERS, Shirkers
 from p2pdiloco.core.timing import ARRIVAL_INTERVALS
-from p2pdiloco.core.types import Stamp
+from p2pdiloco.core.types import Head, Stamp
 from p2pdiloco.core.uplink import KEEP_S, MUCH, Strain, asked_bits_per_s, weights
 
 PEERS = ("p1", "p2", "p3", "p4")
@@ -126,6 +126,18 @@ def test_we_lay_an_office_down_for_a_far_better_uplink_once_a_version_is_made() 
     assert laid_down == ["laid down: this node has a far thinner uplink than others"]
 
 
+def strained_syncer() -> tuple[Solo, Head]:
+    """It has made version 1, which nobody else holds: and the version before it."""
+    solo = Solo(config(quorum=1), PEERS)
+    solo.take_office()
+    before = solo.head
+    solo.merged(found(solo.offer("p1", 1) + solo.wait(20.0), Merge)[0])
+    measured(solo, ASKED / 3)
+    for peer in PEERS:
+        solo.hear(peer, heads=(before,))
+    return solo, before
+
+
 def test_a_strained_syncer_does_not_outrun_the_others_by_merging_alone() -> None:
     solo = Solo(config(quorum=1), PEERS)
     solo.take_office()
@@ -145,13 +157,7 @@ def test_a_strained_syncer_does_not_outrun_the_others_by_merging_alone() -> None
 
 
 def test_nor_with_one_of_them_that_is_behind_too() -> None:
-    solo = Solo(config(quorum=1), PEERS)
-    solo.take_office()
-    before, old = solo.heads(), solo.head
-    solo.merged(found(solo.offer("p1", 1) + solo.wait(20.0), Merge)[0])
-    measured(solo, ASKED / 3)
-    for peer in PEERS:
-        solo.hear(peer, heads=before)
+    solo, old = strained_syncer()
     more = contribution("p1", old, stamp=Stamp(1, 2), after=Stamp(1, 1))
     solo.feed(ev.ContributionOffered(2, "p1", more))
     solo.feed(ev.ContributionReceived(2, 102))
@@ -163,13 +169,7 @@ def test_nor_with_one_of_them_that_is_behind_too() -> None:
 
 
 def test_who_contributes_upon_the_last_version_has_it_whatever_its_heartbeat_said() -> None:
-    solo = Solo(config(quorum=1), PEERS)
-    solo.take_office()
-    before = solo.heads()
-    solo.merged(found(solo.offer("p1", 1) + solo.wait(20.0), Merge)[0])
-    measured(solo, ASKED / 3)
-    for peer in PEERS:
-        solo.hear(peer, heads=before)
+    solo, _ = strained_syncer()
     solo.offer("p1", 2, stamp=Stamp(1, 2), after=Stamp(1, 1))
     calls, chain, ready = solo.fragment.round._calls, solo.fragment.chain, solo.fragment.round.inbox.ready()
     assert [held.based_on for held in ready] == [1]
@@ -207,13 +207,8 @@ def test_who_gives_way_does_so_to_one_of_the_better_ones_until_it_has_laid_the_o
 
 
 def test_a_strained_syncer_waits_for_nobody_who_is_leaving_nor_when_it_leaves_itself() -> None:
-    solo = Solo(config(quorum=1), PEERS)
-    solo.take_office()
-    before = solo.heads()
-    solo.merged(found(solo.offer("p1", 1) + solo.wait(20.0), Merge)[0])
-    measured(solo, ASKED / 3)
-    for peer in PEERS:
-        solo.hear(peer, heads=before)
+    solo, old = strained_syncer()
+    before = (old,)
     calls, chain = solo.fragment.round._calls, solo.fragment.chain
     calls.called((), 2, solo.now)
     assert calls.outruns(chain, (), solo.now)
