@@ -343,7 +343,7 @@ class Round:
     def _not_before_s(self, now: float) -> float:
         """A learner whose work came too late for a version is due again as soon as it is told. A round of its
         own then, in which the others have a step or two, would move all by a whole outer step for the sake of
-        one: it waits until there is more to merge. Only who leaves cannot wait."""
+        one: it waits until there is more to merge. Only a syncer that leaves cannot wait."""
         if self._level or self._shared.leaving:
             return -math.inf
         interval_s = self._shared.config.inner_steps * self._shared.fastest_step_s(now)
