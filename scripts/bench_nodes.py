@@ -188,8 +188,9 @@ def rows_of(options: argparse.Namespace, seed: int) -> dict[str, Setting]:
         base = replace(base, step_s=options.step_s)
     swarm = every(base, options.inner_steps)
     its = options.parallel_rate or PARALLEL_RATES[0] * swarm.manifest().inner.learning_rate
+    pace = sum(options.speeds or [1.0] * options.learners) / options.learners
     return {
-        "data parallel": replace(parallel(swarm), inner_rate=its),
+        "data parallel": replace(parallel(swarm), inner_rate=its, steps=round(options.steps * pace)),
         "swarm in virtual time": swarm,
         "real nodes": replace(swarm, kind="nodes", step_s=options.step_s),
     }

@@ -47,6 +47,9 @@ def test_real_nodes_are_held_against_runs_that_the_learning_benchmark_has_made()
     assert rows["swarm in virtual time"].key == swarm.key
     assert rows["data parallel"].key == parallel(msgspec.structs.replace(swarm, inner_rate=1.2e-2)).key
     assert rows["real nodes"].kind == "nodes" and rows["real nodes"].step_s == 0.2
+    slow = bench_nodes.rows_of(bench_nodes.options_of(["--speeds", "1", "1", "1", "0.2"]), seed=0)
+    tokens = {name: row.manifest().inner.schedule_tokens for name, row in slow.items()}
+    assert max(tokens.values()) < 1.001 * min(tokens.values()), "equal tokens, also if some are slow"
 
 
 def test_sockets_are_frames_without_headers() -> None:
