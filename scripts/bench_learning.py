@@ -44,6 +44,7 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=700, help="inner steps of a usual learner")
     parser.add_argument("--inner-steps", type=int, default=24, help="H, where a suite does not say")
     parser.add_argument("--inner-rate", type=float, default=0.0, help="0: the model's best of `rates`")
+    parser.add_argument("--beta1", type=float, default=0.9, help="of the inner AdamW, everybody's")
     parser.add_argument("--tokens-per-step", type=int, default=0, help="of a learner; 0: the model's")
     parser.add_argument("--precision", default="fp32", choices=("fp32", "bf16"), help="of passes on CPUs")
     parser.add_argument("--codec", default="int8")
@@ -66,6 +67,7 @@ def base_of(options: argparse.Namespace) -> Setting:
         learners=options.learners,
         steps=options.steps,
         inner_rate=options.inner_rate or MODEL_RATE.get(options.model, 0.0),
+        beta1=options.beta1,
         precision=options.precision,
         tokens_per_step=options.tokens_per_step,
         codec=options.codec,

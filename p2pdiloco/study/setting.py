@@ -54,6 +54,8 @@ class Setting(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """0: the preset's."""
     optimizer: str = "adamw"
     """The inner one: "adamw" or "muon", everybody's, data parallel's too."""
+    beta1: float = 0.9
+    """The inner AdamW's, everybody's."""
     precision: str = "fp32"
     """Of forward and backward passes: "fp32", or "bf16" (`study.computing`; on GPUs it always is that)."""
     tokens_per_step: int = 0
@@ -129,6 +131,7 @@ class Setting(Struct, frozen=True, kw_only=True, omit_defaults=True):
             inner=replace(
                 base.inner,
                 optimizer=self.optimizer,
+                beta1=self.beta1,
                 learning_rate=rate,
                 tokens_per_step=tokens,
                 warmup_tokens=(self.warmup or warmup_steps(self.steps)) * step_tokens,

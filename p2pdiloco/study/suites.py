@@ -12,6 +12,7 @@ from p2pdiloco.study.setting import Setting
 
 replace = msgspec.structs.replace
 RATES = (1.5e-3, 3e-3, 6e-3, 1.2e-2)
+BETAS = (0.9, 0.8, 0.7, 0.6)
 MODEL_RATE = {
     "mini": 3e-3,
     "mini-moe": 3e-3,
@@ -49,6 +50,7 @@ def parallel(base: Setting) -> Setting:
         seed=base.seed,
         inner_rate=base.inner_rate,
         optimizer=base.optimizer,
+        beta1=base.beta1,
         precision=base.precision,
         tokens_per_step=base.tokens_per_step,
         warmup=base.warmup,
@@ -112,6 +114,14 @@ def rates(base: Setting) -> list[Case]:
     tried = [replace(base, inner_rate=rate) for rate in RATES]
     return [Case(f"data parallel, {one.inner_rate:g}", parallel(one)) for one in tried] + [
         Case(f"swarm, {one.inner_rate:g}", one) for one in tried
+    ]
+
+
+def betas(base: Setting) -> list[Case]:
+    """How long the inner AdamW remembers gradients: what data parallel and swarm do best with."""
+    tried = [replace(base, beta1=beta1) for beta1 in BETAS]
+    return [Case(f"data parallel, beta1 {one.beta1:g}", parallel(one)) for one in tried] + [
+        Case(f"swarm, beta1 {one.beta1:g}", one) for one in tried
     ]
 
 
@@ -252,6 +262,7 @@ SUITES: dict[str, Suite] = {
     for suite in (
         parity,
         rates,
+        betas,
         causes,
         outer,
         codecs,

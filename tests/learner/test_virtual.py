@@ -146,3 +146,11 @@ def test_no_two_rows_of_a_suite_are_the_same_run(steps, model):
 def test_all_that_is_compared_has_the_same_batch():
     base = Setting(model="nano", tokens_per_step=256)
     assert {s.manifest().inner.tokens_per_step for s in settings_of(list(SUITES), base, [0])} == {256}
+
+
+def test_data_parallel_and_oracle_have_the_inner_optimizer_of_the_swarm():
+    base = Setting(model="pico", steps=48, inner_steps=4, learners=2, beta1=0.8, optimizer="muon")
+    for case in SUITES["parity"](base):
+        inner = case.setting.manifest().inner
+        assert (inner.beta1, inner.optimizer) == (0.8, "muon"), case.name
+    assert Setting(beta1=0.9).key == Setting().key, "runs of before are found again"
