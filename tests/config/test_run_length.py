@@ -90,7 +90,7 @@ def test_all_that_is_beyond_what_was_shown_is_one_sentence():
     shown = replace(with_schedule(PRESETS["tiny"], 2800, 4), group=PRESETS["tiny"].group)
     assert doubts(shown, 117_000) == []
     assert doubts(shown, 124_000_000) == [
-        "not compared with data parallel yet (docs/experiments.md): 124 M parameters (0.12 M)"
+        "not compared with data parallel yet (docs/experiments.md): 124 M parameters (0.825 M)"
     ]
     many = for_length(replace(shown, group=replace(shown.group, expected_members=64)), "day")
     many = replace(
