@@ -121,12 +121,13 @@ def mean_loss(runs: Runs) -> float:
 
 
 def reference(rows: Rows, kind: str, name: str) -> Runs | None:
-    """What a row is held against: of a kind's rows with its optimizer and learners (of oracles: and its H)
-    that have most seeds, the one with the least loss. A rate that was tried with one seed may be lucky."""
+    """What a row is held against: of a kind's rows with its inner optimizer and learners (of oracles: and its
+    H) that have most seeds, the one with the least loss. A rate that was tried with one seed may be lucky."""
 
-    def terms(runs: Runs) -> tuple[str, str, int, int]:
+    def terms(runs: Runs) -> tuple[str | float, ...]:
         its = next(iter(runs.values())).setting
-        return its.kind, its.optimizer, its.learners, 0 if kind == "parallel" else its.inner_steps
+        period = 0 if kind == "parallel" else its.inner_steps
+        return its.kind, its.optimizer, its.beta1, its.muon_momentum, its.learners, period
 
     its_kind, *alike = terms(rows[name])
     if its_kind == "parallel" and kind == "oracle":

@@ -24,6 +24,8 @@ nobody looked."""
 SHORT_OUTER, LONG_OUTER = (0.7, 0.8), (0.5, 0.9)
 """(eta, mu)."""
 SHORT_WARMUP_STEPS, MOST_WARMUP_STEPS = 70, 1000
+LONG_BETA1 = 0.9
+"""In runs of a day and more, whatever the preset has: less was tried in shorter ones only."""
 
 
 class Shown(Struct, frozen=True):
@@ -112,12 +114,14 @@ def _with_steps(manifest: Manifest, steps: int, learners: int = 0) -> Manifest:
 
 def for_length(manifest: Manifest, length: str) -> Manifest:
     """With the schedule and H of a run of that length (`LENGTHS`), for the members that are expected."""
-    chosen, sync = LENGTHS[length], manifest.sync
+    chosen, sync, inner = LENGTHS[length], manifest.sync, manifest.inner
+    if length != "demo":
+        inner = msgspec.structs.replace(inner, beta1=LONG_BETA1)
     inner_steps = chosen.inner_steps if length != "demo" else min(sync.inner_steps, chosen.inner_steps)
     sync = msgspec.structs.replace(
         sync, inner_steps=inner_steps, delay_steps=min(sync.delay_steps, max(1, inner_steps // 3))
     )
-    return msgspec.structs.replace(_with_steps(manifest, chosen.steps), sync=sync)
+    return _with_steps(msgspec.structs.replace(manifest, sync=sync, inner=inner), chosen.steps)
 
 
 def with_outer(manifest: Manifest, learners: int = 0) -> Manifest:

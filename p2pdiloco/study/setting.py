@@ -56,6 +56,8 @@ class Setting(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The inner one: "adamw" or "muon", everybody's, data parallel's too."""
     beta1: float = 0.9
     """The inner AdamW's, everybody's."""
+    muon_momentum: float = 0.95
+    """Of the inner Muon."""
     precision: str = "fp32"
     """Of forward and backward passes: "fp32", or "bf16" (`study.computing`; on GPUs it always is that)."""
     tokens_per_step: int = 0
@@ -132,6 +134,7 @@ class Setting(Struct, frozen=True, kw_only=True, omit_defaults=True):
                 base.inner,
                 optimizer=self.optimizer,
                 beta1=self.beta1,
+                muon_momentum=self.muon_momentum,
                 learning_rate=rate,
                 tokens_per_step=tokens,
                 warmup_tokens=(self.warmup or warmup_steps(self.steps)) * step_tokens,

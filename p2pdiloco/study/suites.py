@@ -51,6 +51,7 @@ def parallel(base: Setting) -> Setting:
         inner_rate=base.inner_rate,
         optimizer=base.optimizer,
         beta1=base.beta1,
+        muon_momentum=base.muon_momentum,
         precision=base.precision,
         tokens_per_step=base.tokens_per_step,
         warmup=base.warmup,
@@ -242,9 +243,10 @@ def _against_parallel(base: Setting) -> list[Case]:
 def optimizers(base: Setting) -> list[Case]:
     """Muon as the inner optimizer, of data parallel and of swarms, against AdamW."""
     found = []
-    for optimizer in ("adamw", "muon"):
-        cases = _against_parallel(replace(base, optimizer=optimizer))
-        found += [Case(f"{optimizer}: {case.name}", case.setting) for case in cases]
+    for optimizer, momentum in (("adamw", 0.95), ("muon", 0.95), ("muon", 0.9)):
+        words = f"{optimizer} {momentum:g}" if optimizer == "muon" else optimizer
+        cases = _against_parallel(replace(base, optimizer=optimizer, muon_momentum=momentum))
+        found += [Case(f"{words}: {case.name}", case.setting) for case in cases]
     return found
 
 

@@ -175,7 +175,9 @@ def test_run_new_then_check(
     assert capfd.readouterr().out == "run.toml\n"
     assert load_manifest(Path("run.toml")) == for_run("small", "shakespeare")
     assert cli_main.run(["run", "check", "run.toml"]) == 0
-    assert 'run "shakespeare", causal-lm, 10.7 M parameters' in capfd.readouterr().out
+    said = capfd.readouterr()
+    assert 'run "shakespeare", causal-lm, 10.7 M parameters' in said.out
+    assert f"10.7 M parameters ({SHOWN.numel / 1e6:g} M)" in said.err
     assert cli_main.run(["run", "new", "other"]) == 2
     assert "run.toml: exists already" in capfd.readouterr().err
     assert load_manifest(Path("run.toml")).run.name == "shakespeare"

@@ -125,6 +125,18 @@ def test_a_row_is_held_against_the_best_data_parallel_process_and_the_best_oracl
     assert rows["data parallel, 1"][2] == "", "H means nothing to it"
 
 
+def test_a_row_is_held_against_data_parallel_with_the_same_memory():
+    bench = script()
+    base = bench.base_of(bench.options_of(["betas", "--beta1", "0.8", "--model", "nano"]))
+    assert base.beta1 == 0.8
+    losses = {"parallel": {0.9: 4.0, 0.8: 2.0}, "swarm": {0.9: 5.0, 0.8: 3.0}}
+    cases = [case.setting for case in SUITES["betas"](base)]
+    made = {s.key: outcome(s, losses[s.kind][s.beta1]) for s in cases if s.beta1 in losses[s.kind]}
+    text = bench.table("betas", base, [0], made)
+    assert "| swarm, beta1 0.9 | 5.0000 | +25.00 % (one seed)" in text
+    assert "| swarm, beta1 0.8 | 3.0000 | +50.00 % (one seed)" in text
+
+
 def test_every_suite_is_made_of_manifests_that_nodes_would_accept():
     base = Setting(model="nano")
     settings = settings_of(list(SUITES), base, [0, 1])
@@ -153,4 +165,15 @@ def test_data_parallel_and_oracle_have_the_inner_optimizer_of_the_swarm():
     for case in SUITES["parity"](base):
         inner = case.setting.manifest().inner
         assert (inner.beta1, inner.optimizer) == (0.8, "muon"), case.name
-    assert Setting(beta1=0.9).key == Setting().key, "runs of before are found again"
+    assert Setting(beta1=0.9, muon_momentum=0.95).key == Setting().key == "{}", (
+        "runs of before are found again"
+    )
+
+
+def test_muon_is_held_against_muon_with_the_same_momentum():
+    base = Setting(model="nano", inner_rate=1.0)
+    cases = {case.name: case.setting for case in SUITES["optimizers"](base)}
+    for momentum in (0.95, 0.9):
+        theirs = [s for name, s in cases.items() if name.startswith(f"muon {momentum:g}:")]
+        assert {s.kind for s in theirs} == {"parallel", "oracle", "swarm"}
+        assert {s.manifest().inner.muon_momentum for s in theirs} == {momentum}
