@@ -48,7 +48,7 @@ TINY = with_outer(
     Manifest(
         run=RunSection(name="tiny"),
         model=table(CausalLMSection(layers=4, heads=4, width=128, context_tokens=128)),
-        # A shorter memory than usual: swarms end 2 % lower after 700 steps (docs/experiments.md).
+        # A shorter memory than usual: swarms end 2 % lower after 700 steps (docs/experiments-settings.md).
         inner=InnerSection(
             learning_rate=3e-3,
             beta1=0.8,
