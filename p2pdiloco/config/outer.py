@@ -36,7 +36,7 @@ class Shown(Struct, frozen=True):
     """Of every learner."""
     inner_steps: int = 100
     """H."""
-    numel: int = 825_000
+    numel: int = 3_230_000
     tasks: tuple[str, ...] = ("causal-lm",)
     optimizers: tuple[str, ...] = ("adamw",)
     codecs: tuple[str, ...] = ("fp32", "bf16", "int8", "e3m0")

@@ -18,7 +18,7 @@ MODEL_RATE = {
     "mini-moe": 3e-3,
     "nano": 3e-3,
     "tiny": 1.5e-3,
-    "mid": 2e-3,
+    "mid": 1e-3,
     "glyphs": 2e-3,
     "glyphs-cnn": 2e-3,
 }
