@@ -148,21 +148,23 @@ def difference(runs: Runs, against: Runs | None) -> str:
 
 
 def table(suite: str, base: Setting, seeds: list[int], done: dict[str, Outcome], curve: bool = False) -> str:
-    """Losses of a suite, held against the best data-parallel process (where there is none, its first row)
-    and the best oracle of as many learners. `curve`: the losses on the way, too."""
+    """Losses of a suite, held against the best data-parallel process of the same inner optimizer and learners
+    (where a suite has none at all, its first row) and the best such oracle. `curve`: the losses on the way,
+    too."""
     rows: Rows = {}
     for seed in seeds:
         for case in SUITES[suite](msgspec.structs.replace(base, seed=seed)):
             if (found := done.get(case.setting.key)) is not None:
                 rows.setdefault(case.name, {})[seed] = found
     oracles = _has(rows, "oracle")
-    head = ["", "held-out loss", "against data parallel" if _has(rows, "parallel") else "against the first"]
+    parallels = _has(rows, "parallel")
+    head = ["", "held-out loss", "against data parallel" if parallels else "against the first"]
     head += ["against the oracle"] * oracles + ["merges", "contributors"] + ["on the way"] * curve
     body = [head, ["---"] * len(head)]
     for name, runs in rows.items():
         last = next(iter(runs.values()))
-        first = reference(rows, "parallel", name)
-        cells = [name, f"{mean_loss(runs):.4f}", difference(runs, first or next(iter(rows.values())))]
+        first = reference(rows, "parallel", name) if parallels else next(iter(rows.values()))
+        cells = [name, f"{mean_loss(runs):.4f}", difference(runs, first)]
         cells += [difference(runs, reference(rows, "oracle", name))] * oracles
         cells += [f"{last.merges:.0f}", f"{last.contributors:.2f}"] if last.merges else ["", ""]
         if curve:

@@ -1,6 +1,7 @@
 """How the outer step's numbers follow from a run's length, and what of a manifest nobody has shown to work.
 
-What is known, and how well, is in docs/experiments.md (`scripts/bench_learning.py`).
+What is known, and how well, is in docs/experiments.md and docs/experiments-settings.md
+(`scripts/bench_learning.py`).
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ LONG_BETA1 = 0.9
 class Shown(Struct, frozen=True):
     """Up to where a swarm was compared with data parallel. What is beyond may work as well: nobody looked."""
 
-    learners: int = 4
+    learners: int = 8
     steps: int = 2800
     """Of every learner."""
     inner_steps: int = 100

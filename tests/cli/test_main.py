@@ -184,16 +184,16 @@ def test_run_new_then_check(
     assert cli_main.run(["run", "new", "other", "--force", "--seed", "9"]) == 0
     assert load_manifest(Path("run.toml")) == for_run("tiny", "other", seed=9)
     assert (
-        cli_main.run(["run", "new", "other", "--force", "--length", "demo", "--expected-members", "8"]) == 0
+        cli_main.run(["run", "new", "other", "--force", "--length", "demo", "--expected-members", "16"]) == 0
     )
-    assert load_manifest(Path("run.toml")).inner.schedule_tokens == 700 * 8 * 1024
+    assert load_manifest(Path("run.toml")).inner.schedule_tokens == 700 * 16 * 1024
     Path("run.toml").write_text(
         Path("run.toml").read_text().replace("\ninner_steps = 24", "\ninner_steps = 300")
     )
     assert cli_main.run(["run", "check", "run.toml"]) == 0
     said = capfd.readouterr()
     assert "outer steps: about 2 of each fragment" in said.out
-    assert f"8 members ({SHOWN.learners} at most), sync.inner_steps 300 ({SHOWN.inner_steps})" in said.err
+    assert f"16 members ({SHOWN.learners} at most), sync.inner_steps 300 ({SHOWN.inner_steps})" in said.err
     assert "warning: the schedule is about 2 outer steps" in said.err
 
 

@@ -101,7 +101,7 @@ def test_all_that_is_beyond_what_was_shown_is_one_sentence():
         codec=replace(many.codec, contribution="int4"),
     )
     assert doubts(many) == [
-        "not compared with data parallel yet (docs/experiments.md): 64 members (4 at most), 10000 inner "
+        "not compared with data parallel yet (docs/experiments.md): 64 members (8 at most), 10000 inner "
         "steps (2800), muon (adamw), codec int4 (fp32, bf16, int8, e3m0), "
         "sync.keep_in_flight 0.3 (0, 1)"
     ]
