@@ -182,6 +182,7 @@ def rows_of(options: argparse.Namespace, seed: int) -> dict[str, Setting]:
         seed=seed,
         inner_rate=rate,
         beta1=options.beta1,
+        tokens_per_step=options.tokens_per_step,
         speeds=tuple(options.speeds),
         faults_per_hour=options.faults_per_hour,
     )
@@ -209,6 +210,7 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--inner-rate", type=float, default=0.0, help="of swarms; 0: the model's")
     parser.add_argument("--parallel-rate", type=float, default=0.0, help="of data parallel; 0: twice that")
     parser.add_argument("--beta1", type=float, default=0.9, help="of the inner AdamW, everybody's")
+    parser.add_argument("--tokens-per-step", type=int, default=0, help="of a learner; 0: the model's")
     parser.add_argument("--step-s", type=float, default=0.1, help="least seconds of an inner step")
     parser.add_argument("--speeds", type=float, nargs="+", default=[], help="of each node; default: all 1")
     parser.add_argument("--faults-per-hour", type=float, default=0.0, help="kill -9, of all nodes together")

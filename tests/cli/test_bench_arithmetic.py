@@ -47,6 +47,11 @@ def test_real_nodes_are_held_against_runs_that_the_learning_benchmark_has_made()
     assert rows["swarm in virtual time"].key == swarm.key
     assert rows["data parallel"].key == parallel(msgspec.structs.replace(swarm, inner_rate=1.2e-2)).key
     assert rows["real nodes"].kind == "nodes" and rows["real nodes"].step_s == 0.2
+    command = ["--inner-rate", "6e-3", "--beta1", "0.8", "--tokens-per-step", "4096"]
+    large = bench_nodes.rows_of(bench_nodes.options_of(command), seed=0)
+    swarm = every(Setting(inner_rate=6e-3, beta1=0.8, tokens_per_step=4096), 24)
+    assert large["swarm in virtual time"].key == swarm.key
+    assert {row.manifest().inner.tokens_per_step for row in large.values()} == {4096}
     slow = bench_nodes.rows_of(bench_nodes.options_of(["--speeds", "1", "1", "1", "0.2"]), seed=0)
     tokens = {name: row.manifest().inner.schedule_tokens for name, row in slow.items()}
     assert max(tokens.values()) < 1.001 * min(tokens.values()), "equal tokens, also if some are slow"
