@@ -51,7 +51,9 @@ def test_real_nodes_are_held_against_runs_that_the_learning_benchmark_has_made()
     large = bench_nodes.rows_of(bench_nodes.options_of(command), seed=0)
     swarm = every(Setting(inner_rate=6e-3, beta1=0.8, tokens_per_step=4096), 24)
     assert large["swarm in virtual time"].key == swarm.key
-    assert {row.manifest().inner.tokens_per_step for row in large.values()} == {4096}
+    assert large["data parallel"].key == parallel(msgspec.structs.replace(swarm, inner_rate=1.2e-2)).key
+    inner = large["real nodes"].manifest().inner
+    assert (inner.tokens_per_step, inner.beta1) == (4096, 0.8)
     slow = bench_nodes.rows_of(bench_nodes.options_of(["--speeds", "1", "1", "1", "0.2"]), seed=0)
     tokens = {name: row.manifest().inner.schedule_tokens for name, row in slow.items()}
     assert max(tokens.values()) < 1.001 * min(tokens.values()), "equal tokens, also if some are slow"

@@ -107,6 +107,18 @@ def test_all_that_is_beyond_what_was_shown_is_one_sentence():
     ]
 
 
+def test_what_made_short_runs_level_is_told_of_such_runs_only():
+    def said(manifest):
+        (sentence,) = [one for one in harms(manifest) if "the schedule is about" in one]
+        return "level in one small model with inner.tokens_per_step 8192 and inner.beta1 0.8" in sentence
+
+    demo = with_schedule(PRESETS["tiny"], 700, 4)
+    assert expected_merges(demo) == 29 and said(demo)
+    assert not said(with_schedule(PRESETS["tiny"], 600, 4)), "nobody tried it with 25 merges"
+    assert not said(replace(demo, inner=replace(demo.inner, optimizer="muon")))
+    assert not said(replace(demo, run=PRESETS["digits"].run))
+
+
 @pytest.mark.parametrize(("steps", "warmup"), [(240, 24), (700, 70), (2800, 140), (100_000, 1000)])
 def test_the_inner_rate_warms_up_over_a_tenth_of_a_short_run(steps, warmup):
     inner = with_schedule(PRESETS["tiny"], steps, 3).inner
