@@ -48,8 +48,8 @@ TINY = with_outer(
     Manifest(
         run=RunSection(name="tiny"),
         model=table(CausalLMSection(layers=4, heads=4, width=128, context_tokens=128)),
-        # A shorter memory than usual: swarms end 2 % lower after 700 steps; about half of data parallel's
-        # best rate: 0.8 % (docs/experiments-settings.md).
+        # A shorter memory than usual: swarms end 2 % lower after 700 steps. Less than data parallel's best
+        # rate (3e-3): half of it 0.8 % (docs/experiments-settings.md).
         inner=InnerSection(
             learning_rate=2e-3,
             beta1=0.8,
