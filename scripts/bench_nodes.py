@@ -168,7 +168,7 @@ def loss_of(setting: Setting, saved: Saved) -> float:
     model = task.model()
     parameters = named_parameters(model)
     for layout in saved.vault.layouts:
-        scatter(saved.vault.theta(layout.index), layout, parameters)
+        scatter(saved.vault.result(layout.index), layout, parameters)
     return evaluate(task, model, heldout_batch(task, data_of(task).heldout, HELDOUT_TOKENS)).loss
 
 

@@ -95,7 +95,7 @@ class Judge:
         model = self._task.model()
         parameters = named_parameters(model)
         for layout in vault.layouts:
-            scatter(vault.theta(layout.index), layout, parameters)
+            scatter(vault.result(layout.index), layout, parameters)
         return model
 
 

@@ -109,8 +109,8 @@ class Compute:
         return BaseRef(header.number, buffer, header.tokens)
 
     def copy_out(self, layout: FragmentLayout, parameters: dict[str, Tensor]) -> SignedVersion:
-        """Copy a fragment's committed Theta into the parameters by name; which version it is."""
-        scatter(self.vault.theta(layout.index), layout, parameters)
+        """Copy a fragment's committed version, as a result, into the parameters by name; which one it is."""
+        scatter(self.vault.result(layout.index), layout, parameters)
         return self._committed[layout.index][0]
 
     def pin(self, fragment: int) -> tuple[StateHeader, Pin]:

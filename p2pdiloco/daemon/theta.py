@@ -45,7 +45,7 @@ class Theta(Struct, frozen=True):
     labels: tuple[Label, ...]
     """Which versions, by fragment."""
     parameters: dict[str, Tensor]
-    """Name -> fp32."""
+    """Name -> fp32, as of `Vault.result`."""
     tokenizer: bytes | None = None
     """Content of the file that the run names, if it names one and it is here."""
 
@@ -97,11 +97,11 @@ def label_of(version: SignedVersion) -> Label:
 
 
 def theta_of(run: Run, vault: Vault, versions: Sequence[SignedVersion]) -> Theta:
-    """A copy of what the vault has committed; `versions`: which ones, by fragment."""
+    """The result that the vault has committed; `versions`: which ones, by fragment."""
     specs = task_of(run.manifest).specs()
     parameters = {spec.name: torch.zeros(spec.shape) for spec in specs}
     for layout in run.layouts:
-        scatter(vault.theta(layout.index), layout, parameters)
+        scatter(vault.result(layout.index), layout, parameters)
     return Theta(run.signed, run.manifest, tuple(map(label_of, versions)), parameters)
 
 

@@ -77,7 +77,8 @@ def data_parallel(work: Work) -> Curve:
 
 def oracle(work: Work) -> Curve:
     """Synchronous DiLoCo: every H inner steps the fp32 mean of all pseudo-gradients, an outer Nesterov step
-    with the manifest's momentum warm-up, and everybody takes the result. No delay, no codec, no fragments."""
+    with the manifest's momentum warm-up, and everybody goes on from there. No delay, no codec, no fragments.
+    Its loss is measured where a swarm's is, without Nesterov's look-ahead."""
     manifest, names = work.manifest, work.names
     task = task_of(manifest)
     data, outer = data_of(task), manifest.outer
@@ -85,6 +86,7 @@ def oracle(work: Work) -> Curve:
     models = [task.model().to(computing.device) for _ in names]
     theta = {name: value.clone() for name, value in task.initial_parameters().items()}
     momentum = {name: torch.zeros_like(value) for name, value in theta.items()}
+    result = dict(theta)
     for model in models:
         _start(named_parameters(model), theta)
     made_of = zip(models, names, strict=True)
@@ -108,12 +110,13 @@ def oracle(work: Work) -> Curve:
         for name, value in theta.items():
             delta = torch.stack([value - local[name].detach().cpu() for local in locals_]).mean(dim=0)
             momentum[name].mul_(mu).add_(delta)
+            result[name] = value - outer.learning_rate * delta
             value.sub_(outer.learning_rate * (delta + mu * momentum[name]))
         for local in locals_:
             _start(local, theta)
 
     def loss() -> float:
-        _start(named_parameters(evaluated), theta)
+        _start(named_parameters(evaluated), result)
         return _loss(work, task, evaluated, heldout)
 
     return _curve(work, step, loss)

@@ -174,10 +174,10 @@ class Lockstep:
             learner.exchange.close()
 
     def loss(self) -> float:
-        """Held-out loss of the global parameters (text: nats per byte)."""
+        """Held-out loss of the global parameters, as a run's result has them (text: nats per byte)."""
         into = named_parameters(self._evaluated)
         for layout in self.layouts:
-            scatter(self.global_state.theta(layout.index), layout, into)
+            scatter(self.global_state.result(layout.index), layout, into)
         with self.computing.passes():
             return evaluate(self.task, self._evaluated, self._heldout).loss
 

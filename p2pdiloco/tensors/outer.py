@@ -29,6 +29,21 @@ def momentum_at(number: int, momentum: float, warmup_merges: int) -> float:
 
 
 @torch.no_grad()
+def without_lookahead(
+    theta: Tensor, momentum_buffer: Tensor, learning_rate: float, momentum: float
+) -> Tensor:
+    """x = theta + eta mu m, fp32 [numel] in new memory: where the outer optimizer is; equal bits everywhere.
+
+    It is the theta before minus eta times the last delta. Nesterov's theta is ahead of it by a step of
+    momentum (-eta mu m), so that the next pseudo-gradients are measured where momentum leads; they correct
+    what it overshoots, and for whoever takes the parameters away there are none. `momentum`: of the merge
+    that made this theta. (Sutskever et al. 2013, section 2: their theta is our x, and their gradient is
+    taken at our theta.)
+    """
+    return torch.mul(momentum_buffer, momentum).mul_(learning_rate).add_(theta)
+
+
+@torch.no_grad()
 def outer_step(
     theta: Tensor,
     momentum_buffer: Tensor,

@@ -23,7 +23,7 @@ from p2pdiloco.tensors.digest import Buffer, bytes_of
 from p2pdiloco.tensors.feedback import Residual
 from p2pdiloco.tensors.layout import FragmentLayout, gather
 from p2pdiloco.tensors.merge import MAX_MAGNITUDE, Accumulator
-from p2pdiloco.tensors.outer import momentum_at, outer_step
+from p2pdiloco.tensors.outer import momentum_at, outer_step, without_lookahead
 from p2pdiloco.tensors.partial import check_partial, decode_partial, encode_partial
 from p2pdiloco.tensors.payload import Payload, parts_of
 from p2pdiloco.tensors.state import EMPTY, FragmentState, Loan, Pin
@@ -98,6 +98,15 @@ class Vault:
     def theta(self, fragment: int) -> Tensor:
         """Committed global parameters, fp32 [numel]. Read only, and only until the next commit."""
         return self._committed(fragment).theta
+
+    def result(self, fragment: int) -> Tensor:
+        """What the committed version is for those who take it away (`outer.without_lookahead`): fp32 [numel],
+        new memory."""
+        state = self._committed(fragment)
+        if not state.number:
+            return state.theta.clone()
+        mu = self._momentum_at(state.number)
+        return without_lookahead(state.theta, state.momentum, self._outer.learning_rate, mu)
 
     def momentum(self, fragment: int) -> Tensor:
         """Committed outer momentum, as `theta`."""
@@ -348,18 +357,20 @@ class Vault:
         self._spares[fragment].uses += 1
         return self._spares[fragment]
 
+    def _momentum_at(self, number: int) -> float:
+        return momentum_at(number, self._outer.momentum, self._outer.momentum_warmup_merges)
+
     def _step(self, fragment: int, number: int, update: Buffer) -> bytes:
         """Decode the update and make the outer step from the committed state into the spare."""
         state, spare = self._committed(fragment), self._spares[fragment]
         delta = self._decoded[: self.layouts[fragment].numel]
         self._update.decode(update, delta)
-        momentum = momentum_at(number, self._outer.momentum, self._outer.momentum_warmup_merges)
         outer_step(
             state.theta,
             state.momentum,
             delta,
             self._outer.learning_rate,
-            momentum,
+            self._momentum_at(number),
             spare.theta,
             spare.momentum,
         )

@@ -9,7 +9,7 @@ from blake3 import blake3
 
 from p2pdiloco.errors import InvariantViolation
 from p2pdiloco.tensors.digest import state_digest
-from p2pdiloco.tensors.outer import momentum_at, outer_step
+from p2pdiloco.tensors.outer import momentum_at, outer_step, without_lookahead
 
 NUMEL = (1 << 16) + 77
 """More than one tile, and not a multiple of any vector."""
@@ -45,6 +45,23 @@ def test_many_steps_follow_torch_sgd_with_nesterov():
         outer_step(theta, momentum, delta, 0.7, 0.9, next_theta, next_momentum)
         theta, momentum = next_theta, next_momentum
     torch.testing.assert_close(theta, parameter.detach(), rtol=1e-5, atol=1e-5)
+
+
+def test_without_its_lookahead_theta_is_where_nesterov_as_first_written_is():
+    """v' = mu v - eta gradient(x + mu v), x' = x + v'; our theta is x + mu v."""
+    x, velocity = draws(3, 200)[0].astype(np.float64), np.zeros(200)
+    theta, momentum = torch.from_numpy(x).float(), torch.zeros(200)
+    for _ in range(12):
+        velocity = 0.9 * velocity - 0.1 * (x + 0.9 * velocity)  # of x squared / 2
+        x = x + velocity
+        before, gradient = theta, theta.clone()
+        theta, next_momentum = torch.empty(200), torch.empty(200)
+        outer_step(before, momentum, gradient, 0.1, 0.9, theta, next_momentum)
+        momentum = next_momentum
+        found = without_lookahead(theta, momentum, 0.1, 0.9)
+        np.testing.assert_allclose(found.numpy(), x, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(found, before - 0.1 * gradient)
+    assert not np.allclose(theta.numpy(), x, atol=1e-2)
 
 
 def test_momentum_grows_linearly_over_the_first_merges():

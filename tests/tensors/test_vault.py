@@ -56,6 +56,19 @@ def test_merger_and_follower_hold_equal_bits(name):
             assert not torch.equal(syncer.theta(fragment), before)
 
 
+def test_a_result_is_the_version_before_and_eta_of_what_was_merged():
+    vault = make("fp32", "fp32")
+    assert torch.equal(vault.result(0), vault.theta(0))
+    for number in range(1, 5):  # while momentum warms up
+        before, delta = vault.theta(0).clone(), noise(0, number)
+        vault.apply(0, number, codec("fp32").encode(delta))
+        vault.commit(0, number)
+        digest = vault.state_digest_of(0, number)
+        torch.testing.assert_close(vault.result(0), before - OuterSection().learning_rate * delta)
+        assert torch.equal(vault.result(0), vault.theta(0)) == (number == 1), "there is no momentum at first"
+        assert state_digest(number, vault.theta(0), vault.momentum(0)) == digest
+
+
 def test_a_newcomer_takes_the_whole_state():
     old, new = make(), make(load=False)
     made = old.merge(0, 1, [(contribute(old, 0, 1), 10, 1)])
