@@ -71,7 +71,7 @@ def jobs(layout: FragmentLayout, name: str, contributors: int) -> dict[str, Job]
         vault.drop_spare(0)
 
     def apply() -> None:
-        vault.apply(0, 1, payload)
+        vault.apply(0, 1, payload, 24)
         vault.drop_spare(0)
 
     return {

@@ -161,8 +161,10 @@ class Merge(Effect, frozen=True):
     term: int
     number: int
     inputs: tuple[MergeInput, ...]
-    partials: tuple[Ticket, ...] = ()
+    partials: tuple[Ticket, ...]
     """Partial merges of groups, added after the inputs, as if their contributions were inputs."""
+    longest_steps: int
+    """Inner steps of the longest of all these contributions, those of the groups too."""
 
 
 class MergePartial(Effect, frozen=True):
@@ -213,6 +215,8 @@ class ApplyUpdate(Effect, frozen=True):
     fragment: int
     number: int
     ticket: Ticket
+    longest_steps: int
+    """As its header says (`VersionHeader.longest_steps`)."""
 
 
 class DropSpare(Effect, frozen=True):

@@ -240,7 +240,8 @@ class Follower:
         header = event.version.header
         self._next = event.version
         self._doubts.drop(event.peer)
-        self._shared.out.put(ApplyUpdate(self._fragment, header.number, event.ticket))
+        steps = header.longest_steps()
+        self._shared.out.put(ApplyUpdate(self._fragment, header.number, event.ticket, steps))
 
     def _why_not(self, version: SignedVersion) -> str:
         header = version.header

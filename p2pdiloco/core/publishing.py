@@ -69,7 +69,8 @@ class Publisher:
             live=len(parts) if grouped else expected,
             tokens=sum(part.tokens for part in parts),
         )
-        self._shared.out.put(Merge(self._fragment, job.term, job.number, inputs, partials))
+        longest_steps = max((part.inner_steps for part in parts), default=0)
+        self._shared.out.put(Merge(self._fragment, job.term, job.number, inputs, partials, longest_steps))
 
     def withdraw(self, now: float) -> bool:
         """A merge that is not wanted any more is noticed when it completes; a version that is being made

@@ -109,6 +109,10 @@ class VersionHeader(Wire, frozen=True):
             return sum(part.tokens for part in self.contributors)
         return _facts(self).tokens
 
+    def longest_steps(self) -> int:
+        """Inner steps of its longest contribution; 0 for version 0."""
+        return max((part.inner_steps for part in self.contributors), default=0)
+
     def head(self) -> Head:
         """The short name of this version."""
         return Head(self.number, self.digest(), self.tokens, self.term)

@@ -66,9 +66,11 @@ class Compute:
             fragment, self._exchange.base(fragment, base_buffer), self._exchange.sent(fragment)
         )
 
-    def merge(self, fragment: int, number: int, inputs: list[Input], partials: list[Payload]) -> MergeResult:
+    def merge(
+        self, fragment: int, number: int, inputs: list[Input], partials: list[Payload], longest_steps: int
+    ) -> MergeResult:
         """See `Vault.merge`."""
-        return self.vault.merge(fragment, number, inputs, partials)
+        return self.vault.merge(fragment, number, inputs, partials, longest_steps)
 
     def merge_partial(self, fragment: int, inputs: list[Input], partials: list[Payload]) -> Encoded:
         """See `Vault.merge_partial`."""
@@ -78,9 +80,9 @@ class Compute:
         """See `Vault.combine`. Raises what a source raises, too."""
         return self.vault.combine(fragment, sources)
 
-    def apply(self, fragment: int, number: int, update: Buffer) -> bytes:
+    def apply(self, fragment: int, number: int, update: Buffer, longest_steps: int) -> bytes:
         """See `Vault.apply`."""
-        return self.vault.apply(fragment, number, update)
+        return self.vault.apply(fragment, number, update, longest_steps)
 
     def lend_spare(self, fragment: int, before: Loan | None) -> Loan:
         """See `Vault.lend_spare`."""

@@ -72,7 +72,8 @@ def _load(
         if not chain.is_child(version.header):
             break
         try:
-            digest = vault.apply(fragment, version.header.number, payload)
+            header = version.header
+            digest = vault.apply(fragment, header.number, payload, header.longest_steps())
         except RemoteError as error:
             digest = str(error).encode()
         if digest != version.header.state_digest:

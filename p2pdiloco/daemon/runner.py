@@ -261,7 +261,9 @@ class Runner:
         key = (effect.fragment, effect.term, effect.number)
         compute = self._compute
         try:
-            done = await compute.run(compute.merge, effect.fragment, effect.number, inputs, partials)
+            done = await compute.run(
+                compute.merge, effect.fragment, effect.number, inputs, partials, effect.longest_steps
+            )
         except (RemoteError, StorageError) as error:
             self.post(ev.MergeFailed(*key, str(error)[:160]))
             return
@@ -289,7 +291,9 @@ class Runner:
 
     async def _run_apply(self, effect: ef.ApplyUpdate, update: Buffer) -> None:
         try:
-            digest = await self._compute.run(self._compute.apply, effect.fragment, effect.number, update)
+            digest = await self._compute.run(
+                self._compute.apply, effect.fragment, effect.number, update, effect.longest_steps
+            )
         except RemoteError as error:
             logger.warning(
                 "fragment %d: update %d cannot be applied: %s", effect.fragment, effect.number, error

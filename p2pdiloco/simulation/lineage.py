@@ -96,12 +96,21 @@ class OuterUpdate:
     digest: bytes
     matter: bytes = field(default=b"", repr=False)
     """The merged pseudo-gradient, encoded."""
+    longest_steps: int = 0
+    """With which its syncer made the outer step."""
 
     @staticmethod
-    def of(fragment: int, number: int, parts: tuple[MergedPart, ...], matter: bytes = b"") -> OuterUpdate:
+    def of(
+        fragment: int,
+        number: int,
+        parts: tuple[MergedPart, ...],
+        matter: bytes = b"",
+        longest_steps: int = 0,
+    ) -> OuterUpdate:
         """Encode a merge."""
         text = repr((fragment, number, [(p.learner, p.stamp, p.first, p.end) for p in parts]))
-        return OuterUpdate(fragment, number, parts, hashlib.sha256(text.encode() + matter).digest(), matter)
+        digest = hashlib.sha256(text.encode() + matter).digest()
+        return OuterUpdate(fragment, number, parts, digest, matter, longest_steps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +135,9 @@ class FragmentState:
         found = self.following.get(update.digest)
         if found is None:
             found = self.following[update.digest] = self._apply(update)
-        matter = substance.outer_step(self.fragment, found.number, self.matter, update.matter)
+        matter = substance.outer_step(
+            self.fragment, found.number, self.matter, update.matter, update.longest_steps
+        )
         if not matter:
             return found
         digest = hashlib.sha256(found.digest + matter).digest()

@@ -81,9 +81,15 @@ class Substance:
         return b""
 
     def merge(
-        self, fragment: int, number: int, state: bytes, inputs: list[Work], partials: list[bytes]
+        self,
+        fragment: int,
+        number: int,
+        state: bytes,
+        inputs: list[Work],
+        partials: list[bytes],
+        longest_steps: int,
     ) -> bytes:
-        """The outer update that makes version `number` of `state`."""
+        """The outer update that makes version `number` of `state`; of the longest contribution in it."""
         return b""
 
     def grouped_error(
@@ -93,8 +99,10 @@ class Substance:
         `flat`, as a share of their mean length."""
         return 0.0
 
-    def outer_step(self, fragment: int, number: int, state: bytes, update: bytes) -> bytes:
-        """The state of version `number` after that update."""
+    def outer_step(
+        self, fragment: int, number: int, state: bytes, update: bytes, longest_steps: int
+    ) -> bytes:
+        """The state of version `number` after that update, whose longest contribution is so long."""
         return b""
 
     def losses(self, states: list[bytes]) -> Losses | None:

@@ -100,13 +100,14 @@ class Worker:
         """What the syncer publishes. Raises: Violation where groups make another merge than all at once."""
         fragment, number, substance = effect.fragment, effect.number, self._host.world.substance
         inputs, partials, flat = self._matter(effect)
-        matter = substance.merge(fragment, number, before.matter, inputs, partials)
+        steps = effect.longest_steps
+        matter = substance.merge(fragment, number, before.matter, inputs, partials, steps)
         if partials:
             error = substance.grouped_error(fragment, inputs, partials, list(flat))
             if error > MAX_GROUPED_ERROR:
                 where = f"{self._host.peer} fragment {fragment} version {number}"
                 raise Violation("global-merge", f"{where}: off by {error:.2g} of the mean length")
-        return OuterUpdate.of(fragment, number, self._parts(effect), matter)
+        return OuterUpdate.of(fragment, number, self._parts(effect), matter, steps)
 
     def merge_partial(self, effect: MergePartial) -> None:
         """Add a group's contributions up."""
@@ -152,6 +153,10 @@ class Worker:
         """The outer step of a fetched update."""
         host = self._host
         update = host.tickets.update(effect.ticket)
+        if effect.longest_steps != update.longest_steps:
+            where = f"{host.peer} fragment {effect.fragment} version {effect.number}"
+            said, made = effect.longest_steps, update.longest_steps
+            raise Violation("longest-steps", f"{where}: applied as of {said} inner steps, made of {made}")
         generation = self._take_spare(effect.fragment)
         state = host.stores[effect.fragment].state.apply(update, host.world.substance)
         if host.world.faults.chance(host.world.plan.mix.miscompute):

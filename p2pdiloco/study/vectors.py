@@ -80,10 +80,16 @@ class Vectors(Substance):
         return bytes(self._calculator.merge_partial(fragment, inputs, partials).payload)
 
     def merge(
-        self, fragment: int, number: int, state: bytes, inputs: list[Work], partials: list[bytes]
+        self,
+        fragment: int,
+        number: int,
+        state: bytes,
+        inputs: list[Work],
+        partials: list[bytes],
+        longest_steps: int,
     ) -> bytes:
         vault = self._load(fragment, number - 1, state)
-        return bytes(vault.merge(fragment, number, inputs, partials).update)
+        return bytes(vault.merge(fragment, number, inputs, partials, longest_steps).update)
 
     def grouped_error(
         self, fragment: int, inputs: list[Work], partials: list[bytes], flat: list[Work]
@@ -98,9 +104,11 @@ class Vectors(Substance):
         lengths = _mean_length(layout, payloads[1], whole)
         return float((mine - whole).norm()) / lengths if lengths else float((mine - whole).norm() > 0)
 
-    def outer_step(self, fragment: int, number: int, state: bytes, update: bytes) -> bytes:
+    def outer_step(
+        self, fragment: int, number: int, state: bytes, update: bytes, longest_steps: int
+    ) -> bytes:
         vault = self._load(fragment, number - 1, state)
-        vault.apply(fragment, number, update)
+        vault.apply(fragment, number, update, longest_steps)
         vault.commit(fragment, number)
         return b"".join(vault.state_buffers(fragment))
 

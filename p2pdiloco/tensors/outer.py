@@ -52,21 +52,31 @@ def outer_step(
     momentum: float,
     out_theta: Tensor,
     out_momentum: Tensor,
+    share: float = 1.0,
 ) -> None:
     """m' = mu m + delta; theta' = theta - eta (delta + mu m')  (Decoupled DiLoCo; delta = base - local).
 
-    All tensors fp32 [numel]; outputs do not overlap inputs. eta and mu are rounded to fp32 before use.
+    `share` f < 1: delta is of that part of an interval only (somebody leaves), so momentum does that part of
+    its work: m' = (1 - f (1 - mu)) m + delta; theta' = theta - eta (delta + mu m' - (1 - f) mu m). With f = 0
+    and no delta nothing changes. A whole step of momentum would lead everybody away from where the learners
+    are, and so short a delta does not bring them back.
+
+    All tensors fp32 [numel]; outputs do not overlap inputs. eta, mu and what is made of mu and f are rounded
+    to fp32 before use.
     """
     numel = theta.numel()
     shapes = {t.shape for t in (theta, momentum_buffer, delta, out_theta, out_momentum)}
     invariant(shapes == {(numel,)}, "the outer step needs flat buffers of one size")
     scratch = torch.empty(min(numel, _TILE), dtype=torch.float32)
+    decay = momentum if share == 1 else 1 - share * (1 - momentum)
     for start in range(0, numel, _TILE):
         tile = slice(start, min(start + _TILE, numel))
         change, work = delta[tile], scratch[: tile.stop - start]
-        velocity = torch.mul(momentum_buffer[tile], momentum, out=out_momentum[tile])
+        velocity = torch.mul(momentum_buffer[tile], decay, out=out_momentum[tile])
         velocity.add_(change)
         torch.mul(velocity, momentum, out=work)
         work.add_(change)
+        if share < 1:
+            work.sub_(torch.mul(momentum_buffer[tile], (1 - share) * momentum))
         work.mul_(learning_rate)
         torch.sub(theta[tile], work, out=out_theta[tile])

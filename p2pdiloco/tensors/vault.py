@@ -228,14 +228,25 @@ class Vault:
         return Encoded(payload, content_digest(payload))
 
     def merge(
-        self, fragment: int, number: int, inputs: Sequence[Input], partials: Sequence[Payload] = ()
+        self,
+        fragment: int,
+        number: int,
+        inputs: Sequence[Input],
+        partials: Sequence[Payload] = (),
+        longest_steps: int | None = None,
     ) -> MergeResult:
         """Merge contributions, then partials, in the given order and make version `number` in the spare.
+
+        `longest_steps`: inner steps of the longest contribution, those in the partials too; None, where there
+        are no partials: of the inputs.
 
         Raises:
             RemoteError: as `check_payload` or `tensors.partial.decode_partial`, or "implausible-tokens";
                 the spare is then empty.
         """
+        if longest_steps is None:
+            invariant(not partials, "partials do not say how long their contributions are")
+            longest_steps = max((steps for _, _, steps in inputs), default=0)
         self._begin_next(fragment, number)
         accumulator = self._accumulate(fragment, inputs, partials)
         delta = self._delta[: self.layouts[fragment].numel]
@@ -245,20 +256,21 @@ class Vault:
             left_out.add_to(delta)
         delta.clamp_(-MAX_MAGNITUDE, MAX_MAGNITUDE)  # RDA may exceed its largest input; nobody takes that
         update = self._update.encode(delta)
-        digest = self._step(fragment, number, update)
+        digest = self._step(fragment, number, update, longest_steps)
         if left_out is not None:
             left_out.pend(delta, self._decoded[: len(delta)])
         return MergeResult(update, content_digest(update), digest)
 
-    def apply(self, fragment: int, number: int, update: Buffer) -> bytes:
+    def apply(self, fragment: int, number: int, update: Buffer, longest_steps: int) -> bytes:
         """Make version `number` in the spare from a received outer update: its state digest.
+        `longest_steps`: as of `merge`.
 
         Raises:
             RemoteError: as `check_payload`; the spare is then empty.
         """
         self._begin_next(fragment, number)
         _check(self._update, update, self.layouts[fragment].numel)
-        return self._step(fragment, number, update)
+        return self._step(fragment, number, update, longest_steps)
 
     def load_spare(self, fragment: int, number: int, theta: Buffer, momentum: Buffer) -> bytes:
         """Take a whole state (fp32 bytes) from a peer or a checkpoint into the spare: its state digest.
@@ -360,7 +372,7 @@ class Vault:
     def _momentum_at(self, number: int) -> float:
         return momentum_at(number, self._outer.momentum, self._outer.momentum_warmup_merges)
 
-    def _step(self, fragment: int, number: int, update: Buffer) -> bytes:
+    def _step(self, fragment: int, number: int, update: Buffer, longest_steps: int) -> bytes:
         """Decode the update and make the outer step from the committed state into the spare."""
         state, spare = self._committed(fragment), self._spares[fragment]
         delta = self._decoded[: self.layouts[fragment].numel]
@@ -373,6 +385,7 @@ class Vault:
             self._momentum_at(number),
             spare.theta,
             spare.momentum,
+            min(1.0, longest_steps / self._period),
         )
         return spare.seal(number)
 

@@ -112,9 +112,9 @@ def test_a_node_that_computes_other_bytes_is_noticed_by_its_core(monkeypatch: py
     """An outer step with one bit wrong now and then: the digest covers it, the node fetches the state."""
     step, calls = Vectors.outer_step, [0]
 
-    def careless(self: Vectors, fragment: int, number: int, state: bytes, update: bytes) -> bytes:
+    def careless(self: Vectors, fragment: int, number: int, state: bytes, update: bytes, steps: int) -> bytes:
         calls[0] += 1
-        made = step(self, fragment, number, state, update)
+        made = step(self, fragment, number, state, update, steps)
         return made if calls[0] % 3 else made[:-1] + bytes([made[-1] ^ 1])
 
     def differing() -> int:

@@ -64,6 +64,31 @@ def test_without_its_lookahead_theta_is_where_nesterov_as_first_written_is():
     assert not np.allclose(theta.numpy(), x, atol=1e-2)
 
 
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.5, 0.96])
+def test_a_part_of_an_interval_gets_that_part_of_a_step_of_momentum(share):
+    theta, momentum, delta = draws(1)
+    decay, rest = np.float32(1 - share * (1 - 0.9)), np.float32((1 - share) * 0.9)
+    expected_momentum = decay * momentum + delta
+    work = np.float32(0.9) * expected_momentum + delta - rest * momentum
+    expected_theta = theta - np.float32(0.7) * work
+    out = [torch.empty(NUMEL), torch.empty(NUMEL)]
+    outer_step(*map(torch.from_numpy, (theta, momentum, delta)), 0.7, 0.9, *out, share)
+    assert out[0].numpy().tobytes() == expected_theta.tobytes()
+    assert out[1].numpy().tobytes() == expected_momentum.tobytes()
+    # Without look-ahead: between where it was and where a whole step from theta would have led.
+    found = without_lookahead(*out, 0.7, 0.9)
+    was = without_lookahead(torch.from_numpy(theta), torch.from_numpy(momentum), 0.7, 0.9)
+    between = (1 - share) * was + share * torch.from_numpy(theta) - 0.7 * torch.from_numpy(delta)
+    torch.testing.assert_close(found, between, rtol=1e-5, atol=1e-6)
+
+
+def test_no_interval_and_nothing_merged_changes_nothing():
+    theta, momentum, _ = map(torch.from_numpy, draws(1))
+    out = [torch.empty(NUMEL), torch.empty(NUMEL)]
+    outer_step(theta, momentum, torch.zeros(NUMEL), 0.7, 0.9, *out, 0.0)
+    torch.testing.assert_close(out, [theta, momentum], rtol=0, atol=1e-6)
+
+
 def test_momentum_grows_linearly_over_the_first_merges():
     assert [momentum_at(n, 0.8, 4) for n in range(1, 8)] == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 0.8, 0.8])
     assert momentum_at(1, 0.9, 0) == 0.9

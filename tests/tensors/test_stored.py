@@ -72,8 +72,8 @@ def test_a_merge_of_them_has_the_same_bits(name: str) -> None:
     partial = here.merge_partial(0, [(contents[0], 200, 4)], ())
     stored = [Elsewhere(content) for content in contents[1:]]
     part = Elsewhere(partial.payload)
-    one = here.merge(0, 1, [(c, 100 + i, 4) for i, c in enumerate(contents[1:])], [partial.payload])
-    two = there.merge(0, 1, [(c, 100 + i, 4) for i, c in enumerate(stored)], [part])  # type: ignore[misc]
+    one = here.merge(0, 1, [(c, 100 + i, 4) for i, c in enumerate(contents[1:])], [partial.payload], 4)
+    two = there.merge(0, 1, [(c, 100 + i, 4) for i, c in enumerate(stored)], [part], 4)  # type: ignore[misc]
     assert one == two
     tile = codec(name).encoded_bytes(TILE)
     assert all(s.most <= tile for s in stored), "no more than a tile at a time"

@@ -46,7 +46,7 @@ def test_merger_and_follower_hold_equal_bits(name):
             ]
             before = syncer.theta(fragment).clone()
             made = syncer.merge(fragment, number, inputs)
-            assert follower.apply(fragment, number, made.update) == made.state_digest
+            assert follower.apply(fragment, number, made.update, 4) == made.state_digest
             assert torch.equal(syncer.theta(fragment), before)
             for vault in (syncer, follower):
                 vault.commit(fragment, number, made.state_digest)
@@ -61,12 +61,29 @@ def test_a_result_is_the_version_before_and_eta_of_what_was_merged():
     assert torch.equal(vault.result(0), vault.theta(0))
     for number in range(1, 5):  # while momentum warms up
         before, delta = vault.theta(0).clone(), noise(0, number)
-        vault.apply(0, number, codec("fp32").encode(delta))
+        vault.apply(0, number, codec("fp32").encode(delta), 24)
         vault.commit(0, number)
         digest = vault.state_digest_of(0, number)
         torch.testing.assert_close(vault.result(0), before - OuterSection().learning_rate * delta)
         assert torch.equal(vault.result(0), vault.theta(0)) == (number == 1), "there is no momentum at first"
         assert state_digest(number, vault.theta(0), vault.momentum(0)) == digest
+
+
+def test_work_of_less_than_an_interval_moves_by_less_momentum():
+    syncer, follower = make(), make()
+    inputs = [(contribute(syncer, 0, 1), 10, 24), (contribute(syncer, 0, 2), 10, 4)]
+    update = syncer.merge(0, 1, inputs).update
+    syncer.commit(0, 1)
+    assert follower.apply(0, 1, update, 24) == syncer.state_digest_of(0, 1)
+    follower.commit(0, 1)
+    made = syncer.merge(0, 2, [(contribute(syncer, 0, 3), 10, 4), (contribute(syncer, 0, 4), 10, 3)])
+    assert made.state_digest == follower.apply(0, 2, made.update, 4), "of the longest of them"
+    assert made.state_digest != follower.apply(0, 2, made.update, 24)
+    assert follower.apply(0, 2, made.update, 60) == follower.apply(0, 2, made.update, 24), (
+        "at most a whole step"
+    )
+    with pytest.raises(InvariantViolation, match="how long"):
+        syncer.merge(0, 2, inputs, [b"of a group"])
 
 
 def test_a_newcomer_takes_the_whole_state():
@@ -147,15 +164,15 @@ def test_wrong_order_of_calls_is_our_own_mistake():
         lambda: vault.merge(0, 2, [(payload, 1, 1)]),
         lambda: vault.merge(0, 0, [(payload, 1, 1)]),
         lambda: vault.merge(0, 1, []),
-        lambda: vault.apply(0, 2, payload),
+        lambda: vault.apply(0, 2, payload, 24),
         lambda: vault.state_digest_of(0, 1),
         lambda: vault.load_initial({}),
         lambda: fresh.theta(0),
-        lambda: fresh.apply(0, 1, payload),
+        lambda: fresh.apply(0, 1, payload, 24),
     ):
         with pytest.raises(InvariantViolation):
             wrong()
-    vault.apply(0, 1, payload)
+    vault.apply(0, 1, payload, 24)
     with pytest.raises(InvariantViolation):
         vault.commit(0, 1, b"\0" * 32)
     vault.drop_spare(0)
@@ -185,11 +202,11 @@ def test_what_peers_send_is_judged_and_costs_nothing():
     for attempt in (
         lambda: vault.merge(0, 1, [(good, 1, 1), (poisoned, 1, 1)]),
         lambda: vault.merge(0, 1, [(good, 0, 1)]),
-        lambda: vault.apply(0, 1, b"\xff" * (2 * numel)),
+        lambda: vault.apply(0, 1, b"\xff" * (2 * numel), 24),
         lambda: vault.load_spare(0, 5, bytes(4 * numel), b"\xff" * (4 * numel)),
         lambda: vault.load_spare(0, 5, b"", b""),
     ):
-        vault.apply(0, 1, codec("bf16").encode(noise(0, 1)))
+        vault.apply(0, 1, codec("bf16").encode(noise(0, 1)), 24)
         with pytest.raises(RemoteError):
             attempt()
         with pytest.raises(InvariantViolation):
@@ -205,7 +222,7 @@ def test_the_worst_accepted_contributions_make_an_update_that_everyone_accepts()
         spike[piece.fragment_offset] = 1.0
     made = vault.merge(1, 1, [(spread, 10, 1), (codec("int8").encode(spike), 10, 1)])
     assert codec("int8").peak(made.update, numel) >= MAX_MAGNITUDE
-    assert make().apply(1, 1, made.update) == made.state_digest
+    assert make().apply(1, 1, made.update, 1) == made.state_digest
 
 
 def test_a_pinned_state_keeps_its_bytes_while_the_fragment_moves_on():
@@ -213,7 +230,7 @@ def test_a_pinned_state_keeps_its_bytes_while_the_fragment_moves_on():
     pin = vault.pin(0)
     before = [bytes(buffer) for buffer in pin.buffers]
     for number in range(1, 4):
-        vault.apply(0, number, codec("int8").encode(noise(0, number)))
+        vault.apply(0, number, codec("int8").encode(noise(0, number)), 24)
         vault.commit(0, number)
     assert [bytes(buffer) for buffer in pin.buffers] == before
     assert pin.number == 0 and pin.state_digest == make().state_digest_of(0, 0)
@@ -223,6 +240,6 @@ def test_a_pinned_state_keeps_its_bytes_while_the_fragment_moves_on():
     after.release()
     reused = vault.theta(0).data_ptr()
     for number in range(4, 6):
-        vault.apply(0, number, codec("int8").encode(noise(0, number)))
+        vault.apply(0, number, codec("int8").encode(noise(0, number)), 24)
         vault.commit(0, number)
     assert vault.theta(0).data_ptr() == reused
