@@ -82,7 +82,7 @@ class Syncer:
         """What has come; seconds of processor time."""
         inputs = [(self.tickets.payload(ticket), 1000, 10) for ticket in self.held]
         start = time.process_time()
-        await self.compute.run(self.compute.merge, 0, number, inputs, [])
+        await self.compute.run(self.compute.merge, 0, number, inputs, [], 24)
         taken_s = time.process_time() - start
         for ticket in self.held:
             self.tickets.release(ticket)

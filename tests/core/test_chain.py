@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from kit import branch, child, genesis
 
@@ -25,6 +26,13 @@ def test_extends_by_its_child_only() -> None:
         assert not chain.is_child(stranger.header)
         with pytest.raises(InvariantViolation):
             chain.extend(stranger)
+
+
+def test_a_header_says_how_long_its_longest_contribution_is() -> None:
+    header = branch(2)[-1].header
+    parts = tuple(Contributor(f"p{i}", Stamp(1, i), 10, steps) for i, steps in enumerate((3, 24, 7)))
+    assert msgspec.structs.replace(header, contributors=parts).longest_steps() == 24
+    assert genesis(0).header.longest_steps() == 0
 
 
 def test_needs_a_version_to_start_with() -> None:

@@ -188,9 +188,9 @@ async def test_partials_of_two_levels_arrive_and_merge_like_everything_at_once(n
     assert leaf.runner.uplink.own._total_bytes() == len(payload)
     assert root.runner.uplink.own._total_bytes() == 0
 
-    root.want(ef.Merge(0, 1, 1, root.inputs(2, 3), (received.ticket,)))
+    root.want(ef.Merge(0, 1, 1, root.inputs(2, 3), (received.ticket,), 24))
     grouped = await root.hears(ev.Merged)
-    leaf.want(ef.Merge(0, 1, 1, leaf.inputs()))
+    leaf.want(ef.Merge(0, 1, 1, leaf.inputs(), (), 24))
     flat = await leaf.hears(ev.Merged)
     numel = leaf.run.layouts[0].numel
     updates = [torch.empty(numel), torch.empty(numel)]
@@ -306,7 +306,7 @@ async def test_a_merge_with_an_unusable_partial_fails_and_the_worker_goes_on(nod
     root.want(ef.MergePartial(0, GROUP, 9, root.inputs(), (bad,)))
     failed = await root.hears(ev.PartialFailed)
     assert (failed.fragment, failed.group, failed.attempt) == (0, GROUP, 9) and "non-finite" in failed.reason
-    root.want(ef.Merge(0, 1, 1, (), (bad,)))
+    root.want(ef.Merge(0, 1, 1, (), (bad,), 24))
     assert "non-finite" in (await root.hears(ev.MergeFailed)).reason
     assert await root.partial()
 
