@@ -48,7 +48,7 @@ class Shown(Struct, frozen=True):
     """Of the outer step."""
     momentum: float = 0.9
     short_merges: int = 29
-    """Outer steps of each fragment with which a swarm ended 4 to 6 % behind, but for large inner steps."""
+    """Outer steps of each fragment with which a swarm ended 3 to 6 % behind, but for large inner steps."""
     level_step_tokens: int = 8192
     level_beta1: float = 0.8
     """Of a learner, on text: with these a swarm (117 thousand parameters) was level after `short_merges`."""
@@ -220,7 +220,7 @@ def harms(manifest: Manifest) -> list[str]:
 
 def _shortness(manifest: Manifest, merges: int) -> str:
     """What so few merges cost where it was tried."""
-    found = f"with {SHOWN.short_merges} a swarm was 4 to 6 % behind data parallel"
+    found = f"with {SHOWN.short_merges} a swarm was 3 to 6 % behind data parallel"
     if merges < SHOWN.short_merges:
         found += ", with fewer more"
     elif manifest.run.task in SHOWN.tasks and manifest.inner.optimizer in SHOWN.optimizers:

@@ -163,7 +163,7 @@ class Outcome(Struct, kw_only=True):
 
     setting: Setting
     loss: float
-    """Of Θ on held-out samples, at the end."""
+    """On held-out samples, at the end: of swarms and oracles without look-ahead (`Vault.result`)."""
     curve: list[tuple[int, float]]
     merges: float = 0.0
     """Per fragment."""

@@ -24,7 +24,7 @@ MODEL_RATE = {
 }
 ORACLE_RATE = 0.7
 PARALLEL_RATES = (2, 1, 4)
-"""Times the model's rate. The first was the best for `mini`, of 700 inner steps and of 2800."""
+"""Times the model's rate. For `mini` the first was the best of 700 inner steps, the last of 2800."""
 SWARM_RATES = (1, 2)
 """The same of swarms and of the oracle: the first was the best of long runs, the second of short ones."""
 

@@ -135,7 +135,7 @@ class Virtual(Lockstep):
         self.merges = self.contributions = self.tokens = 0
 
     def play(self, duration: int, evaluate_every: int) -> Curve:
-        """So many units of time: (time, held-out loss of Theta), every `evaluate_every` and at the end."""
+        """So many units of time: (time, held-out loss), every `evaluate_every` and at the end."""
         curve: Curve = []
         for seat in self._seats:
             self._step_later(seat)
