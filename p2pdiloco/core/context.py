@@ -73,6 +73,8 @@ class FragmentContext:
         """Our leaf group's first, then one more per level while we hold the office below it."""
         self.moved_s = -math.inf
         """When the newest version was made, or became ours."""
+        self.needs_syncer = False
+        """We leave, and something of ours is not merged yet."""
         self._attempts = 0
 
     @property

@@ -19,12 +19,12 @@ from collections.abc import Callable
 from p2pdiloco.core.context import FragmentContext
 from p2pdiloco.core.effects import MergePartial, OfferPartial, Release
 from p2pdiloco.core.events import PartialAnswered, PartialFailed, PartialMerged, PartialUndelivered
+from p2pdiloco.core.job import Job
 from p2pdiloco.core.machine import Machine
 from p2pdiloco.core.office import Office
 from p2pdiloco.core.office_table import NOT_IN_OFFICE
 from p2pdiloco.core.pending import SEND_TABLE, SendSignal, SendState
 from p2pdiloco.core.publishing import inputs_of
-from p2pdiloco.core.round import Job
 from p2pdiloco.core.timing import Ema, backoff_s
 from p2pdiloco.core.types import PartialHeader, PartialPart, SignedPartial, Ticket
 

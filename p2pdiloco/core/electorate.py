@@ -73,6 +73,8 @@ class Electorate:
         if any(strains):
             most = MUCH + min([*strains, shared.strain.value] if own or not dialable else strains)
             found = [peer for peer, strain in zip(found, strains, strict=True) if strain < most]
+        if shared.leaving and not willing:
+            found = self.live(now)  # they may be leaving, too, and do as we do
         return [shared.me, *found]
 
     def willing(self, now: float) -> list[str]:

@@ -52,6 +52,8 @@ class Fragment:
         self._called_early: tuple[str, Closing] | None = None
         self.requested = False
         """The learner was asked for this fragment and has not answered yet."""
+        self._flushes = False
+        """Leaving: the learner is to be asked for the last time."""
         self._settled = False
         self._remembered = (-1, 0)
         self.touched = True
@@ -73,6 +75,10 @@ class Fragment:
         self.touched = True
         self.seats.poll_offices(now)
         self.follower.poll(now)
+        if self._flushes and self.own.idle:
+            self._flushes = False
+            self._request()
+        self.context.needs_syncer = self._shared.leaving and not (self._settled or self._all_merged())
         pending = self.own.next_offer(now)
         syncer = self.office.syncer
         if pending is not None and syncer is not None:
@@ -133,6 +139,8 @@ class Fragment:
             shared.out.send(sender, _pass(call, "another syncer is in office"))
         elif call.number <= self.chain.head.number:
             return  # it comes late: that round is over
+        elif self._settled:
+            shared.out.send(sender, _pass(call, "leaving"))
         elif not shared.learning:
             shared.out.send(sender, _pass(call, "no learner is running"))
         elif not self.own.idle:
@@ -160,7 +168,7 @@ class Fragment:
         """The learner copied the fragment out."""
         self.requested = False
         self._asked_by = None
-        if self._settled:
+        if self._settled and not self.office.holding:
             # Nobody will merge it any more: it stays in the learner's displacement, which is saved.
             self._shared.out.put(DiscardContribution(self.index, event.ticket))
             return
@@ -169,6 +177,7 @@ class Fragment:
     def learner_lost(self, now: float) -> None:
         """The learner crashed: what it had not copied out is gone."""
         self.own.learner_lost()
+        self._flushes = False
         if self.requested:
             self.nothing_to_contribute(now)
 
@@ -216,18 +225,24 @@ class Fragment:
             self.own.review(self.common.review(peers, now))
 
     def flush(self) -> None:
-        """Leaving: ask the learner for what it has. What one contribution does not carry is saved."""
-        if self._shared.learning and self.own.idle:
-            self._request()
+        """Leaving: ask the learner, once, for what it has when nothing of it is under way any more."""
+        self._flushes = self._shared.learning
 
-    def settle(self) -> bool:
+    def settle(self, now: float) -> bool:
         """Leaving: whether our part here is over, once and for all. A learner that goes on training must
         not keep us with ever new contributions, nor the members' next round with ever new duties."""
+        if self._settled and not self.office.holding:  # it may come to us late: elected beforehand
+            return True
         at_work = any(seat.at_work for seat in self.context.seats)
-        if not self._settled and not (self.requested or at_work or not self.own.idle):
-            self._settled = True
-            self.office.lay_down("leaving")
-        return self._settled
+        if at_work or not self._all_merged() or self.round.last_call(now):
+            return False
+        self._settled = True
+        self.office.lay_down("leaving")
+        return True
+
+    def _all_merged(self) -> bool:
+        """Whether our learner had its last say and nothing of it is under way."""
+        return not self._flushes and not self.requested and self.own.idle
 
     # --- versions ------------------------------------------------------------------------------------
 

@@ -143,6 +143,14 @@ class Heartbeats:
             ),
         )
 
+    def tell_neighbours(self, now: float) -> None:
+        """There is news of us that others wait for: not before the next heartbeat, at once."""
+        neighbours = self._neighbours(now)
+        progress = self.progress()
+        for peer in self._shared.view.members(now):
+            if neighbours is None or peer in neighbours:
+                self._shared.out.send(peer, progress)
+
     def _tell_all(self, now: float) -> None:
         progress = self.progress()
         for peer in self._shared.view.members(now):
@@ -159,11 +167,7 @@ class Heartbeats:
             self._step_time.add(event.step_time_s)
             shared.step_s = self._step_time.value
         if news:
-            neighbours = self._neighbours(now)
-            progress = self.progress()
-            for peer in shared.view.members(now):
-                if neighbours is None or peer in neighbours:
-                    shared.out.send(peer, progress)
+            self.tell_neighbours(now)
 
     def presence(self, event: PresenceSeen, now: float) -> None:
         """The DHT lists these: greet them at once."""

@@ -7,6 +7,10 @@ from p2pdiloco.core.fragment import Fragment
 from p2pdiloco.core.messages import Leaving
 from p2pdiloco.core.shared import Shared
 
+GATHER_SHARE = 0.5
+"""Of the time that leaving may take: so long a round of ours waits for answers. A merge, and perhaps another
+round, follow."""
+
 
 class Departure:
     """From the operator's wish to `Left`, in bounded time."""
@@ -28,6 +32,7 @@ class Departure:
             return False
         self._shared.leaving = True
         self._leave_by_s = now + self._shared.timing.leave_s
+        self._shared.gather_until_s = now + GATHER_SHARE * self._shared.timing.leave_s
         alone = not self._shared.view.live(now)
         for fragment in self._fragments:
             if self._shared.confirmed and (fragment.office.holding or not alone):
@@ -48,7 +53,7 @@ class Departure:
         """Go, once nothing of ours is pending or our patience is over."""
         if self._leave_by_s is None or self.done:
             return
-        unsettled = [f for f in self._fragments if not f.settle()]
+        unsettled = [f for f in self._fragments if not f.settle(now)]
         helped = bool(self._shared.view.live(now))
         waits = any(helped or f.office.holding for f in unsettled) or not self._handed_over(now)
         if now < self._leave_by_s and waits:

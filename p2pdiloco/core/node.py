@@ -353,4 +353,5 @@ class Core:
 
     def _on_leave(self, _event: ev.LeaveRequested, now: float) -> None:
         if self._departure.begin(now):
+            self._heartbeats.tell_neighbours(now)  # that we do not stand any more
             self._poll_all(now)

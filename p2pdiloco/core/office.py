@@ -176,7 +176,7 @@ class Office:
             self.changed = True
         if self._open_since_s is None:
             self._open_since_s = now
-        if not self._may_stand():
+        if self._voter.saving or not self._ranks.may_stand(now):
             return
         if not self._electorate.ready(now) or self._is_held(now):
             self._open_since_s = now
@@ -187,13 +187,9 @@ class Office:
         if now >= self._stand_due_s:
             self._stand(now, reason)
 
-    def _may_stand(self) -> bool:
-        shared = self._shared
-        return shared.confirmed and shared.stands and not shared.leaving and not self._voter.saving
-
     def _stand_early(self, now: float) -> None:
         """The holder makes its last version: ask for the votes of the next term already."""
-        if not self._may_stand():
+        if self._voter.saving or not self._ranks.may_stand(now):
             return
         starts, reason = self._chain.head.number + 1, "the term ends with the next version"
         candidacy = self._succession.candidacy = self._candidate(self._next_term(), starts, reason)

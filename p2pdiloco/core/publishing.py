@@ -23,8 +23,8 @@ from p2pdiloco.core.effects import (
 )
 from p2pdiloco.core.events import Merged, MergeFailed
 from p2pdiloco.core.grouping import next_plan
+from p2pdiloco.core.job import Job
 from p2pdiloco.core.messages import Announce
-from p2pdiloco.core.round import Job
 from p2pdiloco.core.shared import Shared
 from p2pdiloco.core.types import (
     WHOLE_RUN,

@@ -37,6 +37,14 @@ class Ranks:
         elif self._open_s is None:
             self._open_s, self._there = now, frozenset(self._electorate.willing(now))
 
+    def may_stand(self, now: float) -> bool:
+        """Whether we would be syncer. Who leaves would not, but where nobody else would and work of its own
+        waits for one."""
+        shared = self._context.shared
+        if not shared.confirmed or not shared.stands:
+            return False
+        return not shared.leaving or (self._context.needs_syncer and not self._electorate.willing(now))
+
     def filled(self, syncer: str, now: float) -> None:
         """That peer is in office. Who was there all the time for which better ones are waited for, and left
         it to one that is far worse placed, is remembered."""

@@ -19,14 +19,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
 
 from p2pdiloco.core.calls import Calls
 from p2pdiloco.core.context import FragmentContext
 from p2pdiloco.core.effects import AcceptTransfer, AnswerTransfer, RefuseTransfer, Release
 from p2pdiloco.core.electorate import Electorate
 from p2pdiloco.core.inbox import Held, Inbox, Offer
+from p2pdiloco.core.job import Finish, Job
 from p2pdiloco.core.machine import Machine
 from p2pdiloco.core.messages import Closing, Pass
 from p2pdiloco.core.office import Office
@@ -36,40 +35,6 @@ from p2pdiloco.core.types import Ticket
 
 CALLED_SHARE = 0.6
 """A group that is called closes within so much of the window above: the rest is for its merge to arrive."""
-
-
-@dataclass(frozen=True)
-class Job:
-    """What a round hands over to be merged."""
-
-    round: Round
-    group: str
-    term: int
-    number: int
-    """Of the version for which it is meant."""
-    held: tuple[Held, ...]
-    due: bool
-    """It began with what was due, not with a call from above."""
-    closed_s: float
-
-
-class Finish(Protocol):
-    """What becomes of a closed round."""
-
-    last: bool
-    """The version is made here: the fragment's spare copy is needed."""
-
-    def begin(self, job: Job, missing: int, expected: int) -> None:
-        """Merge what is in."""
-
-    def withdraw(self, now: float) -> bool:
-        """The office is lost: forget what was not finished. False: it cannot be stopped any more."""
-
-    def chain_moved(self, now: float) -> None:
-        """The chain has a new head."""
-
-    def hurry(self, now: float) -> None:
-        """The group above calls and has nothing of us."""
 
 
 class Round:
@@ -110,6 +75,8 @@ class Round:
         self._first_in_s = 0.0
         self._due = False
         """It began with what was due."""
+        self._asked_all = False
+        """Leaving, we have made our last call."""
         self._needs = 1
         """Its quorum when it began."""
         self._quorum_s = Ema()
@@ -278,6 +245,8 @@ class Round:
             return
         if self.state is RoundState.COLLECTING:
             self._try_quorum(now)
+        if self.state is RoundState.CLOSING and not self._level and self._called_by is None:
+            self._closes_at_s = max(self._closes_at_s, self._shared.gather_until_s)
         if self.state is RoundState.CLOSING and not (self._finish.last and self._context.spare.busy):
             missing = self._missing(now)
             self._hopeless_at_s = self._calls.answerless_at_s(missing, self.inbox)
@@ -327,7 +296,7 @@ class Round:
         if here < self._quorum(now) and (patient or self._level == 0):
             return  # a group whose learners are all away sends nothing: in the end it is not waited for
         fresh = bool(coming) or any(held.starts_round for held in ready)
-        if not fresh and self._missing(now) and patient:
+        if not fresh and self._missing(now) and patient and not self._shared.leaving:
             return
         if self._too_soon(now):
             self._begins_at_s = self._not_before_s(now)
@@ -372,6 +341,22 @@ class Round:
             self._closes_at_s = min(self._closes_at_s, now + window_s)
         elif self.state is RoundState.PUBLISHING:
             self._finish.hurry(now)
+
+    def last_call(self, now: float) -> bool:
+        """We leave, and nobody would be syncer after us: ask everybody, once, for what there is. Whether
+        there is anything to wait for."""
+        last = self._finish.last and not self._level and self._office.holding
+        if not last or self.closing or self._electorate.willing(now):
+            return False
+        others = [peer for peer in self._electorate.expected(now) if peer != self._shared.me]
+        if self._asked_all or not others:
+            return self.inbox.busy()
+        self._asked_all, self._due = True, False
+        self._machine.go(RoundSignal.CALLED)
+        self._calls.give_up(now)
+        self._call("we leave, nobody else stands", max(0.0, self._shared.gather_until_s - now), now)
+        self.poll(now)
+        return True
 
     def _pass_to(self, peer: str, call: Closing, reason: str, now: float) -> None:
         self.pass_up(peer, Pass(call.group, call.fragment, call.term, call.number, reason), now)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from statistics import median
@@ -48,6 +49,8 @@ class Shared:
         """Who says that it would carry offices, and leaves them to others."""
         self.learning = False
         self.leaving = False
+        self.gather_until_s = -math.inf
+        """Leaving, rounds of ours wait until then for live learners: if all leave, none is to come back."""
         self.left = False
         """Nothing is offered any more: what is unmerged now is for our next life."""
         self.step_s = 0.0

@@ -245,7 +245,7 @@ class LearnerModel:
             counters.due_step = step + self._inner_steps
             self._tell.copied_out(counters.slot, due)
             return True
-        if asked:
+        if asked and not counters.encoding:  # else the copy that is being encoded is the answer
             self._tell.nothing(fragment)
         return False
 
