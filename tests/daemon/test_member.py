@@ -395,6 +395,21 @@ async def test_alone_it_goes_on_from_what_it_saved_after_a_while(tmp_path: Path)
         assert again.head().tokens == head.tokens + 256
 
 
+async def test_saved_updates_are_applied_with_their_own_steps(tmp_path: Path, caplog) -> None:  # type: ignore[no-untyped-def]
+    """One inner step makes its share of a step of momentum, on the way back too."""
+    async with Neighbourhood(tmp_path) as around:
+        one = await around.member("one", genesis=True)
+        for _ in range(4):
+            await around.round(one)
+        head, steps = one.head(), one.core.fragments[0].chain.header.longest_steps()
+        assert 0 < steps < around.run.manifest.sync.inner_steps
+        await until(lambda: (one._store.folder / f"updates/000/{head.number}.update").exists(), "its file")
+        await around.end(one)
+        again = await around.member("one")
+        assert again.head() == head and again.compute.vault.version(0) == head.number
+        assert "not sound" not in caplog.text
+
+
 async def test_without_genesis_and_without_peers_it_waits(tmp_path: Path, caplog) -> None:  # type: ignore[no-untyped-def]
     caplog.set_level("INFO", "p2pdiloco")
     async with Neighbourhood(tmp_path) as around:
