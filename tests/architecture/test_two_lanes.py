@@ -69,6 +69,20 @@ def test_waiting_and_computing_tests_have_lanes(
     assert sorted(play(lanes, workers)) == list(range(8))
 
 
+def test_long_tests_come_first_and_helpers_take_short_ones(
+    pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker that computes has nothing of its own left: it takes no swarm from the other."""
+    folders = ["daemon", "net", "net", "net", "system", "system", "core", "core"]
+    tests = [f"tests/{folder}/test_x.py::test_{n}" for n, folder in enumerate(folders)]
+    monkeypatch.setattr("test_two_lanes.TESTS", tests)
+    lanes, (waits, also, computes) = started(pytestconfig, monkeypatch)
+    assert [folders[n] for n in (*waits.given, *also.given)] == ["system", "net", "system", "net"]
+    assert [folders[n] for n in computes.given] == ["core", "core"]
+    lanes.mark_test_complete(computes, computes.next())
+    assert folders[computes.given[-1]] == "daemon"
+
+
 @pytest.mark.parametrize("done", [0, 1, 3])
 def test_a_dead_worker_costs_one_test(
     done: int, pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch
