@@ -94,6 +94,18 @@ def each_event(patch: Patch, alter: Callable[[Core, Any], Any]) -> None:
     patch.set(Core, "handle", lambda self, event, now: handle(self, alter(self, event), now))
 
 
+# --- versions ----------------------------------------------------------------------------------------
+
+
+@mutation("calm", 3, 3, "longest-steps")
+def followers_count_an_inner_step_too_many(patch: Patch) -> None:
+    def alter(_core: Core, effect: Any) -> list[Any]:
+        more = isinstance(effect, fx.ApplyUpdate)
+        return [change(effect, longest_steps=effect.longest_steps + 1) if more else effect]
+
+    each_effect(patch, alter)
+
+
 # --- votes and offices -------------------------------------------------------------------------------
 
 

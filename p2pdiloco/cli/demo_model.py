@@ -49,7 +49,7 @@ class Saved(Struct, frozen=True):
 
 
 class Judge:
-    """Measures losses of Theta on held-out samples, those that the nodes use too."""
+    """Measures losses of global parameters on held-out samples, those that the nodes use too."""
 
     def __init__(self, manifest: Manifest) -> None:
         """Raises: UserError (there is too little data)."""

@@ -109,11 +109,7 @@ class _Visit:
         self._run = run
         self._given = given
         self._reports = reports
-        manifest = run.manifest
-        codecs = manifest.codec
-        self._vault = Vault(
-            run.layouts, manifest.outer, manifest.sync.inner_steps, codecs.contribution, codecs.update
-        )
+        self._vault = Vault.of(run.manifest, run.layouts)
         self._compute = Compute(self._vault, None)
         self._copying = Copying(
             run.id,

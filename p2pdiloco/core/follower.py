@@ -29,7 +29,7 @@ from p2pdiloco.core.events import FetchFailed, StateFetched, UpdateApplied, Upda
 from p2pdiloco.core.machine import Machine, direct_members
 from p2pdiloco.core.publishing import commit_effect
 from p2pdiloco.core.timing import backoff_s
-from p2pdiloco.core.types import WHOLE_RUN, Head, SignedVersion, Stamp
+from p2pdiloco.core.types import WHOLE_RUN, Head, SignedVersion, Stamp, plausible_work
 
 MOST_TERMS = 1 << 32
 """More elections than there can be between two versions. Terms start above the head's: numbers that end."""
@@ -262,6 +262,9 @@ class Follower:
             return "false-plan"
         if header.term > before.term + MOST_TERMS:
             return "false-term"
+        done = ((part.tokens, part.inner_steps) for part in header.contributors)
+        if not all(plausible_work(*work, config.tokens_per_step) for work in done):
+            return "implausible-tokens"  # no syncer may take these in: the steps say how far momentum goes
         if not header.contributors or header.tokens != self._chain.head.tokens + header.merged_tokens():
             return "false-tokens"
         return ""

@@ -14,11 +14,10 @@ from p2pdiloco.core.types import (
     SignedContribution,
     SignedPartial,
     Ticket,
+    plausible_work,
 )
 from p2pdiloco.core.types import Contributor as Part
 
-MAX_INNER_STEPS = 1 << 32
-"""No learner makes more between two merges; bounds what one lie can add to the token counts."""
 ROOM = 4
 """A group has `group_size` members on average; an inbox has room for so many times as many."""
 
@@ -185,7 +184,7 @@ class LearnerInbox(Inbox):
             return "wrong-codec", True
         if not 0 < header.payload_bytes <= config.max_payload_bytes[self._fragment]:
             return "wrong-size", True
-        if not _plausible(header.tokens, header.inner_steps, config.tokens_per_step):
+        if not plausible_work(header.tokens, header.inner_steps, config.tokens_per_step):
             return "implausible-tokens", True
         if not holding:
             return "not-syncer", False
@@ -248,7 +247,7 @@ class GroupInbox(Inbox):
         if any(part.contributor.stamp <= part.after for part in header.parts):
             return "false-stamp", True
         done = ((part.contributor.tokens, part.contributor.inner_steps) for part in header.parts)
-        if not all(_plausible(*work, self._shared.config.tokens_per_step) for work in done):
+        if not all(plausible_work(*work, self._shared.config.tokens_per_step) for work in done):
             return "implausible-tokens", True
         if not self._electorate.all_below(header.group, learners):
             return "other-group", True
@@ -286,11 +285,6 @@ class GroupInbox(Inbox):
         held.begins = False  # whoever sends partials makes them when it is called
         self._held[header.group] = held
         return held
-
-
-def _plausible(tokens: int, inner_steps: int, tokens_per_step: int) -> bool:
-    """Whether a learner can have trained so much in so many inner steps."""
-    return inner_steps <= MAX_INNER_STEPS and 0 < tokens <= inner_steps * tokens_per_step
 
 
 def part_of(header: ContributionHeader) -> Part:

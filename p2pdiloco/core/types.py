@@ -64,6 +64,15 @@ NEVER = Stamp(0, 0)
 """The stamp of a learner of which nothing has been merged."""
 
 
+MAX_INNER_STEPS = 1 << 32
+"""No learner makes more between two merges; bounds what one lie can add to the token counts."""
+
+
+def plausible_work(tokens: int, inner_steps: int, tokens_per_step: int) -> bool:
+    """Whether a learner can have trained so much in so many inner steps."""
+    return inner_steps <= MAX_INNER_STEPS and 0 < tokens <= inner_steps * tokens_per_step
+
+
 class Contributor(Wire, frozen=True):
     """One learner's part in a merged version."""
 

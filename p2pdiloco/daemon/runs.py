@@ -93,8 +93,7 @@ def fresh_vault(
     """
     task = task_of(manifest)
     layouts = plan_fragments(task.specs(), manifest.sync.fragments)
-    codecs = manifest.codec
-    vault = Vault(layouts, manifest.outer, manifest.sync.inner_steps, codecs.contribution, codecs.update)
+    vault = Vault.of(manifest, layouts)
     invariant(bool(manifest.run.initial) == (given is not None), "version 0 is given or drawn, not both")
     vault.load_initial(task.initial_parameters() if given is None else given)
     return layouts, vault

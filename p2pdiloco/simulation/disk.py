@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from p2pdiloco.core.config import CoreConfig, Restored, RestoredFragment
 from p2pdiloco.core.effects import VoteRecord
@@ -85,7 +85,8 @@ class Disk:
         children = {v.header.parent: (v, u) for v, u in self.updates.get(fragment, {}).values()}
         while (child := children.get(version.header.digest())) is not None:
             version, update = child
-            state = state.apply(update, substance)
+            said = replace(update, longest_steps=version.header.longest_steps())
+            state = state.apply(said, substance)
             log[version.header.number] = child
             for part in version.header.contributors:
                 marks[part.learner] = Watermark(part.learner, part.stamp, version.header.number)

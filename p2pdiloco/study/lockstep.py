@@ -160,9 +160,7 @@ class Lockstep:
 
     def vault(self) -> Vault:
         """An empty one of this run."""
-        manifest, codecs = self.manifest, self.manifest.codec
-        period = manifest.sync.inner_steps
-        return Vault(self.layouts, manifest.outer, period, codecs.contribution, codecs.update)
+        return Vault.of(self.manifest, self.layouts)
 
     def head(self, fragment: int) -> tuple[int, Tensor]:
         """The newest version: its number, Theta (read only, until the next)."""

@@ -2,7 +2,8 @@
 
 A version is first made in the spare (`merge`, `apply`, `load_spare`), its digest told, and only after the
 core has decided and persisted does `commit` swap it in. Methods are synchronous and called from one worker
-thread; only `Pin.release` may come from another. Steady state allocates payloads and tiles of at most 2 MiB.
+thread; only `Pin.release` may come from another. Steady state allocates payloads and tiles of at most 2 MiB
+(`result`, for whoever takes the parameters away, a fragment).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import torch
 from msgspec import Struct
 from torch import Tensor
 
-from p2pdiloco.config.manifest import OuterSection
+from p2pdiloco.config.manifest import Manifest, OuterSection
 from p2pdiloco.errors import RemoteError, invariant
 from p2pdiloco.hashing import content_digest
 from p2pdiloco.tensors.codec import codec
@@ -61,9 +62,11 @@ class Vault:
         period: int,
         contribution_codec: str,
         update_codec: str,
+        keep_in_flight: float = 1.0,
     ) -> None:
+        """`period` is H, `keep_in_flight` is rho."""
         self.layouts = tuple(layouts)
-        self._outer, self._period = outer, period
+        self._outer, self._period, self._rho = outer, period, keep_in_flight
         self._contribution, self._update = codec(contribution_codec), codec(update_codec)
         self._states = [FragmentState(layout.numel) for layout in self.layouts]
         self._spares = [FragmentState(layout.numel) for layout in self.layouts]
@@ -75,6 +78,19 @@ class Vault:
         largest = max(layout.numel for layout in self.layouts)
         self._delta, self._decoded = torch.zeros(largest), torch.zeros(largest)
         self._sums = torch.zeros(largest)
+
+    @classmethod
+    def of(cls, manifest: Manifest, layouts: Sequence[FragmentLayout]) -> Vault:
+        """An empty one of that run."""
+        sync, codecs = manifest.sync, manifest.codec
+        return cls(
+            layouts,
+            manifest.outer,
+            sync.inner_steps,
+            codecs.contribution,
+            codecs.update,
+            sync.keep_in_flight,
+        )
 
     # --- committed state ---------------------------------------------------------------------------------
 
@@ -385,9 +401,14 @@ class Vault:
             self._momentum_at(number),
             spare.theta,
             spare.momentum,
-            min(1.0, longest_steps / self._period),
+            self._share(longest_steps),
         )
         return spare.seal(number)
+
+    def _share(self, longest_steps: int) -> float:
+        """What part of an interval a version is of. With rho = 0 every contribution lacks the steps that
+        were in flight, however many they were, so that its steps do not say."""
+        return min(1.0, longest_steps / self._period) if self._rho else 1.0
 
 
 def _check(chosen: Codec, payload: Buffer, numel: int, limit: float = MAX_MAGNITUDE) -> None:

@@ -10,7 +10,7 @@ from p2pdiloco.core import events as ev
 from p2pdiloco.core import messages as msg
 from p2pdiloco.core.contributor import OTHER_OPINIONS
 from p2pdiloco.core.grouping import Roster
-from p2pdiloco.core.types import Stamp, Watermark
+from p2pdiloco.core.types import Contributor, Stamp, Watermark
 
 FAR = branch(9)
 """Nine versions: more than the update log keeps."""
@@ -105,6 +105,8 @@ def test_an_outer_step_with_another_digest_is_dropped_and_the_state_copied() -> 
         ("wrong-fragment", {"codec": "fp8"}),
         ("false-tokens", {"tokens": 4000}),
         ("false-tokens", {"contributors": (), "tokens": 0}),
+        ("implausible-tokens", {"contributors": (Contributor("p1", Stamp(1, 1), 1000, 0),)}),
+        ("implausible-tokens", {"contributors": (Contributor("p1", Stamp(1, 1), 10**12, 1),)}),
         ("false-plan", {"groups": 3}),
         ("false-plan", {"epoch": 2, "groups": 3}),
         ("false-term", {"term": 1 << 40}),

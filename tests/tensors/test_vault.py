@@ -16,8 +16,8 @@ SPECS = [TensorSpec("emb", (40, 16), True), TensorSpec("w", (64, 32)), TensorSpe
 LAYOUTS = plan_fragments(SPECS, 2)
 
 
-def make(contribution="int8", update="int8", load=True) -> Vault:
-    vault = Vault(LAYOUTS, OuterSection(), 24, contribution, update)
+def make(contribution="int8", update="int8", load=True, keep_in_flight=1.0) -> Vault:
+    vault = Vault(LAYOUTS, OuterSection(), 24, contribution, update, keep_in_flight)
     if load:
         generator = torch.Generator().manual_seed(0)
         vault.load_initial({s.name: torch.randn(s.shape, generator=generator) for s in SPECS})
@@ -84,6 +84,18 @@ def test_work_of_less_than_an_interval_moves_by_less_momentum():
     )
     with pytest.raises(InvariantViolation, match="how long"):
         syncer.merge(0, 2, inputs, [b"of a group"])
+
+
+def test_where_steps_in_flight_are_dropped_every_version_makes_a_whole_step():
+    kept, dropped = make(keep_in_flight=0.5), make(keep_in_flight=0.0)
+    for number, steps in ((1, 24), (2, 20)):
+        update = kept.merge(0, number, [(contribute(kept, 0, number), 10, steps)]).update
+        whole = dropped.apply(0, number, update, 24)
+        assert dropped.apply(0, number, update, steps) == whole
+        assert (kept.apply(0, number, update, steps) == whole) == (steps == 24)
+        for vault in (kept, dropped):
+            vault.apply(0, number, update, 24)
+            vault.commit(0, number)
 
 
 def test_a_newcomer_takes_the_whole_state():
