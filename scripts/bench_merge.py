@@ -40,9 +40,9 @@ def fragment(preset: str) -> FragmentLayout:
     """The first fragment of this preset that has no embedding, with tensors of its own."""
     manifest = PRESETS[preset]
     layouts = plan_fragments(task_of(manifest).specs(), manifest.sync.fragments)
-    chosen = next((x for x in layouts if not any(p.embedding for p in x.pieces)), layouts[-1])
+    chosen = next((x for x in layouts if not any(p.plain_mean for p in x.pieces)), layouts[-1])
     pieces = tuple(
-        Piece(f"piece-{i}", 0, p.fragment_offset, p.numel, p.embedding) for i, p in enumerate(chosen.pieces)
+        Piece(f"piece-{i}", 0, p.fragment_offset, p.numel, p.plain_mean) for i, p in enumerate(chosen.pieces)
     )
     return FragmentLayout(0, chosen.numel, pieces)
 

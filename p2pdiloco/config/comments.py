@@ -56,6 +56,7 @@ COMMENTS = {
     "outer.learning_rate": "eta of the outer step.",
     "outer.momentum": "mu of the outer step.",
     "outer.momentum_warmup_merges": "Momentum grows from 0 over as many merges of a fragment.",
+    "outer.merge": "mean, or rda (radial-directional averaging), which keeps pseudo-gradients' length.",
     "codec.contribution": "Of contributions. Bytes each: fp32 4, bf16 2, int8 1, int4/e3m0 0.53, topk 0.03.",
     "codec.update": "Of the merged outer update that everyone applies; the same choice.",
     "group.size": "g: members that merge together; more fall into several groups, merged in levels.",

@@ -128,6 +128,9 @@ class OuterSection(Section, frozen=True, kw_only=True):
     momentum: Annotated[float, Meta(ge=0, lt=1)] = 0.9
     momentum_warmup_merges: Natural = 20
     """Momentum grows linearly from 0 over a fragment's first merges. 0 costs a short run about 9 % loss."""
+    merge: Literal["rda", "mean"] = "rda"
+    """How pseudo-gradients are averaged: radial-directional averaging, which keeps their length (embeddings
+    by plain mean), or all by plain mean, which shortens what learners do not agree on."""
 
 
 class CodecSection(Section, frozen=True, kw_only=True):

@@ -27,7 +27,7 @@ from p2pdiloco.study.data import data_of
 from p2pdiloco.tasks.parameters import named_parameters
 from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tensors.exchange import Exchange
-from p2pdiloco.tensors.layout import TensorSpec, plan_fragments, scatter
+from p2pdiloco.tensors.layout import plan_fragments, scatter
 from p2pdiloco.tensors.vault import Input, Vault
 
 HELDOUT_TOKENS = 32_768
@@ -138,19 +138,16 @@ class Lockstep:
         learners: int,
         delay_steps: int = 0,
         names: str = "learner",
-        plain_mean: bool = False,
         heldout_tokens: int = HELDOUT_TOKENS,
         computing: Computing = FP32,
     ) -> None:
         """`delay_steps`: inner steps between a copy-out and the install of the version that merged it.
 
-        `names`: learners of other names read other parts of the data. `plain_mean`: of all tensors, as of
-        embeddings, instead of radial-directional averaging."""
+        `names`: learners of other names read other parts of the data."""
         self.manifest, self.computing, self._delay_steps = manifest, computing, delay_steps
         self.task = task_of(manifest)
         self.data = data_of(self.task)
-        specs = [TensorSpec(s.name, s.shape, plain_mean or s.embedding) for s in self.task.specs()]
-        self.layouts = plan_fragments(specs, manifest.sync.fragments)
+        self.layouts = plan_fragments(self.task.specs(), manifest.sync.fragments)
         self.global_state = self.vault()
         self.global_state.load_initial(self.task.initial_parameters())
         self._learners = [Learner(self, f"{names}-{index}") for index in range(learners)]

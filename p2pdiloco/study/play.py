@@ -55,8 +55,7 @@ def _swarm(setting: Setting, every: int, heldout_tokens: int, computing: Computi
         seed=setting.seed,
     )
     with _feedback(setting):
-        plain_mean = setting.merge == "mean"
-        swarm = Virtual(setting.manifest(), setting.learners, world, plain_mean, heldout_tokens, computing)
+        swarm = Virtual(setting.manifest(), setting.learners, world, heldout_tokens, computing)
         try:
             curve = swarm.play(setting.steps, every)
         finally:

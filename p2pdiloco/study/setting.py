@@ -75,7 +75,7 @@ class Setting(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Of error feedback of contributions: "as-is", "on", "off"."""
     keep: float = 1.0
     merge: str = "rda"
-    """"rda" or "mean"."""
+    """As `outer.merge` of a manifest."""
     delay: float = 0.5
     """Mean inner steps that a payload is under way, each direction; drawn anew for each. With 0.5 an install
     comes 2 to 3 inner steps after its copy-out (the paper's tau is 2)."""
@@ -153,6 +153,7 @@ class Setting(Struct, frozen=True, kw_only=True, omit_defaults=True):
                 learning_rate=self.outer_rate,
                 momentum=self.momentum,
                 momentum_warmup_merges=self.momentum_warmup,
+                merge=self.merge,
             ),
             codec=codec,
         )

@@ -231,7 +231,7 @@ def _mean_length(layout: FragmentLayout, payload: bytes, merged: Tensor) -> floa
     part = decode_partial(layout, payload)
     lengths = [
         float(merged[p.fragment_offset : p.fragment_offset + p.numel].norm())
-        if p.embedding
+        if p.plain_mean
         else n / part.reach
         for p, n in zip(layout.pieces, part.norms, strict=True)
     ]

@@ -112,13 +112,10 @@ class Virtual(Lockstep):
         manifest: Manifest,
         learners: int,
         world: Circumstances,
-        plain_mean: bool = False,
         heldout_tokens: int = HELDOUT_TOKENS,
         computing: Computing = FP32,
     ) -> None:
-        super().__init__(
-            manifest, learners, plain_mean=plain_mean, heldout_tokens=heldout_tokens, computing=computing
-        )
+        super().__init__(manifest, learners, heldout_tokens=heldout_tokens, computing=computing)
         speeds = world.speeds or (1.0,) * learners
         self._world, self._rng = world, random.Random(world.seed)
         self._seats = [

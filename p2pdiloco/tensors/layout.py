@@ -11,6 +11,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 
+import msgspec
 import torch
 from msgspec import Struct
 from torch import Tensor
@@ -33,7 +34,9 @@ class Piece(Struct, frozen=True):
     fragment_offset: int
     """Inside the flat fragment."""
     numel: int
-    embedding: bool
+    plain_mean: bool
+    """Merged by plain weighted mean, not by radial-directional averaging: embeddings, and all where the run
+    says so."""
 
 
 class FragmentLayout(Struct, frozen=True):
@@ -42,6 +45,11 @@ class FragmentLayout(Struct, frozen=True):
     index: int
     numel: int
     pieces: tuple[Piece, ...]
+
+    def in_plain_mean(self) -> FragmentLayout:
+        """This one, of whose pieces all are merged by plain mean."""
+        pieces = tuple(msgspec.structs.replace(piece, plain_mean=True) for piece in self.pieces)
+        return msgspec.structs.replace(self, pieces=pieces)
 
 
 class _Cut(Struct, frozen=True, order=True):

@@ -86,7 +86,7 @@ class Accumulator:
         self.contributions += 1
         for index, piece in enumerate(self.layout.pieces):
             part = slice(piece.fragment_offset, piece.fragment_offset + piece.numel)
-            if piece.embedding:
+            if piece.plain_mean:
                 self.sums[part].add_(delta[part], alpha=reach)
                 continue
             length = norm(delta[part])
@@ -111,7 +111,7 @@ class Accumulator:
         for index, piece in enumerate(self.layout.pieces):
             part = slice(piece.fragment_offset, piece.fragment_offset + piece.numel)
             scale = 1.0 / self.reach
-            if not piece.embedding:
+            if not piece.plain_mean:
                 length = norm(self.sums[part])
                 shown = length if length > DEGENERATE * self.weight else self.weight
                 scale = self.norms[index] / self.reach / shown

@@ -152,7 +152,7 @@ def _check(layout: FragmentLayout, found: Partial) -> None:
         peak = max(-low, high) if low == low and high == high else math.nan
         if not math.isfinite(peak):
             raise RemoteError("non-finite", f"in the sums of {piece.tensor}")
-        if piece.embedding:
+        if piece.plain_mean:
             sound = radius == 0.0 and peak <= ROUNDING * MAX_MAGNITUDE * reach
         else:
             longest = MAX_MAGNITUDE * math.sqrt(piece.numel)

@@ -84,7 +84,7 @@ class Vault:
         """An empty one of that run."""
         sync, codecs = manifest.sync, manifest.codec
         return cls(
-            layouts,
+            [f.in_plain_mean() for f in layouts] if manifest.outer.merge == "mean" else layouts,
             manifest.outer,
             sync.inner_steps,
             codecs.contribution,

@@ -29,7 +29,7 @@ def reference(deltas, work):
         stack = torch.stack([d[part].double() for d in deltas])
         norms = stack.norm(dim=1)
         mean = (reach[:, None] * stack).sum(0)
-        if not piece.embedding:
+        if not piece.plain_mean:
             units = stack / norms.clamp(min=1e-300)[:, None]
             direction = (weights[:, None] * units).sum(0)
             mean = (reach * norms).sum() * direction / direction.norm()
@@ -95,7 +95,7 @@ def test_orthogonal_pseudo_gradients_keep_their_length_and_embeddings_average():
     out = merged(deltas, [(10, 1)] * 3)
     for piece in LAYOUT.pieces:
         length = float(out[piece.fragment_offset : piece.fragment_offset + piece.numel].norm())
-        assert length == pytest.approx(2.0 / math.sqrt(3) if piece.embedding else 2.0, rel=1e-6)
+        assert length == pytest.approx(2.0 / math.sqrt(3) if piece.plain_mean else 2.0, rel=1e-6)
 
 
 def test_what_cancels_out_is_not_stretched_but_embeddings_still_average():
@@ -103,7 +103,7 @@ def test_what_cancels_out_is_not_stretched_but_embeddings_still_average():
     out = merged([delta, -3 * delta], [(4, 1), (4, 1)])
     for piece in LAYOUT.pieces:
         part = slice(piece.fragment_offset, piece.fragment_offset + piece.numel)
-        if piece.embedding:
+        if piece.plain_mean:
             torch.testing.assert_close(out[part], -delta[part])
         else:
             assert float(out[part].norm()) <= 1e-3 * 2 * float(delta[part].norm())

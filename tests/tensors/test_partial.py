@@ -104,8 +104,8 @@ def test_a_partial_merge_of_nothing_is_our_own_mistake():
 
 
 WORKED = [(300, 6), (100, 1)]
-DIRECTIONS = next(i for i, piece in enumerate(LAYOUT.pieces) if not piece.embedding)
-EMBEDDING = next(i for i, piece in enumerate(LAYOUT.pieces) if piece.embedding)
+DIRECTIONS = next(i for i, piece in enumerate(LAYOUT.pieces) if not piece.plain_mean)
+EMBEDDING = next(i for i, piece in enumerate(LAYOUT.pieces) if piece.plain_mean)
 
 
 def honest():

@@ -2,10 +2,12 @@
 
 import struct
 
+import msgspec
 import pytest
 import torch
 
 from p2pdiloco.config.manifest import OuterSection
+from p2pdiloco.config.presets import for_run
 from p2pdiloco.errors import InvariantViolation, RemoteError
 from p2pdiloco.tensors.codec import CODECS, codec
 from p2pdiloco.tensors.digest import state_digest
@@ -96,6 +98,32 @@ def test_where_steps_in_flight_are_dropped_every_version_makes_a_whole_step():
         for vault in (kept, dropped):
             vault.apply(0, number, update, 24)
             vault.commit(0, number)
+
+
+def of_run(merge: str) -> Vault:
+    run = for_run("micro", "test")
+    codecs, outer = msgspec.structs.replace(run.codec, contribution="fp32", update="fp32"), run.outer
+    outer = msgspec.structs.replace(outer, merge=merge, learning_rate=1.0)
+    vault = Vault.of(msgspec.structs.replace(run, codec=codecs, outer=outer), LAYOUTS)
+    vault.load_initial({s.name: torch.zeros(s.shape) for s in SPECS})
+    return vault
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_a_run_may_merge_all_by_plain_mean(grouped: bool):
+    plain, radial = of_run("mean"), of_run("rda")
+    # A fragment with more than embeddings; the weight of the second is twice that of the first.
+    deltas = [noise(1, seed) for seed in (1, 2)]
+    inputs = [(codec("fp32").encode(d), 24 * n, 24 * n) for n, d in enumerate(deltas, 1)]
+    moved = []
+    for vault in (plain, radial):
+        partials = [vault.merge_partial(1, inputs[1:], ()).payload] if grouped else []
+        vault.merge(1, 1, inputs[:1] if grouped else inputs, partials, 48)
+        vault.commit(1, 1)
+        moved.append(-vault.theta(1))
+    mean = (deltas[0] + 2 * deltas[1]) / 3
+    torch.testing.assert_close(moved[0], mean)
+    assert float(moved[1].norm()) > 1.2 * float(mean.norm())
 
 
 def test_a_newcomer_takes_the_whole_state():
