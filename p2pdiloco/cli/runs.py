@@ -155,7 +155,7 @@ def check(file: Path) -> None:
     click.echo(
         f"outer steps: about {expected_merges(manifest)} of each fragment until the schedule's end, rate "
         f"{manifest.outer.learning_rate:g}, momentum {manifest.outer.momentum:g} after "
-        f"{manifest.outer.momentum_warmup_merges}"
+        f"{manifest.outer.momentum_warmup_merges}, merged by {manifest.outer.merge}"
     )
     click.echo(f"manifest digest: {digest}")
     for doubt in doubts(manifest, _numel(manifest)):

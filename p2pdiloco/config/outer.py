@@ -12,18 +12,15 @@ from typing import NamedTuple
 import msgspec
 from msgspec import Struct
 
-from p2pdiloco.config.manifest import Manifest
+from p2pdiloco.config.manifest import Manifest, OuterSection
 
 LEARNERS = 4
 """Where the manifest does not say how many members are expected."""
 LONGEST_WARMUP = 20
 MANY_MERGES = 100
-FEW_MERGES = 60
-"""Up to so many, momentum of 0.9 remembers too much of the run: 29 ended 0.7 % lower with less of it and a
-larger rate (three seeds; 28 of H = 100 1.1 %), 58 0.6 % (two), 116 0.8 % higher (one). Between 58 and 116
-nobody looked."""
-SHORT_OUTER, LONG_OUTER = (0.7, 0.8), (0.5, 0.9)
-"""(eta, mu)."""
+FEW_STEPS = 1400
+"""Of every learner: up to so many a run is short. `LONG_OUTER` ends 1.4 % higher after 700, 0.2 % after 1400
+(one seed each), 0.6 % lower than `ALONE` after 2800, with H = 100 0.9 % lower than `SHORT_OUTER` (three)."""
 SHORT_WARMUP_STEPS, MOST_WARMUP_STEPS = 70, 1000
 LONG_BETA1 = 0.9
 """In runs of a day and more, whatever the preset has: less was tried in shorter ones only."""
@@ -44,7 +41,7 @@ class Shown(Struct, frozen=True):
     """The first two lose less than what was tried."""
     keep_in_flight: tuple[float, ...] = (0.0, 1.0)
     quorum: int = 1
-    learning_rates: tuple[float, float] = (0.35, 1.0)
+    learning_rates: tuple[float, float] = (0.35, 1.5)
     """Of the outer step."""
     momentum: float = 0.9
     short_merges: int = 29
@@ -59,12 +56,20 @@ class Shown(Struct, frozen=True):
 SHOWN = Shown()
 
 
-class Outer(NamedTuple):
-    """The numbers of an outer step."""
+class Rule(NamedTuple):
+    """How an outer step is made."""
 
     learning_rate: float
     momentum: float
-    warmup_merges: int
+    merge: str
+
+
+SHORT_OUTER, LONG_OUTER = Rule(0.7, 0.8, "rda"), Rule(1.2, 0.8, "mean")
+"""The plain mean shortens what learners do not agree on, most so at the end of a run: with a larger rate it
+ends lower, where the run is long."""
+ALONE = Rule(0.5, 0.9, "rda")
+"""Of one learner, to whose steps no mean does anything. Before results were looked at without look-ahead it
+was that of all long runs."""
 
 
 class Length(Struct, frozen=True):
@@ -82,15 +87,21 @@ def momentum_warmup(merges: int) -> int:
     return min(LONGEST_WARMUP, round(2 * merges / 3))
 
 
-def outer_step(merges: int) -> Outer:
-    """What belongs to a run with so many merges of each fragment."""
-    rate, momentum = SHORT_OUTER if merges <= FEW_MERGES else LONG_OUTER
-    return Outer(rate, momentum, momentum_warmup(merges))
+def outer_step(steps: int, learners: int) -> Rule:
+    """What belongs to a run of so many learners that make so many inner steps each."""
+    if steps <= FEW_STEPS:
+        return SHORT_OUTER
+    return LONG_OUTER if learners > 1 else ALONE
+
+
+def rule_of(outer: OuterSection) -> Rule:
+    """That of a manifest."""
+    return Rule(outer.learning_rate, outer.momentum, outer.merge)
 
 
 def expected_merges(manifest: Manifest, learners: int = 0) -> int:
     """Outer steps of every fragment until the schedule's end. `learners`: 0, as many as are expected."""
-    learners = learners or manifest.group.expected_members or LEARNERS
+    learners = _learners(manifest, learners)
     per_interval = learners * manifest.inner.tokens_per_step * manifest.sync.inner_steps
     return manifest.inner.schedule_tokens // per_interval
 
@@ -108,7 +119,7 @@ def with_schedule(manifest: Manifest, steps: int, learners: int = 0) -> Manifest
 
 
 def _with_steps(manifest: Manifest, steps: int, learners: int = 0) -> Manifest:
-    learners = learners or manifest.group.expected_members or LEARNERS
+    learners = _learners(manifest, learners)
     step_tokens = learners * manifest.inner.tokens_per_step
     inner = msgspec.structs.replace(
         manifest.inner, warmup_tokens=warmup_steps(steps) * step_tokens, schedule_tokens=steps * step_tokens
@@ -129,13 +140,14 @@ def for_length(manifest: Manifest, length: str) -> Manifest:
 
 
 def with_outer(manifest: Manifest, learners: int = 0) -> Manifest:
-    """With the outer step that belongs to the run's expected number of merges: rate and momentum, unless
-    somebody chose them, and its warm-up."""
+    """With the outer step that belongs to the run's expected length: rate, momentum and kind of merge, unless
+    somebody chose them, and momentum's warm-up."""
     replace, outer = msgspec.structs.replace, manifest.outer
-    its = outer_step(expected_merges(manifest, learners))
-    if (outer.learning_rate, outer.momentum) in (SHORT_OUTER, LONG_OUTER):
-        outer = replace(outer, learning_rate=its.learning_rate, momentum=its.momentum)
-    return replace(manifest, outer=replace(outer, momentum_warmup_merges=its.warmup_merges))
+    if rule_of(outer) in (SHORT_OUTER, LONG_OUTER, ALONE):
+        its = outer_step(_steps(manifest, learners), _learners(manifest, learners))
+        outer = replace(outer, **its._asdict())
+    warmup = momentum_warmup(expected_merges(manifest, learners))
+    return replace(manifest, outer=replace(outer, momentum_warmup_merges=warmup))
 
 
 def doubts(manifest: Manifest, numel: int = 0) -> list[str]:
@@ -185,7 +197,7 @@ def harms(manifest: Manifest) -> list[str]:
     inner, sync, outer = manifest.inner, manifest.sync, manifest.outer
     merges, warmup, steps = expected_merges(manifest), outer.momentum_warmup_merges, _steps(manifest)
     length = f"about {merges} outer steps of each fragment"
-    ours, better = (outer.learning_rate, outer.momentum), outer_step(merges)[:2]
+    ours, better = rule_of(outer), outer_step(steps, _learners(manifest))
     inner_warmup, usual = inner.warmup_tokens * steps // inner.schedule_tokens, warmup_steps(steps)
     rules = (
         (merges <= SHOWN.short_merges, _shortness(manifest, merges)),
@@ -195,9 +207,10 @@ def harms(manifest: Manifest) -> list[str]:
             f"{length}: outer.momentum_warmup_merges = {momentum_warmup(merges)} was better",
         ),
         (
-            ours in (SHORT_OUTER, LONG_OUTER) and ours != better,
-            f"outer.learning_rate {ours[0]:g} with outer.momentum {ours[1]:g}: for runs such as of {length} "
-            f"{better[0]:g} with {better[1]:g} was better",
+            ours in (SHORT_OUTER, LONG_OUTER, ALONE) and ours != better,
+            f"outer.learning_rate {ours.learning_rate:g}, outer.momentum {ours.momentum:g} and outer.merge "
+            f"{ours.merge}: for runs such as of {steps} inner steps {better.learning_rate:g}, "
+            f"{better.momentum:g} and {better.merge} were better",
         ),
         (
             warmup > max(momentum_warmup(merges), 3 * merges // 4),
@@ -234,9 +247,13 @@ def _shortness(manifest: Manifest, merges: int) -> str:
     )
 
 
-def _steps(manifest: Manifest) -> int:
-    """Inner steps of every learner until the schedule's end."""
-    learners = manifest.group.expected_members or LEARNERS
+def _learners(manifest: Manifest, learners: int = 0) -> int:
+    return learners or manifest.group.expected_members or LEARNERS
+
+
+def _steps(manifest: Manifest, learners: int = 0) -> int:
+    """Inner steps of every learner until the schedule's end. `learners`: as of `expected_merges`."""
+    learners = _learners(manifest, learners)
     return manifest.inner.schedule_tokens // (learners * manifest.inner.tokens_per_step)
 
 

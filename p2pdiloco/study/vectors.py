@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from p2pdiloco.config.manifest import OuterSection
+from p2pdiloco.config.outer import LONG_OUTER, SHORT_OUTER
 from p2pdiloco.learner.channel import BaseRef, Install, NothingToCopy
 from p2pdiloco.learner.fragments import Fragments
 from p2pdiloco.learner.holding import Held
@@ -43,8 +44,10 @@ class Vectors(Substance):
         """Of contributions, of updates."""
         self.layouts = plan_fragments(SPECS, plan.config.fragments)
         self.chain = Chain.drawn(plan.seed)
-        self._outer = OuterSection()
+        outer = rng.choice([LONG_OUTER, SHORT_OUTER])
+        self._outer = OuterSection(**outer._asdict())
         initial = self.vault()
+        self.layouts = initial.layouts
         initial.load_initial(initial_params(plan.seed))
         self._genesis = [b"".join(initial.state_buffers(layout.index)) for layout in self.layouts]
         self._calculator = self.vault()

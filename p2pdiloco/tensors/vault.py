@@ -65,7 +65,9 @@ class Vault:
         keep_in_flight: float = 1.0,
     ) -> None:
         """`period` is H, `keep_in_flight` is rho."""
-        self.layouts = tuple(layouts)
+        self.layouts = tuple(
+            layout.in_plain_mean() if outer.merge == "mean" else layout for layout in layouts
+        )
         self._outer, self._period, self._rho = outer, period, keep_in_flight
         self._contribution, self._update = codec(contribution_codec), codec(update_codec)
         self._states = [FragmentState(layout.numel) for layout in self.layouts]
@@ -84,7 +86,7 @@ class Vault:
         """An empty one of that run."""
         sync, codecs = manifest.sync, manifest.codec
         return cls(
-            [f.in_plain_mean() for f in layouts] if manifest.outer.merge == "mean" else layouts,
+            layouts,
             manifest.outer,
             sync.inner_steps,
             codecs.contribution,

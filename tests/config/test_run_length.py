@@ -3,12 +3,18 @@
 import msgspec
 import pytest
 
+from p2pdiloco.config.manifest import OuterSection
 from p2pdiloco.config.outer import (
+    ALONE,
+    FEW_STEPS,
     LENGTHS,
+    LONG_OUTER,
+    SHORT_OUTER,
     doubts,
     expected_merges,
     for_length,
     harms,
+    rule_of,
     with_outer,
     with_schedule,
 )
@@ -45,15 +51,26 @@ def test_the_warm_up_of_momentum_is_two_thirds_of_a_short_run():
     assert warmups == [7, 20, 20]
 
 
-def test_short_runs_have_less_momentum_unless_somebody_chose_it():
-    of_lengths = [with_schedule(PRESETS["tiny"], 24 * merges, 3).outer for merges in (29, 60, 61)]
-    assert [(o.learning_rate, o.momentum) for o in of_lengths] == [(0.7, 0.8), (0.7, 0.8), (0.5, 0.9)]
-    again = with_outer(replace(with_schedule(PRESETS["tiny"], 720, 3), outer=of_lengths[2]), 3)
-    assert again.outer == replace(of_lengths[0], momentum_warmup_merges=20)
+def test_short_runs_have_a_smaller_outer_step_unless_somebody_chose_it():
+    of_lengths = [with_schedule(PRESETS["tiny"], steps, 3).outer for steps in (700, FEW_STEPS, FEW_STEPS + 1)]
+    assert [rule_of(outer) for outer in of_lengths] == [SHORT_OUTER, SHORT_OUTER, LONG_OUTER]
+    for other in (of_lengths[2], replace(of_lengths[2], **ALONE._asdict())):
+        again = with_outer(replace(with_schedule(PRESETS["tiny"], 720, 3), outer=other), 3)
+        assert again.outer == replace(of_lengths[0], momentum_warmup_merges=20)
     told = with_schedule(changed("outer", learning_rate=0.4, momentum=0.6), 720, 3).outer
     assert told == replace(PRESETS["tiny"].outer, learning_rate=0.4, momentum=0.6, momentum_warmup_merges=20)
-    half = with_schedule(changed("outer", learning_rate=0.5, momentum=0.8), 720, 3).outer
-    assert (half.learning_rate, half.momentum) == (0.5, 0.8)
+    for odd in ({"learning_rate": 0.5}, {"merge": "mean"}):
+        half = with_schedule(changed("outer", **odd), 720, 3).outer
+        assert rule_of(half) == SHORT_OUTER._replace(**odd)
+
+
+def test_who_trains_alone_has_no_mean_to_shorten_its_steps():
+    assert rule_of(with_schedule(PRESETS["tiny"], 2800, 1).outer) == ALONE
+    assert rule_of(with_schedule(PRESETS["tiny"], 2800, 2).outer) == LONG_OUTER
+
+
+def test_a_manifest_that_says_nothing_of_the_outer_step_is_of_a_long_run():
+    assert rule_of(OuterSection()) == LONG_OUTER
 
 
 @pytest.mark.parametrize(
@@ -61,16 +78,16 @@ def test_short_runs_have_less_momentum_unless_somebody_chose_it():
     [
         (changed("outer", momentum_warmup_merges=0), "overshoots in a run of about 21 outer steps"),
         (
-            changed("outer", learning_rate=0.5, momentum=0.9),
-            "0.5 with outer.momentum 0.9: for runs such as of about 21 outer steps of each",
+            changed("outer", **ALONE._asdict()),
+            "outer.merge rda: for runs such as of 525 inner steps 0.7, 0.8 and rda were better",
         ),
         (changed("outer", momentum_warmup_merges=20), "warms up over 20 merges"),
         (changed("inner", warmup_tokens=30_000), "warms up over 7 steps: with delays so short"),
         (changed("sync", inner_steps=100), "about 5 outer steps of each fragment long: with 29 a swarm"),
         (changed("sync", delay_steps=20), "sync.delay_steps 20 is more than half"),
         (
-            changed("outer", learning_rate=1.5),
-            "yet (docs/experiments.md): outer.learning_rate 1.5 (0.35 to 1)",
+            changed("outer", learning_rate=1.6),
+            "yet (docs/experiments.md): outer.learning_rate 1.6 (0.35 to 1.5)",
         ),
         (changed("outer", momentum=0.95), "yet (docs/experiments.md): outer.momentum 0.95 (0.9)"),
         (changed("sync", inner_steps=101), "yet (docs/experiments.md): sync.inner_steps 101 (100)"),

@@ -254,15 +254,21 @@ def test_what_peers_send_is_judged_and_costs_nothing():
     assert state_digest(0, vault.theta(0), vault.momentum(0)) == before
 
 
+def radial() -> Vault:
+    vault = Vault(LAYOUTS, OuterSection(merge="rda"), 24, "int8", "int8")
+    vault.load_initial({s.name: torch.zeros(s.shape) for s in SPECS})
+    return vault
+
+
 def test_the_worst_accepted_contributions_make_an_update_that_everyone_accepts():
-    vault, numel = make(), LAYOUTS[1].numel
+    vault, numel = radial(), LAYOUTS[1].numel
     spread = codec("int8").encode(torch.full((numel,), MAX_MAGNITUDE))
     spike = torch.zeros(numel)
     for piece in LAYOUTS[1].pieces:
         spike[piece.fragment_offset] = 1.0
     made = vault.merge(1, 1, [(spread, 10, 1), (codec("int8").encode(spike), 10, 1)])
     assert codec("int8").peak(made.update, numel) >= MAX_MAGNITUDE
-    assert make().apply(1, 1, made.update, 1) == made.state_digest
+    assert radial().apply(1, 1, made.update, 1) == made.state_digest
 
 
 def test_a_pinned_state_keeps_its_bytes_while_the_fragment_moves_on():
