@@ -124,11 +124,11 @@ class SyncSection(Section, frozen=True, kw_only=True):
 
 
 class OuterSection(Section, frozen=True, kw_only=True):
-    learning_rate: Annotated[float, Meta(gt=0, le=2)] = 1.2
+    learning_rate: Annotated[float, Meta(gt=0, le=2)] = 0.7
     momentum: Annotated[float, Meta(ge=0, lt=1)] = 0.8
     momentum_warmup_merges: Natural = 20
     """Momentum grows linearly from 0 over a fragment's first merges. 0 costs a short run about 9 % loss."""
-    merge: Literal["rda", "mean"] = "mean"
+    merge: Literal["rda", "mean"] = "rda"
     """How pseudo-gradients are averaged: radial-directional averaging, which keeps their length (embeddings
     by plain mean), or all by plain mean, which shortens what learners do not agree on."""
 

@@ -19,8 +19,9 @@ LEARNERS = 4
 LONGEST_WARMUP = 20
 MANY_MERGES = 100
 FEW_STEPS = 1400
-"""Of every learner: up to so many a run is short. `LONG_OUTER` ends 1.4 % higher after 700, 0.2 % after 1400
-(one seed each), 0.6 % lower than `ALONE` after 2800, with H = 100 0.9 % lower than `SHORT_OUTER` (three)."""
+"""Of every learner: up to so many a run is short. Between 700 and 2800 hardly anybody looked."""
+USUAL_INNER_STEPS = 50
+"""A larger H is large. With 24 and 100 it was looked at."""
 SHORT_WARMUP_STEPS, MOST_WARMUP_STEPS = 70, 1000
 LONG_BETA1 = 0.9
 """In runs of a day and more, whatever the preset has: less was tried in shorter ones only."""
@@ -64,12 +65,16 @@ class Rule(NamedTuple):
     merge: str
 
 
-SHORT_OUTER, LONG_OUTER = Rule(0.7, 0.8, "rda"), Rule(1.2, 0.8, "mean")
-"""The plain mean shortens what learners do not agree on, most so at the end of a run: with a larger rate it
-ends lower, where the run is long."""
+USUAL = Rule(0.7, 0.8, "rda")
+SPARSE = Rule(0.9, 0.8, "rda")
+"""Of long runs with a large H: 0.9 % lower with H = 100 (three seeds)."""
 ALONE = Rule(0.5, 0.9, "rda")
-"""Of one learner, to whose steps no mean does anything. Before results were looked at without look-ahead it
-was that of all long runs."""
+"""Of one learner in a long run."""
+EQUALS = Rule(1.2, 0.8, "mean")
+"""Of long runs whose learners are equally fast and seldom die: there it ends lower than `USUAL`, where they
+are uneven higher, by much more (docs/experiments-settings.md). So somebody has to choose it."""
+BY_LENGTH = USUAL, SPARSE, ALONE
+"""Of which `outer_step` chooses; whoever has another one has chosen it."""
 
 
 class Length(Struct, frozen=True):
@@ -87,11 +92,13 @@ def momentum_warmup(merges: int) -> int:
     return min(LONGEST_WARMUP, round(2 * merges / 3))
 
 
-def outer_step(steps: int, learners: int) -> Rule:
-    """What belongs to a run of so many learners that make so many inner steps each."""
+def outer_step(steps: int, learners: int, period: int) -> Rule:
+    """What belongs to a run of so many learners that make so many inner steps each; `period` is H."""
     if steps <= FEW_STEPS:
-        return SHORT_OUTER
-    return LONG_OUTER if learners > 1 else ALONE
+        return USUAL
+    if learners == 1:
+        return ALONE
+    return SPARSE if period > USUAL_INNER_STEPS else USUAL
 
 
 def rule_of(outer: OuterSection) -> Rule:
@@ -143,8 +150,8 @@ def with_outer(manifest: Manifest, learners: int = 0) -> Manifest:
     """With the outer step that belongs to the run's expected length: rate, momentum and kind of merge, unless
     somebody chose them, and momentum's warm-up."""
     replace, outer = msgspec.structs.replace, manifest.outer
-    if rule_of(outer) in (SHORT_OUTER, LONG_OUTER, ALONE):
-        its = outer_step(_steps(manifest, learners), _learners(manifest, learners))
+    if rule_of(outer) in BY_LENGTH:
+        its = outer_step(_steps(manifest, learners), _learners(manifest, learners), manifest.sync.inner_steps)
         outer = replace(outer, **its._asdict())
     warmup = momentum_warmup(expected_merges(manifest, learners))
     return replace(manifest, outer=replace(outer, momentum_warmup_merges=warmup))
@@ -197,7 +204,7 @@ def harms(manifest: Manifest) -> list[str]:
     inner, sync, outer = manifest.inner, manifest.sync, manifest.outer
     merges, warmup, steps = expected_merges(manifest), outer.momentum_warmup_merges, _steps(manifest)
     length = f"about {merges} outer steps of each fragment"
-    ours, better = rule_of(outer), outer_step(steps, _learners(manifest))
+    ours, better = rule_of(outer), outer_step(steps, _learners(manifest), sync.inner_steps)
     inner_warmup, usual = inner.warmup_tokens * steps // inner.schedule_tokens, warmup_steps(steps)
     rules = (
         (merges <= SHOWN.short_merges, _shortness(manifest, merges)),
@@ -207,10 +214,9 @@ def harms(manifest: Manifest) -> list[str]:
             f"{length}: outer.momentum_warmup_merges = {momentum_warmup(merges)} was better",
         ),
         (
-            ours in (SHORT_OUTER, LONG_OUTER, ALONE) and ours != better,
-            f"outer.learning_rate {ours.learning_rate:g}, outer.momentum {ours.momentum:g} and outer.merge "
-            f"{ours.merge}: for runs such as of {steps} inner steps {better.learning_rate:g}, "
-            f"{better.momentum:g} and {better.merge} were better",
+            ours in BY_LENGTH and ours != better,
+            f"outer.learning_rate {ours.learning_rate:g} with outer.momentum {ours.momentum:g}: for runs of "
+            f"about {steps} inner steps {better.learning_rate:g} with {better.momentum:g} was better",
         ),
         (
             warmup > max(momentum_warmup(merges), 3 * merges // 4),

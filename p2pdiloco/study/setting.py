@@ -66,7 +66,7 @@ class Setting(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Inner steps until the inner learning rate is reached; 0: as in a run of this length."""
     inner_steps: int = 24
     fragments: int = 0
-    outer_rate: float = 1.2
+    outer_rate: float = 0.7
     momentum: float = 0.8
     momentum_warmup: int = 20
     """Merges."""
@@ -74,7 +74,7 @@ class Setting(Struct, frozen=True, kw_only=True, omit_defaults=True):
     feedback: str = "as-is"
     """Of error feedback of contributions: "as-is", "on", "off"."""
     keep: float = 1.0
-    merge: str = "mean"
+    merge: str = "rda"
     """As `outer.merge` of a manifest."""
     delay: float = 0.5
     """Mean inner steps that a payload is under way, each direction; drawn anew for each. With 0.5 an install

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from p2pdiloco.config.manifest import OuterSection
-from p2pdiloco.config.outer import LONG_OUTER, SHORT_OUTER
+from p2pdiloco.config.outer import EQUALS, USUAL
 from p2pdiloco.learner.channel import BaseRef, Install, NothingToCopy
 from p2pdiloco.learner.fragments import Fragments
 from p2pdiloco.learner.holding import Held
@@ -44,7 +44,7 @@ class Vectors(Substance):
         """Of contributions, of updates."""
         self.layouts = plan_fragments(SPECS, plan.config.fragments)
         self.chain = Chain.drawn(plan.seed)
-        outer = rng.choice([LONG_OUTER, SHORT_OUTER])
+        outer = rng.choice([USUAL, EQUALS])
         self._outer = OuterSection(**outer._asdict())
         initial = self.vault()
         self.layouts = initial.layouts

@@ -6,10 +6,11 @@ import pytest
 from p2pdiloco.config.manifest import OuterSection
 from p2pdiloco.config.outer import (
     ALONE,
+    EQUALS,
     FEW_STEPS,
     LENGTHS,
-    LONG_OUTER,
-    SHORT_OUTER,
+    SPARSE,
+    USUAL,
     doubts,
     expected_merges,
     for_length,
@@ -51,26 +52,29 @@ def test_the_warm_up_of_momentum_is_two_thirds_of_a_short_run():
     assert warmups == [7, 20, 20]
 
 
-def test_short_runs_have_a_smaller_outer_step_unless_somebody_chose_it():
-    of_lengths = [with_schedule(PRESETS["tiny"], steps, 3).outer for steps in (700, FEW_STEPS, FEW_STEPS + 1)]
-    assert [rule_of(outer) for outer in of_lengths] == [SHORT_OUTER, SHORT_OUTER, LONG_OUTER]
-    for other in (of_lengths[2], replace(of_lengths[2], **ALONE._asdict())):
-        again = with_outer(replace(with_schedule(PRESETS["tiny"], 720, 3), outer=other), 3)
-        assert again.outer == replace(of_lengths[0], momentum_warmup_merges=20)
+def test_long_runs_with_a_large_h_have_a_larger_outer_step_unless_somebody_chose_it():
+    far_apart = changed("sync", inner_steps=100, delay_steps=4)
+    of_lengths = [with_schedule(far_apart, steps, 3).outer for steps in (FEW_STEPS, FEW_STEPS + 1)]
+    assert [rule_of(outer) for outer in of_lengths] == [USUAL, SPARSE]
+    assert rule_of(with_schedule(PRESETS["tiny"], 2800, 3).outer) == USUAL
+    for other in (of_lengths[1], replace(of_lengths[1], **ALONE._asdict())):
+        again = with_outer(replace(with_schedule(far_apart, 720, 3), outer=other), 3)
+        assert rule_of(again.outer) == USUAL
     told = with_schedule(changed("outer", learning_rate=0.4, momentum=0.6), 720, 3).outer
     assert told == replace(PRESETS["tiny"].outer, learning_rate=0.4, momentum=0.6, momentum_warmup_merges=20)
-    for odd in ({"learning_rate": 0.5}, {"merge": "mean"}):
-        half = with_schedule(changed("outer", **odd), 720, 3).outer
-        assert rule_of(half) == SHORT_OUTER._replace(**odd)
+    for chosen in (USUAL._replace(learning_rate=0.5), USUAL._replace(merge="mean"), EQUALS):
+        made = with_schedule(changed("outer", **chosen._asdict()), 2800, 3).outer
+        assert rule_of(made) == chosen
 
 
-def test_who_trains_alone_has_no_mean_to_shorten_its_steps():
+def test_a_long_run_of_one_learner_has_a_step_of_its_own():
     assert rule_of(with_schedule(PRESETS["tiny"], 2800, 1).outer) == ALONE
-    assert rule_of(with_schedule(PRESETS["tiny"], 2800, 2).outer) == LONG_OUTER
+    assert rule_of(with_schedule(PRESETS["tiny"], 2800, 2).outer) == USUAL
+    assert rule_of(with_schedule(PRESETS["tiny"], 700, 1).outer) == USUAL
 
 
-def test_a_manifest_that_says_nothing_of_the_outer_step_is_of_a_long_run():
-    assert rule_of(OuterSection()) == LONG_OUTER
+def test_a_manifest_that_says_nothing_of_the_outer_step_has_the_usual_one():
+    assert rule_of(OuterSection()) == USUAL
 
 
 @pytest.mark.parametrize(
@@ -79,7 +83,7 @@ def test_a_manifest_that_says_nothing_of_the_outer_step_is_of_a_long_run():
         (changed("outer", momentum_warmup_merges=0), "overshoots in a run of about 21 outer steps"),
         (
             changed("outer", **ALONE._asdict()),
-            "outer.merge rda: for runs such as of 525 inner steps 0.7, 0.8 and rda were better",
+            "outer.momentum 0.9: for runs of about 525 inner steps 0.7 with 0.8 was better",
         ),
         (changed("outer", momentum_warmup_merges=20), "warms up over 20 merges"),
         (changed("inner", warmup_tokens=30_000), "warms up over 7 steps: with delays so short"),
