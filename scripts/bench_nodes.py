@@ -187,7 +187,7 @@ def rows_of(options: argparse.Namespace, seed: int) -> dict[str, Setting]:
         faults_per_hour=options.faults_per_hour,
     )
     if base.faults_per_hour:
-        base = replace(base, step_s=options.step_s)
+        base = replace(base, step_s=options.step_s, ends="tokens")  # as those of real nodes
     swarm = every(base, options.inner_steps)
     its = options.parallel_rate or PARALLEL_RATES[0] * swarm.manifest().inner.learning_rate
     pace = sum(options.speeds or [1.0] * options.learners) / options.learners

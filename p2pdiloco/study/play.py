@@ -19,6 +19,8 @@ from p2pdiloco.tensors.codec import codec
 
 POINTS = 4
 """Of a curve."""
+LONGEST = 4
+"""Times its steps, of a run that ends by tokens: deaths come for so long."""
 
 
 def play(setting: Setting, heldout_tokens: int, device: torch.device = CPU) -> Outcome:
@@ -57,7 +59,8 @@ def _swarm(setting: Setting, every: int, heldout_tokens: int, computing: Computi
     with _feedback(setting):
         swarm = Virtual(setting.manifest(), setting.learners, world, heldout_tokens, computing)
         try:
-            curve = swarm.play(setting.steps, every)
+            tokens = swarm.manifest.inner.schedule_tokens if setting.ends == "tokens" else 0
+            curve = swarm.play(setting.steps, every, tokens)
         finally:
             swarm.close()
     return Outcome(
@@ -75,7 +78,8 @@ def faults_of(setting: Setting) -> Iterator[Fault]:
     if not setting.faults_per_hour:
         return
     rng, at = random.Random(setting.seed), 0.0
-    while (at := at + rng.expovariate(setting.faults_per_hour / 3600 * setting.step_s)) < setting.steps:
+    end = setting.steps * (LONGEST if setting.ends == "tokens" else 1)
+    while (at := at + rng.expovariate(setting.faults_per_hour / 3600 * setting.step_s)) < end:
         away = rng.uniform(0.5, 1.5) * setting.away_s / setting.step_s
         yield Fault(at, rng.randrange(setting.learners), away)
 

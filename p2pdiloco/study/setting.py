@@ -92,6 +92,9 @@ class Setting(Struct, frozen=True, kw_only=True, omit_defaults=True):
     away_s: float = 15.0
     moments: str = "disk"
     """A returning learner's: "disk", "fresh"."""
+    ends: str = "time"
+    """A swarm's run: after the "time" of `steps` inner steps, or of "tokens" that make it last until as many
+    are trained as undisturbed learners would have in that time, which is longer where learners die."""
 
     @property
     def key(self) -> str:

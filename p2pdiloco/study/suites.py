@@ -212,11 +212,12 @@ def speeds(base: Setting) -> list[Case]:
 
 
 def faults(base: Setting) -> list[Case]:
-    """125 nodes killed an hour, whichever."""
+    """125 nodes killed an hour, whichever: in as much time, so with fewer tokens, and with as many."""
     hit = replace(base, faults_per_hour=125.0)
     return [
         Case("no faults", base),
         Case("125 an hour, moments from disk", hit),
+        Case("the same, as many tokens", replace(hit, ends="tokens")),
         Case("125 an hour, fresh moments", replace(hit, moments="fresh")),
         Case("125 an hour, plain mean", by(hit, EQUALS)),
     ]

@@ -131,8 +131,9 @@ class Virtual(Lockstep):
         """Merged into each fragment's head."""
         self.merges = self.contributions = self.tokens = 0
 
-    def play(self, duration: int, evaluate_every: int) -> Curve:
-        """So many units of time: (time, held-out loss), every `evaluate_every` and at the end."""
+    def play(self, duration: int, evaluate_every: int, tokens: int = 0) -> Curve:
+        """So many units of time, and then until `tokens` are trained by all: (time, held-out loss), every
+        `evaluate_every` and at the end."""
         curve: Curve = []
         for seat in self._seats:
             self._step_later(seat)
@@ -143,6 +144,8 @@ class Virtual(Lockstep):
             if self._events and self._events[0][0] <= marks[0]:
                 self._now, _, act = heapq.heappop(self._events)
                 act()
+            elif len(marks) == 1 and self.tokens < tokens:
+                marks[0] += 1
             else:
                 curve.append((marks.pop(0), self.loss()))
         return curve

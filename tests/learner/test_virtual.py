@@ -75,6 +75,15 @@ def test_the_grace_window_takes_in_a_slow_learner_and_faults_cost_only_what_was_
     assert patient.tokens - hit.tokens <= max(patient.merged_tokens) - max(hit.merged_tokens) < 22 * tokens
 
 
+def test_with_deaths_a_run_lasts_until_as_many_tokens_are_trained_if_it_shall():
+    hit = replace(SMALL, faults_per_hour=3600.0, step_s=0.25, away_s=1.0)
+    short, whole, calm = play(hit, 512), play(replace(hit, ends="tokens"), 512), play(SMALL, 512)
+    step_tokens = hit.manifest().inner.tokens_per_step
+    assert short.tokens <= calm.tokens - 4 * step_tokens
+    assert calm.tokens <= whole.tokens < calm.tokens + hit.learners * step_tokens
+    assert short.curve[-1][0] == SMALL.steps < whole.curve[-1][0]
+
+
 def script() -> Any:
     """scripts/bench_learning.py."""
     spec = importlib.util.spec_from_file_location("bench_learning", SCRIPT)
