@@ -16,10 +16,12 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psutil
+from launcher import Launched, Launcher
 
 from p2pdiloco.adapters.p2pd import socket_folder
 
@@ -43,24 +45,16 @@ class Daemon:
         name: str,
         arguments: list[str],
         folder: Path,
-        environment: dict[str, str],
-        within: Sequence[str] = (),
+        run: Callable[[list[str], Path, Path], subprocess.Popen[bytes] | Launched],
     ) -> None:
-        """`within`: words that run a command somewhere else."""
+        """`run`: how a command is started whose output is to go to these two files."""
         self.name = name
         self.data_dir = folder
         logs = folder.parent / f"{name}.logs"
         logs.mkdir(exist_ok=True)
         life = len(list(logs.glob("*.err")))
         self._out, self._err = logs / f"{life}.out", logs / f"{life}.err"
-        with self._out.open("wb") as out, self._err.open("wb") as err:
-            self._process = subprocess.Popen(
-                [*within, sys.executable, "-m", "p2pdiloco", *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
-                env=environment,
-            )
+        self._process = run(arguments, self._out, self._err)
         self.expected_to_live = True
         self._events_path = folder / "events.jsonl"
         self._offset = self._events_path.stat().st_size if self._events_path.exists() else 0
@@ -186,6 +180,7 @@ class Swarm:
         self._tag = uuid.uuid4().hex
         self._used: set[Path] = set()
         self._killed: set[Path] = set()
+        self._launcher: Launcher | None = None
         clean = {k: v for k, v in os.environ.items() if not k.startswith("P2PDILOCO_")}
         self._environment = clean | {TAG: self._tag, "OMP_NUM_THREADS": "1"}
 
@@ -213,12 +208,30 @@ class Swarm:
     def start(
         self, name: str, role: str, *options: str, listen: str = LOOPBACK, within: Sequence[str] = ()
     ) -> Daemon:
-        """Start a process in the data folder of that name. A second time: the same node again."""
+        """Start a process in the data folder of that name. A second time: the same node again.
+        `within`: words that run a command somewhere else."""
         data_dir = self.folder / name
         self._used.add(data_dir)
         arguments = [role, "--data-dir", str(data_dir), "--listen", listen, "--log", "text", *options]
-        self.all[name] = daemon = Daemon(name, arguments, data_dir, self._environment, within)
+        if within:
+            run = partial(self._run_within, within)
+        else:
+            self._launcher = self._launcher or Launcher(self._environment)
+            run = self._launcher.start
+        self.all[name] = daemon = Daemon(name, arguments, data_dir, run)
         return daemon
+
+    def _run_within(
+        self, within: Sequence[str], arguments: list[str], out: Path, err: Path
+    ) -> subprocess.Popen[bytes]:
+        with out.open("wb") as stdout, err.open("wb") as stderr:
+            return subprocess.Popen(
+                [*within, sys.executable, "-m", "p2pdiloco", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+                env=self._environment,
+            )
 
     def bootstrap(self, *options: str) -> Daemon:
         """A bootstrap that serves the micro run (or whatever `options` say), with its address printed."""
@@ -307,6 +320,8 @@ class Swarm:
             daemon.signal(signal.SIGTERM)
         for daemon in living:
             daemon.wait_exit(0, EXIT_S)
+        if self._launcher is not None:
+            self._launcher.close(EXIT_S)
         deadline = time.monotonic() + ORPHANS_S
         while list(self._mine()) and time.monotonic() < deadline:
             time.sleep(POLL_S)

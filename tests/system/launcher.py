@@ -1,0 +1,163 @@
+"""Starts `p2pdiloco node` and `bootstrap` as forks of a process that has already imported what they import.
+
+These are processes like any others, with memory, descriptors, threads and a pid of their own; each is spared
+two CPU-seconds of importing, and its test as long a wait. Demo, chaos, sessions, nodes behind a NAT and
+commands that end by themselves start as a person starts them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import select
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+POLL_S = 0.02
+START_S = 90.0
+
+
+class Launched:
+    """One of its processes, with the part of `subprocess.Popen` that swarms use."""
+
+    def __init__(self, launcher: Launcher, pid: int) -> None:
+        self.pid = pid
+        self._launcher = launcher
+
+    def poll(self) -> int | None:
+        """Exit status, negative: the signal that killed it; None while it runs."""
+        return self._launcher.statuses.get(self.pid)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Raises:
+        subprocess.TimeoutExpired: it still runs.
+        """
+        with self._launcher.changed:
+            self._launcher.changed.wait_for(lambda: self.poll() is not None, timeout)
+        status = self.poll()
+        if status is None:
+            raise subprocess.TimeoutExpired("p2pdiloco", timeout or 0.0)
+        return status
+
+    def send_signal(self, number: int) -> None:
+        """Nothing happens to one that has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+class Launcher:
+    """The forking process, seen from a test."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self.statuses: dict[int, int] = {}
+        self.changed = threading.Condition()
+        self._started: list[int] = []
+        self._process = subprocess.Popen(
+            [sys.executable, __file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=dict(environment),
+            text=True,
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def start(self, arguments: Sequence[str], out: Path, err: Path) -> Launched:
+        """`p2pdiloco` with these arguments, and its output in new files."""
+        assert self._process.stdin is not None
+        for path in (out, err):
+            path.touch()
+        with self.changed:
+            self._process.stdin.write(json.dumps([list(arguments), str(out), str(err)]) + "\n")
+            self._process.stdin.flush()
+            assert self.changed.wait_for(lambda: self._started, START_S), "the launcher does not answer"
+            return Launched(self, self._started.pop())
+
+    def close(self, timeout_s: float) -> None:
+        """It ends, and is waited for; what it started lives on."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(timeout_s)
+        self._reader.join(timeout_s)
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            pid, status = json.loads(line)
+            with self.changed:
+                if status is None:
+                    self._started.append(pid)
+                else:
+                    self.statuses[pid] = status
+                self.changed.notify_all()
+
+
+def serve() -> list[str] | None:
+    """Forks until its input ends (None). Returns in every fork, with the arguments of what that shall be."""
+    assert threading.active_count() == 1, "a fork has one thread: what others held would stay locked"
+    living: set[int] = set()
+    pending = b""
+    while True:
+        ready, _, _ = select.select([0], [], [], POLL_S if living else None)
+        for pid in list(living):
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                living.discard(pid)
+                _say(pid, os.waitstatus_to_exitcode(status))
+        if not ready:
+            continue
+        received = os.read(0, 65536)
+        if not received:
+            return None
+        *lines, pending = (pending + received).split(b"\n")
+        for line in lines:
+            arguments, out, err = json.loads(line)
+            pid = os.fork()
+            if pid == 0:
+                _be(out, err)
+                return list(arguments)
+            living.add(pid)
+            _say(pid, None)
+
+
+def _say(pid: int, status: int | None) -> None:
+    os.write(1, json.dumps([pid, status]).encode() + b"\n")
+
+
+def _be(out: str, err: str) -> None:
+    """What a process of its own has otherwise than a fork."""
+    for descriptor, path, flags in (
+        (0, os.devnull, os.O_RDONLY),
+        (1, out, os.O_WRONLY | os.O_CREAT | os.O_TRUNC),
+        (2, err, os.O_WRONLY | os.O_CREAT | os.O_TRUNC),
+    ):
+        opened = os.open(path, flags, 0o600)
+        os.dup2(opened, descriptor)
+        os.close(opened)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    random.seed()
+    numpy.random.seed()
+    torch.seed()
+
+
+if __name__ == "__main__":
+    import numpy
+    import torch
+
+    import p2pdiloco.daemon.main  # noqa: F401 (what takes the time)
+    from p2pdiloco.cli.main import run
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's ^C is for the test to handle
+    if (given := serve()) is not None:
+        sys.exit(run(given))
