@@ -1,8 +1,8 @@
 """Order and distribution of the whole suite.
 
 What starts swarms or has peers mostly waits for processes; the other layers compute. With several workers the
-last one takes what computes first, the others what waits, the longest first, and at the end everybody takes
-what is left. So two cores are never idle, and no more swarms run at a time than there are other workers.
+first one takes what waits, the longest first, the others what computes, at a lower priority, and at the end
+everybody takes what is left. So two cores are seldom idle, and one swarm runs at a time.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contextlib import suppress
 import psutil
 import pytest
 from hypothesis import HealthCheck, settings
-from two_lanes import COMPUTING, WAITING, TwoLanes, folder_of
+from two_lanes import COMPUTING, NICENESS, WAITING, TwoLanes, folder_of
 from xdist.workermanage import WorkerController
 
 # Before huggingface_hub is imported, which reads it once: no test asks the hub for anything.
@@ -22,6 +22,12 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 # How fast a machine is that has other things to do is no property of what is tested.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
+
+
+def pytest_configure() -> None:
+    """The first worker's swarms come first."""
+    if os.environ.get("PYTEST_XDIST_WORKER", "gw0") != "gw0":
+        os.nice(NICENESS)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

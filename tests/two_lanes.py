@@ -11,6 +11,8 @@ from xdist.workermanage import WorkerController
 WAITING = ["system", "net", "daemon", "learner"]
 COMPUTING = ["simulation", "tasks", "cli", "disk", "core", "tensors", "daemon_view", "config", "architecture"]
 """Long tests first: at the end nobody waits long for the other, and no two swarms share the processors."""
+NICENESS = 5
+"""Of workers that compute: they take what swarms leave."""
 
 
 @cache
@@ -29,7 +31,7 @@ class TwoLanes(LoadScopeScheduling):
         return nodeid
 
     def _assign_work_unit(self, node: WorkerController) -> None:
-        waits = node is not self.nodes[-1]
+        waits = node is self.nodes[0]
         lane = [*WAITING, *reversed(COMPUTING)] if waits else [*COMPUTING, *reversed(WAITING)]
         wanted = min(self.workqueue, key=lambda nodeid: lane.index(folder_of(nodeid)))
         self.workqueue.move_to_end(wanted, last=False)

@@ -65,22 +65,22 @@ def test_waiting_and_computing_tests_have_lanes(
     pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lanes, workers = started(pytestconfig, monkeypatch)
-    assert [{index < 4 for index in worker.given} for worker in workers] == [{True}, {True}, {False}]
+    assert [{index < 4 for index in worker.given} for worker in workers] == [{True}, {False}, {False}]
     assert sorted(play(lanes, workers)) == list(range(8))
 
 
 def test_long_tests_come_first_and_helpers_take_short_ones(
     pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The worker that computes has nothing of its own left: it takes no swarm from the other."""
+    """Workers that compute have nothing of their own left: they take no swarm from the first."""
     folders = ["daemon", "net", "net", "net", "system", "system", "core", "core"]
     tests = [f"tests/{folder}/test_x.py::test_{n}" for n, folder in enumerate(folders)]
     monkeypatch.setattr("test_two_lanes.TESTS", tests)
-    lanes, (waits, also, computes) = started(pytestconfig, monkeypatch)
-    assert [folders[n] for n in (*waits.given, *also.given)] == ["system", "net", "system", "net"]
-    assert [folders[n] for n in computes.given] == ["core", "core"]
+    lanes, (waits, computes, also) = started(pytestconfig, monkeypatch)
+    assert [folders[n] for n in waits.given] == ["system", "system"]
+    assert [folders[n] for n in (*computes.given, *also.given)] == ["core", "daemon", "core", "net"]
     lanes.mark_test_complete(computes, computes.next())
-    assert folders[computes.given[-1]] == "daemon"
+    assert folders[computes.given[-1]] == "net"
 
 
 @pytest.mark.parametrize("done", [0, 1, 3])

@@ -18,7 +18,7 @@ SEEDS_PER_MIX = 85
 @pytest.mark.parametrize("mix", MIX_NAMES)
 def test_eighty_five_seeds(mix: str) -> None:
     summary = Summary()
-    for result, seconds in play(range(SEEDS_PER_MIX), mix, None, jobs=2):
+    for result, seconds in play(range(SEEDS_PER_MIX), mix, None):
         summary.add(result, seconds)
     failed = [f"{r.detail or r.stuck}: {replay_command(r, None, mix)}" for r in summary.failed]
     assert not failed, "\n".join(failed)
