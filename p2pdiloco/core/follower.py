@@ -29,7 +29,7 @@ from p2pdiloco.core.events import FetchFailed, StateFetched, UpdateApplied, Upda
 from p2pdiloco.core.machine import Machine, direct_members
 from p2pdiloco.core.publishing import commit_effect
 from p2pdiloco.core.timing import backoff_s
-from p2pdiloco.core.types import WHOLE_RUN, Head, SignedVersion, Stamp, plausible_work
+from p2pdiloco.core.types import WHOLE_RUN, Head, SignedVersion, Stamp, VersionHeader, plausible_work
 
 MOST_TERMS = 1 << 32
 """More elections than there can be between two versions. Terms start above the head's: numbers that end."""
@@ -262,9 +262,8 @@ class Follower:
             return "false-plan"
         if header.term > before.term + MOST_TERMS:
             return "false-term"
-        done = ((part.tokens, part.inner_steps) for part in header.contributors)
-        if not all(plausible_work(*work, config.tokens_per_step) for work in done):
-            return "implausible-tokens"  # no syncer may take these in: the steps say how far momentum goes
+        if not self._plausible(header):
+            return "implausible-tokens"
         if not header.contributors or header.tokens != self._chain.head.tokens + header.merged_tokens():
             return "false-tokens"
         return ""
@@ -289,15 +288,10 @@ class Follower:
 
     def state_fetched(self, event: StateFetched, now: float) -> None:
         """A donor's whole fragment is in the spare copy."""
-        header = event.version.header
-        wanted = self.state is FollowState.COPYING and header.head().weight > self._chain.head.weight
-        config = self._shared.config
-        right = (header.run, header.group, header.fragment) == (config.run, WHOLE_RUN, self._fragment)
-        signed = right and self._shared.signed_by(header.syncer, "version", header, event.version.signature)
-        if not wanted or not signed:
+        reason = self._why_no_state(event.version)
+        if self.state is not FollowState.COPYING or reason:
             self._shared.out.put(DropSpare(self._fragment))
             if self.state is FollowState.COPYING:
-                reason = "behind" if signed else "version-signature"
                 self._shared.out.record("catchup", self._fragment, f"not taken: {reason}", peer=event.peer)
                 self._disappointed(event.peer, reason, now)
             return
@@ -308,6 +302,20 @@ class Follower:
         shared.out.put(CommitVersion(event.version, None, merged_ticket, event.watermarks, after, overwrite))
         self._chain.replace(event.version, event.watermarks)
         self._moved("catchup", event.version, now)
+
+    def _why_no_state(self, version: SignedVersion) -> str:
+        header, config = version.header, self._shared.config
+        right = (header.run, header.group, header.fragment) == (config.run, WHOLE_RUN, self._fragment)
+        if not right or not self._shared.signed_by(header.syncer, "version", header, version.signature):
+            return "version-signature"
+        if not self._plausible(header):
+            return "implausible-tokens"
+        return "" if header.head().weight > self._chain.head.weight else "behind"
+
+    def _plausible(self, header: VersionHeader) -> bool:
+        """No syncer may take other contributions in: their steps say how far momentum goes."""
+        per_step = self._shared.config.tokens_per_step
+        return all(plausible_work(part.tokens, part.inner_steps, per_step) for part in header.contributors)
 
     def _moved(self, kind: str, version: SignedVersion, now: float) -> None:
         self._done(now, ok=True)

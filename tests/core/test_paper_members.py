@@ -10,10 +10,12 @@ from p2pdiloco.core import events as ev
 from p2pdiloco.core import messages as msg
 from p2pdiloco.core.contributor import OTHER_OPINIONS
 from p2pdiloco.core.grouping import Roster
-from p2pdiloco.core.types import Contributor, Stamp, Watermark
+from p2pdiloco.core.types import Contributor, SignedVersion, Stamp, Watermark
 
 FAR = branch(9)
 """Nine versions: more than the update log keeps."""
+NO_STEPS = Contributor("p1", Stamp(1, 1), 1000, 0)
+"""No syncer may have merged that."""
 
 
 def newcomer(versions: int = 2) -> Solo:
@@ -105,7 +107,7 @@ def test_an_outer_step_with_another_digest_is_dropped_and_the_state_copied() -> 
         ("wrong-fragment", {"codec": "fp8"}),
         ("false-tokens", {"tokens": 4000}),
         ("false-tokens", {"contributors": (), "tokens": 0}),
-        ("implausible-tokens", {"contributors": (Contributor("p1", Stamp(1, 1), 1000, 0),)}),
+        ("implausible-tokens", {"contributors": (NO_STEPS,)}),
         ("implausible-tokens", {"contributors": (Contributor("p1", Stamp(1, 1), 10**12, 1),)}),
         ("false-plan", {"groups": 3}),
         ("false-plan", {"epoch": 2, "groups": 3}),
@@ -201,12 +203,21 @@ def test_heads_of_the_unconfirmed_are_not_believed() -> None:
         assert not found(solo.message(sender, stranger), ef.FetchUpdate)
 
 
-def test_a_copied_state_that_another_signed_is_thrown_away() -> None:
+@pytest.mark.parametrize(
+    ("forged", "reason"),
+    [
+        (SignedVersion(FAR[9].header, FAR[8].signature), "version-signature"),
+        (child(FAR[8].header, contributors=(NO_STEPS,)), "implausible-tokens"),
+    ],
+)
+def test_a_copied_state_whose_version_would_be_refused_is_thrown_away(
+    forged: SignedVersion, reason: str
+) -> None:
     solo = newcomer(9)
     copy = found(solo.greeting, ef.FetchState)[0]
-    forged = type(FAR[9])(FAR[9].header, FAR[8].signature)
     effects = solo.feed(ev.StateFetched(0, copy.peer, forged, ()))
     assert found(effects, ef.DropSpare) and not found(effects, ef.CommitVersion) and solo.head.number == 0
+    assert reasons(effects, "catchup")[0] == f"not taken: {reason}"
 
 
 # --- contributions of a learner that crashes ------------------------------------------------------------
