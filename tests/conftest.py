@@ -1,8 +1,8 @@
 """Order and distribution of the whole suite.
 
-What starts swarms or has peers mostly waits for processes; the other layers compute. With several workers the
-first one takes what waits, the longest first, the others what computes, at a lower priority, and at the end
-everybody takes what is left. So two cores are seldom idle, and one swarm runs at a time.
+What starts swarms or has peers mostly waits for processes; the other layers compute. With several workers
+one takes what waits, the longest first, the others what computes, at a lower priority, and at the end
+everybody takes what is left. So two cores are seldom idle, and until then one swarm runs at a time.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contextlib import suppress
 import psutil
 import pytest
 from hypothesis import HealthCheck, settings
-from two_lanes import COMPUTING, NICENESS, WAITING, TwoLanes, folder_of
+from two_lanes import COMPUTING, NICENESS, WAITING, Roles, TwoLanes, computes, folder_of
 from xdist.workermanage import WorkerController
 
 # Before huggingface_hub is imported, which reads it once: no test asks the hub for anything.
@@ -24,10 +24,19 @@ settings.register_profile("any machine", deadline=None, suppress_health_check=[H
 settings.load_profile("any machine")
 
 
-def pytest_configure() -> None:
-    """The first worker's swarms come first."""
-    if os.environ.get("PYTEST_XDIST_WORKER", "gw0") != "gw0":
+roles = Roles()
+MOST_PASSES = 5
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Swarms come first."""
+    if computes(config):
         os.nice(NICENESS)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: WorkerController) -> None:
+    roles.give(node)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -45,9 +54,23 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> TwoLanes:
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: WorkerController, error: object) -> None:
     """What a worker's tests started has inherited its name: who dies cannot clean up after itself."""
+    roles.gone(node)
     mine = (node.workerinput["testrunuid"], node.gateway.id)
-    for process in psutil.process_iter() if error else ():
-        with suppress(psutil.Error):  # somebody else's, or gone in this moment
-            found = process.environ()
-            if (found.get("PYTEST_XDIST_TESTRUNUID"), found.get("PYTEST_XDIST_WORKER")) == mine:
+    for _ in range(MOST_PASSES if error else 0):
+        if not (found := started_by(mine)):
+            break
+        for process in found:
+            with suppress(psutil.Error):
                 process.kill()
+        psutil.wait_procs(found, 5)  # and once more: one of them may have started another in the meantime
+
+
+def started_by(worker: tuple[str, str]) -> list[psutil.Process]:
+    """Processes of a test run's worker, which are not those of this process."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):  # somebody else's, or gone in this moment
+            its = process.environ()
+            if (its.get("PYTEST_XDIST_TESTRUNUID"), its.get("PYTEST_XDIST_WORKER")) == worker:
+                found.append(process)
+    return found

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
 WAITING = ["system", "net", "daemon", "learner"]
 COMPUTING = ["simulation", "tasks", "cli", "disk", "core", "tensors", "daemon_view", "config", "architecture"]
-"""Long tests first: at the end nobody waits long for the other, and no two swarms share the processors."""
+"""Long tests first: at the end nobody waits long for the other, and only then two swarms may share the
+processors."""
 NICENESS = 5
 """Of workers that compute: they take what swarms leave."""
 
@@ -19,6 +21,30 @@ NICENESS = 5
 def folder_of(nodeid: str) -> str:
     """The layer that a test is of."""
     return Path(nodeid.partition("::")[0]).parts[1]
+
+
+class Roles:
+    """One worker at a time has the tests that wait: the first, or, when that has died, who replaces it."""
+
+    def __init__(self) -> None:
+        self._waits: str | None = None
+
+    def give(self, node: WorkerController) -> None:
+        """To a worker that is about to start."""
+        mine = self._waits is None
+        if mine:
+            self._waits = node.gateway.id
+        node.workerinput["waits"] = mine
+
+    def gone(self, node: WorkerController) -> None:
+        """It died, or is done."""
+        if node.gateway.id == self._waits:
+            self._waits = None
+
+
+def computes(config: Any) -> bool:
+    """Whether this process is a worker that `Roles` gave the tests that compute."""
+    return not getattr(config, "workerinput", {"waits": True})["waits"]
 
 
 class TwoLanes(LoadScopeScheduling):
@@ -31,7 +57,7 @@ class TwoLanes(LoadScopeScheduling):
         return nodeid
 
     def _assign_work_unit(self, node: WorkerController) -> None:
-        waits = node is self.nodes[0]
+        waits = node.workerinput["waits"]
         lane = [*WAITING, *reversed(COMPUTING)] if waits else [*COMPUTING, *reversed(WAITING)]
         wanted = min(self.workqueue, key=lambda nodeid: lane.index(folder_of(nodeid)))
         self.workqueue.move_to_end(wanted, last=False)

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from two_lanes import TwoLanes
+from two_lanes import Roles, TwoLanes, computes
 
 TESTS = [f"tests/system/test_a.py::test_{n}" for n in range(4)] + [
     f"tests/core/test_b.py::test_{n}" for n in range(4)
@@ -18,6 +18,7 @@ class Worker:
 
     def __init__(self, name: str) -> None:
         self.gateway = SimpleNamespace(id=name)
+        self.workerinput = {"waits": name == "gw0"}
         self.shutting_down = False
         self.given: list[int] = []
 
@@ -115,3 +116,15 @@ def test_who_replaces_a_dead_worker_begins_at_once_when_it_has_collected(
     lanes.add_node_collection(instead, TESTS)
     lanes.schedule()
     assert instead.next() is not None and third.next() is not None
+
+
+def test_one_living_worker_has_the_tests_that_wait() -> None:
+    roles: Any = Roles()
+    workers = [Worker(f"gw{n}") for n in range(4)]
+    for worker in workers[:3]:
+        roles.give(worker)
+    roles.gone(workers[1])
+    roles.gone(workers[0])
+    roles.give(workers[3])
+    assert [worker.workerinput["waits"] for worker in workers] == [True, False, False, True]
+    assert not computes(SimpleNamespace()) and computes(SimpleNamespace(workerinput={"waits": False}))

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 POLL_S = 0.02
@@ -38,16 +39,18 @@ class Launched:
         subprocess.TimeoutExpired: it still runs.
         """
         with self._launcher.changed:
-            self._launcher.changed.wait_for(lambda: self.poll() is not None, timeout)
+            self._launcher.changed.wait_for(lambda: self.poll() is not None or self._launcher.ended, timeout)
         status = self.poll()
+        assert status is not None or not self._launcher.ended, "the launcher ended: nobody knows of its forks"
         if status is None:
             raise subprocess.TimeoutExpired("p2pdiloco", timeout or 0.0)
         return status
 
     def send_signal(self, number: int) -> None:
-        """Nothing happens to one that has ended."""
+        """Nothing happens to one that has ended, also if we do not know of it yet."""
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, number)
 
     def terminate(self) -> None:
         self.send_signal(signal.SIGTERM)
@@ -62,6 +65,7 @@ class Launcher:
     def __init__(self, environment: Mapping[str, str]) -> None:
         self.statuses: dict[int, int] = {}
         self.changed = threading.Condition()
+        self.ended = False
         self._started: list[int] = []
         self._process = subprocess.Popen(
             [sys.executable, __file__],
@@ -81,13 +85,20 @@ class Launcher:
         with self.changed:
             self._process.stdin.write(json.dumps([list(arguments), str(out), str(err)]) + "\n")
             self._process.stdin.flush()
-            assert self.changed.wait_for(lambda: self._started, START_S), "the launcher does not answer"
+            self.changed.wait_for(lambda: self._started or self.ended, START_S)
+            assert self._started, "the launcher ended" if self.ended else "the launcher does not answer"
             return Launched(self, self._started.pop())
 
     def close(self, timeout_s: float) -> None:
         """It ends, and is waited for; what it started lives on."""
         assert self._process.stdin is not None
         self._process.stdin.close()
+        self._process.wait(timeout_s)
+        self._reader.join(timeout_s)
+
+    def kill(self, timeout_s: float) -> None:
+        """It ends at once: what it was asked for and has not forked yet never runs."""
+        self._process.kill()
         self._process.wait(timeout_s)
         self._reader.join(timeout_s)
 
@@ -101,6 +112,9 @@ class Launcher:
                 else:
                     self.statuses[pid] = status
                 self.changed.notify_all()
+        with self.changed:
+            self.ended = True
+            self.changed.notify_all()
 
 
 def serve() -> list[str] | None:
@@ -152,6 +166,7 @@ def _be(out: str, err: str) -> None:
 
 
 if __name__ == "__main__":
+    sys.path[0] = str(Path.cwd())  # as for `python -m p2pdiloco`: the package is that of this checkout
     import numpy
     import torch
 

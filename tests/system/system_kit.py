@@ -298,6 +298,8 @@ class Swarm:
             if not failed:
                 self._end_in_order()
         finally:
+            if self._launcher is not None:
+                self._launcher.kill(EXIT_S)  # before we look whom it has started
             leftovers = list(self._mine())
             for process in leftovers:
                 process.kill()
