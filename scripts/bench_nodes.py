@@ -186,15 +186,16 @@ def rows_of(options: argparse.Namespace, seed: int) -> dict[str, Setting]:
         speeds=tuple(options.speeds),
         faults_per_hour=options.faults_per_hour,
     )
-    if base.faults_per_hour:
-        base = replace(base, step_s=options.step_s, ends="tokens")  # as those of real nodes
     swarm = every(base, options.inner_steps)
+    nodes = replace(swarm, kind="nodes", step_s=options.step_s)
+    if swarm.faults_per_hour:
+        swarm = replace(swarm, step_s=options.step_s, ends="tokens")  # as those of real nodes
     its = options.parallel_rate or PARALLEL_RATES[0] * swarm.manifest().inner.learning_rate
     pace = sum(options.speeds or [1.0] * options.learners) / options.learners
     return {
         "data parallel": replace(parallel(swarm), inner_rate=its, steps=round(options.steps * pace)),
         "swarm in virtual time": swarm,
-        "real nodes": replace(swarm, kind="nodes", step_s=options.step_s),
+        "real nodes": nodes,
     }
 
 

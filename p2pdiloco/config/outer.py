@@ -73,7 +73,7 @@ ALONE = Rule(0.5, 0.9, "rda")
 EQUALS = Rule(1.2, 0.8, "mean")
 """Of long runs whose learners are equally fast and seldom die: there it ends lower than `USUAL`, where they
 are uneven higher, by much more (docs/experiments-settings.md). So somebody has to choose it."""
-BY_LENGTH = USUAL, SPARSE, ALONE
+BY_RULE = USUAL, SPARSE, ALONE
 """Of which `outer_step` chooses; whoever has another one has chosen it."""
 
 
@@ -150,7 +150,7 @@ def with_outer(manifest: Manifest, learners: int = 0) -> Manifest:
     """With the outer step that belongs to the run's expected length: rate, momentum and kind of merge, unless
     somebody chose them, and momentum's warm-up."""
     replace, outer = msgspec.structs.replace, manifest.outer
-    if rule_of(outer) in BY_LENGTH:
+    if rule_of(outer) in BY_RULE:
         its = outer_step(_steps(manifest, learners), _learners(manifest, learners), manifest.sync.inner_steps)
         outer = replace(outer, **its._asdict())
     warmup = momentum_warmup(expected_merges(manifest, learners))
@@ -204,7 +204,8 @@ def harms(manifest: Manifest) -> list[str]:
     inner, sync, outer = manifest.inner, manifest.sync, manifest.outer
     merges, warmup, steps = expected_merges(manifest), outer.momentum_warmup_merges, _steps(manifest)
     length = f"about {merges} outer steps of each fragment"
-    ours, better = rule_of(outer), outer_step(steps, _learners(manifest), sync.inner_steps)
+    learners = _learners(manifest)
+    ours, better = rule_of(outer), outer_step(steps, learners, sync.inner_steps)
     inner_warmup, usual = inner.warmup_tokens * steps // inner.schedule_tokens, warmup_steps(steps)
     rules = (
         (merges <= SHOWN.short_merges, _shortness(manifest, merges)),
@@ -214,9 +215,10 @@ def harms(manifest: Manifest) -> list[str]:
             f"{length}: outer.momentum_warmup_merges = {momentum_warmup(merges)} was better",
         ),
         (
-            ours in BY_LENGTH and ours != better,
-            f"outer.learning_rate {ours.learning_rate:g} with outer.momentum {ours.momentum:g}: for runs of "
-            f"about {steps} inner steps {better.learning_rate:g} with {better.momentum:g} was better",
+            ours in BY_RULE and ours != better,
+            f"outer.learning_rate {ours.learning_rate:g} with outer.momentum {ours.momentum:g}: "
+            f"{better.learning_rate:g} with {better.momentum:g} is the choice for learners of such a number "
+            f"({learners}), inner steps (about {steps}) and H ({sync.inner_steps})",
         ),
         (
             warmup > max(momentum_warmup(merges), 3 * merges // 4),

@@ -225,7 +225,7 @@ def faults(base: Setting) -> list[Case]:
 
 def alone(base: Setting) -> list[Case]:
     """One learner against plain AdamW."""
-    one = replace(base, learners=1)
+    one = every(replace(base, learners=1), base.inner_steps)
     return [
         Case("AdamW", parallel(one)),
         Case("one learner", one),

@@ -57,6 +57,9 @@ def test_real_nodes_are_held_against_runs_that_the_learning_benchmark_has_made()
     slow = bench_nodes.rows_of(bench_nodes.options_of(["--speeds", "1", "1", "1", "0.2"]), seed=0)
     tokens = {name: row.manifest().inner.schedule_tokens for name, row in slow.items()}
     assert max(tokens.values()) < 1.001 * min(tokens.values()), "equal tokens, also if some are slow"
+    dying = bench_nodes.rows_of(bench_nodes.options_of(["--faults-per-hour", "125"]), seed=0)
+    assert dying["swarm in virtual time"].ends == "tokens", "as those of real nodes"
+    assert dying["real nodes"].ends == Setting().ends, "theirs always do: it is no part of their name"
 
 
 def test_sockets_are_frames_without_headers() -> None:

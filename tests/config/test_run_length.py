@@ -83,7 +83,7 @@ def test_a_manifest_that_says_nothing_of_the_outer_step_has_the_usual_one():
         (changed("outer", momentum_warmup_merges=0), "overshoots in a run of about 21 outer steps"),
         (
             changed("outer", **ALONE._asdict()),
-            "outer.momentum 0.9: for runs of about 525 inner steps 0.7 with 0.8 was better",
+            "is the choice for learners of such a number (4), inner steps (about 525) and H (24)",
         ),
         (changed("outer", momentum_warmup_merges=20), "warms up over 20 merges"),
         (changed("inner", warmup_tokens=30_000), "warms up over 7 steps: with delays so short"),
