@@ -95,7 +95,7 @@ def manifest_from_canonical(data: bytes) -> Manifest:
     except (msgspec.MsgspecError, RecursionError) as error:
         raise RemoteError("manifest-garbage", str(error)) from error
     if canonical_bytes(manifest) != data:
-        raise RemoteError("manifest-garbage", "not the canonical encoding")
+        raise RemoteError("manifest-garbage", "not the canonical encoding of this version of p2pdiloco")
     broken = broken_rule(manifest)
     if broken:
         raise RemoteError("manifest-invalid", broken)
