@@ -67,7 +67,7 @@ class Rule(NamedTuple):
 
 USUAL = Rule(0.7, 0.8, "rda")
 SPARSE = Rule(0.9, 0.8, "rda")
-"""Of long runs with a large H: 0.9 % lower with H = 100 (three seeds)."""
+"""With a large H: of H = 100, 0.9 % lower in long runs and 1.6 % in short ones (three seeds each)."""
 ALONE = Rule(0.5, 0.9, "rda")
 """Of one learner in a long run."""
 EQUALS = Rule(1.2, 0.8, "mean")
@@ -94,9 +94,7 @@ def momentum_warmup(merges: int) -> int:
 
 def outer_step(steps: int, learners: int, period: int) -> Rule:
     """What belongs to a run of so many learners that make so many inner steps each; `period` is H."""
-    if steps <= FEW_STEPS:
-        return USUAL
-    if learners == 1:
+    if learners == 1 and steps > FEW_STEPS:
         return ALONE
     return SPARSE if period > USUAL_INNER_STEPS else USUAL
 

@@ -52,14 +52,15 @@ def test_the_warm_up_of_momentum_is_two_thirds_of_a_short_run():
     assert warmups == [7, 20, 20]
 
 
-def test_long_runs_with_a_large_h_have_a_larger_outer_step_unless_somebody_chose_it():
+def test_runs_with_a_large_h_have_a_larger_outer_step_unless_somebody_chose_it():
     far_apart = changed("sync", inner_steps=100, delay_steps=4)
-    of_lengths = [with_schedule(far_apart, steps, 3).outer for steps in (FEW_STEPS, FEW_STEPS + 1)]
-    assert [rule_of(outer) for outer in of_lengths] == [USUAL, SPARSE]
+    for steps, learners in ((700, 3), (FEW_STEPS + 1, 3), (700, 1)):
+        assert rule_of(with_schedule(far_apart, steps, learners).outer) == SPARSE
     assert rule_of(with_schedule(PRESETS["tiny"], 2800, 3).outer) == USUAL
-    for other in (of_lengths[1], replace(of_lengths[1], **ALONE._asdict())):
-        again = with_outer(replace(with_schedule(far_apart, 720, 3), outer=other), 3)
-        assert rule_of(again.outer) == USUAL
+    for other in (USUAL, ALONE):
+        outer = replace(far_apart.outer, **other._asdict())
+        again = with_outer(replace(with_schedule(far_apart, 720, 3), outer=outer), 3)
+        assert rule_of(again.outer) == SPARSE
     told = with_schedule(changed("outer", learning_rate=0.4, momentum=0.6), 720, 3).outer
     assert told == replace(PRESETS["tiny"].outer, learning_rate=0.4, momentum=0.6, momentum_warmup_merges=20)
     for chosen in (USUAL._replace(learning_rate=0.5), USUAL._replace(merge="mean"), EQUALS):
