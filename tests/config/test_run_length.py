@@ -54,7 +54,7 @@ def test_the_warm_up_of_momentum_is_two_thirds_of_a_short_run():
 
 def test_runs_with_a_large_h_have_a_larger_outer_step_unless_somebody_chose_it():
     far_apart = changed("sync", inner_steps=100, delay_steps=4)
-    for steps, learners in ((700, 3), (FEW_STEPS + 1, 3), (700, 1)):
+    for steps, learners in ((700, 3), (FEW_STEPS + 1, 3), (700, 1), (FEW_STEPS + 1, 1)):
         assert rule_of(with_schedule(far_apart, steps, learners).outer) == SPARSE
     assert rule_of(with_schedule(PRESETS["tiny"], 2800, 3).outer) == USUAL
     for other in (USUAL, ALONE):
