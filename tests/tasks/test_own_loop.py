@@ -66,7 +66,7 @@ def test_the_schedule_is_as_long_as_the_program_s_steps_are(tmp_path: Path, toke
     run = sign_run(new_run(Tied(), tmp_path / "run.toml", "own", tokens, fragments=2), Identity.generate())[0]
     assert harms(run.manifest) == [] and expected_merges(run.manifest) == 416
     (doubt,) = run.doubts()
-    assert "10000 inner steps (2800), task own-loop (causal-lm)" in doubt and "parameters" not in doubt
+    assert "10000 inner steps (2800), task own-loop (causal-lm, image" in doubt and "parameters" not in doubt
     path = new_run(Tied(), tmp_path / "short.toml", "own", tokens, schedule_steps=480, fragments=2)
     run = sign_run(path, Identity.generate())[0]
     assert "the schedule is about 20 outer steps" in "".join(harms(run.manifest))
