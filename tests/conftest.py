@@ -66,7 +66,7 @@ def pytest_testnodedown(node: WorkerController, error: object) -> None:
 
 
 def started_by(worker: tuple[str, str]) -> list[psutil.Process]:
-    """Processes of a test run's worker, which are not those of this process."""
+    """What the tests of that worker, of that test run, have running."""
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):  # somebody else's, or gone in this moment

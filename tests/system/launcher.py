@@ -83,8 +83,9 @@ class Launcher:
         for path in (out, err):
             path.touch()
         with self.changed:
-            self._process.stdin.write(json.dumps([list(arguments), str(out), str(err)]) + "\n")
-            self._process.stdin.flush()
+            if not self.ended:
+                self._process.stdin.write(json.dumps([list(arguments), str(out), str(err)]) + "\n")
+                self._process.stdin.flush()
             self.changed.wait_for(lambda: self._started or self.ended, START_S)
             assert self._started, "the launcher ended" if self.ended else "the launcher does not answer"
             return Launched(self, self._started.pop())
