@@ -1,4 +1,5 @@
-"""How the outer step's numbers follow from a run's length, and what of a manifest nobody has shown to work.
+"""How the outer step's numbers follow from a run's length, H and learners, and what of a manifest nobody has
+shown to work.
 
 What is known, and how well, is in docs/experiments.md and docs/experiments-settings.md
 (`scripts/bench_learning.py`).
@@ -149,8 +150,8 @@ def for_length(manifest: Manifest, length: str) -> Manifest:
 
 
 def with_outer(manifest: Manifest, learners: int = 0) -> Manifest:
-    """With the outer step that belongs to the run's expected length: rate, momentum and kind of merge, unless
-    somebody chose them, and momentum's warm-up."""
+    """With the outer step that belongs to the run's expected length, H and learners: rate, momentum and kind
+    of merge, unless somebody chose them, and momentum's warm-up."""
     replace, outer = msgspec.structs.replace, manifest.outer
     if rule_of(outer) in BY_RULE:
         its = outer_step(_steps(manifest, learners), _learners(manifest, learners), manifest.sync.inner_steps)
