@@ -101,6 +101,17 @@ def computes_in_bf16(kind: str) -> bool:
     return False
 
 
+@functools.cache
+def multiplies_bf16(kind: str) -> bool:
+    """Whether devices of this kind multiply matrices of bf16 about as fast as of fp32, or faster, here.
+
+    Of CPUs those with AVX-512: with instructions for bf16 four times as fast, without them 1.3 times as slow;
+    with AVX2 it is 15 to 50 times as slow (`scripts/bench_muon.py`)."""
+    if kind == "cpu":
+        return torch.backends.cpu.get_cpu_capability() == "AVX512"
+    return computes_in_bf16(kind)
+
+
 def step_back(niceness: int) -> None:
     """Let everything else on this machine go first: the daemon's answers, and whatever else its user does."""
     if not lower_process(os.getpid(), niceness):

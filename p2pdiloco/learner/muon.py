@@ -1,8 +1,10 @@
 """Muon: momentum, orthogonalised, for the matrices inside the model; AdamW for all else.
 
 Jordan 2024 (kellerjordan.github.io/posts/muon), with the scale of 2502.16982, whose updates are as large as
-AdamW's, so that learning rate and weight decay mean the same for both. Bit for bit `torch.optim.Muon(
-adjust_lr_fn="match_rms_adamw")`, which needs torch 2.9 and imports torch's compiler, as AdamW's class does.
+AdamW's, so that learning rate and weight decay mean the same for both. Where bf16 is fast, bit for bit
+`torch.optim.Muon(adjust_lr_fn="match_rms_adamw")`, which needs torch 2.9 and imports torch's compiler, as
+AdamW's class does. Elsewhere matrices are orthogonalised in fp32: without instructions for it, bf16 takes a
+processor 15 to 50 times as long (`scripts/bench_muon.py`).
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from p2pdiloco.learner.device import multiplies_bf16
 from p2pdiloco.learner.sharding import own, own_rows, whole
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
@@ -57,10 +60,11 @@ class Muon:
 
 
 def orthogonal(matrix: Tensor) -> Tensor:
-    """The nearest semi-orthogonal matrix, about: singular values between 0.5 and 1.5. bf16, same shape."""
+    """The nearest semi-orthogonal matrix, about: singular values between 0.5 and 1.5. Same shape, new memory;
+    bf16, or fp32 where that is faster (`device.multiplies_bf16`)."""
     a, b, c = NEWTON_SCHULZ
     tall = matrix.size(0) > matrix.size(1)
-    x = matrix.bfloat16()
+    x = matrix.to(torch.bfloat16 if multiplies_bf16(matrix.device.type) else torch.float32, copy=True)
     x = x.T if tall else x
     x.div_(x.norm().clamp(min=EPSILON))
     for _ in range(NEWTON_SCHULZ_STEPS):

@@ -32,7 +32,6 @@ from p2pdiloco.learner.device import choose_device
 from p2pdiloco.learner.evaluate import evaluate, heldout_batch
 from p2pdiloco.learner.loop import MAX_SKIPPED_IN_A_ROW, Training, TrainingDiverged, train
 from p2pdiloco.learner.mailbox import Mailbox
-from p2pdiloco.learner.muon import Muon, hidden_matrices
 from p2pdiloco.learner.optim import make_optimizer, set_learning_rate
 from p2pdiloco.learner.ranks import count_ranks
 from p2pdiloco.learner.schedule import learning_rate
@@ -290,19 +289,19 @@ def test_restore_modes_take_all_or_the_rest_or_nothing(tmp_path, bench):
 def test_muon_has_its_own_moments_and_leaves_those_of_another_optimizer(tmp_path, bench):
     inner = msgspec.structs.replace(MICRO.inner, optimizer="muon", warmup_tokens=2560)
     manifest = msgspec.structs.replace(MICRO, inner=inner)
-    muon, same = (Bench(manifest) for _ in range(2))
-    losses = [muon.training.step().loss for _ in range(12)]
+    trained, same = (Bench(manifest) for _ in range(2))
+    losses = [trained.training.step().loss for _ in range(12)]
     assert losses[-1] < losses[0] - 0.05
-    assert len(muon.training.optimizer.param_groups[-1]["params"]) == 2 * 7  # of two blocks
-    checkpoint.save(tmp_path / "state", muon.training, muon.fragments)
+    assert len(trained.training.optimizer.param_groups[-1]["params"]) == 2 * 7  # of two blocks
+    checkpoint.save(tmp_path / "state", trained.training, trained.fragments)
     assert checkpoint.restore(tmp_path / "state", [], same.training, same.fragments) == ""
-    same.training.model.load_state_dict(muon.parameters())
+    same.training.model.load_state_dict(trained.parameters())
     same.training.stream.take(12 * 4)
-    assert same.training.step() == muon.training.step()
+    assert same.training.step() == trained.training.step()
     note = checkpoint.restore(tmp_path / "state", [], bench.training, bench.fragments)
     assert note == "the saved moments are of muon: those of adamw begin anew"
     assert (bench.training.inner_step, bench.training.optimizer_steps) == (12, 0)
-    muon.close()
+    trained.close()
     same.close()
 
 
@@ -383,28 +382,6 @@ def test_a_step_with_a_least_length_waits_for_commands_not_for_time(bench):
     bench.post(Stop(None))
     assert not mailbox.boundary(bench.training.step())
     assert len(waits) == 5
-
-
-def test_our_muon_is_torchs_bit_for_bit() -> None:
-    theirs_class = getattr(torch.optim, "Muon", None)
-    if theirs_class is None:
-        pytest.skip("this torch has no Muon")
-    torch.manual_seed(0)
-    ours, theirs = (torch.nn.Sequential(torch.nn.Linear(7, 5, bias=False)) for _ in range(2))
-    theirs.load_state_dict(ours.state_dict())
-    a = Muon(list(ours.parameters()), lr=0.01, weight_decay=0.1, momentum=0.95)
-    b = theirs_class(
-        theirs.parameters(), lr=0.01, weight_decay=0.1, momentum=0.95, adjust_lr_fn="match_rms_adamw"
-    )
-    for step in range(4):
-        for optimizer, layer in ((a, ours), (b, theirs)):
-            optimizer.zero_grad()
-            batch = torch.arange(7.0).reshape(1, 7) + step
-            torch.autograd.backward(layer(batch).square().sum())
-            optimizer.step()
-        assert torch.equal(ours[0].weight, theirs[0].weight)
-    two = torch.nn.Sequential(torch.nn.Embedding(3, 7), torch.nn.Linear(7, 5), torch.nn.Linear(5, 2))
-    assert [tuple(p.shape) for p in hidden_matrices(two)] == [(5, 7)], "neither embedding nor head"
 
 
 def test_our_adamw_is_torchs_bit_for_bit_without_its_compiler() -> None:
