@@ -24,7 +24,7 @@ import msgspec
 
 from p2pdiloco.study.play import play_line
 from p2pdiloco.study.setting import HELDOUT_TOKENS, MODELS, Outcome, Setting
-from p2pdiloco.study.suites import MODEL_RATE, SUITES, every, settings_of
+from p2pdiloco.study.suites import MODEL_RATE, MUON_MOMENTUM, SUITES, every, settings_of
 
 Runs = dict[int, Outcome]
 """Of one row, by seed."""
@@ -44,6 +44,7 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=700, help="inner steps of a usual learner")
     parser.add_argument("--inner-steps", type=int, default=24, help="H, where a suite does not say")
     parser.add_argument("--inner-rate", type=float, default=0.0, help="0: the model's best of `rates`")
+    parser.add_argument("--optimizer", default="adamw", choices=("adamw", "muon"), help="everybody's")
     parser.add_argument("--beta1", type=float, default=0.9, help="of the inner AdamW, everybody's")
     parser.add_argument("--tokens-per-step", type=int, default=0, help="of a learner; 0: the model's")
     parser.add_argument("--precision", default="fp32", choices=("fp32", "bf16"), help="of passes on CPUs")
@@ -67,6 +68,8 @@ def base_of(options: argparse.Namespace) -> Setting:
         learners=options.learners,
         steps=options.steps,
         inner_rate=options.inner_rate or MODEL_RATE.get(options.model, 0.0),
+        optimizer=options.optimizer,
+        muon_momentum=MUON_MOMENTUM if options.optimizer == "muon" else Setting().muon_momentum,
         beta1=options.beta1,
         precision=options.precision,
         tokens_per_step=options.tokens_per_step,
@@ -122,12 +125,13 @@ def mean_loss(runs: Runs) -> float:
 
 def reference(rows: Rows, kind: str, name: str) -> Runs | None:
     """What a row is held against: of a kind's rows with its inner optimizer and learners (of oracles: and its
-    H) that have most seeds, the one with the least loss. A rate that was tried with one seed may be lucky."""
+    H) that have most seeds, the one with the least loss. A rate that was tried with one seed may be lucky.
+    Muon's momentum is a setting of it, as the rate is: data parallel's best is not a swarm's."""
 
     def terms(runs: Runs) -> tuple[str | float, ...]:
         its = next(iter(runs.values())).setting
         period = 0 if kind == "parallel" else its.inner_steps
-        return its.kind, its.optimizer, its.beta1, its.muon_momentum, its.learners, period
+        return its.kind, its.optimizer, its.beta1, its.learners, period
 
     its_kind, *alike = terms(rows[name])
     if its_kind == "parallel" and kind == "oracle":

@@ -11,7 +11,7 @@ import torch
 from p2pdiloco.config.outer import ALONE, SPARSE
 from p2pdiloco.study.play import play
 from p2pdiloco.study.setting import Outcome, Setting
-from p2pdiloco.study.suites import SUITES, every, settings_of
+from p2pdiloco.study.suites import MUON_MOMENTUM, PARALLEL_MUON_MOMENTUM, SUITES, every, settings_of
 from p2pdiloco.study.virtual import Circumstances, Fault, Virtual
 from p2pdiloco.tasks.manifests import check_manifest
 
@@ -188,13 +188,17 @@ def test_data_parallel_and_oracle_have_the_inner_optimizer_of_the_swarm():
     )
 
 
-def test_muon_is_held_against_muon_with_the_same_momentum():
+def test_muon_is_held_against_muon_each_with_its_own_momentum():
     bench, base = script(), Setting(model="nano", inner_rate=1.0)
     made = {}
     for case in SUITES["optimizers"](base):
-        momentum = case.setting.manifest().inner.muon_momentum
+        inner = case.setting.manifest().inner
         scale = {"parallel": 1.0, "oracle": 1.1, "swarm": 1.2}[case.setting.kind]
-        made[case.setting.key] = outcome(case.setting, scale * (2.0 if momentum == 0.9 else 3.0))
+        made[case.setting.key] = outcome(case.setting, scale * (2.0 if inner.optimizer == "muon" else 3.0))
+        if inner.optimizer == "muon":
+            least = PARALLEL_MUON_MOMENTUM if case.setting.kind == "parallel" else MUON_MOMENTUM
+            assert inner.muon_momentum == least or "momentum" in case.name
     text = bench.table("optimizers", base, [0], made)
-    for momentum, loss in ((0.95, 3.6), (0.9, 2.4)):
-        assert f"| muon {momentum:g}: swarm, H = 24, 1 | {loss:.4f} | +20.00 % (one seed)" in text
+    for optimizer, loss in (("adamw", 3.6), ("muon", 2.4)):
+        assert f"| {optimizer}: swarm, H = 24, 1 | {loss:.4f} | +20.00 % (one seed)" in text
+    assert "| muon: swarm, momentum 0.95 | 2.4000 | +20.00 % (one seed)" in text
