@@ -12,7 +12,7 @@ from torch import nn
 from p2pdiloco.adapters.theta_file import checksum, save_tensors
 from p2pdiloco.config.models import table
 from p2pdiloco.config.outer import LENGTHS, with_schedule
-from p2pdiloco.config.presets import for_run
+from p2pdiloco.config.presets import for_other_model, for_run
 from p2pdiloco.daemon.initial import beside
 from p2pdiloco.errors import StorageError, UserError
 from p2pdiloco.tasks.manifests import check_manifest, render_toml
@@ -47,7 +47,7 @@ def new_run(
     specs = tensor_specs(model)
     found = named_parameters(model)
     arrays = {spec.name: found[spec.name].detach().float().cpu().contiguous().numpy() for spec in specs}
-    base = for_run("tiny", name)
+    base = for_other_model(for_run("tiny", name))
     try:
         manifest = msgspec.structs.replace(
             base,

@@ -26,6 +26,7 @@ from p2pdiloco.adapters.theta_file import (
 from p2pdiloco.config.loader import manifest_from_canonical
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.models import table
+from p2pdiloco.config.presets import for_other_model
 from p2pdiloco.daemon.initial import beside, finite
 from p2pdiloco.errors import UserError
 from p2pdiloco.tasks.hub_causal_lm import NAME, built, existing
@@ -95,10 +96,12 @@ def started_from(source: Path, base: Manifest) -> tuple[Manifest, Arrays]:
 
 def begun_with(source: Path | None, architecture: str, base: Manifest) -> tuple[Manifest, Arrays]:
     """`started_from` a model, or from a new one of an architecture: a config.json, its folder, or a name.
+    With AdamW, whatever `base` has.
 
     Raises:
         UserError: both are given, or one is not what it should be.
     """
+    base = for_other_model(base)
     if source is not None:
         if architecture:
             raise UserError("--from and --architecture are both given", "a model that exists has its own")

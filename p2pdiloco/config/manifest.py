@@ -90,8 +90,9 @@ class InnerSection(Section, frozen=True, kw_only=True):
     weight_decay: Annotated[float, Meta(ge=0, le=1)] = 0.1
     beta1: Annotated[float, Meta(ge=0, lt=1)] = 0.9
     beta2: Annotated[float, Meta(ge=0, lt=1)] = 0.95
-    muon_momentum: Annotated[float, Meta(ge=0, lt=1)] = 0.95
-    """Of Muon's matrices, if it is the optimizer."""
+    muon_momentum: Annotated[float, Meta(ge=0, lt=1)] = 0.85
+    """Of Muon's matrices, if it is the optimizer. Swarms want less than one process does
+    (docs/experiments-settings.md)."""
     clip_norm: Annotated[float, Meta(gt=0, le=1e6)] = 1.0
     warmup_tokens: Natural
     """Tokens of the run, all its learners', over which the learning rate grows linearly."""

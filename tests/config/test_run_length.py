@@ -124,29 +124,33 @@ def test_all_that_is_beyond_what_was_shown_is_one_sentence():
     many = for_length(replace(shown, group=replace(shown.group, expected_members=64)), "day")
     many = replace(
         with_outer(many),
-        inner=replace(many.inner, optimizer="muon"),
         sync=replace(many.sync, keep_in_flight=0.3),
         codec=replace(many.codec, contribution="int4"),
     )
     assert doubts(many) == [
         "not compared with data parallel yet (docs/experiments.md): 64 members (8 at most), 10000 inner "
-        "steps (2800), muon (adamw), codec int4 (fp32, bf16, int8, e3m0), "
+        "steps (2800), codec int4 (fp32, bf16, int8, e3m0), "
         "sync.keep_in_flight 0.3 (0, 1)"
     ]
 
 
 def test_what_made_short_runs_level_is_told_of_such_runs_only():
-    def said(manifest):
+    def sentence_of(manifest):
         (sentence,) = [one for one in harms(manifest) if "the schedule is about" in one]
-        return (
-            "within 1 % in two small models with inner.tokens_per_step 8192 and inner.beta1 0.8" in sentence
-        )
+        return sentence
 
-    demo = with_schedule(PRESETS["tiny"], 700, 4)
+    def said(manifest):
+        words = "within 1 % in two small models with inner.tokens_per_step 8192 and inner.beta1 0.8"
+        return words in sentence_of(manifest)
+
+    with_muon = with_schedule(PRESETS["tiny"], 700, 4)
+    demo = replace(with_muon, inner=replace(with_muon.inner, optimizer="adamw"))
     assert expected_merges(demo) == 29 and said(demo)
-    assert not said(with_schedule(PRESETS["tiny"], 600, 4)), "nobody tried it with 25 merges"
-    assert not said(replace(demo, inner=replace(demo.inner, optimizer="muon")))
+    assert not said(with_schedule(demo, 600, 4)), "nobody tried it with 25 merges"
+    assert not said(with_muon) and "below data parallel with AdamW" in sentence_of(with_muon)
     assert not said(replace(demo, run=PRESETS["digits"].run))
+    images = sentence_of(replace(with_muon, run=PRESETS["digits"].run))
+    assert "AdamW" not in images, "nobody tried Muon with images"
 
 
 @pytest.mark.parametrize(("steps", "warmup"), [(240, 24), (700, 70), (2800, 140), (100_000, 1000)])

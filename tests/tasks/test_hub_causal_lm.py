@@ -14,7 +14,7 @@ from one_rank import assert_same_gradients, one_rank
 from p2pdiloco.cli.main import run
 from p2pdiloco.cli.start_from import begun_with
 from p2pdiloco.config.manifest import Manifest
-from p2pdiloco.config.presets import for_run
+from p2pdiloco.config.presets import ADAMW_RATE, for_run
 from p2pdiloco.daemon.runs import genesis_versions, sign_run
 from p2pdiloco.daemon.theta import load_theta, theta_of
 from p2pdiloco.errors import ConfigError, UserError
@@ -210,6 +210,14 @@ def test_there_is_no_dropout_also_where_a_config_does_not_name_it(
     ids = torch.arange(64)[None]
     with torch.no_grad():
         assert torch.equal(model(input_ids=ids).logits, model(input_ids=ids).logits)
+
+
+def test_another_model_than_the_preset_s_gets_adamw_at_a_rate_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(GPT2))
+    for preset, rate in (("tiny", ADAMW_RATE), ("tiny-moe", ADAMW_RATE), ("small", 1e-3)):
+        inner = begun_with(None, str(tmp_path / "config.json"), for_run(preset, "hub"))[0].inner
+        assert (inner.optimizer, inner.learning_rate) == ("adamw", rate)
+    assert for_run("tiny", "own").inner.optimizer == "muon"
 
 
 def test_figures_are_of_a_model_that_is_not_in_training(tmp_path: Path) -> None:

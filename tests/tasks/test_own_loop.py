@@ -37,6 +37,7 @@ def test_a_run_begins_at_the_program_s_parameters(tmp_path: Path) -> None:
     run, vault = sign_run(path, Identity.generate())
     task = task_of(run.manifest)
     assert task.specs() == tensor_specs(model) and run.manifest.sync.inner_steps == 16
+    assert run.manifest.inner.optimizer == "adamw", "the program's own, so no preset's is stated"
     assert [(s.name, s.shape, s.embedding) for s in task.specs()] == [
         ("scale", (), False),
         ("table.weight", (10, 4), True),
