@@ -24,7 +24,7 @@ import msgspec
 
 from p2pdiloco.study.play import play_line
 from p2pdiloco.study.setting import HELDOUT_TOKENS, MODELS, Outcome, Setting
-from p2pdiloco.study.suites import MODEL_RATE, MUON_MOMENTUM, SUITES, every, settings_of
+from p2pdiloco.study.suites import MODEL_RATE, SUITES, every, of_optimizer, settings_of
 
 Runs = dict[int, Outcome]
 """Of one row, by seed."""
@@ -68,14 +68,12 @@ def base_of(options: argparse.Namespace) -> Setting:
         learners=options.learners,
         steps=options.steps,
         inner_rate=options.inner_rate or MODEL_RATE.get(options.model, 0.0),
-        optimizer=options.optimizer,
-        muon_momentum=MUON_MOMENTUM if options.optimizer == "muon" else Setting().muon_momentum,
         beta1=options.beta1,
         precision=options.precision,
         tokens_per_step=options.tokens_per_step,
         codec=options.codec,
     )
-    return every(base, options.inner_steps)
+    return every(of_optimizer(base, options.optimizer), options.inner_steps)
 
 
 def results(path: Path) -> dict[str, Outcome]:

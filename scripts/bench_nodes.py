@@ -34,7 +34,7 @@ from p2pdiloco.learner.evaluate import evaluate, heldout_batch
 from p2pdiloco.study.data import data_of
 from p2pdiloco.study.play import faults_of
 from p2pdiloco.study.setting import HELDOUT_TOKENS, MODELS, Outcome, Setting
-from p2pdiloco.study.suites import MODEL_RATE, PARALLEL_RATES, every, parallel
+from p2pdiloco.study.suites import MODEL_RATE, PARALLEL_RATES, every, of_optimizer, parallel
 from p2pdiloco.tasks.parameters import named_parameters
 from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tensors.layout import scatter
@@ -186,7 +186,7 @@ def rows_of(options: argparse.Namespace, seed: int) -> dict[str, Setting]:
         speeds=tuple(options.speeds),
         faults_per_hour=options.faults_per_hour,
     )
-    swarm = every(base, options.inner_steps)
+    swarm = every(of_optimizer(base, options.optimizer), options.inner_steps)
     nodes = replace(swarm, kind="nodes", step_s=options.step_s)
     if swarm.faults_per_hour:
         swarm = replace(swarm, step_s=options.step_s, ends="tokens")  # as those of real nodes
@@ -210,6 +210,7 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--inner-steps", type=int, default=24, help="H")
     parser.add_argument("--inner-rate", type=float, default=0.0, help="of swarms; 0: the model's")
     parser.add_argument("--parallel-rate", type=float, default=0.0, help="of data parallel; 0: twice that")
+    parser.add_argument("--optimizer", default="adamw", choices=("adamw", "muon"), help="everybody's")
     parser.add_argument("--beta1", type=float, default=0.9, help="of the inner AdamW, everybody's")
     parser.add_argument("--tokens-per-step", type=int, default=0, help="of a learner; 0: the model's")
     parser.add_argument("--step-s", type=float, default=0.1, help="least seconds of an inner step")

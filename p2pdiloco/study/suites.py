@@ -62,6 +62,12 @@ def parallel(base: Setting) -> Setting:
     )
 
 
+def of_optimizer(base: Setting, name: str) -> Setting:
+    """With that inner optimizer, as a swarm's is set."""
+    momentum = MUON_MOMENTUM if name == "muon" else Setting().muon_momentum
+    return replace(base, optimizer=name, muon_momentum=momentum)
+
+
 def oracle(base: Setting) -> Setting:
     """The synchronous DiLoCo of the same H, with the outer rate and momentum that are its best."""
     return replace(
@@ -252,10 +258,10 @@ def _against_parallel(base: Setting) -> list[Case]:
 
 def optimizers(base: Setting) -> list[Case]:
     """Muon as the inner optimizer, of data parallel and of swarms, against AdamW."""
-    muon = replace(base, optimizer="muon", muon_momentum=MUON_MOMENTUM)
+    muon = of_optimizer(base, "muon")
     found = [
         Case(f"{swarm.optimizer}: {case.name}", case.setting)
-        for swarm in (replace(base, optimizer="adamw"), muon)
+        for swarm in (of_optimizer(base, "adamw"), muon)
         for case in _against_parallel(swarm)
     ]
     others = [replace(muon, muon_momentum=momentum) for momentum in (0.8, 0.9, 0.95)]

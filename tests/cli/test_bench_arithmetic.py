@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from p2pdiloco.study.setting import Setting
-from p2pdiloco.study.suites import every, parallel
+from p2pdiloco.study.suites import every, of_optimizer, parallel
 
 sys.path.insert(0, str(Path(__file__).parent.parent.parent / "scripts"))
 
@@ -54,6 +54,10 @@ def test_real_nodes_are_held_against_runs_that_the_learning_benchmark_has_made()
     assert large["data parallel"].key == parallel(msgspec.structs.replace(swarm, inner_rate=1.2e-2)).key
     inner = large["real nodes"].manifest().inner
     assert (inner.tokens_per_step, inner.beta1) == (4096, 0.8)
+    muon = bench_nodes.rows_of(bench_nodes.options_of([*command, "--optimizer", "muon"]), seed=0)
+    assert muon["swarm in virtual time"].key == of_optimizer(swarm, "muon").key
+    momenta = {name: row.manifest().inner.muon_momentum for name, row in muon.items()}
+    assert momenta == {"data parallel": 0.9, "swarm in virtual time": 0.85, "real nodes": 0.85}
     slow = bench_nodes.rows_of(bench_nodes.options_of(["--speeds", "1", "1", "1", "0.2"]), seed=0)
     tokens = {name: row.manifest().inner.schedule_tokens for name, row in slow.items()}
     assert max(tokens.values()) < 1.001 * min(tokens.values()), "equal tokens, also if some are slow"
