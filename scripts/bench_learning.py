@@ -24,7 +24,7 @@ import msgspec
 
 from p2pdiloco.study.play import play_line
 from p2pdiloco.study.setting import HELDOUT_TOKENS, MODELS, Outcome, Setting
-from p2pdiloco.study.suites import MODEL_RATE, SUITES, every, of_optimizer, settings_of
+from p2pdiloco.study.suites import SUITES, every, of_optimizer, settings_of, usual_rate
 
 Runs = dict[int, Outcome]
 """Of one row, by seed."""
@@ -67,7 +67,7 @@ def base_of(options: argparse.Namespace) -> Setting:
         model=options.model,
         learners=options.learners,
         steps=options.steps,
-        inner_rate=options.inner_rate or MODEL_RATE.get(options.model, 0.0),
+        inner_rate=options.inner_rate or usual_rate(options.model, options.optimizer),
         beta1=options.beta1,
         precision=options.precision,
         tokens_per_step=options.tokens_per_step,

@@ -34,7 +34,7 @@ from p2pdiloco.learner.evaluate import evaluate, heldout_batch
 from p2pdiloco.study.data import data_of
 from p2pdiloco.study.play import faults_of
 from p2pdiloco.study.setting import HELDOUT_TOKENS, MODELS, Outcome, Setting
-from p2pdiloco.study.suites import MODEL_RATE, PARALLEL_RATES, every, of_optimizer, parallel
+from p2pdiloco.study.suites import PARALLEL_RATES, every, of_optimizer, parallel, usual_rate
 from p2pdiloco.tasks.parameters import named_parameters
 from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tensors.layout import scatter
@@ -174,7 +174,7 @@ def loss_of(setting: Setting, saved: Saved) -> float:
 
 def rows_of(options: argparse.Namespace, seed: int) -> dict[str, Setting]:
     """What is compared, the reference first."""
-    rate = options.inner_rate or MODEL_RATE.get(options.model, 0.0)
+    rate = options.inner_rate or usual_rate(options.model, options.optimizer)
     base = Setting(
         model=options.model,
         learners=options.learners,

@@ -144,7 +144,8 @@ def check(file: Path) -> None:
     digest = hashlib.sha256(canonical_bytes(manifest)).hexdigest()
     click.echo(f'{file}: run "{manifest.run.name}", {_size(manifest)}')
     click.echo(
-        f"inner steps: {inner.tokens_per_step} tokens each, schedule of {inner.schedule_tokens} of the run"
+        f"inner steps: {inner.tokens_per_step} tokens each, schedule of {inner.schedule_tokens} of the run, "
+        f"{inner.optimizer}, rate {inner.learning_rate:g}"
     )
     click.echo(
         f"fragments: {sync.fragments}, each every {sync.inner_steps} inner steps, quorum {sync.quorum}, "

@@ -36,7 +36,7 @@ COMMENTS = {
     "data.tokenizer_digest": "The file's SHA-256: all nodes must have the same one.",
     "data.end_of_document": "Token between documents; empty for bytes, which have a newline there.",
     "inner.optimizer": "adamw, or muon for matrices with adamw for embeddings, head and vectors.",
-    "inner.learning_rate": "Peak learning rate.",
+    "inner.learning_rate": "Peak learning rate; of muon it may be one to four times adamw's.",
     "inner.weight_decay": "Decoupled weight decay.",
     "inner.beta1": "Decay of the first moment.",
     "inner.beta2": "Decay of the second moment.",

@@ -16,6 +16,8 @@ ACCELERATOR_MICRO_BATCH_TOKENS = 65_536
 """A pass over more is not faster. What does not fit is halved until it does (`learner.loop`)."""
 SHARED_MICRO_BATCH_TOKENS = 16_384
 """On MPS, whose memory is the whole machine's: asking for too much makes it swap before it is refused."""
+AMPERE = 8
+"""NVIDIA's first compute capability (major) with bf16."""
 NAMES = {"cuda": "CUDA", "rocm": "ROCm", "mps": "MPS", "xpu": "XPU"}
 
 
@@ -88,7 +90,9 @@ def autocast(device: torch.device) -> contextlib.AbstractContextManager[object]:
 def computes_in_bf16(kind: str) -> bool:
     """Whether devices of this kind do, here."""
     if kind == "cuda":
-        return bool(torch.cuda.is_bf16_supported())
+        # Before Ampere bf16 is emulated, slower than fp32; torch says that it is supported.
+        is_new = torch.version.hip is not None or torch.cuda.get_device_capability()[0] >= AMPERE
+        return is_new and bool(torch.cuda.is_bf16_supported())
     if kind == "xpu":
         return bool(getattr(torch.xpu, "is_bf16_supported", lambda: True)())
     if kind == "mps":
@@ -106,10 +110,10 @@ def multiplies_bf16(kind: str) -> bool:
     """Whether devices of this kind multiply matrices of bf16 about as fast as of fp32, or faster, here.
 
     Of CPUs those with AVX-512: with instructions for bf16 four times as fast, without them 1.3 times as slow;
-    with AVX2 it is 15 to 50 times as slow (`scripts/bench_muon.py`)."""
+    with AVX2 it is 15 to 50 times as slow (`scripts/bench_muon.py`). Not MPS, where nobody has looked."""
     if kind == "cpu":
         return torch.backends.cpu.get_cpu_capability() == "AVX512"
-    return computes_in_bf16(kind)
+    return kind != "mps" and computes_in_bf16(kind)
 
 
 def step_back(niceness: int) -> None:

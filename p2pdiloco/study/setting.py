@@ -8,7 +8,7 @@ from msgspec import Struct
 from p2pdiloco.config.manifest import CodecSection, DataSection, Manifest, RunSection
 from p2pdiloco.config.models import CausalLMSection, ImageSection, ModelSection, table
 from p2pdiloco.config.outer import warmup_steps
-from p2pdiloco.config.presets import for_run
+from p2pdiloco.config.presets import for_other_model, for_run
 
 MODELS: dict[str, tuple[ModelSection, int]] = {
     "pico": (CausalLMSection(layers=1, heads=1, width=16, context_tokens=16), 128),
@@ -113,7 +113,7 @@ class Setting(Struct, frozen=True, kw_only=True, omit_defaults=True):
         """The run that production would be told to make."""
         replace = msgspec.structs.replace
         if self.model in MODELS:
-            base = for_run("tiny", "learning", self.seed)
+            base = for_other_model(for_run("tiny", "learning", self.seed))
             section, usual_tokens = MODELS[self.model]
             images = isinstance(section, ImageSection)
             task = "image-classification" if images else base.run.task

@@ -22,6 +22,8 @@ MODEL_RATE = {
     "glyphs": 2e-3,
     "glyphs-cnn": 2e-3,
 }
+MUON_TIMES = 2
+"""What a swarm's rate with Muon is of that."""
 ORACLE_RATE = 0.7
 ORACLE_MOMENTUM = 0.9
 """In long runs: with 1.2 and 0.8 it ended 0.7 % higher (one seed)."""
@@ -66,6 +68,11 @@ def of_optimizer(base: Setting, name: str) -> Setting:
     """With that inner optimizer, as a swarm's is set."""
     momentum = MUON_MOMENTUM if name == "muon" else Setting().muon_momentum
     return replace(base, optimizer=name, muon_momentum=momentum)
+
+
+def usual_rate(model: str, optimizer: str) -> float:
+    """The best of long runs, where it is known; else 0."""
+    return MODEL_RATE.get(model, 0.0) * (MUON_TIMES if optimizer == "muon" else 1)
 
 
 def oracle(base: Setting) -> Setting:
@@ -233,10 +240,10 @@ def faults(base: Setting) -> list[Case]:
 
 
 def alone(base: Setting) -> list[Case]:
-    """One learner against plain AdamW."""
+    """One learner against plain AdamW (or Muon)."""
     one = every(replace(base, learners=1), base.inner_steps)
     return [
-        Case("AdamW", parallel(one)),
+        Case("AdamW" if one.optimizer == "adamw" else "Muon", parallel(one)),
         Case("one learner", one),
         Case("one learner, H = 100", every(one, 100)),
     ]
@@ -244,12 +251,14 @@ def alone(base: Setting) -> list[Case]:
 
 def experts(base: Setting) -> list[Case]:
     """Mixture of experts."""
-    return _against_parallel(replace(base, model="mini-moe", inner_rate=MODEL_RATE["mini-moe"]))
+    return _against_parallel(
+        replace(base, model="mini-moe", inner_rate=usual_rate("mini-moe", base.optimizer))
+    )
 
 
 def vision(base: Setting) -> list[Case]:
     """The vision transformer on images that are drawn here (`study.glyphs`)."""
-    return _against_parallel(replace(base, model="glyphs", inner_rate=MODEL_RATE["glyphs"]))
+    return _against_parallel(replace(base, model="glyphs", inner_rate=usual_rate("glyphs", base.optimizer)))
 
 
 def _against_parallel(base: Setting) -> list[Case]:

@@ -11,7 +11,7 @@ from learner_kit import TASK, Bench, alone, data
 
 from p2pdiloco.config.presets import MICRO
 from p2pdiloco.errors import StorageError, UserError
-from p2pdiloco.learner import checkpoint
+from p2pdiloco.learner import checkpoint, muon
 from p2pdiloco.learner.channel import (
     BaseRef,
     ChannelBroken,
@@ -286,7 +286,9 @@ def test_restore_modes_take_all_or_the_rest_or_nothing(tmp_path, bench):
         other.close()
 
 
-def test_muon_has_its_own_moments_and_leaves_those_of_another_optimizer(tmp_path, bench):
+@pytest.mark.parametrize("fast", [True, False])
+def test_muon_has_its_own_moments_and_leaves_those_of_another_optimizer(tmp_path, bench, monkeypatch, fast):
+    monkeypatch.setattr(muon, "multiplies_bf16", lambda kind: fast)
     inner = msgspec.structs.replace(MICRO.inner, optimizer="muon", warmup_tokens=2560)
     manifest = msgspec.structs.replace(MICRO, inner=inner)
     trained, same = (Bench(manifest) for _ in range(2))

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from p2pdiloco.learner import muon
-from p2pdiloco.learner.device import multiplies_bf16
+from p2pdiloco.learner.device import computes_in_bf16, multiplies_bf16
 from p2pdiloco.learner.muon import Muon, hidden_matrices
 
 
@@ -45,6 +45,21 @@ def test_where_bf16_is_slow_matrices_are_orthogonalised_in_fp32(monkeypatch, fas
     assert found.shape == shape and torch.equal(matrix, before), "a gradient is not written to"
     singular = torch.linalg.svdvals(found.float())
     assert float(singular.min()) > 0.5 and float(singular.max()) < 1.5
+
+
+@pytest.mark.parametrize(("major", "hip", "bf16"), [(7, None, False), (8, None, True), (9, "6.2", True)])
+def test_gpus_that_only_emulate_bf16_compute_in_fp32(monkeypatch, major, hip, bf16) -> None:
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (major, 5))
+    monkeypatch.setattr(torch.version, "hip", hip)
+    for asked in (computes_in_bf16, multiplies_bf16):
+        asked.cache_clear()
+    try:
+        assert computes_in_bf16("cuda") is multiplies_bf16("cuda") is bf16
+        assert not multiplies_bf16("mps"), "nobody has looked"
+    finally:
+        for asked in (computes_in_bf16, multiplies_bf16):
+            asked.cache_clear()
 
 
 @pytest.mark.parametrize(("capability", "fast"), [("AVX512", True), ("AVX2", False), ("DEFAULT", False)])

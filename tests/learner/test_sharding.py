@@ -187,7 +187,7 @@ def theta_of(model, fragment):
 def assert_close(found, expected):
     """Sums of gradients in another order differ by fp32 roundings, 1e-7 of them; AdamW divides by a
     gradient's size, so an element whose gradient is small makes of it a visible part of a step."""
-    # Muon orthogonalises in bf16: where a rounding falls the other way, that is 4e-3 of an element.
+    # Muon may orthogonalise in bf16: where a rounding falls the other way, that is 4e-3 of an element.
     away = float((found - expected).norm() / expected.norm().clamp(min=1e-30))
     assert away < 5e-3, away
 

@@ -9,9 +9,17 @@ import pytest
 import torch
 
 from p2pdiloco.config.outer import ALONE, SPARSE
+from p2pdiloco.config.presets import ADAMW_RATE
 from p2pdiloco.study.play import play
 from p2pdiloco.study.setting import Outcome, Setting
-from p2pdiloco.study.suites import MUON_MOMENTUM, PARALLEL_MUON_MOMENTUM, SUITES, every, settings_of
+from p2pdiloco.study.suites import (
+    MUON_MOMENTUM,
+    PARALLEL_MUON_MOMENTUM,
+    SUITES,
+    every,
+    settings_of,
+    usual_rate,
+)
 from p2pdiloco.study.virtual import Circumstances, Fault, Virtual
 from p2pdiloco.tasks.manifests import check_manifest
 
@@ -186,6 +194,12 @@ def test_data_parallel_and_oracle_have_the_inner_optimizer_of_the_swarm():
     assert Setting(beta1=0.9, muon_momentum=0.95).key == Setting().key == "{}", (
         "runs of before are found again"
     )
+
+
+def test_a_rate_that_nobody_chose_is_adamws_also_where_the_preset_has_muon():
+    for model in ("nano", "tiny-moe"):
+        assert Setting(model=model).manifest().inner.learning_rate == ADAMW_RATE
+    assert usual_rate("mini", "muon") == 2 * usual_rate("mini", "adamw") > 0 == usual_rate("pico", "muon")
 
 
 def test_muon_is_held_against_muon_each_with_its_own_momentum():
