@@ -53,7 +53,8 @@ def test_run_new_writes_what_a_tokenizer_asks_for_and_run_check_says_what_is_wro
     assert (manifest.data.tokenizer, manifest.data.end_of_document) == ("my-tokens.json", "</s>")
     assert manifest.model["vocabulary"] == 301
     assert cli_main.run(["run", "check", str(written)]) == 0
-    assert "tokenizer my-tokens.json" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "tokenizer my-tokens.json" in said and "of the run, adamw, rate 0.003\n" in said
     text = written.read_text()
     for old, new, sentence in (
         ("vocabulary = 301", "vocabulary = 300", "model.vocabulary is 300, but the tokenizer"),
