@@ -32,6 +32,9 @@ from p2pdiloco.config.models import CausalLMSection, ImageSection, table
 from p2pdiloco.config.outer import with_outer
 from p2pdiloco.errors import ConfigError
 
+ADAMW_RATE = 2e-3
+"""Of `tiny` with AdamW."""
+
 MICRO = with_outer(
     Manifest(
         run=RunSection(name="micro"),
@@ -171,10 +174,6 @@ PRESETS: dict[str, Manifest] = {
     preset.run.name: preset
     for preset in (MICRO, TINY, TINY_MOE, SMALL, GPT2, GPT2_MEDIUM, LARGEST, DIGITS, DIGITS_CNN)
 }
-
-
-ADAMW_RATE = 2e-3
-"""Of `tiny` with AdamW."""
 
 
 def for_other_model(manifest: Manifest) -> Manifest:
