@@ -3,6 +3,7 @@
 
     .venv/bin/python scripts/bench_muon.py [--presets tiny small] [--rounds 5] [--json FILE]
     ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 .venv/bin/python scripts/bench_muon.py  # an older CPU
+    ONEDNN_MAX_CPU_ISA=AVX512_CORE .venv/bin/python scripts/bench_muon.py  # AVX-512 without bf16
 
 On one core: forward and backward passes over the preset's tokens, then the optimizer's step; Muon once with
 matrices in bf16, once in fp32, of which production takes one (`learner.device.multiplies_bf16`). Rounds

@@ -3,8 +3,8 @@
 Jordan 2024 (kellerjordan.github.io/posts/muon), with the scale of 2502.16982, whose updates are as large as
 AdamW's, so that learning rate and weight decay mean the same for both. Where bf16 is fast, bit for bit
 `torch.optim.Muon(adjust_lr_fn="match_rms_adamw")`, which needs torch 2.9 and imports torch's compiler, as
-AdamW's class does. Elsewhere matrices are orthogonalised in fp32: without instructions for it, bf16 takes a
-processor 15 to 50 times as long (`scripts/bench_muon.py`).
+AdamW's class does. Elsewhere matrices are orthogonalised in fp32: with no more than AVX2, bf16 takes a
+processor 16 times as long (`scripts/bench_muon.py`).
 """
 
 from __future__ import annotations
