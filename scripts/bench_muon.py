@@ -13,13 +13,11 @@ alternate over the three, after one that is not counted; ratios are of whole inn
 from __future__ import annotations
 
 import statistics
-import time
-from collections.abc import Callable
 
 import msgspec
 import numpy as np
 import torch
-from benchkit import arguments, finish, spread
+from benchkit import arguments, finish, processor_s, spread
 
 from p2pdiloco.config.presets import for_run
 from p2pdiloco.learner import muon
@@ -28,13 +26,6 @@ from p2pdiloco.learner.optim import Optimizer, make_optimizer
 from p2pdiloco.tasks.registry import task_of
 
 ROWS = {"AdamW": ("adamw", True), "Muon, bf16": ("muon", True), "Muon, fp32": ("muon", False)}
-
-
-def seconds(work: Callable[[], object]) -> float:
-    """Processor time."""
-    start = time.process_time()
-    work()
-    return time.process_time() - start
 
 
 def measure(preset: str, rounds: int) -> dict[str, dict[str, list[float]]]:
@@ -53,9 +44,9 @@ def measure(preset: str, rounds: int) -> dict[str, dict[str, list[float]]]:
         for name, (_, half) in ROWS.items():
             optimizer = optimizers[name]
             optimizer.zero_grad()
-            passes = seconds(lambda: torch.autograd.backward(task.loss(model, batch)))
+            passes = processor_s(lambda: torch.autograd.backward(task.loss(model, batch)))
             muon.multiplies_bf16 = lambda kind, half=half: half  # type: ignore[assignment,misc]
-            step = seconds(optimizer.step)
+            step = processor_s(optimizer.step)
             if counted:
                 found[name]["passes"].append(passes)
                 found[name]["optimizer"].append(step)

@@ -90,6 +90,13 @@ def forget_peak() -> int:
     return peak_bytes()
 
 
+def processor_s(work: Callable[[], object]) -> float:
+    """Processor time that it takes."""
+    start = time.process_time()
+    work()
+    return time.process_time() - start
+
+
 def diary(path: Path) -> list[Line]:
     """All whole lines of an events.jsonl, the rotated part first."""
     lines: list[Line] = []

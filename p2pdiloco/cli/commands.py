@@ -17,6 +17,7 @@ from p2pdiloco.config.settings import (
     DemoSettings,
     LogStyle,
     NodeSettings,
+    Precision,
     Reachability,
     Shard,
     StatusSettings,
@@ -87,6 +88,11 @@ def bootstrap(**values: Any) -> int | None:
     "--shard",
     type=click.Choice(get_args(Shard)),
     help="Share model, gradients, moments out among these processes (FSDP); auto: if a device is too small.",
+)
+@NODE(
+    "--precision",
+    type=click.Choice(get_args(Precision)),
+    help="Of forward and backward passes; auto: bf16 where the device computes faster in it.",
 )
 @NODE("--compile", is_flag=True, help="Compile the model with torch.compile.")
 @NODE("--threads", type=int, help="CPU threads of the learner; 0: chosen by itself.")

@@ -22,6 +22,7 @@ from p2pdiloco.errors import ConfigError
 ENVIRONMENT_PREFIX = "P2PDILOCO_"
 LogStyle = Literal["auto", "text", "json", "tui"]
 Shard = Literal["auto", "never", "always"]
+Precision = Literal["auto", "fp32"]
 Reachability = Literal["auto", "public", "private"]
 LEAST_MEMORY = 2**20
 Seconds = Annotated[float, Meta(gt=0, le=1e6)]
@@ -44,6 +45,8 @@ class NodeSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     shard: Shard = "auto"
     """Whether these processes share parameters, gradients and moments out among themselves (FSDP); auto: if
     one device cannot hold them."""
+    precision: Precision = "auto"
+    """Of forward and backward passes; auto: bf16 where the device computes faster in it."""
     compile: bool = False
     """Compile the model with torch.compile."""
     threads: Annotated[int, Meta(ge=0, le=1024)] = 0

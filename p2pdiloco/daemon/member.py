@@ -229,6 +229,7 @@ class Member:
             threads=settings.threads,
             nproc=0 if settings.nproc == "auto" else int(settings.nproc),
             shard=settings.shard,
+            precision=settings.precision,
             compile=settings.compile,
             micro_batch_tokens=settings.micro_batch_tokens,
             niceness=settings.learner_nice,

@@ -79,16 +79,22 @@ def configure(device: torch.device, threads: int) -> int:
     return torch.get_num_threads()
 
 
-def autocast(device: torch.device) -> contextlib.AbstractContextManager[object]:
-    """bf16 where the device computes in it, else nothing: parameters and gradients stay fp32."""
-    if computes_in_bf16(device.type):
+def autocast(device: torch.device, bf16: bool) -> contextlib.AbstractContextManager[object]:
+    """bf16, or nothing: parameters and gradients stay fp32."""
+    if bf16:
         return torch.autocast(device.type, dtype=torch.bfloat16)
     return contextlib.nullcontext()
 
 
+def passes_in_bf16(device: torch.device, precision: str) -> bool:
+    """Whether a model that is there makes its passes in bf16; `precision` as in `LearnerOptions`."""
+    return precision == "auto" and computes_in_bf16(device.type)
+
+
 @functools.cache
 def computes_in_bf16(kind: str) -> bool:
-    """Whether devices of this kind do, here."""
+    """Whether devices of this kind do, here, faster than in fp32. Of CPUs those with instructions for it
+    (`scripts/bench_bf16.py`); of ARM's nobody has looked."""
     if kind == "cuda":
         # Before Ampere bf16 is emulated, slower than fp32; torch says that it is supported.
         is_new = torch.version.hip is not None or torch.cuda.get_device_capability()[0] >= AMPERE
@@ -102,18 +108,22 @@ def computes_in_bf16(kind: str) -> bool:
                 return True
         except (RuntimeError, TypeError):  # an older macOS, an older torch
             return False
-    return False
+    return kind == "cpu" and _has_bf16_instructions()
 
 
-@functools.cache
+def _has_bf16_instructions() -> bool:
+    """Of AVX-512 or AMX, in use by torch. Those before 2.11 cannot tell: no."""
+    if torch.backends.cpu.get_cpu_capability() != "AVX512" or not hasattr(torch.cpu, "get_capabilities"):
+        return False
+    found = torch.cpu.get_capabilities()
+    return bool(found.get("avx512_bf16") or found.get("amx_bf16"))
+
+
 def multiplies_bf16(kind: str) -> bool:
-    """Whether devices of this kind multiply matrices of bf16 about as fast as of fp32, or faster, here.
+    """Whether Muon's matrices are multiplied in bf16 by devices of this kind, here: where passes are, too.
 
-    Of CPUs those with AVX-512: with instructions for bf16 Muon's step takes half (`tiny`), a fourth (`small`)
-    of the time in fp32, without them 1.5 times; with AVX2 it is 16 times (`scripts/bench_muon.py`). Not MPS,
-    where nobody has looked."""
-    if kind == "cpu":
-        return torch.backends.cpu.get_cpu_capability() == "AVX512"
+    On CPUs its step then takes half (`tiny`), a fourth (`small`) of the time in fp32, without instructions
+    for bf16 1.5 times (AVX-512) and 16 times (AVX2; `scripts/bench_muon.py`). Of MPS nobody has looked."""
     return kind != "mps" and computes_in_bf16(kind)
 
 

@@ -9,7 +9,7 @@ import torch
 from msgspec import Struct
 from torch import nn
 
-from p2pdiloco.learner.device import autocast, give_memory_back, out_of_memory
+from p2pdiloco.learner.device import autocast, give_memory_back, out_of_memory, passes_in_bf16
 from p2pdiloco.learner.lifeline import PassTooLarge
 from p2pdiloco.tasks.task import Samples, Task
 
@@ -30,10 +30,13 @@ class Evaluation(Struct, frozen=True):
 
 
 @torch.no_grad()
-def evaluate(task: Task, model: nn.Module, batch: Batch, together: int = 0) -> Evaluation:
+def evaluate(
+    task: Task, model: nn.Module, batch: Batch, together: int = 0, precision: str = "auto"
+) -> Evaluation:
     """The task's figures of this model on a batch of held-out samples (`heldout_batch`), on its device;
     without what a model does in training only. `together`: samples at a time, where several processes compute
-    it together (0: it is one alone).
+    it together (0: it is one alone). `precision` as in `LearnerOptions`, but on CPUs always fp32: it costs
+    little, and machines with and without bf16 then tell the same.
 
     Raises:
         PassTooLarge: they do not fit, and others compute them too.
@@ -41,21 +44,22 @@ def evaluate(task: Task, model: nn.Module, batch: Batch, together: int = 0) -> E
     trained = [module for module in model.modules() if module.training]
     model.eval()
     try:
-        return _evaluated(task, model, batch, together)
+        return _evaluated(task, model, batch, together, precision)
     finally:
         for module in trained:
             module.training = True
 
 
-def _evaluated(task: Task, model: nn.Module, batch: Batch, together: int) -> Evaluation:
+def _evaluated(task: Task, model: nn.Module, batch: Batch, together: int, precision: str) -> Evaluation:
     device = next(model.parameters()).device
+    bf16 = device.type != "cpu" and passes_in_bf16(device, precision)
     count = len(batch[0])
     size = together or max(1, BATCH_TOKENS // task.tokens_per_sample)
     sums: dict[str, float] = {}
     done = 0
     while done < count:
         part = tuple(tensor[done : done + size] for tensor in batch)
-        found = _metrics(task, model, part, device)
+        found = _metrics(task, model, part, device, bf16)
         if found is None and together:
             raise PassTooLarge(
                 f"{len(part[0])} samples do not fit while evaluating: half as many from now on"
@@ -71,10 +75,12 @@ def _evaluated(task: Task, model: nn.Module, batch: Batch, together: int) -> Eva
     return Evaluation(means.pop("loss"), count * task.tokens_per_sample, means)
 
 
-def _metrics(task: Task, model: nn.Module, part: Batch, device: torch.device) -> dict[str, float] | None:
+def _metrics(
+    task: Task, model: nn.Module, part: Batch, device: torch.device, bf16: bool
+) -> dict[str, float] | None:
     """Figures of a part; None if it does not fit into memory, and a smaller one might."""
     try:
-        with autocast(device):
+        with autocast(device, bf16):
             found = task.metrics(model, tuple(tensor.to(device) for tensor in part))
         return {name: float(value) for name, value in found.items()}
     except (RuntimeError, MemoryError) as error:

@@ -16,7 +16,7 @@ from msgspec import Struct
 from torch import nn
 
 from p2pdiloco.errors import P2PDilocoError, UserError
-from p2pdiloco.learner.device import micro_batch_tokens
+from p2pdiloco.learner.device import micro_batch_tokens, passes_in_bf16
 from p2pdiloco.learner.optim import clip, make_optimizer, set_learning_rate
 from p2pdiloco.learner.passes import Passes
 from p2pdiloco.learner.ranks import ALONE, Ranks
@@ -56,10 +56,12 @@ class Training:
         ranks: Ranks = ALONE,
         compiled: bool = False,
         halvings: int = 0,
+        precision: str = "auto",
     ) -> None:
         """`model` is on its device already. `micro_batch`: tokens of one pass, 0: `learner.device` decides;
-        `halvings`: so often halved, since earlier processes lacked memory for that.
-        `place`: the file that keeps the place in the data. `samples` is None if rank 0 of `ranks` has them.
+        `halvings`: so often halved, since earlier processes lacked memory for that. `precision`: as in
+        `LearnerOptions`. `place`: the file that keeps the place in the data. `samples` is None if rank 0 of
+        `ranks` has them.
 
         Raises:
             UserError: tokens_per_step is no whole number of samples, or there are none.
@@ -73,6 +75,9 @@ class Training:
             )
         self.task, self.model = task, model
         self.device = next(model.parameters()).device
+        self.precision = precision
+        self.bf16 = passes_in_bf16(self.device, precision)
+        """Whether passes are made in it."""
         self.optimizer = make_optimizer(model, self.section)
         self.inner_step = 0
         self.tokens_total = 0
@@ -94,7 +99,7 @@ class Training:
         together = ranks.count if ranks.sharded else 1
         # Of processes that compute together a pass is a rank's part of the step at most.
         at_once = min(max(1, tokens // per_sample), -(-self._samples // together))
-        self._passes = Passes(task, model, max(1, at_once >> halvings), compiled, together)
+        self._passes = Passes(task, model, max(1, at_once >> halvings), compiled, together, self.bf16)
 
     def step(self) -> StepReport:
         """One inner step: forward, backward, clip, optimizer.

@@ -200,8 +200,9 @@ class Mailbox:
         if self._spare is None:
             self._spare = self._spare_model()
         self._fragments.scatter_bases(named_parameters(self._spare))
-        with self._training.meanwhile():
-            return evaluate(self._training.task, self._spare, self._heldout)
+        training = self._training
+        with training.meanwhile():
+            return evaluate(training.task, self._spare, self._heldout, precision=training.precision)
 
     def _evaluate_together(self, held: Shares) -> Evaluation:
         """In the model that trains: there is no room for another one."""
@@ -212,7 +213,7 @@ class Mailbox:
             self._fragments.reset_to_base(fragment)
         ranks.order("evaluate")
         batch = ranks.share(self._heldout)
-        found = evaluate(training.task, training.model, batch, training.samples_at_once)
+        found = evaluate(training.task, training.model, batch, training.samples_at_once, training.precision)
         ranks.order("back")
         held.bring_back()
         return found

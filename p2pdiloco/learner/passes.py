@@ -25,12 +25,19 @@ class Passes:
     its own, or leave a compiler: they end, and the daemon starts the learner with halved passes."""
 
     def __init__(
-        self, task: Task, model: nn.Module, samples: int, compiled: bool = False, together: int = 1
+        self,
+        task: Task,
+        model: nn.Module,
+        samples: int,
+        compiled: bool = False,
+        together: int = 1,
+        bf16: bool = False,
     ) -> None:
         """`samples`: of one pass, to begin with; `together`: processes that make their passes together."""
         self._task, self._model = task, model
         self._device = next(model.parameters()).device
         self.samples = samples
+        self._bf16 = bf16
         self.notes: list[str] = []
         self._together = together
         self._compiled: nn.Module | None = None
@@ -72,7 +79,7 @@ class Passes:
             counts = len(part[0])
             if not counts:  # others have one more sample, and need us for its pass
                 part = tuple(tensor[:1].to(self._device) for tensor in batch)
-            with autocast(self._device):
+            with autocast(self._device, self._bf16):
                 loss = self._task.loss(model, part) * (counts / whole)
             torch.autograd.backward(loss)
             total += loss.detach()

@@ -123,7 +123,8 @@ def _help(told: Order, start: Start, parts: Parts) -> None:
     elif told.kind == "aside" and isinstance(held, Shares):
         held.set_aside()
     elif told.kind == "evaluate":
-        evaluate(training.task, training.model, parts.ranks.share(()), training.samples_at_once)
+        share = parts.ranks.share(())
+        evaluate(training.task, training.model, share, training.samples_at_once, training.precision)
     elif told.kind == "back" and isinstance(held, Shares):
         held.bring_back()
     else:
@@ -144,8 +145,18 @@ def _build(start: Start, rank: int = 0, count: int = 1, folder: Path | None = No
     model = task.model()
     held = _place(model, device, task, options, ranks)
     place = Path(options.place_path) if options.place_path and rank == 0 else None
-    batch, compiled, train = options.micro_batch_tokens, options.compile, data.train if data else None
-    training = Training(task, model, train, options.peer, batch, place, ranks, compiled, options.halvings)
+    training = Training(
+        task,
+        model,
+        data.train if data else None,
+        options.peer,
+        options.micro_batch_tokens,
+        place,
+        ranks,
+        options.compile,
+        options.halvings,
+        options.precision,
+    )
     return Parts(threads, data, layouts, training, held, ranks)
 
 
@@ -159,7 +170,7 @@ def _place(model: nn.Module, device: torch.device, task: Task, options: LearnerO
         model.to(device)
         params = named_parameters(model)
         return Held(params) if ranks is ALONE else Copies(params, ranks)
-    shard(model, device)
+    shard(model, device, options.precision)
     held = Shares(model, ranks)
     print(f"rank {ranks.rank} has {held.numel()} of {numel} parameters", file=sys.stderr, flush=True)
     return held
@@ -203,6 +214,7 @@ def _lead(channel: LearnerEnd, start: Start, exchange_fd: int, parts: Parts) -> 
 
     parameters = sum(layout.numel for layout in layouts)
     where = str(device) if ranks.count == 1 else f"{ranks.count} x {device.type}"
+    where += ", bf16" if training.bf16 else ""
     where += ", sharded" if ranks.sharded else ""
     channel.emit(Ready(where, parameters, parts.threads, training.inner_step, restored, note))
     mailbox.obey()

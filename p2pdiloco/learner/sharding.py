@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from p2pdiloco.config.settings import Shard
 from p2pdiloco.errors import UserError, invariant
-from p2pdiloco.learner.device import computes_in_bf16, free_bytes
+from p2pdiloco.learner.device import free_bytes, passes_in_bf16
 
 if TYPE_CHECKING:
     from p2pdiloco.learner.ranks import Distributed
@@ -55,7 +55,7 @@ def wants_shards(wanted: Shard, numel: int, device: torch.device, samples: int, 
     return True
 
 
-def shard(model: nn.Module, device: torch.device) -> None:
+def shard(model: nn.Module, device: torch.device, precision: str = "auto") -> None:
     """Cut the model's parameters up, in place: block by block (what is in its outermost module lists), and
     what is left as one. Blocks move to the device one at a time. Gradients become sums over all ranks.
 
@@ -77,7 +77,8 @@ def shard(model: nn.Module, device: torch.device) -> None:
     from torch import distributed
 
     mesh = init_device_mesh(device.type, (distributed.get_world_size(),))
-    bf16 = computes_in_bf16(device.type)
+    # Between processes on one machine's CPUs nothing is gained by it.
+    bf16 = device.type != "cpu" and passes_in_bf16(device, precision)
     policy = MixedPrecisionPolicy(
         param_dtype=torch.bfloat16 if bf16 else None, reduce_dtype=torch.float32, cast_forward_inputs=False
     )

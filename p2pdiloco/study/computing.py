@@ -24,7 +24,8 @@ class Computing(Struct, frozen=True):
 
     def training(self, task: Task, model: nn.Module, samples: Samples | Shards, name: str) -> Training:
         """Of a model that is on the device already."""
-        made = Training(task, model, samples, name, compiled=self.bf16)
+        precision = "auto" if self.bf16 or self.device.type != "cpu" else "fp32"
+        made = Training(task, model, samples, name, compiled=self.bf16, precision=precision)
         made.meanwhile = self.passes
         return made
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from p2pdiloco.config.models import CausalLMSection
+from p2pdiloco.tasks.attention import attention
 
 
 class Transformer(nn.Module):
@@ -99,7 +100,7 @@ class Attention(nn.Module):
         query, key = _rotated(query, cos, sin), _rotated(key, cos, sin)
         if self._served > 1:
             key, value = (t.repeat_interleave(self._served, dim=1) for t in (key, value))
-        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        mixed = attention(query, key, value, causal=True)
         out: Tensor = self.o_proj(mixed.transpose(1, 2).flatten(2))
         return out
 

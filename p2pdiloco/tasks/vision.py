@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from p2pdiloco.config.models import ImageSection
+from p2pdiloco.tasks.attention import attention
 from p2pdiloco.tasks.image_classification import STAGES
 
 GROUPS = 8
@@ -53,7 +54,7 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         heads = self.attention_in(self.attention_norm(x)).unflatten(2, (3, self._heads, -1))
         query, key, value = heads.permute(2, 0, 3, 1, 4).unbind(0)
-        mixed = functional.scaled_dot_product_attention(query, key, value)
+        mixed = attention(query, key, value, causal=False)
         x = x + self.attention_out(mixed.transpose(1, 2).flatten(2))
         out: Tensor = x + self.mlp_out(functional.gelu(self.mlp_in(self.mlp_norm(x))))
         return out

@@ -47,7 +47,7 @@ class Bench:
         self.exchange = filled_exchange(manifest)
         task = task_of(manifest)
         model = task.model()
-        self.training = Training(task, model, data().train, "peer-a")
+        self.training = Training(task, model, data().train, "peer-a", precision="fp32")
         self.fragments = Fragments(
             Held(named_parameters(model)), LAYOUTS, self.exchange, BASES, manifest.sync.inner_steps, 1.0
         )
@@ -79,10 +79,10 @@ class Bench:
         self.exchange.close()
 
 
-def alone(steps, manifest=MICRO):
+def alone(steps, manifest=MICRO, precision="fp32"):
     """A training that starts at version 0 and has nothing but a loop; its losses."""
     task = task_of(manifest)
     model = task.model()
     model.load_state_dict(task.initial_parameters())
-    training = Training(task, model, data().train, "peer-a")
+    training = Training(task, model, data().train, "peer-a", precision=precision)
     return training, [training.step().loss for _ in range(steps)]

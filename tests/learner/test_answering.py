@@ -124,10 +124,10 @@ def test_a_call_is_answered_while_the_global_parameters_are_evaluated(bench, mon
 
     seen, evaluate = [], mailbox.evaluate
 
-    def evaluating(*given):
+    def evaluating(*given, **named):
         bench.post(CopyOut(1))
         seen.extend(answers(bench))
-        return evaluate(*given)
+        return evaluate(*given, **named)
 
     monkeypatch.setattr(mailbox, "evaluate", evaluating)
     bench.post(Evaluate(7))

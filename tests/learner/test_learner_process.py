@@ -39,6 +39,7 @@ from p2pdiloco.learner.channel import (
     Status,
     frame,
 )
+from p2pdiloco.learner.device import computes_in_bf16
 from p2pdiloco.learner.host import LearnerExited, LearnerHost
 from p2pdiloco.learner.optim import moments
 from p2pdiloco.learner.stream import SavedPlace
@@ -96,7 +97,8 @@ async def _life(folder):
         await daemon.host.start(BASES)
         assert os.getsid(daemon.host.pid) == daemon.host.pid  # a Ctrl-C does not reach it
         ready = await daemon.expect(Ready)
-        assert (ready.device, ready.threads, ready.restored) == ("cpu", 1, False)
+        device = "cpu, bf16" if computes_in_bf16("cpu") else "cpu"
+        assert (ready.device, ready.threads, ready.restored) == (device, 1, False)
         assert ready.parameters == sum(layout.numel for layout in LAYOUTS)
 
         copied = await daemon.expect(CopiedOut, lambda event: event.fragment == 1)
@@ -168,7 +170,7 @@ async def test_two_processes_are_one_learner_and_end_together(tmp_path, monkeypa
     meeting.mkdir()
     monkeypatch.setenv("TMPDIR", str(meeting))
     training, _ = alone(2)
-    options = msgspec.structs.replace(OPTIONS, nproc=2, min_step_s=0.05)
+    options = msgspec.structs.replace(OPTIONS, nproc=2, min_step_s=0.05, precision="fp32")
     async with Daemon(tmp_path, options=options) as daemon:
         await daemon.host.start(BASES)
         ready = await daemon.expect(Ready)

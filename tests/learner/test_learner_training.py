@@ -11,7 +11,7 @@ from learner_kit import TASK, Bench, alone, data
 
 from p2pdiloco.config.presets import MICRO
 from p2pdiloco.errors import StorageError, UserError
-from p2pdiloco.learner import checkpoint, muon
+from p2pdiloco.learner import checkpoint, device, muon
 from p2pdiloco.learner.channel import (
     BaseRef,
     ChannelBroken,
@@ -32,7 +32,7 @@ from p2pdiloco.learner.device import choose_device
 from p2pdiloco.learner.evaluate import evaluate, heldout_batch
 from p2pdiloco.learner.loop import MAX_SKIPPED_IN_A_ROW, Training, TrainingDiverged, train
 from p2pdiloco.learner.mailbox import Mailbox
-from p2pdiloco.learner.optim import make_optimizer, set_learning_rate
+from p2pdiloco.learner.optim import make_optimizer, moments, set_learning_rate
 from p2pdiloco.learner.ranks import count_ranks
 from p2pdiloco.learner.schedule import learning_rate
 from p2pdiloco.tasks.registry import task_of
@@ -62,9 +62,26 @@ def test_loss_falls():
 def test_micro_batches_add_up_to_the_same_step():
     model = TASK.model()
     model.load_state_dict(TASK.initial_parameters())
-    split = Training(TASK, model, data().train, "peer-a", micro_batch=64)
+    split = Training(TASK, model, data().train, "peer-a", micro_batch=64, precision="fp32")
     _, losses = alone(3)
     assert [split.step().loss for _ in range(3)] == pytest.approx(losses, abs=1e-4)
+
+
+def test_where_bf16_is_faster_passes_are_in_it_and_nothing_else_is(monkeypatch):
+    monkeypatch.setattr(device, "computes_in_bf16", lambda kind: kind == "cpu")
+    (half, half_losses), (_, losses) = alone(3, precision="auto"), alone(3, precision="fp32")
+    assert half.bf16 and half_losses != losses
+    assert half_losses == pytest.approx(losses, rel=5e-3)
+    kept = [*half.model.parameters(), *moments(half.model, half.optimizer).values()]
+    kept += [parameter.grad for parameter in half.model.parameters()]
+    assert {tensor.dtype for tensor in kept} == {torch.float32}
+    multiplied = []
+    half.model.model.layers[0].mlp.up_proj.register_forward_hook(
+        lambda _layer, _inputs, output: multiplied.append(output.dtype)
+    )
+    half.step()
+    evaluate(TASK, half.model, heldout_batch(TASK, data().heldout, 1024))
+    assert multiplied == [torch.bfloat16, torch.float32], "held-out loss is a CPU's of any kind"
 
 
 def test_a_pass_that_does_not_fit_is_halved_and_the_step_is_the_same(bench, monkeypatch):
@@ -124,7 +141,7 @@ def test_notes_reach_the_daemon_and_a_compiler_that_fails_is_left(bench, monkeyp
         return forward() if at_once else forward
 
     monkeypatch.setattr(torch, "compile", broken_compiler)
-    training = Training(TASK, bench.training.model, data().train, "peer-a", compiled=True)
+    training = Training(TASK, bench.training.model, data().train, "peer-a", compiled=True, precision="fp32")
     assert [training.step().loss for _ in range(2)] == expected
     bench.mailbox._training = training
     bench.mailbox.boundary(training.step())

@@ -52,21 +52,35 @@ def test_gpus_that_only_emulate_bf16_compute_in_fp32(monkeypatch, major, hip, bf
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (major, 5))
     monkeypatch.setattr(torch.version, "hip", hip)
-    for asked in (computes_in_bf16, multiplies_bf16):
-        asked.cache_clear()
+    computes_in_bf16.cache_clear()
     try:
         assert computes_in_bf16("cuda") is multiplies_bf16("cuda") is bf16
         assert not multiplies_bf16("mps"), "nobody has looked"
     finally:
-        for asked in (computes_in_bf16, multiplies_bf16):
-            asked.cache_clear()
+        computes_in_bf16.cache_clear()
 
 
-@pytest.mark.parametrize(("capability", "fast"), [("AVX512", True), ("AVX2", False), ("DEFAULT", False)])
-def test_only_processors_with_avx512_multiply_bf16_fast(monkeypatch, capability, fast) -> None:
+@pytest.mark.parametrize(
+    ("capability", "found", "bf16"),
+    [
+        ("AVX512", {"avx512_bf16": True, "amx_bf16": False}, True),
+        ("AVX512", {"amx_bf16": True}, True),
+        ("AVX512", {"avx512_bf16": False}, False),
+        ("AVX512", None, False),  # an older torch
+        ("AVX2", {"avx512_bf16": True}, False),  # torch was told to leave AVX-512 alone
+        ("DEFAULT", {"bf16": True}, False),  # ARM's
+    ],
+)
+def test_cpus_compute_in_bf16_where_they_have_instructions_for_it(
+    monkeypatch, capability, found, bf16
+) -> None:
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
-    multiplies_bf16.cache_clear()
+    if found is None:
+        monkeypatch.delattr(torch.cpu, "get_capabilities", raising=False)
+    else:
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: found, raising=False)
+    computes_in_bf16.cache_clear()
     try:
-        assert multiplies_bf16("cpu") is fast
+        assert computes_in_bf16("cpu") is multiplies_bf16("cpu") is bf16
     finally:
-        multiplies_bf16.cache_clear()
+        computes_in_bf16.cache_clear()

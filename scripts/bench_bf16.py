@@ -1,0 +1,107 @@
+#!/usr/bin/env python3
+"""Does bf16 pay on this machine's CPU? Processor time of inner steps with passes in fp32 and in bf16, and of
+attention alone.
+
+    .venv/bin/python scripts/bench_bf16.py [--presets micro tiny ...] [--rounds 5] [--json FILE]
+    ONEDNN_MAX_CPU_ISA=AVX512_CORE .venv/bin/python scripts/bench_bf16.py  # AVX-512 without bf16
+    ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 .venv/bin/python scripts/bench_bf16.py  # an older CPU
+
+On one core, with the preset's optimizer and tokens (8192 at most). Rounds alternate over the two, after one
+that is not counted; ratios are fp32's time by bf16's, so above 1 bf16 is faster. Attention is forward and
+backward over 2048 tokens of 8 heads of 32 and 64, inputs and output bf16 in both cases, as between layers.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from benchkit import arguments, finish, processor_s, spread
+from torch.nn import functional
+
+from p2pdiloco.config.presets import for_run
+from p2pdiloco.learner.device import autocast, choose_device, computes_in_bf16
+from p2pdiloco.learner.optim import make_optimizer
+from p2pdiloco.tasks.registry import task_of
+
+PRESETS = ("micro", "tiny", "tiny-moe", "digits", "digits-cnn", "small")
+MOST_TOKENS = 8192
+HEADS, ATTENTION_TOKENS = 8, 2048
+CONTEXTS = (64, 128, 256, 512, 1024)
+
+
+def inner_steps(preset: str, rounds: int) -> tuple[list[float], list[float]]:
+    """fp32's time by bf16's: of passes, of whole inner steps."""
+    manifest = for_run(preset, "bench")
+    task = task_of(manifest)
+    model = task.model()
+    optimizer = make_optimizer(model, manifest.inner)
+    samples = min(MOST_TOKENS, manifest.inner.tokens_per_step) // task.tokens_per_sample
+    batch = task.load_data(None).train.batch(np.arange(max(1, samples)))
+    cpu = choose_device("cpu")
+
+    def passes(bf16: bool) -> None:
+        with autocast(cpu, bf16):
+            loss = task.loss(model, batch)
+        torch.autograd.backward(loss)
+
+    of_passes, of_steps = [], []
+    for counted in [False, *[True] * rounds]:
+        took = []
+        for bf16 in (False, True):
+            optimizer.zero_grad()
+            computing = processor_s(lambda bf16=bf16: passes(bf16))
+            took.append((computing, processor_s(optimizer.step)))
+        if counted:
+            (fp32, fp32_rest), (bf16_s, bf16_rest) = took
+            of_passes.append(fp32 / bf16_s)
+            of_steps.append((fp32 + fp32_rest) / (bf16_s + bf16_rest))
+    return of_passes, of_steps
+
+
+def attention(context: int, head_width: int, rounds: int) -> list[float]:
+    """fp32's time by bf16's."""
+    shape = (ATTENTION_TOKENS // context, HEADS, context, head_width)
+    inputs = [torch.randn(shape, dtype=torch.bfloat16).requires_grad_() for _ in range(3)]
+
+    def work(dtype: torch.dtype) -> None:
+        query, key, value = (tensor.to(dtype) for tensor in inputs)
+        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        torch.autograd.backward(mixed.to(torch.bfloat16).sum())
+
+    ratios = []
+    for counted in [False, *[True] * rounds]:
+        fp32, bf16 = (processor_s(lambda d=d: work(d)) for d in (torch.float32, torch.bfloat16))
+        if counted:
+            ratios.append(fp32 / bf16)
+    return ratios
+
+
+def words(ratios: list[float]) -> str:
+    """ "1.82 (1.79 to 1.90)"."""
+    found = spread(ratios)
+    return f"{found['median']:.2f} ({found['min']:.2f} to {found['max']:.2f})"
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = arguments(__doc__ or "")
+    parser.add_argument("--presets", nargs="*", default=PRESETS)
+    parser.add_argument("--rounds", type=int, default=7)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    figures: dict[str, object] = {}
+    print(f"here passes are in {'bf16' if computes_in_bf16('cpu') else 'fp32'}; fp32's time by bf16's:")
+    for preset in args.presets:
+        passes, steps = inner_steps(preset, args.rounds)
+        print(f"{preset:16} passes {words(passes)}, whole inner step {words(steps)}")
+        figures[preset] = {"passes": spread(passes), "steps": spread(steps)}
+    for head_width in (32, 64):
+        for context in CONTEXTS:
+            ratios = attention(context, head_width, args.rounds)
+            print(f"attention, heads of {head_width}, {context:4} tokens: {words(ratios)}")
+            figures[f"attention, {head_width}, {context}"] = spread(ratios)
+    finish("bf16", figures, args.json)
+
+
+if __name__ == "__main__":
+    main()
