@@ -17,7 +17,6 @@ from p2pdiloco.adapters.disk import RunStore
 from p2pdiloco.adapters.events_log import EventsLog
 from p2pdiloco.adapters.kept_files import KeptFiles
 from p2pdiloco.adapters.spool import Spool
-from p2pdiloco.config.models import BYTES
 from p2pdiloco.config.settings import NodeSettings, rates
 from p2pdiloco.config.units import parse_size
 from p2pdiloco.core import events as ev
@@ -33,6 +32,7 @@ from p2pdiloco.daemon.evaluating import Turns
 from p2pdiloco.daemon.frontdoor import FrontDoor
 from p2pdiloco.daemon.keeper import IN_MEMORY_BYTES, Keeper
 from p2pdiloco.daemon.learner_link import LearnerLink
+from p2pdiloco.daemon.learner_options import learner_options
 from p2pdiloco.daemon.linkplan import Link, control_doubts
 from p2pdiloco.daemon.linkwatch import LinkWatch
 from p2pdiloco.daemon.logs import RecentLines
@@ -49,12 +49,10 @@ from p2pdiloco.daemon.runner import Runner, UpdateLog
 from p2pdiloco.daemon.runs import Run, core_config, genesis_versions, save_run
 from p2pdiloco.daemon.sharing import NOT_TOLD, Sharing
 from p2pdiloco.daemon.tickets import Tickets
-from p2pdiloco.daemon.tokenizers import kept_tokenizer
 from p2pdiloco.daemon.transfers import Transfers
 from p2pdiloco.daemon.uplink_file import load_uplink, save_uplink
 from p2pdiloco.errors import StorageError
 from p2pdiloco.identity import Identity
-from p2pdiloco.learner.channel import LearnerOptions
 from p2pdiloco.learner.guest import GuestHost
 from p2pdiloco.learner.host import LearnerHost
 from p2pdiloco.ports import Buffer, Transport
@@ -219,33 +217,13 @@ class Member:
         transfers.courtesy.sent_bytes = lambda: transfers.moved_bytes[0]
 
     def _host_factory(self, me: str):  # type: ignore[no-untyped-def]
-        settings = self._settings
-        options = LearnerOptions(
-            peer=me,
-            data_path=str(settings.data) if settings.data else None,
-            tokenizer_path=self._tokenizer_path(),
-            place_path=str(self._store.folder / "data.place"),
-            device=settings.device,
-            threads=settings.threads,
-            nproc=0 if settings.nproc == "auto" else int(settings.nproc),
-            shard=settings.shard,
-            precision=settings.precision,
-            compile=settings.compile,
-            micro_batch_tokens=settings.micro_batch_tokens,
-            niceness=settings.learner_nice,
-            min_step_s=settings.min_step_s,
-        )
+        options = learner_options(self._settings, self._run, me, self._store.folder / "data.place")
         log_path = self._settings.data_dir / "learner.log"
         common = (self._run.manifest, self._run.layouts, self._exchange, options)
-        at = settings.learner_socket
+        at = self._settings.learner_socket
         if at is not None:
             return lambda on_event: GuestHost(at, *common, on_event, log_path)
         return lambda on_event: LearnerHost(*common, on_event, log_path)
-
-    def _tokenizer_path(self) -> str | None:
-        if self._run.manifest.data.tokenizer == BYTES:
-            return None
-        return str(kept_tokenizer(self._settings.data_dir, self._run.id))
 
     def _refusals(self) -> dict[str, int]:
         counts = dict(self._transport.refusals)
