@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from p2pdiloco.config.models import CausalLMSection
-from p2pdiloco.tasks.attention import attention
+from p2pdiloco.tasks.cpu_bf16 import attention, by_rows
 
 
 class Transformer(nn.Module):
@@ -159,7 +159,7 @@ class Experts(nn.Module):
         # Every expert is asked, also for no token: so all parameters have a gradient at every step.
         for index, expert in enumerate(self.experts):
             rows, choices = torch.where(chosen == index)
-            answers = expert(tokens[rows]) * weights[rows, choices, None]
+            answers = by_rows(expert, tokens[rows]) * weights[rows, choices, None]
             mixed = mixed.index_add(0, rows, answers.type_as(mixed))
         shares = functional.one_hot(chosen, len(self.experts)).float().mean(dim=(0, 1))
         return mixed.view_as(x), len(self.experts) * (shares * chances.mean(dim=0)).sum()

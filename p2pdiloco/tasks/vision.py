@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from p2pdiloco.config.models import ImageSection
-from p2pdiloco.tasks.attention import attention
+from p2pdiloco.tasks.cpu_bf16 import attention
 from p2pdiloco.tasks.image_classification import STAGES
 
 GROUPS = 8
