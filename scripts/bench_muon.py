@@ -3,32 +3,46 @@
 
     .venv/bin/python scripts/bench_muon.py [--presets tiny small] [--rounds 5] [--json FILE]
     ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 .venv/bin/python scripts/bench_muon.py  # an older CPU
-    ONEDNN_MAX_CPU_ISA=AVX512_CORE .venv/bin/python scripts/bench_muon.py  # AVX-512 without bf16
+    ONEDNN_MAX_CPU_ISA=AVX512_CORE .venv/bin/python scripts/bench_muon.py --passes fp32  # without bf16
 
 On one core: forward and backward passes over the preset's tokens, then the optimizer's step; Muon once with
-matrices in bf16, once in fp32, of which production takes one (`learner.device.multiplies_bf16`). Rounds
-alternate over the three, after one that is not counted; ratios are of whole inner steps, to AdamW's.
+matrices in bf16, once in fp32, of which production takes one (`learner.device.multiplies_bf16`). Passes are
+as a learner makes them on this CPU, or in fp32 (`ONEDNN_MAX_CPU_ISA` hides what it can from oneDNN only).
+Rounds alternate over the three, after one that is not counted; ratios are of whole inner steps, to AdamW's.
 """
 
 from __future__ import annotations
 
 import statistics
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 import torch
 from benchkit import arguments, finish, processor_s, spread
+from torch import nn
 
 from p2pdiloco.config.presets import for_run
 from p2pdiloco.learner import muon
-from p2pdiloco.learner.device import multiplies_bf16
+from p2pdiloco.learner.device import autocast, multiplies_bf16, passes_in_bf16
 from p2pdiloco.learner.optim import Optimizer, make_optimizer
 from p2pdiloco.tasks.registry import task_of
+from p2pdiloco.tasks.task import Task
+
+if TYPE_CHECKING:
+    from p2pdiloco.tasks.task import Batch
 
 ROWS = {"AdamW": ("adamw", True), "Muon, bf16": ("muon", True), "Muon, fp32": ("muon", False)}
 
 
-def measure(preset: str, rounds: int) -> dict[str, dict[str, list[float]]]:
+def both_passes(task: Task, model: nn.Module, batch: Batch, bf16: bool) -> None:
+    """Forward and backward."""
+    with autocast(torch.device("cpu"), bf16):
+        loss = task.loss(model, batch)
+    torch.autograd.backward(loss)
+
+
+def measure(preset: str, rounds: int, bf16: bool) -> dict[str, dict[str, list[float]]]:
     """Seconds of "passes" and "optimizer" of every row's inner steps."""
     manifest = for_run(preset, "bench")
     task = task_of(manifest)
@@ -44,7 +58,7 @@ def measure(preset: str, rounds: int) -> dict[str, dict[str, list[float]]]:
         for name, (_, half) in ROWS.items():
             optimizer = optimizers[name]
             optimizer.zero_grad()
-            passes = processor_s(lambda: torch.autograd.backward(task.loss(model, batch)))
+            passes = processor_s(lambda: both_passes(task, model, batch, bf16))
             muon.multiplies_bf16 = lambda kind, half=half: half  # type: ignore[assignment,misc]
             step = processor_s(optimizer.step)
             if counted:
@@ -58,13 +72,15 @@ def main() -> None:
     parser = arguments(__doc__ or "")
     parser.add_argument("--presets", nargs="+", default=["tiny", "small"])
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--passes", choices=["auto", "fp32"], default="auto")
     args = parser.parse_args()
     torch.set_num_threads(1)
     figures: dict[str, object] = {}
-    print(f"here Muon multiplies in {'bf16' if multiplies_bf16('cpu') else 'fp32'}")
+    bf16 = passes_in_bf16(torch.device("cpu"), args.passes)
+    print(f"here Muon multiplies in {'bf16' if multiplies_bf16('cpu') else 'fp32'}, passes are {bf16=}")
     print(f"{'':24}{'passes, s':>12}{'optimizer, s':>16}{'of AdamW, whole step':>32}")
     for preset in args.presets:
-        rows = measure(preset, args.rounds)
+        rows = measure(preset, args.rounds, bf16)
         base = [sum(both) for both in zip(*rows["AdamW"].values(), strict=True)]
         for name, row in rows.items():
             whole = [sum(both) for both in zip(*row.values(), strict=True)]

@@ -112,7 +112,7 @@ def computes_in_bf16(kind: str) -> bool:
 
 
 def _has_bf16_instructions() -> bool:
-    """Of AVX-512 or AMX, in use by torch. Those before 2.11 cannot tell: no."""
+    """Of AVX-512 or AMX, in use by torch. An older one cannot tell: no."""
     if torch.backends.cpu.get_cpu_capability() != "AVX512" or not hasattr(torch.cpu, "get_capabilities"):
         return False
     found = torch.cpu.get_capabilities()
