@@ -152,7 +152,7 @@ def test_a_dead_rank_a_dead_learner_and_a_dead_p2pd_are_replaced_in_place(tmp_pa
     with Swarm(tmp_path) as swarm:
         bootstrap = swarm.bootstrap()
         one = swarm.node("one", bootstrap, "--genesis")
-        two = swarm.node("two", bootstrap, "--nproc", "2")
+        two = swarm.node("two", bootstrap, "--nproc", "2", "--precision", "fp32")
         swarm.training(one, two)
 
         def runs(daemon: Daemon) -> list[str]:
