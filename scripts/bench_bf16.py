@@ -9,24 +9,21 @@ attention alone.
 On one core, with the preset's optimizer and tokens (8192 at most). Rounds alternate over the two, after two
 that are not counted; ratios are fp32's time by bf16's, so above 1 bf16 is faster. Attention is forward and
 backward over 2048 tokens of 8 heads of 32 and 64, inputs and output bf16 in both cases, as between layers.
+`ONEDNN_MAX_CPU_ISA` hides from oneDNN only what the CPU can: Muon's step, in both inner steps, is not as it
+would be. Look at passes there.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import torch
-from benchkit import arguments, finish, processor_s, spread
+from benchkit import arguments, both_passes, finish, processor_s, spread
 from torch.nn import functional
 
 from p2pdiloco.config.presets import for_run
-from p2pdiloco.learner.device import autocast, choose_device, computes_in_bf16
+from p2pdiloco.learner.device import computes_in_bf16
 from p2pdiloco.learner.optim import make_optimizer
 from p2pdiloco.tasks.registry import task_of
-
-if TYPE_CHECKING:
-    from p2pdiloco.tasks.task import Batch
 
 PRESETS = ("micro", "tiny", "tiny-moe", "digits", "digits-cnn", "small")
 MOST_TOKENS = 8192
@@ -43,13 +40,6 @@ def inner_steps(preset: str, rounds: int) -> tuple[list[float], list[float]]:
     optimizer = make_optimizer(model, manifest.inner)
     samples = max(1, min(MOST_TOKENS, manifest.inner.tokens_per_step) // task.tokens_per_sample)
     data = task.load_data(None).train
-    cpu = choose_device("cpu")
-
-    def passes(batch: Batch, bf16: bool) -> None:
-        with autocast(cpu, bf16):
-            loss = task.loss(model, batch)
-        torch.autograd.backward(loss)
-
     of_passes, of_steps = [], []
     for round_ in range(rounds + UNCOUNTED):
         # Another one each time: numbers of tokens for experts differ, and so do shapes of matrices.
@@ -57,7 +47,7 @@ def inner_steps(preset: str, rounds: int) -> tuple[list[float], list[float]]:
         took = []
         for bf16 in (False, True):
             optimizer.zero_grad()
-            computing = processor_s(lambda b=batch, h=bf16: passes(b, h))
+            computing = processor_s(lambda b=batch, h=bf16: both_passes(task, model, b, h))
             took.append((computing, processor_s(optimizer.step)))
         if round_ >= UNCOUNTED:
             (fp32, fp32_rest), (bf16_s, bf16_rest) = took

@@ -14,32 +14,19 @@ Rounds alternate over the three, after one that is not counted; ratios are of wh
 from __future__ import annotations
 
 import statistics
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 import torch
-from benchkit import arguments, finish, processor_s, spread
-from torch import nn
+from benchkit import arguments, both_passes, finish, processor_s, spread
 
 from p2pdiloco.config.presets import for_run
 from p2pdiloco.learner import muon
-from p2pdiloco.learner.device import autocast, multiplies_bf16, passes_in_bf16
+from p2pdiloco.learner.device import multiplies_bf16, passes_in_bf16
 from p2pdiloco.learner.optim import Optimizer, make_optimizer
 from p2pdiloco.tasks.registry import task_of
-from p2pdiloco.tasks.task import Task
-
-if TYPE_CHECKING:
-    from p2pdiloco.tasks.task import Batch
 
 ROWS = {"AdamW": ("adamw", True), "Muon, bf16": ("muon", True), "Muon, fp32": ("muon", False)}
-
-
-def both_passes(task: Task, model: nn.Module, batch: Batch, bf16: bool) -> None:
-    """Forward and backward."""
-    with autocast(torch.device("cpu"), bf16):
-        loss = task.loss(model, batch)
-    torch.autograd.backward(loss)
 
 
 def measure(preset: str, rounds: int, bf16: bool) -> dict[str, dict[str, list[float]]]:

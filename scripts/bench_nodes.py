@@ -133,9 +133,11 @@ def play_nodes(setting: Setting) -> Outcome:
     manifest, speeds = setting.manifest(), setting.speeds or (1.0,) * setting.learners
     with tempfile.TemporaryDirectory(prefix="p2pdiloco-nodes-") as name:
         folder = Path(name)
+        # As what they are compared with, on processors that are fast at bf16, too.
+        precision = ("--precision", "auto" if setting.precision == "bf16" else "fp32")
         flags = [["--min-step-s", f"{setting.step_s / speed:.4f}"] for speed in speeds]
         with running_swarm(
-            folder, manifest, setting.learners, "--eval-every-s", "100000", each=flags
+            folder, manifest, setting.learners, "--eval-every-s", "100000", *precision, each=flags
         ) as swarm:
             nodes = Nodes(setting, swarm)
             nodes.train()

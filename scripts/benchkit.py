@@ -11,13 +11,18 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from p2pdiloco.cli.chaos_links import Links
 from p2pdiloco.cli.demo_swarm import Member, Swarm
 from p2pdiloco.cli.shaped_links import ShapedLinks
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.tasks.manifests import render_toml
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from p2pdiloco.tasks.task import Batch, Task
 
 Line = dict[str, Any]
 START_TIMEOUT_S = 240.0
@@ -95,6 +100,17 @@ def processor_s(work: Callable[[], object]) -> float:
     start = time.process_time()
     work()
     return time.process_time() - start
+
+
+def both_passes(task: Task, model: nn.Module, batch: Batch, bf16: bool) -> None:
+    """Forward and backward on a CPU, as a learner makes them."""
+    import torch  # most benchmarks do without, and their processes are measured
+
+    from p2pdiloco.learner.device import autocast
+
+    with autocast(torch.device("cpu"), bf16):
+        loss = task.loss(model, batch)
+    torch.autograd.backward(loss)
 
 
 def diary(path: Path) -> list[Line]:

@@ -92,7 +92,7 @@ def bootstrap(**values: Any) -> int | None:
 @NODE(
     "--precision",
     type=click.Choice(get_args(Precision)),
-    help="Of forward and backward passes; auto: bf16 where the device computes faster in it.",
+    help="Of forward and backward passes; auto: bf16 where the device is fast at it.",
 )
 @NODE("--compile", is_flag=True, help="Compile the model with torch.compile.")
 @NODE("--threads", type=int, help="CPU threads of the learner; 0: chosen by itself.")

@@ -46,7 +46,7 @@ class NodeSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Whether these processes share parameters, gradients and moments out among themselves (FSDP); auto: if
     one device cannot hold them."""
     precision: Precision = "auto"
-    """Of forward and backward passes; auto: bf16 where the device computes faster in it."""
+    """Of forward and backward passes; auto: bf16 where the device is fast at it."""
     compile: bool = False
     """Compile the model with torch.compile."""
     threads: Annotated[int, Meta(ge=0, le=1024)] = 0

@@ -93,7 +93,7 @@ class LearnerOptions(Struct, frozen=True, kw_only=True):
     shard: str = "auto"
     """Whether these share the parameters out among themselves: auto, never, always (`learner.sharding`)."""
     precision: str = "auto"
-    """Of forward and backward passes: "auto", bf16 where the device computes faster in it, or "fp32"."""
+    """Of forward and backward passes: "auto", bf16 where the device is fast at it, or "fp32"."""
     compile: bool = False
     """By torch.compile; what cannot be compiled is trained as it is."""
     micro_batch_tokens: int = 0

@@ -6,10 +6,12 @@ import contextlib
 import functools
 import os
 import sys
+from typing import get_args
 
 import torch
 
-from p2pdiloco.errors import UserError, first_line
+from p2pdiloco.config.settings import Precision
+from p2pdiloco.errors import UserError, first_line, invariant
 from p2pdiloco.priority import lower_process
 
 ACCELERATOR_MICRO_BATCH_TOKENS = 65_536
@@ -88,12 +90,13 @@ def autocast(device: torch.device, bf16: bool) -> contextlib.AbstractContextMana
 
 def passes_in_bf16(device: torch.device, precision: str) -> bool:
     """Whether a model that is there makes its passes in bf16; `precision` as in `LearnerOptions`."""
+    invariant(precision in get_args(Precision), f"{precision} is no precision")
     return precision == "auto" and computes_in_bf16(device.type)
 
 
 @functools.cache
 def computes_in_bf16(kind: str) -> bool:
-    """Whether devices of this kind do, here, faster than in fp32. Of CPUs those with instructions for it
+    """Whether devices of this kind are fast at it, here. Of CPUs those with instructions for it
     (`scripts/bench_bf16.py`); of ARM's nobody has looked."""
     if kind == "cuda":
         # Before Ampere bf16 is emulated, slower than fp32; torch says that it is supported.
@@ -112,7 +115,7 @@ def computes_in_bf16(kind: str) -> bool:
 
 
 def _has_bf16_instructions() -> bool:
-    """Of AVX-512 or AMX, in use by torch. An older one cannot tell: no."""
+    """Of AVX-512 or AMX, in use by torch. torch before 2.11 cannot tell: no."""
     if torch.backends.cpu.get_cpu_capability() != "AVX512" or not hasattr(torch.cpu, "get_capabilities"):
         return False
     found = torch.cpu.get_capabilities()

@@ -33,7 +33,7 @@ from p2pdiloco.learner.ranks import (
     count_ranks,
     device_of,
 )
-from p2pdiloco.learner.sharding import shard, wants_shards
+from p2pdiloco.learner.sharding import precision_of_shares, shard, wants_shards
 from p2pdiloco.learner.siblings import Siblings
 from p2pdiloco.tasks.parameters import named_parameters
 from p2pdiloco.tasks.registry import task_of
@@ -145,17 +145,18 @@ def _build(start: Start, rank: int = 0, count: int = 1, folder: Path | None = No
     model = task.model()
     held = _place(model, device, task, options, ranks)
     place = Path(options.place_path) if options.place_path and rank == 0 else None
+    precision = precision_of_shares(device, options.precision) if ranks.sharded else options.precision
     training = Training(
         task,
         model,
         data.train if data else None,
         options.peer,
         options.micro_batch_tokens,
-        place,
-        ranks,
-        options.compile,
-        options.halvings,
-        options.precision,
+        place=place,
+        ranks=ranks,
+        compiled=options.compile,
+        halvings=options.halvings,
+        precision=precision,
     )
     return Parts(threads, data, layouts, training, held, ranks)
 

@@ -6,7 +6,8 @@ computes, and its gradients are summed as soon as they are there, so all ranks m
 (`learner.passes`). What the optimizer works on are plain tensors, a rank's own rows (`own`).
 
 The parameters travel in fp32, or of blocks in bf16 where the device computes in it: autocast would keep a
-cast copy of every block until the backward pass, and with that half the model.
+cast copy of every block until the backward pass, and with that half the model. On CPUs blocks that are shared
+out compute in fp32: norms there do not take weights in bf16 for what flows in fp32.
 """
 
 from __future__ import annotations
@@ -55,6 +56,11 @@ def wants_shards(wanted: Shard, numel: int, device: torch.device, samples: int, 
     return True
 
 
+def precision_of_shares(device: torch.device, precision: str) -> str:
+    """What a learner whose parameters are shared out makes of `LearnerOptions.precision`."""
+    return "fp32" if device.type == "cpu" else precision
+
+
 def shard(model: nn.Module, device: torch.device, precision: str = "auto") -> None:
     """Cut the model's parameters up, in place: block by block (what is in its outermost module lists), and
     what is left as one. Blocks move to the device one at a time. Gradients become sums over all ranks.
@@ -77,8 +83,7 @@ def shard(model: nn.Module, device: torch.device, precision: str = "auto") -> No
     from torch import distributed
 
     mesh = init_device_mesh(device.type, (distributed.get_world_size(),))
-    # Between processes on one machine's CPUs nothing is gained by it.
-    bf16 = device.type != "cpu" and passes_in_bf16(device, precision)
+    bf16 = passes_in_bf16(device, precision_of_shares(device, precision))
     policy = MixedPrecisionPolicy(
         param_dtype=torch.bfloat16 if bf16 else None, reduce_dtype=torch.float32, cast_forward_inputs=False
     )

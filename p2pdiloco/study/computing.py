@@ -19,12 +19,13 @@ class Computing(Struct, frozen=True):
 
     device: torch.device = CPU
     bf16: bool = False
-    """Matrices are multiplied in bf16, as production does on GPUs, and models compiled: for models of some
-    million parameters on processors that have bf16."""
+    """Matrices are multiplied in bf16, as production does where that is fast, and models compiled: for models
+    of some million parameters on processors that have bf16."""
 
     def training(self, task: Task, model: nn.Module, samples: Samples | Shards, name: str) -> Training:
         """Of a model that is on the device already."""
-        precision = "auto" if self.bf16 or self.device.type != "cpu" else "fp32"
+        # A CPU's is the setting's (`passes`), not the machine's: equal settings make equal runs.
+        precision = "fp32" if self.device.type == "cpu" else "auto"
         made = Training(task, model, samples, name, compiled=self.bf16, precision=precision)
         made.meanwhile = self.passes
         return made

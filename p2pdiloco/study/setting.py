@@ -59,7 +59,8 @@ class Setting(Struct, frozen=True, kw_only=True, omit_defaults=True):
     muon_momentum: float = 0.95
     """Of the inner Muon."""
     precision: str = "fp32"
-    """Of forward and backward passes: "fp32", or "bf16" (`study.computing`; on GPUs it always is that)."""
+    """Of forward and backward passes, and of what is evaluated: "fp32", or "bf16" (`study.computing`; on GPUs
+    it always is that)."""
     tokens_per_step: int = 0
     """Of a learner (images count as one each); 0: the model's."""
     warmup: int = 0

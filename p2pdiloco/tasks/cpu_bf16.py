@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn import functional
 
 FP32_TOKENS = 256
-"""Up to so many tokens of context torch's attention on CPUs takes less time in fp32 than in bf16: with 64 a
-third to a half of it, with 256 about as much."""
+"""Up to so many tokens of context torch's attention takes less time in fp32 than in bf16: with 64 a third to
+a half of it, with 256 about as much, on an AMD processor with AVX512-BF16. Nobody has looked at AMX."""
 ROWS = 128
 """What comes in numbers of rows that change all the time is filled up to a multiple of this."""
 
@@ -30,7 +30,7 @@ def by_rows(layer: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
     """`layer` of rows (n, width), of which each is answered by itself, where n is another one at every call.
 
     A CPU's kernels for bf16 are compiled for every shape of matrices, and 1024 of them are kept: with experts
-    that takes longer than the multiplications, and a GiB. So there are a few shapes only."""
+    that takes longer than the multiplications, and 0.8 GiB (`tiny-moe`). So there are a few shapes only."""
     count = len(rows)
     if not _of_cpu_in_bf16(rows):
         return layer(rows)

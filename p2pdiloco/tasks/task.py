@@ -161,7 +161,8 @@ class Task(ABC):
 
     @abstractmethod
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """What is minimised: a scalar, the mean over the batch's samples."""
+        """What is minimised: a scalar, the mean over the batch's samples. May be called under torch.autocast:
+        what comes out of a layer may be bf16."""
 
     @abstractmethod
     def metrics(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from p2pdiloco.learner import muon
-from p2pdiloco.learner.device import computes_in_bf16, multiplies_bf16
 from p2pdiloco.learner.muon import Muon, hidden_matrices
 
 
@@ -45,42 +44,3 @@ def test_where_bf16_is_slow_matrices_are_orthogonalised_in_fp32(monkeypatch, fas
     assert found.shape == shape and torch.equal(matrix, before), "a gradient is not written to"
     singular = torch.linalg.svdvals(found.float())
     assert float(singular.min()) > 0.5 and float(singular.max()) < 1.5
-
-
-@pytest.mark.parametrize(("major", "hip", "bf16"), [(7, None, False), (8, None, True), (7, "6.2", True)])
-def test_gpus_that_only_emulate_bf16_compute_in_fp32(monkeypatch, major, hip, bf16) -> None:
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (major, 5))
-    monkeypatch.setattr(torch.version, "hip", hip)
-    computes_in_bf16.cache_clear()
-    try:
-        assert computes_in_bf16("cuda") is multiplies_bf16("cuda") is bf16
-        assert not multiplies_bf16("mps"), "nobody has looked"
-    finally:
-        computes_in_bf16.cache_clear()
-
-
-@pytest.mark.parametrize(
-    ("capability", "found", "bf16"),
-    [
-        ("AVX512", {"avx512_bf16": True, "amx_bf16": False}, True),
-        ("AVX512", {"amx_bf16": True}, True),
-        ("AVX512", {"avx512_bf16": False}, False),
-        ("AVX512", None, False),  # an older torch
-        ("AVX2", {"avx512_bf16": True}, False),  # torch was told to leave AVX-512 alone
-        ("DEFAULT", {"bf16": True}, False),  # ARM's
-    ],
-)
-def test_cpus_compute_in_bf16_where_they_have_instructions_for_it(
-    monkeypatch, capability, found, bf16
-) -> None:
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
-    if found is None:
-        monkeypatch.delattr(torch.cpu, "get_capabilities", raising=False)
-    else:
-        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: found, raising=False)
-    computes_in_bf16.cache_clear()
-    try:
-        assert computes_in_bf16("cpu") is multiplies_bf16("cpu") is bf16
-    finally:
-        computes_in_bf16.cache_clear()

@@ -48,14 +48,7 @@ from p2pdiloco.tensors.layout import plan_fragments
 
 PATIENCE_S = 60
 OPTIONS = LearnerOptions(
-    peer="peer-a",
-    device="cpu",
-    threads=1,
-    evaluation_tokens=1024,
-    nproc=2,
-    shard="always",
-    niceness=0,
-    precision="fp32",
+    peer="peer-a", device="cpu", threads=1, evaluation_tokens=1024, nproc=2, shard="always", niceness=0
 )
 TOTAL = sum(layout.numel for layout in LAYOUTS)
 

@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch.nn import functional
 
-from p2pdiloco.config.models import CausalLMSection
+from p2pdiloco.config.models import CausalLMSection, ImageSection
 from p2pdiloco.tasks.cpu_bf16 import FP32_TOKENS, ROWS, attention, by_rows
 from p2pdiloco.tasks.transformer import Transformer
+from p2pdiloco.tasks.vision import VisionTransformer
 
 SHAPE = (2, 3, 8, 4)
 
@@ -59,20 +60,27 @@ def test_rows_are_filled_up_under_autocast_only_and_the_answers_are_theirs(count
     assert torch.equal(rows.grad, torch.full_like(rows, 2))
 
 
-def test_experts_learn_the_same_of_filled_up_rows() -> None:
-    """Against fp32: what zeros would add to gradients is more than bf16's roundings."""
-    section = CausalLMSection(layers=1, heads=2, width=16, context_tokens=8, experts=4)
-    torch.manual_seed(0)
-    model = Transformer(section)
-    ids = torch.randint(256, (4, 8))
-    gradients = []
-    for bf16 in (False, True):
-        model.zero_grad()
-        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
-            logits, balance = model(ids)
-            assert balance is not None
-            loss = functional.cross_entropy(logits.flatten(0, 1).float(), ids.flatten()) + balance
-        torch.autograd.backward(loss)
-        gradients.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
-    exact, rounded = gradients
-    assert float((rounded - exact).norm() / exact.norm()) < 0.05
+@pytest.mark.parametrize("bf16", [False, True])
+def test_built_in_models_do_so(bf16: bool) -> None:
+    dense = CausalLMSection(layers=1, heads=2, width=16, context_tokens=8, experts=4)
+    text = Transformer(dense)
+    section = ImageSection(classes=2, image_pixels=8, channels=1, layers=1, width=16, heads=2, patch_pixels=2)
+    images = VisionTransformer(section)
+    given: dict[str, torch.Tensor] = {}
+
+    def watch(name: str, module: torch.nn.Module) -> None:
+        module.register_forward_pre_hook(lambda _module, inputs: given.update({name: inputs[0]}))
+
+    watch("text", text.get_submodule("model.layers.0.self_attn.o_proj"))
+    watch("images", images.get_submodule("blocks.0.attention_out"))
+    for index in range(4):
+        watch(f"expert {index}", text.get_submodule(f"model.layers.0.block_sparse_moe.experts.{index}"))
+    with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+        text(torch.randint(256, (5, 8)))
+        images(torch.rand(2, 1, 8, 8))
+    assert given.pop("text").dtype is given.pop("images").dtype is torch.float32, "of attention"
+    rows = [len(tokens) for tokens in given.values()]
+    if bf16:
+        assert {count % ROWS for count in rows} == {0}
+    else:
+        assert sum(rows) == 5 * 8 * dense.experts_per_token, "every token goes to two"
