@@ -61,7 +61,7 @@ class Shown(Struct, frozen=True):
     """With so many of a learner, of such a task, a swarm was within 1 % after `short_merges` (117 and 820
     thousand parameters; with Muon only the smaller one was looked at)."""
     level_merges: int = 116
-    """With so many it was level, or 2.5 % behind (the larger model with Muon)."""
+    """With so many it was level, or 2 % behind (the larger model with Muon)."""
 
 
 SHOWN = Shown()
@@ -260,7 +260,7 @@ def _shortness(manifest: Manifest, merges: int) -> str:
     if merges < SHOWN.short_merges:
         found += ", with fewer more"
     elif manifest.run.task == SHOWN.muon_task and manifest.inner.optimizer == "muon":
-        found += " with Muon, too (its loss was still 2 to 4 % lower than data parallel's with AdamW)"
+        found += " with Muon, too (level with data parallel with AdamW, or up to 4 % lower)"
     elif manifest.run.task == SHOWN.level_task and manifest.inner.optimizer == SHOWN.level_optimizer:
         found += (
             f" (within 1 % in two small models with inner.tokens_per_step {SHOWN.level_step_tokens} and "
@@ -268,7 +268,7 @@ def _shortness(manifest: Manifest, merges: int) -> str:
         )
     return (
         f"the schedule is about {merges} outer steps of each fragment long: {found}, with "
-        f"{SHOWN.level_merges} 0 to 2.5 %; make it longer, or sync.inner_steps smaller"
+        f"{SHOWN.level_merges} 0 to 2 %; make it longer, or sync.inner_steps smaller"
     )
 
 
