@@ -268,7 +268,7 @@ def _shortness(manifest: Manifest, merges: int) -> str:
         )
     return (
         f"the schedule is about {merges} outer steps of each fragment long: {found}, with "
-        f"{SHOWN.level_merges} 0 to 2 %; make it longer, or sync.inner_steps smaller"
+        f"{SHOWN.level_merges} 0 to 2.5 %; make it longer, or sync.inner_steps smaller"
     )
 
 
