@@ -61,7 +61,7 @@ class Shown(Struct, frozen=True):
     """With so many of a learner, of such a task, a swarm was within 1 % after `short_merges` (117 and 820
     thousand parameters; with Muon only the smaller one was looked at)."""
     level_merges: int = 116
-    """With so many it was level, or 2 % behind (the larger model with Muon)."""
+    """With so many it was level, or up to 2.5 % behind (the larger model with Muon)."""
 
 
 SHOWN = Shown()
