@@ -17,7 +17,7 @@ from torch import nn
 from p2pdiloco.config.models import CausalLMSection, table
 from p2pdiloco.config.presets import DIGITS, DIGITS_CNN, MICRO
 from p2pdiloco.errors import UserError
-from p2pdiloco.learner import checkpoint, muon, process, sharding
+from p2pdiloco.learner import checkpoint, device, muon, process, sharding
 from p2pdiloco.learner.channel import (
     Applied,
     BaseRef,
@@ -56,7 +56,7 @@ TOTAL = sum(layout.numel for layout in LAYOUTS)
 class Processes:
     """The ranks of one learner, and the daemon's side of it."""
 
-    def __init__(self, exchange, folder, start, count=2, fp32=False):
+    def __init__(self, exchange, folder, start, count=2, bf16=None):
         self.exchange = exchange
         self._socket, theirs = socket.socketpair()
         self._deframer, self._events = Deframer(), []
@@ -70,7 +70,7 @@ class Processes:
         self.ranks, self._logs = [], [folder / f"log{rank}of{count}" for rank in range(count)]
         for rank, log in enumerate(self._logs):
             fd = multiprocessing.reduction.DupFd(exchange.fd)
-            arguments = (rank, count, start, theirs, fd, meeting, log, fp32)
+            arguments = (rank, count, start, theirs, fd, meeting, log, bf16)
             self.ranks.append(forking.Process(target=be, args=arguments, daemon=True))
             self.ranks[-1].start()
         theirs.close()
@@ -112,11 +112,11 @@ class Processes:
         self._socket.close()
 
 
-def be(rank, count, start, channel, exchange, meeting, log, fp32):
-    """A rank's process. `fp32`: Muon's matrices, too, whatever this processor would make of them."""
+def be(rank, count, start, channel, exchange, meeting, log, bf16):
+    """A rank's process. `bf16`: whether passes and Muon's matrices are in it, or as this processor has it."""
     sys.stderr = log.open("w", buffering=1)
-    if fp32:
-        muon.multiplies_bf16 = in_fp32
+    if bf16 is not None:
+        muon.multiplies_bf16 = device.computes_in_bf16 = in_bf16 if bf16 else in_fp32
     end_with(channel)
     if rank:
         process.follow(start, rank, count, meeting)
@@ -190,8 +190,7 @@ def assert_close(found, expected):
     """Sums of gradients in another order differ by fp32 roundings, 1e-7 of them; AdamW divides by a
     gradient's size, so an element whose gradient is small makes of it a visible part of a step."""
     # Muon may orthogonalise in bf16: where a rounding falls the other way, that is 4e-3 of an element.
-    away = float((found - expected).norm() / expected.norm().clamp(min=1e-30))
-    assert away < 5e-3, away
+    assert apart(found, expected) < 5e-3, apart(found, expected)
 
 
 def with_experts(optimizer):
@@ -203,6 +202,10 @@ def with_experts(optimizer):
 
 def in_fp32(kind):
     return False
+
+
+def in_bf16(kind):
+    return True
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
@@ -219,7 +222,7 @@ def test_three_processes_learn_what_one_learns_and_two_go_on(tmp_path, monkeypat
         for count in (3, 2):
             start = Start(manifest, options, bases, state, ("all",) * len(bases) if state else ())
             state = str(tmp_path / f"state{count}")
-            with Processes(exchange, tmp_path, start, count, fp32=True) as processes:
+            with Processes(exchange, tmp_path, start, count, bf16=False) as processes:
                 assert processes.expect(Ready).restored == (count == 2)
                 processes.expect(CopiedOut)
                 meta, tensors = processes.stop(state)
@@ -234,6 +237,34 @@ def test_three_processes_learn_what_one_learns_and_two_go_on(tmp_path, monkeypat
         assert_close(tensors[f"displacement.{layout.index}"], before - after)
     for name, moment in moments(reference.model, reference.optimizer).items():
         assert_close(tensors[name], moment)
+
+
+def test_two_copies_in_bf16_learn_what_one_learns(tmp_path, monkeypatch):
+    monkeypatch.setattr(device, "computes_in_bf16", in_bf16)
+    options = msgspec.structs.replace(OPTIONS, shard="never", precision="auto")
+    reference, _ = alone(0, precision="auto")
+    in_full, _ = alone(0, precision="fp32")
+    with (
+        closing(filled_exchange()) as exchange,
+        Processes(exchange, tmp_path, Start(MICRO, options, BASES), bf16=True) as pair,
+    ):
+        assert pair.expect(Ready).device == "2 x cpu, bf16"
+        copied = pair.expect(CopiedOut)
+        sent = pair.exchange.sent(copied.fragment).clone()
+        meta, tensors = pair.stop(tmp_path / "state")
+    begun = theta_of(reference.model, copied.fragment)
+    for training in (reference, in_full):
+        catch_up(training, copied.inner_step)
+    one, full = (theta_of(t.model, copied.fragment) for t in (reference, in_full))
+    # Each process rounds the gradients of its half to bf16 before they are added up.
+    assert apart(sent - begun, one - begun) < apart(full - begun, one - begun) / 3
+    catch_up(reference, meta.inner_step)
+    for name, moment in moments(reference.model, reference.optimizer).items():
+        assert apart(tensors[name], moment) < 0.02, name
+
+
+def apart(found, expected):
+    return float((found - expected).norm() / expected.norm().clamp(min=1e-30))
 
 
 def test_a_pass_that_does_not_fit_ends_processes_that_compute_together(monkeypatch):
