@@ -258,7 +258,7 @@ def _shortness(manifest: Manifest, merges: int) -> str:
     """What so few merges cost where it was tried."""
     found = f"with {SHOWN.short_merges} a swarm was 3 to 6 % behind data parallel"
     if merges < SHOWN.short_merges:
-        found += ", with fewer more"
+        found += ", with fewer mostly more"
     elif manifest.run.task == SHOWN.muon_task and manifest.inner.optimizer == "muon":
         found += " with Muon, too (level with data parallel with AdamW, or up to 4 % lower)"
     elif manifest.run.task == SHOWN.level_task and manifest.inner.optimizer == SHOWN.level_optimizer:

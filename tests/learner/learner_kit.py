@@ -79,10 +79,10 @@ class Bench:
         self.exchange.close()
 
 
-def alone(steps, manifest=MICRO, precision="fp32"):
+def alone(steps, manifest=MICRO, precision="fp32", micro_batch=0):
     """A training that starts at version 0 and has nothing but a loop; its losses."""
     task = task_of(manifest)
     model = task.model()
     model.load_state_dict(task.initial_parameters())
-    training = Training(task, model, data().train, "peer-a", precision=precision)
+    training = Training(task, model, data().train, "peer-a", micro_batch, precision=precision)
     return training, [training.step().loss for _ in range(steps)]
