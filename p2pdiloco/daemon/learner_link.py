@@ -82,6 +82,8 @@ class LearnerLink:
         self._saved_at_end = False
         self._failures = 0
         self._failed_starts = 0
+        """Learners in a row that ended before they had made an inner step."""
+        self._stepped = False
         self._ready_s = 0.0
         self._every = 1
         self._share: ch.DataShare | None = None
@@ -255,7 +257,7 @@ class LearnerLink:
     def _on_event(self, event: ch.Event | LearnerExited) -> None:
         match event:
             case ch.Ready():
-                self._ready, self._failed_starts, self.device = True, 0, event.device
+                self._ready, self.device = True, event.device
                 self._ready_s = asyncio.get_running_loop().time()
                 self.ready.set()
                 self._said_learners = 1
@@ -285,6 +287,10 @@ class LearnerLink:
                 self.after_commit(event.fragment)
             case ch.Status():
                 self.status = event
+                if (
+                    event.loss is not None
+                ):  # it has made a step: what lacks for the first one is lacking no more
+                    self._stepped, self._failed_starts = True, 0
                 self._post(self._core_status(event))
                 self.count_learners()
             case ch.Saved():
@@ -349,8 +355,8 @@ class LearnerLink:
         )
 
     def _exited(self, exited: LearnerExited) -> None:
-        started = self._ready
-        self._ready = False
+        started, stepped = self._ready, self._stepped
+        self._ready = self._stepped = False
         self._moved.set()
         self.ready.clear()
         self._life += 1
@@ -366,9 +372,9 @@ class LearnerLink:
             self._failures = 0
         halved = exited.code == EXIT_TOO_LARGE  # the next one takes less at a time: it need not be waited for
         self._failures += not halved
-        self._failed_starts += not started and not self._host.guest and not halved
+        self._failed_starts += not stepped and not self._host.guest and not halved
         if self._failed_starts >= 3 and not self.fatal.done():
-            self.fatal.set_exception(UserError(f"the learner cannot start: {exited.reason}"))
+            self.fatal.set_exception(UserError(f"the learner cannot start: {exited.reason}", exited.hint))
             return
         if self._host.guest:
             logger.warning("%s; waiting for another", exited.reason)

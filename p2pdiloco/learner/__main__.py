@@ -12,9 +12,9 @@ import socket
 import sys
 import traceback
 
-from p2pdiloco.errors import P2PDilocoError
+from p2pdiloco.errors import P2PDilocoError, UserError
 from p2pdiloco.learner.channel import ChannelBroken, Failed, LearnerEnd
-from p2pdiloco.learner.lifeline import EXIT_FAILED, EXIT_ORPHANED, end_with, exit_status
+from p2pdiloco.learner.lifeline import EXIT_FAILED, EXIT_ORPHANED, end_with, exit_status, speak
 
 DRAIN_TIMEOUT_S = 2.0
 
@@ -23,6 +23,7 @@ def main(channel_fd: int, exchange_fd: int) -> int:
     """Run a learner to its end; returns the exit status."""
     # Whether a Ctrl-C at the terminal ends this node is for the daemon to say.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    speak(sys.stderr.fileno())
     sock = socket.socket(fileno=channel_fd)
     end_with(sock)
     channel = LearnerEnd(sock)
@@ -34,10 +35,11 @@ def main(channel_fd: int, exchange_fd: int) -> int:
         return EXIT_ORPHANED
     except P2PDilocoError as error:
         print(f"learner failed: {error}", file=sys.stderr)
-        return _fail(channel, str(error), exit_status(error))
+        hint = error.hint if isinstance(error, UserError) else ""
+        return _fail(channel, Failed(str(error)[:4096], hint[:4096]), exit_status(error))
     except BaseException as error:  # noqa: BLE001 (the end of the process: reported, not swallowed)
         traceback.print_exc()
-        return _fail(channel, f"{type(error).__name__}: {error}", EXIT_FAILED)
+        return _fail(channel, Failed(f"{type(error).__name__}: {error}"[:4096]), EXIT_FAILED)
     return 0
 
 
@@ -49,9 +51,9 @@ def _learn(channel: LearnerEnd, exchange_fd: int) -> None:
         run(channel, start, exchange_fd)
 
 
-def _fail(channel: LearnerEnd, reason: str, status: int) -> int:
+def _fail(channel: LearnerEnd, failed: Failed, status: int) -> int:
     try:
-        channel.emit(Failed(reason[:4096]))
+        channel.emit(failed)
         channel.drain(DRAIN_TIMEOUT_S)
     except ChannelBroken as error:
         print(f"and nobody to tell: {error}", file=sys.stderr)

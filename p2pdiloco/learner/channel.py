@@ -294,6 +294,8 @@ class Failed(Event, frozen=True):
     """The learner cannot go on and ends; last event."""
 
     reason: Text
+    hint: Text = ""
+    """What the person at the keyboard can do about it."""
 
 
 AnyEvent = Ready | CopiedOut | NothingToCopy | Applied | Note | Status | Evaluated | Saved | Failed

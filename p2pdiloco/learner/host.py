@@ -52,6 +52,7 @@ class LearnerExited(Struct, frozen=True):
 
     code: int
     reason: str
+    hint: str = ""
 
 
 class LearnerHost:
@@ -79,7 +80,9 @@ class LearnerHost:
         self._process: asyncio.subprocess.Process | None = None
         self._link: Link | None = None
         self._exit: asyncio.Task[int] | None = None
-        self._failure = ""
+        self._failure = self._hint = ""
+        self._log_bytes = 0
+        """Of the log, when this process began."""
 
     @property
     def running(self) -> bool:
@@ -107,7 +110,7 @@ class LearnerHost:
                 raise
         link = Link(self._deliver)
         await asyncio.get_running_loop().create_unix_connection(lambda: link, sock=ours)
-        self._process, self._link, self._failure = process, link, ""
+        self._process, self._link, self._failure, self._hint = process, link, "", ""
         self._exit = asyncio.create_task(self._watch(process, link), name="learner-exit")
 
     async def start(
@@ -178,6 +181,7 @@ class LearnerHost:
 
     async def _spawn(self, channel_fd: int) -> asyncio.subprocess.Process:
         log = _open_log(self._log_path)
+        self._log_bytes = os.fstat(log).st_size
         try:
             return await asyncio.create_subprocess_exec(
                 sys.executable,
@@ -208,9 +212,9 @@ class LearnerHost:
         await link.closed.wait()
         if code == EXIT_TOO_LARGE:
             self._options = structs.replace(self._options, halvings=self._options.halvings + 1)
-        reason = self._failure or link.failure or _describe(code, self._log_path)
+        reason = self._failure or link.failure or _describe(code, self._log_path, self._log_bytes)
         self._process = self._link = None
-        self._on_event(LearnerExited(code, reason))
+        self._on_event(LearnerExited(code, reason, self._hint))
         return code
 
     def _deliver(self, body: bytes) -> None:
@@ -221,7 +225,7 @@ class LearnerHost:
             self.kill()
             return
         if isinstance(event, Failed):
-            self._failure = event.reason
+            self._failure, self._hint = event.reason, event.hint
         self._on_event(event)
 
 
@@ -275,13 +279,14 @@ def _open_log(path: Path) -> int:
         raise StorageError(f"cannot write the learner's log {path}: {error.strerror}") from error
 
 
-def _describe(code: int, log_path: Path) -> str:
-    """Why a learner ended that did not say so itself: its status and the end of its log."""
+def _describe(code: int, log_path: Path, since: int) -> str:
+    """Why a learner ended that did not say so itself: its status and the end of what it wrote into the log,
+    which was so many bytes long when it began."""
     if code == 0:
         return "stopped"
     how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
     try:
-        text = log_path.read_bytes()[-QUOTED_LOG_BYTES:].decode(errors="replace").strip()
+        text = log_path.read_bytes()[since:][-QUOTED_LOG_BYTES:].decode(errors="replace").strip()
     except OSError:
         return how
     last = " | ".join(line.strip() for line in text.splitlines()[-3:])

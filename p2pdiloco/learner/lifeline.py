@@ -1,11 +1,15 @@
-"""A process that ends with the one at the other end of a socket, however that ends."""
+"""A process that ends with the one at the other end of a socket, however that ends, and not of its log."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import select
 import socket
+import sys
 import threading
+from typing import IO, Any
 
 from p2pdiloco.errors import P2PDilocoError
 
@@ -22,6 +26,22 @@ class PassTooLarge(P2PDilocoError):
 def exit_status(error: P2PDilocoError) -> int:
     """Of a learner's process that ends for it."""
     return EXIT_TOO_LARGE if isinstance(error, PassTooLarge) else EXIT_FAILED
+
+
+class _Log(io.FileIO):
+    """Loses what does not fit: a disk that is full must not end who writes to it that it is full."""
+
+    def write(self, data: Any, /) -> int:
+        with contextlib.suppress(OSError):  # there is nowhere to say it
+            super().write(data)
+        return memoryview(data).nbytes
+
+
+def speak(fd: int) -> IO[str]:
+    """From now on what this process says goes there, as far as it can be written."""
+    log = io.TextIOWrapper(_Log(fd, "w", closefd=False), errors="backslashreplace", write_through=True)
+    sys.stdout = sys.stderr = log
+    return log
 
 
 def end_with(sock: socket.socket) -> None:

@@ -13,12 +13,13 @@ from pathlib import Path
 
 from p2pdiloco.errors import P2PDilocoError
 from p2pdiloco.learner.channel import LearnerEnd
-from p2pdiloco.learner.lifeline import EXIT_FAILED, end_with, exit_status
+from p2pdiloco.learner.lifeline import EXIT_FAILED, end_with, exit_status, speak
 
 
 def main(fd: int, rank: int, count: int, folder: Path) -> int:
     """Follow rank 0 to its end; returns the exit status."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    speak(sys.stderr.fileno())
     sock = socket.socket(fileno=fd)
     end_with(sock)
     try:

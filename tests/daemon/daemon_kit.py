@@ -87,6 +87,8 @@ class ScriptedLearner:
         self.commands: list[Any] = []
         self.restored: tuple[str, ...] = ()
         self.save_works = True
+        self.steps = True
+        """Whether it comes to make an inner step."""
 
     async def prepare(self) -> None:
         self.running, self.pid = True, 1
@@ -95,7 +97,8 @@ class ScriptedLearner:
         await self.prepare()
         self.bases, self.restored = list(bases), restore
         self._on_event(ch.Ready("cpu", 1, 1, 0, path is not None))
-        self._on_event(ch.Status(1, 256, 1.0, 0.01, 5.0, 0.01, 0.0))
+        if self.steps:
+            self._on_event(ch.Status(1, 256, 1.0, 0.01, 5.0, 0.01, 0.0))
 
     guest = False
 
@@ -129,10 +132,10 @@ class ScriptedLearner:
         self.slot_in_use.add(fragment)
         self._on_event(ch.CopiedOut(fragment, 256, 1, base.number, base.buffer, 1, due))
 
-    def die(self) -> None:
+    def die(self, hint: str = "") -> None:
         self.pid, self.running = None, False
         self.slot_in_use.clear()
-        self._on_event(LearnerExited(-9, "killed by SIGKILL"))
+        self._on_event(LearnerExited(-9, "killed by SIGKILL", hint))
 
     async def stop(self, save_path: Path | None, timeout_s: float) -> int | None:
         if self.pid is None:

@@ -241,6 +241,22 @@ async def test_a_process_started_ahead_that_dies_is_replaced_when_it_is_needed(t
         assert waiting.learner.bases
 
 
+async def test_three_learners_in_a_row_that_make_no_step_end_the_node_with_their_hint(tmp_path: Path) -> None:
+    async with Neighbourhood(tmp_path) as around:
+        one = await around.member("one", genesis=True)
+        link, restart = one.runner.learner, one.runner.learner._restart
+        link._restart = lambda pause_s: restart(0.0)  # type: ignore[method-assign]
+        for lives in ((False, False), (True,), (False, False, False)):  # a step in between: it begins anew
+            for one.learner.steps in lives:
+                one.learner.die("a larger device")
+                assert not link.fatal.done()
+                await until(lambda: one.learner.running, "the next one")
+        one.learner.die("a larger device")
+        error = link.fatal.exception()
+        assert isinstance(error, UserError) and error.hint == "a larger device"
+        assert str(error) == "the learner cannot start: killed by SIGKILL"
+
+
 async def test_a_note_that_cannot_be_removed_ends_the_node_and_nothing_goes_out(tmp_path: Path) -> None:
     async with Neighbourhood(tmp_path) as around:
         note = await left_by_two(around)

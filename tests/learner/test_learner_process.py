@@ -223,7 +223,9 @@ async def test_a_corrupt_state_is_set_aside_and_bad_data_is_one_sentence(tmp_pat
     async with Daemon(tmp_path, manifest, options) as daemon:
         await daemon.host.start(BASES)
         exited = await daemon.expect(LearnerExited)
-        assert exited == LearnerExited(1, f"the data path {tmp_path / 'nowhere'} does not exist")
+        assert exited == LearnerExited(
+            1, f"the data path {tmp_path / 'nowhere'} does not exist", "check --data"
+        )
 
 
 @pytest.mark.parametrize("moment", ["before-start", "training"])

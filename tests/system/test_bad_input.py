@@ -75,13 +75,15 @@ def test_a_full_disk_costs_checkpoints_and_nothing_else(tmp_path: Path) -> None:
         assert processes[1] is not None
         limits = {p: p.rlimit(psutil.RLIMIT_FSIZE) for p in processes if p is not None}
         for process, (_, hard) in limits.items():
-            process.rlimit(psutil.RLIMIT_FSIZE, (40_000, hard))  # less than a fragment's state
+            # Of the daemon less than a fragment's state. The learner cannot even write that it cannot write.
+            process.rlimit(psutil.RLIMIT_FSIZE, (40_000 if process.pid == one.pid else 0, hard))
         swarm.until(lambda: "checkpoint-" in one.said() and "cannot save" in one.said(), "it to say so")
         swarm.until(lambda: "learner state not saved" in one.said(), "the learner to say so")
         swarm.advance(two, [0, 1, 2, 3], 3)
         before = two.full_merges(2) + one.full_merges(2)
         swarm.until(lambda: two.full_merges(2) + one.full_merges(2) > before + 2, "both to take part")
         assert one.ended() is None
+        assert "the learner ended" not in one.said()
         for process, limit in limits.items():
             process.rlimit(psutil.RLIMIT_FSIZE, limit)
         one.terminate()
