@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Self, cast
+from typing import Self, SupportsFloat, SupportsInt, cast
 
 import psutil
 from torch import nn
@@ -69,7 +69,7 @@ class Session:
         model: nn.Module,
         optimizer: Optimizer | None,
         run: str | Path = "",
-        join: Sequence[str] = (),
+        join: str | Sequence[str] = (),
         *,
         data_dir: str | Path = "~/.p2pdiloco/session",
         evaluate: Callable[[], float] | None = None,
@@ -82,7 +82,7 @@ class Session:
             optimizer: only its learning rate is looked at, for reports.
             run: name or id of a run that the peers know; or a run.toml (a Path, or ending in .toml) that is
                 begun here, of which this node is then the owner.
-            join: addresses of a bootstrap or of nodes.
+            join: address of a bootstrap or of a node, or several.
             data_dir: the node's folder.
             evaluate: the loss of the model on held-out data. It is called now and then between two steps,
                 while the model has the global parameters, and must not change it.
@@ -102,6 +102,7 @@ class Session:
         self._daemon: psutil.Process | None = None
         self._channel: LearnerEnd | None = None
         self._adopted = False
+        join = (join,) if isinstance(join, str) else join
         begins = isinstance(run, Path) or run.endswith(".toml")
         words = ["--genesis", "--run-file", str(run)] if begins else ["--run", run] if run else []
         for address in join:
@@ -118,17 +119,19 @@ class Session:
             self._end_daemon(0.0)
             raise
 
-    def step(self, tokens: int, loss: float) -> bool:
+    def step(self, tokens: SupportsInt, loss: SupportsFloat) -> bool:
         """After an inner step over so many tokens, with that mean loss. False: the daemon has ended, go on
         without it or end.
 
         Raises:
-            UserError: more tokens than the run allows for one step, or the daemon broke (with its reason);
-                within `computing`.
+            UserError: more tokens than the run allows for one step, no whole number of them, no number for
+                the loss (of tensors, NumPy's and Python's all will do), or the daemon broke (with its
+                reason); within `computing`.
         """
         self._outside("step")
         if self._stopped:
             return False
+        tokens, mean = _numbers(tokens, loss)
         most = self._training.section.tokens_per_step
         if not 0 <= tokens <= most:
             raise UserError(f"{tokens} tokens in one inner step: this run allows 0 to {most}")
@@ -136,7 +139,7 @@ class Session:
         self._training.tokens_total += tokens
         self._training.run_tokens += tokens
         try:
-            goes_on = self._mailbox.boundary(StepReport(self._training.inner_step, float(loss), tokens))
+            goes_on = self._mailbox.boundary(StepReport(self._training.inner_step, mean, tokens))
         except ChannelBroken as error:
             raise self._broke(error) from error
         if not goes_on:
@@ -150,8 +153,9 @@ class Session:
         Without it, that waits for your next `step`; if your steps are long, all others' versions wait too.
 
         Raises:
-            UserError: the daemon broke (with its reason).
+            UserError: the daemon broke (with its reason); within another such block.
         """
+        self._outside("computing")
         device = next(self._model.parameters()).device
         if self._stopped or self._channel is None or device.type not in DEVICES:
             yield
@@ -420,6 +424,19 @@ class _Mailbox(Mailbox):
         """What is unmerged at an orderly end. A daemon that does not wait for it is gone."""
         with contextlib.suppress(ChannelBroken):
             super()._save(path)
+
+
+def _numbers(tokens: SupportsInt, loss: SupportsFloat) -> tuple[int, float]:
+    """Whatever programs count with, as Python's own numbers. Raises: UserError."""
+    what: tuple[str, object] = ("tokens must be a whole number", tokens)
+    try:
+        whole = int(tokens)
+        if whole == tokens:
+            what = ("loss must be a number", loss)
+            return whole, float(loss)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        pass  # no number, several of them, infinite: said below
+    raise UserError(f"Session.step: {what[0]}, it is {what[1]!r:.80}")
 
 
 def _runs(process: psutil.Process) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections import deque
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
@@ -34,6 +35,8 @@ from p2pdiloco.tensors.vault import Input
 
 logger = logging.getLogger(__name__)
 COMPLAIN_EVERY_S = 30.0
+MAX_COMPLAINTS = 64
+"""Kinds of them that are remembered."""
 
 
 class UpdateLog:
@@ -94,7 +97,7 @@ class Runner:
         self._pumping = False
         self._timer: asyncio.TimerHandle | None = None
         self._armed_for_s = 0.0
-        self._complaint, self._complain_again_s = "", 0.0
+        self._complain_again_s: dict[str, float] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._offers: set[asyncio.Task[Any]] = set()
         self.left: asyncio.Future[None] = self._loop.create_future()
@@ -233,11 +236,13 @@ class Runner:
         self.post(ev.Persisted(effect.token))
 
     def _complain(self, text: str) -> None:
-        """Tell the person, but not every time that a full disk is tried again."""
-        now = self._loop.time()
-        if text != self._complaint or now >= self._complain_again_s:
+        """Tell the person, but not every time that a full disk is tried again, for whichever version."""
+        now, kind = self._loop.time(), re.sub(r"\d+", "", text)
+        if now >= self._complain_again_s.get(kind, now):
             logger.error("%s", text)
-            self._complaint, self._complain_again_s = text, now + COMPLAIN_EVERY_S
+            self._complain_again_s[kind] = now + COMPLAIN_EVERY_S
+            if len(self._complain_again_s) > MAX_COMPLAINTS:
+                self._complain_again_s.clear()
 
     def _left(self, _effect: ef.Left) -> None:
         if not self.left.done():

@@ -43,6 +43,10 @@ MAX_UNREAD_BYTES = 1024 * 1024
 MAX_LOG_BYTES = 1024 * 1024
 TERM_PATIENCE_S = 1.0
 QUOTED_LOG_BYTES = 1500
+ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE"}
+"""Of learners, where the node's own does not say otherwise: threads that wait for each other sleep. Else they
+spin, also for one whose processor something else has, and an inner step of a busy machine takes twenty times
+as long (`scripts/bench_threads.py`)."""
 
 
 class LearnerExited(Struct, frozen=True):
@@ -196,6 +200,7 @@ class LearnerHost:
                 pass_fds=(channel_fd, self._exchange.fd),
                 # A Ctrl-C at the terminal is the daemon's to handle.
                 start_new_session=True,
+                env=ENVIRONMENT | os.environ,
             )
         finally:
             os.close(log)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from system_kit import TAG, Swarm
@@ -119,6 +120,13 @@ def test_two_programs_train_one_model_and_one_of_them_dies(
             until(lambda: len(merged()) > taken, "work of the earlier ones is asked for, and merged")
             with pytest.raises(UserError, match=r"Session\.step within Session\.computing"):
                 session.step(tokens=64, loss=0.0)
+            with pytest.raises(UserError, match=r"Session\.computing within"), session.computing():
+                pass
+        for tokens, loss, wrong in ((1.5, 0.0, "tokens"), ("a", 0.0, "tokens"), (64, "a", "loss")):
+            with pytest.raises(UserError, match=f"step: {wrong} must be a"):
+                session.step(tokens, loss)
+        assert session.step(tokens=torch.tensor(64), loss=torch.tensor(0.5))
+        assert session.step(tokens=np.float32(64), loss=np.float32(0.5))
         with pytest.raises(UserError, match="65 tokens in one inner step: this run allows 0 to 64"):
             session.step(tokens=65, loss=0.0)
 
