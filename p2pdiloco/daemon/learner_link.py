@@ -16,6 +16,7 @@ from p2pdiloco.core import events as ev
 from p2pdiloco.core.effects import CommitVersion
 from p2pdiloco.daemon.compute import Compute
 from p2pdiloco.daemon.resume import Resume
+from p2pdiloco.daemon.silence import TICK_S, Silence
 from p2pdiloco.daemon.tickets import Tickets
 from p2pdiloco.errors import UserError
 from p2pdiloco.learner import channel as ch
@@ -84,6 +85,7 @@ class LearnerLink:
         self._failed_starts = 0
         """Learners in a row that ended before they had made an inner step."""
         self._stepped = False
+        self._silence = Silence()
         self._ready_s = 0.0
         self._every = 1
         self._share: ch.DataShare | None = None
@@ -255,6 +257,8 @@ class LearnerLink:
     # --- from the learner ----------------------------------------------------------------------------
 
     def _on_event(self, event: ch.Event | LearnerExited) -> None:
+        if self._silence.heard() and not isinstance(event, LearnerExited):
+            logger.info("the learner is heard of again")
         match event:
             case ch.Ready():
                 self._ready, self.device = True, event.device
@@ -262,6 +266,7 @@ class LearnerLink:
                 self.ready.set()
                 self._said_learners = 1
                 self.count_learners()
+                self._spawn(self._listen(self._life))
                 if self._every > 1:
                     self._host.send(ch.TakePart(self._every))
                 for fragment in range(len(self._slots)):
@@ -383,6 +388,20 @@ class LearnerLink:
         pause_s = min(RESTART_MAX_S, 0.2 * 4 ** min(max(self._failures - 1, 0), 4))
         logger.warning("the learner ended (%s); starting it again in %.1f s", exited.reason, pause_s)
         self._spawn(self._restart(pause_s))
+
+    async def _listen(self, life: int) -> None:
+        """End a learner that hangs, so that another one trains. A program is its owner's to end."""
+        while True:
+            await asyncio.sleep(TICK_S)
+            if life != self._life or self._stopping:
+                return
+            found = self._silence.tick(self.status.step_time_s if self._stepped and self.status else 0.0)
+            if not found:
+                continue
+            logger.warning("nothing has been heard of the learner for %.0f s", self._silence.silent_s)
+            if found == "hangs" and not self._host.guest:
+                self._host.kill(f"it hung: nothing was heard of it for {self._silence.silent_s:.0f} s")
+                return
 
     async def _restart(self, pause_s: float) -> None:
         await asyncio.sleep(pause_s)

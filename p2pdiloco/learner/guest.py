@@ -91,8 +91,9 @@ class GuestHost(LearnerHost):
         """See `LearnerHost.send`. A program that has not begun yet is told nothing else."""
         return self._greeted and super().send(command)
 
-    def kill(self) -> None:
+    def kill(self, reason: str = "") -> None:
         """Drop the connection: the program is not ours to end."""
+        self._failure = self._failure or reason
         if self._link is not None:
             self._link.close()
 

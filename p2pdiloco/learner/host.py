@@ -153,13 +153,13 @@ class LearnerHost:
         if self._link is None:
             return False
         if self._link.unread_bytes() > MAX_UNREAD_BYTES:
-            self._failure = self._failure or "it stopped reading commands"
-            self.kill()
+            self.kill("it stopped reading commands")
             return False
         return self._link.write(frame(command))
 
-    def kill(self) -> None:
-        """SIGKILL; `LearnerExited` follows."""
+    def kill(self, reason: str = "") -> None:
+        """SIGKILL; `LearnerExited` follows, with that reason unless there is one already."""
+        self._failure = self._failure or reason
         self._signal(signal.SIGKILL)
 
     async def stop(self, save_path: Path | None, timeout_s: float) -> int | None:
@@ -226,8 +226,7 @@ class LearnerHost:
         try:
             event = decode_event(body)
         except ChannelBroken as error:
-            self._failure = self._failure or str(error)
-            self.kill()
+            self.kill(str(error))
             return
         if isinstance(event, Failed):
             self._failure, self._hint = event.reason, event.hint

@@ -132,10 +132,13 @@ class ScriptedLearner:
         self.slot_in_use.add(fragment)
         self._on_event(ch.CopiedOut(fragment, 256, 1, base.number, base.buffer, 1, due))
 
-    def die(self, hint: str = "") -> None:
+    def kill(self, reason: str) -> None:
+        self.die(reason=reason)
+
+    def die(self, hint: str = "", reason: str = "killed by SIGKILL") -> None:
         self.pid, self.running = None, False
         self.slot_in_use.clear()
-        self._on_event(LearnerExited(-9, "killed by SIGKILL", hint))
+        self._on_event(LearnerExited(-9, reason, hint))
 
     async def stop(self, save_path: Path | None, timeout_s: float) -> int | None:
         if self.pid is None:

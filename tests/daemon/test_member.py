@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
+import logging
 import re
 from pathlib import Path
 from typing import BinaryIO
@@ -16,6 +17,7 @@ from daemon_kit import Neighbourhood, ScriptedLearner, until
 from p2pdiloco.adapters.files import Files
 from p2pdiloco.adapters.spool import Spool
 from p2pdiloco.core.events import ContributionAnswered, ContributionSent, Event, LeaveRequested
+from p2pdiloco.daemon import learner_link
 from p2pdiloco.daemon.member import UPDATES_IN_MEMORY
 from p2pdiloco.daemon.resume import FILE
 from p2pdiloco.errors import TransportError, UserError
@@ -256,6 +258,20 @@ async def test_three_learners_in_a_row_that_make_no_step_end_the_node_with_their
         error = link.fatal.exception()
         assert isinstance(error, UserError) and error.hint == "a larger device"
         assert str(error) == "the learner cannot start: killed by SIGKILL"
+
+
+async def test_a_learner_that_hangs_is_ended_and_another_one_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(learner_link, "TICK_S", 0.001)  # a tick still counts for all of its seconds
+    caplog.set_level(logging.INFO)
+    async with Neighbourhood(tmp_path) as around:
+        one = await around.member("one", genesis=True)
+        await around.round(one)
+        bases = one.learner.bases
+        await until(lambda: "nothing has been heard of the learner for 60 s" in caplog.text, "a warning")
+        await until(lambda: "it hung: nothing was heard of it for 600 s" in caplog.text, "its end")
+        await until(lambda: one.learner.running and one.learner.bases is not bases, "another one")
 
 
 async def test_a_note_that_cannot_be_removed_ends_the_node_and_nothing_goes_out(tmp_path: Path) -> None:
