@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What a learner with several threads loses when it does not have the processors for itself.
 
-    .venv/bin/python scripts/bench_threads.py [--presets micro tiny] [--rounds 3] [--seconds 20] [--json FILE]
+    .venv/bin/python scripts/bench_threads.py [--presets micro tiny] [--rounds 3] [--seconds 20] [--others 0 2]
 
 A learner process without a daemon, with as many threads as there are processors, alone or beside as many
 processes that never pause; threads that wait for each other at the end of an operation spin first, as
@@ -107,10 +107,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--presets", nargs="+", default=["micro", "tiny"])
+    parser.add_argument("--others", type=int, nargs="+", default=[0, os.cpu_count() or 1])
     args = parser.parse_args()
     rows = []
     for preset in args.presets:
-        for others in (0, os.cpu_count() or 1):
+        for others in args.others:
             rates: dict[str, list[float]] = {name: [] for name in WAITS}
             for _ in range(args.rounds):
                 for name, (threads, changes) in WAITS.items():
