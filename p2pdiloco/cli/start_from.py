@@ -62,7 +62,10 @@ def started_from(source: Path, base: Manifest) -> tuple[Manifest, Arrays]:
         checkpoint = load_theta_file(checkpoints[0])
         found = checkpoint.parameters
         theirs = manifest_from_canonical(checkpoint.signed.manifest)
-        run = msgspec.structs.replace(base.run, task=theirs.run.task, task_package=theirs.run.task_package)
+        # Their tasks may demand a given version 0, whose checksum is known below only.
+        run = msgspec.structs.replace(
+            base.run, task=theirs.run.task, task_package=theirs.run.task_package, initial=NOT_YET
+        )
         manifest = msgspec.structs.replace(base, run=run, model=theirs.model, data=theirs.data)
     else:
         manifest = _of_config(_config(source), base)

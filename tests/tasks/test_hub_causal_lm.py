@@ -76,10 +76,13 @@ def test_an_architecture_becomes_a_run_and_comes_back(config: dict[str, object],
 
     theirs.save_pretrained(tmp_path / "saved")  # as anybody else would have it
     again = tmp_path / "again.toml"
-    assert run([*new, "--from", str(tmp_path / "saved"), "--out", str(again)]) == 0
-    second, vault_2 = sign_run(again, Identity.generate())
-    found = theta_of(second, vault_2, list(genesis_versions(second, vault_2)))
-    assert all(torch.equal(found.parameters[n], value) for n, value in theta.parameters.items())
+    for source in ("theta", "out", "saved"):
+        assert run([*new, "--force", "--from", str(tmp_path / source), "--out", str(again)]) == 0
+        second, vault_2 = sign_run(again, Identity.generate())
+        found = theta_of(second, vault_2, list(genesis_versions(second, vault_2)))
+        assert all(torch.equal(found.parameters[n], value) for n, value in theta.parameters.items())
+        task = task_of(second.manifest)
+        Training(task, found.model(torch.device("cpu")), task.load_data(None).train, "peer").step()
 
 
 def test_a_name_is_looked_up_on_the_hub_and_what_fails_there_is_one_sentence(

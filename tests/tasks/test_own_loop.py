@@ -7,16 +7,18 @@ from pathlib import Path
 import pytest
 import torch
 
+from p2pdiloco.cli.main import run as main
 from p2pdiloco.config.loader import MAX_MANIFEST_BYTES
 from p2pdiloco.config.outer import expected_merges, harms
 from p2pdiloco.config.signing import decode_signed, encode_signed, verify
 from p2pdiloco.daemon.initial import beside
-from p2pdiloco.daemon.runs import sign_run
+from p2pdiloco.daemon.runs import genesis_versions, sign_run
+from p2pdiloco.daemon.theta import theta_of
 from p2pdiloco.errors import ConfigError, StorageError, UserError
 from p2pdiloco.identity import Identity
 from p2pdiloco.identity import verify as verify_signature
 from p2pdiloco.own_run import compare, new_run
-from p2pdiloco.tasks.parameters import tensor_specs
+from p2pdiloco.tasks.parameters import named_parameters, tensor_specs
 from p2pdiloco.tasks.registry import task_of
 
 
@@ -60,6 +62,19 @@ def test_a_run_begins_at_the_program_s_parameters(tmp_path: Path) -> None:
     with pytest.raises(StorageError):
         new_run(model, blocked, "own", tokens_per_step=64, inner_steps=16, fragments=2)
     assert not blocked.exists()
+
+
+def test_a_run_starts_from_what_another_one_came_to(tmp_path: Path) -> None:
+    model = Tied()
+    path = new_run(model, tmp_path / "run.toml", "own", tokens_per_step=64, inner_steps=16, fragments=2)
+    run, vault = sign_run(path, Identity.generate())
+    theta_of(run, vault, list(genesis_versions(run, vault))).save(tmp_path / "theta")
+    again = tmp_path / "again.toml"
+    assert main(["run", "new", "next", "--from", str(tmp_path / "theta"), "--out", str(again)]) == 0
+    second, vault_2 = sign_run(again, Identity.generate())
+    assert second.manifest.run.task == "own-loop"
+    found = theta_of(second, vault_2, list(genesis_versions(second, vault_2))).parameters
+    assert all(torch.equal(found[name], value) for name, value in named_parameters(model).items())
 
 
 @pytest.mark.parametrize("tokens", [64, 65_536])
