@@ -58,9 +58,11 @@ class InvariantViolation(BaseException):
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of what an error says; its class's name if it says nothing."""
-    text = str(error).strip()
-    return text.splitlines()[0].strip() if text else type(error).__name__
+    """The first line of what an error says, with the next if it only announces that; its class's name if it
+    says nothing."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    first, *others = lines or [type(error).__name__]
+    return f"{first} {others[0]}" if others and first.endswith(":") else first
 
 
 def invariant(holds: bool, message: str) -> None:

@@ -10,10 +10,10 @@ import msgspec
 
 from p2pdiloco.adapters.files import Files
 from p2pdiloco.config.manifest import Manifest
-from p2pdiloco.config.models import BYTES, TOKENIZER_PATTERN
+from p2pdiloco.config.models import BYTES
 from p2pdiloco.daemon.tokenizers import tokenizer_beside
 from p2pdiloco.errors import UserError
-from p2pdiloco.tasks.hub_file import hub_file
+from p2pdiloco.tasks.hub_file import hub_file, may_be_on_the_hub
 from p2pdiloco.tasks.tokens import (
     FILE,
     FileTokenizer,
@@ -45,7 +45,7 @@ def _with_tokenizer(manifest: Manifest, wanted: str, end: str, fit: bool) -> tup
     if path.exists():
         name, revision = re.sub(r"[^A-Za-z0-9._-]", "-", path.name).lstrip("._-")[:96] or FILE, ""
         content = read_tokenizer(path / FILE if path.is_dir() else path)
-    elif "/" in name and re.match(TOKENIZER_PATTERN, name):
+    elif "/" in name and may_be_on_the_hub(name):
         click.echo(f"asking the hub for {FILE} of {name}", err=True)
         content = read_tokenizer(hub_file(name, FILE, revision))
     else:

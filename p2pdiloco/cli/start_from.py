@@ -31,7 +31,7 @@ from p2pdiloco.daemon.initial import beside, finite
 from p2pdiloco.errors import UserError
 from p2pdiloco.tasks.hub_causal_lm import NAME, built, existing
 from p2pdiloco.tasks.hub_causal_lm import section_of as hub_section
-from p2pdiloco.tasks.hub_file import hub_file
+from p2pdiloco.tasks.hub_file import hub_file, may_be_on_the_hub
 from p2pdiloco.tasks.hub_form import section_of, unlike
 from p2pdiloco.tasks.own_loop import shapes_of
 from p2pdiloco.tasks.parameters import named_parameters
@@ -110,10 +110,17 @@ def begun_with(source: Path | None, architecture: str, base: Manifest) -> tuple[
             raise UserError("--from and --architecture are both given", "a model that exists has its own")
         return started_from(source, base)
     path, (name, _, revision) = Path(architecture), architecture.partition("@")
-    if not path.exists():
+    if path.is_dir():
+        path /= CONFIG
+    elif not path.exists():
+        if not may_be_on_the_hub(name):
+            raise UserError(
+                f"there is no file or folder {architecture}",
+                f"give a {CONFIG}, its folder, or NAME[@REVISION] of the Hugging Face hub",
+            )
         click.echo(f"asking the hub for {CONFIG} of {name}", err=True)
         path = hub_file(name, CONFIG, revision)
-    config = _config(path if path.is_dir() else path.parent)
+    config = _read_config(path)
     manifest = _fitting(_of_hub(config, base))
     specs = shapes_of(manifest.model["parameters"])  # type: ignore[arg-type]
     model = built(json.loads(str(manifest.model["config"])), specs, base.run.seed)
@@ -135,7 +142,11 @@ def save_beside(out: Path, parameters: Arrays) -> Path:
 
 
 def _config(source: Path) -> dict[str, Any]:
-    path = source / CONFIG if source.is_dir() else source.with_name(CONFIG)
+    """Of the model at `source`: a folder, or a safetensors file in one."""
+    return _read_config(source / CONFIG if source.is_dir() else source.with_name(CONFIG))
+
+
+def _read_config(path: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as file:
             return msgspec.json.decode(file.read(MAX_CONFIG_BYTES), type=dict[str, Any])

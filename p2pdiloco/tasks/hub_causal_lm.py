@@ -182,13 +182,25 @@ def _meta(config: dict[str, Any]) -> nn.Module:
 def _config(config: dict[str, Any]) -> Any:
     """transformers' config object, without what would fetch something."""
     try:
-        from transformers import AutoConfig
+        from transformers import CONFIG_MAPPING, AutoConfig, __version__
     except ImportError as error:
         raise UserError(f"the task {NAME} needs transformers: {error}", INSTALL) from error
+    kind = config.get("model_type")
+    if not isinstance(kind, str):
+        raise UserError(
+            "the config has no model_type, the name of its architecture",
+            "give the config.json of a model, as transformers writes it",
+        )
+    if kind not in CONFIG_MAPPING:
+        # (The library would name all that it knows, hundreds.)
+        raise UserError(
+            f'transformers cannot build a causal model "{kind[:100]}": release {__version__} knows no such '
+            "model_type",
+            "check its spelling, or install a newer release",
+        )
     try:
         return AutoConfig.for_model(**harmless(config))
     except Exception as error:  # (whatever an architecture thinks of a config; told as one sentence)
-        kind = config.get("model_type")
         raise UserError(
             f'transformers cannot build a causal model "{kind}": {first_line(error)}'[:500]
         ) from error
@@ -196,8 +208,14 @@ def _config(config: dict[str, Any]) -> Any:
 
 def _made(config: dict[str, Any]) -> nn.Module:
     made = _config(config)
-    from transformers import AutoModelForCausalLM
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
 
+    known: Any = MODEL_FOR_CAUSAL_LM_MAPPING
+    if type(made) not in known:
+        raise UserError(
+            f'transformers cannot build a causal model "{config["model_type"]}": it has no such one',
+            "only models that predict the next token of a text can be trained",
+        )
     factory: Any = AutoModelForCausalLM
     try:
         # The library's own implementations, in torch: of attention sdpa, or eager where the model has none.

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import logging
+import re
 from pathlib import Path
 
+from p2pdiloco.config.models import TOKENIZER_PATTERN
 from p2pdiloco.errors import UserError, first_line
 
 INSTALL = "pip install 'p2pdiloco[hub]'"
+
+
+def may_be_on_the_hub(name: str) -> bool:
+    """Whether it has the form [OWNER/]NAME, and does not look like a path: nobody waits for a network to hear
+    that a file is missing."""
+    return re.match(TOKENIZER_PATTERN, name) is not None and not name.endswith(".json")
 
 
 def hub_file(name: str, file: str, revision: str = "") -> Path:

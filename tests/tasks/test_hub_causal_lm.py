@@ -105,6 +105,13 @@ def test_a_name_is_looked_up_on_the_hub_and_what_fails_there_is_one_sentence(
     signed, _ = sign_run(tmp_path / "run.toml", Identity.generate())
     assert signed.manifest.run.initial_name == "new gpt2"
     capsys.readouterr()
+    # What is no name there is not asked for.
+    for missing in (tmp_path / "missing", "missing.json", "a/b/c"):
+        assert run([*new, "--force", "--architecture", str(missing)]) == 2
+        said = capsys.readouterr().err
+        assert f"there is no file or folder {missing}\n" in said and "asking" not in said
+    assert run([*new, "--force", "--tokenizer", "missing/tokenizer.json"]) == 2
+    assert "there is no tokenizer file missing/tokenizer.json" in capsys.readouterr().err
     assert run([*new, "--force", "--architecture", "gpt3"]) == 2
     assert capsys.readouterr().err.splitlines() == [
         "asking the hub for config.json of gpt3",
@@ -113,12 +120,23 @@ def test_a_name_is_looked_up_on_the_hub_and_what_fails_there_is_one_sentence(
     ]
 
 
+def test_of_several_configs_in_a_folder_the_one_that_is_named_is_read(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(QWEN))
+    (tmp_path / "mine.json").write_text(json.dumps(GPT2))
+    for name, kind in (("mine.json", "gpt2"), ("config.json", "qwen2"), ("", "qwen2")):
+        manifest = begun_with(None, str(tmp_path / name), for_run("micro", "hub"))[0]
+        assert json.loads(str(manifest.model["config"]))["model_type"] == kind
+
+
 def test_what_cannot_be_built_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "config.json"
     new = ["run", "new", "hub", "--preset", "micro", "--out", str(tmp_path / "run.toml"), "--force"]
     cases = {
-        json.dumps({"model_type": "no-such-model"}): 'cannot build a causal model "no-such-model"',
-        json.dumps({"model_type": "vit"}): 'cannot build a causal model "vit"',
+        json.dumps({"model_type": "no-such-model"}): "knows no such model_type\n",
+        json.dumps({"n_embd": 16}): "the config has no model_type",
+        json.dumps({"model_type": ["gpt2"]}): "the config has no model_type",
+        json.dumps(GPT2 | {"n_embd": "x"}): "'n_embd' expected int, got str",
+        json.dumps({"model_type": "vit"}): 'causal model "vit": it has no such one\n',
         "[]": "is not JSON",
     }
     for text, words in cases.items():
