@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from p2pdiloco.errors import UserError, first_line
 from p2pdiloco.tasks.hub_file import INSTALL
 
 SUFFIXES = {"jsonl": (".jsonl", ".jsonl.gz", ".ndjson"), "parquet": (".parquet",)}
+DAMAGED = (EOFError, zlib.error, gzip.BadGzipFile)
+"""What is raised where compressed bytes are cut off, broken, or none."""
 MAX_LINE_BYTES = 64 << 20
 _ROWS_TOGETHER = 1024
 
@@ -22,7 +25,8 @@ def rows(path: Path, section: DataSection) -> Iterator[str]:
     """The documents of a file: the manifest's field of every line or row. Empty ones and nulls are left out.
 
     Raises:
-        UserError: a line is no JSON, the field is missing or no text; pyarrow is missing; no parquet file.
+        UserError: a line is no JSON, the field is missing or no text; pyarrow is missing; no parquet file, or
+            no whole gzip file.
         OSError: it cannot be read.
     """
     found = _parquet(path, section.field) if section.source == "parquet" else _lines(path, section.field)
@@ -35,21 +39,31 @@ def rows(path: Path, section: DataSection) -> Iterator[str]:
 
 def _lines(path: Path, field: str) -> Iterator[Any]:
     decode = msgspec.json.Decoder(dict[str, Any]).decode
+    for number, line in enumerate(_bounded_lines(path), 1):
+        if not line.strip():
+            continue
+        try:
+            row = decode(line)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise UserError(f"line {number} of {path} is no JSON object: {first_line(error)}") from error
+        if field not in row:
+            raise UserError(f'line {number} of {path} has no key "{field}"', "check data.field")
+        yield row[field]
+
+
+def _bounded_lines(path: Path) -> Iterator[bytes]:
     with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
         number = 0
-        while line := file.readline(MAX_LINE_BYTES + 1):
-            number += 1
-            if len(line) > MAX_LINE_BYTES:
-                raise UserError(f"line {number} of {path} has more than {MAX_LINE_BYTES >> 20} MiB")
-            if not line.strip():
-                continue
-            try:
-                row = decode(line)
-            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-                raise UserError(f"line {number} of {path} is no JSON object: {first_line(error)}") from error
-            if field not in row:
-                raise UserError(f'line {number} of {path} has no key "{field}"', "check data.field")
-            yield row[field]
+        try:
+            while line := file.readline(MAX_LINE_BYTES + 1):
+                number += 1
+                if len(line) > MAX_LINE_BYTES:
+                    raise UserError(f"line {number} of {path} has more than {MAX_LINE_BYTES >> 20} MiB")
+                yield line
+        except DAMAGED as error:
+            raise UserError(
+                f"{path} cannot be read as gzip: {first_line(error)}", "get it again, or leave it out"
+            ) from error
 
 
 def _parquet(path: Path, field: str) -> Iterator[Any]:

@@ -26,6 +26,7 @@ from msgspec import Struct
 
 from p2pdiloco.config.manifest import DataSection
 from p2pdiloco.errors import UserError, first_line
+from p2pdiloco.tasks.documents import DAMAGED
 from p2pdiloco.tasks.hub_file import INSTALL
 from p2pdiloco.tasks.packing import Packer, Windows
 from p2pdiloco.tasks.split import ANY_NAME, hash64, is_heldout
@@ -59,10 +60,17 @@ class Stream:
     """Training documents as `tasks.task.Shards`."""
 
     def __init__(
-        self, source: Any, section: DataSection, context_tokens: int, tokenizer: Tokenizer, identity: str
+        self,
+        source: Any,
+        section: DataSection,
+        context_tokens: int,
+        tokenizer: Tokenizer,
+        identity: str,
+        words: str = "the data set",
     ) -> None:
-        """`source`: an IterableDataset."""
+        """`source`: an IterableDataset; `words`: what a person knows it as."""
         self.section, self.context, self.tokenizer = section, context_tokens, tokenizer
+        self.words = words
         self._source = source
         self._files = min(MOST_SHARDS, source.num_shards)
         self.parts = max(1, LEAST_SHARDS // self._files)
@@ -178,8 +186,12 @@ class _Reader:
             except _world() as error:
                 self._documents = None
                 if pause_s is None:
-                    raise UserError(f"the data set cannot be read any more: {first_line(error)}") from error
+                    raise UserError(
+                        f"{self._stream.words} cannot be read any more: {first_line(error)}"
+                    ) from error
                 self._closed.wait(pause_s)
+            except ValueError as error:  # what is no text, no JSON, no parquet will be none in a second
+                raise UserError(f"{self._stream.words} cannot be read: {first_line(error)}") from error
         return []
 
 
@@ -198,7 +210,8 @@ def load_stream(section: DataSection, path: str | None, context_tokens: int, tok
         few = islice(documents, HELDOUT_DOCUMENTS)
         held = (text for text in few if is_heldout(text, section.heldout_percent))
     packer, tokens, length = Packer(tokenizer), [], 0
-    for text in islice(_as_user_errors(held), HELDOUT_DOCUMENTS):
+    words = f"the data set {path or section.dataset}"
+    for text in islice(_as_user_errors(held, words), HELDOUT_DOCUMENTS):
         packer.add(text.encode(errors="replace"))
         tokens.append(packer.take())
         length += len(tokens[-1])
@@ -208,7 +221,7 @@ def load_stream(section: DataSection, path: str | None, context_tokens: int, tok
     where = _local_identity(Path(path)) if path else f"{section.dataset}/{section.revision}"
     identity = f"{where}/{section.config}/{section.split}/{section.field}/{section.tokenizer_digest}"
     return Data(
-        Stream(train, section, context_tokens, tokenizer, identity),
+        Stream(train, section, context_tokens, tokenizer, identity, words),
         Windows(heldout, context_tokens, "held-out"),
     )
 
@@ -279,18 +292,18 @@ def _texts(source: Any, field: str) -> Iterator[str]:
         yield text or ""
 
 
-def _as_user_errors(texts: Iterator[str]) -> Iterator[str]:
+def _as_user_errors(texts: Iterator[str], words: str) -> Iterator[str]:
     try:
         yield from texts
-    except _world() as error:
-        raise UserError(f"the data set cannot be read: {first_line(error)}") from error
+    except _world(ValueError) as error:
+        raise UserError(f"{words} cannot be read: {first_line(error)}") from error
 
 
 def _world(*others: type[Exception]) -> tuple[type[Exception], ...]:
-    """What is raised where a connection breaks, also by the HTTP libraries that `datasets` happens to use."""
+    """What is raised where a connection or a file breaks, also by the HTTP libraries that `datasets` uses."""
     names = (("httpx", "HTTPError"), ("aiohttp", "ClientError"))
     found = [getattr(sys.modules[module], name) for module, name in names if module in sys.modules]
-    return (OSError, *others, *found)
+    return (OSError, *DAMAGED, *others, *found)
 
 
 def _local_identity(root: Path) -> str:

@@ -1,7 +1,9 @@
 """Every source of text that a manifest can name, tokenizers, packing, and what is held out."""
 
+import gzip
 import json
 import sys
+import zlib
 from types import SimpleNamespace
 
 import msgspec
@@ -100,6 +102,48 @@ def test_rows_that_cannot_be_read_are_one_sentence(tmp_path, source, content, se
     path.write_bytes(content)
     with pytest.raises(UserError, match=sentence):
         load_corpus(DataSection(source=source), str(path), CONTEXT, ByteTokenizer())
+
+
+@pytest.mark.parametrize("damage", ["cut", "changed", "none"])
+def test_a_damaged_gzip_file_is_one_sentence_that_names_it(tmp_path, monkeypatch, damage):
+    whole = gzip.compress("".join(json.dumps({"text": text}) + "\n" for text in DOCUMENTS).encode())
+    middle = len(whole) // 2
+    content = {"cut": whole[:middle], "changed": whole[:99] + bytes(64) + whole[163:], "none": b"text" * 99}
+    (tmp_path / "a.jsonl.gz").write_bytes(content[damage])
+    with pytest.raises(UserError, match=r"a\.jsonl\.gz cannot be read as gzip: [^\n]+$"):
+        load_corpus(DataSection(source="jsonl"), str(tmp_path), CONTEXT, ByteTokenizer())
+    # Whoever streams it is told of the folder: `datasets` does not say where it is.
+    monkeypatch.setattr(hub, "RETRIES_S", ())
+    with pytest.raises(UserError, match=rf"the data set {tmp_path} cannot be (read|opened): [^\n]+$"):
+        load_corpus(DataSection(**LOCAL), str(tmp_path), CONTEXT, ByteTokenizer())
+
+
+def test_what_becomes_damaged_while_it_is_streamed_is_one_sentence(monkeypatch):
+    class Source:
+        num_shards = 1
+
+        def __init__(self, error):
+            self.error = error
+
+        def shard(self, **_):
+            return self
+
+        def skip(self, _):
+            return self
+
+        def __iter__(self):
+            raise self.error
+
+    monkeypatch.setattr(hub, "RETRIES_S", (0.0,))
+    for error, words in (
+        (EOFError("cut"), "the data set x cannot be read any more: cut"),
+        (zlib.error("invalid"), "the data set x cannot be read any more: invalid"),
+        (ValueError("no text"), "the data set x cannot be read: no text"),
+    ):
+        section = DataSection(**LOCAL)
+        stream = hub.Stream(Source(error), section, CONTEXT, ByteTokenizer(), "x", "the data set x")
+        with pytest.raises(UserError, match=words):
+            read(stream.open(0, 0, Place()))
 
 
 def test_a_tokenizer_is_the_manifest_s_or_none(tmp_path, trained):
