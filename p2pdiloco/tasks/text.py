@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from p2pdiloco.config.manifest import DataSection
@@ -25,9 +25,11 @@ from p2pdiloco.tasks.tokens import Tokenizer
 EMBEDDED_MAX_BYTES = 30_000_000
 EMBEDDED_MAX_FILE_BYTES = 1_000_000
 MAX_BYTES = 4 << 30
-_SKIPPED_FOLDERS = {
+_NOT_EMBEDDED = {
     "site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test", "lib2to3",
 }  # fmt: skip
+"""Folders of the standard library that are not on every machine, or not of it. Data of a person are left out
+for no name."""
 _SNIFF_BYTES = 65_536
 
 
@@ -102,7 +104,7 @@ def _too_much(root: Path) -> UserError:
 def _embedded_files(heldout_percent: int) -> Iterator[Piece]:
     root = Path(sysconfig.get_paths()["stdlib"])
     total = 0
-    for path in _walk(root):
+    for path in _walk(root, _NOT_EMBEDDED):
         if path.suffix != ".py" or path.stat().st_size > EMBEDDED_MAX_FILE_BYTES:
             continue
         text = path.read_bytes()
@@ -131,15 +133,16 @@ def _user_files(root: Path) -> Iterator[bytes]:
         yield text
 
 
-def _walk(root: Path) -> list[Path]:
-    """Regular files below root, sorted by relative name; no hidden ones, links not followed into folders."""
+def _walk(root: Path, left_out: Collection[str] = ()) -> list[Path]:
+    """Regular files below root, sorted by relative name; no hidden ones, links not followed into folders.
+    `left_out`: names of folders, at any depth."""
 
     def fail(error: OSError) -> None:
         raise error
 
     found = []
     for folder, subfolders, names in os.walk(root, onerror=fail):
-        subfolders[:] = [name for name in subfolders if name not in _SKIPPED_FOLDERS and name[0] != "."]
+        subfolders[:] = [name for name in subfolders if name not in left_out and name[0] != "."]
         paths = (Path(folder, name) for name in names if name[0] != ".")
         found += [path for path in paths if path.is_file()]
     return sorted(found, key=lambda path: path.relative_to(root).as_posix())

@@ -104,6 +104,20 @@ def test_rows_that_cannot_be_read_are_one_sentence(tmp_path, source, content, se
         load_corpus(DataSection(source=source), str(path), CONTEXT, ByteTokenizer())
 
 
+def test_no_folder_of_somebody_s_own_data_is_left_out_for_its_name(tmp_path):
+    names = ("site-packages", "dist-packages", "test", "tests", "idle_test", "lib2to3")
+    for name in (*names, ".hidden"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.txt").write_text(f"{name}\n" * 300)
+        (tmp_path / name / "a.jsonl").write_text(json.dumps({"text": f"{name}\n" * 300}))
+    for source in ("files", "jsonl"):
+        section = DataSection(source=source, heldout_percent=30)
+        data = load_corpus(section, str(tmp_path), CONTEXT, ByteTokenizer())
+        text = data.train.text.tobytes() + data.heldout.text.tobytes()
+        assert all(f"{name}\n".encode() in text for name in names)
+        assert b"hidden" not in text
+
+
 @pytest.mark.parametrize("damage", ["cut", "changed", "none"])
 def test_a_damaged_gzip_file_is_one_sentence_that_names_it(tmp_path, monkeypatch, damage):
     whole = gzip.compress("".join(json.dumps({"text": text}) + "\n" for text in DOCUMENTS).encode())
