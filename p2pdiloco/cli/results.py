@@ -117,8 +117,10 @@ def figures(theta: Theta, data: Path | None, tokens: int, device: str) -> dict[s
     chosen = choose_device(device)
     configure(chosen, 0)
     task = theta.task()
-    samples = task.load_data(str(data) if data is not None else None).heldout
-    found = measured(task, theta.model(chosen).eval(), heldout_batch(task, samples, tokens))
+    read = task.load_data(str(data) if data is not None else None)
+    if read.note:
+        click.echo(read.note, err=True)
+    found = measured(task, theta.model(chosen).eval(), heldout_batch(task, read.heldout, tokens))
     return {
         "run": theta.manifest.run.name,
         "run_id": theta.run,

@@ -16,7 +16,7 @@ from p2pdiloco.config.settings import Shard
 from p2pdiloco.errors import UserError, invariant
 from p2pdiloco.learner import checkpoint
 from p2pdiloco.learner.answering import DEVICES, Answering
-from p2pdiloco.learner.channel import LearnerEnd, LearnerOptions, Ready, Start
+from p2pdiloco.learner.channel import LearnerEnd, LearnerOptions, Note, Ready, Start
 from p2pdiloco.learner.device import choose_device, configure, step_back, threads_of
 from p2pdiloco.learner.evaluate import evaluate, heldout_batch
 from p2pdiloco.learner.fragments import Fragments
@@ -218,6 +218,8 @@ def _lead(channel: LearnerEnd, start: Start, exchange_fd: int, parts: Parts) -> 
     where += ", bf16" if training.bf16 else ""
     where += ", sharded" if ranks.sharded else ""
     channel.emit(Ready(where, parameters, parts.threads, training.inner_step, restored, note))
+    if parts.data.note:
+        channel.emit(Note(parts.data.note[:4096]))
     mailbox.obey()
     with contextlib.ExitStack() as stack:
         if device.type in DEVICES and not ranks.sharded:  # of shares, other ranks copy at boundaries only

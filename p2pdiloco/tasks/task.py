@@ -82,6 +82,8 @@ class Data(Struct, frozen=True):
 
     train: Samples | Shards
     heldout: Samples
+    note: str = ""
+    """What a person should know of how they were read."""
 
 
 class Task(ABC):

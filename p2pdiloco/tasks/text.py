@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import sysconfig
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from p2pdiloco.config.manifest import DataSection
@@ -40,12 +40,13 @@ def load_text(section: DataSection, path: str | None, context_tokens: int, token
         UserError: no --data for another source than "embedded"; it does not exist, cannot be read, has no
             text, too much or too little, none that is held out; a package is missing.
     """
+    no_text: list[Path] = []
     if section.source == "embedded":
         found = _embedded_files(section.heldout_percent)
     elif path is None:
         raise UserError("this run trains on each node's own files, and none are given", "add --data PATH")
     else:
-        found = _some(_pieces(section, Path(path)), path)
+        found = _some(_pieces(section, Path(path), no_text), path, no_text)
     train, heldout = Packer(tokenizer), Packer(tokenizer)
     for held, text, ends in found:
         (heldout if held else train).add(text, ends)
@@ -53,18 +54,24 @@ def load_text(section: DataSection, path: str | None, context_tokens: int, token
     if not len(held_out):
         raise UserError(
             f"there is too little text to hold out {section.heldout_percent} % of it: that came to none",
-            "give more text with --data",
+            "give more text with --data" + (f"; {_left_out(no_text)}" if no_text else ""),
         )
-    return Data(trained, Windows(held_out, context_tokens, "held-out"))
+    note = f"data: {_left_out(no_text)}" if no_text else ""
+    return Data(trained, Windows(held_out, context_tokens, "held-out"), note)
 
 
-def _pieces(section: DataSection, root: Path) -> Iterator[Piece]:
-    """All text, and which of it is held out."""
+def _left_out(no_text: Sequence[Path]) -> str:
+    files = f"{len(no_text)} files are" if len(no_text) > 1 else "1 file is"
+    return f"{files} not UTF-8 text and left out, such as {no_text[0]}"
+
+
+def _pieces(section: DataSection, root: Path, no_text: list[Path]) -> Iterator[Piece]:
+    """All text, and which of it is held out. Files that are none are added to `no_text`."""
     if not root.exists():
         raise UserError(f"the data path {root} does not exist", "check --data")
     try:
         if section.source == "files":
-            for text in _user_files(root):
+            for text in _user_files(root, no_text):
                 yield from pieces(text, section.heldout_percent)
         else:
             from p2pdiloco.tasks.documents import SUFFIXES, rows
@@ -85,11 +92,16 @@ def _pieces(section: DataSection, root: Path) -> Iterator[Piece]:
         ) from error
 
 
-def _some(found: Iterator[Piece], root: str) -> Iterator[Piece]:
+def _some(found: Iterator[Piece], root: str, no_text: Sequence[Path]) -> Iterator[Piece]:
     is_any = False
     for piece in found:
         is_any = is_any or bool(piece.text)
         yield piece
+    if not is_any and no_text:
+        raise UserError(
+            f"there is no text in {root}: {_left_out(no_text)}",
+            "other encodings have to be converted, for instance with iconv; .gz files to be unpacked",
+        )
     if not is_any:
         raise UserError(f"there is no text in {root}", "check --data")
 
@@ -116,13 +128,16 @@ def _embedded_files(heldout_percent: int) -> Iterator[Piece]:
         yield Piece(is_heldout(path.relative_to(root).as_posix(), heldout_percent), text)
 
 
-def _user_files(root: Path) -> Iterator[bytes]:
+def _user_files(root: Path, no_text: list[Path]) -> Iterator[bytes]:
     """Nothing is read whole that is no text, or more than the bytes that are left."""
     left_bytes = MAX_BYTES
     for path in [root] if root.is_file() else _walk(root):
         with path.open("rb") as file:
             start = file.read(_SNIFF_BYTES)
-            if not start or not _is_text(start):
+            if not start:
+                continue
+            if not _is_text(start):
+                no_text.append(path)
                 continue
             size = max(len(start), os.fstat(file.fileno()).st_size)
             if size > left_bytes:

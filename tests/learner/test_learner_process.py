@@ -30,6 +30,7 @@ from p2pdiloco.learner.channel import (
     FreeSlot,
     Install,
     LearnerOptions,
+    Note,
     NothingToCopy,
     Ready,
     Save,
@@ -226,6 +227,15 @@ async def test_a_corrupt_state_is_set_aside_and_bad_data_is_one_sentence(tmp_pat
         assert exited == LearnerExited(
             1, f"the data path {tmp_path / 'nowhere'} does not exist", "check --data"
         )
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "a.txt").write_text("text\n" * 20_000)
+    (folder / "b.txt").write_bytes(b"\xe9 latin")
+    options = msgspec.structs.replace(OPTIONS, data_path=str(folder))
+    async with Daemon(tmp_path, manifest, options) as daemon:
+        await daemon.host.start(BASES)
+        said = await daemon.expect(Note)
+        assert said.text == f"data: 1 file is not UTF-8 text and left out, such as {folder / 'b.txt'}"
 
 
 @pytest.mark.parametrize("moment", ["before-start", "training"])

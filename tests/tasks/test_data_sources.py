@@ -118,6 +118,23 @@ def test_no_folder_of_somebody_s_own_data_is_left_out_for_its_name(tmp_path):
         assert b"hidden" not in text
 
 
+def test_files_that_are_no_utf_8_are_counted(tmp_path):
+    section = DataSection(source="files", heldout_percent=30)
+    (tmp_path / "a.txt").write_bytes("é\n".encode("latin-1") * 99)
+    (tmp_path / "empty").touch()
+    words = "1 file is not UTF-8 text and left out, such as .*a.txt$"
+    with pytest.raises(UserError, match=f"there is no text in {tmp_path}: {words}"):
+        load_corpus(section, str(tmp_path), CONTEXT, ByteTokenizer())
+    (tmp_path / "b.bin").write_bytes(b"\0" * 99)
+    (tmp_path / "c.txt").write_text("x" * 99)
+    with pytest.raises(UserError, match="too little text") as caught:
+        load_corpus(section, str(tmp_path), CONTEXT, ByteTokenizer())
+    assert "; 2 files are not UTF-8 text and left out, such as" in caught.value.hint
+    (tmp_path / "c.txt").write_text("text\n" * 999)
+    note = load_corpus(section, str(tmp_path), CONTEXT, ByteTokenizer()).note
+    assert note == f"data: 2 files are not UTF-8 text and left out, such as {tmp_path / 'a.txt'}"
+
+
 @pytest.mark.parametrize("damage", ["cut", "changed", "none"])
 def test_a_damaged_gzip_file_is_one_sentence_that_names_it(tmp_path, monkeypatch, damage):
     whole = gzip.compress("".join(json.dumps({"text": text}) + "\n" for text in DOCUMENTS).encode())
