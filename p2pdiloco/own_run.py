@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,13 @@ import msgspec
 from torch import nn
 
 from p2pdiloco.adapters.theta_file import checksum, save_tensors
+from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.models import table
 from p2pdiloco.config.outer import LENGTHS, with_schedule
 from p2pdiloco.config.presets import for_other_model, for_run
-from p2pdiloco.daemon.initial import beside
+from p2pdiloco.daemon.initial import beside, finite
 from p2pdiloco.errors import StorageError, UserError
-from p2pdiloco.tasks.manifests import check_manifest, render_toml
+from p2pdiloco.tasks.manifests import manifest_from_table, render_toml
 from p2pdiloco.tasks.own_loop import NAME, section_of
 from p2pdiloco.tasks.parameters import named_parameters, tensor_specs
 
@@ -38,15 +40,19 @@ def new_run(
         sync: keys of [sync], such as inner_steps and fragments. All else can be edited in the file.
 
     Raises:
-        UserError: the name, a key, or the model is not one for a run; the file exists already, or cannot
-            be written.
+        UserError: the name, a key, or the model is not one for a run (a parameter that is not finite,
+            either); the file exists already, or cannot be written.
     """
     out = Path(path)
     if out.exists():
         raise UserError(f"{out} exists already", "give it to Session as it is, or write another one")
     specs = tensor_specs(model)
+    if not specs:
+        raise UserError("the model has no parameters", "new_run takes the module that is trained")
     found = named_parameters(model)
     arrays = {spec.name: found[spec.name].detach().float().cpu().contiguous().numpy() for spec in specs}
+    if finite(arrays):
+        raise UserError(f"the parameter {finite(arrays)} has values that are not finite")
     base = for_other_model(for_run("tiny", name))
     try:
         manifest = msgspec.structs.replace(
@@ -60,9 +66,9 @@ def new_run(
         )
     except TypeError as error:
         raise UserError(f"[sync] of a run.toml has no such key: {error}") from error
-    manifest = with_schedule(manifest, schedule_steps)
-    check_manifest(manifest, str(out))
-    text = render_toml(manifest)
+    # Before the schedule, too: it is reckoned from these keys.
+    manifest = with_schedule(_accepted(manifest, out), schedule_steps)
+    text = render_toml(_accepted(manifest, out))
     save_tensors(beside(out), arrays, {})  # first: a run.toml is never without them
     try:
         with out.open("x", encoding="utf-8") as file:
@@ -70,6 +76,19 @@ def new_run(
     except OSError as error:
         raise StorageError(f"{out} cannot be written: {error.strerror}") from error
     return out
+
+
+def _accepted(manifest: Manifest, out: Path) -> Manifest:
+    """Through the strict reader: what is written is what every node accepts. Raises: UserError."""
+    return manifest_from_table(msgspec.to_builtins(manifest, enc_hook=_plain), str(out))
+
+
+def _plain(value: Any) -> Any:
+    """NumPy's integers are integers; all else is refused in a sentence by whoever reads it."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        return str(value)
 
 
 def compare(mine: Sequence[Any], theirs: Sequence[Any]) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -101,6 +103,32 @@ def test_what_is_wrong_is_said(tmp_path: Path) -> None:
     path.write_text(path.read_text().replace("10x4 embedding", "10y4"))
     with pytest.raises(ConfigError, match="which is not a name and a shape"):
         sign_run(path, Identity.generate())
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "words"),
+    [
+        ("Own 2", {}, r"run\.name must be"),
+        ("own", {"tokens_per_step": 0}, r"inner\.tokens_per_step must be"),
+        ("own", {"tokens_per_step": object()}, r"inner\.tokens_per_step must be"),
+        ("own", {"fragments": 0}, r"sync\.fragments must be"),
+        ("own", {"schedule_steps": -3}, r"inner\.(warmup|schedule)_tokens must be"),
+    ],
+)
+def test_nothing_is_written_that_would_be_refused(
+    name: str, keys: dict[str, int], words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        new_run(Tied(), tmp_path / "run.toml", name, **{"tokens_per_step": 64} | keys)
+    with pytest.raises(UserError, match="the model has no parameters"):
+        new_run(torch.nn.ReLU(), tmp_path / "run.toml", "own", tokens_per_step=64)
+    model = Tied()
+    model.scale.data.fill_(math.nan)
+    with pytest.raises(UserError, match="the parameter scale has values that are not finite"):
+        new_run(model, tmp_path / "run.toml", "own", tokens_per_step=64)
+    assert not list(tmp_path.iterdir())
+    new_run(Tied(), tmp_path / "run.toml", "own", tokens_per_step=np.int64(64), inner_steps=np.int32(16))
+    sign_run(tmp_path / "run.toml", Identity.generate())
 
 
 def test_a_manifest_that_is_written_can_be_signed(tmp_path: Path) -> None:
