@@ -14,6 +14,7 @@ from p2pdiloco.config.models import BYTES
 from p2pdiloco.daemon.tokenizers import tokenizer_beside
 from p2pdiloco.errors import UserError
 from p2pdiloco.tasks.hub_file import hub_file, may_be_on_the_hub
+from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tasks.tokens import (
     FILE,
     FileTokenizer,
@@ -33,7 +34,7 @@ def chosen_tokenizer(
     becomes that of the tokenizer.
 
     Raises:
-        UserError: no such file, none of the kind, none of the usual tokens.
+        UserError: no such file, none of the kind, none of the usual tokens, or more than the model knows.
     """
     if wanted is None and source is not None:
         wanted, end = _of_model(source, manifest), end or manifest.data.end_of_document
@@ -64,6 +65,12 @@ def _with_tokenizer(manifest: Manifest, wanted: str, end: str, fit: bool) -> tup
     vocabulary = FileTokenizer(content, end).vocabulary
     if fit and "vocabulary" in manifest.model:
         manifest = msgspec.structs.replace(manifest, model=manifest.model | {"vocabulary": vocabulary})
+    most = task_of(manifest).vocabulary
+    if 0 < most < vocabulary:
+        raise UserError(
+            f"the tokenizer {name} has {vocabulary} tokens, but the model has a vocabulary of {most}",
+            f"give the model's own tokenizer, or a model whose vocabulary is {vocabulary} or more",
+        )
     return manifest, content
 
 

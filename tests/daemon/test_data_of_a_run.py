@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 
@@ -20,12 +21,13 @@ from p2pdiloco.daemon.frontdoor import FrontDoor
 from p2pdiloco.daemon.giving import MAX_GIVEN, Giving
 from p2pdiloco.daemon.runs import find_run
 from p2pdiloco.daemon.sharing import Sharing
+from p2pdiloco.daemon.theta import theta_of
 from p2pdiloco.daemon.tokenizers import fetched_tokenizer, kept_tokenizer, tokenizer_beside, tokenizer_from
 from p2pdiloco.errors import ConfigError, TransportError, UserError
 from p2pdiloco.identity import Identity
 from p2pdiloco.learner.channel import DataShare, Status
 from p2pdiloco.ports import PullSource, Refusal
-from p2pdiloco.tasks.manifests import load_manifest
+from p2pdiloco.tasks.manifests import load_manifest, render_toml
 
 
 async def peer(hub: MemoryNetwork, door: FrontDoor | None = None) -> MemoryTransport:
@@ -74,6 +76,25 @@ def test_run_new_writes_what_a_tokenizer_asks_for_and_run_check_says_what_is_wro
         runs.sign_run(written, Identity.generate())
     assert cli_main.run(["run", "new", "r", "--tokenizer", "nowhere.json", "--out", "x"]) == 2
     assert "there is no tokenizer file nowhere.json" in capsys.readouterr().err
+
+
+def test_a_tokenizer_with_more_tokens_than_the_given_model_is_refused_before_anything_is_written(
+    written: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = written.parent
+    (folder / "bytes.toml").write_text(render_toml(for_run("micro", "bytes")))
+    run, vault = runs.sign_run(folder / "bytes.toml", Identity.generate())
+    theta_of(run, vault, list(runs.genesis_versions(run, vault))).save(folder / "theta")
+    gpt2 = {"model_type": "gpt2", "n_layer": 1, "n_head": 2, "n_embd": 16, "vocab_size": 256}
+    (folder / "config.json").write_text(json.dumps(gpt2))
+    before = sorted(folder.iterdir())
+    for given in ("--from", "theta"), ("--architecture", "config.json"):
+        arguments = ["run", "new", "r", "--preset", "micro", given[0], str(folder / given[1])]
+        arguments += ["--tokenizer", str(folder / "my tokens.json"), "--out", str(folder / "new.toml")]
+        assert cli_main.run(arguments) == 2
+        words = "my-tokens.json has 301 tokens, but the model has a vocabulary of 256"
+        assert words in capsys.readouterr().err
+    assert sorted(folder.iterdir()) == before
 
 
 def test_a_node_that_must_say_where_its_data_lie_is_told_before_anything_is_started(
