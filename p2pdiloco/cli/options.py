@@ -6,6 +6,7 @@ click lacks: strict files, a refusal of unknown variables, and lists that split 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -47,6 +48,17 @@ class SpacedLists(click.Command):
                 current = word if word in flags else ""
             spread.append(word)
         return super().parse_args(ctx, spread)
+
+
+class Number(click.FloatRange):
+    """A number in a range. (NaN is in every range of click's: it is neither below nor above.)"""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The number. Raises: click.BadParameter."""
+        found = float(super().convert(value, param, ctx))
+        if math.isnan(found):
+            self.fail(f"{value} is not a number in the range {self._describe_range()}.", param, ctx)
+        return found
 
 
 WORDS = Words()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from p2pdiloco.adapters.files import Files
-from p2pdiloco.cli.options import FILE
+from p2pdiloco.cli.options import FILE, Number
 from p2pdiloco.cli.theta import read_theta, source_options
 from p2pdiloco.errors import StorageError, UserError
 
@@ -62,7 +62,7 @@ def export(out: Path, force: bool, **source: Any) -> None:
 )
 @click.option(
     "--temperature",
-    type=click.FloatRange(0, 100),
+    type=Number(0, 100),
     default=0.8,
     show_default=True,
     help="0: always the likeliest.",
@@ -71,7 +71,7 @@ def export(out: Path, force: bool, **source: Any) -> None:
 @DEVICE
 def generate(prompt: str, tokens: int, temperature: float, seed: int, device: str, **source: Any) -> None:
     """Let the model go on with a text."""
-    text = sys.stdin.read() if prompt == "-" else prompt
+    text = _prompt(prompt)
     theta = read_theta(**source)
     click.echo(theta.words(), err=True)
     from p2pdiloco.learner.device import choose_device, configure
@@ -82,6 +82,18 @@ def generate(prompt: str, tokens: int, temperature: float, seed: int, device: st
     if written is None:
         raise UserError(f"the task {theta.manifest.run.task} writes no text", "p2pdiloco eval measures it")
     click.echo(text + written)
+
+
+def _prompt(given: str) -> str:
+    """Of the flag, or the input as bytes: what text made of it would depend on the locale."""
+    try:
+        text = sys.stdin.buffer.read().decode() if given == "-" else given
+        text.encode()  # a flag that is not UTF-8 has surrogates
+    except UnicodeError as error:
+        raise UserError(
+            "the prompt is not UTF-8 text", "convert it, for instance with iconv, and give it with --prompt -"
+        ) from error
+    return text
 
 
 @click.command("eval")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from p2pdiloco.cli.options import FILE, WORDS
+from p2pdiloco.cli.options import FILE, WORDS, Number
 from p2pdiloco.config.settings import check_peer_address
 from p2pdiloco.errors import UserError
 
@@ -39,7 +39,7 @@ def source_options(command: Callable[..., Any]) -> Callable[..., Any]:
         ),
         click.option(
             "--timeout-s",
-            type=click.FloatRange(min=0.1, max=1e6),
+            type=Number(min=0.1, max=1e6),
             default=600.0,
             show_default=True,
             help="Give a live run up after so long.",

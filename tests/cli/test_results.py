@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
 from pathlib import Path
 
 import msgspec
@@ -72,6 +74,23 @@ def test_a_model_is_asked_and_measured(tmp_path: Path, capsys: pytest.CaptureFix
     found = json.loads(capsys.readouterr().out)
     assert found["loss"] == pytest.approx(5.5, abs=0.3) and found["tokens"] == 1024
     assert found["versions"] == [0] * 4 and found["run"] == "micro"
+
+
+def test_a_prompt_that_is_no_text_and_a_temperature_that_is_no_number_are_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generate = ["generate", "--checkpoint", str(saved(tmp_path, MICRO)), "--tokens", "1", "--device", "cpu"]
+    for errors in ("strict", "surrogateescape"):  # as the locale has it
+        for content, status in ((b"d\xc3\xa9f\n", 0), (b"ab\xff", 2)):
+            given = io.TextIOWrapper(io.BytesIO(content), encoding="utf-8", errors=errors)
+            monkeypatch.setattr("sys.stdin", given)
+            assert run([*generate, "--prompt", "-"]) == status
+            said = capsys.readouterr()
+            assert said.out.startswith("déf\n") if not status else "prompt is not UTF-8 text" in said.err
+    assert run([*generate, "--prompt", os.fsdecode(b"ab\xff")]) == 2
+    assert "the prompt is not UTF-8 text" in capsys.readouterr().err
+    assert run([*generate, "--temperature", "nan"]) == 2
+    assert "nan is not a number in the range 0<=x<=100" in capsys.readouterr().err
 
 
 def test_an_image_model_is_exported_by_name_and_writes_no_text(
