@@ -29,7 +29,7 @@ from p2pdiloco.config.models import table
 from p2pdiloco.config.presets import for_other_model
 from p2pdiloco.daemon.initial import beside, finite
 from p2pdiloco.errors import UserError
-from p2pdiloco.tasks.hub_causal_lm import NAME, built, existing
+from p2pdiloco.tasks.hub_causal_lm import NAME, built, check_causal, existing
 from p2pdiloco.tasks.hub_causal_lm import section_of as hub_section
 from p2pdiloco.tasks.hub_file import hub_file, may_be_on_the_hub
 from p2pdiloco.tasks.hub_form import section_of, unlike
@@ -74,7 +74,10 @@ def started_from(source: Path, base: Manifest) -> tuple[Manifest, Arrays]:
     specs = task.specs()
     if manifest.run.task == NAME and not checkpoints:
         # Names in files are an architecture's own affair: the library knows them.
-        found = _arrays(existing(source if source.is_dir() else source.parent, _config(source)))
+        config = _config(source)
+        model = existing(source if source.is_dir() else source.parent, config)
+        check_causal(model, config.get("model_type"))
+        found = _arrays(model)
     else:
         for file in files:
             if file not in checkpoints:
@@ -124,6 +127,7 @@ def begun_with(source: Path | None, architecture: str, base: Manifest) -> tuple[
     manifest = _fitting(_of_hub(config, base))
     specs = shapes_of(manifest.model["parameters"])  # type: ignore[arg-type]
     model = built(json.loads(str(manifest.model["config"])), specs, base.run.seed)
+    check_causal(model, config.get("model_type"))
     arrays = _arrays(model)
     run = msgspec.structs.replace(
         manifest.run, initial=checksum(arrays), initial_name=f"new {config.get('model_type')}"[:100]

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 NAME = "hf-causal-lm"
 INSTALL = "pip install 'p2pdiloco[hub]'"
+CAUSAL_TOKENS = 8
+CAUSAL_NOISE = 1e-5
+"""Of the largest logit: experts that compute other tokens, too, may round another way."""
 
 
 class HubSection(ModelSection, frozen=True, kw_only=True):
@@ -228,6 +231,32 @@ def _made(config: dict[str, Any]) -> nn.Module:
             f'transformers cannot build a causal model "{kind}": {first_line(error)}'[:500]
         ) from error
     return model
+
+
+def check_causal(model: nn.Module, kind: object) -> None:
+    """Encoders build and train like causal models, and learn to copy the next token, which they see. Whether
+    one does shows what it says of some tokens when the one behind them is another; `kind`: its model_type.
+
+    Raises:
+        UserError: it says something else then.
+    """
+    import torch
+
+    ids = torch.arange(CAUSAL_TOKENS).repeat(2, 1)
+    ids[1, -1] = 0
+    was_training = model.training
+    try:
+        with torch.no_grad():
+            here, there = model.eval()(input_ids=ids, use_cache=False).logits[:, :-1].float()
+    except Exception as error:  # (whatever an architecture thinks of its input; told as one sentence)
+        raise UserError(f'the model "{kind}" takes no plain text: {first_line(error)}'[:500]) from error
+    finally:
+        model.train(was_training)
+    if not (here - there).abs().max() <= CAUSAL_NOISE * here.abs().max():
+        raise UserError(
+            f'the model "{kind}" is not causal: what it says of a token depends on the next one',
+            'an encoder that can be a decoder needs "is_decoder": true in its config.json',
+        )
 
 
 def existing(folder: Path, config: dict[str, Any]) -> nn.Module:

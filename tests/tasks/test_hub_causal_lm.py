@@ -128,6 +128,28 @@ def test_of_several_configs_in_a_folder_the_one_that_is_named_is_read(tmp_path: 
         assert json.loads(str(manifest.model["config"]))["model_type"] == kind
 
 
+def test_an_encoder_is_no_causal_model_unless_it_is_a_decoder_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bert = {"model_type": "bert", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    bert |= {"intermediate_size": 16, "vocab_size": 256, "max_position_embeddings": 64}
+    file = tmp_path / "config.json"
+    new = ["run", "new", "hub", "--preset", "micro", "--out", str(tmp_path / "run.toml"), "--force"]
+    file.write_text(json.dumps(bert | {"is_decoder": True}))
+    assert run([*new, "--architecture", str(file)]) == 0
+    specs = task_of(sign_run(tmp_path / "run.toml", Identity.generate())[0].manifest).specs()
+    built(bert, specs).save_pretrained(tmp_path)
+    for given in ("--architecture", "--from"):
+        file.write_text(json.dumps(bert))
+        assert run([*new, given, str(tmp_path)]) == 2
+        assert 'the model "bert" is not causal: what it says of a token depends' in capsys.readouterr().err
+        file.write_text(json.dumps(bert | {"is_decoder": True}))
+        assert run([*new, given, str(tmp_path)]) == 0
+    file.write_text(json.dumps(QWEN | {"num_key_value_heads": 3}))
+    assert run([*new, "--architecture", str(file)]) == 2
+    assert 'the model "qwen2" takes no plain text: ' in capsys.readouterr().err
+
+
 def test_what_cannot_be_built_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "config.json"
     new = ["run", "new", "hub", "--preset", "micro", "--out", str(tmp_path / "run.toml"), "--force"]
