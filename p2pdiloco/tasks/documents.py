@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
+import json
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,10 +47,22 @@ def _lines(path: Path, field: str) -> Iterator[Any]:
         try:
             row = decode(line)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise UserError(f"line {number} of {path} is no JSON object: {first_line(error)}") from error
+            reason = "half a surrogate pair is no character" if _has_halves(line) else first_line(error)
+            raise UserError(f"line {number} of {path} is no JSON object: {reason}") from error
         if field not in row:
             raise UserError(f'line {number} of {path} has no key "{field}"', "check data.field")
         yield row[field]
+
+
+def _has_halves(line: bytes) -> bool:
+    """Whether it is JSON but for escapes such as \\ud800 alone, which msgspec calls truncated data."""
+    try:
+        json.dumps(json.loads(line), ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return True
+    except (ValueError, RecursionError):
+        return False
+    return False
 
 
 def _bounded_lines(path: Path) -> Iterator[bytes]:
@@ -56,6 +70,7 @@ def _bounded_lines(path: Path) -> Iterator[bytes]:
         number = 0
         try:
             while line := file.readline(MAX_LINE_BYTES + 1):
+                line = line if number else line.removeprefix(codecs.BOM_UTF8)  # some editors write one
                 number += 1
                 if len(line) > MAX_LINE_BYTES:
                     raise UserError(f"line {number} of {path} has more than {MAX_LINE_BYTES >> 20} MiB")

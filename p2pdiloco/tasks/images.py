@@ -110,14 +110,17 @@ def _folders(root: Path, model: ImageSection) -> tuple[Pixels, Pixels, list[str]
 
 def _class_folders(root: Path, model: ImageSection) -> Sequence[str]:
     """The classes' folders, by class. Of those that the manifest names some may be missing here."""
+    if not root.exists():
+        raise UserError(f"the data path {root} does not exist", "check --data")
     try:
         found = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and entry.name[0] != ".")
     except OSError as error:
         raise UserError(f"cannot read the data path {root}: {error.strerror}", "check --data") from error
     named = model.class_folders
     if not named and len(found) != model.classes:
+        folders = "1 folder" if len(found) == 1 else f"{len(found)} folders"
         raise UserError(
-            f"{root} has {len(found)} folders, but the run has {model.classes} classes",
+            f"{root} has {folders}, but the run has {model.classes} classes",
             "each folder is a class; model.class_folders in the manifest may name them",
         )
     strange = [name for name in found if named and name not in named]

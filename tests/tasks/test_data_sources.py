@@ -93,6 +93,16 @@ def test_rows_are_documents_joined_by_their_end_and_split_by_their_text(tmp_path
         ("jsonl", b'{"text": "x"}\n{"text": 3}\n', "is no text in row 2 of"),
         ("jsonl", b'{"body": "x"}\n', 'has no key "text"'),
         ("jsonl", b"{nonsense\n", "line 1 of .* is no JSON object"),
+        (
+            "jsonl",
+            b'{"text": "x"}\n{"text": "\\ud800 x"}\n',
+            "line 2 of .*: half a surrogate pair is no character",
+        ),
+        (
+            "jsonl",
+            b'{"text": "\\ud83d\\ude00", "n": NaN}\n',
+            "line 1 of .* is no JSON object: JSON is malformed",
+        ),
         ("parquet", b"nonsense", "cannot be read as parquet"),
         ("jsonl", b"", "no text in"),
     ],
@@ -102,6 +112,15 @@ def test_rows_that_cannot_be_read_are_one_sentence(tmp_path, source, content, se
     path.write_bytes(content)
     with pytest.raises(UserError, match=sentence):
         load_corpus(DataSection(source=source), str(path), CONTEXT, ByteTokenizer())
+
+
+def test_a_byte_order_mark_is_no_part_of_a_row(tmp_path):
+    rows = "".join(json.dumps({"text": text}) + "\n" for text in DOCUMENTS)
+    loaded = []
+    for encoding in ("utf-8", "utf-8-sig"):
+        (tmp_path / "a.jsonl").write_text(rows, encoding=encoding)
+        loaded.append(load_corpus(DataSection(source="jsonl"), str(tmp_path), CONTEXT, ByteTokenizer()))
+    assert [data.train.text.tobytes() for data in loaded] == [loaded[0].train.text.tobytes()] * 2
 
 
 def test_no_folder_of_somebody_s_own_data_is_left_out_for_its_name(tmp_path):

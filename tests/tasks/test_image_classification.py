@@ -111,13 +111,16 @@ def test_named_classes_keep_their_numbers_where_a_folder_is_missing(tmp_path):
 
 def test_bad_images_are_one_sentence(tmp_path, monkeypatch):
     path = folders(tmp_path, cats=9, dogs=9)
+    (tmp_path / ".one" / "cats").mkdir(parents=True)
     three = msgspec.structs.replace(SMALL, classes=3)
     named = msgspec.structs.replace(SMALL, class_folders=["cats", "birds"])
     for model, where, words in (
         (SMALL, None, "none are given"),
-        (SMALL, str(tmp_path / "nowhere"), "cannot read the data path"),
+        (SMALL, str(tmp_path / "nowhere"), "the data path .*nowhere does not exist$"),
+        (SMALL, str(tmp_path / "cats" / "0.png"), "cannot read the data path"),
         (SMALL, str(tmp_path / "cats"), "has 0 folders, but the run has 2 classes"),
         (three, path, "has 2 folders, but the run has 3 classes"),
+        (SMALL, str(tmp_path / ".one"), "has 1 folder, but the run has 2 classes"),
         (named, path, 'the folder "dogs" of .* is no class of this run'),
     ):
         with pytest.raises(UserError, match=words):
