@@ -104,7 +104,7 @@ def _prompt(given: str) -> str:
     type=click.IntRange(1, 1 << 40),
     default=16_384,
     show_default=True,
-    help="Held-out tokens (or images) to measure on, evenly spread; at most as many as there are.",
+    help="Held-out tokens (or images) to measure on, in whole samples, evenly spread; at most what there is.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @DEVICE
@@ -117,7 +117,10 @@ def evaluate(data: Path | None, tokens: int, as_json: bool, device: str, **sourc
         return
     click.echo(theta.words(), err=True)
     others = "".join(f", {name} {value:.4f}" for name, value in found["metrics"].items())
-    click.echo(f"held-out loss {found['loss']:.4f} over {found['tokens']} tokens{others}")
+    counted = theta.task().counted
+    if found["tokens"] > tokens:
+        click.echo(f"less than a sample cannot be measured: it has {found['tokens']} {counted}", err=True)
+    click.echo(f"held-out loss {found['loss']:.4f} over {found['tokens']} {counted}{others}")
 
 
 def figures(theta: Theta, data: Path | None, tokens: int, device: str) -> dict[str, Any]:

@@ -138,9 +138,10 @@ def theta_on_disk(data_dir: Path, wanted: str) -> Theta:
         saved = saved_runs(data_dir)
         chosen = choose_run({run: (summary, []) for run, (summary, _) in saved.items()}, wanted)
         if chosen is None:
-            names = ", ".join(f"{s.name} ({s.run[:12]})" for s, _ in saved.values()) or "none"
+            names = ", ".join(f"{s.name} ({s.run[:12]})" for s, _ in saved.values())
             raise UserError(
-                f'{data_dir} has no run "{wanted}"' if wanted else f"{data_dir} has no run", names
+                f'{data_dir} has no run "{wanted}"' if saved else f"{data_dir} has no run",
+                f"it has {names}" if saved else "give the --data-dir of a node that was in one",
             )
         signed = saved[chosen[0].run][1]
         try:

@@ -23,6 +23,7 @@ class ImageClassification(Task):
 
     Section: ClassVar[type[ModelSection]] = ImageSection
     section: ImageSection
+    counted: ClassVar[str] = "images"
 
     def broken_rule(self) -> str | None:
         model = self.section

@@ -91,6 +91,8 @@ class Task(ABC):
 
     Section: ClassVar[type[ModelSection]]
     """Strict schema of the manifest's `[model]` table."""
+    counted: ClassVar[str] = "tokens"
+    """What `tokens_per_sample` counts, in words for people."""
 
     def __init__(self, manifest: Manifest) -> None:
         """`manifest.model` is decoded by `Section`.

@@ -74,6 +74,10 @@ def test_a_model_is_asked_and_measured(tmp_path: Path, capsys: pytest.CaptureFix
     found = json.loads(capsys.readouterr().out)
     assert found["loss"] == pytest.approx(5.5, abs=0.3) and found["tokens"] == 1024
     assert found["versions"] == [0] * 4 and found["run"] == "micro"
+    assert run(["eval", *source, "--tokens", "10", "--device", "cpu"]) == 0
+    said = capsys.readouterr()
+    assert "less than a sample cannot be measured: it has 64 tokens\n" in said.err
+    assert said.out.endswith(" over 64 tokens\n")
 
 
 def test_a_prompt_that_is_no_text_and_a_temperature_that_is_no_number_are_one_sentence(
@@ -104,6 +108,8 @@ def test_an_image_model_is_exported_by_name_and_writes_no_text(
     assert not (out / "config.json").exists()
     assert run(["eval", "--checkpoint", str(out / "model.safetensors"), "--json", "--device", "cpu"]) == 0
     assert "accuracy" in json.loads(capsys.readouterr().out.splitlines()[-1])["metrics"]
+    assert run(["eval", *source, "--tokens", "9", "--device", "cpu"]) == 0
+    assert " over 9 images, accuracy " in capsys.readouterr().out
     assert run(["generate", *source]) == 2
     assert "the task image-classification writes no text" in capsys.readouterr().err
 
@@ -134,7 +140,13 @@ def test_what_cannot_be_read_is_said_in_a_sentence(
             said = capsys.readouterr().err
             assert words in said and "Traceback" not in said, said
     assert run(["eval", "--data-dir", str(node)]) == 2
-    assert "has no run" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert f"{node} has no run\n" in said and "hint: give the --data-dir of a node" in said
+    signed, vault = sign_run(tmp_path / "run.toml", Identity.load_or_create(tmp_path / "owner.key"))
+    save_run(node, signed, vault)
+    assert run(["eval", "--data-dir", str(node), "--run", "other"]) == 2
+    said = capsys.readouterr().err
+    assert f'{node} has no run "other"\n' in said and f"hint: it has micro ({signed.id[:12]})\n" in said
 
 
 def test_a_checkpoint_must_fit_its_manifest(tmp_path: Path) -> None:
