@@ -1,73 +1,71 @@
-"""The command line: the group, and the one place where errors become exit statuses.
+"""Where `p2pdiloco` and `python -m p2pdiloco` begin: Ctrl-C is exit status 130 and no traceback, always.
 
-    0  done          1  a bug of ours, with its traceback (or the demo's verdict)
-    2  the person's to mend: one sentence and a hint        130  interrupted
-
-Data goes to stdout, everything else to stderr.
+Python's own handler raises KeyboardInterrupt wherever the program is. In the middle of an import of numpy or
+torch that ends in a traceback or in an abort, as C++ there lets no exception out. Nothing that would have to
+be cleared up is under way then, so the process ends at once. This module imports nothing heavy itself.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
 
-import click
-
-from p2pdiloco import __version__
-from p2pdiloco.cli.commands import bootstrap, chaos, demo, node, status
-from p2pdiloco.cli.options import known_variables
-from p2pdiloco.cli.plan import plan
-from p2pdiloco.cli.results import checkpoint, evaluate, export, generate
-from p2pdiloco.cli.runs import run_group
-from p2pdiloco.cli.simulate import simulate
-from p2pdiloco.config.settings import check_environment
-from p2pdiloco.errors import UserError
-
-EXIT_USER = 2
 EXIT_INTERRUPTED = 130
-
-
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.version_option(__version__, prog_name="p2pdiloco")
-def cli() -> None:
-    """Train one model together, peer to peer, with Decoupled DiLoCo."""
-    check_environment(os.environ, known_variables(cli))
-
-
-for command in (run_group, plan, bootstrap, node, status, demo, chaos, simulate):
-    cli.add_command(command)
-for command in (export, generate, evaluate, checkpoint):
-    cli.add_command(command)
-
-
-def run(arguments: Sequence[str]) -> int:
-    """Run a command, return the exit status. Anything unexpected is raised, to end in a traceback."""
-    try:
-        if sys.flags.optimize:
-            raise UserError("p2pdiloco does not run under python -O: its checks must stay on")
-        result = cli.main(args=list(arguments), prog_name="p2pdiloco", standalone_mode=False)
-    except UserError as error:
-        return _complain(str(error), error.hint)
-    except click.UsageError as error:
-        command = error.ctx.command_path if error.ctx else "p2pdiloco"
-        return _complain(error.format_message(), f"{command} --help")
-    except click.Abort:
-        return EXIT_INTERRUPTED
-    return result if isinstance(result, int) else 0
-
-
-def _complain(sentence: str, hint: str) -> int:
-    click.echo(f"error: {sentence}", err=True)
-    if hint:
-        click.echo(f"hint: {hint}", err=True)
-    return EXIT_USER
+IMPORT = "<frozen importlib._bootstrap>"
+"""What Python calls the file of its import system in a frame."""
 
 
 def main() -> None:
     """Entry point of the console script."""
-    sys.exit(run(sys.argv[1:]))
+    # A shell that starts us in the background may have us ignore Ctrl-C: then it stays ignored.
+    wanted = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if wanted:
+        signal.signal(signal.SIGINT, interrupt)
+    try:
+        status = run(sys.argv[1:])
+    except KeyboardInterrupt:  # before the command's body, or after
+        status = EXIT_INTERRUPTED
+    finally:
+        # Nothing is left to do but to end, which takes a while with torch.
+        if wanted:
+            signal.signal(signal.SIGINT, _end)
+    sys.exit(status)
 
 
-if __name__ == "__main__":
-    main()
+def run(arguments: Sequence[str]) -> int:
+    """Run a command, return the exit status (`cli.group`)."""
+    from p2pdiloco.cli.group import run as run_command
+
+    return run_command(arguments)
+
+
+@contextmanager
+def orderly() -> Iterator[None]:
+    """For a run of an event loop: `asyncio.Runner` cancels its work at Ctrl-C, and lets it clear up, but only
+    where Python's own handler is set. It raises nothing, so imports in there need no care."""
+    ours = signal.getsignal(signal.SIGINT) is interrupt
+    if ours:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        if ours:
+            signal.signal(signal.SIGINT, interrupt)
+
+
+def interrupt(number: int, frame: FrameType | None) -> None:
+    """Python's own handler, but not while something is imported."""
+    at = frame
+    while at is not None:
+        if at.f_code.co_filename == IMPORT:
+            _end(number, frame)
+        at = at.f_back
+    signal.default_int_handler(number, frame)
+
+
+def _end(_number: int, _frame: FrameType | None) -> None:
+    os._exit(EXIT_INTERRUPTED)

@@ -6,9 +6,7 @@ import asyncio
 import logging
 from typing import Any, cast
 
-import uvloop
-
-from p2pdiloco.cli.visitor import visitor
+from p2pdiloco.cli.visitor import visit, visitor
 from p2pdiloco.config.loader import manifest_from_canonical
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.daemon import wire
@@ -28,7 +26,7 @@ def measured_link(join: str, run: str, with_manifest: bool) -> tuple[Measured, M
         UserError: the peer is not there, refuses, is too old, lists no such run or several.
     """
     logging.getLogger().setLevel(logging.ERROR)  # what is worth a line becomes an error here
-    return uvloop.run(_visit(join, run, with_manifest))
+    return visit(_visit(join, run, with_manifest))
 
 
 async def _visit(join: str, run: str, with_manifest: bool) -> tuple[Measured, Manifest | None]:

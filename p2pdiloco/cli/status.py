@@ -7,12 +7,11 @@ import logging
 import time
 from collections.abc import Iterable
 
-import uvloop
 from rich.console import Console
 
 from p2pdiloco import WIRE_VERSION
 from p2pdiloco.cli.status_view import render_status, status_json
-from p2pdiloco.cli.visitor import visitor
+from p2pdiloco.cli.visitor import visit, visitor
 from p2pdiloco.config.settings import StatusSettings
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.runs import choose_run, known_runs
@@ -36,7 +35,7 @@ def run(settings: StatusSettings) -> int:
         UserError: no peer can be reached, no such run, or no member of it answers in time.
     """
     logging.getLogger().setLevel(logging.ERROR)  # what a peer did wrong here is not worth a line
-    report = uvloop.run(_report(settings))
+    report = visit(_report(settings))
     if settings.json:
         print(status_json(report))
     else:

@@ -14,10 +14,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
-import uvloop
 
 from p2pdiloco.cli.status import Search
-from p2pdiloco.cli.visitor import visitor
+from p2pdiloco.cli.visitor import visit, visitor
 from p2pdiloco.config.loader import manifest_from_canonical
 from p2pdiloco.config.signing import run_id
 from p2pdiloco.core.effects import FetchState
@@ -50,7 +49,7 @@ def theta_of_run(join: tuple[str, ...], wanted: str, timeout_s: float) -> Theta:
         UserError: no peer can be reached, no such run or several, nobody gives it in time.
     """
     logging.getLogger().setLevel(logging.ERROR)  # what a peer did wrong here is not worth a line
-    return uvloop.run(_copied(join, wanted, timeout_s))
+    return visit(_copied(join, wanted, timeout_s))
 
 
 async def _copied(join: tuple[str, ...], wanted: str, timeout_s: float) -> Theta:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
 import types
@@ -211,8 +213,8 @@ def test_a_bug_is_not_dressed_up_as_a_users_mistake(called: list[Any]) -> None:
         cli_main.run(["demo"])
 
 
-def _python(*arguments: str) -> subprocess.CompletedProcess[str]:
-    clean = {k: v for k, v in os.environ.items() if not k.startswith("P2PDILOCO_")}
+def _python(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("P2PDILOCO_")} | environment
     return subprocess.run(
         [sys.executable, *arguments], capture_output=True, text=True, env=clean, timeout=60, check=False
     )
@@ -240,6 +242,86 @@ print(json.dumps([statuses, sorted({{name.partition(".")[0] for name in sys.modu
         "safetensors",
     }
     assert not heavy & set(modules)
+
+
+@pytest.mark.parametrize("module", ["click", "torch"])
+def test_ctrl_c_during_an_import_ends_the_process_there(module: str, tmp_path: Path) -> None:
+    """One of the command line itself, and one of a command's body."""
+    pressed = """
+import os, signal
+try:
+    signal.raise_signal(signal.SIGINT)
+except BaseException:  # as C++ that lets no exception out
+    os._exit(70)
+"""
+    (tmp_path / f"{module}.py").write_text(pressed)
+    done = _python("-m", "p2pdiloco", "status", "--join", ONE, PYTHONPATH=str(tmp_path))
+    assert (done.returncode, done.stderr) == (130, "")
+
+
+def test_ctrl_c_elsewhere_may_be_cleared_up_after() -> None:
+    probe = """
+import signal, sys
+from types import ModuleType
+from p2pdiloco.cli import main
+
+def run(settings):
+    try:
+        signal.raise_signal(signal.SIGINT)
+    finally:
+        print("cleared up")
+
+sys.modules["p2pdiloco.cli.demo"] = demo = ModuleType("demo")
+demo.run = run
+sys.argv[1:] = ["demo"]
+main.main()
+"""
+    done = _python("-c", probe)
+    assert (done.returncode, done.stdout, done.stderr.strip()) == (130, "cleared up\n", "")
+
+
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, None)]
+)
+def test_a_visit_that_is_told_to_stop_clears_up(number: signal.Signals, status: int | None) -> None:
+    from p2pdiloco.cli.visitor import visit
+
+    cleared: list[str] = []
+
+    async def body() -> None:
+        try:
+            signal.raise_signal(number)
+            if status:  # shells send it twice, now and then; a second Ctrl-C means "at once"
+                signal.raise_signal(number)
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            cleared.append("up")
+
+    before = signal.signal(signal.SIGINT, cli_main.interrupt)
+    try:
+        with pytest.raises(SystemExit if status else KeyboardInterrupt) as ended:
+            visit(body())
+        assert signal.getsignal(signal.SIGINT) is cli_main.interrupt
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert cleared == ["up"]
+    assert not isinstance(ended.value, SystemExit) or ended.value.code == status
+
+
+def test_a_visit_goes_on_where_a_closed_terminal_is_ignored() -> None:
+    from p2pdiloco.cli.visitor import visit
+
+    async def body() -> str:
+        signal.raise_signal(signal.SIGHUP)
+        await asyncio.sleep(0)
+        return "done"
+
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert visit(body()) == "done"
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_version_as_a_module_and_refusal_of_python_O() -> None:

@@ -172,7 +172,7 @@ if __name__ == "__main__":
     import torch
 
     import p2pdiloco.daemon.main  # noqa: F401 (what takes the time)
-    from p2pdiloco.cli.main import run
+    from p2pdiloco.cli.group import run
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's ^C is for the test to handle
     if (given := serve()) is not None:

@@ -205,6 +205,10 @@ class Swarm:
             timeout=timeout_s,
         )
 
+    def begin(self, *arguments: str) -> subprocess.Popen[bytes]:
+        """A command that the test ends."""
+        return subprocess.Popen([sys.executable, "-m", "p2pdiloco", *arguments], env=self._environment)
+
     def start(
         self, name: str, role: str, *options: str, listen: str = LOOPBACK, within: Sequence[str] = ()
     ) -> Daemon:

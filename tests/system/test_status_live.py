@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
 
+import psutil
 import pytest
 from system_kit import Daemon, Swarm
 
@@ -20,6 +22,12 @@ def test_status_of_a_living_run(visited_swarm: Swarm) -> None:
     bootstrap = visited_swarm.bootstrap()
     empty = visited_swarm.command("status", "--join", _address(bootstrap), "--timeout-s", "6")
     assert empty.returncode == 2 and "no member of run test answered within 6 s" in empty.stderr
+
+    # Told to stop, as by `timeout`: its folder and its network process are gone (the fixture looks).
+    asking = visited_swarm.begin("status", "--join", _address(bootstrap), "--timeout-s", "60")
+    (p2pd,) = visited_swarm.until(psutil.Process(asking.pid).children, "its network process")
+    asking.send_signal(signal.SIGTERM)
+    assert asking.wait(30) == 143 and not p2pd.is_running()
 
     node = visited_swarm.node("one", bootstrap, "--genesis")
     visited_swarm.training(node)

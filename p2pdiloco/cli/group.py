@@ -1,0 +1,65 @@
+"""The command line: the group, and the one place where errors become exit statuses.
+
+    0  done          1  a bug of ours, with its traceback (or the demo's verdict)
+    2  the person's to mend: one sentence and a hint        130  interrupted (143, 129: SIGTERM, SIGHUP, where
+                                                                 a visit of a live run had to be ended)
+
+Data goes to stdout, everything else to stderr.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+import click
+
+from p2pdiloco import __version__
+from p2pdiloco.cli.commands import bootstrap, chaos, demo, node, status
+from p2pdiloco.cli.main import EXIT_INTERRUPTED
+from p2pdiloco.cli.options import known_variables
+from p2pdiloco.cli.plan import plan
+from p2pdiloco.cli.results import checkpoint, evaluate, export, generate
+from p2pdiloco.cli.runs import run_group
+from p2pdiloco.cli.simulate import simulate
+from p2pdiloco.config.settings import check_environment
+from p2pdiloco.errors import UserError
+
+EXIT_USER = 2
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="p2pdiloco")
+def cli() -> None:
+    """Train one model together, peer to peer, with Decoupled DiLoCo."""
+    check_environment(os.environ, known_variables(cli))
+
+
+for command in (run_group, plan, bootstrap, node, status, demo, chaos, simulate):
+    cli.add_command(command)
+for command in (export, generate, evaluate, checkpoint):
+    cli.add_command(command)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run a command, return the exit status. Anything unexpected is raised, to end in a traceback."""
+    try:
+        if sys.flags.optimize:
+            raise UserError("p2pdiloco does not run under python -O: its checks must stay on")
+        result = cli.main(args=list(arguments), prog_name="p2pdiloco", standalone_mode=False)
+    except UserError as error:
+        return _complain(str(error), error.hint)
+    except click.UsageError as error:
+        command = error.ctx.command_path if error.ctx else "p2pdiloco"
+        return _complain(error.format_message(), f"{command} --help")
+    except click.Abort:
+        return EXIT_INTERRUPTED
+    return result if isinstance(result, int) else 0
+
+
+def _complain(sentence: str, hint: str) -> int:
+    click.echo(f"error: {sentence}", err=True)
+    if hint:
+        click.echo(f"hint: {hint}", err=True)
+    return EXIT_USER
