@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -58,6 +58,7 @@ def run_bootstrap(settings: BootstrapSettings) -> int:
 
 def _run(body: Callable[[asyncio.Event], Coroutine[Any, Any, None]], log: LogStyle) -> int:
     configure_logging(_plain(log))
+    terminals = [descriptor for descriptor in (1, 2) if os.isatty(descriptor)]
 
     async def main() -> None:
         stop = asyncio.Event()
@@ -66,17 +67,35 @@ def _run(body: Callable[[asyncio.Event], Coroutine[Any, Any, None]], log: LogSty
         def on_signal() -> None:
             if stop.is_set():
                 # The person means it. p2pd and learner end by themselves when we are gone.
-                sys.stderr.write("stopped at once\n")
+                with contextlib.suppress(OSError):  # a terminal may be gone
+                    sys.stderr.write("stopped at once\n")
                 os._exit(HURRIED)
+            stop.set()
+
+        def on_hangup() -> None:
+            # Shell and kernel both send it when a terminal closes: a second one means nothing.
+            silence(terminals)
             stop.set()
 
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, on_signal)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # else it is nohup's wish to go on
+            loop.add_signal_handler(signal.SIGHUP, on_hangup)
         loop.set_exception_handler(_fail_loudly)
         await body(stop)
 
     uvloop.run(main())
     return 0
+
+
+def silence(terminals: Sequence[int]) -> None:
+    """Send what is written to those of these descriptors whose terminal is closed to nowhere: every write
+    would fail, and leaving has more to do than that."""
+    for descriptor in terminals:
+        if not os.isatty(descriptor):
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, descriptor)
+            os.close(nowhere)
 
 
 def _plain(log: LogStyle) -> Style:

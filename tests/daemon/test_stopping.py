@@ -1,0 +1,57 @@
+"""What tells a daemon to stop: signals, and a terminal that closes under it."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROBE = """
+import asyncio, fcntl, os, signal, sys, termios
+from pathlib import Path
+from p2pdiloco.daemon import main
+
+hangup, told = sys.argv[1], Path(sys.argv[2])
+signal.signal(signal.SIGHUP, signal.SIG_IGN if hangup == "ignored" else signal.SIG_DFL)
+
+async def body(stop):
+    os.setsid()
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    os.write(1, b"ready")
+    if hangup == "ignored":
+        while os.isatty(0):
+            await asyncio.sleep(0)
+        signal.raise_signal(signal.SIGTERM)
+    await stop.wait()
+    signal.raise_signal(signal.SIGHUP)  # a shell hands it on
+    await asyncio.sleep(0)
+    if hangup != "ignored":
+        print("leaving", flush=True)
+        os.write(2, b"leaving")
+    told.write_text("left")
+
+sys.exit(main._run(body, "text"))
+"""
+
+
+@pytest.mark.parametrize("hangup", ["taken", "ignored"])
+def test_a_terminal_that_closes_lets_a_daemon_leave_in_order(hangup: str, tmp_path: Path) -> None:
+    ours, its = pty.openpty()
+    told = tmp_path / "told"
+    command = [sys.executable, "-c", PROBE, hangup, str(told)]
+    process = subprocess.Popen(command, stdin=its, stdout=its, stderr=its)
+    try:
+        os.close(its)
+        said = b""
+        while b"ready" not in said:
+            said += os.read(ours, 1024)
+        os.close(ours)
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.wait()
+    assert told.read_text() == "left"
