@@ -158,6 +158,7 @@ def check(file: Path) -> None:
         f"{manifest.outer.learning_rate:g}, momentum {manifest.outer.momentum:g} after "
         f"{manifest.outer.momentum_warmup_merges}, merged by {manifest.outer.merge}"
     )
+    click.echo(_memory_words(manifest))
     click.echo(f"manifest digest: {digest}")
     for doubt in doubts(manifest, _numel(manifest)):
         click.echo(f"warning: {doubt}", err=True)
@@ -172,6 +173,23 @@ def _data_words(data: DataSection) -> str:
 
 def _size(manifest: Manifest) -> str:
     return f"{manifest.run.task}, {_numel(manifest) / 1e6:.3g} M parameters"
+
+
+def _memory_words(manifest: Manifest) -> str:
+    """What no node can do without, whatever it trains on."""
+    from p2pdiloco.tensors.exchange import exchange_bytes
+    from p2pdiloco.tensors.layout import plan_fragments
+    from p2pdiloco.tensors.vault import vault_bytes
+
+    layouts = plan_fragments(task_of(manifest).specs(), manifest.sync.fragments)
+    numel = sum(layout.numel for layout in layouts)
+    daemon = vault_bytes(numel, manifest.codec.contribution) + exchange_bytes(layouts)
+    # Parameters, gradients and moments, of which Muon has one for most.
+    learner = (12 if manifest.inner.optimizer == "muon" else 16) * numel
+    return (
+        f"memory of a node: at least {daemon / 2**20:.0f} MiB for its daemon, and {learner / 2**20:.0f} MiB "
+        "of the learner's device, or devices together"
+    )
 
 
 def _numel(manifest: Manifest) -> int:

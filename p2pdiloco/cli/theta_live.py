@@ -24,7 +24,7 @@ from p2pdiloco.core.types import SignedVersion, signed_bytes
 from p2pdiloco.daemon.compute import Compute
 from p2pdiloco.daemon.copying import Copying
 from p2pdiloco.daemon.initial import given_parameters
-from p2pdiloco.daemon.runs import Run, fresh_vault, known_runs, pull_manifest
+from p2pdiloco.daemon.runs import Run, fresh_vault, known_runs, pull_manifest, room_for
 from p2pdiloco.daemon.snapshot import StatusReport
 from p2pdiloco.daemon.theta import Theta, theta_of
 from p2pdiloco.daemon.tokenizers import fetched_tokenizer
@@ -108,7 +108,8 @@ class _Visit:
         self._run = run
         self._given = given
         self._reports = reports
-        self._vault = Vault.of(run.manifest, run.layouts)
+        with room_for(run.manifest):
+            self._vault = Vault.of(run.manifest, run.layouts)
         self._compute = Compute(self._vault, None)
         self._copying = Copying(
             run.id,

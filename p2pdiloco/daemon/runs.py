@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import logging
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from msgspec import Struct
@@ -39,13 +40,14 @@ from p2pdiloco.daemon.tokenizers import (
 from p2pdiloco.errors import ConfigError, RemoteError, TransportError, UserError, invariant
 from p2pdiloco.identity import Identity
 from p2pdiloco.identity import verify as verify_signature
+from p2pdiloco.learner.device import out_of_memory
 from p2pdiloco.ports import Refusal, Transport
 from p2pdiloco.tasks.manifests import load_manifest
 from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tasks.tokens import read_tokenizer
 from p2pdiloco.tensors.codec import codec
 from p2pdiloco.tensors.layout import FragmentLayout, plan_fragments
-from p2pdiloco.tensors.vault import Vault
+from p2pdiloco.tensors.vault import Vault, vault_bytes
 
 logger = logging.getLogger(__name__)
 SEARCH_PAUSE_S = 1.0
@@ -82,20 +84,43 @@ class Run(Struct, frozen=True, kw_only=True):
         return wire.RunSummary(self.id, self.name, self.signed.owner)
 
 
+@contextlib.contextmanager
+def room_for(manifest: Manifest) -> Iterator[None]:
+    """While a run's model is put into this machine's memory.
+
+    Raises:
+        UserError: it does not fit.
+    """
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:  # torch has no class for it
+        if not out_of_memory(error):
+            raise
+        numel = sum(spec.numel for spec in task_of(manifest).specs())
+        needed = vault_bytes(numel, manifest.codec.contribution) / 2**30
+        raise UserError(
+            f"the model of run {manifest.run.name} has {numel / 1e6:.3g} M parameters and needs at least "
+            f"{needed:.3g} GiB of memory, which this machine does not give",
+            "close other programs, raise the container's or the shell's limit, or take a machine with more "
+            "memory: `p2pdiloco run check` says how much a node needs",
+        ) from error
+
+
 def fresh_vault(
     manifest: Manifest, given: Mapping[str, Tensor] | None = None
 ) -> tuple[tuple[FragmentLayout, ...], Vault]:
     """Layouts and a vault that holds version 0; `given`: the parameters of a run that starts from some.
 
     Raises:
-        UserError: the run's task is not installed.
+        UserError: the run's task is not installed, or the model does not fit into this machine's memory.
         ConfigError: `[model]` is wrong, or the model cannot be cut into that many fragments.
     """
     task = task_of(manifest)
     layouts = plan_fragments(task.specs(), manifest.sync.fragments)
-    vault = Vault.of(manifest, layouts)
     invariant(bool(manifest.run.initial) == (given is not None), "version 0 is given or drawn, not both")
-    vault.load_initial(task.initial_parameters() if given is None else given)
+    with room_for(manifest):
+        vault = Vault.of(manifest, layouts)
+        vault.load_initial(task.initial_parameters() if given is None else given)
     return layouts, vault
 
 
@@ -109,10 +134,13 @@ def sign_run(path: Path, owner: Identity) -> tuple[Run, Vault]:
 
     Raises:
         ConfigError: the file is wrong.
+        UserError: as `fresh_vault`.
     """
     manifest = load_manifest(path)
     try:
-        layouts, vault = fresh_vault(manifest, given_beside(path, manifest))
+        with room_for(manifest):
+            given = given_beside(path, manifest)
+        layouts, vault = fresh_vault(manifest, given)
         tokenizer = tokenizer_beside(path) if checked_tokenizer(path, manifest) else None
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}", error.hint) from error
@@ -132,7 +160,7 @@ def open_run(
 
     Raises:
         RemoteError: the signature or the run id is wrong, or `[model]` is.
-        UserError: the run's task is not installed, or this machine computes another version 0.
+        UserError: as `fresh_vault`, or this machine computes another version 0.
     """
     manifest = verify(signed, identity.verify)
     identifier = run_id(signed)
@@ -285,7 +313,10 @@ async def find_run(
             if signed is not None:
                 try:
                     manifest = verify(signed, identity.verify)
-                    given = await given_parameters(transport, data_dir, run_id(signed), manifest, chosen[1])
+                    with room_for(manifest):
+                        given = await given_parameters(
+                            transport, data_dir, run_id(signed), manifest, chosen[1]
+                        )
                     await fetched_tokenizer(transport, data_dir, run_id(signed), manifest, chosen[1])
                     return open_run(signed, identity, chosen[0].run, given)
                 except (RemoteError, ConfigError) as error:

@@ -317,3 +317,20 @@ async def test_version_0_that_was_given_comes_from_peers(
     assert isinstance(giving.serve("late", lambda: version_0_from(file, 40)), Refusal)
     sources[0].release()  # type: ignore[union-attr]
     assert isinstance(giving.serve("late", lambda: version_0_from(file, whole + 1)), Refusal)
+
+
+def test_a_model_larger_than_the_memory_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(render_toml(for_run("micro", "large")))
+    monkeypatch.setattr(runs.Vault, "of", lambda *_: torch.zeros(10**14))  # more than there are addresses
+    with pytest.raises(
+        UserError, match=r"run large has 0\.0334 M parameters and needs at least .* GiB"
+    ) as ended:
+        runs.sign_run(file, Identity.generate())
+    assert "run check" in ended.value.hint
+
+    monkeypatch.setattr(runs.Vault, "of", lambda *_: torch.zeros(2) + torch.zeros(3))
+    with pytest.raises(RuntimeError, match="must match the size"):
+        runs.sign_run(file, Identity.generate())
