@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from rich.console import Console
 
@@ -23,6 +24,8 @@ ASK_TIMEOUT_S = 3.0
 MAX_ASKED = 16
 """Members that are asked in one round before the list is looked up again."""
 PAUSE_S = 0.5
+SAY_AFTER_S = 4.0
+"""Whoever waits longer than this wants to know what for."""
 SETTLED = ("training", "leaving")
 """States of a member whose answer is as good as any; others are asked further before theirs is taken."""
 logger = logging.getLogger(__name__)
@@ -87,6 +90,25 @@ class Search:
                 if answers:
                     return answers
             await asyncio.sleep(PAUSE_S)
+
+    @contextlib.contextmanager
+    def said(self, timeout_s: float, say: Callable[[str], None]) -> Iterator[None]:
+        """While there is no answer: who waits long is told once what for."""
+        telling = asyncio.get_running_loop().call_later(SAY_AFTER_S, lambda: say(self.waiting(timeout_s)))
+        try:
+            yield
+        finally:
+            telling.cancel()
+
+    def waiting(self, timeout_s: float) -> str:
+        """What is not there yet, as far as it is known."""
+        if self._run is not None:
+            what = f"no member of run {self._run.name} answers yet"
+        elif self._listed:
+            what = f'no run "{self._wanted}" is listed by these peers yet, but {", ".join(self._listed)}'
+        else:
+            what = "no run is listed by these peers yet"
+        return f"{what}: waiting, for at most {timeout_s:g} s"
 
     def failure(self, waited_s: float) -> UserError:
         """Why there is no answer after so long, in the words of what was found last."""

@@ -8,11 +8,12 @@ decide what is taken. Fragments are of the versions that there are when it is th
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 from collections.abc import Mapping, Sequence
+from functools import cached_property, partial
 from typing import Any
 
+import click
 import msgspec
 
 from p2pdiloco.cli.status import Search
@@ -57,7 +58,8 @@ async def _copied(join: tuple[str, ...], wanted: str, timeout_s: float) -> Theta
     found: list[Run] = []
     try:
         async with asyncio.timeout(timeout_s), visitor(join) as transport:
-            reports = await search.reports(transport)
+            with search.said(timeout_s, partial(click.echo, err=True)):
+                reports = await search.reports(transport)
             run = await _run(transport, reports[0])
             found.append(run)
             members = [report.answered_by for report in reports]
@@ -176,7 +178,7 @@ class _Visit:
             return verify_signature(header.syncer, signed_bytes("version", header), version.signature)
         return header.state_digest == self._version_0[header.fragment]
 
-    @functools.cached_property
+    @cached_property
     def _version_0(self) -> list[bytes]:
         """What needs no signature, because everybody can compute it."""
         if self._run.manifest.run.initial and self._given is None:

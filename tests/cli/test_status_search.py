@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 
 import pytest
 
 from p2pdiloco import WIRE_VERSION
 from p2pdiloco.adapters.memory_net import MemoryNetwork, MemoryTransport
+from p2pdiloco.cli import status, theta_live
 from p2pdiloco.cli.status import Search
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.frontdoor import FrontDoor
@@ -89,3 +91,31 @@ async def test_failure_says_what_was_found(network: Network) -> None:
     with pytest.raises(Exception, match='the peers know no run "other"') as caught:
         await network.ask("other", patience_s=1.0)
     assert caught.value.hint == f"they know: test ({RUN[:12]})"  # type: ignore[attr-defined]
+
+
+async def test_who_wants_the_result_is_told_once_what_is_waited_for(
+    network: Network, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @contextlib.asynccontextmanager
+    async def visitor(_join: tuple[str, ...]) -> AsyncIterator[MemoryTransport]:
+        transport = network.hub.transport(Identity.generate().peer_id, [])
+        await transport.start(FrontDoor())
+        try:
+            yield transport
+        finally:
+            await transport.close()
+
+    async def said(wanted: str) -> list[str]:
+        with pytest.raises(Exception, match=r"within 1 s|the peers know no run"):
+            await theta_live._copied((), wanted, 1.0)
+        return capsys.readouterr().err.splitlines()
+
+    monkeypatch.setattr(theta_live, "visitor", visitor)
+    monkeypatch.setattr(status, "SAY_AFTER_S", 0.3)
+    assert await said("") == ["no run is listed by these peers yet: waiting, for at most 1 s"]
+    await network.add(None)
+    assert await said("") == ["no member of run test answers yet: waiting, for at most 1 s"]
+    (line,) = await said("other")
+    assert line.startswith(f'no run "other" is listed by these peers yet, but test ({RUN[:12]}): waiting')
+    monkeypatch.setattr(status, "SAY_AFTER_S", 30.0)
+    assert await said("") == []
