@@ -37,6 +37,11 @@ class DataDir:
             list(path.iterdir())
         except FileNotFoundError as error:
             missing = path.parent if create else path
+            if missing.is_dir():  # /proc and the like
+                hint = "choose another one with --data-dir"
+                raise StorageError(
+                    f"the data folder {path} cannot be made: {missing} takes no folders", hint
+                ) from error
             hint = "check for a typo or a disk that is not mounted, or create the folder"
             raise StorageError(f"the data folder {path} does not exist: no {missing}", hint) from error
         except (NotADirectoryError, FileExistsError) as error:

@@ -7,7 +7,7 @@ import contextlib
 import hashlib
 import logging
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from msgspec import Struct
@@ -271,10 +271,14 @@ def choose_run(
         if not wanted or entry[0].name == wanted or (len(wanted) >= 6 and entry[0].run.startswith(wanted))
     ]
     if len(fits) > 1:
-        names = ", ".join(sorted(f"{s.name} ({s.run[:12]})" for s, _ in fits))
         what = f'the name "{wanted}"' if wanted else "this swarm"
-        raise UserError(f"{what} has more than one run: {names}", "choose one with --run ID")
+        raise UserError(f"{what} has more than one run: {_names(fits)}", "choose one with --run ID")
     return fits[0] if fits else None
+
+
+def _names(entries: Iterable[tuple[wire.RunSummary, list[str]]]) -> str:
+    """Of runs, for a person to choose from."""
+    return ", ".join(sorted(f"{summary.name} ({summary.run[:12]})" for summary, _ in entries))
 
 
 def saved_runs(data_dir: Path) -> dict[str, tuple[wire.RunSummary, SignedManifest]]:
@@ -327,11 +331,14 @@ async def find_run(
                 except TransportError as error:
                     say(f"nobody gives all of {chosen[0].name} yet: {error}")
         elif found and waited_s >= LIST_PATIENCE_S:
-            names = ", ".join(sorted(f"{s.name} ({s.run[:12]})" for s, _ in found.values()))
-            raise UserError(f'the peers know no run "{wanted}"', f"they know: {names}")
+            raise UserError(f'the peers know no run "{wanted}"', f"they know: {_names(found.values())}")
         elif not said and waited_s >= 3:
             said = True
-            say("no run is listed by these peers yet: waiting for one")
+            others = f"; they know: {_names(found.values())}"
+            if found:
+                say(f'no run "{wanted}" is listed by these peers yet: waiting for it{others}')
+            else:
+                say("no run is listed by these peers yet: waiting for one")
         await asyncio.sleep(SEARCH_PAUSE_S)
         waited_s += SEARCH_PAUSE_S
 
@@ -352,7 +359,9 @@ async def pull_manifest(
             if run_id(signed) != summary.run:
                 raise RemoteError("manifest-run-id", f"it is run {run_id(signed)[:12]}")
             return signed
-        except (TransportError, RemoteError) as error:
+        except TransportError as error:
+            logger.warning("the manifest of %s cannot be fetched from %s: %s", summary.name, peer, error)
+        except RemoteError as error:
             logger.warning("the manifest of %s from %s is refused: %s", summary.name, peer, error)
     return None
 

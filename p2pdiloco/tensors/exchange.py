@@ -16,6 +16,7 @@ kernel frees it with the last process that maps it, also after kill -9.
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import tempfile
@@ -66,10 +67,7 @@ class Exchange:
                 os.posix_fallocate(fd, 0, size)
         except OSError as error:
             os.close(fd)
-            raise UserError(
-                f"no memory for the fragment buffers ({size / 2**20:.0f} MiB): {error.strerror}",
-                "close other programs, or raise the container's memory limit",
-            ) from error
+            raise _refused(size, error) from error
         return cls(fd, layouts)
 
     @classmethod
@@ -106,6 +104,20 @@ class Exchange:
         numel = self._numels[fragment]
         start = self._offsets[fragment] + area * _aligned(numel)
         return self._flat[start : start + numel]
+
+
+def _refused(size: int, error: OSError) -> UserError:
+    """Why there are no buffers of so many bytes. They are a file without a name, so limits of files hold."""
+    what = f"fragment buffers ({size / 2**20:.3g} MiB)"
+    if error.errno == errno.EFBIG:
+        return UserError(
+            f"the limit of the size of files is too small for the {what}",
+            "raise it: `ulimit -f unlimited`, or LimitFSIZE=infinity in a systemd unit",
+        )
+    return UserError(
+        f"no memory for the {what}: {error.strerror}",
+        "close other programs, or raise the container's memory limit",
+    )
 
 
 def exchange_bytes(layouts: Sequence[FragmentLayout]) -> int:

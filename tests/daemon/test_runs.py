@@ -117,6 +117,23 @@ async def test_a_run_that_does_not_exist(tmp_path: Path, monkeypatch: pytest.Mon
         await find_run(await newcomer(hub), Identity.generate(), "tset", tmp_path, ignore)
     assert run.id[:12] in caught.value.hint and "test" in caught.value.hint
 
+    monkeypatch.setattr(runs, "SEARCH_PAUSE_S", 0.05)
+    monkeypatch.setattr(runs, "LIST_PATIENCE_S", 3.2)
+    said: list[str] = []
+    with pytest.raises(UserError, match='the peers know no run "tset"'):
+        await find_run(await newcomer(hub), Identity.generate(), "tset", tmp_path, said.append)
+    (line,) = said
+    assert line.startswith('no run "tset" is listed by these peers yet') and f"test ({run.id[:12]})" in line
+
+
+async def test_a_peer_that_is_gone_gave_no_false_manifest(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run, gone = signed_run(tmp_path), Identity.generate().peer_id
+    assert await runs.pull_manifest(await newcomer(MemoryNetwork()), run.summary(), [gone]) is None
+    assert f"the manifest of test cannot be fetched from {gone}" in caplog.text
+    assert "refused" not in caplog.text
+
 
 async def test_two_runs_of_one_name_need_an_id(tmp_path: Path) -> None:
     hub = MemoryNetwork()

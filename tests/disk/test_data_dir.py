@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -62,6 +63,18 @@ def test_new_folder_is_made_private_but_only_in_an_existing_parent(tmp_path: Pat
     with pytest.raises(StorageError, match="does not exist"):
         DataDir(tmp_path / "absent", create=False)
     assert DataDir(tmp_path / "deep" / "er", parents=True).path.is_dir()
+
+
+def test_a_parent_that_takes_no_folders_is_not_called_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def as_in_proc(path: Path, *_: object, **__: object) -> None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+
+    monkeypatch.setattr(Path, "mkdir", as_in_proc)
+    with pytest.raises(StorageError, match=f"cannot be made: {tmp_path} takes no folders") as caught:
+        DataDir(tmp_path / "x")
+    assert "--data-dir" in caught.value.hint
 
 
 def test_a_file_is_not_a_data_folder(tmp_path: Path) -> None:

@@ -1,9 +1,12 @@
 """The semantics of copy-out and install, in small exact numbers."""
 
+import resource
+import sys
+
 import pytest
 import torch
 
-from p2pdiloco.errors import InvariantViolation
+from p2pdiloco.errors import InvariantViolation, UserError
 from p2pdiloco.learner.channel import BaseRef, CopiedOut, Install, NothingToCopy
 from p2pdiloco.learner.fragments import Counters, Fragments, first_due
 from p2pdiloco.learner.holding import Held
@@ -341,3 +344,15 @@ def test_a_call_just_before_our_turn_is_answered_and_long_before_it_is_not(rig):
     assert rig.fragments.copy_out(0, 0) == NothingToCopy(0, slot_in_use=False)
     rig.step(-1)
     assert rig.copy().inner_steps == 2 * H + 2
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere buffers are real files")
+def test_a_limit_of_files_is_not_called_a_lack_of_memory():
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64, before[1]))
+    try:
+        with pytest.raises(UserError, match="the limit of the size of files is too small") as ended:
+            Exchange.create(LAYOUTS)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert "ulimit -f" in ended.value.hint
