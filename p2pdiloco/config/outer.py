@@ -27,6 +27,11 @@ SHORT_WARMUP_STEPS, MOST_WARMUP_STEPS = 70, 1000
 LONG_BETA1 = 0.9
 """In runs of a day and more, whatever the preset has: less was tried in shorter ones only."""
 
+LEAST_CLIP_NORM, MOST_LEARNING_RATE, MOST_WEIGHT_DECAY, MOST_STEP_TOKENS = 1e-3, 0.05, 0.5, 1 << 24
+"""What is beyond is told as a slip of the pen: all presets are well within."""
+MOST_MEMBERS = 1024
+"""That a run lists, in one record of the DHT (`adapters.hivemind_binding`)."""
+
 MUON_LONG_SHARE = 0.5
 """There, of the rate that Muon has in presets as long as a demo: after 2800 steps half of it was better."""
 
@@ -176,7 +181,7 @@ def doubts(manifest: Manifest, numel: int = 0) -> list[str]:
     found = (
         [f"not compared with data parallel yet (docs/experiments.md): {', '.join(beyond)}"] if beyond else []
     )
-    return found + harms(manifest)
+    return found + harms(manifest) + slips(manifest)
 
 
 def _beyond(manifest: Manifest, numel: int) -> list[str]:
@@ -249,6 +254,42 @@ def harms(manifest: Manifest) -> list[str]:
             2 * sync.delay_steps > sync.inner_steps,
             f"sync.delay_steps {sync.delay_steps} is more than half of sync.inner_steps "
             f"({sync.inner_steps}); delays cost loss",
+        ),
+    )
+    return [sentence for holds, sentence in rules if holds]
+
+
+def slips(manifest: Manifest) -> list[str]:
+    """What is allowed, but so far from anything sensible that it is a slip of the pen, a sentence each."""
+    inner, members, steps = manifest.inner, manifest.group.expected_members, _steps(manifest)
+    rules = (
+        (
+            inner.fresh_warmup_steps > max(1, steps),
+            f"inner.fresh_warmup_steps {inner.fresh_warmup_steps} is more than the about {steps} inner steps "
+            "of a learner until the schedule's end: none would reach its learning rate",
+        ),
+        (
+            inner.clip_norm < LEAST_CLIP_NORM,
+            f"inner.clip_norm {inner.clip_norm:g} leaves next to nothing of any gradient: 1 is usual",
+        ),
+        (
+            inner.learning_rate > MOST_LEARNING_RATE,
+            f"inner.learning_rate {inner.learning_rate:g} is far above those of the presets (at most "
+            "0.006): learners would diverge",
+        ),
+        (
+            inner.weight_decay > MOST_WEIGHT_DECAY,
+            f"inner.weight_decay {inner.weight_decay:g} pulls parameters to zero faster than they learn: "
+            "0.1 is usual",
+        ),
+        (
+            inner.tokens_per_step > MOST_STEP_TOKENS,
+            f"inner.tokens_per_step {inner.tokens_per_step} is more than a learner computes in one step "
+            "(presets: 64 to 262144)",
+        ),
+        (
+            members > MOST_MEMBERS,
+            f"group.expected_members {members}: a run lists at most {MOST_MEMBERS} members, no others",
         ),
     )
     return [sentence for holds, sentence in rules if holds]

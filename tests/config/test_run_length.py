@@ -3,12 +3,14 @@
 import msgspec
 import pytest
 
+from p2pdiloco.adapters.hivemind_binding import MAX_SUBKEYS
 from p2pdiloco.config.manifest import OuterSection
 from p2pdiloco.config.outer import (
     ALONE,
     EQUALS,
     FEW_STEPS,
     LENGTHS,
+    MOST_MEMBERS,
     SPARSE,
     USUAL,
     doubts,
@@ -16,6 +18,7 @@ from p2pdiloco.config.outer import (
     for_length,
     harms,
     rule_of,
+    slips,
     with_outer,
     with_schedule,
 )
@@ -175,3 +178,32 @@ def test_the_inner_rate_warms_up_over_a_tenth_of_a_short_run(steps, warmup):
     inner = with_schedule(PRESETS["tiny"], steps, 3).inner
     step_tokens = 3 * inner.tokens_per_step
     assert (inner.warmup_tokens, inner.schedule_tokens) == (warmup * step_tokens, steps * step_tokens)
+
+
+@pytest.mark.parametrize(
+    ("section", "changes", "words"),
+    [
+        ("inner", {"fresh_warmup_steps": 10**9}, "none would reach its learning rate"),
+        ("inner", {"clip_norm": 1e-300}, "inner.clip_norm 1e-300 leaves next to nothing"),
+        ("inner", {"learning_rate": 1.0}, "inner.learning_rate 1 is far above"),
+        ("inner", {"weight_decay": 1.0}, "inner.weight_decay 1 pulls parameters to zero"),
+        (
+            "inner",
+            {"tokens_per_step": 1 << 53, "schedule_tokens": 1 << 53},
+            "is more than a learner computes",
+        ),
+        (
+            "group",
+            {"expected_members": 1025},
+            "group.expected_members 1025: a run lists at most 1024 members",
+        ),
+    ],
+)
+def test_slips_of_the_pen_are_said(section, changes, words):
+    assert sum(words in sentence for sentence in doubts(changed(section, **changes))) == 1
+
+
+def test_what_presets_have_is_no_slip():
+    assert [slips(preset) for preset in PRESETS.values()] == [[]] * len(PRESETS)
+    assert slips(changed("group", expected_members=1024)) == []
+    assert MOST_MEMBERS == MAX_SUBKEYS
