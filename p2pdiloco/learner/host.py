@@ -43,10 +43,12 @@ MAX_UNREAD_BYTES = 1024 * 1024
 MAX_LOG_BYTES = 1024 * 1024
 TERM_PATIENCE_S = 1.0
 QUOTED_LOG_BYTES = 1500
-ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE"}
-"""Of learners, where the node's own does not say otherwise: threads that wait for each other sleep. Else they
-spin, also for one whose processor something else has, and an inner step of a busy machine takes twenty times
-as long (`scripts/bench_threads.py`)."""
+ENVIRONMENT = {"GOMP_SPINCOUNT": "1000"}
+"""Of learners, unless the node's own says how threads wait. Threads that wait for each other at the end of an
+operation spin; for ever so long, also for one whose processor something else has, and an inner step took up
+to a hundred times as long where one other process computed. Some microseconds do no harm there, and on an
+idle machine are nearly as good (`scripts/bench_threads.py`)."""
+WAITING = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 
 
 class LearnerExited(Struct, frozen=True):
@@ -200,7 +202,7 @@ class LearnerHost:
                 pass_fds=(channel_fd, self._exchange.fd),
                 # A Ctrl-C at the terminal is the daemon's to handle.
                 start_new_session=True,
-                env=ENVIRONMENT | os.environ,
+                env=_environment(),
             )
         finally:
             os.close(log)
@@ -271,6 +273,11 @@ class Link(asyncio.Protocol):
     def close(self) -> None:
         if self._transport is not None:
             self._transport.close()
+
+
+def _environment() -> dict[str, str]:
+    is_chosen = any(name in os.environ for name in WAITING)
+    return dict(os.environ) if is_chosen else os.environ | ENVIRONMENT
 
 
 def _open_log(path: Path) -> int:

@@ -41,7 +41,7 @@ from p2pdiloco.learner.channel import (
     frame,
 )
 from p2pdiloco.learner.device import computes_in_bf16
-from p2pdiloco.learner.host import LearnerExited, LearnerHost
+from p2pdiloco.learner.host import ENVIRONMENT, WAITING, LearnerExited, LearnerHost
 from p2pdiloco.learner.optim import moments
 from p2pdiloco.learner.stream import SavedPlace
 
@@ -286,3 +286,15 @@ def test_a_training_learner_steps_back_with_its_whole_session() -> None:
     nice, _, group = done.stdout.partition(" ")
     least = max(7, os.getpriority(os.PRIO_PROCESS, 0))
     assert nice == f"{{{least}}}" and group.split()[1:] == ["nice", "7"], done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("chosen", [{}, {"OMP_WAIT_POLICY": "ACTIVE"}, {"GOMP_SPINCOUNT": "5"}])
+async def test_threads_wait_briefly_unless_the_nodes_environment_says_how(chosen, tmp_path, monkeypatch):
+    for name in WAITING:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in chosen.items():
+        monkeypatch.setenv(name, value)
+    async with Daemon(tmp_path) as daemon:
+        await daemon.host.prepare()
+        theirs = psutil.Process(daemon.host.pid).environ()
+        assert {name: theirs[name] for name in WAITING if name in theirs} == (chosen or ENVIRONMENT)
