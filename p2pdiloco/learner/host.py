@@ -45,8 +45,8 @@ TERM_PATIENCE_S = 1.0
 QUOTED_LOG_BYTES = 1500
 ENVIRONMENT = {"GOMP_SPINCOUNT": "1000"}
 """Of learners, unless the node's own says how threads wait. Threads that wait for each other at the end of an
-operation spin; for ever so long, also for one whose processor something else has, and an inner step took up
-to a hundred times as long where one other process computed. Some microseconds do no harm there, and on an
+operation spin; for ever so long, also for one whose processor something else has, and an inner step took a
+hundred times as long where one other process computed. Some microseconds do no harm there, and on an
 idle machine are nearly as good (`scripts/bench_threads.py`)."""
 WAITING = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 
