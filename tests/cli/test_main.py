@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import types
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,18 @@ from p2pdiloco.tasks.manifests import load_manifest
 PEER = "12D3KooWJbJFaZ1dwpuu9tQY3ELCKCpWMJc1dSRVbcMwhiLiFq7q"
 ONE, TWO, THREE = (f"/ip4/203.0.113.{i}/tcp/31337/p2p/{PEER}" for i in (1, 2, 3))
 COMMANDS = [[], ["run"], ["run", "new"], ["run", "check"], ["bootstrap"], ["node"], ["status"], ["demo"]]
+
+
+@pytest.fixture(autouse=True)
+def signals_as_in_a_terminal() -> Iterator[None]:
+    """Whoever starts the tests may have them, and what they start, ignore some (nohup, a job in a script)."""
+    usual = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL}
+    before = {number: signal.signal(number, handler) for number, handler in usual.items()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @pytest.fixture
