@@ -41,7 +41,7 @@ from p2pdiloco.learner.channel import (
     frame,
 )
 from p2pdiloco.learner.device import computes_in_bf16
-from p2pdiloco.learner.host import ENVIRONMENT, WAITING, LearnerExited, LearnerHost
+from p2pdiloco.learner.host import ENVIRONMENT, WAITING, LearnerExited, LearnerHost, _environment
 from p2pdiloco.learner.optim import moments
 from p2pdiloco.learner.stream import SavedPlace
 
@@ -289,12 +289,11 @@ def test_a_training_learner_steps_back_with_its_whole_session() -> None:
 
 
 @pytest.mark.parametrize("chosen", [{}, {"OMP_WAIT_POLICY": "ACTIVE"}, {"GOMP_SPINCOUNT": "5"}])
-async def test_threads_wait_briefly_unless_the_nodes_environment_says_how(chosen, tmp_path, monkeypatch):
+def test_threads_wait_briefly_unless_the_nodes_environment_says_how(chosen, monkeypatch):
     for name in WAITING:
         monkeypatch.delenv(name, raising=False)
     for name, value in chosen.items():
         monkeypatch.setenv(name, value)
-    async with Daemon(tmp_path) as daemon:
-        await daemon.host.prepare()
-        theirs = psutil.Process(daemon.host.pid).environ()
-        assert {name: theirs[name] for name in WAITING if name in theirs} == (chosen or ENVIRONMENT)
+    theirs = _environment()
+    assert {name: theirs[name] for name in WAITING if name in theirs} == (chosen or ENVIRONMENT)
+    assert theirs["PATH"] == os.environ["PATH"]
