@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from collections import deque
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
@@ -35,8 +34,6 @@ from p2pdiloco.tensors.vault import Input
 
 logger = logging.getLogger(__name__)
 COMPLAIN_EVERY_S = 30.0
-MAX_COMPLAINTS = 64
-"""Kinds of them that are remembered."""
 
 
 class UpdateLog:
@@ -97,7 +94,7 @@ class Runner:
         self._pumping = False
         self._timer: asyncio.TimerHandle | None = None
         self._armed_for_s = 0.0
-        self._complain_again_s: dict[str, float] = {}
+        self._complaint, self._complain_again_s = "", 0.0
         self._tasks: set[asyncio.Task[Any]] = set()
         self._offers: set[asyncio.Task[Any]] = set()
         self.left: asyncio.Future[None] = self._loop.create_future()
@@ -236,13 +233,11 @@ class Runner:
         self.post(ev.Persisted(effect.token))
 
     def _complain(self, text: str) -> None:
-        """Tell the person, but not every time that a full disk is tried again, for whichever version."""
-        now, kind = self._loop.time(), re.sub(r"\d+", "", text)
-        if now >= self._complain_again_s.get(kind, now):
+        """Tell the person, but not every time that a full disk is tried again, for whichever file."""
+        now, reason = self._loop.time(), text.rpartition(": ")[2]
+        if reason != self._complaint or now >= self._complain_again_s:
             logger.error("%s", text)
-            self._complain_again_s[kind] = now + COMPLAIN_EVERY_S
-            if len(self._complain_again_s) > MAX_COMPLAINTS:
-                self._complain_again_s.clear()
+            self._complaint, self._complain_again_s = reason, now + COMPLAIN_EVERY_S
 
     def _left(self, _effect: ef.Left) -> None:
         if not self.left.done():

@@ -6,7 +6,6 @@ import asyncio
 import errno
 import json
 import logging
-import re
 from pathlib import Path
 from typing import BinaryIO
 
@@ -106,8 +105,8 @@ async def test_a_full_disk_alone_waits_and_goes_on(tmp_path: Path, caplog) -> No
             lambda: any("could not be saved" in e["reason"] for e in one.records("publish")), "a refused save"
         )
         await until(lambda: len(one.records("election")) > 4, "some tries more")
-        told = [re.sub(r"\d", "", r.message) for r in caplog.records if "the disk is full" in r.message]
-        assert 0 < len(told) == len(set(told))  # each thing that could not be saved is said once
+        told = [r.message for r in caplog.records if "the disk is full" in r.message]
+        assert len(told) == 1, "whichever files could not be saved, and however often"
         assert one.number() == number  # nothing that is not durable is announced or applied
         disk.full = False
         await until(lambda: one.number() == number + 1, "the contribution to be merged after all")
