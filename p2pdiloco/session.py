@@ -53,6 +53,8 @@ LONELY_S = 300.0
 ADOPT_S = 5.0
 """So long a daemon that is there already has to answer: else it does not wait for a program."""
 LOG = "session.log"
+NO_NUMBER = (TypeError, ValueError, OverflowError, RuntimeError)
+"""What `int` and `float` raise for text, NaN, infinity, and tensors of several numbers."""
 
 
 class Session:
@@ -131,7 +133,7 @@ class Session:
         self._outside("step")
         if self._stopped:
             return False
-        tokens, mean = _numbers(tokens, loss)
+        tokens, mean = _whole(tokens), _real(loss)
         most = self._training.section.tokens_per_step
         if not 0 <= tokens <= most:
             raise UserError(f"{tokens} tokens in one inner step: this run allows 0 to {most}")
@@ -426,17 +428,19 @@ class _Mailbox(Mailbox):
             super()._save(path)
 
 
-def _numbers(tokens: SupportsInt, loss: SupportsFloat) -> tuple[int, float]:
-    """Whatever programs count with, as Python's own numbers. Raises: UserError."""
-    what: tuple[str, object] = ("tokens must be a whole number", tokens)
-    try:
-        whole = int(tokens)
-        if whole == tokens:
-            what = ("loss must be a number", loss)
-            return whole, float(loss)
-    except (TypeError, ValueError, OverflowError, RuntimeError):
-        pass  # no number, several of them, infinite: said below
-    raise UserError(f"Session.step: {what[0]}, it is {what[1]!r:.80}")
+def _whole(tokens: SupportsInt) -> int:
+    """Whatever programs count with, as Python's own. Raises: UserError."""
+    with contextlib.suppress(*NO_NUMBER):
+        if int(tokens) == tokens:
+            return int(tokens)
+    raise UserError(f"Session.step: tokens must be a whole number, it is {tokens!r:.80}")
+
+
+def _real(loss: SupportsFloat) -> float:
+    """The same for a loss. Raises: UserError."""
+    with contextlib.suppress(*NO_NUMBER):
+        return float(loss)
+    raise UserError(f"Session.step: loss must be a number, it is {loss!r:.80}")
 
 
 def _runs(process: psutil.Process) -> bool:

@@ -292,9 +292,7 @@ class LearnerLink:
                 self.after_commit(event.fragment)
             case ch.Status():
                 self.status = event
-                if (
-                    event.loss is not None
-                ):  # it has made a step: what lacks for the first one is lacking no more
+                if event.loss is not None:  # it has made a step, so nothing was lacking for one
                     self._stepped, self._failed_starts = True, 0
                 self._post(self._core_status(event))
                 self.count_learners()

@@ -334,9 +334,9 @@ async def find_run(
             raise UserError(f'the peers know no run "{wanted}"', f"they know: {_names(found.values())}")
         elif not said and waited_s >= 3:
             said = True
-            others = f"; they know: {_names(found.values())}"
             if found:
-                say(f'no run "{wanted}" is listed by these peers yet: waiting for it{others}')
+                known = _names(found.values())
+                say(f'no run "{wanted}" is listed by these peers yet: waiting for it; they know: {known}')
             else:
                 say("no run is listed by these peers yet: waiting for one")
         await asyncio.sleep(SEARCH_PAUSE_S)
