@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 import click
 
-from p2pdiloco.cli.options import FILE, SpacedLists, build, config_option, setting
+from p2pdiloco.cli.options import FILE, Number, SpacedLists, build, config_option, setting
 from p2pdiloco.config.settings import (
     BootstrapSettings,
     ChaosSettings,
@@ -153,7 +153,7 @@ def node(**values: Any) -> int | None:
 @STATUS("--join", *JOIN_ALIASES, **(JOIN | {"required": True}))
 @STATUS("--run", metavar="NAME", help="Name or id of the run; not needed when the peers know only one.")
 @STATUS("--json", is_flag=True, help="Print JSON.")
-@STATUS("--timeout-s", type=click.FloatRange(min=0.1, max=3600), help="Give up after this many seconds.")
+@STATUS("--timeout-s", type=Number(min=0.1, max=3600), help="Give up after this many seconds.")
 def status(**values: Any) -> int | None:
     """Show who is here, loss, tokens, versions, and who is syncer of what."""
     settings = build(StatusSettings, values)
@@ -166,7 +166,7 @@ def status(**values: Any) -> int | None:
 
 @click.command()
 @DEMO("--nodes", type=click.IntRange(1, 64), help="Nodes, beside the bootstrap.")
-@DEMO("--seconds", type=click.FloatRange(min=1, max=1e6), help="Seconds of training.")
+@DEMO("--seconds", type=Number(min=1, max=1e6), help="Seconds of training.")
 @click.option("--no-kill", is_flag=True, envvar="P2PDILOCO_NO_KILL", show_envvar=True, help="Kill nobody.")
 @DEMO("--preset", help="Run to train.")
 @DEMO("--report", type=FILE, metavar="FILE", help="Write the summary as JSON.")
@@ -183,9 +183,9 @@ def demo(no_kill: bool, **values: Any) -> int | None:
 @click.command()
 @CHAOS("--nodes", type=click.IntRange(2, 64), help="Nodes, beside the bootstrap.")
 @CHAOS("--preset", help="Run to train.")
-@CHAOS("--minutes", type=click.FloatRange(min=0.1, max=1e5), help="Minutes of training under faults.")
-@CHAOS("--seconds", type=click.FloatRange(min=0, max=1e6), help="Instead of --minutes, if positive.")
-@CHAOS("--faults-per-hour", type=click.FloatRange(min=1, max=1e5), help="At least so many.")
+@CHAOS("--minutes", type=Number(min=0.1, max=1e5), help="Minutes of training under faults.")
+@CHAOS("--seconds", type=Number(min=0, max=1e6), help="Instead of --minutes, if positive.")
+@CHAOS("--faults-per-hour", type=Number(min=1, max=1e5), help="At least so many.")
 @CHAOS("--seed", type=click.IntRange(min=0), help="Of the schedule of faults.")
 @click.option(
     "--compare/--no-compare",
@@ -194,10 +194,10 @@ def demo(no_kill: bool, **values: Any) -> int | None:
     show_envvar=True,
     help="First run the same swarm without faults.",
 )
-@CHAOS("--compare-minutes", type=click.FloatRange(0, 1e5), help="For so long; 0: as long as with faults.")
+@CHAOS("--compare-minutes", type=Number(0, 1e5), help="For so long; 0: as long as with faults.")
 @CHAOS(
     "--load",
-    type=click.FloatRange(0.01, 1),
+    type=Number(0.01, 1),
     help="Share of the processors that the learners use together; 1: all that they get.",
 )
 @CHAOS("--netns", is_flag=True, help="Cut and slow down links too: network namespaces (Linux, root).")
@@ -206,7 +206,7 @@ def demo(no_kill: bool, **values: Any) -> int | None:
     type=click.Choice(["none", "survivor", "split"]),
     help="Instead of faults drawn from the seed: all but one node killed, or 5 of 8 cut from the others.",
 )
-@CHAOS("--split-seconds", type=click.FloatRange(min=5, max=1e5), help="How long a split lasts.")
+@CHAOS("--split-seconds", type=Number(min=5, max=1e5), help="How long a split lasts.")
 @CHAOS("--out", type=FILE, metavar="DIR", help="Folder of report.json, faults.jsonl and chaos.png.")
 @CHAOS("--keep", is_flag=True, help="Keep everything that the processes wrote, in DIR/nodes.")
 @CHAOS("--json", is_flag=True, help="Print the report as JSON.")

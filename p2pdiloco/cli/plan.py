@@ -10,7 +10,7 @@ import click
 import msgspec
 from msgspec import Struct
 
-from p2pdiloco.cli.options import FILE
+from p2pdiloco.cli.options import FILE, Number
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.presets import for_run
 from p2pdiloco.config.settings import check_peer_address
@@ -34,7 +34,7 @@ STEP_TIMES_S = (0.1, 0.3, 1.0, 3.0, 10.0)
 @click.option("--download", default="", metavar="RATE", help="And down; default: the same.")
 @click.option(
     "--latency-ms",
-    type=click.FloatRange(0, 10_000),
+    type=Number(0, 10_000),
     help=f"One way, to the other members; default: {LATENCY_MS:g}.",
 )
 @click.option(
@@ -51,9 +51,7 @@ STEP_TIMES_S = (0.1, 0.3, 1.0, 3.0, 10.0)
     show_default=True,
     help="Members of the run, with links like this one.",
 )
-@click.option(
-    "--step-s", "steps_s", type=click.FloatRange(0.001, 3600), multiple=True, help="An inner step's seconds."
-)
+@click.option("--step-s", "steps_s", type=Number(0.001, 3600), multiple=True, help="An inner step's seconds.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def plan(
     file: Path | None,

@@ -91,6 +91,9 @@ def test_a_prompt_that_is_no_text_and_a_temperature_that_is_no_number_are_one_se
             assert run([*generate, "--prompt", "-"]) == status
             said = capsys.readouterr()
             assert said.out.startswith("déf\n") if not status else "prompt is not UTF-8 text" in said.err
+    monkeypatch.setattr("sys.stdin", None)  # closed, as by a shell's <&-
+    assert run([*generate, "--prompt", "-"]) == 2
+    assert "there is no input to read the prompt from" in capsys.readouterr().err
     assert run([*generate, "--prompt", os.fsdecode(b"ab\xff")]) == 2
     assert "the prompt is not UTF-8 text" in capsys.readouterr().err
     assert run([*generate, "--temperature", "nan"]) == 2
