@@ -1,4 +1,4 @@
-"""A process that ends with the one at the other end of a socket, however that ends, and not of its log."""
+"""When a learner's process ends: with the one at the other end of a socket, and not because its log is full."""
 
 from __future__ import annotations
 
