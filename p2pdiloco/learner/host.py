@@ -46,8 +46,8 @@ QUOTED_LOG_BYTES = 1500
 ENVIRONMENT = {"GOMP_SPINCOUNT": "1000"}
 """Of learners, unless the node's own says how threads wait. Threads that wait for each other at the end of an
 operation spin; for ever so long, also for one whose processor something else has, and an inner step took a
-hundred times as long where one other process computed. Some microseconds do no harm there, and on an
-idle machine are nearly as good (`scripts/bench_threads.py`)."""
+hundred times as long where one other process computed. For some microseconds it costs little there, less
+than sleeping at once costs on an idle machine (docs/devices.md, `scripts/bench_threads.py`)."""
 WAITING = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 
 

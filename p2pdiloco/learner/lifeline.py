@@ -1,4 +1,4 @@
-"""When a learner's process ends: with the one at the other end of a socket, and not because its log is full."""
+"""When a learner's process ends: with the one at the other end of a socket, not because its log is full."""
 
 from __future__ import annotations
 
