@@ -11,7 +11,7 @@ from p2pdiloco.config.loader import manifest_from_canonical
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.probing import PAUSE_S, Measured, measure
-from p2pdiloco.daemon.runs import choose_run, pull_manifest
+from p2pdiloco.daemon.runs import choose_run, pull_manifest, run_names
 from p2pdiloco.errors import RemoteError, TransportError, UserError
 from p2pdiloco.ports import Transport
 
@@ -55,7 +55,7 @@ async def listed_manifest(transport: Transport, peer: str, wanted: str) -> Manif
     found = {summary.run: (summary, [peer]) for summary in listed.runs}
     chosen = choose_run(found, wanted)
     if chosen is None:
-        names = ", ".join(sorted(f"{s.name} ({s.run[:12]})" for s, _ in found.values())) or "none"
+        names = run_names(found.values()) or "none"
         raise UserError(f'{peer} knows no run "{wanted}"', f"it knows: {names}; or give a run.toml")
     signed = await pull_manifest(transport, *chosen)
     if signed is None:

@@ -15,7 +15,7 @@ from p2pdiloco.cli.status_view import render_status, status_json
 from p2pdiloco.cli.visitor import visit, visitor
 from p2pdiloco.config.settings import StatusSettings
 from p2pdiloco.daemon import wire
-from p2pdiloco.daemon.runs import choose_run, known_runs
+from p2pdiloco.daemon.runs import choose_run, known_runs, run_names
 from p2pdiloco.daemon.snapshot import StatusReport, decode_status
 from p2pdiloco.errors import RemoteError, TransportError, UserError
 from p2pdiloco.ports import Transport
@@ -63,7 +63,7 @@ class Search:
         self._wanted = wanted
         self._joined = list(dict.fromkeys(joined))
         self._run: wire.RunSummary | None = None
-        self._listed: list[str] = []
+        self._listed = ""
         self._refusals: dict[str, str] = {}
 
     async def report(self, transport: Transport) -> StatusReport:
@@ -82,7 +82,7 @@ class Search:
         """
         while True:
             found = await known_runs(transport)
-            self._listed = sorted(f"{summary.name} ({summary.run[:12]})" for summary, _ in found.values())
+            self._listed = run_names(found.values())
             chosen = choose_run(found, self._wanted)
             if chosen is not None:
                 self._run = chosen[0]
@@ -105,7 +105,7 @@ class Search:
         if self._run is not None:
             what = f"no member of run {self._run.name} answers yet"
         elif self._listed:
-            what = f'no run "{self._wanted}" is listed by these peers yet, but {", ".join(self._listed)}'
+            what = f'no run "{self._wanted}" is listed by these peers yet, but {self._listed}'
         else:
             what = "no run is listed by these peers yet"
         return f"{what}: waiting, for at most {timeout_s:g} s"
@@ -120,9 +120,7 @@ class Search:
                 "is a node of it running? `p2pdiloco node --join ...` starts one; or raise --timeout-s",
             )
         if self._listed:
-            return UserError(
-                f'the peers know no run "{self._wanted}"', f"they know: {', '.join(self._listed)}"
-            )
+            return UserError(f'the peers know no run "{self._wanted}"', f"they know: {self._listed}")
         return UserError(
             f"these peers listed no run {waited}",
             "a bootstrap serves one with --run run.toml; a slow network needs a larger --timeout-s",

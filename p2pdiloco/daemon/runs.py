@@ -272,11 +272,11 @@ def choose_run(
     ]
     if len(fits) > 1:
         what = f'the name "{wanted}"' if wanted else "this swarm"
-        raise UserError(f"{what} has more than one run: {_names(fits)}", "choose one with --run ID")
+        raise UserError(f"{what} has more than one run: {run_names(fits)}", "choose one with --run ID")
     return fits[0] if fits else None
 
 
-def _names(entries: Iterable[tuple[wire.RunSummary, list[str]]]) -> str:
+def run_names(entries: Iterable[tuple[wire.RunSummary, object]]) -> str:
     """Of runs, for a person to choose from."""
     return ", ".join(sorted(f"{summary.name} ({summary.run[:12]})" for summary, _ in entries))
 
@@ -331,11 +331,11 @@ async def find_run(
                 except TransportError as error:
                     say(f"nobody gives all of {chosen[0].name} yet: {error}")
         elif found and waited_s >= LIST_PATIENCE_S:
-            raise UserError(f'the peers know no run "{wanted}"', f"they know: {_names(found.values())}")
+            raise UserError(f'the peers know no run "{wanted}"', f"they know: {run_names(found.values())}")
         elif not said and waited_s >= 3:
             said = True
             if found:
-                known = _names(found.values())
+                known = run_names(found.values())
                 say(f'no run "{wanted}" is listed by these peers yet: waiting for it; they know: {known}')
             else:
                 say("no run is listed by these peers yet: waiting for one")

@@ -25,7 +25,15 @@ from p2pdiloco.core.types import SignedVersion
 from p2pdiloco.daemon.initial import given_on_disk
 from p2pdiloco.daemon.restore import restore
 from p2pdiloco.daemon.runner import UpdateLog
-from p2pdiloco.daemon.runs import Run, choose_run, core_config, genesis_versions, open_run, saved_runs
+from p2pdiloco.daemon.runs import (
+    Run,
+    choose_run,
+    core_config,
+    genesis_versions,
+    open_run,
+    run_names,
+    saved_runs,
+)
 from p2pdiloco.daemon.tokenizers import kept_tokenizer, tokenizer_on_disk
 from p2pdiloco.errors import ConfigError, RemoteError, StorageError, UserError
 from p2pdiloco.identity import Identity
@@ -138,10 +146,11 @@ def theta_on_disk(data_dir: Path, wanted: str) -> Theta:
         saved = saved_runs(data_dir)
         chosen = choose_run({run: (summary, []) for run, (summary, _) in saved.items()}, wanted)
         if chosen is None:
-            names = ", ".join(f"{s.name} ({s.run[:12]})" for s, _ in saved.values())
             raise UserError(
                 f'{data_dir} has no run "{wanted}"' if saved else f"{data_dir} has no run",
-                f"it has {names}" if saved else "give the --data-dir of a node that was in one",
+                f"it has {run_names(saved.values())}"
+                if saved
+                else "give the --data-dir of a node that was in one",
             )
         signed = saved[chosen[0].run][1]
         try:
