@@ -146,12 +146,9 @@ def theta_on_disk(data_dir: Path, wanted: str) -> Theta:
         saved = saved_runs(data_dir)
         chosen = choose_run({run: (summary, []) for run, (summary, _) in saved.items()}, wanted)
         if chosen is None:
-            raise UserError(
-                f'{data_dir} has no run "{wanted}"' if saved else f"{data_dir} has no run",
-                f"it has {run_names(saved.values())}"
-                if saved
-                else "give the --data-dir of a node that was in one",
-            )
+            if not saved:
+                raise UserError(f"{data_dir} has no run", "give the --data-dir of a node that was in one")
+            raise UserError(f'{data_dir} has no run "{wanted}"', f"it has {run_names(saved.values())}")
         signed = saved[chosen[0].run][1]
         try:
             manifest = verify(signed, verify_signature)
