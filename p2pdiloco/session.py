@@ -35,6 +35,7 @@ from p2pdiloco.learner.evaluate import Evaluation
 from p2pdiloco.learner.fragments import Fragments
 from p2pdiloco.learner.guest import join_daemon
 from p2pdiloco.learner.holding import Held
+from p2pdiloco.learner.lifeline import saving_s
 from p2pdiloco.learner.loop import StepReport, Training
 from p2pdiloco.learner.mailbox import Mailbox
 from p2pdiloco.own_run import compare
@@ -46,7 +47,8 @@ from p2pdiloco.tensors.exchange import Exchange
 from p2pdiloco.tensors.layout import plan_fragments
 
 POLL_S = 0.05
-LEAVE_S = 12.0
+LEAVE_S = 9.0
+"""And as long as writing may take."""
 """A daemon that was told to leave needs at most 10 s."""
 LONELY_S = 300.0
 """After so long without its program a daemon leaves by itself."""
@@ -98,6 +100,7 @@ class Session:
         """
         self._model, self._evaluate = model, evaluate
         self._folder = Path(data_dir).expanduser()
+        self._leave_s = LEAVE_S + saving_s(sum(parameter.numel() for parameter in model.parameters()))
         self._stopped = False
         self._computing = False
         self._answering: Answering | None = None
@@ -184,14 +187,14 @@ class Session:
         if self._daemon is not None and not self._stopped:
             with contextlib.suppress(psutil.NoSuchProcess):
                 self._daemon.terminate()
-            until = time.monotonic() + LEAVE_S
+            until = time.monotonic() + self._leave_s
             with contextlib.suppress(ChannelBroken):  # it has ended, or does not need us any more
                 while not self._mailbox.stopping and time.monotonic() < until:
                     self._mailbox.attend(POLL_S)
                 if self._channel is not None:
-                    self._channel.drain(LEAVE_S)
+                    self._channel.drain(self._leave_s)
         self._stopped = True
-        self._end_daemon(LEAVE_S)
+        self._end_daemon(self._leave_s)
 
     def _outside(self, what: str) -> None:
         if self._computing:
@@ -316,7 +319,7 @@ class Session:
     def _broke(self, error: Exception | None) -> UserError:
         if self._daemon is not None:
             with contextlib.suppress(psutil.TimeoutExpired):
-                self._daemon.wait(LEAVE_S)
+                self._daemon.wait(self._leave_s)
         self._stopped = True
         return UserError(f"the daemon has ended: {self._last_words() or error}", f"see {self._folder / LOG}")
 

@@ -145,6 +145,8 @@ class LearnerLink:
         of it is in a version already."""
         loop = asyncio.get_running_loop()
         ends_s = loop.time() + timeout_s
+        if self._ready:
+            self._host.send(ch.Finish())
         told = await self._told_everything(timeout_s / 2)
         self._stopping = True
         saves = self._ready and self._used_up()

@@ -55,6 +55,7 @@ from p2pdiloco.errors import StorageError
 from p2pdiloco.identity import Identity
 from p2pdiloco.learner.guest import GuestHost
 from p2pdiloco.learner.host import LearnerHost
+from p2pdiloco.learner.lifeline import saving_s
 from p2pdiloco.ports import Buffer, Transport
 from p2pdiloco.priority import lower_session, lower_thread, niceness_beside, patiently
 from p2pdiloco.tensors.exchange import Exchange
@@ -62,7 +63,6 @@ from p2pdiloco.tensors.vault import Vault
 
 logger = logging.getLogger(__name__)
 UPDATES_IN_MEMORY = 3
-LEARNER_STOP_S = 3.0
 FIRST_EVALUATION_S = 5.0
 """Who has just come back has something better to do: the others wait for its work."""
 FLUSH_S = 0.5
@@ -96,6 +96,8 @@ class Member:
         self.memory = Memory.of_run(
             most_bytes, run.layouts, codecs.contribution, codecs.update, UPDATES_IN_MEMORY
         )
+        self.saving_s = saving_s(sum(layout.numel for layout in run.layouts))
+        """So long writing may take at the end."""
         me = identity.peer_id
         self._store = RunStore(settings.data_dir, run.id)
         save_run(settings.data_dir, run, vault)
@@ -289,7 +291,7 @@ class Member:
                 )
 
     async def leave(self) -> None:
-        """Finish what is in flight, say good-bye, save. Bounded to about 9 s by its parts."""
+        """Finish what is in flight, say good-bye, save. Bounded by its parts: to about 6 s and `saving_s`."""
         self.report.state = "leaving"
         if not self.runner.broken.done():
             self.runner.learner.take_part(1)
@@ -300,7 +302,7 @@ class Member:
             await self.runner.outbound.flush(FLUSH_S)
         await self.runner.end_offers()
         left = {fragment.index: fragment.own.unmerged() for fragment in self.core.fragments}
-        saved, _ = await asyncio.gather(self.runner.learner.stop(LEARNER_STOP_S), self.save_fragments())
+        saved, _ = await asyncio.gather(self.runner.learner.stop(self.saving_s), self.save_fragments())
         if saved:
             write_resume(self._store.folder, left)
         self.report.write("shutdown", "left", dropped=self._events.dropped)

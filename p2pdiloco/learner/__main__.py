@@ -14,9 +14,14 @@ import traceback
 
 from p2pdiloco.errors import P2PDilocoError, UserError
 from p2pdiloco.learner.channel import ChannelBroken, Failed, LearnerEnd
-from p2pdiloco.learner.lifeline import EXIT_FAILED, EXIT_ORPHANED, end_with, exit_status, speak
-
-DRAIN_TIMEOUT_S = 2.0
+from p2pdiloco.learner.lifeline import (
+    DRAIN_TIMEOUT_S,
+    EXIT_FAILED,
+    EXIT_ORPHANED,
+    end_with,
+    exit_status,
+    speak,
+)
 
 
 def main(channel_fd: int, exchange_fd: int) -> int:

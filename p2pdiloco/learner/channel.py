@@ -178,13 +178,20 @@ class Save(Command, frozen=True):
     path: Path
 
 
+class Finish(Command, frozen=True):
+    """Make no more inner steps and obey at once, until `Stop`: one that is under way is given up, where that
+    can be done (`learner.answering`)."""
+
+
 class Stop(Command, frozen=True):
     """End at the next boundary, after saving if a path is given."""
 
     save_path: Path | None = None
 
 
-AnyCommand = Start | Install | CopyOut | FreeSlot | TakePart | ShareData | Learners | Evaluate | Save | Stop
+AnyCommand = (
+    Start | Install | CopyOut | FreeSlot | TakePart | ShareData | Learners | Evaluate | Save | Finish | Stop
+)
 
 
 # --- events: learner to daemon -----------------------------------------------------------------------
@@ -405,7 +412,7 @@ class LearnerEnd:
         calls: list[CopyOut] = []
         left: deque[AnyCommand] = deque()
         changed: set[int] = set()
-        while self._commands and not isinstance(self._commands[0], Start | TakePart | Save | Stop):
+        while self._commands and not isinstance(self._commands[0], Start | TakePart | Save | Finish | Stop):
             command = self._commands.popleft()
             if isinstance(command, CopyOut) and command.fragment not in changed:
                 calls.append(command)
@@ -415,6 +422,11 @@ class LearnerEnd:
             left.append(command)
         self._commands.extendleft(reversed(left))
         return calls
+
+    def told_to_finish(self) -> bool:
+        """Whether `Finish` has arrived, behind whatever. Raises: ChannelBroken (daemon gone)."""
+        self._read()
+        return any(isinstance(command, Finish) for command in self._commands)
 
     def poll(self) -> Iterator[AnyCommand]:
         """Commands that have arrived, oldest first, each taken when it is its turn. Raises: ChannelBroken

@@ -13,6 +13,14 @@ from typing import IO, Any
 
 from p2pdiloco.errors import P2PDilocoError
 
+DRAIN_TIMEOUT_S = 2.0
+"""So long a daemon may take to read the last words."""
+SAVE_S = 3.0
+SAVE_AT_MOST_S = 120.0
+SAVE_BYTES_PER_S = 100e6
+"""Of a slow disk."""
+STATE_BYTES = 20
+"""A parameter's at an orderly end: displacement and moments of the learner, Θ and momentum of the daemon."""
 EXIT_FAILED = 1
 EXIT_ORPHANED = 70
 EXIT_TOO_LARGE = 75
@@ -26,6 +34,11 @@ class PassTooLarge(P2PDilocoError):
 def exit_status(error: P2PDilocoError) -> int:
     """Of a learner's process that ends for it."""
     return EXIT_TOO_LARGE if isinstance(error, PassTooLarge) else EXIT_FAILED
+
+
+def saving_s(parameters: int) -> float:
+    """So long the state of a model of so many parameters may take to be written at an orderly end."""
+    return min(SAVE_AT_MOST_S, SAVE_S + STATE_BYTES * parameters / SAVE_BYTES_PER_S)
 
 
 class _Log(io.FileIO):

@@ -118,6 +118,8 @@ class Training:
             norm = clip(self.model, self.section)
             loss_value, norm_value = torch.stack((loss, norm)).tolist()  # the one wait for an accelerator
         tokens = self._update(math.isfinite(loss_value) and math.isfinite(norm_value))
+        if self.ranks.rank == 0:
+            self.stream.used()
         self.inner_step += 1
         self.tokens_total += tokens
         self.run_tokens += tokens

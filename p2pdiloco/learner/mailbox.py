@@ -17,6 +17,7 @@ from p2pdiloco.learner.channel import (
     CopyOut,
     Evaluate,
     Evaluated,
+    Finish,
     FreeSlot,
     Install,
     LearnerEnd,
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
 MAX_LATE_S = 2.0
 """Steps with a least length that come late, for a busy machine or an evaluation, are made up for by at most
 so much: the pace is kept on average."""
+FINISH_POLL_S = 0.2
+"""While the end is waited for: a signal may say so, too."""
 SMOOTHING = 0.2
 """Weight of the newest value in moving averages."""
 
@@ -112,6 +115,10 @@ class Mailbox:
         self._learners = 1
         self.stopping = False
         """Set (by a signal handler, for instance) to end at the next boundary."""
+        self._finishing = False
+        self.give_up: Callable[[], None] | None = None
+        """Ends the process in the middle of an inner step, when all is saved and said. Without it the end
+        waits for the next boundary."""
 
     def boundary(self, report: StepReport) -> bool:
         """Between two inner steps: commands, copies that are due, a status. False: stop.
@@ -123,7 +130,7 @@ class Mailbox:
         if report.tokens:
             self._fragments.count_step(report.tokens)
         self.obey()
-        if self.stopping:
+        if not self._goes_on():
             return False
         self._training.run_is_at(self._fragments.run_tokens(self._learners))
         for note in self._training.take_notes():
@@ -136,11 +143,26 @@ class Mailbox:
         self._channel.flush()
         if self._min_step_s:
             self._rest()
+        return self._goes_on()
+
+    def begin(self) -> bool:
+        """Before the first inner step: what has been asked for already. False: make none.
+
+        Raises:
+            ChannelBroken: the daemon is gone.
+        """
+        self.obey()
+        return self._goes_on()
+
+    def _goes_on(self) -> bool:
+        """Whether to make another inner step. If not: said when the daemon has all that it wants."""
+        while self._finishing and not self.stopping:
+            self.attend(FINISH_POLL_S)
         return not self.stopping
 
     def _rest(self) -> None:
         """Wait until the next step may begin; commands are obeyed meanwhile."""
-        while not self.stopping and (left_s := self._next_step_s - self._clock()) > 0:
+        while not (self.stopping or self._finishing) and (left_s := self._next_step_s - self._clock()) > 0:
             self.attend(left_s)
         self._next_step_s = max(self._next_step_s + self._min_step_s, self._clock() - MAX_LATE_S)
 
@@ -162,6 +184,8 @@ class Mailbox:
                 self._learners = count
             case TakePart(every):
                 self._fragments.take_part(every)
+            case Evaluate() | ShareData() if self._finishing:
+                pass  # for steps that are not made, and a step that is given up may be at the data
             case ShareData(share):
                 self._training.stream.share(share)
             case Evaluate(tag):
@@ -172,6 +196,8 @@ class Mailbox:
                     self._channel.emit(Evaluated(tag, found.loss, found.tokens, found.metrics))
             case Save(path):
                 self._save(path)
+            case Finish():
+                self._finishing = True
             case Stop(save_path):
                 if save_path is not None:
                     self._save(save_path)
@@ -180,8 +206,15 @@ class Mailbox:
                 invariant(False, f"a second {type(command).__name__}")
 
     def answer_calls(self) -> None:
-        """Answer closing calls that came since the last boundary, as it was there. Only while nothing writes
-        parameters (`learner.answering`). Raises: ChannelBroken (the daemon is gone)."""
+        """Answer closing calls that came since the last boundary, as it was there; or end there, if nobody
+        waits for the step that is under way. Only while nothing writes parameters (`learner.answering`).
+        Raises: ChannelBroken (the daemon is gone)."""
+        if self.give_up is not None and self._channel.told_to_finish():
+            self._finishing = True
+            # It may read parameters that change under it: nobody will see what it makes of them.
+            self._training.stream.give_back()
+            self._goes_on()
+            self.give_up()
         for call in self._channel.take_calls():
             copied = self._fragments.copy_out(call.fragment, self._training.inner_step, under_way=True)
             self._channel.emit(copied)

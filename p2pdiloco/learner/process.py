@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sys
 from pathlib import Path
-from typing import cast
+from typing import NoReturn, cast
 
 import torch
 from msgspec import Struct
@@ -21,7 +22,7 @@ from p2pdiloco.learner.device import choose_device, configure, step_back, thread
 from p2pdiloco.learner.evaluate import evaluate, heldout_batch
 from p2pdiloco.learner.fragments import Fragments
 from p2pdiloco.learner.holding import Copies, Held, Shares
-from p2pdiloco.learner.lifeline import PassTooLarge
+from p2pdiloco.learner.lifeline import DRAIN_TIMEOUT_S, PassTooLarge
 from p2pdiloco.learner.loop import StepReport, Training, train
 from p2pdiloco.learner.mailbox import Mailbox
 from p2pdiloco.learner.ranks import (
@@ -177,6 +178,15 @@ def _place(model: nn.Module, device: torch.device, task: Task, options: LearnerO
     return held
 
 
+def _give_up(channel: LearnerEnd) -> NoReturn:
+    """End this process from a thread beside the inner step."""
+    try:
+        channel.drain(DRAIN_TIMEOUT_S)
+    finally:
+        sys.stderr.flush()
+        os._exit(0)
+
+
 def _lead(channel: LearnerEnd, start: Start, exchange_fd: int, parts: Parts) -> None:
     manifest, options = start.manifest, start.options
     training, layouts, ranks = parts.training, parts.layouts, parts.ranks
@@ -220,11 +230,15 @@ def _lead(channel: LearnerEnd, start: Start, exchange_fd: int, parts: Parts) -> 
     channel.emit(Ready(where, parameters, parts.threads, training.inner_step, restored, note))
     if parts.data.note:
         channel.emit(Note(parts.data.note[:4096]))
-    mailbox.obey()
+    if not mailbox.begin():
+        ranks.order("end")
+        return
     with contextlib.ExitStack() as stack:
         if device.type in DEVICES and not ranks.sharded:  # of shares, other ranks copy at boundaries only
             answering = Answering(channel.wait_or, mailbox.answer_calls, device)
             training.meanwhile = stack.enter_context(answering).meanwhile
+            if ranks is ALONE:  # others wait in the middle of a step until all are there
+                mailbox.give_up = lambda: _give_up(channel)
         ranks.order("step", training.run_tokens)
         goes_on = boundary(training.step())
         # Only now: starting up, of which the first step is a part, is waited for; training is not.

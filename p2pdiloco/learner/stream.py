@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -113,6 +114,10 @@ class Stream:
         self._ahead = 0
         """Samples that are used already as far as the file knows."""
         self._unwritable = False
+        self._before: SavedPlace | None = None
+        """Of the samples that were taken last, until they are used."""
+        self._given_back = False
+        self._writing = threading.Lock()
         self._resume()
 
     def share(self, share: DataShare) -> None:
@@ -134,8 +139,9 @@ class Stream:
         """
         parts: list[Batch] = []
         missing, empty = samples, 0
+        reader = self._reader or self._begin(Place())
+        self._before = self._at(reader.place, 0)
         while missing:
-            reader = self._reader or self._begin(Place())
             if self._ahead < missing:
                 self._write(reader.place, max(missing, AHEAD_STEPS * self._step_samples))
             batch = reader.take(missing)
@@ -143,7 +149,7 @@ class Stream:
                 empty += 1
                 if empty > 2 * self._shards.count:
                     raise UserError("there is nothing to train on", "give more with --data")
-                self._finish(reader)
+                reader = self._finish(reader)
                 continue
             empty = 0
             parts.append(batch)
@@ -152,6 +158,21 @@ class Stream:
         return (
             parts[0] if len(parts) == 1 else tuple(torch.cat(column) for column in zip(*parts, strict=True))
         )
+
+    def used(self) -> None:
+        """What was taken last has gone into the parameters."""
+        self._before = None
+
+    def give_back(self) -> None:
+        """What was taken last and not used is to be taken again by the next life. The place is kept as it is
+        now from here on; another thread may be in `take`, whose samples nobody uses."""
+        before = self._before
+        if before is None:
+            self.settle()
+        with self._writing:
+            if before is not None:
+                self._put(before)
+            self._given_back = True
 
     def settle(self) -> None:
         """Write down exactly where we are: an orderly end follows, or a save."""
@@ -164,17 +185,22 @@ class Stream:
         self._ahead = 0
         return self._reader
 
-    def _finish(self, reader: Reader) -> None:
+    def _finish(self, reader: Reader) -> Reader:
         reader.close()
-        self._begin(Place(carry=reader.place.carry))
+        return self._begin(Place(carry=reader.place.carry))
 
     def _write(self, place: Place, used: int) -> None:
         self._ahead = used
+        with self._writing:
+            if not self._given_back:
+                self._put(self._at(place, used))
+
+    def _at(self, place: Place, used: int) -> SavedPlace:
+        return SavedPlace(self.data, self._allotment.epoch, self._allotment.taken, self._reading, place, used)
+
+    def _put(self, saved: SavedPlace) -> None:
         if self._path is None:
             return
-        saved = SavedPlace(
-            self.data, self._allotment.epoch, self._allotment.taken, self._reading, place, used
-        )
         temporary = self._path.with_name(self._path.name + ".tmp")
         try:
             temporary.write_bytes(msgspec.msgpack.encode(saved))

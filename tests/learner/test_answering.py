@@ -14,16 +14,21 @@ from p2pdiloco.learner.channel import (
     ChannelBroken,
     CopiedOut,
     CopyOut,
+    DataShare,
     Evaluate,
     Evaluated,
+    Finish,
     FreeSlot,
     Install,
     Learners,
     NothingToCopy,
     Save,
+    Saved,
+    ShareData,
     Stop,
     TakePart,
 )
+from p2pdiloco.learner.checkpoint import restore
 
 PATIENCE_S = 30.0
 HEARD = Learners(3)
@@ -152,6 +157,68 @@ def test_a_daemon_that_is_gone_ends_the_step_and_a_stop_is_the_last_word(bench, 
         bench.daemon.close()
         with made.meanwhile():
             made._thread.join(PATIENCE_S)  # it has seen it
+
+
+class GivenUp(Exception):
+    """Stands for the end of the process."""
+
+
+def test_a_step_is_given_up_when_the_end_does_not_wait_for_it(bench, monkeypatch, tmp_path):
+    """A step of many seconds kept a leaving node's learner from taking over the last version and saving: all
+    that it had made since the last checkpoint was lost."""
+    path = tmp_path / "state"
+
+    def over():
+        raise GivenUp
+
+    bench.mailbox.give_up = over
+    with answering(bench), pytest.raises(GivenUp):
+        for _ in range(2):
+            assert bench.mailbox.boundary(bench.training.step())
+        bench.post(CopyOut(0))
+        bench.mailbox.obey()
+        assert bench.fragments.counters[0].slot_in_use
+        bench.events()
+        bench.exchange.base(0, 1).copy_(bench.exchange.sent(0))
+
+        def told():
+            for command in (TakePart(2), ShareData(DataShare("other", 0, b"")), Evaluate(1), Finish()):
+                bench.post(command)
+            bench.post(Install(0, 1, 1, "merged"))
+            applied = answers(bench)
+            bench.post(Stop(str(path)))
+            return applied + answers(bench)
+
+        said = []
+        with monkeypatch.context() as patch:
+            gradients = bench.training._passes.gradients
+            patch.setattr(
+                bench.training._passes, "gradients", lambda *g: (said.extend(told()), gradients(*g))[1]
+            )
+            bench.training.step()
+    assert said == [Applied(0, 1, 2), Saved(str(path), True)]
+    assert bench.training.inner_step == 2 and bench.fragments.counters[1].unmerged_steps == 2
+    again = Bench()
+    again.fragments.bases[0] = bench.fragments.bases[0]
+    again.exchange.base(0, 1).copy_(bench.exchange.base(0, 1))
+    restore(path, ["all"] * len(bench.fragments), again.training, again.fragments)
+    assert again.training.inner_step == 2
+    assert [c.unmerged_steps for c in again.fragments.counters] == [0, *[2] * (len(bench.fragments) - 1)]
+    again.close()
+
+
+def test_before_a_step_or_where_one_cannot_be_given_up_the_end_waits_for_commands(bench):
+    bench.post(Finish())
+    bench.post(Evaluate(1))
+    bench.post(Stop(None))
+    assert not bench.mailbox.begin() and bench.events() == []
+    other = Bench()
+    with answering(other):
+        other.post(Finish())
+        other.mailbox.answer_calls()  # a program's process is not ours to end
+        other.post(Stop(None))
+        assert not other.mailbox.boundary(other.training.step())
+    other.close()
 
 
 def test_commands_that_nobody_takes_are_bounded(bench):

@@ -128,6 +128,24 @@ def test_a_killed_learner_repeats_nothing_and_one_that_ended_leaves_nothing_out(
     assert taken(stream(path=path), 5) == seen[: 5 * STEP]
 
 
+def test_samples_that_are_given_back_are_taken_again_and_nothing_is_written_after_that(tmp_path):
+    path = tmp_path / "data.place"
+    source, seen = stream(path=path), []
+    for _ in range(SIZE // STEP - 1):
+        seen += taken(source, 1)
+        source.used()
+    lost = source.take(2 * STEP)[0].tolist()  # over the end of an epoch
+    source.give_back()
+    source.take(STEP)
+    source.settle()
+    assert taken(stream(path=path), 2) == lost
+    done = stream(path=path)
+    seen = taken(done, 3)
+    done.used()
+    done.give_back()
+    assert set(taken(stream(path=path), 3)).isdisjoint(seen)
+
+
 def test_what_a_liar_says_of_the_data_stalls_nobody():
     source = stream()
     full = b"\xff" * ((source._shards.count + 7) // 8)

@@ -16,6 +16,7 @@ import pytest
 import torch
 import uvloop
 from learner_kit import BASES, LAYOUTS, alone, filled_exchange
+from safetensors import safe_open
 
 from p2pdiloco.config.manifest import DataSection
 from p2pdiloco.config.presets import MICRO
@@ -27,6 +28,7 @@ from p2pdiloco.learner.channel import (
     DataShare,
     Evaluate,
     Evaluated,
+    Finish,
     FreeSlot,
     Install,
     LearnerOptions,
@@ -144,6 +146,28 @@ async def test_the_first_call_is_answered_before_the_first_step_ends(tmp_path):
         daemon.host.send(CopyOut(3))
         answer = await daemon.expect(CopiedOut | NothingToCopy, lambda event: event.fragment == 3)
         assert answer == NothingToCopy(3, slot_in_use=False), "the next boundary would have one step to copy"
+
+
+async def test_a_learner_in_a_long_step_ends_at_once_and_saves_what_it_had(tmp_path):
+    inner = msgspec.structs.replace(MICRO.inner, tokens_per_step=1 << 19)
+    place = tmp_path / "data.place"
+    options = msgspec.structs.replace(OPTIONS, place_path=str(place))
+    async with Daemon(tmp_path, msgspec.structs.replace(MICRO, inner=inner), options) as daemon:
+        await daemon.host.start(BASES)
+        await daemon.expect(Ready)
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                if place.exists():  # it has taken the first step's samples
+                    break
+                await asyncio.sleep(0.01)
+        daemon.host.send(Finish())
+        assert await daemon.host.stop(tmp_path / "state", PATIENCE_S) == 0
+        assert (await daemon.expect(Saved)).ok
+        assert daemon.events == [LearnerExited(0, "stopped")]
+    with safe_open(tmp_path / "state", framework="pt") as file:
+        assert msgspec.json.decode(file.metadata()["learner"])["inner_step"] == 0, "it was given up"
+    saved = msgspec.msgpack.decode(place.read_bytes(), type=SavedPlace)
+    assert (saved.place.offset, saved.used) == (0, 0), "its samples are taken again"
 
 
 async def test_a_killed_learner_is_reported_and_had_written_down_its_place(tmp_path):
