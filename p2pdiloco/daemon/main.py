@@ -35,6 +35,7 @@ from p2pdiloco.daemon.runs import Run, find_run, open_run, save_run, sign_run
 from p2pdiloco.daemon.view import log_line
 from p2pdiloco.errors import ConfigError, InvariantViolation, RemoteError, StorageError, UserError
 from p2pdiloco.identity import Identity
+from p2pdiloco.learner.device import check_device
 from p2pdiloco.tensors.vault import Vault
 
 T = TypeVar("T")
@@ -132,6 +133,8 @@ async def _node(settings: NodeSettings, stop: asyncio.Event) -> None:
         identity = Identity.load_or_create(settings.data_dir / "identity.key")
         recent = RecentLines()
         configure_logging(_plain(settings.log), recent=recent)
+        if settings.learner_socket is None:  # a learner would say it, when all others have been found
+            check_device(settings.device)
         prepared = _own_run(settings)
         wish = settings.reachability
         force = None if wish == "auto" else wish

@@ -32,9 +32,26 @@ def choose_device(wanted: str) -> torch.device:
     """
     if wanted == "auto":
         return torch.device(next((kind for kind in ("cuda", "xpu", "mps") if device_count(kind)), "cpu"))
-    kind, _, index = wanted.partition(":")
-    if kind == "cpu":
+    check_device(wanted)
+    if wanted.partition(":")[0] == "cpu":
         return torch.device("cpu")
+    device = torch.device(wanted.replace("rocm", "cuda"))
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise UserError(f'the device "{wanted}" cannot be used: {first_line(error)}') from error
+    return device
+
+
+def check_device(wanted: str) -> None:
+    """Whether there is such a device, without a byte of its memory.
+
+    Raises:
+        UserError: there is none.
+    """
+    kind, _, index = wanted.partition(":")
+    if kind in ("auto", "cpu"):
+        return
     count = device_count(kind)
     if count <= int(index or 0):
         has = f"only {count}" if count else "none"
@@ -42,12 +59,6 @@ def choose_device(wanted: str) -> torch.device:
             f"--device {wanted}: torch {torch.__version__} sees {has} of {NAMES.get(kind, kind)} here",
             f"it sees {', '.join(_seen())}; --device auto takes the best",
         )
-    device = torch.device(wanted.replace("rocm", "cuda"))
-    try:
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise UserError(f'the device "{wanted}" cannot be used: {first_line(error)}') from error
-    return device
 
 
 def device_count(kind: str) -> int:

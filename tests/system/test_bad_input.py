@@ -57,6 +57,11 @@ def test_data_folders_that_cannot_be_used(tmp_path: Path) -> None:
         for folder, words in ((missing, "does not exist"), (file, "is a file, not a folder")):
             said = complaint(swarm.command("node", "--join", address, "--data-dir", str(folder)))
             assert words in said and str(folder) in said
+        # Said before anybody is dialled: nobody answers at that address.
+        said = complaint(
+            swarm.command("node", "--join", address, "--data-dir", str(tmp_path / "d"), "--device", "rocm")
+        )
+        assert "--device rocm: torch" in said and "none of ROCm here" in said
         damaged = tmp_path / "damaged"
         damaged.mkdir()
         (damaged / "identity.key").write_bytes(b"not a key")
