@@ -64,6 +64,9 @@ def read_theta(
         UserError: none or several are given, or it is not to be had.
     """
     theta = _read(join, data_dir, checkpoint, run, timeout_s)
+    if not theta.merges:
+        where = "; a bootstrap keeps no others: ask a member with --join" if data_dir is not None else ""
+        click.echo(f"these parameters are version 0: this run has not trained them yet{where}", err=True)
     if tokenizer is None:
         return theta
     from p2pdiloco.tasks.tokens import read_tokenizer

@@ -161,13 +161,16 @@ def test_a_checkpoint_must_fit_its_manifest(tmp_path: Path) -> None:
         load_theta(tmp_path / "wrong")
 
 
-def test_the_folder_of_a_node_that_has_ended(tmp_path: Path) -> None:
+def test_the_folder_of_a_node_that_has_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A run that was joined and of which nothing was saved is at version 0."""
     path = saved(tmp_path, MICRO)
     signed, vault = sign_run(tmp_path / "run.toml", Identity.load_or_create(tmp_path / "owner.key"))
     save_run(tmp_path / "node", signed, vault)
     out = tmp_path / "again.safetensors"
     assert run(["checkpoint", "--data-dir", str(tmp_path / "node"), "--out", str(out)]) == 0
+    assert (
+        "version 0: this run has not trained them yet; a bootstrap keeps no others" in capsys.readouterr().err
+    )
     again, first = load_theta(out), load_theta(path)
     assert all(torch.equal(again.parameters[name], value) for name, value in first.parameters.items())
 
