@@ -21,6 +21,7 @@ from p2pdiloco.learner.lifeline import (
     end_with,
     exit_status,
     speak,
+    yield_memory,
 )
 
 
@@ -28,6 +29,7 @@ def main(channel_fd: int, exchange_fd: int) -> int:
     """Run a learner to its end; returns the exit status."""
     # Whether a Ctrl-C at the terminal ends this node is for the daemon to say.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    yield_memory()
     speak(sys.stderr.fileno())
     sock = socket.socket(fileno=channel_fd)
     end_with(sock)

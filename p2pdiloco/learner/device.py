@@ -14,6 +14,9 @@ from p2pdiloco.config.settings import Precision
 from p2pdiloco.errors import UserError, first_line, invariant
 from p2pdiloco.priority import lower_process
 
+CPU_MICRO_BATCH_TOKENS = 2048
+"""A pass over more is not faster on a processor (docs/devices.md), and one that does not fit is not refused
+there: the system ends the process."""
 ACCELERATOR_MICRO_BATCH_TOKENS = 65_536
 """A pass over more is not faster. What does not fit is halved until it does (`learner.loop`)."""
 SHARED_MICRO_BATCH_TOKENS = 16_384
@@ -149,12 +152,8 @@ def step_back(niceness: int) -> None:
 
 def micro_batch_tokens(device: torch.device, wanted: int, tokens_per_step: int) -> int:
     """Tokens of one forward and backward pass, to begin with: as wanted, or all at once within a bound."""
-    most = tokens_per_step
-    if device.type == "mps":
-        most = SHARED_MICRO_BATCH_TOKENS
-    elif device.type != "cpu":
-        most = ACCELERATOR_MICRO_BATCH_TOKENS
-    return min(wanted or most, tokens_per_step)
+    most = {"cpu": CPU_MICRO_BATCH_TOKENS, "mps": SHARED_MICRO_BATCH_TOKENS}
+    return min(wanted or most.get(device.type, ACCELERATOR_MICRO_BATCH_TOKENS), tokens_per_step)
 
 
 def out_of_memory(error: BaseException) -> str:

@@ -34,7 +34,7 @@ from p2pdiloco.learner.channel import (
     decode_event,
     frame,
 )
-from p2pdiloco.learner.lifeline import EXIT_TOO_LARGE
+from p2pdiloco.learner.lifeline import EXIT_TOO_LARGE, memory_kills
 from p2pdiloco.tensors.exchange import Exchange
 from p2pdiloco.tensors.layout import FragmentLayout
 
@@ -49,6 +49,9 @@ operation spin; for ever so long, also for one whose processor something else ha
 hundred times as long where one other process computed. For some microseconds it costs little there, less
 than sleeping at once costs on an idle machine (docs/devices.md, `scripts/bench_threads.py`)."""
 WAITING = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+
+STARVED = ": this machine ran out of memory; the next one takes half as many tokens at a time"
+MORE_MEMORY = "a machine with more memory, or less beside it: p2pdiloco run check says how much a node needs"
 
 
 class LearnerExited(Struct, frozen=True):
@@ -87,6 +90,8 @@ class LearnerHost:
         self._link: Link | None = None
         self._exit: asyncio.Task[int] | None = None
         self._failure = self._hint = ""
+        self._memory_kills = 0
+        """Of the whole system, when this process began."""
         self._log_bytes = 0
         """Of the log, when this process began."""
 
@@ -188,6 +193,7 @@ class LearnerHost:
     async def _spawn(self, channel_fd: int) -> asyncio.subprocess.Process:
         log = _open_log(self._log_path)
         self._log_bytes = os.fstat(log).st_size
+        self._memory_kills = memory_kills()
         try:
             return await asyncio.create_subprocess_exec(
                 sys.executable,
@@ -217,9 +223,12 @@ class LearnerHost:
             raise
         # Events written just before the end are still in the socket; EOF comes behind them.
         await link.closed.wait()
-        if code == EXIT_TOO_LARGE:
-            self._options = structs.replace(self._options, halvings=self._options.halvings + 1)
         reason = self._failure or link.failure or _describe(code, self._log_path, self._log_bytes)
+        starved = code != 0 and memory_kills() > self._memory_kills
+        if starved:
+            reason, self._hint = reason + STARVED, self._hint or MORE_MEMORY
+        if starved or code == EXIT_TOO_LARGE:
+            self._options = structs.replace(self._options, halvings=self._options.halvings + 1)
         self._process = self._link = None
         self._on_event(LearnerExited(code, reason, self._hint))
         return code

@@ -9,6 +9,7 @@ import select
 import socket
 import sys
 import threading
+from pathlib import Path
 from typing import IO, Any
 
 from p2pdiloco.errors import P2PDilocoError
@@ -21,6 +22,8 @@ SAVE_BYTES_PER_S = 100e6
 """Of a slow disk."""
 STATE_BYTES = 20
 """A parameter's at an orderly end: displacement and moments of the learner, Θ and momentum of the daemon."""
+YIELDING = "500"
+"""As if it had half of the machine's memory more."""
 EXIT_FAILED = 1
 EXIT_ORPHANED = 70
 EXIT_TOO_LARGE = 75
@@ -29,6 +32,21 @@ EXIT_TOO_LARGE = 75
 
 class PassTooLarge(P2PDilocoError):
     """What one process computes at a time does not fit, and others compute it with it: all must take less."""
+
+
+def yield_memory() -> None:
+    """If memory runs out, the system is to end this process or its children, not what its user works with."""
+    with contextlib.suppress(OSError):  # not Linux, or a sandbox forbids it
+        Path("/proc/self/oom_score_adj").write_text(YIELDING)
+
+
+def memory_kills() -> int:
+    """How many processes this system has ended for lack of memory (Linux; elsewhere 0)."""
+    try:
+        counters = Path("/proc/vmstat").read_text().split()
+        return int(counters[counters.index("oom_kill") + 1])
+    except (OSError, ValueError):
+        return 0
 
 
 def exit_status(error: P2PDilocoError) -> int:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import math
 import os
 import signal
@@ -188,6 +189,30 @@ async def test_a_killed_learner_is_reported_and_had_written_down_its_place(tmp_p
         exited = await daemon.expect(LearnerExited)
         assert exited == LearnerExited(-signal.SIGKILL, "killed by SIGKILL")
         assert not daemon.host.send(Evaluate(1))
+
+
+def memory_score(pid):
+    """What the system adds to a process's part of the memory when it looks for one to end."""
+    kept = "/proc/self/oom_score_adj"
+    return Path(f"/proc/{pid}/oom_score_adj").read_text().strip() if os.access(kept, os.W_OK) else "500"
+
+
+async def test_one_that_the_system_ended_for_lack_of_memory_computes_less_at_a_time(tmp_path, monkeypatch):
+    """On a processor nobody refuses memory: three learners in a row were killed, and the node ended."""
+    from p2pdiloco.learner import host
+
+    monkeypatch.setattr(host, "memory_kills", itertools.chain([3], itertools.repeat(4)).__next__)
+    async with Daemon(tmp_path) as daemon:
+        await daemon.host.start(BASES)
+        await daemon.expect(Ready)
+        assert memory_score(daemon.host.pid) == "500", "nobody else's process goes first"
+        for reason, halvings in (("killed by SIGKILL" + host.STARVED, 1), ("killed by SIGKILL", 1)):
+            os.kill(daemon.host.pid, signal.SIGKILL)
+            exited = await daemon.expect(LearnerExited)
+            assert exited.reason == reason and (exited.hint != "") == (host.STARVED in reason)
+            await daemon.host.start(BASES)
+            await daemon.expect(Ready)
+            assert daemon.host.start_command(BASES, None, ()).options.halvings == halvings
 
 
 async def test_two_processes_are_one_learner_and_end_together(tmp_path, monkeypatch):
