@@ -48,8 +48,7 @@ from p2pdiloco.tensors.layout import plan_fragments
 
 POLL_S = 0.05
 LEAVE_S = 9.0
-"""And as long as writing may take."""
-"""A daemon that was told to leave needs at most 10 s."""
+"""A daemon that was told to leave needs at most so long, and as long as writing may take."""
 LONELY_S = 300.0
 """After so long without its program a daemon leaves by itself."""
 ADOPT_S = 5.0
@@ -65,7 +64,7 @@ class Session:
     When it begins, the model has the run's global parameters, moved by what an earlier session with this
     folder had not contributed yet when it was closed. Between two inner steps it may change them in place, as
     merges come; your optimizer's moments are left alone. `close` (or the end of the `with` block) lets the
-    daemon leave in good order: it takes up to 10 s.
+    daemon leave in good order: it takes up to 10 s, of a large model longer (docs/session.md).
     """
 
     def __init__(
@@ -319,7 +318,7 @@ class Session:
     def _broke(self, error: Exception | None) -> UserError:
         if self._daemon is not None:
             with contextlib.suppress(psutil.TimeoutExpired):
-                self._daemon.wait(self._leave_s)
+                self._daemon.wait(LEAVE_S)
         self._stopped = True
         return UserError(f"the daemon has ended: {self._last_words() or error}", f"see {self._folder / LOG}")
 
@@ -425,10 +424,10 @@ class _Mailbox(Mailbox):
         loss = self._session.global_loss(self._fragments)
         return None if loss is None else Evaluation(loss, 0, {})
 
-    def _save(self, path: str) -> None:
+    def _save(self, path: str, last: bool = False) -> None:
         """What is unmerged at an orderly end. A daemon that does not wait for it is gone."""
         with contextlib.suppress(ChannelBroken):
-            super()._save(path)
+            super()._save(path, last)
 
 
 def _whole(tokens: SupportsInt) -> int:

@@ -21,7 +21,7 @@ from p2pdiloco.daemon.tickets import Tickets
 from p2pdiloco.errors import UserError
 from p2pdiloco.learner import channel as ch
 from p2pdiloco.learner.host import LearnerExited, LearnerHost
-from p2pdiloco.learner.lifeline import EXIT_TOO_LARGE
+from p2pdiloco.learner.lifeline import EXIT_TOO_LARGE, SAVE_S
 
 logger = logging.getLogger(__name__)
 RESTART_MAX_S = 30.0
@@ -78,8 +78,6 @@ class LearnerLink:
         self._stopping = False
         self._moved = asyncio.Event()
         """Set when the learner took a version over, or ended."""
-        self._saves = 0
-        """Saves that were asked for and are not answered yet."""
         self._saved_at_end = False
         self._failures = 0
         self._failed_starts = 0
@@ -150,7 +148,11 @@ class LearnerLink:
         told = await self._told_everything(timeout_s / 2)
         self._stopping = True
         saves = self._ready and self._used_up()
-        await self._host.stop(self._state_path if saves else None, ends_s - loop.time())
+        left_s = ends_s - loop.time()
+        if saves:
+            await self._host.stop(self._state_path, left_s)
+        else:
+            await self._host.stop(None, min(left_s, SAVE_S))
         return self._saved_at_end and told
 
     async def _told_everything(self, timeout_s: float) -> bool:
@@ -175,10 +177,9 @@ class LearnerLink:
 
     def save(self) -> None:
         """Ask the learner for its state at the next boundary, for its moments (a program keeps its own)."""
-        if not self._ready or self._host.guest or not self._used_up():
+        if not self._ready or self._stopping or self._host.guest or not self._used_up():
             return
-        if self._host.send(ch.Save(str(self._state_path))):
-            self._saves += 1
+        self._host.send(ch.Save(str(self._state_path)))
 
     def evaluate(self, tag: int) -> None:
         """Ask for the held-out loss of the global parameters."""
@@ -299,9 +300,7 @@ class LearnerLink:
                 self._post(self._core_status(event))
                 self.count_learners()
             case ch.Saved():
-                # The last answer, beyond those to regular saves, is the one to the end's.
-                self._saved_at_end = event.ok and self._stopping and not self._saves
-                self._saves = max(0, self._saves - 1)
+                self._saved_at_end = event.ok and event.last
             case LearnerExited():
                 self._exited(event)
             case _:
@@ -371,13 +370,14 @@ class LearnerLink:
         if not self._begun:  # a process that was started ahead: `start` makes another
             logger.warning("the learner ended before it was needed (%s)", exited.reason)
             return
-        self._saves = 0
         self._post(ev.LearnerLost())
         if started and asyncio.get_running_loop().time() - self._ready_s >= HEALTHY_S:
             self._failures = 0
-        halved = exited.code == EXIT_TOO_LARGE  # the next one takes less at a time: it need not be waited for
-        self._failures += not halved
-        self._failed_starts += not stepped and not self._host.guest and not halved
+        fits_now = (
+            exited.code == EXIT_TOO_LARGE
+        )  # the next one takes less at a time: it need not be waited for
+        self._failures += not fits_now
+        self._failed_starts += not stepped and not self._host.guest and not fits_now
         if self._failed_starts >= 3 and not self.fatal.done():
             self.fatal.set_exception(UserError(f"the learner cannot start: {exited.reason}", exited.hint))
             return
@@ -386,7 +386,8 @@ class LearnerLink:
             self._spawn(self._restart(0.0))
             return
         pause_s = min(RESTART_MAX_S, 0.2 * 4 ** min(max(self._failures - 1, 0), 4))
-        logger.warning("the learner ended (%s); starting it again in %.1f s", exited.reason, pause_s)
+        less = " with half as many tokens at a time" if exited.halved else ""
+        logger.warning("the learner ended (%s); starting it again%s in %.1f s", exited.reason, less, pause_s)
         self._spawn(self._restart(pause_s))
 
     async def _listen(self, life: int) -> None:

@@ -64,9 +64,12 @@ def _run(body: Callable[[asyncio.Event], Coroutine[Any, Any, None]], log: LogSty
     async def main() -> None:
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
+        asked = 0
 
         def on_signal() -> None:
-            if stop.is_set():
+            nonlocal asked
+            asked += 1
+            if asked > 1:
                 # The person means it. p2pd and learner end by themselves when we are gone.
                 with contextlib.suppress(OSError):  # a terminal may be gone
                     sys.stderr.write("stopped at once\n")

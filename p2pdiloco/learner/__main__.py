@@ -7,7 +7,6 @@ It is imported before `Start` arrives: the process may be started ahead of its w
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import sys
 import traceback
@@ -20,6 +19,7 @@ from p2pdiloco.learner.lifeline import (
     EXIT_ORPHANED,
     end_with,
     exit_status,
+    ignore_signals,
     speak,
     yield_memory,
 )
@@ -27,8 +27,7 @@ from p2pdiloco.learner.lifeline import (
 
 def main(channel_fd: int, exchange_fd: int) -> int:
     """Run a learner to its end; returns the exit status."""
-    # Whether a Ctrl-C at the terminal ends this node is for the daemon to say.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ignore_signals()
     yield_memory()
     speak(sys.stderr.fileno())
     sock = socket.socket(fileno=channel_fd)

@@ -295,6 +295,8 @@ class Saved(Event, frozen=True):
     path: Path
     ok: bool
     reason: Text = ""
+    last: bool = False
+    """Asked for by `Stop`: no inner step comes after it."""
 
 
 class Failed(Event, frozen=True):
@@ -424,9 +426,8 @@ class LearnerEnd:
         return calls
 
     def told_to_finish(self) -> bool:
-        """Whether `Finish` has arrived, behind whatever. Raises: ChannelBroken (daemon gone)."""
-        self._read()
-        return any(isinstance(command, Finish) for command in self._commands)
+        """Whether `Finish` or `Stop` is among the commands that were read and not taken yet."""
+        return any(isinstance(command, Finish | Stop) for command in self._commands)
 
     def poll(self) -> Iterator[AnyCommand]:
         """Commands that have arrived, oldest first, each taken when it is its turn. Raises: ChannelBroken

@@ -41,7 +41,6 @@ from p2pdiloco.tensors.layout import FragmentLayout
 MAX_UNREAD_BYTES = 1024 * 1024
 """Commands that a learner may leave unread. One that leaves more is hung, and is killed."""
 MAX_LOG_BYTES = 1024 * 1024
-TERM_PATIENCE_S = 1.0
 QUOTED_LOG_BYTES = 1500
 ENVIRONMENT = {"GOMP_SPINCOUNT": "1000"}
 """Of learners, unless the node's own says how threads wait. Threads that wait for each other at the end of an
@@ -50,7 +49,9 @@ hundred times as long where one other process computed. For some microseconds it
 than sleeping at once costs on an idle machine (docs/devices.md, `scripts/bench_threads.py`)."""
 WAITING = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 
-STARVED = ": this machine ran out of memory; the next one takes half as many tokens at a time"
+KILLED = "killed by SIGKILL"
+"""In a reason: the process, or one that computes with it, and not by us."""
+STARVED = "this machine ran out of memory"
 MORE_MEMORY = "a machine with more memory, or less beside it: p2pdiloco run check says how much a node needs"
 
 
@@ -62,6 +63,8 @@ class LearnerExited(Struct, frozen=True):
     code: int
     reason: str
     hint: str = ""
+    halved: bool = False
+    """Whether the next one computes half as many tokens at a time: this one did not fit."""
 
 
 class LearnerHost:
@@ -170,16 +173,14 @@ class LearnerHost:
         self._signal(signal.SIGKILL)
 
     async def stop(self, save_path: Path | None, timeout_s: float) -> int | None:
-        """Ask it to save (if a path is given) and to end; SIGTERM after timeout_s, SIGKILL after one more
-        second. Returns the exit status (None: no learner runs). `LearnerExited` has been delivered then."""
+        """Ask it to save (if a path is given) and to end; SIGKILL after timeout_s. Returns the exit status
+        (None: no learner runs). `LearnerExited` has been delivered then."""
         exit_task = self._exit
         if not self.running or exit_task is None:
             return None
         self.send(Stop(save_path=str(save_path) if save_path is not None else None))
-        for patience_s, then in ((timeout_s, signal.SIGTERM), (TERM_PATIENCE_S, signal.SIGKILL)):
-            if (await asyncio.wait({exit_task}, timeout=patience_s))[0]:
-                break
-            self._signal(then)
+        if not (await asyncio.wait({exit_task}, timeout=timeout_s))[0]:
+            self._signal(signal.SIGKILL)
         return await asyncio.shield(exit_task)
 
     def close(self) -> None:
@@ -224,13 +225,14 @@ class LearnerHost:
         # Events written just before the end are still in the socket; EOF comes behind them.
         await link.closed.wait()
         reason = self._failure or link.failure or _describe(code, self._log_path, self._log_bytes)
-        starved = code != 0 and memory_kills() > self._memory_kills
+        starved = KILLED in reason and memory_kills() > self._memory_kills
         if starved:
-            reason, self._hint = reason + STARVED, self._hint or MORE_MEMORY
-        if starved or code == EXIT_TOO_LARGE:
+            reason, self._hint = f"{reason}: {STARVED}", self._hint or MORE_MEMORY
+        halved = starved or code == EXIT_TOO_LARGE
+        if halved:
             self._options = structs.replace(self._options, halvings=self._options.halvings + 1)
         self._process = self._link = None
-        self._on_event(LearnerExited(code, reason, self._hint))
+        self._on_event(LearnerExited(code, reason, self._hint, halved))
         return code
 
     def _deliver(self, body: bytes) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import io
 import os
 import select
+import signal
 import socket
 import sys
 import threading
@@ -22,7 +23,7 @@ SAVE_BYTES_PER_S = 100e6
 """Of a slow disk."""
 STATE_BYTES = 20
 """A parameter's at an orderly end: displacement and moments of the learner, Θ and momentum of the daemon."""
-YIELDING = "500"
+YIELDING = 500
 """As if it had half of the machine's memory more."""
 EXIT_FAILED = 1
 EXIT_ORPHANED = 70
@@ -34,10 +35,20 @@ class PassTooLarge(P2PDilocoError):
     """What one process computes at a time does not fit, and others compute it with it: all must take less."""
 
 
+def ignore_signals() -> None:
+    """Whether a Ctrl-C, or whoever ends all of a session or a group, ends this node is for the daemon to say,
+    and what is saved before. It has SIGKILL."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(
+        signal.SIGTERM, lambda *_: None
+    )  # a compiler's processes must not inherit that it is ignored
+
+
 def yield_memory() -> None:
     """If memory runs out, the system is to end this process or its children, not what its user works with."""
-    with contextlib.suppress(OSError):  # not Linux, or a sandbox forbids it
-        Path("/proc/self/oom_score_adj").write_text(YIELDING)
+    score = Path("/proc/self/oom_score_adj")
+    with contextlib.suppress(OSError, ValueError):  # not Linux, or a sandbox forbids it
+        score.write_text(str(max(YIELDING, int(score.read_text()))))
 
 
 def memory_kills() -> int:

@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 MAX_LATE_S = 2.0
 """Steps with a least length that come late, for a busy machine or an evaluation, are made up for by at most
 so much: the pace is kept on average."""
-FINISH_POLL_S = 0.2
-"""While the end is waited for: a signal may say so, too."""
+FINISH_POLL_S = 1.0
+"""While the end is waited for."""
 SMOOTHING = 0.2
 """Weight of the newest value in moving averages."""
 
@@ -114,7 +114,7 @@ class Mailbox:
         self._next_status = clock()
         self._learners = 1
         self.stopping = False
-        """Set (by a signal handler, for instance) to end at the next boundary."""
+        """The end is at the next boundary."""
         self._finishing = False
         self.give_up: Callable[[], None] | None = None
         """Ends the process in the middle of an inner step, when all is saved and said. Without it the end
@@ -184,8 +184,8 @@ class Mailbox:
                 self._learners = count
             case TakePart(every):
                 self._fragments.take_part(every)
-            case Evaluate() | ShareData() if self._finishing:
-                pass  # for steps that are not made, and a step that is given up may be at the data
+            case Evaluate() | ShareData() | Save() if self._finishing:
+                pass  # the end's save is to come, and a step that is given up may be at the data
             case ShareData(share):
                 self._training.stream.share(share)
             case Evaluate(tag):
@@ -200,7 +200,7 @@ class Mailbox:
                 self._finishing = True
             case Stop(save_path):
                 if save_path is not None:
-                    self._save(save_path)
+                    self._save(save_path, last=True)
                 self.stopping = True
             case _:
                 invariant(False, f"a second {type(command).__name__}")
@@ -209,16 +209,17 @@ class Mailbox:
         """Answer closing calls that came since the last boundary, as it was there; or end there, if nobody
         waits for the step that is under way. Only while nothing writes parameters (`learner.answering`).
         Raises: ChannelBroken (the daemon is gone)."""
-        if self.give_up is not None and self._channel.told_to_finish():
-            self._finishing = True
-            # It may read parameters that change under it: nobody will see what it makes of them.
-            self._training.stream.give_back()
-            self._goes_on()
-            self.give_up()
         for call in self._channel.take_calls():
             copied = self._fragments.copy_out(call.fragment, self._training.inner_step, under_way=True)
             self._channel.emit(copied)
         self._channel.flush()
+        if self.give_up is not None and self._channel.told_to_finish():
+            self._finishing = True
+            # It may read parameters that change under it: nobody will see what it makes of them.
+            self._training.stream.give_back()
+            self.obey()
+            self._goes_on()
+            self.give_up()
 
     def attend(self, timeout_s: float) -> None:
         """Wait so long for commands, and obey them. Raises: ChannelBroken."""
@@ -251,14 +252,14 @@ class Mailbox:
         held.bring_back()
         return found
 
-    def _save(self, path: str) -> None:
+    def _save(self, path: str, last: bool = False) -> None:
         since = self._clock()
         try:
             checkpoint.save(Path(path), self._training, self._fragments)
             self._training.stream.settle()
-            saved = Saved(path, True)
+            saved = Saved(path, True, last=last)
         except StorageError as error:
-            saved = Saved(path, False, str(error)[:4096])
+            saved = Saved(path, False, str(error)[:4096], last)
         self._meter.exclude(since)
         self._channel.emit(saved)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import sys
 from pathlib import Path
 from typing import NoReturn, cast
@@ -216,7 +215,6 @@ def _lead(channel: LearnerEnd, start: Start, exchange_fd: int, parts: Parts) -> 
         options.status_interval_s,
         options.min_step_s,
     )
-    signal.signal(signal.SIGTERM, lambda *_: setattr(mailbox, "stopping", True))
 
     def boundary(report: StepReport) -> bool:
         go_on = mailbox.boundary(report)

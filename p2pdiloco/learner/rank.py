@@ -5,7 +5,6 @@ Like `learner.__main__`, torch is imported when the watcher runs: it ends with r
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import sys
 import traceback
@@ -13,12 +12,12 @@ from pathlib import Path
 
 from p2pdiloco.errors import P2PDilocoError
 from p2pdiloco.learner.channel import LearnerEnd
-from p2pdiloco.learner.lifeline import EXIT_FAILED, end_with, exit_status, speak
+from p2pdiloco.learner.lifeline import EXIT_FAILED, end_with, exit_status, ignore_signals, speak
 
 
 def main(fd: int, rank: int, count: int, folder: Path) -> int:
     """Follow rank 0 to its end; returns the exit status."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ignore_signals()
     speak(sys.stderr.fileno())
     sock = socket.socket(fileno=fd)
     end_with(sock)

@@ -140,7 +140,8 @@ class Stream:
         parts: list[Batch] = []
         missing, empty = samples, 0
         reader = self._reader or self._begin(Place())
-        self._before = self._at(reader.place, 0)
+        with self._writing:
+            self._before = self._at(reader.place, 0)
         while missing:
             if self._ahead < missing:
                 self._write(reader.place, max(missing, AHEAD_STEPS * self._step_samples))
@@ -166,12 +167,10 @@ class Stream:
     def give_back(self) -> None:
         """What was taken last and not used is to be taken again by the next life. The place is kept as it is
         now from here on; another thread may be in `take`, whose samples nobody uses."""
-        before = self._before
-        if before is None:
-            self.settle()
         with self._writing:
-            if before is not None:
-                self._put(before)
+            here = self._at(self._reader.place, 0) if self._reader is not None else None
+            if (saved := self._before or here) is not None:
+                self._put(saved)
             self._given_back = True
 
     def settle(self) -> None:

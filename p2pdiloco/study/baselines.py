@@ -55,6 +55,11 @@ class _Together:
         parts = [stream.take(samples // len(self._streams)) for stream in self._streams]
         return tuple(torch.cat(tensors) for tensors in zip(*parts, strict=True))
 
+    def used(self) -> None:
+        """What was taken last has gone into the parameters."""
+        for stream in self._streams:
+            stream.used()
+
 
 def data_parallel(work: Work) -> Curve:
     """One process whose batch is that of all learners together, with the manifest's inner learning rate."""

@@ -45,35 +45,66 @@ def commit(merged_ticket: int | None) -> Any:
     )
 
 
+class Linked:
+    """A link to a learner of paper."""
+
+    def __init__(self, host: PaperHost, compute: PaperCompute | None = None) -> None:
+        self.posted, self.tasks = list[Any](), list[asyncio.Task[Any]]()
+        self.tell: Callable[[Any], None]
+
+        def spawn(work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+            self.tasks.append(asyncio.create_task(work))
+            return self.tasks[-1]
+
+        def factory(on_event: Callable[[Any], None]) -> Any:
+            self.tell = on_event
+            return host
+
+        self.link = LearnerLink(
+            factory,
+            compute or PaperCompute(),  # type: ignore[arg-type]
+            Tickets(),
+            1,
+            Path("none"),
+            self.posted.append,
+            lambda _: None,
+            spawn,
+        )
+        self.tell(ch.Ready("cpu", 1, 1, 0, False, ""))
+
+
+def test_a_regular_save_beside_the_end_s_is_not_taken_for_it() -> None:
+    """It was, and what the end's had saved was dropped."""
+
+    async def main() -> None:
+        class EndingHost(PaperHost):
+            guest = False
+
+            async def stop(self, path: Path | None, timeout_s: float) -> None:
+                linked.link.save()
+                for answers in self.saves:
+                    linked.tell(answers)
+
+        host = EndingHost()
+        linked = Linked(host)
+        linked.link.save()
+        host.saves = [ch.Saved("state", False), ch.Saved("state", True, last=True)]
+        assert await linked.link.stop(1.0)
+        assert host.commands == [ch.Save("none"), ch.Finish()]
+        host.saves = [ch.Saved("state", True), ch.Saved("state", False, last=True)]
+        assert not await linked.link.stop(1.0)
+
+    asyncio.run(main())
+
+
 def test_a_closing_call_waits_for_the_version_that_makes_room() -> None:
     """The learner's slot is free only when it has taken over the version that merged its copy: asked before
     that it had to pass, and took part in every second round only."""
 
     async def main() -> None:
-        host, compute, posted = PaperHost(), PaperCompute(), list[Any]()
-        events: list[Callable[[Any], None]] = []
-        tasks: list[asyncio.Task[Any]] = []
-
-        def spawn(work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-            tasks.append(asyncio.create_task(work))
-            return tasks[-1]
-
-        def factory(on_event: Callable[[Any], None]) -> Any:
-            events.append(on_event)
-            return host
-
-        link = LearnerLink(
-            factory,
-            compute,
-            Tickets(),
-            1,
-            Path("none"),
-            posted.append,
-            lambda _: None,
-            spawn,  # type: ignore[arg-type]
-        )
-        tell = events[0]
-        tell(ch.Ready("cpu", 1, 1, 0, False, ""))
+        host, compute = PaperHost(), PaperCompute()
+        linked = Linked(host, compute)
+        link, tell, tasks, posted = linked.link, linked.tell, linked.tasks, linked.posted
         link.request(0)
         assert host.commands == [ch.CopyOut(0)]
 

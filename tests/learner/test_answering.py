@@ -184,6 +184,7 @@ def test_a_step_is_given_up_when_the_end_does_not_wait_for_it(bench, monkeypatch
         def told():
             for command in (TakePart(2), ShareData(DataShare("other", 0, b"")), Evaluate(1), Finish()):
                 bench.post(command)
+            bench.post(Save(str(tmp_path / "regular")))
             bench.post(Install(0, 1, 1, "merged"))
             applied = answers(bench)
             bench.post(Stop(str(path)))
@@ -196,7 +197,7 @@ def test_a_step_is_given_up_when_the_end_does_not_wait_for_it(bench, monkeypatch
                 bench.training._passes, "gradients", lambda *g: (said.extend(told()), gradients(*g))[1]
             )
             bench.training.step()
-    assert said == [Applied(0, 1, 2), Saved(str(path), True)]
+    assert said == [Applied(0, 1, 2), Saved(str(path), True, last=True)]
     assert bench.training.inner_step == 2 and bench.fragments.counters[1].unmerged_steps == 2
     again = Bench()
     again.fragments.bases[0] = bench.fragments.bases[0]
@@ -205,6 +206,21 @@ def test_a_step_is_given_up_when_the_end_does_not_wait_for_it(bench, monkeypatch
     assert again.training.inner_step == 2
     assert [c.unmerged_steps for c in again.fragments.counters] == [0, *[2] * (len(bench.fragments) - 1)]
     again.close()
+
+
+def test_an_end_that_comes_between_two_looks_is_seen_all_the_same(bench, monkeypatch):
+    told = bench.channel.told_to_finish
+
+    def told_just_before():
+        found = told()
+        bench.post(Finish())
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.channel, "told_to_finish", told_just_before)
+        bench.mailbox.give_up = lambda: None
+        bench.mailbox.answer_calls()
+    assert select.select([bench._theirs], [], [], 0)[0], "the thread that answers wakes up for it"
 
 
 def test_before_a_step_or_where_one_cannot_be_given_up_the_end_waits_for_commands(bench):

@@ -1,5 +1,8 @@
 """Who reads what: shards by agreement, places that survive kills, nothing twice and no hole for ever."""
 
+import sys
+import threading
+
 import numpy as np
 import pytest
 import torch
@@ -144,6 +147,29 @@ def test_samples_that_are_given_back_are_taken_again_and_nothing_is_written_afte
     done.used()
     done.give_back()
     assert set(taken(stream(path=path), 3)).isdisjoint(seen)
+
+
+def test_a_step_that_begins_while_samples_are_given_back_is_not_written_down(tmp_path, monkeypatch):
+    """The inner loop's thread, and the one that ends the process."""
+    whole = taken(stream(), 4)
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for attempt in range(300):
+            source = stream(path=tmp_path / str(attempt))
+            taken(source, 3)
+            source.used()
+            both = [
+                threading.Thread(target=source.take, args=(STEP,)),
+                threading.Thread(target=source.give_back),
+            ]
+            for thread in both[:: 1 if attempt % 2 else -1]:
+                thread.start()
+            for thread in both:
+                thread.join()
+            assert taken(stream(path=tmp_path / str(attempt)), 1) == whole[3 * STEP :]
+    finally:
+        sys.setswitchinterval(interval_s)
 
 
 def test_what_a_liar_says_of_the_data_stalls_nobody():

@@ -115,7 +115,9 @@ async def test_a_session_begins_with_what_the_one_before_had_not_contributed(tmp
             seen = []
             while not events.empty():
                 seen.append(events.get_nowait())
-            assert Saved(str(state), True) in seen and any(isinstance(event, CopiedOut) for event in seen)
+            assert Saved(str(state), True, last=True) in seen and any(
+                isinstance(event, CopiedOut) for event in seen
+            )
             steps += 1
             later = tuple(msgspec.structs.replace(base, tokens=MERGED_TOKENS) for base in BASES)
             await host.start(later, state, ("all",) * len(BASES))
