@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 RESTART_MAX_S = 30.0
 HEALTHY_S = 60.0
 """A learner that lived this long died of something new: the back-off begins again."""
+STEP_AT_MOST_S = 60.0
+"""Of an inner step whose end a leaving node waits for."""
 SEVERITY: dict[ch.InstallMode, int] = {"rebase": 0, "merged": 1, "overwrite": 2}
 
 
@@ -72,7 +74,7 @@ class LearnerLink:
         self._spawn = spawn
         self._life = 0
         """Counts learner processes: what was started for an earlier one is dropped."""
-        self._ready = False
+        self._ready = self._gives_up = False
         self.ready = asyncio.Event()
         """Set while a learner makes inner steps."""
         self._stopping = False
@@ -138,14 +140,23 @@ class LearnerLink:
                 self.fatal.set_exception(error)
         return self._left is None
 
+    @property
+    def listens_in_s(self) -> float:
+        """So long it may take until the learner hears that it is to end: to the end of its inner step, if it
+        cannot give that up."""
+        if not self._ready or self._gives_up or self.status is None:
+            return 0.0
+        return min(STEP_AT_MOST_S, 1.5 * self.status.step_time_s)
+
     async def stop(self, timeout_s: float) -> bool:
-        """Save and end the learner. Whether what it had at its end, not earlier, is on the disk, and nothing
-        of it is in a version already."""
+        """Save and end the learner, in that time and `listens_in_s`. Whether what it had at its end, not
+        earlier, is on the disk, and nothing of it is in a version already."""
         loop = asyncio.get_running_loop()
-        ends_s = loop.time() + timeout_s
+        step_s = self.listens_in_s
+        ends_s = loop.time() + timeout_s + step_s
         if self._ready:
             self._host.send(ch.Finish())
-        told = await self._told_everything(timeout_s / 2)
+        told = await self._told_everything(timeout_s / 2 + step_s)
         self._stopping = True
         saves = self._ready and self._used_up()
         left_s = ends_s - loop.time()
@@ -264,7 +275,7 @@ class LearnerLink:
             logger.info("the learner is heard of again")
         match event:
             case ch.Ready():
-                self._ready, self.device = True, event.device
+                self._ready, self.device, self._gives_up = True, event.device, event.gives_up
                 self._ready_s = asyncio.get_running_loop().time()
                 self.ready.set()
                 self._said_learners = 1

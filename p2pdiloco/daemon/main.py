@@ -44,7 +44,7 @@ LINE_EVERY_S = 10.0
 VIEW_EVERY_S = 0.5
 HURRIED, BROKEN, UNFINISHED = 130, 70, 75
 LEAVE_AT_MOST_S = 6.5
-"""And as long as writing may take: of a model of some millions of parameters 10 s in all."""
+"""And as long as the learner's end may take: of a model of some millions of parameters 10 s in all."""
 
 
 def run_node(settings: NodeSettings) -> int:
@@ -185,7 +185,7 @@ async def _membership(
         await asyncio.wait({training, stopping, showing, listing}, return_when=asyncio.FIRST_COMPLETED)
         if stop.is_set():
             logger.info("leaving: finishing what is in flight, saving")
-            asyncio.get_running_loop().call_later(LEAVE_AT_MOST_S + member.saving_s, _leave_unfinished)
+            asyncio.get_running_loop().call_later(LEAVE_AT_MOST_S + member.ends_in_s, _leave_unfinished)
             training.cancel()
             await member.leave()
     finally:

@@ -96,8 +96,7 @@ class Member:
         self.memory = Memory.of_run(
             most_bytes, run.layouts, codecs.contribution, codecs.update, UPDATES_IN_MEMORY
         )
-        self.saving_s = saving_s(sum(layout.numel for layout in run.layouts))
-        """So long writing may take at the end."""
+        self._saving_s = saving_s(sum(layout.numel for layout in run.layouts))
         me = identity.peer_id
         self._store = RunStore(settings.data_dir, run.id)
         save_run(settings.data_dir, run, vault)
@@ -290,8 +289,13 @@ class Member:
                     self._run.name,
                 )
 
+    @property
+    def ends_in_s(self) -> float:
+        """So long the learner may take to listen, and all that is saved to be written."""
+        return self._saving_s + self.runner.learner.listens_in_s
+
     async def leave(self) -> None:
-        """Finish what is in flight, say good-bye, save. Bounded by its parts: to about 6 s and `saving_s`."""
+        """Finish what is in flight, say good-bye, save. Bounded by its parts to about 6 s and `ends_in_s`."""
         self.report.state = "leaving"
         if not self.runner.broken.done():
             self.runner.learner.take_part(1)
@@ -302,7 +306,7 @@ class Member:
             await self.runner.outbound.flush(FLUSH_S)
         await self.runner.end_offers()
         left = {fragment.index: fragment.own.unmerged() for fragment in self.core.fragments}
-        saved, _ = await asyncio.gather(self.runner.learner.stop(self.saving_s), self.save_fragments())
+        saved, _ = await asyncio.gather(self.runner.learner.stop(self._saving_s), self.save_fragments())
         if saved:
             write_resume(self._store.folder, left)
         self.report.write("shutdown", "left", dropped=self._events.dropped)

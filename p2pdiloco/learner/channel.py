@@ -213,6 +213,8 @@ class Ready(Event, frozen=True):
     note: Text = ""
     """Why a state that was given was not taken, or what of one that was taken begins anew (moments of another
     optimizer)."""
+    gives_up: bool = False
+    """Whether `Finish` is obeyed in the middle of an inner step."""
 
 
 class CopiedOut(Event, frozen=True):

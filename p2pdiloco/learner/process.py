@@ -225,17 +225,19 @@ def _lead(channel: LearnerEnd, start: Start, exchange_fd: int, parts: Parts) -> 
     where = str(device) if ranks.count == 1 else f"{ranks.count} x {device.type}"
     where += ", bf16" if training.bf16 else ""
     where += ", sharded" if ranks.sharded else ""
-    channel.emit(Ready(where, parameters, parts.threads, training.inner_step, restored, note))
+    answers = device.type in DEVICES and not ranks.sharded  # of shares, other ranks copy at boundaries only
+    gives_up = answers and ranks is ALONE  # others wait in the middle of a step until all are there
+    channel.emit(Ready(where, parameters, parts.threads, training.inner_step, restored, note, gives_up))
     if parts.data.note:
         channel.emit(Note(parts.data.note[:4096]))
     if not mailbox.begin():
         ranks.order("end")
         return
     with contextlib.ExitStack() as stack:
-        if device.type in DEVICES and not ranks.sharded:  # of shares, other ranks copy at boundaries only
+        if answers:
             answering = Answering(channel.wait_or, mailbox.answer_calls, device)
             training.meanwhile = stack.enter_context(answering).meanwhile
-            if ranks is ALONE:  # others wait in the middle of a step until all are there
+            if gives_up:
                 mailbox.give_up = lambda: _give_up(channel)
         ranks.order("step", training.run_tokens)
         goes_on = boundary(training.step())

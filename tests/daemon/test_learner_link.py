@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from p2pdiloco.core import events as ev
-from p2pdiloco.daemon.learner_link import LearnerLink
+from p2pdiloco.daemon.learner_link import STEP_AT_MOST_S, LearnerLink
 from p2pdiloco.daemon.tickets import Tickets
 from p2pdiloco.learner import channel as ch
 
@@ -93,6 +93,20 @@ def test_a_regular_save_beside_the_end_s_is_not_taken_for_it() -> None:
         assert host.commands == [ch.Save("none"), ch.Finish()]
         host.saves = [ch.Saved("state", True), ch.Saved("state", False, last=True)]
         assert not await linked.link.stop(1.0)
+
+    asyncio.run(main())
+
+
+def test_who_cannot_give_an_inner_step_up_has_time_to_come_to_its_end() -> None:
+    async def main() -> None:
+        linked = Linked(PaperHost())
+        assert linked.link.listens_in_s == 0.0, "nothing is known of its steps"
+        linked.tell(ch.Status(1, 256, 1.0, 4.0, 5.0, 0.01, 0.0))
+        assert linked.link.listens_in_s == 6.0
+        linked.tell(ch.Status(1, 256, 1.0, 400.0, 5.0, 0.01, 0.0))
+        assert linked.link.listens_in_s == STEP_AT_MOST_S
+        linked.tell(ch.Ready("cpu", 1, 1, 0, False, gives_up=True))
+        assert linked.link.listens_in_s == 0.0
 
     asyncio.run(main())
 
