@@ -48,7 +48,8 @@ def visit(body: Coroutine[Any, Any, T]) -> T:
             seen.append(number)
 
         def complain(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-            if not task.cancelling():  # hivemind's tasks complain of connections that are closed under them
+            # At the end hivemind's tasks complain of connections that are closed under them.
+            if not task.done() and not task.cancelling():
                 loop.default_exception_handler(context)
 
         loop.set_exception_handler(complain)

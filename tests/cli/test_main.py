@@ -301,12 +301,24 @@ main.main()
 @pytest.mark.parametrize(
     ("number", "status"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, None)]
 )
-def test_a_visit_that_is_told_to_stop_clears_up(number: signal.Signals, status: int | None) -> None:
+def test_a_visit_that_is_told_to_stop_clears_up(
+    number: signal.Signals, status: int | None, caplog: pytest.LogCaptureFixture
+) -> None:
     from p2pdiloco.cli.visitor import visit
 
     cleared: list[str] = []
+    tasks: list[asyncio.Task[None]] = []
+
+    async def reads() -> None:
+        """hivemind's reader of p2pd, whose answer comes when nobody waits for it any more."""
+        try:
+            await asyncio.Event().wait()
+        finally:
+            raise asyncio.InvalidStateError
 
     async def body() -> None:
+        tasks.append(asyncio.create_task(reads()))
+        await asyncio.sleep(0)
         try:
             signal.raise_signal(number)
             if status:  # shells send it twice, now and then; a second Ctrl-C means "at once"
@@ -325,6 +337,7 @@ def test_a_visit_that_is_told_to_stop_clears_up(number: signal.Signals, status: 
         signal.signal(signal.SIGINT, before)
     assert cleared == ["up"]
     assert not isinstance(ended.value, SystemExit) or ended.value.code == status
+    assert not caplog.records, "a traceback after the end"
 
 
 def test_a_visit_goes_on_where_a_closed_terminal_is_ignored() -> None:
