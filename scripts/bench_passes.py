@@ -4,7 +4,7 @@
     .venv/bin/python scripts/bench_passes.py [--presets tiny small] [--passes 8192 2048] [--rounds 5]
 
 One process per size, on the CPU, alternating: processor time of a step (so that other processes matter
-little), by that of the first size. Memory is the peak of a process that makes one step.
+little), by that of the first size. Memory is the process's peak.
 """
 
 from __future__ import annotations
