@@ -384,9 +384,7 @@ class LearnerLink:
         self._post(ev.LearnerLost())
         if started and asyncio.get_running_loop().time() - self._ready_s >= HEALTHY_S:
             self._failures = 0
-        fits_now = (
-            exited.code == EXIT_TOO_LARGE
-        )  # the next one takes less at a time: it need not be waited for
+        fits_now = exited.code == EXIT_TOO_LARGE  # the next one takes less: it need not be waited for
         self._failures += not fits_now
         self._failed_starts += not stepped and not self._host.guest and not fits_now
         if self._failed_starts >= 3 and not self.fatal.done():

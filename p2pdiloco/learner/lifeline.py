@@ -1,4 +1,5 @@
-"""When a learner's process ends: with the one at the other end of a socket, not because its log is full."""
+"""When a learner's process ends: with the one at the other end of a socket, and before others when memory
+runs out; not for a full log, nor for signals that others are sent as well. And how long its end may take."""
 
 from __future__ import annotations
 
