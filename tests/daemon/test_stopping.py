@@ -32,7 +32,6 @@ async def body(stop):
     if hangup != "ignored":
         signal.raise_signal(signal.SIGTERM)  # who logs out, or shuts down, sends one as well: it is the first
         await asyncio.sleep(0)
-    if hangup != "ignored":
         print("leaving", flush=True)
         os.write(2, b"leaving")
     told.write_text("left")

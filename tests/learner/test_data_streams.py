@@ -149,7 +149,7 @@ def test_samples_that_are_given_back_are_taken_again_and_nothing_is_written_afte
     assert set(taken(stream(path=path), 3)).isdisjoint(seen)
 
 
-def test_a_step_that_begins_while_samples_are_given_back_is_not_written_down(tmp_path, monkeypatch):
+def test_a_step_that_begins_while_samples_are_given_back_is_not_written_down(tmp_path):
     """The inner loop's thread, and the one that ends the process."""
     whole = taken(stream(), 4)
     interval_s = sys.getswitchinterval()
