@@ -1,10 +1,12 @@
-"""Is the inner loop undisturbed? Inner steps per CPU-second of the learner process, swarm against alone.
+"""Is the inner loop undisturbed? Inner steps of a learner in a swarm against those of one alone.
 
     .venv/bin/python scripts/bench_inner.py [--rounds 3] [--seconds 40] [--preset tiny] [--json FILE]
+    .venv/bin/python scripts/bench_inner.py --device cuda --preset gpt2    # two learners share the device
 
-Pairs in one run: two learner processes without any daemon, then a real swarm of two nodes, alternating, so
-that both have the same company on the machine. CPU seconds are the learner process's own, so the figure
-does not depend on what else runs; the longest gap between inner steps (evaluation and saving left out) does.
+Pairs in one run: learner processes without any daemon, then a real swarm of as many nodes, alternating, so
+that both have the same company on the machine. On a CPU the figure is inner steps per CPU-second of the
+learner process, which does not depend on what else runs; on other devices inner steps per second. The longest
+gap between inner steps (evaluation and saving left out) depends on the rest.
 """
 
 from __future__ import annotations
@@ -12,84 +14,150 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
-from benchkit import NEVER, arguments, diary, events_of, finish, of_kind, running_swarm, spread, table
+from benchkit import NEVER, arguments, diary, events_of, finish, of_kind, running_swarm, spread, table, wait_until
 
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.presets import for_run
-from p2pdiloco.learner.channel import BaseRef, LearnerOptions, Ready, Status
-from p2pdiloco.learner.host import LearnerHost
+from p2pdiloco.learner.channel import BaseRef, LearnerOptions, Note, Status
+from p2pdiloco.learner.host import LearnerExited, LearnerHost
 from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tensors.exchange import Exchange
 from p2pdiloco.tensors.layout import gather, plan_fragments
 
 WARM_UP_STEPS = 10
+STATUS_INTERVAL_S = 0.5
+WARM_UP_TIMEOUT_S = 600.0
+
+
+class Point(msgspec.Struct, frozen=True):
+    """What a learner has said at some time."""
+
+    inner_step: int
+    cpu_s: float
+    step_s: float
+    gap_s: float
+    at_s: float
 
 
 class Rate(msgspec.Struct):
     """One learner over one window."""
 
     steps_per_cpu_s: float
+    steps_per_s: float
     step_s: float
     longest_gap_s: float
 
 
-def rate(points: list[tuple[int, float, float, float]]) -> Rate:
-    """From (inner step, cpu_s, step time, longest gap) after the warm-up."""
-    points = [p for p in points if p[0] >= WARM_UP_STEPS]
-    (first, first_cpu, _, _), (last, last_cpu, step_s, _) = points[0], points[-1]
-    return Rate((last - first) / (last_cpu - first_cpu), step_s, max(p[3] for p in points[1:]))
+class Ended(Exception):
+    """A learner process ended by itself."""
 
 
-async def alone(manifest: Manifest, learners: int, seconds: float, folder: Path) -> list[Rate]:
-    """Learner processes with nobody to talk to: they copy nothing out that anybody reads."""
-    quiet = msgspec.structs.replace(
-        manifest, sync=msgspec.structs.replace(manifest.sync, inner_steps=100_000)
+class Alone:
+    """One learner process with nobody to talk to: it copies nothing out that anybody reads."""
+
+    def __init__(self, manifest: Manifest, options: LearnerOptions, log: Path) -> None:
+        sync = msgspec.structs.replace(manifest.sync, inner_steps=100_000)
+        quiet = msgspec.structs.replace(manifest, sync=sync)
+        task = task_of(quiet)
+        self._layouts = plan_fragments(task.specs(), quiet.sync.fragments)
+        self._exchange = Exchange.create(self._layouts)
+        parameters = task.initial_parameters()
+        for layout in self._layouts:
+            gather(parameters, layout, self._exchange.base(layout.index, 0))
+        self.points: list[Point] = []
+        self.notes: list[str] = []
+        self._warm: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._host = LearnerHost(quiet, self._layouts, self._exchange, options, self._on_event, log)
+
+    async def start(self) -> None:
+        """Begin to train."""
+        await self._host.start([BaseRef(0, 0)] * len(self._layouts))
+
+    async def warmed_up(self) -> None:
+        """Wait for so many inner steps. Raises: Ended, TimeoutError."""
+        async with asyncio.timeout(WARM_UP_TIMEOUT_S):
+            await self._warm
+
+    async def end(self) -> None:
+        """Whatever happened."""
+        await self._host.stop(None, 3)
+        self._exchange.close()
+
+    def _on_event(self, event: object) -> None:
+        if isinstance(event, Status):
+            point = Point(
+                event.inner_step, event.cpu_s, event.step_time_s, event.longest_gap_s, time.monotonic()
+            )
+            self.points.append(point)
+            if event.inner_step >= WARM_UP_STEPS and not self._warm.done():
+                self._warm.set_result(None)
+        elif isinstance(event, Note):
+            self.notes.append(event.text)
+        elif isinstance(event, LearnerExited) and not self._warm.done():
+            self._warm.set_exception(Ended(event.reason))
+
+
+def rate(points: Sequence[Point]) -> Rate:
+    """After the warm-up."""
+    points = [point for point in points if point.inner_step >= WARM_UP_STEPS]
+    first, last = points[0], points[-1]
+    steps = last.inner_step - first.inner_step
+    return Rate(
+        steps / (last.cpu_s - first.cpu_s),
+        steps / (last.at_s - first.at_s),
+        last.step_s,
+        max(point.gap_s for point in points[1:]),
     )
-    task = task_of(quiet)
-    layouts = plan_fragments(task.specs(), quiet.sync.fragments)
-    parameters = task.initial_parameters()
-    hosts, points = [], [[] for _ in range(learners)]
-    started = [asyncio.Event() for _ in range(learners)]
-    exchanges = []
-    for index in range(learners):
-        exchange = Exchange.create(layouts)
-        exchanges.append(exchange)
-        for layout in layouts:
-            gather(parameters, layout, exchange.base(layout.index, 0))
 
-        def on_event(event: object, index: int = index) -> None:
-            if isinstance(event, Status):
-                points[index].append((event.inner_step, event.cpu_s, event.step_time_s, event.longest_gap_s))
-            elif isinstance(event, Ready):
-                started[index].set()
 
-        options = LearnerOptions(peer=f"alone-{index}", threads=1)
-        hosts.append(LearnerHost(quiet, layouts, exchange, options, on_event, folder / f"alone-{index}.log"))
+async def alone(
+    manifest: Manifest, learners: int, seconds: float, folder: Path, options: LearnerOptions
+) -> list[Alone]:
+    """So many learners at once, for so long after their first steps."""
+    made = []
     try:
-        await asyncio.gather(*(host.start([BaseRef(0, 0)] * len(layouts)) for host in hosts))
-        await asyncio.gather(*(event.wait() for event in started))
+        for index in range(learners):
+            its = msgspec.structs.replace(options, peer=f"alone-{index}")
+            made.append(Alone(manifest, its, folder / f"alone-{index}.log"))
+        await asyncio.gather(*(learner.start() for learner in made))
+        await asyncio.gather(*(learner.warmed_up() for learner in made))
         await asyncio.sleep(seconds)
     finally:
-        await asyncio.gather(*(host.stop(None, 3) for host in hosts))
-        for exchange in exchanges:
-            exchange.close()
-    return [rate(p) for p in points]
+        await asyncio.gather(*(learner.end() for learner in made))
+    return made
 
 
-def in_swarm(manifest: Manifest, nodes: int, seconds: float, folder: Path) -> list[Rate]:
-    """The same learners inside a real swarm."""
-    with running_swarm(folder, manifest, nodes, *NEVER) as swarm:
+def in_swarm(
+    manifest: Manifest, nodes: int, seconds: float, folder: Path, options: LearnerOptions
+) -> tuple[list[Rate], int]:
+    """As many learners inside a real swarm, and how many versions were merged meanwhile."""
+    flags = ["--device", options.device, "--threads", str(options.threads), "--precision", options.precision]
+    flags += ["--compile"] * options.compile
+    with running_swarm(folder, manifest, nodes, *NEVER, *flags) as swarm:
+        diaries = [events_of(node) for node in swarm.nodes]
+
+        def warm() -> bool:
+            ended = next((node for node in swarm.nodes if not node.alive), None)
+            if ended is not None:
+                raise Ended(ended.last_words())
+            steps = [of_kind(diary(path), "progress")[-1]["inner_step"] for path in diaries]
+            return min(steps) >= WARM_UP_STEPS
+
+        wait_until(warm, WARM_UP_TIMEOUT_S)
         time.sleep(seconds)
-        found = []
-        for node in swarm.nodes:
-            lines = of_kind(diary(events_of(node)), "progress")
-            found.append(
-                rate([(p["inner_step"], p["cpu_s"], p["step_time_s"], p["longest_gap_s"]) for p in lines])
-            )
-    return found
+        found = [diary(path) for path in diaries]
+    points = [
+        [
+            Point(p["inner_step"], p["cpu_s"], p["step_time_s"], p["longest_gap_s"], p["mono"])
+            for p in of_kind(lines, "progress")
+        ]
+        for lines in found
+    ]
+    return [rate(its) for its in points], sum(len(of_kind(lines, "merge")) for lines in found)
 
 
 def main() -> None:
@@ -98,39 +166,51 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=40.0)
     parser.add_argument("--preset", default="tiny")
+    parser.add_argument("--learners", type=int, default=2)
+    parser.add_argument("--device", default="cpu", help="of all learners, as of a node")
+    parser.add_argument("--compile", action="store_true")
     args = parser.parse_args()
     manifest = for_run(args.preset, "bench-inner")
-    ratios, alone_rates, swarm_rates, gaps = [], [], [], []
+    options = LearnerOptions(
+        peer="", device=args.device, threads=1, compile=args.compile, status_interval_s=STATUS_INTERVAL_S
+    )
+    kind = "steps_per_cpu_s" if args.device == "cpu" else "steps_per_s"
+    ratios, alone_rates, swarm_rates, gaps, merges = [], [], [], [], []
     for index in range(args.rounds):
         with tempfile.TemporaryDirectory(prefix="p2pdiloco-bench-") as text:
             folder = Path(text)
-            lone = asyncio.run(alone(manifest, 2, args.seconds, folder))
-            swarm = in_swarm(manifest, 2, args.seconds, folder)
-        lone_mean = sum(r.steps_per_cpu_s for r in lone) / len(lone)
-        swarm_mean = sum(r.steps_per_cpu_s for r in swarm) / len(swarm)
-        ratios.append(swarm_mean / lone_mean)
-        alone_rates += [r.steps_per_cpu_s for r in lone]
-        swarm_rates += [r.steps_per_cpu_s for r in swarm]
+            made = asyncio.run(alone(manifest, args.learners, args.seconds, folder, options))
+            swarm, merged = in_swarm(manifest, args.learners, args.seconds, folder, options)
+        lone = [rate(learner.points) for learner in made]
+        means = [sum(getattr(r, kind) for r in rates) / len(rates) for rates in (lone, swarm)]
+        ratios.append(means[1] / means[0])
+        alone_rates += [getattr(r, kind) for r in lone]
+        swarm_rates += [getattr(r, kind) for r in swarm]
         gaps += [r.longest_gap_s / r.step_s for r in swarm]
-        print(f"pair {index + 1}: swarm/alone {ratios[-1]:.3f}", flush=True)
+        merges.append(merged)
+        print(f"pair {index + 1}: swarm/alone {ratios[-1]:.3f}, {merged} merges", flush=True)
+    words = "steps per CPU-second" if kind == "steps_per_cpu_s" else "steps per second"
     figures = {
         "ratio": spread(ratios),
-        "alone_steps_per_cpu_s": spread(alone_rates),
-        "swarm_steps_per_cpu_s": spread(swarm_rates),
+        f"alone_{kind}": spread(alone_rates),
+        f"swarm_{kind}": spread(swarm_rates),
         "longest_gap_in_steps": spread(gaps),
+        "merges": spread(merges),
     }
     print(
         table(
             [
-                ("alone, steps per CPU-second", figures["alone_steps_per_cpu_s"]),
-                ("swarm, steps per CPU-second", figures["swarm_steps_per_cpu_s"]),
+                (f"alone, {words}", figures[f"alone_{kind}"]),
+                (f"swarm, {words}", figures[f"swarm_{kind}"]),
                 ("swarm / alone", figures["ratio"]),
                 ("longest gap / mean inner step", figures["longest_gap_in_steps"]),
+                ("merges", figures["merges"]),
             ],
             "",
         )
     )
-    finish("inner", {"preset": args.preset, "seconds": args.seconds, **figures}, args.json)
+    told = {"preset": args.preset, "seconds": args.seconds, "device": args.device, "learners": args.learners}
+    finish("inner", {**told, **figures}, args.json)
 
 
 if __name__ == "__main__":

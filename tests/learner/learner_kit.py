@@ -7,6 +7,7 @@ import torch
 
 from p2pdiloco.config.presets import MICRO
 from p2pdiloco.learner.channel import BaseRef, Deframer, LearnerEnd, decode_event, frame
+from p2pdiloco.learner.device import device_count
 from p2pdiloco.learner.evaluate import heldout_batch
 from p2pdiloco.learner.fragments import Fragments
 from p2pdiloco.learner.holding import Held
@@ -19,6 +20,8 @@ from p2pdiloco.tensors.layout import gather, plan_fragments
 
 torch.set_num_threads(1)
 
+DEVICES = ("cpu", *(kind for kind in ("cuda", "xpu", "mps") if device_count(kind)))
+"""That are here: a machine with a GPU tests what only they do, too."""
 TASK = task_of(MICRO)
 LAYOUTS = plan_fragments(TASK.specs(), MICRO.sync.fragments)
 BASES = tuple(BaseRef(0, 0) for _ in LAYOUTS)
@@ -43,10 +46,11 @@ def filled_exchange(manifest=MICRO):
 class Bench:
     """A learner in this process, with a socket pair to a pretended daemon."""
 
-    def __init__(self, manifest=MICRO):
+    def __init__(self, manifest=MICRO, device="cpu"):
+        self.device = torch.device(device)
         self.exchange = filled_exchange(manifest)
         task = task_of(manifest)
-        model = task.model()
+        model = task.model().to(self.device)
         self.training = Training(task, model, data().train, "peer-a", precision="fp32")
         self.fragments = Fragments(
             Held(named_parameters(model)), LAYOUTS, self.exchange, BASES, manifest.sync.inner_steps, 1.0
@@ -58,7 +62,14 @@ class Bench:
         self._theirs = theirs
         self._deframer = Deframer()
         heldout = heldout_batch(task, data().heldout, 1024)
-        self.mailbox = Mailbox(self.channel, self.training, self.fragments, heldout, task.model, 1000.0)
+        self.mailbox = Mailbox(
+            self.channel,
+            self.training,
+            self.fragments,
+            heldout,
+            lambda: task.model().to(self.device),
+            1000.0,
+        )
 
     def post(self, command):
         self.daemon.send(frame(command))
@@ -79,10 +90,10 @@ class Bench:
         self.exchange.close()
 
 
-def alone(steps, manifest=MICRO, precision="fp32", micro_batch=0):
+def alone(steps, manifest=MICRO, precision="fp32", micro_batch=0, device="cpu"):
     """A training that starts at version 0 and has nothing but a loop; its losses."""
     task = task_of(manifest)
-    model = task.model()
+    model = task.model().to(device)
     model.load_state_dict(task.initial_parameters())
     training = Training(task, model, data().train, "peer-a", micro_batch, precision=precision)
     return training, [training.step().loss for _ in range(steps)]

@@ -5,8 +5,9 @@ import select
 
 import pytest
 import torch
-from learner_kit import Bench
+from learner_kit import DEVICES, Bench
 
+from p2pdiloco.learner import answering as answers_beside
 from p2pdiloco.learner.answering import Answering
 from p2pdiloco.learner.channel import (
     MAX_WAITING_COMMANDS,
@@ -34,16 +35,16 @@ PATIENCE_S = 30.0
 HEARD = Learners(3)
 
 
-@pytest.fixture
-def bench():
-    bench = Bench()
+@pytest.fixture(params=[kind for kind in DEVICES if kind in answers_beside.DEVICES])
+def bench(request):
+    bench = Bench(device=request.param)
     yield bench
     bench.close()
 
 
 @contextlib.contextmanager
 def answering(bench):
-    made = Answering(bench.channel.wait_or, bench.mailbox.answer_calls, torch.device("cpu"))
+    made = Answering(bench.channel.wait_or, bench.mailbox.answer_calls, bench.device)
     with made:
         bench.training.meanwhile = made.meanwhile
         yield made
@@ -199,7 +200,7 @@ def test_a_step_is_given_up_when_the_end_does_not_wait_for_it(bench, monkeypatch
             bench.training.step()
     assert said == [Applied(0, 1, 2), Saved(str(path), True, last=True)]
     assert bench.training.inner_step == 2 and bench.fragments.counters[1].unmerged_steps == 2
-    again = Bench()
+    again = Bench(device=bench.device)
     again.fragments.bases[0] = bench.fragments.bases[0]
     again.exchange.base(0, 1).copy_(bench.exchange.base(0, 1))
     restore(path, ["all"] * len(bench.fragments), again.training, again.fragments)
@@ -228,7 +229,7 @@ def test_before_a_step_or_where_one_cannot_be_given_up_the_end_waits_for_command
     bench.post(Evaluate(1))
     bench.post(Stop(None))
     assert not bench.mailbox.begin() and bench.events() == []
-    other = Bench()
+    other = Bench(device=bench.device)
     with answering(other):
         other.post(Finish())
         other.mailbox.answer_calls()  # a program's process is not ours to end

@@ -16,7 +16,7 @@ import psutil
 import pytest
 import torch
 import uvloop
-from learner_kit import BASES, LAYOUTS, alone, filled_exchange
+from learner_kit import BASES, DEVICES, LAYOUTS, alone, filled_exchange
 from safetensors import safe_open
 
 from p2pdiloco.config.manifest import DataSection
@@ -91,17 +91,19 @@ class Daemon:
         self.exchange.close()
 
 
-def test_a_learner_s_life_on_uvloop(tmp_path):
+@pytest.mark.parametrize("kind", DEVICES)
+def test_a_learner_s_life_on_uvloop(tmp_path, kind):
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_life(tmp_path))
+        runner.run(_life(tmp_path, kind))
 
 
-async def _life(folder):
-    async with Daemon(folder) as daemon:
+async def _life(folder, kind):
+    options = msgspec.structs.replace(OPTIONS, device=kind)
+    async with Daemon(folder, options=options) as daemon:
         await daemon.host.start(BASES)
         assert os.getsid(daemon.host.pid) == daemon.host.pid  # a Ctrl-C does not reach it
         ready = await daemon.expect(Ready)
-        device = "cpu, bf16" if computes_in_bf16("cpu") else "cpu"
+        device = f"{kind}, bf16" if computes_in_bf16(kind) else kind
         assert (ready.device, ready.threads, ready.restored) == (device, 1, False)
         assert ready.parameters == sum(layout.numel for layout in LAYOUTS)
 

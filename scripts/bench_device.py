@@ -1,0 +1,147 @@
+#!/usr/bin/env python3
+"""What does a device train? Tokens per second of a single learner process, by model, precision and compiler.
+
+    .venv/bin/python scripts/bench_device.py --device cuda [--presets gpt2 350m] [--seconds 10] [--json FILE]
+    .venv/bin/python scripts/bench_device.py --device cpu --presets micro tiny --variants fp32 auto
+
+Without a daemon, in whole inner steps (passes, clipping, the optimizer), after the first ten. "of the ceiling":
+the operations that the model needs (6 for each parameter and token, and attention's), by what one large
+matrix product on the device reaches in bf16, as measured at the beginning. Memory is what the device lacks
+beside the learner. `bench_inner --device` compares a learner in a swarm with one alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+from pathlib import Path
+
+import msgspec
+import torch
+from bench_inner import STATUS_INTERVAL_S, Ended, alone, rate
+from benchkit import arguments, finish
+
+from p2pdiloco.config.manifest import Manifest
+from p2pdiloco.config.presets import for_run
+from p2pdiloco.learner.channel import LearnerOptions
+from p2pdiloco.learner.device import choose_device
+from p2pdiloco.tasks.registry import task_of
+
+VARIANTS = {
+    "fp32": LearnerOptions(peer="", precision="fp32"),
+    "auto": LearnerOptions(peer=""),
+    "auto, compiled": LearnerOptions(peer="", compile=True),
+}
+PRODUCT = 8192
+"""Rows and columns of matrices on accelerators."""
+
+
+def ceiling(device: torch.device) -> float:
+    """Operations per second of a large matrix product in bf16."""
+    size = 1024 if device.type == "cpu" else PRODUCT
+    left, right = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(2))
+    took = []
+    for _ in range(13):
+        began = time.perf_counter()
+        float((left @ right)[0, 0])
+        took.append(time.perf_counter() - began)
+    return 2 * size**3 / min(took[3:])
+
+
+def operations_per_token(manifest: Manifest) -> float:
+    """Forward and backward: 6 for each parameter (that a token meets more than once or never: embeddings are
+    looked up, tied heads multiplied), 6 of causal attention for each layer, width and token of the context."""
+    task = task_of(manifest)
+    numel = {spec.name: spec.numel for spec in task.specs()}
+    looked_up = 0 if manifest.model.get("tied_head", True) else sum(n for k, n in numel.items() if "embed" in k)
+    model = manifest.model
+    attention = 6 * model["layers"] * model["width"] * model["context_tokens"]
+    return float(6 * (sum(numel.values()) - looked_up) + attention)
+
+
+def used_bytes(device: torch.device) -> int:
+    """Of the device's memory, by whomever."""
+    if device.type != "cuda":
+        return 0
+    free, total = torch.cuda.mem_get_info(device)
+    return total - free
+
+
+async def measured(manifest: Manifest, options: LearnerOptions, seconds: float) -> dict[str, object]:
+    """One learner."""
+    device = choose_device(options.device)
+    before, most = used_bytes(device), 0
+
+    async def watch() -> None:
+        nonlocal most
+        while True:
+            most = max(most, used_bytes(device) - before)
+            await asyncio.sleep(0.2)
+
+    watching = asyncio.ensure_future(watch())
+    began = time.monotonic()
+    try:
+        with tempfile.TemporaryDirectory(prefix="p2pdiloco-bench-") as folder:
+            (learner,) = await alone(manifest, 1, seconds, Path(folder), options)
+    finally:
+        watching.cancel()
+    found = rate(learner.points)
+    return {
+        "tokens_per_s": found.steps_per_s * manifest.inner.tokens_per_step,
+        "steps_per_s": found.steps_per_s,
+        "longest_gap_in_steps": found.longest_gap_s * found.steps_per_s,
+        "start_s": learner.points[0].at_s - began,
+        "memory_bytes": most,
+        "notes": learner.notes,
+    }
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = arguments(__doc__ or "")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--presets", nargs="+", default=["small", "gpt2", "350m"])
+    parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=list(VARIANTS))
+    parser.add_argument("--tokens-per-step", type=int, default=0, help="0: the preset's")
+    parser.add_argument("--seconds", type=float, default=10.0)
+    args = parser.parse_args()
+    device = choose_device(args.device)
+    top = ceiling(device)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
+    print(f"{name}, torch {torch.__version__}: matrix products in bf16 reach {top / 1e12:.1f} TFLOP/s")
+    figures: dict[str, object] = {"device": name, "torch": torch.__version__, "ceiling_flops": top}
+    for preset in args.presets:
+        manifest = for_run(preset, "bench")
+        tokens = args.tokens_per_step or manifest.inner.tokens_per_step
+        inner = msgspec.structs.replace(manifest.inner, tokens_per_step=tokens)
+        manifest = msgspec.structs.replace(manifest, inner=inner)
+        operations = operations_per_token(manifest)
+        for variant in args.variants:
+            options = msgspec.structs.replace(
+                VARIANTS[variant], device=args.device, status_interval_s=STATUS_INTERVAL_S
+            )
+            try:
+                found = asyncio.run(measured(manifest, options, args.seconds))
+            except (Ended, TimeoutError) as error:
+                print(f"{preset:9} {variant:15} {type(error).__name__}: {error}", flush=True)
+                continue
+            figures[f"{preset}, {variant}"] = found
+            share = float(str(found["tokens_per_s"])) * operations / top
+            print(
+                f"{preset:9} {variant:15} {found['tokens_per_s']:10.0f} tokens/s, {share:.2f} of the ceiling, "
+                f"{found['memory_bytes'] / 1e9:.1f} GB, first step after {found['start_s']:.0f} s"  # type: ignore[operator]
+                + "".join(f"\n    {note}" for note in learner_notes(found)),
+                flush=True,
+            )
+    finish("device", figures, args.json)
+
+
+def learner_notes(found: dict[str, object]) -> list[str]:
+    """What the learner said."""
+    notes = found["notes"]
+    return notes if isinstance(notes, list) else []
+
+
+if __name__ == "__main__":
+    main()

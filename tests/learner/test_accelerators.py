@@ -1,0 +1,86 @@
+"""What differs on a GPU from a CPU. Skipped where there is none."""
+
+import msgspec
+import pytest
+import torch
+from learner_kit import DEVICES, Bench, alone, data
+
+from p2pdiloco.config.presets import MICRO
+from p2pdiloco.learner.checkpoint import restore, save
+from p2pdiloco.learner.device import choose_device, computes_in_bf16
+from p2pdiloco.learner.loop import Training
+from p2pdiloco.tasks.registry import task_of
+
+ACCELERATORS = DEVICES[1:]
+STEPS = 20
+LITTLE_BYTES = 400 << 20
+"""Of a GPU's memory, for a process that is to have too little."""
+
+pytestmark = pytest.mark.skipif(not ACCELERATORS, reason="needs a device that is not the CPU")
+
+
+@pytest.fixture
+def kind():
+    return ACCELERATORS[0]
+
+
+def test_the_best_device_is_found(kind):
+    assert choose_device("auto").type == kind
+
+
+@pytest.mark.parametrize(("precision", "within"), [("fp32", 2e-3), ("auto", 2e-2)])
+def test_it_learns_there_what_it_learns_on_a_cpu(kind, precision, within):
+    _, expected = alone(STEPS)
+    training, found = alone(STEPS, precision=precision, device=kind)
+    assert training.bf16 == (precision == "auto" and computes_in_bf16(kind))
+    assert found == pytest.approx(expected, rel=within)
+    assert found[-1] < found[0] - 0.3, "it learns at all"
+
+
+def test_a_compiled_model_learns_the_same(kind):
+    _, expected = alone(STEPS, device=kind)
+    task = task_of(MICRO)
+    model = task.model().to(kind)
+    model.load_state_dict(task.initial_parameters())
+    training = Training(task, model, data().train, "peer-a", compiled=True, precision="fp32")
+    found = [training.step().loss for _ in range(STEPS)]
+    assert training.take_notes() == []
+    assert found == pytest.approx(expected, rel=2e-3)
+
+
+def test_a_pass_that_does_not_fit_is_halved_and_the_step_is_the_same(kind):
+    if kind != "cuda":
+        pytest.skip("only CUDA can be told to have less memory")
+    inner = msgspec.structs.replace(MICRO.inner, tokens_per_step=1 << 17)
+    manifest = msgspec.structs.replace(MICRO, inner=inner)
+    _, (expected,) = alone(1, manifest, micro_batch=4096, device=kind)
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction(LITTLE_BYTES / total)
+    try:
+        training, (found,) = alone(1, manifest, micro_batch=1 << 17, device=kind)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    (first, *_) = notes = training.take_notes()
+    assert first.startswith(f"a pass of {1 << 17} tokens does not fit (CUDA out of memory"), notes
+    assert training.samples_at_once * training.task.tokens_per_sample < 1 << 17
+    assert found == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.parametrize("to_gpu", [True, False])
+def test_a_state_is_taken_up_on_another_kind_of_device(kind, tmp_path, to_gpu):
+    there, back = ("cpu", kind) if to_gpu else (kind, "cpu")
+    one, other = Bench(device=there), Bench(device=back)
+    try:
+        for _ in range(3):
+            assert one.mailbox.boundary(one.training.step())
+        save(tmp_path / "state", one.training, one.fragments)
+        assert restore(tmp_path / "state", ["all"] * len(one.fragments), other.training, other.fragments) == ""
+        assert other.training.inner_step == 3
+        for name, parameter in one.parameters().items():
+            # base - (base - theta) rounds
+            assert torch.allclose(parameter.cpu(), other.parameters()[name].cpu(), atol=1e-7), name
+        assert other.mailbox.boundary(other.training.step())
+    finally:
+        one.close()
+        other.close()

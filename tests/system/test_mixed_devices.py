@@ -1,0 +1,47 @@
+"""Nodes with and without a GPU in one run. Skipped where there is none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+import pytest
+from system_kit import Swarm
+from test_swarm import FRAGMENTS, SAVE_OFTEN, assert_agree_at_last, assert_digests_agree
+
+from p2pdiloco.learner.device import device_count
+
+ACCELERATORS = [kind for kind in ("cuda", "xpu", "mps") if device_count(kind)]
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
+
+
+@pytest.mark.skipif(not ACCELERATORS, reason="needs a device that is not the CPU")
+def test_a_gpu_and_a_cpu_hold_the_same_bits(tmp_path: Path) -> None:
+    with Swarm(tmp_path) as swarm:
+        bootstrap = swarm.bootstrap()
+        gpu = swarm.node("gpu", bootstrap, "--genesis", "--device", ACCELERATORS[0], *SAVE_OFTEN)
+        cpu = swarm.node("cpu", bootstrap, "--device", "cpu")
+        swarm.training(gpu, cpu)
+        (where,) = {e["device"] for e in gpu.events("learner") if e["reason"] == "running"}
+        assert where.startswith(ACCELERATORS[0])
+        swarm.advance(gpu, FRAGMENTS, 5)
+        swarm.until(lambda: gpu.full_merges(2) + cpu.full_merges(2) >= 5, "both to take part")
+
+        learner = gpu.child("p2pdiloco.learner")
+        assert learner is not None
+        learner.kill()
+        psutil.wait_procs([learner], timeout=30.0)
+        lives = len([e for e in gpu.events("learner") if e["reason"] == "running"])
+        swarm.until(
+            lambda: len([e for e in gpu.events("learner") if e["reason"] == "running"]) > lives, "another one"
+        )
+        before = gpu.full_merges(2) + cpu.full_merges(2)
+        swarm.until(lambda: gpu.full_merges(2) + cpu.full_merges(2) >= before + 5, "both to take part again")
+        assert_agree_at_last(swarm, gpu, cpu)
+        assert assert_digests_agree(gpu, cpu) > 20
+
+        gpu.terminate()
+        again = swarm.node("gpu", bootstrap, "--device", ACCELERATORS[0])
+        swarm.until(lambda: "4 of 4 fragments all" in again.said() or again.inner_step() > 0, "it to be back")
+        assert "fragments all" in again.said(), again.tail()
