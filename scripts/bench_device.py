@@ -13,6 +13,7 @@ beside the learner. `bench_inner --device` compares a learner in a swarm with on
 from __future__ import annotations
 
 import asyncio
+import itertools
 import tempfile
 import time
 from pathlib import Path
@@ -54,7 +55,9 @@ def operations_per_token(manifest: Manifest) -> float:
     looked up, tied heads multiplied), 6 of causal attention for each layer, width and token of the context."""
     task = task_of(manifest)
     numel = {spec.name: spec.numel for spec in task.specs()}
-    looked_up = 0 if manifest.model.get("tied_head", True) else sum(n for k, n in numel.items() if "embed" in k)
+    looked_up = (
+        0 if manifest.model.get("tied_head", True) else sum(n for k, n in numel.items() if "embed" in k)
+    )
     model = manifest.model
     attention = 6 * model["layers"] * model["width"] * model["context_tokens"]
     return float(6 * (sum(numel.values()) - looked_up) + attention)
@@ -68,7 +71,19 @@ def used_bytes(device: torch.device) -> int:
     return total - free
 
 
-async def measured(manifest: Manifest, options: LearnerOptions, seconds: float) -> dict[str, object]:
+class Measured(msgspec.Struct, frozen=True):
+    """Of one learner."""
+
+    tokens_per_s: float
+    longest_gap_in_steps: float
+    start_s: float
+    """Until its first inner step had ended."""
+    memory_bytes: int
+    notes: list[str]
+    """What it said."""
+
+
+async def measured(manifest: Manifest, options: LearnerOptions, seconds: float) -> Measured:
     """One learner."""
     device = choose_device(options.device)
     before, most = used_bytes(device), 0
@@ -87,14 +102,13 @@ async def measured(manifest: Manifest, options: LearnerOptions, seconds: float) 
     finally:
         watching.cancel()
     found = rate(learner.points)
-    return {
-        "tokens_per_s": found.steps_per_s * manifest.inner.tokens_per_step,
-        "steps_per_s": found.steps_per_s,
-        "longest_gap_in_steps": found.longest_gap_s * found.steps_per_s,
-        "start_s": learner.points[0].at_s - began,
-        "memory_bytes": most,
-        "notes": learner.notes,
-    }
+    return Measured(
+        found.steps_per_s * manifest.inner.tokens_per_step,
+        found.longest_gap_s * found.steps_per_s,
+        learner.points[0].at_s - began,
+        most,
+        learner.notes,
+    )
 
 
 def main() -> None:
@@ -103,6 +117,7 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--presets", nargs="+", default=["small", "gpt2", "350m"])
     parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=list(VARIANTS))
+    parser.add_argument("--micro-batch-tokens", type=int, nargs="+", default=[0], help="0: as a node chooses")
     parser.add_argument("--tokens-per-step", type=int, default=0, help="0: the preset's")
     parser.add_argument("--seconds", type=float, default=10.0)
     args = parser.parse_args()
@@ -117,30 +132,27 @@ def main() -> None:
         inner = msgspec.structs.replace(manifest.inner, tokens_per_step=tokens)
         manifest = msgspec.structs.replace(manifest, inner=inner)
         operations = operations_per_token(manifest)
-        for variant in args.variants:
+        for variant, pass_tokens in itertools.product(args.variants, args.micro_batch_tokens):
             options = msgspec.structs.replace(
-                VARIANTS[variant], device=args.device, status_interval_s=STATUS_INTERVAL_S
+                VARIANTS[variant],
+                device=args.device,
+                micro_batch_tokens=pass_tokens,
+                status_interval_s=STATUS_INTERVAL_S,
             )
+            what = f"{preset}, {variant}" + (f", passes of {pass_tokens}" if pass_tokens else "")
             try:
                 found = asyncio.run(measured(manifest, options, args.seconds))
             except (Ended, TimeoutError) as error:
-                print(f"{preset:9} {variant:15} {type(error).__name__}: {error}", flush=True)
+                print(f"{what:40} {type(error).__name__}: {error}", flush=True)
                 continue
-            figures[f"{preset}, {variant}"] = found
-            share = float(str(found["tokens_per_s"])) * operations / top
+            figures[what] = msgspec.to_builtins(found)
             print(
-                f"{preset:9} {variant:15} {found['tokens_per_s']:10.0f} tokens/s, {share:.2f} of the ceiling, "
-                f"{found['memory_bytes'] / 1e9:.1f} GB, first step after {found['start_s']:.0f} s"  # type: ignore[operator]
-                + "".join(f"\n    {note}" for note in learner_notes(found)),
+                f"{what:40} {found.tokens_per_s:8.0f} tokens/s, "
+                f"{found.tokens_per_s * operations / top:.2f} of the ceiling, {found.memory_bytes / 1e9:.1f} GB, "
+                f"first step after {found.start_s:.0f} s" + "".join(f"\n    {note}" for note in found.notes),
                 flush=True,
             )
     finish("device", figures, args.json)
-
-
-def learner_notes(found: dict[str, object]) -> list[str]:
-    """What the learner said."""
-    notes = found["notes"]
-    return notes if isinstance(notes, list) else []
 
 
 if __name__ == "__main__":

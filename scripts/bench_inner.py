@@ -18,7 +18,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
-from benchkit import NEVER, arguments, diary, events_of, finish, of_kind, running_swarm, spread, table, wait_until
+from benchkit import (
+    NEVER,
+    arguments,
+    diary,
+    events_of,
+    finish,
+    of_kind,
+    running_swarm,
+    spread,
+    table,
+    wait_until,
+)
 
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.presets import for_run
@@ -136,7 +147,7 @@ def in_swarm(
 ) -> tuple[list[Rate], int]:
     """As many learners inside a real swarm, and how many versions were merged meanwhile."""
     flags = ["--device", options.device, "--threads", str(options.threads), "--precision", options.precision]
-    flags += ["--compile"] * options.compile
+    flags += ["--micro-batch-tokens", str(options.micro_batch_tokens), *["--compile"] * options.compile]
     with running_swarm(folder, manifest, nodes, *NEVER, *flags) as swarm:
         diaries = [events_of(node) for node in swarm.nodes]
 
@@ -168,11 +179,17 @@ def main() -> None:
     parser.add_argument("--preset", default="tiny")
     parser.add_argument("--learners", type=int, default=2)
     parser.add_argument("--device", default="cpu", help="of all learners, as of a node")
+    parser.add_argument("--micro-batch-tokens", type=int, default=0, help="0: as a node chooses")
     parser.add_argument("--compile", action="store_true")
     args = parser.parse_args()
     manifest = for_run(args.preset, "bench-inner")
     options = LearnerOptions(
-        peer="", device=args.device, threads=1, compile=args.compile, status_interval_s=STATUS_INTERVAL_S
+        peer="",
+        device=args.device,
+        threads=1,
+        micro_batch_tokens=args.micro_batch_tokens,
+        compile=args.compile,
+        status_interval_s=STATUS_INTERVAL_S,
     )
     kind = "steps_per_cpu_s" if args.device == "cpu" else "steps_per_s"
     ratios, alone_rates, swarm_rates, gaps, merges = [], [], [], [], []

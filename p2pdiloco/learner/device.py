@@ -157,11 +157,13 @@ def micro_batch_tokens(device: torch.device, wanted: int, tokens_per_step: int) 
 
 
 def out_of_memory(error: BaseException) -> str:
-    """What a device or the machine said when its memory was too small; "" for any other error."""
+    """What a device or the machine said when its memory was too small; "" for any other error. Its first two
+    sentences: what torch says of other processes and of its allocator's settings would hide them."""
     text = first_line(error)
     signs = ("out of memory", "can't allocate memory", "not enough memory")
-    known = isinstance(error, MemoryError | torch.cuda.OutOfMemoryError)
-    return text if known or any(sign in text for sign in signs) else ""
+    if not isinstance(error, MemoryError | torch.cuda.OutOfMemoryError) and not any(s in text for s in signs):
+        return ""
+    return ". ".join(text.split(". ")[:2]).removesuffix(".") or type(error).__name__
 
 
 def free_bytes(device: torch.device, processes: int) -> int | None:

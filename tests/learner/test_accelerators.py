@@ -75,7 +75,9 @@ def test_a_state_is_taken_up_on_another_kind_of_device(kind, tmp_path, to_gpu):
         for _ in range(3):
             assert one.mailbox.boundary(one.training.step())
         save(tmp_path / "state", one.training, one.fragments)
-        assert restore(tmp_path / "state", ["all"] * len(one.fragments), other.training, other.fragments) == ""
+        assert (
+            restore(tmp_path / "state", ["all"] * len(one.fragments), other.training, other.fragments) == ""
+        )
         assert other.training.inner_step == 3
         for name, parameter in one.parameters().items():
             # base - (base - theta) rounds
