@@ -4,10 +4,11 @@
     .venv/bin/python scripts/bench_device.py --device cuda [--presets gpt2 350m] [--seconds 10] [--json FILE]
     .venv/bin/python scripts/bench_device.py --device cpu --presets micro tiny --variants fp32 auto
 
-Without a daemon, in whole inner steps (passes, clipping, the optimizer), after the first ten. "of the ceiling":
-the operations that the model needs (6 for each parameter and token, and attention's), by what one large
-matrix product on the device reaches in bf16, as measured at the beginning. Memory is what the device lacks
-beside the learner. `bench_inner --device` compares a learner in a swarm with one alone.
+Without a daemon, in whole inner steps (passes, clipping, the optimizer), after the first ten. "of the
+ceiling": the operations that the model needs (6 for each parameter and token, and attention's), by what one
+large matrix product on the device reaches in bf16, as measured at the beginning; of text models. Memory is
+what the device has less of than before, looked at every now and then. `bench_inner --device` compares a
+learner in a swarm with one alone.
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ def ceiling(device: torch.device) -> float:
 
 
 def operations_per_token(manifest: Manifest) -> float:
-    """Forward and backward: 6 for each parameter (that a token meets more than once or never: embeddings are
-    looked up, tied heads multiplied), 6 of causal attention for each layer, width and token of the context."""
+    """Forward and backward: 6 for each parameter (but embeddings, which are looked up, unless the head is
+    tied to them), 6 of causal attention for each layer, width and token of the context."""
     task = task_of(manifest)
     numel = {spec.name: spec.numel for spec in task.specs()}
     looked_up = (
@@ -148,8 +149,9 @@ def main() -> None:
             figures[what] = msgspec.to_builtins(found)
             print(
                 f"{what:40} {found.tokens_per_s:8.0f} tokens/s, "
-                f"{found.tokens_per_s * operations / top:.2f} of the ceiling, {found.memory_bytes / 1e9:.1f} GB, "
-                f"first step after {found.start_s:.0f} s" + "".join(f"\n    {note}" for note in found.notes),
+                f"{found.tokens_per_s * operations / top:.2f} of the ceiling, "
+                f"{found.memory_bytes / 1e9:.1f} GB, first step after {found.start_s:.0f} s"
+                + "".join(f"\n    {note}" for note in found.notes),
                 flush=True,
             )
     finish("device", figures, args.json)

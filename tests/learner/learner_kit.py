@@ -47,11 +47,11 @@ class Bench:
     """A learner in this process, with a socket pair to a pretended daemon."""
 
     def __init__(self, manifest=MICRO, device="cpu"):
-        self.device = torch.device(device)
         self.exchange = filled_exchange(manifest)
         task = task_of(manifest)
-        model = task.model().to(self.device)
+        model = task.model().to(device)
         self.training = Training(task, model, data().train, "peer-a", precision="fp32")
+        self.device = self.training.device
         self.fragments = Fragments(
             Held(named_parameters(model)), LAYOUTS, self.exchange, BASES, manifest.sync.inner_steps, 1.0
         )

@@ -103,8 +103,9 @@ async def _life(folder, kind):
         await daemon.host.start(BASES)
         assert os.getsid(daemon.host.pid) == daemon.host.pid  # a Ctrl-C does not reach it
         ready = await daemon.expect(Ready)
-        device = f"{kind}, bf16" if computes_in_bf16(kind) else kind
-        assert (ready.device, ready.threads, ready.restored) == (device, 1, False)
+        where, *precision = ready.device.split(", ")
+        assert where.partition(":")[0] == kind and precision == ["bf16"] * computes_in_bf16(kind)
+        assert (ready.threads, ready.restored) == (1, False)
         assert ready.parameters == sum(layout.numel for layout in LAYOUTS)
 
         copied = await daemon.expect(CopiedOut, lambda event: event.fragment == 1)
