@@ -22,7 +22,6 @@ from p2pdiloco.cli.demo_swarm import Member, Swarm
 LEARNER, P2PD = "p2pdiloco.learner", "p2pd"
 FULL_DISK_BYTES = 16_384
 """No file may grow beyond it while the disk is "full": less than a checkpoint or an update log needs."""
-LEAVE_TIMEOUT_S = 15.0
 
 
 class Strike(Struct, kw_only=True):
@@ -98,7 +97,7 @@ class Striker:
             what=what,
             mend=mend,
             mend_at_s=now + fault.lasts_s,
-            patience_s=LEAVE_TIMEOUT_S if fault.kind == "leave" else 0.0,
+            patience_s=self._swarm.leave_s if fault.kind == "leave" else 0.0,
         )
 
     # --- processes -----------------------------------------------------------------------------------

@@ -26,12 +26,16 @@ from p2pdiloco.cli.shaped_links import ShapedLinks
 from p2pdiloco.config.settings import ENVIRONMENT_PREFIX
 from p2pdiloco.errors import P2PDilocoError, StorageError
 from p2pdiloco.identity import Identity
+from p2pdiloco.learner.lifeline import saving_s
+from p2pdiloco.tasks.manifests import load_manifest
+from p2pdiloco.tasks.registry import task_of
 
 LISTEN = "/ip4/127.0.0.1/tcp/0"
 BASE = ("--listen", LISTEN, "--log", "text")
 BOOTSTRAP_TIMEOUT_S = 60.0
-LEAVE_TIMEOUT_S = 15.0
-"""A node promises to be gone 10 s after SIGTERM; on a busy machine it is given a little more."""
+LEAVE_S = 12.0
+"""A node promises to be gone 6.5 s after SIGTERM, and what its state takes to be written; on a busy machine
+it is given a little more."""
 END_TIMEOUT_S = 5.0
 TICK_S = 0.1
 EVALUATE_S = 20.0
@@ -171,12 +175,16 @@ class Swarm:
     def __init__(
         self, folder: Path, run_file: Path, nodes: int, temporary: bool = False, min_step_s: float = 0.0
     ) -> None:
-        """`temporary`: the folder goes even if we are killed. `min_step_s`: of every node's learner.
+        """`run_file`: the manifest, which is there already. `temporary`: the folder goes even if we are
+        killed. `min_step_s`: of every node's learner.
 
         Raises:
             StorageError: a data folder cannot be made.
         """
         self._folder = folder
+        numel = sum(spec.numel for spec in task_of(load_manifest(run_file)).specs())
+        self.leave_s = LEAVE_S + saving_s(numel)
+        """So long a node may take to leave."""
         self._min_step_s = min_step_s
         self.guard = Guard()
         if temporary:
@@ -264,7 +272,7 @@ class Swarm:
         for node in running:
             node.remember_family()
             node.signal(signal.SIGTERM)
-        until = time.monotonic() + LEAVE_TIMEOUT_S
+        until = time.monotonic() + self.leave_s
         while time.monotonic() < until and any(node.alive for node in running):
             pause(TICK_S)
         return [node.name for node in running if node.alive or node.exit_status != 0]
