@@ -1,17 +1,18 @@
 """Loop, mailbox, optimizer, checkpoint: everything that needs no second process."""
 
 import math
+import os
 import subprocess
 import sys
 
 import msgspec
 import pytest
 import torch
-from learner_kit import TASK, Bench, alone, data
+from learner_kit import BASES, LAYOUTS, TASK, Bench, alone, data
 
 from p2pdiloco.config.presets import MICRO
 from p2pdiloco.errors import StorageError, UserError
-from p2pdiloco.learner import checkpoint, device, muon
+from p2pdiloco.learner import checkpoint, device, muon, process
 from p2pdiloco.learner.channel import (
     BaseRef,
     ChannelBroken,
@@ -20,15 +21,17 @@ from p2pdiloco.learner.channel import (
     Evaluate,
     Evaluated,
     Install,
+    LearnerOptions,
     Learners,
     Note,
     NothingToCopy,
     Save,
     Saved,
+    Start,
     Status,
     Stop,
 )
-from p2pdiloco.learner.device import choose_device
+from p2pdiloco.learner.device import choose_device, compiler_hint
 from p2pdiloco.learner.evaluate import evaluate, heldout_batch
 from p2pdiloco.learner.loop import MAX_SKIPPED_IN_A_ROW, Training, TrainingDiverged, train
 from p2pdiloco.learner.mailbox import Mailbox
@@ -92,13 +95,16 @@ def test_a_pass_that_does_not_fit_is_halved_and_the_step_is_the_same(bench, monk
     def loss_in_small_memory(model, batch):
         passes.append(len(batch[0]))
         if len(batch[0]) > 1:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.\nMore words")
+            raise torch.OutOfMemoryError(
+                "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity of 79.18 GiB of "
+                "which 9.91 GiB is free. Process 799 has 1004.00 MiB memory in use.\nMore words"
+            )
         return loss(model, batch)
 
     monkeypatch.setattr(task, "loss", loss_in_small_memory)
     assert [bench.training.step().loss for _ in range(3)] == pytest.approx(expected, abs=1e-4)
     assert passes == [4, 2, *[1] * 12]
-    why = "(CUDA out of memory. Tried to allocate 20.00 GiB.)"
+    why = "(CUDA out of memory. Tried to allocate 20.00 GiB)"
     assert bench.training.take_notes() == [
         f"a pass of 256 tokens does not fit {why}: going on with 128 tokens",
         f"a pass of 128 tokens does not fit {why}: going on with 64 tokens",
@@ -147,6 +153,29 @@ def test_notes_reach_the_daemon_and_a_compiler_that_fails_is_left(bench, monkeyp
     bench.mailbox.boundary(training.step())
     words = "torch.compile failed (no C++ compiler is installed): training without it"
     assert [e for e in bench.events() if isinstance(e, Note)] == [Note(words)]
+
+
+def test_who_trains_a_large_model_on_a_gpu_without_the_compiler_is_told():
+    gpu, cpu = torch.device("cuda:0"), torch.device("cpu")
+    assert "--compile" in compiler_hint(gpu, 124_000_000, compiled=False)
+    for others in ((gpu, 124_000_000, True), (gpu, 10_000_000, False), (cpu, 124_000_000, False)):
+        assert compiler_hint(*others) == ""
+
+
+def test_a_learner_says_it_at_its_start(bench, monkeypatch):
+    asked = []
+
+    def hint(*about):
+        asked.append(about)
+        return "do compile"
+
+    monkeypatch.setattr(process, "compiler_hint", hint)
+    options = LearnerOptions(peer="peer-a", device="cpu", threads=1, evaluation_tokens=1024)
+    start = Start(MICRO, options, BASES)
+    bench.post(Stop(None))
+    process._lead(bench.channel, start, os.dup(bench.exchange.fd), process._build(start))
+    assert Note("do compile") in bench.events()
+    assert asked == [(torch.device("cpu"), sum(layout.numel for layout in LAYOUTS), False)]
 
 
 def test_a_device_that_is_not_there_is_one_sentence():
