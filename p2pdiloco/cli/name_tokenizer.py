@@ -10,7 +10,7 @@ import msgspec
 
 from p2pdiloco.adapters.files import Files
 from p2pdiloco.config.manifest import Manifest
-from p2pdiloco.config.models import BYTES
+from p2pdiloco.config.models import BYTES, vocabulary_for
 from p2pdiloco.daemon.tokenizers import tokenizer_beside
 from p2pdiloco.errors import UserError
 from p2pdiloco.tasks.hub_file import hub_file, may_be_on_the_hub
@@ -31,7 +31,7 @@ def chosen_tokenizer(
 
     `wanted`: a path, or OWNER/NAME[@REVISION] on the hub; None: what lies beside the model `source`. `end`:
     its token that ends documents, empty: the usual one. The vocabulary of a model that does not exist yet
-    becomes that of the tokenizer.
+    becomes the tokenizer's, rounded up.
 
     Raises:
         UserError: no such file, none of the kind, none of the usual tokens, or more than the model knows.
@@ -64,7 +64,8 @@ def _with_tokenizer(manifest: Manifest, wanted: str, end: str, fit: bool) -> tup
     manifest = msgspec.structs.replace(manifest, data=data)
     vocabulary = FileTokenizer(content, end).vocabulary
     if fit and "vocabulary" in manifest.model:
-        manifest = msgspec.structs.replace(manifest, model=manifest.model | {"vocabulary": vocabulary})
+        model = manifest.model | {"vocabulary": vocabulary_for(vocabulary)}
+        manifest = msgspec.structs.replace(manifest, model=model)
     most = task_of(manifest).vocabulary
     if 0 < most < vocabulary:
         raise UserError(

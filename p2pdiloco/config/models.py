@@ -26,6 +26,8 @@ BYTES = "bytes"
 SWIGLU_RATIO = 8 / 3
 """Hidden width over width at which three matrices have the parameters of the usual two of ratio 4."""
 HIDDEN_MULTIPLE = 8
+VOCABULARY_MULTIPLE = 64
+"""A GPU's tensor cores want rows of 8 numbers (of 2 bytes) or a multiple, and work on tiles of 64 and more."""
 
 
 class Section(Struct, frozen=True, forbid_unknown_fields=True):
@@ -112,6 +114,11 @@ class ImageSection(ModelSection, frozen=True, kw_only=True):
     width: Annotated[int, Meta(ge=8, le=65536)]
     heads: Annotated[int, Meta(ge=1, le=256)] = 4
     patch_pixels: Annotated[int, Meta(ge=1, le=256)] = 4
+
+
+def vocabulary_for(tokens: int) -> int:
+    """The vocabulary of a new model for a tokenizer of so many tokens: ids beyond them never occur."""
+    return -(-tokens // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
 
 
 def table(section: ModelSection) -> dict[str, Any]:

@@ -28,10 +28,11 @@ from p2pdiloco.config.manifest import (
     RunSection,
     SyncSection,
 )
-from p2pdiloco.config.models import CausalLMSection, ImageSection, table
+from p2pdiloco.config.models import CausalLMSection, ImageSection, table, vocabulary_for
 from p2pdiloco.config.outer import with_outer
 from p2pdiloco.errors import ConfigError
 
+GPT2_IDS = vocabulary_for(50_257)
 ADAMW_RATE = 2e-3
 """Of `tiny` with AdamW."""
 
@@ -92,7 +93,9 @@ SMALL = with_outer(
 GPT2 = with_outer(
     Manifest(
         run=RunSection(name="gpt2"),
-        model=table(CausalLMSection(layers=12, heads=12, width=768, context_tokens=1024, vocabulary=50257)),
+        model=table(
+            CausalLMSection(layers=12, heads=12, width=768, context_tokens=1024, vocabulary=GPT2_IDS)
+        ),
         inner=InnerSection(
             learning_rate=6e-4,
             warmup_tokens=370_000_000,
@@ -106,7 +109,9 @@ GPT2 = with_outer(
 GPT2_MEDIUM = with_outer(
     Manifest(
         run=RunSection(name="350m"),
-        model=table(CausalLMSection(layers=24, heads=16, width=1024, context_tokens=1024, vocabulary=50257)),
+        model=table(
+            CausalLMSection(layers=24, heads=16, width=1024, context_tokens=1024, vocabulary=GPT2_IDS)
+        ),
         inner=InnerSection(
             learning_rate=3e-4,
             warmup_tokens=730_000_000,
@@ -127,7 +132,7 @@ LARGEST = with_outer(
                 key_value_heads=8,
                 width=2048,
                 context_tokens=2048,
-                vocabulary=50257,
+                vocabulary=GPT2_IDS,
                 hidden_width=5632,
                 tied_head=False,
             )

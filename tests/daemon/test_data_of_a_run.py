@@ -53,13 +53,13 @@ def test_run_new_writes_what_a_tokenizer_asks_for_and_run_check_says_what_is_wro
 ) -> None:
     manifest = load_manifest(written)
     assert (manifest.data.tokenizer, manifest.data.end_of_document) == ("my-tokens.json", "</s>")
-    assert manifest.model["vocabulary"] == 301
+    assert manifest.model["vocabulary"] == 320, "301 tokens, and what makes it a multiple of 64"
     assert cli_main.run(["run", "check", str(written)]) == 0
     said = capsys.readouterr().out
     assert "tokenizer my-tokens.json" in said and "of the run, adamw, rate 0.003\n" in said
     text = written.read_text()
     for old, new, sentence in (
-        ("vocabulary = 301", "vocabulary = 300", "model.vocabulary is 300, but the tokenizer"),
+        ("vocabulary = 320", "vocabulary = 300", "model.vocabulary is 300, but the tokenizer"),
         ('end_of_document = "</s>"', 'end_of_document = "<eos>"', 'no token "<eos>"'),
         ('end_of_document = "</s>"', 'end_of_document = ""', "must be stated with data.tokenizer"),
         (manifest.data.tokenizer_digest, "0" * 64, "this is not the tokenizer of the run"),
