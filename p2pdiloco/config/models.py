@@ -27,7 +27,7 @@ SWIGLU_RATIO = 8 / 3
 """Hidden width over width at which three matrices have the parameters of the usual two of ratio 4."""
 HIDDEN_MULTIPLE = 8
 VOCABULARY_MULTIPLE = 64
-"""A GPU's tensor cores want rows of 8 numbers (of 2 bytes) or a multiple, and work on tiles of 64 and more."""
+"""A GPU's tensor cores want rows of 8 numbers (of 2 bytes) or a multiple, and work on larger tiles."""
 
 
 class Section(Struct, frozen=True, forbid_unknown_fields=True):
