@@ -6,6 +6,7 @@ import contextlib
 import functools
 import os
 import sys
+from pathlib import Path
 from typing import get_args
 
 import torch
@@ -26,6 +27,8 @@ SHARED_MICRO_BATCH_TOKENS = 16_384
 """On MPS, whose memory is the whole machine's: asking for too much makes it swap before it is refused."""
 AMPERE = 8
 """NVIDIA's first compute capability (major) with bf16."""
+DRIVERS = {"NVIDIA": Path("/proc/driver/nvidia/version"), "AMD": Path("/dev/kfd")}
+"""What is there if this system (Linux) has a driver for a GPU."""
 NAMES = {"cuda": "CUDA", "rocm": "ROCm", "mps": "MPS", "xpu": "XPU"}
 
 
@@ -159,11 +162,23 @@ def micro_batch_tokens(device: torch.device, wanted: int, tokens_per_step: int) 
     return min(wanted or most.get(device.type, ACCELERATOR_MICRO_BATCH_TOKENS), tokens_per_step)
 
 
-def compiler_hint(device: torch.device, parameters: int, compiled: bool) -> str:
-    """What to tell somebody whose model could train much faster; "" if it could not, as far as known."""
-    if compiled or device.type != "cuda" or parameters < COMPILED_PAYS_FROM:
-        return ""
-    return "--compile makes inner steps of such a model faster on most GPUs, and the first one later"
+def hints(wanted: str, device: torch.device, parameters: int, compiled: bool) -> list[str]:
+    """What to tell somebody whose model could train much faster, as far as is known. `wanted`: as in
+    `choose_device`."""
+    found = []
+    if device.type == "cuda" and not compiled and parameters >= COMPILED_PAYS_FROM:
+        found.append(
+            "--compile makes inner steps of such a model faster on most GPUs, and the first one later"
+        )
+    brand = next((name for name, path in DRIVERS.items() if path.exists()), "")
+    if wanted == "auto" and device.type == "cpu" and brand:
+        built_for = torch.version.cuda if brand == "NVIDIA" else torch.version.hip
+        why = "its driver may be too old, or not yours to use" if built_for else "it is built without"
+        found.append(
+            f"this machine has a GPU of {brand}, but torch {torch.__version__} cannot use it ({why}): "
+            "training on the CPU"
+        )
+    return found
 
 
 def out_of_memory(error: BaseException) -> str:

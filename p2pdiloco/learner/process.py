@@ -17,7 +17,7 @@ from p2pdiloco.errors import UserError, invariant
 from p2pdiloco.learner import checkpoint
 from p2pdiloco.learner.answering import DEVICES, Answering
 from p2pdiloco.learner.channel import LearnerEnd, LearnerOptions, Note, Ready, Start
-from p2pdiloco.learner.device import choose_device, compiler_hint, configure, step_back, threads_of
+from p2pdiloco.learner.device import choose_device, configure, hints, step_back, threads_of
 from p2pdiloco.learner.evaluate import evaluate, heldout_batch
 from p2pdiloco.learner.fragments import Fragments
 from p2pdiloco.learner.holding import Copies, Held, Shares
@@ -228,9 +228,10 @@ def _lead(channel: LearnerEnd, start: Start, exchange_fd: int, parts: Parts) -> 
     answers = device.type in DEVICES and not ranks.sharded  # of shares, other ranks copy at boundaries only
     gives_up = answers and ranks is ALONE  # others wait in the middle of a step until all are there
     channel.emit(Ready(where, parameters, parts.threads, training.inner_step, restored, note, gives_up))
-    hint = compiler_hint(device, parameters, options.compile or ranks.sharded)
-    for text in filter(None, (parts.data.note, hint)):
-        channel.emit(Note(text[:4096]))
+    compiled = options.compile or ranks.sharded
+    for text in (parts.data.note, *hints(options.device, device, parameters, compiled)):
+        if text:
+            channel.emit(Note(text[:4096]))
     if not mailbox.begin():
         ranks.order("end")
         return

@@ -31,7 +31,7 @@ from p2pdiloco.learner.channel import (
     Status,
     Stop,
 )
-from p2pdiloco.learner.device import choose_device, compiler_hint
+from p2pdiloco.learner.device import choose_device, hints
 from p2pdiloco.learner.evaluate import evaluate, heldout_batch
 from p2pdiloco.learner.loop import MAX_SKIPPED_IN_A_ROW, Training, TrainingDiverged, train
 from p2pdiloco.learner.mailbox import Mailbox
@@ -155,27 +155,48 @@ def test_notes_reach_the_daemon_and_a_compiler_that_fails_is_left(bench, monkeyp
     assert [e for e in bench.events() if isinstance(e, Note)] == [Note(words)]
 
 
-def test_who_trains_a_large_model_on_a_gpu_without_the_compiler_is_told():
+def test_who_trains_a_large_model_on_a_gpu_without_the_compiler_is_told(monkeypatch):
+    monkeypatch.setattr(device, "DRIVERS", {})
     gpu, cpu = torch.device("cuda:0"), torch.device("cpu")
-    assert "--compile" in compiler_hint(gpu, 124_000_000, compiled=False)
+    (told,) = hints("auto", gpu, 124_000_000, compiled=False)
+    assert told.startswith("--compile makes")
     for others in ((gpu, 124_000_000, True), (gpu, 10_000_000, False), (cpu, 124_000_000, False)):
-        assert compiler_hint(*others) == ""
+        assert hints("auto", *others) == []
+
+
+@pytest.mark.parametrize(("cuda", "why"), [(None, "it is built without"), ("13.0", "its driver may be")])
+def test_who_has_a_gpu_that_torch_cannot_use_is_told(monkeypatch, tmp_path, cuda, why):
+    driver, gpu, cpu = tmp_path / "version", torch.device("cuda:0"), torch.device("cpu")
+    monkeypatch.setattr(device, "DRIVERS", {"AMD": tmp_path / "none", "NVIDIA": driver})
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    assert hints("auto", cpu, 1, False) == []
+    driver.touch()
+    (told,) = hints("auto", cpu, 1, False)
+    assert told.startswith(
+        f"this machine has a GPU of NVIDIA, but torch {torch.__version__} cannot use it ({why}"
+    )
+    assert hints("cpu", cpu, 1, False) == hints("auto", gpu, 1, False) == []
+    monkeypatch.setattr(device, "DRIVERS", {"AMD": driver})
+    assert (
+        "of AMD" in hints("auto", cpu, 1, False)[0]
+        and "it is built without" in hints("auto", cpu, 1, False)[0]
+    )
 
 
 def test_a_learner_says_it_at_its_start(bench, monkeypatch):
     asked = []
 
-    def hint(*about):
+    def told(*about):
         asked.append(about)
-        return "do compile"
+        return ["do this", "do that"]
 
-    monkeypatch.setattr(process, "compiler_hint", hint)
+    monkeypatch.setattr(process, "hints", told)
     options = LearnerOptions(peer="peer-a", device="cpu", threads=1, evaluation_tokens=1024)
     start = Start(MICRO, options, BASES)
     bench.post(Stop(None))
     process._lead(bench.channel, start, os.dup(bench.exchange.fd), process._build(start))
-    assert Note("do compile") in bench.events()
-    assert asked == [(torch.device("cpu"), sum(layout.numel for layout in LAYOUTS), False)]
+    assert [e.text for e in bench.events() if isinstance(e, Note)] == ["do this", "do that"]
+    assert asked == [("cpu", torch.device("cpu"), sum(layout.numel for layout in LAYOUTS), False)]
 
 
 def test_a_device_that_is_not_there_is_one_sentence():
