@@ -5,9 +5,9 @@
     .venv/bin/python scripts/bench_device.py --device cpu --presets micro tiny --variants fp32 auto
 
 Without a daemon, in whole inner steps (passes, clipping, the optimizer), after the first ten. "of the
-ceiling": the operations that the model needs (6 for each parameter and token, and attention's), by what one
-large matrix product on the device reaches in bf16, as measured at the beginning; of text models. Memory is
-what the device has less of than before, looked at every now and then. `bench_inner --device` compares a
+ceiling", for dense text models: the operations that the model needs (6 for each parameter and token, and
+attention's), by what one large matrix product on the device reaches in bf16, as measured at the beginning.
+Memory is what a CUDA device has less of than before, looked at every 0.2 s. `bench_inner --device` compares a
 learner in a swarm with one alone.
 """
 
@@ -21,13 +21,13 @@ from pathlib import Path
 
 import msgspec
 import torch
-from bench_inner import STATUS_INTERVAL_S, Ended, alone, rate
+from bench_inner import Ended, alone, rate
 from benchkit import arguments, finish
 
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.presets import for_run
 from p2pdiloco.learner.channel import LearnerOptions
-from p2pdiloco.learner.device import choose_device
+from p2pdiloco.learner.device import choose_device, free_bytes
 from p2pdiloco.tasks.registry import task_of
 
 VARIANTS = {
@@ -37,6 +37,8 @@ VARIANTS = {
 }
 PRODUCT = 8192
 """Rows and columns of matrices on accelerators."""
+STATUS_INTERVAL_S = 0.5
+WATCH_S = 0.2
 
 
 def ceiling(device: torch.device) -> float:
@@ -51,25 +53,18 @@ def ceiling(device: torch.device) -> float:
     return 2 * size**3 / min(took[3:])
 
 
-def operations_per_token(manifest: Manifest) -> float:
-    """Forward and backward: 6 for each parameter (but embeddings, which are looked up, unless the head is
-    tied to them), 6 of causal attention for each layer, width and token of the context."""
+def operations_per_token(manifest: Manifest) -> float | None:
+    """Forward and backward of a dense text model (else None): 6 for each parameter (but embeddings, which are
+    looked up, unless the head is tied to them), 6 of causal attention for each layer, width and token of the
+    context."""
     task = task_of(manifest)
     numel = {spec.name: spec.numel for spec in task.specs()}
-    looked_up = (
-        0 if manifest.model.get("tied_head", True) else sum(n for k, n in numel.items() if "embed" in k)
-    )
     model = manifest.model
+    if "context_tokens" not in model or model.get("experts"):
+        return None
+    looked_up = 0 if model.get("tied_head", True) else sum(n for k, n in numel.items() if "embed" in k)
     attention = 6 * model["layers"] * model["width"] * model["context_tokens"]
     return float(6 * (sum(numel.values()) - looked_up) + attention)
-
-
-def used_bytes(device: torch.device) -> int:
-    """Of the device's memory, by whomever."""
-    if device.type != "cuda":
-        return 0
-    free, total = torch.cuda.mem_get_info(device)
-    return total - free
 
 
 class Measured(msgspec.Struct, frozen=True):
@@ -77,23 +72,24 @@ class Measured(msgspec.Struct, frozen=True):
 
     tokens_per_s: float
     longest_gap_in_steps: float
+    """Of the learner's own average."""
     start_s: float
     """Until its first inner step had ended."""
-    memory_bytes: int
+    memory_bytes: int | None
+    """None: this device does not say."""
     notes: list[str]
     """What it said."""
 
 
 async def measured(manifest: Manifest, options: LearnerOptions, seconds: float) -> Measured:
-    """One learner."""
+    """One learner. Raises: Ended, TimeoutError."""
     device = choose_device(options.device)
-    before, most = used_bytes(device), 0
+    free = [free_bytes(device, 1) or 0]
 
     async def watch() -> None:
-        nonlocal most
         while True:
-            most = max(most, used_bytes(device) - before)
-            await asyncio.sleep(0.2)
+            free.append(free_bytes(device, 1) or 0)
+            await asyncio.sleep(WATCH_S)
 
     watching = asyncio.ensure_future(watch())
     began = time.monotonic()
@@ -105,9 +101,9 @@ async def measured(manifest: Manifest, options: LearnerOptions, seconds: float) 
     found = rate(learner.points)
     return Measured(
         found.steps_per_s * manifest.inner.tokens_per_step,
-        found.longest_gap_s * found.steps_per_s,
+        found.longest_gap_s / found.step_s,
         learner.points[0].at_s - began,
-        most,
+        free[0] - min(free) if device.type == "cuda" else None,
         learner.notes,
     )
 
@@ -127,6 +123,7 @@ def main() -> None:
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
     print(f"{name}, torch {torch.__version__}: matrix products in bf16 reach {top / 1e12:.1f} TFLOP/s")
     figures: dict[str, object] = {"device": name, "torch": torch.__version__, "ceiling_flops": top}
+    figures["seconds"] = args.seconds
     for preset in args.presets:
         manifest = for_run(preset, "bench")
         tokens = args.tokens_per_step or manifest.inner.tokens_per_step
@@ -146,14 +143,13 @@ def main() -> None:
             except (Ended, TimeoutError) as error:
                 print(f"{what:40} {type(error).__name__}: {error}", flush=True)
                 continue
-            figures[what] = msgspec.to_builtins(found)
-            print(
-                f"{what:40} {found.tokens_per_s:8.0f} tokens/s, "
-                f"{found.tokens_per_s * operations / top:.2f} of the ceiling, "
-                f"{found.memory_bytes / 1e9:.1f} GB, first step after {found.start_s:.0f} s"
-                + "".join(f"\n    {note}" for note in found.notes),
-                flush=True,
-            )
+            figures[what] = msgspec.to_builtins(found) | {"tokens_per_step": tokens}
+            words = [f"{found.tokens_per_s:.0f} tokens/s", f"first step after {found.start_s:.0f} s"]
+            if operations is not None:
+                words.insert(1, f"{found.tokens_per_s * operations / top:.2f} of the ceiling")
+            if found.memory_bytes is not None:
+                words.insert(-1, f"{found.memory_bytes / 1e9:.1f} GB")
+            print("\n    ".join([f"{what:40} {', '.join(words)}", *found.notes]), flush=True)
     finish("device", figures, args.json)
 
 

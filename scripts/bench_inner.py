@@ -12,10 +12,12 @@ gap between inner steps (evaluation and saving left out) depends on the rest.
 from __future__ import annotations
 
 import asyncio
+import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from benchkit import (
@@ -34,13 +36,13 @@ from benchkit import (
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.presets import for_run
 from p2pdiloco.learner.channel import BaseRef, LearnerOptions, Note, Status
+from p2pdiloco.learner.device import choose_device
 from p2pdiloco.learner.host import LearnerExited, LearnerHost
 from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tensors.exchange import Exchange
 from p2pdiloco.tensors.layout import gather, plan_fragments
 
 WARM_UP_STEPS = 10
-STATUS_INTERVAL_S = 0.5
 WARM_UP_TIMEOUT_S = 600.0
 
 
@@ -64,7 +66,7 @@ class Rate(msgspec.Struct):
 
 
 class Ended(Exception):
-    """A learner process ended by itself."""
+    """A learner process ended by itself, or said too little."""
 
 
 class Alone:
@@ -81,7 +83,9 @@ class Alone:
             gather(parameters, layout, self._exchange.base(layout.index, 0))
         self.points: list[Point] = []
         self.notes: list[str] = []
-        self._warm: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._warm = asyncio.Event()
+        self._exit = asyncio.Event()
+        self._exit_reason = ""
         self._host = LearnerHost(quiet, self._layouts, self._exchange, options, self._on_event, log)
 
     async def start(self) -> None:
@@ -90,13 +94,31 @@ class Alone:
 
     async def warmed_up(self) -> None:
         """Wait for so many inner steps. Raises: Ended, TimeoutError."""
-        async with asyncio.timeout(WARM_UP_TIMEOUT_S):
-            await self._warm
+        if not await self._first_of(self._warm.wait(), WARM_UP_TIMEOUT_S):
+            raise TimeoutError(f"fewer than {WARM_UP_STEPS} inner steps in {WARM_UP_TIMEOUT_S:.0f} s")
+
+    async def go_on(self, seconds: float) -> None:
+        """Train for so long. Raises: Ended."""
+        await self._first_of(asyncio.Event().wait(), seconds)
 
     async def end(self) -> None:
         """Whatever happened."""
-        await self._host.stop(None, 3)
-        self._exchange.close()
+        try:
+            await self._host.stop(None, 3)
+        finally:
+            self._exchange.close()
+
+    async def _first_of(self, what: Coroutine[Any, Any, object], timeout_s: float) -> bool:
+        """Whether it came in time. Raises: Ended (before it)."""
+        waits = asyncio.ensure_future(what), asyncio.ensure_future(self._exit.wait())
+        try:
+            await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            if self._exit.is_set():
+                raise Ended(self._exit_reason)
+            return waits[0].done()
+        finally:
+            for wait in waits:
+                wait.cancel()
 
     def _on_event(self, event: object) -> None:
         if isinstance(event, Status):
@@ -104,17 +126,20 @@ class Alone:
                 event.inner_step, event.cpu_s, event.step_time_s, event.longest_gap_s, time.monotonic()
             )
             self.points.append(point)
-            if event.inner_step >= WARM_UP_STEPS and not self._warm.done():
-                self._warm.set_result(None)
+            if event.inner_step >= WARM_UP_STEPS:
+                self._warm.set()
         elif isinstance(event, Note):
             self.notes.append(event.text)
-        elif isinstance(event, LearnerExited) and not self._warm.done():
-            self._warm.set_exception(Ended(event.reason))
+        elif isinstance(event, LearnerExited):
+            self._exit_reason = event.reason
+            self._exit.set()
 
 
 def rate(points: Sequence[Point]) -> Rate:
-    """After the warm-up."""
+    """After the warm-up. Raises: Ended."""
     points = [point for point in points if point.inner_step >= WARM_UP_STEPS]
+    if len(points) < 2:
+        raise Ended("fewer than two reports of inner steps in the time: give it more --seconds")
     first, last = points[0], points[-1]
     steps = last.inner_step - first.inner_step
     return Rate(
@@ -128,15 +153,15 @@ def rate(points: Sequence[Point]) -> Rate:
 async def alone(
     manifest: Manifest, learners: int, seconds: float, folder: Path, options: LearnerOptions
 ) -> list[Alone]:
-    """So many learners at once, for so long after their first steps."""
-    made = []
+    """So many learners at once, for so long after their first steps. Raises: Ended, TimeoutError."""
+    made: list[Alone] = []
     try:
         for index in range(learners):
             its = msgspec.structs.replace(options, peer=f"alone-{index}")
             made.append(Alone(manifest, its, folder / f"alone-{index}.log"))
         await asyncio.gather(*(learner.start() for learner in made))
         await asyncio.gather(*(learner.warmed_up() for learner in made))
-        await asyncio.sleep(seconds)
+        await asyncio.gather(*(learner.go_on(seconds) for learner in made))
     finally:
         await asyncio.gather(*(learner.end() for learner in made))
     return made
@@ -145,21 +170,27 @@ async def alone(
 def in_swarm(
     manifest: Manifest, nodes: int, seconds: float, folder: Path, options: LearnerOptions
 ) -> tuple[list[Rate], int]:
-    """As many learners inside a real swarm, and how many versions were merged meanwhile."""
+    """As many learners inside a real swarm, and how many versions were merged since it began. Raises: Ended,
+    TimeoutError."""
     flags = ["--device", options.device, "--threads", str(options.threads), "--precision", options.precision]
     flags += ["--micro-batch-tokens", str(options.micro_batch_tokens), *["--compile"] * options.compile]
     with running_swarm(folder, manifest, nodes, *NEVER, *flags) as swarm:
         diaries = [events_of(node) for node in swarm.nodes]
 
+        def check() -> None:
+            for node, path in zip(swarm.nodes, diaries, strict=True):
+                ends = [line for line in of_kind(diary(path), "learner") if "code" in line]
+                if ends or not node.alive:
+                    raise Ended(ends[0]["reason"] if ends else node.last_words())
+
         def warm() -> bool:
-            ended = next((node for node in swarm.nodes if not node.alive), None)
-            if ended is not None:
-                raise Ended(ended.last_words())
+            check()
             steps = [of_kind(diary(path), "progress")[-1]["inner_step"] for path in diaries]
             return min(steps) >= WARM_UP_STEPS
 
         wait_until(warm, WARM_UP_TIMEOUT_S)
         time.sleep(seconds)
+        check()
         found = [diary(path) for path in diaries]
     points = [
         [
@@ -168,7 +199,8 @@ def in_swarm(
         ]
         for lines in found
     ]
-    return [rate(its) for its in points], sum(len(of_kind(lines, "merge")) for lines in found)
+    merges = [line for lines in found for line in of_kind(lines, "merge") if "contributors" in line]
+    return [rate(its) for its in points], len(merges)
 
 
 def main() -> None:
@@ -189,9 +221,8 @@ def main() -> None:
         threads=1,
         micro_batch_tokens=args.micro_batch_tokens,
         compile=args.compile,
-        status_interval_s=STATUS_INTERVAL_S,
     )
-    kind = "steps_per_cpu_s" if args.device == "cpu" else "steps_per_s"
+    kind = "steps_per_cpu_s" if choose_device(args.device).type == "cpu" else "steps_per_s"
     ratios, alone_rates, swarm_rates, gaps, merges = [], [], [], [], []
     for index in range(args.rounds):
         with tempfile.TemporaryDirectory(prefix="p2pdiloco-bench-") as text:
@@ -231,4 +262,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except (Ended, TimeoutError) as error:
+        sys.exit(f"{type(error).__name__}: {error}")

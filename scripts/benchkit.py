@@ -46,7 +46,7 @@ def running_swarm(
     network namespace of its own."""
     run_file = folder / "run.toml"
     run_file.write_text(render_toml(manifest))
-    swarm = Swarm(folder, run_file, nodes, temporary=True)
+    swarm = Swarm(folder, run_file, manifest, nodes, temporary=True)
     try:
         if links is not None:
             swarm.place(links)

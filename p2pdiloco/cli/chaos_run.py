@@ -98,7 +98,7 @@ class ChaosRun:
         folder.mkdir(parents=True, exist_ok=True)
         run_file = folder / "run.toml"
         run_file.write_text(render_toml(manifest), encoding="utf-8")
-        self._swarm = Swarm(folder, run_file, nodes, temporary, min_step_s)
+        self._swarm = Swarm(folder, run_file, manifest, nodes, temporary, min_step_s)
         if temporary:
             self._swarm.guard.adopt(folder.parent)
         self._address = ""

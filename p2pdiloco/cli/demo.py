@@ -96,7 +96,9 @@ class Demo:
         try:
             judge, loss_before = self._prepare()
             temporary = self._settings.keep is None
-            self._swarm = Swarm(self._folder, self._folder / "run.toml", self._settings.nodes, temporary)
+            self._swarm = Swarm(
+                self._folder, self._folder / "run.toml", self._manifest, self._settings.nodes, temporary
+            )
             peers = {node.name: node.peer for node in self._swarm.nodes}
             self._chronicle = Chronicle(peers, self._manifest.sync.fragments)
             self._tails = {node.name: Tail(node.data_dir / "events.jsonl") for node in self._swarm.nodes}

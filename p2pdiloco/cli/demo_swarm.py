@@ -23,11 +23,11 @@ from p2pdiloco.adapters.p2pd import socket_folder
 from p2pdiloco.cli.chaos_links import Links
 from p2pdiloco.cli.guard import Guard
 from p2pdiloco.cli.shaped_links import ShapedLinks
+from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.settings import ENVIRONMENT_PREFIX
 from p2pdiloco.errors import P2PDilocoError, StorageError
 from p2pdiloco.identity import Identity
 from p2pdiloco.learner.lifeline import saving_s
-from p2pdiloco.tasks.manifests import load_manifest
 from p2pdiloco.tasks.registry import task_of
 
 LISTEN = "/ip4/127.0.0.1/tcp/0"
@@ -35,7 +35,7 @@ BASE = ("--listen", LISTEN, "--log", "text")
 BOOTSTRAP_TIMEOUT_S = 60.0
 LEAVE_S = 12.0
 """A node promises to be gone 6.5 s after SIGTERM, and what its state takes to be written; on a busy machine
-it is given a little more."""
+it is given a little more than a program gives its own (`session`)."""
 END_TIMEOUT_S = 5.0
 TICK_S = 0.1
 EVALUATE_S = 20.0
@@ -173,17 +173,22 @@ class Swarm:
     """A bootstrap and nodes on loopback. `end` must be called, whatever happened."""
 
     def __init__(
-        self, folder: Path, run_file: Path, nodes: int, temporary: bool = False, min_step_s: float = 0.0
+        self,
+        folder: Path,
+        run_file: Path,
+        manifest: Manifest,
+        nodes: int,
+        temporary: bool = False,
+        min_step_s: float = 0.0,
     ) -> None:
-        """`run_file`: the manifest, which is there already. `temporary`: the folder goes even if we are
-        killed. `min_step_s`: of every node's learner.
+        """`run_file`: of the `manifest`. `temporary`: the folder goes even if we are killed. `min_step_s`: of
+        every node's learner.
 
         Raises:
             StorageError: a data folder cannot be made.
         """
         self._folder = folder
-        numel = sum(spec.numel for spec in task_of(load_manifest(run_file)).specs())
-        self.leave_s = LEAVE_S + saving_s(numel)
+        self.leave_s = LEAVE_S + saving_s(sum(spec.numel for spec in task_of(manifest).specs()))
         """So long a node may take to leave."""
         self._min_step_s = min_step_s
         self.guard = Guard()

@@ -1,11 +1,13 @@
 """Text that fits into memory: what a language model trains on, and what nobody trains on.
 
 Sources. "embedded" is the source text of Python's own standard library, which lies on every machine that
-can run this (without its tests, which many distributions leave out). "files" is a file or a folder, every
-file a document; "jsonl" and "parquet" are such files (`tasks.documents`), every line or row a document.
+can run this (without its tests, which many distributions leave out; another version's differs in part).
+"files" is a file or a folder, every file a document; "jsonl" and "parquet" are such files
+(`tasks.documents`), every line or row a document.
 
 Split (`tasks.split`). Files give up parts that their bytes say; a line or row is held out if the hash of its
-text says so, a file of the standard library if that of its relative name does: on every peer alike.
+text says so, a file of the standard library if that of its relative name does: on every peer alike that has
+it.
 """
 
 from __future__ import annotations

@@ -9,7 +9,6 @@ import pytest
 from p2pdiloco.cli import demo_swarm
 from p2pdiloco.cli.demo_swarm import Swarm
 from p2pdiloco.config.presets import for_run
-from p2pdiloco.tasks.manifests import render_toml
 
 
 class Slow:
@@ -35,8 +34,8 @@ class Slow:
 def test_a_node_with_a_large_state_is_given_the_time_to_write_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, preset: str, late: list[str]
 ) -> None:
-    (tmp_path / "run.toml").write_text(render_toml(for_run(preset, "demo")))
-    swarm, node, now_s = Swarm(tmp_path, tmp_path / "run.toml", nodes=0), Slow(30.0), 0.0
+    manifest = for_run(preset, "demo")
+    swarm, node, now_s = Swarm(tmp_path, tmp_path / "run.toml", manifest, nodes=0), Slow(30.0), 0.0
     swarm.nodes = [node]  # type: ignore[list-item]
 
     def pause(seconds: float) -> None:
@@ -44,8 +43,9 @@ def test_a_node_with_a_large_state_is_given_the_time_to_write_it(
         now_s += seconds
         node.left_s -= seconds
 
-    monkeypatch.setattr(demo_swarm.time, "monotonic", lambda: now_s)
     try:
-        assert swarm.leave(pause) == late
+        with monkeypatch.context() as patch:
+            patch.setattr(demo_swarm.time, "monotonic", lambda: now_s)
+            assert swarm.leave(pause) == late
     finally:
         swarm.guard.release()

@@ -18,7 +18,7 @@ from p2pdiloco.config.loader import (
     typed,
 )
 from p2pdiloco.config.manifest import Manifest
-from p2pdiloco.config.models import CausalLMSection
+from p2pdiloco.config.models import CausalLMSection, vocabulary_for
 from p2pdiloco.config.schema import keys_of, tables_of
 from p2pdiloco.errors import ConfigError, RemoteError
 from p2pdiloco.tasks.manifests import load_manifest, render_toml
@@ -55,6 +55,12 @@ def test_presets_have_the_sizes_that_their_names_promise() -> None:
     sizes = {name: sum(s.numel for s in task_of(m).specs()) for name, m in presets.PRESETS.items()}
     assert 3.3e4 < sizes["micro"] < 3.6e4 and 8e5 < sizes["tiny"] < 8.5e5 and 10e6 < sizes["small"] < 11e6
     assert 123e6 < sizes["gpt2"] < 126e6 and 350e6 < sizes["350m"] < 365e6 and 1.29e9 < sizes["1.3b"] < 1.35e9
+
+
+def test_vocabularies_of_new_models_are_whole_tiles_of_a_gpu() -> None:
+    assert [vocabulary_for(n) for n in (1, 64, 65, 320, 50_257)] == [64, 64, 128, 320, 50_304]
+    large = {name: presets.PRESETS[name].model["vocabulary"] for name in ("gpt2", "350m", "1.3b")}
+    assert large == dict.fromkeys(large, 50_304)
 
 
 @pytest.mark.parametrize(("members", "groups"), [(0, 1), (1, 1), (16, 1), (17, 2), (32, 2), (33, 3)])

@@ -7,7 +7,7 @@ import torch
 
 from p2pdiloco.config.presets import MICRO
 from p2pdiloco.learner.channel import BaseRef, Deframer, LearnerEnd, decode_event, frame
-from p2pdiloco.learner.device import device_count
+from p2pdiloco.learner.device import accelerators
 from p2pdiloco.learner.evaluate import heldout_batch
 from p2pdiloco.learner.fragments import Fragments
 from p2pdiloco.learner.holding import Held
@@ -20,7 +20,7 @@ from p2pdiloco.tensors.layout import gather, plan_fragments
 
 torch.set_num_threads(1)
 
-DEVICES = ("cpu", *(kind for kind in ("cuda", "xpu", "mps") if device_count(kind)))
+DEVICES = ("cpu", *accelerators())
 """That are here: a machine with a GPU tests what only they do, too."""
 TASK = task_of(MICRO)
 LAYOUTS = plan_fragments(TASK.specs(), MICRO.sync.fragments)

@@ -9,6 +9,7 @@ from p2pdiloco.config.presets import MICRO
 from p2pdiloco.learner.checkpoint import restore, save
 from p2pdiloco.learner.device import choose_device, computes_in_bf16
 from p2pdiloco.learner.loop import Training
+from p2pdiloco.learner.optim import moments
 from p2pdiloco.tasks.registry import task_of
 
 ACCELERATORS = DEVICES[1:]
@@ -38,6 +39,8 @@ def test_it_learns_there_what_it_learns_on_a_cpu(kind, precision, within):
 
 
 def test_a_compiled_model_learns_the_same(kind):
+    if kind != "cuda":
+        pytest.skip("others may have no compiler")
     _, expected = alone(STEPS, device=kind)
     task = task_of(MICRO)
     model = task.model().to(kind)
@@ -62,7 +65,7 @@ def test_a_pass_that_does_not_fit_is_halved_and_the_step_is_the_same(kind):
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
     (first, *_) = notes = training.take_notes()
-    assert first.startswith(f"a pass of {1 << 17} tokens does not fit (CUDA out of memory"), notes
+    assert first.startswith(f"a pass of {1 << 17} tokens does not fit (") and "out of memory" in first, notes
     assert training.samples_at_once * training.task.tokens_per_sample < 1 << 17
     assert found == pytest.approx(expected, rel=1e-3)
 
@@ -82,6 +85,10 @@ def test_a_state_is_taken_up_on_another_kind_of_device(kind, tmp_path, to_gpu):
         for name, parameter in one.parameters().items():
             # base - (base - theta) rounds
             assert torch.allclose(parameter.cpu(), other.parameters()[name].cpu(), atol=1e-7), name
+        kept = moments(one.training.model, one.training.optimizer)
+        taken = moments(other.training.model, other.training.optimizer)
+        assert kept.keys() == taken.keys()
+        assert all(torch.equal(kept[name].cpu(), taken[name].cpu()) for name in kept)
         assert other.mailbox.boundary(other.training.step())
     finally:
         one.close()

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2pdiloco.errors import InvariantViolation, RemoteError
-from p2pdiloco.learner.device import device_count
+from p2pdiloco.learner.device import accelerators
 from p2pdiloco.tensors.codec import CODECS, codec
 from p2pdiloco.tensors.codec_4bit import DECODE_TILE
 from p2pdiloco.tensors.codec_dense import BLOCK
@@ -73,7 +73,7 @@ def test_round_trip_is_within_the_codec_s_bound(name, numel, exponent, seed):
     assert top <= chosen.peak(payload, numel) <= max(1.01 * top, 2.0**-90)
 
 
-ACCELERATORS = [kind for kind in ("cuda", "xpu", "mps") if device_count(kind)]
+ACCELERATORS = accelerators()
 
 
 @pytest.mark.skipif(not ACCELERATORS, reason="needs a device that is not the CPU")
