@@ -34,9 +34,9 @@ def test_a_gpu_and_a_cpu_hold_the_same_bits(tmp_path: Path) -> None:
 
         learner = gpu.child("p2pdiloco.learner")
         assert learner is not None
+        lives = len(learners_of(gpu))
         learner.kill()
         psutil.wait_procs([learner], timeout=30.0)
-        lives = len(learners_of(gpu))
         swarm.until(lambda: len(learners_of(gpu)) > lives, "another one")
         assert all(on.startswith(ACCELERATORS[0]) for on in learners_of(gpu))
         before = gpu.full_merges(2) + cpu.full_merges(2)
