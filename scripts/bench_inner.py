@@ -12,12 +12,12 @@ gap between inner steps (evaluation and saving left out) depends on the rest.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 import tempfile
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from benchkit import (
@@ -94,12 +94,15 @@ class Alone:
 
     async def warmed_up(self) -> None:
         """Wait for so many inner steps. Raises: Ended, TimeoutError."""
-        if not await self._first_of(self._warm.wait(), WARM_UP_TIMEOUT_S):
-            raise TimeoutError(f"fewer than {WARM_UP_STEPS} inner steps in {WARM_UP_TIMEOUT_S:.0f} s")
+        async with asyncio.timeout(WARM_UP_TIMEOUT_S):
+            await self._warm.wait()
+        self._check()
 
     async def go_on(self, seconds: float) -> None:
         """Train for so long. Raises: Ended."""
-        await self._first_of(asyncio.Event().wait(), seconds)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._exit.wait(), seconds)
+        self._check()
 
     async def end(self) -> None:
         """Whatever happened."""
@@ -108,17 +111,9 @@ class Alone:
         finally:
             self._exchange.close()
 
-    async def _first_of(self, what: Coroutine[Any, Any, object], timeout_s: float) -> bool:
-        """Whether it came in time. Raises: Ended (before it)."""
-        waits = asyncio.ensure_future(what), asyncio.ensure_future(self._exit.wait())
-        try:
-            await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-            if self._exit.is_set():
-                raise Ended(self._exit_reason)
-            return waits[0].done()
-        finally:
-            for wait in waits:
-                wait.cancel()
+    def _check(self) -> None:
+        if self._exit.is_set():
+            raise Ended(self._exit_reason)
 
     def _on_event(self, event: object) -> None:
         if isinstance(event, Status):
@@ -133,6 +128,7 @@ class Alone:
         elif isinstance(event, LearnerExited):
             self._exit_reason = event.reason
             self._exit.set()
+            self._warm.set()  # nobody is to wait for it
 
 
 def rate(points: Sequence[Point]) -> Rate:
