@@ -94,8 +94,12 @@ class Alone:
 
     async def warmed_up(self) -> None:
         """Wait for so many inner steps. Raises: Ended, TimeoutError."""
-        async with asyncio.timeout(WARM_UP_TIMEOUT_S):
-            await self._warm.wait()
+        try:
+            await asyncio.wait_for(self._warm.wait(), WARM_UP_TIMEOUT_S)
+        except TimeoutError as error:
+            raise TimeoutError(
+                f"fewer than {WARM_UP_STEPS} inner steps in {WARM_UP_TIMEOUT_S:.0f} s"
+            ) from error
         self._check()
 
     async def go_on(self, seconds: float) -> None:
