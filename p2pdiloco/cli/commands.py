@@ -94,7 +94,7 @@ def bootstrap(**values: Any) -> int | None:
     type=click.Choice(get_args(Precision)),
     help="Of forward and backward passes; auto: bf16 where the device is fast at it.",
 )
-@NODE("--compile", is_flag=True, help="Compile the model: a later start, faster steps (most on a GPU).")
+@NODE("--compile", is_flag=True, help="Compile the model: a later start, faster steps.")
 @NODE("--threads", type=int, help="CPU threads of the learner; 0: chosen by itself.")
 @NODE("--listen", "--host_maddrs", **LISTEN)
 @NODE("--announce", "--announce_maddrs", **ANNOUNCE)
