@@ -34,7 +34,7 @@ class Electorate:
         self._fragment = fragment
 
     def voters(self, now: float) -> list[str]:
-        """Everyone who counts in a majority and has been heard, oneself included when confirmed. Sorted."""
+        """Everyone who counts in a majority and has been heard, oneself included with a vote. Sorted."""
         return self._shared.voters(now)
 
     def size(self, now: float) -> int:
@@ -103,7 +103,7 @@ class Electorate:
             return {}
         willing = self.willing(now) if shirkers else self._counted(now)
         others = {other: (view.dialable(other), view.strain(other)) for other in willing if other != peer}
-        if peer != me and shared.confirmed and shared.stands and not shared.leaving:
+        if peer != me and shared.votes and shared.stands and not shared.leaving:
             others[me] = own, shared.strain.value
         found = {}
         for other, (there, theirs) in others.items():
@@ -199,7 +199,7 @@ class LeafElectorate(Electorate):
 
     def voters(self, now: float) -> list[str]:
         shared, others = self._shared, self._ours("voters", self._shared.view.voters(now))
-        return self._derived.of("all-voters", shared.with_me, others) if shared.confirmed else others
+        return self._derived.of("all-voters", shared.with_me, others) if shared.votes else others
 
     def size(self, now: float) -> int:
         return len(self.voters(now)) + len(self._unheard(now))
@@ -308,7 +308,7 @@ class UpperElectorate(Electorate):
 
     def voters(self, now: float) -> list[str]:
         others = self._peers(now, self._shared.view.voters(now))
-        return sorted([*others, self._shared.me]) if self._shared.confirmed else others
+        return sorted([*others, self._shared.me]) if self._shared.votes else others
 
     def size(self, now: float) -> int:
         return len(self.voters(now)) + len(self._believed(now))

@@ -42,6 +42,7 @@ class Heartbeats:
         """When the next one is due."""
         self._review_at_s = now
         joining.on_confirmed = self._tell_all
+        shared.saving.on_change = self._saving_changed
         shared.greet = lambda peer: shared.out.send(peer, self.progress())
         shared.on_regroup = self._regrouped
 
@@ -56,6 +57,7 @@ class Heartbeats:
                 fragment.follower.gone(peer)
         shared.view.stretch(shared.health.stretch(now))
         shared.claims.expire(now - shared.timing.member_ttl_s)
+        shared.saving.poll(now)
         neighbours = self._neighbours(now)
         if now >= self._review_at_s:
             self._review_at_s = now + REVIEW_EVERY_S
@@ -128,11 +130,12 @@ class Heartbeats:
             loss=learner.loss,
             learning=shared.learning,
             confirmed=shared.confirmed,
-            stands=shared.stands and not shared.leaving,
+            stands=shared.stands and shared.saving.works and not shared.leaving,
             heads=tuple([(f.index, f.chain.head) for f in self._fragments]),
             saved=self._joining.saved and not shared.confirmed,
             reach=shared.reach,
             strain=shared.strain.value,
+            votes=shared.saving.works,
             offices=tuple(
                 [
                     (seat.name, f.index, seat.office.term)
@@ -150,6 +153,13 @@ class Heartbeats:
         for peer in self._shared.view.members(now):
             if neighbours is None or peer in neighbours:
                 self._shared.out.send(peer, progress)
+
+    def _saving_changed(self, reason: str, now: float) -> None:
+        """Our disk takes votes again, or no more: elections wait for this."""
+        self._shared.out.record("disk", None, reason)
+        for fragment in self._fragments:
+            fragment.touched = True
+        self.tell_neighbours(now)
 
     def _tell_all(self, now: float) -> None:
         progress = self.progress()
@@ -275,7 +285,7 @@ class Heartbeats:
         for group, index, term in message.offices:
             if index < len(self._fragments):
                 self._fragments[index].seats.on_claim(sender, group, term, now)
-        if claimed:
+        if claimed or (before is not None and before.votes != message.votes):
             moved = list(self._fragments)
         self._joining.poll(now)
         for fragment in moved:

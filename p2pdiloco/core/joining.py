@@ -54,7 +54,7 @@ class Joining:
     def returning(self, now: float) -> bool:
         """Whether we and others may be all that is left of the run: what they saved counts."""
         shared = self._shared
-        return self.saved and not shared.confirmed and not shared.view.voters(now)
+        return self.saved and not shared.confirmed and not shared.view.confirmed(now)
 
     def poll(self, now: float) -> None:
         """Look whether we may count as a full member now."""
@@ -64,7 +64,7 @@ class Joining:
         self.serves_saved = self.returning(now)
         if all(f.follower.verified for f in self._fragments):
             self._confirm("every fragment's version is confirmed by peers", now)
-        elif self._presence_seen and not shared.view.voters(now):
+        elif self._presence_seen and not shared.view.confirmed(now):
             self._poll_alone(now)
 
     def _poll_alone(self, now: float) -> None:
@@ -108,7 +108,7 @@ class Joining:
         view = self._shared.view
         if self._shared.confirmed:
             return ""
-        if view.voters(now):
+        if view.confirmed(now):
             return "the state of the members"
         if self.saved:
             if any(f.follower.behind(now) for f in self._fragments):

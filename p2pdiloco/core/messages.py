@@ -63,6 +63,8 @@ class Progress(Message, frozen=True):
     """Who cannot be dialled is no syncer while somebody else can be, and gives nothing that others have."""
     strain: Annotated[int, Meta(ge=0, le=MAX_STRAIN)]
     """How far its uplink falls short of what offices ask (`core.uplink`); 0: it does not, as far as known."""
+    votes: bool
+    """It can save a vote. Who cannot, counts in no majority."""
 
 
 class Leaving(Message, frozen=True):

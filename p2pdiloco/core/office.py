@@ -161,6 +161,8 @@ class Office:
         if self.state is OfficeState.CANDIDATE:
             if now >= self._gives_up_s:
                 self._lose(now, f"no majority in time for term {self._candidate_term}")
+            elif self._candidacy is not None and self._candidacy.won(now):
+                self._won(self._candidacy, now)  # some have no vote any more: the rest are a majority
             elif self._candidacy is not None:
                 self._candidacy.ask_again(now)
             return
@@ -241,7 +243,7 @@ class Office:
             return
         self._outgrown_since_s = None
         reason = "its votes are no longer a majority of the members"
-        stands_again = self.holding and shared.stands and not shared.leaving
+        stands_again = self.holding and shared.votes and shared.stands and not shared.leaving
         if self.holding:
             self.lay_down(reason)
         elif self.state is OfficeState.FOLLOWING:
@@ -288,9 +290,8 @@ class Office:
         self._voter.give(candidate, term, then, done, lambda t, why: self._vote_lost(candidate, t, why))
 
     def _vote_lost(self, candidate: str, now: float, why: str) -> None:
-        self._shared.out.record(
-            "election", self._fragment, f"vote could not be saved: {why}", candidate=candidate
-        )
+        reason = f"vote could not be saved: {why}"
+        self._shared.out.record("election", self._fragment, reason, candidate=candidate)
         if self.state is OfficeState.CANDIDATE:
             self._lose(now, "our own vote could not be saved")
 
@@ -352,8 +353,8 @@ class Office:
     def _why_no_vote(self, sender: str, request: VoteRequest, now: float) -> str:
         shared = self._shared
         progress = shared.view.progress(sender)
-        if not shared.confirmed:
-            return "we are catching up ourselves"
+        if not shared.votes:
+            return "our disk takes no votes" if shared.confirmed else "we are catching up ourselves"
         if self._group != WHOLE_RUN and (progress is None or not self._electorate.admits(sender, now)):
             return NOT_HEARD_OF
         if progress is None or not progress.confirmed:
@@ -404,8 +405,10 @@ class Office:
 
     def _count(self, vote: Vote, now: float) -> None:
         candidacy = self._wants(vote)
-        if candidacy is None or not candidacy.count(vote, now):
-            return
+        if candidacy is not None and candidacy.count(vote, now):
+            self._won(candidacy, now)
+
+    def _won(self, candidacy: Candidacy, now: float) -> None:
         certificate = candidacy.certificate()
         result = f"{len(certificate.votes)} of {self._electorate.size(now)} votes"
         if candidacy is self._candidacy:

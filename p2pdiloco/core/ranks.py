@@ -41,7 +41,7 @@ class Ranks:
         """Whether we would be syncer. Who leaves would not, but where nobody else would and work of its own
         waits for one."""
         shared = self._context.shared
-        if not shared.confirmed or not shared.stands:
+        if not shared.votes or not shared.stands:
             return False
         return not shared.leaving or (self._context.needs_syncer and not self._electorate.willing(now))
 

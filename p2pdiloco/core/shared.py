@@ -14,6 +14,7 @@ from p2pdiloco.core.grouping import Roster
 from p2pdiloco.core.health import Health
 from p2pdiloco.core.outbox import Outbox
 from p2pdiloco.core.reach import Reach
+from p2pdiloco.core.saving import Saving
 from p2pdiloco.core.shirkers import Shirkers
 from p2pdiloco.core.timing import AnswerTime
 from p2pdiloco.core.types import Crypto, Wire, signed_bytes
@@ -39,6 +40,8 @@ class Shared:
         self.derived = Derived()
         self.confirmed = False
         """Holds versions that peers confirm: votes, stands, serves."""
+        self.saving = Saving()
+        """Whether votes can be saved: while not, it does neither of the first two."""
         self.stands = True
         """Willing to be a syncer; set by the environment."""
         self.reach = Reach.DIRECT
@@ -80,10 +83,15 @@ class Shared:
         """Whether that peer signed the wire value."""
         return self.crypto.verify(peer, signed_bytes(domain, value), signature)
 
+    @property
+    def votes(self) -> bool:
+        """Whether we have a vote."""
+        return self.confirmed and self.saving.works
+
     def voters(self, now: float) -> list[str]:
-        """Everyone who counts in a majority now, oneself included when confirmed."""
+        """Everyone who counts in a majority now, oneself included with a vote."""
         others = self.view.voters(now)
-        return self.derived.of("voters", self.with_me, others) if self.confirmed else others
+        return self.derived.of("voters", self.with_me, others) if self.votes else others
 
     def expected_learners(self, now: float) -> list[str]:
         """Live learners that a round waits for, oneself included."""

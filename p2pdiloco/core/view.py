@@ -61,15 +61,21 @@ class Member:
 class _Lists:
     """Who was what from `from_s` until (excluding) `until_s`, unless something happens in between."""
 
-    __slots__ = ("from_s", "learners", "live", "members", "until_s", "voters")
+    __slots__ = ("confirmed", "from_s", "learners", "live", "members", "until_s", "voters")
 
     def __init__(self, from_s: float) -> None:
         self.from_s = from_s
         self.until_s = 1e18
         self.members: list[str] = []
+        self.confirmed: list[str] = []
         self.voters: list[str] = []
         self.live: list[str] = []
         self.learners: list[str] = []
+
+
+def _kind(said: Progress) -> tuple[bool, bool, bool]:
+    """What of a heartbeat decides in which lists its sender is."""
+    return said.learning, said.confirmed, said.votes
 
 
 class View:
@@ -107,7 +113,7 @@ class View:
             return False
         self._vanished.pop(peer, None)
         before = member.progress
-        if before is None or (before.learning, before.confirmed) != (progress.learning, progress.confirmed):
+        if before is None or _kind(before) != _kind(progress):
             self._lists = None
         if before is not None and progress.incarnation > before.incarnation:
             member.gaps.last_s = None  # there was nothing to be heard: that tells nothing of its link
@@ -286,7 +292,9 @@ class View:
             lists.members.append(peer)
             lists.until_s = min(lists.until_s, member.heard_s + (member.patience_s if alive else ttl_s))
             if progress.confirmed:
-                lists.voters.append(peer)
+                lists.confirmed.append(peer)
+                if progress.votes:
+                    lists.voters.append(peer)
             if alive:
                 lists.live.append(peer)
                 if progress.learning and progress.confirmed:
@@ -301,8 +309,12 @@ class View:
         """Peers to count on, sorted."""
         return self._now(now).live
 
+    def confirmed(self, now: float) -> list[str]:
+        """Members whose versions are confirmed, sorted."""
+        return self._now(now).confirmed
+
     def voters(self, now: float) -> list[str]:
-        """Confirmed members, sorted."""
+        """Those of them that can save a vote, sorted."""
         return self._now(now).voters
 
     def live_learners(self, now: float) -> list[str]:

@@ -57,20 +57,36 @@ class Voter:
         self.term, self.candidate, self.durable = term, candidate, False
         record = VoteRecord(self._context.index, term, candidate, self._group)
         self._context.ballots.give(record, durable=False)
+        self._save(record, then, done, failed)
+
+    def _save(
+        self,
+        record: VoteRecord,
+        then: tuple[Effect, ...] = (),
+        done: Callable[[float], None] = lambda now: None,
+        failed: Callable[[float, str], None] = lambda now, why: None,
+    ) -> None:
         self.saving += 1
         token = self._shared.out.persist(record, then)
         self._shared.on_persisted[token] = lambda t: self._saved(record, done, t)
         self._shared.on_persist_failed[token] = lambda t, why: self._not_saved(failed, t, why)
+
+    def _save_again(self) -> None:
+        """Our newest vote here, so that nothing older is written after it."""
+        if self.saving < MAX_SAVING:
+            self._save(VoteRecord(self._context.index, self.term, self.candidate, self._group))
 
     def _saved(self, record: VoteRecord, done: Callable[[float], None], now: float) -> None:
         self.saving -= 1
         self.durable = self.durable or record.term == self.term
         if self._context.ballots.last(self._group)[0] == record:
             self._context.ballots.give(record, durable=True)
+        self._shared.saving.saved(now)
         done(now)
 
     def _not_saved(self, failed: Callable[[float, str], None], now: float, why: str) -> None:
         self.saving -= 1
+        self._shared.saving.failed(self._save_again, why, now)
         failed(now, why)
 
 
@@ -109,6 +125,10 @@ class Candidacy:
         """Take one vote in. Whether a majority is reached."""
         if self._electorate.count([vote.body.voter], now):
             self.votes[vote.body.voter] = vote
+        return self.won(now)
+
+    def won(self, now: float) -> bool:
+        """Whether it is a majority, of those who have a vote now."""
         return 2 * self._electorate.count(self.votes, now) > self._electorate.size(now)
 
     def refused(self, voter: str, now: float) -> bool:
@@ -182,7 +202,7 @@ class Succession:
         if found is None or (current is not None and found.term <= current.term):
             return None
         me = self._shared.me
-        fit = self._shared.stands and not self._shared.leaving
+        fit = self._shared.votes and self._shared.stands and not self._shared.leaving
         return found if (fit if found.syncer == me else self._shared.view.alive(found.syncer, now)) else None
 
 

@@ -195,6 +195,7 @@ class Report:
             bulk=self.bulk(),
             reach=WORDS[self.core.shared.reach],
             strain=self.core.shared.strain.value,
+            votes=self.core.shared.saving.works,
             link=self.link[:240],
         )
 
@@ -241,6 +242,7 @@ class Report:
                     tokens_total=progress.tokens_total,
                     last_seen_s=round(view.silence_s(peer, now), 3),
                     confirmed=progress.confirmed,
+                    votes=progress.votes,
                     learning=progress.learning,
                     offices=len(progress.offices),
                     loss=progress.loss,

@@ -51,6 +51,8 @@ class PeerRow(Row, frozen=True, kw_only=True):
     """Seconds since its last message; None: never heard directly (known from the DHT only)."""
     confirmed: bool = False
     """Holds versions that peers confirm."""
+    votes: bool = True
+    """It can save a vote, as it says; who cannot, because its disk is full, has none."""
     learning: bool = True
     offices: Natural = 0
     """How many fragments it is the syncer of."""
@@ -147,6 +149,8 @@ class NodeSnapshot(Row, frozen=True, kw_only=True):
     """As in `PeerRow`."""
     strain: Natural = 0
     """As in `PeerRow`."""
+    votes: bool = True
+    """The same."""
     link: Line = ""
     """Why the link does not keep up, and what is done about it; empty: it does."""
 
@@ -190,6 +194,7 @@ def status_of(snapshot: NodeSnapshot) -> StatusReport:
         tokens_total=snapshot.tokens_total,
         last_seen_s=0.0,
         confirmed=snapshot.state in ("training", "leaving"),
+        votes=snapshot.votes,
         learning=snapshot.state == "training",
         offices=len(offices_of(snapshot)),
         loss=snapshot.loss,

@@ -129,6 +129,8 @@ def _header(snapshot: NodeSnapshot) -> list[Text]:
         third.append(f"   refused {refusals_text(snapshot.refusals)}", "yellow")
     if snapshot.reach not in ("", "direct"):
         third.append(f"   {clean(snapshot.reach)}", "yellow")
+    if not snapshot.votes:
+        third.append("   the disk takes nothing: no vote", "yellow")
     if snapshot.link:
         third.append(f"   {clean(snapshot.link)}", "yellow")
     return [first, second, third]
@@ -179,9 +181,10 @@ def _peer_line(row: PeerRow) -> Text:
 
 
 def role_text(row: PeerRow) -> str:
-    """ "syncer of 3", "catching up", "not training", "thin uplink": what a member is beside a learner."""
+    """ "syncer of 3", "catching up", "not training", "cannot save": what a member is beside a learner."""
     words = [] if row.confirmed else ["catching up"]
     words += [] if row.learning else ["not training"]
+    words += [] if row.votes else ["cannot save"]
     words += ["thin uplink"] if row.strain >= MUCH else []
     words += [f"syncer of {row.offices}"] if row.offices else []
     return ", ".join(words)

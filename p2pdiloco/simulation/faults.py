@@ -20,6 +20,8 @@ NOT_BEFORE_THE_END_S = 1e9
 """Faults end long before; what is still down is started again then."""
 WHOLE_CORE_SHARE = 0.5
 """Of the seeds in which all nodes are healed in the end."""
+FULL_SHARE = 0.5
+"""Of the seeds with full disks, in which one disk is full for ever."""
 LEAVE_PATIENCE_S = 20.0
 """A node that was asked to leave must have left by then, whatever the network does."""
 MOMENTS: tuple[type[Any], ...] = (
@@ -99,6 +101,15 @@ class Faults:
         if host is not None and host.up:
             return host.core.came_with_run
         return self._world.disk_of(peer).holds_run(self._plan.config.fragments)
+
+    def left_full(self, broken: set[str]) -> set[str]:
+        """Whose disk stays full for ever, if anybody's: of two or more that stay, never the only one."""
+        world, rng = self._world, stream(self._plan.seed, "full disks")
+        if not self._plan.mix.full_disk or not self._plan.faults or rng.random() >= FULL_SHARE:
+            return set()
+        leaving = {host.peer for host in world.up_hosts() if host.leaving}
+        stay = sorted(world.specs.keys() - world.gone - broken - leaving)
+        return {rng.choice(stay)} if len(stay) > 1 else set()
 
     def break_for_ever(self, peers: set[str]) -> None:
         """Each in one of three ways: dead, frozen, or alive behind a link that carries nothing."""
@@ -304,7 +315,11 @@ class Faults:
             self._note(host.peer, "disk is full")
             disk = host.disk
             disk.full = True
-            self._world.clock.after(self._rng.uniform(2.0, 15.0), setattr, disk, "full", False)
+            self._world.clock.after(self._rng.uniform(2.0, 15.0), self._room_again, host.peer)
+
+    def _room_again(self, peer: str) -> None:
+        if peer not in self._world.full:
+            self._world.disk_of(peer).full = False
 
 
 def poisson(rng: random.Random, mean: float) -> int:

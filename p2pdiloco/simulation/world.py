@@ -60,6 +60,7 @@ class World:
         self.gone: set[str] = set()
         """Left, or lost with their disk: never to return. Only asked for membership."""
         self.broken: set[str] = set()
+        self.full: set[str] = set()
         """Outside of the core that is healed: crashed, cut off or frozen for ever."""
         self.genesis = tuple(
             replace(genesis_state(f), matter=substance.genesis(f)) for f in range(plan.config.fragments)
@@ -183,8 +184,11 @@ class World:
         text = f"faults stop, but for {','.join(sorted(self.broken))}" if self.broken else "faults stop"
         self.trace.decision(self.clock.now, "-", text)
         self.faults.break_for_ever(self.broken)
-        for _, disk in sorted(self._disks.items()):
-            disk.full, disk.slow_factor = False, 1.0
+        self.full = self.faults.left_full(self.broken)
+        for peer in sorted(self.full):
+            self.trace.decision(self.clock.now, peer, "disk is full for ever")
+        for peer, disk in sorted(self._disks.items()):
+            disk.full, disk.slow_factor = peer in self.full, 1.0
         for _, spec in sorted(self.specs.items()):
             host = self.hosts.get(spec.peer)
             if (host is None or not host.up) and spec.peer not in self.broken:

@@ -26,7 +26,7 @@ class Writer:
         """A record that the core wants to be durable."""
         if isinstance(effect.record, UpdateRecord):
             self._host.tickets.update(effect.record.ticket)
-        else:
+        elif effect.then:  # else it is one that is only tried again: nobody hears of it
             self._host.world.watch.votes_for(self._host, effect.record)
         self.write(effect)
 

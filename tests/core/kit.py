@@ -165,6 +165,7 @@ def progress(heads: tuple[Head, ...], **odd: Any) -> msg.Progress:
         "saved": False,
         "reach": Reach.DIRECT,
         "strain": 0,
+        "votes": True,
     }
     return msg.Progress(**(values | odd))
 

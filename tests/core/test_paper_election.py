@@ -26,6 +26,7 @@ from p2pdiloco.core import messages as msg
 from p2pdiloco.core.office import MAX_TERM_LEAP
 from p2pdiloco.core.office_table import OfficeState
 from p2pdiloco.core.ranking import ranking
+from p2pdiloco.core.saving import TRY_EVERY_S
 from p2pdiloco.core.types import NEVER, Contributor, Head, Stamp
 
 PEERS = ("p1", "p2", "p3", "p4")
@@ -84,6 +85,59 @@ def test_a_vote_that_cannot_be_saved_is_not_sent() -> None:
     request(solo, "p1", 5)
     effects = solo.feed(ev.PersistFailed(solo.writing.pop().token, "disk full"))
     assert not sent(effects, msg.VoteGranted)
+
+
+def says_votes(effects: list[ef.Effect]) -> set[bool]:
+    """What heartbeats among these effects say of our disk."""
+    return {message.votes for message in sent(effects, msg.Progress)}
+
+
+def test_who_cannot_save_a_vote_has_none_until_it_can() -> None:
+    solo = Solo(peers=PEERS)
+    solo.slow_disk = True
+    request(solo, "p1", 5)
+    effects = solo.feed(ev.PersistFailed(solo.writing.pop().token, "disk full"))
+    assert says_votes(effects) == {False}, "told at once"
+    assert reasons(effects, "disk") == ["no vote until one can be saved: disk full"]
+    assert refusal(request(solo, "p1", 6)) == "our disk takes no votes"
+    effects = solo.wait(TRY_EVERY_S + 1)  # neither does it stand, though nobody is in office
+    assert not sent(effects, msg.VoteRequest) and says_votes(effects) == {False}
+    assert [job.record for job in solo.writing] == [ef.VoteRecord(0, 5, "p1")], "the same vote, tried again"
+    solo.feed(ev.PersistFailed(solo.writing.pop().token, "disk full"))
+    solo.wait(TRY_EVERY_S + 1)
+    effects = solo.write()
+    assert says_votes(effects) == {True}
+    assert not sent(effects, msg.VoteGranted), "nobody waits for it any more"
+    solo.slow_disk = False
+    assert sent(request(solo, "p1", solo.fragment.office._next_term()), msg.VoteGranted, to="p1")
+
+
+def test_who_has_no_vote_counts_in_no_majority() -> None:
+    solo = Solo(peers=PEERS)
+    assert len(PEERS) > 1
+    for peer in PEERS:
+        solo.says[peer] = {"votes": False, "stands": False}
+        solo.hear(peer)
+    solo.wait(1.0)
+    assert solo.fragment.office.holding, "one of one"
+
+
+def test_a_candidate_is_elected_when_those_that_did_not_answer_have_no_vote() -> None:
+    solo = Solo(peers=PEERS)
+    while solo.fragment.office.state is not OfficeState.CANDIDATE:
+        solo.wait(0.1)
+    for peer in PEERS:
+        assert not solo.fragment.office.holding
+        solo.hear(peer, votes=False, stands=False)
+    assert solo.fragment.office.holding
+
+
+def test_members_without_a_vote_are_members_with_the_run() -> None:
+    """A newcomer that hears only of such waits for them and takes their state; it founds nothing."""
+    solo = Solo(peers=PEERS, votes=False, stands=False, heads=(branch(2)[-1].header.head(),))
+    solo.wait(30.0)
+    assert not solo.core.confirmed
+    assert solo.core.waits_for(solo.now) == "the state of the members"
 
 
 def test_our_own_vote_is_durable_before_we_ask() -> None:

@@ -91,6 +91,27 @@ async def test_a_full_disk_costs_an_office_not_a_contribution(tmp_path: Path) ->
         await around.round(one, *others)
 
 
+async def test_of_two_members_one_with_a_full_disk_does_not_stop_the_other(tmp_path: Path) -> None:
+    async with Neighbourhood(tmp_path) as around:
+        one = await around.member("one", genesis=True)
+        two = await around.member("two")
+        await around.round(one, two)
+        disk = FullDisk()
+        disk.full = True
+        two._store._files = disk
+        two._store._votes._files = disk
+        for _ in range(8):  # more than a term: offices are filled again, by one vote of one
+            await around.round(one, two)
+        assert one.head().tokens == two.head().tokens == 9 * 2 * 256
+        assert [row.votes for row in one.report.snapshot(0.0).peers] == [False]
+        disk.full = False
+        await until(lambda: two.core.shared.saving.works, "the vote that is tried again")
+        await until(lambda: [row.votes for row in one.report.snapshot(0.0).peers] == [True], "the word of it")
+        for _ in range(8):
+            await around.round(one, two)
+        assert len(two.records("disk")) == 2
+
+
 async def test_a_full_disk_alone_waits_and_goes_on(tmp_path: Path, caplog) -> None:  # type: ignore[no-untyped-def]
     async with Neighbourhood(tmp_path) as around:
         one = await around.member("one", genesis=True)

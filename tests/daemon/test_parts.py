@@ -32,7 +32,7 @@ from p2pdiloco.identity import Identity
 
 def progress(step: int) -> Progress:
     heads = ((step, Head(step, bytes(32), 0, 0)),)
-    return Progress(1, 0.1, step, 0, 0.0, None, True, True, True, heads, (), False, Reach.DIRECT, 0)
+    return Progress(1, 0.1, step, 0, 0.0, None, True, True, True, heads, (), False, Reach.DIRECT, 0, True)
 
 
 def query(term: int) -> OfficeQuery:

@@ -5,7 +5,7 @@ from msgspec.structs import replace
 from rich.cells import cell_len
 from view_kit import HOSTILE, ME, empty, fragment_rows, peer_rows, printed, snapshot
 
-from p2pdiloco.daemon.snapshot import NodeSnapshot
+from p2pdiloco.daemon.snapshot import NodeSnapshot, status_of
 from p2pdiloco.daemon.view import log_line, render
 from p2pdiloco.daemon.wording import clean, count, duration, fit, loss_text, ranges, size, sparkline
 
@@ -106,3 +106,13 @@ def test_wording() -> None:
     )
     assert clean("a\x1bb\u202ec") == "a·b·c" and loss_text(None) == "-" and loss_text(float("nan")) == "nan"
     assert ME[-6:] == "abcdef"
+
+
+def test_who_cannot_save_a_vote_is_seen_here_and_by_others() -> None:
+    usual = snapshot()
+    peers = (replace(usual.peers[0], votes=False), *usual.peers[1:])
+    text = "\n".join(printed(render(replace(usual, peers=peers)), 80, 24))
+    assert text.count("cannot save") == 1 and "no vote" not in text
+    full = replace(usual, votes=False)
+    assert "the disk takes nothing: no vote" in "\n".join(printed(render(full), 160, 30))
+    assert [row.votes for row in status_of(full).members[:2]] == [False, True]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import pytest
 from sim_kit import Commits, calm_plan
@@ -159,3 +160,32 @@ def test_who_leaves_over_a_link_that_carries_nothing_takes_it_up_again() -> None
     assert sorted(offered) == [0, 1], "and nobody answered"
     for store in world.hosts["n0"].stores:
         assert len(store.state.covered["n3"]) == 1, "a hole in what was merged of it"
+
+
+@pytest.mark.parametrize("nodes", [2, 3, 5])
+def test_full_disks_do_not_stand_in_the_way_of_the_one_that_has_room(nodes: int) -> None:
+    """All but one cannot save a vote: they train on, are merged, and have no part in majorities."""
+    world = World(calm_plan(nodes, until_s=60.0))
+    commits = Commits(world)
+    merged: list[tuple[float, int, set[str]]] = []
+    at_s = 12.0
+
+    def note(host: Host, effect: Effect) -> None:
+        if isinstance(effect, Persist) and isinstance(effect.record, UpdateRecord):
+            header = effect.record.version.header
+            merged.append((host.now, header.fragment, {part.learner for part in header.contributors}))
+
+    def fill() -> None:
+        for spec in world.plan.nodes[1:]:
+            world.disk_of(spec.peer).full = True
+
+    commits.act = note
+    world.clock.after(at_s, fill)
+    result = world.run()
+    assert result.ok, (result.detail, result.stuck)
+    assert result.lost_to_forks == 0
+    everybody = {spec.peer for spec in world.plan.nodes}
+    for fragment in range(2):
+        while_full = [who for t, f, who in merged if f == fragment and at_s + 10.0 < t < 60.0]
+        assert len(while_full) >= 15  # a round takes about two seconds
+        assert all(one | next_one == everybody for one, next_one in itertools.pairwise(while_full))

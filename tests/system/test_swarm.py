@@ -15,6 +15,7 @@ import pytest
 from system_kit import Daemon, Swarm
 
 from p2pdiloco.config.manifest import GroupSection
+from p2pdiloco.config.presets import MICRO
 from p2pdiloco.core.config import Timing
 from p2pdiloco.learner.stream import SavedPlace
 
@@ -23,6 +24,7 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
 FRAGMENTS = [0, 1, 2, 3]  # of the micro preset
 NICE = 10
 LOG_VERSIONS = GroupSection().log_versions
+TERM_VERSIONS = MICRO.group.term_versions
 SAVE_OFTEN = ("--checkpoint-every-s", "2")
 
 
@@ -113,6 +115,35 @@ def test_nodes_join_and_agree_and_outlive_the_bootstrap(tmp_path: Path) -> None:
         assert sum(merged for merged, _ in parts) >= 0.5 * sum(live for _, live in parts)
         status = swarm.command("status", "--join", two.address() or "", "--json")
         assert status.returncode == 0 and all(d.peer_id in status.stdout for d in (one, two, late))
+
+
+@pytest.mark.skipif(not hasattr(psutil.Process, "rlimit"), reason="no limits of other processes here")
+def test_of_two_nodes_one_with_a_full_disk_does_not_stop_the_other(tmp_path: Path) -> None:
+    with Swarm(tmp_path) as swarm:
+        bootstrap = swarm.bootstrap()
+        one = swarm.node("one", bootstrap, "--genesis")
+        two = swarm.node("two", bootstrap)
+        swarm.training(one, two)
+        swarm.until(lambda: one.full_merges(2) + two.full_merges(2) >= 5, "both to take part")
+
+        def votes() -> bool:
+            """Whether the other node counts the one in majorities."""
+            status = swarm.command("status", "--join", one.address() or "", "--json")
+            (row,) = [row for row in json.loads(status.stdout)["members"] if row["peer"] == two.peer_id]
+            return bool(row["votes"])
+
+        assert votes()
+        process = psutil.Process(two.pid)
+        room = process.rlimit(psutil.RLIMIT_FSIZE)
+        process.rlimit(psutil.RLIMIT_FSIZE, (0, room[1]))
+        merges = one.full_merges(2)
+        swarm.until(lambda: not votes(), "word of the full disk")
+        # More than a term of every fragment: offices are filled by the one vote that there is.
+        swarm.advance(one, FRAGMENTS, 2 * TERM_VERSIONS)
+        assert one.full_merges(2) > merges, "who cannot save takes part"
+        process.rlimit(psutil.RLIMIT_FSIZE, room)
+        swarm.until(votes, "its vote")
+        assert_agree_at_last(swarm, one, two)
 
 
 def test_a_killed_syncer_is_replaced_and_comes_back(tmp_path: Path) -> None:
