@@ -13,6 +13,7 @@ from p2pdiloco.core import events as ev
 from p2pdiloco.core.grouping import Roster
 from p2pdiloco.core.reach import Reach
 from p2pdiloco.daemon import wire
+from p2pdiloco.daemon.twins import Twins
 from p2pdiloco.errors import PeerUnreachable, RemoteError
 from p2pdiloco.ports import Transport
 
@@ -66,6 +67,7 @@ class Presence:
         """Peers that said they cannot be dialled -> when the next attempt is due."""
         self.reach: Callable[[], Reach] = lambda: Reach.DIRECT
         """How others can reach us (set by the member)."""
+        self._twins = Twins(incarnation, LIFETIME_S)
         self._connected: dict[str, tuple[str, ...]] = {}
         self._strangers: set[str] = set()
         self._roster = Roster(())
@@ -110,7 +112,9 @@ class Presence:
                 dial.cancel()
 
     async def look(self) -> None:
-        """One look: tell the core, and dial whom we do not know yet; a dead member's record delays nobody."""
+        """One look: tell the core, and dial whom we do not know yet; a dead member's record delays nobody.
+
+        Raises: UserError when another process has taken our identity over."""
         members: list[tuple[str, int]] = []
         others: list[tuple[str, tuple[str, ...]]] = []
         hidden: set[str] = set()
@@ -127,6 +131,8 @@ class Presence:
                         "%s speaks protocol version %d, not %d", peer, record.wire_version, WIRE_VERSION
                     )
                 continue
+            if peer == self._transport.peer_id:
+                self._twins.look(record.incarnation, record.name, asyncio.get_running_loop().time())
             members.append((peer, record.incarnation))
             self._remember(peer, record.name)
             if record.result is not None and peer != self._transport.peer_id:
