@@ -22,6 +22,7 @@ from p2pdiloco.core.office import Office
 from p2pdiloco.core.outbox import Outbox
 from p2pdiloco.core.reach import Reach
 from p2pdiloco.core.round import Round
+from p2pdiloco.core.saving import Saving
 from p2pdiloco.core.shared import Shared
 from p2pdiloco.core.types import WHOLE_RUN, Head
 
@@ -386,6 +387,11 @@ def votes_of_different_groups_are_not_told_apart(patch: Patch) -> None:
 @mutation("calm", 7, 20, "stuck")
 def partials_are_offered_to_nobody(patch: Patch) -> None:
     each_effect(patch, lambda _core, e: [] if isinstance(e, fx.OfferPartial) else [e])
+
+
+@mutation("storm", 2, 40, "stuck")
+def a_full_disk_counts_in_majorities(patch: Patch) -> None:
+    patch.set(Saving, "failed", lambda self, again, why, now: None)
 
 
 # --- forks and membership ----------------------------------------------------------------------------
