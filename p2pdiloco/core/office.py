@@ -29,6 +29,7 @@ from p2pdiloco.core.machine import Machine
 from p2pdiloco.core.messages import Elected, OfficeQuery, VoteGranted, VoteRefused, VoteRequest
 from p2pdiloco.core.office_table import NOT_IN_OFFICE, OFFICE_TABLE, OfficeSignal, OfficeState
 from p2pdiloco.core.ranks import Ranks
+from p2pdiloco.core.trust import Trust
 from p2pdiloco.core.types import WHOLE_RUN, Certificate, Vote
 from p2pdiloco.core.voting import Candidacy, Succession, Voter, binds, why_not_certified, why_not_for
 
@@ -61,7 +62,7 @@ class Office:
         self._gives_up_s = 0.0
         self._not_before_s = 0.0
         self._open_since_s: float | None = None
-        self._suspected = ""
+        self._trust = Trust(context, group, self._ranks)
         self._asked_s = -1e18
         self._next_check_s = -1e18
         self._outgrown_since_s: float | None = None
@@ -107,22 +108,11 @@ class Office:
         """Why nobody can be counted on in this office (or is to leave it to that one); empty if not."""
         if self.certificate is None:
             return "no syncer was elected yet"
-        syncer = self.certificate.syncer
         if self.term_over():
             return f"term {self.term} is over"
-        if syncer == self._shared.me:
+        if self.certificate.syncer == self._shared.me:
             return "" if self.holding else "we laid the office down"
-        if self._suspected:
-            return self._suspected
-        if others := self._ranks.give_way(self.certificate, now, candidate=candidate):
-            return f"the syncer {others}"
-        view = self._shared.view
-        if view.has_left(syncer):
-            return "the syncer left"
-        if not view.alive(syncer, now) and not self._ranks.is_news(syncer, now):
-            silent = view.silence_s(syncer, now) >= self._shared.timing.suspect_s
-            return "the syncer is silent" if silent else "the syncer is unreachable"
-        return ""
+        return self._trust.why_not(self.certificate, now, candidate)
 
     def deadline(self) -> float | None:
         """When to look again."""
@@ -135,13 +125,13 @@ class Office:
 
     def suspect(self, reason: str) -> None:
         """Our contribution went unanswered for too long, or the holder says it is not the syncer."""
-        if not self._suspected and not self.holding:
-            self._suspected = reason
+        if not self._trust.suspected and not self.holding:
+            self._trust.suspected = reason
             self._shared.out.record("suspicion", self._fragment, reason, syncer=self.syncer, term=self.term)
 
     def trust(self) -> None:
         """A new version arrived: the holder works."""
-        self._suspected = ""
+        self._trust.suspected = ""
 
     def lay_down(self, reason: str) -> None:
         """We cannot go on as syncer (term over, disk full, leaving)."""
@@ -426,7 +416,7 @@ class Office:
             self._shared.out.send(peer, Elected(certificate))
 
     def _taken(self, reason: str, now: float) -> None:
-        self._suspected = ""
+        self.trust()
         self._candidacy = None
         self._open_since_s = None
         self.changed = True
@@ -489,7 +479,7 @@ class Office:
         """A heartbeat claims an office: ask for a certificate that we lack; follow who was elected beforehand
         and did not wait for us (two syncers would each lack a quorum), or took office later than we saw."""
         following = self._succession.next
-        if (peer, term, self._suspected) == (self.syncer, self.term, NOT_IN_OFFICE):
+        if (peer, term, self._trust.suspected) == (self.syncer, self.term, NOT_IN_OFFICE):
             self.trust()
         elif following is not None and (following.syncer, following.term) == (peer, term):
             self._succeed("the one elected beforehand is in office", now)
