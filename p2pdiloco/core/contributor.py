@@ -208,8 +208,7 @@ class Contributor:
                 self._office.suspect(f"no version for {now - first.held_since_s:.1f} s")
             self._retry(first, now, at_once=True)
         waiting = first.machine.state is SendState.WAITING
-        usable = syncer is not None and not self._office.why_open(now)
-        return first if waiting and usable and now >= first.retry_at_s else None
+        return first if waiting and self._office.takes(now) and now >= first.retry_at_s else None
 
     def offer(self, pending: Pending, syncer: str, now: float) -> SignedContribution:
         """Sign the label anew and count it as under way to `syncer`."""

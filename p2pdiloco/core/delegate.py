@@ -126,7 +126,7 @@ class Delegate:
                 office.suspect(f"no version for {now - partial.since_s:.1f} s")
             self._retry(partial, now, at_once=True)
         waiting = partial.machine.state is SendState.WAITING and now >= partial.retry_at_s
-        if waiting and syncer is not None and not office.why_open(now):
+        if waiting and syncer is not None and office.takes(now):
             self._send(partial, syncer, now)
 
     def _send(self, partial: Partial, syncer: str, now: float) -> None:

@@ -119,9 +119,16 @@ class Electorate:
         shared = self._shared
         if shared.reach in (Reach.DIRECT, Reach.UNKNOWN):
             return 0
-        unknown = set(peers).difference(self.voters(now))
+        unknown = set(peers).difference(self.voters(now), shared.view.confirmed(now), [shared.me])
         listed = [peer for peer in unknown if shared.roster.incarnation(peer) is not None]
         return sum(self.admits(peer, now) for peer in listed)
+
+    def had_votes(self, peers: Iterable[str], now: float) -> int:
+        """How many of these are members that have no vote now. What they gave when they had one counts."""
+        shared = self._shared
+        confirmed = {*shared.view.confirmed(now), *([shared.me] if shared.confirmed else [])}
+        mute = confirmed.intersection(peers).difference(self.voters(now))
+        return sum(self.admits(peer, now) for peer in mute)
 
     def live(self, now: float) -> list[str]:
         """Members to count on, without oneself."""

@@ -14,6 +14,7 @@ from p2pdiloco.core.messages import Progress
 from p2pdiloco.core.news import News
 from p2pdiloco.core.ranking import ranking
 from p2pdiloco.core.reach import WORDS
+from p2pdiloco.core.saving import HEARD_S
 from p2pdiloco.core.shared import Shared
 from p2pdiloco.core.timing import Ema
 from p2pdiloco.core.types import WHOLE_RUN
@@ -159,6 +160,8 @@ class Heartbeats:
         self._shared.out.record("disk", None, reason)
         for fragment in self._fragments:
             fragment.touched = True
+            for seat in fragment.context.seats:
+                seat.office.stand_later(now + HEARD_S)
         self.tell_neighbours(now)
 
     def _tell_all(self, now: float) -> None:

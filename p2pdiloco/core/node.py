@@ -112,7 +112,7 @@ class Core:
 
     @property
     def confirmed(self) -> bool:
-        """Votes, stands and gives state to others."""
+        """Holds versions that peers confirm: gives state to others, votes and stands (if its disk takes votes)."""
         return self._shared.confirmed
 
     @property

@@ -27,11 +27,11 @@ from p2pdiloco.core.effects import Effect, Send
 from p2pdiloco.core.electorate import Electorate
 from p2pdiloco.core.machine import Machine
 from p2pdiloco.core.messages import Elected, OfficeQuery, VoteGranted, VoteRefused, VoteRequest
-from p2pdiloco.core.office_table import NOT_IN_OFFICE, OFFICE_TABLE, OfficeSignal, OfficeState
+from p2pdiloco.core.office_table import COUNTED_ON, NOT_IN_OFFICE, OFFICE_TABLE, OfficeSignal, OfficeState
 from p2pdiloco.core.ranks import Ranks
 from p2pdiloco.core.trust import Trust
 from p2pdiloco.core.types import WHOLE_RUN, Certificate, Vote
-from p2pdiloco.core.voting import Candidacy, Succession, Voter, binds, why_not_certified, why_not_for
+from p2pdiloco.core.voting import Binding, Candidacy, Succession, Voter, binds, why_not_certified, why_not_for
 
 OTHER_EPOCH = "other epoch"
 NOT_HEARD_OF = "not heard of yet"
@@ -64,8 +64,7 @@ class Office:
         self._open_since_s: float | None = None
         self._trust = Trust(context, group, self._ranks)
         self._asked_s = -1e18
-        self._next_check_s = -1e18
-        self._outgrown_since_s: float | None = None
+        self._binding = Binding(context, electorate)
         self._stand_due_s: float | None = None
         """When our turn to stand comes, as the last look had it."""
         self.busy: Callable[[], bool] = lambda: False
@@ -114,6 +113,11 @@ class Office:
             return "" if self.holding else "we laid the office down"
         return self._trust.why_not(self.certificate, now, candidate)
 
+    def takes(self, now: float) -> bool:
+        """Whether to send to who is in office: it is counted on, or by so many others that it stays. Then it
+        is to have what it may have lost, or waits for."""
+        return self.syncer is not None and (self._trust.outvoted or not self.why_open(now))
+
     def deadline(self) -> float | None:
         """When to look again."""
         if self.state is OfficeState.CANDIDATE:
@@ -131,7 +135,11 @@ class Office:
 
     def trust(self) -> None:
         """A new version arrived: the holder works."""
-        self._trust.suspected = ""
+        self._trust.suspected, self._trust.outvoted = "", False
+
+    def stand_later(self, from_s: float) -> None:
+        """Not before that."""
+        self._not_before_s = max(self._not_before_s, from_s)
 
     def lay_down(self, reason: str) -> None:
         """We cannot go on as syncer (term over, disk full, leaving)."""
@@ -146,6 +154,8 @@ class Office:
             self.lay_down(f"term {self.term} is over")
         elif self.holding and not self.busy() and (others := self._ranks.give_way(self.certificate, now)):
             self.lay_down(f"this node {others}")
+        elif self.holding and not self.busy() and not self._shared.votes:
+            self.lay_down("our disk takes no votes")  # and would take no version
         self._void_if_outgrown(now)
         self._stand_due_s = None
         if self.state is OfficeState.CANDIDATE:
@@ -220,20 +230,15 @@ class Office:
 
         Else two sides of a healed split would each keep to their own syncer, and a newcomer to none."""
         certificate, shared = self.certificate, self._shared
-        if now < self._next_check_s or certificate is None or not shared.confirmed or self.busy():
+        if certificate is None or not shared.confirmed or self.busy():
             return
-        self._next_check_s = now + shared.timing.heartbeat_s
-        if binds(certificate, self._electorate, now):
-            self._outgrown_since_s, self._seen_term = None, max(self._seen_term, certificate.term)
-            return
-        if self._outgrown_since_s is None:
-            self._outgrown_since_s = now
         # The holder goes first, between two rounds; the others only if it does not: two at once would fork.
-        if not self.holding and now - self._outgrown_since_s < shared.timing.suspect_s:
+        patience_s = 0.0 if self.holding else shared.timing.suspect_s
+        if not self._binding.lost(certificate, patience_s, now):
+            self._seen_term = max(self._seen_term, self._binding.term)
             return
-        self._outgrown_since_s = None
         reason = "its votes are no longer a majority of the members"
-        stands_again = self.holding and shared.votes and shared.stands and not shared.leaving
+        stands_again = self.holding and shared.stands and not shared.leaving
         if self.holding:
             self.lay_down(reason)
         elif self.state is OfficeState.FOLLOWING:
@@ -244,6 +249,10 @@ class Office:
         if stands_again:
             self._open_since_s = now
             self._stand(now, reason)
+
+    def _saw(self, term: int) -> None:
+        """That term is in use somewhere."""
+        self._seen_term = max(self._seen_term, min(term, self._seen_term + MAX_TERM_LEAP))
 
     def _next_term(self) -> int:
         floor = 0 if self._group == WHOLE_RUN else self._chain.head.term
@@ -313,11 +322,11 @@ class Office:
     def on_vote_request(self, sender: str, request: VoteRequest, now: float) -> None:
         """Give our vote, or say why not."""
         shared = self._shared
-        self._seen_term = max(self._seen_term, min(request.term - 1, self._seen_term + MAX_TERM_LEAP))
+        self._saw(request.term - 1)
         refusal = self._why_no_vote(sender, request, now)
         if refusal and refusal not in SOFT:
             # Its own vote of that term is gone: standing in it ourselves would only cross its path again.
-            self._seen_term = max(self._seen_term, min(request.term, self._seen_term + MAX_TERM_LEAP))
+            self._saw(request.term)
         shared.out.record(
             "vote", self._fragment, refusal or f"given: {request.reason}", candidate=sender, term=request.term
         )
@@ -370,7 +379,7 @@ class Office:
             or bool(self._ranks.give_way(certificate, now, request.head.number, sender))
         )
         if not over and not self.why_open(now, sender):
-            return "the syncer in office is alive"
+            return COUNTED_ON
         if self.busy():
             return "our round is closing"
         return ""
@@ -434,7 +443,7 @@ class Office:
 
     def on_refused(self, sender: str, refused: VoteRefused, now: float) -> None:
         """A voter said no; learn what it knows."""
-        self._seen_term = max(self._seen_term, min(refused.known_term, self._seen_term + MAX_TERM_LEAP))
+        self._saw(refused.known_term)
         candidacy = self._candidacy
         if candidacy is None or refused.term != candidacy.term:
             return
@@ -442,6 +451,7 @@ class Office:
             candidacy.later(sender, now)
         elif candidacy.refused(sender, now):
             self._lose(now, f"a majority is impossible: {refused.reason}")
+            self._trust.outvoted = bool(self._trust.suspected) and refused.reason == COUNTED_ON
             if refused.head is not None and refused.head.weight > self._chain.head.weight:
                 self._not_before_s += self._shared.timing.election_timeout_s  # first catch up
 
@@ -456,6 +466,7 @@ class Office:
             return ""
         reason = why_not_certified(self._context, self._electorate, certificate, now)
         if reason:
+            self._saw(certificate.term if self._shared.confirmed else 0)  # it is used up all the same
             return reason
         was_holding = self.holding
         if certificate.syncer == self._shared.me:

@@ -8,6 +8,8 @@ from p2pdiloco.core.machine import direct_members
 
 NOT_IN_OFFICE = "the syncer says that it is not in office"
 """Why a holder is suspected that may just be later than we to see that its term has begun."""
+COUNTED_ON = "the syncer in office is alive"
+"""Why a voter keeps to it."""
 
 
 @direct_members

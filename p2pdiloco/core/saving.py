@@ -11,6 +11,8 @@ from collections.abc import Callable
 
 TRY_EVERY_S = 3.0
 """How often a disk that refused a vote is tried with it again."""
+HEARD_S = 1.0
+"""Who has a vote again stands only then: it and another that has its own again would each be one of one."""
 
 
 class Saving:

@@ -17,6 +17,8 @@ class Trust:
         self._ranks = ranks
         self.suspected = ""
         """Why this one is not counted on, though it is alive; empty if it is."""
+        self.outvoted = False
+        """Others count on it, and so it stays."""
 
     def why_not(self, certificate: Certificate, now: float, candidate: str = "") -> str:
         """Why the other that this certificate names cannot be counted on (or is to leave the office to
@@ -28,6 +30,9 @@ class Trust:
         view, syncer = self._shared.view, certificate.syncer
         if view.has_left(syncer):
             return "the syncer left"
+        said = view.progress(syncer)
+        if said and not said.votes and (self._group, self._fragment, certificate.term) not in said.offices:
+            return "the syncer cannot save, and has laid the office down"
         if not view.alive(syncer, now) and not self._ranks.is_news(syncer, now):
             silent = view.silence_s(syncer, now) >= self._shared.timing.suspect_s
             return "the syncer is silent" if silent else "the syncer is unreachable"

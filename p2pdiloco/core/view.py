@@ -302,7 +302,7 @@ class View:
         return lists
 
     def members(self, now: float) -> list[str]:
-        """Peers that count in majorities, sorted. The caller does not change it (nor the following ones)."""
+        """Peers heard of lately, sorted. The caller does not change it (nor the following ones)."""
         return self._now(now).members
 
     def live(self, now: float) -> list[str]:

@@ -223,8 +223,35 @@ def binds(certificate: Certificate, electorate: Electorate, now: float) -> bool:
     """Whether those who voted are still a majority of today's voters, as we see them."""
     voters = electorate.voters(now)
     gave = {vote.body.voter for vote in certificate.votes}
-    unheard = electorate.out_of_earshot(gave, now)
+    unheard = electorate.out_of_earshot(gave, now) + electorate.had_votes(gave, now)
     return 2 * (len(gave.intersection(voters)) + unheard) > len(voters) + unheard
+
+
+class Binding:
+    """Whether the certificate of who is in office binds anybody still, looked at once a heartbeat."""
+
+    def __init__(self, context: FragmentContext, electorate: Electorate) -> None:
+        self._shared = context.shared
+        self._electorate = electorate
+        self._look_s = -1e18
+        self._lost_since_s: float | None = None
+        self.term = 0
+        """Of the last one that did."""
+
+    def lost(self, certificate: Certificate, patience_s: float, now: float) -> bool:
+        """Whether it has bound nobody for so long."""
+        if now < self._look_s:
+            return False
+        self._look_s = now + self._shared.timing.heartbeat_s
+        if binds(certificate, self._electorate, now):
+            self._lost_since_s, self.term = None, certificate.term
+            return False
+        if self._lost_since_s is None:
+            self._lost_since_s = now
+        if now - self._lost_since_s < patience_s:
+            return False
+        self._lost_since_s = None
+        return True
 
 
 def why_not_certified(
@@ -236,7 +263,7 @@ def why_not_certified(
     if not named:
         return "certificate-empty"
     if shared.confirmed:
-        unheard = electorate.out_of_earshot(named, now)
+        unheard = electorate.out_of_earshot(named, now) + electorate.had_votes(named, now)
         if 2 * (electorate.count(named, now) + unheard) <= electorate.size(now) + unheard:
             return "certificate-minority"
     for vote in certificate.votes:

@@ -73,7 +73,8 @@ class Liveness:
         waiting = [host.peer for host in up if not host.may_serve]
         if waiting:
             return f"never became full members: {','.join(waiting)}"
-        holder = self._hidden_holder(up) or self._thin_holder(up)
+        electable = [host for host in up if host.peer not in world.full]
+        holder = self._hidden_holder(electable) or self._thin_holder(electable)
         if holder:
             return holder
         self.lost_to_forks = 0

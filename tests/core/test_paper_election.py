@@ -23,10 +23,12 @@ from kit import (
 from p2pdiloco.core import effects as ef
 from p2pdiloco.core import events as ev
 from p2pdiloco.core import messages as msg
+from p2pdiloco.core.electorate import Electorate, LeafElectorate, UpperElectorate
 from p2pdiloco.core.office import MAX_TERM_LEAP
 from p2pdiloco.core.office_table import OfficeState
 from p2pdiloco.core.ranking import ranking
-from p2pdiloco.core.saving import TRY_EVERY_S
+from p2pdiloco.core.reach import Reach
+from p2pdiloco.core.saving import HEARD_S, TRY_EVERY_S
 from p2pdiloco.core.types import NEVER, Contributor, Head, Stamp
 
 PEERS = ("p1", "p2", "p3", "p4")
@@ -89,7 +91,9 @@ def test_a_vote_that_cannot_be_saved_is_not_sent() -> None:
 
 def says_votes(effects: list[ef.Effect]) -> set[bool]:
     """What heartbeats among these effects say of our disk."""
-    return {message.votes for message in sent(effects, msg.Progress)}
+    said = sent(effects, msg.Progress)
+    assert all(message.stands is message.votes for message in said)
+    return {message.votes for message in said}
 
 
 def test_who_cannot_save_a_vote_has_none_until_it_can() -> None:
@@ -122,6 +126,19 @@ def test_who_has_no_vote_counts_in_no_majority() -> None:
     assert solo.fragment.office.holding, "one of one"
 
 
+def test_without_a_vote_we_count_in_no_majority_of_any_group() -> None:
+    solo = Solo(peers=PEERS)
+    shared, since_s = solo.core.shared, solo.now
+    groups = (
+        Electorate(shared, 0),
+        LeafElectorate(shared, 0, (1, 1), 0, since_s),
+        UpperElectorate(shared, 0, (1, 2), (1, 0), "1/0/0", since_s),
+    )
+    for works in (True, False):
+        shared.saving.works = works
+        assert [shared.me in group.voters(solo.now) for group in groups] == [works] * 3
+
+
 def test_a_candidate_is_elected_when_those_that_did_not_answer_have_no_vote() -> None:
     solo = Solo(peers=PEERS)
     while solo.fragment.office.state is not OfficeState.CANDIDATE:
@@ -132,9 +149,88 @@ def test_a_candidate_is_elected_when_those_that_did_not_answer_have_no_vote() ->
     assert solo.fragment.office.holding
 
 
-def test_members_without_a_vote_are_members_with_the_run() -> None:
+def test_who_has_a_vote_again_leaves_the_others_time_to_hear_of_it() -> None:
+    solo = Solo(peers=(), genesis=True)
+    solo.slow_disk = True
+    solo.wait(10.0)  # our own vote
+    solo.feed(ev.PersistFailed(solo.writing.pop().token, "disk full"))
+    solo.wait(TRY_EVERY_S + 1)
+    solo.slow_disk = False
+    solo.write()
+    solo.wait(HEARD_S - 0.1)
+    assert not solo.fragment.office.holding
+    solo.wait(1.0)
+    assert solo.fragment.office.holding
+
+
+def test_a_holder_without_a_vote_lays_its_office_down() -> None:
+    solo = Solo(peers=PEERS)
+    solo.take_office()
+    solo.slow_disk = True
+    request(solo, "p1", solo.fragment.office._next_term())
+    assert solo.fragment.office.holding, "no reason to vote for another"
+    solo.core.shared.saving.failed(lambda: None, "disk full", solo.now)
+    effects = solo.wait(1.0)
+    assert "laid down: our disk takes no votes" in reasons(effects, "office")
+    assert not solo.fragment.office.holding and not sent(effects, msg.VoteRequest)
+
+
+def test_who_was_elected_beforehand_and_has_no_vote_any_more_does_not_take_office() -> None:
+    solo = Solo(peers=PEERS)
+    solo.elect("p1")
+    succession = solo.fragment.office._succession
+    for works in (True, False):
+        succession.next = certificate("me", PEERS, 2)
+        solo.core.shared.saving.works = works
+        assert (succession.take(solo.fragment.office.certificate, solo.now) is not None) is works
+
+
+def test_an_office_is_open_when_its_holder_has_no_vote_and_does_not_claim_it() -> None:
+    solo = Solo(peers=PEERS)
+    solo.elect("p1")
+    office = solo.fragment.office
+    solo.says["p1"] = {"votes": False, "stands": False, "offices": (("all", 0, 1),)}
+    solo.wait(1.0)
+    assert office.why_open(solo.now) == "", "it goes on until it knows"
+    solo.says["p1"] = {"votes": False, "stands": False}
+    solo.hear("p1")
+    assert office.why_open(solo.now) == "the syncer cannot save, and has laid the office down"
+
+
+def test_votes_that_were_given_count_when_their_givers_have_none_any_more() -> None:
+    solo = Solo(peers=PEERS)
+    solo.message("p1", msg.Elected(certificate("p1", ("p1", "p2", "p3"), 1)))
+    for peer in ("p2", "p3"):
+        solo.says[peer] = {"votes": False, "stands": False}
+    effects = solo.wait(solo.config.timing.suspect_s + 2)
+    assert solo.fragment.office.syncer == "p1" and not reasons(effects, "office")
+    late = Solo(peers=PEERS)
+    late.says = solo.says
+    late.wait(1.0)
+    late.message("p1", msg.Elected(certificate("p1", ("p1", "p2", "p3"), 1)))
+    assert late.fragment.office.syncer == "p1"
+
+
+@pytest.mark.parametrize("votes", [True, False])
+def test_of_those_that_a_hidden_member_cannot_hear_are_none_that_it_hears(votes: bool) -> None:
+    solo = Solo(peers=PEERS, votes=votes)
+    solo.feed(ev.ReachChanged(Reach.OUTBOUND))
+    solo.wait(1.0)
+    assert solo.fragment.office._electorate.out_of_earshot({*PEERS, "me"}, solo.now) == 0
+
+
+def test_the_term_of_a_certificate_that_is_refused_is_used_up() -> None:
+    solo = Solo(peers=PEERS)
+    refused = solo.message("p1", msg.Elected(certificate("p1", ("p1",), 5)))
+    assert reasons(refused, "refusal") == ["certificate-minority"]
+    assert solo.fragment.office._next_term() == 6
+
+
+@pytest.mark.parametrize("genesis", [False, True])
+def test_members_without_a_vote_are_members_with_the_run(genesis: bool) -> None:
     """A newcomer that hears only of such waits for them and takes their state; it founds nothing."""
-    solo = Solo(peers=PEERS, votes=False, stands=False, heads=(branch(2)[-1].header.head(),))
+    heads = (branch(2)[-1].header.head(),)
+    solo = Solo(peers=PEERS, votes=False, stands=False, heads=heads, genesis=genesis)
     solo.wait(30.0)
     assert not solo.core.confirmed
     assert solo.core.waits_for(solo.now) == "the state of the members"
@@ -397,6 +493,26 @@ def test_a_slow_syncer_is_suspected() -> None:
     effects = solo.wait(30.0)
     assert reasons(effects, "suspicion")[0].startswith("no version for ")
     assert sent(effects, msg.VoteRequest)
+
+
+def test_who_stays_in_office_though_we_suspect_it_gets_our_work_again() -> None:
+    """It may have lost it, in a fork, and wait for it: for others nothing has come too late."""
+    solo = Solo(peers=PEERS)
+    solo.learn()
+    solo.elect("p1")
+    offer = found(solo.ready(), ef.OfferContribution)[0]
+    solo.feed(ev.ContributionAnswered(0, offer.signed.header.stamp, "p1", True, "in round", None))
+    late = (sent(solo.wait(0.6), msg.VoteRequest) for _ in range(60))
+    requests = next(sent for sent in late if sent)
+    again: list[ef.OfferContribution] = []
+    for peer in PEERS:
+        assert not again
+        answer = msg.VoteRefused("all", 0, requests[0].term, 1, solo.head, "the syncer in office is alive")
+        again = found(solo.message(peer, answer) + solo.wait(0.01), ef.OfferContribution)
+        if again:
+            break
+    assert [(o.peer, o.signed.header.stamp) for o in again] == [("p1", offer.signed.header.stamp)]
+    assert solo.fragment.office.why_open(solo.now).startswith("no version for "), "and may be voted away"
 
 
 def test_one_who_says_it_is_not_in_office_is_believed_the_second_time() -> None:

@@ -48,5 +48,17 @@ PAST_FAILURES: tuple[tuple[int, str | None, int | None, str], ...] = (
     (47306, None, None, "a learner that was slowed down and up again between two reports was thought to lag"),
     (42225, "storm", None, "a partial merge came many versions late, when its part had been taken up again"),
     (41216, "churn", None, "a partial merge had what its syncer took to be in its own inbox only"),
+    (
+        810002,
+        "partition",
+        None,
+        "a syncer's version was lost in a fork: it waited for what its member thought it still had, for ever",
+    ),
+    (
+        810423,
+        "storm",
+        None,
+        "a leaf group's holder without a vote kept its office, and the group above had none",
+    ),
     (2266, None, None, "a genesis node on a thin uplink made versions faster than newcomers could take them"),
 )

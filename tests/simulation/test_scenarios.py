@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 
+import msgspec
 import pytest
 from sim_kit import Commits, calm_plan
 
@@ -18,8 +19,9 @@ from p2pdiloco.core.effects import (
     Persist,
     UpdateRecord,
 )
-from p2pdiloco.core.events import LeaveRequested
+from p2pdiloco.core.events import LearnerLost, LeaveRequested
 from p2pdiloco.simulation.host import Host
+from p2pdiloco.simulation.plan import genesis_version
 from p2pdiloco.simulation.world import World
 
 
@@ -189,3 +191,55 @@ def test_full_disks_do_not_stand_in_the_way_of_the_one_that_has_room(nodes: int)
         while_full = [who for t, f, who in merged if f == fragment and at_s + 10.0 < t < 60.0]
         assert len(while_full) >= 15  # a round takes about two seconds
         assert all(one | next_one == everybody for one, next_one in itertools.pairwise(while_full))
+
+
+@pytest.mark.parametrize(("nodes", "seed"), [(2, 79), (2, 137), (3, 4), (3, 6), (3, 65), (5, 18), (5, 126)])
+def test_all_disks_are_full_and_have_room_at_one_time(nodes: int, seed: int) -> None:
+    """Whoever has a vote again first is a majority of one for a moment, and must not be one beside another."""
+    world = World(calm_plan(nodes, until_s=45.0, seed=seed))
+
+    def fill(full: bool) -> None:
+        for spec in world.plan.nodes:
+            world.disk_of(spec.peer).full = full
+
+    world.clock.after(12.0, fill, True)
+    world.clock.after(30.0, fill, False)
+    result = world.run()
+    assert result.ok, (result.detail, result.stuck)
+
+
+@pytest.mark.parametrize("at_s", [12.0, 13.4, 14.8, 17.6])
+def test_who_has_room_takes_over_without_work_of_its_own(at_s: float) -> None:
+    """Nothing of its own is refused: that the holder has laid the office down its heartbeats say."""
+    world = World(calm_plan(2, until_s=60.0))
+    commits = Commits(world)
+
+    def stop_learner() -> None:
+        host = world.hosts["n1"]
+        host.learner.model.stop(host.now)
+        host.feed(LearnerLost())
+
+    world.clock.after(10.0, stop_learner)
+    world.clock.after(at_s, setattr, world.disk_of("n0"), "full", True)
+    world.clock.run_until(60.0)
+    for fragment in range(2):
+        assert len({n for t, _, f, n in commits.seen if f == fragment and t > 30.0}) > 8
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_in_groups_a_full_disk_costs_no_more_than_an_election(seed: int) -> None:
+    """Whatever it held, on whichever level: without it the groups above have no syncer."""
+    plan = calm_plan(4, until_s=80.0, seed=seed)
+    versions = tuple(genesis_version(fragment, groups=2) for fragment in range(2))
+    config = msgspec.structs.replace(plan.config, group_size=2, genesis_versions=versions)
+    world = World(dataclasses.replace(plan, config=config))
+    commits = Commits(world)
+    world.clock.after(20.0, setattr, world.disk_of(f"n{seed % 4}"), "full", True)
+    world.clock.run_until(80.0)
+    for fragment in range(2):
+        first: dict[int, float] = {}
+        for at_s, _, of, number in commits.seen:
+            if of == fragment:
+                first.setdefault(number, at_s)
+        times = [t for t in first.values() if t > 15.0]
+        assert max(b - a for a, b in itertools.pairwise([*times, 80.0])) < 10.0
