@@ -112,7 +112,7 @@ class Core:
 
     @property
     def confirmed(self) -> bool:
-        """Holds versions that peers confirm: gives state to others, votes and stands (if its disk takes votes)."""
+        """Holds versions that peers confirm: gives state, and votes and stands if it can save a vote."""
         return self._shared.confirmed
 
     @property

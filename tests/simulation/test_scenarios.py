@@ -195,7 +195,7 @@ def test_full_disks_do_not_stand_in_the_way_of_the_one_that_has_room(nodes: int)
 
 @pytest.mark.parametrize(("nodes", "seed"), [(2, 79), (2, 137), (3, 4), (3, 6), (3, 65), (5, 18), (5, 126)])
 def test_all_disks_are_full_and_have_room_at_one_time(nodes: int, seed: int) -> None:
-    """Whoever has a vote again first is a majority of one for a moment, and must not be one beside another."""
+    """Who has a vote again first is a majority of one for a moment, and must not be one beside another."""
     world = World(calm_plan(nodes, until_s=45.0, seed=seed))
 
     def fill(full: bool) -> None:
