@@ -17,8 +17,9 @@ from p2pdiloco.core.types import Head
 
 SAID_BEATS = 4
 """How often a change is said: as many heartbeats in a row are rarely lost on a link that carries any."""
-ROUND_BEATS = 16
-"""In so many heartbeats every head is said at least once."""
+ROUND_BEATS = 17
+"""In so many heartbeats every head is said at least once. A prime: where every second or fourth beat finds
+nobody whose turn it is, as looks at the DHT make it, a head would else be said in just those, and never."""
 
 
 class News:

@@ -117,10 +117,21 @@ class Liveness:
             heads = ", ".join(f"{h.peer} {h.stores[fragment].version.header.number}" for h in up)
             return f"heads never were equal: {heads}"
         for host in up:
-            reason = self._missing_steps(fragment, host, best.state)
+            reason = (
+                ""
+                if self._waits_for_room(fragment, host)
+                else self._missing_steps(fragment, host, best.state)
+            )
             if reason:
                 return reason
         return ""
+
+    def _waits_for_room(self, fragment: int, host: Host) -> bool:
+        """Whether nobody in its leaf group can save a vote: it has no syncer until the groups rotate."""
+        full, up = self._world.full, self._world.core_hosts()
+        group = host.core.fragments[fragment].context.leaf.name
+        mates = {h.peer for h in up if h.core.fragments[fragment].context.leaf.name == group}
+        return host.peer in full and mates <= full
 
     def _one_chain(self, fragment: int, up: list[Host], best: SignedVersion) -> bool:
         """Where versions are made faster than they travel, heads are never equal, but close together."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from kit import Solo, config, genesis, progress, reasons, sent
 from msgspec.structs import replace
 
@@ -42,6 +43,18 @@ def test_a_change_is_said_several_times_and_the_rest_in_turn() -> None:
     assert {index for beat in beats for index, _ in beat} == set(range(MANY))
     assert max(len(beat) for beat in beats) <= 1 + -(-MANY // ROUND_BEATS)
     assert all(list(beat) == sorted(beat, key=lambda said: said[0]) for beat in beats)
+
+
+@pytest.mark.parametrize("every", [2, 3, 4, 6, 8, 16])
+def test_what_changed_in_beats_that_reached_nobody_is_said_again_though_some_are_missing(every: int) -> None:
+    for missing in range(every):
+        made = chains()
+        news = quiet(made)
+        for beat in range(3 * ROUND_BEATS):
+            said = news.beat()
+            if beat % every != missing:
+                made = [chain for chain in made if (chain.head.digest[0], chain.head) not in said]
+        assert not made, f"every {every}. beat, from {missing} on, is missing"
 
 
 def test_whoever_is_new_is_told_everything() -> None:

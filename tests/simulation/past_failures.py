@@ -54,6 +54,7 @@ PAST_FAILURES: tuple[tuple[int, str | None, int | None, str], ...] = (
         None,
         "a syncer's version was lost in a fork: it waited for what its member thought it still had, for ever",
     ),
+    (820410, "partition", None, "a head was said in just those heartbeats that reached nobody"),
     (
         810423,
         "storm",
