@@ -103,13 +103,17 @@ class Faults:
         return self._world.disk_of(peer).holds_run(self._plan.config.fragments)
 
     def left_full(self, broken: set[str]) -> set[str]:
-        """Whose disk stays full for ever, if anybody's: of two or more that stay, never the only one."""
+        """Whose disk stays full for ever, if anybody's: of two or more that stay, never the only one. Nor one
+        through which alone the others know of each other: they would be majorities of one, and work with nobody."""
         world, rng = self._world, stream(self._plan.seed, "full disks")
         if not self._plan.mix.full_disk or not self._plan.faults or rng.random() >= FULL_SHARE:
             return set()
         leaving = {host.peer for host in world.up_hosts() if host.leaving}
         stay = sorted(world.specs.keys() - world.gone - broken - leaving)
-        return {rng.choice(stay)} if len(stay) > 1 else set()
+        hidden = world.network.hidden
+        apart = [peer for peer in stay if len(stay) > 2 and hidden.issuperset(p for p in stay if p != peer)]
+        peer = rng.choice(stay) if len(stay) > 1 else ""
+        return {peer} if peer and peer not in apart else set()
 
     def break_for_ever(self, peers: set[str]) -> None:
         """Each in one of three ways: dead, frozen, or alive behind a link that carries nothing."""
