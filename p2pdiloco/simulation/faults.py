@@ -104,7 +104,7 @@ class Faults:
 
     def left_full(self, broken: set[str]) -> set[str]:
         """Whose disk stays full for ever, if anybody's: of two or more that stay, never the only one. Nor one
-        through which alone the others know of each other: they would be majorities of one, and work with nobody."""
+        through which alone the others know of each other: they would be majorities of one, and work alone."""
         world, rng = self._world, stream(self._plan.seed, "full disks")
         if not self._plan.mix.full_disk or not self._plan.faults or rng.random() >= FULL_SHARE:
             return set()
