@@ -323,7 +323,8 @@ class UpperElectorate(Electorate):
     def count(self, peers: Iterable[str], now: float) -> int:
         """Whoever is unknown to us may be the syncer of a group whose syncer is unknown to us."""
         given, voters = set(peers), set(self.voters(now))
-        return len(given & voters) + min(len(given - voters), len(self._believed(now)))
+        strangers = given.difference(voters, self.holders(now).values())
+        return len(given & voters) + min(len(strangers), len(self._believed(now)))
 
     def admits(self, peer: str, now: float) -> bool:
         return peer in self.holders(now).values()

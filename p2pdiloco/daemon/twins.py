@@ -14,6 +14,11 @@ from p2pdiloco.errors import UserError
 logger = logging.getLogger(__name__)
 HINT = "give each node a --data-dir of its own: a copy of another node's folder is that node"
 MIN_TURNS = 3
+STANDS_FOR = 2.0
+"""Lifetimes of a record: one of another stands in the place of ours for so long only if it is renewed. Of two
+clocks that are seconds apart the DHT believes the faster one, and there are no turns."""
+FORGOTTEN_AFTER = 20.0
+"""The same: who ran beside us before that has been gone long since, perhaps."""
 
 
 class Twins:
@@ -26,27 +31,35 @@ class Twins:
         self._ours = False
         """The last that we saw was ours: what is there now was written after it."""
         self._turns = 0
-        self._since_s = 0.0
+        self._first_s = self._last_s = 0.0
+        self._stands_since_s: float | None = None
 
     def look(self, incarnation: int, name: str, now: float) -> None:
-        """Take one look in. Raises: UserError when another process of this identity began after us."""
+        """Take one look in. Raises: UserError when another process of this identity is here in our place."""
         if incarnation == self._incarnation:
-            self._ours = True
+            self._ours, self._stands_since_s = True, None
             return
-        if not self._ours:
+        called = f"another node{f' ({name})' if name else ''} runs with this node's identity"
+        if self._stands_since_s is None:
+            self._stands_since_s = now
+        if now - self._stands_since_s > STANDS_FOR * self._lifetime_s:
+            raise UserError(f"{called}, and others see that one: this one ends", HINT)
+        if not self._turn(now):
             return
-        self._ours = False
-        self._turns += 1
-        if self._turns == 1:
-            self._since_s = now
-        if self._turns < MIN_TURNS or now - self._since_s < self._lifetime_s:
-            return
-        called = f" ({name})" if name else ""
         if incarnation > self._incarnation:
-            raise UserError(
-                f"another node{called} runs with this node's identity and began later: this one ends", HINT
-            )
+            raise UserError(f"{called} and began later: this one ends", HINT)
         self._turns = 0
-        logger.warning(
-            "another node%s runs with this node's identity, and ends when it notices; %s", called, HINT
-        )
+        logger.warning("%s, and ends when it notices; %s", called, HINT)
+
+    def _turn(self, now: float) -> bool:
+        """Another's record, perhaps in the place of ours. Whether it was so often enough."""
+        if not self._ours:
+            return False
+        self._ours = False
+        if now - self._last_s > FORGOTTEN_AFTER * self._lifetime_s:
+            self._turns = 0
+        self._turns += 1
+        self._last_s = now
+        if self._turns == 1:
+            self._first_s = now
+        return self._turns >= MIN_TURNS and now - self._first_s >= self._lifetime_s

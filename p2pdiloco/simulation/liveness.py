@@ -117,11 +117,7 @@ class Liveness:
             heads = ", ".join(f"{h.peer} {h.stores[fragment].version.header.number}" for h in up)
             return f"heads never were equal: {heads}"
         for host in up:
-            reason = (
-                ""
-                if self._waits_for_room(fragment, host)
-                else self._missing_steps(fragment, host, best.state)
-            )
+            reason = self._missing_steps(fragment, host, best.state)
             if reason:
                 return reason
         return ""
@@ -148,7 +144,9 @@ class Liveness:
         if not host.learner.model.running:
             return f"{host.peer} has no learner"
         if not spans or spans[-1][1] <= healed_at:
-            return f"{host.peer} was not merged again"
+            if not self._waits_for_room(fragment, host):
+                return f"{host.peer} was not merged again"
+            healed_at = min(healed_at, spans[-1][1]) if spans else first
         gaps = missing_spans(spans, first, healed_at)
         if gaps:
             self.lost_to_forks += sum(end - first for first, end in gaps)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from p2pdiloco import WIRE_VERSION
 from p2pdiloco.adapters.memory_net import MemoryNetwork
 from p2pdiloco.daemon import presence as presence_module
+from p2pdiloco.daemon import twins as twins_module
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.frontdoor import FrontDoor
 from p2pdiloco.daemon.presence import Presence
@@ -44,10 +47,25 @@ def test_the_earlier_of_two_ends_and_the_later_one_says_so(caplog: pytest.LogCap
 
 
 @pytest.mark.parametrize("other", [EARLIER, LATER])
+def test_of_two_with_different_clocks_the_one_that_nobody_sees_ends(
+    other: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    looks = [(0.0, OURS), *((3.0 + i * 3.0, other) for i in range(100))]
+    reason, _ = told(looks, caplog)
+    assert "others see that one" in reason
+    assert told(looks[1:], caplog)[0] == reason, "also if ours never was there"
+    assert told([(i * 3.0, OURS) for i in range(100)], caplog) == ("", 0), "and the other goes on"
+
+
+@pytest.mark.parametrize("other", [EARLIER, LATER])
 @pytest.mark.parametrize(
     "looks",
     [
-        pytest.param(lambda other: [(i * 3.0, other) for i in range(100)], id="never ours: an old record"),
+        pytest.param(lambda other: [(i * 3.0, other) for i in range(30)], id="never ours yet: an old record"),
+        pytest.param(
+            lambda other: [(i * 3000.0 + d, who) for i in range(9) for d, who in ((0, OURS), (6, other))],
+            id="now and then a copy is tried out",
+        ),
         pytest.param(
             lambda other: [*turns(other, times=14)[:14:2], (99.0, other)], id="once, after a cut perhaps"
         ),
@@ -62,7 +80,9 @@ def test_what_an_earlier_life_has_left_behind_is_nobody(
 
 
 async def test_a_look_at_the_dht_ends_the_earlier_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(presence_module, "LIFETIME_S", 0.0)
+    monkeypatch.setattr(presence_module, "LIFETIME_S", 1e-9)
+    for bound in ("STANDS_FOR", "FORGOTTEN_AFTER"):
+        monkeypatch.setattr(twins_module, bound, math.inf)
     transport = MemoryNetwork().transport(Identity.generate().peer_id)
     await transport.start(FrontDoor())
     presences = {n: Presence(transport, "run", n, f"life {n}", lambda event: None) for n in (1, 2)}
