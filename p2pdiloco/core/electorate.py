@@ -126,6 +126,9 @@ class Electorate:
     def had_votes(self, peers: Iterable[str], now: float) -> int:
         """How many of these are members that have no vote now. What they gave when they had one counts."""
         shared = self._shared
+        everybody = len(shared.view.voters(now)) == len(shared.view.confirmed(now))
+        if everybody and shared.votes == shared.confirmed:
+            return 0  # asked at every heartbeat
         confirmed = {*shared.view.confirmed(now), *([shared.me] if shared.confirmed else [])}
         mute = confirmed.intersection(peers).difference(self.voters(now))
         return sum(self.admits(peer, now) for peer in mute)
