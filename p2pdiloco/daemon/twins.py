@@ -1,8 +1,8 @@
 """Another process with this node's identity: its data folder was copied, and both copies run.
 
 Others take the two for lives of one node and listen to whoever began last, if to either: the one that they do
-not hear trains alone and cannot know it. Both keep one record on the DHT, in turns, and so find out. The
-earlier one ends.
+not hear trains alone and cannot know it. Both keep one record on the DHT, in turns, and so find out: the
+earlier one ends, or the one whose record is never seen.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from p2pdiloco.errors import UserError
 logger = logging.getLogger(__name__)
 HINT = "give each node a --data-dir of its own: a copy of another node's folder is that node"
 MIN_TURNS = 3
+"""So often another's record has to come in the place of ours, over a record's lifetime at least."""
 STANDS_FOR = 2.0
 """Lifetimes of a record: one of another stands in the place of ours for so long only if it is renewed. Of two
 clocks that are seconds apart the DHT believes the faster one, and there are no turns."""

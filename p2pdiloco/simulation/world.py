@@ -60,8 +60,9 @@ class World:
         self.gone: set[str] = set()
         """Left, or lost with their disk: never to return. Only asked for membership."""
         self.broken: set[str] = set()
-        self.full: set[str] = set()
         """Outside of the core that is healed: crashed, cut off or frozen for ever."""
+        self.full: set[str] = set()
+        """Of the core, but its disk is full for ever."""
         self.genesis = tuple(
             replace(genesis_state(f), matter=substance.genesis(f)) for f in range(plan.config.fragments)
         )
