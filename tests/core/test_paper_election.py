@@ -139,6 +139,23 @@ def test_without_a_vote_we_count_in_no_majority_of_any_group() -> None:
         assert [shared.me in group.voters(solo.now) for group in groups] == [works] * 3
 
 
+@pytest.mark.parametrize("votes", [True, False])
+def test_a_holder_without_a_vote_is_not_counted_as_an_unknown_one_as_well(
+    votes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four groups below, the syncer of one unknown: two of four are no majority, whoever has a vote still."""
+    solo = Solo(peers=PEERS)
+    group = UpperElectorate(solo.core.shared, 0, (1, 4), (1, 0), "1/0/0", solo.now)
+    holders = {"1/0/0": "me", "1/0/1": "p1", "1/0/2": "p2"}
+    monkeypatch.setattr(group, "holders", lambda now: holders)
+    monkeypatch.setattr(group, "_believed", lambda now: ["1/0/3"])
+    solo.hear("p2", votes=votes, stands=votes)
+    now, gave = solo.now, {"p1", "p2"}
+    mute = group.had_votes(gave, now)
+    assert mute == (not votes)
+    assert 2 * (group.count(gave, now) + mute) <= group.size(now) + mute
+
+
 def test_a_candidate_is_elected_when_those_that_did_not_answer_have_no_vote() -> None:
     solo = Solo(peers=PEERS)
     while solo.fragment.office.state is not OfficeState.CANDIDATE:
