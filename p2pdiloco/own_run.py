@@ -15,7 +15,7 @@ from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.models import table
 from p2pdiloco.config.outer import LENGTHS, with_schedule
 from p2pdiloco.config.presets import for_other_model, for_run
-from p2pdiloco.daemon.initial import beside, finite
+from p2pdiloco.daemon.initial_file import beside, finite
 from p2pdiloco.errors import StorageError, UserError
 from p2pdiloco.tasks.manifests import manifest_from_table, render_toml
 from p2pdiloco.tasks.own_loop import NAME, section_of

@@ -26,7 +26,7 @@ from p2pdiloco.adapters.data_dir import DataDir
 from p2pdiloco.adapters.p2pd import socket_folder
 from p2pdiloco.config.loader import canonical_bytes
 from p2pdiloco.config.manifest import Manifest
-from p2pdiloco.daemon.runs import saved_runs
+from p2pdiloco.daemon.listing import saved_runs
 from p2pdiloco.errors import StorageError, UserError
 from p2pdiloco.learner import checkpoint
 from p2pdiloco.learner.answering import DEVICES, Answering

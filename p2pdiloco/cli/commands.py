@@ -73,7 +73,7 @@ JOIN_ALIASES = ("--initial_peers", "--initial-peers")
 def bootstrap(**values: Any) -> int | None:
     """Serve a well-known address: discovery, manifests, list of runs. Trains nothing."""
     settings = check_bootstrap(build(BootstrapSettings, values))
-    from p2pdiloco.daemon.main import run_bootstrap
+    from p2pdiloco.daemon.bootstrap import run_bootstrap
 
     return run_bootstrap(settings)
 
@@ -144,7 +144,7 @@ def bootstrap(**values: Any) -> int | None:
 def node(**values: Any) -> int | None:
     """Take part in a run: find it, catch up, train, contribute."""
     settings = check_node(build(NodeSettings, values))
-    from p2pdiloco.daemon.main import run_node
+    from p2pdiloco.daemon.node import run_node
 
     return run_node(settings)
 

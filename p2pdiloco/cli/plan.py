@@ -89,8 +89,9 @@ def plan(
     if manifest is None:
         raise InvariantViolation("a plan without a manifest")
     # Imported here so that --help does not pay for torch.
+    from p2pdiloco.daemon.link import Link
     from p2pdiloco.daemon.linkadvice import advise
-    from p2pdiloco.daemon.linkplan import Link, demand
+    from p2pdiloco.daemon.linkplan import demand
 
     known = measured.link if measured else Link(given_up, given_up, LATENCY_MS / 1e3)
     link = Link(

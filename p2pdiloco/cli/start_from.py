@@ -27,7 +27,7 @@ from p2pdiloco.config.loader import manifest_from_canonical
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.models import table
 from p2pdiloco.config.presets import for_other_model
-from p2pdiloco.daemon.initial import beside, finite
+from p2pdiloco.daemon.initial_file import beside, finite
 from p2pdiloco.errors import UserError
 from p2pdiloco.tasks.hub_causal_lm import NAME, built, check_causal, existing
 from p2pdiloco.tasks.hub_causal_lm import section_of as hub_section

@@ -25,7 +25,8 @@ from p2pdiloco.core.types import SignedVersion, signed_bytes
 from p2pdiloco.daemon.compute import Compute
 from p2pdiloco.daemon.copying import Copying
 from p2pdiloco.daemon.initial import given_parameters
-from p2pdiloco.daemon.runs import Run, fresh_vault, known_runs, pull_manifest, room_for
+from p2pdiloco.daemon.listing import known_runs, pull_manifest
+from p2pdiloco.daemon.runs import Run, fresh_vault, room_for
 from p2pdiloco.daemon.snapshot import StatusReport
 from p2pdiloco.daemon.theta import Theta, theta_of
 from p2pdiloco.daemon.tokenizers import fetched_tokenizer

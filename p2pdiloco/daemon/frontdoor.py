@@ -9,28 +9,30 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from p2pdiloco.config.models import BYTES
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.fanout import refuse
 from p2pdiloco.daemon.giving import Giving
-from p2pdiloco.daemon.initial import kept, version_0_from
+from p2pdiloco.daemon.initial_file import kept, version_0_from
+from p2pdiloco.daemon.listing import PublishedRun, encode_manifest
 from p2pdiloco.daemon.probing import ProbeGate
 from p2pdiloco.daemon.reach import DialBack
-from p2pdiloco.daemon.runs import Run, encode_manifest
 from p2pdiloco.daemon.snapshot import StatusReport, encode_status
 from p2pdiloco.daemon.tokenizers import kept_tokenizer, tokenizer_from
-from p2pdiloco.daemon.transfers import Transfers
 from p2pdiloco.errors import RemoteError
 from p2pdiloco.ports import PullSource, PushSink, Refusal
+
+if TYPE_CHECKING:  # a bootstrap has no run's tensors, nor torch
+    from p2pdiloco.daemon.transfers import Transfers
 
 
 class FrontDoor:
     """Implements `ports.TransportHandlers`."""
 
     def __init__(self) -> None:
-        self._runs: dict[str, tuple[Run, bytes]] = {}
+        self._runs: dict[str, tuple[PublishedRun, bytes]] = {}
         self._initial: dict[str, Path] = {}
         self._giving = Giving()
         self._tokenizers: dict[str, Path] = {}
@@ -41,7 +43,7 @@ class FrontDoor:
         self.probes = ProbeGate()
         self.dial_back: DialBack | None = None
 
-    def add_run(self, run: Run, data_dir: Path | None = None) -> None:
+    def add_run(self, run: PublishedRun, data_dir: Path | None = None) -> None:
         """List and serve a run's manifest, and what of it is kept there: a given version 0, a tokenizer."""
         self._runs[run.id] = (run, encode_manifest(run))
         if data_dir is not None and run.manifest.run.initial:

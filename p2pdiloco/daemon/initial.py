@@ -11,17 +11,15 @@ import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from p2pdiloco.adapters.disk import run_folder
-from p2pdiloco.adapters.files import Files
-from p2pdiloco.adapters.theta_file import Arrays, checksum, load_tensors, save_tensors
+from p2pdiloco.adapters.theta_file import Arrays, checksum, save_tensors
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.daemon import wire
-from p2pdiloco.daemon.giving import PAUSE_S, check_given, first_that_gives, mapped
-from p2pdiloco.errors import ConfigError, RemoteError, StorageError
+from p2pdiloco.daemon.giving import PAUSE_S, check_given, first_that_gives
+from p2pdiloco.daemon.initial_file import beside, given_arrays, kept, kept_arrays
+from p2pdiloco.errors import ConfigError, RemoteError
 from p2pdiloco.ports import Transport
 from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tensors.digest import bytes_of
@@ -29,16 +27,6 @@ from p2pdiloco.tensors.layout import scatter
 from p2pdiloco.tensors.vault import Vault
 
 logger = logging.getLogger(__name__)
-
-
-def beside(path: Path) -> Path:
-    """Where the given parameters of a run.toml are: run.initial.safetensors."""
-    return path.with_suffix(".initial.safetensors")
-
-
-def kept(data_dir: Path, run: str) -> Path:
-    """Where a node keeps them."""
-    return run_folder(data_dir, run) / "initial.safetensors"
 
 
 def given_beside(path: Path, manifest: Manifest) -> dict[str, Tensor] | None:
@@ -55,15 +43,7 @@ def given_beside(path: Path, manifest: Manifest) -> dict[str, Tensor] | None:
             f"{path}: run.initial names parameters, but there is no {file.name} beside it",
             "p2pdiloco run new NAME --from MODEL writes both",
         )
-    return _tensors(file, _arrays(file, manifest), manifest)
-
-
-def _arrays(file: Path, manifest: Manifest) -> Arrays:
-    """Raises: StorageError (unreadable), ConfigError (others than the manifest names)."""
-    arrays, _ = load_tensors(file)
-    if checksum(arrays) != manifest.run.initial:
-        raise ConfigError(f"{file} has other parameters than run.initial names")
-    return arrays
+    return _tensors(file, given_arrays(file, manifest), manifest)
 
 
 def _tensors(file: Path, arrays: Arrays, manifest: Manifest) -> dict[str, Tensor]:
@@ -92,28 +72,13 @@ def keep_given(data_dir: Path, run: str, manifest: Manifest, vault: Vault) -> No
 def given_on_disk(
     data_dir: Path, run: str, manifest: Manifest, set_aside: bool = True
 ) -> dict[str, Tensor] | None:
-    """What was kept; None: nothing that is sound, or the run draws its version 0 from the seed.
-
-    `set_aside`: what is damaged becomes `*.corrupt`. What merely cannot be read now stays: it may be the last
-    copy.
+    """What was kept, as `kept_arrays` finds it.
 
     Raises:
         ConfigError: `[model]` is wrong, or describes other parameters.
     """
-    file = kept(data_dir, run)
-    if not manifest.run.initial or not file.exists():
-        return None
-    try:
-        arrays = _arrays(file, manifest)
-    except (StorageError, ConfigError) as error:
-        logger.warning("the kept version 0 is of no use: %s", error)
-        if set_aside and not isinstance(error.__cause__, OSError):
-            try:
-                Files().move(file, file.with_name(file.name + ".corrupt"))
-            except StorageError as failed:
-                logger.warning("%s", failed)
-        return None
-    return _tensors(file, arrays, manifest)
+    arrays = kept_arrays(data_dir, run, manifest, set_aside)
+    return None if arrays is None else _tensors(kept(data_dir, run), arrays, manifest)
 
 
 async def given_parameters(
@@ -178,19 +143,3 @@ class _Sink:
                 buffer[at : at + part.nbytes] = part
                 chunk, at = chunk[part.nbytes :], at + part.nbytes
             at = max(0, at - buffer.nbytes)
-
-
-def version_0_from(file: Path, offset: int) -> tuple[bytes, memoryview] | str:
-    """What is given of the file: a header and all of it from that byte on; or why nothing is."""
-    memory = mapped(file)
-    if memory is None:
-        return "not-here"
-    start = 8 + int.from_bytes(memory[:8], "little") + offset
-    if start > len(memory):
-        return "beyond-the-end"
-    return wire.encode(wire.InitialHeader(offset)), memory[start:]
-
-
-def finite(arrays: Mapping[str, np.ndarray]) -> str:
-    """The name of the first parameter that is not finite; empty: all are."""
-    return next((name for name, array in arrays.items() if not np.isfinite(array).all()), "")

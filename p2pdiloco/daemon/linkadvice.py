@@ -15,7 +15,8 @@ from msgspec import Struct
 
 from p2pdiloco.config.manifest import CodecName, Manifest
 from p2pdiloco.config.outer import doubts
-from p2pdiloco.daemon.linkplan import Demand, Link, demand_of
+from p2pdiloco.daemon.link import Link
+from p2pdiloco.daemon.linkplan import Demand, demand_of
 from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tensors.layout import FragmentLayout, plan_fragments
 

@@ -27,6 +27,7 @@ from p2pdiloco.config.units import rate_text
 from p2pdiloco.core.config import Timing
 from p2pdiloco.core.grouping import level_sizes
 from p2pdiloco.daemon.fanout import degree
+from p2pdiloco.daemon.link import LINK_OVERHEAD, Link
 from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tensors.codec import codec
 from p2pdiloco.tensors.layout import FragmentLayout, plan_fragments
@@ -37,20 +38,9 @@ LABEL_BYTES = 400
 CONTRIBUTOR_BYTES = 70
 HEARTBEAT_BYTES = 700
 """With what carries it, and its answer: as `scripts/bench_wire.py` counts a node's control bytes."""
-LINK_OVERHEAD = 1.04
-"""Encryption, multiplexing, TCP and IP headers."""
 MAX_EVERY = 8
 TOLERANCE = 0.05
 """So much more than the link carries is no reason yet to leave a version out."""
-
-
-class Link(Struct, frozen=True):
-    """One node's way to the others."""
-
-    upload_bits_per_s: float
-    download_bits_per_s: float
-    latency_s: float = 0.05
-    """One way."""
 
 
 class Demand(Struct, frozen=True):

@@ -21,7 +21,8 @@ from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.units import rate_text
 from p2pdiloco.core.meter import Meter, Uplink
 from p2pdiloco.core.uplink import UPDATE_COPIES
-from p2pdiloco.daemon.linkplan import TOLERANCE, Demand, Link, demand_of
+from p2pdiloco.daemon.link import Link
+from p2pdiloco.daemon.linkplan import TOLERANCE, Demand, demand_of
 from p2pdiloco.tensors.codec import codec
 from p2pdiloco.tensors.layout import FragmentLayout
 

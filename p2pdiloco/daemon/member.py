@@ -33,7 +33,8 @@ from p2pdiloco.daemon.frontdoor import FrontDoor
 from p2pdiloco.daemon.keeper import IN_MEMORY_BYTES, Keeper
 from p2pdiloco.daemon.learner_link import LearnerLink
 from p2pdiloco.daemon.learner_options import learner_options
-from p2pdiloco.daemon.linkplan import Link, control_doubts
+from p2pdiloco.daemon.link import Link
+from p2pdiloco.daemon.linkplan import control_doubts
 from p2pdiloco.daemon.linkwatch import LinkWatch
 from p2pdiloco.daemon.logs import RecentLines
 from p2pdiloco.daemon.memory import OUT_OF_BUDGET, Memory

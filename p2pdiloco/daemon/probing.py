@@ -18,7 +18,7 @@ from typing import TypeVar
 from msgspec import Struct
 
 from p2pdiloco.daemon import wire
-from p2pdiloco.daemon.linkplan import LINK_OVERHEAD, Link
+from p2pdiloco.daemon.link import LINK_OVERHEAD, Link
 from p2pdiloco.errors import PeerUnreachable, RemoteError, TransportError, UserError
 from p2pdiloco.ports import PullSource, Refusal, Transport
 

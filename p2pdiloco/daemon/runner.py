@@ -23,7 +23,7 @@ from p2pdiloco.core.types import SignedVersion
 from p2pdiloco.daemon.compute import Compute
 from p2pdiloco.daemon.keeper import Keeper
 from p2pdiloco.daemon.learner_link import LearnerLink
-from p2pdiloco.daemon.linkplan import LINK_OVERHEAD
+from p2pdiloco.daemon.link import LINK_OVERHEAD
 from p2pdiloco.daemon.outbound import Outbound
 from p2pdiloco.daemon.tickets import Tickets
 from p2pdiloco.daemon.transfers import Transfers

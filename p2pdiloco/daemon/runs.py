@@ -6,21 +6,16 @@ import asyncio
 import contextlib
 import hashlib
 import logging
-import random
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from msgspec import Struct
 from torch import Tensor
 
 from p2pdiloco.adapters.disk import run_folder
-from p2pdiloco.config.loader import manifest_from_canonical
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.outer import doubts
 from p2pdiloco.config.signing import (
     SignedManifest,
-    decode_signed,
-    encode_signed,
     genesis_digest_of,
     run_id,
     save_signed,
@@ -29,8 +24,15 @@ from p2pdiloco.config.signing import (
 )
 from p2pdiloco.core.config import CoreConfig, Timing
 from p2pdiloco.core.types import WHOLE_RUN, SignedVersion, VersionHeader
-from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.initial import given_beside, given_parameters, keep_given
+from p2pdiloco.daemon.listing import (
+    PublishedRun,
+    choose_run,
+    known_runs,
+    pull_manifest,
+    run_names,
+    saved_runs,
+)
 from p2pdiloco.daemon.tokenizers import (
     checked_tokenizer,
     fetched_tokenizer,
@@ -39,9 +41,8 @@ from p2pdiloco.daemon.tokenizers import (
 )
 from p2pdiloco.errors import ConfigError, RemoteError, TransportError, UserError, invariant
 from p2pdiloco.identity import Identity
-from p2pdiloco.identity import verify as verify_signature
 from p2pdiloco.learner.device import out_of_memory
-from p2pdiloco.ports import Refusal, Transport
+from p2pdiloco.ports import Transport
 from p2pdiloco.tasks.manifests import load_manifest
 from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tasks.tokens import read_tokenizer
@@ -55,33 +56,18 @@ LIST_PATIENCE_S = 15.0
 """How long a list of runs that lacks the wanted one is asked for again before it is believed."""
 OWN_PATIENCE_S = 3.0
 """How long a node that was a member before waits for somebody to list a run before it takes its own."""
-PULL_TIMEOUT_S = 10.0
-MAX_ASKED = 8
-"""Peers that are asked for a manifest at one go."""
 
 
-class Run(Struct, frozen=True, kw_only=True):
+class Run(PublishedRun, frozen=True, kw_only=True):
     """A verified run and what follows from its manifest."""
 
-    id: str
-    signed: SignedManifest
-    manifest: Manifest
     layouts: tuple[FragmentLayout, ...]
     tokenizer: Path | None = None
     """Of a run that is signed here: its tokenizer file, if it has one (`daemon.tokenizers`)."""
 
-    @property
-    def name(self) -> str:
-        """Human name."""
-        return self.manifest.run.name
-
     def doubts(self) -> list[str]:
         """What its owner and members are warned of."""
         return doubts(self.manifest, sum(layout.numel for layout in self.layouts))
-
-    def summary(self) -> wire.RunSummary:
-        """As it is listed."""
-        return wire.RunSummary(self.id, self.name, self.signed.owner)
 
 
 @contextlib.contextmanager
@@ -243,58 +229,6 @@ def save_run(data_dir: Path, run: Run, vault: Vault) -> None:
         keep_tokenizer(data_dir, run.id, read_tokenizer(run.tokenizer))
 
 
-async def known_runs(transport: Transport) -> dict[str, tuple[wire.RunSummary, list[str]]]:
-    """Run id -> (summary, peers that list it), as the DHT has it."""
-    found: dict[str, tuple[wire.RunSummary, list[str]]] = {}
-    for peer, value in sorted((await transport.get_records(wire.RUNS_KEY)).items()):
-        try:
-            listed = wire.decode(value, wire.RunList)
-        except RemoteError as error:
-            logger.warning("the list of runs of %s is not readable: %s", peer, error)
-            continue
-        for summary in listed.runs:
-            found.setdefault(summary.run, (summary, []))[1].append(peer)
-    return found
-
-
-def choose_run(
-    found: dict[str, tuple[wire.RunSummary, list[str]]], wanted: str
-) -> tuple[wire.RunSummary, list[str]] | None:
-    """The run that is meant by a name, an id or its beginning, or by nothing. None: nothing fits (yet).
-
-    Raises:
-        UserError: several fit.
-    """
-    fits = [
-        entry
-        for entry in found.values()
-        if not wanted or entry[0].name == wanted or (len(wanted) >= 6 and entry[0].run.startswith(wanted))
-    ]
-    if len(fits) > 1:
-        what = f'the name "{wanted}"' if wanted else "this swarm"
-        raise UserError(f"{what} has more than one run: {run_names(fits)}", "choose one with --run ID")
-    return fits[0] if fits else None
-
-
-def run_names(entries: Iterable[tuple[wire.RunSummary, object]]) -> str:
-    """Of runs, for a person to choose from."""
-    return ", ".join(sorted(f"{summary.name} ({summary.run[:12]})" for summary, _ in entries))
-
-
-def saved_runs(data_dir: Path) -> dict[str, tuple[wire.RunSummary, SignedManifest]]:
-    """Runs that this node was a member of before, by id. A damaged manifest is passed over, and said."""
-    found = {}
-    for path in sorted((data_dir / "runs").glob("*/manifest.signed")):
-        try:
-            signed = decode_signed(path.read_bytes())
-            manifest = manifest_from_canonical(signed.manifest)
-        except (OSError, RemoteError) as error:
-            logger.warning("the saved manifest %s is not readable: %s", path, error)
-            continue
-        found[run_id(signed)] = (wire.RunSummary(run_id(signed), manifest.run.name, signed.owner), signed)
-    return found
-
-
 async def find_run(
     transport: Transport, identity: Identity, wanted: str, data_dir: Path, say: Callable[[str], None]
 ) -> tuple[Run, Vault]:
@@ -341,31 +275,3 @@ async def find_run(
                 say("no run is listed by these peers yet: waiting for one")
         await asyncio.sleep(SEARCH_PAUSE_S)
         waited_s += SEARCH_PAUSE_S
-
-
-async def pull_manifest(
-    transport: Transport, summary: wire.RunSummary, peers: list[str]
-) -> SignedManifest | None:
-    """The manifest from the first of some peers, in any order, that has the true one."""
-    for peer in random.sample(peers, min(MAX_ASKED, len(peers))):
-        try:
-            answer = await transport.pull(
-                peer, wire.encode(wire.PullManifest(summary.run)), 0, PULL_TIMEOUT_S
-            )
-            if isinstance(answer, Refusal):
-                continue
-            signed = decode_signed(bytes(answer[0]))
-            verify(signed, verify_signature)
-            if run_id(signed) != summary.run:
-                raise RemoteError("manifest-run-id", f"it is run {run_id(signed)[:12]}")
-            return signed
-        except TransportError as error:
-            logger.warning("the manifest of %s cannot be fetched from %s: %s", summary.name, peer, error)
-        except RemoteError as error:
-            logger.warning("the manifest of %s from %s is refused: %s", summary.name, peer, error)
-    return None
-
-
-def encode_manifest(run: Run) -> bytes:
-    """As it is served."""
-    return encode_signed(run.signed)

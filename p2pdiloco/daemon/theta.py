@@ -23,17 +23,10 @@ from p2pdiloco.config.signing import SignedManifest, run_id, verify
 from p2pdiloco.core.config import Timing
 from p2pdiloco.core.types import SignedVersion
 from p2pdiloco.daemon.initial import given_on_disk
+from p2pdiloco.daemon.listing import choose_run, run_names, saved_runs
 from p2pdiloco.daemon.restore import restore
 from p2pdiloco.daemon.runner import UpdateLog
-from p2pdiloco.daemon.runs import (
-    Run,
-    choose_run,
-    core_config,
-    genesis_versions,
-    open_run,
-    run_names,
-    saved_runs,
-)
+from p2pdiloco.daemon.runs import Run, core_config, genesis_versions, open_run
 from p2pdiloco.daemon.tokenizers import kept_tokenizer, tokenizer_on_disk
 from p2pdiloco.errors import ConfigError, RemoteError, StorageError, UserError
 from p2pdiloco.identity import Identity

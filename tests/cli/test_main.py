@@ -52,9 +52,10 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     for name in list(os.environ):
         if name.startswith("P2PDILOCO_"):
             monkeypatch.delenv(name)
-    daemon = types.ModuleType("p2pdiloco.daemon.main")
-    daemon.run_node = daemon.run_bootstrap = seen.append  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "p2pdiloco.daemon.main", daemon)
+    for name in ("node", "bootstrap"):
+        module = types.ModuleType(f"p2pdiloco.daemon.{name}")
+        setattr(module, f"run_{name}", seen.append)
+        monkeypatch.setitem(sys.modules, module.__name__, module)
     for name in ("status", "demo"):
         module = types.ModuleType(f"p2pdiloco.cli.{name}")
         module.run = seen.append  # type: ignore[attr-defined]
@@ -273,7 +274,8 @@ except BaseException:  # as C++ that lets no exception out
     os._exit(70)
 """
     (tmp_path / f"{module}.py").write_text(pressed)
-    done = _python("-m", "p2pdiloco", "status", "--join", ONE, PYTHONPATH=str(tmp_path))
+    arguments = ("node", "--join", ONE, "--data-dir", str(tmp_path / "data"))
+    done = _python("-m", "p2pdiloco", *arguments, PYTHONPATH=str(tmp_path))
     assert (done.returncode, done.stderr) == (130, "")
 
 

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import torch
 
 from p2pdiloco.adapters.memory_net import MemoryNetwork, MemoryTransport
+from p2pdiloco.adapters.theta_file import checksum, save_tensors
 from p2pdiloco.config.presets import for_run
 from p2pdiloco.config.settings import NodeSettings
 from p2pdiloco.core.config import Timing
@@ -27,6 +29,7 @@ from p2pdiloco.core.types import (
 )
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.frontdoor import FrontDoor
+from p2pdiloco.daemon.initial_file import beside
 from p2pdiloco.daemon.logs import RecentLines
 from p2pdiloco.daemon.member import Member
 from p2pdiloco.daemon.runs import Run, open_run, sign_run
@@ -36,6 +39,7 @@ from p2pdiloco.learner import channel as ch
 from p2pdiloco.learner.host import LearnerExited
 from p2pdiloco.ports import PullSource, PushSink, Refusal
 from p2pdiloco.tasks.manifests import render_toml
+from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tensors.codec import codec
 from p2pdiloco.tensors.exchange import Exchange
 
@@ -72,6 +76,16 @@ def signed_run(folder: Path, name: str = "test", seed: int = 0, **group: int) ->
     section = msgspec.structs.replace(manifest.group, **group)
     path.write_text(render_toml(msgspec.structs.replace(manifest, group=section)))
     return sign_run(path, Identity.generate())[0]
+
+
+def write_given(path: Path, name: str) -> dict[str, np.ndarray]:
+    """A run.toml whose version 0 is given, and that beside it. Returns the parameters."""
+    base = for_run("micro", name)
+    parameters = {name: value.numpy() + 0.5 for name, value in task_of(base).initial_parameters().items()}
+    section = msgspec.structs.replace(base.run, initial=checksum(parameters), initial_name="hub")
+    path.write_text(render_toml(msgspec.structs.replace(base, run=section)))
+    save_tensors(beside(path), parameters, {})
+    return parameters
 
 
 class ScriptedLearner:

@@ -15,8 +15,7 @@ from p2pdiloco.cli import main as cli_main
 from p2pdiloco.config.manifest import DataSection
 from p2pdiloco.config.presets import for_run
 from p2pdiloco.config.settings import NodeSettings
-from p2pdiloco.daemon import main as daemon_main
-from p2pdiloco.daemon import runs, wire
+from p2pdiloco.daemon import listing, node, runs, signing, wire
 from p2pdiloco.daemon.frontdoor import FrontDoor
 from p2pdiloco.daemon.giving import MAX_GIVEN, Giving
 from p2pdiloco.daemon.runs import find_run
@@ -109,13 +108,26 @@ def test_a_node_that_must_say_where_its_data_lie_is_told_before_anything_is_star
     assert "every node says where its own lies: --data PATH" in capsys.readouterr().out
     settings = NodeSettings(data_dir=tmp_path, genesis=True, run_file=file)
     with pytest.raises(UserError, match="each node's own data, and none are given"):
-        daemon_main._own_run(settings)
+        node._own_run(settings)
     with pytest.raises(UserError, match=r"the data path .*nowhere does not exist"):
-        daemon_main._own_run(msgspec.structs.replace(settings, data=tmp_path / "nowhere"))
+        node._own_run(msgspec.structs.replace(settings, data=tmp_path / "nowhere"))
     for fine in ({"data": tmp_path}, {"learner_socket": tmp_path / "socket"}):
-        assert daemon_main._own_run(msgspec.structs.replace(settings, **fine)) is not None
+        assert node._own_run(msgspec.structs.replace(settings, **fine)) is not None
     hub = DataSection(source="hub")
     assert hub.is_each_nodes_own and not msgspec.structs.replace(hub, dataset="a/b").is_each_nodes_own
+
+
+def test_a_bootstrap_that_lost_the_tokenizer_takes_it_from_beside_run_toml_again(
+    tmp_path: Path, written: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    signing.sign_all(tmp_path / "b", [written])
+    (run,) = listing.saved_runs(tmp_path / "b")
+    content = kept_tokenizer(tmp_path / "b", run).read_bytes()
+    kept_tokenizer(tmp_path / "b", run).unlink()
+    signing.sign_all(tmp_path / "b", [written])
+    assert kept_tokenizer(tmp_path / "b", run).read_bytes() == content
+    tokenizer_beside(written).unlink()  # nobody asks for it any more
+    signing.sign_all(tmp_path / "b", [written])
 
 
 async def test_a_tokenizer_comes_from_whoever_has_the_true_one(

@@ -11,7 +11,8 @@ from daemon_kit import Neighbourhood, until
 
 from p2pdiloco.config.presets import PRESETS
 from p2pdiloco.core.meter import LEAST_BYTES, LEAST_S, LEAST_SAMPLES, LONG_S, SAMPLES, Meter, Uplink
-from p2pdiloco.daemon.linkplan import LINK_OVERHEAD, MAX_EVERY, Link, control_doubts, demand_of
+from p2pdiloco.daemon.link import LINK_OVERHEAD, Link
+from p2pdiloco.daemon.linkplan import MAX_EVERY, control_doubts, demand_of
 from p2pdiloco.daemon.linkwatch import FALL, RISE, LinkWatch
 from p2pdiloco.daemon.uplink_file import MAX_AGE_S, load_uplink, save_uplink
 from p2pdiloco.learner import channel as ch

@@ -12,7 +12,7 @@ from p2pdiloco.adapters.memory_net import MemoryNetwork
 from p2pdiloco.cli.measure import listed_manifest
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.frontdoor import FrontDoor
-from p2pdiloco.daemon.linkplan import LINK_OVERHEAD
+from p2pdiloco.daemon.link import LINK_OVERHEAD
 from p2pdiloco.daemon.probing import AGAIN_S, TURN_S, Forgetful, ProbeGate, measure
 from p2pdiloco.errors import RemoteError, TransportError, UserError
 

@@ -10,22 +10,24 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from daemon_kit import signed_run, until
+from daemon_kit import signed_run, until, write_given
 
 from p2pdiloco.adapters.memory_net import MemoryNetwork, MemoryTransport
-from p2pdiloco.adapters.theta_file import checksum, save_tensors
+from p2pdiloco.adapters.theta_file import checksum
 from p2pdiloco.config.presets import for_run
 from p2pdiloco.config.signing import encode_signed, run_id, sign_manifest
-from p2pdiloco.daemon import runs, wire
+from p2pdiloco.daemon import listing, runs, wire
 from p2pdiloco.daemon.fanout import refuse
 from p2pdiloco.daemon.frontdoor import FrontDoor
 from p2pdiloco.daemon.giving import MAX_GIVEN, Giving
-from p2pdiloco.daemon.initial import beside, given_on_disk, given_parameters, kept, version_0_from
-from p2pdiloco.daemon.runs import Run, choose_run, find_run
+from p2pdiloco.daemon.initial import given_on_disk, given_parameters
+from p2pdiloco.daemon.initial_file import kept, version_0_from
+from p2pdiloco.daemon.listing import choose_run
+from p2pdiloco.daemon.runs import Run, find_run
 from p2pdiloco.errors import RemoteError, TransportError, UserError
 from p2pdiloco.identity import Identity
 from p2pdiloco.ports import PullSource, Refusal
-from p2pdiloco.tasks.manifests import render_toml
+from p2pdiloco.tasks.manifests import load_manifest, render_toml
 from p2pdiloco.tasks.registry import task_of
 
 
@@ -130,7 +132,7 @@ async def test_a_peer_that_is_gone_gave_no_false_manifest(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     run, gone = signed_run(tmp_path), Identity.generate().peer_id
-    assert await runs.pull_manifest(await newcomer(MemoryNetwork()), run.summary(), [gone]) is None
+    assert await listing.pull_manifest(await newcomer(MemoryNetwork()), run.summary(), [gone]) is None
     assert f"the manifest of test cannot be fetched from {gone}" in caplog.text
     assert "refused" not in caplog.text
 
@@ -174,7 +176,7 @@ async def test_an_unreadable_list_is_no_list(tmp_path: Path) -> None:
     rogue = await newcomer(hub)
     await rogue.put_record(wire.RUNS_KEY, b"\xff\xff", 60.0)
     await server(hub, run)
-    assert list(await runs.known_runs(await newcomer(hub))) == [run.id]
+    assert list(await listing.known_runs(await newcomer(hub))) == [run.id]
 
 
 # --- the door of a peer that is no member ---------------------------------------------------------------
@@ -289,14 +291,8 @@ async def test_version_0_that_was_given_comes_from_peers(
 ) -> None:
     """From whoever has the true one, and from the own folder at the next start."""
     monkeypatch.setattr(runs, "SEARCH_PAUSE_S", 0.01)
-    base = for_run("micro", "tuned")
-    parameters = {name: value.numpy() + 0.5 for name, value in task_of(base).initial_parameters().items()}
-    manifest = msgspec.structs.replace(
-        base, run=msgspec.structs.replace(base.run, initial=checksum(parameters), initial_name="hub")
-    )
     path = tmp_path / "run.toml"
-    path.write_text(render_toml(manifest))
-    save_tensors(beside(path), parameters, {})
+    parameters, manifest = write_given(path, "tuned"), load_manifest(path)
     run, vault = runs.sign_run(path, Identity.generate())
     hub = MemoryNetwork()
     doors = []

@@ -13,7 +13,7 @@ import pytest
 PROBE = """
 import asyncio, fcntl, os, signal, sys, termios
 from pathlib import Path
-from p2pdiloco.daemon import main
+from p2pdiloco.daemon import process as program
 
 hangup, told = sys.argv[1], Path(sys.argv[2])
 signal.signal(signal.SIGHUP, signal.SIG_IGN if hangup == "ignored" else signal.SIG_DFL)
@@ -36,7 +36,7 @@ async def body(stop):
         os.write(2, b"leaving")
     told.write_text("left")
 
-sys.exit(main._run(body, "text"))
+sys.exit(program.run_program(body, "text"))
 """
 
 

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from p2pdiloco.cli import main as cli_main
 from p2pdiloco.config.presets import PRESETS
+from p2pdiloco.daemon.link import LINK_OVERHEAD, Link
 from p2pdiloco.daemon.linkadvice import COMFORT, SPLITS, advise
-from p2pdiloco.daemon.linkplan import HEARTBEAT_BYTES, LINK_OVERHEAD, Link, demand
+from p2pdiloco.daemon.linkplan import HEARTBEAT_BYTES, demand
 from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tensors.layout import plan_fragments
 

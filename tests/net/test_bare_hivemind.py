@@ -1,11 +1,21 @@
-"""What a daemon's start must not cost."""
+"""What a start must not cost."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 
+import pytest
 
-def test_the_daemon_does_not_load_what_it_does_not_use() -> None:
-    code = "import sys, p2pdiloco.daemon.main; sys.exit(bool({'scipy', 'torch._dynamo'} & set(sys.modules)))"
+
+@pytest.mark.parametrize(
+    ("modules", "unwanted"),
+    [
+        ("p2pdiloco.daemon.node", {"scipy", "torch._dynamo"}),
+        ("p2pdiloco.daemon.bootstrap", {"scipy", "torch"}),
+        ("p2pdiloco.cli.status", {"scipy", "torch"}),
+    ],
+)
+def test_nothing_loads_what_it_does_not_use(modules: str, unwanted: set[str]) -> None:
+    code = f"import sys, {modules}; sys.exit(bool({unwanted} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-P", "-c", code], timeout=120).returncode == 0

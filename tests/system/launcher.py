@@ -171,7 +171,8 @@ if __name__ == "__main__":
     import numpy
     import torch
 
-    import p2pdiloco.daemon.main  # noqa: F401 (what takes the time)
+    import p2pdiloco.daemon.bootstrap
+    import p2pdiloco.daemon.node  # noqa: F401 (what takes the time)
     from p2pdiloco.cli.group import run
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's ^C is for the test to handle

@@ -13,7 +13,7 @@ from p2pdiloco.cli.main import run as main
 from p2pdiloco.config.loader import MAX_MANIFEST_BYTES
 from p2pdiloco.config.outer import expected_merges, harms
 from p2pdiloco.config.signing import decode_signed, encode_signed, verify
-from p2pdiloco.daemon.initial import beside
+from p2pdiloco.daemon.initial_file import beside
 from p2pdiloco.daemon.runs import genesis_versions, sign_run
 from p2pdiloco.daemon.theta import theta_of
 from p2pdiloco.errors import ConfigError, StorageError, UserError

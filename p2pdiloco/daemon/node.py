@@ -1,0 +1,159 @@
+"""`p2pdiloco node`: finds its run, is a member of it until it is told to stop, and leaves in good order."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+
+from p2pdiloco.adapters.data_dir import DataDir
+from p2pdiloco.adapters.hivemind_net import HivemindTransport
+from p2pdiloco.adapters.p2pd import P2PDOptions
+from p2pdiloco.config.manifest import DataSection
+from p2pdiloco.config.settings import NodeSettings
+from p2pdiloco.core.config import Timing
+from p2pdiloco.daemon.frontdoor import FrontDoor
+from p2pdiloco.daemon.live import LiveView
+from p2pdiloco.daemon.logs import RecentLines, configure_logging, resolve_style
+from p2pdiloco.daemon.member import Member
+from p2pdiloco.daemon.presence import publish_runs
+from p2pdiloco.daemon.process import (
+    default_dir,
+    plain,
+    print_addresses,
+    run_program,
+    transport_of,
+    unless_stopped,
+)
+from p2pdiloco.daemon.reach import DialBack, Reachability
+from p2pdiloco.daemon.runs import Run, find_run, sign_run
+from p2pdiloco.daemon.view import log_line
+from p2pdiloco.errors import UserError
+from p2pdiloco.identity import Identity
+from p2pdiloco.learner.device import check_device
+from p2pdiloco.tensors.vault import Vault
+
+logger = logging.getLogger("p2pdiloco")
+LINE_EVERY_S = 10.0
+VIEW_EVERY_S = 0.5
+UNFINISHED = 75
+LEAVE_AT_MOST_S = 6.5
+"""And as long as the learner's end may take: of a model of some millions of parameters 10 s in all."""
+
+
+def run_node(settings: NodeSettings) -> int:
+    """Run a node until it is told to stop. Returns the exit status."""
+    return run_program(lambda stop: _node(settings, stop), settings.log)
+
+
+async def _node(settings: NodeSettings, stop: asyncio.Event) -> None:
+    folder = DataDir(settings.data_dir, parents=settings.data_dir == default_dir(NodeSettings))
+    with folder:
+        identity = Identity.load_or_create(settings.data_dir / "identity.key")
+        recent = RecentLines()
+        configure_logging(plain(settings.log), recent=recent)
+        if settings.learner_socket is None:  # a learner would say it, when all others have been found
+            check_device(settings.device)
+        prepared = _own_run(settings)
+        wish = settings.reachability
+        force = None if wish == "auto" else wish
+        options = P2PDOptions(relay=settings.relay, force_reachability=force)
+        transport = transport_of(settings, identity, options)
+        door, reach = FrontDoor(), Reachability(transport, wish)
+        door.dial_back = DialBack(transport)
+        await unless_stopped(transport.start(door), stop)
+        await unless_stopped(reach.check(), stop)
+        if stop.is_set():
+            await transport.close()
+            return
+        try:
+            print_addresses(transport.addresses(), "node")
+            found = prepared or await unless_stopped(
+                find_run(transport, identity, settings.run, settings.data_dir, logger.info), stop
+            )
+            if found is not None:
+                await _membership(settings, identity, transport, door, recent, found, reach, stop)
+        finally:
+            await transport.close()
+
+
+async def _membership(
+    settings: NodeSettings,
+    identity: Identity,
+    transport: HivemindTransport,
+    door: FrontDoor,
+    recent: RecentLines,
+    found: tuple[Run, Vault],
+    reach: Reachability,
+    stop: asyncio.Event,
+) -> None:
+    run, vault = found
+    _check_data(settings, run.manifest.data)
+    logger.info("run %s (%s), node %s", run.name, run.id[:12], identity.peer_id)
+    for doubt in run.doubts():
+        logger.warning("%s", doubt)
+    member = Member(run, vault, identity, transport, door, settings, recent, Timing(), reach)
+    listing = asyncio.create_task(publish_runs(transport, door.runs))
+    showing = asyncio.create_task(_show(member, settings, recent))
+    training = asyncio.create_task(member.run())
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait({training, stopping, showing, listing}, return_when=asyncio.FIRST_COMPLETED)
+        if stop.is_set():
+            logger.info("leaving: finishing what is in flight, saving")
+            asyncio.get_running_loop().call_later(LEAVE_AT_MOST_S + member.ends_in_s, _leave_unfinished)
+            training.cancel()
+            await member.leave()
+    finally:
+        for task in (stopping, listing, training, showing):
+            task.cancel()
+        results = await asyncio.gather(training, listing, showing, return_exceptions=True)
+        await member.close()
+    for result in results:
+        if isinstance(result, BaseException) and not isinstance(result, asyncio.CancelledError):
+            raise result
+
+
+def _leave_unfinished() -> None:
+    logger.error("leaving takes too long: ending now; what was saved before stays")
+    os._exit(UNFINISHED)
+
+
+async def _show(member: Member, settings: NodeSettings, recent: RecentLines) -> None:
+    """Live view on a terminal, a plain line now and then elsewhere."""
+    loop = asyncio.get_running_loop()
+    if resolve_style(settings.log) != "tui":
+        while True:
+            await asyncio.sleep(LINE_EVERY_S)
+            logger.info("%s", log_line(member.report.snapshot(loop.time())))
+    configure_logging("tui", recent=recent)
+    view = LiveView()
+    view.start()
+    try:
+        while True:
+            view.update(member.report.snapshot(loop.time()))
+            await asyncio.sleep(VIEW_EVERY_S)
+    finally:
+        view.update(member.report.snapshot(loop.time()))
+        view.stop()
+        configure_logging("text", recent=recent)
+
+
+def _own_run(settings: NodeSettings) -> tuple[Run, Vault] | None:
+    """The run that this node owns and starts, from --run-file."""
+    if settings.run_file is None:
+        return None
+    owner = Identity.load_or_create(settings.data_dir / "owner.key")
+    prepared = sign_run(settings.run_file, owner)
+    _check_data(settings, prepared[0].manifest.data)
+    return prepared
+
+
+def _check_data(settings: NodeSettings, section: DataSection) -> None:
+    """Raises: UserError (a learner would not find what it trains on: said before one is started)."""
+    if settings.learner_socket is not None:
+        return  # the program has its own
+    if settings.data is None and section.is_each_nodes_own:
+        raise UserError("this run trains on each node's own data, and none are given", "add --data PATH")
+    if settings.data is not None and not settings.data.exists():
+        raise UserError(f"the data path {settings.data} does not exist", "check --data")

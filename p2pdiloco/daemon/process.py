@@ -1,0 +1,145 @@
+"""What node and bootstrap have in common: signals, a bug's end, the transport, what is printed first."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import uvloop
+
+from p2pdiloco.adapters.flow import Limits
+from p2pdiloco.adapters.hivemind_net import HivemindTransport
+from p2pdiloco.adapters.p2pd import P2PDOptions
+from p2pdiloco.config.settings import BootstrapSettings, LogStyle, NodeSettings, rates
+from p2pdiloco.daemon.logs import Style, configure_logging, resolve_style
+from p2pdiloco.daemon.peers_file import load_peers
+from p2pdiloco.errors import InvariantViolation, UserError
+from p2pdiloco.identity import Identity
+
+T = TypeVar("T")
+logger = logging.getLogger("p2pdiloco")
+HURRIED, BROKEN = 130, 70
+
+
+def run_program(body: Callable[[asyncio.Event], Coroutine[Any, Any, None]], log: LogStyle) -> int:
+    """Run the body in an event loop; its event is set when it is to stop. Returns the exit status."""
+    configure_logging(plain(log))
+    terminals = [descriptor for descriptor in (1, 2) if os.isatty(descriptor)]
+
+    async def main() -> None:
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        asked = 0
+
+        def on_signal() -> None:
+            nonlocal asked
+            asked += 1
+            if asked > 1:
+                # The person means it. p2pd and learner end by themselves when we are gone.
+                with contextlib.suppress(OSError):  # a terminal may be gone
+                    sys.stderr.write("stopped at once\n")
+                os._exit(HURRIED)
+            stop.set()
+
+        def on_hangup() -> None:
+            # Shell and kernel both send it when a terminal closes: a second one means nothing.
+            silence(terminals)
+            stop.set()
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, on_signal)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # else it is nohup's wish to go on
+            loop.add_signal_handler(signal.SIGHUP, on_hangup)
+        loop.set_exception_handler(_fail_loudly)
+        await body(stop)
+
+    uvloop.run(main())
+    return 0
+
+
+def silence(terminals: Sequence[int]) -> None:
+    """Send what is written to those of these descriptors whose terminal is closed to nowhere: every write
+    would fail, and leaving has more to do than that."""
+    for descriptor in terminals:
+        if not os.isatty(descriptor):
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, descriptor)
+            os.close(nowhere)
+
+
+def plain(log: LogStyle) -> Style:
+    """How to log while there is no live view: a person at a terminal must see what is waited for."""
+    style = resolve_style(log)
+    return "text" if style == "tui" else style
+
+
+def _fail_loudly(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """A bug of ours in a callback ends the daemon (a service manager starts it again); the rest is logged:
+    hivemind's tasks complain here about closed connections."""
+    error = context.get("exception")
+    if context.get("bug") or isinstance(error, InvariantViolation) or _is_ours(error):
+        loop.default_exception_handler(context)
+        os._exit(BROKEN)
+    logger.debug("event loop: %s", context.get("message"), exc_info=context.get("exception"))
+
+
+def _is_ours(error: BaseException | None) -> bool:
+    """Whether an error that nobody handled comes out of this package, and is not the network's."""
+    if error is None or isinstance(error, asyncio.CancelledError | OSError):
+        return False
+    frames = traceback.extract_tb(error.__traceback__)
+    package = str(Path(__file__).parents[1])
+    return any(f.filename.startswith(package) and "hivemind_binding" not in f.filename for f in frames)
+
+
+def transport_of(
+    settings: NodeSettings | BootstrapSettings, identity: Identity, options: P2PDOptions
+) -> HivemindTransport:
+    return HivemindTransport(
+        identity,
+        settings.data_dir / "identity.key",
+        settings.data_dir,
+        listen=settings.listen,
+        announce=settings.announce,
+        initial_peers=settings.join,
+        options=options,
+        limits=Limits.of(*rates(settings), asyncio.get_running_loop().time),
+        remembered=load_peers(settings.data_dir),
+    )
+
+
+def default_dir(settings: type[NodeSettings] | type[BootstrapSettings]) -> Path:
+    return settings().data_dir.expanduser()
+
+
+async def unless_stopped(work: Coroutine[Any, Any, T], stop: asyncio.Event) -> T | None:
+    """The work's result; None if we were told to stop first."""
+    task, stopping = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
+    await asyncio.wait({task, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if task.done():
+        return task.result()
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    return None
+
+
+def print_addresses(addresses: list[str], role: str) -> None:
+    """hivemind's familiar line, and the ready-made command beneath it; on stdout, for people and scripts."""
+    if not addresses:
+        raise UserError(
+            "there is no address on which others could reach this peer", "give --announce ADDRESS"
+        )
+    visible = " ".join(addresses)
+    print(f"Running a DHT instance. To connect other peers to this one, use --initial_peers {visible}")
+    print(f"p2pdiloco node --join {addresses[0]}", flush=True)
+    logger.info("%s ready, %d addresses", role, len(addresses))
