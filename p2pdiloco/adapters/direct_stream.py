@@ -162,6 +162,7 @@ class DirectStream(asyncio.BufferedProtocol):
         loop = asyncio.get_running_loop()
         before = self._arrived_bytes
         in_time = True
+        watch: asyncio.TimerHandle
 
         def look() -> None:
             nonlocal before, in_time, watch

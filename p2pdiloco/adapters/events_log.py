@@ -11,7 +11,7 @@ import msgspec
 
 from p2pdiloco.adapters.files import is_full, storage_error
 
-FieldValue = str | int | float | bool | None
+FieldValue = str | int | float | bool | dict[str, float] | None
 MAX_TEXT = 500
 """Characters of one text value; a peer's words are in here."""
 OWN_KEYS = frozenset({"t", "mono", "kind", "fragment", "reason"})

@@ -214,8 +214,8 @@ class Channel:
                 await self.write(CHUNK_HEAD.pack(ask | len(chunk), checksum(chunk)), chunk)
         if before_end is not None:
             before_end()
-        ask = CHUNK_HEAD.pack(ASK, _NONE) if ask_at_end else b""
-        await self.write(ask + CHUNK_HEAD.pack(0, _NONE))
+        asking = CHUNK_HEAD.pack(ASK, _NONE) if ask_at_end else b""
+        await self.write(asking + CHUNK_HEAD.pack(0, _NONE))
         return True
 
     async def _may_go(self, sending: Sending, size: int, stop: asyncio.Future[Any]) -> bool:

@@ -56,7 +56,8 @@ class Story:
 
     def feed(self, node: str, line: dict[str, Any]) -> None:
         """Take in one line of a node's event log (docs/events.md)."""
-        at_s, reason, fragment = line["mono"], line["reason"], line.get("fragment")
+        at_s, reason = line["mono"], line["reason"]
+        fragment: Any = line.get("fragment")  # what is counted here is of one
         match line["kind"]:
             case "publish" | "apply" | "catchup" if "digest" in line:
                 made = line["kind"] == "publish"

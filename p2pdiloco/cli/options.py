@@ -23,7 +23,7 @@ S = TypeVar("S", bound=Struct)
 Command = Callable[..., Any]
 
 
-class Words(click.ParamType):
+class Words(click.types.StringParamType):
     """Text of which an environment variable may hold several, split on spaces and commas."""
 
     name = "text"

@@ -41,7 +41,11 @@ def export(out: Path, force: bool, **source: Any) -> None:
     _make_folder(out, force)
     # The label stays in: generate, eval and `run new --from` read the exported file too.
     theta.save(out / WEIGHTS)
-    described = {"run": theta.manifest.run.name, "run_id": theta.run, "task": theta.manifest.run.task}
+    described: dict[str, Any] = {
+        "run": theta.manifest.run.name,
+        "run_id": theta.run,
+        "task": theta.manifest.run.task,
+    }
     described |= {"model": theta.manifest.model}
     for name, content in {**(files or {}), DESCRIPTION: json.dumps(described, indent=2).encode()}.items():
         Files().save(out / name, [content], durable=True)

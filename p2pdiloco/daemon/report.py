@@ -6,7 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
 
-from p2pdiloco.adapters.events_log import EventsLog
+from p2pdiloco.adapters.events_log import EventsLog, FieldValue
 from p2pdiloco.core.effects import Record
 from p2pdiloco.core.fragment import Fragment
 from p2pdiloco.core.grouping import level_sizes
@@ -121,7 +121,11 @@ class Report:
                 self._on_status(event)
             case ch.Evaluated():
                 self.evaluated(event.loss, event.tokens)
-                found = {"loss": event.loss, "tokens": event.tokens, "metrics": event.metrics}
+                found: dict[str, FieldValue] = {
+                    "loss": event.loss,
+                    "tokens": event.tokens,
+                    "metrics": event.metrics,
+                }
                 self._events.write("evaluation", None, "held-out samples", found.items())
             case ch.Saved(ok=False):
                 self.write("checkpoint", f"learner state not saved: {event.reason}")

@@ -13,7 +13,7 @@ from msgspec import Struct
 from torch import nn
 
 from p2pdiloco.config.settings import Shard
-from p2pdiloco.errors import UserError, invariant
+from p2pdiloco.errors import InvariantViolation, UserError, invariant
 from p2pdiloco.learner import checkpoint
 from p2pdiloco.learner.answering import DEVICES, Answering
 from p2pdiloco.learner.channel import LearnerEnd, LearnerOptions, Note, Ready, Start
@@ -190,8 +190,10 @@ def _lead(channel: LearnerEnd, start: Start, exchange_fd: int, parts: Parts) -> 
     manifest, options = start.manifest, start.options
     training, layouts, ranks = parts.training, parts.layouts, parts.ranks
     task, device = training.task, training.device
-    invariant(parts.data is not None, "rank 0 reads the data")
-    heldout = parts.data.heldout
+    data = parts.data
+    if data is None:
+        raise InvariantViolation("rank 0 reads the data")
+    heldout = data.heldout
     fragments = Fragments(
         parts.held,
         layouts,
@@ -229,7 +231,7 @@ def _lead(channel: LearnerEnd, start: Start, exchange_fd: int, parts: Parts) -> 
     gives_up = answers and ranks is ALONE  # others wait in the middle of a step until all are there
     channel.emit(Ready(where, parameters, parts.threads, training.inner_step, restored, note, gives_up))
     compiled = options.compile or ranks.sharded
-    for text in (parts.data.note, *hints(options.device, device, parameters, compiled)):
+    for text in (data.note, *hints(options.device, device, parameters, compiled)):
         if text:
             channel.emit(Note(text[:4096]))
     if not mailbox.begin():
