@@ -293,7 +293,7 @@ def no_rebase(patch: Patch) -> None:
     each_effect(patch, alter)
 
 
-@mutation("churn", 5, 60, "nothing-twice", "stuck")
+@mutation("partition", 4, 60, "nothing-twice", "stuck")
 def watermarks_are_not_saved(patch: Patch) -> None:
     def alter(_core: Core, effect: Any) -> list[Any]:
         return [change(effect, watermarks=())] if isinstance(effect, fx.CommitVersion) else [effect]
@@ -301,7 +301,7 @@ def watermarks_are_not_saved(patch: Patch) -> None:
     each_effect(patch, alter)
 
 
-@mutation("storm", 4, 60, "nothing-twice", "stuck")
+@mutation("partition", 4, 60, "nothing-twice", "stuck")
 def a_copied_state_comes_without_its_watermarks(patch: Patch) -> None:
     each_event(patch, lambda _core, e: change(e, watermarks=()) if isinstance(e, ev.StateFetched) else e)
 
