@@ -31,7 +31,7 @@ from msgspec import Struct
 from torch import Tensor, nn
 
 from p2pdiloco.errors import P2PDilocoError, UserError, first_line
-from p2pdiloco.learner.device import device_count
+from p2pdiloco.learner.device import accelerators, device_count
 
 if TYPE_CHECKING:
     from p2pdiloco.tasks.task import Batch
@@ -217,7 +217,7 @@ def count_ranks(wanted: int, device: str) -> int:
     """
     kind, _, index = device.partition(":")
     if kind == "auto":
-        kind = next((k for k in ("cuda", "xpu") if device_count(k)), "cpu")
+        kind = _gpus()
     if wanted == 0:
         return 1 if index or kind in ("cpu", "mps") else max(1, device_count(kind))
     if wanted > 1 and index:
@@ -235,8 +235,13 @@ def device_of(rank: int, count: int, device: str) -> str:
     """The device of a rank, as `choose_device` wants it."""
     kind = device
     if device == "auto" and count > 1:
-        kind = next((k for k in ("cuda", "xpu") if device_count(k)), "cpu")
+        kind = _gpus()
     return kind if count == 1 or kind == "cpu" else f"{kind}:{rank}"
+
+
+def _gpus() -> str:
+    """The kind of which a machine may have several, if it has any."""
+    return next((kind for kind in accelerators() if kind != "mps"), "cpu")
 
 
 def meeting_place() -> tempfile.TemporaryDirectory[str]:
