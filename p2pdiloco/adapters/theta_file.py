@@ -11,9 +11,9 @@ import base64
 import binascii
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import msgspec
 import numpy as np
@@ -72,6 +72,37 @@ def checksum(parameters: Mapping[str, NDArray[Any]]) -> str:
         digest.update(msgspec.msgpack.encode((name, array.shape, array.dtype.str)))
         digest.update(_bytes(array))
     return digest.hexdigest()
+
+
+def checksum_of(path: Path) -> str:
+    """The same of a file of fp32 arrays, one of which is in memory at a time.
+
+    Raises:
+        StorageError: there is no such file, or it is none.
+    """
+    try:
+        with safetensors.safe_open(path, framework="numpy") as file:
+            return checksum(_Tensors(file))
+    except OSError as error:
+        raise StorageError(f"{path} cannot be read: {error.strerror}") from error
+    except (safetensors.SafetensorError, TypeError) as error:  # TypeError: of a type that numpy has not
+        raise StorageError(f"{path} cannot be read as safetensors: {error}") from error
+
+
+class _Tensors(Mapping[str, NDArray[Any]]):
+    """An open file's."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        return cast(NDArray[Any], self._file.get_tensor(name))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._file.keys())
+
+    def __len__(self) -> int:
+        return len(self._file.keys())
 
 
 def save_theta_file(path: Path, content: ThetaFile) -> None:

@@ -8,12 +8,11 @@ import asyncio
 import logging
 
 from p2pdiloco.adapters.data_dir import DataDir
+from p2pdiloco.adapters.files import TEMP_SUFFIX, Files
 from p2pdiloco.adapters.hivemind_net import HivemindTransport
 from p2pdiloco.adapters.p2pd import P2PDOptions
 from p2pdiloco.config.settings import BootstrapSettings
-from p2pdiloco.config.signing import load_signed, run_id
 from p2pdiloco.daemon.frontdoor import FrontDoor
-from p2pdiloco.daemon.initial_file import kept_arrays
 from p2pdiloco.daemon.listing import PublishedRun
 from p2pdiloco.daemon.presence import publish_runs
 from p2pdiloco.daemon.process import (
@@ -25,7 +24,8 @@ from p2pdiloco.daemon.process import (
     unless_stopped,
 )
 from p2pdiloco.daemon.reach import DialBack
-from p2pdiloco.daemon.signing import sign_apart
+from p2pdiloco.daemon.signing import look_at_saved, sign_apart, signed_from
+from p2pdiloco.errors import StorageError
 from p2pdiloco.identity import Identity
 
 logger = logging.getLogger("p2pdiloco")
@@ -40,11 +40,11 @@ async def _bootstrap(settings: BootstrapSettings, stop: asyncio.Event) -> None:
     folder = DataDir(settings.data_dir, parents=settings.data_dir == default_dir(BootstrapSettings))
     with folder:
         identity = Identity.load_or_create(settings.data_dir / "identity.key")
-        await unless_stopped(sign_apart(settings.data_dir, settings.run, plain(settings.log)), stop)
+        served = await _served_runs(settings, stop)
         if stop.is_set():
             return
         door = FrontDoor()
-        for run in _served_runs(settings, identity):
+        for run in served:
             door.add_run(run, settings.data_dir)
             logger.info("serving run %s (%s)", run.name, run.id[:12])
         # Its address is well known: it relays from the start, and tells others what it sees of them.
@@ -73,14 +73,28 @@ async def _serve(transport: HivemindTransport, door: FrontDoor) -> None:
         group.create_task(watch())
 
 
-def _served_runs(settings: BootstrapSettings, identity: Identity) -> list[PublishedRun]:
-    """Whatever was signed here, now or earlier. Whether it computes their version 0 each node sees itself."""
-    runs = []
-    for path in sorted((settings.data_dir / "runs").glob("*/manifest.signed")):
-        signed, manifest = load_signed(path, identity.verify)
-        served = PublishedRun(id=run_id(signed), signed=signed, manifest=manifest)
-        if manifest.run.initial and kept_arrays(settings.data_dir, served.id, manifest) is None:
-            logger.warning("%s is not served: its version 0 is not here any more", path)
-            continue
-        runs.append(served)
-    return runs
+async def _served_runs(settings: BootstrapSettings, stop: asyncio.Event) -> list[PublishedRun]:
+    """What is asked for, signed if it was not, then whatever else was signed here earlier. Whether it
+    computes their version 0 each node sees itself.
+
+    Raises:
+        UserError, ConfigError: as `sign_apart`.
+        StorageError: a manifest is damaged, and no run.toml that was given makes it again.
+    """
+    folder = settings.data_dir
+    owner = Identity.load_or_create(folder / "owner.key").peer_id
+    for path in sorted((folder / "runs").glob(f"*/*{TEMP_SUFFIX}")):  # of a signing that was ended
+        Files().delete(path)
+    saved = await asyncio.to_thread(look_at_saved, folder)
+    unsigned = [file for file in settings.run if not signed_from(file, saved.runs, folder, owner)]
+    if unsigned:
+        await unless_stopped(sign_apart(folder, unsigned, plain(settings.log)), stop)
+        if stop.is_set():
+            return []
+        saved = await asyncio.to_thread(look_at_saved, folder)
+    for error in saved.damaged:
+        raise StorageError(str(error), "move it away; its run.toml, given with --run, makes it again")
+    for path in saved.lacking:
+        logger.warning("%s is not served: its version 0 or its tokenizer is not here any more", path)
+    asked = {signed_from(file, saved.runs, folder, owner) for file in settings.run}
+    return sorted(saved.runs, key=lambda run: run.id not in asked)

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
 from p2pdiloco.adapters.disk import run_folder
 from p2pdiloco.adapters.files import Files
-from p2pdiloco.adapters.theta_file import Arrays, checksum, load_tensors
+from p2pdiloco.adapters.theta_file import Arrays, checksum, checksum_of, load_tensors
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.giving import mapped
 from p2pdiloco.errors import ConfigError, StorageError
 
+T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 
@@ -32,8 +34,7 @@ def kept(data_dir: Path, run: str) -> Path:
 def given_arrays(file: Path, manifest: Manifest) -> Arrays:
     """Raises: StorageError (unreadable), ConfigError (others than the manifest names)."""
     arrays, _ = load_tensors(file)
-    if checksum(arrays) != manifest.run.initial:
-        raise ConfigError(f"{file} has other parameters than run.initial names")
+    _compare(file, checksum(arrays), manifest)
     return arrays
 
 
@@ -46,8 +47,33 @@ def kept_arrays(data_dir: Path, run: str, manifest: Manifest, set_aside: bool = 
     file = kept(data_dir, run)
     if not manifest.run.initial or not file.exists():
         return None
+    return _if_sound(file, lambda: given_arrays(file, manifest), set_aside)
+
+
+def is_kept(data_dir: Path, run: str, manifest: Manifest) -> bool:
+    """Whether all that was given is here and sound; what is damaged is set aside. A tensor is in memory at a
+    time."""
+    file = kept(data_dir, run)
+    if not manifest.run.initial:
+        return True
+    if not file.exists():
+        return False
+
+    def sound() -> bool:
+        _compare(file, checksum_of(file), manifest)
+        return True
+
+    return _if_sound(file, sound, set_aside=True) is not None
+
+
+def _compare(file: Path, found: str, manifest: Manifest) -> None:
+    if found != manifest.run.initial:
+        raise ConfigError(f"{file} has other parameters than run.initial names")
+
+
+def _if_sound(file: Path, look: Callable[[], T], set_aside: bool) -> T | None:
     try:
-        return given_arrays(file, manifest)
+        return look()
     except (StorageError, ConfigError) as error:
         logger.warning("the kept version 0 is of no use: %s", error)
         if set_aside and not isinstance(error.__cause__, OSError):

@@ -1,6 +1,6 @@
 """Signing the runs that a bootstrap is told to serve, in a process of its own: it has torch and, for the
-moment in which version 0 is computed, the whole model in memory, and ends. What was signed before is not
-computed again.
+moment in which version 0 is computed, the whole model in memory, and ends. Who only serves what was signed
+before starts none.
 
     python -m p2pdiloco.daemon.signing SOCKET LOG DATA-DIR RUN.TOML...
 """
@@ -8,45 +8,89 @@ computed again.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
+import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import cast
 
-import msgspec
+from msgspec import Struct, field
 
+from p2pdiloco.adapters.disk import run_folder
+from p2pdiloco.adapters.files import Files
 from p2pdiloco.config.loader import canonical_bytes
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.models import BYTES
-from p2pdiloco.config.outer import doubts
 from p2pdiloco.config.signing import load_signed, run_id
-from p2pdiloco.daemon.initial_file import kept
+from p2pdiloco.daemon.initial_file import is_kept
+from p2pdiloco.daemon.listing import PublishedRun
 from p2pdiloco.daemon.logs import Style, configure_logging
-from p2pdiloco.daemon.tokenizers import kept_tokenizer
+from p2pdiloco.daemon.tokenizers import kept_tokenizer, tokenizer_on_disk
 from p2pdiloco.errors import ConfigError, InvariantViolation, StorageError, UserError
 from p2pdiloco.identity import Identity, verify
 from p2pdiloco.learner.lifeline import end_with, ignore_signals, yield_memory
 
 logger = logging.getLogger("p2pdiloco")
-ERRORS = (UserError, ConfigError, StorageError)
+ERRORS = {error.__name__: error for error in (ConfigError, StorageError)}
+MAX_WORD_BYTES = 1 << 14
 
 
-class Word(msgspec.Struct, frozen=True):
-    """What the process says at its end."""
+class Saved(Struct):
+    """What a bootstrap's folder has of runs."""
 
-    error: str = ""
-    """Class of what a person has to mend; empty: everything is signed."""
-    message: str = ""
-    hint: str = ""
+    runs: list[PublishedRun] = field(default_factory=list)
+    """Of which everything that newcomers ask for is here and sound."""
+    lacking: list[Path] = field(default_factory=list)
+    """Manifests of runs whose tokenizer or given version 0 is not."""
+    damaged: list[StorageError] = field(default_factory=list)
+    """What is wrong with other manifests."""
+
+
+def look_at_saved(data_dir: Path) -> Saved:
+    """Look through the folder. A damaged version 0 is set aside."""
+    saved = Saved()
+    for path in sorted((data_dir / "runs").glob("*/manifest.signed")):
+        try:
+            signed, manifest = load_signed(path, verify)
+        except StorageError as error:
+            saved.damaged.append(error)
+            continue
+        run = PublishedRun(id=run_id(signed), signed=signed, manifest=manifest)
+        tokenizer = kept_tokenizer(data_dir, run.id)
+        has_tokenizer = manifest.data.tokenizer == BYTES or tokenizer_on_disk(tokenizer, manifest) is not None
+        if has_tokenizer and is_kept(data_dir, run.id, manifest):
+            saved.runs.append(run)
+        else:
+            saved.lacking.append(path)
+    return saved
+
+
+def written(data_dir: Path, run: str) -> Path:
+    """Where the run.toml is kept from which a run was signed."""
+    return run_folder(data_dir, run) / "run.toml"
+
+
+def signed_from(file: Path, runs: Iterable[PublishedRun], data_dir: Path, owner: str) -> str:
+    """The id of the one of these that this owner signed from just this run.toml; else nothing."""
+    try:
+        content = file.read_bytes()
+        for run in runs:
+            copy = written(data_dir, run.id)
+            if run.signed.owner == owner and copy.exists() and copy.read_bytes() == content:
+                return run.id
+    except OSError as error:
+        logger.debug("%s", error)  # who signs it says what is wrong
+    return ""
 
 
 async def sign_apart(data_dir: Path, files: Sequence[Path], log: Style) -> None:
     """Sign these run.toml as the owner whose key is in the data folder, and keep there what is served.
 
     Raises:
-        UserError, ConfigError, StorageError: as `sign_all`; or there is too little memory.
+        UserError, ConfigError, StorageError: as `sign_all`; or the process was ended by a signal.
     """
     if not files:
         return
@@ -64,29 +108,33 @@ async def sign_apart(data_dir: Path, files: Sequence[Path], log: Style) -> None:
                 start_new_session=True,  # a Ctrl-C at the terminal is ours to handle
             )
         try:
-            reader, writer = await asyncio.open_connection(sock=ours)
-            said = await reader.read()
             code = await process.wait()
-            writer.close()
         finally:
             if process.returncode is None:
                 process.kill()
                 await process.wait()
+        ours.setblocking(False)
+        try:
+            said = ours.recv(MAX_WORD_BYTES)
+        except OSError:  # it said nothing
+            said = b""
     _heed(said, code)
 
 
 def _heed(said: bytes, code: int) -> None:
-    if not said and code < 0:
+    if said:
+        kind, message, hint = json.loads(said)
+        if kind:
+            raise ERRORS.get(kind, UserError)(message, hint)
+    elif code == -signal.SIGKILL:
         raise UserError(
-            f"the process that computes version 0 was ended by signal {-code}, probably for lack of memory",
+            "the process that computes version 0 was killed, probably for lack of memory",
             "sign the run on a machine with more memory, with this data folder, and copy the folder here",
         )
-    if not said:
+    elif code < 0:
+        raise UserError(f"the process that computes version 0 was ended by signal {-code}", "try again")
+    else:
         raise InvariantViolation(f"the process that signs runs ended with status {code}")
-    word = msgspec.json.decode(said, type=Word)
-    for error in ERRORS:
-        if error.__name__ == word.error:
-            raise error(word.message, word.hint)
 
 
 def sign_all(data_dir: Path, files: Sequence[Path]) -> None:
@@ -99,31 +147,27 @@ def sign_all(data_dir: Path, files: Sequence[Path]) -> None:
     # Here, so that who has it done by another process has no torch.
     from p2pdiloco.daemon.runs import save_run, sign_run
     from p2pdiloco.tasks.manifests import load_manifest
-    from p2pdiloco.tasks.registry import task_of
 
     owner = Identity.load_or_create(data_dir / "owner.key")
     for path in files:
         manifest = load_manifest(path)
-        if not signed_before(data_dir, manifest, owner.peer_id):
+        wanted, runs = (owner.peer_id, canonical_bytes(manifest)), look_at_saved(data_dir).runs
+        # It may have been written otherwise.
+        identifier = next((r.id for r in runs if (r.signed.owner, r.signed.manifest) == wanted), "")
+        if not identifier:
             run, vault = sign_run(path, owner)
             save_run(data_dir, run, vault)
-        for doubt in doubts(manifest, sum(spec.numel for spec in task_of(manifest).specs())):
-            logger.warning("%s: %s", path, doubt)
+            identifier = run.id
+        Files().save(written(data_dir, identifier), [path.read_bytes()], durable=True)
+        _warn(path, manifest)
 
 
-def signed_before(data_dir: Path, manifest: Manifest, owner: str) -> bool:
-    """Whether that owner has signed just this manifest, and all that belongs to it is still here.
+def _warn(path: Path, manifest: Manifest) -> None:
+    from p2pdiloco.config.outer import doubts
+    from p2pdiloco.tasks.registry import task_of
 
-    Raises:
-        StorageError: a manifest there is damaged.
-    """
-    for path in sorted((data_dir / "runs").glob("*/manifest.signed")):
-        signed, _ = load_signed(path, verify)
-        if signed.owner == owner and signed.manifest == canonical_bytes(manifest):
-            here = run_id(signed)
-            given = not manifest.run.initial or kept(data_dir, here).exists()
-            return given and (manifest.data.tokenizer == BYTES or kept_tokenizer(data_dir, here).exists())
-    return False
+    for doubt in doubts(manifest, sum(spec.numel for spec in task_of(manifest).specs())):
+        logger.warning("%s: %s", path, doubt)
 
 
 def main(fd: str, log: Style, data_dir: str, *files: str) -> None:
@@ -133,12 +177,12 @@ def main(fd: str, log: Style, data_dir: str, *files: str) -> None:
     configure_logging(log)
     with socket.socket(fileno=int(fd)) as starter:
         end_with(starter)
+        word = ("", "", "")
         try:
             sign_all(Path(data_dir), [Path(file) for file in files])
-            word = Word()
-        except ERRORS as error:
-            word = Word(type(error).__name__, str(error), error.hint)
-        starter.sendall(msgspec.json.encode(word))
+        except UserError as error:
+            word = (type(error).__name__, str(error)[: MAX_WORD_BYTES // 16], error.hint)
+        starter.sendall(json.dumps(word).encode())
 
 
 if __name__ == "__main__":

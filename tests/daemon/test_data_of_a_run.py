@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 from pathlib import Path
@@ -14,8 +15,9 @@ from p2pdiloco.adapters.memory_net import MemoryNetwork, MemoryTransport
 from p2pdiloco.cli import main as cli_main
 from p2pdiloco.config.manifest import DataSection
 from p2pdiloco.config.presets import for_run
-from p2pdiloco.config.settings import NodeSettings
-from p2pdiloco.daemon import listing, node, runs, signing, wire
+from p2pdiloco.config.settings import BootstrapSettings, NodeSettings
+from p2pdiloco.daemon import node, runs, wire
+from p2pdiloco.daemon.bootstrap import _served_runs
 from p2pdiloco.daemon.frontdoor import FrontDoor
 from p2pdiloco.daemon.giving import MAX_GIVEN, Giving
 from p2pdiloco.daemon.runs import find_run
@@ -117,17 +119,21 @@ def test_a_node_that_must_say_where_its_data_lie_is_told_before_anything_is_star
     assert hub.is_each_nodes_own and not msgspec.structs.replace(hub, dataset="a/b").is_each_nodes_own
 
 
-def test_a_bootstrap_that_lost_the_tokenizer_takes_it_from_beside_run_toml_again(
-    tmp_path: Path, written: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_bootstrap_takes_a_tokenizer_that_is_lost_or_damaged_from_beside_run_toml_again(
+    tmp_path: Path, written: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    signing.sign_all(tmp_path / "b", [written])
-    (run,) = listing.saved_runs(tmp_path / "b")
-    content = kept_tokenizer(tmp_path / "b", run).read_bytes()
-    kept_tokenizer(tmp_path / "b", run).unlink()
-    signing.sign_all(tmp_path / "b", [written])
-    assert kept_tokenizer(tmp_path / "b", run).read_bytes() == content
-    tokenizer_beside(written).unlink()  # nobody asks for it any more
-    signing.sign_all(tmp_path / "b", [written])
+    data_dir = tmp_path / "b"
+    settings, nothing = BootstrapSettings(data_dir=data_dir, run=(written,)), asyncio.Event()
+    data_dir.mkdir()
+    (run,) = await _served_runs(settings, nothing)
+    kept = kept_tokenizer(data_dir, run.id)
+    content = kept.read_bytes()
+    for damaged in (b"", content[:-1], None):
+        kept.unlink() if damaged is None else kept.write_bytes(damaged)
+        assert await _served_runs(BootstrapSettings(data_dir=data_dir), nothing) == []
+        assert "its tokenizer is not here any more" in caplog.text
+        caplog.clear()
+        assert await _served_runs(settings, nothing) == [run] and kept.read_bytes() == content
 
 
 async def test_a_tokenizer_comes_from_whoever_has_the_true_one(

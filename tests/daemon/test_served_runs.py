@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,16 +18,24 @@ from p2pdiloco.config.signing import load_signed
 from p2pdiloco.daemon import runs, signing
 from p2pdiloco.daemon.bootstrap import _served_runs
 from p2pdiloco.daemon.initial_file import kept
+from p2pdiloco.daemon.listing import PublishedRun
+from p2pdiloco.daemon.signing import written
 from p2pdiloco.errors import ConfigError, InvariantViolation, StorageError, UserError
-from p2pdiloco.identity import Identity, verify
+from p2pdiloco.identity import verify
 from p2pdiloco.tasks.manifests import render_toml
 
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    written = tmp_path / "run.toml"
-    written.write_text(render_toml(for_run("micro", "test")))
-    return written
+    toml_of("test", tmp_path / "run.toml")
+    return tmp_path / "run.toml"
+
+
+def toml_of(name: str, file: Path, comment: str = "", seed: int = 0) -> str:
+    """Write a micro run's."""
+    text = comment + render_toml(for_run("micro", name, seed))
+    file.write_text(text)
+    return text
 
 
 @pytest.fixture
@@ -46,48 +56,69 @@ def manifests(data_dir: Path) -> list[Path]:
     return sorted((data_dir / "runs").glob("*/manifest.signed"))
 
 
-def test_what_was_signed_is_not_computed_again(
+async def served(data_dir: Path, *files: Path) -> list[PublishedRun]:
+    """What a bootstrap serves that is started with these."""
+    return await _served_runs(BootstrapSettings(data_dir=data_dir, run=files), asyncio.Event())
+
+
+async def test_what_was_signed_is_not_computed_again(
     tmp_path: Path, file: Path, computed: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    said = []
-    for _ in range(2):
-        signing.sign_all(tmp_path / "b", [file])
-        said.append(caplog.messages.copy())
-        caplog.clear()
-    assert computed == ["test"] and len(manifests(tmp_path / "b")) == 1
-    assert said[0] == said[1] and any("the schedule is" in line for line in said[0])
-
-    (tmp_path / "b" / "owner.key").unlink()  # another owner's is another run
-    signing.sign_all(tmp_path / "b", [file])
-    file.write_text(render_toml(for_run("micro", "test", seed=1)))
-    signing.sign_all(tmp_path / "b", [file])
-    assert len(computed) == 3 and len(manifests(tmp_path / "b")) == 3
+    (run,) = await served(tmp_path, file)
+    assert computed == ["test"] and any("the schedule is" in line for line in caplog.messages)
+    caplog.clear()
+    assert await served(tmp_path, file) == await served(tmp_path) == [run]
+    other = toml_of("test", file, "# mine\n")
+    assert await served(tmp_path, file) == [run] and computed == ["test"]
+    assert written(tmp_path, run.id).read_text() == other
 
 
-def test_a_given_version_0_that_is_gone_is_taken_from_beside_run_toml_again(
+async def test_another_owner_s_or_another_manifest_is_another_run_and_what_is_asked_for_comes_first(
+    tmp_path: Path, file: Path, computed: list[str]
+) -> None:
+    runs = await served(tmp_path, file)
+    (tmp_path / "owner.key").unlink()
+    runs = await served(tmp_path, file)
+    assert len(runs) == 2 and len(computed) == 2
+    for seed in range(1, 5):
+        toml_of("test", file, seed=seed)
+        before, runs = runs, await served(tmp_path, file)
+        assert len(computed) == len(runs) == seed + 2 and runs[0] not in before
+
+
+async def test_a_given_version_0_is_taken_from_beside_run_toml_again(
     tmp_path: Path, file: Path, computed: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     write_given(file, "given")
-    settings, identity = BootstrapSettings(data_dir=tmp_path / "b"), Identity.generate()
-    for times in (1, 2):
-        signing.sign_all(tmp_path / "b", [file])
-        assert computed == ["given"] * times
-        (served,) = _served_runs(settings, identity)
-        assert served.name == "given"
-        kept(tmp_path / "b", served.id).unlink()
-        assert _served_runs(settings, identity) == [] and "is not here any more" in caplog.text
+    (run,) = await served(tmp_path, file)
+    here = kept(tmp_path, run.id)
+    content = here.read_bytes()
+    for times, damaged in ((2, b""), (3, content[:-1] + b"x"), (4, content[:30]), (5, None)):
+        here.unlink() if damaged is None else here.write_bytes(damaged)
+        assert await served(tmp_path) == [] and "is not here any more" in caplog.text
+        assert await served(tmp_path, file) == [run] == await served(tmp_path, file)
+        assert here.read_bytes() == content and computed == ["given"] * times
         caplog.clear()
 
 
-def test_a_damaged_manifest_is_no_reason_to_sign_another(tmp_path: Path, file: Path) -> None:
-    signing.sign_all(tmp_path, [file])
+async def test_a_damaged_manifest_is_made_again_by_its_run_toml_only(tmp_path: Path, file: Path) -> None:
+    (run,) = await served(tmp_path, file)
     manifests(tmp_path)[0].write_bytes(b"\xff")
-    with pytest.raises(StorageError, match="is damaged"):
-        signing.sign_all(tmp_path, [file])
+    with pytest.raises(StorageError, match="is damaged") as caught:
+        await served(tmp_path)
+    assert "run.toml" in caught.value.hint
+    assert await served(tmp_path, file) == [run]
+
+
+async def test_what_an_ended_signing_left_is_removed(tmp_path: Path, file: Path) -> None:
+    (run,) = await served(tmp_path, file)
+    left = kept(tmp_path, run.id).with_suffix(".safetensors.tmp")
+    left.write_bytes(b"half of it")
+    assert await served(tmp_path) == [run] and not left.exists()
 
 
 PROBE = """
-import asyncio, json, sys
+import asyncio, json, sys, uvloop
 from pathlib import Path
 import psutil
 from p2pdiloco.daemon.signing import sign_apart
@@ -105,11 +136,14 @@ async def main(ends, data_dir, *files):
     error = None if signing.cancelled() else signing.exception()
     if error is not None and not isinstance(error, UserError):
         raise error
-    left = [child.pid for child in psutil.Process().children()]
+    for _ in range(400):  # one that was just begun when we let go ends by itself
+        if not (left := [c.pid for c in psutil.Process().children() if c.status() != psutil.STATUS_ZOMBIE]):
+            break
+        await asyncio.sleep(0.02)
     said = [type(error).__name__, str(error), error.hint] if error else []
     print(json.dumps([signing.cancelled(), said, left, "torch" in sys.modules]))
 
-asyncio.run(main(*sys.argv[1:]))
+uvloop.run(main(*sys.argv[1:]))
 """
 
 
@@ -126,9 +160,11 @@ def test_a_process_of_its_own_signs_and_says_what_is_wrong(tmp_path: Path, file:
     assert result == [False, [], [], False] and "the schedule is" in said
     signed, manifest = load_signed(manifests(tmp_path / "b")[0], verify)
     assert manifest == for_run("micro", "test") and signed.genesis_digest
-    (cancelled, error, left, _), said = apart("itself", tmp_path / "b", tmp_path / "nowhere.toml")
+    strange = tmp_path / os.fsdecode(b"r\xff.toml")
+    strange.write_text("no = 1")
+    (cancelled, error, left, _), said = apart("itself", tmp_path / "b", strange)
     assert (cancelled, left, said) == (False, [], "")
-    assert isinstance(error, list) and error[0] == "ConfigError" and "nowhere.toml" in error[1]
+    assert isinstance(error, list) and error[0] == "ConfigError" and ".toml" in error[1]
 
 
 @pytest.mark.parametrize("ends", ["cancelled", "killed"])
@@ -143,11 +179,17 @@ def test_it_ends_with_who_waits_for_it_and_its_end_is_a_sentence(
 
 
 def test_the_last_word_is_heeded() -> None:
-    signing._heed(b'{"error":"","message":"","hint":""}', 0)
-    with pytest.raises(ConfigError, match="wrong") as caught:
-        signing._heed(b'{"error":"ConfigError","message":"wrong","hint":"mend it"}', 0)
-    assert caught.value.hint == "mend it" and type(caught.value) is ConfigError
-    with pytest.raises(UserError, match="signal 9"):
-        signing._heed(b"", -9)
+    signing._heed(b'["", "", ""]', 0)
+    for name, kind in (
+        ("ConfigError", ConfigError),
+        ("StorageError", StorageError),
+        ("TheirError", UserError),
+    ):
+        with pytest.raises(kind, match="wrong") as caught:
+            signing._heed(json.dumps([name, "wrong", "mend it"]).encode(), 0)
+        assert caught.value.hint == "mend it" and type(caught.value) is kind
+    for code, words in ((-9, "killed, probably for lack of memory"), (-11, "ended by signal 11$")):
+        with pytest.raises(UserError, match=words):
+            signing._heed(b"", code)
     with pytest.raises(InvariantViolation, match="status 1"):
         signing._heed(b"", 1)
