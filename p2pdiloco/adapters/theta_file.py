@@ -81,11 +81,12 @@ def checksum_of(path: Path) -> str:
         StorageError: there is no such file, or it is none.
     """
     try:
+        path.open("rb").close()  # else what safetensors says of the system's errors has no words
         with safetensors.safe_open(path, framework="numpy") as file:
             return checksum(_Tensors(file))
     except OSError as error:
         raise StorageError(f"{path} cannot be read: {error.strerror}") from error
-    except (safetensors.SafetensorError, TypeError) as error:  # TypeError: of a type that numpy has not
+    except (safetensors.SafetensorError, TypeError) as error:
         raise StorageError(f"{path} cannot be read as safetensors: {error}") from error
 
 
@@ -96,6 +97,8 @@ class _Tensors(Mapping[str, NDArray[Any]]):
         self._file = file
 
     def __getitem__(self, name: str) -> NDArray[Any]:
+        if self._file.get_slice(name).get_dtype() != "F32":
+            raise TypeError(f"{name} is no fp32")
         return cast(NDArray[Any], self._file.get_tensor(name))
 
     def __iter__(self) -> Iterator[str]:

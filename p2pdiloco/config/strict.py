@@ -21,11 +21,12 @@ S = TypeVar("S", bound=Struct)
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The file's tables.
+    """The file's tables. Raises: ConfigError (as `read_settings` and `parse_toml`)."""
+    return parse_toml(path, read_settings(path))
 
-    Raises:
-        ConfigError: missing, unreadable, over 128 KiB, not UTF-8, or not TOML (names the line).
-    """
+
+def read_settings(path: Path) -> bytes:
+    """The file's bytes. Raises: ConfigError (missing, unreadable, or over 128 KiB)."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
@@ -35,6 +36,11 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
     if len(data) > MAX_FILE_BYTES:
         raise ConfigError(f"{path}: is larger than {MAX_FILE_BYTES // 1024} KiB, so it is no settings file")
+    return data
+
+
+def parse_toml(path: Path, data: bytes) -> dict[str, Any]:
+    """The tables of a file with these bytes. Raises: ConfigError (not UTF-8, or not TOML: names the line)."""
     try:
         return tomllib.loads(data.decode())
     except UnicodeDecodeError as error:

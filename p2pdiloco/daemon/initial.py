@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from p2pdiloco.adapters.files import Files
 from p2pdiloco.adapters.theta_file import Arrays, checksum, save_tensors
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.daemon import wire
@@ -65,7 +66,7 @@ def keep_given(data_dir: Path, run: str, manifest: Manifest, vault: Vault) -> No
     parameters = {spec.name: torch.zeros(spec.shape) for spec in task_of(manifest).specs()}
     for layout in vault.layouts:
         scatter(vault.theta(layout.index), layout, parameters)
-    file.parent.mkdir(parents=True, exist_ok=True)
+    Files().make_folder(file.parent)
     save_tensors(file, {name: value.numpy() for name, value in parameters.items()}, {})
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from torch import Tensor
 
 from p2pdiloco.adapters.disk import run_folder
+from p2pdiloco.adapters.files import Files
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.outer import doubts
 from p2pdiloco.config.signing import (
@@ -115,14 +116,15 @@ def genesis_digest(vault: Vault) -> bytes:
     return genesis_digest_of(tuple(vault.state_digest_of(f.index, 0) for f in vault.layouts))
 
 
-def sign_run(path: Path, owner: Identity) -> tuple[Run, Vault]:
-    """Read a run.toml, compute its version 0, and sign it as its owner.
+def sign_run(path: Path, owner: Identity, manifest: Manifest | None = None) -> tuple[Run, Vault]:
+    """Read a run.toml (`manifest`: what it says, if it was read), compute its version 0, and sign it as its
+    owner.
 
     Raises:
         ConfigError: the file is wrong.
         UserError: as `fresh_vault`.
     """
-    manifest = load_manifest(path)
+    manifest = manifest or load_manifest(path)
     try:
         with room_for(manifest):
             given = given_beside(path, manifest)
@@ -222,7 +224,7 @@ def save_run(data_dir: Path, run: Run, vault: Vault) -> None:
     Raises: StorageError.
     """
     folder = run_folder(data_dir, run.id)
-    folder.mkdir(parents=True, exist_ok=True)
+    Files().make_folder(folder)
     save_signed(folder / "manifest.signed", run.signed)
     keep_given(data_dir, run.id, run.manifest, vault)
     if run.tokenizer is not None:

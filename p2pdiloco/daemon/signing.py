@@ -25,7 +25,8 @@ from p2pdiloco.config.loader import canonical_bytes
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.models import BYTES
 from p2pdiloco.config.signing import load_signed, run_id
-from p2pdiloco.daemon.initial_file import is_kept
+from p2pdiloco.config.strict import parse_toml, read_settings
+from p2pdiloco.daemon.initial_file import is_kept, kept
 from p2pdiloco.daemon.listing import PublishedRun
 from p2pdiloco.daemon.logs import Style, configure_logging
 from p2pdiloco.daemon.tokenizers import kept_tokenizer, tokenizer_on_disk
@@ -75,15 +76,21 @@ def written(data_dir: Path, run: str) -> Path:
 
 def signed_from(file: Path, runs: Iterable[PublishedRun], data_dir: Path, owner: str) -> str:
     """The id of the one of these that this owner signed from just this run.toml; else nothing."""
+    content = _bytes_of(file)
+    same = (
+        run.id
+        for run in runs
+        if run.signed.owner == owner and _bytes_of(written(data_dir, run.id)) == content
+    )
+    return next(same, "") if content is not None else ""
+
+
+def _bytes_of(file: Path) -> bytes | None:
     try:
-        content = file.read_bytes()
-        for run in runs:
-            copy = written(data_dir, run.id)
-            if run.signed.owner == owner and copy.exists() and copy.read_bytes() == content:
-                return run.id
+        return file.read_bytes()
     except OSError as error:
         logger.debug("%s", error)  # who signs it says what is wrong
-    return ""
+        return None
 
 
 async def sign_apart(data_dir: Path, files: Sequence[Path], log: Style) -> None:
@@ -144,22 +151,30 @@ def sign_all(data_dir: Path, files: Sequence[Path]) -> None:
         ConfigError, StorageError: a file is wrong, or cannot be read or kept.
         UserError: its task is not installed, or its model does not fit into this machine's memory.
     """
-    # Here, so that who has it done by another process has no torch.
-    from p2pdiloco.daemon.runs import save_run, sign_run
-    from p2pdiloco.tasks.manifests import load_manifest
-
     owner = Identity.load_or_create(data_dir / "owner.key")
     for path in files:
-        manifest = load_manifest(path)
-        wanted, runs = (owner.peer_id, canonical_bytes(manifest)), look_at_saved(data_dir).runs
-        # It may have been written otherwise.
-        identifier = next((r.id for r in runs if (r.signed.owner, r.signed.manifest) == wanted), "")
-        if not identifier:
-            run, vault = sign_run(path, owner)
-            save_run(data_dir, run, vault)
-            identifier = run.id
-        Files().save(written(data_dir, identifier), [path.read_bytes()], durable=True)
-        _warn(path, manifest)
+        _sign(data_dir, path, owner)
+
+
+def _sign(data_dir: Path, path: Path, owner: Identity) -> None:
+    # Here, so that who has it done by another process has no torch.
+    from p2pdiloco.daemon.runs import save_run, sign_run
+    from p2pdiloco.tasks.manifests import manifest_from_table
+
+    content = read_settings(path)  # once: computing version 0 takes minutes, in which somebody may edit it
+    manifest = manifest_from_table(parse_toml(path, content), str(path))
+    wanted, runs = (owner.peer_id, canonical_bytes(manifest)), look_at_saved(data_dir).runs
+    # It may have been written otherwise.
+    identifier = next((r.id for r in runs if (r.signed.owner, r.signed.manifest) == wanted), "")
+    if not identifier:
+        run, vault = sign_run(path, owner, manifest)
+        identifier = run.id
+        file = kept(data_dir, identifier)
+        if file.exists() and not is_kept(data_dir, identifier, manifest) and file.exists():
+            Files().move(file, file.with_name(file.name + ".corrupt"))  # it cannot be read
+        save_run(data_dir, run, vault)
+    Files().save(written(data_dir, identifier), [content], durable=True)
+    _warn(path, manifest)
 
 
 def _warn(path: Path, manifest: Manifest) -> None:

@@ -66,7 +66,7 @@ def checked_tokenizer(path: Path, manifest: Manifest) -> bytes | None:
 def keep_tokenizer(data_dir: Path, run: str, content: bytes) -> None:
     """Keep the file for the learner, for the next start and for others. Raises: StorageError."""
     file = kept_tokenizer(data_dir, run)
-    file.parent.mkdir(parents=True, exist_ok=True)
+    Files().make_folder(file.parent)
     Files().save(file, [content], durable=True)
 
 

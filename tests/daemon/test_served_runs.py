@@ -62,12 +62,17 @@ async def served(data_dir: Path, *files: Path) -> list[PublishedRun]:
 
 
 async def test_what_was_signed_is_not_computed_again(
-    tmp_path: Path, file: Path, computed: list[str], caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    file: Path,
+    computed: list[str],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (run,) = await served(tmp_path, file)
     assert computed == ["test"] and any("the schedule is" in line for line in caplog.messages)
-    caplog.clear()
-    assert await served(tmp_path, file) == await served(tmp_path) == [run]
+    with monkeypatch.context() as patch:
+        patch.setattr("p2pdiloco.daemon.bootstrap.sign_apart", None)  # nothing is to be signed
+        assert await served(tmp_path, file) == await served(tmp_path) == [run]
     other = toml_of("test", file, "# mine\n")
     assert await served(tmp_path, file) == [run] and computed == ["test"]
     assert written(tmp_path, run.id).read_text() == other
@@ -108,6 +113,37 @@ async def test_a_damaged_manifest_is_made_again_by_its_run_toml_only(tmp_path: P
         await served(tmp_path)
     assert "run.toml" in caught.value.hint
     assert await served(tmp_path, file) == [run]
+
+
+async def test_an_edit_while_version_0_is_computed_is_signed_next_time(
+    tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = runs.fresh_vault
+
+    def fresh_vault(manifest, given=None):  # type: ignore[no-untyped-def]
+        toml_of("second", file)
+        return real(manifest, given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runs, "fresh_vault", fresh_vault)
+        assert [run.name for run in await served(tmp_path, file)] == ["test"]
+    assert [run.name for run in await served(tmp_path, file)] == ["second", "test"]
+
+
+async def test_a_given_version_0_that_cannot_be_read_is_moved_away(tmp_path: Path, file: Path) -> None:
+    write_given(file, "given")
+    (run,) = await served(tmp_path, file)
+    here = kept(tmp_path, run.id)
+    here.unlink()
+    here.mkdir()
+    assert await served(tmp_path) == [] and here.is_dir()
+    assert await served(tmp_path, file) == [run] and here.is_file()
+
+
+async def test_a_folder_that_cannot_be_made_is_a_sentence(tmp_path: Path, file: Path) -> None:
+    (tmp_path / "runs").write_text("no folder")
+    with pytest.raises(StorageError, match="cannot create"):
+        await served(tmp_path, file)
 
 
 async def test_what_an_ended_signing_left_is_removed(tmp_path: Path, file: Path) -> None:
