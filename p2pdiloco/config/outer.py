@@ -48,7 +48,6 @@ class Shown(Struct, frozen=True):
     tasks: tuple[str, ...] = ("causal-lm", "image-classification")
     experts: int = 4
     muon_task: str = "causal-lm"
-    muon_numel: int = 830_000
     """Of Muon; all else was looked at with AdamW."""
     codecs: tuple[str, ...] = ("fp32", "bf16", "int8", "e3m0")
     """The first two lose less than what was tried."""
@@ -200,10 +199,6 @@ def _beyond(manifest: Manifest, numel: int) -> list[str]:
         (task not in SHOWN.tasks, f"task {task} ({_all(SHOWN.tasks)})"),
         (isinstance(experts, int) and experts > SHOWN.experts, f"{experts} experts ({SHOWN.experts})"),
         (with_muon and task != SHOWN.muon_task, f"Muon with task {task} ({SHOWN.muon_task})"),
-        (
-            with_muon and SHOWN.muon_numel < numel <= SHOWN.numel,
-            f"Muon with {numel / 1e6:.3g} M parameters ({SHOWN.muon_numel / 1e6:g} M)",
-        ),
         (bool(codecs), f"codec {_all(codecs)} ({_all(SHOWN.codecs)})"),
         (
             sync.keep_in_flight not in SHOWN.keep_in_flight,
