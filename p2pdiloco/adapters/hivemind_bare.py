@@ -27,6 +27,9 @@ def load_bare(name: str, has: Mapping[str, Sequence[str]] | None = None) -> None
     module.__spec__ = spec
     module.__file__ = spec.origin
     sys.modules[name] = module
+    parent, _, child = name.rpartition(".")
+    if parent:
+        setattr(sys.modules[parent], child, module)
     for part, names in (has or {}).items():
         defining = importlib.import_module(f"{name}.{part}")
         for each in names:
