@@ -103,6 +103,7 @@ def _is_ours(error: BaseException | None) -> bool:
 def transport_of(
     settings: NodeSettings | BootstrapSettings, identity: Identity, options: P2PDOptions
 ) -> HivemindTransport:
+    """That of a program with these settings; not started. In a running event loop."""
     return HivemindTransport(
         identity,
         settings.data_dir / "identity.key",
@@ -117,6 +118,7 @@ def transport_of(
 
 
 def default_dir(settings: type[NodeSettings] | type[BootstrapSettings]) -> Path:
+    """Where such a program keeps its data if nobody says otherwise."""
     return settings().data_dir.expanduser()
 
 

@@ -99,8 +99,6 @@ async def sign_apart(data_dir: Path, files: Sequence[Path], log: Style) -> None:
     Raises:
         UserError, ConfigError, StorageError: as `sign_all`; or the process was ended by a signal.
     """
-    if not files:
-        return
     if "torch" in sys.modules:  # nothing would be saved by it
         sign_all(data_dir, files)
         return
@@ -170,8 +168,8 @@ def _sign(data_dir: Path, path: Path, owner: Identity) -> None:
         run, vault = sign_run(path, owner, manifest)
         identifier = run.id
         file = kept(data_dir, identifier)
-        if file.exists() and not is_kept(data_dir, identifier, manifest) and file.exists():
-            Files().move(file, file.with_name(file.name + ".corrupt"))  # it cannot be read
+        if not is_kept(data_dir, identifier, manifest) and file.exists():  # it cannot be read
+            Files().move(file, file.with_name(file.name + ".corrupt"))
         save_run(data_dir, run, vault)
     Files().save(written(data_dir, identifier), [content], durable=True)
     _warn(path, manifest)

@@ -172,10 +172,8 @@ async def main(ends, data_dir, *files):
     error = None if signing.cancelled() else signing.exception()
     if error is not None and not isinstance(error, UserError):
         raise error
-    for _ in range(400):  # one that was just begun when we let go ends by itself
-        if not (left := [c.pid for c in psutil.Process().children() if c.status() != psutil.STATUS_ZOMBIE]):
-            break
-        await asyncio.sleep(0.02)
+    # One that was just begun when we let go ends by itself.
+    left = [child.pid for child in psutil.wait_procs(psutil.Process().children(), 10)[1]]
     said = [type(error).__name__, str(error), error.hint] if error else []
     print(json.dumps([signing.cancelled(), said, left, "torch" in sys.modules]))
 
