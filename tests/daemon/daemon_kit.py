@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import msgspec
 import numpy as np
@@ -15,7 +16,7 @@ import torch
 from p2pdiloco.adapters.memory_net import MemoryNetwork, MemoryTransport
 from p2pdiloco.adapters.theta_file import checksum, save_tensors
 from p2pdiloco.config.presets import for_run
-from p2pdiloco.config.settings import NodeSettings
+from p2pdiloco.config.settings import BootstrapSettings, NodeSettings
 from p2pdiloco.core.config import Timing
 from p2pdiloco.core.messages import Message
 from p2pdiloco.core.messages import encode as encode_message
@@ -27,9 +28,10 @@ from p2pdiloco.core.types import (
     Stamp,
     signed_bytes,
 )
-from p2pdiloco.daemon import wire
+from p2pdiloco.daemon import bootstrap, signing, wire
 from p2pdiloco.daemon.frontdoor import FrontDoor
 from p2pdiloco.daemon.initial_file import beside
+from p2pdiloco.daemon.listing import PublishedRun
 from p2pdiloco.daemon.logs import RecentLines
 from p2pdiloco.daemon.member import Member
 from p2pdiloco.daemon.runs import Run, open_run, sign_run
@@ -86,6 +88,17 @@ def write_given(path: Path, name: str) -> dict[str, np.ndarray]:
     path.write_text(render_toml(msgspec.structs.replace(base, run=section)))
     save_tensors(beside(path), parameters, {})
     return parameters
+
+
+async def served_runs(data_dir: Path, *files: Path) -> list[PublishedRun]:
+    """What a bootstrap serves that is started with these. It signs in this process, which has torch."""
+    settings = BootstrapSettings(data_dir=data_dir, run=files)
+
+    async def sign(data_dir: Path, files: Sequence[Path], _log: str) -> None:
+        signing.sign_all(data_dir, files)
+
+    with mock.patch.object(bootstrap, "sign_apart", sign):
+        return await bootstrap._served_runs(settings, asyncio.Event())
 
 
 class ScriptedLearner:

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import random
 from pathlib import Path
 
 import msgspec
 import pytest
+from daemon_kit import served_runs
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from p2pdiloco.adapters.memory_net import MemoryNetwork, MemoryTransport
 from p2pdiloco.cli import main as cli_main
 from p2pdiloco.config.manifest import DataSection
 from p2pdiloco.config.presets import for_run
-from p2pdiloco.config.settings import BootstrapSettings, NodeSettings
+from p2pdiloco.config.settings import NodeSettings
 from p2pdiloco.daemon import node, runs, wire
-from p2pdiloco.daemon.bootstrap import _served_runs
 from p2pdiloco.daemon.frontdoor import FrontDoor
 from p2pdiloco.daemon.giving import MAX_GIVEN, Giving
 from p2pdiloco.daemon.runs import find_run
@@ -123,17 +122,16 @@ async def test_a_bootstrap_takes_a_tokenizer_that_is_lost_or_damaged_from_beside
     tmp_path: Path, written: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     data_dir = tmp_path / "b"
-    settings, nothing = BootstrapSettings(data_dir=data_dir, run=(written,)), asyncio.Event()
     data_dir.mkdir()
-    (run,) = await _served_runs(settings, nothing)
+    (run,) = await served_runs(data_dir, written)
     kept = kept_tokenizer(data_dir, run.id)
     content = kept.read_bytes()
     for damaged in (b"", content[:-1], None):
         kept.unlink() if damaged is None else kept.write_bytes(damaged)
-        assert await _served_runs(BootstrapSettings(data_dir=data_dir), nothing) == []
+        assert await served_runs(data_dir) == []
         assert "its tokenizer is not here any more" in caplog.text
         caplog.clear()
-        assert await _served_runs(settings, nothing) == [run] and kept.read_bytes() == content
+        assert await served_runs(data_dir, written) == [run] and kept.read_bytes() == content
 
 
 async def test_a_tokenizer_comes_from_whoever_has_the_true_one(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import subprocess
@@ -10,15 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from daemon_kit import write_given
+from daemon_kit import served_runs, write_given
 
 from p2pdiloco.config.presets import for_run
-from p2pdiloco.config.settings import BootstrapSettings
 from p2pdiloco.config.signing import load_signed
 from p2pdiloco.daemon import runs, signing
-from p2pdiloco.daemon.bootstrap import _served_runs
 from p2pdiloco.daemon.initial_file import kept
-from p2pdiloco.daemon.listing import PublishedRun
 from p2pdiloco.daemon.signing import written
 from p2pdiloco.errors import ConfigError, InvariantViolation, StorageError, UserError
 from p2pdiloco.identity import verify
@@ -56,11 +52,6 @@ def manifests(data_dir: Path) -> list[Path]:
     return sorted((data_dir / "runs").glob("*/manifest.signed"))
 
 
-async def served(data_dir: Path, *files: Path) -> list[PublishedRun]:
-    """What a bootstrap serves that is started with these."""
-    return await _served_runs(BootstrapSettings(data_dir=data_dir, run=files), asyncio.Event())
-
-
 async def test_what_was_signed_is_not_computed_again(
     tmp_path: Path,
     file: Path,
@@ -68,26 +59,26 @@ async def test_what_was_signed_is_not_computed_again(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    (run,) = await served(tmp_path, file)
+    (run,) = await served_runs(tmp_path, file)
     assert computed == ["test"] and any("the schedule is" in line for line in caplog.messages)
     with monkeypatch.context() as patch:
-        patch.setattr("p2pdiloco.daemon.bootstrap.sign_apart", None)  # nothing is to be signed
-        assert await served(tmp_path, file) == await served(tmp_path) == [run]
+        patch.setattr(signing, "sign_all", None)  # nothing is to be signed
+        assert await served_runs(tmp_path, file) == await served_runs(tmp_path) == [run]
     other = toml_of("test", file, "# mine\n")
-    assert await served(tmp_path, file) == [run] and computed == ["test"]
+    assert await served_runs(tmp_path, file) == [run] and computed == ["test"]
     assert written(tmp_path, run.id).read_text() == other
 
 
 async def test_another_owner_s_or_another_manifest_is_another_run_and_what_is_asked_for_comes_first(
     tmp_path: Path, file: Path, computed: list[str]
 ) -> None:
-    runs = await served(tmp_path, file)
+    runs = await served_runs(tmp_path, file)
     (tmp_path / "owner.key").unlink()
-    runs = await served(tmp_path, file)
+    runs = await served_runs(tmp_path, file)
     assert len(runs) == 2 and len(computed) == 2
     for seed in range(1, 5):
         toml_of("test", file, seed=seed)
-        before, runs = runs, await served(tmp_path, file)
+        before, runs = runs, await served_runs(tmp_path, file)
         assert len(computed) == len(runs) == seed + 2 and runs[0] not in before
 
 
@@ -95,24 +86,24 @@ async def test_a_given_version_0_is_taken_from_beside_run_toml_again(
     tmp_path: Path, file: Path, computed: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     write_given(file, "given")
-    (run,) = await served(tmp_path, file)
+    (run,) = await served_runs(tmp_path, file)
     here = kept(tmp_path, run.id)
     content = here.read_bytes()
     for times, damaged in ((2, b""), (3, content[:-1] + b"x"), (4, content[:30]), (5, None)):
         here.unlink() if damaged is None else here.write_bytes(damaged)
-        assert await served(tmp_path) == [] and "is not here any more" in caplog.text
-        assert await served(tmp_path, file) == [run] == await served(tmp_path, file)
+        assert await served_runs(tmp_path) == [] and "is not here any more" in caplog.text
+        assert await served_runs(tmp_path, file) == [run] == await served_runs(tmp_path, file)
         assert here.read_bytes() == content and computed == ["given"] * times
         caplog.clear()
 
 
 async def test_a_damaged_manifest_is_made_again_by_its_run_toml_only(tmp_path: Path, file: Path) -> None:
-    (run,) = await served(tmp_path, file)
+    (run,) = await served_runs(tmp_path, file)
     manifests(tmp_path)[0].write_bytes(b"\xff")
     with pytest.raises(StorageError, match="is damaged") as caught:
-        await served(tmp_path)
+        await served_runs(tmp_path)
     assert "run.toml" in caught.value.hint
-    assert await served(tmp_path, file) == [run]
+    assert await served_runs(tmp_path, file) == [run]
 
 
 async def test_an_edit_while_version_0_is_computed_is_signed_next_time(
@@ -126,31 +117,31 @@ async def test_an_edit_while_version_0_is_computed_is_signed_next_time(
 
     with monkeypatch.context() as patch:
         patch.setattr(runs, "fresh_vault", fresh_vault)
-        assert [run.name for run in await served(tmp_path, file)] == ["test"]
-    assert [run.name for run in await served(tmp_path, file)] == ["second", "test"]
+        assert [run.name for run in await served_runs(tmp_path, file)] == ["test"]
+    assert [run.name for run in await served_runs(tmp_path, file)] == ["second", "test"]
 
 
 async def test_a_given_version_0_that_cannot_be_read_is_moved_away(tmp_path: Path, file: Path) -> None:
     write_given(file, "given")
-    (run,) = await served(tmp_path, file)
+    (run,) = await served_runs(tmp_path, file)
     here = kept(tmp_path, run.id)
     here.unlink()
     here.mkdir()
-    assert await served(tmp_path) == [] and here.is_dir()
-    assert await served(tmp_path, file) == [run] and here.is_file()
+    assert await served_runs(tmp_path) == [] and here.is_dir()
+    assert await served_runs(tmp_path, file) == [run] and here.is_file()
 
 
 async def test_a_folder_that_cannot_be_made_is_a_sentence(tmp_path: Path, file: Path) -> None:
     (tmp_path / "runs").write_text("no folder")
     with pytest.raises(StorageError, match="cannot create"):
-        await served(tmp_path, file)
+        await served_runs(tmp_path, file)
 
 
 async def test_what_an_ended_signing_left_is_removed(tmp_path: Path, file: Path) -> None:
-    (run,) = await served(tmp_path, file)
+    (run,) = await served_runs(tmp_path, file)
     left = kept(tmp_path, run.id).with_suffix(".safetensors.tmp")
     left.write_bytes(b"half of it")
-    assert await served(tmp_path) == [run] and not left.exists()
+    assert await served_runs(tmp_path) == [run] and not left.exists()
 
 
 PROBE = """

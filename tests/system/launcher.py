@@ -166,15 +166,26 @@ def _be(out: str, err: str) -> None:
     torch.seed()
 
 
+def signing_here() -> None:
+    """A fork has torch: a process that signs for it would import it again, at every start of a bootstrap."""
+    from p2pdiloco.daemon import bootstrap, signing
+
+    async def sign(data_dir: Path, files: Sequence[Path], _log: str) -> None:
+        signing.sign_all(data_dir, files)
+
+    bootstrap.sign_apart = sign  # type: ignore[assignment]
+
+
 if __name__ == "__main__":
     sys.path[0] = str(Path.cwd())  # as for `python -m p2pdiloco`: the package is that of this checkout
     import numpy
     import torch
 
-    import p2pdiloco.daemon.bootstrap
-    import p2pdiloco.daemon.node  # noqa: F401 (what takes the time)
+    import p2pdiloco.daemon.node
+    import p2pdiloco.daemon.runs  # noqa: F401 (what takes the time)
     from p2pdiloco.cli.group import run
 
+    signing_here()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's ^C is for the test to handle
     if (given := serve()) is not None:
         sys.exit(run(given))
