@@ -28,7 +28,7 @@ _FILE_BYTES = len(_FILE_PREFIX) + 64
 
 
 class Identity:
-    """One Ed25519 key. Implements `core.types.Crypto`."""
+    """One Ed25519 key. Implements `core.api.types.Crypto`."""
 
     def __init__(self, key: Ed25519PrivateKey) -> None:
         self._key = key

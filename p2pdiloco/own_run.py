@@ -10,16 +10,16 @@ from typing import Any
 import msgspec
 from torch import nn
 
-from p2pdiloco.adapters.theta_file import checksum, save_tensors
+from p2pdiloco.adapters.disk.result_file import checksum, save_tensors
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.models import table
 from p2pdiloco.config.outer import LENGTHS, with_schedule
 from p2pdiloco.config.presets import for_other_model, for_run
-from p2pdiloco.daemon.initial_file import beside, finite
+from p2pdiloco.daemon.run_files.initial_file import beside, finite
 from p2pdiloco.errors import StorageError, UserError
 from p2pdiloco.tasks.manifests import manifest_from_table, render_toml
+from p2pdiloco.tasks.models.parameters import named_parameters, tensor_specs
 from p2pdiloco.tasks.own_loop import NAME, section_of
-from p2pdiloco.tasks.parameters import named_parameters, tensor_specs
 
 
 def new_run(

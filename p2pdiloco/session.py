@@ -2,7 +2,8 @@
 
 The session starts the real daemon as a process of its own, as `p2pdiloco node` does, and is its learner: the
 program's process has the model, and talks to the daemon over the socket and the shared memory over which the
-daemon talks to a learner that it starts itself (`learner.guest`, `learner.channel`, `tensors.exchange`).
+daemon talks to a learner that it starts itself (`daemon.learner.guest`, `learner.channel`,
+`tensors.exchange`).
 """
 
 from __future__ import annotations
@@ -22,26 +23,26 @@ import psutil
 from torch import nn
 from torch.optim import Optimizer
 
-from p2pdiloco.adapters.data_dir import DataDir
-from p2pdiloco.adapters.p2pd import socket_folder
+from p2pdiloco.adapters.disk.data_dir import DataDir
+from p2pdiloco.adapters.net.p2pd import socket_folder
 from p2pdiloco.config.loader import canonical_bytes
 from p2pdiloco.config.manifest import Manifest
-from p2pdiloco.daemon.listing import saved_runs
+from p2pdiloco.daemon.run_files.listing import saved_runs
 from p2pdiloco.errors import StorageError, UserError
 from p2pdiloco.learner import checkpoint
 from p2pdiloco.learner.answering import DEVICES, Answering
 from p2pdiloco.learner.channel import ChannelBroken, LearnerEnd, Ready, Start
 from p2pdiloco.learner.evaluate import Evaluation
 from p2pdiloco.learner.fragments import Fragments
-from p2pdiloco.learner.guest import join_daemon
-from p2pdiloco.learner.holding import Held
+from p2pdiloco.learner.join import join_daemon
 from p2pdiloco.learner.lifeline import saving_s
 from p2pdiloco.learner.loop import StepReport, Training
 from p2pdiloco.learner.mailbox import Mailbox
+from p2pdiloco.learner.parallel.holding import Held
 from p2pdiloco.own_run import compare
 from p2pdiloco.tasks.manifests import load_manifest
+from p2pdiloco.tasks.models.parameters import named_parameters, tensor_specs
 from p2pdiloco.tasks.own_loop import NAME
-from p2pdiloco.tasks.parameters import named_parameters, tensor_specs
 from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tensors.exchange import Exchange
 from p2pdiloco.tensors.layout import plan_fragments

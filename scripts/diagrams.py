@@ -11,19 +11,19 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from p2pdiloco.core.follower import FOLLOW_TABLE, FollowState
+from p2pdiloco.core.contributions.pending import SEND_TABLE, SendState
+from p2pdiloco.core.election.office_table import OFFICE_TABLE, OfficeState
+from p2pdiloco.core.following.follower import FOLLOW_TABLE, FollowState
 from p2pdiloco.core.machine import mermaid
-from p2pdiloco.core.office_table import OFFICE_TABLE, OfficeState
-from p2pdiloco.core.pending import SEND_TABLE, SendState
-from p2pdiloco.core.round_table import ROUND_TABLE, RoundState
+from p2pdiloco.core.rounds.round_table import ROUND_TABLE, RoundState
 
 DOCUMENT = Path(__file__).parent.parent / "ARCHITECTURE.md"
 BEGIN, END = "<!-- diagrams:begin -->", "<!-- diagrams:end -->"
 TABLES: tuple[tuple[str, Any, Any], ...] = (
-    ("A member towards a fragment's office (`core/office.py`)", OFFICE_TABLE, OfficeState.VACANT),
-    ("The syncer's round (`core/round_table.py`)", ROUND_TABLE, RoundState.IDLE),
-    ("A learner's contribution (`core/pending.py`)", SEND_TABLE, SendState.WAITING),
-    ("Following the chain (`core/follower.py`)", FOLLOW_TABLE, FollowState.RESTING),
+    ("A member towards a fragment's office (`core/election/office.py`)", OFFICE_TABLE, OfficeState.VACANT),
+    ("The syncer's round (`core/rounds/round_table.py`)", ROUND_TABLE, RoundState.IDLE),
+    ("A learner's contribution (`core/contributions/pending.py`)", SEND_TABLE, SendState.WAITING),
+    ("Following the chain (`core/following/follower.py`)", FOLLOW_TABLE, FollowState.RESTING),
 )
 
 

@@ -11,20 +11,21 @@ from typing import Any
 
 import msgspec
 
-from p2pdiloco.core import effects as fx
-from p2pdiloco.core import events as ev
-from p2pdiloco.core.chain import Chain
-from p2pdiloco.core.contributor import Contributor
-from p2pdiloco.core.inbox import GroupInbox, Inbox, LearnerInbox
-from p2pdiloco.core.kept import Kept
+from p2pdiloco.core.api import effects as fx
+from p2pdiloco.core.api import events as ev
+from p2pdiloco.core.api.reach import Reach
+from p2pdiloco.core.api.types import WHOLE_RUN, Head
+from p2pdiloco.core.chain.chain import Chain
+from p2pdiloco.core.contributions.contributor import Contributor
+from p2pdiloco.core.contributions.retained import Kept
+from p2pdiloco.core.election.office import Office
+from p2pdiloco.core.groups.group_inbox import GroupInbox
+from p2pdiloco.core.members.vote_disk import Saving
 from p2pdiloco.core.node import Core
-from p2pdiloco.core.office import Office
 from p2pdiloco.core.outbox import Outbox
-from p2pdiloco.core.reach import Reach
-from p2pdiloco.core.round import Round
-from p2pdiloco.core.saving import Saving
+from p2pdiloco.core.rounds.inbox import Inbox, LearnerInbox
+from p2pdiloco.core.rounds.round import Round
 from p2pdiloco.core.shared import Shared
-from p2pdiloco.core.types import WHOLE_RUN, Head
 
 change = msgspec.structs.replace
 

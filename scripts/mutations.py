@@ -12,7 +12,6 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 from mutation_list import MUTATIONS, Mutation, Patch
-
 from p2pdiloco.simulation.runner import run_seed
 
 

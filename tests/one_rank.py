@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from p2pdiloco.learner import sharding
+from p2pdiloco.learner.parallel import sharding
 from p2pdiloco.learner.passes import Passes
 from p2pdiloco.tasks.task import Task
 

@@ -9,8 +9,11 @@ from typing import Any
 from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
-WAITING = ["system", "net", "daemon", "learner"]
-COMPUTING = ["simulation", "tasks", "cli", "disk", "core", "tensors", "daemon_view", "config", "architecture"]
+WAITING = ["system", "adapters/net", "daemon", "learner"]
+COMPUTING = [
+    *("simulation", "bench", "tasks", "cli", "lab", "adapters/disk", "core", "tensors", "daemon/display"),
+    *("config", "architecture"),
+]
 """Long tests first: at the end nobody waits long for the other, and only then two swarms may share the
 processors."""
 NICENESS = 5
@@ -19,8 +22,9 @@ NICENESS = 5
 
 @cache
 def folder_of(nodeid: str) -> str:
-    """The layer that a test is of."""
-    return Path(nodeid.partition("::")[0]).parts[1]
+    """The layer that a test is of, as the lanes name it, such as `adapters/net`."""
+    room = Path(nodeid.partition("::")[0]).parent.relative_to("tests")
+    return next((str(r) for r in (room, *room.parents) if str(r) in WAITING + COMPUTING), str(room))
 
 
 class Roles:

@@ -1,0 +1,1 @@
+"""The world: network and disk."""

@@ -175,7 +175,7 @@ def status(**values: Any) -> int | None:
 def demo(no_kill: bool, **values: Any) -> int | None:
     """Train with several real nodes on this machine, kill a syncer, and show the recovery."""
     settings = build(DemoSettings, values | {"kill": not no_kill})
-    from p2pdiloco.cli.demo import run
+    from p2pdiloco.lab.demo.demo import run
 
     return run(settings)
 
@@ -213,6 +213,6 @@ def demo(no_kill: bool, **values: Any) -> int | None:
 def chaos(**values: Any) -> int | None:
     """Kill, stop, fill and cut a swarm of real nodes, and report how it fares."""
     settings = build(ChaosSettings, values)
-    from p2pdiloco.cli.chaos import run
+    from p2pdiloco.lab.chaos.chaos import run
 
     return run(settings)

@@ -17,7 +17,7 @@ import click
 
 from p2pdiloco import __version__
 from p2pdiloco.cli.commands import bootstrap, chaos, demo, node, status
-from p2pdiloco.cli.main import EXIT_INTERRUPTED
+from p2pdiloco.cli.interrupt import EXIT_INTERRUPTED
 from p2pdiloco.cli.options import known_variables
 from p2pdiloco.cli.plan import plan
 from p2pdiloco.cli.results import checkpoint, evaluate, export, generate

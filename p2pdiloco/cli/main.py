@@ -7,16 +7,11 @@ be cleared up is under way then, so the process ends at once. This module import
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from types import FrameType
+from collections.abc import Sequence
 
-EXIT_INTERRUPTED = 130
-IMPORT = "<frozen importlib._bootstrap>"
-"""What Python calls the file of its import system in a frame."""
+from p2pdiloco.cli.interrupt import EXIT_INTERRUPTED, _end, interrupt
 
 
 def main() -> None:
@@ -41,31 +36,3 @@ def run(arguments: Sequence[str]) -> int:
     from p2pdiloco.cli.group import run as run_command
 
     return run_command(arguments)
-
-
-@contextmanager
-def orderly() -> Iterator[None]:
-    """For a run of an event loop: `asyncio.Runner` cancels its work at Ctrl-C, and lets it clear up, but only
-    where Python's own handler is set. It raises nothing, so imports in there need no care."""
-    ours = signal.getsignal(signal.SIGINT) is interrupt
-    if ours:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        if ours:
-            signal.signal(signal.SIGINT, interrupt)
-
-
-def interrupt(number: int, frame: FrameType | None) -> None:
-    """Python's own handler, but not while something is imported."""
-    at = frame
-    while at is not None:
-        if at.f_code.co_filename == IMPORT:
-            _end(number, frame)
-        at = at.f_back
-    signal.default_int_handler(number, frame)
-
-
-def _end(_number: int, _frame: FrameType | None) -> None:
-    os._exit(EXIT_INTERRUPTED)

@@ -10,8 +10,8 @@ from p2pdiloco.cli.visitor import visit, visitor
 from p2pdiloco.config.loader import manifest_from_canonical
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.daemon import wire
-from p2pdiloco.daemon.listing import choose_run, pull_manifest, run_names
-from p2pdiloco.daemon.probing import PAUSE_S, Measured, measure
+from p2pdiloco.daemon.links.probing import PAUSE_S, Measured, measure
+from p2pdiloco.daemon.run_files.listing import choose_run, pull_manifest, run_names
 from p2pdiloco.errors import RemoteError, TransportError, UserError
 from p2pdiloco.ports import Transport
 

@@ -8,20 +8,14 @@ from pathlib import Path
 import click
 import msgspec
 
-from p2pdiloco.adapters.files import Files
+from p2pdiloco.adapters.disk.files import Files
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.models import BYTES, vocabulary_for
-from p2pdiloco.daemon.tokenizers import tokenizer_beside
+from p2pdiloco.daemon.run_files.tokenizers import tokenizer_beside
 from p2pdiloco.errors import UserError
-from p2pdiloco.tasks.hub_file import hub_file, may_be_on_the_hub
+from p2pdiloco.tasks.data.hub_file import hub_file, may_be_on_the_hub
+from p2pdiloco.tasks.data.tokens import FILE, FileTokenizer, digest_of, end_of_document, read_tokenizer
 from p2pdiloco.tasks.registry import task_of
-from p2pdiloco.tasks.tokens import (
-    FILE,
-    FileTokenizer,
-    digest_of,
-    end_of_document,
-    read_tokenizer,
-)
 
 
 def chosen_tokenizer(

@@ -19,9 +19,9 @@ from p2pdiloco.errors import InvariantViolation, UserError
 from p2pdiloco.tasks.manifests import load_manifest
 
 if TYPE_CHECKING:
-    from p2pdiloco.daemon.linkadvice import Advice
-    from p2pdiloco.daemon.linkplan import Demand
-    from p2pdiloco.daemon.probing import Measured
+    from p2pdiloco.daemon.links.linkadvice import Advice
+    from p2pdiloco.daemon.links.linkplan import Demand
+    from p2pdiloco.daemon.links.probing import Measured
 
 LATENCY_MS = 50.0
 STEP_TIMES_S = (0.1, 0.3, 1.0, 3.0, 10.0)
@@ -89,9 +89,9 @@ def plan(
     if manifest is None:
         raise InvariantViolation("a plan without a manifest")
     # Imported here so that --help does not pay for torch.
-    from p2pdiloco.daemon.link import Link
-    from p2pdiloco.daemon.linkadvice import advise
-    from p2pdiloco.daemon.linkplan import demand
+    from p2pdiloco.daemon.links.link import Link
+    from p2pdiloco.daemon.links.linkadvice import advise
+    from p2pdiloco.daemon.links.linkplan import demand
 
     known = measured.link if measured else Link(given_up, given_up, LATENCY_MS / 1e3)
     link = Link(

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from p2pdiloco.adapters.files import Files
+from p2pdiloco.adapters.disk.files import Files
 from p2pdiloco.cli.options import FILE, Number
 from p2pdiloco.cli.theta import read_theta, source_options
 from p2pdiloco.errors import StorageError, UserError
 
 if TYPE_CHECKING:
-    from p2pdiloco.daemon.theta import Theta
+    from p2pdiloco.daemon.run_files.result import Theta
 
 DEVICE = click.option(
     "--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:N, rocm, xpu or mps."

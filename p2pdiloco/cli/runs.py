@@ -133,11 +133,11 @@ def check(file: Path) -> None:
     """Check a run.toml and say what it describes."""
     manifest = load_manifest(file)
     if manifest.data.tokenizer != BYTES:
-        from p2pdiloco.daemon.tokenizers import checked_tokenizer
+        from p2pdiloco.daemon.run_files.tokenizers import checked_tokenizer
 
         checked_tokenizer(file, manifest)
     if manifest.run.initial:
-        from p2pdiloco.daemon.initial import given_beside
+        from p2pdiloco.daemon.run_files.initial import given_beside
 
         given_beside(file, manifest)
     inner, sync = manifest.inner, manifest.sync

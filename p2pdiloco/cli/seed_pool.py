@@ -8,10 +8,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 
-from p2pdiloco.simulation.plan import Plan
+from p2pdiloco.simulation.node.substance import NOTHING, Substance
 from p2pdiloco.simulation.report import SeedResult
 from p2pdiloco.simulation.runner import run_seed
-from p2pdiloco.simulation.substance import NOTHING, Substance
+from p2pdiloco.simulation.world.plan import Plan
 
 Job = tuple[int, str | None, int | None, bool]
 Played = tuple[SeedResult, float]
@@ -51,7 +51,7 @@ def arithmetic(vectors: bool) -> Callable[[Plan], Substance]:
     if not vectors:
         return lambda plan: NOTHING
     # Imported here: histories do without torch.
-    from p2pdiloco.study.vectors import Vectors
+    from p2pdiloco.lab.vectors.vectors import Vectors
 
     return Vectors
 

@@ -93,8 +93,8 @@ def _measure(nodes: int, seed: int, as_json: bool) -> int:
     from msgspec import to_builtins
 
     from p2pdiloco.cli.seed_pool import rare_collections
-    from p2pdiloco.simulation.invariants import Violation
     from p2pdiloco.simulation.report import rate
+    from p2pdiloco.simulation.rules.violation import Violation
     from p2pdiloco.simulation.scale import run_scale
 
     rare_collections()

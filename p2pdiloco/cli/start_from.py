@@ -14,7 +14,7 @@ from typing import Any
 import click
 import msgspec
 
-from p2pdiloco.adapters.theta_file import (
+from p2pdiloco.adapters.disk.result_file import (
     KEY,
     Arrays,
     checksum,
@@ -27,14 +27,14 @@ from p2pdiloco.config.loader import manifest_from_canonical
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.models import table
 from p2pdiloco.config.presets import for_other_model
-from p2pdiloco.daemon.initial_file import beside, finite
+from p2pdiloco.daemon.run_files.initial_file import beside, finite
 from p2pdiloco.errors import UserError
+from p2pdiloco.tasks.data.hub_file import hub_file, may_be_on_the_hub
 from p2pdiloco.tasks.hub_causal_lm import NAME, built, check_causal, existing
 from p2pdiloco.tasks.hub_causal_lm import section_of as hub_section
-from p2pdiloco.tasks.hub_file import hub_file, may_be_on_the_hub
-from p2pdiloco.tasks.hub_form import section_of, unlike
+from p2pdiloco.tasks.models.hub_form import section_of, unlike
+from p2pdiloco.tasks.models.parameters import named_parameters
 from p2pdiloco.tasks.own_loop import shapes_of
-from p2pdiloco.tasks.parameters import named_parameters
 from p2pdiloco.tasks.registry import task_of
 
 CONFIG = "config.json"

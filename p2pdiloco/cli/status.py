@@ -15,8 +15,8 @@ from p2pdiloco.cli.status_view import render_status, status_json
 from p2pdiloco.cli.visitor import visit, visitor
 from p2pdiloco.config.settings import StatusSettings
 from p2pdiloco.daemon import wire
-from p2pdiloco.daemon.listing import choose_run, known_runs, run_names
-from p2pdiloco.daemon.snapshot import StatusReport, decode_status
+from p2pdiloco.daemon.display.snapshot import StatusReport, decode_status
+from p2pdiloco.daemon.run_files.listing import choose_run, known_runs, run_names
 from p2pdiloco.errors import RemoteError, TransportError, UserError
 from p2pdiloco.ports import Transport
 

@@ -9,8 +9,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from p2pdiloco.daemon.snapshot import FragmentRow, PeerRow, StatusReport
-from p2pdiloco.daemon.view import (
+from p2pdiloco.daemon.display.snapshot import FragmentRow, PeerRow, StatusReport
+from p2pdiloco.daemon.display.terminal import (
     activity_text,
     data_text,
     groups_text,
@@ -20,7 +20,7 @@ from p2pdiloco.daemon.view import (
     seat_text,
     versions_text,
 )
-from p2pdiloco.daemon.wording import clean, count, duration, loss_text, short_peer
+from p2pdiloco.daemon.display.wording import clean, count, duration, loss_text, short_peer
 
 
 def status_json(report: StatusReport) -> str:

@@ -14,7 +14,7 @@ from p2pdiloco.config.settings import check_peer_address
 from p2pdiloco.errors import UserError
 
 if TYPE_CHECKING:
-    from p2pdiloco.daemon.theta import Theta
+    from p2pdiloco.daemon.run_files.result import Theta
 
 _HINT = "--join ADDRESS (a live run), --data-dir DIR (of a node that has ended), or --checkpoint FILE"
 
@@ -69,7 +69,7 @@ def read_theta(
         click.echo(f"these parameters are version 0: this run has not trained them yet{where}", err=True)
     if tokenizer is None:
         return theta
-    from p2pdiloco.tasks.tokens import read_tokenizer
+    from p2pdiloco.tasks.data.tokens import read_tokenizer
 
     return msgspec.structs.replace(theta, tokenizer=read_tokenizer(tokenizer))
 
@@ -86,7 +86,7 @@ def _read(
         from p2pdiloco.cli.theta_live import theta_of_run
 
         return theta_of_run(join, run, timeout_s)
-    from p2pdiloco.daemon.theta import load_theta, theta_on_disk
+    from p2pdiloco.daemon.run_files.result import load_theta, theta_on_disk
 
     if data_dir is not None:
         return theta_on_disk(data_dir.expanduser(), run)

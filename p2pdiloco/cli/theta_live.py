@@ -1,8 +1,8 @@
 """The global parameters of a live run, copied by somebody who only asks.
 
 Every fragment comes from a member that says that it holds the newest version, in pieces also from others
-that hold the same one, with the code by which newcomers copy (`daemon.copying`). Signatures and digests
-decide what is taken. Fragments are of the versions that there are when it is their turn.
+that hold the same one, with the code by which newcomers copy (`daemon.bulk.states.copying`). Signatures and
+digests decide what is taken. Fragments are of the versions that there are when it is their turn.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from p2pdiloco.cli.status import Search
 from p2pdiloco.cli.visitor import visit, visitor
 from p2pdiloco.config.loader import manifest_from_canonical
 from p2pdiloco.config.signing import run_id
-from p2pdiloco.core.effects import FetchState
-from p2pdiloco.core.types import SignedVersion, signed_bytes
-from p2pdiloco.daemon.compute import Compute
-from p2pdiloco.daemon.copying import Copying
-from p2pdiloco.daemon.initial import given_parameters
-from p2pdiloco.daemon.listing import known_runs, pull_manifest
-from p2pdiloco.daemon.runs import Run, fresh_vault, room_for
-from p2pdiloco.daemon.snapshot import StatusReport
-from p2pdiloco.daemon.theta import Theta, theta_of
-from p2pdiloco.daemon.tokenizers import fetched_tokenizer
+from p2pdiloco.core.api.effects import FetchState
+from p2pdiloco.core.api.types import SignedVersion, signed_bytes
+from p2pdiloco.daemon.bulk.states.copying import Copying
+from p2pdiloco.daemon.display.snapshot import StatusReport
+from p2pdiloco.daemon.payloads.compute import Compute
+from p2pdiloco.daemon.run_files.initial import given_parameters
+from p2pdiloco.daemon.run_files.listing import known_runs, pull_manifest
+from p2pdiloco.daemon.run_files.result import Theta, theta_of
+from p2pdiloco.daemon.run_files.runs import Run, fresh_vault, room_for
+from p2pdiloco.daemon.run_files.tokenizers import fetched_tokenizer
 from p2pdiloco.errors import ConfigError, RemoteError, TransportError, UserError
 from p2pdiloco.identity import verify as verify_signature
 from p2pdiloco.ports import Transport

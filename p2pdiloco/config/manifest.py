@@ -53,7 +53,8 @@ class DataSection(Section, frozen=True, kw_only=True):
     """"embedded" (what the task brings along: text, the Python standard library's sources; images,
     scikit-learn's digits), or each node's own --data path ("files", "jsonl", "parquet"), or "hub": a data set
     that Hugging Face `datasets` streams, by name, or from --data. Nodes that read the same data divide it
-    (`learner.shards`). A manifest never names a path: a stranger's would be read from a volunteer's disk."""
+    (`learner.reading.shards`). A manifest never names a path: a stranger's would be read from a volunteer's
+    disk."""
     field: Annotated[str, Meta(min_length=1, max_length=100)] = "text"
     """Which key of a line, or column, is the document."""
     dataset: Annotated[str, Meta(pattern=DATASET_PATTERN)] = ""
@@ -65,11 +66,12 @@ class DataSection(Section, frozen=True, kw_only=True):
     shuffle_samples: Annotated[int, Meta(ge=1, le=1 << 20)] = 1024
     """Of a streamed data set so many samples are read ahead and shuffled among themselves."""
     heldout_percent: Annotated[int, Meta(ge=1, le=50)] = 5
-    """Share of the data that nobody trains on: a hash of its content says which (`tasks.split`)."""
+    """Share of the data that nobody trains on: a hash of its content says which (`tasks.data.split`)."""
     heldout_split: Annotated[str, Meta(max_length=100)] = ""
     """For "hub": another split that is held out as a whole; then all of `split` is trained on."""
     tokenizer: Annotated[str, Meta(pattern=TOKENIZER_PATTERN)] = "bytes"
-    """"bytes", or a `tokenizers` JSON file's name, for people; peers give it (`daemon.tokenizers`)."""
+    """"bytes", or a `tokenizers` JSON file's name, for people; peers give it
+    (`daemon.run_files.tokenizers`)."""
     tokenizer_revision: Annotated[str, Meta(max_length=100)] = ""
     tokenizer_digest: Annotated[str, Meta(pattern=SHA256_PATTERN)] = ""
     """SHA-256 of the file: with another one, the same token ids would mean other words."""

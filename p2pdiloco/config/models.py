@@ -5,10 +5,13 @@ A task of somebody else's brings a table like these with it (`tasks.task.Task.Se
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta, Struct
+
+if TYPE_CHECKING:
+    pass
 
 NAME_PATTERN = r"^[a-z0-9][a-z0-9._-]{0,62}\Z"
 PACKAGE_PATTERN = r"^[A-Za-z0-9._-]{0,100}\Z"
@@ -126,3 +129,7 @@ def table(section: ModelSection) -> dict[str, Any]:
     found = msgspec.to_builtins(section)
     assert isinstance(found, dict)
     return found
+
+
+STAGES = 3
+"""Parts of the convolutional network: from the second on, each halves the image and doubles the width."""

@@ -2,7 +2,7 @@
 shown to work.
 
 What is known, and how well, is in docs/experiments.md and docs/experiments-settings.md
-(`scripts/bench_learning.py`).
+(`scripts/bench/study/bench_learning.py`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LONG_BETA1 = 0.9
 LEAST_CLIP_NORM, MOST_LEARNING_RATE, MOST_WEIGHT_DECAY, MOST_STEP_TOKENS = 1e-3, 0.05, 0.5, 1 << 24
 """What is beyond is told as a slip of the pen: all presets are well within."""
 MOST_MEMBERS = 1024
-"""That a run lists, in one record of the DHT (`adapters.hivemind_binding`)."""
+"""That a run lists, in one record of the DHT (`adapters.net.hivemind_binding`)."""
 
 MUON_LONG_SHARE = 0.5
 """There, of the rate that Muon has in presets as long as a demo: after 2800 steps half of it was better."""

@@ -23,11 +23,12 @@ from p2pdiloco.errors import RemoteError, StorageError
 MAX_SIGNED_BYTES = MAX_MANIFEST_BYTES + 1024
 """With owner, digest and signature: whatever manifest is allowed can be signed."""
 Verify = Callable[[str, bytes, bytes], bool]
-"""(peer id, message, signature) -> whether that peer signed it; never raises (`core.types.Crypto.verify`)."""
+"""(peer id, message, signature) -> whether that peer signed it; never raises
+(`core.api.types.Crypto.verify`)."""
 
 
 class Signer(Protocol):
-    """The half of `core.types.Crypto` that an owner needs."""
+    """The half of `core.api.types.Crypto` that an owner needs."""
 
     def sign(self, message: bytes) -> bytes:
         """Our signature over the message."""

@@ -6,13 +6,13 @@ import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from p2pdiloco.core.chain import Chain
-from p2pdiloco.core.effects import VoteRecord
-from p2pdiloco.core.grouping import parse_group
+from p2pdiloco.core.api.effects import VoteRecord
+from p2pdiloco.core.api.grouping import parse_group
+from p2pdiloco.core.chain.chain import Chain
 from p2pdiloco.core.shared import Shared
 
 if TYPE_CHECKING:
-    from p2pdiloco.core.seat import Seat
+    from p2pdiloco.core.groups.seat import Seat
 
 MAX_BALLOTS = 32
 """Groups of one fragment in which our last vote is remembered, as many as the votes log keeps."""

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from p2pdiloco.core.chain import Chain
-from p2pdiloco.core.common import Common
-from p2pdiloco.core.config import RestoredFragment
+from p2pdiloco.core.api.config import RestoredFragment
+from p2pdiloco.core.api.effects import DiscardContribution, RequestFragment, VoteRecord
+from p2pdiloco.core.api.events import ContributionAnswered, ContributionReady, LearnerApplied, PartialAnswered
+from p2pdiloco.core.api.messages import Announce, Closing, Pass
+from p2pdiloco.core.api.types import ContributionHeader, Head, PartialHeader
+from p2pdiloco.core.chain.chain import Chain
+from p2pdiloco.core.chain.witnesses import Common
 from p2pdiloco.core.context import FragmentContext
-from p2pdiloco.core.contributor import Contributor
-from p2pdiloco.core.effects import DiscardContribution, RequestFragment, VoteRecord
-from p2pdiloco.core.events import ContributionAnswered, ContributionReady, LearnerApplied, PartialAnswered
-from p2pdiloco.core.follower import Follower
-from p2pdiloco.core.messages import Announce, Closing, Pass
-from p2pdiloco.core.office import OTHER_EPOCH, Office
-from p2pdiloco.core.pending import Pending
-from p2pdiloco.core.round import Round
-from p2pdiloco.core.round_table import RoundState
-from p2pdiloco.core.seats import Seats
+from p2pdiloco.core.contributions.contributor import Contributor
+from p2pdiloco.core.contributions.pending import Pending
+from p2pdiloco.core.election.office import OTHER_EPOCH, Office
+from p2pdiloco.core.following.follower import Follower
+from p2pdiloco.core.groups.seats import Seats
+from p2pdiloco.core.members.view import MAX_WITNESSES
+from p2pdiloco.core.rounds.round import Round
+from p2pdiloco.core.rounds.round_table import RoundState
 from p2pdiloco.core.shared import Shared
 from p2pdiloco.core.timing import earliest
-from p2pdiloco.core.types import ContributionHeader, Head, PartialHeader
-from p2pdiloco.core.view import MAX_WITNESSES
 
 
 class Fragment:

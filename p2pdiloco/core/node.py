@@ -10,18 +10,18 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from p2pdiloco.core import events as ev
-from p2pdiloco.core import messages as msg
-from p2pdiloco.core.config import CoreConfig, Restored
-from p2pdiloco.core.effects import AnswerTransfer, Effect, RefuseTransfer, Release, VoteRecord
+from p2pdiloco.core.api import events as ev
+from p2pdiloco.core.api import messages as msg
+from p2pdiloco.core.api.config import CoreConfig, Restored
+from p2pdiloco.core.api.effects import AnswerTransfer, Effect, RefuseTransfer, Release, VoteRecord
+from p2pdiloco.core.api.grouping import is_group
+from p2pdiloco.core.api.types import WHOLE_RUN, Crypto
 from p2pdiloco.core.fragment import Fragment
-from p2pdiloco.core.grouping import is_group
-from p2pdiloco.core.heartbeat import Heartbeats
-from p2pdiloco.core.joining import Joining
-from p2pdiloco.core.leaving import Departure
-from p2pdiloco.core.round import Round
+from p2pdiloco.core.life.heartbeat import Heartbeats
+from p2pdiloco.core.life.joining import Joining
+from p2pdiloco.core.life.leaving import Departure
+from p2pdiloco.core.rounds.round import Round
 from p2pdiloco.core.shared import Shared
-from p2pdiloco.core.types import WHOLE_RUN, Crypto
 from p2pdiloco.errors import invariant
 
 MAX_TRANSFERS = 4096

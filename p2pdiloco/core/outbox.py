@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from p2pdiloco.core.effects import Effect, Persist, Record, Send, UpdateRecord, VoteRecord
-from p2pdiloco.core.messages import Message
+from p2pdiloco.core.api.effects import Effect, Persist, Record, Send, UpdateRecord, VoteRecord
+from p2pdiloco.core.api.messages import Message
 
 
 class Outbox:

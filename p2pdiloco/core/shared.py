@@ -7,19 +7,19 @@ import random
 from collections.abc import Callable
 from statistics import median
 
-from p2pdiloco.core.claims import Claims
-from p2pdiloco.core.config import CoreConfig
-from p2pdiloco.core.derived import Derived
-from p2pdiloco.core.grouping import Roster
-from p2pdiloco.core.health import Health
+from p2pdiloco.core.api.config import CoreConfig
+from p2pdiloco.core.api.grouping import Roster
+from p2pdiloco.core.api.reach import Reach
+from p2pdiloco.core.api.types import Crypto, Wire, signed_bytes
+from p2pdiloco.core.members.claims import Claims
+from p2pdiloco.core.members.derived import Derived
+from p2pdiloco.core.members.health import Health
+from p2pdiloco.core.members.view import View
+from p2pdiloco.core.members.vote_disk import Saving
 from p2pdiloco.core.outbox import Outbox
-from p2pdiloco.core.reach import Reach
-from p2pdiloco.core.saving import Saving
-from p2pdiloco.core.shirkers import Shirkers
 from p2pdiloco.core.timing import AnswerTime
-from p2pdiloco.core.types import Crypto, Wire, signed_bytes
-from p2pdiloco.core.uplink import Strain
-from p2pdiloco.core.view import View
+from p2pdiloco.core.uplinks.shirkers import Shirkers
+from p2pdiloco.core.uplinks.uplink import Strain
 
 
 class Shared:

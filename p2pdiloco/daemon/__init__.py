@@ -1,0 +1,1 @@
+"""The process that takes part: it carries out what the core decides."""

@@ -1,5 +1,5 @@
 """`p2pdiloco bootstrap`: a well-known address. It has neither a model nor torch in memory: what needs them
-when a run is signed is a process of its own (`daemon.signing`).
+when a run is signed is a process of its own (`daemon.run_files.signing`).
 """
 
 from __future__ import annotations
@@ -7,14 +7,14 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from p2pdiloco.adapters.data_dir import DataDir
-from p2pdiloco.adapters.files import TEMP_SUFFIX, Files
-from p2pdiloco.adapters.hivemind_net import HivemindTransport
-from p2pdiloco.adapters.p2pd import P2PDOptions
+from p2pdiloco.adapters.disk.data_dir import DataDir
+from p2pdiloco.adapters.disk.files import TEMP_SUFFIX, Files
+from p2pdiloco.adapters.net.hivemind_net import HivemindTransport
+from p2pdiloco.adapters.net.p2pd import P2PDOptions
 from p2pdiloco.config.settings import BootstrapSettings
+from p2pdiloco.daemon.finding.presence import publish_runs
+from p2pdiloco.daemon.finding.reach import DialBack
 from p2pdiloco.daemon.frontdoor import FrontDoor
-from p2pdiloco.daemon.listing import PublishedRun
-from p2pdiloco.daemon.presence import publish_runs
 from p2pdiloco.daemon.process import (
     default_dir,
     plain,
@@ -23,8 +23,8 @@ from p2pdiloco.daemon.process import (
     transport_of,
     unless_stopped,
 )
-from p2pdiloco.daemon.reach import DialBack
-from p2pdiloco.daemon.signing import look_at_saved, sign_apart, signed_from
+from p2pdiloco.daemon.run_files.listing import PublishedRun
+from p2pdiloco.daemon.run_files.signing import look_at_saved, sign_apart, signed_from
 from p2pdiloco.errors import StorageError
 from p2pdiloco.identity import Identity
 

@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING, Any, cast
 
 from p2pdiloco.config.models import BYTES
 from p2pdiloco.daemon import wire
-from p2pdiloco.daemon.fanout import refuse
-from p2pdiloco.daemon.giving import Giving
-from p2pdiloco.daemon.initial_file import kept, version_0_from
-from p2pdiloco.daemon.listing import PublishedRun, encode_manifest
-from p2pdiloco.daemon.probing import ProbeGate
-from p2pdiloco.daemon.reach import DialBack
-from p2pdiloco.daemon.snapshot import StatusReport, encode_status
-from p2pdiloco.daemon.tokenizers import kept_tokenizer, tokenizer_from
+from p2pdiloco.daemon.display.snapshot import StatusReport, encode_status
+from p2pdiloco.daemon.finding.reach import DialBack
+from p2pdiloco.daemon.links.probing import ProbeGate
+from p2pdiloco.daemon.run_files.giving import Giving
+from p2pdiloco.daemon.run_files.initial_file import kept, version_0_from
+from p2pdiloco.daemon.run_files.listing import PublishedRun, encode_manifest
+from p2pdiloco.daemon.run_files.tokenizers import kept_tokenizer, tokenizer_from
+from p2pdiloco.daemon.wire import refuse
 from p2pdiloco.errors import RemoteError
 from p2pdiloco.ports import PullSource, PushSink, Refusal
 
 if TYPE_CHECKING:  # a bootstrap has no run's tensors, nor torch
-    from p2pdiloco.daemon.transfers import Transfers
+    from p2pdiloco.daemon.bulk.transfers import Transfers
 
 
 class FrontDoor:

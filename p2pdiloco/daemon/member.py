@@ -13,49 +13,50 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-from p2pdiloco.adapters.disk import RunStore
-from p2pdiloco.adapters.events_log import EventsLog
-from p2pdiloco.adapters.kept_files import KeptFiles
-from p2pdiloco.adapters.spool import Spool
+from p2pdiloco.adapters.disk.events_log import EventsLog
+from p2pdiloco.adapters.disk.kept_files import KeptFiles
+from p2pdiloco.adapters.disk.run_store import RunStore
+from p2pdiloco.adapters.disk.spool import Spool
 from p2pdiloco.config.settings import NodeSettings, rates
 from p2pdiloco.config.units import parse_size
-from p2pdiloco.core import events as ev
-from p2pdiloco.core.config import Restored, Timing
-from p2pdiloco.core.messages import encode as encode_message
-from p2pdiloco.core.meter import TELL_EVERY_S
+from p2pdiloco.core.api import events as ev
+from p2pdiloco.core.api.config import Restored, Timing
+from p2pdiloco.core.api.messages import encode as encode_message
+from p2pdiloco.core.api.reach import Reach
+from p2pdiloco.core.api.types import SignedVersion
 from p2pdiloco.core.node import Core
-from p2pdiloco.core.reach import Reach
-from p2pdiloco.core.types import SignedVersion
+from p2pdiloco.core.uplinks.meter import TELL_EVERY_S
 from p2pdiloco.daemon import wire
-from p2pdiloco.daemon.compute import Compute
-from p2pdiloco.daemon.evaluating import Turns
+from p2pdiloco.daemon.bulk.transfers import Transfers
+from p2pdiloco.daemon.display.logs import RecentLines
+from p2pdiloco.daemon.finding.peers_file import save_peers
+from p2pdiloco.daemon.finding.presence import Presence
+from p2pdiloco.daemon.finding.reach import Reachability
+from p2pdiloco.daemon.finding.sharing import NOT_TOLD, Sharing
 from p2pdiloco.daemon.frontdoor import FrontDoor
-from p2pdiloco.daemon.keeper import IN_MEMORY_BYTES, Keeper
-from p2pdiloco.daemon.learner_link import LearnerLink
-from p2pdiloco.daemon.learner_options import learner_options
-from p2pdiloco.daemon.link import Link
-from p2pdiloco.daemon.linkplan import control_doubts
-from p2pdiloco.daemon.linkwatch import LinkWatch
-from p2pdiloco.daemon.logs import RecentLines
-from p2pdiloco.daemon.memory import OUT_OF_BUDGET, Memory
+from p2pdiloco.daemon.learner.evaluating import Turns
+from p2pdiloco.daemon.learner.guest import GuestHost
+from p2pdiloco.daemon.learner.host import LearnerHost
+from p2pdiloco.daemon.learner.learner_link import LearnerLink
+from p2pdiloco.daemon.learner.learner_options import learner_options
+from p2pdiloco.daemon.links.link import Link
+from p2pdiloco.daemon.links.linkplan import control_doubts
+from p2pdiloco.daemon.links.linkwatch import LinkWatch
+from p2pdiloco.daemon.links.uplink_file import load_uplink, save_uplink
 from p2pdiloco.daemon.outbound import Outbound
-from p2pdiloco.daemon.peers_file import save_peers
-from p2pdiloco.daemon.presence import Presence
-from p2pdiloco.daemon.reach import Reachability
+from p2pdiloco.daemon.payloads.compute import Compute
+from p2pdiloco.daemon.payloads.keeper import IN_MEMORY_BYTES, Keeper
+from p2pdiloco.daemon.payloads.memory import OUT_OF_BUDGET, Memory
+from p2pdiloco.daemon.payloads.tickets import Tickets
+from p2pdiloco.daemon.payloads.update_log import UpdateLog
 from p2pdiloco.daemon.report import Report
-from p2pdiloco.daemon.restore import restore
-from p2pdiloco.daemon.results import Plan, Results
-from p2pdiloco.daemon.resume import Resume, write_resume
-from p2pdiloco.daemon.runner import Runner, UpdateLog
-from p2pdiloco.daemon.runs import Run, core_config, genesis_versions, save_run
-from p2pdiloco.daemon.sharing import NOT_TOLD, Sharing
-from p2pdiloco.daemon.tickets import Tickets
-from p2pdiloco.daemon.transfers import Transfers
-from p2pdiloco.daemon.uplink_file import load_uplink, save_uplink
+from p2pdiloco.daemon.run_files.restore import restore
+from p2pdiloco.daemon.run_files.result_files import Plan, Results
+from p2pdiloco.daemon.run_files.resume import Resume, write_resume
+from p2pdiloco.daemon.run_files.runs import Run, core_config, genesis_versions, save_run
+from p2pdiloco.daemon.runner import Runner
 from p2pdiloco.errors import StorageError
 from p2pdiloco.identity import Identity
-from p2pdiloco.learner.guest import GuestHost
-from p2pdiloco.learner.host import LearnerHost
 from p2pdiloco.learner.lifeline import saving_s
 from p2pdiloco.ports import Buffer, Transport
 from p2pdiloco.priority import lower_session, lower_thread, niceness_beside, patiently

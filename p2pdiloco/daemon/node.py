@@ -6,17 +6,19 @@ import asyncio
 import logging
 import os
 
-from p2pdiloco.adapters.data_dir import DataDir
-from p2pdiloco.adapters.hivemind_net import HivemindTransport
-from p2pdiloco.adapters.p2pd import P2PDOptions
+from p2pdiloco.adapters.disk.data_dir import DataDir
+from p2pdiloco.adapters.net.hivemind_net import HivemindTransport
+from p2pdiloco.adapters.net.p2pd import P2PDOptions
 from p2pdiloco.config.manifest import DataSection
 from p2pdiloco.config.settings import NodeSettings
-from p2pdiloco.core.config import Timing
+from p2pdiloco.core.api.config import Timing
+from p2pdiloco.daemon.display.live import LiveView
+from p2pdiloco.daemon.display.logs import RecentLines, configure_logging, resolve_style
+from p2pdiloco.daemon.display.terminal import log_line
+from p2pdiloco.daemon.finding.presence import publish_runs
+from p2pdiloco.daemon.finding.reach import DialBack, Reachability
 from p2pdiloco.daemon.frontdoor import FrontDoor
-from p2pdiloco.daemon.live import LiveView
-from p2pdiloco.daemon.logs import RecentLines, configure_logging, resolve_style
 from p2pdiloco.daemon.member import Member
-from p2pdiloco.daemon.presence import publish_runs
 from p2pdiloco.daemon.process import (
     default_dir,
     plain,
@@ -25,9 +27,7 @@ from p2pdiloco.daemon.process import (
     transport_of,
     unless_stopped,
 )
-from p2pdiloco.daemon.reach import DialBack, Reachability
-from p2pdiloco.daemon.runs import Run, find_run, sign_run
-from p2pdiloco.daemon.view import log_line
+from p2pdiloco.daemon.run_files.runs import Run, find_run, sign_run
 from p2pdiloco.errors import UserError
 from p2pdiloco.identity import Identity
 from p2pdiloco.learner.device import check_device

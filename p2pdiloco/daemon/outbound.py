@@ -6,8 +6,8 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
-from p2pdiloco.core.messages import Message, Progress
-from p2pdiloco.core.news import in_one
+from p2pdiloco.core.api.messages import Message, Progress
+from p2pdiloco.core.life.news import in_one
 from p2pdiloco.errors import RemoteError, TransportError
 from p2pdiloco.ports import Transport
 

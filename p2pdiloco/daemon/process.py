@@ -15,12 +15,12 @@ from typing import Any, TypeVar
 
 import uvloop
 
-from p2pdiloco.adapters.flow import Limits
-from p2pdiloco.adapters.hivemind_net import HivemindTransport
-from p2pdiloco.adapters.p2pd import P2PDOptions
+from p2pdiloco.adapters.net.flow import Limits
+from p2pdiloco.adapters.net.hivemind_net import HivemindTransport
+from p2pdiloco.adapters.net.p2pd import P2PDOptions
 from p2pdiloco.config.settings import BootstrapSettings, LogStyle, NodeSettings, rates
-from p2pdiloco.daemon.logs import Style, configure_logging, resolve_style
-from p2pdiloco.daemon.peers_file import load_peers
+from p2pdiloco.daemon.display.logs import Style, configure_logging, resolve_style
+from p2pdiloco.daemon.finding.peers_file import load_peers
 from p2pdiloco.errors import InvariantViolation, UserError
 from p2pdiloco.identity import Identity
 

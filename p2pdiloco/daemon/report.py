@@ -6,19 +6,15 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
 
-from p2pdiloco.adapters.events_log import EventsLog, FieldValue
-from p2pdiloco.core.effects import Record
+from p2pdiloco.adapters.disk.events_log import EventsLog, FieldValue
+from p2pdiloco.core.api.effects import Record
+from p2pdiloco.core.api.grouping import level_sizes
+from p2pdiloco.core.api.reach import WORDS
+from p2pdiloco.core.api.types import WHOLE_RUN
 from p2pdiloco.core.fragment import Fragment
-from p2pdiloco.core.grouping import level_sizes
 from p2pdiloco.core.node import Core
-from p2pdiloco.core.reach import WORDS
-from p2pdiloco.core.types import WHOLE_RUN
-from p2pdiloco.daemon.evaluating import Turns
-from p2pdiloco.daemon.learner_link import LearnerLink
-from p2pdiloco.daemon.logs import RecentLines
-from p2pdiloco.daemon.presence import Presence
-from p2pdiloco.daemon.runs import Run
-from p2pdiloco.daemon.snapshot import (
+from p2pdiloco.daemon.display.logs import RecentLines
+from p2pdiloco.daemon.display.snapshot import (
     MAX_LOSS_HISTORY,
     MAX_PEER_ROWS,
     MAX_REFUSAL_REASONS,
@@ -30,8 +26,12 @@ from p2pdiloco.daemon.snapshot import (
     StatusReport,
     status_of,
 )
+from p2pdiloco.daemon.finding.presence import Presence
+from p2pdiloco.daemon.learner.evaluating import Turns
+from p2pdiloco.daemon.learner.host import LearnerExited
+from p2pdiloco.daemon.learner.learner_link import LearnerLink
+from p2pdiloco.daemon.run_files.runs import Run
 from p2pdiloco.learner import channel as ch
-from p2pdiloco.learner.host import LearnerExited
 
 logger = logging.getLogger(__name__)
 LOUD = frozenset(

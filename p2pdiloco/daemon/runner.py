@@ -14,19 +14,19 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from p2pdiloco.adapters.disk import RunStore
-from p2pdiloco.core import effects as ef
-from p2pdiloco.core import events as ev
-from p2pdiloco.core.meter import Meter, Uplink
+from p2pdiloco.adapters.disk.run_store import RunStore
+from p2pdiloco.core.api import effects as ef
+from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.node import Core
-from p2pdiloco.core.types import SignedVersion
-from p2pdiloco.daemon.compute import Compute
-from p2pdiloco.daemon.keeper import Keeper
-from p2pdiloco.daemon.learner_link import LearnerLink
-from p2pdiloco.daemon.link import LINK_OVERHEAD
+from p2pdiloco.core.uplinks.meter import Meter, Uplink
+from p2pdiloco.daemon.bulk.transfers import Transfers
+from p2pdiloco.daemon.learner.learner_link import LearnerLink
+from p2pdiloco.daemon.links.link import LINK_OVERHEAD
 from p2pdiloco.daemon.outbound import Outbound
-from p2pdiloco.daemon.tickets import Tickets
-from p2pdiloco.daemon.transfers import Transfers
+from p2pdiloco.daemon.payloads.compute import Compute
+from p2pdiloco.daemon.payloads.keeper import Keeper
+from p2pdiloco.daemon.payloads.tickets import Tickets
+from p2pdiloco.daemon.payloads.update_log import UpdateLog
 from p2pdiloco.errors import RemoteError, StorageError
 from p2pdiloco.ports import Buffer
 from p2pdiloco.tensors.payload import Payload
@@ -34,39 +34,6 @@ from p2pdiloco.tensors.vault import Input
 
 logger = logging.getLogger(__name__)
 COMPLAIN_EVERY_S = 30.0
-
-
-class UpdateLog:
-    """The newest outer updates of every fragment in memory: what peers pull when a version is announced.
-    Stragglers' older ones come from the disk (`Member.update_of`), or memory would grow with the log."""
-
-    def __init__(self, keep: int) -> None:
-        self._keep = keep
-        self._logs: dict[int, dict[int, tuple[SignedVersion, Buffer]]] = {}
-
-    def add(self, version: SignedVersion, payload: Buffer) -> None:
-        """Keep an update; the oldest beyond the bound goes, and so does what is not of its branch."""
-        header = version.header
-        log = self._logs.setdefault(header.fragment, {})
-        before = log.get(header.number - 1)
-        if log and (before is None or before[0].header.digest() != header.parent):
-            log.clear()
-        log[header.number] = (version, payload)
-        for number in [n for n in log if n <= header.number - self._keep or n > header.number]:
-            del log[number]
-
-    def clear(self, fragment: int) -> None:
-        """Another chain's state was taken: the old log does not lead to it."""
-        self._logs.pop(fragment, None)
-
-    @property
-    def held_bytes(self) -> int:
-        """Payload bytes that are held in memory."""
-        return sum(memoryview(p).nbytes for log in self._logs.values() for _, p in log.values())
-
-    def get(self, fragment: int, number: int) -> tuple[SignedVersion, Buffer] | None:
-        """A logged update."""
-        return self._logs.get(fragment, {}).get(number)
 
 
 class Runner:

@@ -11,7 +11,7 @@ from typing import Annotated, TypeVar
 import msgspec
 from msgspec import Meta
 
-from p2pdiloco.core.types import (
+from p2pdiloco.core.api.types import (
     MAX_WATERMARKS,
     Count,
     Digest,
@@ -24,8 +24,10 @@ from p2pdiloco.core.types import (
     Watermark,
     Wire,
 )
+from p2pdiloco.daemon import wire
 from p2pdiloco.errors import RemoteError
 from p2pdiloco.learner.channel import MAX_EPOCH, MAX_SHARDS
+from p2pdiloco.ports import Refusal
 
 MESSAGE, QUERY = b"m", b"q"
 MAX_RUNS = 64
@@ -99,7 +101,8 @@ class PullManifest(Wire, frozen=True, tag=True):
 
 
 class PullInitial(Wire, frozen=True, tag=True):
-    """Give me the parameters that version 0 of this run is, from this byte on (`daemon.initial`)."""
+    """Give me the parameters that version 0 of this run is, from this byte on
+    (`daemon.run_files.initial`)."""
 
     run: RunId
     offset: Count = 0
@@ -112,13 +115,13 @@ class InitialHeader(Wire, frozen=True, tag=True):
 
 
 class PullTokenizer(Wire, frozen=True, tag=True):
-    """Give me the tokenizer file of this run (`daemon.tokenizers`)."""
+    """Give me the tokenizer file of this run (`daemon.run_files.tokenizers`)."""
 
     run: RunId
 
 
 class PullProbe(Wire, frozen=True, tag=True):
-    """Give me so many bytes of nothing: I measure the link (`daemon.probing`)."""
+    """Give me so many bytes of nothing: I measure the link (`daemon.links.probing`)."""
 
     size_bytes: Probed
 
@@ -227,7 +230,7 @@ class Presence(Wire, frozen=True, tag=True):
 
 
 class Reading(Wire, frozen=True, tag=True):
-    """A member's record on the DHT of what of the run's data is begun (`learner.shards`)."""
+    """A member's record on the DHT of what of the run's data is begun (`learner.reading.shards`)."""
 
     data: Annotated[str, Meta(max_length=64)]
     epoch: Annotated[int, Meta(ge=0, le=MAX_EPOCH)]
@@ -270,3 +273,8 @@ def reading_key(run: str) -> str:
 
 RUNS_KEY = "p2pdiloco/runs"
 """DHT key of the list of runs; every member and bootstrap has a record under it."""
+
+
+def refuse(reason: str) -> Refusal:
+    """A pull's refusal, encoded."""
+    return Refusal(wire.encode(wire.Refused(reason)))

@@ -1,0 +1,1 @@
+"""The process that trains: model, data, inner optimizer. It knows no peers."""

@@ -1,4 +1,5 @@
-"""The learner process: `python -m p2pdiloco.learner CHANNEL_FD EXCHANGE_FD`, started by `learner.host`.
+"""The learner process: `python -m p2pdiloco.learner CHANNEL_FD EXCHANGE_FD`, started by
+`daemon.learner.host`.
 
 Torch is imported only when the watcher thread runs: so a daemon that dies early takes the learner along.
 It is imported before `Start` arrives: the process may be started ahead of its work.

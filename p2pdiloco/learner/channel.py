@@ -30,7 +30,7 @@ _READ_BYTES = 64 * 1024
 _MAX_READ_PER_POLL = 1024 * 1024
 
 MAX_SHARDS = 1024
-"""Into which the data of an epoch is cut at most (`learner.shards`)."""
+"""Into which the data of an epoch is cut at most (`learner.reading.shards`)."""
 MAX_EPOCH = 1_000_000
 """A later one is nobody's honest epoch."""
 
@@ -61,7 +61,7 @@ class BaseRef(Struct, frozen=True):
 
 
 class DataShare(Struct, frozen=True):
-    """What readers of the same data tell each other (`learner.shards`)."""
+    """What readers of the same data tell each other (`learner.reading.shards`)."""
 
     data: Annotated[str, Meta(max_length=64)]
     """Names the data: others may read something else."""
@@ -84,14 +84,16 @@ class LearnerOptions(Struct, frozen=True, kw_only=True):
     tokenizer_path: str | None = None
     """Of the file that the manifest names, if it names one."""
     place_path: str | None = None
-    """Where the place in the data is kept (`learner.stream`)."""
+    """Where the place in the data is kept (`learner.reading.stream`)."""
     device: str = "auto"
     threads: int = 0
     """CPU threads of torch; 0: torch's own choice."""
     nproc: int = 1
-    """Processes of this learner, each with a device of its own; 0: one for every GPU (`learner.ranks`)."""
+    """Processes of this learner, each with a device of its own; 0: one for every GPU
+    (`learner.parallel.ranks`)."""
     shard: str = "auto"
-    """Whether these share the parameters out among themselves: auto, never, always (`learner.sharding`)."""
+    """Whether these share the parameters out among themselves: auto, never, always
+    (`learner.parallel.sharding`)."""
     precision: str = "auto"
     """Of forward and backward passes: "auto", bf16 where the device is fast at it, or "fp32"."""
     compile: bool = False
@@ -272,7 +274,8 @@ class Status(Event, frozen=True):
     skipped_steps: int = 0
     """Inner steps skipped for a non-finite loss or gradient."""
     run_tokens: int = 0
-    """Where the run is, for the schedule (`learner.schedule`): tokens that all learners have consumed."""
+    """Where the run is, for the schedule (`learner.optimizer.schedule`): tokens that all learners have
+    consumed."""
     learning_rate: float = 0.0
     """Of the last inner step."""
     deferred_copies: int = 0

@@ -2,9 +2,9 @@
 
 It keeps what no peer has: per fragment the displacement from the base (it does not depend on which
 version the base is, so it can be put on a newer one) and the part of it that was not in flight, the
-optimizer's moments and the counters. (`learner.stream` keeps the place in the data.) Digest: SHA-256 over the
-metadata and the bytes of all tensors by name, in the file's own metadata; so one rename replaces file and
-digest together.
+optimizer's moments and the counters. (`learner.reading.stream` keeps the place in the data.) Digest: SHA-256
+over the metadata and the bytes of all tensors by name, in the file's own metadata; so one rename replaces
+file and digest together.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from p2pdiloco.errors import StorageError
 from p2pdiloco.learner.channel import RestoreMode, Start
 from p2pdiloco.learner.fragments import Counters, Fragments
 from p2pdiloco.learner.loop import Training
-from p2pdiloco.learner.optim import kind, set_moments
+from p2pdiloco.learner.optimizer.build import kind, set_moments
 
 FORMAT = 2
 

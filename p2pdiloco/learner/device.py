@@ -122,7 +122,7 @@ def passes_in_bf16(device: torch.device, precision: str) -> bool:
 @functools.cache
 def computes_in_bf16(kind: str) -> bool:
     """Whether devices of this kind are fast at it, here. Of CPUs those with instructions for it
-    (`scripts/bench_bf16.py`); of ARM's nobody has looked."""
+    (`scripts/bench/study/bench_bf16.py`); of ARM's nobody has looked."""
     if kind == "cuda":
         # Before Ampere bf16 is emulated, slower than fp32; torch says that it is supported.
         is_new = torch.version.hip is not None or torch.cuda.get_device_capability()[0] >= AMPERE
@@ -151,7 +151,8 @@ def multiplies_bf16(kind: str) -> bool:
     """Whether Muon's matrices are multiplied in bf16 by devices of this kind, here: where passes are, too.
 
     On CPUs its step then takes half (`tiny`), a fourth (`small`) of the time in fp32, without instructions
-    for bf16 1.5 times (AVX-512) and 16 times (AVX2; `scripts/bench_muon.py`). Of MPS nobody has looked."""
+    for bf16 1.5 times (AVX-512) and 16 times (AVX2; `scripts/bench/study/bench_muon.py`). Of MPS nobody has
+    looked."""
     return kind != "mps" and computes_in_bf16(kind)
 
 

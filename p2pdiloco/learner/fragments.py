@@ -9,8 +9,8 @@ learner has to say is its displacement D = base - theta (the pseudo-gradient of 
 *Copy-out.* `sent <- theta`, the slot is in use, and the daemon encodes D = base - sent in its own process
 while the learner goes on. `unmerged_tokens` and `unmerged_steps` are what D took; they go on counting.
 If D is many sync intervals long (the daemon was away, or nobody could merge), only a share s of it goes
-out (`core.stride`), `sent <- base - s D`, with as large a share of tokens and steps; the rest of D stays
-for the following contributions.
+out (`core.contributions.stride`), `sent <- base - s D`, with as large a share of tokens and steps; the rest
+of D stays for the following contributions.
 
 *Install* of a newer version Theta', which lies in the other base buffer:
 
@@ -46,10 +46,10 @@ import torch
 from msgspec import Struct
 from torch import Tensor
 
-from p2pdiloco.core.stride import Stride
+from p2pdiloco.core.contributions.stride import Stride
 from p2pdiloco.errors import invariant
 from p2pdiloco.learner.channel import BaseRef, CopiedOut, Install, NothingToCopy
-from p2pdiloco.learner.holding import Held
+from p2pdiloco.learner.parallel.holding import Held
 from p2pdiloco.tensors.exchange import Exchange
 from p2pdiloco.tensors.layout import FragmentLayout, scatter
 

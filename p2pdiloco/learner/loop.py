@@ -17,11 +17,11 @@ from torch import nn
 
 from p2pdiloco.errors import P2PDilocoError, UserError
 from p2pdiloco.learner.device import micro_batch_tokens, passes_in_bf16
-from p2pdiloco.learner.optim import clip, make_optimizer, set_learning_rate
+from p2pdiloco.learner.optimizer.build import clip, make_optimizer, set_learning_rate
+from p2pdiloco.learner.optimizer.schedule import learning_rate
+from p2pdiloco.learner.parallel.ranks import ALONE, Ranks
 from p2pdiloco.learner.passes import Passes
-from p2pdiloco.learner.ranks import ALONE, Ranks
-from p2pdiloco.learner.schedule import learning_rate
-from p2pdiloco.learner.stream import Stream
+from p2pdiloco.learner.reading.stream import Stream
 from p2pdiloco.tasks.task import Samples, Shards, Task
 
 MAX_SKIPPED_IN_A_ROW = 10

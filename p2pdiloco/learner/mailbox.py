@@ -32,9 +32,9 @@ from p2pdiloco.learner.channel import (
 )
 from p2pdiloco.learner.evaluate import Evaluation, evaluate
 from p2pdiloco.learner.fragments import Fragments
-from p2pdiloco.learner.holding import Shares
 from p2pdiloco.learner.loop import StepReport, Training
-from p2pdiloco.tasks.parameters import named_parameters
+from p2pdiloco.learner.parallel.holding import Shares
+from p2pdiloco.tasks.models.parameters import named_parameters
 
 if TYPE_CHECKING:
     from p2pdiloco.tasks.task import Batch

@@ -20,11 +20,11 @@ from p2pdiloco.learner.channel import LearnerEnd, LearnerOptions, Note, Ready, S
 from p2pdiloco.learner.device import choose_device, configure, hints, step_back, threads_of
 from p2pdiloco.learner.evaluate import evaluate, heldout_batch
 from p2pdiloco.learner.fragments import Fragments
-from p2pdiloco.learner.holding import Copies, Held, Shares
 from p2pdiloco.learner.lifeline import DRAIN_TIMEOUT_S, PassTooLarge
 from p2pdiloco.learner.loop import StepReport, Training, train
 from p2pdiloco.learner.mailbox import Mailbox
-from p2pdiloco.learner.ranks import (
+from p2pdiloco.learner.parallel.holding import Copies, Held, Shares
+from p2pdiloco.learner.parallel.ranks import (
     ALONE,
     Distributed,
     Order,
@@ -33,12 +33,12 @@ from p2pdiloco.learner.ranks import (
     count_ranks,
     device_of,
 )
-from p2pdiloco.learner.sharding import precision_of_shares, shard, wants_shards
-from p2pdiloco.learner.siblings import Siblings
-from p2pdiloco.tasks.parameters import named_parameters
+from p2pdiloco.learner.parallel.sharding import precision_of_shares, shard, wants_shards
+from p2pdiloco.learner.parallel.siblings import Siblings
+from p2pdiloco.tasks.data.tokens import read_tokenizer
+from p2pdiloco.tasks.models.parameters import named_parameters
 from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tasks.task import Data, Task
-from p2pdiloco.tasks.tokens import read_tokenizer
 from p2pdiloco.tensors.exchange import Exchange
 from p2pdiloco.tensors.layout import FragmentLayout, plan_fragments
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec import Struct, field, to_builtins
 
-from p2pdiloco.simulation.substance import Losses
+from p2pdiloco.simulation.node.substance import Losses
 
 
 class SeedResult(Struct, frozen=True, kw_only=True):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from p2pdiloco.simulation.plan import Plan, draw_plan
+from p2pdiloco.simulation.node.substance import NOTHING, Substance
 from p2pdiloco.simulation.report import SeedResult, Summary
-from p2pdiloco.simulation.substance import NOTHING, Substance
-from p2pdiloco.simulation.world import World
+from p2pdiloco.simulation.world.plan import Plan, draw_plan
+from p2pdiloco.simulation.world.world import World
 
 
 def run_seed(

@@ -14,15 +14,15 @@ from statistics import fmean, median
 import msgspec
 from msgspec import Struct
 
-from p2pdiloco.core.config import CoreConfig, Timing
-from p2pdiloco.core.effects import CommitVersion, Effect
-from p2pdiloco.core.events import PresenceSeen
-from p2pdiloco.core.grouping import Roster, level_sizes
-from p2pdiloco.core.messages import Message, Progress
-from p2pdiloco.core.types import VersionHeader, Wire, signed_bytes
-from p2pdiloco.simulation.host import Host
-from p2pdiloco.simulation.plan import MIXES, RUN, NodeSpec, Plan, genesis_version, stream
-from p2pdiloco.simulation.world import World
+from p2pdiloco.core.api.config import CoreConfig, Timing
+from p2pdiloco.core.api.effects import CommitVersion, Effect
+from p2pdiloco.core.api.events import PresenceSeen
+from p2pdiloco.core.api.grouping import Roster, level_sizes
+from p2pdiloco.core.api.messages import Message, Progress
+from p2pdiloco.core.api.types import VersionHeader, Wire, signed_bytes
+from p2pdiloco.simulation.node.host import Host
+from p2pdiloco.simulation.world.plan import MIXES, RUN, NodeSpec, Plan, genesis_version, stream
+from p2pdiloco.simulation.world.world import World
 
 GROUP_SIZE = 16
 INNER_STEPS = 20

@@ -6,8 +6,8 @@ import hashlib
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from p2pdiloco.core.events import Event, LearnerStatus, MessageReceived, Tick
-from p2pdiloco.core.messages import Progress
+from p2pdiloco.core.api.events import Event, LearnerStatus, MessageReceived, Tick
+from p2pdiloco.core.api.messages import Progress
 
 TAIL_LINES = 30
 """Decisions that are kept for the report of a failed seed."""

@@ -1,0 +1,1 @@
+"""What is trained: the built-in tasks, and the interface for others."""

@@ -128,12 +128,12 @@ class CausalLM(Task):
         return parameters
 
     def model(self) -> nn.Module:
-        from p2pdiloco.tasks.transformer import Transformer
+        from p2pdiloco.tasks.models.transformer import Transformer
 
         return Transformer(self.section)
 
     def load_data(self, path: str | None) -> Data:
-        from p2pdiloco.tasks.corpus import load_corpus
+        from p2pdiloco.tasks.data.corpus import load_corpus
 
         return load_corpus(self.manifest.data, path, self.section.context_tokens, self.tokenizer())
 
@@ -153,7 +153,7 @@ class CausalLM(Task):
         return functional.cross_entropy(logits.float().flatten(0, 1), windows[:, 1:].flatten()), balance
 
     def written(self, model: nn.Module, prompt: str, tokens: int, temperature: float, seed: int) -> str:
-        from p2pdiloco.tasks.transformer import generate
+        from p2pdiloco.tasks.models.transformer import generate
 
         section, tokenizer = self.section, self.tokenizer()
         (ids,) = tokenizer.encode([prompt.encode()])
@@ -164,7 +164,7 @@ class CausalLM(Task):
         )
 
     def hub_files(self) -> dict[str, bytes]:
-        from p2pdiloco.tasks.hub_form import llama_config, tokenizer_files
+        from p2pdiloco.tasks.models.hub_form import llama_config, tokenizer_files
 
         config = json.dumps(llama_config(self.section), indent=2).encode()
         return {"config.json": config} | tokenizer_files(self.section.context_tokens, self.tokenizer_file)

@@ -17,7 +17,7 @@ from msgspec import Meta
 
 from p2pdiloco.config.models import BYTE_VALUES, BYTES, ModelSection
 from p2pdiloco.errors import UserError, first_line
-from p2pdiloco.tasks.hub_config import CONTEXTS, broken_config, harmless, longest, without_dropout
+from p2pdiloco.tasks.models.hub_config import CONTEXTS, broken_config, harmless, longest, without_dropout
 from p2pdiloco.tasks.own_loop import MAX_PARAMETERS, broken_shapes, shapes_of, texts_of
 from p2pdiloco.tasks.task import Data, Task
 from p2pdiloco.tensors.spec import TensorSpec
@@ -100,7 +100,7 @@ class HubCausalLM(Task):
         return built(json.loads(self.section.config), self.specs())
 
     def load_data(self, path: str | None) -> Data:
-        from p2pdiloco.tasks.corpus import load_corpus
+        from p2pdiloco.tasks.data.corpus import load_corpus
 
         return load_corpus(self.manifest.data, path, self.section.context_tokens, self.tokenizer())
 
@@ -115,7 +115,7 @@ class HubCausalLM(Task):
         return {"loss": self.loss(model, batch)}
 
     def written(self, model: nn.Module, prompt: str, tokens: int, temperature: float, seed: int) -> str:
-        from p2pdiloco.tasks.transformer import generate
+        from p2pdiloco.tasks.models.transformer import generate
 
         tokenizer, context = self.tokenizer(), self.section.context_tokens
         (ids,) = tokenizer.encode([prompt.encode()])
@@ -124,7 +124,7 @@ class HubCausalLM(Task):
         return tokenizer.decode(generate(model, start, tokens, context, most, temperature, seed))
 
     def hub_files(self) -> dict[str, bytes]:
-        from p2pdiloco.tasks.hub_form import tokenizer_files
+        from p2pdiloco.tasks.models.hub_form import tokenizer_files
 
         config = json.dumps(json.loads(self.section.config), indent=2).encode()
         return {"config.json": config} | tokenizer_files(self.section.context_tokens, self.tokenizer_file)
@@ -146,7 +146,7 @@ def section_of(config: dict[str, Any], context_tokens: int) -> HubSection:
         if key in (*CONTEXTS, "vocab_size") or without_dropout(key, value) != value
     }
     context_tokens = min(context_tokens, longest(config) or context_tokens)
-    from p2pdiloco.tasks.parameters import tensor_specs
+    from p2pdiloco.tasks.models.parameters import tensor_specs
 
     specs = tensor_specs(_meta(config))
     return HubSection(
@@ -162,7 +162,7 @@ def built(config: dict[str, Any], expected: tuple[TensorSpec, ...], seed: int = 
     """
     import torch
 
-    from p2pdiloco.tasks.parameters import tensor_specs
+    from p2pdiloco.tasks.models.parameters import tensor_specs
 
     # First without memory: what a manifest's config comes to is not known before.
     if tensor_specs(_meta(config)) != expected:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from p2pdiloco.config.models import ImageSection, ModelSection
+from p2pdiloco.config.models import STAGES, ImageSection, ModelSection
 from p2pdiloco.tasks.task import Data, Task
 from p2pdiloco.tensors.spec import TensorSpec
 
@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from p2pdiloco.tasks.task import Batch
 
-STAGES = 3
-"""Parts of the convolutional network: from the second on, each halves the image and doubles the width."""
 Shapes = dict[str, tuple[int, ...]]
 
 
@@ -62,12 +60,12 @@ class ImageClassification(Task):
         )
 
     def model(self) -> nn.Module:
-        from p2pdiloco.tasks.vision import ConvNet, VisionTransformer
+        from p2pdiloco.tasks.models.vision import ConvNet, VisionTransformer
 
         return (VisionTransformer if self.section.architecture == "vit" else ConvNet)(self.section)
 
     def load_data(self, path: str | None) -> Data:
-        from p2pdiloco.tasks.images import load_images
+        from p2pdiloco.tasks.data.images import load_images
 
         return load_images(self.manifest.data, self.section, path)
 
@@ -77,7 +75,7 @@ class ImageClassification(Task):
     def metrics(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         from torch.nn import functional
 
-        from p2pdiloco.tasks.vision import accuracy
+        from p2pdiloco.tasks.models.vision import accuracy
 
         images, labels = batch
         logits = model(images).float()

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor, nn
 
-    from p2pdiloco.tasks.tokens import Tokenizer
+    from p2pdiloco.tasks.data.tokens import Tokenizer
 
     Indices = NDArray[np.int64]
     Batch = tuple[Tensor, ...]
@@ -66,7 +66,7 @@ class Reader(Protocol):
 
 @runtime_checkable
 class Shards(Protocol):
-    """Data without random access, in shards that peers divide among themselves (`learner.shards`)."""
+    """Data without random access, in shards that peers divide among themselves (`learner.reading.shards`)."""
 
     count: int
     """How many shards there are."""
@@ -121,7 +121,7 @@ class Task(ABC):
         Raises:
             UserError: its file is not here, is another one, or has more tokens than the model's vocabulary.
         """
-        from p2pdiloco.tasks.tokens import load_tokenizer
+        from p2pdiloco.tasks.data.tokens import load_tokenizer
 
         return load_tokenizer(self.manifest.data, self.tokenizer_file, self.vocabulary)
 
@@ -136,7 +136,7 @@ class Task(ABC):
         quicker, and every node pays at its start."""
         import torch
 
-        from p2pdiloco.tasks.parameters import tensor_specs
+        from p2pdiloco.tasks.models.parameters import tensor_specs
 
         with torch.device("meta"):
             return tensor_specs(self.model())

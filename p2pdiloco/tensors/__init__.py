@@ -1,0 +1,1 @@
+"""The numbers: layout, codecs, merging, the outer step, the vault."""

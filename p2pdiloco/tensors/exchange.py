@@ -4,7 +4,7 @@
                        are measured against one of them; the daemon writes a newer version into the other
                        one and posts `Install`.
     sent               the learner's parameters theta as they were at the last copy-out; of a displacement of
-                       many sync intervals a share (`core.stride`).
+                       many sync intervals a share (`core.contributions.stride`).
 
 Who writes: the daemon writes only the base buffer that the learner does not use, and not while it still
 reads that buffer to encode a contribution (`CopiedOut` names the buffer); the learner writes `sent`, only

@@ -17,7 +17,7 @@ from msgspec import Struct
 from torch import Tensor
 
 from p2pdiloco.errors import ConfigError, invariant
-from p2pdiloco.tensors.spec import TensorSpec as TensorSpec
+from p2pdiloco.tensors.spec import TensorSpec
 
 BALANCED = 1.1
 """A plan is good when its largest fragment is at most this many times the mean one."""

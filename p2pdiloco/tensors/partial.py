@@ -26,7 +26,7 @@ import torch
 from msgspec import Struct
 from torch import Tensor
 
-from p2pdiloco.core.types import MAX_CONTRIBUTORS
+from p2pdiloco.core.api.types import MAX_CONTRIBUTORS
 from p2pdiloco.errors import RemoteError, invariant
 from p2pdiloco.tensors.digest import Buffer, bytes_of
 from p2pdiloco.tensors.layout import FragmentLayout

@@ -16,7 +16,7 @@ _READ_BYTES = 1 << 20
 
 
 class Stored(Protocol):
-    """A payload that is not in memory (`adapters.spool`)."""
+    """A payload that is not in memory (`adapters.disk.spool`)."""
 
     @property
     def nbytes(self) -> int:

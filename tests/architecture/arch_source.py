@@ -23,7 +23,7 @@ def modules() -> dict[str, ast.Module]:
 
 
 def layer_of(module: str) -> str:
-    """`p2pdiloco.core.types` is in layer `core`; the package itself is layer ""."""
+    """`p2pdiloco.core.api.types` is in layer `core`; the package itself is layer ""."""
     parts = module.split(".")
     return parts[1] if len(parts) > 1 else ""
 

@@ -11,7 +11,7 @@ FORMATS = {
     ("p2pdiloco", "WIRE_VERSION"): "wire version {}",
     ("p2pdiloco.config.manifest", "FORMAT"): "manifest format {}",
     ("p2pdiloco.learner.checkpoint", "FORMAT"): "learner state format {}",
-    ("p2pdiloco.adapters.containers", "CHECKPOINT_FORMAT"): "checkpoints `{}`",
+    ("p2pdiloco.adapters.disk.containers", "CHECKPOINT_FORMAT"): "checkpoints `{}`",
 }
 
 

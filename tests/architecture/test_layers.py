@@ -9,28 +9,34 @@ from arch_source import calls, imports, layer_of, modules
 
 OWN = {
     "errors": set(),
-    "ports": {"errors", "core.types", "core.messages"},
-    "identity": {"errors", "core.types"},
+    "ports": {"errors", "core.api"},
+    "identity": {"errors", "core.api"},
     "hashing": {"ports"},
     "priority": set(),
     "config": {"errors"},
     "core": {"config", "errors"},
-    "tensors": {"core.types", "hashing", "config", "errors"},
+    "tensors": {"core.api", "hashing", "config", "errors"},
     "tasks": {"tensors", "config", "errors"},
-    "learner": {"tasks", "tensors", "ports", "priority", "core.types", "core.stride", "config", "errors"},
+    "learner": {
+        "tasks",
+        "tensors",
+        "ports",
+        "priority",
+        "core.api",
+        "core.contributions.stride",
+        "config",
+        "errors",
+    },
     "adapters": {
         "ports",
         "priority",
         "identity",
         "hashing",
-        "core.types",
-        "core.messages",
-        "core.effects",
+        "core.api",
         "config",
         "errors",
     },
     "simulation": {"core", "config", "errors"},
-    "study": {"simulation", "learner", "tasks", "tensors", "core", "config", "errors"},
     "daemon": {
         "adapters",
         "learner",
@@ -44,11 +50,23 @@ OWN = {
         "config",
         "errors",
     },
+    "lab": {
+        "daemon",
+        "adapters",
+        "simulation",
+        "learner",
+        "tasks",
+        "tensors",
+        "core",
+        "identity",
+        "config",
+        "errors",
+    },
 }
 """Layer -> what it may import of p2pdiloco, beside itself and the package's own constants. `cli`,
-`session`, `own_run` and `__main__` compose everything. `core.types`, `core.messages`, `core.effects` are
-data, not behaviour; `core.stride` is a rule that learner and simulator must share; the
-daemon knows the learner's host and channel, never its loop's inside."""
+`session`, `own_run` and `__main__` compose everything. `core.api` is data, not
+behaviour; `core.contributions.stride` is a rule that learner and simulator must share; the daemon knows the
+learner's channel, never its loop's inside."""
 
 THIRD_PARTY = {
     "": set(),
@@ -60,7 +78,7 @@ THIRD_PARTY = {
     "config": {"msgspec"},
     "core": {"msgspec"},
     "simulation": {"msgspec"},
-    "study": {"PIL", "matplotlib", "msgspec", "numpy", "torch"},
+    "lab": {"click", "matplotlib", "msgspec", "numpy", "psutil", "rich", "torch", "uvloop"},
     "tensors": {"msgspec", "numpy", "torch"},
     "tasks": {
         "PIL",

@@ -56,10 +56,10 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         module = types.ModuleType(f"p2pdiloco.daemon.{name}")
         setattr(module, f"run_{name}", seen.append)
         monkeypatch.setitem(sys.modules, module.__name__, module)
-    for name in ("status", "demo"):
-        module = types.ModuleType(f"p2pdiloco.cli.{name}")
+    for name in ("cli.status", "lab.demo.demo"):
+        module = types.ModuleType(f"p2pdiloco.{name}")
         module.run = seen.append  # type: ignore[attr-defined]
-        monkeypatch.setitem(sys.modules, f"p2pdiloco.cli.{name}", module)
+        monkeypatch.setitem(sys.modules, module.__name__, module)
     return seen
 
 
@@ -219,7 +219,7 @@ def test_run_new_then_check(
 
 
 def test_a_commands_status_is_the_exit_status(called: list[Any]) -> None:
-    sys.modules["p2pdiloco.cli.demo"].run = lambda _settings: 1  # type: ignore[attr-defined]
+    sys.modules["p2pdiloco.lab.demo.demo"].run = lambda _settings: 1  # type: ignore[attr-defined]
     assert cli_main.run(["demo"]) == 1
 
 
@@ -227,7 +227,7 @@ def test_a_bug_is_not_dressed_up_as_a_users_mistake(called: list[Any]) -> None:
     def crash(_settings: object) -> None:
         raise RuntimeError("bug")
 
-    sys.modules["p2pdiloco.cli.demo"].run = crash  # type: ignore[attr-defined]
+    sys.modules["p2pdiloco.lab.demo.demo"].run = crash  # type: ignore[attr-defined]
     with pytest.raises(RuntimeError, match="bug"):
         cli_main.run(["demo"])
 
@@ -291,7 +291,7 @@ def run(settings):
     finally:
         print("cleared up")
 
-sys.modules["p2pdiloco.cli.demo"] = demo = ModuleType("demo")
+sys.modules["p2pdiloco.lab.demo.demo"] = demo = ModuleType("demo")
 demo.run = run
 sys.argv[1:] = ["demo"]
 main.main()

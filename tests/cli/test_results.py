@@ -13,14 +13,14 @@ import pytest
 import safetensors.numpy
 import torch
 
-from p2pdiloco.adapters.data_dir import DataDir
-from p2pdiloco.adapters.theta_file import load_tensors, save_tensors
+from p2pdiloco.adapters.disk.data_dir import DataDir
+from p2pdiloco.adapters.disk.result_file import load_tensors, save_tensors
 from p2pdiloco.cli.main import run
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.presets import DIGITS, MICRO
-from p2pdiloco.core.types import SignedVersion
-from p2pdiloco.daemon.runs import genesis_versions, save_run, sign_run
-from p2pdiloco.daemon.theta import load_theta, theta_of
+from p2pdiloco.core.api.types import SignedVersion
+from p2pdiloco.daemon.run_files.result import load_theta, theta_of
+from p2pdiloco.daemon.run_files.runs import genesis_versions, save_run, sign_run
 from p2pdiloco.errors import ConfigError, StorageError
 from p2pdiloco.identity import Identity
 from p2pdiloco.tasks.manifests import render_toml

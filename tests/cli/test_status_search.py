@@ -9,12 +9,12 @@ from collections.abc import AsyncIterator
 import pytest
 
 from p2pdiloco import WIRE_VERSION
-from p2pdiloco.adapters.memory_net import MemoryNetwork, MemoryTransport
+from p2pdiloco.adapters.net.memory_net import MemoryNetwork, MemoryTransport
 from p2pdiloco.cli import status, theta_live
 from p2pdiloco.cli.status import Search
 from p2pdiloco.daemon import wire
+from p2pdiloco.daemon.display.snapshot import NodeState, StatusReport
 from p2pdiloco.daemon.frontdoor import FrontDoor
-from p2pdiloco.daemon.snapshot import NodeState, StatusReport
 from p2pdiloco.identity import Identity
 
 RUN = "ab" * 32

@@ -11,12 +11,7 @@ import pytest
 
 from p2pdiloco.config import presets
 from p2pdiloco.config.comments import COMMENTS, TABLES
-from p2pdiloco.config.loader import (
-    MAX_MANIFEST_BYTES,
-    canonical_bytes,
-    manifest_from_canonical,
-    typed,
-)
+from p2pdiloco.config.loader import MAX_MANIFEST_BYTES, canonical_bytes, manifest_from_canonical, typed
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.models import CausalLMSection, vocabulary_for
 from p2pdiloco.config.schema import keys_of, tables_of

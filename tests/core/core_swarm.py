@@ -10,13 +10,13 @@ from typing import Any
 
 from kit import STEP_S, digest
 
-from p2pdiloco.core import effects as ef
-from p2pdiloco.core import events as ev
-from p2pdiloco.core.config import CoreConfig, restored_nothing
-from p2pdiloco.core.grouping import Roster
+from p2pdiloco.core.api import effects as ef
+from p2pdiloco.core.api import events as ev
+from p2pdiloco.core.api.config import CoreConfig, restored_nothing
+from p2pdiloco.core.api.grouping import Roster
+from p2pdiloco.core.api.types import SignedVersion
 from p2pdiloco.core.node import Core
-from p2pdiloco.core.types import SignedVersion
-from p2pdiloco.simulation.crypto import HashCrypto
+from p2pdiloco.simulation.world.crypto import HashCrypto
 
 
 class Member:

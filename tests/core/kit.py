@@ -6,15 +6,13 @@ import hashlib
 import random
 from typing import Any, TypeVar
 
-from p2pdiloco.core import effects as ef
-from p2pdiloco.core import events as ev
-from p2pdiloco.core import messages as msg
-from p2pdiloco.core.config import CoreConfig, Restored, RestoredFragment, Timing, restored_nothing
-from p2pdiloco.core.fragment import Fragment
-from p2pdiloco.core.grouping import Roster
-from p2pdiloco.core.node import Core
-from p2pdiloco.core.reach import Reach
-from p2pdiloco.core.types import (
+from p2pdiloco.core.api import effects as ef
+from p2pdiloco.core.api import events as ev
+from p2pdiloco.core.api import messages as msg
+from p2pdiloco.core.api.config import CoreConfig, Restored, RestoredFragment, Timing, restored_nothing
+from p2pdiloco.core.api.grouping import Roster
+from p2pdiloco.core.api.reach import Reach
+from p2pdiloco.core.api.types import (
     NEVER,
     WHOLE_RUN,
     Certificate,
@@ -30,7 +28,9 @@ from p2pdiloco.core.types import (
     Wire,
     signed_bytes,
 )
-from p2pdiloco.simulation.crypto import HashCrypto
+from p2pdiloco.core.fragment import Fragment
+from p2pdiloco.core.node import Core
+from p2pdiloco.simulation.world.crypto import HashCrypto
 
 RUN = "run"
 STEP_S = 0.1

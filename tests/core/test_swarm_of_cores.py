@@ -6,10 +6,10 @@ import pytest
 from core_swarm import Swarm
 from kit import config
 
-from p2pdiloco.core import effects as ef
-from p2pdiloco.core import messages as msg
-from p2pdiloco.core.events import LeaveRequested
-from p2pdiloco.core.types import Stamp
+from p2pdiloco.core.api import effects as ef
+from p2pdiloco.core.api import messages as msg
+from p2pdiloco.core.api.events import LeaveRequested
+from p2pdiloco.core.api.types import Stamp
 
 PEERS = ("a", "b", "c")
 

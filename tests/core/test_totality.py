@@ -14,15 +14,15 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 from kit import RUN, announce, branch, certificate, child, config, contribution, digest, found, progress, vote
 from wire_strategies import contributions, message_strategies
 
-from p2pdiloco.core import effects as ef
-from p2pdiloco.core import events as ev
-from p2pdiloco.core import messages as msg
-from p2pdiloco.core.config import Restored, RestoredFragment, restored_nothing
-from p2pdiloco.core.grouping import Roster
-from p2pdiloco.core.inbox import ROOM
+from p2pdiloco.core.api import effects as ef
+from p2pdiloco.core.api import events as ev
+from p2pdiloco.core.api import messages as msg
+from p2pdiloco.core.api.config import Restored, RestoredFragment, restored_nothing
+from p2pdiloco.core.api.grouping import Roster
+from p2pdiloco.core.api.types import WHOLE_RUN, Head, SignedVersion, Stamp
 from p2pdiloco.core.node import Core
-from p2pdiloco.core.types import WHOLE_RUN, Head, SignedVersion, Stamp
-from p2pdiloco.simulation.crypto import HashCrypto
+from p2pdiloco.core.rounds.inbox import ROOM
+from p2pdiloco.simulation.world.crypto import HashCrypto
 
 PEERS = ("p1", "p2", "p3")
 CONFIG = config(fragments=2, group_size=4, term_versions=2, log_versions=2, max_base_age_versions=1)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from p2pdiloco.core import messages as msg
-from p2pdiloco.core.reach import Reach
-from p2pdiloco.core.types import (
+from p2pdiloco.core.api import messages as msg
+from p2pdiloco.core.api.reach import Reach
+from p2pdiloco.core.api.types import (
     Certificate,
     ContributionHeader,
     Contributor,

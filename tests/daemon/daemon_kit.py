@@ -13,32 +13,35 @@ import msgspec
 import numpy as np
 import torch
 
-from p2pdiloco.adapters.memory_net import MemoryNetwork, MemoryTransport
-from p2pdiloco.adapters.theta_file import checksum, save_tensors
+from p2pdiloco.adapters.disk.result_file import checksum, save_tensors
+from p2pdiloco.adapters.net.memory_net import MemoryNetwork, MemoryTransport
 from p2pdiloco.config.presets import for_run
 from p2pdiloco.config.settings import BootstrapSettings, NodeSettings
-from p2pdiloco.core.config import Timing
-from p2pdiloco.core.messages import Message
-from p2pdiloco.core.messages import encode as encode_message
-from p2pdiloco.core.types import (
+from p2pdiloco.core.api.config import Timing
+from p2pdiloco.core.api.messages import Message
+from p2pdiloco.core.api.messages import encode as encode_message
+from p2pdiloco.core.api.types import (
     NEVER,
     WHOLE_RUN,
     ContributionHeader,
     SignedContribution,
+    SignedVersion,
     Stamp,
+    VersionHeader,
     signed_bytes,
 )
-from p2pdiloco.daemon import bootstrap, signing, wire
+from p2pdiloco.daemon import bootstrap, wire
+from p2pdiloco.daemon.display.logs import RecentLines
 from p2pdiloco.daemon.frontdoor import FrontDoor
-from p2pdiloco.daemon.initial_file import beside
-from p2pdiloco.daemon.listing import PublishedRun
-from p2pdiloco.daemon.logs import RecentLines
+from p2pdiloco.daemon.learner.host import LearnerExited
 from p2pdiloco.daemon.member import Member
-from p2pdiloco.daemon.runs import Run, open_run, sign_run
+from p2pdiloco.daemon.run_files import signing
+from p2pdiloco.daemon.run_files.initial_file import beside
+from p2pdiloco.daemon.run_files.listing import PublishedRun
+from p2pdiloco.daemon.run_files.runs import Run, open_run, sign_run
 from p2pdiloco.hashing import content_digest
 from p2pdiloco.identity import Identity
 from p2pdiloco.learner import channel as ch
-from p2pdiloco.learner.host import LearnerExited
 from p2pdiloco.ports import PullSource, PushSink, Refusal
 from p2pdiloco.tasks.manifests import render_toml
 from p2pdiloco.tasks.registry import task_of
@@ -348,3 +351,22 @@ class Rogue:
         header = wire.encode(wire.PushContribution(signed))
         _, raw = await self.transport.push(member.core.shared.me, header, (payload,), 5.0)
         return wire.decode(raw, wire.Answer)
+
+
+def version(number: int, parent: bytes, term: int = 1) -> SignedVersion:
+    fields = (
+        "run",
+        WHOLE_RUN,
+        0,
+        number,
+        parent,
+        term,
+        "syncer",
+        number,
+        bytes(32),
+        bytes(32),
+        1,
+        "int8",
+        (),
+    )
+    return SignedVersion(VersionHeader(*fields), b"")

@@ -9,9 +9,7 @@ import pytest
 import torch
 from daemon_kit import Neighbourhood, QuickMember, until
 
-from p2pdiloco.core.electorate import UpperElectorate
-from p2pdiloco.core.seat import Seat
-from p2pdiloco.core.types import (
+from p2pdiloco.core.api.types import (
     NEVER,
     Contributor,
     PartialHeader,
@@ -20,6 +18,8 @@ from p2pdiloco.core.types import (
     Stamp,
     signed_bytes,
 )
+from p2pdiloco.core.groups.electorates import UpperElectorate
+from p2pdiloco.core.groups.seat import Seat
 from p2pdiloco.daemon import wire
 from p2pdiloco.identity import Identity
 from p2pdiloco.tensors.partial import partial_bytes

@@ -11,10 +11,10 @@ import torch
 from daemon_kit import Neighbourhood, QuickMember, Rogue, until
 
 from p2pdiloco import WIRE_VERSION
-from p2pdiloco.core.messages import MAX_MESSAGE_BYTES, Announce, Leaving, OfficeQuery, Progress
-from p2pdiloco.core.messages import encode as encode_message
-from p2pdiloco.core.reach import Reach
-from p2pdiloco.core.types import WHOLE_RUN, Head, SignedVersion, Stamp, VersionHeader, signed_bytes
+from p2pdiloco.core.api.messages import MAX_MESSAGE_BYTES, Announce, Leaving, OfficeQuery, Progress
+from p2pdiloco.core.api.messages import encode as encode_message
+from p2pdiloco.core.api.reach import Reach
+from p2pdiloco.core.api.types import WHOLE_RUN, Head, SignedVersion, Stamp, VersionHeader, signed_bytes
 from p2pdiloco.daemon import wire
 from p2pdiloco.errors import RemoteError, TransportError
 from p2pdiloco.identity import Identity

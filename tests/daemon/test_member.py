@@ -13,12 +13,12 @@ import pytest
 import torch
 from daemon_kit import Neighbourhood, ScriptedLearner, until
 
-from p2pdiloco.adapters.files import Files
-from p2pdiloco.adapters.spool import Spool
-from p2pdiloco.core.events import ContributionAnswered, ContributionSent, Event, LeaveRequested
-from p2pdiloco.daemon import learner_link
+from p2pdiloco.adapters.disk.files import Files
+from p2pdiloco.adapters.disk.spool import Spool
+from p2pdiloco.core.api.events import ContributionAnswered, ContributionSent, Event, LeaveRequested
+from p2pdiloco.daemon.learner import learner_link
 from p2pdiloco.daemon.member import UPDATES_IN_MEMORY
-from p2pdiloco.daemon.resume import FILE
+from p2pdiloco.daemon.run_files.resume import FILE
 from p2pdiloco.errors import TransportError, UserError
 from p2pdiloco.learner import channel as ch
 

@@ -10,22 +10,22 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from daemon_kit import signed_run, until
+from daemon_kit import signed_run, until, version
 
 from p2pdiloco import WIRE_VERSION
-from p2pdiloco.adapters.memory_net import MemoryNetwork, MemoryTransport
-from p2pdiloco.core import events as ev
-from p2pdiloco.core.messages import Message, OfficeQuery, Progress
-from p2pdiloco.core.reach import Reach
-from p2pdiloco.core.types import WHOLE_RUN, Head, SignedVersion, Stamp, VersionHeader
-from p2pdiloco.core.unmerged import Unmerged
+from p2pdiloco.adapters.net.memory_net import MemoryNetwork, MemoryTransport
+from p2pdiloco.core.api import events as ev
+from p2pdiloco.core.api.messages import Message, OfficeQuery, Progress
+from p2pdiloco.core.api.reach import Reach
+from p2pdiloco.core.api.types import WHOLE_RUN, Head, SignedVersion, Stamp
+from p2pdiloco.core.contributions.unmerged import Unmerged
 from p2pdiloco.daemon import wire
+from p2pdiloco.daemon.finding.presence import REDIAL_HIDDEN_S, Presence, publish_runs
 from p2pdiloco.daemon.frontdoor import FrontDoor
 from p2pdiloco.daemon.outbound import IN_FLIGHT, MAX_QUEUED, Outbound
-from p2pdiloco.daemon.presence import REDIAL_HIDDEN_S, Presence, publish_runs
-from p2pdiloco.daemon.resume import FILE, Resume, write_resume
-from p2pdiloco.daemon.runner import UpdateLog
-from p2pdiloco.daemon.tickets import Tickets
+from p2pdiloco.daemon.payloads.tickets import Tickets
+from p2pdiloco.daemon.payloads.update_log import UpdateLog
+from p2pdiloco.daemon.run_files.resume import FILE, Resume, write_resume
 from p2pdiloco.errors import InvariantViolation, PeerUnreachable, RemoteError, UserError
 from p2pdiloco.identity import Identity
 
@@ -144,25 +144,6 @@ def test_a_ticket_opens_until_it_is_released_and_never_again() -> None:
     assert tickets.put(b"x") not in (first, second)
 
 
-def version(number: int, parent: bytes, term: int = 1) -> SignedVersion:
-    fields = (
-        "run",
-        WHOLE_RUN,
-        0,
-        number,
-        parent,
-        term,
-        "syncer",
-        number,
-        bytes(32),
-        bytes(32),
-        1,
-        "int8",
-        (),
-    )
-    return SignedVersion(VersionHeader(*fields), b"")
-
-
 def chain(first: int, last: int, parent: bytes, term: int = 1) -> list[SignedVersion]:
     made: list[SignedVersion] = []
     for number in range(first, last + 1):
@@ -258,7 +239,7 @@ async def test_those_that_cannot_be_dialled_are_tried_now_and_then_however_many_
 ) -> None:
     presence = Presence(Book(MemoryNetwork(), "me"), "run", 1, "me", lambda event: None)
     now, most = 0.0, 3
-    monkeypatch.setattr("p2pdiloco.daemon.presence.MAX_NAMED", most)
+    monkeypatch.setattr("p2pdiloco.daemon.finding.presence.MAX_NAMED", most)
     monkeypatch.setattr(asyncio.get_running_loop().__class__, "time", lambda _: now)
     assert [presence._worth_a_try(f"p{i}") for i in range(5)] == [True] * most + [False] * 2
     assert not presence._worth_a_try("p0"), "soon enough"

@@ -10,10 +10,10 @@ from p2pdiloco.learner.channel import BaseRef, Deframer, LearnerEnd, decode_even
 from p2pdiloco.learner.device import accelerators
 from p2pdiloco.learner.evaluate import heldout_batch
 from p2pdiloco.learner.fragments import Fragments
-from p2pdiloco.learner.holding import Held
 from p2pdiloco.learner.loop import Training
 from p2pdiloco.learner.mailbox import Mailbox
-from p2pdiloco.tasks.parameters import named_parameters
+from p2pdiloco.learner.parallel.holding import Held
+from p2pdiloco.tasks.models.parameters import named_parameters
 from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tensors.exchange import Exchange
 from p2pdiloco.tensors.layout import gather, plan_fragments

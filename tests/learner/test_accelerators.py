@@ -9,7 +9,7 @@ from p2pdiloco.config.presets import MICRO
 from p2pdiloco.learner.checkpoint import restore, save
 from p2pdiloco.learner.device import choose_device, computes_in_bf16
 from p2pdiloco.learner.loop import Training
-from p2pdiloco.learner.optim import moments
+from p2pdiloco.learner.optimizer.build import moments
 from p2pdiloco.tasks.registry import task_of
 
 ACCELERATORS = DEVICES[1:]

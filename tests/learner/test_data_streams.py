@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from p2pdiloco.daemon import wire
-from p2pdiloco.daemon.sharing import agreed, united
+from p2pdiloco.daemon.finding.sharing import agreed, united
 from p2pdiloco.errors import UserError
 from p2pdiloco.learner.channel import MAX_EPOCH, DataShare, Status, decode_event, frame
-from p2pdiloco.learner.shards import Allotment
-from p2pdiloco.learner.stream import Stream
+from p2pdiloco.learner.reading.shards import Allotment
+from p2pdiloco.learner.reading.stream import Stream
 
 SIZE, STEP = 640, 4
 

@@ -9,7 +9,7 @@ import torch
 from p2pdiloco.errors import InvariantViolation, UserError
 from p2pdiloco.learner.channel import BaseRef, CopiedOut, Install, NothingToCopy
 from p2pdiloco.learner.fragments import Counters, Fragments, first_due
-from p2pdiloco.learner.holding import Held
+from p2pdiloco.learner.parallel.holding import Held
 from p2pdiloco.tensors.exchange import Exchange
 from p2pdiloco.tensors.layout import TensorSpec, plan_fragments
 

@@ -21,6 +21,7 @@ from safetensors import safe_open
 
 from p2pdiloco.config.manifest import DataSection
 from p2pdiloco.config.presets import MICRO
+from p2pdiloco.daemon.learner.host import ENVIRONMENT, WAITING, LearnerExited, LearnerHost, _environment
 from p2pdiloco.learner import checkpoint
 from p2pdiloco.learner.channel import (
     Applied,
@@ -44,9 +45,8 @@ from p2pdiloco.learner.channel import (
     frame,
 )
 from p2pdiloco.learner.device import computes_in_bf16
-from p2pdiloco.learner.host import ENVIRONMENT, WAITING, LearnerExited, LearnerHost, _environment
-from p2pdiloco.learner.optim import moments
-from p2pdiloco.learner.stream import SavedPlace
+from p2pdiloco.learner.optimizer.build import moments
+from p2pdiloco.learner.reading.stream import SavedPlace
 
 OPTIONS = LearnerOptions(
     peer="peer-a", device="cpu", threads=1, status_interval_s=0.1, evaluation_tokens=1024
@@ -207,7 +207,7 @@ def memory_score(pid):
 
 async def test_one_that_the_system_ended_for_lack_of_memory_computes_less_at_a_time(tmp_path, monkeypatch):
     """On a processor nobody refuses memory: three learners in a row were killed, and the node ended."""
-    from p2pdiloco.learner import host
+    from p2pdiloco.daemon.learner import host
 
     monkeypatch.setattr(host, "memory_kills", itertools.chain([3], itertools.repeat(4)).__next__)
     async with Daemon(tmp_path) as daemon:

@@ -12,7 +12,7 @@ from learner_kit import BASES, LAYOUTS, TASK, Bench, alone, data
 
 from p2pdiloco.config.presets import MICRO
 from p2pdiloco.errors import StorageError, UserError
-from p2pdiloco.learner import checkpoint, device, muon, process
+from p2pdiloco.learner import checkpoint, device, process
 from p2pdiloco.learner.channel import (
     BaseRef,
     ChannelBroken,
@@ -35,11 +35,12 @@ from p2pdiloco.learner.device import choose_device, hints
 from p2pdiloco.learner.evaluate import evaluate, heldout_batch
 from p2pdiloco.learner.loop import MAX_SKIPPED_IN_A_ROW, Training, TrainingDiverged, train
 from p2pdiloco.learner.mailbox import Mailbox
-from p2pdiloco.learner.optim import make_optimizer, moments, set_learning_rate
-from p2pdiloco.learner.ranks import count_ranks
-from p2pdiloco.learner.schedule import learning_rate
+from p2pdiloco.learner.optimizer import muon
+from p2pdiloco.learner.optimizer.build import make_optimizer, moments, set_learning_rate
+from p2pdiloco.learner.optimizer.schedule import learning_rate
+from p2pdiloco.learner.parallel.ranks import count_ranks
+from p2pdiloco.tasks.models.transformer import generate
 from p2pdiloco.tasks.registry import task_of
-from p2pdiloco.tasks.transformer import generate
 
 
 @pytest.fixture

@@ -8,13 +8,14 @@ import torch
 from p2pdiloco.config.presets import MICRO
 from p2pdiloco.config.settings import NodeSettings
 from p2pdiloco.config.signing import run_id, sign_manifest
-from p2pdiloco.daemon.learner_options import learner_options
-from p2pdiloco.daemon.runs import Run
+from p2pdiloco.daemon.learner.learner_options import learner_options
+from p2pdiloco.daemon.run_files.runs import Run
 from p2pdiloco.errors import InvariantViolation
 from p2pdiloco.identity import Identity
-from p2pdiloco.learner import device, process, sharding
+from p2pdiloco.learner import device, process
 from p2pdiloco.learner.channel import BaseRef, Start
 from p2pdiloco.learner.device import computes_in_bf16, multiplies_bf16, passes_in_bf16
+from p2pdiloco.learner.parallel import sharding
 
 
 @pytest.mark.parametrize(("major", "hip", "bf16"), [(7, None, False), (8, None, True), (7, "6.2", True)])

@@ -17,7 +17,7 @@ from torch import nn
 from p2pdiloco.config.models import CausalLMSection, table
 from p2pdiloco.config.presets import DIGITS, DIGITS_CNN, MICRO
 from p2pdiloco.errors import UserError
-from p2pdiloco.learner import checkpoint, device, muon, process, sharding
+from p2pdiloco.learner import checkpoint, device, process
 from p2pdiloco.learner.channel import (
     Applied,
     BaseRef,
@@ -36,13 +36,15 @@ from p2pdiloco.learner.channel import (
     frame,
 )
 from p2pdiloco.learner.evaluate import evaluate, heldout_batch
-from p2pdiloco.learner.holding import Held
 from p2pdiloco.learner.lifeline import PassTooLarge, end_with, exit_status
-from p2pdiloco.learner.optim import moments
+from p2pdiloco.learner.optimizer import muon
+from p2pdiloco.learner.optimizer.build import moments
+from p2pdiloco.learner.parallel import sharding
+from p2pdiloco.learner.parallel.holding import Held
+from p2pdiloco.learner.parallel.ranks import Distributed, Ranks
+from p2pdiloco.learner.parallel.sharding import blocks_of, wants_shards
 from p2pdiloco.learner.passes import Passes
-from p2pdiloco.learner.ranks import Distributed, Ranks
-from p2pdiloco.learner.sharding import blocks_of, wants_shards
-from p2pdiloco.tasks.parameters import named_parameters
+from p2pdiloco.tasks.models.parameters import named_parameters
 from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tensors.layout import plan_fragments
 

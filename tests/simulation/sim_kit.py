@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import msgspec
 
-from p2pdiloco.core.effects import CommitVersion, Effect
-from p2pdiloco.simulation.host import Host
-from p2pdiloco.simulation.plan import Plan, draw_plan, genesis_version
-from p2pdiloco.simulation.world import World
+from p2pdiloco.core.api.effects import CommitVersion, Effect
+from p2pdiloco.simulation.node.host import Host
+from p2pdiloco.simulation.world.plan import Plan, draw_plan, genesis_version
+from p2pdiloco.simulation.world.world import World
 
 
 def calm_plan(nodes: int, until_s: float = 30.0, quorum: int = 1, seed: int = 7, fragments: int = 2) -> Plan:

@@ -8,10 +8,10 @@ import pytest
 from click.testing import CliRunner
 
 from p2pdiloco.cli.simulate import simulate
-from p2pdiloco.core.effects import Effect, UpdateRecord, VoteRecord
+from p2pdiloco.core.api.effects import Effect, UpdateRecord, VoteRecord
 from p2pdiloco.core.outbox import Outbox
 from p2pdiloco.errors import UserError
-from p2pdiloco.simulation.invariants import Violation
+from p2pdiloco.simulation.rules.violation import Violation
 from p2pdiloco.simulation.scale import ScaleReport
 
 

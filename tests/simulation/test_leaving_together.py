@@ -7,9 +7,9 @@ import random
 import pytest
 from test_survival import plan_of
 
-from p2pdiloco.core.events import LeaveRequested
-from p2pdiloco.simulation.lineage import FragmentState, missing_spans
-from p2pdiloco.simulation.world import World
+from p2pdiloco.core.api.events import LeaveRequested
+from p2pdiloco.simulation.node.lineage import FragmentState, missing_spans
+from p2pdiloco.simulation.world.world import World
 
 NODES = 4
 FRAGMENTS = 2

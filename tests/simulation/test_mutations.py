@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent.parent.parent / "scripts"))
 
 from mutation_list import MUTATIONS, Mutation
 from mutations import hunt

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from sim_kit import Commits, calm_plan
 
-from p2pdiloco.core.effects import (
+from p2pdiloco.core.api.effects import (
     AcceptTransfer,
     CommitVersion,
     Effect,
@@ -19,10 +19,10 @@ from p2pdiloco.core.effects import (
     Persist,
     UpdateRecord,
 )
-from p2pdiloco.core.events import LearnerLost, LeaveRequested
-from p2pdiloco.simulation.host import Host
-from p2pdiloco.simulation.plan import genesis_version
-from p2pdiloco.simulation.world import World
+from p2pdiloco.core.api.events import LearnerLost, LeaveRequested
+from p2pdiloco.simulation.node.host import Host
+from p2pdiloco.simulation.world.plan import genesis_version
+from p2pdiloco.simulation.world.world import World
 
 
 def held_up(effect: Effect, moment: str) -> bool:

@@ -7,9 +7,9 @@ from past_failures import PAST_FAILURES
 
 from p2pdiloco.cli.seed_pool import play
 from p2pdiloco.cli.simulate import MIX_NAMES
-from p2pdiloco.simulation.plan import MIXES
 from p2pdiloco.simulation.report import Summary, replay_command
 from p2pdiloco.simulation.runner import run_seed
+from p2pdiloco.simulation.world.plan import MIXES
 
 SEEDS_PER_MIX = 85
 

@@ -8,12 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2pdiloco.core.types import Stamp
-from p2pdiloco.core.unmerged import Unmerged
-from p2pdiloco.simulation.clock import Clock
-from p2pdiloco.simulation.disk import ResumeNote
-from p2pdiloco.simulation.learner import Callbacks, Install, LearnerModel
-from p2pdiloco.simulation.lineage import (
+from p2pdiloco.core.api.types import Stamp
+from p2pdiloco.core.contributions.unmerged import Unmerged
+from p2pdiloco.simulation.node.learner import Callbacks, Install, LearnerModel
+from p2pdiloco.simulation.node.lineage import (
     Displacement,
     MergedPart,
     OuterUpdate,
@@ -21,6 +19,8 @@ from p2pdiloco.simulation.lineage import (
     genesis_state,
     missing_spans,
 )
+from p2pdiloco.simulation.world.clock import Clock
+from p2pdiloco.simulation.world.disk import ResumeNote
 
 SPANS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)).map(sorted).map(tuple), max_size=8)
 

@@ -9,12 +9,12 @@ import msgspec
 import pytest
 from sim_kit import Commits, calm_plan
 
-from p2pdiloco.core.events import LeaveRequested
-from p2pdiloco.core.types import SignedVersion
-from p2pdiloco.simulation.host import Host
-from p2pdiloco.simulation.lineage import missing_spans
-from p2pdiloco.simulation.plan import Plan
-from p2pdiloco.simulation.world import World
+from p2pdiloco.core.api.events import LeaveRequested
+from p2pdiloco.core.api.types import SignedVersion
+from p2pdiloco.simulation.node.host import Host
+from p2pdiloco.simulation.node.lineage import missing_spans
+from p2pdiloco.simulation.world.plan import Plan
+from p2pdiloco.simulation.world.world import World
 
 SIDES = (("n0", "n1", "n2", "n3", "n4"), ("n5", "n6", "n7"))
 

@@ -16,15 +16,15 @@ from click.testing import CliRunner
 from sim_kit import calm_plan
 
 from p2pdiloco.cli.simulate import simulate
+from p2pdiloco.lab.vectors.bigrams import Chain, Model, initial_params
+from p2pdiloco.lab.vectors.vectors import Vectors
 from p2pdiloco.learner.fragments import Fragments
-from p2pdiloco.simulation.lineage import FragmentState, OuterUpdate
-from p2pdiloco.simulation.plan import draw_plan
+from p2pdiloco.simulation.node.lineage import FragmentState, OuterUpdate
+from p2pdiloco.simulation.node.substance import NOTHING, Losses, Substance
 from p2pdiloco.simulation.report import SeedResult
 from p2pdiloco.simulation.runner import run_seed
-from p2pdiloco.simulation.substance import NOTHING, Losses, Substance
-from p2pdiloco.simulation.world import World
-from p2pdiloco.study.bigrams import Chain, Model, initial_params
-from p2pdiloco.study.vectors import Vectors
+from p2pdiloco.simulation.world.plan import draw_plan
+from p2pdiloco.simulation.world.world import World
 from p2pdiloco.tensors.merge import Accumulator
 from p2pdiloco.tensors.vault import Vault
 
@@ -82,7 +82,7 @@ def test_equal_seeds_give_equal_bytes_in_two_processes() -> None:
 def test_the_digest_covers_the_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     """One learner's arithmetic is a little different: same history, other bytes."""
     before = run_seed(2, "calm", 3, substance=Vectors)
-    monkeypatch.setattr("p2pdiloco.study.bigrams.LEARNING_RATE", 0.0201)
+    monkeypatch.setattr("p2pdiloco.lab.vectors.bigrams.LEARNING_RATE", 0.0201)
     after = run_seed(2, "calm", 3, substance=Vectors)
     assert before.ok and after.ok and before.versions == after.versions
     assert before.digest != after.digest

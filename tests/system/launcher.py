@@ -168,7 +168,8 @@ def _be(out: str, err: str) -> None:
 
 def signing_here() -> None:
     """A fork has torch: a process that signs for it would import it again, at every start of a bootstrap."""
-    from p2pdiloco.daemon import bootstrap, signing
+    from p2pdiloco.daemon import bootstrap
+    from p2pdiloco.daemon.run_files import signing
 
     async def sign(data_dir: Path, files: Sequence[Path], _log: str) -> None:
         signing.sign_all(data_dir, files)
@@ -181,8 +182,6 @@ if __name__ == "__main__":
     import numpy
     import torch
 
-    import p2pdiloco.daemon.node
-    import p2pdiloco.daemon.runs  # noqa: F401 (what takes the time)
     from p2pdiloco.cli.group import run
 
     signing_here()

@@ -23,7 +23,7 @@ from typing import Any
 import psutil
 from launcher import Launched, Launcher
 
-from p2pdiloco.adapters.p2pd import socket_folder
+from p2pdiloco.adapters.net.p2pd import socket_folder
 
 POLL_S = 0.05
 TAG = "SWARM_UNDER_TEST"

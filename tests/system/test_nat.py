@@ -19,7 +19,7 @@ ANY = "/ip4/0.0.0.0/tcp/4001"
 QUICK_S = 80.0
 SAID_S = 75.0
 """A peer that does not get what it waits for says so before that."""
-PEER = str(Path(__file__).parents[1] / "net" / "punch_peer.py")
+PEER = str(Path(__file__).parents[1] / "adapters" / "net" / "punch_peer.py")
 ATTEMPTS = 3
 """libp2p gives a hole up after three tries of 5 s, for as long as a relayed connection lives. That was seen
 once, beside other tests; what the reason was is not known."""

@@ -18,7 +18,7 @@ import torch
 from system_kit import TAG, Swarm
 
 import p2pdiloco
-from p2pdiloco.adapters.p2pd import socket_folder
+from p2pdiloco.adapters.net.p2pd import socket_folder
 from p2pdiloco.errors import UserError
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]

@@ -9,7 +9,7 @@ import psutil
 import pytest
 from system_kit import Daemon, Swarm
 
-from p2pdiloco.daemon.theta import load_theta, theta_on_disk
+from p2pdiloco.daemon.run_files.result import load_theta, theta_on_disk
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
 

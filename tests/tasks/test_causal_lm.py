@@ -20,13 +20,14 @@ from p2pdiloco.config.presets import MICRO, TINY, TINY_MOE
 from p2pdiloco.errors import ConfigError, UserError
 from p2pdiloco.learner.evaluate import evaluate, heldout_batch
 from p2pdiloco.learner.loop import Training
-from p2pdiloco.learner.permutation import permuted
-from p2pdiloco.tasks import hub, text
-from p2pdiloco.tasks.corpus import load_corpus
-from p2pdiloco.tasks.parameters import tensor_specs
+from p2pdiloco.learner.reading.permutation import permuted
+from p2pdiloco.tasks.data import hub_streams as hub
+from p2pdiloco.tasks.data import text
+from p2pdiloco.tasks.data.corpus import load_corpus
+from p2pdiloco.tasks.data.split import hash64, pieces
+from p2pdiloco.tasks.data.tokens import ByteTokenizer
+from p2pdiloco.tasks.models.parameters import tensor_specs
 from p2pdiloco.tasks.registry import task_of
-from p2pdiloco.tasks.split import hash64, pieces
-from p2pdiloco.tasks.tokens import ByteTokenizer
 
 torch.set_num_threads(1)
 GOLDEN = "043ca4a45ff215770e3cd4b670da70a421296489a2c47610ea7b73667441a0d3"

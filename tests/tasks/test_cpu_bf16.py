@@ -7,9 +7,9 @@ import torch
 from torch.nn import functional
 
 from p2pdiloco.config.models import CausalLMSection, ImageSection
-from p2pdiloco.tasks.cpu_bf16 import FP32_TOKENS, ROWS, attention, by_rows
-from p2pdiloco.tasks.transformer import Transformer
-from p2pdiloco.tasks.vision import VisionTransformer
+from p2pdiloco.tasks.models.cpu_bf16 import FP32_TOKENS, ROWS, attention, by_rows
+from p2pdiloco.tasks.models.transformer import Transformer
+from p2pdiloco.tasks.models.vision import VisionTransformer
 
 SHAPE = (2, 3, 8, 4)
 

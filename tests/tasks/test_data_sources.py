@@ -16,13 +16,13 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from p2pdiloco.config.manifest import DataSection
 from p2pdiloco.errors import UserError
-from p2pdiloco.learner.stream import Stream
-from p2pdiloco.tasks import hub, packing
-from p2pdiloco.tasks.corpus import load_corpus
-from p2pdiloco.tasks.hub_file import hub_file
-from p2pdiloco.tasks.split import hash64, is_heldout
-from p2pdiloco.tasks.task import Place, Shards
-from p2pdiloco.tasks.tokens import (
+from p2pdiloco.learner.reading.stream import Stream
+from p2pdiloco.tasks.data import hub_streams as hub
+from p2pdiloco.tasks.data import packing
+from p2pdiloco.tasks.data.corpus import load_corpus
+from p2pdiloco.tasks.data.hub_file import hub_file
+from p2pdiloco.tasks.data.split import hash64, is_heldout
+from p2pdiloco.tasks.data.tokens import (
     ByteTokenizer,
     FileTokenizer,
     digest_of,
@@ -30,6 +30,7 @@ from p2pdiloco.tasks.tokens import (
     load_tokenizer,
     read_tokenizer,
 )
+from p2pdiloco.tasks.task import Place, Shards
 
 CONTEXT = 16
 DOCUMENTS = [f"{hash64(str(index)):x}{hash64(f'-{index}'):x} ümlaut" for index in range(300)]

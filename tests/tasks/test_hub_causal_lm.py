@@ -15,8 +15,8 @@ from p2pdiloco.cli.main import run
 from p2pdiloco.cli.start_from import begun_with
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.presets import ADAMW_RATE, for_run
-from p2pdiloco.daemon.runs import genesis_versions, sign_run
-from p2pdiloco.daemon.theta import load_theta, theta_of
+from p2pdiloco.daemon.run_files.result import load_theta, theta_of
+from p2pdiloco.daemon.run_files.runs import genesis_versions, sign_run
 from p2pdiloco.errors import ConfigError, UserError
 from p2pdiloco.identity import Identity
 from p2pdiloco.learner.evaluate import evaluate, heldout_batch

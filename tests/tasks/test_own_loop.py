@@ -13,14 +13,14 @@ from p2pdiloco.cli.main import run as main
 from p2pdiloco.config.loader import MAX_MANIFEST_BYTES
 from p2pdiloco.config.outer import expected_merges, harms
 from p2pdiloco.config.signing import decode_signed, encode_signed, verify
-from p2pdiloco.daemon.initial_file import beside
-from p2pdiloco.daemon.runs import genesis_versions, sign_run
-from p2pdiloco.daemon.theta import theta_of
+from p2pdiloco.daemon.run_files.initial_file import beside
+from p2pdiloco.daemon.run_files.result import theta_of
+from p2pdiloco.daemon.run_files.runs import genesis_versions, sign_run
 from p2pdiloco.errors import ConfigError, StorageError, UserError
 from p2pdiloco.identity import Identity
 from p2pdiloco.identity import verify as verify_signature
 from p2pdiloco.own_run import compare, new_run
-from p2pdiloco.tasks.parameters import named_parameters, tensor_specs
+from p2pdiloco.tasks.models.parameters import named_parameters, tensor_specs
 from p2pdiloco.tasks.registry import task_of
 
 

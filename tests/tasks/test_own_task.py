@@ -9,14 +9,14 @@ from p2pdiloco.cli import main as cli_main
 from p2pdiloco.config.loader import canonical_bytes, manifest_from_canonical
 from p2pdiloco.config.presets import MICRO
 from p2pdiloco.config.signing import genesis_digest_of, sign_manifest
-from p2pdiloco.daemon.runs import open_run, sign_run
+from p2pdiloco.daemon.run_files.runs import open_run, sign_run
 from p2pdiloco.errors import RemoteError, UserError
 from p2pdiloco.identity import Identity
 from p2pdiloco.learner.evaluate import evaluate, heldout_batch
-from p2pdiloco.study.lockstep import Lockstep
 from p2pdiloco.tasks.manifests import load_manifest, render_toml
 from p2pdiloco.tasks.registry import BUILT_IN, task_of
 from p2pdiloco.tensors.spec import TensorSpec
+from study.lockstep import Lockstep
 
 torch.set_num_threads(1)
 EXAMPLE = Path(__file__).resolve().parents[2] / "docs" / "examples" / "regression"

@@ -1,0 +1,1 @@
+"""Data folder, checkpoints, votes, scratch files, logs."""

@@ -1,0 +1,214 @@
+"""Checkpoints of the global parameters: one safetensors file, in which every parameter has its own name.
+
+Any program that reads safetensors reads it, and `transformers` takes it for the weights of a model. What
+`p2pdiloco` adds is one entry of the metadata: the signed manifest, the versions of the fragments, and a
+SHA-256 over names, shapes and bytes. Nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, cast
+
+import msgspec
+import numpy as np
+import safetensors
+from msgspec import Meta, Struct
+from numpy.typing import NDArray
+
+from p2pdiloco.adapters.disk.files import Files
+from p2pdiloco.config.signing import SignedManifest, decode_signed, encode_signed
+from p2pdiloco.errors import RemoteError, StorageError
+from p2pdiloco.ports import Buffer
+
+KEY = "p2pdiloco"
+MAX_FRAGMENTS = 1024
+MAX_HEADER_BYTES = 100_000_000
+"""More is not allowed in such a file."""
+Arrays = dict[str, NDArray[np.float32]]
+Hex = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
+
+
+class Label(Struct, frozen=True, forbid_unknown_fields=True):
+    """Which version of a fragment is in the file."""
+
+    number: Annotated[int, Meta(ge=0)]
+    digest: Hex
+    """Of the version's header, which names its whole history."""
+    tokens: Annotated[int, Meta(ge=0)]
+    """Merged into it, all in all."""
+
+
+class ThetaFile(Struct, frozen=True):
+    """What is in such a file."""
+
+    signed: SignedManifest
+    labels: tuple[Label, ...]
+    """Of the fragments, by index."""
+    parameters: Arrays
+
+
+class _Entry(Struct, frozen=True, forbid_unknown_fields=True):
+    format: Literal[1]
+    manifest: str
+    fragments: Annotated[tuple[Label, ...], Meta(max_length=MAX_FRAGMENTS)]
+    sha256: Hex
+
+
+class _Header(Struct, frozen=True):
+    metadata: dict[str, str] = msgspec.field(name="__metadata__", default_factory=dict)
+
+
+def checksum(parameters: Mapping[str, NDArray[Any]]) -> str:
+    """SHA-256 over names, shapes and bytes (little-endian, in the order of the names), as hexadecimal."""
+    digest = hashlib.sha256()
+    for name in sorted(parameters):
+        array = parameters[name]
+        digest.update(msgspec.msgpack.encode((name, array.shape, array.dtype.str)))
+        digest.update(_bytes(array))
+    return digest.hexdigest()
+
+
+def checksum_of(path: Path) -> str:
+    """The same of a file of fp32 arrays, one of which is in memory at a time.
+
+    Raises:
+        StorageError: there is no such file, or it is none.
+    """
+    try:
+        path.open("rb").close()  # else what safetensors says of the system's errors has no words
+        with safetensors.safe_open(path, framework="numpy") as file:
+            return checksum(_Tensors(file))
+    except OSError as error:
+        raise StorageError(f"{path} cannot be read: {error.strerror}") from error
+    except (safetensors.SafetensorError, TypeError) as error:
+        raise StorageError(f"{path} cannot be read as safetensors: {error}") from error
+
+
+class _Tensors(Mapping[str, NDArray[Any]]):
+    """An open file's."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        if self._file.get_slice(name).get_dtype() != "F32":
+            raise TypeError(f"{name} is no fp32")
+        return cast(NDArray[Any], self._file.get_tensor(name))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._file.keys())
+
+    def __len__(self) -> int:
+        return len(self._file.keys())
+
+
+def save_theta_file(path: Path, content: ThetaFile) -> None:
+    """Write it, atomically and durably. Raises: StorageError."""
+    entry = _Entry(
+        1,
+        base64.b64encode(encode_signed(content.signed)).decode(),
+        content.labels,
+        checksum(content.parameters),
+    )
+    save_tensors(path, content.parameters, {KEY: msgspec.json.encode(entry).decode()})
+
+
+def save_tensors(path: Path, parameters: Arrays, metadata: Mapping[str, str]) -> None:
+    """A safetensors file of fp32 arrays, without a second copy of them. Raises: StorageError."""
+    # transformers asks for the entry "format".
+    header: dict[str, Any] = {"__metadata__": {"format": "pt", **metadata}}
+    chunks: list[Buffer] = []
+    at = 0
+    for name, array in parameters.items():
+        content = _bytes(array)
+        header[name] = {"dtype": "F32", "shape": array.shape, "data_offsets": [at, at + content.nbytes]}
+        chunks.append(content)
+        at += content.nbytes
+    encoded = msgspec.json.encode(header)
+    encoded += b" " * (-len(encoded) % 8)
+    Files().save(path, [len(encoded).to_bytes(8, "little") + encoded, *chunks], durable=True)
+
+
+def load_theta_file(path: Path) -> ThetaFile:
+    """Read and check it.
+
+    Raises:
+        StorageError: there is no such file, or it is not what was saved.
+    """
+    return theta_file_of(path, *load_tensors(path))
+
+
+def theta_file_of(path: Path, parameters: Arrays, metadata: Mapping[str, str]) -> ThetaFile:
+    """What `load_tensors` found at `path`, checked against its label.
+
+    Raises:
+        StorageError: it has none, or is not what was saved.
+    """
+    if KEY not in metadata:
+        raise StorageError(f"{path} is no checkpoint of a p2pdiloco run", "run new --from takes other models")
+    try:
+        entry = msgspec.json.decode(metadata[KEY], type=_Entry)
+        signed = decode_signed(base64.b64decode(entry.manifest, validate=True))
+    except (msgspec.MsgspecError, RemoteError, binascii.Error, RecursionError) as error:
+        raise StorageError(f"{path} is damaged: its label is not readable ({error})") from error
+    if checksum(parameters) != entry.sha256:
+        raise StorageError(f"{path} is damaged: the checksum does not match")
+    return ThetaFile(signed, entry.fragments, parameters)
+
+
+def load_metadata(path: Path) -> dict[str, str]:
+    """The metadata of a safetensors file; its tensors are not read. Raises: StorageError."""
+    try:
+        with path.open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            return msgspec.json.decode(file.read(min(size, MAX_HEADER_BYTES)), type=_Header).metadata
+    except OSError as error:
+        raise StorageError(f"{path} cannot be read: {error.strerror}") from error
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise StorageError(f"{path} cannot be read as safetensors: {error}") from error
+
+
+def load_tensors(path: Path, left_out: tuple[str, ...] = ()) -> tuple[Arrays, dict[str, str]]:
+    """Every tensor of a safetensors file as fp32, and its metadata; without those whose names end in one of
+    `left_out`, of whatever type they are.
+
+    Raises:
+        StorageError: there is no such file, it is none, or it has tensors that are no floats.
+    """
+    try:
+        content = path.read_bytes()
+        data: list[tuple[str, dict[str, Any]]] = safetensors.deserialize(content)  # type: ignore[no-untyped-call]
+        header = msgspec.json.decode(content[8 : 8 + int.from_bytes(content[:8], "little")], type=_Header)
+    except OSError as error:
+        raise StorageError(f"{path} cannot be read: {error.strerror}") from error
+    except (safetensors.SafetensorError, msgspec.MsgspecError) as error:
+        raise StorageError(f"{path} cannot be read as safetensors: {error}") from error
+    parameters = {}
+    for name, tensor in data:
+        if not name.endswith(left_out):
+            parameters[name] = _fp32(path, name, tensor)
+    return parameters, header.metadata
+
+
+def _fp32(path: Path, name: str, tensor: dict[str, Any]) -> NDArray[np.float32]:
+    kind, raw = tensor["dtype"], tensor["data"]
+    if kind in ("F32", "float32"):
+        flat = np.frombuffer(raw, dtype="<f4")
+    elif kind in ("F16", "float16"):
+        flat = np.frombuffer(raw, dtype="<f2").astype(np.float32)
+    elif kind in ("BF16", "bfloat16"):
+        flat = (np.frombuffer(raw, dtype="<u2").astype(np.uint32) << 16).view(np.float32)
+    else:
+        raise StorageError(f"{path}: {name} is of type {kind}: only F32, F16 and BF16 are read")
+    return flat.reshape(tensor["shape"])
+
+
+def _bytes(array: NDArray[Any]) -> memoryview:
+    flat = np.ascontiguousarray(array).reshape(-1)
+    return memoryview(flat.view(np.uint8).data) if math.prod(array.shape) else memoryview(b"")

@@ -1,0 +1,1 @@
+"""The transport on libp2p, and its twin in memory."""

@@ -1,0 +1,265 @@
+"""What all transports have in common: limits, refusals, and the daemon's handlers behind them.
+
+A concrete transport knows how to carry one message (`_call`) and how to open one byte stream (`_open`).
+Everything above that, both the asking and the answering side, is here, so that the in-memory and the
+libp2p transport cannot differ in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from abc import ABC, abstractmethod
+from collections import Counter, OrderedDict
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+from p2pdiloco.adapters.net import framing, streams
+from p2pdiloco.adapters.net.flow import Flow, Limits
+from p2pdiloco.adapters.net.kept_streams import SERVER_KEEPS_S, KeptIncoming, KeptStreams, Stream, end_stream
+from p2pdiloco.core.api.messages import MAX_MESSAGE_BYTES
+from p2pdiloco.errors import InvariantViolation, RemoteError, TransportError, invariant
+from p2pdiloco.ports import Buffer, PullSink, Refusal, TransportHandlers
+
+MAX_STREAMS_OUT = 32
+MAX_STREAMS_IN = 64
+MAX_STREAMS_IN_PER_PEER = 48  # above MAX_STREAMS_OUT: our slot is free a moment after the peer's
+MAX_MESSAGES_IN = 256
+MAX_MESSAGES_IN_PER_PEER = 64
+MAX_RECORD_BYTES = 32 * 1024
+SERVE_IDLE_S = 20.0
+MAX_REASONS = 64
+"""Distinct reasons counted; more are counted together, so that peers cannot grow the counter."""
+
+MAX_FLOWS = 256
+
+T = TypeVar("T")
+_OK, _REFUSED = b"\0", b"\1"
+logger = logging.getLogger(__name__)
+
+
+class Endpoint(ABC):
+    """Base of the transports; implements send, push and pull of `ports.Transport`."""
+
+    def __init__(self, peer_id: str, limits: Limits | None = None) -> None:
+        self.peer_id = peer_id
+        self.refusals: dict[str, int] = {}
+        self.restarts = 0
+        self._handlers: TransportHandlers | None = None
+        self._limits = limits or Limits()
+        self._flows: OrderedDict[str, Flow] = OrderedDict()
+        self._slots_out = asyncio.Semaphore(MAX_STREAMS_OUT)
+        self._kept, self._kept_in = KeptStreams(), KeptIncoming()
+        self._streams_in: Counter[str] = Counter()
+        self._serving: set[asyncio.Task[None]] = set()
+        """Each serves one incoming stream."""
+        self._refusing = 0
+        self._messages_in: Counter[str] = Counter()
+
+    async def step_back(self, niceness: int) -> None:  # noqa: B027 - what carries the bytes here is no process
+        """See `ports.Transport.step_back`."""
+
+    @abstractmethod
+    async def _call(self, peer: str, data: bytes, timeout_s: float) -> bytes:
+        """Deliver raw bytes to the peer's `_serve_message`, return its raw reply. Raises: PeerUnreachable."""
+
+    @abstractmethod
+    async def _open(self, peer: str, timeout_s: float) -> tuple[framing.Reader, framing.Writer]:
+        """A byte stream to the peer's `_serve_stream`. Raises: PeerUnreachable."""
+
+    def payload_bytes(self) -> tuple[int, int]:
+        """See `ports.Transport.payload_bytes`."""
+        return self._limits.sent_bytes, self._limits.received_bytes
+
+    async def send(self, peer: str, data: bytes, timeout_s: float) -> bytes:
+        """See `ports.Transport.send`."""
+        invariant(len(data) <= MAX_MESSAGE_BYTES, f"control message of {len(data)} bytes")
+        reply = await self._call(peer, data, timeout_s)
+        self._limits.control(len(data), len(reply))
+        status, body = reply[:1], reply[1:]
+        if status == _REFUSED:
+            raise framing.refused_by_peer(body[: framing.MAX_REASON_BYTES])
+        if status != _OK:
+            raise self._offence(peer, RemoteError("garbage", "malformed reply"))
+        if len(body) > MAX_MESSAGE_BYTES:
+            raise self._offence(peer, RemoteError("oversized", f"reply of {len(body)} bytes"))
+        return body
+
+    async def push(
+        self,
+        peer: str,
+        header: bytes,
+        payload: Sequence[Buffer],
+        timeout_s: float,
+        before_end: Callable[[], None] | None = None,
+    ) -> tuple[bool, bytes]:
+        """See `ports.Transport.push`."""
+        return await self._exchange(peer, timeout_s, lambda c: streams.push(c, header, payload, before_end))
+
+    async def pull(
+        self, peer: str, request: bytes, max_payload_bytes: int, timeout_s: float
+    ) -> tuple[bytes, bytearray] | Refusal:
+        """See `ports.Transport.pull`."""
+        collected = streams.Collected(max_payload_bytes)
+        refusal = await self.pull_into(peer, request, collected, timeout_s)
+        return refusal or (collected.header, collected.payload)
+
+    async def pull_into(self, peer: str, request: bytes, sink: PullSink, timeout_s: float) -> Refusal | None:
+        """See `ports.Transport.pull_into`."""
+        return await self._exchange(peer, timeout_s, lambda c: streams.pull(c, request, sink))
+
+    def _flow(self, peer: str) -> Flow:
+        """The window of a peer; those of peers that we had nothing to do with for longest are forgotten."""
+        flow = self._flows.pop(peer, None) or Flow(asyncio.get_running_loop().time)
+        self._flows[peer] = flow
+        while len(self._flows) > MAX_FLOWS:
+            self._flows.popitem(last=False)
+        return flow
+
+    async def _exchange(
+        self, peer: str, timeout_s: float, transfer: Callable[[framing.Channel], Awaitable[T]]
+    ) -> T:
+        """Make a transfer on a stream to the peer: on one that was kept, or else on a new one. A kept one may
+        have died without a word; if nothing came on it, the same goes over a new one."""
+        async with self._slots_out:
+            stream = self._kept.take(peer)
+            if stream is not None:
+                channel = self._channel(peer, stream, timeout_s)
+                try:
+                    return await self._on(peer, stream, transfer(channel))
+                except framing.Silence:
+                    raise
+                except TransportError as error:
+                    if channel.heard:
+                        raise
+                    logger.debug("the stream kept to %s is of no use: %s", peer, error)
+            stream = await self._open(peer, timeout_s)
+            return await self._on(peer, stream, transfer(self._channel(peer, stream, timeout_s)))
+
+    def _channel(self, peer: str, stream: Stream, idle_s: float) -> framing.Channel:
+        return framing.Channel(*stream, idle_s, self._flow(peer), self._limits)
+
+    async def _on(self, peer: str, stream: Stream, transfer: Awaitable[T]) -> T:
+        complete = False
+        try:
+            result = await transfer
+            complete = True
+            return result
+        except RemoteError as error:
+            raise self._offence(peer, error) from error.__cause__
+        finally:
+            if complete:
+                self._kept.put(peer, stream)
+            else:
+                end_stream(stream[1], False)
+
+    async def end_incoming(self) -> None:
+        """See `ports.Transport.end_incoming`."""
+        self._handlers = None
+        tasks = list(self._serving)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _serve_message(self, sender: str, data: bytes) -> bytes:
+        """The raw reply to a raw message that arrived on `sender`'s authenticated connection."""
+        try:
+            with _Slot(self._messages_in, sender, MAX_MESSAGES_IN, MAX_MESSAGES_IN_PER_PEER):
+                if self._handlers is None:
+                    raise RemoteError("not-ready")
+                if len(data) > MAX_MESSAGE_BYTES:
+                    raise RemoteError("oversized", f"{len(data)} bytes of at most {MAX_MESSAGE_BYTES}")
+                reply = await self._handlers.on_message(sender, data)
+                self._limits.control(len(reply), len(data))
+                invariant(len(reply) <= MAX_MESSAGE_BYTES, f"reply of {len(reply)} bytes")
+                return _OK + reply
+        except RemoteError as error:
+            self._offence(sender, error)
+            return _REFUSED + framing.encode_refusal(error)
+        except (Exception, InvariantViolation) as error:  # noqa: BLE001 - our own bug, reported below
+            report_bug("message handler", error)
+            return _REFUSED + b"internal-error"
+
+    async def _serve_stream(self, sender: str, reader: framing.Reader, writer: framing.Writer) -> None:
+        """Answer one incoming stream, one request after the other, and end it."""
+        channel = self._channel(sender, (reader, writer), SERVE_IDLE_S)
+        complete, task = False, asyncio.current_task()
+        assert task is not None
+        self._serving.add(task)
+        try:
+            await self._serve_one(channel, sender, None)
+            while True:
+                self._kept_in.put(task, sender, writer)
+                try:
+                    complete = True
+                    kind = (await channel.some(1, SERVER_KEEPS_S))[0]
+                finally:
+                    mine = self._kept_in.take(task)
+                if not mine:
+                    return
+                complete = False
+                await self._serve_one(channel, sender, kind)
+        except RemoteError as error:
+            self._offence(sender, error)
+        except TransportError as error:
+            logger.debug("stream from %s ended: %s", sender, error)
+        except (Exception, InvariantViolation) as error:  # noqa: BLE001 - our own bug, reported below
+            report_bug("stream handler", error)
+        finally:
+            self._serving.discard(task)
+            end_stream(writer, complete)
+
+    async def _serve_one(self, channel: framing.Channel, sender: str, kind: int | None) -> None:
+        """Answer one request. Raises: as `streams.serve`."""
+        try:
+            with _Slot(self._streams_in, sender, MAX_STREAMS_IN, MAX_STREAMS_IN_PER_PEER):
+                if self._handlers is None:
+                    raise RemoteError("not-ready")
+                await streams.serve(channel, sender, self._handlers, kind)
+        except _Busy as error:  # raised before anything was read, so nobody has told the peer yet
+            if self._refusing < MAX_STREAMS_IN:  # beyond that a flood: no words, no waiting
+                self._refusing += 1
+                try:
+                    await streams.refuse(channel, error)
+                finally:
+                    self._refusing -= 1
+            raise
+
+    def _offence(self, peer: str, error: RemoteError) -> RemoteError:
+        """Count what a peer did wrong; a peer's refusal of us is none. Returns the error, to be raised."""
+        if not isinstance(error, framing.RefusedByPeer):
+            reason = error.reason
+            if reason not in self.refusals and len(self.refusals) >= MAX_REASONS:
+                reason = "other"
+            self.refusals[reason] = self.refusals.get(reason, 0) + 1
+            logger.debug("refused %s: %s", peer, error)
+        return error
+
+
+class _Busy(RemoteError):
+    """A limit of concurrent requests is reached."""
+
+
+class _Slot:
+    """One of a bounded number of concurrent requests, in all and per peer."""
+
+    def __init__(self, counts: Counter[str], peer: str, most: int, most_per_peer: int) -> None:
+        self._counts, self._peer = counts, peer
+        self._full = counts.total() >= most or counts[peer] >= most_per_peer
+
+    def __enter__(self) -> None:
+        if self._full:
+            raise _Busy("busy", "too many requests at once")
+        self._counts[self._peer] += 1
+
+    def __exit__(self, *_: object) -> None:
+        self._counts[self._peer] -= 1
+        if not self._counts[self._peer]:
+            del self._counts[self._peer]
+
+
+def report_bug(where: str, error: BaseException) -> None:
+    """Hand an error of ours to the loop's exception handler; `context["bug"]` tells it from mere noise, so
+    that the daemon can end the process."""
+    context = {"message": f"bug in the {where}: {error!r}", "exception": error, "bug": True}
+    asyncio.get_running_loop().call_exception_handler(context)

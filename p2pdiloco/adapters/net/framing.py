@@ -1,0 +1,366 @@
+"""Frames of one bulk stream: sized messages, and payloads in acknowledged, checksummed chunks.
+
+A chunk is its length (4 bytes, big endian, at most 256 KiB), 8 bytes of checksum, and its bytes; length 0 is
+the END. With the highest bit of the length, ASK, the sender asks for an acknowledgement: the receiver then
+says how many bytes it has dealt with since the last (GOT, 4 bytes). An ASK may come without bytes. The
+sender's window is kept by that (`adapters.net.flow`). What a payload is, its signed label says: there is a
+digest in it, which the receiver checks elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Protocol
+
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from p2pdiloco.adapters.net.direct_stream import DirectStream
+from p2pdiloco.adapters.net.flow import CHUNK_BYTES, LEAST_CHUNK_BYTES, MOST_BYTES, Flow, Limits, Sending
+from p2pdiloco.errors import RemoteError, TransportError
+from p2pdiloco.ports import Buffer
+
+MAX_HEADER_BYTES = 4 * 1024 * 1024
+"""Of a push or of what is given. A label names each of up to `MAX_CONTRIBUTORS` learners in about 100 bytes;
+a state's header has as many watermarks on top. 64 incoming streams hold at most 256 MiB of them, and only
+of what was really sent."""
+MAX_ANSWER_BYTES = 256 * 1024
+"""Of a pull request, and of an answer to a push."""
+MAX_REASON_BYTES = 1024
+MIN_BYTES_PER_S = 4096
+"""A payload that is slower than this on the whole is given up: no peer holds a slot for ever."""
+
+PUSH, PULL = 0x51, 0x52
+ACCEPT, REFUSE, ERROR, DONE, GIVE, ACK, GOT = range(0x61, 0x68)
+U32, U64 = struct.Struct(">I"), struct.Struct(">Q")
+CHUNK_HEAD = struct.Struct(">I8s")
+ASK = 1 << 31
+MORE_FRAMES = 64
+BYTES_PER_FRAME = 1024
+"""An honest sender's frames are on the mean at least that long, but for so many: the ends of buffers."""
+_GMAC, _NONE = AESGCM(bytes(16)), bytes(8)
+_NO_LIMITS = Limits()
+
+
+def checksum(chunk: Buffer) -> bytes:
+    """8 bytes that tell damage, not malice: GMAC with a key that everybody knows. Where the processor has AES
+    it is five times as fast as CRC-32."""
+    return _GMAC.encrypt(bytes(12), b"", chunk)[:8]
+
+
+class Reader(Protocol):
+    """The half of asyncio.StreamReader that is used here."""
+
+    async def read(self, n: int) -> bytes:
+        """Between 1 and n bytes; empty at the end of the stream."""
+
+
+class Writer(Protocol):
+    """The part of asyncio.StreamWriter that is used here."""
+
+    def write(self, data: Any) -> None:
+        """Queue bytes."""
+
+    async def drain(self) -> None:
+        """Wait until the queue is short again."""
+
+    def close(self) -> None:
+        """Flush and end both directions."""
+
+
+class Channel:
+    """A byte stream with an idle time-out on every pause and bounded reads."""
+
+    def __init__(
+        self,
+        reader: Reader,
+        writer: Writer,
+        idle_s: float,
+        flow: Flow | None = None,
+        limits: Limits = _NO_LIMITS,
+    ) -> None:
+        """`flow`: of the peer; None: one of this stream alone."""
+        self._reader = reader
+        self._writer = writer
+        self.idle_s = idle_s
+        self._flow = flow
+        self._limits = limits
+        self.heard = False
+        """Whether anything has come."""
+
+    async def some(self, at_most: int, idle_s: float | None = -1.0) -> bytes:
+        """What has arrived, at most that much. `idle_s`: None waits for ever, negative as the channel.
+
+        Raises: TransportError (cut, idle for too long).
+        """
+        if isinstance(self._reader, DirectStream) and (data := self._reader.here(at_most)):
+            self.heard = True
+            return data
+        if idle_s is not None and idle_s < 0:
+            idle_s = self.idle_s
+        try:
+            async with asyncio.timeout(idle_s):
+                data = await self._reader.read(at_most)
+        except TimeoutError:
+            raise Silence(f"nothing received for {idle_s:g} s") from None
+        except OSError as error:
+            raise TransportError(f"stream cut: {error}") from error
+        if not data:
+            raise TransportError("stream cut")
+        self.heard = True
+        return data
+
+    async def exact(self, size: int) -> bytes | bytearray:
+        """Exactly that many bytes; the caller has capped `size`."""
+        data = await self.some(size) if size else b""
+        if len(data) == size:
+            return data
+        whole = bytearray(size)
+        whole[: len(data)] = data
+        await self.fill(memoryview(whole)[len(data) :])
+        return whole
+
+    async def fill(self, space: memoryview) -> None:
+        """Exactly as many bytes as there is space for. Raises: TransportError (also: slower than the least
+        rate, so that nobody makes a chunk or a header last for ever with a byte now and then)."""
+        size, have = len(space), 0
+        deadline_s = self._deadline_s(size)
+        if isinstance(self._reader, DirectStream):
+            if not await self._reader.fill(space, self.idle_s, deadline_s):
+                raise TransportError(f"nothing received for {self.idle_s:g} s, or too slowly")
+            return
+        while have < size:
+            piece = await self.some(size - have)
+            space[have : have + len(piece)] = piece
+            have += len(piece)
+            self._in_time(deadline_s)
+
+    def _deadline_s(self, size: int) -> float:
+        return asyncio.get_running_loop().time() + self.idle_s + size / MIN_BYTES_PER_S
+
+    @staticmethod
+    def _in_time(deadline_s: float) -> None:
+        if asyncio.get_running_loop().time() > deadline_s:
+            raise TransportError(f"slower than {MIN_BYTES_PER_S} bytes/s")
+
+    async def sized(self, cap: int) -> bytes:
+        """A length and that many bytes. Raises: RemoteError (longer than cap)."""
+        (size,) = U32.unpack(await self.exact(4))
+        if size > cap:
+            raise RemoteError("oversized", f"{size} bytes of at most {cap}")
+        return bytes(await self.exact(size))
+
+    async def write(self, *parts: Buffer) -> None:
+        """Send the parts, waiting while the other side is slower. Raises: TransportError."""
+        try:
+            for part in parts:
+                self._writer.write(part)
+            if isinstance(self._writer, DirectStream) and self._writer.drained:
+                return
+            async with asyncio.timeout(self.idle_s):
+                await self._writer.drain()
+        except TimeoutError:
+            raise Silence(f"nothing taken for {self.idle_s:g} s") from None
+        except (OSError, RuntimeError) as error:  # RuntimeError: uvloop's answer when already closed
+            raise TransportError(f"stream cut: {error}") from error
+
+    async def send_status(self, status: int, body: bytes) -> None:
+        await self.send_sized(bytes([status]), body)
+
+    async def send_sized(self, tag: bytes, body: bytes) -> None:
+        """What `sized` reads after the tag; a long body in pieces, so that no pause covers all of it."""
+        await self.write(tag + U32.pack(len(body)) + body[:CHUNK_BYTES])
+        for start in range(CHUNK_BYTES, len(body), CHUNK_BYTES):
+            await self.write(body[start : start + CHUNK_BYTES])
+
+    def sending(self, size: int, most_bytes: int) -> Sending:
+        """Of a payload of so many bytes, of which the receiver wants at most so many on the way."""
+        now = asyncio.get_running_loop().time
+        return Sending(self._flow or Flow(now), max(1, most_bytes), now, self._deadline_s(size))
+
+    async def send_payload(
+        self,
+        payload: Sequence[Buffer],
+        sending: Sending,
+        stop: asyncio.Future[Any],
+        pace: Callable[[int], Awaitable[None]] | None = None,
+        ask_at_end: bool = False,
+        before_end: Callable[[], None] | None = None,
+    ) -> bool:
+        """Send all buffers in chunks, and END; False when `stop`, which reads what the receiver says
+        meanwhile, was done before. `pace`: see `ports.PullSource`. `ask_at_end`: the answer to the END may
+        take a while, so what came before it is acknowledged by itself. `before_end`: see `Transport.push`.
+
+        Raises: TransportError (also: nothing acknowledged for `idle_s`)."""
+        upload = self._limits.upload
+        for buffer in payload:
+            view = memoryview(buffer).cast("B")
+            start = 0
+            while start < len(view):
+                most = sending.chunk_bytes if upload is None else min(sending.chunk_bytes, upload.chunk_bytes)
+                chunk = view[start : start + most]
+                start += len(chunk)
+                if pace is not None:
+                    await pace(len(chunk))
+                if (
+                    upload is not None
+                ):  # before the chunk counts as sent: our own limit is no delay of the link
+                    await upload.take(len(chunk))
+                if not await self._may_go(sending, len(chunk), stop):
+                    return False
+                ask = ASK if sending.asks(upload is not None) else 0
+                await self.write(CHUNK_HEAD.pack(ask | len(chunk), checksum(chunk)), chunk)
+        if before_end is not None:
+            before_end()
+        asking = CHUNK_HEAD.pack(ASK, _NONE) if ask_at_end else b""
+        await self.write(asking + CHUNK_HEAD.pack(0, _NONE))
+        return True
+
+    async def _may_go(self, sending: Sending, size: int, stop: asyncio.Future[Any]) -> bool:
+        if stop.done():
+            return False
+        self._in_time(sending.deadline_s)
+        if sending.claim_now(size):
+            return True
+        if sending.asks(now=True):
+            await self.write(CHUNK_HEAD.pack(ASK, _NONE))
+        claim = asyncio.ensure_future(sending.claim(size))
+        try:
+            await asyncio.wait({claim, stop}, timeout=self.idle_s, return_when=asyncio.FIRST_COMPLETED)
+            if claim.done():
+                return True
+            if stop.done():
+                return False
+            raise TransportError(f"nothing acknowledged for {self.idle_s:g} s")
+        finally:
+            if not claim.done():
+                claim.cancel()
+                await asyncio.gather(claim, return_exceptions=True)
+
+    async def said(self, final: asyncio.Task[tuple[int, bytes]], sending: Sending) -> tuple[int, bytes]:
+        """The answer after the END; acknowledgements that come before it are signs of life, up to a time."""
+        while not final.done():
+            before = sending.unacknowledged_bytes
+            await asyncio.wait({final}, timeout=self.idle_s)
+            if not final.done() and sending.unacknowledged_bytes == before:
+                raise TransportError(f"no answer for {self.idle_s:g} s")
+            if not final.done():
+                self._in_time(sending.deadline_s)
+        status, body = final.result()
+        if status == ACK and sending.unacknowledged_bytes:  # of all the rest
+            self._limits.sent_bytes += sending.unacknowledged_bytes
+            sending.arrived(sending.unacknowledged_bytes)
+        return status, body
+
+    async def receive_payload(
+        self, size: int, prepaid_bytes: int, take: Callable[[int, memoryview], Awaitable[None]]
+    ) -> None:
+        """Hand `size` bytes to `take` chunk by chunk, in order, acknowledging them, then check the END.
+
+        `prepaid_bytes`: that we allowed the sender to have on its way at once, which `admitted` took from the
+        allowance already.
+
+        Raises: RemoteError (chunk too long or damaged, too many, more or fewer bytes than announced).
+        """
+        offset = acknowledged = 0
+        deadline_s = self._deadline_s(size)
+        frames = MORE_FRAMES + size // BYTES_PER_FRAME
+        room = memoryview(bytearray(min(size, CHUNK_BYTES)))
+        while True:
+            self._in_time(deadline_s)
+            length, expected = CHUNK_HEAD.unpack(await self.exact(CHUNK_HEAD.size))
+            chunk_bytes, frames = length & ~ASK, frames - 1
+            if length == 0:
+                break
+            if chunk_bytes > CHUNK_BYTES:
+                raise RemoteError("chunk-oversized", f"{chunk_bytes} bytes")
+            if offset + chunk_bytes > size:
+                raise RemoteError("payload-too-long", f"more than the announced {size} bytes")
+            if frames < 0:
+                raise RemoteError("chunks-too-small", f"{offset} bytes in too many of them")
+            if chunk_bytes:
+                chunk = room[:chunk_bytes]
+                await self.fill(chunk)
+                if checksum(chunk) != expected:
+                    raise RemoteError("damaged-chunk")
+                await take(offset, chunk)
+                offset += chunk_bytes
+                self._limits.received_bytes += chunk_bytes
+            if length & ASK and offset > acknowledged:
+                await self._allow(acknowledged, offset, size, prepaid_bytes)
+                await self.write(bytes([GOT]) + U32.pack(offset - acknowledged))
+                acknowledged = offset
+        if offset != size:
+            raise RemoteError("payload-too-short", f"{offset} of the announced {size} bytes")
+
+    @asynccontextmanager
+    async def admitted(self) -> AsyncIterator[int]:
+        """Around the receiving of one payload: waits until the first bytes may come; how many may then be on
+        their way at most. What is allowed is shared by all that are receiving."""
+        download = self._limits.download
+        if download is None:
+            yield MOST_BYTES
+            return
+        download.streams += 1
+        try:
+            most = max(LEAST_CHUNK_BYTES, 2 * download.chunk_bytes // download.streams)
+            await download.take(most)
+            yield most
+        finally:
+            download.streams -= 1
+
+    def unused(self, most_bytes: int, size: int) -> None:
+        """Of what `admitted` let come, only `size` bytes do."""
+        if self._limits.download is not None and size < most_bytes:
+            self._limits.download.back(most_bytes - size)
+
+    async def _allow(self, start: int, end: int, size: int, prepaid_bytes: int) -> None:
+        """An acknowledgement lets as many bytes come as it names: they must be allowed first."""
+        if self._limits.download is not None:
+            more = min(size, end + prepaid_bytes) - min(size, start + prepaid_bytes)
+            if more > 0:
+                await self._limits.download.take(more)
+
+    async def answer(self, sending: Sending | None = None) -> tuple[int, bytes]:
+        """The other side's next status and its body. `sending`: acknowledgements of what is being sent come
+        before it, and its first byte may take for ever.
+
+        Raises: RemoteError (the peer's ERROR among others), TransportError.
+        """
+        status = (await self.some(1, self.idle_s if sending is None else None))[0]
+        while status == GOT and sending is not None:
+            (size,) = U32.unpack(await self.exact(4))
+            if not sending.arrived(size):
+                raise RemoteError(
+                    "garbage", f"{size} bytes acknowledged, {sending.unacknowledged_bytes} sent"
+                )
+            self._limits.sent_bytes += size
+            status = (await self.some(1, None))[0]
+        if status == ACK:
+            return status, b""
+        if status == ERROR:
+            raise refused_by_peer(await self.sized(MAX_REASON_BYTES))
+        return status, await self.sized(MAX_HEADER_BYTES if status == GIVE else MAX_ANSWER_BYTES)
+
+
+class Silence(TransportError):
+    """Too long a pause: the peer may be there, but does nothing."""
+
+
+class RefusedByPeer(RemoteError):
+    """The peer refused us, with its reason. Not an offence of the peer: never counted against it."""
+
+
+def refused_by_peer(body: bytes) -> RefusedByPeer:
+    """The error that a peer's encoded refusal stands for."""
+    reason, _, detail = body.decode("utf-8", "replace").partition("\n")
+    return RefusedByPeer(reason[:64] or "unknown", detail)
+
+
+def encode_refusal(error: RemoteError) -> bytes:
+    """Reason and detail as they go to the peer, capped."""
+    detail = str(error).removeprefix(error.reason).removeprefix(": ")
+    text = f"{error.reason}\n{detail}".encode()[:MAX_REASON_BYTES]
+    return text.decode("utf-8", "ignore").encode()

@@ -1,0 +1,43 @@
+"""Ctrl-C: exit status 130 and no traceback, also in the middle of an import."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+EXIT_INTERRUPTED = 130
+
+
+IMPORT = "<frozen importlib._bootstrap>"
+"""What Python calls the file of its import system in a frame."""
+
+
+@contextmanager
+def orderly() -> Iterator[None]:
+    """For a run of an event loop: `asyncio.Runner` cancels its work at Ctrl-C, and lets it clear up, but only
+    where Python's own handler is set. It raises nothing, so imports in there need no care."""
+    ours = signal.getsignal(signal.SIGINT) is interrupt
+    if ours:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        if ours:
+            signal.signal(signal.SIGINT, interrupt)
+
+
+def interrupt(number: int, frame: FrameType | None) -> None:
+    """Python's own handler, but not while something is imported."""
+    at = frame
+    while at is not None:
+        if at.f_code.co_filename == IMPORT:
+            _end(number, frame)
+        at = at.f_back
+    signal.default_int_handler(number, frame)
+
+
+def _end(_number: int, _frame: FrameType | None) -> None:
+    os._exit(EXIT_INTERRUPTED)

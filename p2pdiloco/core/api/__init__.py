@@ -1,0 +1,1 @@
+"""What crosses the border of the core: events, effects, messages, values."""

@@ -1,0 +1,290 @@
+"""Values that the protocol is about. Immutable, hashable, each with one canonical msgpack encoding.
+
+Peers are named by their libp2p peer id (base58 text), fragments by their index, digests are 32 raw
+bytes: SHA-256 of headers, `p2pdiloco.hashing` of payloads and states. Field order is wire format: append
+only, and raise `WIRE_VERSION` on any change.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Annotated, Protocol
+
+import msgspec
+from msgspec import Meta, Struct
+
+if TYPE_CHECKING:
+    pass
+
+PeerId = Annotated[str, Meta(min_length=1, max_length=80)]
+GroupId = Annotated[str, Meta(min_length=1, max_length=64)]
+RunId = Annotated[str, Meta(min_length=1, max_length=64)]
+Digest = Annotated[bytes, Meta(min_length=32, max_length=32)]
+Signature = Annotated[bytes, Meta(max_length=128)]
+Count = Annotated[int, Meta(ge=0, le=1 << 62)]
+Ticket = int
+"""Names a buffer that only the environment (daemon or simulator) can open. The core never looks inside."""
+
+MAX_CONTRIBUTORS = 16384
+MAX_VOTES = 512
+"""More than any group has members that vote."""
+MAX_FRAGMENTS = 1024
+MAX_WATERMARKS = 16384
+WHOLE_RUN: GroupId = "all"
+"""The one group that exists while the run fits into one (`core.api.grouping`)."""
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+class Wire(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Base of everything that crosses the wire: positional msgpack arrays, strictly validated."""
+
+
+class Head(Wire, frozen=True):
+    """A version of one fragment, as short as it can be named and weighed."""
+
+    number: Count
+    digest: Digest
+    """Of the version's header; names its whole history, because a header names its parent."""
+    tokens: Count
+    """Cumulative tokens merged into the chain."""
+    term: Count
+
+    @property
+    def weight(self) -> tuple[int, int, bytes]:
+        """Heavier chain wins: more tokens, then higher term, then digest (design 5.4)."""
+        return (self.tokens, self.term, self.digest)
+
+
+class Stamp(Wire, order=True, frozen=True):
+    """Orders the contributions of one learner: a restart has a higher incarnation."""
+
+    incarnation: Count
+    sequence: Count
+
+
+NEVER = Stamp(0, 0)
+"""The stamp of a learner of which nothing has been merged."""
+
+
+MAX_INNER_STEPS = 1 << 32
+"""No learner makes more between two merges; bounds what one lie can add to the token counts."""
+
+
+def plausible_work(tokens: int, inner_steps: int, tokens_per_step: int) -> bool:
+    """Whether a learner can have trained so much in so many inner steps."""
+    return inner_steps <= MAX_INNER_STEPS and 0 < tokens <= inner_steps * tokens_per_step
+
+
+class Contributor(Wire, frozen=True):
+    """One learner's part in a merged version."""
+
+    learner: PeerId
+    stamp: Stamp
+    tokens: Count
+    inner_steps: Count
+
+
+class VersionHeader(Wire, frozen=True):
+    """What a version is: its parent, what was merged, and the digests of update and resulting state."""
+
+    run: RunId
+    group: GroupId
+    fragment: Count
+    number: Count
+    parent: Digest
+    """Digest of the parent's header; for version 0, the digest of the run id."""
+    term: Count
+    syncer: PeerId
+    """Empty only for version 0 (then the run id stands here)."""
+    tokens: Count
+    state_digest: Digest
+    """Of (number, Theta, outer momentum) after the outer step; see `tensors.digest`."""
+    update_digest: Digest
+    update_bytes: Count
+    codec: Annotated[str, Meta(max_length=16)]
+    contributors: Annotated[tuple[Contributor, ...], Meta(max_length=MAX_CONTRIBUTORS)]
+    epoch: Count = 0
+    """Of the grouping under which the *next* version is made; grows by one when the groups rotate."""
+    groups: Annotated[int, Meta(ge=1, le=MAX_CONTRIBUTORS)] = 1
+    """Into how many groups the members fall for the next version; 1: all are in one (`core.api.grouping`)."""
+
+    def digest(self) -> bytes:
+        """SHA-256 of the canonical encoding."""
+        if len(self.contributors) < LONG:
+            return hashlib.sha256(_encoder.encode(self)).digest()
+        return _facts(self).digest
+
+    def merged_tokens(self) -> int:
+        """Of all its contributions."""
+        if len(self.contributors) < LONG:
+            return sum(part.tokens for part in self.contributors)
+        return _facts(self).tokens
+
+    def longest_steps(self) -> int:
+        """Inner steps of its longest contribution; 0 for version 0."""
+        return max((part.inner_steps for part in self.contributors), default=0)
+
+    def head(self) -> Head:
+        """The short name of this version."""
+        return Head(self.number, self.digest(), self.tokens, self.term)
+
+
+LONG = 32
+"""Contributors from which on it pays to remember what follows from a header."""
+_SLOTS = 64
+
+
+class _Facts:
+    """What is asked again and again of a long header. In a large run it names thousands of learners, and in
+    the simulator thousands of nodes hold the same one. Remembered for the object, never for its value."""
+
+    __slots__ = ("digest", "header", "signed", "tokens")
+
+    def __init__(self, header: VersionHeader) -> None:
+        encoded = _encoder.encode(header)
+        self.header = header
+        self.digest = hashlib.sha256(encoded).digest()
+        self.signed = _DOMAIN + b"version\0" + encoded
+        self.tokens = sum(part.tokens for part in header.contributors)
+
+
+_remembered: list[_Facts | None] = [None] * _SLOTS
+_DOMAIN = b"p2pdiloco/1/"
+
+
+def _facts(header: VersionHeader) -> _Facts:
+    slot = (id(header) >> 4) % _SLOTS
+    found = _remembered[slot]
+    if found is None or found.header is not header:
+        found = _remembered[slot] = _Facts(header)
+    return found
+
+
+class SignedVersion(Wire, frozen=True):
+    """A version header with its syncer's signature over `signed_bytes("version", header)`."""
+
+    header: VersionHeader
+    signature: Signature
+
+
+class ContributionHeader(Wire, frozen=True):
+    """The label of an encoded pseudo-gradient (design 5.8)."""
+
+    run: RunId
+    group: GroupId
+    fragment: Count
+    learner: PeerId
+    stamp: Stamp
+    after: Stamp
+    """The learner's last merged contribution that its base contains. The syncer admits only if its chain
+    agrees: so no step is merged twice, even when an acknowledgement or an update was lost."""
+    base_number: Count
+    base_digest: Digest
+    tokens: Count
+    inner_steps: Count
+    payload_digest: Digest
+    payload_bytes: Count
+    codec: Annotated[str, Meta(max_length=16)]
+    due: bool
+    """The learner's schedule asked for it; false when it answers a closing call."""
+
+
+class SignedContribution(Wire, frozen=True):
+    """A contribution header signed by its learner over `signed_bytes("contribution", header)`."""
+
+    header: ContributionHeader
+    signature: Signature
+
+
+class PartialPart(Wire, frozen=True):
+    """One learner's contribution inside a partial merge."""
+
+    contributor: Contributor
+    after: Stamp
+    """The stamp after which it comes: compared with the chain of whoever makes the version."""
+
+
+class PartialHeader(Wire, frozen=True):
+    """The label of a group's partial merge, on its way to the syncer of the group above (design 5.5)."""
+
+    run: RunId
+    group: GroupId
+    """The group whose contributions were merged."""
+    fragment: Count
+    syncer: PeerId
+    """Of that group; the author."""
+    number: Count
+    """The head upon which the next version is to be made, for all that the author knows."""
+    digest: Digest
+    parts: Annotated[tuple[PartialPart, ...], Meta(min_length=1, max_length=MAX_CONTRIBUTORS)]
+    due: bool
+    """The group's round began with what was due, or something in it was: a round may start with it."""
+    payload_digest: Digest
+    payload_bytes: Count
+
+
+class SignedPartial(Wire, frozen=True):
+    """A partial's header signed by its author over `signed_bytes("partial", header)`."""
+
+    header: PartialHeader
+    signature: Signature
+
+
+class VoteBody(Wire, frozen=True):
+    """What a voter says: in this term of this fragment, this candidate."""
+
+    run: RunId
+    group: GroupId
+    fragment: Count
+    term: Count
+    candidate: PeerId
+    voter: PeerId
+
+
+class Vote(Wire, frozen=True):
+    """A vote signed by its voter over `signed_bytes("vote", body)`."""
+
+    body: VoteBody
+    signature: Signature
+
+
+class Certificate(Wire, frozen=True):
+    """Why a syncer is in office: a majority's votes for (group, fragment, term)."""
+
+    group: GroupId
+    fragment: Count
+    term: Count
+    syncer: PeerId
+    start_number: Count
+    """Head number of the syncer when it was elected: the term ends `term_versions` later."""
+    votes: Annotated[tuple[Vote, ...], Meta(max_length=MAX_VOTES)]
+
+
+class Watermark(Wire, frozen=True):
+    """The newest contribution of one learner that is in a chain, and the version that took it in."""
+
+    learner: PeerId
+    stamp: Stamp
+    number: Count
+
+
+def signed_bytes(domain: str, value: Wire) -> bytes:
+    """The bytes that a signature covers: a domain separator and the canonical encoding."""
+    if domain == "version" and isinstance(value, VersionHeader) and len(value.contributors) >= LONG:
+        return _facts(value).signed
+    return _DOMAIN + domain.encode() + b"\0" + _encoder.encode(value)
+
+
+class Crypto(Protocol):
+    """Signing, injected so that the core stays free of keys and the simulator free of Ed25519."""
+
+    def sign(self, message: bytes) -> bytes:
+        """Our signature over the message."""
+
+    def verify(self, peer: str, message: bytes, signature: bytes) -> bool:
+        """Whether that peer signed the message. False, never an exception, for anything malformed."""
+
+
+MAX_STRAIN = 24
+"""A 16-millionth of what is asked."""

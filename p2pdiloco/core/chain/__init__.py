@@ -1,0 +1,1 @@
+"""A fragment's versions, watermarks, and how much of them everybody has."""

@@ -1,0 +1,92 @@
+"""One fragment's chain of versions as this node holds it: head, recent log, watermarks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from p2pdiloco.core.api.types import SignedVersion, Stamp, VersionHeader, Watermark
+from p2pdiloco.core.chain.watermarks import Marks, marks_of
+from p2pdiloco.errors import invariant
+
+
+class Chain:
+    """Versions only forward: `extend` by a child of the head, or `replace` by a heavier chain's state."""
+
+    def __init__(self, log: tuple[SignedVersion, ...], watermarks: Iterable[Watermark], keep: int) -> None:
+        invariant(bool(log), "a chain starts with at least one version")
+        self._keep = keep
+        self._log: dict[int, SignedVersion] = {}
+        self._digests: dict[int, bytes] = {}
+        self.signed, self.head = log[-1], log[-1].header.head()
+        for version in log:
+            self._remember(version, version.header.digest())
+        self._marks = marks_of(tuple(watermarks))
+        self.replaced = 0
+        """How often another chain's state was taken."""
+
+    def _remember(self, version: SignedVersion, digest: bytes) -> None:
+        number = version.header.number
+        self._log[number] = version
+        self._digests[number] = digest
+        for old in [n for n in self._log if n < number - self._keep]:
+            del self._log[old]
+            del self._digests[old]
+
+    @property
+    def header(self) -> VersionHeader:
+        """The head's header."""
+        return self.signed.header
+
+    def knows(self, number: int, digest: bytes) -> bool:
+        """Whether that version is the head or one of its logged ancestors."""
+        return self._digests.get(number) == digest
+
+    def digest_of(self, number: int) -> bytes | None:
+        """Digest of the header of a version of the log."""
+        return self._digests.get(number)
+
+    def logged(self, number: int) -> SignedVersion | None:
+        """A version of the log."""
+        return self._log.get(number)
+
+    def logged_all(self) -> tuple[SignedVersion, ...]:
+        """The whole log, oldest first, the head last."""
+        return tuple(version for _, version in sorted(self._log.items()))
+
+    def table(self) -> tuple[Watermark, ...]:
+        """The complete watermark table, in canonical order."""
+        return self._marks.table
+
+    def is_child(self, header: VersionHeader) -> bool:
+        """Whether the header continues this chain by one."""
+        return header.number == self.head.number + 1 and header.parent == self.head.digest
+
+    def watermark(self, learner: str) -> Stamp:
+        """The newest contribution of that learner in this chain."""
+        return self._marks.stamp(learner)
+
+    def merged_at(self, learner: str) -> int:
+        """The version that has that learner's newest merged contribution; 0 if there is none."""
+        return self._marks.number(learner)
+
+    def marks_after(self, header: VersionHeader) -> Marks:
+        """The watermarks once `header` extends this chain."""
+        return self._marks.after(header)
+
+    def extend(self, version: SignedVersion) -> None:
+        """Append a child of the head."""
+        invariant(self.is_child(version.header), "extended by something that is not a child of the head")
+        self._marks = self._marks.after(version.header)
+        self.signed, self.head = version, version.header.head()
+        self._remember(version, self.head.digest)
+
+    def replace(self, version: SignedVersion, watermarks: Iterable[Watermark]) -> None:
+        """Take another chain's state: its ancestors are unknown to us."""
+        head = version.header.head()
+        invariant(head.weight > self.head.weight, "replaced by a lighter chain")
+        self.replaced += 1
+        self._log.clear()
+        self._digests.clear()
+        self.signed, self.head = version, head
+        self._remember(version, head.digest)
+        self._marks = marks_of(tuple(watermarks))

@@ -1,0 +1,108 @@
+"""How much of a fragment's chain everybody has: what is above may still lose against a heavier chain.
+
+A peer that reports a head of our chain has everything below it too, so no fork of its making can lack that.
+It must have reported it some time ago: a crash may take it back to its last checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from p2pdiloco.core.api.types import Head
+from p2pdiloco.core.chain.chain import Chain
+
+NONE = -1
+LOOK_EVERY_S = 2.0
+"""Of the heartbeats of a peer one in so many seconds is looked at."""
+
+
+MAX_SEEN = 8192
+"""As many peers as a view knows, twice; whose report is forgotten counts as never heard: more is kept."""
+
+
+class _Seen:
+    """What one peer reported."""
+
+    __slots__ = ("head", "lately", "lately_s", "look_at_s", "parted", "sure")
+
+    def __init__(self) -> None:
+        self.head: Head | None = None
+        self.sure = NONE
+        """A version of our chain that it reported at least `durable_s` ago."""
+        self.lately = NONE
+        self.lately_s = 0.0
+        self.look_at_s = -1e18
+        self.parted: bool | None = None
+        """It left with `head`, and will not go further; true once that was found to be of our chain."""
+
+
+class Common:
+    """Of one fragment: the versions of our chain that other peers are known to have."""
+
+    def __init__(self, chain: Chain, durable_s: float) -> None:
+        self._chain = chain
+        self._durable_s = durable_s
+        self._replaced = chain.replaced
+        self._seen: dict[str, _Seen] = {}
+
+    def heard(self, peer: str, head: Head, now: float) -> None:
+        """A peer reports its head."""
+        seen = self._seen.get(peer)
+        if seen is None:
+            while len(self._seen) >= MAX_SEEN:
+                del self._seen[next(iter(self._seen))]
+            seen = self._seen[peer] = _Seen()
+        if now < seen.look_at_s:
+            return
+        seen.look_at_s = now + LOOK_EVERY_S
+        seen.head, seen.parted = head, None
+        if self._chain.knows(head.number, head.digest):
+            self._note(seen, head.number, now)
+
+    def _note(self, seen: _Seen, number: int, now: float) -> None:
+        if seen.lately == NONE:
+            seen.lately, seen.lately_s = number, now
+        elif now - seen.lately_s >= self._durable_s:
+            seen.sure = seen.lately
+            seen.lately, seen.lately_s = max(number, seen.lately), now
+
+    def witnessed(self, max_base_age: int, now: float) -> None:
+        """Who was merged into our chain held a version of it not long before: all that is known of members of
+        other groups, which do not report to us."""
+        for mark in self._chain.table():
+            number = mark.number - 1 - max_base_age
+            if number >= 0:
+                self._note(self._seen.setdefault(mark.learner, _Seen()), number, now)
+
+    def left(self, peer: str, head: Head) -> None:
+        """A peer goes, with this head."""
+        seen = self._seen.get(peer)
+        if seen is not None:
+            seen.head, seen.parted = head, self._chain.knows(head.number, head.digest)
+
+    def restarted(self, peer: str) -> None:
+        """It may have come back with an older state."""
+        self._seen.pop(peer, None)
+
+    def review(self, peers: Sequence[str], now: float) -> int:
+        """The newest version that all these peers certainly have, -1 if none is; others are forgotten."""
+        if self._replaced != self._chain.replaced:
+            self._replaced = self._chain.replaced
+            for seen in self._seen.values():
+                seen.sure = seen.lately = NONE
+                seen.parted = None if seen.parted is None else False
+        if len(self._seen) > 2 * len(peers) + 16:
+            self._seen = {peer: self._seen[peer] for peer in peers if peer in self._seen}
+        lowest = self._chain.head.number
+        for peer in peers:
+            known = self._seen.get(peer)
+            if known is None:
+                return NONE
+            head = known.head
+            if head is not None and self._chain.knows(head.number, head.digest):
+                self._note(known, head.number, now)
+                known.parted = None if known.parted is None else True
+            if known.parted:
+                continue  # it will come back with a version of our chain, or not at all
+            lowest = min(lowest, known.sure)
+        return lowest

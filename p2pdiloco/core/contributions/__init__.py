@@ -1,0 +1,1 @@
+"""A learner's contributions until they are merged beyond doubt."""

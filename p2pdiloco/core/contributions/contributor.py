@@ -1,0 +1,482 @@
+"""A learner's side of the rounds: getting each contribution merged exactly once (design 5.2, 5.3).
+
+Theory of operation
+-------------------
+A contribution is a displacement. It stays here, encoded, until a version that contains it is part of
+our chain; a syncer's death, a lost answer or a fork costs a re-send, never a trained token. Contributions
+of one learner are ordered: each names the one before it (`after`), and a syncer admits it only if its
+chain contains exactly that one. Hence at most the first of the queue is under way.
+
+What our chain has merged is kept until that is beyond doubt (`kept`). If a heavier chain replaces ours and
+lacks several, they go out as one, ahead of everything else: with the sums of their tokens and steps, and
+the stamp of the last. The parts stay kept, so that another switch is answered from them again.
+
+An *attached* contribution is still part of the learner's displacement (its slot is in use): when it is
+merged the learner must take it out. A *detached* one is not: the learner crashed since, or the version
+that had merged it lost against a heavier chain.
+
+    COMBINING its parts are being added up
+    WAITING   to be sent (no syncer, or a pause after a refusal)
+    OFFERED   on its way to the syncer
+    HELD      the syncer has it; a version that contains it is due
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from p2pdiloco.core.api.effects import (
+    CommitVersion,
+    DiscardContribution,
+    OfferContribution,
+    RetireSlot,
+)
+from p2pdiloco.core.api.events import (
+    Combined,
+    CombineFailed,
+    ContributionAnswered,
+    ContributionReady,
+    ContributionUndelivered,
+)
+from p2pdiloco.core.api.grouping import level_sizes
+from p2pdiloco.core.api.types import (
+    ContributionHeader,
+    Head,
+    SignedContribution,
+    SignedVersion,
+    Stamp,
+    Ticket,
+)
+from p2pdiloco.core.chain.chain import Chain
+from p2pdiloco.core.context import FragmentContext
+from p2pdiloco.core.contributions.pending import SEND_TABLE, Pending, SendSignal, SendState
+from p2pdiloco.core.contributions.retained import Kept, Part
+from p2pdiloco.core.contributions.unmerged import TakeUp, Unmerged
+from p2pdiloco.core.election.office import Office
+from p2pdiloco.core.election.office_table import NOT_IN_OFFICE
+from p2pdiloco.core.machine import Machine
+from p2pdiloco.core.shared import Shared
+from p2pdiloco.core.timing import Ema, backoff_s, patience_s
+
+MAX_QUEUE = 4
+RETIRED_KEPT = 16
+OTHER_OPINIONS = 3
+"""A contribution that somebody took, or may have taken, must be called unusable so many times more often."""
+PERMANENT = frozenset(
+    {"wrong-size", "non-finite", "out-of-range", "implausible-tokens", "wrong-codec", "bad-signature"}
+)
+RELABEL = frozenset({"stale-base", "unknown-base"})
+
+
+class Contributor:
+    """The queue of one fragment's contributions of this node."""
+
+    def __init__(self, context: FragmentContext) -> None:
+        self._context = context
+        self._shared = context.shared
+        self._fragment = context.index
+        self._chain = chain = context.chain
+        self._queue: deque[Pending] = deque()
+        self._kept = Kept(context.shared, context.index)
+        self._replaced = chain.replaced
+        self._retired: deque[Stamp] = deque(maxlen=RETIRED_KEPT)
+        """Given up, or left behind by an earlier life, and still in the learner's displacement: if a chain
+        has one all the same, somebody who held it merged it, and the displacement must go."""
+        self._sequence = 0
+        self._round_s = Ema()
+        self.behind: Callable[[float], bool] = lambda now: False
+        """Whether a version is on its way here, or known (set by the fragment)."""
+        self.base_number = chain.head.number
+        """The version that the learner's parameters are measured against."""
+        self.base_digest = chain.head.digest
+
+    # --- questions -----------------------------------------------------------------------------------
+
+    @property
+    def _office(self) -> Office:
+        """Of the group in which we take part at present."""
+        return self._context.leaf.office
+
+    @property
+    def idle(self) -> bool:
+        """Nothing of ours is waiting to be merged."""
+        return not self._queue
+
+    @property
+    def keeps(self) -> bool:
+        """Whether merged contributions are kept."""
+        return len(self._kept) > 0
+
+    def unmerged(self) -> Unmerged:
+        """What is left if we end here."""
+        whole_at, slot = [self._chain.watermark(self._shared.me)], None
+        for pending in self._queue:
+            if pending.attached:
+                slot = pending
+                break
+            whole_at.append(pending.stamp)  # of an earlier life of the learner: no part of its displacement
+        if slot is None:
+            return Unmerged(tuple(whole_at), doubts=tuple(self._retired))
+        doubts = (*self._retired, slot.stamp) if slot.peer else tuple(self._retired)
+        return Unmerged(tuple(whole_at), slot.stamp, slot.sent, doubts)
+
+    def take_up(self, left: Unmerged) -> TakeUp:
+        """How much of the displacement of an earlier life, which ended so, the learner may start with."""
+        mode, doubts = left.take_up(self._chain.watermark(self._shared.me))
+        self._retired.extend(doubts)
+        return mode
+
+    def words(self) -> str:
+        """For people: where the first contribution is."""
+        if not self._queue:
+            return ""
+        first = self._queue[0]
+        where = {
+            SendState.COMBINING: "being combined",
+            SendState.WAITING: "waits for a syncer",
+            SendState.OFFERED: "on its way to the syncer",
+            SendState.HELD: "held by the syncer",
+        }
+        return where[first.machine.state]
+
+    def deadline(self) -> float | None:
+        """When to look again."""
+        if not self._queue:
+            return None
+        first = self._queue[0]
+        if first.machine.state is SendState.WAITING:
+            return first.retry_at_s if self._office.syncer else None
+        return first.deadline_s if first.machine.state is SendState.HELD else None
+
+    # --- what happens --------------------------------------------------------------------------------
+
+    def ready(self, event: ContributionReady, now: float) -> None:
+        """The learner made a new contribution."""
+        shared = self._shared
+        after = self._queue[-1].stamp if self._queue else self._chain.watermark(shared.me)
+        self._sequence += 1
+        stamp = Stamp(shared.incarnation, self._sequence)
+        pending = Pending(stamp, after, event, (self.base_number, self.base_digest))
+        pending.contains = tuple(self._retired)
+        self._queue.append(pending)
+        while len(self._queue) > MAX_QUEUE:
+            # The second: the first may be in a merge at this moment.
+            lost = self._queue[1]
+            del self._queue[1]
+            self._give_up(lost, "too many contributions are waiting")
+            self._queue[1].after = lost.after
+
+    def review(self, common: int) -> None:
+        """Everybody has this version: what is merged by then is beyond doubt."""
+        self._kept.review(common)
+
+    def combined(self, event: Combined) -> None:
+        """What is to be sent again has been added up."""
+        first = self._combining(event.attempt)
+        if first is not None:
+            first.ready = self._kept.together(first.parts, event)
+            first.machine.go(SendSignal.COMBINED)
+        elif not self._kept.combined(event):
+            self._shared.out.put(DiscardContribution(self._fragment, event.ticket))
+
+    def combine_failed(self, event: CombineFailed) -> None:
+        """A payload cannot be read back: what it was part of is lost."""
+        first = self._combining(event.attempt)
+        if first is None:
+            self._kept.combine_failed(event.attempt, event.reason)
+            return
+        self._queue.popleft()
+        self._kept.drop(first.parts, event.reason)
+        if self._queue:
+            self._queue[0].after = first.after
+
+    def _combining(self, attempt: int) -> Pending | None:
+        first = self._queue[0] if self._queue else None
+        waits = first is not None and first.machine.state is SendState.COMBINING
+        return first if waits and first is not None and first.combine_attempt == attempt else None
+
+    def forgive(self, lag_s: float) -> None:
+        """We did not run for so long: that was not the syncer's slowness."""
+        for pending in self._queue:
+            pending.deadline_s += lag_s
+
+    def learner_lost(self) -> None:
+        """The learner crashed: its displacement is gone, what was copied out is not."""
+        self._retired.clear()
+        for pending in self._queue:
+            pending.attached = False
+
+    def next_offer(self, now: float) -> Pending | None:
+        """The contribution to send now, if any."""
+        if not self._queue or self._shared.left:
+            return None
+        first = self._queue[0]
+        syncer = self._office.syncer
+        if first.machine.state is SendState.HELD and (first.peer != syncer or now >= first.deadline_s):
+            if first.peer == syncer and self.behind(now):
+                # It makes versions: what is slow is their way to us, and perhaps ours is in one of them.
+                first.deadline_s = now + self._shared.timing.answer_floor_s
+                return None
+            if first.peer == syncer:
+                self._office.suspect(f"no version for {now - first.held_since_s:.1f} s")
+            self._retry(first, now, at_once=True)
+        waiting = first.machine.state is SendState.WAITING
+        return first if waiting and self._office.takes(now) and now >= first.retry_at_s else None
+
+    def offer(self, pending: Pending, syncer: str, now: float) -> SignedContribution:
+        """Sign the label anew and count it as under way to `syncer`."""
+        pending.machine.go(SendSignal.OFFER)
+        pending.peer, pending.sent_after = syncer, pending.after
+        pending.attempts += 1
+        pending.held_since_s = now
+        config, shared = self._shared.config, self._shared
+        age = self._chain.head.number - pending.base_number
+        known = self._chain.knows(pending.base_number, pending.base_digest)
+        if not known or age > config.max_base_age_versions:
+            # A displacement is the same measured from any base that the learner was rebased to.
+            pending.base_number, pending.base_digest = self._chain.head.number, self._chain.head.digest
+        ready = pending.ready
+        header = ContributionHeader(
+            run=config.run,
+            group=self._context.leaf.name,
+            fragment=self._fragment,
+            learner=shared.me,
+            stamp=pending.stamp,
+            after=pending.after,
+            base_number=pending.base_number,
+            base_digest=pending.base_digest,
+            tokens=ready.tokens,
+            inner_steps=ready.inner_steps,
+            payload_digest=ready.payload_digest,
+            payload_bytes=ready.payload_bytes,
+            codec=config.contribution_codec,
+            due=ready.due or shared.leaving,
+        )
+        return SignedContribution(header, shared.sign("contribution", header))
+
+    def send(self, pending: Pending, syncer: str, now: float) -> None:
+        """Stream it to another peer."""
+        signed = self.offer(pending, syncer, now)
+        self._shared.out.put(OfferContribution(syncer, signed, pending.ready.ticket))
+
+    def answered(self, event: ContributionAnswered, now: float) -> None:
+        """The syncer's word."""
+        first = self._current(event.stamp, event.peer)
+        if first is None:
+            return
+        if event.accepted or event.reason == "already-held":
+            self.accepted(first, "held" in event.reason, now)
+            return
+        self._shared.out.record(
+            "contribution",
+            self._fragment,
+            f"refused: {event.reason}",
+            syncer=event.peer,
+            stamp=first.stamp.sequence,
+        )
+        self.refused(first, event.reason, now, event.head)
+
+    def accepted(self, pending: Pending, held_over: bool, now: float) -> None:
+        """The syncer has it; from now on a version that contains it is due."""
+        pending.machine.go(SendSignal.ACCEPT)
+        pending.perhaps_held = True
+        # A syncer of one group among several passes it on in a partial merge.
+        pending.sent = pending.sent or self._chain.header.groups > 1
+        if pending.sent_after != pending.after:  # our chain moved meanwhile: theirs will, and drop it
+            self._retry(pending, now, at_once=False)
+            return
+        config, timing = self._shared.config, self._shared.timing
+        step_s = self._shared.median_step_s(now)
+        # Others' payloads may well take as long as ours has taken.
+        round_s = max(self._round_s.value, now - pending.held_since_s)
+        wait_s = patience_s(timing.answer_floor_s, round_s, config.delay_steps, step_s)
+        if held_over or config.quorum > 1:
+            wait_s += 2 * config.inner_steps * step_s + timing.hold_floor_s
+        # The syncers above are doubted first, by those below them.
+        levels = len(level_sizes(self._chain.header.groups, config.group_size))
+        pending.deadline_s = now + wait_s * levels * self._shared.health.stretch(now)
+
+    def refused(self, pending: Pending, reason: str, now: float, head: Head | None = None) -> None:
+        """Mend what can be mended and try again; give up only what can never be merged."""
+        if reason in PERMANENT and pending.perhaps_held and pending.called_unusable < OTHER_OPINIONS:
+            pending.called_unusable += 1  # it was sound for somebody, or may have been: damaged on the way
+        elif reason in PERMANENT:
+            self._queue.remove(pending)
+            self._give_up(pending, reason)
+            if self._queue:
+                self._queue[0].after = pending.after
+            return
+        if reason in RELABEL:
+            pending.base_number, pending.base_digest = self._chain.head.number, self._chain.head.digest
+        denied = reason == "not-syncer" and pending.peer == self._office.syncer and pending.attempts > 1
+        if denied and not self._hands_over(pending, head, now):
+            self._office.suspect(NOT_IN_OFFICE)
+        self._retry(pending, now, at_once=False)
+
+    def _hands_over(self, pending: Pending, head: Head | None, now: float) -> bool:
+        """Whether the syncer's term is over, or not begun, and the version between is on its way to us, or to
+        it. Each successor on a slow link would else be deposed, by those who have it and those who do not."""
+        certificate = self._office.certificate
+        if head is None or certificate is None:
+            return False
+        begun = head.number >= max(self._chain.head.number, certificate.start_number)
+        if begun and head.number < certificate.start_number + self._shared.config.term_versions:
+            return False
+        if pending.turned_away_s is None:
+            pending.turned_away_s = now
+        shared = self._shared
+        steps, step_s = shared.config.delay_steps, shared.median_step_s(now)
+        wait_s = patience_s(shared.timing.answer_floor_s, self._round_s.value, steps, step_s)
+        return now - pending.turned_away_s < wait_s * shared.health.stretch(now)
+
+    def sent(self, stamp: Stamp) -> None:
+        """All of it has gone out."""
+        for pending in self._queue:
+            pending.sent = pending.sent or pending.stamp == stamp
+
+    def undelivered(self, event: ContributionUndelivered, now: float) -> None:
+        """The stream broke."""
+        first = self._current(event.stamp, event.peer)
+        if first is not None:
+            first.perhaps_held = True
+            self._retry(first, now, at_once=False)
+
+    def _current(self, stamp: Stamp, peer: str) -> Pending | None:
+        if not self._queue:
+            return None
+        first = self._queue[0]
+        matches = first.stamp == stamp and first.peer == peer and first.machine.state is SendState.OFFERED
+        return first if matches else None
+
+    def _retry(self, pending: Pending, now: float, at_once: bool) -> None:
+        if pending.machine.may(SendSignal.RETRY):
+            pending.machine.go(SendSignal.RETRY)
+        pending.retry_at_s = (
+            now if at_once else now + backoff_s(self._shared.timing.retry_s, pending.attempts)
+        )
+
+    def office_changed(self, now: float) -> None:
+        """Another syncer: whatever the old one holds is sent again, at once."""
+        for pending in self._queue:
+            if pending.machine.state is not SendState.OFFERED or pending.peer != self._office.syncer:
+                self._retry(pending, now, at_once=True)
+            pending.attempts, pending.turned_away_s = 0, None
+
+    def _give_up(self, pending: Pending, reason: str) -> None:
+        out = self._shared.out
+        if pending.attached:
+            self._retired.append(pending.stamp)
+            out.put(RetireSlot(self._fragment, pending.ready.ticket))
+        elif pending.parts:
+            self._discard_payload(pending)
+            self._kept.drop(pending.parts, reason)
+        else:
+            out.put(DiscardContribution(self._fragment, pending.ready.ticket))
+        out.record(
+            "contribution",
+            self._fragment,
+            f"given up: {reason}",
+            tokens=pending.ready.tokens,
+            lost=not pending.attached,
+        )
+
+    # --- versions ------------------------------------------------------------------------------------
+
+    def would_merge(self, watermark: Stamp) -> tuple[Ticket | None, bool]:
+        """If our chain's watermark became this: (ticket of the attached contribution that is then merged,
+        whether the learner's displacement must be dropped: the chain has what we had given up)."""
+        merged = [p for p in self._queue if p.stamp <= watermark]
+        attached = [p.ready.ticket for p in merged if p.attached]
+        return (attached[0] if attached else None), watermark in self._retired
+
+    def chain_moved(self, watermark: Stamp, now: float) -> None:
+        """The chain has a new head, with this watermark of ours: settle what it has, requeue what it lost."""
+        if watermark in self._retired:  # somebody merged all the same what was given up here
+            self._retired.clear()
+        for pending in [p for p in self._queue if watermark in p.contains]:
+            self._queue.remove(pending)
+            self._give_up(pending, "it contains what was merged")
+        number = self._chain.merged_at(self._shared.me)
+        while self._queue and self._queue[0].stamp <= watermark:
+            self._settle(self._queue.popleft(), number, now)
+        lost = self._kept.moved(watermark, number, self._chain.replaced != self._replaced)
+        self._replaced = self._chain.replaced
+        first = self._queue[0] if self._queue else None
+        if first is not None and first.parts and first.parts != lost:
+            self._withdraw(first)
+            first = None
+        if lost and (first is None or not first.parts):
+            self._send_again(lost, watermark, now)
+        if self._queue:
+            # Also after a restart (an earlier life's contribution was merged just now) or a deep fork: what
+            # is queued here is a displacement of its own, disjoint from whatever the chain contains of us.
+            first = self._queue[0]
+            if first.after != watermark:
+                first.after = watermark
+                if first.machine.state is SendState.HELD:  # not any more: it does not fit as it was labelled
+                    self._retry(first, now, at_once=True)
+
+    def _settle(self, pending: Pending, number: int, now: float) -> None:
+        """It is in our chain."""
+        if pending.held_since_s:
+            self._round_s.add(now - pending.held_since_s)
+        for stamp in set(pending.contains).intersection(self._retired):
+            self._retired.remove(stamp)  # with this one it went out of the displacement
+        self._shared.out.record(
+            "contribution",
+            self._fragment,
+            "merged",
+            stamp=pending.stamp.sequence,
+            tokens=pending.ready.tokens,
+            inner_steps=pending.ready.inner_steps,
+            attempts=pending.attempts,
+        )
+        if pending.parts:
+            self._discard_payload(pending)
+        else:
+            self._kept.add(min((*pending.contains, pending.stamp)), pending.stamp, pending.ready, number)
+
+    def _discard_payload(self, pending: Pending) -> None:
+        if pending.machine.state is not SendState.COMBINING:
+            self._shared.out.put(DiscardContribution(self._fragment, pending.ready.ticket))
+
+    def _withdraw(self, again: Pending) -> None:
+        """The chain moved on: what is to be sent again is not the same any more."""
+        self._queue.remove(again)
+        self._discard_payload(again)
+
+    def _send_again(self, lost: tuple[Part, ...], watermark: Stamp, now: float) -> None:
+        """Our chain was replaced by one that lacks these."""
+        nothing = ContributionReady(self._fragment, 0, 0, 0, b"", 0, True)
+        head = self._chain.head
+        again = Pending(lost[-1].stamp, watermark, nothing, (head.number, head.digest))
+        again.attached, again.parts = False, lost
+        again.perhaps_held = True  # merged once already: whoever finds it unusable got it damaged
+        again.machine = Machine(SEND_TABLE, SendState.COMBINING)
+        again.combine_attempt = self._kept.combine(lost)
+        for other in self._queue:  # only the first may be under way
+            self._retry(other, now, at_once=True)
+        self._queue.appendleft(again)
+        self._shared.out.record(
+            "fork",
+            self._fragment,
+            f"our chain lost: {len(lost)} contributions are sent again",
+            stamp=again.stamp.sequence,
+            contributions=len(lost),
+            tokens=sum(part.ready.tokens for part in lost),
+        )
+
+    def learner_applied(self, number: int, digest: bytes) -> None:
+        """The learner's parameters are measured against this version now."""
+        self.base_number, self.base_digest = number, digest
+
+
+def commit_effect(
+    shared: Shared, chain: Chain, own: Contributor, version: SignedVersion, update: Ticket | None
+) -> CommitVersion:
+    """The spare copy becomes the state; the learner hears whether its own contribution is in it."""
+    marks = chain.marks_after(version.header)
+    after = max(marks.stamp(shared.me), chain.watermark(shared.me))
+    merged_ticket, overwrite = own.would_merge(after)
+    return CommitVersion(version, update, merged_ticket, marks.table, after, overwrite)

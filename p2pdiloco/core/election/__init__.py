@@ -1,0 +1,1 @@
+"""A group's office: who may hold it, who stands, who votes."""

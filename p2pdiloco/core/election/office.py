@@ -1,0 +1,513 @@
+"""The office of one group's syncer: who holds it, for how long, and how it is filled again (design 5.3).
+
+Theory of operation
+-------------------
+A certificate (a majority's signed votes) puts a peer in office for one term. The term ends when the
+chain has grown by `term_versions`: the holder then stops by itself, and whoever holds that version sees
+that the office is open, so an orderly hand-over races with nothing. Earlier, the office is open for a
+member as soon as *this member* no longer counts on the holder: silent, unreachable, left, or slow.
+
+In a run of one group the next term's syncer is elected while the last version of this one is being made
+(`voting.Succession`). Otherwise an open office is filled by the first-ranked live candidate of the next
+term; each later rank waits `stagger_s` longer. A voter gives one vote per term, durable before it is sent;
+never to a candidate whose chain is lighter than its own, and not while it counts on a holder.
+
+    VACANT     nobody that we know of holds the office, or the holder's term is over
+    FOLLOWING  a peer holds it
+    CANDIDATE  we asked for votes
+    HOLDING    we hold it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from p2pdiloco.core.api.effects import Effect, Send
+from p2pdiloco.core.api.messages import Elected, OfficeQuery, VoteGranted, VoteRefused, VoteRequest
+from p2pdiloco.core.api.types import WHOLE_RUN, Certificate, Vote
+from p2pdiloco.core.context import FragmentContext
+from p2pdiloco.core.election.electorate import Electorate
+from p2pdiloco.core.election.office_table import (
+    COUNTED_ON,
+    NOT_IN_OFFICE,
+    OFFICE_TABLE,
+    OfficeSignal,
+    OfficeState,
+)
+from p2pdiloco.core.election.standing import Ranks
+from p2pdiloco.core.election.trust import Trust
+from p2pdiloco.core.election.voting import (
+    Binding,
+    Candidacy,
+    Succession,
+    Voter,
+    binds,
+    why_not_certified,
+    why_not_for,
+)
+from p2pdiloco.core.machine import Machine
+
+OTHER_EPOCH = "other epoch"
+NOT_HEARD_OF = "not heard of yet"
+SOFT = frozenset({OTHER_EPOCH, NOT_HEARD_OF})
+"""Refusals of voters that will know more in a moment: they are asked again in the same term."""
+MAX_TERM_LEAP = 1000
+"""What one peer says moves our idea of the newest term by at most so much: terms are numbers that end."""
+
+
+class Office:
+    """Election and tenure of one group's syncer, as one member sees it."""
+
+    def __init__(self, context: FragmentContext, group: str, electorate: Electorate, now: float) -> None:
+        self._context = context
+        self._shared = context.shared
+        self._group = group
+        self._fragment = context.index
+        self._chain = context.chain
+        self._electorate = electorate
+        self._machine = Machine(OFFICE_TABLE, OfficeState.VACANT)
+        self._since_s = now
+        self.certificate: Certificate | None = None
+        self._voter = Voter(context, group)
+        self._seen_term = self._voter.term
+        self._candidacy: Candidacy | None = None
+        self._ranks = Ranks(context, group, electorate)
+        self._succession = Succession(context, group, self._ranks)
+        self._gives_up_s = 0.0
+        self._not_before_s = 0.0
+        self._open_since_s: float | None = None
+        self._trust = Trust(context, group, self._ranks)
+        self._asked_s = -1e18
+        self._binding = Binding(context, electorate)
+        self._stand_due_s: float | None = None
+        """When our turn to stand comes, as the last look had it."""
+        self.busy: Callable[[], bool] = lambda: False
+        """Whether a round of ours is closing right now (set by the fragment): then we do not vote us away."""
+        self.changed = False
+        """The holder changed since the fragment last looked."""
+
+    # --- questions -----------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> OfficeState:
+        """Where this member stands."""
+        return self._machine.state
+
+    @property
+    def term(self) -> int:
+        """The highest term of which we hold a certificate."""
+        return self.certificate.term if self.certificate else 0
+
+    @property
+    def syncer(self) -> str | None:
+        """Who is in office for all that we know (also when we no longer count on it)."""
+        if self.certificate is None or self.term_over():
+            return None
+        return self.certificate.syncer
+
+    @property
+    def holding(self) -> bool:
+        """Whether we are the syncer now."""
+        return self.state is OfficeState.HOLDING
+
+    def term_over(self) -> bool:
+        """Whether the certified term has made all its versions."""
+        certificate = self.certificate
+        if certificate is None:
+            return True
+        return self._chain.head.number >= certificate.start_number + self._shared.config.term_versions
+
+    def why_open(self, now: float, candidate: str = "") -> str:
+        """Why nobody can be counted on in this office (or is to leave it to that one); empty if not."""
+        if self.certificate is None:
+            return "no syncer was elected yet"
+        if self.term_over():
+            return f"term {self.term} is over"
+        if self.certificate.syncer == self._shared.me:
+            return "" if self.holding else "we laid the office down"
+        return self._trust.why_not(self.certificate, now, candidate)
+
+    def takes(self, now: float) -> bool:
+        """Whether to send to who is in office: it is counted on, or by so many others that it stays. Then it
+        is to have what it may have lost, or waits for."""
+        return self.syncer is not None and (self._trust.outvoted or not self.why_open(now))
+
+    def deadline(self) -> float | None:
+        """When to look again."""
+        if self.state is OfficeState.CANDIDATE:
+            again_s = self._candidacy.again_s if self._candidacy else None
+            return self._gives_up_s if again_s is None else min(self._gives_up_s, again_s)
+        return self._stand_due_s
+
+    # --- what happens --------------------------------------------------------------------------------
+
+    def suspect(self, reason: str) -> None:
+        """Our contribution went unanswered for too long, or the holder says it is not the syncer."""
+        if not self._trust.suspected and not self.holding:
+            self._trust.suspected = reason
+            self._shared.out.record("suspicion", self._fragment, reason, syncer=self.syncer, term=self.term)
+
+    def trust(self) -> None:
+        """A new version arrived: the holder works."""
+        self._trust.suspected, self._trust.outvoted = "", False
+
+    def stand_later(self, from_s: float) -> None:
+        """Not before that."""
+        self._not_before_s = max(self._not_before_s, from_s)
+
+    def lay_down(self, reason: str) -> None:
+        """We cannot go on as syncer (term over, disk full, leaving)."""
+        if self.holding:
+            self._machine.go(OfficeSignal.OPEN)
+            self._shared.out.record("office", self._fragment, f"laid down: {reason}", term=self.term)
+            self.changed = True
+
+    def poll(self, now: float) -> None:
+        """Notice an open office, stand when it is our turn, give up a lost candidacy."""
+        if self.holding and self.term_over():
+            self.lay_down(f"term {self.term} is over")
+        elif self.holding and not self.busy() and (others := self._ranks.give_way(self.certificate, now)):
+            self.lay_down(f"this node {others}")
+        elif self.holding and not self.busy() and not self._shared.votes:
+            self.lay_down("our disk takes no votes")  # and would take no version
+        self._void_if_outgrown(now)
+        self._stand_due_s = None
+        if self.state is OfficeState.CANDIDATE:
+            if now >= self._gives_up_s:
+                self._lose(now, f"no majority in time for term {self._candidate_term}")
+            elif self._candidacy is not None and self._candidacy.won(now):
+                self._won(self._candidacy, now)  # some have no vote any more: the rest are a majority
+            elif self._candidacy is not None:
+                self._candidacy.ask_again(now)
+            return
+        reason = (why := self.why_open(now)) and self._succeed(why, now)
+        self._ranks.look(bool(reason), now)
+        if not reason:
+            self._open_since_s = None
+            if self._succession.may_stand(self.certificate, self._next_term, now):
+                self._stand_early(now)
+            return
+        if self.state is OfficeState.FOLLOWING:
+            self._machine.go(OfficeSignal.OPEN)
+            self.changed = True
+        if self._open_since_s is None:
+            self._open_since_s = now
+        if self._voter.saving or not self._ranks.may_stand(now):
+            return
+        if not self._electorate.ready(now) or self._is_held(now):
+            self._open_since_s = now
+            self._stand_due_s = now + self._shared.timing.retry_s
+            return
+        listens_until_s = self._shared.health.listens_until_s
+        self._stand_due_s = max(self._not_before_s, self._stand_at_s(now), listens_until_s)
+        if now >= self._stand_due_s:
+            self._stand(now, reason)
+
+    def _stand_early(self, now: float) -> None:
+        """The holder makes its last version: ask for the votes of the next term already."""
+        if self._voter.saving or not self._ranks.may_stand(now):
+            return
+        starts, reason = self._chain.head.number + 1, "the term ends with the next version"
+        candidacy = self._succession.candidacy = self._candidate(self._next_term(), starts, reason)
+        self._ask(candidacy, now)
+
+    def _succeed(self, reason: str, now: float) -> str:
+        """The office is open for this reason: to whom was elected beforehand. Why it is open still."""
+        found = self._succession.take(self.certificate, now)
+        if found is None:
+            return reason
+        self.lay_down(reason)
+        self.certificate = found
+        own = found.syncer == self._shared.me
+        self._machine.go(OfficeSignal.SUCCEED if own else OfficeSignal.FOLLOW)
+        self._taken("we are the syncer, elected beforehand" if own else "follows, elected beforehand", now)
+        return ""
+
+    @property
+    def _candidate_term(self) -> int:
+        return self._candidacy.term if self._candidacy else 0
+
+    def _is_held(self, now: float) -> bool:
+        """Whether a seat is new to us only, and its group has a syncer: ask that one for its certificate."""
+        if self._group == WHOLE_RUN or self.certificate is not None:
+            return False
+        claims = self._shared.claims.of(self._fragment, self._group)
+        live = [(term, peer) for peer, term in claims.items() if self._shared.view.alive(peer, now)]
+        if not live or now >= self._since_s + self._shared.timing.suspect_s:
+            return False
+        term, peer = max(live)
+        self.on_claim(peer, term, now)
+        return True
+
+    def _void_if_outgrown(self, now: float) -> None:
+        """Members came, or voters went: a certificate that nobody new would accept binds nobody any more.
+
+        Else two sides of a healed split would each keep to their own syncer, and a newcomer to none."""
+        certificate, shared = self.certificate, self._shared
+        if certificate is None or not shared.confirmed or self.busy():
+            return
+        # The holder goes first, between two rounds; the others only if it does not: two at once would fork.
+        patience_s = 0.0 if self.holding else shared.timing.suspect_s
+        if not self._binding.lost(certificate, patience_s, now):
+            self._seen_term = max(self._seen_term, self._binding.term)
+            return
+        reason = "its votes are no longer a majority of the members"
+        stands_again = self.holding and shared.stands and not shared.leaving
+        if self.holding:
+            self.lay_down(reason)
+        elif self.state is OfficeState.FOLLOWING:
+            self._machine.go(OfficeSignal.OPEN)
+            self._shared.out.record("office", self._fragment, f"void: {reason}", term=certificate.term)
+            self.changed = True
+        self.certificate = None
+        if stands_again:
+            self._open_since_s = now
+            self._stand(now, reason)
+
+    def _saw(self, term: int) -> None:
+        """That term is in use somewhere."""
+        self._seen_term = max(self._seen_term, min(term, self._seen_term + MAX_TERM_LEAP))
+
+    def _next_term(self) -> int:
+        floor = 0 if self._group == WHOLE_RUN else self._chain.head.term
+        return max(self._seen_term, self._voter.term, floor) + 1
+
+    def _stand_at_s(self, now: float) -> float:
+        """When our rank's turn comes: rank x stagger after the office was seen open."""
+        opened = self._open_since_s if self._open_since_s is not None else now
+        return opened + self._ranks.wait_s(self._next_term(), now)
+
+    def _stand(self, now: float, reason: str) -> None:
+        shared = self._shared
+        term = self._next_term()
+        self._machine.go(OfficeSignal.STAND)
+        self._candidacy = self._candidate(term, self._chain.head.number, reason)
+        self._gives_up_s = now + shared.timing.election_timeout_s * shared.health.stretch(now)
+        shared.out.record("election", self._fragment, f"we stand: {reason}", term=term, **self._label())
+        self._ask(self._candidacy, now)
+
+    def _candidate(self, term: int, starts: int, reason: str) -> Candidacy:
+        return Candidacy(self._context, self._group, self._electorate, term, starts, reason)
+
+    def _ask(self, candidacy: Candidacy, now: float) -> None:
+        """Give ourselves our vote, then ask the others for theirs."""
+        me, request = self._shared.me, candidacy.request()
+        sends = tuple(Send(peer, request) for peer in self._electorate.asked(now))
+        own = self._voter.sign(me, candidacy.term)
+        self._give_vote(me, candidacy.term, sends, lambda t: self._count(own, t))
+
+    def _give_vote(
+        self, candidate: str, term: int, then: tuple[Effect, ...], done: Callable[[float], None]
+    ) -> None:
+        self._seen_term = max(self._seen_term, term)
+        self._voter.give(candidate, term, then, done, lambda t, why: self._vote_lost(candidate, t, why))
+
+    def _vote_lost(self, candidate: str, now: float, why: str) -> None:
+        reason = f"vote could not be saved: {why}"
+        self._shared.out.record("election", self._fragment, reason, candidate=candidate)
+        if self.state is OfficeState.CANDIDATE:
+            self._lose(now, "our own vote could not be saved")
+
+    def _label(self) -> dict[str, str]:
+        """The group, where there is more than one."""
+        return {} if self._group == WHOLE_RUN else {"group": self._group}
+
+    def retire(self, reason: str) -> None:
+        """The seat is given up: neither candidate nor syncer here any more."""
+        if self.state is OfficeState.CANDIDATE:
+            self._machine.go(OfficeSignal.LOSE)
+            self._candidacy = None
+        self.lay_down(reason)
+
+    def _lose(self, now: float, reason: str) -> None:
+        self._machine.go(OfficeSignal.LOSE)
+        timing = self._shared.timing
+        self._ranks.losses += 1
+        self._not_before_s = now + timing.stagger_s * (1 + 2 * self._shared.rng.random())
+        self._open_since_s = now
+        self._stand_due_s = self._not_before_s
+        self._shared.out.record(
+            "election", self._fragment, f"not elected: {reason}", term=self._candidate_term
+        )
+        self._candidacy = None
+
+    # --- messages ------------------------------------------------------------------------------------
+
+    def on_vote_request(self, sender: str, request: VoteRequest, now: float) -> None:
+        """Give our vote, or say why not."""
+        shared = self._shared
+        self._saw(request.term - 1)
+        refusal = self._why_no_vote(sender, request, now)
+        if refusal and refusal not in SOFT:
+            # Its own vote of that term is gone: standing in it ourselves would only cross its path again.
+            self._saw(request.term)
+        shared.out.record(
+            "vote", self._fragment, refusal or f"given: {request.reason}", candidate=sender, term=request.term
+        )
+        if refusal:
+            head = self._chain.head if shared.confirmed else None
+            known = max(self.term, self._voter.term)
+            shared.out.send(
+                sender, VoteRefused(self._group, self._fragment, request.term, known, head, refusal)
+            )
+            return
+        if self.state is OfficeState.CANDIDATE:
+            self._lose(now, f"{sender[-6:]} stands in a later term")
+        granted = Send(sender, VoteGranted(self._voter.sign(sender, request.term)))
+        if request.starts <= request.head.number:
+            if self.holding:
+                self.lay_down("a majority may elect another")
+            self._not_before_s = now + shared.timing.election_timeout_s
+        if self._voter.gave(sender, request.term):
+            shared.out.put(granted)
+        else:
+            self._give_vote(sender, request.term, (granted,), lambda _t: None)
+
+    def _why_no_vote(self, sender: str, request: VoteRequest, now: float) -> str:
+        shared = self._shared
+        progress = shared.view.progress(sender)
+        if not shared.votes:
+            return "our disk takes no votes" if shared.confirmed else "we are catching up ourselves"
+        if self._group != WHOLE_RUN and (progress is None or not self._electorate.admits(sender, now)):
+            return NOT_HEARD_OF
+        if progress is None or not progress.confirmed:
+            return "not a confirmed member"
+        if request.term > max(self._seen_term, self.term) + 1:
+            return f"term {request.term} is far ahead of ours"
+        if request.term <= self.term:
+            return f"term {self.term} is certified already"
+        given = self._voter.why_not(sender, request.term)
+        if given:
+            return given
+        if request.head.weight < self._chain.head.weight:
+            return "our chain is heavier"
+        certificate = self.certificate
+        if request.starts > request.head.number:
+            last = request.starts == request.head.number + 1
+            fits = last and self._succession.ends_with(certificate, request.starts)
+            return "" if fits else "the term does not end yet"
+        over = (
+            certificate is None
+            or certificate.syncer == sender  # it laid that office down
+            or request.head.number >= certificate.start_number + shared.config.term_versions
+            or bool(self._ranks.give_way(certificate, now, request.head.number, sender))
+        )
+        if not over and not self.why_open(now, sender):
+            return COUNTED_ON
+        if self.busy():
+            return "our round is closing"
+        return ""
+
+    def on_vote(self, sender: str, vote: Vote, now: float) -> str:
+        """Count a vote for us. Returns a refusal reason for a false one, else the empty string."""
+        if vote.body.voter != sender:
+            return "vote-of-another"
+        if self._wants(vote) is None:
+            return ""
+        reason = why_not_for(self._context, self._group, vote)
+        if not reason:
+            self._count(vote, now)
+        return reason
+
+    def _wants(self, vote: Vote) -> Candidacy | None:
+        """For which candidacy of ours that vote is."""
+        for candidacy in (self._candidacy, self._succession.candidacy):
+            if candidacy is not None and candidacy.term == vote.body.term:
+                return candidacy
+        return None
+
+    def _count(self, vote: Vote, now: float) -> None:
+        candidacy = self._wants(vote)
+        if candidacy is not None and candidacy.count(vote, now):
+            self._won(candidacy, now)
+
+    def _won(self, candidacy: Candidacy, now: float) -> None:
+        certificate = candidacy.certificate()
+        result = f"{len(certificate.votes)} of {self._electorate.size(now)} votes"
+        if candidacy is self._candidacy:
+            self._candidacy = None
+            self.certificate = certificate
+            self._machine.go(OfficeSignal.WIN)
+            self._taken(f"we are the syncer with {result}", now)
+        else:
+            self._succession.candidacy = None
+            self._succession.next = certificate
+            self._shared.out.record(
+                "election", self._fragment, f"the next term is ours with {result}", term=certificate.term
+            )
+        for peer in self._electorate.others(now):
+            self._shared.out.send(peer, Elected(certificate))
+
+    def _taken(self, reason: str, now: float) -> None:
+        self.trust()
+        self._candidacy = None
+        self._open_since_s = None
+        self.changed = True
+        certificate = self.certificate
+        if certificate:
+            self._ranks.filled(certificate.syncer, now)
+            self._shared.out.record(
+                "office",
+                self._fragment,
+                reason,
+                syncer=certificate.syncer,
+                term=certificate.term,
+                **self._label(),
+            )
+
+    def on_refused(self, sender: str, refused: VoteRefused, now: float) -> None:
+        """A voter said no; learn what it knows."""
+        self._saw(refused.known_term)
+        candidacy = self._candidacy
+        if candidacy is None or refused.term != candidacy.term:
+            return
+        if refused.reason in SOFT:
+            candidacy.later(sender, now)
+        elif candidacy.refused(sender, now):
+            self._lose(now, f"a majority is impossible: {refused.reason}")
+            self._trust.outvoted = bool(self._trust.suspected) and refused.reason == COUNTED_ON
+            if refused.head is not None and refused.head.weight > self._chain.head.weight:
+                self._not_before_s += self._shared.timing.election_timeout_s  # first catch up
+
+    def on_elected(self, sender: str, certificate: Certificate, now: float) -> str:
+        """Accept a certificate that our own view bears out. Returns a refusal reason, else empty."""
+        if certificate.term <= self.term:
+            return ""
+        succession = self._succession
+        if succession.next is not None and not binds(succession.next, self._electorate, now):
+            succession.next = None  # elected beforehand on our side of a split, perhaps in the same term
+        if succession.next is not None and certificate.term <= succession.next.term:
+            return ""
+        reason = why_not_certified(self._context, self._electorate, certificate, now)
+        if reason:
+            self._saw(certificate.term if self._shared.confirmed else 0)  # it is used up all the same
+            return reason
+        was_holding = self.holding
+        if certificate.syncer == self._shared.me:
+            return ""  # of an earlier life of ours: we do not hold that office any more
+        self._seen_term = max(self._seen_term, certificate.term if self._shared.confirmed else 0)
+        if succession.follows(certificate, self.certificate) and not self.why_open(now):
+            succession.next = certificate
+            return ""
+        self.certificate = certificate
+        self._machine.go(OfficeSignal.FOLLOW)
+        self._taken("deposed" if was_holding else "follows", now)
+        return ""
+
+    def on_query(self, sender: str, query: OfficeQuery) -> None:
+        """Give the certificate that we hold, if it is newer."""
+        for certificate in (self.certificate, self._succession.next):
+            if certificate is not None and certificate.term > query.above_term:
+                self._shared.out.send(sender, Elected(certificate))
+
+    def on_claim(self, peer: str, term: int, now: float) -> None:
+        """A heartbeat claims an office: ask for a certificate that we lack; follow who was elected beforehand
+        and did not wait for us (two syncers would each lack a quorum), or took office later than we saw."""
+        following = self._succession.next
+        if (peer, term, self._trust.suspected) == (self.syncer, self.term, NOT_IN_OFFICE):
+            self.trust()
+        elif following is not None and (following.syncer, following.term) == (peer, term):
+            self._succeed("the one elected beforehand is in office", now)
+        elif term > self.term and now - self._asked_s >= self._shared.timing.query_s:
+            self._asked_s = now
+            self._shared.out.send(peer, OfficeQuery(self._group, self._fragment, self.term))

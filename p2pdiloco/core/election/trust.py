@@ -1,0 +1,39 @@
+"""Whether a member counts on who is in office, by what it has seen itself (design 5.3)."""
+
+from __future__ import annotations
+
+from p2pdiloco.core.api.types import Certificate
+from p2pdiloco.core.context import FragmentContext
+from p2pdiloco.core.election.standing import Ranks
+
+
+class Trust:
+    """One member's, in one group's syncer."""
+
+    def __init__(self, context: FragmentContext, group: str, ranks: Ranks) -> None:
+        self._shared = context.shared
+        self._fragment = context.index
+        self._group = group
+        self._ranks = ranks
+        self.suspected = ""
+        """Why this one is not counted on, though it is alive; empty if it is."""
+        self.outvoted = False
+        """Others count on it, and so it stays."""
+
+    def why_not(self, certificate: Certificate, now: float, candidate: str = "") -> str:
+        """Why the other that this certificate names cannot be counted on (or is to leave the office to
+        `candidate`); empty if it can."""
+        if self.suspected:
+            return self.suspected
+        if others := self._ranks.give_way(certificate, now, candidate=candidate):
+            return f"the syncer {others}"
+        view, syncer = self._shared.view, certificate.syncer
+        if view.has_left(syncer):
+            return "the syncer left"
+        said = view.progress(syncer)
+        if said and not said.votes and (self._group, self._fragment, certificate.term) not in said.offices:
+            return "the syncer cannot save, and has laid the office down"
+        if not view.alive(syncer, now) and not self._ranks.is_news(syncer, now):
+            silent = view.silence_s(syncer, now) >= self._shared.timing.suspect_s
+            return "the syncer is silent" if silent else "the syncer is unreachable"
+        return ""

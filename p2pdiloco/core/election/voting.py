@@ -1,0 +1,281 @@
+"""Our own vote in one group, and what others' votes prove (design 5.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from p2pdiloco.core.api.effects import Effect, VoteRecord
+from p2pdiloco.core.api.messages import VoteRequest
+from p2pdiloco.core.api.types import WHOLE_RUN, Certificate, Vote, VoteBody
+from p2pdiloco.core.context import FragmentContext
+from p2pdiloco.core.election.electorate import Electorate
+from p2pdiloco.core.election.standing import Ranks
+
+MAX_SAVING = 2
+"""Votes that wait for the disk at one time; on a slow one, votes for ever new terms would only queue up."""
+
+
+class Voter:
+    """One vote per (group, fragment, term), durable before anybody hears of it."""
+
+    def __init__(self, context: FragmentContext, group: str) -> None:
+        self._context = context
+        self._shared = context.shared
+        self._group = group
+        vote, self.durable = context.ballots.last(group)
+        self.term = vote.term if vote else context.ballots.floor(group)
+        """Of our newest vote."""
+        self.candidate = vote.candidate if vote else ""
+        self.saving = 0
+        """Votes on their way to the disk."""
+
+    def gave(self, candidate: str, term: int) -> bool:
+        """Whether this is our vote, and durable."""
+        return (self.term, self.candidate, self.durable) == (term, candidate, True)
+
+    def why_not(self, candidate: str, term: int) -> str:
+        """Why we cannot vote for that candidate in that term; empty if we can."""
+        if term < self.term or (term == self.term and self.candidate != candidate):
+            return f"our vote of term {self.term} is given"
+        return "our last votes are still being saved" if self.saving >= MAX_SAVING else ""
+
+    def sign(self, candidate: str, term: int) -> Vote:
+        """The vote itself; it must be durable before it leaves us."""
+        shared = self._shared
+        body = VoteBody(shared.config.run, self._group, self._context.index, term, candidate, shared.me)
+        return Vote(body, shared.sign("vote", body))
+
+    def give(
+        self,
+        candidate: str,
+        term: int,
+        then: tuple[Effect, ...],
+        done: Callable[[float], None],
+        failed: Callable[[float, str], None],
+    ) -> None:
+        """From now on this is our choice. `then` happens once it is durable, and `done` hears of it."""
+        self.term, self.candidate, self.durable = term, candidate, False
+        record = VoteRecord(self._context.index, term, candidate, self._group)
+        self._context.ballots.give(record, durable=False)
+        self._save(record, then, done, failed)
+
+    def _save(
+        self,
+        record: VoteRecord,
+        then: tuple[Effect, ...] = (),
+        done: Callable[[float], None] = lambda now: None,
+        failed: Callable[[float, str], None] = lambda now, why: None,
+    ) -> None:
+        self.saving += 1
+        token = self._shared.out.persist(record, then)
+        self._shared.on_persisted[token] = lambda t: self._saved(record, done, t)
+        self._shared.on_persist_failed[token] = lambda t, why: self._not_saved(failed, t, why)
+
+    def _save_again(self) -> None:
+        """Our newest vote here, so that nothing older is written after it."""
+        if self.saving < MAX_SAVING:
+            self._save(VoteRecord(self._context.index, self.term, self.candidate, self._group))
+
+    def _saved(self, record: VoteRecord, done: Callable[[float], None], now: float) -> None:
+        self.saving -= 1
+        self.durable = self.durable or record.term == self.term
+        if self._context.ballots.last(self._group)[0] == record:
+            self._context.ballots.give(record, durable=True)
+        self._shared.saving.saved(now)
+        done(now)
+
+    def _not_saved(self, failed: Callable[[float, str], None], now: float, why: str) -> None:
+        self.saving -= 1
+        self._shared.saving.failed(self._save_again, why, now)
+        failed(now, why)
+
+
+class Candidacy:
+    """We ask for votes in one term."""
+
+    def __init__(
+        self,
+        context: FragmentContext,
+        group: str,
+        electorate: Electorate,
+        term: int,
+        starts: int,
+        reason: str,
+    ) -> None:
+        self._context = context
+        self._shared = context.shared
+        self._group = group
+        self._electorate = electorate
+        self.term = term
+        self._starts = starts
+        self._reason = reason
+        self.votes: dict[str, Vote] = {}
+        self._refused: set[str] = set()
+        self._again: set[str] = set()
+        """Voters that could not judge our candidacy yet."""
+        self.again_s: float | None = None
+        """When they are asked again."""
+
+    def request(self) -> VoteRequest:
+        """What voters are asked."""
+        head = self._context.chain.head
+        return VoteRequest(self._group, self._context.index, self.term, head, self._starts, self._reason)
+
+    def count(self, vote: Vote, now: float) -> bool:
+        """Take one vote in. Whether a majority is reached."""
+        if self._electorate.count([vote.body.voter], now):
+            self.votes[vote.body.voter] = vote
+        return self.won(now)
+
+    def won(self, now: float) -> bool:
+        """Whether it is a majority, of those who have a vote now."""
+        return 2 * self._electorate.count(self.votes, now) > self._electorate.size(now)
+
+    def refused(self, voter: str, now: float) -> bool:
+        """That one says no. Whether a majority is impossible now."""
+        self._refused.add(voter)
+        size = self._electorate.size(now)
+        return 2 * (size - self._electorate.count(self._refused, now)) <= size
+
+    def later(self, voter: str, now: float) -> None:
+        """That one is to be asked again."""
+        self._again.add(voter)
+        if self.again_s is None:
+            self.again_s = now + self._shared.timing.retry_s
+
+    def ask_again(self, now: float) -> None:
+        """Those that could not judge, if it is time."""
+        if self.again_s is None or now < self.again_s:
+            return
+        request = self.request()
+        for peer in sorted(self._again):
+            self._shared.out.send(peer, request)
+        self._again, self.again_s = set(), None
+
+    def certificate(self) -> Certificate:
+        """What the votes prove."""
+        votes = tuple(vote for _, vote in sorted(self.votes.items()))
+        me = self._shared.me
+        return Certificate(self._group, self._context.index, self.term, me, self._starts, votes)
+
+
+class Succession:
+    """The next term's syncer of a run in one group, elected while the last version of this term is being
+    made: so the office is filled at the moment at which it is open, and at once if its holder dies."""
+
+    def __init__(self, context: FragmentContext, group: str, ranks: Ranks) -> None:
+        self._context = context
+        self._shared = context.shared
+        self._group = group
+        self._ranks = ranks
+        self._tried = 0
+        self.candidacy: Candidacy | None = None
+        """Ours for the next term."""
+        self.next: Certificate | None = None
+
+    def follows(self, certificate: Certificate, current: Certificate | None) -> bool:
+        """Whether it is of the term after the current one, and that is not over."""
+        if current is None or certificate.term <= current.term:
+            return False
+        end = current.start_number + self._shared.config.term_versions
+        return certificate.start_number == end > self._context.chain.head.number
+
+    def ends_with(self, current: Certificate | None, number: int) -> bool:
+        """Whether that version is the current term's last."""
+        if current is None or self._group != WHOLE_RUN:
+            return False
+        return number == current.start_number + self._shared.config.term_versions
+
+    def may_stand(self, current: Certificate | None, term: Callable[[], int], now: float) -> bool:
+        """Whether it is time, and we are the first-ranked of the next term."""
+        number = self._context.chain.head.number
+        if current is None or self._tried == current.term or not self.ends_with(current, number + 1):
+            return False
+        self._tried = current.term
+        if self.next is not None and self.next.term > current.term:
+            return False
+        return self._ranks.ours(term(), now) == 0 and not self._ranks.passed_over(now)
+
+    def take(self, current: Certificate | None, now: float) -> Certificate | None:
+        """Who is next, now that the office is open; None if that is open too."""
+        found, self.next, self.candidacy = self.next, None, None
+        if found is None or (current is not None and found.term <= current.term):
+            return None
+        me = self._shared.me
+        fit = self._shared.votes and self._shared.stands and not self._shared.leaving
+        return found if (fit if found.syncer == me else self._shared.view.alive(found.syncer, now)) else None
+
+
+def why_not_for(context: FragmentContext, group: str, vote: Vote) -> str:
+    """Why this is no vote for us in that group; empty if it is one."""
+    body, shared = vote.body, context.shared
+    if (body.run, body.group, body.fragment, body.candidate) != (
+        shared.config.run,
+        group,
+        context.index,
+        shared.me,
+    ):
+        return "vote-for-another"
+    return "" if shared.signed_by(body.voter, "vote", body, vote.signature) else "vote-signature"
+
+
+def binds(certificate: Certificate, electorate: Electorate, now: float) -> bool:
+    """Whether those who voted are still a majority of today's voters, as we see them."""
+    voters = electorate.voters(now)
+    gave = {vote.body.voter for vote in certificate.votes}
+    unheard = electorate.out_of_earshot(gave, now) + electorate.had_votes(gave, now)
+    return 2 * (len(gave.intersection(voters)) + unheard) > len(voters) + unheard
+
+
+class Binding:
+    """Whether the certificate of who is in office binds anybody still, looked at once a heartbeat."""
+
+    def __init__(self, context: FragmentContext, electorate: Electorate) -> None:
+        self._shared = context.shared
+        self._electorate = electorate
+        self._look_s = -1e18
+        self._lost_since_s: float | None = None
+        self.term = 0
+        """Of the last one that did."""
+
+    def lost(self, certificate: Certificate, patience_s: float, now: float) -> bool:
+        """Whether it has bound nobody for so long."""
+        if now < self._look_s:
+            return False
+        self._look_s = now + self._shared.timing.heartbeat_s
+        if binds(certificate, self._electorate, now):
+            self._lost_since_s, self.term = None, certificate.term
+            return False
+        if self._lost_since_s is None:
+            self._lost_since_s = now
+        if now - self._lost_since_s < patience_s:
+            return False
+        self._lost_since_s = None
+        return True
+
+
+def why_not_certified(
+    context: FragmentContext, electorate: Electorate, certificate: Certificate, now: float
+) -> str:
+    """Why a certificate puts nobody in office, in the view that we have ourselves; empty if it does."""
+    shared = context.shared
+    named = {vote.body.voter for vote in certificate.votes}  # counted first: signatures take time
+    if not named:
+        return "certificate-empty"
+    if shared.confirmed:
+        unheard = electorate.out_of_earshot(named, now) + electorate.had_votes(named, now)
+        if 2 * (electorate.count(named, now) + unheard) <= electorate.size(now) + unheard:
+            return "certificate-minority"
+    for vote in certificate.votes:
+        body = vote.body
+        expected = VoteBody(
+            shared.config.run,
+            certificate.group,
+            context.index,
+            certificate.term,
+            certificate.syncer,
+            body.voter,
+        )
+        if body != expected or not shared.signed_by(body.voter, "vote", body, vote.signature):
+            return "certificate-signature"
+    return ""

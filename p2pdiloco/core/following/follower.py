@@ -1,0 +1,335 @@
+"""How a node keeps up with a fragment's chain: hear of a heavier head, get it, make the outer step.
+
+Theory of operation
+-------------------
+Heads arrive in announcements (at once, from the syncer) and in every heartbeat (soon, from everybody).
+A head that is heavier than ours is a target. If it can be reached by replaying updates, they are pulled
+one by one, each checked against its parent; else the whole state is pulled from a donor. Either way the
+result must have the digest that the version's header states, or it is thrown away and counted.
+
+Only confirmed members are believed and asked. A newcomer is confirmed once every fragment's head is one
+that a confirmed member holds too (design 5.1).
+
+    RESTING    nothing heavier is known
+    UPDATING   one outer update is being pulled or applied
+    COPYING    a whole state is being pulled
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from enum import Enum, auto
+
+from p2pdiloco.core.api.effects import ApplyUpdate, CommitVersion, DropSpare, FetchState, FetchUpdate, Release
+from p2pdiloco.core.api.events import FetchFailed, StateFetched, UpdateApplied, UpdateFetched
+from p2pdiloco.core.api.types import WHOLE_RUN, Head, SignedVersion, Stamp, VersionHeader, plausible_work
+from p2pdiloco.core.context import FragmentContext
+from p2pdiloco.core.contributions.contributor import Contributor, commit_effect
+from p2pdiloco.core.following.doubts import Doubts
+from p2pdiloco.core.machine import Machine, direct_members
+from p2pdiloco.core.timing import backoff_s
+
+MOST_TERMS = 1 << 32
+"""More elections than there can be between two versions. Terms start above the head's: numbers that end."""
+
+
+@direct_members
+class FollowState(Enum):
+    """What is under way."""
+
+    RESTING = auto()
+    UPDATING = auto()
+    COPYING = auto()
+
+
+@direct_members
+class FollowSignal(Enum):
+    """What moves it."""
+
+    PULL_UPDATE = auto()
+    PULL_STATE = auto()
+    DONE = auto()
+
+
+FOLLOW_TABLE = {
+    (FollowState.RESTING, FollowSignal.PULL_UPDATE): FollowState.UPDATING,
+    (FollowState.RESTING, FollowSignal.PULL_STATE): FollowState.COPYING,
+    (FollowState.UPDATING, FollowSignal.DONE): FollowState.RESTING,
+    (FollowState.COPYING, FollowSignal.DONE): FollowState.RESTING,
+}
+
+
+class Follower:
+    """Keeps one fragment's chain up with the heaviest head that confirmed members hold."""
+
+    def __init__(self, context: FragmentContext, own: Contributor) -> None:
+        self._context = context
+        self._shared = context.shared
+        self._fragment = context.index
+        self._chain = context.chain
+        self._own = own
+        self._spare = context.spare
+        self._machine = Machine(FOLLOW_TABLE, FollowState.RESTING)
+        self._heads: dict[str, Head] = {}
+        self._unsure: set[str] = set()
+        """Whose heads are of a saved state that nobody confirmed yet."""
+        self._doubts = Doubts()
+        self._next: SignedVersion | None = None
+        mine = hashlib.sha256(f"{context.shared.me}/{context.index}".encode()).digest()
+        self._first_asked = int.from_bytes(mine[:4], "big")
+        """Where in the order of equal holders we begin: else all would ask the same one, and wait for it."""
+        self._attempts = 0
+        self._retry_at_s = 0.0
+        self._need_state = False
+        self.verified = False
+        """A confirmed member's head is, or was, our head, one of its ancestors, or lighter."""
+        self.on_moved: Callable[[float], None] = lambda now: None
+        """We hold another version (set by the fragment)."""
+
+    # --- questions -----------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> FollowState:
+        """What is under way."""
+        return self._machine.state
+
+    def words(self) -> str:
+        """For people."""
+        if self.state is FollowState.UPDATING:
+            return "applying an update"
+        return "copying state" if self.state is FollowState.COPYING else ""
+
+    def deadline(self) -> float | None:
+        """When to try again."""
+        if not self._heads or self.state is not FollowState.RESTING or self._spare.busy:
+            return None
+        ours = self._chain.head.weight
+        first_s = self._doubts.first_s(p for p, h in self._heads.items() if h.weight > ours)
+        return None if first_s is None else max(first_s, self._retry_at_s)
+
+    def holders(self, digest: bytes) -> list[str]:
+        """Members whose head is that version, which is not ours."""
+        return sorted(peer for peer, head in self._heads.items() if head.digest == digest)
+
+    def behind(self, now: float) -> bool:
+        """Something heavier is known, or on its way here."""
+        return self.state is not FollowState.RESTING or self._best(now) is not None
+
+    def _best(self, now: float) -> tuple[str, Head] | None:
+        """The heaviest head above ours, and who holds it and is not in doubt."""
+        if not self._heads:
+            return None
+        ours = self._chain.head.weight
+        heavier = {peer: h for peer, h in self._heads.items() if h.weight > ours}
+        if not heavier:
+            return None
+        above = [(heavier[peer].weight, peer, heavier[peer]) for peer in self._doubts.open(heavier, now)]
+        if not above:
+            return None
+        _, peer, head = max(above, key=lambda item: (item[0], item[1]))
+        return peer, head
+
+    # --- what happens --------------------------------------------------------------------------------
+
+    def heard(self, peer: str, head: Head, confirmed: bool, saved: bool = False) -> bool:
+        """A member says which head it holds. Whether that is news.
+
+        `saved`: nobody is confirmed, and it returns with this from its disk, as we do with ours."""
+        self._unsure.discard(peer)
+        if not confirmed and not saved:
+            return self._heads.pop(peer, None) is not None
+        known = self._chain.knows(head.number, head.digest)
+        if confirmed and (known or head.weight < self._chain.head.weight):
+            # Also who comes back with a heavier chain than any here is a full member: the others follow.
+            self.verified = True
+        if known:
+            return self._heads.pop(peer, None) is not None
+        if not confirmed:
+            self._unsure.add(peer)
+        news = self._heads.get(peer) != head
+        self._heads[peer] = head
+        return news
+
+    def gone(self, peer: str) -> None:
+        """The peer left the view: it can give nothing."""
+        self._heads.pop(peer, None)
+        self._unsure.discard(peer)
+
+    def poll(self, now: float) -> None:
+        """Start pulling if something heavier is known and nothing is under way."""
+        if not self._heads or self.state is not FollowState.RESTING:
+            return
+        if self._spare.busy or now < self._retry_at_s:
+            return
+        best = self._best(now)
+        if best is None:
+            return
+        target = best[1]
+        able = [p for p, h in self._heads.items() if h.number >= target.number]
+        holders = sorted(self._doubts.open(able, now))
+        # Who cannot be dialled is spared, and perhaps not to be had.
+        holders = [p for p in holders if self._shared.view.dialable(p)] or holders
+        peer = holders[(self._first_asked + target.number + self._attempts) % len(holders)]
+        distance = target.number - self._chain.head.number
+        if self._need_state or not 0 < distance <= self._shared.config.log_versions:
+            self._pull_state(peer, target)
+        else:
+            self._spare.busy = True
+            self._machine.go(FollowSignal.PULL_UPDATE)
+            self._shared.out.put(FetchUpdate(self._fragment, self._chain.head.number + 1, peer))
+
+    def _pull_state(self, peer: str, target: Head) -> None:
+        self._spare.busy = True
+        self._machine.go(FollowSignal.PULL_STATE)
+        self._shared.out.record(
+            "catchup",
+            self._fragment,
+            f"copying version {target.number}",
+            peer=peer,
+            ours=self._chain.head.number,
+        )
+        self._shared.out.put(FetchState(self._fragment, target.number, peer))
+
+    def _disappointed(self, peer: str, reason: str, now: float) -> None:
+        """The holder failed us; if that is its own fault, the next one is asked without a pause."""
+        fault = self._doubts.add(peer, reason, self._shared.timing.retry_s, now)
+        attempts = self._attempts
+        self._done(now, ok=False)
+        if fault:
+            self._attempts, self._retry_at_s = attempts, now
+
+    def _done(self, now: float, ok: bool) -> None:
+        self._machine.go(FollowSignal.DONE)
+        self._spare.busy = False
+        self._next = None
+        self._attempts = 0 if ok else self._attempts + 1
+        self._retry_at_s = now + backoff_s(self._shared.timing.retry_s, self._attempts)
+        if ok:
+            self._need_state = False
+
+    def fetch_failed(self, event: FetchFailed, now: float) -> None:
+        """A holder did not deliver: try another one, or another way."""
+        if self.state is FollowState.RESTING:
+            return
+        self._shared.out.record("catchup", self._fragment, f"not delivered: {event.reason}", peer=event.peer)
+        if event.reason == "gone":
+            self._need_state = True
+        if event.reason in ("unreachable", "not-ready"):
+            self._heads.pop(event.peer, None)
+        self._disappointed(event.peer, event.reason, now)
+
+    def update_fetched(self, event: UpdateFetched, now: float) -> None:
+        """Check an update against our chain, then make its outer step."""
+        reason = self._why_not(event.version)
+        if self.state is not FollowState.UPDATING:
+            self._shared.out.put(Release(event.ticket))
+            return
+        if reason:
+            self._shared.out.put(Release(event.ticket))
+            forked = reason in ("parent-differs", "other-syncer")
+            kind = "fork" if forked else "refusal"
+            self._shared.out.record(kind, self._fragment, reason, peer=event.peer)
+            if forked or reason == "chain-moved":
+                self._done(now, ok=False)
+            else:
+                self._disappointed(event.peer, reason, now)
+            self._need_state = self._need_state or forked
+            return
+        header = event.version.header
+        self._next = event.version
+        self._doubts.drop(event.peer)
+        steps = header.longest_steps()
+        self._shared.out.put(ApplyUpdate(self._fragment, header.number, event.ticket, steps))
+
+    def _why_not(self, version: SignedVersion) -> str:
+        header = version.header
+        config = self._shared.config
+        mine = (config.run, WHOLE_RUN, self._fragment, config.update_codec)
+        if (header.run, header.group, header.fragment, header.codec) != mine:
+            return "wrong-fragment"
+        if not self._shared.signed_by(header.syncer, "version", header, version.signature):
+            return "version-signature"
+        certificate = None if self._context.grouped else self._context.leaf.office.certificate
+        if certificate and header.term == certificate.term and header.syncer != certificate.syncer:
+            return "other-syncer"  # both sides of a split elected one in this term
+        if not self._chain.is_child(header):
+            moved = header.number != self._chain.head.number + 1
+            return "chain-moved" if moved else "parent-differs"
+        plan, before = (header.epoch, header.groups), self._chain.header
+        if plan != (before.epoch, before.groups) and header.epoch != before.epoch + 1:
+            return "false-plan"
+        if header.term > before.term + MOST_TERMS:
+            return "false-term"
+        if not self._plausible(header):
+            return "implausible-tokens"
+        if not header.contributors or header.tokens != self._chain.head.tokens + header.merged_tokens():
+            return "false-tokens"
+        return ""
+
+    def update_applied(self, event: UpdateApplied, now: float) -> None:
+        """Equal digest: it is ours now. Else copy the whole state, and let it be known."""
+        version = self._next
+        if self.state is not FollowState.UPDATING or version is None or version.header.number != event.number:
+            self._shared.out.put(DropSpare(self._fragment))
+            self._shared.out.put(Release(event.ticket))
+            return
+        if event.state_digest != version.header.state_digest or not self._chain.is_child(version.header):
+            self._shared.out.put(DropSpare(self._fragment))
+            self._shared.out.put(Release(event.ticket))
+            self._shared.out.record("refusal", self._fragment, "digest-differs", number=event.number)
+            self._done(now, ok=False)
+            self._need_state = True
+            return
+        self._shared.out.put(commit_effect(self._shared, self._chain, self._own, version, event.ticket))
+        self._chain.extend(version)
+        self._moved("apply", version, now)
+
+    def state_fetched(self, event: StateFetched, now: float) -> None:
+        """A donor's whole fragment is in the spare copy."""
+        reason = self._why_no_state(event.version)
+        if self.state is not FollowState.COPYING or reason:
+            self._shared.out.put(DropSpare(self._fragment))
+            if self.state is FollowState.COPYING:
+                self._shared.out.record("catchup", self._fragment, f"not taken: {reason}", peer=event.peer)
+                self._disappointed(event.peer, reason, now)
+            return
+        self._doubts.drop(event.peer)
+        shared = self._shared
+        after = next((m.stamp for m in event.watermarks if m.learner == shared.me), Stamp(0, 0))
+        merged_ticket, overwrite = self._own.would_merge(after)
+        shared.out.put(CommitVersion(event.version, None, merged_ticket, event.watermarks, after, overwrite))
+        self._chain.replace(event.version, event.watermarks)
+        self._moved("catchup", event.version, now)
+
+    def _why_no_state(self, version: SignedVersion) -> str:
+        header, config = version.header, self._shared.config
+        right = (header.run, header.group, header.fragment) == (config.run, WHOLE_RUN, self._fragment)
+        if not right or not self._shared.signed_by(header.syncer, "version", header, version.signature):
+            return "version-signature"
+        if not self._plausible(header):
+            return "implausible-tokens"
+        return "" if header.head().weight > self._chain.head.weight else "behind"
+
+    def _plausible(self, header: VersionHeader) -> bool:
+        """No syncer may take other contributions in: their steps say how far momentum goes."""
+        per_step = self._shared.config.tokens_per_step
+        return all(plausible_work(part.tokens, part.inner_steps, per_step) for part in header.contributors)
+
+    def _moved(self, kind: str, version: SignedVersion, now: float) -> None:
+        self._done(now, ok=True)
+        head = self._chain.head
+        self._shared.out.record(
+            kind,
+            self._fragment,
+            f"holds version {head.number}",
+            number=head.number,
+            digest=head.digest.hex()[:8],
+            term=head.term,
+            tokens=head.tokens,
+        )
+        for peer in [p for p, h in self._heads.items() if self._chain.knows(h.number, h.digest)]:
+            self.verified = self.verified or peer not in self._unsure
+            del self._heads[peer]
+        self._own.chain_moved(self._chain.watermark(self._shared.me), now)
+        self.on_moved(now)

@@ -1,0 +1,1 @@
+"""Runs larger than one group: seats, partial merges, group inboxes."""

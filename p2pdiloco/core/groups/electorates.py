@@ -1,0 +1,216 @@
+"""The members of a leaf group, and of a group of groups, as this node sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from p2pdiloco.core.api.grouping import children, group_name, leaf_index, leaf_span, level_sizes
+from p2pdiloco.core.election.electorate import Electorate
+from p2pdiloco.core.members.derived import Derived
+from p2pdiloco.core.shared import Shared
+
+MEETING_S = 1.0
+"""So long the members of a new group are waited for before a mere majority elects."""
+
+
+BELIEF = 2.0
+"""Groups below whose syncer is unknown count in a majority for so many times `suspect_s`."""
+
+
+class LeafElectorate(Electorate):
+    """The members of one leaf group."""
+
+    def __init__(
+        self, shared: Shared, fragment: int, plan: tuple[int, int], index: int, since_s: float
+    ) -> None:
+        super().__init__(shared, fragment)
+        self._epoch, self._groups = plan
+        self._index = index
+        self._since_s = since_s
+        self._mine: dict[str, bool] = {}
+        self._derived = Derived()
+
+    def _belongs(self, peer: str) -> bool:
+        found = self._mine.get(peer)
+        if found is None:
+            run = self._shared.config.run
+            found = leaf_index(run, self._fragment, self._epoch, self._groups, peer) == self._index
+            self._mine[peer] = found
+        return found
+
+    def _ours(self, name: str, peers: list[str]) -> list[str]:
+        """Those of `peers` that belong here."""
+        return self._derived.of(name, self._belonging, peers)
+
+    def _belonging(self, peers: list[str]) -> list[str]:
+        return [peer for peer in peers if self._belongs(peer)]
+
+    def mates(self) -> tuple[str, ...]:
+        """Everybody who is listed here."""
+        shared = self._shared
+        leaves = shared.roster.leaves(shared.config.run, self._fragment, self._epoch, self._groups)
+        return leaves[self._index]
+
+    def _unheard(self, now: float) -> list[str]:
+        """Listed and not heard of yet; believed in for the first seconds of the epoch."""
+        if now >= self._since_s + self._shared.timing.suspect_s:
+            return []
+        shared = self._shared
+        return [p for p in self.mates() if p != shared.me and shared.view.may_come(p, now)]
+
+    def voters(self, now: float) -> list[str]:
+        shared, others = self._shared, self._ours("voters", self._shared.view.voters(now))
+        return self._derived.of("all-voters", shared.with_me, others) if shared.votes else others
+
+    def size(self, now: float) -> int:
+        return len(self.voters(now)) + len(self._unheard(now))
+
+    def count(self, peers: Iterable[str], now: float) -> int:
+        entitled = {*self.voters(now), *self._unheard(now)}
+        return len(set(peers) & entitled)
+
+    def admits(self, peer: str, now: float) -> bool:
+        return self._belongs(peer)
+
+    def ready(self, now: float) -> bool:
+        voters, unheard = len(self.voters(now)), len(self._unheard(now))
+        return unheard == 0 or (2 * voters > voters + unheard)
+
+    def others(self, now: float) -> list[str]:
+        return self._ours("members", self._shared.view.members(now))
+
+    def asked(self, now: float) -> list[str]:
+        return [*self._ours("voters", self._shared.view.voters(now)), *self._unheard(now)]
+
+    def standing(self, now: float) -> list[str]:
+        return [*super().standing(now), *self._unheard(now)]
+
+    def live(self, now: float) -> list[str]:
+        return self._ours("live", self._shared.view.live(now))
+
+    def expected(self, now: float) -> list[str]:
+        shared, others = self._shared, self._ours("learners", self._shared.view.live_learners(now))
+        return self._derived.of("all-learners", shared.with_me, others) if shared.learning else others
+
+    def neighbours(self, now: float) -> frozenset[str]:
+        return self._derived.of("neighbours", self._around, self.mates(), self.others(now))
+
+    def _around(self, *peers: Iterable[str]) -> frozenset[str]:
+        return frozenset().union(*peers) - {self._shared.me}
+
+
+class UpperElectorate(Electorate):
+    """The syncers of the groups below one group. We are one of them: else we have no seat here."""
+
+    def __init__(
+        self,
+        shared: Shared,
+        fragment: int,
+        plan: tuple[int, int],
+        place: tuple[int, int],
+        own_child: str,
+        since_s: float,
+    ) -> None:
+        super().__init__(shared, fragment)
+        epoch, groups = self._plan = plan
+        self._own_child = own_child
+        self._since_s = since_s
+        sizes = level_sizes(groups, shared.config.group_size)
+        level, index = place
+        self._children: dict[str, range] = {
+            group_name(epoch, groups, level - 1, child): leaf_span(sizes, level - 1, child)
+            for child in children(sizes, level, index)
+        }
+        """Name of every group below, and the leaf groups that are in it."""
+        self._holders: dict[str, str] = {}
+        self._seen_members: list[str] | None = None
+        self._seen_claims = -1
+
+    @property
+    def children(self) -> dict[str, range]:
+        """The groups below: name -> leaf groups in it."""
+        return self._children
+
+    def holders(self, now: float) -> dict[str, str]:
+        """The groups below whose syncer is known: name -> peer. A live claimant goes before a silent one."""
+        shared = self._shared
+        members = shared.view.members(now)
+        if members is not self._seen_members or shared.claims.version != self._seen_claims:
+            self._seen_members, self._seen_claims = members, shared.claims.version
+            alive, known = set(shared.view.live(now)), set(members)
+            self._holders = {}
+            for child in self._children:
+                if child == self._own_child:
+                    self._holders[child] = shared.me
+                    continue
+                claims = shared.claims.of(self._fragment, child)
+                ranked = [(peer in alive, term, peer) for peer, term in claims.items() if peer in known]
+                if ranked:
+                    self._holders[child] = max(ranked)[2]
+        return self._holders
+
+    def _peers(self, now: float, among: list[str]) -> list[str]:
+        holders = set(self.holders(now).values())
+        return [peer for peer in among if peer in holders]
+
+    def _occupied(self, child: str) -> bool:
+        """Whether anybody is listed in one of its leaf groups."""
+        shared = self._shared
+        leaves = shared.roster.leaves(shared.config.run, self._fragment, *self._plan)
+        return any(leaves[leaf] for leaf in self._children[child])
+
+    def unknown(self, now: float) -> list[str]:
+        known = self.holders(now)
+        return [child for child in self._children if child not in known and self._occupied(child)]
+
+    def _believed(self, now: float) -> list[str]:
+        patient = now < self._since_s + BELIEF * self._shared.timing.suspect_s
+        return self.unknown(now) if patient else []
+
+    def voters(self, now: float) -> list[str]:
+        others = self._peers(now, self._shared.view.voters(now))
+        return sorted([*others, self._shared.me]) if self._shared.votes else others
+
+    def size(self, now: float) -> int:
+        return len(self.voters(now)) + len(self._believed(now))
+
+    def count(self, peers: Iterable[str], now: float) -> int:
+        """Whoever is unknown to us may be the syncer of a group whose syncer is unknown to us."""
+        given, voters = set(peers), set(self.voters(now))
+        strangers = given.difference(voters, self.holders(now).values())
+        return len(given & voters) + min(len(strangers), len(self._believed(now)))
+
+    def admits(self, peer: str, now: float) -> bool:
+        return peer in self.holders(now).values()
+
+    def ready(self, now: float) -> bool:
+        voters, unknown = len(self.voters(now)), len(self._believed(now))
+        met = now >= self._since_s + MEETING_S and 2 * voters > voters + unknown
+        return unknown == 0 or met
+
+    def others(self, now: float) -> list[str]:
+        return self._peers(now, self._shared.view.members(now))
+
+    def asked(self, now: float) -> list[str]:
+        return self._peers(now, self._shared.view.voters(now))
+
+    def live(self, now: float) -> list[str]:
+        return self._peers(now, self._shared.view.live(now))
+
+    def expected(self, now: float) -> list[str]:
+        live = {*self.live(now), self._shared.me}
+        known = [child for child, peer in self.holders(now).items() if peer in live]
+        return sorted([*known, *self._believed(now)])
+
+    def reachable(self, now: float) -> int:
+        return len(self.live(now)) + 1
+
+    def all_below(self, child: str, learners: Iterable[str]) -> bool:
+        run, span = self._shared.config.run, self._children.get(child, range(0))
+        return all(leaf_index(run, self._fragment, *self._plan, learner) in span for learner in learners)
+
+    def peer_of(self, child: str, now: float) -> str:
+        return self.holders(now).get(child, "")
+
+    def child_of(self, peer: str, now: float) -> str:
+        return next((child for child, holder in self.holders(now).items() if holder == peer), "")

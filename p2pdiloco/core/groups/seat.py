@@ -1,0 +1,82 @@
+"""This node's part in one group of a fragment: who belongs to it, its office, its rounds (design 5.5)."""
+
+from __future__ import annotations
+
+from p2pdiloco.core.api.grouping import group_name, level_sizes
+from p2pdiloco.core.context import FragmentContext
+from p2pdiloco.core.election.electorate import Electorate
+from p2pdiloco.core.election.office import Office
+from p2pdiloco.core.groups.delegate import Delegate
+from p2pdiloco.core.groups.electorates import LeafElectorate, UpperElectorate
+from p2pdiloco.core.groups.group_inbox import GroupInbox
+from p2pdiloco.core.groups.seeking import Seeking
+from p2pdiloco.core.rounds.inbox import Inbox, LearnerInbox
+from p2pdiloco.core.rounds.publishing import Publisher
+from p2pdiloco.core.rounds.round import Round
+from p2pdiloco.core.rounds.round_table import RoundState
+from p2pdiloco.core.timing import earliest
+
+
+class Seat:
+    """In our leaf group always; in the group above while we hold the office below; and so on.
+
+    Args:
+        plan: (epoch, number of leaf groups), as the head's header states them.
+        place: (level, index) of the group.
+        below: name of the group of which we are the syncer; empty for a leaf group.
+    """
+
+    def __init__(
+        self,
+        context: FragmentContext,
+        publisher: Publisher,
+        plan: tuple[int, int],
+        place: tuple[int, int],
+        below: str,
+        now: float,
+    ) -> None:
+        shared = context.shared
+        self.level, self.index = place
+        sizes = level_sizes(plan[1], shared.config.group_size)
+        self.name = group_name(*plan, *place)
+        self.top = self.level == len(sizes) - 1
+        self.seeking: Seeking | None = None
+        self.electorate: Electorate
+        inbox: Inbox
+        if below:
+            upper = UpperElectorate(shared, context.index, plan, place, below, now)
+            self.electorate, inbox = upper, GroupInbox(context, upper)
+            self.seeking = Seeking(context, plan, upper)
+        elif self.top:
+            self.electorate, inbox = Electorate(shared, context.index), LearnerInbox(context)
+        else:
+            self.electorate = LeafElectorate(shared, context.index, plan, self.index, now)
+            inbox = LearnerInbox(context)
+        self.office = Office(context, self.name, self.electorate, now)
+        self.delegate = None if self.top else Delegate(context, self.name)
+        finish = self.delegate or publisher
+        self.round = Round(context, self.name, self.level, self.office, self.electorate, inbox, finish)
+        self.office.busy = lambda: self.round.busy
+
+    def deadline(self) -> float | None:
+        """When to look again."""
+        times = [self.office.deadline(), self.round.deadline()]
+        if self.delegate is not None:
+            times.append(self.delegate.deadline())
+        if self.seeking is not None:
+            times.append(self.seeking.due_s)
+        return earliest(times)
+
+    def asked(self, now: float) -> list[str]:
+        """Who gets our heartbeats because we look for others there, and need not send us any."""
+        return self.seeking.neighbours(now) if self.seeking is not None else []
+
+    def give_up(self, reason: str, now: float) -> None:
+        """We do not belong here any more."""
+        self.office.retire(reason)
+        self.round.abandon(reason, now)
+
+    @property
+    def at_work(self) -> bool:
+        """A round of ours is not at its end yet."""
+        return self.round.state not in (RoundState.IDLE, RoundState.COLLECTING)

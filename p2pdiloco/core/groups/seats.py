@@ -1,0 +1,367 @@
+"""All seats of one fragment: taken and given up as offices and groups change (design 5.5)."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+from p2pdiloco.core.api.effects import Release
+from p2pdiloco.core.api.events import PartialAnswered, PartialFailed, PartialMerged, PartialUndelivered
+from p2pdiloco.core.api.grouping import is_below, leaf_index, level_sizes, parent_index, parse_group
+from p2pdiloco.core.api.messages import (
+    Announce,
+    Closing,
+    Elected,
+    OfficeQuery,
+    Pass,
+    VoteGranted,
+    VoteRefused,
+    VoteRequest,
+)
+from p2pdiloco.core.api.types import SignedPartial, Ticket
+from p2pdiloco.core.context import FragmentContext
+from p2pdiloco.core.contributions.contributor import Contributor
+from p2pdiloco.core.election.office import OTHER_EPOCH
+from p2pdiloco.core.groups.seat import Seat
+from p2pdiloco.core.rounds.publishing import Publisher
+from p2pdiloco.core.rounds.round import Round
+from p2pdiloco.core.timing import earliest
+
+
+class Seats:
+    """From the leaf group upwards: whoever holds the office of a group has a seat in the group above."""
+
+    def __init__(self, context: FragmentContext, own: Contributor, now: float) -> None:
+        self._context = context
+        self._shared = context.shared
+        self._own = own
+        self.publisher = Publisher(context, own)
+        self.call_learner: Callable[[], None] = lambda: None
+        """Our own learner is asked for what it has (set by the fragment)."""
+        self._plan = self._newest_plan()
+        self._sit_down(now)
+
+    def _newest_plan(self) -> tuple[int, int]:
+        header = self._context.chain.header
+        return header.epoch, header.groups
+
+    def _sizes(self) -> tuple[int, ...]:
+        return level_sizes(self._plan[1], self._shared.config.group_size)
+
+    def _sit_down(self, now: float) -> None:
+        context, shared = self._context, self._shared
+        leaf = leaf_index(shared.config.run, context.index, *self._plan, shared.me)
+        context.seats[:] = [Seat(context, self.publisher, self._plan, (0, leaf), "", now)]
+        self._wire(context.leaf)
+
+    def _wire(self, seat: Seat) -> None:
+        """Connect a seat with those below and above."""
+        context, level = self._context, seat.level
+        if level == 0:
+            seat.round.call_own = lambda call, now: self.call_learner()
+        else:
+            seat.round.call_own = lambda call, now: context.seats[level - 1].round.on_called(
+                self._shared.me, call, now
+            )
+        seat.round.pass_up = self._pass_up
+        if seat.delegate is not None:
+            seat.delegate.above = lambda: context.seats[level + 1].office if self._is_above(level) else None
+            seat.delegate.hand_up = lambda signed, ticket, now: self._hand_up(level + 1, signed, ticket, now)
+            seat.delegate.take_back = lambda: self._take_back(level + 1, seat.name)
+
+    def _is_above(self, level: int) -> bool:
+        return level + 1 < len(self._context.seats)
+
+    def named(self, group: str) -> Seat | None:
+        """Our seat in that group, if we have one."""
+        return next((seat for seat in self._context.seats if seat.name == group), None)
+
+    def above(self, group: str) -> Seat | None:
+        """Our seat in the group to which the syncer of `group` belongs."""
+        parsed = parse_group(group)
+        if parsed is None:
+            return None
+        epoch, level, index = parsed
+        sizes = self._sizes()
+        if epoch != self._plan[0] or level + 1 >= len(sizes) or index >= sizes[level]:
+            return None
+        above = (level + 1, parent_index(sizes, level, index))
+        return next((s for s in self._context.seats if (s.level, s.index) == above), None)
+
+    # --- time ----------------------------------------------------------------------------------------
+
+    def poll_offices(self, now: float) -> None:
+        """Let every office look at the clock, and take or give up the seats that follow from it."""
+        seats, level = self._context.seats, 0
+        while level < len(seats):
+            seat = seats[level]
+            seat.office.poll(now)
+            if seat.office.changed:
+                seat.office.changed = False
+                self._office_changed(seat, now)
+            if seat.seeking is not None:
+                seat.seeking.poll(now)
+            level += 1
+
+    def _office_changed(self, seat: Seat, now: float) -> None:
+        seats, level = self._context.seats, seat.level
+        if not seat.office.holding:
+            fellows = {peer for upper in seats[level + 1 :] for peer in upper.electorate.others(now)}
+            for upper in reversed(seats[level + 1 :]):
+                upper.give_up("no longer the syncer below", now)
+            del seats[level + 1 :]
+            seat.round.abandon("no longer the syncer", now)
+            for peer in sorted(fellows):  # they count on our claim
+                self._shared.greet(peer)
+        elif not seat.top and not self._is_above(level):
+            sizes = self._sizes()
+            place = (level + 1, parent_index(sizes, level, seat.index))
+            above = Seat(self._context, self.publisher, self._plan, place, seat.name, now)
+            seats.append(above)
+            self._wire(above)
+            for peer in above.electorate.others(now):
+                self._shared.greet(peer)
+        if level == 0:
+            self._own.office_changed(now)
+        else:
+            delegate = seats[level - 1].delegate
+            if delegate is not None:
+                delegate.above_changed(now)
+
+    def poll_rounds(self, now: float) -> None:
+        """Let every round look at the clock, from below upwards."""
+        for seat in tuple(self._context.seats):
+            if seat.delegate is not None:
+                seat.delegate.poll(now)
+            seat.round.poll(now)
+
+    @property
+    def unsettled(self) -> bool:
+        """An office changed since `poll_offices`."""
+        return any([seat.office.changed for seat in self._context.seats])  # asked after every poll
+
+    def deadline(self) -> float | None:
+        """When to look again."""
+        return earliest([seat.deadline() for seat in self._context.seats])
+
+    def neighbours(self, now: float) -> frozenset[str] | None:
+        """Whom to exchange heartbeats with because of this fragment; None: with everybody."""
+        if self._plan[1] == 1:
+            return None
+        leaf, *above = self._context.seats
+        found = leaf.electorate.neighbours(now)
+        return found.union(*(seat.electorate.neighbours(now) for seat in above)) if above else found
+
+    def asked(self, now: float) -> set[str]:
+        """Who gets our heartbeats besides."""
+        return set().union(*(seat.asked(now) for seat in self._context.seats))
+
+    def leave(self, now: float, reason: str) -> None:
+        """Give up every office."""
+        for seat in reversed(self._context.seats):
+            seat.office.lay_down(reason)
+            seat.round.abandon(reason, now)
+
+    # --- the chain -----------------------------------------------------------------------------------
+
+    def published(self, now: float) -> None:
+        """We made a version, as syncer of the topmost group."""
+        for seat in self._context.seats:
+            if not seat.top:
+                seat.round.chain_moved(now)
+        self._context.seats[-1].office.poll(now)
+        self._regroup(now)
+        for seat in self._context.seats:
+            if seat.top:
+                seat.round.poll_rest(now)
+
+    def chain_moved(self, now: float, merged: bool) -> None:
+        """We hold a version that another peer made. `merged`: with our work, or we had none."""
+        if self._plan[1] > 1:
+            self._relay(now)
+        for seat in tuple(self._context.seats):
+            seat.round.chain_moved(now)
+        self._trust(merged)
+        self._regroup(now)
+
+    def _trust(self, merged: bool) -> None:
+        seats = self._context.seats
+        if merged or self._plan[1] == 1:
+            seats[0].office.trust()
+        for below, seat in itertools.pairwise(seats):
+            if below.delegate is not None and below.delegate.partial is None:
+                seat.office.trust()
+
+    def _relay(self, now: float) -> None:
+        """Those around us hear of the new version from us, and pull it from us."""
+        context = self._context
+        told: dict[str, None] = {}
+        for seat in context.seats:
+            if seat.office.holding:
+                told.update(dict.fromkeys(seat.electorate.others(now)))
+        syncer = context.chain.header.syncer
+        for peer in told:
+            if peer != syncer:
+                self._shared.out.send(peer, Announce(context.index, context.chain.head, syncer))
+
+    def _regroup(self, now: float) -> None:
+        """If the new head says so: into new groups."""
+        plan = self._newest_plan()
+        if plan == self._plan:
+            return
+        for seat in reversed(self._context.seats):
+            seat.give_up("the groups rotate", now)
+        self._plan = plan
+        self._sit_down(now)
+        leaf = self._context.leaf
+        self._shared.out.record(
+            "groups", self._context.index, "the groups rotate", epoch=plan[0], groups=plan[1], group=leaf.name
+        )
+        self._own.office_changed(now)
+        self._shared.on_regroup(now)
+
+    # --- partial merges ------------------------------------------------------------------------------
+
+    def _hand_up(self, level: int, signed: SignedPartial, ticket: Ticket, now: float) -> str:
+        """Our own partial goes into our own inbox of the group above."""
+        if level >= len(self._context.seats):
+            return "not-syncer"
+        round_ = self._context.seats[level].round
+        reason = round_.admit_own(signed, ticket, now)
+        if not reason:
+            round_.own_is_in(signed.header.group, now)
+        return reason
+
+    def _take_back(self, level: int, group: str) -> None:
+        """Our own partial is not to be merged any more, unless that has begun."""
+        if level < len(self._context.seats):
+            self._context.seats[level].round.inbox.drop_own(group)
+
+    def partial_merged(self, event: PartialMerged, now: float) -> None:
+        """The sums of one of our groups are ready."""
+        seat = self.named(event.group)
+        if seat is None or seat.delegate is None:
+            self._shared.out.put(Release(event.ticket))
+        else:
+            seat.delegate.merged(event, now)
+
+    def partial_failed(self, event: PartialFailed) -> None:
+        """They cannot be made."""
+        seat = self.named(event.group)
+        if seat is not None and seat.delegate is not None:
+            seat.delegate.failed(event)
+
+    def partial_answered(self, event: PartialAnswered, now: float) -> None:
+        """The syncer above says something about our partial."""
+        seat = self.named(event.group)
+        if seat is not None and seat.delegate is not None:
+            seat.delegate.answered(event, now)
+
+    def partial_undelivered(self, event: PartialUndelivered, now: float) -> None:
+        """Our partial did not arrive."""
+        seat = self.named(event.group)
+        if seat is not None and seat.delegate is not None:
+            seat.delegate.undelivered(event, now)
+
+    # --- messages ------------------------------------------------------------------------------------
+
+    def on_closing(self, sender: str, call: Closing, now: float) -> bool:
+        """A call from above to a group of ours. False: it is for our learner, or for nobody here."""
+        seat = self.named(call.group)
+        if seat is None or seat.level == 0:
+            return False
+        if sender == seat.office.syncer and call.term == seat.office.term:
+            self._context.seats[seat.level - 1].round.on_called(sender, call, now)
+        else:
+            reason = "another syncer is in office"
+            answer = Pass(call.group, call.fragment, call.term, call.number, reason)
+            self._shared.out.send(sender, answer)
+        return True
+
+    def _pass_up(self, peer: str, message: Pass, now: float) -> None:
+        if peer != self._shared.me:
+            self._shared.out.send(peer, message)
+            return
+        seat = self.named(message.group)
+        if seat is not None:
+            seat.round.on_pass(peer, message, now)
+
+    def on_pass(self, sender: str, message: Pass, now: float) -> None:
+        """A child has nothing."""
+        seat = self.named(message.group)
+        if seat is not None:
+            seat.round.on_pass(sender, message, now)
+
+    def on_vote_request(self, sender: str, request: VoteRequest, now: float) -> None:
+        """A candidate wants our vote."""
+        seat = self.named(request.group)
+        if seat is not None:
+            seat.office.on_vote_request(sender, request, now)
+            return
+        head = self._context.chain.head if self._shared.confirmed else None
+        refusal = VoteRefused(request.group, self._context.index, request.term, 0, head, OTHER_EPOCH)
+        self._shared.out.send(sender, refusal)
+        self._shared.greet(sender)  # it may count on a claim that we do not make any more
+
+    def on_vote(self, sender: str, message: VoteGranted, now: float) -> str:
+        """A vote for us. Returns a refusal reason, else empty."""
+        seat = self.named(message.vote.body.group)
+        return seat.office.on_vote(sender, message.vote, now) if seat is not None else ""
+
+    def on_refused(self, sender: str, message: VoteRefused, now: float) -> None:
+        """No vote for us."""
+        seat = self.named(message.group)
+        if seat is not None:
+            seat.office.on_refused(sender, message, now)
+
+    def on_elected(self, sender: str, message: Elected, now: float) -> str:
+        """Somebody is in office, in a group of ours or beside it. Returns a refusal reason, else empty."""
+        certificate = message.certificate
+        seat = self.named(certificate.group)
+        if seat is not None:
+            return seat.office.on_elected(sender, certificate, now)
+        parsed = parse_group(certificate.group)
+        if parsed is None or parsed[0] != self._plan[0]:
+            return ""
+        sizes = self._sizes()
+        if parsed[1] >= len(sizes) or parsed[2] >= sizes[parsed[1]]:
+            return ""
+        for upper in self._context.seats[1:]:
+            for child in upper.electorate.unknown(now):
+                place = parse_group(child)
+                if place is not None and is_below(sizes, parsed[1:], place[1:]) and upper.seeking is not None:
+                    upper.seeking.learned(child, certificate, now)
+        return ""
+
+    def on_query(self, sender: str, query: OfficeQuery) -> None:
+        """Give the certificate of that group, or of the largest group inside it that we know."""
+        seat = self.named(query.group)
+        if seat is not None:
+            seat.office.on_query(sender, query)
+            return
+        parsed = parse_group(query.group)
+        if parsed is None or parsed[0] != self._plan[0] or self._plan[1] == 1:
+            return
+        sizes = self._sizes()
+        if parsed[1] >= len(sizes) or parsed[2] >= sizes[parsed[1]]:
+            return
+        for seat in reversed(self._context.seats):
+            inside = seat.level < parsed[1] and is_below(sizes, (seat.level, seat.index), parsed[1:])
+            if inside and seat.office.certificate is not None:
+                self._shared.out.send(sender, Elected(seat.office.certificate))
+                return
+
+    def on_claim(self, peer: str, group: str, term: int, now: float) -> None:
+        """A heartbeat says that its sender holds that office."""
+        seat = self.named(group)
+        if seat is not None:
+            seat.office.on_claim(peer, term, now)
+
+    def beside(self, group: str) -> bool:
+        """Whether that group's syncer is one of our fellows in a seat above the leaves."""
+        return self.above(group) is not None
+
+    def round_for(self, group: str) -> Round | None:
+        """Where a partial of that group is to be merged."""
+        seat = self.above(group)
+        return seat.round if seat is not None else None

@@ -1,0 +1,1 @@
+"""A node's life in a run: joining, heartbeats, leaving."""

@@ -1,0 +1,309 @@
+"""Heartbeats: what we tell the members every half second, and what we learn from theirs."""
+
+from __future__ import annotations
+
+import math
+
+from msgspec.structs import replace
+
+from p2pdiloco.core.api.events import LearnerStatus, PresenceSeen, ReachChanged, UplinkMeasured
+from p2pdiloco.core.api.grouping import Roster, leaf_index
+from p2pdiloco.core.api.messages import Progress
+from p2pdiloco.core.api.reach import WORDS
+from p2pdiloco.core.api.types import WHOLE_RUN
+from p2pdiloco.core.election.rendezvous import ranking
+from p2pdiloco.core.fragment import Fragment
+from p2pdiloco.core.life.joining import Joining
+from p2pdiloco.core.life.news import News
+from p2pdiloco.core.members.vote_disk import HEARD_S
+from p2pdiloco.core.shared import Shared
+from p2pdiloco.core.timing import Ema
+from p2pdiloco.core.uplinks.uplink import asked_bits_per_s
+
+REVIEW_EVERY_S = 2.0
+"""How often it is looked at which merged contributions everybody has."""
+
+
+class Heartbeats:
+    """Sends `Progress` in time, takes in that of others, and notices who has fallen silent."""
+
+    def __init__(
+        self, shared: Shared, fragments: tuple[Fragment, ...], joining: Joining, genesis: bool, now: float
+    ) -> None:
+        self._shared = shared
+        self._genesis = genesis
+        self._sampled: Roster | None = None
+        self._sample: set[str] = set()
+        self._fragments = fragments
+        self._joining = joining
+        self._news = News(tuple(f.chain for f in fragments))
+        self._step_time = Ema()
+        self._learner = LearnerStatus(False, 0, 0, 0.0, 0.0, None)
+        self.next_s = now
+        """When the next one is due."""
+        self._review_at_s = now
+        joining.on_confirmed = self._tell_all
+        shared.saving.on_change = self._saving_changed
+        shared.greet = lambda peer: shared.out.send(peer, self.progress())
+        shared.on_regroup = self._regrouped
+
+    def poll(self, now: float, left: bool) -> None:
+        """Greet everybody whose turn it is; drop and record who fell silent."""
+        if now < self.next_s:
+            return
+        shared = self._shared
+        self.next_s = now + shared.timing.heartbeat_s
+        for peer in shared.view.forget_stale(now):
+            for fragment in self._fragments:
+                fragment.follower.gone(peer)
+        shared.view.stretch(shared.health.stretch(now))
+        shared.claims.expire(now - shared.timing.member_ttl_s)
+        shared.saving.poll(now)
+        neighbours = self._neighbours(now)
+        if now >= self._review_at_s:
+            self._review_at_s = now + REVIEW_EVERY_S
+            self._look_at_uplink(now)
+            peers = shared.view.may_fork(now, shared.roster, neighbours)
+            for fragment in self._fragments:
+                fragment.review(peers, now)
+        for peer in shared.view.newly_silent(now, neighbours):
+            shared.out.record("silent", None, "not counted on: silent or unreachable", peer=peer)
+        if not left:
+            whole = self.progress()
+            brief = replace(whole, heads=self._news.beat()) if shared.confirmed else whole
+            greeted = neighbours
+            if neighbours is not None:
+                greeted = neighbours.union(*(fragment.seats.asked(now) for fragment in self._fragments))
+            for peer in shared.view.to_greet(now, greeted):
+                shared.out.send(peer, brief if shared.view.alive(peer, now) else whole)
+
+    def _neighbours(self, now: float) -> set[str] | None:
+        """Whom to exchange heartbeats with: None for everybody, while a fragment has only one group."""
+        found: set[str] = set()
+        for fragment in self._fragments:
+            some = fragment.seats.neighbours(now)
+            if some is None:
+                return self._first_contacts()
+            found |= some
+        return found
+
+    def _first_contacts(self) -> set[str] | None:
+        """A newcomer that finds a large run with a history of groups asks a few members for the heads."""
+        shared = self._shared
+        room = 2 * shared.config.group_size
+        if shared.confirmed or self._genesis or len(shared.roster) <= 2 * room:
+            return None
+        if self._sampled is not shared.roster:
+            self._sampled = shared.roster
+            weights = dict.fromkeys((peer for peer, _ in shared.roster.members if peer != shared.me), 1.0)
+            order = ranking(shared.config.run, WHOLE_RUN, 0, 0, weights)
+            start = leaf_index(shared.config.run, 0, 0, max(1, len(order)), shared.me)
+            self._sample = {order[(start + i) % len(order)] for i in range(room)}
+        return self._sample
+
+    def _regrouped(self, now: float) -> None:
+        """A fragment has new groups: their members are greeted at once."""
+        self._list(now)
+        self._news.all_anew()
+        self.next_s = min(self.next_s, now)
+
+    def _list(self, now: float) -> None:
+        """Let the view know of the listed members that we have to do with."""
+        shared, neighbours = self._shared, self._neighbours(now)
+        if neighbours is None:
+            for peer, incarnation in shared.roster.members:
+                shared.view.listed(peer, incarnation, now)
+            return
+        for peer in sorted(neighbours):
+            known = shared.roster.incarnation(peer)
+            if known is not None:
+                shared.view.listed(peer, known, now)
+
+    def progress(self) -> Progress:
+        """What we say about ourselves, with the heads of all fragments."""
+        shared, learner = self._shared, self._learner
+        return Progress(
+            incarnation=shared.incarnation,
+            step_time_s=shared.step_s,
+            inner_step=learner.inner_step,
+            tokens_total=learner.tokens_total,
+            tokens_per_s=learner.tokens_per_s,
+            loss=learner.loss,
+            learning=shared.learning,
+            confirmed=shared.confirmed,
+            stands=shared.stands and shared.saving.works and not shared.leaving,
+            heads=tuple([(f.index, f.chain.head) for f in self._fragments]),
+            saved=self._joining.saved and not shared.confirmed,
+            reach=shared.reach,
+            strain=shared.strain.value,
+            votes=shared.saving.works,
+            offices=tuple(
+                [
+                    (seat.name, f.index, seat.office.term)
+                    for f in self._fragments
+                    for seat in f.context.seats
+                    if seat.office.holding
+                ]
+            ),
+        )
+
+    def tell_neighbours(self, now: float) -> None:
+        """There is news of us that others wait for: not before the next heartbeat, at once."""
+        neighbours = self._neighbours(now)
+        progress = self.progress()
+        for peer in self._shared.view.members(now):
+            if neighbours is None or peer in neighbours:
+                self._shared.out.send(peer, progress)
+
+    def _saving_changed(self, reason: str, now: float) -> None:
+        """Our disk takes votes again, or no more: elections wait for this."""
+        self._shared.out.record("disk", None, reason)
+        for fragment in self._fragments:
+            fragment.touched = True
+            for seat in fragment.context.seats:
+                seat.office.stand_later(now + HEARD_S)
+        self.tell_neighbours(now)
+
+    def _tell_all(self, now: float) -> None:
+        progress = self.progress()
+        for peer in self._shared.view.members(now):
+            self._shared.out.send(peer, progress)
+
+    def learner_status(self, event: LearnerStatus, now: float) -> None:
+        """Where our own learner is. That it has begun, and what its steps take, is told at once: by the one
+        the others' learners reckon where the schedule is, by the other their rounds how long to wait."""
+        shared, self._learner = self._shared, event
+        news = event.running and not shared.learning
+        shared.learning = event.running
+        if event.running and event.step_time_s > 0:
+            news = news or shared.step_s == 0
+            self._step_time.add(event.step_time_s)
+            shared.step_s = self._step_time.value
+        if news:
+            self.tell_neighbours(now)
+
+    def presence(self, event: PresenceSeen, now: float) -> None:
+        """The DHT lists these: greet them at once."""
+        self._joining.listed(event)
+        self._shared.roster = event.members
+        self._list(now)
+        self.next_s = min(self.next_s, now)
+        self._joining.poll(now)
+
+    def reach(self, event: ReachChanged, now: float) -> None:
+        """How others can reach us: tell them soon."""
+        shared = self._shared
+        if event.reach is not shared.reach:
+            shared.reach = event.reach
+            self.next_s = min(self.next_s, now)
+            shared.out.record("reach", None, WORDS[event.reach] or "not known")
+            for fragment in self._fragments:
+                fragment.touched = True
+
+    def uplink(self, event: UplinkMeasured, now: float) -> None:
+        """What our uplink carries: tell them if offices ask for more, or no longer do."""
+        self._shared.strain.bits_per_s = event.bits_per_s
+        if self._look_at_uplink(now):
+            self.next_s = min(self.next_s, now)
+
+    def _look_at_uplink(self, now: float) -> bool:
+        """Whether what we say of it is something new: learners' pace changes too."""
+        shared = self._shared
+        if shared.strain.bits_per_s == math.inf and not shared.strain.value:
+            return False
+        asked = asked_bits_per_s(shared.config, shared.median_step_s(now))
+        if not shared.strain.look(asked, now):
+            return False
+        strain, known = shared.strain.value, shared.strain.bits_per_s
+        words = f"up to {1 << strain} times what it carries" if strain else "no more than it carries"
+        carried = round(known) if known < math.inf else None
+        reason = f"offices ask for {words}"
+        shared.out.record(
+            "uplink", None, reason, bits_per_s=carried, asked_bits_per_s=round(asked), strain=strain
+        )
+        for fragment in self._fragments:
+            fragment.touched = True
+        return True
+
+    def awake(self, lag_s: float, now: float) -> None:
+        """We did not run for so long; our own lateness is nobody's silence."""
+        shared = self._shared
+        shared.view.forgive(lag_s)
+        shared.view.stretch(shared.health.stretch(now))
+        for fragment in self._fragments:
+            fragment.own.forgive(lag_s)
+            fragment.touched = True
+        shared.out.record(
+            "health",
+            None,
+            f"this node did not run for {lag_s:.1f} s: others' silence is not counted",
+            lag_s=round(lag_s, 3),
+            stretch=round(shared.health.stretch(now), 2),
+        )
+
+    def send_failed(self, peer: str, now: float) -> bool:
+        """A send failed. Whether that was the failure that made the peer count as gone."""
+        if now < self._shared.health.listens_until_s:
+            return False  # a call that ran out while we did not run
+        if self._shared.view.failed(peer):
+            return True
+        if self._shared.view.try_soon(peer):
+            # One failure proves nothing. A second one soon tells a dead peer from a dropped connection.
+            self.next_s = min(self.next_s, now + self._shared.timing.probe_s)
+        return False
+
+    def heard(self, sender: str, message: Progress, now: float) -> None:
+        """A heartbeat arrived; fragments that may go ahead because of it are polled."""
+        shared = self._shared
+        before = shared.view.progress(sender)
+        named = [index for index, _ in message.heads]
+        if named and (max(named) >= len(self._fragments) or named != sorted(set(named))):
+            shared.out.record("refusal", None, "wrong-heads", peer=sender)
+            return
+        if not shared.view.heard(sender, message, now):
+            return
+        if before is None:
+            shared.out.record("join", None, "heard of for the first time", peer=sender)
+            shared.greet(sender)
+        elif message.incarnation > before.incarnation:
+            shared.greet(sender)
+            for fragment in self._fragments:
+                fragment.common.restarted(sender)
+                for seat in fragment.context.seats:
+                    if seat.office.syncer == sender:
+                        seat.office.suspect("the syncer was restarted")
+        claimed = shared.claims.heard(sender, message.offices, now)
+        if before is not None and (
+            (claimed and self._beside(message)) or self._stranger(sender, message, now)
+        ):
+            shared.greet(sender)
+        moved = []
+        returns = message.saved and self._joining.returning(now)
+        for index, head in shared.view.heads(sender):
+            fragment = self._fragments[index]
+            fragment.heard(sender, head, message.confirmed, now, returns)
+            ours = fragment.chain.head
+            if (message.confirmed or returns) and head != ours and head.weight > ours.weight:
+                moved.append(fragment)
+        for group, index, term in message.offices:
+            if index < len(self._fragments):
+                self._fragments[index].seats.on_claim(sender, group, term, now)
+        if claimed or (before is not None and before.votes != message.votes):
+            moved = list(self._fragments)
+        self._joining.poll(now)
+        for fragment in moved:
+            fragment.poll(now)
+
+    def _beside(self, message: Progress) -> bool:
+        """Whether the sender holds an office beside one of ours: then it is to know of ours."""
+        return any(
+            index < len(self._fragments) and self._fragments[index].seats.beside(group)
+            for group, index, _ in message.offices
+        )
+
+    def _stranger(self, sender: str, message: Progress, now: float) -> bool:
+        """Whether the sender is a newcomer that we would not greet by ourselves."""
+        if message.confirmed:
+            return False
+        neighbours = self._neighbours(now)
+        return neighbours is not None and sender not in neighbours

@@ -1,0 +1,121 @@
+"""Becoming a full member: design 5.1, "a newcomer neither votes nor gives state to others until…".
+
+Where a confirmed member is heard, a node is confirmed once every fragment of its own is at a version that
+such a member has, or at a heavier one. Where none is, the whole swarm may be returning: those with saved
+state compare their heads, take the heaviest of every fragment from each other, and go on when nothing
+heavier is left, and everybody who took part lately is here or has been waited for. A node with nothing
+saved waits for them; only with `--genesis` it starts a run, where nobody returns with one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from p2pdiloco.core.api.config import Restored
+from p2pdiloco.core.api.events import PresenceSeen
+from p2pdiloco.core.fragment import Fragment
+from p2pdiloco.core.shared import Shared
+
+LATELY_VERSIONS = 16
+"""Who contributed to one of the last so many versions is waited for after the death of all."""
+
+
+class Joining:
+    """Decides when this node is *confirmed*: votes, stands, and gives state to others."""
+
+    def __init__(
+        self, shared: Shared, fragments: tuple[Fragment, ...], genesis: bool, restored: Restored, now: float
+    ) -> None:
+        self._shared = shared
+        self._fragments = fragments
+        self._genesis = genesis
+        self.saved = restored.saved
+        """We came with saved state."""
+        self._before = {
+            mark.learner
+            for found in restored.fragments
+            for mark in found.watermarks
+            if mark.learner != shared.me and mark.number > found.log[-1].header.number - LATELY_VERSIONS
+        }
+        self._started_s = now
+        self._presence_seen = False
+        self._others_listed = False
+        self._unreached = 0
+        self.serves_saved = False
+        """Others that return with saved state may take ours, though nobody is confirmed."""
+        self.on_confirmed: Callable[[float], None] = lambda now: None
+
+    def listed(self, event: PresenceSeen) -> None:
+        """What the DHT says about who is here."""
+        self._presence_seen = True
+        self._unreached = event.unreached
+        self._others_listed = any(peer != self._shared.me for peer, _ in event.members.members)
+
+    def returning(self, now: float) -> bool:
+        """Whether we and others may be all that is left of the run: what they saved counts."""
+        shared = self._shared
+        return self.saved and not shared.confirmed and not shared.view.confirmed(now)
+
+    def poll(self, now: float) -> None:
+        """Look whether we may count as a full member now."""
+        shared = self._shared
+        if shared.confirmed:
+            return
+        self.serves_saved = self.returning(now)
+        if all(f.follower.verified for f in self._fragments):
+            self._confirm("every fragment's version is confirmed by peers", now)
+        elif self._presence_seen and not shared.view.confirmed(now):
+            self._poll_alone(now)
+
+    def _poll_alone(self, now: float) -> None:
+        waited_s = now - self._started_s
+        if self.saved:
+            heaviest = not any(f.follower.behind(now) for f in self._fragments)
+            if heaviest and waited_s >= self._return_patience_s(now):
+                here = len(self._returned(now))
+                self._confirm(f"goes on from the saved state, the heaviest of {here + 1} that return", now)
+        elif self._genesis and not self._returned(now) and waited_s >= self._genesis_patience_s(now):
+            self._confirm("starts the run", now)
+
+    def _confirm(self, reason: str, now: float) -> None:
+        self._shared.confirmed = True
+        self.serves_saved = False
+        self._shared.out.record("join", None, f"full member: {reason}")
+        self.on_confirmed(now)
+
+    def _returned(self, now: float) -> list[str]:
+        """Who is here with saved state, not confirmed either."""
+        view = self._shared.view
+        return [peer for peer in view.members(now) if (p := view.progress(peer)) is not None and p.saved]
+
+    def _absent(self, now: float) -> set[str]:
+        """Who took part lately and is not here."""
+        return self._before.difference(self._shared.view.members(now))
+
+    def _return_patience_s(self, now: float) -> float:
+        return self._shared.timing.resume_alone_s if self._absent(now) else self._genesis_patience_s(now)
+
+    def _genesis_patience_s(self, now: float) -> float:
+        """How long a node listens before it starts a run: others may be newcomers like itself, and say so
+        soon; or members that hold the run's history and cannot be reached just now."""
+        timing = self._shared.timing
+        if self._unreached or self._shared.view.unheard(now):
+            return timing.resume_alone_s
+        return timing.genesis_wait_s if self._others_listed else 0.0
+
+    def waits_for(self, now: float) -> str:
+        """For people: why we are not a full member yet; empty if we are."""
+        view = self._shared.view
+        if self._shared.confirmed:
+            return ""
+        if view.confirmed(now):
+            return "the state of the members"
+        if self.saved:
+            if any(f.follower.behind(now) for f in self._fragments):
+                return "a heavier saved state of others that return"
+            return f"{len(self._absent(now))} that took part before"
+        returned = self._returned(now)
+        if returned:
+            return f"{len(returned)} members that return with saved state"
+        here = len(view.members(now))
+        return f"somebody with the run's state; {here} are here without" if here else "a member"

@@ -1,0 +1,1 @@
+"""Who is here, and whether to count on them."""

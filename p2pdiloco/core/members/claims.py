@@ -1,0 +1,60 @@
+"""Which offices peers say that they hold: how the syncers of neighbouring groups know each other."""
+
+from __future__ import annotations
+
+from p2pdiloco.core.api.types import WHOLE_RUN
+
+Office = tuple[str, int, int]
+"""(group, fragment, term)."""
+NOBODY: dict[str, int] = {}
+NOTHING: dict[str, dict[str, int]] = {}
+
+
+class Claims:
+    """From heartbeats, by group. A peer's new heartbeat replaces all that it claimed before."""
+
+    def __init__(self, fragments: int) -> None:
+        self._fragments = fragments
+        self._of: dict[int, dict[str, dict[str, int]]] = {}
+        """Fragment -> group -> peer -> term."""
+        self._by: dict[str, tuple[Office, ...]] = {}
+        self._heard_s: dict[str, float] = {}
+        """When whoever claims anything was last heard to do so."""
+        self.version = 0
+        """Grows with every change."""
+
+    def heard(self, peer: str, offices: tuple[Office, ...], now: float) -> bool:
+        """What that peer claims now. Whether that is news."""
+        if offices:
+            self._heard_s[peer] = now
+        else:
+            self._heard_s.pop(peer, None)
+        if offices == self._by.get(peer, ()):
+            return False
+        grouped = {(o[0], o[1]): o for o in offices if o[0] != WHOLE_RUN and o[1] < self._fragments}
+        new = tuple(grouped.values())
+        old = self._by.get(peer, ())
+        if new == old:
+            return False
+        for group, fragment, _ in old:
+            groups = self._of[fragment]
+            del groups[group][peer]
+            if not groups[group]:
+                del groups[group]
+        for group, fragment, term in new:
+            self._of.setdefault(fragment, {}).setdefault(group, {})[peer] = term
+        if new:
+            self._by[peer] = new
+        else:
+            del self._by[peer]
+        self.version += 1
+        return True
+
+    def expire(self, before_s: float) -> None:
+        """Claims that were not repeated since then are void: a peer may have other neighbours by now."""
+        for peer in [p for p, heard_s in self._heard_s.items() if heard_s < before_s]:
+            self.heard(peer, (), before_s)
+
+    def of(self, fragment: int, group: str) -> dict[str, int]:
+        """Who claims that office: peer -> term."""
+        return self._of.get(fragment, NOTHING).get(group, NOBODY)

@@ -1,0 +1,382 @@
+"""Who is here: the members that this node knows, what they said last, and whether to count on them.
+
+Three degrees, from strict to lax:
+  alive   heard from lately and reachable: expected to contribute, worth asking, able to hold an office
+  member  heard from within `member_ttl_s`: counts in every majority, also when silent just now
+  known   listed by the DHT or heard of: gets our progress, so that it can learn of us
+A member that says good-bye leaves all three at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from p2pdiloco.core.api.config import Timing
+from p2pdiloco.core.api.grouping import Roster
+from p2pdiloco.core.api.messages import Progress
+from p2pdiloco.core.api.reach import Reach
+from p2pdiloco.core.api.types import Head
+from p2pdiloco.core.members.suspicion import Gaps
+
+MAX_KNOWN = 4096
+MAX_WITNESSES = 256
+"""In a run of more members it is not asked what members of other groups have."""
+QUIET_HEARTBEATS = 3.0
+"""Shorter silence means nothing, however even a peer's heartbeats are: two may be almost that far apart."""
+MAX_STEP_S = 3600.0
+"""An inner step that is said to be longer (or infinite) counts in no average."""
+
+
+class Member:
+    """What is known of one peer."""
+
+    __slots__ = (
+        "failures",
+        "gaps",
+        "heads",
+        "heard_s",
+        "incarnation",
+        "left_incarnation",
+        "listed_s",
+        "patience_s",
+        "progress",
+        "tried_s",
+    )
+
+    def __init__(self, heartbeat_s: float) -> None:
+        self.incarnation = 0
+        self.gaps = Gaps(heartbeat_s)
+        self.patience_s = 0.0
+        """How long its silence means nothing."""
+        self.left_incarnation = 0
+        self.progress: Progress | None = None
+        self.heads: dict[int, Head] = {}
+        """The newest that it said of every fragment, in this incarnation."""
+        self.heard_s = -1e18
+        self.listed_s = -1e18
+        self.tried_s = -1e18
+        self.failures = 0
+
+
+class _Lists:
+    """Who was what from `from_s` until (excluding) `until_s`, unless something happens in between."""
+
+    __slots__ = ("confirmed", "from_s", "learners", "live", "members", "until_s", "voters")
+
+    def __init__(self, from_s: float) -> None:
+        self.from_s = from_s
+        self.until_s = 1e18
+        self.members: list[str] = []
+        self.confirmed: list[str] = []
+        self.voters: list[str] = []
+        self.live: list[str] = []
+        self.learners: list[str] = []
+
+
+def _kind(said: Progress) -> tuple[bool, bool, bool]:
+    """What of a heartbeat decides in which lists its sender is."""
+    return said.learning, said.confirmed, said.votes
+
+
+class View:
+    """The members of the group, without oneself."""
+
+    def __init__(self, me: str, timing: Timing) -> None:
+        self._me = me
+        self._timing = timing
+        self._members: dict[str, Member] = {}
+        self._counted_on: set[str] = set()
+        self._vanished: dict[str, float] = {}
+        """Who took part, or was listed, and is not heard -> since when. Bounded."""
+        self._lists: _Lists | None = None
+        """Who is a member, live, and so on: asked for at every event, changed by few."""
+        self._stretch = 1.0
+
+    def listed(self, peer: str, incarnation: int, now: float) -> None:
+        """The DHT has an unexpired presence record of this peer."""
+        if peer == self._me or (peer not in self._members and len(self._members) >= MAX_KNOWN):
+            return
+        member = self._members.get(peer)
+        if member is None:
+            member = self._members[peer] = Member(self._timing.heartbeat_s)
+            self._vanished.setdefault(peer, now)  # until we hear of it, it may hold anything
+        if incarnation > member.left_incarnation:
+            member.listed_s = now
+            member.incarnation = max(member.incarnation, incarnation)
+
+    def heard(self, peer: str, progress: Progress, now: float) -> bool:
+        """A heartbeat arrived. False: it is from before the peer's restart or good-bye, and was ignored."""
+        if peer not in self._members and len(self._members) >= MAX_KNOWN:
+            return False
+        member = self._members.setdefault(peer, Member(self._timing.heartbeat_s))
+        if progress.incarnation < member.incarnation or progress.incarnation <= member.left_incarnation:
+            return False
+        self._vanished.pop(peer, None)
+        before = member.progress
+        if before is None or _kind(before) != _kind(progress):
+            self._lists = None
+        if before is not None and progress.incarnation > before.incarnation:
+            member.gaps.last_s = None  # there was nothing to be heard: that tells nothing of its link
+            member.heads = {}
+        member.incarnation = progress.incarnation
+        member.progress = progress
+        known = len(member.heads)
+        member.heads.update(progress.heads)
+        if len(member.heads) != known:
+            member.heads = dict(sorted(member.heads.items()))
+        member.gaps.heard(now, self._timing.suspect_cap_s)
+        member.patience_s = self._patience_s(member)
+        self._heard(member, now)
+        return True
+
+    def _heard(self, member: Member, now: float) -> None:
+        if member.failures or not self._fresh(member, now):
+            self._lists = None
+        member.heard_s = now
+        member.failures = 0
+
+    def _patience_s(self, member: Member) -> float:
+        timing = self._timing
+        after_s = member.gaps.after_s(timing.suspect_s, timing.suspect_cap_s)
+        return after_s if self._stretch == 1.0 else min(after_s * self._stretch, timing.suspect_cap_s)
+
+    def _fresh(self, member: Member, now: float) -> bool:
+        return now - member.heard_s < member.patience_s
+
+    def stretch(self, factor: float) -> None:
+        """Our own health: everybody's silence means something only after so many times the usual."""
+        if factor != self._stretch:
+            self._stretch = factor
+            self._lists = None
+            for member in self._members.values():
+                member.patience_s = self._patience_s(member)
+
+    def forgive(self, lag_s: float) -> None:
+        """We did not run for so long: that was nobody's silence."""
+        self._lists = None
+        for member in self._members.values():
+            member.heard_s += lag_s
+            member.listed_s += lag_s
+            if member.gaps.last_s is not None:
+                member.gaps.last_s += lag_s
+
+    def touched(self, peer: str, now: float) -> None:
+        """Something else than a heartbeat arrived from a peer that we already count as a member."""
+        member = self._members.get(peer)
+        if member and member.progress and member.incarnation > member.left_incarnation:
+            self._heard(member, now)
+
+    def failed(self, peer: str) -> bool:
+        """A send failed. True when that was the failure that made the peer count as gone."""
+        member = self._members.get(peer)
+        if member is None:
+            return False
+        member.failures = min(member.failures + 1, 1000)
+        if member.failures != self._timing.failures_to_suspect:
+            return False
+        self._lists = None
+        return True
+
+    def try_soon(self, peer: str) -> bool:
+        """After a failure: let the next heartbeat to a peer that we still count on not wait its turn."""
+        member = self._members.get(peer)
+        if member is None or member.progress is None or member.failures != 1:
+            return False
+        member.tried_s = -1e18
+        return True
+
+    def left(self, peer: str, incarnation: int, now: float) -> None:
+        """The peer said good-bye. What it made last may be unknown to us: it may come back with it."""
+        member = self._members.get(peer)
+        if member and incarnation >= member.incarnation:
+            if member.progress is not None:
+                self._vanished[peer] = now
+            member.left_incarnation = incarnation
+            member.progress = None
+            member.heads = {}
+            member.gaps.last_s = None
+            self._lists = None
+
+    def progress(self, peer: str) -> Progress | None:
+        """The last heartbeat of that peer."""
+        member = self._members.get(peer)
+        return member.progress if member else None
+
+    def heads(self, peer: str) -> list[tuple[int, Head]]:
+        """Per fragment the newest head that the peer has said it holds; what it never spoke of is missing."""
+        member = self._members.get(peer)
+        return list(member.heads.items()) if member else []
+
+    def head(self, peer: str, fragment: int) -> Head | None:
+        """The newest head of that fragment that the peer has said it holds."""
+        member = self._members.get(peer)
+        return member.heads.get(fragment) if member else None
+
+    def dialable(self, peer: str) -> bool:
+        """Whether others can reach that peer, by its last heartbeat; of one never heard it is believed."""
+        member = self._members.get(peer)
+        progress = member.progress if member else None
+        return progress is None or progress.reach is Reach.DIRECT
+
+    def strain(self, peer: str) -> int:
+        """How far that peer's uplink falls short of what offices ask; 0 of one never heard."""
+        member = self._members.get(peer)
+        progress = member.progress if member else None
+        return progress.strain if progress else 0
+
+    def has_left(self, peer: str) -> bool:
+        """Whether the peer said good-bye and has not come back."""
+        member = self._members.get(peer)
+        return member is not None and 0 < member.incarnation <= member.left_incarnation
+
+    def alive(self, peer: str, now: float) -> bool:
+        """Heard from lately and reachable."""
+        member = self._members.get(peer)
+        return member is not None and self._alive(member, now)
+
+    def _alive(self, member: Member, now: float) -> bool:
+        reachable = member.failures < self._timing.failures_to_suspect
+        return member.progress is not None and reachable and self._fresh(member, now)
+
+    def may_come(self, peer: str, now: float) -> bool:
+        """A peer that does not count now, but will once it is heard: our knowledge of it is old, or none."""
+        member = self._members.get(peer)
+        if member is None:
+            return True
+        if member.failures >= self._timing.failures_to_suspect or self.has_left(peer):
+            return False
+        progress = member.progress
+        if progress is None:
+            return True
+        if progress.confirmed:
+            return now - member.heard_s >= self._timing.member_ttl_s
+        return not self._fresh(member, now)
+
+    def silence_s(self, peer: str, now: float) -> float:
+        """Seconds since anything was heard from the peer (very large: never)."""
+        member = self._members.get(peer)
+        return now - member.heard_s if member else 1e18
+
+    def quiet_at_s(self, peer: str) -> float:
+        """When the peer's silence becomes longer than is usual for its heartbeats (mean and four deviations):
+        too early to count it as gone, but a round that has asked it for an answer need not wait any more."""
+        member = self._members.get(peer)
+        if member is None:
+            return -1e18
+        timing = self._timing
+        unusual_s = member.gaps.after_s(QUIET_HEARTBEATS * timing.heartbeat_s, timing.suspect_s)
+        return member.heard_s + min(unusual_s * self._stretch, member.patience_s)
+
+    def newly_silent(self, now: float, neighbours: set[str] | None = None) -> list[str]:
+        """Members (of these) that were counted on at the last call and are not any more, sorted."""
+        live = set(self.live(now))
+        if neighbours is not None:  # nobody else is expected to be heard
+            live &= neighbours
+            self._counted_on &= neighbours
+        gone = sorted(peer for peer in self._counted_on - live if not self.has_left(peer))
+        self._counted_on = live
+        return gone
+
+    def _now(self, now: float) -> _Lists:
+        """The lists as of now: those of last time while nobody can have fallen silent since."""
+        lists = self._lists
+        if lists is not None and lists.from_s <= now < lists.until_s:
+            return lists
+        lists = self._lists = _Lists(now)
+        ttl_s = self._timing.member_ttl_s
+        for peer, member in sorted(self._members.items()):
+            progress = member.progress
+            if progress is None or not now - member.heard_s < ttl_s:
+                continue
+            alive = self._alive(member, now)
+            lists.members.append(peer)
+            lists.until_s = min(lists.until_s, member.heard_s + (member.patience_s if alive else ttl_s))
+            if progress.confirmed:
+                lists.confirmed.append(peer)
+                if progress.votes:
+                    lists.voters.append(peer)
+            if alive:
+                lists.live.append(peer)
+                if progress.learning and progress.confirmed:
+                    lists.learners.append(peer)
+        return lists
+
+    def members(self, now: float) -> list[str]:
+        """Peers heard of lately, sorted. The caller does not change it (nor the following ones)."""
+        return self._now(now).members
+
+    def live(self, now: float) -> list[str]:
+        """Peers to count on, sorted."""
+        return self._now(now).live
+
+    def confirmed(self, now: float) -> list[str]:
+        """Members whose versions are confirmed, sorted."""
+        return self._now(now).confirmed
+
+    def voters(self, now: float) -> list[str]:
+        """Those of them that can save a vote, sorted."""
+        return self._now(now).voters
+
+    def live_learners(self, now: float) -> list[str]:
+        """Live confirmed peers with a running learner, sorted."""
+        return self._now(now).learners
+
+    def to_greet(self, now: float, neighbours: set[str] | None = None) -> list[str]:
+        """Peers (of these) that are due our heartbeat: members always, silent listed ones now and then."""
+        timing = self._timing
+        greet = []
+        for peer, member in sorted(self._members.items()):
+            if neighbours is not None and peer not in neighbours:
+                continue
+            fresh = self._fresh(member, now)
+            listed = now - member.listed_s < timing.member_ttl_s * 3
+            waited = now - member.tried_s >= (timing.heartbeat_s if fresh else timing.redial_s) * 0.99
+            recent = now - member.heard_s < timing.member_ttl_s
+            gone = member.left_incarnation >= member.incarnation > 0
+            if not gone and waited and (fresh or listed or recent):
+                member.tried_s = now
+                greet.append(peer)
+        return greet
+
+    def unheard(self, now: float) -> bool:
+        """Whether the DHT lists somebody of whom we have heard nothing yet."""
+        ttl = self._timing.member_ttl_s
+        return any(m.progress is None and now - m.listed_s < ttl for m in self._members.values())
+
+    def remember(self, peers: Iterable[str], now: float) -> None:
+        """These have taken part in our chain: they may be somewhere, though we have not heard of them."""
+        for peer in peers:
+            member = self._members.get(peer)
+            unheard = member is None or member.progress is None
+            if peer != self._me and unheard and len(self._vanished) < MAX_KNOWN:
+                self._vanished.setdefault(peer, now)
+
+    def may_fork(self, now: float, roster: Roster, neighbours: set[str] | None) -> list[str]:
+        """Peers that may hold, or come back with, another chain than ours: also those that left. In a run
+        of many members, those listed elsewhere than beside us do not report to us, and are not waited for."""
+        horizon = now - self._timing.fork_horizon_s
+        for peer in [p for p, heard_s in self._vanished.items() if heard_s < horizon]:
+            del self._vanished[peer]
+        here = [p for p, m in self._members.items() if m.progress is not None and m.heard_s >= horizon]
+        found = [*here, *self._vanished]
+        if neighbours is None or len(found) <= MAX_WITNESSES:
+            return found
+        return [peer for peer in found if peer in neighbours or roster.incarnation(peer) is None]
+
+    def forget_stale(self, now: float) -> list[str]:
+        """Drop peers that nobody lists and that have been silent for long; bounds the table. Who they are."""
+        horizon = self._timing.member_ttl_s * 6
+        stale = [p for p, m in self._members.items() if now - max(m.heard_s, m.listed_s) > horizon]
+        for peer in stale:
+            member = self._members.pop(peer)
+            if member.progress is not None:
+                self._vanished[peer] = member.heard_s
+        while len(self._vanished) > MAX_KNOWN:
+            del self._vanished[next(iter(self._vanished))]
+        return stale
+
+    def step_times_s(self, own_step_s: float, now: float) -> list[float]:
+        """The inner step times of the live learners that say theirs (own included when positive), sorted."""
+        times = [own_step_s] if own_step_s > 0 else []
+        times += [p.step_time_s for peer in self.live_learners(now) if (p := self.progress(peer)) is not None]
+        return sorted(t for t in times if 0 < t <= MAX_STEP_S)

@@ -1,0 +1,1 @@
+"""A syncer's round: inbox, closing calls, merge, publishing."""

@@ -1,0 +1,221 @@
+"""A syncer's inbox: what is admitted, what is in (design 5.8, hop 5; design 5.5 for partial merges)."""
+
+from __future__ import annotations
+
+from p2pdiloco.core.api.effects import Release
+from p2pdiloco.core.api.types import (
+    ContributionHeader,
+    PartialHeader,
+    PartialPart,
+    SignedContribution,
+    SignedPartial,
+    Ticket,
+    plausible_work,
+)
+from p2pdiloco.core.api.types import Contributor as Part
+from p2pdiloco.core.chain.chain import Chain
+from p2pdiloco.core.context import FragmentContext
+
+ROOM = 4
+"""A group has `group_size` members on average; an inbox has room for so many times as many."""
+
+Offer = SignedContribution | SignedPartial
+
+
+class Held:
+    """What one child sent; `ticket` is None while its payload is arriving."""
+
+    def __init__(
+        self,
+        child: str,
+        author: str,
+        header: ContributionHeader | PartialHeader,
+        parts: tuple[PartialPart, ...],
+        transfer: int,
+        starts_round: bool,
+        now: float,
+    ) -> None:
+        self.child = child
+        """A learner; higher up, the name of a group."""
+        self.author = author
+        self.header = header
+        self.parts = parts
+        """The contributions in it."""
+        self.transfer = transfer
+        self.starts_round = starts_round
+        """Due and measured against the newest version: a round may start with it. What came late, or
+        early because of a closing call, waits for such a one."""
+        self.arrived_s = self.ready_s = now
+        """Of its header, and of the whole payload."""
+        self.begins = starts_round
+        """A round may begin before its payload is here."""
+        self.ticket: Ticket | None = None
+        self.own = False
+
+    @property
+    def based_on(self) -> int:
+        """Number of the version that its author held."""
+        header = self.header
+        return header.base_number if isinstance(header, ContributionHeader) else header.number
+
+
+class Inbox:
+    """At most one offer per child, at most `ROOM` times `group_size` in all."""
+
+    def __init__(self, context: FragmentContext) -> None:
+        self._context = context
+        self._shared = context.shared
+        self._fragment = context.index
+        self._chain: Chain = context.chain
+        self._held: dict[str, Held] = {}
+        self._cut: set[str] = set()
+        """Children whose last payload did not come."""
+
+    def judge(self, signed: Offer, sender: str, holding: bool, open_: bool, now: float) -> tuple[str, bool]:
+        """On sight of its header: (why not to admit it, whether that is the peer's fault).
+
+        `open_`: no round is closing, so that what is in may still be replaced."""
+        raise NotImplementedError
+
+    def add(self, signed: Offer, transfer: int, in_time: bool, now: float) -> Held:
+        """Give what was admitted its place."""
+        raise NotImplementedError
+
+    def _why_not_base(self, number: int, digest: bytes) -> str:
+        head = self._chain.head
+        if number > head.number:
+            return "behind"
+        if head.number - number > self._shared.config.max_base_age_versions:
+            return "stale-base"
+        return "" if self._chain.knows(number, digest) else "unknown-base"
+
+    def fits(self, held: Held) -> bool:
+        """Whether the chain contains nothing of it, and everything that comes before it."""
+        return all(self._chain.watermark(p.contributor.learner) == p.after for p in held.parts)
+
+    def arriving(self, transfer: int) -> Held | None:
+        """The offer whose payload comes by this transfer."""
+        return next((h for h in self._held.values() if h.transfer == transfer and h.ticket is None), None)
+
+    def has(self, child: str) -> bool:
+        """Whether that child's offer is in or arriving."""
+        return child in self._held
+
+    def busy(self) -> bool:
+        """Whether anything is in or arriving."""
+        return bool(self._held)
+
+    def ready(self) -> list[Held]:
+        """Offers whose payload is here, in the order in which they are merged."""
+        here = [child for child, held in self._held.items() if held.ticket is not None]
+        return [self._held[child] for child in sorted(here)]
+
+    def starting(self) -> list[Held]:
+        """Offers on their way that a round may start with."""
+        return [held for held in self._held.values() if held.ticket is None and held.begins]
+
+    def none_begins(self) -> None:
+        """The chain moved, or a round has waited in vain for what is on its way: a round may start with it
+        when it is here."""
+        for held in self._held.values():
+            held.begins = False
+
+    def broken(self, held: Held) -> None:
+        """Its payload will not come. The next one of that child starts no round before it is here: headers
+        cost their sender nothing."""
+        self.drop(held)
+        self._cut.add(held.child)
+
+    def here(self, held: Held, ticket: Ticket, now: float) -> None:
+        """Its payload is here."""
+        held.ticket, held.ready_s = ticket, now
+        self._cut.discard(held.child)
+
+    def all_late(self) -> None:
+        """A version was made without these: none of them starts the next round by itself."""
+        for held in self._held.values():
+            held.starts_round = held.begins = False
+
+    def drop(self, held: Held) -> None:
+        """Merged, or broken: no longer here."""
+        if self._held.get(held.child) is held:
+            del self._held[held.child]
+            self._release(held)
+
+    def drop_own(self, child: str) -> None:
+        """What we put in ourselves for that child is not to be merged."""
+        held = self._held.get(child)
+        if held is not None and held.own:
+            self.drop(held)
+
+    def drop_overlapping(self) -> None:
+        """The chain moved: what it contains already, or what no longer follows from it, goes."""
+        for held in list(self._held.values()):
+            if held.ticket is not None and not self.fits(held):
+                self.drop(held)
+
+    def clear(self) -> None:
+        """All go; their senders send again, elsewhere."""
+        self._cut.clear()
+        for held in list(self._held.values()):
+            self.drop(held)
+
+    def _release(self, held: Held) -> None:
+        if held.ticket is not None and not held.own:
+            self._shared.out.put(Release(held.ticket))
+
+
+class LearnerInbox(Inbox):
+    """Of a leaf group: contributions, one per learner."""
+
+    def judge(self, signed: Offer, sender: str, holding: bool, open_: bool, now: float) -> tuple[str, bool]:
+        if not isinstance(signed, SignedContribution):
+            return "not-a-contribution", True
+        config, chain, header = self._shared.config, self._chain, signed.header
+        if header.learner != sender:
+            return "false-learner", True
+        if self._context.grouped and not self._context.leaf.electorate.admits(sender, now):
+            return "other-group", True
+        if not self._shared.signed_by(sender, "contribution", header, signed.signature):
+            return "bad-signature", True
+        if header.codec != config.contribution_codec:
+            return "wrong-codec", True
+        if not 0 < header.payload_bytes <= config.max_payload_bytes[self._fragment]:
+            return "wrong-size", True
+        if not plausible_work(header.tokens, header.inner_steps, config.tokens_per_step):
+            return "implausible-tokens", True
+        if not holding:
+            return "not-syncer", False
+        reason = self._why_not_base(header.base_number, header.base_digest)
+        if reason:
+            return reason, False
+        mark = chain.watermark(header.learner)
+        if header.stamp <= mark:
+            return "already-merged", False
+        if mark != header.after:
+            return ("overlap" if mark > header.after else "behind"), False
+        return self._judge_place(header), False
+
+    def _judge_place(self, header: ContributionHeader) -> str:
+        held = self._held.get(header.learner)
+        if held is None or not isinstance(held.header, ContributionHeader):
+            return "" if len(self._held) < ROOM * self._shared.config.group_size else "full"
+        if held.header.stamp == header.stamp:
+            return "already-held" if held.ticket is not None else "in-transfer"
+        # Of an earlier life of the learner: that one is merged first, both are its own work.
+        return "behind" if held.header.stamp < header.stamp else "overlap"
+
+    def add(self, signed: Offer, transfer: int, in_time: bool, now: float) -> Held:
+        header = signed.header
+        assert isinstance(header, ContributionHeader)
+        starts = in_time and header.due and header.base_number == self._chain.head.number
+        part = PartialPart(part_of(header), header.after)
+        held = Held(header.learner, header.learner, header, (part,), transfer, starts, now)
+        held.begins = starts and header.learner not in self._cut
+        self._held[header.learner] = held
+        return held
+
+
+def part_of(header: ContributionHeader) -> Part:
+    """A contribution's entry in the version that merges it."""
+    return Part(header.learner, header.stamp, header.tokens, header.inner_steps)

@@ -1,0 +1,175 @@
+"""Making a version: merge, sign, make durable, and only then let it be known (design 5.2).
+
+Done by the syncer of the topmost group, which is the only one while the run fits into one group. Merging
+happens elsewhere; its completion is stamped and dropped if the chain or the office moved on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from p2pdiloco.core.api.effects import (
+    DropSpare,
+    Effect,
+    Merge,
+    MergeInput,
+    Release,
+    Send,
+    UpdateRecord,
+)
+from p2pdiloco.core.api.events import Merged, MergeFailed
+from p2pdiloco.core.api.grouping import next_plan
+from p2pdiloco.core.api.messages import Announce
+from p2pdiloco.core.api.types import WHOLE_RUN, ContributionHeader, SignedVersion, Ticket, VersionHeader
+from p2pdiloco.core.context import FragmentContext
+from p2pdiloco.core.contributions.contributor import Contributor, commit_effect
+from p2pdiloco.core.rounds.handover import Job
+
+
+class Publisher:
+    """Of one fragment, whatever the seat in which we are the topmost syncer."""
+
+    last = True
+
+    def __init__(self, context: FragmentContext, own: Contributor) -> None:
+        self._context = context
+        self._shared = context.shared
+        self._fragment = context.index
+        self._chain = context.chain
+        self._own = own
+        self._job: Job | None = None
+        self.on_published: Callable[[float], None] = lambda now: None
+        """The chain has a version of ours more (set by the fragment)."""
+
+    def begin(self, job: Job, missing: int, expected: int) -> None:
+        """Merge what is in, and make the outer step into the spare copy."""
+        self._context.spare.busy = True
+        self._job = job
+        inputs, partials = inputs_of(job)
+        parts = [part.contributor for held in job.held for part in held.parts]
+        grouped = self._context.grouped
+        reason = f"{len(job.held)} of {expected} " + ("groups" if grouped else "live learners")
+        if missing:
+            reason += ", grace is over"
+        self._shared.out.record(
+            "merge",
+            self._fragment,
+            reason,
+            number=job.number,
+            contributors=len(parts),
+            live=len(parts) if grouped else expected,
+            tokens=sum(part.tokens for part in parts),
+        )
+        longest_steps = max((part.inner_steps for part in parts), default=0)
+        self._shared.out.put(Merge(self._fragment, job.term, job.number, inputs, partials, longest_steps))
+
+    def withdraw(self, now: float) -> bool:
+        """A merge that is not wanted any more is noticed when it completes; a version that is being made
+        durable cannot be called back."""
+        return False
+
+    def chain_moved(self, now: float) -> None:
+        """Nothing is kept here."""
+
+    def hurry(self, now: float) -> None:
+        """Nobody is above us."""
+
+    def merged(self, event: Merged, now: float) -> None:
+        """The merge worker is done: sign the version, make it durable, then let it be known."""
+        job = self._job
+        if job is None or not job.round.awaits(event.term, event.number):
+            self._drop_spare()
+            self._shared.out.put(Release(event.ticket))
+            self._shared.out.record("merge", self._fragment, "stale: the world moved on", number=event.number)
+            return
+        job.round.merged()
+        config, head = self._shared.config, self._chain.head
+        parts = sorted((p.contributor for h in job.held for p in h.parts), key=lambda p: p.learner)
+        epoch, groups = self._next_plan(event.number, now)
+        header = VersionHeader(
+            run=config.run,
+            group=WHOLE_RUN,
+            fragment=self._fragment,
+            number=event.number,
+            parent=head.digest,
+            term=event.term,
+            syncer=self._shared.me,
+            tokens=head.tokens + sum(part.tokens for part in parts),
+            state_digest=event.state_digest,
+            update_digest=event.update_digest,
+            update_bytes=event.update_bytes,
+            codec=config.update_codec,
+            contributors=tuple(parts),
+            epoch=epoch,
+            groups=groups,
+        )
+        version = SignedVersion(header, self._shared.sign("version", header))
+        token = self._shared.out.persist(
+            UpdateRecord(version, event.ticket), self._continuation(version, event.ticket, now)
+        )
+        self._shared.on_persisted[token] = lambda t: self._published(version, job, t)
+        self._shared.on_persist_failed[token] = lambda t, why: self._not_published(event, job, t, why)
+
+    def _next_plan(self, number: int, now: float) -> tuple[int, int]:
+        shared, config, head = self._shared, self._shared.config, self._chain.header
+        members = max(len(shared.roster), len(shared.view.members(now)) + 1)
+        return next_plan(head.epoch, head.groups, number, members, config.group_size, config.term_versions)
+
+    def _continuation(self, version: SignedVersion, update: Ticket, now: float) -> tuple[Effect, ...]:
+        """What may happen once the version is durable: it becomes ours, and those around us may know."""
+        announce = Announce(self._fragment, version.header.head(), self._shared.me)
+        told: dict[str, None] = {}
+        for seat in self._context.seats:
+            if seat.office.holding:
+                told.update(dict.fromkeys(seat.electorate.others(now)))
+        sends = tuple(Send(peer, announce) for peer in told)
+        return (commit_effect(self._shared, self._chain, self._own, version, update), *sends)
+
+    def _published(self, version: SignedVersion, job: Job, now: float) -> None:
+        self._context.spare.busy = False
+        self._chain.extend(version)
+        self._context.moved_s = now
+        self._own.chain_moved(self._chain.watermark(self._shared.me), now)
+        job.round.published(now - job.closed_s)
+        header = version.header
+        self._shared.out.record(
+            "publish",
+            self._fragment,
+            f"version {header.number} with {len(header.contributors)} contributions",
+            number=header.number,
+            digest=self._chain.head.digest.hex()[:8],
+            term=header.term,
+            tokens=header.tokens,
+        )
+        self.on_published(now)
+
+    def failed(self, event: MergeFailed, now: float) -> None:
+        """Every contribution turned out unusable, or the worker failed."""
+        self._drop_spare()
+        self._shared.out.record("merge", self._fragment, f"failed: {event.reason}", number=event.number)
+        job = self._job
+        if job is not None and job.round.awaits(event.term, event.number):
+            job.round.failed(event.reason)
+
+    def _not_published(self, event: Merged, job: Job, now: float, why: str) -> None:
+        self._drop_spare()
+        self._shared.out.put(Release(event.ticket))
+        self._shared.out.record("publish", self._fragment, f"could not be saved: {why}", number=event.number)
+        job.round.failed(f"cannot save: {why}")
+
+    def _drop_spare(self) -> None:
+        self._context.spare.busy = False
+        self._shared.out.put(DropSpare(self._fragment))
+
+
+def inputs_of(job: Job) -> tuple[tuple[MergeInput, ...], tuple[Ticket, ...]]:
+    """(contributions, partials) of a closed round, in the order in which they are merged."""
+    inputs, partials = [], []
+    for held in job.held:
+        if held.ticket is None:
+            continue
+        if isinstance(held.header, ContributionHeader):
+            inputs.append(MergeInput(held.parts[0].contributor, held.ticket))
+        else:
+            partials.append(held.ticket)
+    return tuple(inputs), tuple(partials)

@@ -1,0 +1,472 @@
+"""The syncer's side of one group: collecting, closing, and handing over to be merged (design 5.2, 5.5).
+
+Theory of operation
+-------------------
+The syncer keeps an inbox of at most one offer per child: contributions of learners in a leaf group, partial
+merges of groups higher up. A round starts when K offers are in or, of learners, on their way (never more than
+there are live children) and at least one of them arrived for this round; what arrived too late for a round
+waits for company in the next, so that slow links delay nobody and still take part every time. At quorum the
+syncer calls the others ("closing"): each sends what it has, or passes; a group that is called closes its own
+round. The round closes when all live children have answered, when no more answers are to be expected, or when
+the grace window ends; if no majority of the learners is in by then, it waits on for payloads that are on
+their way.
+
+What is in is then merged: by the syncer of the topmost group into the next version
+(`core.rounds.publishing`), by all others into a partial for the syncer of the group above
+(`core.groups.delegate`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from p2pdiloco.core.api.effects import AcceptTransfer, AnswerTransfer, RefuseTransfer, Release
+from p2pdiloco.core.api.messages import Closing, Pass
+from p2pdiloco.core.api.types import Ticket
+from p2pdiloco.core.context import FragmentContext
+from p2pdiloco.core.election.electorate import Electorate
+from p2pdiloco.core.election.office import Office
+from p2pdiloco.core.machine import Machine
+from p2pdiloco.core.rounds.closing_calls import Calls
+from p2pdiloco.core.rounds.handover import Finish, Job
+from p2pdiloco.core.rounds.inbox import Held, Inbox, Offer
+from p2pdiloco.core.rounds.round_table import MAKING, ROUND_TABLE, RoundSignal, RoundState
+from p2pdiloco.core.timing import RHYTHM_SHARE, Ema, grace_cap_s
+
+CALLED_SHARE = 0.6
+"""A group that is called closes within so much of the window above: the rest is for its merge to arrive."""
+
+
+class Round:
+    """The rounds of one group while this node is its syncer."""
+
+    def __init__(
+        self,
+        context: FragmentContext,
+        group: str,
+        level: int,
+        office: Office,
+        electorate: Electorate,
+        inbox: Inbox,
+        finish: Finish,
+    ) -> None:
+        self._context = context
+        self._shared = context.shared
+        self._group = group
+        self._level = level
+        self._fragment = context.index
+        self._chain = context.chain
+        self._office = office
+        self._electorate = electorate
+        self.inbox = inbox
+        self._finish = finish
+        self._machine = Machine(ROUND_TABLE, RoundState.IDLE)
+        self._merging: tuple[Held, ...] = ()
+        self._passed: set[str] = set()
+        self._calls = Calls(context.shared, electorate, level)
+        self._term = 0
+        self._closes_at_s = 0.0
+        self._hopeless_at_s = 0.0
+        """When, if nobody is heard until then, all that are missing are quiet."""
+        self._begins_at_s = math.inf
+        """What is in could begin a round, but not before then."""
+        self._waits = False
+        """The window is over, but payloads are on their way."""
+        self._first_in_s = 0.0
+        self._due = False
+        """It began with what was due."""
+        self._asked_all = False
+        """Leaving, we have made our last call."""
+        self._needs = 1
+        """Its quorum when it began."""
+        self._quorum_s = Ema()
+        self._sync_s = Ema()
+        self._called_by: tuple[str, Closing] | None = None
+        self.call_own: Callable[[Closing, float], None] = lambda call, now: None
+        """We are a child of our own group, and it is called (set by the fragment)."""
+        self.pass_up: Callable[[str, Pass, float], None] = lambda peer, message, now: None
+        """Tell the syncer above that we have nothing (set by the fragment)."""
+
+    # --- questions -----------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> RoundState:
+        """Where the round is."""
+        return self._machine.state
+
+    @property
+    def closing(self) -> bool:
+        """A version is in the making: not the moment to vote ourselves out of office."""
+        return self._machine.state in MAKING
+
+    @property
+    def busy(self) -> bool:
+        """As `closing`, but not while our partial is with the syncer above: nothing of it is lost with us."""
+        return self.closing and (self._finish.last or self.state is not RoundState.PUBLISHING)
+
+    def words(self, now: float) -> str:
+        """For people: what the round waits for."""
+        have = len(self.inbox.ready())
+        if self.state is RoundState.COLLECTING:
+            what = "groups" if self._level else "contributions"
+            return f"waiting: {have} of {self._quorum(now)} {what}"
+        if self.state is RoundState.CLOSING:
+            expected = len(self._electorate.expected(now))
+            what = "groups" if self._level else "learners"
+            left_s = max(0.0, self._closes_at_s - now)
+            why = "others are on their way" if self._waits else f"grace ends in {left_s:.1f} s"
+            return f"closing: {have} of {expected} {what}, {why}"
+        if self.state is RoundState.PUBLISHING and not self._finish.last:
+            return "waiting: the syncer above has our partial"
+        return self.state.name.lower()
+
+    def deadline(self) -> float | None:
+        """When to look again."""
+        state = self._machine.state
+        if state is RoundState.CLOSING:
+            return min(self._closes_at_s, self._hopeless_at_s)
+        if state is RoundState.COLLECTING:
+            if self._begins_at_s < math.inf:
+                return self._begins_at_s
+            oldest = min((h.arrived_s for h in self.inbox.ready()), default=None)
+            return None if oldest is None else oldest + self._hold_s(oldest)
+        return None
+
+    def _quorum(self, now: float) -> int:
+        return max(1, min(self._shared.config.quorum, self._electorate.reachable(now)))
+
+    def _hold_s(self, now: float) -> float:
+        step_s = self._shared.median_step_s(now)
+        return max(self._shared.timing.hold_floor_s, self._shared.config.inner_steps * step_s)
+
+    # --- admission -----------------------------------------------------------------------------------
+
+    def _in_time(self) -> bool:
+        return self.state in (RoundState.IDLE, RoundState.COLLECTING)
+
+    def _judge(self, signed: Offer, sender: str, now: float) -> tuple[str, bool]:
+        return self.inbox.judge(signed, sender, self._office.holding, self._in_time(), now)
+
+    def offered(self, transfer: int, sender: str, signed: Offer, now: float) -> str:
+        """A peer wants to stream something to us. Returns the refusal reason, empty if accepted."""
+        reason, counted = self._judge(signed, sender, now)
+        if reason:
+            self._shared.out.put(RefuseTransfer(transfer, self._fragment, reason, counted))
+            if counted:
+                self._shared.out.record("refusal", self._fragment, reason, peer=sender)
+            return reason
+        held = self.inbox.add(signed, transfer, self._in_time(), now)
+        self._shared.out.put(AcceptTransfer(transfer, self._fragment, signed.header.payload_bytes))
+        if held.begins:
+            self._collect(now)
+            self.poll(now)
+        return ""
+
+    def admit_own(self, signed: Offer, ticket: Ticket, now: float) -> str:
+        """What we made ourselves needs no stream. Returns the refusal reason, empty if it is in."""
+        reason, _ = self._judge(signed, self._shared.me, now)
+        if not reason:
+            held = self.inbox.add(signed, 0, self._in_time(), now)
+            held.ticket = ticket
+            held.own = True
+        return reason
+
+    def own_is_in(self, child: str, now: float) -> None:
+        """After `admit_own`, once its sender knows that it is held."""
+        self._arrived(child, now)
+
+    def received(self, transfer: int, ticket: Ticket, now: float) -> None:
+        """The payload of an accepted transfer is sound."""
+        held = self.inbox.arriving(transfer)
+        out = self._shared.out
+        if held is None or not self._office.holding:
+            out.put(AnswerTransfer(transfer, self._fragment, False, "not-syncer"))
+            out.put(Release(ticket))
+            return
+        if not self.inbox.fits(held):
+            # The chain changed while the payload was under way: it may contain this work already.
+            out.put(AnswerTransfer(transfer, self._fragment, False, "chain-moved"))
+            out.put(Release(ticket))
+            self.inbox.drop(held)
+            self._rest()
+            return
+        self.inbox.here(held, ticket, now)
+        begins = self._in_time() and held.starts_round and not self._too_soon(now)
+        waits = self.state is not RoundState.CLOSING and not begins
+        out.put(AnswerTransfer(transfer, self._fragment, True, "held" if waits else "in round"))
+        self._arrived(held.child, now)
+
+    def broken(self, transfer: int, reason: str) -> None:
+        """An accepted transfer came to nothing: cut, or its payload was not sound."""
+        held = self.inbox.arriving(transfer)
+        if held is None:
+            return
+        self.inbox.broken(held)
+        self._rest()
+        if reason != "cut":
+            self._shared.out.record("refusal", self._fragment, reason, peer=held.author)
+
+    def _arrived(self, child: str, now: float) -> None:
+        self._collect(now)
+        self._passed.discard(child)
+        self._calls.answered(child, now)
+        self.poll(now)
+
+    def _rest(self) -> None:
+        """Nothing may be left of what was collected: the next to come is the first."""
+        if self.state is RoundState.COLLECTING and not self.inbox.busy():
+            self._machine.go(RoundSignal.ABANDON)
+
+    def _collect(self, now: float) -> None:
+        if self.state is RoundState.IDLE:
+            self._first_in_s, self._passed = now, set()
+        self._machine.go(RoundSignal.CONTRIBUTION)
+
+    def on_pass(self, sender: str, message: Pass, now: float) -> None:
+        """A child has nothing to send this time."""
+        child = self._electorate.child_of(sender, now)
+        self._calls.answered(child, now, message.number)
+        if self.state is RoundState.CLOSING and message.number == self._chain.head.number + 1:
+            self._passed.add(child)
+            self.poll(now)
+
+    def own_pass(self, now: float) -> None:
+        """Our own learner has nothing to send this time."""
+        self._calls.answered(self._shared.me, now)
+        if self.state is RoundState.CLOSING:
+            self._passed.add(self._shared.me)
+            self.poll(now)
+
+    # --- rounds --------------------------------------------------------------------------------------
+
+    def poll(self, now: float) -> None:
+        """Start closing at quorum, close when everybody is in or the grace window ends."""
+        if not self._office.holding:
+            return
+        if self.state is RoundState.COLLECTING:
+            self._try_quorum(now)
+        if self.state is RoundState.CLOSING and not self._level and self._called_by is None:
+            self._closes_at_s = max(self._closes_at_s, self._shared.gather_until_s)
+        if self.state is RoundState.CLOSING and not (self._finish.last and self._context.spare.busy):
+            missing = self._missing(now)
+            self._hopeless_at_s = self._calls.answerless_at_s(missing, self.inbox)
+            over = now >= min(self._closes_at_s, self._hopeless_at_s)
+            alone = self._finish.last and self._calls.outruns(self._chain, self.inbox.ready(), now)
+            if not alone and (not missing or (over and not self._waits_on(missing, now))):
+                self._close(now, missing)
+
+    def _waits_on(self, missing: list[str], now: float) -> bool:
+        """Whether a round whose window is over waits for payloads that are on their way: on thin links the
+        syncer would else merge alone time and again, and all that the others send would come too late. Only
+        while no majority is in, so that a few slow links hold nobody up, and only as long as those that are
+        in are patient with us. Inner steps wait for nothing; streams that stand still are cut."""
+        shared, ready = self._shared, self.inbox.ready()
+        arriving = [child for child in missing if self.inbox.has(child)]
+        enough = len(ready) > len(missing) and not self._short(ready, now)
+        if self._level or self._called_by is not None or shared.leaving or not arriving or enough:
+            return False
+        until_s = self._calls.arrivals_until_s(self._closes_at_s, ready, now)
+        if now < until_s and not self._waits:
+            self._waits = True
+            reason = f"{len(ready)} in, waits for {len(arriving)} on their way"
+            number = self._chain.head.number + 1
+            shared.out.record("closing", self._fragment, reason, number=number, grace_s=until_s - now)
+        return now < until_s
+
+    def _missing(self, now: float) -> list[str]:
+        have = {held.child for held in self.inbox.ready()} | self._passed
+        coming = [held.child for held in self.inbox.starting()]  # also whose heartbeats its upload keeps back
+        return [
+            child for child in dict.fromkeys([*self._electorate.expected(now), *coming]) if child not in have
+        ]
+
+    def _short(self, ready: list[Held], now: float) -> bool:
+        """What the round was begun for did not come: fewer are in than the quorum."""
+        bound = not self._level and self._called_by is None and not self._shared.leaving
+        return bound and len(ready) < min(self._needs, self._quorum(now))
+
+    def _try_quorum(self, now: float) -> None:
+        deferred, self._begins_at_s = self._begins_at_s < math.inf, math.inf
+        ready = self.inbox.ready()
+        coming = self.inbox.starting()
+        here = len(ready) + len(coming)
+        if not here:
+            return
+        patient = now < min((held.arrived_s for held in ready), default=now) + self._hold_s(now)
+        if here < self._quorum(now) and (patient or self._level == 0):
+            return  # a group whose learners are all away sends nothing: in the end it is not waited for
+        fresh = bool(coming) or any(held.starts_round for held in ready)
+        if not fresh and self._missing(now) and patient and not self._shared.leaving:
+            return
+        if self._too_soon(now):
+            self._begins_at_s = self._not_before_s(now)
+            return
+        self._due, self._needs = fresh, self._quorum(now)
+        if not deferred:
+            self._quorum_s.add(now - self._first_in_s)
+        self._machine.go(RoundSignal.QUORUM)
+        self._calls.give_up(now)
+        grace_s = self._calls.grace_s(self._quorum_s.value, self._sync_s.value, now)
+        self._call(f"quorum {here}", grace_s, now)
+
+    def _not_before_s(self, now: float) -> float:
+        """A learner whose work came too late for a version is due again as soon as it is told. A round of its
+        own then, in which the others have a step or two, would move all by a whole outer step for the sake of
+        one: it waits until there is more to merge. Only a syncer that leaves cannot wait."""
+        if self._level or self._shared.leaving:
+            return -math.inf
+        interval_s = self._shared.config.inner_steps * self._shared.fastest_step_s(now)
+        return self._context.moved_s + RHYTHM_SHARE * interval_s
+
+    def _too_soon(self, now: float) -> bool:
+        return now < self._not_before_s(now) and bool(self._missing(now))
+
+    def on_called(self, sender: str, call: Closing, now: float) -> None:
+        """The syncer above closes its round: so do we, in good time."""
+        if call.number != self._chain.head.number + 1 or not self._office.holding:
+            behind = call.number > self._chain.head.number + 1
+            self._pass_to(sender, call, "catching up" if behind else "not in office", now)
+            return
+        cap_s = grace_cap_s(self._shared.config.grace_cap_s, self._level + 1)
+        closes_in_s = call.closes_in_s if 0.0 <= call.closes_in_s <= cap_s else cap_s
+        window_s = CALLED_SHARE * closes_in_s
+        if self.state in (RoundState.IDLE, RoundState.COLLECTING):
+            self._called_by, self._due = (sender, call), False
+            self._machine.go(RoundSignal.CALLED)
+            self._calls.give_up(now)
+            self._call("called from above", window_s, now)
+            self.poll(now)
+        elif self.state is RoundState.CLOSING:
+            self._called_by = (sender, call)
+            self._closes_at_s = min(self._closes_at_s, now + window_s)
+        elif self.state is RoundState.PUBLISHING:
+            self._finish.hurry(now)
+
+    def last_call(self, now: float) -> bool:
+        """We leave, and nobody would be syncer after us: ask everybody, once, for what there is. Whether
+        there is anything to wait for."""
+        last = self._finish.last and not self._level and self._office.holding
+        if not last or self.closing or self._electorate.willing(now):
+            return False
+        others = [peer for peer in self._electorate.expected(now) if peer != self._shared.me]
+        if self._asked_all or not others:
+            return self.inbox.busy()
+        self._asked_all, self._due = True, False
+        self._machine.go(RoundSignal.CALLED)
+        self._calls.give_up(now)
+        self._call("we leave, nobody else stands", max(0.0, self._shared.gather_until_s - now), now)
+        self.poll(now)
+        return True
+
+    def _pass_to(self, peer: str, call: Closing, reason: str, now: float) -> None:
+        self.pass_up(peer, Pass(call.group, call.fragment, call.term, call.number, reason), now)
+
+    def _call(self, reason: str, grace_s: float, now: float) -> None:
+        """Ask those that are missing for what they have."""
+        shared, number = self._shared, self._chain.head.number + 1
+        self._passed, self._waits = set(), False
+        missing = self._missing(now)
+        self._closes_at_s = now + grace_s
+        self._calls.called(missing, number, now)
+        called = [child for child in missing if not self.inbox.has(child)]
+        words = f"{reason}, {len(called)} called"
+        shared.out.record("closing", self._fragment, words, number=number, grace_s=grace_s)
+        call = Closing(self._group, self._fragment, self._office.term, number, grace_s)
+        for child in called:
+            peer = self._electorate.peer_of(child, now)
+            if peer == shared.me:
+                self.call_own(call, now)
+            elif peer:
+                shared.out.send(peer, call)
+
+    def _close(self, now: float, missing: list[str]) -> None:
+        held = tuple(self.inbox.ready())
+        short = self._short(list(held), now)
+        called, self._called_by, self._passed = self._called_by, None, set()
+        if not held or short:
+            self._machine.go(RoundSignal.EMPTY)
+            self.inbox.none_begins()
+            if called is not None:
+                self._pass_to(*called, "nothing came from our group", now)
+            elif held:
+                self._collect(now)  # they wait for company
+            return
+        self._machine.go(RoundSignal.CLOSE)
+        self._merging = held
+        self._term = self._office.term
+        # A child whose heartbeat has not been heard yet is alive all the same.
+        expected = len({*self._electorate.expected(now), *(h.child for h in held)})
+        due = self._due or any(h.starts_round for h in held)
+        job = Job(self, self._group, self._term, self._chain.head.number + 1, held, due, now)
+        self._finish.begin(job, len(missing), expected)
+
+    # --- what becomes of it --------------------------------------------------------------------------
+
+    def awaits(self, term: int, number: int) -> bool:
+        """Whether this merge is still wanted."""
+        right = self.state is RoundState.MERGING and term == self._term
+        return right and number == self._chain.head.number + 1
+
+    def merged(self) -> None:
+        """The merge worker is done."""
+        self._machine.go(RoundSignal.MERGED)
+
+    def published(self, sync_s: float | None) -> None:
+        """What was merged is in the chain, or the chain went on without it; `poll_rest` starts the next."""
+        self._machine.go(RoundSignal.PUBLISHED)
+        if sync_s is not None:
+            self._sync_s.add(sync_s)
+            for held in self._merging:
+                self.inbox.drop(held)
+        self._merging = ()
+        if self._office.holding:
+            self.inbox.drop_overlapping()
+        else:
+            self._empty_inbox()
+        self.inbox.all_late()
+
+    def poll_rest(self, now: float) -> None:
+        """What came too late starts the next collection."""
+        if self._office.holding and self.inbox.ready() and self._machine.may(RoundSignal.CONTRIBUTION):
+            self._collect(now)
+            self.poll(now)
+
+    def failed(self, reason: str) -> None:
+        """Nothing could be merged, or it could not be kept: somebody else is to try."""
+        self._machine.go(RoundSignal.FAILED)
+        self._empty_inbox()
+        self._office.lay_down(reason)
+
+    def abandon(self, reason: str, now: float) -> None:
+        """We are no longer the syncer: what is in is sent again elsewhere."""
+        if self.state is RoundState.PUBLISHING and self._finish.withdraw(now):
+            self._machine.go(RoundSignal.FAILED)
+            self._empty_inbox()
+        elif self._machine.may(RoundSignal.ABANDON):
+            if self.state is not RoundState.IDLE:
+                self._shared.out.record("round", self._fragment, f"abandoned: {reason}")
+            self._machine.go(RoundSignal.ABANDON)
+            self._finish.withdraw(now)
+            self._empty_inbox()
+
+    def chain_moved(self, now: float) -> None:
+        """A version that is not ours arrived while we hold the office: what it did not merge stays in."""
+        self.inbox.none_begins()
+        if self._finish.last or self.state is not RoundState.PUBLISHING:
+            if not self._machine.may(RoundSignal.ABANDON):
+                return
+            self._machine.go(RoundSignal.ABANDON)
+            self._merging = ()
+            self.inbox.drop_overlapping()
+        else:
+            self.published(None)
+        self._called_by = None
+        self._finish.chain_moved(now)
+        self.poll_rest(now)
+
+    def _empty_inbox(self) -> None:
+        self._merging = ()
+        self._called_by = None
+        self._calls.forget()
+        self.inbox.clear()

@@ -1,0 +1,1 @@
+"""Which members carry offices badly, and who takes them instead."""

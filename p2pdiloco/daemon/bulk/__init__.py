@@ -1,0 +1,1 @@
+"""Contributions, updates and states on their way between peers."""

@@ -1,0 +1,287 @@
+"""What peers push: contributions to a syncer, and partial merges of groups to the syncer of the group above.
+
+Header first: the core decides on sight of it whether the payload is read at all. What has arrived is judged
+in the tensors thread before the core hears of it. A small share of memory is for payloads that peers pushed,
+while they arrive and until they are merged; what finds no place there lies in scratch on the disk
+(`adapters.disk.spool`), so that memory does not grow with the number of contributors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from p2pdiloco.adapters.disk.spool import Scratch, Spool
+from p2pdiloco.core.api import effects as ef
+from p2pdiloco.core.api import events as ev
+from p2pdiloco.core.api.types import ContributionHeader, Head, PartialHeader
+from p2pdiloco.daemon import wire
+from p2pdiloco.daemon.payloads.compute import Compute
+from p2pdiloco.daemon.payloads.memory import OUT_OF_BUDGET, Memory
+from p2pdiloco.daemon.payloads.tickets import Tickets
+from p2pdiloco.errors import InvariantViolation, RemoteError, StorageError, TransportError
+from p2pdiloco.ports import PushSink, Refusal
+from p2pdiloco.tensors.partial import partial_bytes
+from p2pdiloco.tensors.payload import digest_of
+
+logger = logging.getLogger(__name__)
+SHARE_BYTES = 128 << 20
+"""Of memory, for payloads that peers pushed, as long as the disk takes the others."""
+MAX_ARRIVING_BYTES = 1 << 30
+"""Payloads that are arriving in memory, all together, where there is no disk for them."""
+ABSURD_BYTES = 16 << 30
+"""No fragment has more: its label is the core's to refuse, and to count."""
+MEMORY, DISK, BUSY = "memory", "disk", "busy"
+MAX_UNFINISHED = 16
+KEEP_S = 120.0
+"""What came of a payload is kept so long after its stream was cut."""
+Label = ContributionHeader | PartialHeader
+
+
+class Landing:
+    """Where one payload arrives."""
+
+    def __init__(self, size: int, scratch: Scratch | None) -> None:
+        self.size = size
+        self.payload: bytearray | Scratch = bytearray(size) if scratch is None else scratch
+        self.have = 0
+        """So much of it is here, from the beginning."""
+        self.since_s = 0.0
+        """When its stream was cut."""
+
+    @property
+    def memory_bytes(self) -> int:
+        """What it takes of memory."""
+        return self.size if isinstance(self.payload, bytearray) else 0
+
+    async def write(self, offset: int, chunk: memoryview) -> None:
+        """Take a chunk. Raises: TransportError (the disk does not take it)."""
+        if isinstance(self.payload, bytearray):
+            self.payload[offset : offset + len(chunk)] = chunk
+        else:
+            try:
+                await self.payload.write(offset, chunk)
+            except StorageError as error:
+                logger.warning("%s", str(error))  # a record of the error would keep the payload
+                self.have = 0
+                raise TransportError("no place for it on the disk") from error
+        self.have = offset + len(chunk)
+
+
+class Arrivals:
+    """The receiving half of pushes in one run."""
+
+    def __init__(
+        self,
+        compute: Compute,
+        tickets: Tickets,
+        post: Callable[[ev.Event], None],
+        head_of: Callable[[int], Head],
+        now: Callable[[], float] = time.monotonic,
+        memory: Memory | None = None,
+        spool: Spool | None = None,
+    ) -> None:
+        """`spool`: for what finds no place in memory; None: it is refused."""
+        self._spool = spool
+        self._memory = memory or Memory()
+        self._now = now
+        self._compute = compute
+        self._tickets = tickets
+        self._post = post
+        self._head_of = head_of
+        self._next_transfer = 1
+        self._decisions: dict[int, wire.Answer | None] = {}
+        self._arriving_bytes = 0
+        """In memory."""
+        self._unfinished: dict[tuple[str, bytes], Landing] = {}
+        """(sender, digest) of a payload whose stream was cut -> what came of it; oldest first. They count as
+        arriving, and go when there is no room."""
+        self.bytes_in = 0
+
+    def on_push(self, sender: str, request: wire.Push) -> PushSink | Refusal:
+        """A peer offers a contribution or a partial merge. Raises: RemoteError (of a size that none has)."""
+        label = request.signed.header
+        if isinstance(label, PartialHeader):
+            self._check_size(label)
+        size = label.payload_bytes
+        self.forget_old()
+        key = (sender, label.payload_digest)
+        if key in self._unfinished and self._unfinished[key].size != size:
+            self._forget(key)
+        where = MEMORY if key in self._unfinished else self._where(size)
+        helps = any(other != key for other in self._unfinished)
+        if where not in (MEMORY, DISK) and size <= ABSURD_BYTES and not helps:
+            return self._no_place(where)
+        transfer = self._next_transfer
+        self._next_transfer += 1
+        self._decisions[transfer] = None
+        if isinstance(request, wire.PushPartial):
+            self._post(ev.PartialOffered(transfer, sender, request.signed))
+        else:
+            self._post(ev.ContributionOffered(transfer, sender, request.signed))
+        decision = self._decisions.pop(transfer)
+        if decision is not None:
+            return Refusal(wire.encode(decision))
+        # What is kept of others' goes only for what the core wants: anybody can write a size into a label.
+        while where not in (MEMORY, DISK) and self._forget_oldest(key):
+            where = self._where(size)
+        if where not in (MEMORY, DISK):  # after all, or the core knows of larger fragments than we do
+            self._post(ev.ContributionBroken(transfer, where))
+            return self._no_place(where)
+        landing = self._unfinished.pop(key, None)
+        if landing is None:
+            disk = self._spool if where == DISK else None
+            landing = Landing(size, disk.take(size) if disk else None)
+            self._arriving_bytes += landing.memory_bytes
+        return _Sink(self, sender, transfer, label, landing)
+
+    def _where(self, size: int) -> str:
+        """Where a payload of this size may come; or why it may not."""
+        roomy = self._memory.room(size)
+        if roomy and self._arriving_bytes + self._tickets.pushed_bytes + size <= SHARE_BYTES:
+            return MEMORY
+        if self._spool is not None and self._spool.fits(size):
+            return DISK
+        if not roomy:
+            return OUT_OF_BUDGET
+        return MEMORY if self._arriving_bytes + size <= MAX_ARRIVING_BYTES else BUSY
+
+    def _no_place(self, why: str) -> Refusal:
+        self._memory.refused += why == OUT_OF_BUDGET
+        return Refusal(wire.encode(wire.Answer(False, why, None)))
+
+    @property
+    def held_bytes(self) -> int:
+        """Of payloads that are arriving and of what is kept of cut ones: in memory."""
+        return self._arriving_bytes
+
+    @property
+    def spooled_bytes(self) -> int:
+        """Of what peers pushed: on the disk."""
+        return self._spool.held_bytes if self._spool else 0
+
+    def _check_size(self, label: PartialHeader) -> None:
+        """The core does not know sizes of partial merges: they follow from the layout."""
+        layouts = self._compute.vault.layouts
+        if label.fragment >= len(layouts):
+            raise RemoteError("unknown-fragment", f"{label.fragment} of {len(layouts)}")
+        expected = partial_bytes(layouts[label.fragment])
+        if label.payload_bytes != expected:
+            raise RemoteError("wrong-size", f"{label.payload_bytes} bytes of a partial, expected {expected}")
+
+    # --- the core's decisions ------------------------------------------------------------------------
+
+    def accepted(self, effect: ef.AcceptTransfer) -> None:
+        """The payload may come."""
+        self._decisions[effect.transfer] = None
+
+    def refused(self, effect: ef.RefuseTransfer) -> None:
+        """It may not."""
+        head = self._head_of(effect.fragment)
+        self._decisions[effect.transfer] = wire.Answer(False, effect.reason, head)
+
+    def answered(self, effect: ef.AnswerTransfer) -> None:
+        """The last word on a payload that came."""
+        head = self._head_of(effect.fragment)
+        self._decisions[effect.transfer] = wire.Answer(effect.accepted, effect.reason, head)
+
+    # --- payloads ------------------------------------------------------------------------------------
+
+    async def payload_arrived(self, transfer: int, label: Label, landing: Landing) -> bytes:
+        """Judge the content, let the core know, return its answer."""
+        self.bytes_in += landing.size
+        reason = ""
+        try:
+            await self._compute.run(self._judge, label, landing)
+        except RemoteError as error:
+            reason = error.reason
+        except StorageError as error:
+            logger.warning("%s", error)
+            reason = BUSY
+        except asyncio.CancelledError:
+            # p2pd died under this stream: the learner must not stay locked out behind a half-arrived one.
+            self._post(ev.ContributionBroken(transfer, "cut"))
+            raise
+        finally:  # until now, or it would count nowhere while it waits to be judged
+            self._arriving_bytes -= landing.memory_bytes
+        if reason:
+            self._post(ev.ContributionBroken(transfer, reason))
+            return wire.encode(wire.Answer(False, reason, self._head_of(label.fragment)))
+        self._decisions[transfer] = None
+        self._post(ev.ContributionReceived(transfer, self._tickets.put(landing.payload, pushed=True)))
+        answer = self._decisions.pop(transfer)
+        if answer is None:
+            raise InvariantViolation("the core did not answer a received contribution")
+        return wire.encode(answer)
+
+    def payload_broken(self, transfer: int, key: tuple[str, bytes], landing: Landing) -> None:
+        """The stream was cut. What came is kept for a while: the same will be offered again."""
+        if key in self._unfinished:  # offered twice at once
+            self._forget(key)
+        if landing.have:
+            landing.since_s = self._now()
+            self._unfinished[key] = landing
+            if len(self._unfinished) > MAX_UNFINISHED:
+                self._forget_oldest(key)
+        else:
+            self._arriving_bytes -= landing.memory_bytes
+        self._post(ev.ContributionBroken(transfer, "cut"))
+
+    def _forget(self, key: tuple[str, bytes]) -> None:
+        self._arriving_bytes -= self._unfinished.pop(key).memory_bytes
+
+    def _forget_oldest(self, but: tuple[str, bytes]) -> bool:
+        """Whether there was one beside that."""
+        oldest = next((key for key in self._unfinished if key != but), None)
+        if oldest is not None:
+            self._forget(oldest)
+        return oldest is not None
+
+    def forget_all(self) -> None:
+        """There is no room for what came of streams that were cut."""
+        for key in list(self._unfinished):
+            self._forget(key)
+
+    def forget_old(self) -> None:
+        """Drop what nobody went on with in a while."""
+        for key, landing in list(self._unfinished.items()):
+            if self._now() - landing.since_s > KEEP_S:
+                self._forget(key)
+
+    def _judge(self, label: Label, landing: Landing) -> None:
+        """In the tensors thread: hashing would hold the loop up. Raises: RemoteError, StorageError."""
+        payload = landing.payload
+        if digest_of(payload) != label.payload_digest:
+            raise RemoteError("wrong-digest")
+        vault = self._compute.vault
+        if isinstance(label, PartialHeader):
+            work = [(part.contributor.tokens, part.contributor.inner_steps) for part in label.parts]
+            vault.check_partial(label.fragment, payload, work)
+        else:
+            vault.check_payload(label.fragment, payload, label.codec)
+
+
+class _Sink:
+    """Collects one accepted payload."""
+
+    def __init__(
+        self, arrivals: Arrivals, sender: str, transfer: int, label: Label, landing: Landing
+    ) -> None:
+        self.payload_bytes = label.payload_bytes
+        self.offset = landing.have
+        self._arrivals = arrivals
+        self._key = (sender, label.payload_digest)
+        self._transfer = transfer
+        self._label = label
+        self._landing = landing
+
+    async def write(self, offset: int, chunk: memoryview) -> None:
+        await self._landing.write(offset, chunk)
+
+    async def finish(self) -> bytes:
+        return await self._arrivals.payload_arrived(self._transfer, self._label, self._landing)
+
+    def abort(self, reason: str) -> None:
+        self._arrivals.payload_broken(self._transfer, self._key, self._landing)

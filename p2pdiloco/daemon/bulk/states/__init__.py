@@ -1,0 +1,1 @@
+"""States of fragments: copied from several holders, given to newcomers."""

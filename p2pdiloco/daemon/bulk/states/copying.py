@@ -1,0 +1,297 @@
+"""Copying a fragment's state from several holders of one version, straight into the vault's spare.
+
+The holder that the core names is asked first; its header says which version is copied. Then up to three
+others that hold the same one give pieces, the fastest first as far as we know. A piece that crawls while
+somebody else has nothing to do is taken from its giver. A holder that fails costs what it had not sent yet
+of one piece. What came stays, also when all fail: whoever is asked next goes on with it, as long as the
+version is to be had and nothing else was made in the spare. The digest of the whole decides. Where several
+gave and it is wrong, all is asked for once more, from the holder that the core named, and only that counts
+against it; the others help nobody for a while, unless it was the holder.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from p2pdiloco.core.api import effects as ef
+from p2pdiloco.core.api.types import SignedVersion
+from p2pdiloco.daemon import wire
+from p2pdiloco.daemon.bulk.rates import Rates
+from p2pdiloco.daemon.bulk.states.donating import SHARE
+from p2pdiloco.daemon.bulk.states.pieces import Copy, Part
+from p2pdiloco.daemon.bulk.updates.gathering import LeftOut
+from p2pdiloco.daemon.payloads.compute import Compute
+from p2pdiloco.errors import RemoteError, TransportError
+from p2pdiloco.ports import Refusal, Transport
+
+MAX_HOLDERS = 4
+"""Of one fragment's state, at one time."""
+MAX_STREAMS = 16
+"""At one time, of all fragments."""
+LOOK_S = 0.5
+"""Who has nothing to do looks so often whether somebody is too slow."""
+SILENT_S = 3.0
+"""Who has not begun to give a piece in this time loses it to who has nothing to do."""
+PAUSE_S = 15.0
+
+
+class _Sink:
+    """Takes one piece."""
+
+    def __init__(self, copying: Copying, copy: Copy, part: Part, peer: str, fragment: int) -> None:
+        self._copying, self._copy, self._part, self._peer = copying, copy, part, peer
+        self._fragment = fragment
+        self.first = not copy.begun.is_set()
+        self.received_bytes = 0
+
+    def begin(self, header: bytes, payload_bytes: int) -> None:
+        copy, part = self._copy, self._part
+        found = wire.decode(header, wire.StateHeader)
+        version = found.version.header
+        if version.fragment != self._fragment:
+            raise RemoteError("wrong-fragment")
+        goes_on = (version.state_digest, found.offset) == (copy.digest, part.have)
+        if not goes_on and (not self.first or found.offset):
+            raise RemoteError("garbage", "goes on with something else than was asked for")
+        if self.first:
+            if not self._copying.signed(found.version):
+                raise RemoteError("version-signature")
+            if not goes_on:
+                copy.anew(part)
+            copy.header = found
+        if payload_bytes > part.end - part.have:
+            raise RemoteError("oversized", f"payload of {payload_bytes} bytes, asked for less")
+        part.began_s, part.began_at = self._copying.now(), part.have
+        copy.givers.add(self._peer)
+        copy.begun.set()
+
+    def write(self, offset: int, chunk: memoryview) -> None:
+        part = self._part
+        self._copy.loan.write(part.began_at + offset, chunk)
+        part.have = part.began_at + offset + len(chunk)
+        self.received_bytes += len(chunk)
+
+
+class Copying:
+    """The newcomer's side of state transfer."""
+
+    def __init__(
+        self,
+        run: str,
+        transport: Transport,
+        compute: Compute,
+        signed: Callable[[SignedVersion], bool],
+        holders: Callable[[int, bytes], Sequence[str]],
+        state_bytes: Callable[[int], int],
+        now: Callable[[], float],
+    ) -> None:
+        """`holders`: who holds a fragment's version with this digest."""
+        self._run = run
+        self._transport = transport
+        self._compute = compute
+        self.signed = signed
+        self._holders = holders
+        self._state_bytes = state_bytes
+        self.now = now
+        self._kept: dict[int, Copy] = {}
+        self._streams: Counter[str] = Counter()
+        self._freed = asyncio.Event()
+        self._rates = Rates(now)
+        self._left_out = LeftOut(now)
+        self.bytes_in = 0
+        self.from_others_bytes = 0
+        """Of them, from others than the core named."""
+
+    async def fetch(self, effect: ef.FetchState) -> wire.StateHeader:
+        """A whole state into the spare, checked. Raises: TransportError, RemoteError."""
+        named = effect.peer
+        while not self._free(named):
+            self._freed.clear()
+            await self._freed.wait()
+        self._take_place(named)
+        try:
+            return await self._fetch(effect)
+        finally:
+            self._leave_place(named)
+
+    async def _fetch(self, effect: ef.FetchState) -> wire.StateHeader:
+        fragment, named = effect.fragment, effect.peer
+        suspects: set[str] = set()
+        for alone in (False, True):
+            copy = await self._begin(fragment, anew=alone)
+            await self._complete(copy, effect, alone)
+            assert copy.header is not None
+            del self._kept[fragment]
+            version = copy.header.version.header
+            try:
+                take = self._compute.take_loan
+                if await self._compute.run(take, fragment, version.number, copy.loan) == copy.digest:
+                    return copy.header
+                raise RemoteError("digest-differs")
+            except RemoteError:
+                if copy.givers == {named}:
+                    self._left_out.forgive(*suspects)  # it was the holder
+                    raise
+                suspects = copy.givers - {named}
+                self._left_out.add(*suspects)
+        raise RemoteError("digest-differs")
+
+    async def _begin(self, fragment: int, anew: bool) -> Copy:
+        """What is here of a state of this fragment, or nothing of it."""
+        before = None if anew else self._kept.get(fragment)
+        loan = await self._compute.run(self._compute.lend_spare, fragment, before and before.loan)
+        if before is None or before.loan is not loan:
+            before = Copy(self._state_bytes(fragment), loan)
+        before.begun = asyncio.Event()
+        self._kept[fragment] = before
+        return before
+
+    async def _complete(self, copy: Copy, effect: ef.FetchState, alone: bool) -> None:
+        """Until all of it is here. Raises: TransportError, RemoteError (of the holder that was named)."""
+        error: BaseException = TransportError("too slow")
+        workers: dict[asyncio.Future[None], str] = {
+            asyncio.ensure_future(self._work(copy, effect.peer, effect)): effect.peer
+        }
+        begun = asyncio.ensure_future(copy.begun.wait())
+        waiting: set[asyncio.Future[Any]] = {begun}
+        asked = {effect.peer}
+        try:
+            while workers and not copy.complete:
+                done, _ = await asyncio.wait(waiting | set(workers), return_when=asyncio.FIRST_COMPLETED)
+                waiting.difference_update(done)
+                for task in [worker for worker in workers if worker in done]:
+                    peer, found = workers.pop(task), task.exception()
+                    if found is not None and not isinstance(found, TransportError | RemoteError):
+                        raise found
+                    if found is not None and peer == effect.peer:
+                        error = found
+                if begun.done() and not alone:  # who fails is replaced
+                    for peer in self._helpers(copy, effect.fragment, asked)[: MAX_HOLDERS - len(workers)]:
+                        if self._free(peer):  # others have taken places since
+                            asked.add(peer)
+                            workers[self._help(copy, peer, effect)] = peer
+        finally:
+            begun.cancel()
+            for worker in workers:
+                worker.cancel()
+            await asyncio.gather(begun, *workers, return_exceptions=True)
+        if not copy.complete:
+            raise error
+
+    def _help(self, copy: Copy, peer: str, effect: ef.FetchState) -> asyncio.Future[None]:
+        self._take_place(peer)
+        worker = asyncio.ensure_future(self._work(copy, peer, effect))
+        worker.add_done_callback(lambda _: self._leave_place(peer))
+        return worker
+
+    def _helpers(self, copy: Copy, fragment: int, asked: set[str]) -> list[str]:
+        """Others that hold the same version and were not asked yet, fast and unknown ones first."""
+        assert copy.header is not None
+        if not copy.missing:
+            return []
+        digest = copy.header.version.header.digest()
+        able = [
+            peer
+            for peer in self._holders(fragment, digest)
+            if peer not in asked
+            and peer != self._transport.peer_id
+            and peer not in self._left_out
+            and self._free(peer)
+        ]
+        able.sort(key=lambda peer: (self._streams[peer], -self._rates.of(peer, float("inf"))))
+        return able
+
+    def _free(self, peer: str) -> bool:
+        return self._streams[peer] < SHARE and self._streams.total() < MAX_STREAMS
+
+    def _take_place(self, peer: str) -> None:
+        self._streams[peer] += 1
+
+    def _leave_place(self, peer: str) -> None:
+        self._streams[peer] -= 1
+        if not self._streams[peer]:
+            del self._streams[peer]
+        self._freed.set()
+
+    async def _work(self, copy: Copy, peer: str, effect: ef.FetchState) -> None:
+        """Fetch pieces from one holder. Raises: TransportError, RemoteError."""
+        while not copy.complete:
+            part = copy.take()
+            if part is None:
+                copy.changed.clear()
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(copy.changed.wait(), LOOK_S)
+                self._take_over(copy, peer)
+            elif not await self._pull(copy, part, peer, effect):
+                return
+
+    def _take_over(self, copy: Copy, peer: str) -> None:
+        """A piece of which the rest comes sooner from this peer than from who gives it goes back."""
+        mine, now = self._rates.of(peer, 0.0), self.now()
+        for part in copy.active:
+            if part.began_s:
+                slow = part.rate(now) < mine / 4 and now - part.began_s > LOOK_S
+            else:
+                slow = now - part.asked_s > SILENT_S
+            if slow and part.pull is not None and not part.stolen and not copy.missing:
+                part.stolen = True
+                part.pull.cancel()
+                return
+
+    async def _pull(self, copy: Copy, part: Part, peer: str, effect: ef.FetchState) -> bool:
+        """One piece. False: it was taken from this holder, which is too slow. Raises: TransportError,
+        RemoteError."""
+        sink = _Sink(self, copy, part, peer, effect.fragment)
+        answer = await self._into(sink, copy, part, peer, effect)
+        if answer is None:
+            return False
+        if isinstance(answer, Refusal):
+            raise RemoteError(wire.decode(answer.answer, wire.Refused).reason)
+        if not sink.received_bytes:
+            raise RemoteError("garbage", "nothing where something was asked for")
+        return True
+
+    async def _into(
+        self, sink: _Sink, copy: Copy, part: Part, peer: str, effect: ef.FetchState
+    ) -> Refusal | bool | None:
+        """None: it was taken from this holder. Raises: TransportError, RemoteError."""
+        request = wire.PullState(
+            self._run,
+            effect.fragment,
+            effect.number,
+            part.have,
+            copy.digest,
+            part.end - part.have,
+            exact=not sink.first,
+        )
+        encoded = wire.encode(request)
+        part.asked_s = self.now()
+        part.pull = asyncio.ensure_future(self._transport.pull_into(peer, encoded, sink, PAUSE_S))
+        try:
+            return await part.pull or True
+        except asyncio.CancelledError:
+            if _ends():
+                raise
+            if part.stolen:
+                return None
+            raise TransportError("cut") from None
+        finally:
+            if not part.pull.done():
+                part.pull.cancel()
+                await asyncio.gather(part.pull, return_exceptions=True)
+            self.bytes_in += sink.received_bytes
+            self.from_others_bytes += sink.received_bytes if peer != effect.peer else 0
+            if sink.received_bytes:
+                # With the round trip: of two with the same bandwidth the nearer one is faster.
+                self._rates.measured(peer, sink.received_bytes, self.now() - part.asked_s)
+            copy.done(part)
+
+
+def _ends() -> bool:
+    """Whether the current task is to end, not only what it waits for."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

@@ -1,0 +1,1 @@
+"""Outer updates: fetched, given out, passed on while they arrive."""

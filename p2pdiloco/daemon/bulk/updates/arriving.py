@@ -1,0 +1,86 @@
+"""An outer update that is on its way to us: others get what is here of it (`daemon.bulk.updates.fanout`)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+
+from p2pdiloco.core.api.types import SignedVersion
+from p2pdiloco.daemon import wire
+from p2pdiloco.daemon.bulk.updates.fetching import Unfinished, known_bytes
+
+LEAST_BYTES = 256 * 1024
+"""Smaller updates are passed on as a whole."""
+PIECES = 8
+"""What is still arriving goes on in pieces of about this part of it, and of at least `LEAST_BYTES`,"""
+PIECE_S = 0.1
+"""and of what comes in this time: a piece is a stream of its own, which costs more than it saves where the
+rest is here at once."""
+WAIT_S = 4.0
+"""So long we let a peer wait for the next piece before it hears "later"."""
+
+
+class Arriving:
+    """An update that is being fetched, or was: others get what is here of it."""
+
+    def __init__(self, number: int, now: Callable[[], float]) -> None:
+        self.number = number
+        self._now = now
+        self._began_s = 0.0
+        self._began_bytes = 0
+        self.version: SignedVersion | None = None
+        self.unfinished: Unfinished | None = None
+        self.ended = False
+        """It failed: nothing more comes."""
+        self._changed = asyncio.Event()
+
+    def begun(self, version: SignedVersion, unfinished: Unfinished) -> None:
+        """It is coming."""
+        self.version, self.unfinished = version, unfinished
+        self._began_s, self._began_bytes = self._now(), unfinished.have_bytes
+        self._changed.set()
+
+    def grew(self) -> None:
+        """More of it is here."""
+        self._changed.set()
+
+    def fail(self) -> None:
+        """Nothing more comes."""
+        self.ended = True
+        self._changed.set()
+
+    async def started(self, until_s: float) -> None:
+        """Wait until it is known of which version it is, until then at most."""
+        await self._wait(lambda: self.ended or self.version is not None, until_s)
+
+    async def piece(
+        self, pull: wire.PullUpdate, until_s: float
+    ) -> tuple[SignedVersion, memoryview, int] | None:
+        """A piece that is worth a stream: (version, all that is here, size of the whole). None: not now."""
+        await self._wait(lambda: self._enough(pull), until_s)
+        version, unfinished = self.version, self.unfinished
+        if self.ended or version is None or unfinished is None:
+            return None
+        size = len(unfinished.payload)
+        if unfinished.have_bytes <= known_bytes(pull, version.header.update_digest, size):
+            return None
+        return version, memoryview(unfinished.payload)[: unfinished.have_bytes], size
+
+    async def _wait(self, enough: Callable[[], bool], until_s: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(until_s):
+                while not enough():
+                    self._changed.clear()
+                    await self._changed.wait()
+
+    def _enough(self, pull: wire.PullUpdate) -> bool:
+        version, unfinished = self.version, self.unfinished
+        if self.ended:
+            return True
+        if version is None or unfinished is None:
+            return False
+        size, here = len(unfinished.payload), unfinished.have_bytes
+        news = here - known_bytes(pull, version.header.update_digest, size)
+        came, took_s = here - self._began_bytes, max(self._now() - self._began_s, 1e-6)
+        return here == size or news >= max(LEAST_BYTES, size // PIECES, came / took_s * PIECE_S)

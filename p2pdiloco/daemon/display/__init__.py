@@ -1,0 +1,1 @@
+"""What a person sees of a node: snapshot, terminal view, log lines."""

@@ -1,0 +1,78 @@
+"""The live terminal view: draws the newest snapshot a few times a second, from a thread of its own.
+
+A thread, because writing to a terminal can block for as long as a person likes (Ctrl-S, a paused pager),
+and the daemon's loop must not wait for that.
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+
+from rich.console import Console
+from rich.live import Live
+
+from p2pdiloco.daemon.display.snapshot import NodeSnapshot
+from p2pdiloco.daemon.display.terminal import render
+
+PERIOD_S = 0.25
+STOP_TIMEOUT_S = 1.0
+
+
+class LiveView:
+    """start, update as often as you like, stop. The terminal is as it was afterwards, whatever happened.
+
+    If drawing fails, the thread gives the terminal back and ends with a traceback through
+    `threading.excepthook`; `drawing` is False then, `update` does nothing, and the node goes on.
+    """
+
+    def __init__(self, console: Console | None = None, period_s: float = PERIOD_S) -> None:
+        self._console = console or Console(stderr=True)
+        self._period_s = period_s
+        self._snapshot: NodeSnapshot | None = None
+        self._changed = threading.Event()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def drawing(self) -> bool:
+        """Whether the view is on the terminal."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def start(self) -> None:
+        """Begin to draw; without effect while drawing."""
+        if self.drawing:
+            return
+        self._stop.clear()
+        self._thread = threading.Thread(target=self._draw, name="live-view", daemon=True)
+        self._thread.start()
+        atexit.register(self.stop)
+
+    def update(self, snapshot: NodeSnapshot) -> None:
+        """Show this next. Never blocks."""
+        self._snapshot = snapshot
+        self._changed.set()
+
+    def stop(self) -> None:
+        """Draw the newest snapshot a last time and leave it on the terminal. Idempotent.
+
+        Waits at most `STOP_TIMEOUT_S`: a terminal that takes no output must not keep the node from ending.
+        """
+        atexit.unregister(self.stop)
+        self._stop.set()
+        self._changed.set()
+        thread, self._thread = self._thread, None
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(STOP_TIMEOUT_S)
+
+    def _draw(self) -> None:
+        # Logging writes to the recent lines meanwhile (daemon.logs), not through this console.
+        with Live(console=self._console, auto_refresh=False, redirect_stdout=False) as live:
+            while not self._stop.is_set():
+                self._changed.wait()
+                self._changed.clear()
+                if self._snapshot is not None:
+                    live.update(render(self._snapshot), refresh=True)
+                self._stop.wait(self._period_s)
+            if self._snapshot is not None:
+                live.update(render(self._snapshot), refresh=True)

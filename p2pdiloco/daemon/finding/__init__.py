@@ -1,0 +1,1 @@
+"""Being found and finding: presence records, addresses, reachability, who reads which data."""

@@ -1,0 +1,205 @@
+"""Being found and finding: presence records and the list of runs on the DHT."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+from collections.abc import Callable, Sequence
+
+from p2pdiloco import WIRE_VERSION
+from p2pdiloco.core.api import events as ev
+from p2pdiloco.core.api.grouping import Roster
+from p2pdiloco.core.api.reach import Reach
+from p2pdiloco.daemon import wire
+from p2pdiloco.daemon.finding.twins import Twins
+from p2pdiloco.errors import PeerUnreachable, RemoteError
+from p2pdiloco.ports import Transport
+
+logger = logging.getLogger(__name__)
+LIFETIME_S = 45.0
+REFRESH_S = 12.0
+LOOK_S = 3.0
+LOOK_FAST_S = 1.0
+CALMER, CALMEST = 1.25, 3.0
+"""While the same members are listed, each pause is so many times the last, up to so many times `LOOK_S`:
+looks every 3 s were a third of what a node of four sends while no round is under way. Newcomers dial."""
+MAX_ADDRESSES = 8
+MAX_DIALS = 16
+DIAL_PATIENCE_S = 1.5
+REDIAL_HIDDEN_S = 30.0
+MAX_NAMED = 4096
+"""Peers that are remembered by name, the longest unseen forgotten first."""
+
+
+async def publish_runs(transport: Transport, runs: Callable[[], Sequence[wire.RunSummary]]) -> None:
+    """Keep our list of runs on the DHT, for ever."""
+    while True:
+        value = wire.encode(wire.RunList(tuple(runs())[: wire.MAX_RUNS]))
+        await transport.put_record(wire.RUNS_KEY, value, LIFETIME_S)
+        await asyncio.sleep(REFRESH_S)
+
+
+class Presence:
+    """Our presence record in one run, and the others'."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        run: str,
+        incarnation: int,
+        name: str,
+        post: Callable[[ev.Event], None],
+        keep: Callable[[Sequence[Sequence[str]]], None] = lambda _: None,
+        dial_at_once: int = MAX_NAMED,
+    ) -> None:
+        """`keep` is told the addresses of the peers met so far whenever they change. `dial_at_once`: how many
+        listed peers are dialled unasked; of the others the transport only learns the addresses."""
+        self._transport = transport
+        self._run = run
+        self._incarnation = incarnation
+        self._name = name
+        self._post = post
+        self._keep = keep
+        self._dial_at_once = dial_at_once
+        self._redial: dict[str, float] = {}
+        """Peers that said they cannot be dialled -> when the next attempt is due."""
+        self.reach: Callable[[], Reach] = lambda: Reach.DIRECT
+        """How others can reach us (set by the member)."""
+        self._twins = Twins(incarnation, LIFETIME_S)
+        self._connected: dict[str, tuple[str, ...]] = {}
+        self._strangers: set[str] = set()
+        self._roster = Roster(())
+        """One object as long as it is true: what follows from it is worked out once."""
+        self._dials: dict[str, asyncio.Task[None]] = {}
+        self.names: dict[str, str] = {}
+        self.result: Callable[[], wire.Result | None] = lambda: None
+        """What we have measured (set by the member); `news` tells that it is new."""
+        self.heard: Callable[[str, wire.Result], None] = lambda peer, result: None
+        """What others have measured."""
+        self.news = asyncio.Event()
+
+    async def publish(self) -> None:
+        """Keep our record on the DHT, for ever."""
+        key = wire.members_key(self._run)
+        while True:
+            addresses = tuple(self._transport.addresses()[:MAX_ADDRESSES])
+            record = wire.Presence(
+                WIRE_VERSION,
+                self._incarnation,
+                self._name,
+                addresses,
+                self.reach() is Reach.DIRECT,
+                self.result(),
+            )
+            self.news.clear()
+            await self._transport.put_record(key, wire.encode(record), LIFETIME_S)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.news.wait(), REFRESH_S)
+
+    async def watch(self, settled: Callable[[], bool]) -> None:
+        """Look who is there, for ever; more often until we are settled, and after every change."""
+        calm, roster = 1.0, self._roster
+        try:
+            while True:
+                await self.look()
+                calm = min(CALMEST, CALMER * calm) if settled() and self._roster is roster else 1.0
+                roster = self._roster
+                await asyncio.sleep(calm * LOOK_S if settled() else LOOK_FAST_S)
+        finally:
+            for dial in self._dials.values():
+                dial.cancel()
+
+    async def look(self) -> None:
+        """One look: tell the core, and dial whom we do not know yet; a dead member's record delays nobody.
+
+        Raises: UserError when another process has taken our identity over."""
+        members: list[tuple[str, int]] = []
+        others: list[tuple[str, tuple[str, ...]]] = []
+        hidden: set[str] = set()
+        for peer, value in sorted((await self._transport.get_records(wire.members_key(self._run))).items()):
+            try:
+                record = wire.decode(value, wire.Presence)
+            except RemoteError as error:
+                logger.debug("presence record of %s is not readable: %s", peer, error)
+                continue
+            if record.wire_version != WIRE_VERSION:
+                if peer not in self._strangers and len(self._strangers) < MAX_NAMED:
+                    self._strangers.add(peer)
+                    logger.warning(
+                        "%s speaks protocol version %d, not %d", peer, record.wire_version, WIRE_VERSION
+                    )
+                continue
+            if peer == self._transport.peer_id:
+                self._twins.look(record.incarnation, record.name, asyncio.get_running_loop().time())
+            members.append((peer, record.incarnation))
+            self._remember(peer, record.name)
+            if record.result is not None and peer != self._transport.peer_id:
+                self.heard(peer, record.result)
+            if not record.dialable:
+                hidden.add(peer)
+            if peer != self._transport.peer_id and (record.dialable or self._worth_a_try(peer)):
+                others.append((peer, record.addresses))
+        self._meet(others)
+        awaited = [dial for peer, dial in self._dials.items() if peer not in hidden]
+        if awaited:
+            await asyncio.wait(awaited, timeout=DIAL_PATIENCE_S)
+        # Whom we cannot reach yet the core need not try: a failed dial is held against the next ones. Those
+        # that nobody can dial come to us.
+        reached = tuple(sorted(m for m in members if m[0] not in self._dials or m[0] in hidden))
+        if reached != self._roster.members:
+            self._roster = Roster(reached)
+        self._post(ev.PresenceSeen(self._roster, len(members) - len(reached)))
+
+    def _worth_a_try(self, peer: str) -> bool:
+        """A peer that says it cannot be dialled may be our neighbour at home, or be reached through a relay,
+        and then by a hole: now and then."""
+        now = asyncio.get_running_loop().time()
+        if peer in self._connected or now < self._redial.get(peer, 0.0):
+            return False
+        self._redial.pop(peer, None)
+        while len(self._redial) >= MAX_NAMED:
+            oldest = next(iter(self._redial))
+            if self._redial[oldest] > now:
+                return False  # more of them than we try in this time
+            del self._redial[oldest]
+        self._redial[peer] = now + REDIAL_HIDDEN_S
+        return True
+
+    def _meet(self, others: list[tuple[str, tuple[str, ...]]]) -> None:
+        """Dial some, learn of the rest. Each node has some of its own choice, the same at every look, so that
+        together they know everybody."""
+        if len(others) > self._dial_at_once:
+            others.sort(
+                key=lambda other: hashlib.sha256((self._transport.peer_id + other[0]).encode()).digest()
+            )
+        for place, (peer, addresses) in enumerate(others):
+            if self._connected.get(peer) == addresses:
+                continue
+            if place < self._dial_at_once:
+                self._start_dial(peer, addresses)
+            else:
+                self._transport.learn(peer, addresses)
+
+    def _remember(self, peer: str, name: str) -> None:
+        self.names.pop(peer, None)
+        self.names[peer] = name
+        while len(self.names) > MAX_NAMED:
+            oldest = next(iter(self.names))
+            del self.names[oldest]
+            self._connected.pop(oldest, None)
+
+    def _start_dial(self, peer: str, addresses: tuple[str, ...]) -> None:
+        if peer not in self._dials and len(self._dials) < MAX_DIALS:
+            self._dials[peer] = asyncio.create_task(self._dial(peer, addresses), name=f"dial-{peer[-6:]}")
+
+    async def _dial(self, peer: str, addresses: tuple[str, ...]) -> None:
+        try:
+            await self._transport.connect(peer, addresses)
+            self._connected[peer] = addresses
+            self._keep(list(self._connected.values()))
+        except PeerUnreachable as error:
+            logger.debug("cannot dial %s: %s", peer, error)
+        finally:
+            del self._dials[peer]

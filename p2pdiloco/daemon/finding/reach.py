@@ -1,0 +1,303 @@
+"""Whether others can dial this node, and under which address: asked of peers, never concluded by ourselves.
+
+The question names ports only. Who is asked dials the IP address from which the asker is connected to it,
+with a connection of its own, and looks whether that very peer answers there. So nobody who is asked can be
+made to dial a third party, and a single question costs a few handshakes at most (`DialBack`). Who asks dials
+what the answers name, since only it can prove that it is reached there: a liar can have it make a connection
+to any address, at a port of its own, but only one for each place that the liar is at, two a round.
+
+Answers count for as much as they know of the world: those of peers at a public address before those of
+neighbours in our own network. Where a peer is, our own connection to it says, not the peer. Two *voices*
+must say no before a node counts as hidden, in two rounds if it could be dialled before: peers at different
+places, so that one liar, under whatever names, demotes nobody who has others to ask. p2pd does not say which
+connections it accepted and which it made, so accepted ones are no evidence.
+
+An address that is not ours is told to others once two voices have named it, or once this node has reached
+itself there, with the same proof. A hidden node is reached over connections that it keeps itself, and, for
+a first word, through a relay.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+from msgspec import Struct
+
+from p2pdiloco.adapters.net import multiaddrs
+from p2pdiloco.core.api.reach import Reach
+from p2pdiloco.daemon import wire
+from p2pdiloco.errors import RemoteError, TransportError
+from p2pdiloco.ports import Transport
+
+ASKED = 3
+"""Peers that are asked in one round."""
+DIAL_S = 3.0
+ANSWER_S = 5.0
+SOON_S = 3.0
+"""Until the next round, while nothing is known or a change is to be confirmed."""
+AGAIN_S = 120.0
+VOICES = 2
+"""Peers at different places that agree."""
+ROUNDS_ALONE = 4
+"""In so many rounds no second voice was found: the one is believed."""
+KEEP_S = 3 * AGAIN_S
+"""What was said counts for so long: of an address, and by those who know more of the world than others."""
+MAX_NAMED = 64
+MAX_IPS = 2
+SAME_PEER_S = 2.0
+MAX_A_MINUTE = 60
+MAX_AT_ONCE = 8
+Wish = Literal["auto", "public", "private"]
+logger = logging.getLogger(__name__)
+
+
+class DialBack:
+    """Answers peers that want to know whether they can be dialled."""
+
+    def __init__(self, transport: Transport, now: Callable[[], float] = time.monotonic) -> None:
+        self._transport = transport
+        self._now = now
+        self._asked: dict[str, float] = {}
+        """Peer -> when; of the last minute only."""
+        self._running = 0
+
+    async def answer(self, sender: str, query: wire.ReachQuery) -> wire.ReachAnswer:
+        """Raises: RemoteError (too often, or no direct connection to tell an address from)."""
+        self._admit(sender)
+        link = await self._transport.link(sender)
+        if link is None or not link.ips:
+            raise RemoteError("not-connected", "no direct connection to the asker")
+        ips = link.ips[:MAX_IPS]
+        places = [(ip, port) for ip in ips for port in query.ports]
+        self._running += 1
+        try:
+            tries = [self._transport.answers_at(sender, ip, port, DIAL_S) for ip, port in places]
+            found = await asyncio.gather(*tries)
+        finally:
+            self._running -= 1
+        return wire.ReachAnswer(tuple(place for place, ok in zip(places, found, strict=True) if ok))
+
+    def _admit(self, sender: str) -> None:
+        now = self._now()
+        self._asked = {peer: at_s for peer, at_s in self._asked.items() if now - at_s < 60.0}
+        often = now - self._asked.get(sender, -SAME_PEER_S) < SAME_PEER_S
+        if often or len(self._asked) >= MAX_A_MINUTE or self._running >= MAX_AT_ONCE:
+            raise RemoteError("dial-back-too-often")
+        self._asked[sender] = now
+
+
+Place = tuple[str, int]
+"""IP address and port."""
+Outlook = tuple[bool, bool, bool]
+
+
+class Voice(Struct, frozen=True):
+    """One peer's answer."""
+
+    peer: str
+    ips: tuple[str, ...]
+    """Where the peer is, as our connection to it says."""
+    reached: tuple[Place, ...]
+    """Where it says that it reached us."""
+
+    @property
+    def name(self) -> str:
+        """Two voices differ in it: at public addresses everybody can have many names."""
+        public = sorted(_site(ip) for ip in self.ips if ipaddress.ip_address(ip).is_global)
+        return public[0] if public else self.peer
+
+    def outlook(self, own_ips: set[str]) -> Outlook:
+        """How far from us that peer is: at a public address, on another machine, on another interface."""
+        found = [(False, False, False)]
+        for text in self.ips:
+            ip = ipaddress.ip_address(text)
+            found.append((ip.is_global, text not in own_ips, not ip.is_loopback))
+        return max(found)
+
+
+def _site(ip: str) -> str:
+    """What one customer of a provider has at least: an IPv4 address, or 64 bits of an IPv6 one."""
+    return str(ipaddress.ip_network((ip, 64), strict=False)) if ":" in ip else ip
+
+
+def decisive(voices: Sequence[Voice], own_ips: set[str]) -> list[Voice]:
+    """Those who know most of the world."""
+    best = max((voice.outlook(own_ips) for voice in voices), default=None)
+    return [voice for voice in voices if voice.outlook(own_ips) == best]
+
+
+class Named:
+    """Addresses that are not ours but lead to us (a forwarded port), as peers say: who named which, when."""
+
+    def __init__(self) -> None:
+        self._when: dict[tuple[Place, str], float] = {}
+        self._proved: dict[Place, float] = {}
+
+    def add(self, voices: Sequence[Voice], own_ips: set[str], now: float) -> list[Place]:
+        """Take a round's answers in. Which places nobody has confirmed yet: one of each voice, the last that
+        it named, and those of the voices heard last first."""
+        for voice in voices:
+            for place in voice.reached:
+                if place[0] not in own_ips:
+                    self._when.pop((place, voice.name), None)
+                    self._when[place, voice.name] = now
+        for key, when_s in list(self._when.items()):
+            if now - when_s > KEEP_S or len(self._when) > MAX_NAMED:
+                del self._when[key]
+        named = {place for place, _ in self._when}
+        self._proved = {p: s for p, s in self._proved.items() if now - s <= KEEP_S and p in named}
+        settled = {*self._agreed(), *self._proved}
+        doubtful: dict[str, Place] = {}
+        for place, name in reversed(self._when):
+            if place not in settled:
+                doubtful.setdefault(name, place)
+        return list(dict.fromkeys(doubtful.values()))
+
+    def proved(self, place: Place, now: float) -> None:
+        """We reached ourselves there."""
+        self._proved[place] = now
+
+    def addresses(self) -> list[str]:
+        """What may be told to others."""
+        good = sorted({*self._agreed(), *self._proved})
+        return [f"/ip{4 if '.' in ip else 6}/{ip}/tcp/{port}" for ip, port in good]
+
+    def _agreed(self) -> list[Place]:
+        counts = Counter(place for place, _ in self._when)
+        return [place for place, voices in counts.items() if voices >= VOICES]
+
+
+class Reachability:
+    """What this node is, looked at again and again."""
+
+    def __init__(
+        self, transport: Transport, wish: Wish = "auto", now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._transport = transport
+        self._wish = wish
+        self._now = now
+        self._dialable: bool | None = {"public": True, "private": False}.get(wish)
+        self._named = Named()
+        self._against: set[str] = set()
+        """Voices that said no in all rounds since one said yes."""
+        self._bad_rounds = 0
+        self._outlook: Outlook = (False, False, False)
+        """Of those who were believed last, and when."""
+        self._heard_s = -1e18
+
+    @property
+    def reach(self) -> Reach:
+        """As far as is known now."""
+        if self._dialable is None:
+            return Reach.UNKNOWN
+        if self._dialable:
+            return Reach.DIRECT
+        relayed = any(multiaddrs.relayed(address) for address in self._transport.addresses())
+        return Reach.RELAYED if relayed else Reach.OUTBOUND
+
+    async def check(self) -> None:
+        """One round of questions. Never fails; takes `ANSWER_S` and, for an address that is not ours,
+        `DIAL_S` at most."""
+        if self._wish != "auto":
+            return
+        peers = self._transport.connected()
+        voices = await self._ask_some(peers)
+        if not voices:
+            return
+        own_ips = {*multiaddrs.interface_addresses("ip4"), *multiaddrs.interface_addresses("ip6")}
+        heard = decisive(voices, own_ips)
+        if not self._counts(heard[0].outlook(own_ips)):
+            return
+        said: dict[str, bool] = {}
+        for voice in heard:
+            said[voice.name] = said.get(voice.name, False) or bool(voice.reached)
+        if 2 * sum(said.values()) >= len(said):
+            self._against, self._bad_rounds = set(), 0
+            await self._look_outside(voices, own_ips)
+            verdict = True
+        else:
+            self._against |= {name for name, yes in said.items() if not yes}
+            self._bad_rounds += 1
+            alone = len(peers) <= len(voices) or self._bad_rounds >= ROUNDS_ALONE
+            if (self._dialable and self._bad_rounds < 2) or not (alone or len(self._against) >= VOICES):
+                return
+            verdict = False
+        if verdict != self._dialable:
+            self._dialable = verdict
+            await self._act_on(verdict)
+
+    def _counts(self, outlook: Outlook) -> bool:
+        """Whether nobody who knows more of the world has been heard lately."""
+        now = self._now()
+        if outlook < self._outlook and now - self._heard_s < KEEP_S:
+            return False
+        if outlook != self._outlook:
+            self._against, self._bad_rounds = set(), 0
+        self._outlook, self._heard_s = outlook, now
+        return True
+
+    async def _look_outside(self, voices: Sequence[Voice], own_ips: set[str]) -> None:
+        """What leads to us from outside."""
+        now = self._now()
+        for place in self._named.add(voices, own_ips, now)[:MAX_IPS]:
+            if await self._transport.answers_at(self._transport.peer_id, *place, DIAL_S):
+                self._named.proved(place, now)
+        self._transport.found_outside(self._named.addresses())
+
+    async def _act_on(self, dialable: bool) -> None:
+        if dialable:
+            logger.info("others can dial this node")
+            return
+        logger.warning(
+            "others cannot dial this node (a NAT or firewall is between): it takes part over connections "
+            "that it makes itself, and is never syncer while somebody else can be"
+        )
+        await self._transport.hide()
+
+    async def watch(self, tell: Callable[[Reach], None]) -> None:
+        """Look for ever, and tell what is new."""
+        told = None
+        loop = asyncio.get_running_loop()
+        checked_s = loop.time()
+        while True:
+            if self.reach is not told:
+                told = self.reach
+                tell(told)
+            await asyncio.sleep(SOON_S)
+            settled = self._dialable is not None and not (self._dialable and self._bad_rounds)
+            if loop.time() - checked_s >= (AGAIN_S if settled else SOON_S):
+                await self.check()
+                checked_s = loop.time()
+
+    async def _ask_some(self, peers: Sequence[str]) -> list[Voice]:
+        ports = tcp_ports(self._transport.addresses())[: wire.MAX_PORTS]
+        if not ports or not peers:
+            return []
+        chosen = random.sample(peers, min(ASKED, len(peers)))
+        replies = await asyncio.gather(*(self._ask(peer, ports) for peer in chosen))
+        return [reply for reply in replies if reply is not None]
+
+    async def _ask(self, peer: str, ports: Sequence[int]) -> Voice | None:
+        query = wire.QUERY + wire.encode(wire.ReachQuery(tuple(ports)))
+        try:
+            answer = wire.decode(await self._transport.send(peer, query, ANSWER_S), wire.ReachAnswer)
+            if not all(port in ports and ipaddress.ip_address(ip) for ip, port in answer.reached):
+                raise ValueError("reached what was not asked for")
+            link = await self._transport.link(peer)
+        except (RemoteError, TransportError, ValueError) as error:
+            logger.debug("%s does not say whether it can dial us: %s", peer, error)
+            return None
+        return Voice(peer, link.ips, answer.reached) if link is not None and link.ips else None
+
+
+def tcp_ports(addresses: Sequence[str]) -> list[int]:
+    """Ports of the plain TCP addresses among these, each once."""
+    found = (multiaddrs.tcp_of(address) for address in addresses)
+    return list(dict.fromkeys(place[1] for place in found if place is not None))

@@ -1,0 +1,1 @@
+"""The daemon's side of the learner process: start, talk, watch, end."""

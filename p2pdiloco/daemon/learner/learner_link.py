@@ -1,0 +1,419 @@
+"""Between the core and the learner process: who measures against what, and who owns which buffer.
+
+Per fragment there is at most one `Install` under way. While it is, newer versions are folded into the next
+one: if any of them merged the learner's copy, the next install does too. The buffer that is written is
+never the one that the learner's parameters are measured against (`tensors.exchange`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from p2pdiloco.core.api import events as ev
+from p2pdiloco.core.api.effects import CommitVersion
+from p2pdiloco.daemon.learner.host import LearnerExited, LearnerHost
+from p2pdiloco.daemon.learner.silence import TICK_S, Silence
+from p2pdiloco.daemon.payloads.compute import Compute
+from p2pdiloco.daemon.payloads.tickets import Tickets
+from p2pdiloco.daemon.run_files.resume import Resume
+from p2pdiloco.errors import UserError
+from p2pdiloco.learner import channel as ch
+from p2pdiloco.learner.lifeline import EXIT_TOO_LARGE, SAVE_S
+
+logger = logging.getLogger(__name__)
+RESTART_MAX_S = 30.0
+HEALTHY_S = 60.0
+"""A learner that lived this long died of something new: the back-off begins again."""
+STEP_AT_MOST_S = 60.0
+"""Of an inner step whose end a leaving node waits for."""
+SEVERITY: dict[ch.InstallMode, int] = {"rebase": 0, "merged": 1, "overwrite": 2}
+
+
+class Slot:
+    """One fragment's state in the learner as the daemon sees it."""
+
+    def __init__(self) -> None:
+        self.buffer = 0
+        """The base buffer that the learner's parameters are measured against."""
+        self.installing: ch.InstallMode | None = None
+        self.next: ch.InstallMode | None = None
+        self.ticket: int | None = None
+        """Of the contribution whose copy occupies the slot."""
+        self.encoding = False
+        """A copy is being encoded: its contribution is the answer to a closing call."""
+        self.sent = False
+        """The learner has been told of the install under way."""
+        self.wanted = False
+        """A closing call waits for an install: before it the learner has no room for another copy."""
+
+
+class LearnerLink:
+    """Starts, feeds and restarts the learner; translates its events for the core."""
+
+    def __init__(
+        self,
+        host_factory: Callable[[Callable[[ch.Event | LearnerExited], None]], LearnerHost],
+        compute: Compute,
+        tickets: Tickets,
+        fragments: int,
+        state_path: Path,
+        post: Callable[[ev.Event], None],
+        tell: Callable[[ch.Event | LearnerExited], None],
+        spawn: Callable[..., asyncio.Task[None]],
+    ) -> None:
+        self._host = host_factory(self._on_event)
+        self._compute = compute
+        self._tickets = tickets
+        self._slots = [Slot() for _ in range(fragments)]
+        self._state_path = state_path
+        self._post = post
+        self._tell = tell
+        self._spawn = spawn
+        self._life = 0
+        """Counts learner processes: what was started for an earlier one is dropped."""
+        self._ready = self._gives_up = False
+        self.ready = asyncio.Event()
+        """Set while a learner makes inner steps."""
+        self._stopping = False
+        self._moved = asyncio.Event()
+        """Set when the learner took a version over, or ended."""
+        self._saved_at_end = False
+        self._failures = 0
+        self._failed_starts = 0
+        """Learners in a row that ended before they had made an inner step."""
+        self._stepped = False
+        self._silence = Silence()
+        self._ready_s = 0.0
+        self._every = 1
+        self._share: ch.DataShare | None = None
+        self._left: Resume | None = None
+        self._begun = False
+        self.learners: Callable[[], int] = lambda: 1
+        """How many learners are known to train now, this one included."""
+        self._merged_together = 0
+        """Contributors of the version made last: in a run of many groups we hear of our neighbours only."""
+        self._said_learners = 1
+        self.device = ""
+        self.status: ch.Status | None = None
+        self.fatal: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    @property
+    def pid(self) -> int | None:
+        """The learner's process id."""
+        return self._host.pid
+
+    # --- life ----------------------------------------------------------------------------------------
+
+    async def prepare(self) -> None:
+        """Start the process ahead, while the node catches up."""
+        await self._host.prepare()
+
+    async def start(self, left: Resume | None = None) -> None:
+        """Start a learner from the vault's versions, with what its state file has (`learner.checkpoint`): of
+        displacements what an earlier life `left`, which learners are given until one contributes or saves."""
+        self._left, self._begun = left or self._left, True
+        self._life += 1
+        self._slots = [Slot() for _ in self._slots]
+        bases = [await self._compute.run(self._compute.post, f, 0) for f in range(len(self._slots))]
+        path = self._state_path if self._state_path.exists() else None
+        modes = self._left.modes() if path and self._left else ()
+        await self._host.start(bases, path, modes)
+        if self._share is not None:
+            self._host.send(ch.ShareData(self._share))
+        for fragment, base in enumerate(bases):
+            self._post(ev.LearnerApplied(fragment, base.number, 0))
+        for fragment, base in enumerate(bases):
+            self._catch_up(fragment, base.number)
+
+    def _used_up(self) -> bool:
+        """Something is made of what an earlier life left, and no later learner takes it up: whether so."""
+        left, self._left = self._left, None
+        try:
+            if left is not None:
+                left.used_up()
+        except UserError as error:
+            self._left = left
+            if not self.fatal.done():
+                self.fatal.set_exception(error)
+        return self._left is None
+
+    @property
+    def listens_in_s(self) -> float:
+        """So long it may take until the learner hears that it is to end: to the end of its inner step, if it
+        cannot give that up."""
+        if not self._ready or self._gives_up or self.status is None:
+            return 0.0
+        return min(STEP_AT_MOST_S, 1.5 * self.status.step_time_s)
+
+    async def stop(self, timeout_s: float) -> bool:
+        """Save and end the learner, in that time and `listens_in_s`. Whether what it had at its end, not
+        earlier, is on the disk, and nothing of it is in a version already."""
+        loop = asyncio.get_running_loop()
+        step_s = self.listens_in_s
+        ends_s = loop.time() + timeout_s + step_s
+        if self._ready:
+            self._host.send(ch.Finish())
+        told = await self._told_everything(timeout_s / 2 + step_s)
+        self._stopping = True
+        saves = self._ready and self._used_up()
+        left_s = ends_s - loop.time()
+        if saves:
+            await self._host.stop(self._state_path, left_s)
+        else:
+            await self._host.stop(None, min(left_s, SAVE_S))
+        return self._saved_at_end and told
+
+    async def _told_everything(self, timeout_s: float) -> bool:
+        """Wait until the learner has taken over all that was committed: a copy of its own that was merged
+        just now must not be saved as unmerged, for it would be merged a second time after the return."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self._ready and any(slot.installing or slot.next for slot in self._slots):
+                    self._moved.clear()
+                    await self._moved.wait()
+        except TimeoutError:
+            logger.warning(
+                "the learner did not take over the last versions in time; its state is not resumed"
+            )
+            return False
+        return True
+
+    def close(self) -> None:
+        """After the learner's end: no other one comes."""
+        self._stopping = True
+        self._host.close()
+
+    def save(self) -> None:
+        """Ask the learner for its state at the next boundary, for its moments (a program keeps its own)."""
+        if not self._ready or self._stopping or self._host.guest or not self._used_up():
+            return
+        self._host.send(ch.Save(str(self._state_path)))
+
+    def evaluate(self, tag: int) -> None:
+        """Ask for the held-out loss of the global parameters."""
+        if self._ready:
+            self._host.send(ch.Evaluate(tag))
+
+    def take_part(self, every: int) -> None:
+        """Contribute to every so-and-so-many-th version only; 1: to all. Holds for later learners too."""
+        self._every = every
+        if self._ready:
+            self._host.send(ch.TakePart(every))
+
+    def share_data(self, share: ch.DataShare) -> None:
+        """Who else reads the learner's data, and what of it is begun. Holds for later learners too."""
+        self._share = share
+        if self._ready:
+            self._host.send(ch.ShareData(share))
+
+    # --- from the core -------------------------------------------------------------------------------
+
+    def request(self, fragment: int) -> None:
+        """A closing call: copy out what there is, if a version is about to be taken over then after it."""
+        slot = self._slots[fragment]
+        slot.wanted = self._ready and not slot.sent and bool(slot.installing or slot.next)
+        if not slot.wanted:
+            self._copy_out(fragment)
+
+    def _copy_out(self, fragment: int) -> None:
+        self._slots[fragment].wanted = False
+        if not self._ready or not self._host.send(ch.CopyOut(fragment)):
+            self._post(ev.NothingToContribute(fragment))
+
+    def retire(self, fragment: int, ticket: int) -> None:
+        """The copy will not be merged as it stands."""
+        slot = self._slots[fragment]
+        self._tickets.release(ticket)
+        if slot.ticket == ticket:
+            slot.ticket = None
+            self._host.send(ch.FreeSlot(fragment))
+            self._spawn(self._compute.run(self._compute.vault.discard_residual, fragment))
+
+    def committed(self, effect: CommitVersion) -> bool:
+        """A new version is being committed: the learner shall go over to it. Whether its copy is in it."""
+        fragment = effect.version.header.fragment
+        self._merged_together = len(effect.version.header.contributors)
+        slot = self._slots[fragment]
+        merged = effect.merged_ticket is not None and effect.merged_ticket == slot.ticket
+        mode: ch.InstallMode = "overwrite" if effect.overwrite else "merged" if merged else "rebase"
+        if mode != "rebase":
+            slot.ticket = None
+        if slot.next is None or SEVERITY[mode] > SEVERITY[slot.next]:
+            slot.next = mode
+        return merged
+
+    def after_commit(self, fragment: int) -> None:
+        """The vault holds the new version: post it unless an install is under way."""
+        slot = self._slots[fragment]
+        if self._ready and slot.installing is None and slot.next is not None:
+            slot.installing, slot.next = slot.next, None
+            self._spawn(self._install(fragment, self._life))
+
+    async def _install(self, fragment: int, life: int) -> None:
+        buffer = 1 - self._slots[fragment].buffer
+        base = await self._compute.run(self._compute.post, fragment, buffer)
+        mode = self._slots[fragment].installing
+        if life == self._life and mode is not None:
+            self._host.send(ch.Install(fragment, base.number, buffer, mode, base.tokens))
+            self._slots[fragment].sent = True
+            if self._slots[fragment].wanted:
+                self._copy_out(fragment)
+
+    def _catch_up(self, fragment: int, started_from: int) -> None:
+        """Versions may have been committed between reading the vault and the learner's start."""
+        slot = self._slots[fragment]
+        if self._compute.vault.version(fragment) != started_from and slot.next is None:
+            slot.next = "rebase"
+
+    # --- from the learner ----------------------------------------------------------------------------
+
+    def _on_event(self, event: ch.Event | LearnerExited) -> None:
+        if self._silence.heard() and not isinstance(event, LearnerExited):
+            logger.info("the learner is heard of again")
+        match event:
+            case ch.Ready():
+                self._ready, self.device, self._gives_up = True, event.device, event.gives_up
+                self._ready_s = asyncio.get_running_loop().time()
+                self.ready.set()
+                self._said_learners = 1
+                self.count_learners()
+                self._spawn(self._listen(self._life))
+                if self._every > 1:
+                    self._host.send(ch.TakePart(self._every))
+                for fragment in range(len(self._slots)):
+                    self.after_commit(fragment)
+            case ch.CopiedOut():
+                if self._stopping or self._used_up():
+                    self._slots[event.fragment].encoding = True
+                    self._spawn(self._encode(event, self._life))
+            case ch.NothingToCopy():
+                slot = self._slots[event.fragment]
+                # It crossed the version that makes room: ask again when the learner has that.
+                free = event.slot_in_use and slot.ticket is None and not slot.encoding
+                slot.wanted = free and bool(slot.installing)
+                if not slot.encoding and not slot.wanted:
+                    self._post(ev.NothingToContribute(event.fragment))
+            case ch.Applied():
+                slot = self._slots[event.fragment]
+                slot.buffer, slot.installing, slot.sent = 1 - slot.buffer, None, False
+                self._moved.set()
+                if slot.wanted and slot.next is None:
+                    self._copy_out(event.fragment)
+                self._post(ev.LearnerApplied(event.fragment, event.number, event.inner_step))
+                self.after_commit(event.fragment)
+            case ch.Status():
+                self.status = event
+                if event.loss is not None:  # it has made a step, so nothing was lacking for one
+                    self._stepped, self._failed_starts = True, 0
+                self._post(self._core_status(event))
+                self.count_learners()
+            case ch.Saved():
+                self._saved_at_end = event.ok and event.last
+            case LearnerExited():
+                self._exited(event)
+            case _:
+                pass
+        self._tell(event)
+
+    def _core_status(self, status: ch.Status) -> ev.LearnerStatus:
+        return ev.LearnerStatus(
+            True,
+            status.inner_step,
+            status.tokens_total,
+            status.tokens_per_s,
+            status.step_time_s,
+            status.loss,
+        )
+
+    def count_learners(self) -> None:
+        """Tell the learner how many there are, if that has changed: it reckons by it where the run is. Told a
+        second late, a whole swarm's first steps were a fourth as long as they should be, and the next ones
+        four times as long: a run of 700 steps ended 1 to 4 % worse."""
+        if not self._ready:
+            return
+        count = max(1, self.learners(), self._merged_together)
+        if count != self._said_learners and self._host.send(ch.Learners(count)):
+            self._said_learners = count
+
+    async def _encode(self, copied: ch.CopiedOut, life: int) -> None:
+        """Encode what was copied out; an overwrite that the learner has not yet read makes the copy void."""
+        fragment = copied.fragment
+        slot = self._slots[fragment]
+        void = "overwrite" in (slot.installing, slot.next)
+        if not void:
+            try:
+                encoded = await self._compute.run(self._compute.encode, fragment, copied.base_buffer)
+            except ValueError as error:
+                logger.error("fragment %d: the learner's parameters are not finite: %s", fragment, error)
+                void = True
+        if life != self._life or self._stopping:
+            return  # a stopping learner saves this work; sent as well, it could be merged twice
+        slot.encoding = False
+        if void or "overwrite" in (slot.installing, slot.next):
+            self._post(ev.NothingToContribute(fragment))
+            return
+        ticket = self._tickets.put(encoded.payload)
+        slot.ticket = ticket
+        self._post(
+            ev.ContributionReady(
+                fragment,
+                ticket,
+                copied.tokens,
+                copied.inner_steps,
+                encoded.digest,
+                len(encoded.payload),
+                copied.due,
+            )
+        )
+
+    def _exited(self, exited: LearnerExited) -> None:
+        started, stepped = self._ready, self._stepped
+        self._ready = self._stepped = False
+        self._moved.set()
+        self.ready.clear()
+        self._life += 1
+        self._slots = [Slot() for _ in self._slots]
+        if self._stopping:
+            return
+        if not self._begun:  # a process that was started ahead: `start` makes another
+            logger.warning("the learner ended before it was needed (%s)", exited.reason)
+            return
+        self._post(ev.LearnerLost())
+        if started and asyncio.get_running_loop().time() - self._ready_s >= HEALTHY_S:
+            self._failures = 0
+        fits_now = exited.code == EXIT_TOO_LARGE  # the next one takes less: it need not be waited for
+        self._failures += not fits_now
+        self._failed_starts += not stepped and not self._host.guest and not fits_now
+        if self._failed_starts >= 3 and not self.fatal.done():
+            self.fatal.set_exception(UserError(f"the learner cannot start: {exited.reason}", exited.hint))
+            return
+        if self._host.guest:
+            logger.warning("%s; waiting for another", exited.reason)
+            self._spawn(self._restart(0.0))
+            return
+        pause_s = min(RESTART_MAX_S, 0.2 * 4 ** min(max(self._failures - 1, 0), 4))
+        less = " with half as many tokens at a time" if exited.halved else ""
+        logger.warning("the learner ended (%s); starting it again%s in %.1f s", exited.reason, less, pause_s)
+        self._spawn(self._restart(pause_s))
+
+    async def _listen(self, life: int) -> None:
+        """End a learner that hangs, so that another one trains. A program is its owner's to end."""
+        while True:
+            await asyncio.sleep(TICK_S)
+            if life != self._life or self._stopping:
+                return
+            found = self._silence.tick(self.status.step_time_s if self._stepped and self.status else 0.0)
+            if not found:
+                continue
+            logger.warning("nothing has been heard of the learner for %.0f s", self._silence.silent_s)
+            if found == "hangs" and not self._host.guest:
+                self._host.kill(f"it hung: nothing was heard of it for {self._silence.silent_s:.0f} s")
+                return
+
+    async def _restart(self, pause_s: float) -> None:
+        await asyncio.sleep(pause_s)
+        if not self._stopping and not self._host.running:
+            await self.start()

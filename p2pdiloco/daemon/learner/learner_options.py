@@ -1,0 +1,31 @@
+"""What the learner process is told of its node."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from p2pdiloco.config.models import BYTES
+from p2pdiloco.config.settings import NodeSettings
+from p2pdiloco.daemon.run_files.runs import Run
+from p2pdiloco.daemon.run_files.tokenizers import kept_tokenizer
+from p2pdiloco.learner.channel import LearnerOptions
+
+
+def learner_options(settings: NodeSettings, run: Run, peer: str, place: Path) -> LearnerOptions:
+    """`place`: the file that keeps the place in the data."""
+    plain = run.manifest.data.tokenizer == BYTES
+    return LearnerOptions(
+        peer=peer,
+        data_path=str(settings.data) if settings.data else None,
+        tokenizer_path=None if plain else str(kept_tokenizer(settings.data_dir, run.id)),
+        place_path=str(place),
+        device=settings.device,
+        threads=settings.threads,
+        nproc=0 if settings.nproc == "auto" else int(settings.nproc),
+        shard=settings.shard,
+        precision=settings.precision,
+        compile=settings.compile,
+        micro_batch_tokens=settings.micro_batch_tokens,
+        niceness=settings.learner_nice,
+        min_step_s=settings.min_step_s,
+    )

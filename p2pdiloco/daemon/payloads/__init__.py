@@ -1,0 +1,1 @@
+"""Who owns which bytes: tickets, the tensor thread, the memory budget, kept contributions."""

@@ -1,0 +1,121 @@
+"""The tensor worker: the one thread that reads and writes Theta, momentum and the exchange buffers.
+
+Jobs run strictly in the order in which they were posted, which is the order of the core's effects; so a
+commit that was posted before a merge is done before it. Event loop in, thread out, event loop back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from p2pdiloco.core.api.effects import CommitVersion
+from p2pdiloco.core.api.types import SignedVersion, Watermark
+from p2pdiloco.daemon.wire import StateHeader
+from p2pdiloco.errors import invariant
+from p2pdiloco.learner.channel import BaseRef
+from p2pdiloco.ports import Buffer
+from p2pdiloco.tensors.exchange import Exchange
+from p2pdiloco.tensors.layout import FragmentLayout, scatter
+from p2pdiloco.tensors.payload import Payload
+from p2pdiloco.tensors.state import Loan, Pin
+from p2pdiloco.tensors.vault import Encoded, Input, MergeResult, Vault
+
+T = TypeVar("T")
+
+
+class Compute:
+    """Vault and exchange behind one thread. Methods without `async` are the jobs, run in that thread."""
+
+    def __init__(self, vault: Vault, exchange: Exchange | None) -> None:
+        """Without an exchange there is no learner: states are copied only."""
+        self.vault = vault
+        self._given = exchange
+        self._executor = ThreadPoolExecutor(1, "tensors")
+        self._committed: dict[int, tuple[SignedVersion, tuple[Watermark, ...]]] = {}
+
+    async def run(self, job: Callable[..., T], *arguments: object) -> T:
+        """Post a job; its result, or its exception."""
+        return await asyncio.get_running_loop().run_in_executor(self._executor, job, *arguments)
+
+    @property
+    def _exchange(self) -> Exchange:
+        invariant(self._given is not None, "there is no learner to exchange anything with")
+        assert self._given is not None
+        return self._given
+
+    def close(self) -> None:
+        """End the thread when its jobs are done."""
+        self._executor.shutdown(wait=True, cancel_futures=True)
+
+    # --- jobs ----------------------------------------------------------------------------------------
+
+    def load(self, versions: Mapping[int, tuple[SignedVersion, tuple[Watermark, ...]]]) -> None:
+        """What the vault holds after start-up."""
+        torch.set_num_threads(1)
+        self._committed = dict(versions)
+
+    def encode(self, fragment: int, base_buffer: int) -> Encoded:
+        """Pseudo-gradient of what the learner copied out, encoded."""
+        return self.vault.encode_contribution(
+            fragment, self._exchange.base(fragment, base_buffer), self._exchange.sent(fragment)
+        )
+
+    def merge(
+        self, fragment: int, number: int, inputs: list[Input], partials: list[Payload], longest_steps: int
+    ) -> MergeResult:
+        """See `Vault.merge`."""
+        return self.vault.merge(fragment, number, inputs, partials, longest_steps)
+
+    def merge_partial(self, fragment: int, inputs: list[Input], partials: list[Payload]) -> Encoded:
+        """See `Vault.merge_partial`."""
+        return self.vault.merge_partial(fragment, inputs, partials)
+
+    def combine(self, fragment: int, sources: list[Callable[[], Buffer]]) -> Encoded:
+        """See `Vault.combine`. Raises what a source raises, too."""
+        return self.vault.combine(fragment, sources)
+
+    def apply(self, fragment: int, number: int, update: Buffer, longest_steps: int) -> bytes:
+        """See `Vault.apply`."""
+        return self.vault.apply(fragment, number, update, longest_steps)
+
+    def lend_spare(self, fragment: int, before: Loan | None) -> Loan:
+        """See `Vault.lend_spare`."""
+        return self.vault.lend_spare(fragment, before)
+
+    def take_loan(self, fragment: int, number: int, loan: Loan) -> bytes:
+        """See `Vault.take_loan`."""
+        return self.vault.take_loan(fragment, number, loan)
+
+    def drop_spare(self, fragment: int) -> None:
+        """See `Vault.drop_spare`."""
+        self.vault.drop_spare(fragment)
+
+    def commit(self, effect: CommitVersion, own_merged: bool) -> None:
+        """The spare becomes the state."""
+        header = effect.version.header
+        self.vault.commit(header.fragment, header.number, header.state_digest)
+        self._committed[header.fragment] = (effect.version, effect.watermarks)
+        if own_merged:
+            self.vault.commit_residual(header.fragment)
+
+    def post(self, fragment: int, buffer: int) -> BaseRef:
+        """Copy the committed Theta into a base buffer of the exchange; which version it is."""
+        self._exchange.base(fragment, buffer).copy_(self.vault.theta(fragment))
+        header = self._committed[fragment][0].header
+        return BaseRef(header.number, buffer, header.tokens)
+
+    def copy_out(self, layout: FragmentLayout, parameters: dict[str, Tensor]) -> SignedVersion:
+        """Copy a fragment's committed version, as a result, into the parameters by name; which one it is."""
+        scatter(self.vault.result(layout.index), layout, parameters)
+        return self._committed[layout.index][0]
+
+    def pin(self, fragment: int) -> tuple[StateHeader, Pin]:
+        """The committed state for a reader that takes its time."""
+        version, watermarks = self._committed[fragment]
+        return StateHeader(version, watermarks), self.vault.pin(fragment)

@@ -1,0 +1,72 @@
+"""Files of a run that peers give to whoever asks: to a few at a time, who ask one peer after the other.
+
+One stream a peer: who takes its time keeps nobody else from them."""
+
+from __future__ import annotations
+
+import mmap
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from p2pdiloco.daemon import wire
+from p2pdiloco.daemon.wire import refuse
+from p2pdiloco.errors import RemoteError, TransportError
+from p2pdiloco.ports import Buffer, PullSource, Refusal
+
+T = TypeVar("T")
+PAUSE_S = 15.0
+MAX_ASKED = 8
+MAX_GIVEN = 4
+"""Streams of such files that go out at one time, of one kind."""
+
+
+async def first_that_gives(what: str, peers: Sequence[str], ask: Callable[[str], Awaitable[T]]) -> T:
+    """What the first of these peers, asked in any order, gives; `ask` raises RemoteError or TransportError.
+
+    Raises:
+        TransportError: nobody gives it; why the last one did not.
+    """
+    why = "nobody lists it"
+    for peer in random.sample(list(peers), min(MAX_ASKED, len(peers))):
+        try:
+            return await ask(peer)
+        except (TransportError, RemoteError) as error:
+            why = f"…{peer[-6:]}: {error}"
+    raise TransportError(f"{what}: {why}"[:200])
+
+
+def check_given(answer: T | Refusal) -> T:
+    """The answer to a pull. Raises: RemoteError (it is a refusal)."""
+    if isinstance(answer, Refusal):
+        raise RemoteError(wire.decode(answer.answer, wire.Refused).reason)
+    return answer
+
+
+class Giving:
+    """Gives one kind of file out."""
+
+    def __init__(self) -> None:
+        self._to: set[str] = set()
+
+    def serve(self, peer: str, read: Callable[[], tuple[bytes, Buffer] | str]) -> PullSource | Refusal:
+        """For that peer what `read` finds, header and payload, or the reason why it is refused."""
+        if peer in self._to or len(self._to) >= MAX_GIVEN:
+            return refuse("busy")
+        found = read()
+        if isinstance(found, str):
+            return refuse(found)
+        self._to.add(peer)
+        header, payload = found
+        return PullSource(header, (payload,), partial(self._to.discard, peer))
+
+
+def mapped(file: Path) -> memoryview | None:
+    """A file's bytes, read as they are sent; None if it is not there, or empty."""
+    try:
+        with file.open("rb") as opened:
+            return memoryview(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ))
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,100 @@
+"""The file of a version 0 that was given, and how it goes out to other nodes. Needs no torch."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+from p2pdiloco.adapters.disk.files import Files
+from p2pdiloco.adapters.disk.result_file import Arrays, checksum, checksum_of, load_tensors
+from p2pdiloco.adapters.disk.run_store import run_folder
+from p2pdiloco.config.manifest import Manifest
+from p2pdiloco.daemon import wire
+from p2pdiloco.daemon.run_files.giving import mapped
+from p2pdiloco.errors import ConfigError, StorageError
+
+T = TypeVar("T")
+logger = logging.getLogger(__name__)
+
+
+def beside(path: Path) -> Path:
+    """Where the given parameters of a run.toml are: run.initial.safetensors."""
+    return path.with_suffix(".initial.safetensors")
+
+
+def kept(data_dir: Path, run: str) -> Path:
+    """Where a node keeps them."""
+    return run_folder(data_dir, run) / "initial.safetensors"
+
+
+def given_arrays(file: Path, manifest: Manifest) -> Arrays:
+    """Raises: StorageError (unreadable), ConfigError (others than the manifest names)."""
+    arrays, _ = load_tensors(file)
+    _compare(file, checksum(arrays), manifest)
+    return arrays
+
+
+def kept_arrays(data_dir: Path, run: str, manifest: Manifest, set_aside: bool = True) -> Arrays | None:
+    """What was kept; None: nothing that is sound, or the run draws its version 0 from the seed.
+
+    `set_aside`: what is damaged becomes `*.corrupt`. What merely cannot be read now stays: it may be the last
+    copy.
+    """
+    file = kept(data_dir, run)
+    if not manifest.run.initial or not file.exists():
+        return None
+    return _if_sound(file, lambda: given_arrays(file, manifest), set_aside)
+
+
+def is_kept(data_dir: Path, run: str, manifest: Manifest) -> bool:
+    """Whether all that was given is here and sound; what is damaged is set aside. A tensor is in memory at a
+    time."""
+    file = kept(data_dir, run)
+    if not manifest.run.initial:
+        return True
+    if not file.exists():
+        return False
+
+    def sound() -> bool:
+        _compare(file, checksum_of(file), manifest)
+        return True
+
+    return _if_sound(file, sound, set_aside=True) is not None
+
+
+def _compare(file: Path, found: str, manifest: Manifest) -> None:
+    if found != manifest.run.initial:
+        raise ConfigError(f"{file} has other parameters than run.initial names")
+
+
+def _if_sound(file: Path, look: Callable[[], T], set_aside: bool) -> T | None:
+    try:
+        return look()
+    except (StorageError, ConfigError) as error:
+        logger.warning("the kept version 0 is of no use: %s", error)
+        if set_aside and not isinstance(error.__cause__, OSError):
+            try:
+                Files().move(file, file.with_name(file.name + ".corrupt"))
+            except StorageError as failed:
+                logger.warning("%s", failed)
+        return None
+
+
+def version_0_from(file: Path, offset: int) -> tuple[bytes, memoryview] | str:
+    """What is given of the file: a header and all of it from that byte on; or why nothing is."""
+    memory = mapped(file)
+    if memory is None:
+        return "not-here"
+    start = 8 + int.from_bytes(memory[:8], "little") + offset
+    if start > len(memory):
+        return "beyond-the-end"
+    return wire.encode(wire.InitialHeader(offset)), memory[start:]
+
+
+def finite(arrays: Mapping[str, np.ndarray]) -> str:
+    """The name of the first parameter that is not finite; empty: all are."""
+    return next((name for name, array in arrays.items() if not np.isfinite(array).all()), "")

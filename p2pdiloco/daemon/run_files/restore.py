@@ -1,0 +1,86 @@
+"""What a node finds in its data folder: every fragment's newest sound checkpoint and what follows it."""
+
+from __future__ import annotations
+
+import logging
+
+from msgspec import Struct
+
+from p2pdiloco.adapters.disk.run_store import RunStore
+from p2pdiloco.core.api.config import CoreConfig, Restored, RestoredFragment
+from p2pdiloco.core.api.types import SignedVersion, Watermark
+from p2pdiloco.core.chain.chain import Chain
+from p2pdiloco.daemon.payloads.update_log import UpdateLog
+from p2pdiloco.errors import RemoteError
+from p2pdiloco.tensors.vault import Vault
+
+logger = logging.getLogger(__name__)
+
+
+class Found(Struct, frozen=True):
+    """Restored core state, and which version the vault holds of every fragment."""
+
+    restored: Restored
+    problems: list[str]
+    """Sentences about what was damaged and set aside."""
+    versions: dict[int, tuple[SignedVersion, tuple[Watermark, ...]]]
+
+
+def restore(config: CoreConfig, store: RunStore, vault: Vault, updates: UpdateLog) -> Found:
+    """Load everything that is sound into the vault and the update log. Damage is told and set aside.
+
+    Raises:
+        StorageError: a file cannot be read at all.
+    """
+    fragments, versions = [], {}
+    for genesis in config.genesis_versions:
+        fragment = genesis.header.fragment
+        chain = _load(config, store, vault, updates, genesis)
+        marks = chain.table()
+        fragments.append(RestoredFragment(log=chain.logged_all(), watermarks=marks))
+        versions[fragment] = (chain.signed, marks)
+    problems = store.take_problems()
+    for problem in problems:
+        logger.warning("%s", problem)
+    saved = any(f.log[-1].header.number > 0 for f in fragments)
+    votes = tuple(store.votes().values())
+    return Found(Restored(fragments=tuple(fragments), votes=votes, saved=saved), problems, versions)
+
+
+def _load(
+    config: CoreConfig, store: RunStore, vault: Vault, updates: UpdateLog, genesis: SignedVersion
+) -> Chain:
+    fragment = genesis.header.fragment
+    chain = Chain((genesis,), (), config.log_versions)
+    checkpoint = store.load_checkpoint(fragment)
+    if checkpoint is not None and checkpoint.version.header.number > 0:
+        header = checkpoint.version.header
+        try:
+            theta, momentum = checkpoint.theta.data.cast("B"), checkpoint.momentum.data.cast("B")
+            digest = vault.load_spare(fragment, header.number, theta, momentum)
+        except RemoteError as error:
+            digest = str(error).encode()
+        if digest == header.state_digest:
+            vault.commit(fragment, header.number)
+            chain = Chain((checkpoint.version,), checkpoint.watermarks, config.log_versions)
+        else:
+            vault.drop_spare(fragment)
+            logger.warning(
+                "fragment %d: the saved version %d is not sound: left out", fragment, header.number
+            )
+    for version, payload in store.load_updates(fragment, chain.head.number, chain.head.digest):
+        if not chain.is_child(version.header):
+            break
+        try:
+            header = version.header
+            digest = vault.apply(fragment, header.number, payload, header.longest_steps())
+        except RemoteError as error:
+            digest = str(error).encode()
+        if digest != version.header.state_digest:
+            vault.drop_spare(fragment)
+            logger.warning("fragment %d: the saved update %d is not sound", fragment, version.header.number)
+            break
+        vault.commit(fragment, version.header.number)
+        chain.extend(version)
+        updates.add(version, payload)
+    return chain

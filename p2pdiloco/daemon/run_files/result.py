@@ -1,0 +1,176 @@
+"""The global parameters for whoever wants the result: out of a vault, a data folder, a checkpoint file.
+
+Out of a live run: `cli.theta`. All of them end in a `Theta`, which export, generation, evaluation and
+checkpoints read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+import torch
+from msgspec import Struct
+from torch import Tensor, nn
+
+from p2pdiloco.adapters.disk.data_dir import DataDir
+from p2pdiloco.adapters.disk.result_file import Label, ThetaFile, load_theta_file, save_theta_file
+from p2pdiloco.adapters.disk.run_store import RunStore
+from p2pdiloco.config.manifest import Manifest
+from p2pdiloco.config.signing import SignedManifest, run_id, verify
+from p2pdiloco.core.api.config import Timing
+from p2pdiloco.core.api.types import SignedVersion
+from p2pdiloco.daemon.payloads.update_log import UpdateLog
+from p2pdiloco.daemon.run_files.initial import given_on_disk
+from p2pdiloco.daemon.run_files.listing import choose_run, run_names, saved_runs
+from p2pdiloco.daemon.run_files.restore import restore
+from p2pdiloco.daemon.run_files.runs import Run, core_config, genesis_versions, open_run
+from p2pdiloco.daemon.run_files.tokenizers import kept_tokenizer, tokenizer_on_disk
+from p2pdiloco.errors import ConfigError, RemoteError, StorageError, UserError
+from p2pdiloco.identity import Identity
+from p2pdiloco.identity import verify as verify_signature
+from p2pdiloco.tasks.models.parameters import named_parameters
+from p2pdiloco.tasks.registry import task_of
+from p2pdiloco.tasks.task import Task
+from p2pdiloco.tensors.layout import scatter
+from p2pdiloco.tensors.vault import Vault
+
+
+class Theta(Struct, frozen=True):
+    """The global parameters of a run: of every fragment some version."""
+
+    signed: SignedManifest
+    manifest: Manifest
+    labels: tuple[Label, ...]
+    """Which versions, by fragment."""
+    parameters: dict[str, Tensor]
+    """Name -> fp32, as of `Vault.result`."""
+    tokenizer: bytes | None = None
+    """Content of the file that the run names, if it names one and it is here."""
+
+    @property
+    def run(self) -> str:
+        """Run id."""
+        return run_id(self.signed)
+
+    @property
+    def merges(self) -> int:
+        """Versions that were made of all fragments together."""
+        return sum(label.number for label in self.labels)
+
+    @property
+    def tokens(self) -> int:
+        """Merged into the fragment that has most."""
+        return max(label.tokens for label in self.labels)
+
+    def task(self) -> Task:
+        """The run's task. Raises: UserError (not installed)."""
+        task = task_of(self.manifest)
+        task.tokenizer_file = self.tokenizer
+        return task
+
+    def model(self, device: torch.device) -> nn.Module:
+        """The task's model with these parameters."""
+        model = self.task().model()
+        found = named_parameters(model)
+        with torch.no_grad():
+            for name, value in self.parameters.items():
+                found[name].copy_(value)
+        return model.to(device)
+
+    def save(self, path: Path) -> None:
+        """As a checkpoint file. Raises: StorageError."""
+        arrays = {name: value.numpy() for name, value in self.parameters.items()}
+        save_theta_file(path, ThetaFile(self.signed, self.labels, arrays))
+
+    def words(self) -> str:
+        """Which ones these are, for people."""
+        numbers = [label.number for label in self.labels]
+        versions = f"{min(numbers)} to {max(numbers)}" if min(numbers) < max(numbers) else f"{numbers[0]}"
+        return f"run {self.manifest.run.name} ({self.run[:12]}), versions {versions}, {self.tokens} tokens"
+
+
+def label_of(version: SignedVersion) -> Label:
+    """What a checkpoint says of a version."""
+    return Label(version.header.number, version.header.digest().hex(), version.header.tokens)
+
+
+def theta_of(run: Run, vault: Vault, versions: Sequence[SignedVersion]) -> Theta:
+    """The result that the vault has committed; `versions`: which ones, by fragment."""
+    specs = task_of(run.manifest).specs()
+    parameters = {spec.name: torch.zeros(spec.shape) for spec in specs}
+    for layout in run.layouts:
+        scatter(vault.result(layout.index), layout, parameters)
+    return Theta(run.signed, run.manifest, tuple(map(label_of, versions)), parameters)
+
+
+def load_theta(path: Path) -> Theta:
+    """From a checkpoint file; checksum, signature and the model's shape are compared.
+
+    Raises:
+        StorageError: there is none, or it is damaged.
+        UserError: the run's task is not installed.
+    """
+    found = load_theta_file(path)
+    try:
+        manifest = verify(found.signed, verify_signature)
+    except RemoteError as error:
+        raise StorageError(f"{path} is damaged: its manifest is not valid ({error})") from error
+    expected = {spec.name: spec.shape for spec in task_of(manifest).specs()}
+    if {name: array.shape for name, array in found.parameters.items()} != expected:
+        raise StorageError(f"{path} is damaged: it has other parameters than its manifest describes")
+    if len(found.labels) != manifest.sync.fragments:
+        raise StorageError(f"{path} is damaged: it has other fragments than its manifest describes")
+    parameters = {name: torch.from_numpy(array.copy()) for name, array in found.parameters.items()}
+    tokenizer = tokenizer_on_disk(path.with_name("tokenizer.json"), manifest)
+    return Theta(found.signed, manifest, found.labels, parameters, tokenizer)
+
+
+def theta_on_disk(data_dir: Path, wanted: str) -> Theta:
+    """From the folder of a node that does not run now: checkpoints and the updates that follow them.
+
+    Raises:
+        StorageError: no such folder, a node runs in it, or it cannot be read.
+        UserError: it has no such run, or several; or the run's task is not installed.
+    """
+    with _locked(data_dir):
+        saved = saved_runs(data_dir)
+        chosen = choose_run({run: (summary, []) for run, (summary, _) in saved.items()}, wanted)
+        if chosen is None:
+            if not saved:
+                raise UserError(f"{data_dir} has no run", "give the --data-dir of a node that was in one")
+            raise UserError(f'{data_dir} has no run "{wanted}"', f"it has {run_names(saved.values())}")
+        signed = saved[chosen[0].run][1]
+        try:
+            manifest = verify(signed, verify_signature)
+            given = given_on_disk(data_dir, chosen[0].run, manifest, set_aside=False)
+            if manifest.run.initial and given is None:
+                raise StorageError(
+                    f"version 0 of {chosen[0].name} is not in {data_dir}", "start its node once"
+                )
+            run, vault = open_run(signed, Identity.generate(), given=given)
+        except (RemoteError, ConfigError) as error:
+            raise StorageError(
+                f"the manifest of {chosen[0].name} in {data_dir} is not valid: {error}"
+            ) from error
+        config = core_config(run, genesis_versions(run, vault), Timing())
+        found = restore(config, RunStore(data_dir, run.id), vault, UpdateLog(1))
+        theta = theta_of(run, vault, [found.versions[layout.index][0] for layout in run.layouts])
+        tokenizer = tokenizer_on_disk(kept_tokenizer(data_dir, run.id), manifest)
+        return msgspec.structs.replace(theta, tokenizer=tokenizer)
+
+
+@contextlib.contextmanager
+def _locked(data_dir: Path) -> Iterator[None]:
+    folder = DataDir(data_dir, create=False)
+    try:
+        folder.lock()
+    except StorageError as error:
+        hint = "ask the running node instead: --join ADDRESS"
+        raise StorageError(str(error), hint if "in use" in str(error) else error.hint) from error
+    try:
+        yield
+    finally:
+        folder.unlock()

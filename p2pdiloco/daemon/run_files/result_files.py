@@ -1,0 +1,105 @@
+"""Checkpoints of the result that a node writes by itself: every so often, a bounded number of them kept."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable
+from concurrent.futures import Executor
+from pathlib import Path
+
+import torch
+from msgspec import Struct
+
+from p2pdiloco.adapters.disk.files import Files
+from p2pdiloco.config.settings import NodeSettings
+from p2pdiloco.config.units import parse_every
+from p2pdiloco.daemon.payloads.compute import Compute
+from p2pdiloco.daemon.run_files.result import Theta, label_of
+from p2pdiloco.daemon.run_files.runs import Run
+from p2pdiloco.errors import StorageError
+from p2pdiloco.tasks.registry import task_of
+
+LOOK_S = 1.0
+
+
+class Plan(Struct, frozen=True):
+    """Where, how often and how many."""
+
+    folder: Path
+    every_s: float
+    """0: by merges."""
+    every_merges: int
+    keep: int
+
+    @classmethod
+    def of(cls, settings: NodeSettings) -> Plan | None:
+        """What the flags say; None: nothing is to be written."""
+        if settings.result_dir is None:
+            return None
+        every_s, merges = parse_every(settings.result_every, "--result-every")
+        return cls(settings.result_dir.expanduser(), every_s, merges, settings.result_keep)
+
+
+class Results:
+    """Writes them."""
+
+    def __init__(
+        self, run: Run, compute: Compute, io: Executor, plan: Plan, tell: Callable[[str, bool], None]
+    ) -> None:
+        """`tell(sentence, saved)` hears of every attempt; `io` runs what touches the disk: a thread of its
+        own, since nothing else can wait for a whole model."""
+        self._run = run
+        self._compute = compute
+        self._io = io
+        self._plan = plan
+        self._tell = tell
+        self._saved_at = self._merges()
+
+    def _merges(self) -> int:
+        return sum(self._compute.vault.version(layout.index) or 0 for layout in self._run.layouts)
+
+    async def watch(self) -> None:
+        """Until cancelled: save when it is time and something was merged since the last one."""
+        while True:
+            if self._plan.every_s:
+                await asyncio.sleep(self._plan.every_s)
+                due = self._merges() > self._saved_at
+            else:
+                await asyncio.sleep(LOOK_S)
+                due = self._merges() >= self._saved_at + self._plan.every_merges
+            if due:
+                await self.save()
+
+    async def save(self) -> None:
+        """Write one, and forget the oldest beyond the bound. A full disk costs this one only."""
+        parameters = {spec.name: torch.zeros(spec.shape) for spec in task_of(self._run.manifest).specs()}
+        copied = [
+            await self._compute.run(self._compute.copy_out, layout, parameters)
+            for layout in self._run.layouts
+        ]
+        found = Theta(self._run.signed, self._run.manifest, tuple(map(label_of, copied)), parameters)
+        self._saved_at = found.merges
+        name = f"{self._run.name}-{self._run.id[:8]}-{found.merges:09d}.safetensors"
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._io, self._write, found, name)
+        except StorageError as error:
+            self._tell(f"result not saved: {error}", False)
+        else:
+            self._tell(f"result saved as {name}", True)
+
+    def _write(self, theta: Theta, name: str) -> None:
+        files, folder = Files(), self._plan.folder
+        files.make_folder(folder)
+        theta.save(folder / name)
+        ours = re.compile(re.escape(f"{self._run.name}-{self._run.id[:8]}") + r"-\d{9,19}\.safetensors")
+        others = [
+            path for path in files.list_folder(folder) if ours.fullmatch(path.name) and path.name != name
+        ]
+        # Never the one just written, even where a state that was lost again had more merges.
+        for path in sorted(others, key=_merges_of)[: max(0, len(others) + 1 - self._plan.keep)]:
+            files.delete(path)
+
+
+def _merges_of(path: Path) -> int:
+    return int(path.stem.rpartition("-")[2])

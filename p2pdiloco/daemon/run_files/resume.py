@@ -1,0 +1,85 @@
+"""The note of an orderly end, from which the next start knows what saved displacements it may take up again.
+
+A displacement that was saved while contributions went on (a regular checkpoint) may be in the chain by
+now, as part of a later contribution; only what an orderly end wrote is beyond that doubt
+(`core.contributions.unmerged`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from pathlib import Path
+
+import msgspec
+
+from p2pdiloco.adapters.disk.files import Files
+from p2pdiloco.core.contributions.unmerged import Unmerged
+from p2pdiloco.core.node import Core
+from p2pdiloco.errors import UserError
+from p2pdiloco.learner.channel import RestoreMode
+
+logger = logging.getLogger(__name__)
+FILE = "resume.json"
+Note = dict[int, Unmerged]
+"""By fragment."""
+
+
+def write_resume(folder: Path, left: Note) -> None:
+    """Note the state of our contributions at an orderly end; a missing note only costs the displacements."""
+    temporary = folder / (FILE + ".tmp")
+    try:
+        temporary.write_bytes(msgspec.json.encode(left))
+        temporary.replace(folder / FILE)
+    except OSError as error:
+        logger.error("the note for the next start is not saved, unmerged inner steps will be lost: %s", error)
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+class Resume:
+    """What the last life left, until something is made of it: of a learner that died before it contributed or
+    saved (its first step may have been too large), the next takes up the same."""
+
+    def __init__(self, folder: Path, core: Core) -> None:
+        self._path = folder / FILE
+        self._core = core
+
+    def modes(self) -> tuple[RestoreMode, ...]:
+        """Per fragment what a new learner may take from the saved state, as the chain is now."""
+        left = self._read()
+        modes = tuple(
+            f.own.take_up(left[f.index]) if f.index in left else "none" for f in self._core.fragments
+        )
+        if left:
+            whole, rest = modes.count("all"), modes.count("rest")
+            logger.info(
+                "what the last life left unmerged is taken up: of %d of %d fragments all, of %d what was "
+                "made after the contribution that a syncer may have",
+                whole,
+                len(modes),
+                rest,
+            )
+        return modes
+
+    def used_up(self) -> None:
+        """It may be contributed, or saved in another state, from now on: nobody may take it up, in no life.
+
+        Raises:
+            UserError: the note stays, which could have inner steps merged twice.
+        """
+        files = Files()
+        try:
+            files.remove(self._path)
+            files.sync_folder(self._path.parent)
+        except OSError as error:
+            raise UserError(f"{self._path} cannot be removed: {error}", "see whose the folder is") from error
+
+    def _read(self) -> Note:
+        try:
+            return msgspec.json.decode(self._path.read_bytes(), type=Note)
+        except FileNotFoundError:
+            return {}
+        except (OSError, msgspec.MsgspecError) as error:
+            logger.warning("%s cannot be used, inner steps that it is about are lost: %s", self._path, error)
+            return {}

@@ -1,0 +1,279 @@
+"""Runs: publishing and finding their signed manifests, and what every node derives from one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from torch import Tensor
+
+from p2pdiloco.adapters.disk.files import Files
+from p2pdiloco.adapters.disk.run_store import run_folder
+from p2pdiloco.config.manifest import Manifest
+from p2pdiloco.config.outer import doubts
+from p2pdiloco.config.signing import (
+    SignedManifest,
+    genesis_digest_of,
+    run_id,
+    save_signed,
+    sign_manifest,
+    verify,
+)
+from p2pdiloco.core.api.config import CoreConfig, Timing
+from p2pdiloco.core.api.types import WHOLE_RUN, SignedVersion, VersionHeader
+from p2pdiloco.daemon.run_files.initial import given_beside, given_parameters, keep_given
+from p2pdiloco.daemon.run_files.listing import (
+    PublishedRun,
+    choose_run,
+    known_runs,
+    pull_manifest,
+    run_names,
+    saved_runs,
+)
+from p2pdiloco.daemon.run_files.tokenizers import (
+    checked_tokenizer,
+    fetched_tokenizer,
+    keep_tokenizer,
+    tokenizer_beside,
+)
+from p2pdiloco.errors import ConfigError, RemoteError, TransportError, UserError, invariant
+from p2pdiloco.identity import Identity
+from p2pdiloco.learner.device import out_of_memory
+from p2pdiloco.ports import Transport
+from p2pdiloco.tasks.data.tokens import read_tokenizer
+from p2pdiloco.tasks.manifests import load_manifest
+from p2pdiloco.tasks.registry import task_of
+from p2pdiloco.tensors.codec import codec
+from p2pdiloco.tensors.layout import FragmentLayout, plan_fragments
+from p2pdiloco.tensors.vault import Vault, vault_bytes
+
+logger = logging.getLogger(__name__)
+SEARCH_PAUSE_S = 1.0
+LIST_PATIENCE_S = 15.0
+"""How long a list of runs that lacks the wanted one is asked for again before it is believed."""
+OWN_PATIENCE_S = 3.0
+"""How long a node that was a member before waits for somebody to list a run before it takes its own."""
+
+
+class Run(PublishedRun, frozen=True, kw_only=True):
+    """A verified run and what follows from its manifest."""
+
+    layouts: tuple[FragmentLayout, ...]
+    tokenizer: Path | None = None
+    """Of a run that is signed here: its tokenizer file, if it has one (`daemon.run_files.tokenizers`)."""
+
+    def doubts(self) -> list[str]:
+        """What its owner and members are warned of."""
+        return doubts(self.manifest, sum(layout.numel for layout in self.layouts))
+
+
+@contextlib.contextmanager
+def room_for(manifest: Manifest) -> Iterator[None]:
+    """While a run's model is put into this machine's memory.
+
+    Raises:
+        UserError: it does not fit.
+    """
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:  # torch has no class for it
+        if not out_of_memory(error):
+            raise
+        numel = sum(spec.numel for spec in task_of(manifest).specs())
+        needed = vault_bytes(numel, manifest.codec.contribution) / 2**30
+        raise UserError(
+            f"the model of run {manifest.run.name} has {numel / 1e6:.3g} M parameters and needs at least "
+            f"{needed:.3g} GiB of memory, which this machine does not give",
+            "close other programs, raise the container's or the shell's limit, or take a machine with more "
+            "memory: `p2pdiloco run check` says how much a node needs",
+        ) from error
+
+
+def fresh_vault(
+    manifest: Manifest, given: Mapping[str, Tensor] | None = None
+) -> tuple[tuple[FragmentLayout, ...], Vault]:
+    """Layouts and a vault that holds version 0; `given`: the parameters of a run that starts from some.
+
+    Raises:
+        UserError: the run's task is not installed, or the model does not fit into this machine's memory.
+        ConfigError: `[model]` is wrong, or the model cannot be cut into that many fragments.
+    """
+    task = task_of(manifest)
+    layouts = plan_fragments(task.specs(), manifest.sync.fragments)
+    invariant(bool(manifest.run.initial) == (given is not None), "version 0 is given or drawn, not both")
+    with room_for(manifest):
+        vault = Vault.of(manifest, layouts)
+        vault.load_initial(task.initial_parameters() if given is None else given)
+    return layouts, vault
+
+
+def genesis_digest(vault: Vault) -> bytes:
+    """What the manifest states of version 0, computed from a vault that holds it."""
+    return genesis_digest_of(tuple(vault.state_digest_of(f.index, 0) for f in vault.layouts))
+
+
+def sign_run(path: Path, owner: Identity, manifest: Manifest | None = None) -> tuple[Run, Vault]:
+    """Read a run.toml (`manifest`: what it says, if it was read), compute its version 0, and sign it as its
+    owner.
+
+    Raises:
+        ConfigError: the file is wrong.
+        UserError: as `fresh_vault`.
+    """
+    manifest = manifest or load_manifest(path)
+    try:
+        with room_for(manifest):
+            given = given_beside(path, manifest)
+        layouts, vault = fresh_vault(manifest, given)
+        tokenizer = tokenizer_beside(path) if checked_tokenizer(path, manifest) else None
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}", error.hint) from error
+    signed = sign_manifest(manifest, genesis_digest(vault), owner, owner.peer_id)
+    run = Run(id=run_id(signed), signed=signed, manifest=manifest, layouts=layouts, tokenizer=tokenizer)
+    return run, vault
+
+
+def open_run(
+    signed: SignedManifest,
+    identity: Identity,
+    expected_id: str = "",
+    given: Mapping[str, Tensor] | None = None,
+) -> tuple[Run, Vault]:
+    """Verify a manifest from elsewhere: signature, run id, and that we compute the same version 0. `given`:
+    see `fresh_vault`.
+
+    Raises:
+        RemoteError: the signature or the run id is wrong, or `[model]` is.
+        UserError: as `fresh_vault`, or this machine computes another version 0.
+    """
+    manifest = verify(signed, identity.verify)
+    identifier = run_id(signed)
+    if expected_id and identifier != expected_id:
+        raise RemoteError("manifest-run-id", f"asked for {expected_id[:12]}, got {identifier[:12]}")
+    try:
+        layouts, vault = fresh_vault(manifest, given)
+    except ConfigError as error:
+        raise RemoteError("manifest-invalid", str(error)) from error
+    if genesis_digest(vault) != signed.genesis_digest:
+        raise UserError(
+            f"run {manifest.run.name}: this machine computes another version 0 than the run's owner",
+            "update p2pdiloco on this machine; if it stays so, report it with `p2pdiloco --version`",
+        )
+    return Run(id=identifier, signed=signed, manifest=manifest, layouts=layouts), vault
+
+
+def genesis_versions(run: Run, vault: Vault) -> tuple[SignedVersion, ...]:
+    """Version 0 of every fragment: equal on all peers, so it needs no signature."""
+    return tuple(
+        SignedVersion(
+            VersionHeader(
+                run=run.id,
+                group=WHOLE_RUN,
+                fragment=layout.index,
+                number=0,
+                parent=hashlib.sha256(run.id.encode()).digest(),
+                term=0,
+                syncer=run.id,
+                tokens=0,
+                state_digest=vault.state_digest_of(layout.index, 0),
+                update_digest=bytes(32),
+                update_bytes=0,
+                codec=run.manifest.codec.update,
+                contributors=(),
+                groups=run.manifest.group.groups_at_start,
+            ),
+            b"",
+        )
+        for layout in run.layouts
+    )
+
+
+def core_config(run: Run, genesis: tuple[SignedVersion, ...], timing: Timing) -> CoreConfig:
+    """The protocol part of a manifest."""
+    manifest = run.manifest
+    contribution, update = codec(manifest.codec.contribution), codec(manifest.codec.update)
+    return CoreConfig(
+        run=run.id,
+        inner_steps=manifest.sync.inner_steps,
+        delay_steps=manifest.sync.delay_steps,
+        quorum=manifest.sync.quorum,
+        grace_fraction=manifest.sync.grace_fraction,
+        grace_cap_s=manifest.sync.grace_cap_s,
+        group_size=manifest.group.size,
+        term_versions=manifest.group.term_versions,
+        log_versions=manifest.group.log_versions,
+        max_base_age_versions=manifest.group.max_base_age_versions,
+        tokens_per_step=manifest.inner.tokens_per_step,
+        update_codec=manifest.codec.update,
+        contribution_codec=manifest.codec.contribution,
+        genesis_versions=genesis,
+        max_payload_bytes=tuple(contribution.encoded_bytes(layout.numel) for layout in run.layouts),
+        update_bytes=sum(update.encoded_bytes(layout.numel) for layout in run.layouts),
+        timing=timing,
+    )
+
+
+def save_run(data_dir: Path, run: Run, vault: Vault) -> None:
+    """Keep the manifest beside the run's data, its version 0 where that was given (`vault` holds it), and its
+    tokenizer.
+
+    Raises: StorageError.
+    """
+    folder = run_folder(data_dir, run.id)
+    Files().make_folder(folder)
+    save_signed(folder / "manifest.signed", run.signed)
+    keep_given(data_dir, run.id, run.manifest, vault)
+    if run.tokenizer is not None:
+        keep_tokenizer(data_dir, run.id, read_tokenizer(run.tokenizer))
+
+
+async def find_run(
+    transport: Transport, identity: Identity, wanted: str, data_dir: Path, say: Callable[[str], None]
+) -> tuple[Run, Vault]:
+    """Wait for the wanted run to be listed, take its manifest from our folder or from whoever lists it, and
+    verify it. Where nobody lists any run, the one that we were a member of before will do.
+
+    Raises:
+        UserError: other runs are listed, but not this one; or several fit; or as `open_run`.
+    """
+    waited_s, said = 0.0, False
+    ours = saved_runs(data_dir)
+    while True:
+        found = await known_runs(transport)
+        if not found and waited_s >= OWN_PATIENCE_S:
+            found = {identifier: (summary, []) for identifier, (summary, _) in ours.items()}
+        chosen = choose_run(found, wanted)
+        if chosen is not None:
+            saved = ours.get(chosen[0].run)
+            signed = saved[1] if saved else await pull_manifest(transport, *chosen)
+            if signed is not None:
+                try:
+                    manifest = verify(signed, identity.verify)
+                    with room_for(manifest):
+                        given = await given_parameters(
+                            transport, data_dir, run_id(signed), manifest, chosen[1]
+                        )
+                    await fetched_tokenizer(transport, data_dir, run_id(signed), manifest, chosen[1])
+                    return open_run(signed, identity, chosen[0].run, given)
+                except (RemoteError, ConfigError) as error:
+                    # Where version 0 is given, a wrong `[model]` shows while that is asked for.
+                    reason = error if isinstance(error, RemoteError) else f"manifest-invalid: {error}"
+                    say(f"the manifest of {chosen[0].name} is refused: {reason}")
+                    ours.pop(chosen[0].run, None)
+                except TransportError as error:
+                    say(f"nobody gives all of {chosen[0].name} yet: {error}")
+        elif found and waited_s >= LIST_PATIENCE_S:
+            raise UserError(f'the peers know no run "{wanted}"', f"they know: {run_names(found.values())}")
+        elif not said and waited_s >= 3:
+            said = True
+            if found:
+                known = run_names(found.values())
+                say(f'no run "{wanted}" is listed by these peers yet: waiting for it; they know: {known}')
+            else:
+                say("no run is listed by these peers yet: waiting for one")
+        await asyncio.sleep(SEARCH_PAUSE_S)
+        waited_s += SEARCH_PAUSE_S

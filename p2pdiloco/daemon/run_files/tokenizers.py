@@ -1,0 +1,118 @@
+"""The tokenizer file that a run names: where it is, and how other nodes get it.
+
+The manifest has its digest (`data.tokenizer_digest`). Whoever signs the run has the file beside run.toml;
+every node keeps it in the run's folder and gives it to whoever asks. Size and digest are checked before it
+is kept; it is parsed as data.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from p2pdiloco.adapters.disk.files import Files
+from p2pdiloco.adapters.disk.run_store import run_folder
+from p2pdiloco.config.manifest import Manifest
+from p2pdiloco.config.models import BYTES
+from p2pdiloco.daemon import wire
+from p2pdiloco.daemon.run_files.giving import PAUSE_S, check_given, first_that_gives, mapped
+from p2pdiloco.errors import ConfigError, RemoteError, UserError
+from p2pdiloco.ports import Transport
+from p2pdiloco.tasks.data.tokens import MAX_TOKENIZER_BYTES, digest_of, read_tokenizer
+from p2pdiloco.tasks.registry import task_of
+
+logger = logging.getLogger(__name__)
+
+
+def tokenizer_beside(path: Path) -> Path:
+    """Where the tokenizer of a run.toml is: run.tokenizer.json."""
+    return path.with_suffix(".tokenizer.json")
+
+
+def kept_tokenizer(data_dir: Path, run: str) -> Path:
+    """Where a node keeps it."""
+    return run_folder(data_dir, run) / "tokenizer.json"
+
+
+def checked_tokenizer(path: Path, manifest: Manifest) -> bytes | None:
+    """The content of the file beside a run.toml; None: the run has no such file.
+
+    Raises:
+        ConfigError: it is not there, or is another one than the manifest names.
+        UserError: it is no tokenizer, or one whose tokens the model does not have.
+    """
+    if manifest.data.tokenizer == BYTES:
+        return None
+    file = tokenizer_beside(path)
+    if not file.exists():
+        raise ConfigError(
+            f"{path}: data.tokenizer names a file, but there is no {file.name} beside it",
+            "p2pdiloco run new NAME --tokenizer FILE writes both",
+        )
+    content = read_tokenizer(file)
+    if digest_of(content) != manifest.data.tokenizer_digest:
+        raise ConfigError(
+            f"{file.name}: this is not the tokenizer of the run: its SHA-256 is "
+            f"{digest_of(content)[:16]}..., not {manifest.data.tokenizer_digest[:16]}..."
+        )
+    task = task_of(manifest)
+    task.tokenizer_file = content
+    if task.vocabulary:
+        task.tokenizer()
+    return content
+
+
+def keep_tokenizer(data_dir: Path, run: str, content: bytes) -> None:
+    """Keep the file for the learner, for the next start and for others. Raises: StorageError."""
+    file = kept_tokenizer(data_dir, run)
+    Files().make_folder(file.parent)
+    Files().save(file, [content], durable=True)
+
+
+def tokenizer_on_disk(file: Path, manifest: Manifest) -> bytes | None:
+    """What was kept in this file; None: nothing that is sound, or the run has no such file."""
+    if manifest.data.tokenizer == BYTES or not file.exists():
+        return None
+    try:
+        content = read_tokenizer(file)
+    except UserError as error:
+        logger.warning("%s", error)
+        return None
+    return content if digest_of(content) == manifest.data.tokenizer_digest else None
+
+
+async def fetched_tokenizer(
+    transport: Transport, data_dir: Path | None, run: str, manifest: Manifest, peers: Sequence[str]
+) -> bytes | None:
+    """The file's content from our folder, else from one of these peers, and then kept there; None: the run
+    has no such file.
+
+    Raises:
+        TransportError: nobody gives it.
+        StorageError: it cannot be kept.
+    """
+    if manifest.data.tokenizer == BYTES:
+        return None
+    here = tokenizer_on_disk(kept_tokenizer(data_dir, run), manifest) if data_dir is not None else None
+    if here is not None:
+        return here
+
+    async def ask(peer: str) -> bytes:
+        request = wire.encode(wire.PullTokenizer(run))
+        answer = check_given(await transport.pull(peer, request, MAX_TOKENIZER_BYTES, PAUSE_S))
+        content = bytes(answer[1])
+        if digest_of(content) != manifest.data.tokenizer_digest:
+            raise RemoteError("wrong-digest")
+        return content
+
+    content = await first_that_gives("the tokenizer", peers, ask)
+    if data_dir is not None:
+        keep_tokenizer(data_dir, run, content)
+    return content
+
+
+def tokenizer_from(file: Path) -> tuple[bytes, memoryview] | str:
+    """What is given of the kept file: no header, and all of it; or why nothing is."""
+    memory = mapped(file)
+    return "not-here" if memory is None else (b"", memory)

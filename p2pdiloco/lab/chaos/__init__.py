@@ -1,0 +1,1 @@
+"""`p2pdiloco chaos`: a swarm under a schedule of faults."""

@@ -1,0 +1,1 @@
+"""`p2pdiloco chaos --scenario`: one survivor, a split that heals."""

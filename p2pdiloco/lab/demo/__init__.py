@@ -1,0 +1,1 @@
+"""`p2pdiloco demo`: a swarm trains, and loses a syncer."""

@@ -1,0 +1,1 @@
+"""Network namespaces: links that can be cut, slowed down and shaped."""

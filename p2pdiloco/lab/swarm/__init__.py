@@ -1,0 +1,1 @@
+"""Real nodes as processes, and what their event logs say."""

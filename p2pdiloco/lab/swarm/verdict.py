@@ -1,0 +1,140 @@
+"""What the demo concludes from what it saw: pure arithmetic, no processes, no torch."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+
+from msgspec import Struct
+
+from p2pdiloco.lab.swarm.chronicle import Chronicle, NodeTrace
+
+
+class Holdings(Struct, frozen=True):
+    """Which versions somebody holds: fragment -> number -> digest (of the version's header)."""
+
+    name: str
+    versions: dict[int, dict[int, str]]
+
+
+class Kill(Struct, frozen=True):
+    """One `kill -9`, and what followed."""
+
+    node: str
+    at_s: float
+    fragments: tuple[int, ...]
+    """Of which it was the syncer."""
+    resumed_s: dict[int, float]
+    """Fragment -> seconds from the kill to the next published version of it."""
+    back_s: float | None
+    """Seconds from the restart of the process to its first inner step; None: it did not come back."""
+
+
+def loss_unit(task: str) -> str:
+    """Of a loss on the data that every machine has, which of text are bytes."""
+    return "nats per image" if task == "image-classification" else "nats per byte"
+
+
+class Summary(Struct, kw_only=True, frozen=True):
+    """The report. Losses are in nats per byte (`loss_unit`); unknown is None."""
+
+    preset: str
+    nodes: int
+    seconds: float
+    """Of training, from the last node's first inner step on."""
+    loss_before: float
+    loss_after: float
+    outer_updates: int
+    inner_steps: int
+    """Of all nodes together."""
+    tokens: int
+    kills: int
+    participation: float | None
+    """Contributions merged / learners that were live, over all merges."""
+    longest_pause_s: float | None
+    """Longest time from the end of one inner step to the end of the next, over all survivors."""
+    median_inner_step_s: float | None
+    t_resume_s: float | None
+    """The slowest fragment's."""
+    t_resume_by_fragment_s: dict[str, float]
+    t_back_s: float | None
+    digests_agree: bool
+    versions_compared: int
+    """Versions of which at least two nodes had a digest to compare."""
+    forks: int
+    refusals: dict[str, int]
+    failures: tuple[str, ...]
+    """Why the demo did not show what it is about; empty: all is well."""
+    sample: str
+
+
+def conflicts(holdings: Sequence[Holdings]) -> tuple[list[str], int]:
+    """Versions that two of them hold with different digests, in words; and how many were compared."""
+    found, compared = [], 0
+    seen: dict[tuple[int, int], dict[str, list[str]]] = {}
+    for held in holdings:
+        for fragment, chain in held.versions.items():
+            for number, digest in chain.items():
+                seen.setdefault((fragment, number), {}).setdefault(digest, []).append(held.name)
+    for (fragment, number), by_digest in sorted(seen.items()):
+        compared += sum(map(len, by_digest.values())) > 1
+        if len(by_digest) > 1:
+            camps = " against ".join(", ".join(names) for names in by_digest.values())
+            found.append(f"version {number} of fragment {fragment} differs: {camps}")
+    return found, compared
+
+
+def of_traces(traces: Iterable[NodeTrace]) -> list[Holdings]:
+    """What the nodes' logs say that they hold."""
+    return [Holdings(trace.name, trace.chains) for trace in traces]
+
+
+def participation(contributors: int, live: int) -> float | None:
+    """Share of live learners whose work was merged; None before the first merge."""
+    return contributors / live if live else None
+
+
+def choose_victim(chronicle: Chronicle, alive: Sequence[str]) -> str:
+    """The node that is syncer of most fragments; "" if nobody is, or if it is the only one alive."""
+    if len(alive) < 2:
+        return ""
+    best = max(alive, key=lambda name: (len(chronicle.held_by(name)), name))
+    return best if chronicle.held_by(best) else ""
+
+
+def pauses(traces: Iterable[NodeTrace], began_s: float, ended_s: float) -> tuple[float | None, float | None]:
+    """(longest pause, median inner step) in seconds between two moments, start-up of learners left out."""
+    lines = list(
+        itertools.chain.from_iterable(
+            (line for line in trace.progress if line.warm and began_s <= line.at_s <= ended_s)
+            for trace in traces
+        )
+    )
+    if not lines:
+        return None, None
+    return max(line.longest_gap_s for line in lines), statistics.median(line.step_time_s for line in lines)
+
+
+def failures(
+    loss_before: float, loss_after: float, disagreements: Sequence[str], kills: Sequence[Kill], wanted: bool
+) -> tuple[str, ...]:
+    """Why the exit status is 1, one sentence each. `wanted`: a kill was asked for."""
+    found = []
+    if disagreements:
+        more = f", and {len(disagreements) - 1} more" if len(disagreements) > 1 else ""
+        found.append(f"the nodes do not agree: {disagreements[0]}{more}")
+    if not math.isfinite(loss_after) or loss_after >= loss_before:
+        found.append(f"the held-out loss did not fall: {loss_before:.3f} before, {loss_after:.3f} after")
+    if wanted and not kills:
+        found.append("nobody could be killed: no node was the syncer of any fragment")
+    for kill in kills:
+        stuck = [str(f) for f in kill.fragments if f not in kill.resumed_s]
+        if stuck:
+            found.append(
+                f"the swarm did not recover: no new version of fragment {', '.join(stuck)} after the kill"
+            )
+        if kill.back_s is None:
+            found.append(f"the swarm did not recover: {kill.node} did not train again after its restart")
+    return tuple(found)

@@ -1,0 +1,1 @@
+"""A small model as real vectors, for `simulate --vectors`."""

@@ -1,0 +1,104 @@
+"""The smallest language model: it learns which token follows which in a Markov chain that is known exactly.
+
+So the loss of global parameters is computed, not estimated, and the best possible one is known. Gradients by
+hand, in numpy: an inner step takes 30 us.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from p2pdiloco.tensors.spec import TensorSpec
+
+TOKENS, WIDTH = 12, 8
+BATCH = 32
+"""Pairs per inner step."""
+LEARNING_RATE = 0.02
+BETAS = (0.9, 0.99)
+SPECS = (
+    TensorSpec("embedding", (TOKENS, WIDTH), embedding=True),
+    TensorSpec("output", (TOKENS, WIDTH)),
+    TensorSpec("bias", (TOKENS,)),
+)
+"""204 parameters in 25 rows: enough for several pieces in each of six fragments."""
+
+
+@dataclass(frozen=True)
+class Chain:
+    """The data of a run: `follows[x, y]` is the probability that y comes after x, fp64 [TOKENS, TOKENS]."""
+
+    follows: np.ndarray
+
+    @staticmethod
+    def drawn(seed: int) -> Chain:
+        """Of a run: every row is peaked, so that there is something to learn."""
+        logits = 1.5 * np.random.default_rng([seed, 1]).standard_normal((TOKENS, TOKENS))
+        return Chain(_softmax(logits))
+
+    @property
+    def entropy(self) -> float:
+        """Nats per token; all tokens are equally frequent as x."""
+        return float(-(self.follows * np.log(self.follows)).sum() / TOKENS)
+
+    def loss(self, params: dict[str, Tensor]) -> float:
+        """Expected cross-entropy of a model, in nats."""
+        arrays = {name: tensor.numpy().astype(np.float64) for name, tensor in params.items()}
+        logits = arrays["embedding"] @ arrays["output"].T + arrays["bias"]
+        return float(-(self.follows * np.log(_softmax(logits))).sum() / TOKENS)
+
+
+def initial_params(seed: int) -> dict[str, Tensor]:
+    """Version 0 of a run: fp32, the same on every node."""
+    rng = np.random.default_rng([seed, 2])
+    made = {spec.name: 0.3 * rng.standard_normal(spec.shape).astype(np.float32) for spec in SPECS}
+    return {name: torch.from_numpy(values) for name, values in made.items()}
+
+
+class Model:
+    """One learner's parameters and Adam moments; a stream of data of its own."""
+
+    def __init__(self, chain: Chain, entropy: list[int]) -> None:
+        self._rng = np.random.default_rng(entropy)
+        self._cumulative = chain.follows.cumsum(axis=1)
+        sizes = [spec.numel for spec in SPECS]
+        self._theta = np.zeros(sum(sizes), np.float32)
+        self._gradient = np.zeros_like(self._theta)
+        self._moments = np.zeros_like(self._theta), np.zeros_like(self._theta)
+        self._made = 0
+        ends = np.cumsum(sizes)
+        parts = [slice(int(end) - size, int(end)) for end, size in zip(ends, sizes, strict=True)]
+        self._views = [self._theta[p].reshape(s.shape) for p, s in zip(parts, SPECS, strict=True)]
+        self._slopes = [self._gradient[p].reshape(s.shape) for p, s in zip(parts, SPECS, strict=True)]
+        self.params = {s.name: torch.from_numpy(v) for s, v in zip(SPECS, self._views, strict=True)}
+        """Shared with the arrays that are trained: whoever writes here moves the learner."""
+
+    def inner_step(self) -> None:
+        """One Adam step on a fresh batch."""
+        x = self._rng.integers(0, TOKENS, BATCH)
+        y = (self._cumulative[x] < self._rng.random((BATCH, 1))).sum(axis=1).clip(max=TOKENS - 1)
+        counts = np.zeros((TOKENS, TOKENS), np.float32)
+        np.add.at(counts, (x, y), 1.0)
+        embedding, output, bias = self._views
+        wrong = _softmax(embedding @ output.T + bias) * counts.sum(axis=1, keepdims=True) - counts
+        wrong /= BATCH
+        np.matmul(wrong, output, out=self._slopes[0])
+        np.matmul(wrong.T, embedding, out=self._slopes[1])
+        wrong.sum(axis=0, out=self._slopes[2])
+        self._adam()
+
+    def _adam(self) -> None:
+        self._made += 1
+        (first, second), (b1, b2), slope = self._moments, BETAS, self._gradient
+        first += (1 - b1) * (slope - first)
+        second += (1 - b2) * (slope * slope - second)
+        scale = LEARNING_RATE / (1 - b1**self._made)
+        self._theta -= scale * first / (np.sqrt(second / (1 - b2**self._made)) + 1e-8)
+
+
+def _softmax(logits: np.ndarray) -> np.ndarray:
+    powers = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return np.asarray(powers / powers.sum(axis=1, keepdims=True))

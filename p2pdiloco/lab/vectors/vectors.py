@@ -1,0 +1,241 @@
+"""The simulator's substance with numbers in it.
+
+Everything that a node does to bytes is done here by the code that does it in production: `Vault` (encoding
+with error feedback, merges, partial merges, outer step, digests) and `learner.fragments` (copy-out, merged,
+rebase, overwrite). Only the model is a toy, and a state is bytes between two calls, so that no two nodes
+share one.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from p2pdiloco.config.manifest import OuterSection
+from p2pdiloco.config.outer import EQUALS, USUAL
+from p2pdiloco.lab.vectors.bigrams import SPECS, Chain, Model, initial_params
+from p2pdiloco.learner.channel import BaseRef, Install, NothingToCopy
+from p2pdiloco.learner.fragments import Fragments
+from p2pdiloco.learner.parallel.holding import Held
+from p2pdiloco.simulation.node.substance import Losses, Mode, Resumed, Substance, Trainer, Work
+from p2pdiloco.simulation.rules.violation import Violation
+from p2pdiloco.simulation.world.plan import Plan, stream
+from p2pdiloco.tensors.codec import CODECS
+from p2pdiloco.tensors.digest import bytes_of
+from p2pdiloco.tensors.exchange import Exchange
+from p2pdiloco.tensors.layout import FragmentLayout, plan_fragments, scatter
+from p2pdiloco.tensors.merge import Accumulator
+from p2pdiloco.tensors.partial import decode_partial
+from p2pdiloco.tensors.vault import Vault
+
+
+class Vectors(Substance):
+    """A world whose learners train `bigrams`. The seed draws data, version 0 and both codecs."""
+
+    def __init__(self, plan: Plan) -> None:
+        torch.set_num_threads(1)
+        rng = stream(plan.seed, "vectors")
+        self.seed, self.inner_steps = plan.seed, plan.config.inner_steps
+        self.tokens_per_step = plan.config.tokens_per_step
+        self.codecs = rng.choice(sorted(CODECS)), rng.choice(sorted(CODECS))
+        """Of contributions, of updates."""
+        self.layouts = plan_fragments(SPECS, plan.config.fragments)
+        self.chain = Chain.drawn(plan.seed)
+        outer = rng.choice([USUAL, EQUALS])
+        self._outer = OuterSection(**outer._asdict())
+        initial = self.vault()
+        self.layouts = initial.layouts
+        initial.load_initial(initial_params(plan.seed))
+        self._genesis = [b"".join(initial.state_buffers(layout.index)) for layout in self.layouts]
+        self._calculator = self.vault()
+
+    def vault(self) -> Vault:
+        """A new one for this run."""
+        return Vault(self.layouts, self._outer, self.inner_steps, *self.codecs)
+
+    def theta(self, fragment: int, state: bytes) -> Tensor:
+        """Global parameters in a state, fp32 [numel], new memory."""
+        return torch.frombuffer(bytearray(state), dtype=torch.float32)[: self.layouts[fragment].numel]
+
+    def genesis(self, fragment: int) -> bytes:
+        return self._genesis[fragment]
+
+    def trainer(self, peer: str, states: list[tuple[int, bytes]]) -> Trainer:
+        return Learner(self, peer, states)
+
+    # --- merges --------------------------------------------------------------------------------------
+
+    def _load(self, fragment: int, number: int, state: bytes) -> Vault:
+        """A vault that holds this state as its committed one."""
+        vault, half = self._calculator, 4 * self.layouts[fragment].numel
+        vault.load_spare(fragment, number, state[:half], state[half:])
+        vault.commit(fragment, number)
+        return vault
+
+    def combine(self, fragment: int, parts: list[bytes]) -> bytes:
+        sources = [lambda part=part: part for part in parts]
+        return bytes(self._calculator.combine(fragment, sources).payload)
+
+    def partial(self, fragment: int, inputs: list[Work], partials: list[bytes]) -> bytes:
+        return bytes(self._calculator.merge_partial(fragment, inputs, partials).payload)
+
+    def merge(
+        self,
+        fragment: int,
+        number: int,
+        state: bytes,
+        inputs: list[Work],
+        partials: list[bytes],
+        longest_steps: int,
+    ) -> bytes:
+        vault = self._load(fragment, number - 1, state)
+        return bytes(vault.merge(fragment, number, inputs, partials, longest_steps).update)
+
+    def grouped_error(
+        self, fragment: int, inputs: list[Work], partials: list[bytes], flat: list[Work]
+    ) -> float:
+        vault, layout = self._calculator, self.layouts[fragment]
+        work = [(tokens, steps) for _, tokens, steps in flat]
+        payloads = [self.partial(fragment, inputs, partials), self.partial(fragment, flat, [])]
+        for payload in payloads:
+            vault.check_partial(fragment, payload, work)
+        mine, whole = (_merged(layout, payload) for payload in payloads)
+        # Of a piece's mean length, which is at least as long as the merge of it.
+        lengths = _mean_length(layout, payloads[1], whole)
+        return float((mine - whole).norm()) / lengths if lengths else float((mine - whole).norm() > 0)
+
+    def outer_step(
+        self, fragment: int, number: int, state: bytes, update: bytes, longest_steps: int
+    ) -> bytes:
+        vault = self._load(fragment, number - 1, state)
+        vault.apply(fragment, number, update, longest_steps)
+        vault.commit(fragment, number)
+        return b"".join(vault.state_buffers(fragment))
+
+    # --- learning ------------------------------------------------------------------------------------
+
+    def losses(self, states: list[bytes]) -> Losses | None:
+        start, end = self._loss(self._genesis), self._loss(states)
+        return Losses(round(start, 6), round(end, 6), round(self.chain.entropy, 6))
+
+    def _loss(self, states: Sequence[bytes]) -> float:
+        params = {spec.name: torch.zeros(spec.shape) for spec in SPECS}
+        for layout, state in zip(self.layouts, states, strict=True):
+            scatter(self.theta(layout.index, state), layout, params)
+        return self.chain.loss(params)
+
+
+class Areas(Exchange):
+    """The areas of an exchange in ordinary memory: this learner shares its daemon's process."""
+
+    def __init__(self, layouts: Sequence[FragmentLayout]) -> None:
+        self._areas = [[torch.zeros(layout.numel) for _ in range(3)] for layout in layouts]
+
+    @property
+    def fragments(self) -> int:
+        return len(self._areas)
+
+    def base(self, fragment: int, index: int) -> Tensor:
+        return self._areas[fragment][index]
+
+    def sent(self, fragment: int) -> Tensor:
+        return self._areas[fragment][2]
+
+
+class Learner(Trainer):
+    """One node's learner: what `learner.fragments` and the vault's error feedback make of its inner steps."""
+
+    def __init__(self, study: Vectors, peer: str, states: list[tuple[int, bytes]]) -> None:
+        self._study = study
+        self._peer = zlib.crc32(peer.encode())
+        self._vault = study.vault()
+        """Only for what encodings leave out; it lives as long as the daemon."""
+        self._bases = list(states)
+        self._running: tuple[Model, Fragments, Areas] | None = None
+        self._step = 0
+
+    def begin(self, step: int, resumed: dict[int, Resumed]) -> None:
+        study = self._study
+        model, areas = Model(study.chain, [study.seed, 3, self._peer, step]), Areas(study.layouts)
+        for fragment, (_, state) in enumerate(self._bases):
+            areas.base(fragment, 0).copy_(study.theta(fragment, state))
+        refs = [BaseRef(number, 0) for number, _ in self._bases]
+        fragments = Fragments(Held(model.params), study.layouts, areas, refs, study.inner_steps, 1.0)
+        for fragment in range(len(refs)):
+            first, saved = resumed.get(fragment, (step, b""))
+            moved = torch.frombuffer(bytearray(saved), dtype=torch.float32) if saved else None
+            fragments.reset_to_base(fragment, moved)
+            fragments.counters[fragment].unmerged_steps = step - first
+            fragments.counters[fragment].unmerged_tokens = (step - first) * study.tokens_per_step
+        self._running, self._step = (model, fragments, areas), step
+
+    def end(self) -> None:
+        self._running = None
+
+    def _parts(self) -> tuple[Model, Fragments, Areas]:
+        if self._running is None:
+            raise Violation("crashed", "a learner's parameters are asked for, but there is no learner")
+        return self._running
+
+    def advance(self, step: int) -> None:
+        model, fragments, _ = self._parts()
+        if step < self._step:
+            raise Violation("steady-pace", f"step {step} comes after step {self._step}")
+        for _ in range(step - self._step):
+            model.inner_step()
+            fragments.count_step(self._study.tokens_per_step)
+        self._step = step
+
+    def copy_out(self, fragment: int, steps: int) -> bytes:
+        _, fragments, areas = self._parts()
+        copied = fragments.copy_out(fragment, self._step)
+        if isinstance(copied, NothingToCopy) or copied.inner_steps != steps:
+            raise Violation("true-label", f"fragment {fragment}: {copied}, the lineage says {steps} steps")
+        base = areas.base(fragment, copied.base_buffer)
+        return bytes(self._vault.encode_contribution(fragment, base, areas.sent(fragment)).payload)
+
+    def committed(self, fragment: int) -> None:
+        self._vault.commit_residual(fragment)
+
+    def retire(self, fragment: int) -> None:
+        self._vault.discard_residual(fragment)
+        if self._running is not None and self._running[1].counters[fragment].slot_in_use:
+            self._running[1].free_slot(fragment)
+
+    def install(self, fragment: int, number: int, state: bytes, mode: Mode) -> None:
+        self._bases[fragment] = (number, state)
+        if self._running is None:
+            return
+        _, fragments, areas = self._running
+        buffer = 1 - fragments.bases[fragment].buffer
+        areas.base(fragment, buffer).copy_(self._study.theta(fragment, state))
+        fragments.install(Install(fragment, number, buffer, mode))
+
+    def saved(self, fragment: int) -> tuple[bytes, bytes]:
+        _, fragments, _ = self._parts()
+        whole = fragments.displacement(fragment)
+        rest = fragments.rest(fragment) if fragments.counters[fragment].slot_in_use else whole
+        return bytes(bytes_of(whole)), bytes(bytes_of(rest))
+
+
+def _merged(layout: FragmentLayout, payload: bytes) -> Tensor:
+    """The pseudo-gradient that these sums make, before it is encoded."""
+    part, total, out = decode_partial(layout, payload), Accumulator(layout, 1), torch.empty(layout.numel)
+    total.combine(part.weight, part.reach, part.contributions, part.norms, part.sums)
+    total.result(out)
+    return out
+
+
+def _mean_length(layout: FragmentLayout, payload: bytes, merged: Tensor) -> float:
+    """Mean lengths of the contributions, summed over pieces; of embeddings the length of their mean."""
+    part = decode_partial(layout, payload)
+    lengths = [
+        float(merged[p.fragment_offset : p.fragment_offset + p.numel].norm())
+        if p.plain_mean
+        else n / part.reach
+        for p, n in zip(layout.pieces, part.norms, strict=True)
+    ]
+    return sum(lengths)

@@ -1,0 +1,33 @@
+"""Joining a daemon that waits for a program's learner: the learner's end of `daemon.learner.guest`."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+from p2pdiloco.errors import StorageError
+
+HELLO = b"p2pdiloco-learner-1\n"
+"""First bytes on the socket; the exchange's descriptor comes with them."""
+
+
+def join_daemon(path: Path, timeout_s: float) -> tuple[socket.socket, int]:
+    """The learner's end: the connection, and a descriptor of the exchange.
+
+    Raises:
+        StorageError: nobody listens there (yet).
+    """
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.settimeout(timeout_s)
+    try:
+        connection.connect(str(path))
+        hello, descriptors, _, _ = socket.recv_fds(connection, len(HELLO), 1)
+        if hello != HELLO or len(descriptors) != 1:
+            raise StorageError(f"{path} is no daemon that waits for a learner, or it has one already")
+    except OSError as error:
+        connection.close()
+        raise StorageError(f"no daemon at {path}: {error}") from error
+    except StorageError:
+        connection.close()
+        raise
+    return connection, descriptors[0]

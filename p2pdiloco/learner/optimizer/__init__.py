@@ -1,0 +1,1 @@
+"""The inner optimizer and its learning rate."""

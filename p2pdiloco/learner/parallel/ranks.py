@@ -1,0 +1,260 @@
+"""Several processes of one machine as one learner, by torch.distributed: a process per GPU, or a few on CPU.
+
+Theory of operation
+-------------------
+Rank 0 is the learner that the daemon knows; it starts the others and sends each the daemon's `Start`. All
+have the same parameters and optimizer state, or each has a part of them (`learner.parallel.sharding`). Rank 0
+takes every inner step's samples and deals them, so that the data is read once; gradients are summed over all
+ranks, then every rank makes the same optimizer step. Between two steps rank 0 does what the daemon wants
+(`learner.mailbox`), and the others do what it needs of them (`Order`), until it orders the next step.
+
+Gradients of copies are summed after the last pass over a rank's part, not during it, so ranks need not make
+the same number of passes: one may have had to halve its own, for a lack of memory. Of parts they are summed
+in every pass.
+
+Processes find each other through a file in a private folder that is gone when they have, and talk over the
+loopback device. A rank that ends ends them all: rank 0 watches the others, and everybody's end of a socket
+pair with rank 0 closes with it, also by SIGKILL. Then the daemon starts the learner again.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, get_args
+
+import torch
+from msgspec import Struct
+from torch import Tensor, nn
+
+from p2pdiloco.errors import P2PDilocoError, UserError, first_line
+from p2pdiloco.learner.device import accelerators, device_count
+
+if TYPE_CHECKING:
+    from p2pdiloco.tasks.task import Batch
+
+BUCKET_NUMEL = 1 << 24
+"""Gradients are summed in buckets of about 64 MiB: few calls, little memory."""
+PATIENCE = datetime.timedelta(days=7)
+"""Others wait while rank 0 rests, evaluates or saves. A rank that is gone is noticed otherwise."""
+STORE = "rendezvous"
+MAX_BATCH_WORDS = 64
+"""Enough to say how many tensors a batch has, and of what type and shape."""
+DTYPES = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.bool, torch.float32, torch.float16)
+
+
+class RankLost(P2PDilocoError):
+    """Another process of this learner is gone."""
+
+
+OrderKind = Literal["end", "step", "restore", "put", "take", "moments", "aside", "evaluate", "back"]
+
+
+class Order(Struct, frozen=True):
+    """What the others are to do with rank 0, between two inner steps."""
+
+    kind: OrderKind
+    """A step, or the end; take over the saved state; put or take a fragment's parameters; collect the
+    moments; set the parameters aside, evaluate others, and bring them back (`learner.parallel.holding`)."""
+    number: int = 0
+    """A fragment; of a step, the tokens that the run has consumed."""
+
+
+class Ranks:
+    """This process's place among those of its learner; a learner of one process needs nothing of torch."""
+
+    def __init__(self, rank: int = 0, count: int = 1) -> None:
+        self.rank, self.count = rank, count
+        self.sharded = False
+        """Each has a part of the parameters."""
+
+    def deal(self, take: Callable[[], Batch], samples: int) -> Batch:
+        """This rank's part of a step's samples, which rank 0 takes."""
+        return take()
+
+    def sum_gradients(self, model: nn.Module, loss: Tensor) -> None:
+        """Gradients and loss (a scalar) become the sums over all ranks, in place."""
+
+    def order(self, kind: OrderKind, number: int = 0) -> None:
+        """Rank 0 tells the others, if there are any."""
+
+    def next_order(self) -> Order:
+        """What rank 0 orders next."""
+        raise NotImplementedError
+
+    def share(self, batch: Batch) -> Batch:
+        """Rank 0's batch (others give none), on the CPU."""
+        return batch
+
+    def broadcast(self, tensor: Tensor) -> None:
+        """Rank 0's, on every rank's device."""
+        raise NotImplementedError
+
+    def send(self, rank: int, tensor: Tensor) -> None:
+        """To one other rank."""
+        raise NotImplementedError
+
+    def receive(self, rank: int, numel: int) -> Tensor:
+        """What another rank sends: fp32 (numel,), on the device."""
+        raise NotImplementedError
+
+
+class Distributed(Ranks):
+    """By torch.distributed: NCCL (or what the device has), and gloo on the CPU beside it for boundaries."""
+
+    def __init__(self, rank: int, count: int, folder: Path, device: torch.device) -> None:
+        """Waits for the other ranks. `folder`: where they meet, the same for all.
+
+        Raises:
+            RankLost: one of them does not come.
+        """
+        from torch import distributed
+
+        super().__init__(rank, count)
+        self._distributed = distributed
+        self._device = device
+        loopback = "lo0" if os.uname().sysname == "Darwin" else "lo"
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", loopback)
+        backend = {"cuda": "nccl", "xpu": "xccl"}.get(device.type, "gloo")
+        try:
+            store = distributed.FileStore(str(folder / STORE), count)  # type: ignore[attr-defined]
+            distributed.init_process_group(
+                backend, store=store, rank=rank, world_size=count, timeout=PATIENCE
+            )
+            self._control = distributed.new_group(backend="gloo", timeout=PATIENCE)
+            # Both have their connections from here on: nobody needs the file any more.
+            distributed.all_reduce(torch.zeros(1, device=device))
+            distributed.barrier(self._control)
+        except RuntimeError as error:
+            raise RankLost(f"the processes of this learner do not find each other: {error}") from error
+
+    def deal(self, take: Callable[[], Batch], samples: int) -> Batch:
+        mine = slice(samples * self.rank // self.count, samples * (self.rank + 1) // self.count)
+        return tuple(tensor[mine] for tensor in self.share(take() if self.rank == 0 else ()))
+
+    def share(self, batch: Batch) -> Batch:
+        words = torch.zeros(MAX_BATCH_WORDS, dtype=torch.int64)
+        described = [len(batch)]
+        for tensor in batch:
+            described += [DTYPES.index(tensor.dtype), tensor.dim(), *tensor.shape]
+        words[: len(described)] = torch.tensor(described)
+        self._call(lambda: self._distributed.broadcast(words, src=0, group=self._control))
+        count, *rest = words.tolist()
+        parts = []
+        for index in range(count):
+            dtype, dims, *rest = rest
+            shape, rest = rest[:dims], rest[dims:]
+            tensor = batch[index].contiguous() if batch else torch.empty(shape, dtype=DTYPES[dtype])
+            self._call(lambda tensor=tensor: self._distributed.broadcast(tensor, 0, self._control))
+            parts.append(tensor)
+        return tuple(parts)
+
+    def sum_gradients(self, model: nn.Module, loss: Tensor) -> None:
+        self._sum([loss])
+        if self.sharded:
+            return  # they are sums already
+        for parameter in model.parameters():
+            if parameter.grad is None:  # no sample of this rank's, or none that it matters for
+                parameter.grad = torch.zeros_like(parameter)
+        gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+        for bucket in _buckets(gradients):
+            self._sum(bucket)
+
+    def _sum(self, tensors: Sequence[Tensor]) -> None:
+        flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+        self._call(lambda: self._distributed.all_reduce(flat))
+        at = 0
+        for tensor in tensors:
+            tensor.copy_(flat[at : at + tensor.numel()].view_as(tensor))
+            at += tensor.numel()
+
+    def broadcast(self, tensor: Tensor) -> None:
+        self._call(lambda: self._distributed.broadcast(tensor, src=0))
+
+    def send(self, rank: int, tensor: Tensor) -> None:
+        self._call(lambda: self._distributed.send(tensor, rank))
+
+    def receive(self, rank: int, numel: int) -> Tensor:
+        found = torch.empty(numel, device=self._device)
+        self._call(lambda: self._distributed.recv(found, rank))
+        return found
+
+    def order(self, kind: OrderKind, number: int = 0) -> None:
+        words = torch.tensor([get_args(OrderKind).index(kind), number])
+        self._call(lambda: self._distributed.broadcast(words, src=0, group=self._control))
+
+    def next_order(self) -> Order:
+        words = torch.zeros(2, dtype=torch.int64)
+        self._call(lambda: self._distributed.broadcast(words, src=0, group=self._control))
+        kind, number = words.tolist()
+        return Order(get_args(OrderKind)[kind], number)
+
+    def all_say(self, yes: bool) -> bool:
+        """Whether every rank says so."""
+        votes = torch.tensor([int(yes)])
+        self._call(lambda: self._distributed.all_reduce(votes, group=self._control))
+        return int(votes) == self.count
+
+    def _call(self, collective) -> None:  # type: ignore[no-untyped-def]
+        try:
+            collective()
+        except RuntimeError as error:
+            raise RankLost(f"another process of this learner is gone: {first_line(error)}") from error
+
+
+ALONE = Ranks()
+
+
+def count_ranks(wanted: int, device: str) -> int:
+    """How many processes one learner is: as wanted, or (0) one for each GPU if the device is chosen freely.
+
+    Raises:
+        UserError: there are not as many devices, or one is named.
+    """
+    kind, _, index = device.partition(":")
+    if kind == "auto":
+        kind = _gpus()
+    if wanted == 0:
+        return 1 if index or kind in ("cpu", "mps") else max(1, device_count(kind))
+    if wanted > 1 and index:
+        raise UserError(
+            f"--nproc {wanted} needs as many devices, and --device {device} is one", "leave it out"
+        )
+    if wanted > 1 and kind != "cpu" and device_count(kind) < wanted:
+        raise UserError(
+            f"--nproc {wanted}: this machine has {device_count(kind)} {kind} devices", "use --nproc auto"
+        )
+    return wanted
+
+
+def device_of(rank: int, count: int, device: str) -> str:
+    """The device of a rank, as `choose_device` wants it."""
+    kind = device
+    if device == "auto" and count > 1:
+        kind = _gpus()
+    return kind if count == 1 or kind == "cpu" else f"{kind}:{rank}"
+
+
+def _gpus() -> str:
+    """The kind of which a machine may have several, if it has any."""
+    return next((kind for kind in accelerators() if kind != "mps"), "cpu")
+
+
+def meeting_place() -> tempfile.TemporaryDirectory[str]:
+    """A private folder (mode 0700) for the ranks' rendezvous."""
+    return tempfile.TemporaryDirectory(prefix="p2pdiloco-ranks-", ignore_cleanup_errors=True)
+
+
+def _buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+    bucket: list[Tensor] = []
+    for tensor in tensors:
+        if bucket and sum(t.numel() for t in bucket) + tensor.numel() > BUCKET_NUMEL:
+            yield bucket
+            bucket = []
+        bucket.append(tensor)
+    if bucket:
+        yield bucket

@@ -1,0 +1,245 @@
+"""The samples that a learner takes: shard after shard as allotted (`learner.reading.shards`), and its place
+in them.
+
+Samples that have an index are put into a pseudo-random order, one for every epoch, and that order is cut into
+shards. What has no random access brings shards and their order along (`tasks.task.Shards`).
+
+The place is written down ahead: before a sample is used, the file says that it and the next ones of
+`AHEAD_STEPS` inner steps are used. So whatever is killed, nothing is taken twice in an epoch; what was
+written and not used is left out. After an orderly end nothing is. The file is renamed into place and not
+flushed to the disk: a power cut may cost the last seconds' places.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+import torch
+from msgspec import Struct
+
+from p2pdiloco.errors import UserError
+from p2pdiloco.learner.channel import MAX_SHARDS, DataShare
+from p2pdiloco.learner.reading.permutation import permuted
+from p2pdiloco.learner.reading.shards import Allotment
+from p2pdiloco.tasks.task import Place, Reader, Samples, Shards
+
+if TYPE_CHECKING:
+    from p2pdiloco.tasks.task import Batch
+
+AHEAD_STEPS = 16
+FINGERPRINT_SAMPLES = 64
+
+
+class SavedPlace(Struct, frozen=True):
+    """The file."""
+
+    data: str
+    """`Stream.data`: of which data these are places."""
+    epoch: int
+    taken: bytes
+    reading: tuple[int, int]
+    """Epoch and number of the shard."""
+    place: Place
+    used: int
+    """So many samples from there on are used."""
+
+
+class Ordered:
+    """Samples with an index as `tasks.task.Shards`."""
+
+    def __init__(self, samples: Samples, seed: int, step_samples: int) -> None:
+        self.samples, self.seed = samples, seed
+        self.count = min(MAX_SHARDS, max(1, len(samples) // step_samples))
+        self.identity = fingerprint(samples)
+
+    def open(self, epoch: int, shard: int, place: Place) -> Reader:
+        """See `tasks.task.Shards`."""
+        return _Slice(self, epoch, shard, place)
+
+
+class _Slice:
+    """A shard of an order."""
+
+    def __init__(self, of: Ordered, epoch: int, shard: int, place: Place) -> None:
+        size = len(of.samples)
+        self._of, self._epoch = of, epoch
+        self._first, self._end = shard * size // of.count, (shard + 1) * size // of.count
+        self.place = place
+
+    def take(self, samples: int) -> Batch | None:
+        """See `tasks.task.Reader`."""
+        at = self._first + self.place.offset
+        places = np.arange(at, min(at + samples, self._end))
+        if not len(places):
+            return None
+        self.place = Place(self.place.offset + len(places))
+        return self._of.samples.batch(
+            permuted(places, len(self._of.samples), f"{self._of.seed}/{self._epoch}")
+        )
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+
+class Stream:
+    """A learner's endless sequence of training samples (module docstring)."""
+
+    def __init__(
+        self, samples: Samples | Shards, seed: int, peer: str, step_samples: int = 1, path: Path | None = None
+    ) -> None:
+        """`step_samples`: of an inner step; `path`: where the place is kept, None: nowhere.
+
+        Raises:
+            UserError: there is nothing to train on.
+        """
+        if not isinstance(samples, Shards):
+            if len(samples) < 1:
+                raise UserError("there is nothing to train on", "give more with --data")
+            samples = Ordered(samples, seed, step_samples)
+        self._shards = samples
+        self._step_samples = step_samples
+        self._path = path
+        text = f"{seed}/{samples.count}/{samples.identity}"
+        self.data = hashlib.sha256(text.encode()).hexdigest()[:16]
+        """Equal in learners that read the same data in the same run."""
+        self._allotment = Allotment(samples.count, seed, peer)
+        self._reading: tuple[int, int] = (0, 0)
+        self._reader: Reader | None = None
+        self._ahead = 0
+        """Samples that are used already as far as the file knows."""
+        self._unwritable = False
+        self._before: SavedPlace | None = None
+        """Of the samples that were taken last, until they are used."""
+        self._given_back = False
+        self._writing = threading.Lock()
+        self._resume()
+
+    def share(self, share: DataShare) -> None:
+        """What is known of others that read this data."""
+        if share.data == self.data:
+            self._allotment.share(share.readers, share.epoch, share.taken)
+
+    @property
+    def shared(self) -> DataShare:
+        """What others should know of us."""
+        allotment = self._allotment
+        return DataShare(self.data, allotment.epoch, allotment.taken, shards=allotment.count)
+
+    def take(self, samples: int) -> Batch:
+        """The next so many samples.
+
+        Raises:
+            UserError: the data cannot be read any more, or has no sample.
+        """
+        parts: list[Batch] = []
+        missing, empty = samples, 0
+        reader = self._reader or self._begin(Place())
+        with self._writing:
+            self._before = self._at(reader.place, 0)
+        while missing:
+            if self._ahead < missing:
+                self._write(reader.place, max(missing, AHEAD_STEPS * self._step_samples))
+            batch = reader.take(missing)
+            if batch is None:
+                empty += 1
+                if empty > 2 * self._shards.count:
+                    raise UserError("there is nothing to train on", "give more with --data")
+                reader = self._finish(reader)
+                continue
+            empty = 0
+            parts.append(batch)
+            missing -= len(batch[0])
+            self._ahead -= len(batch[0])
+        return (
+            parts[0] if len(parts) == 1 else tuple(torch.cat(column) for column in zip(*parts, strict=True))
+        )
+
+    def used(self) -> None:
+        """What was taken last has gone into the parameters."""
+        self._before = None
+
+    def give_back(self) -> None:
+        """What was taken last and not used is to be taken again by the next life. The place is kept as it is
+        now from here on; another thread may be in `take`, whose samples nobody uses."""
+        with self._writing:
+            here = self._at(self._reader.place, 0) if self._reader is not None else None
+            if (saved := self._before or here) is not None:
+                self._put(saved)
+            self._given_back = True
+
+    def settle(self) -> None:
+        """Write down exactly where we are: an orderly end follows, or a save."""
+        if self._reader is not None:
+            self._write(self._reader.place, 0)
+
+    def _begin(self, place: Place) -> Reader:
+        self._reading = self._allotment.next()
+        self._reader = self._shards.open(*self._reading, place)
+        self._ahead = 0
+        return self._reader
+
+    def _finish(self, reader: Reader) -> Reader:
+        reader.close()
+        return self._begin(Place(carry=reader.place.carry))
+
+    def _write(self, place: Place, used: int) -> None:
+        self._ahead = used
+        with self._writing:
+            if not self._given_back:
+                self._put(self._at(place, used))
+
+    def _at(self, place: Place, used: int) -> SavedPlace:
+        return SavedPlace(self.data, self._allotment.epoch, self._allotment.taken, self._reading, place, used)
+
+    def _put(self, saved: SavedPlace) -> None:
+        if self._path is None:
+            return
+        temporary = self._path.with_name(self._path.name + ".tmp")
+        try:
+            temporary.write_bytes(msgspec.msgpack.encode(saved))
+            temporary.replace(self._path)
+        except OSError as error:
+            if not self._unwritable:
+                print(f"the place in the data cannot be kept: {error}", file=sys.stderr)
+            self._unwritable = True
+
+    def _resume(self) -> None:
+        """Go on from the file, if there is one of this data."""
+        if self._path is None or not self._path.exists():
+            return
+        try:
+            saved = msgspec.msgpack.decode(self._path.read_bytes(), type=SavedPlace)
+        except (OSError, msgspec.MsgspecError) as error:
+            print(f"the place in the data is not readable, the order begins anew: {error}", file=sys.stderr)
+            return
+        if saved.data != self.data:
+            return
+        self._allotment.share((), saved.epoch, saved.taken)
+        self._reading = saved.reading
+        self._reader = self._shards.open(*saved.reading, saved.place)
+        left = saved.used
+        while left and (batch := self._reader.take(min(left, self._step_samples))) is not None:
+            left -= len(batch[0])
+
+
+def acquainted(streams: Mapping[str, Stream]) -> None:
+    """Let readers in one process know of each other, by name, so that they divide the data."""
+    for stream in streams.values():
+        stream.share(msgspec.structs.replace(stream.shared, readers=tuple(streams)))
+
+
+def fingerprint(samples: Samples) -> str:
+    """Digest of some samples, evenly spread, and of their number: equal where the data is."""
+    size = len(samples)
+    count = min(size, FINGERPRINT_SAMPLES)
+    digest = hashlib.sha256(str(size).encode())
+    for tensor in samples.batch(np.arange(count, dtype=np.int64) * size // count):
+        digest.update(tensor.contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

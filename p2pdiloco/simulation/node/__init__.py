@@ -1,0 +1,1 @@
+"""A simulated node: the production core, and a daemon without tensors or sockets."""

@@ -1,0 +1,1 @@
+"""What must hold at every instant, and what must come about."""

@@ -1,0 +1,1 @@
+"""What surrounds simulated nodes: plan, clock, network, disks, faults."""

@@ -1,0 +1,313 @@
+"""Data sets that Hugging Face `datasets` streams: by name from the hub, or from a local folder.
+
+Shards. A shard is one of the data set's files, or, of a few files, every n-th document of one: whoever takes
+such a part reads the whole file for it. A document is held out by the hash of its text, wherever it lies,
+unless the manifest names a split for that.
+
+Order. A shard is read in blocks: documents until there are `data.shuffle_samples` windows, which are then
+shuffled by epoch, shard and place. So a place is the number of documents read, the windows taken of the block
+from there, and the tokens that were left over. The next block is read by a thread, ahead.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+from msgspec import Struct
+
+from p2pdiloco.config.manifest import DataSection
+from p2pdiloco.errors import UserError, first_line
+from p2pdiloco.tasks.data.documents import DAMAGED
+from p2pdiloco.tasks.data.hub_file import INSTALL
+from p2pdiloco.tasks.data.packing import Packer, Windows
+from p2pdiloco.tasks.data.split import ANY_NAME, hash64, is_heldout
+from p2pdiloco.tasks.data.tokens import Tokenizer, Tokens
+from p2pdiloco.tasks.task import Data, Place
+
+if TYPE_CHECKING:
+    from p2pdiloco.tasks.task import Batch
+
+OLDEST_MAJOR = 4
+"""Earlier `datasets` run scripts that lie in a data set's folder."""
+LEAST_SHARDS = 64
+"""A data set of fewer files has its files' documents dealt out too."""
+MOST_SHARDS = 1024
+HELDOUT_TOKENS = 1 << 18
+HELDOUT_DOCUMENTS = 20_000
+"""Read at most to find held-out ones."""
+RETRIES_S = (1.0, 2.0, 4.0, 8.0, 16.0)
+"""Pauses after which a stream that broke is opened again."""
+
+
+class _Block(Struct, frozen=True):
+    windows: Tokens
+    """(n, context + 1), shuffled."""
+    then: Place
+    """Where the next block begins."""
+    is_last: bool
+
+
+class Stream:
+    """Training documents as `tasks.task.Shards`."""
+
+    def __init__(
+        self,
+        source: Any,
+        section: DataSection,
+        context_tokens: int,
+        tokenizer: Tokenizer,
+        identity: str,
+        words: str = "the data set",
+    ) -> None:
+        """`source`: an IterableDataset; `words`: what a person knows it as."""
+        self.section, self.context, self.tokenizer = section, context_tokens, tokenizer
+        self.words = words
+        self._source = source
+        self._files = min(MOST_SHARDS, source.num_shards)
+        self.parts = max(1, LEAST_SHARDS // self._files)
+        self.count = self._files * self.parts
+        self.identity = f"{identity}/{source.num_shards}"
+
+    def open(self, epoch: int, shard: int, place: Place) -> _Reader:
+        """See `tasks.task.Shards`."""
+        return _Reader(self, epoch, shard, place)
+
+    def documents(self, shard: int, skipped: int) -> Iterator[str]:
+        """Documents of this shard's file, but for the first ones; those that belong to other shards of it, or
+        are held out, are empty."""
+        file, part = divmod(shard, self.parts)
+        source = self._source.shard(num_shards=self._files, index=file, contiguous=False)
+        for index, text in enumerate(_texts(source.skip(skipped), self.section.field), skipped):
+            ours = index % self.parts == part and (
+                self.section.heldout_split or not is_heldout(text, self.section.heldout_percent)
+            )
+            yield text if ours else ""
+
+
+class _Reader:
+    """Reads one shard."""
+
+    def __init__(self, stream: Stream, epoch: int, shard: int, place: Place) -> None:
+        self._stream = stream
+        self._name = f"{epoch}/{shard}"
+        self._shard = shard
+        self._documents: Iterator[str] | None = None
+        self._read = place.offset
+        self._block: _Block | None = None
+        self._taken = place.taken
+        self._begin = place
+        self._closed = threading.Event()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="data")
+        self._next: Future[_Block] | None = self._thread.submit(self._read_block, place)
+
+    @property
+    def place(self) -> Place:
+        """Of the next sample."""
+        return Place(self._begin.offset, self._taken, self._begin.carry)
+
+    def take(self, samples: int) -> Batch | None:
+        """See `tasks.task.Reader`."""
+        import torch
+
+        parts, missing = [], samples
+        while missing and self._more():
+            assert self._block is not None
+            part = self._block.windows[self._taken : self._taken + missing]
+            self._taken += len(part)
+            missing -= len(part)
+            parts.append(part)
+        return (torch.from_numpy(np.concatenate(parts).astype(np.int64)),) if parts else None
+
+    def close(self) -> None:
+        """End the thread that reads ahead, once it is through with its block."""
+        self._closed.set()
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _more(self) -> bool:
+        """Whether there is a window left, in this block or a later one."""
+        while self._block is None or self._taken >= len(self._block.windows):
+            if self._block is not None:
+                self._begin, self._taken = self._block.then, 0
+                if self._block.is_last:
+                    # Nothing of it is left to take, however often somebody asks.
+                    self._block = msgspec.structs.replace(self._block, windows=self._block.windows[:0])
+                    return False
+            assert self._next is not None
+            self._block = self._next.result()
+            if not self._block.is_last:
+                self._next = self._thread.submit(self._read_block, self._block.then)
+        return True
+
+    def _read_block(self, place: Place) -> _Block:
+        """Documents until there are enough windows; on the thread."""
+        section, context = self._stream.section, self._stream.context
+        packer = Packer(self._stream.tokenizer)
+        left = np.frombuffer(place.carry, dtype=np.uint32)
+        parts: list[Tokens] = [left]
+        length = len(left)
+        is_last = False
+        while length <= section.shuffle_samples * context and not is_last:
+            texts = self._some(64)
+            is_last = not texts
+            for text in texts:
+                if text:
+                    packer.add(text.encode(errors="replace"))
+            tokens = packer.take().astype(np.uint32)
+            parts.append(tokens)
+            length += len(tokens)
+        tokens = np.concatenate(parts)
+        count = max(0, (len(tokens) - 1) // context)
+        windows = (
+            np.lib.stride_tricks.sliding_window_view(tokens, context + 1)[::context] if count else tokens
+        )
+        seed = hash64(f"block/{self._name}/{place.offset}")
+        order = np.random.Generator(np.random.Philox(seed)).permutation(count)
+        shuffled = windows[:count][order] if count else np.empty((0, context + 1), dtype=np.uint32)
+        return _Block(shuffled, Place(self._read, 0, tokens[count * context :].tobytes()), is_last)
+
+    def _some(self, documents: int) -> list[str]:
+        """The next documents; fewer than one: the shard is over. A stream that breaks is opened again."""
+        for pause_s in (*RETRIES_S, None):
+            try:
+                if self._documents is None:
+                    self._documents = self._stream.documents(self._shard, self._read)
+                found = list(islice(self._documents, documents))
+                self._read += len(found)
+                return found
+            except _world() as error:
+                self._documents = None
+                if pause_s is None:
+                    raise UserError(
+                        f"{self._stream.words} cannot be read any more: {first_line(error)}"
+                    ) from error
+                self._closed.wait(pause_s)
+            except ValueError as error:  # what is no text, no JSON, no parquet will be none in a second
+                raise UserError(f"{self._stream.words} cannot be read: {first_line(error)}") from error
+        return []
+
+
+def load_stream(section: DataSection, path: str | None, context_tokens: int, tokenizer: Tokenizer) -> Data:
+    """Open the data set, and read the held-out samples.
+
+    Raises:
+        UserError: `datasets` is missing or too old; there is no such data set, configuration, split or field;
+            the hub cannot be reached; nothing is held out.
+    """
+    train = _opened(section, path, section.split)
+    if section.heldout_split:
+        held = _texts(_opened(section, path, section.heldout_split), section.field)
+    else:
+        documents = _texts(train, section.field)
+        few = islice(documents, HELDOUT_DOCUMENTS)
+        held = (text for text in few if is_heldout(text, section.heldout_percent))
+    packer, tokens, length = Packer(tokenizer), [], 0
+    words = f"the data set {path or section.dataset}"
+    for text in islice(_as_user_errors(held, words), HELDOUT_DOCUMENTS):
+        packer.add(text.encode(errors="replace"))
+        tokens.append(packer.take())
+        length += len(tokens[-1])
+        if length >= HELDOUT_TOKENS:
+            break
+    heldout = np.concatenate(tokens) if tokens else np.empty(0, dtype=np.uint8)
+    where = _local_identity(Path(path)) if path else f"{section.dataset}/{section.revision}"
+    identity = f"{where}/{section.config}/{section.split}/{section.field}/{section.tokenizer_digest}"
+    return Data(
+        Stream(train, section, context_tokens, tokenizer, identity, words),
+        Windows(heldout, context_tokens, "held-out"),
+    )
+
+
+def _opened(section: DataSection, path: str | None, split: str) -> Any:
+    try:
+        import datasets
+    except ImportError as error:
+        raise UserError(
+            "streamed data needs the package datasets, and it is not installed", INSTALL
+        ) from error
+    if int(datasets.__version__.partition(".")[0]) < OLDEST_MAJOR:
+        raise UserError(
+            f"datasets {datasets.__version__} may run code that lies in a data set", f"{INSTALL} --upgrade"
+        )
+    if path is None and not section.dataset:
+        raise UserError("this run streams each node's own data set, and none is given", "add --data FOLDER")
+    if path is not None and not Path(path).exists():
+        raise UserError(f"the data path {path} does not exist", "check --data")
+    if path is None and "/" not in section.dataset:
+        # `datasets` takes "text", "json" or "csv" for all such files of the current folder.
+        raise UserError(
+            f'the data set "{section.dataset}" has no owner',
+            'data.dataset is a name of the hub: "OWNER/NAME"',
+        )
+    if path is None and Path(section.dataset).exists():
+        # `datasets` prefers a local folder: a manifest could name one that its owner did not mean to show.
+        raise UserError(
+            f'there is a file or folder "{section.dataset}" here, which would be read instead of the hub',
+            "start the node in another folder, or name it with --data",
+        )
+    try:
+        builder = datasets.load_dataset_builder(
+            # (absolute: a folder "text" would be taken for that reader of text)
+            str(Path(path).absolute()) if path else section.dataset,
+            name=section.config or None,
+            revision=None if path else section.revision or None,
+        )
+        if path is None:
+            _only_of_the_hub(section.dataset, builder.config.data_files)
+        found = builder.as_streaming_dataset(split=split)
+        names = found.column_names or list(next(iter(found), {}))
+    except _world(ValueError, RuntimeError) as error:
+        raise UserError(
+            f"the data set {path or section.dataset} cannot be opened: {first_line(error)}",
+            "check data.dataset, data.config, data.split, and the network",
+        ) from error
+    if section.field not in names:
+        raise UserError(
+            f'the data set {path or section.dataset} has no column "{section.field}"',
+            f"data.field: it has {', '.join(names)}",
+        )
+    return found.select_columns([section.field])
+
+
+def _only_of_the_hub(name: str, files: Any) -> None:
+    """A data set's card may list any path: a stranger's could have this disk's files read."""
+    for file in (file for part in (files or {}).values() for file in part):
+        if not str(file).startswith("hf://") or "::" in str(file):
+            raise UserError(f"the data set {name} lists a file that is not on the hub: {file}"[:300])
+
+
+def _texts(source: Any, field: str) -> Iterator[str]:
+    for row in source:
+        text = row[field]
+        if text is not None and not isinstance(text, str):
+            raise UserError(f'"{field}" of a document is no text', "check data.field")
+        yield text or ""
+
+
+def _as_user_errors(texts: Iterator[str], words: str) -> Iterator[str]:
+    try:
+        yield from texts
+    except _world(ValueError) as error:
+        raise UserError(f"{words} cannot be read: {first_line(error)}") from error
+
+
+def _world(*others: type[Exception]) -> tuple[type[Exception], ...]:
+    """What is raised where a connection or a file breaks, also by the HTTP libraries that `datasets` uses."""
+    names = (("httpx", "HTTPError"), ("aiohttp", "ClientError"))
+    found = [getattr(sys.modules[module], name) for module, name in names if module in sys.modules]
+    return (OSError, *DAMAGED, *others, *found)
+
+
+def _local_identity(root: Path) -> str:
+    """Of a local data set: names and sizes of its files."""
+    files = [root] if root.is_file() else sorted(path for path in root.rglob("*") if path.is_file())
+    lines = (f"{path.relative_to(root)}\0{path.stat().st_size}" for path in files)
+    return hashlib.sha256("\n".join(lines).encode(errors=ANY_NAME)).hexdigest()

@@ -1,0 +1,175 @@
+"""Images: what an image classifier trains on, and what nobody trains on.
+
+Sources. "embedded" are scikit-learn's digits, 1797 grey ones of 8 x 8 pixels, which come with that package.
+"files" is a folder of folders, of which each is a class. An image is held out if the hash of its file's bytes
+(or, of a digit, its number) says so, wherever it lies. All images lie in memory, scaled to the manifest's
+size, a byte for a pixel and channel.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from p2pdiloco.config.manifest import DataSection
+from p2pdiloco.config.models import ImageSection
+from p2pdiloco.errors import UserError, first_line
+from p2pdiloco.tasks.data.split import is_heldout
+from p2pdiloco.tasks.task import Data
+
+if TYPE_CHECKING:
+    from p2pdiloco.tasks.task import Batch, Indices
+
+FILES_MAX_BYTES = 4 << 30
+INSTALL = "pip install 'p2pdiloco[vision]'"
+DIGITS = 10
+_DIGIT_RANGE = 16
+_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
+
+Pixels = NDArray[Any]
+
+
+class Images:
+    """Labelled images: `tasks.task.Samples`. A batch is fp32 (n, channels, side, side) from -1 to 1, and
+    labels, int64 (n)."""
+
+    def __init__(self, pixels: Pixels, labels: Pixels) -> None:
+        """uint8 (n, channels, side, side) and int64 (n)."""
+        self.pixels, self.labels = pixels, labels
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def batch(self, indices: Indices) -> Batch:
+        """The images with these indices, and their classes."""
+        pixels = torch.from_numpy(self.pixels[indices]).float() / 127.5 - 1
+        return pixels, torch.from_numpy(self.labels[indices])
+
+
+def load_images(section: DataSection, model: ImageSection, path: str | None) -> Data:
+    """Read all images of the manifest's source into memory.
+
+    Raises:
+        UserError: scikit-learn (or Pillow) is missing; no --data for source "files"; there are no images,
+            none for one side of the split, too many, damaged ones, or not the manifest's classes.
+    """
+    if section.source == "embedded":
+        pixels, labels, keys = _digits(model)
+    elif path is None:
+        raise UserError("this run trains on each node's own images, and none are given", "add --data FOLDER")
+    else:
+        pixels, labels, keys = _folders(Path(path), model)
+    held = np.array([is_heldout(key, section.heldout_percent) for key in keys])
+    if held.all() or not held.any():
+        raise UserError(
+            f"{len(set(keys))} different images are too few to train on some and hold out "
+            f"{section.heldout_percent} %",
+            "give more images with --data",
+        )
+    return Data(Images(pixels[~held], labels[~held]), Images(pixels[held], labels[held]))
+
+
+def _digits(model: ImageSection) -> tuple[Pixels, Pixels, list[str]]:
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise UserError(
+            "the embedded images are scikit-learn's digits, and it is not installed", INSTALL
+        ) from error
+    if model.classes != DIGITS:
+        raise UserError(f"the embedded images have {DIGITS} classes, model.classes is {model.classes}")
+    found = load_digits()
+    grey = (found.images * (255 / _DIGIT_RANGE)).round().astype(np.uint8)
+    pixels = np.stack([_scaled(_pillow().fromarray(image), model) for image in grey])
+    return pixels, found.target.astype(np.int64), [str(index) for index in range(len(grey))]
+
+
+def _folders(root: Path, model: ImageSection) -> tuple[Pixels, Pixels, list[str]]:
+    files = _files(root, _class_folders(root, model))
+    size = model.channels * model.image_pixels**2
+    if len(files) * size > FILES_MAX_BYTES:
+        raise UserError(f"{root} has more than {FILES_MAX_BYTES >> 30} GiB of images", "give fewer")
+    if not files:
+        raise UserError(f"there is no image in the folders of {root}", "check --data")
+    pixels = np.empty((len(files), model.channels, model.image_pixels, model.image_pixels), dtype=np.uint8)
+    keys = []
+    for index, (path, _) in enumerate(files):
+        pixels[index], key = _read(path, model)
+        keys.append(key)
+    labels = np.array([label for _, label in files], dtype=np.int64)
+    return pixels, labels, keys
+
+
+def _class_folders(root: Path, model: ImageSection) -> Sequence[str]:
+    """The classes' folders, by class. Of those that the manifest names some may be missing here."""
+    if not root.exists():
+        raise UserError(f"the data path {root} does not exist", "check --data")
+    try:
+        found = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and entry.name[0] != ".")
+    except OSError as error:
+        raise UserError(f"cannot read the data path {root}: {error.strerror}", "check --data") from error
+    named = model.class_folders
+    if not named and len(found) != model.classes:
+        folders = "1 folder" if len(found) == 1 else f"{len(found)} folders"
+        raise UserError(
+            f"{root} has {folders}, but the run has {model.classes} classes",
+            "each folder is a class; model.class_folders in the manifest may name them",
+        )
+    strange = [name for name in found if named and name not in named]
+    if strange:
+        raise UserError(f'the folder "{strange[0]}" of {root} is no class of this run', "remove it")
+    return named or found
+
+
+def _files(root: Path, folders: Sequence[str]) -> list[tuple[Path, int]]:
+    """Image files below each class's folder with its number, sorted; no hidden ones."""
+    return [
+        (path, label)
+        for label, folder in enumerate(folders)
+        for path in sorted((root / folder).rglob("*"))
+        if path.suffix.lower() in _SUFFIXES and path.name[0] != "." and path.is_file()
+    ]
+
+
+def _read(path: Path, model: ImageSection) -> tuple[Pixels, str]:
+    """As `_scaled`, and the digest of the file: pixels differ with the release of Pillow."""
+    pillow = _pillow()
+    try:
+        with warnings.catch_warnings():
+            # Of an image so large that it may be made to exhaust memory.
+            warnings.simplefilter("error", pillow.DecompressionBombWarning)
+            with path.open("rb") as file:
+                with pillow.open(file) as image:
+                    pixels = _scaled(image, model)
+                file.seek(0)
+                return pixels, hashlib.file_digest(file, "sha256").hexdigest()
+    except (OSError, ValueError, SyntaxError, pillow.DecompressionBombError, Warning) as error:
+        raise UserError(
+            f"the image {path} cannot be read: {first_line(error)}", "remove it or mend it"
+        ) from error
+
+
+def _scaled(image: Any, model: ImageSection) -> Pixels:
+    """uint8 (channels, side, side)."""
+    side = model.image_pixels
+    image = image.convert("L" if model.channels == 1 else "RGB")
+    if image.size != (side, side):
+        image = image.resize((side, side), _pillow().Resampling.BILINEAR)
+    values = np.asarray(image, dtype=np.uint8)
+    return values[None] if model.channels == 1 else values.transpose(2, 0, 1)
+
+
+def _pillow() -> Any:
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise UserError("images need Pillow, and it is not installed", INSTALL) from error
+    return Image

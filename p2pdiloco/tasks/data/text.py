@@ -1,0 +1,176 @@
+"""Text that fits into memory: what a language model trains on, and what nobody trains on.
+
+Sources. "embedded" is the source text of Python's own standard library, which lies on every machine that
+can run this (without its tests, which many distributions leave out; another version's differs in part).
+"files" is a file or a folder, every file a document; "jsonl" and "parquet" are such files
+(`tasks.data.documents`), every line or row a document.
+
+Split (`tasks.data.split`). Files give up parts that their bytes say; a line or row is held out if the hash of
+its text says so, a file of the standard library if that of its relative name does: on every peer alike that
+has it.
+"""
+
+from __future__ import annotations
+
+import os
+import sysconfig
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+
+from p2pdiloco.config.manifest import DataSection
+from p2pdiloco.errors import UserError
+from p2pdiloco.tasks.data.packing import Packer, Windows
+from p2pdiloco.tasks.data.split import Piece, is_heldout, pieces
+from p2pdiloco.tasks.data.tokens import Tokenizer
+from p2pdiloco.tasks.task import Data
+
+EMBEDDED_MAX_BYTES = 30_000_000
+EMBEDDED_MAX_FILE_BYTES = 1_000_000
+MAX_BYTES = 4 << 30
+_NOT_EMBEDDED = {
+    "site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test", "lib2to3",
+}  # fmt: skip
+"""Folders of the standard library that are not on every machine, or not of it. Data of a person are left out
+for no name."""
+_SNIFF_BYTES = 65_536
+
+
+def load_text(section: DataSection, path: str | None, context_tokens: int, tokenizer: Tokenizer) -> Data:
+    """Read and tokenize all text of the manifest's source.
+
+    Raises:
+        UserError: no --data for another source than "embedded"; it does not exist, cannot be read, has no
+            text, too much or too little, none that is held out; a package is missing.
+    """
+    no_text: list[Path] = []
+    if section.source == "embedded":
+        found = _embedded_files(section.heldout_percent)
+    elif path is None:
+        raise UserError("this run trains on each node's own files, and none are given", "add --data PATH")
+    else:
+        found = _some(_pieces(section, Path(path), no_text), path, no_text)
+    train, heldout = Packer(tokenizer), Packer(tokenizer)
+    for held, text, ends in found:
+        (heldout if held else train).add(text, ends)
+    trained, held_out = Windows(train.take(), context_tokens), heldout.take()
+    if not len(held_out):
+        raise UserError(
+            f"there is too little text to hold out {section.heldout_percent} % of it: that came to none",
+            "give more text with --data" + (f"; {_left_out(no_text)}" if no_text else ""),
+        )
+    note = f"data: {_left_out(no_text)}" if no_text else ""
+    return Data(trained, Windows(held_out, context_tokens, "held-out"), note)
+
+
+def _left_out(no_text: Sequence[Path]) -> str:
+    files = f"{len(no_text)} files are" if len(no_text) > 1 else "1 file is"
+    return f"{files} not UTF-8 text and left out, such as {no_text[0]}"
+
+
+def _pieces(section: DataSection, root: Path, no_text: list[Path]) -> Iterator[Piece]:
+    """All text, and which of it is held out. Files that are none are added to `no_text`."""
+    if not root.exists():
+        raise UserError(f"the data path {root} does not exist", "check --data")
+    try:
+        if section.source == "files":
+            for text in _user_files(root, no_text):
+                yield from pieces(text, section.heldout_percent)
+        else:
+            from p2pdiloco.tasks.data.documents import SUFFIXES, rows
+
+            suffixes = SUFFIXES[section.source]
+            files = [root] if root.is_file() else [p for p in _walk(root) if p.name.endswith(suffixes)]
+            left_bytes = MAX_BYTES
+            for file in files:
+                for row in rows(file, section):
+                    encoded = row.encode(errors="replace")
+                    left_bytes -= len(encoded)
+                    if left_bytes < 0:
+                        raise _too_much(root)
+                    yield Piece(is_heldout(row, section.heldout_percent), encoded)
+    except OSError as error:
+        raise UserError(
+            f"cannot read the data path {error.filename or root}: {error.strerror or error}", "check --data"
+        ) from error
+
+
+def _some(found: Iterator[Piece], root: str, no_text: Sequence[Path]) -> Iterator[Piece]:
+    is_any = False
+    for piece in found:
+        is_any = is_any or bool(piece.text)
+        yield piece
+    if not is_any and no_text:
+        raise UserError(
+            f"there is no text in {root}: {_left_out(no_text)}",
+            "other encodings have to be converted, for instance with iconv; .gz files to be unpacked",
+        )
+    if not is_any:
+        raise UserError(f"there is no text in {root}", "check --data")
+
+
+def _too_much(root: Path) -> UserError:
+    return UserError(
+        f"{root} has more than {MAX_BYTES >> 30} GiB of text",
+        'give a smaller part, or stream it: data.source = "hub"',
+    )
+
+
+def _embedded_files(heldout_percent: int) -> Iterator[Piece]:
+    root = Path(sysconfig.get_paths()["stdlib"])
+    total = 0
+    for path in _walk(root, _NOT_EMBEDDED):
+        if path.suffix != ".py" or path.stat().st_size > EMBEDDED_MAX_FILE_BYTES:
+            continue
+        text = path.read_bytes()
+        if not _is_text(text):
+            continue
+        total += len(text)
+        if total > EMBEDDED_MAX_BYTES:
+            return
+        yield Piece(is_heldout(path.relative_to(root).as_posix(), heldout_percent), text)
+
+
+def _user_files(root: Path, no_text: list[Path]) -> Iterator[bytes]:
+    """Nothing is read whole that is no text, or more than the bytes that are left."""
+    left_bytes = MAX_BYTES
+    for path in [root] if root.is_file() else _walk(root):
+        with path.open("rb") as file:
+            start = file.read(_SNIFF_BYTES)
+            if not start:
+                continue
+            if not _is_text(start):
+                no_text.append(path)
+                continue
+            size = max(len(start), os.fstat(file.fileno()).st_size)
+            if size > left_bytes:
+                raise _too_much(root)
+            file.seek(0)
+            text = file.read(size)
+        left_bytes -= len(text)
+        yield text
+
+
+def _walk(root: Path, left_out: Collection[str] = ()) -> list[Path]:
+    """Regular files below root, sorted by relative name; no hidden ones, links not followed into folders.
+    `left_out`: names of folders, at any depth."""
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    found = []
+    for folder, subfolders, names in os.walk(root, onerror=fail):
+        subfolders[:] = [name for name in subfolders if name not in left_out and name[0] != "."]
+        paths = (Path(folder, name) for name in names if name[0] != ".")
+        found += [path for path in paths if path.is_file()]
+    return sorted(found, key=lambda path: path.relative_to(root).as_posix())
+
+
+def _is_text(start: bytes) -> bool:
+    """UTF-8 without NUL; a character that the sniffed part cuts in two is no objection."""
+    if b"\0" in start:
+        return False
+    try:
+        start.decode()
+    except UnicodeDecodeError as error:
+        return error.reason == "unexpected end of data" and error.start >= len(start) - 3
+    return True

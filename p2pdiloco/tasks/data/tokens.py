@@ -1,0 +1,166 @@
+"""Tokenizers: raw bytes, or a `tokenizers` JSON file whose digest the manifest states.
+
+Such a file is data: it is parsed by the `tokenizers` library, and nothing in it is executed. It may come from
+a peer (`daemon.run_files.tokenizers`), so size and digest are checked before it is parsed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from p2pdiloco.config.manifest import DataSection
+from p2pdiloco.config.models import BYTE_VALUES, BYTES
+from p2pdiloco.errors import UserError, first_line
+from p2pdiloco.tasks.data.hub_file import INSTALL
+
+MAX_TOKENIZER_BYTES = 64 << 20
+FILE = "tokenizer.json"
+"""What the file is called in a model's folder."""
+_USUAL_ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "[SEP]")
+
+Tokens = NDArray[Any]
+"""Token ids, one-dimensional: uint8, uint16 or uint32, the smallest that holds the vocabulary."""
+
+
+class Tokenizer(Protocol):
+    """Text to token ids and back."""
+
+    vocabulary: int
+    """Ids are below this."""
+    end: int
+    """What is put behind every document."""
+
+    def encode(self, documents: Sequence[bytes]) -> list[Tokens]:
+        """Ids of every document (UTF-8), without special tokens."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of some ids; what is no text is replaced."""
+
+
+class ByteTokenizer:
+    """Every byte is a token; documents end with a newline."""
+
+    vocabulary = BYTE_VALUES
+    end = ord("\n")
+
+    def encode(self, documents: Sequence[bytes]) -> list[Tokens]:
+        return [np.frombuffer(document, dtype=np.uint8) for document in documents]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return bytes(i for i in ids if i < BYTE_VALUES).decode(errors="replace")
+
+
+class FileTokenizer:
+    """A `tokenizers` JSON file."""
+
+    def __init__(self, content: bytes, end_of_document: str) -> None:
+        """Raises:
+        UserError: `tokenizers` is not installed, the file is none of its, or lacks the token."""
+        self._backend = _parsed(content)
+        self._backend.no_padding()
+        self._backend.no_truncation()
+        # Ids may have gaps, and then the largest is not the count.
+        self.vocabulary = 1 + max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1)
+        end = self._backend.token_to_id(end_of_document)
+        if end is None:
+            raise UserError(
+                f'the tokenizer has no token "{end_of_document}" (data.end_of_document)',
+                f"it has {', '.join(_usual_ends(self._backend)) or 'none of the usual ones'}",
+            )
+        self.end: int = end
+        self._type = np.uint16 if self.vocabulary <= 1 << 16 else np.uint32
+
+    def encode(self, documents: Sequence[bytes]) -> list[Tokens]:
+        texts = [document.decode(errors="replace") for document in documents]
+        found = self._backend.encode_batch_fast(texts, add_special_tokens=False)
+        return [np.array(encoding.ids, dtype=self._type) for encoding in found]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return str(self._backend.decode(list(ids), skip_special_tokens=False))
+
+
+def end_of_document(content: bytes) -> str:
+    """The token of this file that usually ends a document.
+
+    Raises:
+        UserError: it is no tokenizer file, or has none of the usual ones.
+    """
+    found = _usual_ends(_parsed(content))
+    if not found:
+        raise UserError(
+            "the tokenizer has none of the tokens that usually end a document", "give --end-of-document TOKEN"
+        )
+    return found[0]
+
+
+def _parsed(content: bytes) -> Any:
+    try:
+        from tokenizers import Tokenizer as Backend
+    except ImportError as error:
+        raise UserError(
+            "a tokenizer file needs the package tokenizers, which is not installed", INSTALL
+        ) from error
+    try:
+        return Backend.from_str(content.decode())
+    except Exception as error:  # (the library raises bare Exceptions; told as one sentence)
+        raise UserError(f"the tokenizer file cannot be read: {first_line(error)}") from error
+
+
+def _usual_ends(backend: Any) -> list[str]:
+    return [token for token in _USUAL_ENDS if backend.token_to_id(token) is not None]
+
+
+def digest_of(content: bytes) -> str:
+    """As the manifest states it."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def read_tokenizer(path: Path) -> bytes:
+    """A tokenizer file, bounded.
+
+    Raises:
+        UserError: it cannot be read, or is too large.
+    """
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_TOKENIZER_BYTES + 1)
+    except OSError as error:
+        raise UserError(f"cannot read the tokenizer {path}: {error.strerror}") from error
+    if len(content) > MAX_TOKENIZER_BYTES:
+        raise UserError(f"the tokenizer {path} has more than {MAX_TOKENIZER_BYTES >> 20} MiB")
+    return content
+
+
+def load_tokenizer(section: DataSection, content: bytes | None, vocabulary: int) -> Tokenizer:
+    """The run's tokenizer, from the content of its file, if it is one.
+
+    Raises:
+        UserError: there is no such file here, it is another one than the manifest's, or has more ids than the
+            model's `vocabulary`.
+    """
+    if section.tokenizer == BYTES:
+        return ByteTokenizer()
+    if content is None:
+        raise UserError(
+            f'the tokenizer "{section.tokenizer}" of this run is not here', "give its file with --tokenizer"
+        )
+    digest = digest_of(content)
+    if digest != section.tokenizer_digest:
+        raise UserError(
+            f"this is not the tokenizer of the run: its SHA-256 is {digest[:16]}..., "
+            f"data.tokenizer_digest is {section.tokenizer_digest[:16]}..."
+        )
+    found = FileTokenizer(content, section.end_of_document)
+    if found.vocabulary > vocabulary:
+        raise UserError(
+            f"model.vocabulary is {vocabulary}, but the tokenizer {section.tokenizer} has "
+            f"{found.vocabulary} tokens",
+            f"set model.vocabulary to {found.vocabulary} or more",
+        )
+    return found

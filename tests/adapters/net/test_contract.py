@@ -1,0 +1,308 @@
+"""The transport contract, on both transports."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from pathlib import Path
+
+import pytest
+from conftest import Swarm
+from net_helpers import Sink, until
+
+from p2pdiloco.adapters.net.endpoint import MAX_STREAMS_IN_PER_PEER
+from p2pdiloco.adapters.net.framing import checksum
+from p2pdiloco.errors import InvariantViolation, PeerUnreachable, RemoteError, TransportError, UserError
+from p2pdiloco.identity import Identity
+from p2pdiloco.ports import Refusal
+
+MEGABYTE = 1_000_000
+
+
+async def pair(swarm: Swarm):
+    a, b = await swarm.add(), await swarm.add()
+    return a, b, swarm.handlers_of(b)
+
+
+async def test_message_and_reply(swarm: Swarm) -> None:
+    a, b, at_b = await pair(swarm)
+    assert await a.send(b.peer_id, b"hello", 5.0) == b"re:hello"
+    assert await b.send(a.peer_id, b"back", 5.0) == b"re:back"  # without ever having dialled
+    assert at_b.messages == [(a.peer_id, b"hello")]  # the sender is the authenticated one
+    assert a.peers_connected() == 1
+
+
+async def test_refusal_reaches_the_caller_and_is_counted_at_the_refuser(swarm: Swarm) -> None:
+    a, b, _ = await pair(swarm)
+    with pytest.raises(RemoteError, match="not today") as refused:
+        await a.send(b.peer_id, b"error", 5.0)
+    assert refused.value.reason == "no-thanks"
+    assert b.refusals == {"no-thanks": 1} and a.refusals == {}
+
+
+async def test_a_bug_of_ours_is_reported_here_and_named_to_the_peer(swarm: Swarm) -> None:
+    a, b, at_b = await pair(swarm)
+    reports: list[dict[str, object]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: reports.append(context))
+
+    async def broken(sender: str, data: bytes) -> bytes:
+        raise KeyError("ours")
+
+    at_b.on_message = at_b.on_pull = broken  # type: ignore[method-assign]
+    with pytest.raises(RemoteError, match="internal-error"):
+        await a.send(b.peer_id, b"x", 5.0)
+    with pytest.raises(TransportError):
+        await a.pull(b.peer_id, b"x", 10, 5.0)
+    assert [repr(report["exception"]) for report in reports if report.get("bug")] == ["KeyError('ours')"] * 2
+    assert b.refusals == {}
+
+
+async def test_unreachable_peer(swarm: Swarm) -> None:
+    a, b, _ = await pair(swarm)
+    await swarm.vanish(b)
+    for peer in (b.peer_id, Identity.generate().peer_id, a.peer_id, "nonsense"):
+        async with asyncio.timeout(4.0):
+            with pytest.raises(PeerUnreachable):
+                await a.send(peer, b"hello", 2.0)
+            with pytest.raises(PeerUnreachable):
+                await a.pull(peer, b"x", 10, 2.0)
+    with pytest.raises(PeerUnreachable):
+        await a.connect(Identity.generate().peer_id, ["/ip4/127.0.0.1/tcp/9", "nonsense"])
+
+
+async def test_a_silent_handler_costs_only_the_time_out(swarm: Swarm) -> None:
+    a, b, at_b = await pair(swarm)
+    at_b.before_reply = asyncio.get_running_loop().create_future
+    async with asyncio.timeout(3.0):
+        with pytest.raises(PeerUnreachable):
+            await a.send(b.peer_id, b"hello", 0.3)
+    at_b.before_reply = None
+    assert await a.send(b.peer_id, b"again", 5.0) == b"re:again"
+
+
+async def test_oversized_message(swarm: Swarm) -> None:
+    a, b, at_b = await pair(swarm)
+    with pytest.raises(InvariantViolation):  # our own bug
+        await a.send(b.peer_id, bytes(256 * 1024 + 1), 5.0)
+    reply = await a._call(b.peer_id, bytes(256 * 1024 + 1), 5.0)  # a peer's misdeed
+    assert reply.startswith(b"\1oversized") and b.refusals == {"oversized": 1} and not at_b.messages
+    assert len(await a.send(b.peer_id, bytes(200 * 1024), 5.0)) == 200 * 1024 + 3
+
+
+async def test_push(swarm: Swarm) -> None:
+    a, b, at_b = await pair(swarm)
+    parts = [bytes(range(256)) * 3000, bytearray(b"x" * 5), b"", memoryview(b"y" * MEGABYTE)]
+    whole = b"".join(bytes(part) for part in parts)
+    assert await a.push(b.peer_id, b"%d" % len(whole), parts, 5.0) == (True, b"got %d" % len(whole))
+    sink = at_b.sinks[0]
+    assert bytes(sink.data) == whole and sink.finished and at_b.senders == {a.peer_id}
+    assert (a.payload_bytes(), b.payload_bytes()) == ((len(whole), 0), (0, len(whole)))
+    assert await a.push(b.peer_id, b"0", [], 5.0) == (True, b"got 0")
+
+
+async def test_a_push_goes_on_where_an_earlier_one_was_cut(swarm: Swarm) -> None:
+    a, b, at_b = await pair(swarm)
+    parts = [bytes(range(200)), b"b" * 300_000, b"c" * 300_000]
+    whole = b"".join(parts)
+    for have in (0, 100, 200, 400_000, len(whole)):
+        at_b.already = whole[:have]
+        before, finished = len(at_b.sinks), []
+        said = lambda: finished.append(at_b.sinks[-1].finished)  # noqa: E731, B023
+        assert (await a.push(b.peer_id, b"%d" % len(whole), parts, 5.0, said))[0]
+        assert at_b.sinks[before].data == whole
+        assert finished == [False], "said once, before the receiver has all of it"
+
+
+async def test_push_refused_on_sight_of_the_header(swarm: Swarm) -> None:
+    a, b, at_b = await pair(swarm)
+    ends: list[None] = []
+    answer = await a.push(b.peer_id, b"refuse", [bytes(MEGABYTE)], 5.0, lambda: ends.append(None))
+    assert answer == (False, b"stale base") and not ends
+    with pytest.raises(RemoteError, match="bad-header"):
+        await a.push(b.peer_id, b"error", [bytes(MEGABYTE)], 5.0)
+    assert not at_b.sinks
+    await until(lambda: b.refusals == {"bad-header": 1})
+    assert a.refusals == {}
+
+
+async def test_push_of_another_size_than_expected(swarm: Swarm) -> None:
+    a, b, at_b = await pair(swarm)
+    for size in (999, 1001):
+        with pytest.raises(RemoteError, match="wrong-size"):
+            await a.push(b.peer_id, b"1000", [bytes(size)], 5.0)
+    assert [sink.aborted for sink in at_b.sinks] == ["wrong-size"] * 2
+
+
+def push_preface(header: bytes, size: int) -> bytes:
+    return b"\x51" + struct.pack(">I", len(header)) + header + struct.pack(">Q", size)
+
+
+CHUNK = struct.pack(">I", 100) + checksum(bytes(100)) + bytes(100)
+END = bytes(12)
+MISDEEDS = {
+    "payload-too-long": CHUNK * 11,
+    "payload-too-short": CHUNK * 9 + END,
+    "damaged-chunk": CHUNK * 9 + CHUNK[:-1] + b"1" + END,
+    "chunk-oversized": struct.pack(">I", 256 * 1024 + 1) + bytes(8),
+    "chunks-too-small": (struct.pack(">I", 1 << 31) + bytes(8)) * 100,
+}
+
+
+@pytest.mark.parametrize("reason", MISDEEDS)
+async def test_push_that_breaks_a_rule(swarm: Swarm, reason: str) -> None:
+    a, b, at_b = await pair(swarm)
+    reader, writer = await swarm.raw_stream(a, b)
+    try:
+        writer.write(push_preface(b"1000", 1000) + MISDEEDS[reason])
+        await writer.drain()
+        heard = b""
+        while reason.encode() not in heard:
+            heard += await asyncio.wait_for(reader.read(1000), 5.0)
+    finally:
+        writer.close()
+    sink = at_b.sinks[0]
+    await asyncio.wait_for(sink.done.wait(), 5.0)
+    assert sink.aborted == reason and not sink.finished
+    await until(lambda: b.refusals == {reason: 1})
+
+
+async def test_push_cut_in_the_middle(swarm: Swarm) -> None:
+    a, b, at_b = await pair(swarm)
+    _, writer = await swarm.raw_stream(a, b)
+    writer.write(push_preface(b"1000", 1000) + CHUNK * 3)
+    await writer.drain()
+    await until(lambda: at_b.sinks and at_b.sinks[0].started.is_set())
+    writer.close()
+    await asyncio.wait_for(at_b.sinks[0].done.wait(), 5.0)
+    assert at_b.sinks[0].aborted and not at_b.sinks[0].finished
+    assert b.refusals == {}  # a cut is the world's fault
+
+
+async def test_receiver_that_dies_in_the_middle(swarm: Swarm) -> None:
+    a, b, at_b = await pair(swarm)
+
+    async def die_when_begun() -> None:
+        await until(lambda: at_b.sinks and at_b.sinks[0].started.is_set())
+        await swarm.vanish(b)
+
+    died = asyncio.create_task(die_when_begun())
+    ends: list[None] = []
+    size = 50 * MEGABYTE
+    with pytest.raises(TransportError):
+        await a.push(b.peer_id, b"%d" % size, [bytes(size)], 5.0, lambda: ends.append(None))
+    await died
+    assert at_b.sinks[0].aborted and not ends
+
+
+async def test_who_ends_what_comes_in_cuts_it_and_takes_no_more(swarm: Swarm) -> None:
+    a, b, at_b = await pair(swarm)
+    _, writer = await swarm.raw_stream(a, b)
+    writer.write(push_preface(b"100000", 100_000))
+    await until(lambda: at_b.sinks)
+    await b.end_incoming()
+    assert at_b.sinks[0].aborted == "cancelled", "before anything else of ours ends"
+    with pytest.raises((RemoteError, TransportError)):
+        await a.push(b.peer_id, b"10", [bytes(10)], 5.0)
+    with pytest.raises(RemoteError, match="not-ready"):
+        await a.send(b.peer_id, b"hello", 5.0)
+    assert len(at_b.sinks) == 1 and not at_b.messages
+    writer.close()
+
+
+async def test_a_sink_that_raises_tells_the_sender(swarm: Swarm) -> None:
+    a, b, at_b = await pair(swarm)
+
+    async def poison(self: Sink, offset: int, chunk: memoryview) -> None:
+        raise RemoteError("poison", "not a number")
+
+    sink = Sink(20 * MEGABYTE)
+    sink.write = poison.__get__(sink)  # type: ignore[method-assign]
+
+    async def on_push(sender: str, header: bytes) -> Sink:
+        return sink
+
+    at_b.on_push = on_push  # type: ignore[method-assign]
+    with pytest.raises(RemoteError, match="poison"):  # while the sender still has 20 MB to send
+        await a.push(b.peer_id, b"", [bytes(20 * MEGABYTE)], 5.0)
+    assert sink.aborted == "poison"
+
+
+async def test_pull(swarm: Swarm) -> None:
+    a, b, at_b = await pair(swarm)
+    at_b.payload = [bytes(range(256)) * 80_000, b"end"]  # 20 MB
+    header, payload = await a.pull(b.peer_id, b"state", 21 * MEGABYTE, 5.0)
+    assert header == b"header" and payload == b"".join(at_b.payload)
+    await until(lambda: at_b.released == 1)
+    assert await a.pull(b.peer_id, b"refuse", 10, 5.0) == Refusal(b"have it not")
+    with pytest.raises(RemoteError, match="bad-request"):
+        await a.pull(b.peer_id, b"error", 10, 5.0)
+    with pytest.raises(RemoteError, match="oversized"):
+        await a.pull(b.peer_id, b"state", MEGABYTE, 5.0)
+    assert a.refusals == {"oversized": 1}
+    await until(lambda: at_b.released == 2)
+
+
+async def test_32_streams_at_once(swarm: Swarm) -> None:
+    a, b, at_b = await pair(swarm)
+    at_b.payload = [bytes(300_000)]
+    pushes = [a.push(b.peer_id, b"300000", at_b.payload, 20.0) for _ in range(16)]
+    pulls = [a.pull(b.peer_id, b"", MEGABYTE, 20.0) for _ in range(32)]
+    results = await asyncio.gather(*pushes, *pulls)
+    assert results[:16] == [(True, b"got 300000")] * 16
+    assert all(len(payload) == 300_000 for _, payload in results[16:])
+    await until(lambda: at_b.released == 32)
+
+
+async def test_more_streams_than_a_peer_may_open_are_refused(swarm: Swarm) -> None:
+    a, b, _ = await pair(swarm)
+    opened = [await swarm.raw_stream(a, b) for _ in range(MAX_STREAMS_IN_PER_PEER + 1)]
+    try:
+        for _, writer in opened:
+            writer.write(b"\x51")
+        await until(lambda: b.refusals == {"busy": 1})
+    finally:
+        for _, writer in opened:
+            writer.close()
+
+
+async def test_records_of_two_peers_under_one_key(swarm: Swarm) -> None:
+    a, b, _ = await pair(swarm)
+    c = await swarm.add()
+    assert await a.put_record("members", b"a1", 30.0)
+    assert await b.put_record("members", b"b1", 30.0)
+    assert await a.put_record("members", b"a2", 30.0)  # replaces our own
+    lifetime_s = 0.5
+    while not await b.put_record("gone", b"soon", lifetime_s):  # too old when it arrives: a busy machine
+        lifetime_s *= 2
+    for reader in (a, b, c):
+        assert await reader.get_records("members") == {a.peer_id: b"a2", b.peer_id: b"b1"}
+        assert await reader.get_records("nothing") == {}
+    async with asyncio.timeout(10.0):  # expiry is by the clock
+        while await a.get_records("gone"):
+            pass
+
+
+async def test_a_lone_peers_record_is_told_to_nobody_yet_kept(swarm: Swarm) -> None:
+    a = await swarm.add()
+    assert not await a.put_record("runs", b"first", 30.0)
+    assert await a.get_records("runs") == {a.peer_id: b"first"}
+    b = await swarm.add()
+    assert await b.get_records("runs") == {a.peer_id: b"first"}
+
+
+async def test_two_peers_that_know_only_a_third_reach_each_other(swarm: Swarm) -> None:
+    _, b = await swarm.add(), await swarm.add()
+    c = await swarm.add()
+    await b.connect(c.peer_id, c.addresses())
+    assert await b.send(c.peer_id, b"x", 5.0) == b"re:x"
+    assert b.peers_connected() == 2
+
+
+async def test_no_initial_peer_reachable(swarm: Swarm, tmp_path: Path) -> None:
+    a, b, _ = await pair(swarm)
+    await swarm.vanish(a)
+    with pytest.raises(UserError, match=a.peer_id) as refused:
+        await swarm.add()
+    assert refused.value.hint
+    await b.close()
+    await b.close()  # twice is harmless

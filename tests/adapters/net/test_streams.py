@@ -1,0 +1,278 @@
+"""Bulk framing against arbitrary bytes: only RemoteError and TransportError may come out."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Awaitable
+from contextlib import suppress
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from net_helpers import Recorder, in_virtual_time
+
+from p2pdiloco.adapters.net import framing, streams
+from p2pdiloco.adapters.net.flow import OVERHEAD, Allowance, Limits
+from p2pdiloco.adapters.net.memory_net import _Pipe, _Writer
+from p2pdiloco.errors import InvariantViolation, RemoteError, TransportError
+from p2pdiloco.ports import Refusal
+
+
+class Deaf:
+    """A writer whose other side takes everything and says nothing."""
+
+    def write(self, data: object) -> None: ...
+
+    async def drain(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Script:
+    """A reader that plays recorded bytes, in pieces of at most `piece`."""
+
+    def __init__(self, data: bytes, piece: int = 1 << 20) -> None:
+        self.data, self.piece = data, piece
+
+    async def read(self, n: int) -> bytes:
+        n = min(n, self.piece)
+        out, self.data = self.data[:n], self.data[n:]
+        return out
+
+
+def channel(data: bytes, piece: int = 1 << 20) -> framing.Channel:
+    return framing.Channel(Script(data, piece), Deaf(), idle_s=1.0)
+
+
+def only_known_errors(exchange: Awaitable[object]) -> None:
+    async def run() -> None:
+        with suppress(RemoteError, TransportError):
+            await exchange
+
+    asyncio.run(run())
+
+
+u32 = st.integers(0, 2**32 - 1).map(lambda n: struct.pack(">I", n))
+small = st.integers(0, 40).map(lambda n: struct.pack(">I", n))
+u64 = st.one_of(st.integers(0, 2**64 - 1), st.integers(0, 64)).map(lambda n: struct.pack(">Q", n))
+status = st.sampled_from([bytes([n]) for n in (0x51, 0x52, *range(0x60, 0x68))])
+scripts = st.lists(st.one_of(status, u32, small, u64, st.binary(max_size=40)), max_size=12).map(b"".join)
+
+
+@settings(max_examples=300, deadline=None)
+@given(scripts, st.sampled_from([1, 7, 1 << 20]))
+def test_server_side_survives_arbitrary_bytes(data: bytes, piece: int) -> None:
+    recorder = Recorder()
+    recorder.payload = [b"payload"]
+    recorder.sink_bytes = 8
+    only_known_errors(streams.serve(channel(data, piece), "somebody", recorder))
+    for sink in recorder.sinks:  # whatever happened, every sink has been told the end exactly once
+        assert sink.finished != (sink.aborted is not None)
+    assert recorder.released <= 1
+
+
+@settings(max_examples=300, deadline=None)
+@given(scripts)
+def test_client_side_survives_arbitrary_bytes(data: bytes) -> None:
+    only_known_errors(streams.push(channel(data), b"header", [b"payload"]))
+    only_known_errors(streams.pull(channel(data), b"request", streams.Collected(64)))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.binary(max_size=3000), max_size=5), st.binary(max_size=100), st.sampled_from([1, 100, 70_000])
+)
+def test_what_is_sent_arrives(parts: list[bytes], header: bytes, piece: int) -> None:
+    async def run() -> None:
+        recorder = Recorder()
+        recorder.sink_bytes = sum(map(len, parts))
+        recorder.payload = list(parts)
+        for kind in ("push", "pull"):
+            there, back = _Pipe(), _Pipe()
+            client = framing.Channel(back, _Writer(there, back), 5.0)
+            server = framing.Channel(there, _Writer(back, there), 5.0)
+            serving = asyncio.create_task(streams.serve(server, "peer", recorder))
+            if kind == "push":
+                assert (await streams.push(client, b"h" + header, parts))[0]
+                assert bytes(recorder.sinks[0].data) == b"".join(parts)
+            else:
+                got = streams.Collected(1 << 20)
+                assert await streams.pull(client, b"p" + header, got) is None
+                assert (got.header, bytes(got.payload)) == (b"header", b"".join(parts))
+            await serving
+
+    asyncio.run(run())
+
+
+async def test_a_silent_peer_costs_only_the_idle_time() -> None:
+    there, back = _Pipe(), _Pipe()
+    client = framing.Channel(back, _Writer(there, back), 0.05)
+    with pytest.raises(TransportError, match="nothing received"):
+        await streams.pull(client, b"request", streams.Collected(10))
+    never: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    with pytest.raises(TransportError, match="nothing acknowledged"):
+        await client.send_payload([bytes(4_000_000)], client.sending(4_000_000, 1 << 23), never)
+
+
+class Dribble:
+    """A reader that has a byte of a recording every 0.9 s."""
+
+    def __init__(self, data: bytes, at_once: int) -> None:
+        self.data, self.at_once = data, at_once
+
+    async def read(self, n: int) -> bytes:
+        if self.at_once <= 0:
+            await asyncio.sleep(0.9)
+        size = min(n, max(1, self.at_once))
+        self.at_once -= size
+        out, self.data = self.data[:size], self.data[size:]
+        return out
+
+
+@pytest.mark.parametrize("at_once", [5, 40])
+def test_a_byte_now_and_then_does_not_hold_a_slot(at_once: int) -> None:
+    """In a header, and in a chunk: every pause is short enough."""
+    header = b"200000"
+    head = struct.pack(">I", 150_000) + bytes(8)
+    data = (
+        b"\x51" + struct.pack(">I", len(header)) + header + struct.pack(">Q", 200_000) + head + bytes(150_000)
+    )
+
+    async def run() -> float:
+        slow = framing.Channel(Dribble(data, at_once), Deaf(), idle_s=1.0)
+        with pytest.raises(TransportError, match="slower than"):
+            await streams.serve(slow, "peer", Recorder())
+        return asyncio.get_running_loop().time()
+
+    assert in_virtual_time(run()) < 1.0 + 200_000 / framing.MIN_BYTES_PER_S + 2.0
+
+
+def test_acknowledgements_of_a_few_bytes_now_and_then_do_not_hold_a_payload() -> None:
+    got = b"\x67" + struct.pack(">I", 1)
+    accepted = b"\x61" + struct.pack(">I", 12) + struct.pack(">IQ", 1 << 20, 0)
+
+    async def run() -> float:
+        slow = framing.Channel(Dribble(accepted + got * 1000, len(accepted)), Deaf(), idle_s=5.0)
+        with pytest.raises(TransportError, match=r"slower than|nothing acknowledged"):
+            await streams.push(slow, b"header", [bytes(30_000)])
+        return asyncio.get_running_loop().time()
+
+    assert in_virtual_time(run()) < 5.0 + 30_000 / framing.MIN_BYTES_PER_S + 6.0
+
+
+@pytest.mark.parametrize("size", [0, 100_001])
+async def test_false_acknowledgements_end_the_stream(size: int) -> None:
+    accepted = b"\x61" + struct.pack(">I", 12) + struct.pack(">IQ", 1 << 32 - 1, 0)
+    got = b"\x67" + struct.pack(">I", size)
+    with pytest.raises(RemoteError, match="garbage"):
+        await streams.push(channel(accepted + got), b"header", [bytes(100_000)])
+
+
+class Counted(_Writer):
+    """A writer that notes when it was given how much."""
+
+    def __init__(self, out: _Pipe, back: _Pipe, went: list[tuple[float, int]]) -> None:
+        super().__init__(out, back)
+        self.went = went
+
+    def write(self, data: object) -> None:
+        self.went.append((asyncio.get_running_loop().time(), memoryview(data).nbytes))  # type: ignore[arg-type]
+        super().write(data)
+
+
+@pytest.mark.parametrize("kind", ["push", "pull"])
+@pytest.mark.parametrize("limited", ["sender", "receiver"])
+def test_limits_are_kept_over_any_ten_seconds_by_many_streams(kind: str, limited: str) -> None:
+    rate, streams_, size = 500e3, 8, 2_000_000
+    went: list[tuple[float, int]] = []
+
+    async def one(limits: Limits) -> None:
+        none, recorder = Limits(), Recorder()
+        recorder.payload = [bytes(size)]
+        there, back = _Pipe(), _Pipe()
+        push = kind == "push"
+        client_limits, server_limits = (limits, none) if push == (limited == "sender") else (none, limits)
+        client = framing.Channel(back, Counted(there, back, went if push else []), 15.0, limits=client_limits)
+        server = framing.Channel(
+            there, Counted(back, there, [] if push else went), 15.0, limits=server_limits
+        )
+        serving = asyncio.create_task(streams.serve(server, "peer", recorder))
+        if push:
+            assert (await streams.push(client, b"%d" % size, recorder.payload))[0]
+        else:
+            assert await streams.pull(client, b"", streams.Collected(size)) is None
+        await serving
+
+    async def run() -> float:
+        bucket = Allowance(rate, asyncio.get_running_loop().time)
+        limits = Limits(upload=bucket) if limited == "sender" else Limits(download=bucket)
+        await asyncio.gather(*(one(limits) for _ in range(streams_)))
+        return asyncio.get_running_loop().time()
+
+    took_s = in_virtual_time(run())
+    for start_s in {at for at, _ in went}:
+        within = sum(size for at, size in went if start_s <= at < start_s + 10.0)
+        assert within * OVERHEAD <= 1.05 * 10.0 * rate
+    assert sum(size for _, size in went) * OVERHEAD > 0.95 * rate * took_s, "and what is allowed is used"
+
+
+async def test_progress_resets_the_idle_time() -> None:
+    """A transfer may take many times the idle time-out as long as it moves."""
+    idle_s, pauses = 0.2, 6
+    there, back = _Pipe(), _Pipe()
+
+    size = pauses * framing.CHUNK_BYTES
+    slow = Allowance(size / (pauses * idle_s / 2), asyncio.get_running_loop().time)
+    recorder = Recorder()
+    client = framing.Channel(back, _Writer(there, back), idle_s, limits=Limits(upload=slow))
+    server = framing.Channel(there, _Writer(back, there), idle_s)
+    serving = asyncio.create_task(streams.serve(server, "peer", recorder))
+    assert (await streams.push(client, b"%d" % size, [bytes(size)]))[0]
+    await serving
+
+
+async def test_an_announced_header_is_capped_before_it_is_read() -> None:
+    huge = b"\x51" + struct.pack(">I", framing.MAX_HEADER_BYTES + 1) + bytes(10)
+    with pytest.raises(RemoteError, match="oversized"):
+        await streams.serve(channel(huge), "peer", Recorder())
+    with pytest.raises(RemoteError, match="oversized"):
+        await streams.pull(
+            channel(b"\x65" + struct.pack(">I", 1) + b"h" + struct.pack(">Q", 2**60)),
+            b"",
+            streams.Collected(10),
+        )
+
+
+async def test_only_labels_may_be_long() -> None:
+    long = framing.MAX_ANSWER_BYTES + 1
+    with pytest.raises(RemoteError, match="oversized"):
+        asked = b"\x52" + struct.pack(">II", 1 << 20, long) + bytes(long)
+        await streams.serve(channel(asked), "peer", Recorder())
+    with pytest.raises(RemoteError, match="oversized"):
+        await streams.pull(
+            channel(b"\x62" + struct.pack(">I", long) + bytes(long)), b"", streams.Collected(10)
+        )
+
+
+async def test_a_refusal_keeps_reason_and_detail_and_is_capped() -> None:
+    body = framing.encode_refusal(RemoteError("reason", "détail " * 1000))
+    assert len(body) <= framing.MAX_REASON_BYTES
+    error = framing.refused_by_peer(body)
+    assert error.reason == "reason" and str(error).startswith("reason: détail détail")
+    answer = await streams.pull(channel(b"\x62" + struct.pack(">I", 2) + b"no"), b"", streams.Collected(10))
+    assert answer == Refusal(b"no")
+
+
+async def test_the_longest_label_arrives() -> None:
+    recorder = Recorder()
+    there, back = _Pipe(), _Pipe()
+    client = framing.Channel(back, _Writer(there, back), 5.0)
+    server = framing.Channel(there, _Writer(back, there), 5.0)
+    serving = asyncio.create_task(streams.serve(server, "peer", recorder))
+    recorder.sink_bytes = 3
+    label = b"h" * framing.MAX_HEADER_BYTES
+    assert (await streams.push(client, label, [b"abc"]))[0]
+    await serving
+    with pytest.raises(InvariantViolation):
+        await streams.push(client, label + b"h", [b"abc"])

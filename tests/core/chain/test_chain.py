@@ -1,0 +1,100 @@
+"""One fragment's chain: forwards only, a bounded log, watermarks that everybody computes alike."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from kit import branch, child, genesis
+
+from p2pdiloco.core.api.types import NEVER, Contributor, Head, Stamp, Watermark
+from p2pdiloco.core.chain.chain import Chain
+from p2pdiloco.core.chain.watermarks import WATERMARK_VERSIONS
+from p2pdiloco.errors import InvariantViolation
+
+
+def grown(length: int, keep: int = 3) -> Chain:
+    chain = Chain((genesis(0),), (), keep)
+    for version in branch(length)[1:]:
+        chain.extend(version)
+    return chain
+
+
+def test_extends_by_its_child_only() -> None:
+    chain = grown(2)
+    assert chain.head.number == 2 and chain.head.tokens == 80
+    for stranger in (branch(2)[-1], branch(4)[-1], branch(3, syncer="p2")[-1], genesis(0)):
+        assert not chain.is_child(stranger.header)
+        with pytest.raises(InvariantViolation):
+            chain.extend(stranger)
+
+
+def test_a_header_says_how_long_its_longest_contribution_is() -> None:
+    header = branch(2)[-1].header
+    parts = tuple(Contributor(f"p{i}", Stamp(1, i), 10, steps) for i, steps in enumerate((3, 24, 7)))
+    assert msgspec.structs.replace(header, contributors=parts).longest_steps() == 24
+    assert genesis(0).header.longest_steps() == 0
+
+
+def test_needs_a_version_to_start_with() -> None:
+    with pytest.raises(InvariantViolation):
+        Chain((), (), 3)
+
+
+def test_keeps_the_log_that_was_asked_for() -> None:
+    chain = grown(6, keep=3)
+    assert [v.header.number for v in chain.logged_all()] == [3, 4, 5, 6]
+    kept = branch(6)
+    assert chain.knows(3, kept[3].header.digest()) and chain.logged(3) == kept[3]
+    assert not chain.knows(2, kept[2].header.digest()) and chain.logged(2) is None
+    assert not chain.knows(5, kept[4].header.digest())
+
+
+def test_restored_from_its_log_it_is_the_same() -> None:
+    chain = grown(5)
+    again = Chain(chain.logged_all(), chain.table(), 3)
+    assert (again.head, again.table(), again.logged_all()) == (
+        chain.head,
+        chain.table(),
+        chain.logged_all(),
+    )
+
+
+def test_replaced_by_a_heavier_chain_only() -> None:
+    chain = grown(3)
+    with pytest.raises(InvariantViolation):
+        chain.replace(branch(3)[-1], ())
+    with pytest.raises(InvariantViolation):
+        chain.replace(branch(2, syncer="p2")[-1], ())
+    other = branch(2, learners=("p1", "p2", "p3"))[-1]
+    marks = (Watermark("p3", Stamp(1, 2), 2),)
+    chain.replace(other, marks)
+    assert chain.head == other.header.head() and chain.head.number == 2
+    assert chain.logged_all() == (other,), "the ancestors of another chain are unknown"
+    assert chain.watermark("p3") == Stamp(1, 2) and chain.watermark("p1") == NEVER
+
+
+def test_weight_is_tokens_then_term_then_digest() -> None:
+    low, high = bytes(32), b"\1" + bytes(31)
+    rising = [Head(9, high, 1, 9), Head(1, high, 2, 1), Head(1, low, 2, 2), Head(1, high, 2, 2)]
+    assert sorted(rising, key=lambda h: h.weight) == rising
+
+
+def test_watermarks_follow_the_contributors() -> None:
+    chain = grown(1)
+    header = child(chain.header, learners=("p1", "p2")).header
+    marks = chain.marks_after(header).table
+    assert marks == (Watermark("p1", Stamp(1, 2), 2), Watermark("p2", Stamp(1, 2), 2))
+    assert chain.watermark("p1") == Stamp(1, 1) and chain.watermark("p2") == NEVER
+    chain.extend(child(chain.header, learners=("p1", "p2")))
+    assert chain.table() == marks
+
+
+def test_long_absent_learners_are_forgotten_by_all_at_once() -> None:
+    start = genesis(0).header
+    old = Watermark("old", Stamp(1, 1), 1)
+    chain = Chain((genesis(0),), (old,), 3)
+    part = (Contributor("p1", Stamp(1, 1), 40, 4),)
+    kept = child(start, number=1 + WATERMARK_VERSIONS, contributors=part).header
+    dropped = child(start, number=2 + WATERMARK_VERSIONS, contributors=part).header
+    assert old in chain.marks_after(kept).table
+    assert old not in chain.marks_after(dropped).table

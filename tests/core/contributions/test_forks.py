@@ -1,0 +1,239 @@
+"""Design 5.4: what our chain has merged is kept until beyond doubt, and sent again if the chain loses."""
+
+from __future__ import annotations
+
+import pytest
+from kit import Solo, branch, child, config, digest, found, genesis, reasons
+
+from p2pdiloco.core.api import effects as ef
+from p2pdiloco.core.api import events as ev
+from p2pdiloco.core.api import messages as msg
+from p2pdiloco.core.api.grouping import Roster
+from p2pdiloco.core.api.types import NEVER, Contributor, Head, SignedVersion, Stamp, Watermark
+from p2pdiloco.core.chain.chain import Chain
+from p2pdiloco.core.chain.witnesses import Common
+from p2pdiloco.core.contributions.retained import IN_MEMORY, KEPT_MAX
+
+OURS = 4
+"""Tokens per step and steps of our contributions: 40 tokens each."""
+
+
+def merged(solo: Solo, count: int, first: int = 1) -> list[ef.Effect]:
+    """Our learner's next contributions, each of them merged by the syncer p1 into the next version."""
+    effects: list[ef.Effect] = []
+    parent = solo.fragment.chain.signed
+    for sequence in range(first, first + count):
+        effects += solo.ready(ticket=sequence)
+        part = (Contributor("me", Stamp(1, sequence), 40, 4),)
+        parent = child(parent.header, "p1", contributors=part, tokens=parent.header.tokens + 40)
+        effects += solo.announce(parent)
+    assert solo.fragment.own.idle and solo.head == parent.header.head()
+    return effects
+
+
+def alone(count: int) -> Solo:
+    """A node whose `count` contributions are merged in versions that p2 has not reported."""
+    solo = Solo(config(term_versions=1000), heads=(genesis(0).header.head(),))
+    solo.learn()
+    solo.elect("p1")
+    merged(solo, count)
+    return solo
+
+
+def switch(solo: Solo, heavier: SignedVersion, watermark: Stamp = NEVER) -> list[ef.Effect]:
+    """Our chain is replaced by another, which has our contributions up to `watermark`."""
+    solo.heard["heads"] = (heavier.header.head(),)
+    effects = solo.hear("p2", heads=(heavier.header.head(),))
+    if found(effects, ef.FetchUpdate):
+        effects = solo.feed(ev.FetchFailed(0, solo.head.number + 1, "p2", "gone"))
+    if not found(effects, ef.FetchState):
+        effects = solo.wait(1.0)
+    pull = found(effects, ef.FetchState)[0]
+    marks = () if watermark == NEVER else (Watermark("me", watermark, 2),)
+    return solo.feed(ev.StateFetched(0, pull.peer, heavier, marks))
+
+
+def answer(solo: Solo, effects: list[ef.Effect], ticket: int) -> list[ef.Effect]:
+    """The tensors thread adds up what it was asked to."""
+    wanted = found(effects, ef.Combine)[-1]
+    return solo.feed(ev.Combined(0, wanted.attempt, ticket, digest("sum", wanted.tickets), 100))
+
+
+def offered(solo: Solo, effects: list[ef.Effect]) -> ef.OfferContribution:
+    """The next contribution that goes out."""
+    return found(effects + solo.wait(1.0), ef.OfferContribution)[0]
+
+
+def test_what_the_winner_lacks_goes_out_as_one() -> None:
+    solo = alone(3)
+    heavier = branch(5, syncer="p2")[5]
+    effects = switch(solo, heavier)
+    commit = found(effects, ef.CommitVersion)[0]
+    assert (commit.merged_ticket, commit.after, commit.overwrite) == (None, NEVER, False), "a mere rebase"
+    assert found(effects, ef.Combine)[0].tickets == (1, 2, 3)
+    assert reasons(effects, "fork") == ["our chain lost: 3 contributions are sent again"]
+    solo.elect("p1", term=2, start=5)
+    again = offered(solo, answer(solo, effects, ticket=50))
+    header = again.signed.header
+    assert (again.ticket, header.stamp, header.after) == (50, Stamp(1, 3), NEVER)
+    assert (header.tokens, header.inner_steps, header.due) == (120, 12, True)
+    assert header.base_digest == heavier.header.digest()
+    part = (Contributor("me", header.stamp, 120, 12),)
+    effects = solo.announce(child(heavier.header, "p1", term=2, contributors=part, tokens=320))
+    assert found(effects, ef.CommitVersion)[0].merged_ticket is None, "the learner was taken back already"
+    assert [e.ticket for e in found(effects, ef.DiscardContribution)] == [50], "the parts stay"
+    assert solo.fragment.own.idle
+
+
+def test_new_work_waits_behind_what_is_sent_again() -> None:
+    solo = alone(2)
+    effects = switch(solo, branch(5, syncer="p2")[5])
+    solo.elect("p1", term=2, start=5)
+    assert not found(solo.ready(ticket=9), ef.OfferContribution)
+    again = offered(solo, answer(solo, effects, ticket=50))
+    assert again.ticket == 50
+    held = ev.ContributionAnswered(0, again.signed.header.stamp, "p1", True, "in round", None)
+    assert not found(solo.feed(held), ef.OfferContribution)
+    part = (Contributor("me", Stamp(1, 2), 80, 8),)
+    version = child(branch(5, syncer="p2")[5].header, "p1", term=2, contributors=part, tokens=280)
+    following = found(solo.announce(version), ef.OfferContribution)[0]
+    assert (following.ticket, following.signed.header.after) == (9, Stamp(1, 2))
+
+
+def test_one_damaged_payload_does_not_lose_what_was_merged_once() -> None:
+    solo = alone(2)
+    effects = switch(solo, branch(5, syncer="p2")[5])
+    solo.elect("p1", term=2, start=5)
+    stamp = offered(solo, answer(solo, effects, ticket=50)).signed.header.stamp
+    refused = ev.ContributionAnswered(0, stamp, "p1", False, "non-finite", None)
+    again = offered(solo, solo.feed(refused))
+    assert (again.ticket, again.signed.header.stamp) == (50, stamp)
+
+
+def test_a_second_switch_is_answered_from_the_parts() -> None:
+    """The second winner has the first of three, so that the sum of all three fits nowhere."""
+    solo = alone(3)
+    answer(solo, switch(solo, branch(5, syncer="p2")[5]), ticket=50)
+    second = branch(9, syncer="p2", term=2)[9]
+    effects = switch(solo, second, watermark=Stamp(1, 1))
+    assert [e.ticket for e in found(effects, ef.DiscardContribution)] == [50]
+    assert found(effects, ef.Combine)[0].tickets == (2, 3)
+    solo.elect("p1", term=3, start=9)
+    again = offered(solo, answer(solo, effects, ticket=60))
+    assert (again.ticket, again.signed.header.after, again.signed.header.tokens) == (60, Stamp(1, 1), 80)
+
+
+def test_a_sum_that_comes_too_late_is_dropped() -> None:
+    solo = alone(2)
+    first = switch(solo, branch(5, syncer="p2")[5])
+    switch(solo, branch(9, syncer="p2", term=2)[9], watermark=Stamp(1, 1))
+    effects = answer(solo, first, ticket=50)
+    assert [e.ticket for e in found(effects, ef.DiscardContribution)] == [50]
+    assert not found(effects, ef.OfferContribution)
+
+
+def test_a_payload_that_cannot_be_read_back_holds_nobody_up() -> None:
+    solo = alone(2)
+    wanted = found(switch(solo, branch(5, syncer="p2")[5]), ef.Combine)[0]
+    solo.elect("p1", term=2, start=5)
+    solo.ready(ticket=9)
+    effects = solo.feed(ev.CombineFailed(0, wanted.attempt, "damaged"))
+    assert reasons(effects, "fork") == ["given up: damaged"]
+    assert offered(solo, effects).ticket == 9
+
+
+def test_all_but_the_newest_wait_on_the_disk() -> None:
+    solo = Solo(config(term_versions=1000), heads=(genesis(0).header.head(),))
+    solo.learn()
+    solo.elect("p1")
+    effects = merged(solo, 5)
+    assert [e.ticket for e in found(effects, ef.Spill)] == list(range(1, 6 - IN_MEMORY))
+
+
+def test_what_everybody_has_had_for_a_while_is_beyond_doubt() -> None:
+    solo = alone(3)
+    second = solo.fragment.chain.logged(2)
+    assert second is not None
+    assert not found(solo.wait(60.0), ef.DiscardContribution), "one of two peers stands at version 0"
+    solo.heard["heads"] = (second.header.head(),)
+    assert not found(solo.wait(15.0), ef.DiscardContribution), "after a crash it may be back at version 0"
+    assert [e.ticket for e in found(solo.wait(30.0), ef.DiscardContribution)] == [1, 2]
+
+
+def test_who_vanished_may_come_back_with_another_chain() -> None:
+    solo = alone(1)
+    solo.heard["heads"] = solo.heads()
+    effects = solo.wait(600.0, silent=("p2",))
+    assert solo.core.shared.view.progress("p2") is None, "it is forgotten otherwise"
+    assert not found(effects, ef.DiscardContribution)
+    solo.now += 3600.0
+    assert found(solo.wait(3.0, silent=("p2",)), ef.DiscardContribution)
+
+
+def test_who_is_listed_and_not_heard_may_bring_another_chain() -> None:
+    """Beyond a cut link there was a second chain (storm seed 5610)."""
+    solo = alone(1)
+    solo.heard["heads"] = solo.heads()
+    solo.feed(ev.PresenceSeen(Roster((("p2", 1), ("far", 1)))))
+    assert not found(solo.wait(60.0), ef.DiscardContribution)
+    solo.peers = (*solo.peers, "far")
+    assert found(solo.wait(60.0), ef.DiscardContribution)
+
+
+def test_who_said_good_bye_holds_nothing_back() -> None:
+    solo = alone(1)
+    solo.heard["heads"] = solo.heads()
+    solo.message("p2", msg.Leaving(1, solo.heads()))
+    assert found(solo.wait(60.0, silent=("p2",)), ef.DiscardContribution)
+
+
+@pytest.mark.parametrize("heads", [(), (child(genesis(0).header, "p2").header.head(),)])
+def test_who_left_with_what_we_do_not_know_may_come_back_with_it(heads: tuple[Head, ...]) -> None:
+    """Two who leave at one time may each make a last version (churn seed 201027)."""
+    solo = alone(1)
+    solo.message("p2", msg.Leaving(1, heads))
+    solo.heard["heads"] = solo.heads()
+    assert not found(solo.wait(60.0, silent=("p2",)), ef.DiscardContribution)
+
+
+def test_a_restarted_peer_may_be_back_at_an_older_version() -> None:
+    solo = alone(1)
+    solo.heard["heads"] = solo.heads()
+    solo.wait(15.0)
+    solo.hear("p2", incarnation=2, heads=(genesis(0).header.head(),))
+    assert not found(solo.wait(30.0, silent=("p2",)), ef.DiscardContribution)
+
+
+def test_what_is_kept_is_bounded_and_the_middle_is_combined() -> None:
+    solo = alone(KEPT_MAX)
+    effects = merged(solo, 1, first=KEPT_MAX + 1)
+    tickets = found(effects, ef.Combine)[0].tickets
+    effects = answer(solo, effects, ticket=1000)
+    assert [e.ticket for e in found(effects, ef.DiscardContribution)] == list(tickets)
+    effects = switch(solo, branch(KEPT_MAX + 9, syncer="p2")[KEPT_MAX + 9])
+    again = found(effects, ef.Combine)[0].tickets
+    assert 1000 in again and not set(again) & set(tickets)
+    assert len(again) == KEPT_MAX + 2 - len(tickets)
+
+
+def test_nothing_is_let_go_of_while_the_middle_is_being_combined() -> None:
+    solo = alone(KEPT_MAX)
+    effects = merged(solo, 1, first=KEPT_MAX + 1)
+    solo.message("p2", msg.Leaving(1, solo.heads()))
+    solo.heard["heads"] = solo.heads()
+    assert not found(solo.wait(60.0, silent=("p2",)), ef.DiscardContribution), "its payloads are being read"
+    answer(solo, effects, ticket=1000)
+    let_go = {e.ticket for e in found(solo.wait(10.0, silent=("p2",)), ef.DiscardContribution)}
+    assert 1000 in let_go, "everybody left has all of it"
+
+
+def test_who_was_merged_lately_has_what_came_before() -> None:
+    """All that is known of members of other groups: they do not report their heads to us."""
+    log = branch(9, learners=("far",))
+    chain = Chain(tuple(log), (Watermark("far", Stamp(1, 9), 9),), keep=16)
+    common = Common(chain, durable_s=20.0)
+    common.witnessed(3, 100.0)
+    assert common.review(["far"], 100.0) == -1, "a crash may take it back"
+    common.witnessed(3, 121.0)
+    assert common.review(["far"], 121.0) == 9 - 1 - 3
+    assert common.review(["far", "unheard"], 121.0) == -1

@@ -1,0 +1,57 @@
+"""Scenes that tests of several rooms begin with: a syncer at work, a newcomer that is served."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kit import Solo, branch, config, found
+
+from p2pdiloco.core.api import effects as ef
+from p2pdiloco.core.api import events as ev
+from p2pdiloco.core.api.types import Stamp, Watermark
+
+FAR = branch(9)
+"""Nine versions: more than the update log keeps."""
+
+
+def syncer(peers: tuple[str, ...] = ("p1", "p2"), timing: dict[str, float] | None = None, **run: Any) -> Solo:
+    """We are the syncer, and calls were answered at once so far; our own learner does not run unless the
+    test starts it."""
+    solo = Solo(config(timing=timing, **run), peers)
+    solo.fragment.context.shared.answer_time(0).add(0.0)
+    solo.take_office()
+    return solo
+
+
+def one_round(solo: Solo, *learners: str, number: int = 1) -> list[ef.Effect]:
+    """A version that merges these learners' next contributions."""
+    effects: list[ef.Effect] = []
+    for index, learner in enumerate(learners):
+        mark = solo.fragment.chain.watermark(learner)
+        stamp = Stamp(1, mark.sequence + 1)
+        effects += solo.offer(learner, 10 * number + index, stamp=stamp, after=mark)
+    effects += solo.wait(1.0)
+    return effects + solo.merged(found(effects, ef.Merge)[0])
+
+
+def due_again(solo: Solo, learner: str, transfer: int) -> list[ef.Effect]:
+    """Its work came too late for the last version, or was copied out long before it."""
+    mark = solo.fragment.chain.watermark(learner)
+    return solo.offer(learner, transfer, stamp=Stamp(1, mark.sequence + 1), after=mark)
+
+
+def serve(solo: Solo, effects: list[ef.Effect]) -> list[ef.Effect]:
+    """Give everything that is asked for, from the chain `FAR`; all effects that came of it."""
+    done = []
+    while effects:
+        done += effects
+        asked, effects = effects, []
+        for pull in found(asked, ef.FetchUpdate):
+            effects += solo.feed(ev.UpdateFetched(0, pull.peer, FAR[pull.number], pull.number))
+        for job in found(asked, ef.ApplyUpdate):
+            state = FAR[job.number].header.state_digest
+            effects += solo.feed(ev.UpdateApplied(0, job.number, job.ticket, state))
+        for copy in found(asked, ef.FetchState):
+            marks = (Watermark("p1", Stamp(1, copy.number), copy.number),)
+            effects += solo.feed(ev.StateFetched(0, copy.peer, FAR[copy.number], marks))
+    return done

@@ -1,0 +1,109 @@
+"""The transfer layers of members without the rest of them."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+from daemon_kit import version
+
+from p2pdiloco.adapters.net.endpoint import Endpoint
+from p2pdiloco.adapters.net.memory_net import MemoryNetwork
+from p2pdiloco.core.api import effects as ef
+from p2pdiloco.core.api import events as ev
+from p2pdiloco.daemon import wire
+from p2pdiloco.daemon.bulk.transfers import Transfers
+from p2pdiloco.daemon.bulk.updates.arriving import LEAST_BYTES
+from p2pdiloco.daemon.payloads.tickets import Tickets
+from p2pdiloco.hashing import content_digest
+from p2pdiloco.ports import PullSource, Refusal
+
+PAYLOAD = random.Random(0).randbytes(1 << 20)
+SMALL = PAYLOAD[: LEAST_BYTES - 1]
+
+
+def update(payload: bytes) -> Any:
+    made = version(1, bytes(32))
+    digest = content_digest(payload)
+    return msgspec.structs.replace(made, header=msgspec.structs.replace(made.header, update_digest=digest))
+
+
+class Worker:
+    """Jobs run at once; nothing is wrong with a payload."""
+
+    vault = SimpleNamespace(layouts=[None], check_payload=lambda *_: None)
+
+    async def run(self, job: Callable[..., Any], *arguments: Any) -> Any:
+        return job(*arguments)
+
+
+class Peer:
+    """The transfer layer of one member. What it has fetched is in its chain at once."""
+
+    def __init__(self, transport: Endpoint, payload: bytes | None = None) -> None:
+        self.name = transport.peer_id
+        self.payload = payload
+        self.version = update(payload) if payload is not None else None
+        self.asked: list[tuple[str, wire.PullUpdate]] = []
+        self.answers: Callable[[wire.PullUpdate], PullSource | Refusal | None] = lambda _: None
+        self.failures: list[str] = []
+        self.may_serve = True
+        self.tickets = Tickets()
+        self.transport = transport
+        self.transfers = Transfers(
+            "run",
+            transport,  # type: ignore[arg-type]
+            Worker(),  # type: ignore[arg-type]
+            self.tickets,
+            self._post,
+            lambda: self.may_serve,
+            self._update_of,
+            lambda _: None,  # type: ignore[arg-type, return-value]
+            lambda _: 0,
+            lambda _: len(PAYLOAD),
+            lambda _: True,
+        )
+
+    def _post(self, event: ev.Event) -> None:
+        if isinstance(event, ev.UpdateFetched):
+            self.version, self.payload = event.version, bytes(self.tickets.get(event.ticket))
+        elif isinstance(event, ev.FetchFailed):
+            self.failures.append(event.reason)
+
+    async def _update_of(self, fragment: int, number: int) -> Any:
+        return None if self.payload is None else (self.version, self.payload)
+
+    async def on_pull(self, sender: str, request: bytes) -> PullSource | Refusal:
+        pull = wire.decode(request, wire.PullUpdate)
+        self.asked.append((sender, pull))
+        return self.answers(pull) or await self.transfers.on_pull(sender, pull)
+
+    async def fetch(self, holder: str = "p0") -> None:
+        await self.transfers.fetch_update(ef.FetchUpdate(0, 1, holder))
+
+
+class Members:
+    """p0 has the update; the others, p1 to p7 and perhaps more, want it."""
+
+    def __init__(self, payload: bytes, members: int) -> None:
+        self.hub = MemoryNetwork()
+        self.payload = payload
+        self.all = [Peer(self.hub.transport(f"p{i}"), payload if i == 0 else None) for i in range(members)]
+        self.holder, *self.others = self.all
+
+    async def fetch_all(self, *those: Peer) -> None:
+        async with asyncio.timeout(20):
+            await asyncio.gather(*(peer.fetch() for peer in those or self.others))
+
+    def check(self, *those: Peer) -> None:
+        for peer in those or self.others:
+            assert peer.payload == self.payload, f"{peer.name}: {peer.failures}"
+            assert not peer.failures
+
+    def uploads(self, peer: Peer) -> float:
+        """How many times the update's bytes this peer gave out."""
+        return peer.transfers.bytes_out / len(self.payload)

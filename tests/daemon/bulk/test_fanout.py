@@ -1,0 +1,448 @@
+"""A large update is uploaded about twice by its holder, whatever the number of members, and all get it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from daemon_kit import Neighbourhood, until
+from fanout_kit import PAYLOAD, SMALL, Members, update
+
+from p2pdiloco.daemon import wire
+from p2pdiloco.daemon.bulk.updates import arriving as arriving_updates
+from p2pdiloco.daemon.bulk.updates import fanout, gathering
+from p2pdiloco.daemon.bulk.updates.fanout import MAX_GIVEN, MAX_PEERS, Fanout
+from p2pdiloco.errors import RemoteError, TransportError
+from p2pdiloco.ports import PullSource, Refusal
+
+
+@pytest.fixture
+async def started() -> AsyncIterator[Callable[[bytes], Any]]:
+    made: list[Members] = []
+
+    async def start(payload: bytes = PAYLOAD, number: int = 8) -> Members:
+        members = Members(payload, number)
+        made.append(members)
+        for peer in members.all:
+            await peer.transport.start(peer)  # type: ignore[arg-type]
+        return members
+
+    yield start
+    for members in made:
+        for peer in members.all:
+            await peer.transport.close()
+
+
+async def test_sixteen_members_and_the_holder_uploads_it_twice(started: Any) -> None:
+    members = await started(PAYLOAD, 16)
+    giving: list[int] = []
+
+    @contextmanager
+    def gives() -> Iterator[None]:
+        giving.append(1)
+        yield
+        giving.append(-1)
+
+    members.holder.transfers.fanout.giving = gives
+    await members.fetch_all()
+    members.check()
+    assert len(giving) >= 4 and sum(giving) == 0, "the uplink is measured meanwhile"
+    assert max(members.uploads(peer) for peer in members.all) <= 2.2
+    assert members.holder.transfers.fanout.sent_elsewhere == 13
+    assert sum(peer.transfers.gathering.from_others for peer in members.others) == 13
+    assert sum(peer.transfers.bytes_in for peer in members.others) == 15 * len(PAYLOAD), "nothing came twice"
+    given = members.holder.transfers.counters()
+    assert given["updates_passed_on_bytes"] == len(PAYLOAD) * members.uploads(members.holder)
+
+
+def test_a_piece_is_worth_a_stream() -> None:
+    clock = [0.0]
+    size = 64 * arriving_updates.LEAST_BYTES
+    arriving = arriving_updates.Arriving(1, lambda: clock[0])
+    version, part = update(PAYLOAD), arriving_updates.Unfinished(bytes(32), size)
+    eighth = size // arriving_updates.PIECES
+    arriving.begun(version, part)
+    clock[0], part.have_bytes = 0.01, 4 * eighth  # as fast as this, the rest is here at once
+    assert not arriving._enough(asking())
+    clock[0] = arriving_updates.PIECE_S
+    assert arriving._enough(asking())
+    clock[0], part.have_bytes = 10.0, eighth - 1  # as slow as this, an eighth is worth it
+    assert not arriving._enough(asking())
+    part.have_bytes = eighth
+    assert arriving._enough(asking())
+    clock[0], part.have_bytes = 10.001, size
+    assert arriving._enough(asking())
+
+
+async def test_who_comes_later_is_sent_elsewhere_too(started: Any) -> None:
+    members = await started()
+    for peer in members.others:
+        await peer.fetch()
+    members.check()
+    assert members.uploads(members.holder) == 2.0
+    assert members.holder.transfers.bytes_pushed == 0, "at others' pace: it says nothing about our uplink"
+
+
+async def test_a_part_is_passed_on_while_the_rest_is_on_its_way(started: Any) -> None:
+    members = await started()
+    first, second = members.others[:2]
+    half = len(PAYLOAD) // 2
+    arriving = first.transfers.fanout.arriving(0, 1)
+    fetch = arriving_updates.Unfinished(members.holder.version.header.update_digest, len(PAYLOAD))
+    fetch.payload[:] = PAYLOAD
+    fetch.have_bytes = half
+    arriving.begun(members.holder.version, fetch)
+    members.holder.answers = lambda pull: elsewhere(members, first.name)
+    fetching = asyncio.create_task(second.fetch())
+    await until(lambda: second.transfers.bytes_in == half, "half of it, from a peer that has no more")
+    assert not fetching.done()
+    fetch.have_bytes = len(PAYLOAD)
+    arriving.grew()
+    await fetching
+    members.check(second)
+    assert members.uploads(first) == 1.0
+
+
+def elsewhere(members: Members, *names: str) -> Any:
+    digest = members.holder.version.header.digest()
+    return Refusal(wire.encode(wire.Elsewhere(digest, 5000, names)))
+
+
+def twice(members: Members, *names: str) -> None:
+    """The holder names these until somebody insists."""
+    members.holder.answers = lambda pull: None if pull.insist else elsewhere(members, *names)
+
+
+@pytest.mark.parametrize("members", [4, 16])
+async def test_small_updates_are_passed_on_as_a_whole(members: int, started: Any) -> None:
+    around = await started(SMALL, members)
+    await around.fetch_all()
+    around.check()
+    assert max(around.uploads(peer) for peer in around.all) == fanout.SMALL_DEGREE
+    assert sum(peer.transfers.bytes_in for peer in around.others) == (members - 1) * len(SMALL)
+    if members == 4:
+        assert all(len(peer.asked) == 0 for peer in around.others), "no second request for anybody"
+
+
+async def test_tiny_updates_come_from_the_holder(started: Any) -> None:
+    members = await started(PAYLOAD[: fanout.TINY_BYTES - 1])
+    await members.fetch_all()
+    members.check()
+    assert members.uploads(members.holder) == 7.0
+    assert all(len(peer.asked) == 0 for peer in members.others)
+
+
+async def test_who_is_named_and_has_nothing_costs_one_try(started: Any) -> None:
+    members = await started()
+    asker = members.others[0]
+    twice(members, "p2", "p3", "nobody")
+    await members.fetch_all(asker)
+    members.check(asker)
+    assert [len(peer.asked) for peer in members.others[:3]] == [0, 1, 1]
+    assert [pull.insist for _, pull in members.holder.asked] == [False, True]
+    assert "nobody" in asker.transfers.gathering._failed, "and is not asked again soon"
+
+
+@pytest.mark.parametrize("what", ["wrong bytes", "another version", "too long", "noise"])
+async def test_a_liar_that_was_named_costs_one_try(what: str, started: Any) -> None:
+    members = await started()
+    asker, liar = members.others[:2]
+    twice(members, liar.name)
+    shown = update(SMALL) if what == "another version" else members.holder.version
+    header = b"noise" if what == "noise" else wire.encode(wire.UpdateHeader(shown, 0, 0))
+    size = len(PAYLOAD) + (what == "too long")
+    liar.answers = lambda pull: PullSource(header, (bytes(size),), lambda: None)
+    await members.fetch_all(asker)
+    members.check(asker)
+    assert len(liar.asked) == 1 and liar.name in asker.transfers.gathering._failed
+    assert asker.transfers.gathering.from_others == 0
+
+
+async def test_a_named_peer_that_dies_costs_nothing_twice(started: Any) -> None:
+    members = await started()
+    asker, named = members.others[:2]
+    twice(members, named.name)
+    given = members.holder.version
+    half = len(PAYLOAD) // 2
+
+    def half_then_die(pull: wire.PullUpdate) -> Any:
+        if pull.have_bytes:
+            members.hub.kill(named.name)
+            return None
+        header = wire.encode(wire.UpdateHeader(given, 0, len(PAYLOAD)))
+        return PullSource(header, (PAYLOAD[:half],), lambda: None)
+
+    named.answers = half_then_die
+    await members.fetch_all(asker)
+    members.check(asker)
+    assert asker.transfers.bytes_in == len(PAYLOAD) and members.uploads(members.holder) == 0.5
+
+
+async def test_a_named_peer_that_gives_empty_pieces_is_asked_once(started: Any) -> None:
+    members = await started()
+    asker, liar = members.others[:2]
+    twice(members, liar.name)
+    header = wire.encode(wire.UpdateHeader(members.holder.version, 0, len(PAYLOAD)))
+    liar.answers = lambda pull: PullSource(header, (b"",), lambda: None)
+    await members.fetch_all(asker)
+    members.check(asker)
+    assert len(liar.asked) == 1 and liar.name in asker.transfers.gathering._failed
+
+
+async def test_a_wrong_signature_from_a_named_peer_is_not_the_holders(started: Any) -> None:
+    members = await started()
+    asker, liar = members.others[:2]
+    twice(members, liar.name)
+    right = members.holder.version
+    forged = msgspec.structs.replace(right, signature=b"forged")
+    asker.transfers._signed = lambda version: version.signature == right.signature
+    header = wire.encode(wire.UpdateHeader(forged, 0, 0))
+    liar.answers = lambda pull: PullSource(header, (PAYLOAD,), lambda: None)
+    await members.fetch_all(asker)
+    members.check(asker)
+    assert asker.version == right and liar.name in asker.transfers.gathering._failed
+
+
+def test_a_beginning_of_another_size_is_dropped_and_nobody_is_blamed() -> None:
+    version = update(SMALL)
+    part = arriving_updates.Unfinished(version.header.update_digest, 1000)
+    part.have_bytes = 10
+    fetch = gathering.Fetch(asking(), 5000, part)
+    with pytest.raises(TransportError):
+        fetch.begin(wire.encode(wire.UpdateHeader(version, 10, 2000)), 1990)
+    assert fetch.unfinished is None
+
+
+async def test_patience_with_named_peers_is_bounded(started: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gathering, "MAX_PATIENCE_S", 0.1)
+    monkeypatch.setattr(gathering, "LEAST_STALL_S", 0.05)
+    members = await started()
+    asker, named = members.others[:2]
+    twice(members, named.name)
+    named.transfers.fanout.arriving(0, 1)  # nothing of it ever comes
+    await members.fetch_all(asker)
+    members.check(asker)
+    assert [pull.insist for _, pull in members.holder.asked] == [False, True]
+    assert named.name in asker.transfers.gathering._failed
+
+
+@pytest.mark.parametrize("slow", [True, False])
+async def test_who_is_slow_is_waited_for_and_who_stalls_is_not(
+    slow: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gathering, "LEAST_STALL_S", 0.0)
+    asked, here = [], 0
+    whole: Any = gathering.Fetch(asking(), 1, None)
+    whole.unfinished = arriving_updates.Unfinished(bytes(32), 0)
+
+    async def pull(peer: str, request: wire.PullUpdate) -> Any:
+        nonlocal here
+        asked.append(peer)
+        if peer == "holder":
+            return whole if request.insist else wire.Elsewhere(bytes(32), 3000, ("named",))
+        if here:
+            return whole
+        here += slow
+        await asyncio.Event().wait()
+
+    async def check(fetch: Any) -> None: ...
+
+    now = asyncio.get_running_loop().time
+    gathers = gathering.Gathering("me", pull, lambda fragment: here, now)
+    assert await gathers.fetch("holder", asking(), check) is whole
+    assert asked == ["holder", "named", "named" if slow else "holder"]
+    assert gathers.from_others == slow and ("named" in gathers._failed) != slow
+
+
+async def test_who_had_only_what_others_left_of_the_time_is_not_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert gathering.LEAST_STALL_S > arriving_updates.WAIT_S, '"later" must come in time'
+    monkeypatch.setattr(gathering, "LEAST_STALL_S", 0.05)
+    now, asked = asyncio.get_running_loop().time(), []
+    whole: Any = gathering.Fetch(asking(), 1, None)
+    whole.unfinished = arriving_updates.Unfinished(bytes(32), 0)
+
+    async def pull(peer: str, request: wire.PullUpdate) -> Any:
+        nonlocal now
+        asked.append(peer)
+        if peer == "holder":
+            return whole if request.insist else wire.Elsewhere(bytes(32), 0, ("a", "b"))
+        if len(asked) == 2:
+            now += 0.03
+            raise RemoteError("later")
+        await asyncio.Event().wait()
+
+    async def check(fetch: Any) -> None: ...
+
+    gathers = gathering.Gathering("me", pull, lambda fragment: 0, lambda: now)
+    assert await gathers.fetch("holder", asking(), check) is whole
+    assert len(set(asked)) == 3 and not any(peer in gathers._failed for peer in "ab")
+
+
+async def test_a_round_trip_counts_in_the_choice_of_peers_and_the_wait_of_a_peer_does_not() -> None:
+    now, size = 100.0, 1 << 20
+    found = update(PAYLOAD)
+    ways = {
+        "far": (0.5, 0.0, 0),
+        "near": (0.0, 0.0, 0),
+        "below": (0.0, 3.0, 3000),
+        "liar": (0.5, 0.0, 600_000),  # no more than the wait for its answer is believed
+    }
+
+    async def pull(peer: str, request: wire.PullUpdate) -> Any:
+        """All have the same bandwidth: a mebibyte in half a second."""
+        nonlocal now
+        round_trip_s, waits_s, says_ms = ways[peer]
+        now += round_trip_s + waits_s
+        fetch = gathering.Fetch(request, size, None)
+        fetch.begin(wire.encode(wire.UpdateHeader(found, 0, size, says_ms)), size)
+        fetch.began_s = now
+        now += 0.5
+        fetch.write(0, memoryview(PAYLOAD))
+        return fetch
+
+    gathers = gathering.Gathering("me", pull, lambda fragment: 0, lambda: now)
+    for peer in ways:
+        await gathers._ask(peer, asking())
+    rates = {peer: gathers._rates.of(peer, 0.0) / size for peer in ways}
+    assert rates == pytest.approx({"far": 1.0, "near": 2.0, "below": 2.0, "liar": 2.0})
+    for number in range(8):
+        request = wire.PullUpdate("run", 0, number)
+        assert gathers._ordered(tuple(ways), set(), request)[-1] == "far"
+
+
+async def test_requests_to_named_peers_are_bounded(started: Any) -> None:
+    members = await started()
+    asker, named = members.others[:2]
+    twice(members, named.name)
+    named.answers = lambda pull: fanout.refuse("later")
+    await members.fetch_all(asker)
+    members.check(asker)
+    assert len(named.asked) == gathering.MAX_PULLS
+
+
+async def test_members_follow_a_chain_whose_updates_fan_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fanout, "TINY_BYTES", 1)
+    async with Neighbourhood(tmp_path) as around:
+        members = [await around.member("one", genesis=True)]
+        members += [await around.member(name) for name in ("two", "three", "four", "five")]
+        for _ in range(3):
+            await around.round(*members)
+        heads = lambda: {member.head() for member in members}  # noqa: E731
+        await until(lambda: len(heads()) == 1, "equal heads")
+        assert members[0].number() >= 3
+        assert sum(member.runner.transfers.gathering.from_others for member in members) > 0
+        assert not [line for member in members for line in member.refused() if "digest" in line]
+
+
+async def test_who_cannot_pass_it_on_is_not_named(started: Any) -> None:
+    members = await started()
+    for peer in members.others:
+        peer.may_serve = False
+    await members.fetch_all()
+    members.check()
+    assert members.uploads(members.holder) == 7.0
+
+
+async def test_a_holder_that_gives_a_part_or_goes_on_naming_others_has_failed(started: Any) -> None:
+    members = await started()
+    asker = members.others[0]
+    members.holder.answers = lambda pull: elsewhere(members, "p2")
+    await asker.fetch()
+    header = wire.encode(wire.UpdateHeader(members.holder.version, 0, len(PAYLOAD)))
+    members.holder.answers = lambda pull: PullSource(header, (PAYLOAD[:1000],), lambda: None)
+    await asker.fetch()
+    assert asker.failures == ["busy", "garbage"] and asker.payload is None
+
+
+def asking(fragment: int = 0, **more: Any) -> wire.PullUpdate:
+    return wire.PullUpdate("run", fragment, 1, relays=True, **more)
+
+
+async def test_places_tables_and_waiting_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    fan = Fanout("me", lambda: now)
+    found = (update(PAYLOAD), PAYLOAD)
+    given: list[Any] = [await fan.serve(f"q{i}", asking(insist=True), found) for i in range(MAX_PEERS + 10)]
+    assert all(isinstance(source, PullSource) for source in given)
+    assert len(next(iter(fan._given.values())).takers) == MAX_PEERS
+    answer: Any = await fan.serve("late", asking(), found)
+    named = wire.decode(answer.answer, wire.Elsewhere)
+    assert len(named.peers) == wire.MAX_NAMED and named.patience_ms == 30_000
+    now = 2 * fanout.FRESH_S
+    assert isinstance(await fan.serve("late", asking(), found), Refusal), "streams are still under way"
+    for source in given:
+        source.release()
+    now = 4 * fanout.FRESH_S
+    assert isinstance(await fan.serve("late", asking(), found), PullSource), "it is given out anew"
+    for fragment in range(MAX_GIVEN + 10):
+        await fan.serve("q", asking(fragment), found)
+    assert len(fan._given) == MAX_GIVEN
+    monkeypatch.setattr(fanout, "MAX_WAITING", 0)
+    fan.arriving(0, 1)
+    waits: Any = await fan.serve("z", asking(version=found[0].header.digest()), None)
+    assert wire.decode(waits.answer, wire.Refused).reason == "later"
+
+
+async def test_invented_versions_take_no_place_and_one_peer_not_all_that_wait() -> None:
+    now = 0.0
+    fan = Fanout("me", lambda: now)
+    arriving, true = fan.arriving(0, 1), update(PAYLOAD)
+    waiting = [
+        asyncio.create_task(fan.serve("liar", asking(version=bytes([i]) * 32), None))
+        for i in range(fanout.MAX_WAITING_PER_PEER)
+    ]
+    await until(lambda: fan._waiting.total() == len(waiting), "all of them to wait")
+    one_more: Any = await fan.serve("liar", asking(version=true.header.digest()), None)
+    assert wire.decode(one_more.answer, wire.Refused).reason == "later"
+    child = asyncio.create_task(fan.serve("child", asking(version=true.header.digest()), None))
+    await until(lambda: fan._waiting.total() == len(waiting) + 1, "the child too")
+    now = 1.5
+    part = arriving_updates.Unfinished(true.header.update_digest, len(PAYLOAD))
+    part.payload[:], part.have_bytes = PAYLOAD, len(PAYLOAD)
+    arriving.begun(true, part)
+    for answer in await asyncio.gather(*waiting):
+        assert wire.decode(answer.answer, wire.Refused).reason == "gone"  # type: ignore[union-attr]
+    given = await child
+    assert isinstance(given, PullSource)
+    assert wire.decode(given.header, wire.UpdateHeader).waited_ms == 1500
+    for i in range(5):
+        late: Any = await fan.serve("liar", asking(version=bytes([i]) * 32), None)
+        assert wire.decode(late.answer, wire.Refused).reason == "gone"
+    assert len(fan._given) == 1, "only what there is"
+
+
+async def test_a_place_comes_free_when_the_peer_stays_away() -> None:
+    now = 0.0
+    fan = Fanout("me", lambda: now)
+    found = (update(PAYLOAD), PAYLOAD)
+    one, two = [await fan.serve(peer, asking(), found) for peer in ("one", "two")]
+    assert isinstance(one, PullSource) and isinstance(two, PullSource)
+    one.release()  # cut
+    two.delivered()
+    two.release()
+    assert isinstance(await fan.serve("three", asking(), found), Refusal), "it may come back"
+    now = fanout.IDLE_S + 1
+    assert isinstance(await fan.serve("three", asking(), found), PullSource)
+
+
+async def test_an_update_that_was_not_fetched_is_not_passed_on() -> None:
+    fan = Fanout("me", lambda: 0.0)
+    arriving = fan.arriving(0, 1)
+    digest = update(PAYLOAD).header.digest()
+    waiting = asyncio.create_task(fan.serve("child", asking(version=digest), None))
+    await until(lambda: fan._waiting.total() == 1, "the child to wait")
+    fan.failed(0, arriving)
+    answer: Any = await waiting
+    assert wire.decode(answer.answer, wire.Refused).reason == "gone"
+    assert not fan._arriving and not fan._waiting and not fan._given
+    with pytest.raises(RemoteError):
+        wire.decode(wire.encode(wire.Elsewhere(digest, 1, ("p",) * 9)), wire.Elsewhere)

@@ -1,0 +1,370 @@
+"""After a cut only the missing bytes travel again: updates, states, contributions."""
+
+from __future__ import annotations
+
+import errno
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from daemon_kit import version
+
+from p2pdiloco.adapters.disk.spool import Spool
+from p2pdiloco.core.api import effects as ef
+from p2pdiloco.core.api import events as ev
+from p2pdiloco.daemon import wire
+from p2pdiloco.daemon.bulk import pushes_in as arrivals_module
+from p2pdiloco.daemon.bulk.pushes_in import MAX_UNFINISHED, Arrivals
+from p2pdiloco.daemon.bulk.transfers import Transfers
+from p2pdiloco.daemon.bulk.updates.fetching import KEEP_S, Parts, Unfinished
+from p2pdiloco.daemon.payloads.tickets import Tickets
+from p2pdiloco.errors import RemoteError, TransportError
+from p2pdiloco.hashing import content_digest
+from p2pdiloco.ports import PullSink, Refusal
+
+PAYLOAD = bytes(range(250)) * 40
+DIGEST = content_digest(PAYLOAD)
+
+
+def update_version() -> Any:
+    import msgspec
+
+    made = version(1, bytes(32))
+    header = msgspec.structs.replace(made.header, update_digest=DIGEST, state_digest=b"s" * 32)
+    return msgspec.structs.replace(made, header=header)
+
+
+class DirectCompute:
+    """Jobs run at once."""
+
+    def __init__(self) -> None:
+        self.vault = SimpleNamespace(layouts=[None], check_payload=lambda *_: None)
+
+    async def run(self, job: Any, *arguments: Any) -> Any:
+        return job(*arguments)
+
+
+class Holders:
+    """A transport to peers of which each serves so many bytes until it is cut."""
+
+    peer_id = "me"
+
+    def __init__(self, *served: int) -> None:
+        self.served = list(served)
+        self.asked: list[Any] = []
+        self.honours_offset = True
+        self.refuses = False
+        self.busy = False
+
+    async def pull_into(self, peer: str, request: bytes, sink: PullSink, timeout_s: float) -> Refusal | None:
+        asked = wire.decode(request, wire.PullUpdate)
+        self.asked.append(asked)
+        if self.busy:
+            raise RemoteError("busy")
+        if self.refuses:
+            return Refusal(wire.encode(wire.Refused("busy")))
+        offset = asked.have_bytes if asked.have == DIGEST and self.honours_offset else 0
+        sink.begin(wire.encode(wire.UpdateHeader(update_version(), offset)), len(PAYLOAD) - offset)
+        most = self.served.pop(0)
+        rest = PAYLOAD[offset : offset + most]
+        for at in range(0, len(rest), 1000):
+            sink.write(at, memoryview(rest)[at : at + 1000])
+        if offset + most < len(PAYLOAD):
+            raise TransportError("stream cut")
+        return None
+
+
+def fetching(holders: Holders) -> tuple[Transfers, list[ev.Event], DirectCompute, Tickets]:
+    posted: list[ev.Event] = []
+    compute, tickets = DirectCompute(), Tickets()
+
+    async def none(_fragment: int, _number: int) -> None:
+        return None
+
+    def size(_fragment: int) -> int:
+        return len(PAYLOAD)
+
+    made = Transfers(  # type: ignore[arg-type]
+        "run", holders, compute, tickets, posted.append, lambda: True, none, None, size, size, lambda _: True
+    )
+    return made, posted, compute, tickets
+
+
+async def test_the_rest_of_an_update_comes_from_another_holder() -> None:
+    holders = Holders(3000, 2500, 10_000)
+    made, posted, _, tickets = fetching(holders)
+    for peer in ("a", "b", "c"):
+        await made.fetch_update(ef.FetchUpdate(0, 1, peer))
+    assert [type(event) for event in posted] == [ev.FetchFailed, ev.FetchFailed, ev.UpdateFetched]
+    assert [asked.have_bytes for asked in holders.asked] == [0, 3000, 5500]
+    assert bytes(tickets.get(posted[-1].ticket)) == PAYLOAD  # type: ignore[attr-defined]
+    assert made.bytes_in == len(PAYLOAD), "nothing travelled twice"
+
+
+async def test_a_holder_of_something_else_begins_anew() -> None:
+    holders = Holders(4000, 10_000)
+    made, posted, _, _ = fetching(holders)
+    await made.fetch_update(ef.FetchUpdate(0, 1, "a"))
+    holders.honours_offset = False
+    await made.fetch_update(ef.FetchUpdate(0, 1, "b"))
+    assert isinstance(posted[-1], ev.UpdateFetched) and made.bytes_in == len(PAYLOAD) + 4000
+
+
+async def test_a_refusal_does_not_cost_what_is_here() -> None:
+    holders = Holders(4000, 10_000)
+    made, posted, _, _ = fetching(holders)
+    await made.fetch_update(ef.FetchUpdate(0, 1, "a"))
+    holders.refuses = True
+    await made.fetch_update(ef.FetchUpdate(0, 1, "b"))
+    holders.refuses = False
+    await made.fetch_update(ef.FetchUpdate(0, 1, "c"))
+    assert isinstance(posted[-1], ev.UpdateFetched) and made.bytes_in == len(PAYLOAD)
+
+
+async def test_rotten_bytes_from_the_first_holder_are_not_kept_nor_held_against_the_second() -> None:
+    holders = Holders(4000, 10_000, 10_000)
+    made, posted, _, _ = fetching(holders)
+    await made.fetch_update(ef.FetchUpdate(0, 1, "a"))
+    ((unfinished, _),) = made._unfinished._kept.values()
+    unfinished.payload[17] ^= 1
+    await made.fetch_update(ef.FetchUpdate(0, 1, "b"))
+    assert isinstance(posted[-1], ev.UpdateFetched) and posted[-1].peer == "b"
+    assert [asked.have_bytes for asked in holders.asked] == [0, 4000, 0]
+
+
+def offered(posted: list[ev.Event]) -> Arrivals:
+    return Arrivals(DirectCompute(), Tickets(), posted.append, lambda _: None)  # type: ignore[arg-type, return-value]
+
+
+def push(size: int, content: int = 0) -> Any:
+    label = SimpleNamespace(payload_bytes=size, payload_digest=bytes([content]) * 32, fragment=0)
+    return SimpleNamespace(signed=SimpleNamespace(header=label))
+
+
+async def test_a_contribution_goes_on_where_it_was_cut_and_others_do_not() -> None:
+    posted: list[ev.Event] = []
+    arrivals = offered(posted)
+    sink: Any = arrivals.on_push("a", push(1000))
+    await sink.write(0, memoryview(b"x" * 600))
+    sink.abort("cut")
+    stranger: Any = arrivals.on_push("b", push(1000))
+    assert stranger.offset == 0
+    again: Any = arrivals.on_push("a", push(1000))
+    assert again.offset == 600 and bytes(again._landing.payload[:600]) == b"x" * 600
+    stranger.abort("cut")
+    again.abort("cut")
+    assert arrivals._arriving_bytes == 1000, "what is kept counts"
+
+
+async def test_what_is_kept_of_cut_pushes_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    arrivals = offered([])
+    for content in range(MAX_UNFINISHED + 5):
+        sink: Any = arrivals.on_push("a", push(1000, content))
+        await sink.write(0, memoryview(b"x" * 600))
+        sink.abort("cut")
+    assert len(arrivals._unfinished) == MAX_UNFINISHED
+    assert arrivals._arriving_bytes == MAX_UNFINISHED * 1000
+    monkeypatch.setattr(arrivals_module, "SHARE_BYTES", 0)
+    monkeypatch.setattr(arrivals_module, "MAX_ARRIVING_BYTES", 17_000)
+    assert not isinstance(arrivals.on_push("b", push(5000, 200)), Refusal), "room is made"
+    assert arrivals._arriving_bytes <= 17_000
+
+
+async def test_a_label_that_the_core_does_not_believe_costs_nobody_what_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    arrivals = offered([])
+    sink: Any = arrivals.on_push("a", push(1000))
+    await sink.write(0, memoryview(b"x" * 600))
+    sink.abort("cut")
+    arrivals._memory.most_bytes = 1000
+
+    def unsigned(event: Any) -> None:
+        arrivals.refused(ef.RefuseTransfer(event.transfer, 0, "bad-signature", True))
+
+    monkeypatch.setattr(arrivals, "_post", unsigned)
+    assert isinstance(arrivals.on_push("liar", push(10_000, 1)), Refusal)
+    assert arrivals.held_bytes == 1000
+
+
+async def test_what_has_come_and_waits_to_be_judged_counts() -> None:
+    posted: list[ev.Event] = []
+    arrivals = offered(posted)
+    counted: list[int] = []
+
+    async def run(job: Any, *arguments: Any) -> Any:
+        counted.append(arrivals.held_bytes)
+
+    arrivals._compute.run = run  # type: ignore[method-assign]
+    sink: Any = arrivals.on_push("a", push(1000))
+    await sink.write(0, memoryview(bytes(1000)))
+    arrivals._post = lambda event: arrivals.answered(  # type: ignore[method-assign]
+        ef.AnswerTransfer(event.transfer, 0, True, "held")
+    )
+    await sink.finish()
+    assert counted == [1000] and (arrivals.held_bytes, arrivals._tickets.pushed_bytes) == (0, 1000)
+
+    made, posted, compute, tickets = fetching(Holders(10_000))
+    made._memory.holders += [made, tickets]
+    counted.clear()
+
+    async def check(job: Any, *arguments: Any) -> Any:
+        counted.append(made._memory.used_bytes)
+        return job(*arguments)
+
+    compute.run = check  # type: ignore[method-assign]
+    await made.fetch_update(ef.FetchUpdate(0, 1, "a"))
+    assert counted == [len(PAYLOAD)] and made._memory.used_bytes == len(PAYLOAD)
+    assert made.fanout._arriving, "it is passed on until it is in the log"
+    tickets.release(posted[-1].ticket)  # type: ignore[attr-defined]
+    assert made._memory.used_bytes == 0 and not made.fanout._arriving
+
+
+async def test_the_same_offered_twice_at_once_is_counted_once() -> None:
+    arrivals = offered([])
+    both: list[Any] = [arrivals.on_push("a", push(1000)), arrivals.on_push("a", push(1000))]
+    for sink in both:
+        await sink.write(0, memoryview(b"x" * 600))
+        sink.abort("cut")
+    assert arrivals._arriving_bytes == 1000, "what the first one left is gone, and counts no more"
+
+
+async def test_what_nobody_goes_on_with_is_forgotten() -> None:
+    now = 0.0
+    arrivals = Arrivals(DirectCompute(), Tickets(), lambda _: None, lambda _: None, lambda: now)  # type: ignore[arg-type, return-value]
+    sink: Any = arrivals.on_push("a", push(1000))
+    await sink.write(0, memoryview(b"x" * 600))
+    sink.abort("cut")
+    parts, part = Parts(lambda: now), Unfinished(DIGEST, 1000)
+    part.have_bytes = 1
+    parts.keep(0, part)
+    now = KEEP_S - 1
+    arrivals.forget_old()
+    parts.forget_old()
+    assert arrivals._arriving_bytes == 1000 and len(parts) == 1
+    now = KEEP_S + 1
+    arrivals.forget_old()
+    parts.forget_old()
+    assert arrivals._arriving_bytes == 0 and len(parts) == 0
+
+
+async def test_a_busy_holder_does_not_cost_what_is_here_and_a_fetched_state_frees_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    holders = Holders(4000, 10_000)
+    made, posted, _, _ = fetching(holders)
+    await made.fetch_update(ef.FetchUpdate(0, 1, "a"))
+    holders.busy = True
+    await made.fetch_update(ef.FetchUpdate(0, 1, "b"))
+    assert posted[-1] == ev.FetchFailed(0, 1, "b", "busy") and len(made._unfinished) == 1
+    holders.busy = False
+
+    async def copied(_effect: ef.FetchState) -> Any:
+        return SimpleNamespace(version=None, watermarks=())
+
+    monkeypatch.setattr(made.copying, "fetch", copied)
+    await made.fetch_state(ef.FetchState(0, 1, "c"))
+    assert isinstance(posted[-1], ev.StateFetched) and len(made._unfinished) == 0
+
+
+async def test_what_finds_no_place_in_memory_lies_on_the_disk_and_goes_on_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arrivals_module, "SHARE_BYTES", 1500)
+    spool, tickets = Spool(tmp_path, spare_bytes=0), Tickets()
+    arrivals = Arrivals(DirectCompute(), tickets, lambda _: None, lambda _: None, spool=spool)  # type: ignore[arg-type, return-value]
+    tickets.put(bytes(100_000))  # our own: not of this share
+    arrivals.on_push("a", push(1000, 1))
+    for _ in range(2):
+        second: Any = arrivals.on_push("b", push(1000, 2))
+        await second.write(second.offset, memoryview(bytes([second.offset // 100]) * 300))
+        second.abort("cut")
+    assert (arrivals.held_bytes, arrivals.spooled_bytes) == (1000, 1000)
+    found = bytearray(600)
+    second._landing.payload.read(0, memoryview(found))
+    assert found == bytes([0]) * 300 + bytes([3]) * 300
+    tickets.put(bytes(500), pushed=True)
+    small: Any = arrivals.on_push("c", push(1, 3))
+    assert arrivals.spooled_bytes == 1001, "what waits to be merged counts"
+    monkeypatch.setattr(Spool, "_put", _full)
+    with pytest.raises(TransportError):
+        await small.write(0, memoryview(b"x"))
+    small.abort("cut")
+    del small, second
+    gc.collect()  # the error that was raised refers to it
+    assert arrivals.spooled_bytes == 1000, "a full disk leaves nothing behind of it"
+    arrivals.forget_all()
+    assert arrivals.spooled_bytes == 0
+    spool.close()
+
+
+def _full(*_: object) -> int:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+async def test_more_than_any_budget_is_refused_also_if_the_core_takes_it() -> None:
+    posted: list[ev.Event] = []
+    arrivals = offered(posted)
+    large = arrivals.on_push("a", push(arrivals_module.MAX_ARRIVING_BYTES + 1))
+    assert isinstance(large, Refusal) and not posted
+    absurd = arrivals.on_push("a", push(arrivals_module.ABSURD_BYTES + 1))
+    assert isinstance(absurd, Refusal) and [type(event) for event in posted] == [
+        ev.ContributionOffered,
+        ev.ContributionBroken,
+    ], "the core refuses and counts, or hears that it does not come"
+    assert arrivals.held_bytes == 0
+
+
+async def test_room_is_not_made_by_what_is_about_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    arrivals = offered([])
+    sinks: list[Any] = [arrivals.on_push(peer, push(1000, i)) for i, peer in enumerate("ab")]
+    for sink in sinks:
+        await sink.write(0, memoryview(b"x" * 600))
+        sink.abort("cut")
+    arrivals._memory.most_bytes = 100
+    assert arrivals.on_push("a", push(1000, 0)).offset == 600  # type: ignore[union-attr]
+    longer = arrivals.on_push("b", push(1200, 1))
+    assert isinstance(longer, Refusal), "of another size: it begins anew, and there is no room"
+
+
+async def test_a_tight_budget_forgets_what_is_kept_of_others_before_it_refuses_a_fetch() -> None:
+    holders = Holders(3000, 10_000, 10_000)
+    made, posted, _, _ = fetching(holders)
+    made._memory.holders.append(made)
+    await made.fetch_update(ef.FetchUpdate(0, 1, "a"))
+    assert made.held_bytes == len(PAYLOAD)
+    made._memory.most_bytes = len(PAYLOAD)
+    await made.fetch_update(ef.FetchUpdate(1, 1, "b"))
+    assert isinstance(posted[-1], ev.UpdateFetched) and made.held_bytes == 0
+    await made.fetch_update(ef.FetchUpdate(0, 1, "a"))
+    assert [asked.have_bytes for asked in holders.asked] == [0, 0, 0] and not made._memory.refused
+    made._memory.most_bytes = len(PAYLOAD) - 1
+    await made.fetch_update(ef.FetchUpdate(1, 1, "b"))
+    assert posted[-1] == ev.FetchFailed(1, 1, "b", "busy") and made._memory.refused == 1
+
+
+async def test_the_downlink_is_timed_while_bytes_come_not_while_we_ask() -> None:
+    holders = Holders(3000, 10_000)
+    made, _, _, _ = fetching(holders)
+    heard: list[tuple[str, int]] = []
+
+    @contextmanager
+    def moving() -> Iterator[None]:
+        heard.append(("from", made.bytes_in))
+        try:
+            yield
+        finally:
+            heard.append(("to", made.bytes_in))
+
+    made.moving = moving
+    holders.refuses = True
+    await made.fetch_update(ef.FetchUpdate(0, 1, "a"))
+    assert not heard
+    holders.refuses = False
+    for peer in "ab":
+        await made.fetch_update(ef.FetchUpdate(0, 1, peer))
+    assert heard == [("from", 0), ("to", 3000), ("from", 3000), ("to", len(PAYLOAD))]

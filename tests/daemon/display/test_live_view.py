@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import threading
+from io import StringIO
+
+import pytest
+from rich.console import Console
+from view_kit import snapshot
+
+from p2pdiloco.daemon.display import live as live_module
+from p2pdiloco.daemon.display.live import LiveView
+from p2pdiloco.daemon.display.snapshot import NodeSnapshot
+
+HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
+
+
+class Terminal(StringIO):
+    """Tells when a text has been written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.painted = threading.Event()
+
+    def write(self, text: str) -> int:
+        written = super().write(text)
+        if "tokens/s" in text:
+            self.painted.set()
+        return written
+
+
+def console(terminal: Terminal) -> Console:
+    return Console(file=terminal, force_terminal=True, width=80, height=24)
+
+
+def test_live_view_draws_and_gives_the_terminal_back() -> None:
+    terminal = Terminal()
+    view = LiveView(console(terminal), period_s=0.001)
+    view.start()
+    try:
+        assert view.drawing
+        view.update(snapshot(recent=1))
+        assert terminal.painted.wait(10)
+    finally:
+        view.stop()
+    assert not view.drawing
+    text = terminal.getvalue()
+    assert text.count(HIDE_CURSOR) == text.count(SHOW_CURSOR) == 1
+    assert "step 1240" in text and text.index(HIDE_CURSOR) < text.rindex("step 1240") < text.index(
+        SHOW_CURSOR
+    )
+    view.stop()
+
+
+def test_live_view_shows_the_last_snapshot_even_if_stopped_at_once() -> None:
+    terminal = Terminal()
+    view = LiveView(console(terminal), period_s=60)
+    view.start()
+    view.update(snapshot())
+    view.stop()
+    assert "step 1240" in terminal.getvalue()
+
+
+def test_a_view_that_fails_gives_the_terminal_back_and_the_node_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(_: NodeSnapshot) -> str:
+        raise ZeroDivisionError("broken view")
+
+    ended = threading.Event()
+    seen: list[BaseException | None] = []
+
+    def hook(arguments: threading.ExceptHookArgs) -> None:
+        seen.append(arguments.exc_value)
+        ended.set()
+
+    monkeypatch.setattr(live_module, "render", broken)
+    monkeypatch.setattr(threading, "excepthook", hook)
+    terminal = Terminal()
+    view = LiveView(console(terminal))
+    view.start()
+    try:
+        view.update(snapshot())
+        assert ended.wait(10)
+        view.update(snapshot())
+    finally:
+        view.stop()
+    assert isinstance(seen[0], ZeroDivisionError)
+    assert terminal.getvalue().count(HIDE_CURSOR) == terminal.getvalue().count(SHOW_CURSOR) == 1

@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import json
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+from view_kit import HOSTILE, ME, empty, fragment_rows, peer_rows, printed, snapshot
+
+from p2pdiloco.cli.status_view import render_status, status_json
+from p2pdiloco.daemon.display.snapshot import (
+    MAX_PEER_ROWS,
+    NodeSnapshot,
+    decode_status,
+    encode_status,
+    status_of,
+)
+from p2pdiloco.daemon.display.terminal import render
+from p2pdiloco.errors import RemoteError
+
+
+def test_status_names_members_fragments_and_totals() -> None:
+    for width in (80, 200):
+        lines = printed(render_status(status_of(snapshot())), width)
+        text = "\n".join(lines)
+        assert max(map(len, lines)) <= width
+        for word in (
+            "run shakespeare",
+            "4 members",
+            "34.5M tokens",
+            "versions 12-14",
+            "loss 2.453",
+            "data: epoch 1, 57/240 shards begun; ann trained on 12.3M tokens",
+            "refused 4",
+        ):
+            assert word in text
+        ann = next(line for line in lines if line.startswith("ann"))
+        assert all(word in ann for word in ("…abcdef", "1240", "15.2k", "2.311", "syncer of 2"))
+        second = next(line.split() for line in lines if line.split()[:2] == ["2", "14"])
+        assert second == ["2", "14", "00000002", "3", "ann", "1M", "grace", "0.8", "s"]
+        assert (
+            sum(line.split()[1:3] == [str(12 + i % 3), f"{i:08x}"] for i in range(24) for line in lines) == 24
+        )
+
+
+def test_status_of_an_empty_run_and_hostile_words() -> None:
+    assert "1 member," in "\n".join(printed(render_status(status_of(empty())), 80))
+    hostile = replace(snapshot(), name=HOSTILE, recent=(HOSTILE,), refusals={HOSTILE: 1})
+    text = "\n".join(printed(render_status(status_of(hostile)), 80))
+    assert "\x1b" not in text and "\r" not in text and "\u202e" not in text
+
+
+def test_status_json_is_the_whole_report() -> None:
+    report = status_of(replace(snapshot(), heldout_loss=float("nan")))
+    parsed = json.loads(status_json(report))
+    assert [member["name"] for member in parsed["members"]] == ["ann", "node-0", "node-1", "node-2"]
+    assert parsed["members"][0]["offices"] == 2 and parsed["answered_by"] == ME
+    assert parsed["fragments"][5] == {
+        "index": 5, "number": 14, "digest": "00000005", "term": 3, "syncer": ME, "tokens": 1_000_000,
+        "state": "collecting 2/3", "pending": "sent",
+        "epoch": 0, "groups": 1, "levels": 1, "group": 0, "root": "", "level": None,
+    }  # fmt: skip
+    assert parsed["heldout_loss"] is None and parsed["run_tokens"] == 34_500_000
+
+
+def test_snapshot_and_status_survive_msgpack_and_json() -> None:
+    original = snapshot()
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(original), type=NodeSnapshot) == original
+    assert msgspec.json.decode(msgspec.json.encode(original), type=NodeSnapshot) == original
+    assert decode_status(encode_status(status_of(original))) == status_of(original)
+
+
+def test_the_largest_ordinary_report_fits_a_control_message() -> None:
+    peers = tuple(replace(row, peer="p" * 53, name="n" * 63) for row in peer_rows(MAX_PEER_ROWS))
+    rows = fragment_rows(1024, peers)
+    large = 1 << 40
+    rows = tuple(replace(row, syncer="p" * 53, number=large, tokens=large, term=large) for row in rows)
+    report = status_of(replace(snapshot(), peers=peers, fragments=rows, recent=("x" * 240,) * 20))
+    assert len(encode_status(report)) <= 256 * 1024
+    assert decode_status(encode_status(report)) == report
+    rows = tuple(
+        replace(row, epoch=large, groups=9999, levels=5, group=9999, root="p" * 53, level=4) for row in rows
+    )
+    report = replace(report, fragments=rows)
+    assert len(encode_status(report)) <= 256 * 1024
+    assert decode_status(encode_status(report)).fragments[-1] == replace(rows[-1], root="")
+
+
+def test_groups_are_shown_with_their_syncers_and_the_root() -> None:
+    flat = "\n".join(printed(render_status(status_of(snapshot())), 100))
+    assert "root" not in flat and "groups" not in flat
+    rows = list(fragment_rows(4, peer_rows(3)))
+    for index, level in enumerate((None, 0, 1, 2)):
+        state = "waiting: 2 of 3 groups, grace ends in 0.4 s" if index == 3 else "idle"
+        rows[index] = replace(
+            rows[index], epoch=6 + index, groups=5, levels=3, group=index, level=level, root=ME, state=state
+        )
+    grouped = replace(snapshot(), fragments=tuple(rows))
+    text = "\n".join(printed(render_status(status_of(grouped)), 160))
+    assert "versions 12-14, 5 groups, epoch 6-9" in text and "leaf syncer" in text
+    lines = [line.split() for line in text.splitlines()]
+    assert ["0", "12", "00000000", "node-0", "g0", "ann", "sent"] in lines
+    assert "g1 leaf" in text and "g2 L1" in text and "g3 root" in text
+    assert "waiting: 2 of 3 groups, grace ends in 0.4 s" in text
+    view = "\n".join(printed(render(grouped), 120))
+    assert "5 groups, epoch 6-9" in view and "g3 root waiting" in view
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xc1",
+        b"\x91" * 100_000,
+        b"x" * 300_000,
+        encode_status(status_of(snapshot()))[:-5],
+        msgspec.msgpack.encode({**msgspec.to_builtins(status_of(empty())), "extra": 1}),
+        msgspec.msgpack.encode({**msgspec.to_builtins(status_of(empty())), "run_name": "x" * 81}),
+        msgspec.msgpack.encode({**msgspec.to_builtins(status_of(empty())), "run_tokens": -1}),
+    ],
+)
+def test_anything_else_from_a_peer_is_refused(data: bytes) -> None:
+    with pytest.raises(RemoteError, match="bad-status"):
+        decode_status(data)

@@ -1,0 +1,40 @@
+"""Addresses of members met before survive a restart, and only addresses come out of the file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from p2pdiloco.daemon.finding.peers_file import MAX_PEERS, load_peers, peers_file, save_peers
+from p2pdiloco.identity import Identity
+
+
+def address(port: int) -> str:
+    return f"/ip4/192.0.2.7/tcp/{port}/p2p/{Identity.generate().peer_id}"
+
+
+def test_round_trip_keeps_the_newest(tmp_path: Path) -> None:
+    peers = [[address(port)] for port in range(1, MAX_PEERS + 5)]
+    save_peers(tmp_path, peers)
+    assert load_peers(tmp_path) == [addresses[0] for addresses in peers[-MAX_PEERS:]]
+
+
+def test_nothing_but_addresses_is_read(tmp_path: Path) -> None:
+    good = address(4001)
+    peers_file(tmp_path).write_bytes(b"garbage\n\xff\xfe\n/ip4/1.2.3.4/tcp/1\n" + good.encode() + b"\n")
+    assert load_peers(tmp_path) == [good]
+
+
+def test_a_missing_file_and_a_missing_folder_are_ordinary(tmp_path: Path) -> None:
+    assert load_peers(tmp_path / "absent") == []
+    save_peers(tmp_path / "absent", [[address(1)]])
+    assert not peers_file(tmp_path / "absent").exists()
+
+
+def test_who_meets_one_peer_does_not_forget_the_others(tmp_path: Path) -> None:
+    old, new = [address(1), address(2)], address(3)
+    save_peers(tmp_path, [[old[0]], [old[1]]])
+    save_peers(tmp_path, [[new]])
+    assert load_peers(tmp_path) == [*old, new]
+    moved = new.replace("/tcp/3/", "/tcp/4/")
+    save_peers(tmp_path, [[moved]])
+    assert load_peers(tmp_path) == [*old, moved]

@@ -1,0 +1,73 @@
+"""One member at a time measures the global parameters, and all hear of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from daemon_kit import Neighbourhood, until
+
+from p2pdiloco.daemon import wire
+from p2pdiloco.daemon.learner.evaluating import Turns
+
+PEERS = ["a", "b", "c", "d"]
+
+
+def swarm() -> dict[str, Turns]:
+    return {peer: Turns("run", peer, interval_s=10.0, first_s=5.0, term_versions=8) for peer in PEERS}
+
+
+def due(turns: dict[str, Turns], now: float, number: int = 0, learners: list[str] = PEERS) -> list[str]:
+    return [peer for peer in learners if turns[peer].mine(now, number, learners)]
+
+
+def test_one_at_a_time_and_another_when_that_one_is_gone_or_mute() -> None:
+    turns = swarm()
+    assert due(turns, 0.0) == [] and due(turns, 4.9) == []
+    (first,) = due(turns, 5.1)
+    turns[first].asked(5.1)
+    assert due(turns, 9.9) == []
+    # Nothing came of it: the next in the order is more patient by half an interval, and does.
+    (second,) = due(turns, 10.1)
+    result = wire.Result(12, 3.0, 64)
+    turns[second].measured(result, 10.1)
+    for peer in PEERS:
+        if peer != second:
+            turns[peer].heard(second, result, 11.0)
+    assert all(t.newest == result and t.by == second for t in turns.values())
+    assert due(turns, 20.0) == []
+    assert due(turns, 21.1) == [first]
+    # Gone: the others close up.
+    assert due(turns, 21.1, learners=[p for p in PEERS if p != first]) == [second]
+    # Nobody believes that an older state is news.
+    turns[first].heard("x", wire.Result(11, 0.1, 64), 22.0)
+    assert turns[first].newest == result
+
+
+def test_turns_go_round() -> None:
+    def first(number: int) -> str:
+        turns = swarm()
+        assert due(turns, 0.0, number) == []
+        return due(turns, 5.1, number)[0]
+
+    assert {first(0)} == {first(number) for number in range(8)}, "for a term of versions"
+    assert {first(8 * term) for term in range(30)} == set(PEERS)
+
+
+async def test_members_share_the_work_and_the_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("p2pdiloco.daemon.member.FIRST_EVALUATION_S", 0.2)
+    monkeypatch.setattr("p2pdiloco.daemon.finding.presence.LOOK_S", 0.05)
+    async with Neighbourhood(tmp_path) as swarm:
+        members = [await swarm.member(n, genesis=n == "a", eval_every_s=60.0) for n in ("a", "b", "c")]
+        await until(lambda: all(m.report.snapshot(0.0).heldout_loss == 1.5 for m in members), "all know it")
+        assert sum(len(m.records("evaluation")) for m in members) == 1
+        (who,) = [m for m in members if m.records("evaluation")]
+        assert {m.report.snapshot(0.0).heldout_by for m in members} == {who.core.shared.me}
+        # A record cannot take the place of all results to come.
+        member, before = members[0], members[0].turns.newest
+        member._on_result_heard("liar", wire.Result(1 << 40, 0.0, 64))
+        assert member.turns.newest == before
+        member._on_result_heard("peer", wire.Result(member.turns.newest.merges + 1, 1.4, 64))
+        assert member.turns.newest.loss == 1.4
+        alone = await swarm.member("d", evaluate="each", eval_every_s=60.0)
+        await until(lambda: alone.records("evaluation"), "one that measures for itself")

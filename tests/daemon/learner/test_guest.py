@@ -1,0 +1,181 @@
+"""Programs that come by themselves: which daemon takes them, and whose they are."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from learner_kit import BASES, LAYOUTS, filled_exchange
+
+from p2pdiloco import Session
+from p2pdiloco.adapters.disk.data_dir import DataDir
+from p2pdiloco.adapters.net.p2pd import socket_folder
+from p2pdiloco.config.presets import MICRO
+from p2pdiloco.daemon.learner import guest
+from p2pdiloco.daemon.learner.guest import GuestHost
+from p2pdiloco.daemon.learner.host import LearnerExited
+from p2pdiloco.errors import UserError
+from p2pdiloco.learner.channel import CopiedOut, LearnerEnd, LearnerOptions, Saved
+from p2pdiloco.learner.join import join_daemon
+from p2pdiloco.tasks.manifests import render_toml
+from p2pdiloco.tasks.models.parameters import named_parameters
+from p2pdiloco.tasks.registry import task_of
+
+PATIENCE_S = 20.0
+MERGED_TOKENS = 50_000
+
+
+@asynccontextmanager
+async def waiting(folder: Path) -> AsyncIterator[tuple[GuestHost, Path, asyncio.Queue[Any]]]:
+    """The part of a daemon of that folder that has a learner, its socket, and what it reports."""
+    exchange, events = filled_exchange(), asyncio.Queue[Any]()
+    path = socket_folder(folder) / "learner.sock"
+    host = GuestHost(
+        path, MICRO, LAYOUTS, exchange, LearnerOptions(peer="p"), events.put_nowait, folder / "log"
+    )
+    try:
+        await host.start(BASES)
+        yield host, path, events
+    finally:
+        host.close()
+        exchange.close()
+        shutil.rmtree(path.parent)  # p2pd's to remove in a whole daemon
+
+
+@contextmanager
+def process() -> Iterator[subprocess.Popen[bytes]]:
+    """In a daemon's place, so that what a session would end is not this test."""
+    started = subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        yield started
+    finally:
+        started.kill()
+        started.communicate()
+
+
+async def test_a_second_session_leaves_the_first_one_its_daemon(tmp_path: Path) -> None:
+    folder = tmp_path / "node"
+    with DataDir(folder):
+        (folder / "session.log").write_text("the first one's")
+        async with waiting(folder) as (host, path, events):
+            first, descriptor = await asyncio.to_thread(join_daemon, path, PATIENCE_S)
+            assert await asyncio.to_thread(LearnerEnd(first).arrived, PATIENCE_S)
+            with pytest.raises(UserError, match="is in use by another running node"):
+                await asyncio.to_thread(Session, torch.nn.Linear(1, 1), None, "micro", data_dir=folder)
+            assert (folder / "session.log").read_text() == "the first one's"
+            first.close()
+            os.close(descriptor)
+            assert isinstance(await asyncio.wait_for(events.get(), PATIENCE_S), LearnerExited)
+            await host.start(BASES)
+            successor, descriptor = await asyncio.to_thread(join_daemon, path, PATIENCE_S)
+            assert await asyncio.to_thread(LearnerEnd(successor).arrived, PATIENCE_S)
+            successor.close()
+            os.close(descriptor)
+
+
+async def test_a_session_begins_with_what_the_one_before_had_not_contributed(tmp_path: Path) -> None:
+    state, models = tmp_path / "state", [task_of(MICRO).model() for _ in range(2)]
+    steps = 0
+    async with waiting(tmp_path) as (host, _, events):
+        for life, model in enumerate(models):
+            with process() as daemon:
+                (tmp_path / "lock").write_text(str(daemon.pid))
+                session = await asyncio.to_thread(Session, model, None, "micro", data_dir=tmp_path)
+                ready = await asyncio.wait_for(events.get(), PATIENCE_S)
+                if life:
+                    for name, value in named_parameters(models[0]).items():
+                        torch.testing.assert_close(named_parameters(model)[name], value)
+                    assert ready.restored and (ready.inner_step, session.inner_step) == (steps, 0)
+                # The run's clock, which others have moved on meanwhile.
+                merged = MERGED_TOKENS if life else 0
+                assert session.run_tokens == merged + 256 * steps
+                assert session.schedule_tokens == MICRO.inner.schedule_tokens
+                before, steps, ends = session.run_tokens, 0, None
+                while await asyncio.to_thread(session.step, 256, 1.0):
+                    with torch.no_grad():
+                        for value in named_parameters(model).values():
+                            value += 0.01
+                    steps += 1
+                    assert session.run_tokens == before + 256 * steps
+                    if ends is None and steps > 4:  # some fragments are copied out by now
+                        ends = asyncio.create_task(host.stop(state, PATIENCE_S))
+                assert daemon.stdin is not None
+                daemon.stdin.close()
+                await asyncio.to_thread(session.close)
+                assert ends is not None and await ends == 0
+            seen = []
+            while not events.empty():
+                seen.append(events.get_nowait())
+            assert Saved(str(state), True, last=True) in seen and any(
+                isinstance(event, CopiedOut) for event in seen
+            )
+            steps += 1
+            later = tuple(msgspec.structs.replace(base, tokens=MERGED_TOKENS) for base in BASES)
+            await host.start(later, state, ("all",) * len(BASES))
+
+
+async def test_a_daemon_of_another_run_is_not_taken(tmp_path: Path) -> None:
+    """By its name and by its run.toml; it goes on waiting."""
+    other, same = tmp_path / "other.toml", tmp_path / "same.toml"
+    text = render_toml(MICRO)
+    same.write_text(text)
+    other.write_text(text.replace('name = "micro"', 'name = "another"'))
+    with process() as daemon:
+        async with waiting(tmp_path) as (host, _, events):
+            (tmp_path / "lock").write_text(str(daemon.pid))
+            for run, words in (
+                ("another", "is in the run micro, which is not another"),
+                (other, "is in the run micro, which is not "),
+                (same, "trains another model than yours"),  # its run, so its parameters are compared
+            ):
+                with pytest.raises(UserError, match=words):
+                    await asyncio.to_thread(Session, torch.nn.Linear(1, 1), None, run, data_dir=tmp_path)
+                assert isinstance(await asyncio.wait_for(events.get(), PATIENCE_S), LearnerExited)
+                if run != same:
+                    assert daemon.poll() is None
+                    await host.start(BASES)
+
+
+async def test_a_connection_that_fails_is_not_the_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(guest, "ACCEPT_PAUSE_S", 0.0)
+    sent, times = guest.socket.send_fds, iter([OSError("too many open files")])
+
+    def fails_once(*arguments: Any) -> int:
+        for error in times:
+            raise error
+        return sent(*arguments)
+
+    monkeypatch.setattr(guest.socket, "send_fds", fails_once)
+    accepts = asyncio.get_running_loop().sock_accept
+    refused = iter([OSError("no descriptors")])
+
+    class Loop:
+        async def sock_accept(self, listener: Any) -> Any:
+            for error in refused:
+                raise error
+            return await accepts(listener)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(real, name)
+
+    real = asyncio.get_running_loop()
+    monkeypatch.setattr(guest.asyncio, "get_running_loop", lambda: Loop())
+    async with waiting(tmp_path) as (_, path, _):
+        with pytest.raises(UserError, match="waits for a learner"):
+            await asyncio.to_thread(join_daemon, path, PATIENCE_S)
+        connection, descriptor = await asyncio.to_thread(join_daemon, path, PATIENCE_S)
+        connection.close()
+        os.close(descriptor)
+    assert "no descriptors" in caplog.text and "too many open files" in caplog.text

@@ -1,0 +1,154 @@
+"""What the daemon's side of the learner does with closing calls, against a learner of paper."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from p2pdiloco.core.api import events as ev
+from p2pdiloco.daemon.learner.learner_link import STEP_AT_MOST_S, LearnerLink
+from p2pdiloco.daemon.payloads.tickets import Tickets
+from p2pdiloco.learner import channel as ch
+
+
+class PaperHost:
+    """Notes commands."""
+
+    def __init__(self) -> None:
+        self.commands: list[Any] = []
+
+    def send(self, command: Any) -> bool:
+        self.commands.append(command)
+        return True
+
+
+class PaperCompute:
+    """Every job is done when the test says so."""
+
+    def __init__(self) -> None:
+        self.gate = asyncio.Event()
+
+    async def run(self, job: Callable[..., Any], *arguments: Any) -> Any:
+        await self.gate.wait()
+        return ch.BaseRef(5, arguments[1], 700)
+
+    def post(self) -> None: ...
+
+
+def commit(merged_ticket: int | None) -> Any:
+    header = SimpleNamespace(fragment=0, contributors=(1, 2, 3))
+    return SimpleNamespace(
+        version=SimpleNamespace(header=header), merged_ticket=merged_ticket, overwrite=False
+    )
+
+
+class Linked:
+    """A link to a learner of paper."""
+
+    def __init__(self, host: PaperHost, compute: PaperCompute | None = None) -> None:
+        self.posted, self.tasks = list[Any](), list[asyncio.Task[Any]]()
+        self.tell: Callable[[Any], None]
+
+        def spawn(work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+            self.tasks.append(asyncio.create_task(work))
+            return self.tasks[-1]
+
+        def factory(on_event: Callable[[Any], None]) -> Any:
+            self.tell = on_event
+            return host
+
+        self.link = LearnerLink(
+            factory,
+            compute or PaperCompute(),  # type: ignore[arg-type]
+            Tickets(),
+            1,
+            Path("none"),
+            self.posted.append,
+            lambda _: None,
+            spawn,
+        )
+        self.tell(ch.Ready("cpu", 1, 1, 0, False, ""))
+
+
+def test_a_regular_save_beside_the_end_s_is_not_taken_for_it() -> None:
+    """It was, and what the end's had saved was dropped."""
+
+    async def main() -> None:
+        class EndingHost(PaperHost):
+            guest = False
+
+            async def stop(self, path: Path | None, timeout_s: float) -> None:
+                linked.link.save()
+                for answers in self.saves:
+                    linked.tell(answers)
+
+        host = EndingHost()
+        linked = Linked(host)
+        linked.link.save()
+        host.saves = [ch.Saved("state", False), ch.Saved("state", True, last=True)]
+        assert await linked.link.stop(1.0)
+        assert host.commands == [ch.Save("none"), ch.Finish()]
+        host.saves = [ch.Saved("state", True), ch.Saved("state", False, last=True)]
+        assert not await linked.link.stop(1.0)
+
+    asyncio.run(main())
+
+
+def test_who_cannot_give_an_inner_step_up_has_time_to_come_to_its_end() -> None:
+    async def main() -> None:
+        linked = Linked(PaperHost())
+        assert linked.link.listens_in_s == 0.0, "nothing is known of its steps"
+        linked.tell(ch.Status(1, 256, 1.0, 4.0, 5.0, 0.01, 0.0))
+        assert linked.link.listens_in_s == 6.0
+        linked.tell(ch.Status(1, 256, 1.0, 400.0, 5.0, 0.01, 0.0))
+        assert linked.link.listens_in_s == STEP_AT_MOST_S
+        linked.tell(ch.Ready("cpu", 1, 1, 0, False, gives_up=True))
+        assert linked.link.listens_in_s == 0.0
+
+    asyncio.run(main())
+
+
+def test_a_closing_call_waits_for_the_version_that_makes_room() -> None:
+    """The learner's slot is free only when it has taken over the version that merged its copy: asked before
+    that it had to pass, and took part in every second round only."""
+
+    async def main() -> None:
+        host, compute = PaperHost(), PaperCompute()
+        linked = Linked(host, compute)
+        link, tell, tasks, posted = linked.link, linked.tell, linked.tasks, linked.posted
+        link.request(0)
+        assert host.commands == [ch.CopyOut(0)]
+
+        link.committed(commit(None))
+        link.after_commit(0)
+        link.request(0)
+        await asyncio.sleep(0)
+        assert host.commands == [ch.CopyOut(0)], "not before the version"
+        compute.gate.set()
+        await tasks[-1]  # (the first one listens for as long as there is a learner)
+        assert host.commands[1:] == [ch.Install(0, 5, 1, "rebase", 700), ch.CopyOut(0)]
+
+        # Asked a moment too early: the two crossed, and the learner is asked again.
+        tell(ch.NothingToCopy(0, True))
+        assert not posted
+        tell(ch.Applied(0, 5, 3))
+        assert host.commands[-1] == ch.CopyOut(0) and len(host.commands) == 4
+        tell(ch.NothingToCopy(0, False))
+        assert posted[-1] == ev.NothingToContribute(0), "no inner step since: that is a pass"
+
+        # Where the run is depends on how many train: told when it changes.
+        for _ in range(2):
+            tell(ch.Status(1, 256, 1.0, 0.01, 5.0, 0.01, 0.0))
+        assert host.commands[4:] == [ch.Learners(3)]
+        link.learners = lambda: 5
+        tell(ch.Status(1, 256, 1.0, 0.01, 5.0, 0.01, 0.0))
+        assert host.commands[5:] == [ch.Learners(5)]
+        link.learners = lambda: 7
+        link.count_learners()  # a peer's heartbeat says that it has begun
+        link.count_learners()
+        assert host.commands[6:] == [ch.Learners(7)]
+
+    asyncio.run(main())

@@ -1,0 +1,285 @@
+"""A link that cannot keep up is noticed, said once, and lets the node contribute to fewer versions."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import msgspec
+import pytest
+from daemon_kit import Neighbourhood, until
+
+from p2pdiloco.config.presets import PRESETS
+from p2pdiloco.core.uplinks.meter import LEAST_BYTES, LEAST_S, LEAST_SAMPLES, LONG_S, SAMPLES, Meter, Uplink
+from p2pdiloco.daemon.links.link import LINK_OVERHEAD, Link
+from p2pdiloco.daemon.links.linkplan import MAX_EVERY, control_doubts, demand_of
+from p2pdiloco.daemon.links.linkwatch import FALL, RISE, LinkWatch
+from p2pdiloco.daemon.links.uplink_file import MAX_AGE_S, load_uplink, save_uplink
+from p2pdiloco.learner import channel as ch
+from p2pdiloco.tasks.registry import task_of
+from p2pdiloco.tensors.layout import plan_fragments
+
+SMALL = PRESETS["small"]
+LAYOUTS = plan_fragments(task_of(SMALL).specs(), SMALL.sync.fragments)
+MEMBERS = 4
+
+
+class Way:
+    """An uplink, with a clock and a counter of its own."""
+
+    def __init__(self) -> None:
+        self.now_s, self.bytes = 0.0, 0
+        self.uplink = Uplink(lambda: Meter(lambda: self.bytes, lambda: self.now_s, LINK_OVERHEAD))
+        self.meter = self.uplink.own
+
+    def move(self, size: int, took_s: float, meter: Meter | None = None) -> None:
+        with (meter or self.meter).moving():
+            self.now_s += took_s
+            self.bytes += size
+
+
+def watch(
+    up: Way, limit: float = math.inf, quorum: int = 1, down: float = math.inf, meter: Meter | None = None
+) -> LinkWatch:
+    manifest = msgspec.structs.replace(SMALL, sync=msgspec.structs.replace(SMALL.sync, quorum=quorum))
+    return LinkWatch(manifest, LAYOUTS, Link(limit, down), up.uplink, meter or Way().meter)
+
+
+def rate_for(every: int, step_s: float = 1.0) -> float:
+    """An upload that suffices for one contribution in `every` versions and no more."""
+    for rate in range(100_000, 100_000_000, 20_000):
+        found = demand_of(SMALL, LAYOUTS, Link(rate, math.inf, 0.0), MEMBERS, step_s)
+        if found.every <= every:
+            return float(rate)
+    raise AssertionError
+
+
+def test_the_meter_wants_long_transfers_and_takes_the_best_of_the_latest() -> None:
+    up = Way()
+    assert up.meter.bits_per_s == math.inf
+    up.move(LEAST_BYTES - 1, 100.0)
+    assert up.meter.bits_per_s == math.inf
+    for took_s in (4.0, 1.0, 2.0) * (LEAST_SAMPLES // 3):
+        up.now_s += 50.0  # idle time is not the link's
+        up.move(LEAST_BYTES, took_s)
+    assert up.meter.bits_per_s == 8 * LINK_OVERHEAD * LEAST_BYTES
+    for _ in range(SAMPLES):
+        up.move(LEAST_BYTES, 2.0)
+    assert up.meter.bits_per_s == 4 * LINK_OVERHEAD * LEAST_BYTES
+
+
+def test_transfers_that_overlap_count_together_and_a_link_that_is_never_idle_too() -> None:
+    up = Way()
+    for _ in range(LEAST_SAMPLES):
+        assert up.meter.bits_per_s == math.inf
+        with up.meter.moving():
+            up.move(LEAST_BYTES, 1.0)
+            assert up.meter.bits_per_s == math.inf  # what is under way has its share of that second
+            up.bytes += LEAST_BYTES
+    assert up.meter.bits_per_s == 16 * LINK_OVERHEAD * LEAST_BYTES
+    with up.meter.moving():
+        for _ in range(SAMPLES):
+            up.move(LEAST_BYTES, LONG_S)
+        assert up.meter.bits_per_s == pytest.approx(8 * LINK_OVERHEAD * LEAST_BYTES / LONG_S)
+
+
+def test_how_often_follows_from_the_arithmetic() -> None:
+    every = [
+        demand_of(SMALL, LAYOUTS, Link(rate, math.inf, 0.0), MEMBERS, 1.0).every
+        for rate in (1e9, rate_for(1), rate_for(1) * 0.9, rate_for(3), 1e3)
+    ]
+    assert every[:2] == [1, 1] and every[2] > 1 and every[3:] == [3, MAX_EVERY]
+
+
+def test_it_is_said_once_and_taken_back_when_the_link_is_better() -> None:
+    up = Way()
+    link = watch(up, limit=rate_for(3))
+    assert not link.judge(MEMBERS, 0.0)  # no inner step yet: nothing is known
+    said = [link.judge(MEMBERS, 1.0) for _ in range(RISE + 5)]
+    assert said == [False] * (RISE - 1) + [True] + [False] * 5
+    assert link.every == 3
+    assert "cannot keep up" in link.words and "one in 3 versions" in link.words and "inf" not in link.words
+    assert len(link.words) <= 240
+    said = [link.judge(MEMBERS, 10.0) for _ in range(FALL + 5)]  # longer inner steps ask for less
+    assert said.count(True) == 1 and said[FALL - 1]
+    assert (link.every, link.words) == (1, "")
+
+
+def test_one_bad_moment_is_no_alarm() -> None:
+    link = watch(Way(), limit=rate_for(3))
+    for _ in range(20):
+        assert not link.judge(MEMBERS, 1.0) and not link.judge(MEMBERS, 1.0) and not link.judge(MEMBERS, 10.0)
+    assert link.every == 1
+
+
+def test_what_transfers_achieve_counts_where_nothing_is_set() -> None:
+    up = Way()
+    link = watch(up)
+    assert not any(link.judge(MEMBERS, 1.0) for _ in range(10))
+    for _ in range(LEAST_SAMPLES):
+        assert not any(link.judge(MEMBERS, 1.0) for _ in range(10))
+        up.move(LEAST_BYTES, 8 * LINK_OVERHEAD * LEAST_BYTES / rate_for(2))
+    assert [link.judge(MEMBERS, 1.0) for _ in range(RISE)][-1] and link.every == 2
+
+
+def test_nobody_is_left_without_a_quorum() -> None:
+    link = watch(Way(), limit=rate_for(3), quorum=MEMBERS)
+    assert [link.judge(MEMBERS, 1.0) for _ in range(RISE)][-1]
+    assert link.every == 1 and "come late" in link.words
+
+
+def test_the_uplink_is_known_from_what_was_given_or_in_an_earlier_life_where_nothing_was_contributed() -> (
+    None
+):
+    up = Way()
+    up.uplink.remembered = 1e5
+    assert watch(up).uplink_bits_per_s == 1e5 and watch(up, limit=1e4).uplink_bits_per_s == 1e4
+    up.move(2 * LEAST_BYTES, LEAST_S, up.uplink.given)
+    given = 16 * LINK_OVERHEAD * LEAST_BYTES / LEAST_S
+    assert watch(up).uplink_bits_per_s == given, "few long transfers say something already"
+    up.move(LEAST_BYTES, LEAST_S)
+    assert watch(up).uplink_bits_per_s == given, "that one was held up elsewhere"
+    assert watch(up).link.upload_bits_per_s == math.inf, "no contribution is left out for it"
+
+
+def test_what_an_uplink_carried_is_believed_for_a_day(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1.7e9
+    monkeypatch.setattr("time.time", lambda: now)
+    save_uplink(tmp_path, math.inf)
+    assert load_uplink(tmp_path) == math.inf and not list(tmp_path.iterdir())
+    save_uplink(tmp_path, 3e6)
+    now += MAX_AGE_S
+    assert load_uplink(tmp_path) == 3e6
+    now += 1.0
+    assert load_uplink(tmp_path) == math.inf
+    now -= MAX_AGE_S + 2.0
+    assert load_uplink(tmp_path) == math.inf, "the clock was set back"
+    for rubbish in (b"", b"3e6", b'{"bits_per_s": -1.0, "at_s": 1.7e9}', b"[" * 9999):
+        (tmp_path / "uplink.json").write_bytes(rubbish)
+        assert load_uplink(tmp_path) == math.inf
+
+
+async def test_a_member_remembers_its_uplink_over_a_restart(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    save_uplink(tmp_path / "a", 3e6)
+    async with Neighbourhood(tmp_path) as town:
+        member = await town.member("a", genesis=True)
+        assert member.core.shared.strain.bits_per_s == 3e6
+        uplink = member.runner.uplink
+        assert member.runner.transfers.fanout.giving == uplink.given.moving, "measured while updates go out"
+        for _ in range(LEAST_SAMPLES):
+            with uplink.given.moving():
+                uplink.given._from_bytes -= LEAST_BYTES
+        member.judge_link()
+        assert member.core.shared.strain.bits_per_s == uplink.measured_bits_per_s > 3e6
+        await member.save_fragments()
+        assert load_uplink(member._settings.data_dir) == uplink.measured_bits_per_s
+
+
+def asked_down(share: str) -> float:
+    """A download that carries exactly that."""
+    return float(getattr(demand_of(SMALL, LAYOUTS, Link(1e6, 1e6, 0.0), MEMBERS, 1.0), share) * 1e6)
+
+
+def test_a_thin_downlink_is_said_and_contributing_less_would_not_help() -> None:
+    for rate, effect in (
+        (
+            asked_down("fetch_share") * 0.9,
+            "it may fall behind for good; contributions to old versions are refused",
+        ),
+        (asked_down("download_share") * 0.9, "versions come late, and others' too where this node is syncer"),
+    ):
+        link = watch(Way(), limit=100e6, down=rate)
+        said = [link.judge(MEMBERS, 1.0) for _ in range(RISE + 5)]
+        assert said == [False] * (RISE - 1) + [True] + [False] * 5
+        assert link.every == 1 and effect in link.words and "bit/s down) cannot keep up" in link.words
+        assert len(link.words) <= 240
+        assert [link.judge(MEMBERS, 10.0) for _ in range(FALL)][-1] and link.words == ""
+    wide = watch(Way(), limit=100e6, down=asked_down("download_share"))
+    assert not any(wide.judge(MEMBERS, 1.0) for _ in range(10)) and not wide.words
+
+
+def test_a_downlink_that_transfers_show_to_be_thin_counts_too() -> None:
+    down = Way()
+    link = watch(Way(), meter=down.meter)
+    for _ in range(LEAST_SAMPLES):
+        assert not any(link.judge(MEMBERS, 1.0) for _ in range(10))
+        down.move(LEAST_BYTES, 16 * LINK_OVERHEAD * LEAST_BYTES / asked_down("fetch_share"))
+    assert not any(link.judge(MEMBERS, 1.0, catching_up=True) for _ in range(10)), "states come slowly"
+    assert [link.judge(MEMBERS, 1.0) for _ in range(RISE)][-1] and "fall behind" in link.words
+    permitted = watch(Way(), down=asked_down("fetch_share") / 2)
+    assert [permitted.judge(MEMBERS, 1.0, catching_up=True) for _ in range(RISE)][-1]
+
+
+def test_who_permits_little_download_holds_fewer_offices() -> None:
+    link = watch(Way(), limit=30e6, down=1e6)
+    # One contribution and two copies of an update go out, three contributions and an update come in.
+    assert link.office_bits_per_s(4) == pytest.approx(1e6 * 3 / 4)
+    assert link.office_bits_per_s(100) == pytest.approx(1e6 * 3 / 16), "of its group"
+    down = Way()
+    for _ in range(LEAST_SAMPLES):
+        down.move(LEAST_BYTES, 100.0)
+    assert watch(Way(), limit=30e6, meter=down.meter).office_bits_per_s(4) == 30e6
+
+
+def test_while_nothing_went_out_an_uplink_is_taken_for_no_better_than_what_came_in() -> None:
+    up, down = Way(), Way()
+    link = watch(up, meter=down.meter)
+    assert link.office_bits_per_s(4) == math.inf
+    down.move(2 * LEAST_BYTES, LEAST_S)
+    came_in = 16 * LINK_OVERHEAD * LEAST_BYTES / LEAST_S
+    assert link.office_bits_per_s(4) == came_in
+    up.move(4 * LEAST_BYTES, LEAST_S, up.uplink.given)
+    assert link.office_bits_per_s(4) == 2 * came_in, "whoever sent may have been slow"
+
+
+def test_thin_both_ways() -> None:
+    link = watch(Way(), limit=rate_for(3), down=asked_down("fetch_share") / 2)
+    assert [link.judge(MEMBERS, 1.0) for _ in range(RISE)][-1]
+    assert link.every == 3 and "fall behind" in link.words and "one in 3 versions" in link.words
+    assert len(link.words) <= 240
+
+
+def test_limits_that_control_messages_use_up() -> None:
+    # 15 others, two heartbeats of 700 bytes a second each: 168 kbit/s.
+    assert control_doubts(SMALL, Link(170e3, math.inf)) == []
+    (words,) = control_doubts(SMALL, Link(170e3, 100e3))
+    assert words == (
+        "--max-download: 100 kbit/s carry the control messages of 9 members, and in this run a node may have "
+        "to do with 16 (168 kbit/s): then no update comes in"
+    )
+    group = msgspec.structs.replace(SMALL.group, expected_members=1000)
+    large = msgspec.structs.replace(SMALL, group=group)
+    assert len(control_doubts(large, Link(1e6, 1e6))) == 2 and not control_doubts(large, Link(3e6, 3e6))
+
+
+async def test_a_member_says_it_everywhere_and_tells_its_learner_and_the_next_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with Neighbourhood(tmp_path) as town:
+        member = await town.member("a", genesis=True, max_upload="3Mbit", max_download="100kbit")
+        assert "--max-download: 100 kbit/s carry the control messages of 9 members" in caplog.text
+        link = member.link_watch
+        assert (link.link.upload_bits_per_s, link.link.download_bits_per_s) == (3e6, 100e3)
+        said = member.core.shared.strain
+        assert said.bits_per_s == pytest.approx(100e3 * 3), (
+            "alone a syncer has only its own update to take in"
+        )
+        link._limits = Link(3.0, math.inf)
+        member.judge_link()
+        assert said.bits_per_s == 3.0, "what is known of the uplink decides who holds offices"
+        link._limits = Link(3e6, math.inf)
+        judge = link.judge
+        link.judge = lambda members, step_s, **_: members == 1 and step_s == 0.01  # type: ignore
+        link.every, link.words = 3, "the link cannot keep up"
+        member.judge_link()
+        link.judge = judge  # type: ignore[method-assign]
+        assert ch.TakePart(3) in member.learner.commands
+        assert member.report.status(0.0).link == "the link cannot keep up"
+        (record,) = await until(lambda: member.records("link"), "the record is written")
+        assert record["every"] == 3 and record["upload_bits_per_s"] == 3_000_000
+        member.learner.commands = []
+        member.learner.die()
+        await until(lambda: ch.TakePart(3) in member.learner.commands, "the next learner is told")

@@ -1,0 +1,80 @@
+"""Checkpoints of the result that a node writes by itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from daemon_kit import Neighbourhood, until
+
+from p2pdiloco.config.units import parse_every
+from p2pdiloco.daemon.run_files.result import load_theta
+from p2pdiloco.errors import ConfigError
+
+
+async def test_a_node_writes_the_result_after_so_many_merges_and_keeps_the_newest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("p2pdiloco.daemon.run_files.result_files.LOOK_S", 0.01)
+    folder = tmp_path / "deep" / "results"
+    async with Neighbourhood(tmp_path) as swarm:
+        member = await swarm.member(
+            "a", genesis=True, result_dir=folder, result_every="1merges", result_keep=2
+        )
+        name = f"test-{swarm.run.id[:8]}"
+        folder.mkdir(parents=True)
+        for other in (f"{name}-900000000.safetensors", "test-01234567-900000001.safetensors"):
+            (folder / other).write_bytes(b"of a state that was lost, or of another run of that name")
+        for count in range(1, 5):
+            await swarm.round(member, fragment=count % 2)
+            await until(lambda n=count: (folder / f"{name}-{n:09d}.safetensors").exists(), f"result {count}")
+        await until(lambda: len(list(folder.iterdir())) == 3, "the older ones go")
+        assert (folder / "test-01234567-900000001.safetensors").exists(), "not ours"
+        newest = load_theta(folder / f"{name}-000000004.safetensors")
+        assert [label.number for label in newest.labels] == [2, 2, 0, 0]
+        assert [label.digest for label in newest.labels] == [
+            member.head(fragment).digest.hex() for fragment in range(4)
+        ]
+        vault = member.compute.vault
+        assert not torch.equal(vault.result(0), vault.theta(0)), "there is momentum to take away"
+        theirs = torch.cat([vault.result(f.index) for f in vault.layouts]).sort().values
+        assert torch.equal(torch.cat([v.flatten() for v in newest.parameters.values()]).sort().values, theirs)
+        # A folder that cannot be written costs the result, not the node.
+        for path in folder.iterdir():
+            path.unlink()
+        folder.rmdir()
+        folder.write_text("a file")
+        await swarm.round(member)
+        await until(
+            lambda: any("result not saved" in x["reason"] for x in member.records("checkpoint")), "it is said"
+        )
+
+
+async def test_a_result_by_time_is_written_only_when_something_was_merged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("p2pdiloco.daemon.run_files.result_files.parse_every", lambda *_: (0.01, 0))
+    async with Neighbourhood(tmp_path) as swarm:
+        member = await swarm.member("a", genesis=True, result_dir=tmp_path / "results", result_every="1s")
+        name = f"test-{swarm.run.id[:8]}"
+        for count in (1, 2):
+            await swarm.round(member)
+            await until(
+                lambda n=count: (tmp_path / "results" / f"{name}-{n:09d}.safetensors").exists(),
+                f"result {count}",
+            )
+        said = [x["reason"] for x in member.records("checkpoint") if "result saved" in x["reason"]]
+        assert [words for words in said if "-000000001" in words] == [
+            f"result saved as {name}-000000001.safetensors"
+        ]
+
+
+@pytest.mark.parametrize("text", ["", "0s", "5", "5days", "-1h", "1.5h"])
+def test_what_is_no_interval_is_said(text: str) -> None:
+    with pytest.raises(ConfigError, match="--result-every must be a time or a number of merges"):
+        parse_every(text, "--result-every")
+
+
+def test_an_interval_is_a_time_or_a_number_of_merges() -> None:
+    assert parse_every("90min", "") == (5400.0, 0) and parse_every("500merges", "") == (0.0, 500)

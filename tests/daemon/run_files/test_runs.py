@@ -1,0 +1,350 @@
+"""Finding a run: what its manifest must be, and what a newcomer is told when it is not."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from daemon_kit import signed_run, until, write_given
+
+from p2pdiloco.adapters.disk.result_file import checksum
+from p2pdiloco.adapters.net.memory_net import MemoryNetwork, MemoryTransport
+from p2pdiloco.config.presets import for_run
+from p2pdiloco.config.signing import encode_signed, run_id, sign_manifest
+from p2pdiloco.daemon import wire
+from p2pdiloco.daemon.frontdoor import FrontDoor
+from p2pdiloco.daemon.run_files import listing, runs
+from p2pdiloco.daemon.run_files.giving import MAX_GIVEN, Giving
+from p2pdiloco.daemon.run_files.initial import given_on_disk, given_parameters
+from p2pdiloco.daemon.run_files.initial_file import kept, version_0_from
+from p2pdiloco.daemon.run_files.listing import choose_run
+from p2pdiloco.daemon.run_files.runs import Run, find_run
+from p2pdiloco.daemon.wire import refuse
+from p2pdiloco.errors import RemoteError, TransportError, UserError
+from p2pdiloco.identity import Identity
+from p2pdiloco.ports import PullSource, Refusal
+from p2pdiloco.tasks.manifests import load_manifest, render_toml
+from p2pdiloco.tasks.registry import task_of
+
+
+async def server(hub: MemoryNetwork, *served: Run, listed: tuple[Run, ...] | None = None) -> FrontDoor:
+    """A peer that serves runs, and lists these."""
+    door, transport = FrontDoor(), hub.transport(Identity.generate().peer_id)
+    for run in served:
+        door.add_run(run)
+    await transport.start(door)
+    summaries = [run.summary() for run in listed] if listed is not None else door.runs()
+    await transport.put_record(wire.RUNS_KEY, wire.encode(wire.RunList(tuple(summaries))), 60.0)
+    return door
+
+
+async def newcomer(hub: MemoryNetwork) -> MemoryTransport:
+    transport = hub.transport(Identity.generate().peer_id)
+    await transport.start(FrontDoor())
+    return transport
+
+
+def ignore(sentence: str) -> None:
+    """What would be said to the person."""
+
+
+def serve_instead(door: FrontDoor, run: Run, manifest: bytes) -> None:
+    door._runs[run.id] = (run, manifest)
+
+
+def changed(run: Run, what: str, other: Run) -> bytes:
+    """The bytes of a manifest that is not what it says."""
+    signed = run.signed
+    if what == "a changed byte":
+        text = bytearray(encode_signed(signed))
+        text[len(text) // 3] ^= 1
+        return bytes(text)
+    if what == "a changed field":
+        text = signed.manifest.replace(b"micro", b"macro", 1) if b"micro" in signed.manifest else b"{}"
+        return encode_signed(msgspec.structs.replace(signed, manifest=text))
+    if what == "a wrong signature":
+        return encode_signed(msgspec.structs.replace(signed, signature=bytes(64)))
+    if what == "another owner":
+        return encode_signed(msgspec.structs.replace(signed, owner=Identity.generate().peer_id))
+    if what == "another run":
+        return encode_signed(other.signed)
+    return b"garbage"
+
+
+@pytest.mark.parametrize(
+    "what",
+    ["a changed byte", "a changed field", "a wrong signature", "another owner", "another run", "garbage"],
+)
+async def test_a_false_manifest_is_refused_with_a_sentence_and_the_true_one_taken(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(runs, "SEARCH_PAUSE_S", 0.01)
+    hub, run = MemoryNetwork(), signed_run(tmp_path)
+    door = await server(hub, run)
+    serve_instead(door, run, changed(run, what, signed_run(tmp_path, "other")))
+    transport = await newcomer(hub)
+    search = asyncio.create_task(find_run(transport, Identity.generate(), "test", tmp_path, ignore))
+    await until(lambda: "the manifest of test from" in caplog.text, "a refusal")
+    assert not search.done()  # it goes on looking
+    await server(hub, run)  # an honest one
+    found, vault = await asyncio.wait_for(search, 10.0)
+    assert found.id == run.id and vault.version(0) == 0
+    await transport.close()
+
+
+async def test_an_honest_peer_is_asked_when_the_first_one_lies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs, "SEARCH_PAUSE_S", 0.01)
+    hub, run = MemoryNetwork(), signed_run(tmp_path)
+    doors = [await server(hub, run) for _ in range(3)]
+    liars = doors[:2]
+    for door in liars:
+        serve_instead(door, run, changed(run, "a wrong signature", run))
+    transport = await newcomer(hub)
+    search = find_run(transport, Identity.generate(), "test", tmp_path, ignore)
+    found, _ = await asyncio.wait_for(search, 10.0)
+    assert found.id == run.id
+
+
+async def test_a_run_that_does_not_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs, "LIST_PATIENCE_S", 0.0)
+    hub, run = MemoryNetwork(), signed_run(tmp_path)
+    await server(hub, run)
+    with pytest.raises(UserError, match='the peers know no run "tset"') as caught:
+        await find_run(await newcomer(hub), Identity.generate(), "tset", tmp_path, ignore)
+    assert run.id[:12] in caught.value.hint and "test" in caught.value.hint
+
+    monkeypatch.setattr(runs, "SEARCH_PAUSE_S", 0.05)
+    monkeypatch.setattr(runs, "LIST_PATIENCE_S", 3.2)
+    said: list[str] = []
+    with pytest.raises(UserError, match='the peers know no run "tset"'):
+        await find_run(await newcomer(hub), Identity.generate(), "tset", tmp_path, said.append)
+    (line,) = said
+    assert line.startswith('no run "tset" is listed by these peers yet') and f"test ({run.id[:12]})" in line
+
+
+async def test_a_peer_that_is_gone_gave_no_false_manifest(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run, gone = signed_run(tmp_path), Identity.generate().peer_id
+    assert await listing.pull_manifest(await newcomer(MemoryNetwork()), run.summary(), [gone]) is None
+    assert f"the manifest of test cannot be fetched from {gone}" in caplog.text
+    assert "refused" not in caplog.text
+
+
+async def test_two_runs_of_one_name_need_an_id(tmp_path: Path) -> None:
+    hub = MemoryNetwork()
+    first, second = signed_run(tmp_path, seed=1), signed_run(tmp_path, seed=2)
+    await server(hub, first)
+    await server(hub, second)
+    transport = await newcomer(hub)
+    with pytest.raises(UserError, match='the name "test" has more than one run') as caught:
+        await find_run(transport, Identity.generate(), "test", tmp_path, ignore)
+    assert first.id[:12] in str(caught.value) and second.id[:12] in str(caught.value)
+    found, _ = await find_run(transport, Identity.generate(), second.id[:10], tmp_path, ignore)
+    assert found.id == second.id
+
+
+async def test_no_list_yet_is_said_once_and_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs, "SEARCH_PAUSE_S", 0.01)
+    hub, run = MemoryNetwork(), signed_run(tmp_path)
+    transport = await newcomer(hub)
+    said: list[str] = []
+    search = asyncio.create_task(find_run(transport, Identity.generate(), "", tmp_path, said.append))
+    await until(lambda: said, "it to say that it waits")
+    await server(hub, run)
+    found, _ = await asyncio.wait_for(search, 10.0)
+    assert found.id == run.id and len(said) == 1
+
+
+def test_a_beginning_of_an_id_must_be_long_enough(tmp_path: Path) -> None:
+    run = signed_run(tmp_path)
+    found = {run.id: (run.summary(), ["peer"])}
+    assert choose_run(found, run.id[:6]) is not None
+    assert choose_run(found, run.id[:5]) is None
+
+
+async def test_an_unreadable_list_is_no_list(tmp_path: Path) -> None:
+    hub, run = MemoryNetwork(), signed_run(tmp_path)
+    rogue = await newcomer(hub)
+    await rogue.put_record(wire.RUNS_KEY, b"\xff\xff", 60.0)
+    await server(hub, run)
+    assert list(await listing.known_runs(await newcomer(hub))) == [run.id]
+
+
+# --- the door of a peer that is no member ---------------------------------------------------------------
+
+
+async def test_a_bootstrap_serves_manifests_and_the_list_and_nothing_else(tmp_path: Path) -> None:
+    run = signed_run(tmp_path)
+    door = FrontDoor()
+    door.add_run(run)
+    listed = wire.decode(await door.on_message("peer", b"q" + wire.encode(wire.RunsQuery())), wire.RunList)
+    assert [summary.run for summary in listed.runs] == [run.id]
+    with pytest.raises(RemoteError, match="not-a-member"):
+        await door.on_message("peer", b"q" + wire.encode(wire.StatusQuery(run.id)))
+    with pytest.raises(RemoteError, match="not-ready"):
+        await door.on_message("peer", wire.MESSAGE + b"anything")
+
+    source = await door.on_pull("peer", wire.encode(wire.PullManifest(run.id)))
+    assert isinstance(source, PullSource) and source.header == encode_signed(run.signed)
+    for pull, reason in (
+        (wire.PullManifest("f" * 64), "unknown-run"),
+        (wire.PullUpdate(run.id, 0, 1), "not-ready"),
+        (wire.PullState(run.id, 0, 1), "not-ready"),
+    ):
+        refusal = await door.on_pull("peer", wire.encode(pull))
+        assert isinstance(refusal, Refusal)
+        assert wire.decode(refusal.answer, wire.Refused).reason == reason
+    with pytest.raises(RemoteError, match="garbage"):
+        await door.on_pull("peer", b"\x91\xa3???")
+    with pytest.raises(RemoteError, match="garbage"):
+        await door.on_push("peer", b"\x91\xa3???")
+
+
+def test_the_manifest_says_how_many_groups_version_0_has(tmp_path: Path) -> None:
+    manifest = for_run("micro", "grouped")
+    group = msgspec.structs.replace(manifest.group, size=2, expected_members=5)
+    path = tmp_path / "run.toml"
+    path.write_text(render_toml(msgspec.structs.replace(manifest, group=group)))
+    run, vault = runs.sign_run(path, Identity.generate())
+    genesis = runs.genesis_versions(run, vault)
+    assert [(v.header.epoch, v.header.groups) for v in genesis] == [(0, 3)] * 4
+    plain = signed_run(tmp_path)
+    assert {v.header.groups for v in runs.genesis_versions(plain, vault)} == {1}
+
+
+# --- runs that start from given parameters ------------------------------------------------------------
+
+
+class Givers:
+    """A transport to peers that are called what they do."""
+
+    def __init__(self, content: bytes) -> None:
+        self._content = content
+        self.asked: list[tuple[str, int]] = []
+
+    async def pull_into(self, peer: str, request: bytes, sink: Any, pause_s: float) -> Refusal | bytes:
+        offset, half = wire.decode(request, wire.PullInitial).offset, len(self._content) // 2
+        self.asked.append((peer, offset))
+        if peer == "busy":
+            return refuse("busy")
+        rest = self._content[offset:]
+        sink.begin(wire.encode(wire.InitialHeader(offset)), len(rest))
+        if peer == "honest":
+            sink.write(0, memoryview(rest))
+            return b""
+        sink.write(0, memoryview(rest[:half] if peer == "cut" else bytes(half)))
+        raise TransportError("cut")
+
+
+async def test_what_came_of_version_0_is_thrown_away_only_when_it_is_wrong(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(random, "sample", lambda peers, count: list(peers)[:count])
+    base = for_run("micro", "tuned")
+    truth = task_of(base).initial_parameters()
+    arrays = {name: value.numpy() for name, value in truth.items()}
+    manifest = msgspec.structs.replace(base, run=msgspec.structs.replace(base.run, initial=checksum(arrays)))
+    content = b"".join(arrays[spec.name].tobytes() for spec in task_of(base).specs())
+    half = len(content) // 2
+    for first, asked in (
+        (["cut", "busy"], [("cut", 0), ("busy", half), ("honest", half)]),
+        (["liar"], [("liar", 0), ("honest", half), ("honest", 0)]),
+    ):
+        givers = Givers(content)
+        found = await given_parameters(givers, None, "r", manifest, [*first, "honest"])  # type: ignore[arg-type]
+        assert found is not None and all(torch.equal(found[name], value) for name, value in truth.items())
+        assert givers.asked == asked
+
+
+async def test_a_manifest_with_given_parameters_and_a_wrong_model_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs, "SEARCH_PAUSE_S", 0.01)
+    base = for_run("micro", "wrong")
+    wrong = msgspec.structs.replace(
+        base, run=msgspec.structs.replace(base.run, initial="0" * 64), model={"no": "model"}
+    )
+    owner, said = Identity.generate(), list[str]()
+    signed = sign_manifest(wrong, bytes(32), owner, owner.peer_id)
+    run = Run(id=run_id(signed), signed=signed, manifest=wrong, layouts=())
+    hub = MemoryNetwork()
+    await server(hub, run)
+    me = await newcomer(hub)
+    search = asyncio.create_task(find_run(me, Identity.generate(), "wrong", tmp_path, said.append))
+    await until(lambda: said or search.done(), "a refusal")
+    assert not search.done() and "is refused: manifest-invalid" in said[0]
+    search.cancel()
+    await asyncio.gather(search, return_exceptions=True)
+
+
+async def test_version_0_that_was_given_comes_from_peers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From whoever has the true one, and from the own folder at the next start."""
+    monkeypatch.setattr(runs, "SEARCH_PAUSE_S", 0.01)
+    path = tmp_path / "run.toml"
+    parameters, manifest = write_given(path, "tuned"), load_manifest(path)
+    run, vault = runs.sign_run(path, Identity.generate())
+    hub = MemoryNetwork()
+    doors = []
+    for name in ("liar", "honest"):
+        runs.save_run(tmp_path / name, run, vault)
+        doors.append(await server(hub, run))
+        doors[-1].add_run(run, tmp_path / name)
+    file = kept(tmp_path / "liar", run.id)
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    found, theirs = await find_run(await newcomer(hub), Identity.generate(), "tuned", tmp_path, ignore)
+    assert found.id == run.id
+    for layout in run.layouts:
+        assert torch.equal(theirs.theta(layout.index), vault.theta(layout.index))
+    runs.save_run(tmp_path / "me", found, theirs)
+    assert given_on_disk(tmp_path / "me", run.id, manifest) is not None
+    # Nobody gives it any more, but the own folder has it.
+    await find_run(await newcomer(MemoryNetwork()), Identity.generate(), "", tmp_path / "me", ignore)
+    # What is not sound there is fetched again.
+    kept(tmp_path / "me", run.id).write_bytes(content)
+    assert given_on_disk(tmp_path / "me", run.id, manifest, set_aside=False) is None
+    mine = kept(tmp_path / "me", run.id)
+    assert mine.exists() and given_on_disk(tmp_path / "me", run.id, manifest) is None
+    assert not mine.exists() and mine.with_name("initial.safetensors.corrupt").read_bytes() == content
+    # What cannot be read stays: it may be the last copy.
+    mine.mkdir()
+    assert given_on_disk(tmp_path / "me", run.id, manifest) is None and mine.is_dir()
+
+    # A stream goes on where it is asked to; beyond the end there is nothing, and there are so many at a time.
+    file, giving = kept(tmp_path / "honest", run.id), Giving()
+    sources = [giving.serve(f"peer {i}", lambda: version_0_from(file, 40)) for i in range(MAX_GIVEN)]
+    whole = sum(array.nbytes for array in parameters.values())
+    assert all(isinstance(s, PullSource) and memoryview(s.payload[0]).nbytes == whole - 40 for s in sources)
+    assert isinstance(giving.serve("late", lambda: version_0_from(file, 40)), Refusal)
+    sources[0].release()  # type: ignore[union-attr]
+    assert isinstance(giving.serve("late", lambda: version_0_from(file, whole + 1)), Refusal)
+
+
+def test_a_model_larger_than_the_memory_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(render_toml(for_run("micro", "large")))
+    monkeypatch.setattr(runs.Vault, "of", lambda *_: torch.zeros(10**14))  # more than there are addresses
+    with pytest.raises(
+        UserError, match=r"run large has 0\.0334 M parameters and needs at least .* GiB"
+    ) as ended:
+        runs.sign_run(file, Identity.generate())
+    assert "run check" in ended.value.hint
+
+    monkeypatch.setattr(runs.Vault, "of", lambda *_: torch.zeros(2) + torch.zeros(3))
+    with pytest.raises(RuntimeError, match="must match the size"):
+        runs.sign_run(file, Identity.generate())

@@ -1,0 +1,178 @@
+"""Scenarios without processes: what is concluded from the logs of a survivor, and of a split that healed."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import msgspec
+import pytest
+
+from p2pdiloco.cli.main import run
+from p2pdiloco.lab.chaos.facts import Act, Facts
+from p2pdiloco.lab.chaos.scenarios import scenarios
+from p2pdiloco.lab.chaos.scenarios.outcome import healed, survived
+from p2pdiloco.lab.chaos.scenarios.story import Story, equal_at, split_of
+from p2pdiloco.lab.links.namespaces import Links, LinksRefused
+
+SIDES = (("a", "b"), ("c",))
+SPLIT_S, HEALED_S = 20.5, 80.5
+
+
+class Logs:
+    """Feeds lines to both readers, as a supervisor does."""
+
+    def __init__(self) -> None:
+        self.facts = Facts(fragments=1, began_s=0.0, ended_s=100.0)
+        self.story = Story()
+
+    def line(self, node: str, kind: str, mono: float, reason: str = "", **fields: Any) -> None:
+        entry = {"t": 0.0, "mono": mono, "kind": kind, "fragment": 0, "reason": reason, **fields}
+        self.facts.feed(node, entry)
+        self.story.feed(node, entry)
+
+    def version(
+        self, at_s: float, number: int, tokens: int, maker: str, others: str, branch: str = ""
+    ) -> None:
+        """`maker` closes a round 0.2 s before it publishes; `others` have it 0.1 s later."""
+        held = {"number": number, "digest": f"{branch}{number}", "tokens": tokens, "term": 1}
+        self.line(maker, "merge", at_s - 0.2, number=number, contributors=1, live=1, tokens=0)
+        self.line(maker, "publish", at_s, **held)
+        for other in others:
+            self.line(other, "apply", at_s + 0.1, **held)
+
+    def progress(self, node: str, until_s: int) -> None:
+        for second in range(until_s + 1):
+            pace = {"inner_step": second, "tokens_total": 10 * second, "cpu_s": 0.0, "loss": 1.0}
+            self.line(node, "progress", float(second), **pace)
+
+
+@pytest.fixture
+def split() -> Logs:
+    """30 tokens a second are trained; c makes lighter versions of its own from 20 s to 80 s."""
+    logs = Logs()
+    for node in "abc":
+        logs.progress(node, 99)
+    for second in range(1, 100):
+        if second <= SPLIT_S or second > 85:
+            logs.version(second, second, 30 * second, "a", "bc")
+        else:
+            logs.version(second, second, 600 + 20 * (second - 20), "a", "b")
+        if SPLIT_S < second <= HEALED_S:
+            logs.version(second + 0.5, second, 600 + 10 * (second - 20), "c", "", "lost-")
+            logs.line("c", "contribution", second + 0.5, "merged", stamp=second, tokens=10)
+    again = {"stamp": 80, "contributions": 60, "tokens": 600}
+    logs.line("c", "fork", 83.0, "our chain lost: 60 contributions are sent again", **again)
+    return logs
+
+
+def merge_again(logs: Logs) -> None:
+    logs.line("c", "contribution", 84.5, "merged", stamp=80, tokens=600)
+
+
+def test_a_split_that_healed(split: Logs) -> None:
+    merge_again(split)
+    found = healed(split.story, split.facts, SIDES, SPLIT_S, HEALED_S, [], True)
+    assert found.failures == ()
+    larger, smaller = found.sides
+    assert larger.versions == {0: 60} and smaller.versions == {0: 60}
+    assert (larger.tokens_trained, smaller.tokens_trained) == (1200, 600)
+    assert (larger.tokens_merged, smaller.tokens_merged) == (1200, 600)
+    assert (larger.first_version_s, smaller.first_version_s) == (0.5, 1.0)
+    assert found.equal_s == pytest.approx(5.6)
+    assert (found.sent_again, found.tokens_sent_again, found.merged_again_s) == (60, 600, 4.0)
+    assert (found.tokens_trained, found.tokens_merged) == (2970, 2970)
+    assert ("equal heads after healing", "after 5.6 s") in scenarios.rows(found)
+
+
+def test_work_that_is_not_merged_again_fails(split: Logs) -> None:
+    found = healed(split.story, split.facts, SIDES, SPLIT_S, HEALED_S, [], True)
+    assert found.not_merged_again == ("c, fragment 0",) and found.merged_again_s is None
+    assert found.failures == ("c, fragment 0: what the fork cost was not merged again",)
+
+
+def test_work_that_is_given_up_fails(split: Logs) -> None:
+    merge_again(split)
+    split.line("c", "fork", 84.0, "given up: the disk is full", stamp=9, tokens=10)
+    split.line("c", "contribution", 84.0, "given up: not a number", tokens=10, lost=False)  # its work goes on
+    found = healed(split.story, split.facts, SIDES, SPLIT_S, HEALED_S, [], True)
+    assert found.failures == ("given up: c, fragment 0: given up: the disk is full, 10 tokens",)
+
+
+def test_a_branch_that_is_merely_forgotten_fails(split: Logs) -> None:
+    """All records may be in order, and yet the tokens of one side are in no chain."""
+    merge_again(split)
+    story = Story()
+    story.__dict__.update(split.story.__dict__)
+    story.held = [
+        msgspec.structs.replace(h, tokens=h.tokens - 600) if h.at_s > 85 else h for h in split.story.held
+    ]
+    found = healed(story, split.facts, SIDES, SPLIT_S, HEALED_S, [], True)
+    assert found.failures == ("2970 tokens were trained, only 2370 are merged",)
+
+
+def test_a_side_that_stood_still_fails(split: Logs) -> None:
+    merge_again(split)
+    split.story.held = [h for h in split.story.held if not (h.node == "c" and h.made)]
+    found = healed(split.story, split.facts, SIDES, SPLIT_S, HEALED_S, ["b ended by itself"], True)
+    assert found.failures == ("b ended by itself", "c did not make a version of every fragment alone")
+
+
+def test_equal_means_one_version_made_since(split: Logs) -> None:
+    story = split.story
+    assert equal_at(story, "abc", 1, HEALED_S) == pytest.approx(86.1)
+    assert equal_at(story, "ab", 1, HEALED_S) == pytest.approx(81.1)
+    assert equal_at(story, "abc", 2, HEALED_S) is None, "there is nothing of the second fragment"
+    assert equal_at(story, "abc", 1, 99.0) is None
+    # Taken over after the healing, but made before it: says nothing about what is made together.
+    old = Story()
+    old.held = [msgspec.structs.replace(h, at_s=90.0, made=False) for h in story.held if h.at_s < 30]
+    assert equal_at(old, "abc", 1, HEALED_S) is None
+
+
+def test_a_survivor() -> None:
+    logs = Logs()
+    for second in range(1, 21):
+        logs.version(second - 0.2, second, 30 * second, "b", "ac")
+    logs.version(20.1, 21, 630, "a", "")  # closed before the kill at 20.05 s, with work of the dead
+    for second in range(32, 51):
+        logs.version(second, second - 10, 630 + 10 * (second - 31), "a", "")
+    for node, at_s in (("b", 58.0), ("c", 61.5)):
+        logs.facts.acts.append(Act(50.0, node, "starting"))
+        logs.line(node, "contribution", 10.0, "merged", stamp=1, tokens=1)
+        logs.line(node, "contribution", at_s, "merged", stamp=1, tokens=1)
+    logs.version(62.0, 41, 900, "c", "ab")
+    found = survived(logs.story, logs.facts, "a", 20.05, 50.0, "bc", [], True)
+    assert found.failures == ()
+    assert (found.next_version_s, found.all_fragments_s) == (11.95, 11.95)
+    assert (found.versions_alone, found.tokens_alone) == (20, 220)
+    assert found.back_s == {"b": 8.0, "c": 11.5} and found.last_back_s == 11.5
+    assert found.equal_s == pytest.approx(12.1)
+    stuck = survived(logs.story, logs.facts, "a", 50.0, 60.0, "bc", [], True)
+    assert stuck.failures == (
+        "a did not go on with every fragment while it was alone",
+        "b: nothing of it was merged after it returned",
+    )
+
+
+def test_who_is_on_which_side() -> None:
+    names = [f"n{i}" for i in range(8)]
+    larger, smaller = split_of(names, 0)
+    assert (larger, smaller) == (tuple(names[:5]), tuple(names[5:]))
+    assert split_of(names, 6)[0] == ("n6", "n7", "n0", "n1", "n2")
+    assert [len(side) for side in split_of(names[:3], 1)] == [2, 1]
+
+
+def test_a_split_without_permission_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Any
+) -> None:
+    def refuse(_self: Links) -> None:
+        raise LinksRefused("ip link add: Operation not permitted")
+
+    monkeypatch.setattr(Links, "__init__", refuse)
+    command = ["chaos", "--scenario", "split", "--out", os.fspath(tmp_path / "out")]
+    assert run(command) == 2
+    said = capsys.readouterr().err
+    assert "needs network namespaces" in said and "Operation not permitted" in said and "hint:" in said
+    assert run([*command, "--nodes", "2"]) == 2
+    assert "at least 3 nodes" in capsys.readouterr().err

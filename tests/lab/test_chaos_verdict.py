@@ -1,0 +1,148 @@
+"""Chaos without processes: the schedule, the states of nodes, and the arithmetic of the verdict."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from p2pdiloco.lab.chaos import verdict
+from p2pdiloco.lab.chaos.facts import Act, Facts, Span, holder, spans
+from p2pdiloco.lab.chaos.plan import LINK_WEIGHTS, WEIGHTS, draw
+from p2pdiloco.lab.chaos.report import goals
+
+
+def test_the_schedule_is_the_seeds_and_reaches_the_rate() -> None:
+    one, again = draw(3, 8, 4, 1800, 125, False), draw(3, 8, 4, 1800, 125, False)
+    assert one == again
+    assert one != draw(4, 8, 4, 1800, 125, False)
+    assert len(one) == 63  # 125 an hour for half an hour, rounded up
+    assert [f.at_s for f in one] == sorted(f.at_s for f in one)
+    assert all(0 <= f.at_s <= 1800 - 45 and 0 <= f.target < 8 for f in one)
+    assert all(f.target < 4 for f in one if f.kind == "kill-syncer")
+    assert {f.kind for f in one} == set(WEIGHTS)
+    assert {f.kind for f in draw(3, 8, 4, 1800, 125, True)} == set(WEIGHTS) | set(LINK_WEIGHTS)
+
+
+def test_short_runs_have_different_faults_and_time_to_come_back() -> None:
+    for seed in range(20):
+        faults = draw(seed, 3, 4, 25, 576, False)
+        assert len(faults) == 4 and len({f.kind for f in faults}) >= 3
+        assert all(f.at_s <= 25 * 0.85 and f.lasts_s <= max(25 / 8, 10) for f in faults)
+
+
+def acts(*found: tuple[float, str]) -> list[Act]:
+    return [Act(at_s, "a", state) for at_s, state in found]  # type: ignore[arg-type]
+
+
+def test_a_nodes_states() -> None:
+    found = acts((0, "starting"), (2, "training"), (5, "stopped"), (6, "learner-down"), (7, "resumed"))
+    found += acts((8, "training"), (10, "killed"), (10.1, "learner-down"), (12, "starting"), (15, "training"))
+    assert spans(found, "a", 20) == [
+        Span(0, 2, "starting"),
+        Span(2, 5, "training"),
+        Span(5, 7, "stopped"),
+        Span(7, 8, "learner-down"),
+        Span(8, 10, "training"),
+        Span(10, 12, "killed"),
+        Span(12, 15, "starting"),
+        Span(15, 20, "training"),
+    ]
+    assert spans(found, "b", 20) == []
+
+
+def test_who_is_killed_while_stopped_is_dead() -> None:
+    found = acts((0, "starting"), (1, "training"), (2, "stopped"), (3, "killed"), (4, "resumed"))
+    assert [s.state for s in spans(found, "a", 9)] == ["starting", "training", "stopped", "killed"]
+
+
+def line(
+    kind: str, mono: float, fragment: int | None = None, reason: str = "", **fields: Any
+) -> dict[str, Any]:
+    return {"t": 0.0, "mono": mono, "kind": kind, "fragment": fragment, "reason": reason, **fields}
+
+
+@pytest.fixture
+def facts() -> Facts:
+    """Two nodes, one fragment, 100 s; node b is killed at 40 s as syncer, and started again at 45 s."""
+    facts = Facts(fragments=1, began_s=0.0, ended_s=100.0, names={"A": "a", "B": "b"})
+    for node in "ab":
+        facts.acts.append(Act(-10.0, node, "starting"))
+        facts.feed(node, line("learner", -5.0, reason="running"))
+    facts.acts += [Act(40.0, "b", "killed"), Act(45.0, "b", "starting")]
+    facts.feed("b", line("learner", 55.0, reason="running"))
+    facts.feed("a", line("office", 30.0, 0, syncer="B", term=1))
+    facts.feed("a", line("office", 41.5, 0, syncer="A", term=2))
+    for second in range(100):
+        at_s, number = second + 0.5, second + 1
+        alive = 1 if 40 <= second < 55 else 2
+        if 40 < at_s < 42:
+            continue
+        merged = 1 if second == 60 else alive
+        node = "b" if 30 < at_s < 40 else "a"
+        facts.feed(node, line("merge", at_s, 0, number=number, contributors=merged, live=2, tokens=0))
+        facts.feed(node, line("publish", at_s, 0, number=number, digest="d", tokens=100 * number, term=1))
+        facts.feed("a", line("contribution", at_s, 0, reason="merged"))
+        if alive == 2 and second != 55:
+            facts.feed("b", line("contribution", at_s, 0, reason="merged"))
+        for node in "ab"[:alive]:
+            numbers = {"inner_step": 10 * second, "tokens_total": 50 * second, "cpu_s": 0.5 * second}
+            facts.feed(node, line("progress", at_s, loss=1.0, **numbers))
+        facts.feed("a", line("evaluation", at_s, loss=4.0 - 0.01 * second, tokens=9))
+    facts.sort()
+    return facts
+
+
+def test_participation_counts_who_was_really_alive(facts: Facts) -> None:
+    """At 60.5 s one of two took part; while b was down, one of one. The dead do not count, nor the late."""
+    figures = verdict.figures(facts)
+    merges = 98
+    alone = 13  # from 40 s to 55 s, two merges missing
+    assert figures.participation == pytest.approx(1 - 1 / (2 * (merges - alone) + alone))
+    assert figures.participation_by_core == pytest.approx((2 * (merges - alone) + alone - 1) / (2 * merges))
+
+
+def test_resuming_and_returning_are_timed(facts: Facts) -> None:
+    figures = verdict.figures(facts)
+    assert (figures.t_resume.count, figures.t_resume.worst_s) == (1, 2.5)
+    assert (figures.t_back.count, figures.t_back.median_s) == (1, 11.5)
+    assert figures.never_resumed == 0 and figures.never_back == ()
+    facts.acts.append(Act(99.9, "b", "killed"))
+    facts.acts.append(Act(99.95, "b", "starting"))
+    again = verdict.figures(facts)
+    assert again.never_back == ("b",)
+    # Struck again before anything of it was merged: neither back nor lost.
+    facts.acts.insert(0, Act(50.0, "b", "killed"))
+    facts.sort()
+    assert verdict.figures(facts).t_back.count == 0
+
+
+def test_an_office_laid_down_is_nobodys() -> None:
+    facts = Facts(fragments=1, names={"A": "a"})
+    facts.feed("a", line("office", 1.0, 0, syncer="A", term=3))
+    facts.feed("a", line("office", 2.0, 0, reason="laid down: term over", term=3))
+    facts.sort()
+    assert [holder(facts.offices, 0, t) for t in (0.5, 1.5, 2.5)] == ["", "a", ""]
+
+
+def test_pace_counts_only_calm_and_warm_learners(facts: Facts) -> None:
+    figures = verdict.figures(facts)
+    assert figures.inner_steps_per_cpu_s == pytest.approx(20.0)
+    slow = Facts(fragments=1, began_s=0.0, ended_s=100.0, acts=list(facts.acts))
+    slow.paces["a"] = [*facts.paces["a"]]
+    assert verdict.steps_per_cpu_s(slow, verdict.timelines(slow)) == pytest.approx(20.0)
+
+
+def test_two_runs_are_compared(facts: Facts) -> None:
+    same = verdict.compare(facts, facts)
+    assert same.merges == 1.0 and same.inner_steps_per_cpu_s == 1.0
+    assert same.loss_ratio == pytest.approx(1.0)
+    assert same.loss_faulty == pytest.approx(3.01, abs=0.02)
+    # Per fragment 100 tokens a second merged; trained were 50 a second by a, and by b while it was up.
+    assert same.goodput == pytest.approx(verdict.tokens_merged(facts) / verdict.tokens_trained(facts))
+    reached = goals(verdict.figures(facts), same)
+    assert reached["participation >= 95 %"] and reached["merges per fragment >= 99 %"]
+    worse = Facts(fragments=1, began_s=0.0, ended_s=100.0, acts=facts.acts, merges=facts.merges)
+    worse.versions = facts.versions[:50]
+    assert verdict.compare(worse, facts).merges == pytest.approx(0.5, abs=0.03)
+    assert not goals(verdict.figures(worse), verdict.compare(worse, facts))["merges per fragment >= 99 %"]

@@ -1,0 +1,211 @@
+"""The demo's arithmetic: what it reads from logs, what it compares, when it fails."""
+
+from __future__ import annotations
+
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from matplotlib import pyplot
+from rich.console import Console
+
+from p2pdiloco.config.presets import PRESETS
+from p2pdiloco.config.settings import DemoSettings
+from p2pdiloco.lab.chaos import plot as chaos_plot
+from p2pdiloco.lab.chaos.facts import Facts
+from p2pdiloco.lab.demo import plot as demo_plot
+from p2pdiloco.lab.demo.demo import _headline
+from p2pdiloco.lab.demo.view import render_summary
+from p2pdiloco.lab.swarm.chronicle import Chronicle, Tail
+from p2pdiloco.lab.swarm.verdict import (
+    Holdings,
+    Kill,
+    Summary,
+    choose_victim,
+    conflicts,
+    failures,
+    loss_unit,
+    of_traces,
+    participation,
+    pauses,
+)
+
+PEERS = {"one": "12D3KooWone", "two": "12D3KooWtwo", "three": "12D3KooWthree"}
+
+
+def line(
+    kind: str, mono: float = 1.0, fragment: int | None = None, reason: str = "", **fields: Any
+) -> dict[str, Any]:
+    return {"t": 0.0, "mono": mono, "kind": kind, "fragment": fragment, "reason": reason, **fields}
+
+
+def version(kind: str, number: int, digest: str, fragment: int = 0, mono: float = 1.0) -> dict[str, Any]:
+    return line(kind, mono, fragment, number=number, digest=digest, term=1, tokens=0)
+
+
+def progress(mono: float, step_time_s: float = 0.1, longest_gap_s: float = 0.1) -> dict[str, Any]:
+    numbers = {"inner_step": 1, "tokens_total": 1, "tokens_per_s": 1.0, "loss": 2.0}
+    return line("progress", mono, step_time_s=step_time_s, longest_gap_s=longest_gap_s, **numbers)
+
+
+@pytest.fixture
+def chronicle() -> Chronicle:
+    return Chronicle(PEERS, fragments=2)
+
+
+@pytest.mark.parametrize(
+    ("preset", "words", "unit"),
+    [
+        ("tiny", "language model together, peer to peer, on Python's own source", "nats per byte"),
+        ("digits", "image model together, peer to peer, on scikit-learn's digits", "nats per image"),
+    ],
+)
+def test_words_and_units_are_those_of_what_is_trained(
+    preset: str, words: str, unit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chronicle: Chronicle
+) -> None:
+    task = PRESETS[preset].run.task
+    assert words in _headline(DemoSettings(preset=preset), task, kills=True)
+    assert loss_unit(task) == unit
+    numbers = dict.fromkeys(("seconds", "loss_before", "loss_after", "longest_pause_s"), 1.0)
+    counts = dict.fromkeys(
+        ("outer_updates", "inner_steps", "tokens", "kills", "versions_compared", "forks"), 0
+    )
+    unknown = dict.fromkeys(("participation", "median_inner_step_s", "t_resume_s", "t_back_s"))
+    summary = Summary(
+        preset=preset, nodes=3, **numbers, **counts, **unknown,  # type: ignore[arg-type]
+        t_resume_by_fragment_s={}, digests_agree=True, refusals={}, failures=[], sample="",
+    )  # fmt: skip
+    console = Console(width=200, record=True, file=StringIO())
+    console.print(render_summary(summary, [], [], unit))
+    assert f"1.000 → 1.000 {unit}" in console.export_text()
+    drawn: list[Any] = []
+    monkeypatch.setattr(demo_plot, "save", lambda figure, path: drawn.append(figure))
+    demo_plot.draw(tmp_path / "x.png", chronicle, 0.0, [], [], (1.0, 1.0), "demo", unit)
+    monkeypatch.setattr(chaos_plot, "save", lambda figure, path: drawn.append(figure))
+    chaos_plot.draw(tmp_path / "x.png", Facts(fragments=2), None, "chaos", unit)
+    assert drawn[0].axes[0].get_ylabel() == f"loss, {unit}" and unit in drawn[0].axes[0].get_title()
+    assert drawn[1].axes[1].get_ylabel().endswith(unit)
+    pyplot.close("all")
+
+
+def test_equal_chains_agree_and_every_shared_version_is_compared() -> None:
+    one = Holdings("one", {0: {1: "a", 2: "b"}, 1: {1: "x"}})
+    two = Holdings("two", {0: {2: "b", 3: "c"}})
+    assert conflicts([one, two]) == ([], 1)
+
+
+def test_an_injected_disagreement_is_found_and_named(chronicle: Chronicle) -> None:
+    chronicle.feed("one", version("publish", 1, "aaaa", fragment=1))
+    chronicle.feed("two", version("apply", 1, "aaaa", fragment=1))
+    assert conflicts(of_traces(chronicle.nodes.values()))[0] == []
+    chronicle.feed("three", version("apply", 1, "bbbb", fragment=1))
+    found, compared = conflicts(of_traces(chronicle.nodes.values()))
+    assert found == ["version 1 of fragment 1 differs: one, two against three"] and compared == 1
+
+
+def test_a_branch_that_a_node_has_left_is_no_disagreement(chronicle: Chronicle) -> None:
+    for number, digest in enumerate(["a1", "a2", "a3"], 1):
+        chronicle.feed("one", version("publish", number, digest))
+    chronicle.feed("two", version("apply", 1, "a1"))
+    chronicle.feed("two", version("publish", 2, "lost branch"))
+    assert conflicts(of_traces(chronicle.nodes.values()))[0] != []
+    chronicle.feed("two", version("catchup", 3, "a3"))
+    assert conflicts(of_traces(chronicle.nodes.values())) == ([], 1)
+
+
+def test_a_state_that_its_node_computes_differently_is_counted(chronicle: Chronicle) -> None:
+    assert "another state" in chronicle.feed(
+        "two", line("refusal", fragment=1, reason="digest-differs", number=4)
+    )
+    assert chronicle.wrong_digests == 1
+
+
+def test_participation_is_over_all_merges_of_all_nodes(chronicle: Chronicle) -> None:
+    assert participation(chronicle.contributors, chronicle.live) is None
+    chronicle.feed("one", line("merge", fragment=0, contributors=3, live=3))
+    chronicle.feed("two", line("merge", fragment=1, contributors=1, live=2))
+    chronicle.feed("two", line("merge", fragment=1, reason="stale: the world moved on", number=3))
+    assert participation(chronicle.contributors, chronicle.live) == 4 / 5
+
+
+def test_the_victim_is_the_node_with_most_offices_and_never_the_last_one(chronicle: Chronicle) -> None:
+    assert choose_victim(chronicle, list(PEERS)) == ""
+    chronicle.feed("two", line("office", fragment=0, syncer=PEERS["two"], term=1))
+    chronicle.feed("one", line("office", fragment=1, syncer=PEERS["two"], term=1))
+    assert choose_victim(chronicle, list(PEERS)) == "two" and chronicle.held_by("two") == [0, 1]
+    assert choose_victim(chronicle, ["two"]) == ""
+    chronicle.feed("one", line("office", fragment=0, syncer=PEERS["three"], term=3))
+    chronicle.feed("one", line("office", fragment=1, syncer=PEERS["three"], term=2))
+    chronicle.feed("two", line("office", fragment=0, syncer=PEERS["two"], term=2))  # an old term, read late
+    assert choose_victim(chronicle, list(PEERS)) == "three"
+
+
+def test_the_victims_offices_are_those_of_the_moment_of_the_kill(chronicle: Chronicle) -> None:
+    chronicle.feed("two", line("office", 8.0, 0, syncer=PEERS["two"], term=1))
+    chronicle.mark(10.0)
+    chronicle.feed("two", line("office", 9.9, 1, syncer=PEERS["two"], term=1))  # written before, read after
+    chronicle.feed("one", line("office", 10.1, 0, syncer=PEERS["one"], term=2))
+    assert chronicle.held_at_mark("two") == [0, 1] and chronicle.held_by("two") == [1]
+
+
+def test_recovery_is_the_first_version_published_after_the_kill(chronicle: Chronicle) -> None:
+    chronicle.feed("one", version("publish", 1, "a", mono=9.0))
+    chronicle.mark(10.0)
+    chronicle.feed("one", version("publish", 2, "b", mono=9.9))  # read late, published before
+    assert chronicle.first_publish_after == {}
+    chronicle.feed("two", version("publish", 3, "c", mono=11.5))
+    chronicle.feed("two", version("publish", 4, "d", mono=12.0))
+    assert chronicle.first_publish_after == {0: 11.5} and chronicle.updates() == 4
+
+
+def test_pauses_leave_start_up_and_what_is_outside_the_time_out(chronicle: Chronicle) -> None:
+    node = chronicle.nodes["one"]
+    assert pauses([node], 0, 100) == (None, None)
+    for at_s, gap_s in ((1, 9.0), (2, 8.0), (3, 7.0), (4, 0.2), (5, 0.3), (200, 5.0)):
+        chronicle.feed("one", progress(at_s, 0.1, gap_s))
+    assert pauses([node], 0, 100) == (0.3, 0.1)
+    node.started("starting again")
+    chronicle.feed("one", progress(50, 0.1, 6.0))
+    assert pauses([node], 0, 100) == (0.3, 0.1)
+
+
+def test_exit_rule_names_every_failure() -> None:
+    good = Kill("two", 10.0, (0, 3), {0: 1.0, 3: 2.0}, 5.0)
+    assert failures(5.4, 2.4, [], [good], True) == ()
+    assert failures(5.4, 2.4, [], [], False) == ()
+    cases = [
+        (failures(5.4, 2.4, ["version 1 differs"], [good], True), "do not agree: version 1 differs"),
+        (failures(5.4, 5.4, [], [good], True), "did not fall: 5.400 before, 5.400 after"),
+        (failures(5.4, float("nan"), [], [good], True), "did not fall"),
+        (failures(5.4, 2.4, [], [], True), "nobody could be killed"),
+        (
+            failures(5.4, 2.4, [], [Kill("two", 1.0, (0, 3), {0: 1.0}, 5.0)], True),
+            "no new version of fragment 3",
+        ),
+        (failures(5.4, 2.4, [], [Kill("two", 1.0, (0,), {0: 1.0}, None)], True), "two did not train again"),
+    ]
+    for found, words in cases:
+        assert len(found) == 1 and words in found[0]
+
+
+def test_the_report_has_the_keys_that_scripts_rely_on() -> None:
+    promised = {
+        "loss_before", "loss_after", "outer_updates", "kills", "participation", "longest_pause_s",
+        "median_inner_step_s", "t_resume_s", "digests_agree", "nodes", "t_back_s", "seconds", "preset",
+    }  # fmt: skip
+    assert promised <= set(Summary.__struct_fields__)
+
+
+def test_a_tail_gives_whole_lines_only_and_skips_torn_ones(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    tail = Tail(path)
+    assert tail.lines() == []
+    encoded = msgspec.json.encode(line("join", reason="full member: starts the run"))
+    path.write_bytes(encoded + b'\n{"t":1,"mo\n' + encoded[:20])
+    assert [entry["kind"] for entry in tail.lines()] == ["join"]
+    with path.open("ab") as file:
+        file.write(encoded[20:] + b"\n")
+    assert [entry["kind"] for entry in tail.lines()] == ["join"]
+    assert tail.lines() == []
