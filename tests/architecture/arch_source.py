@@ -45,3 +45,13 @@ def calls(tree: ast.AST) -> Iterator[tuple[int, str, ast.Call]]:
             name = ast.unparse(node.func)
             if name.replace(".", "").replace("_", "").isalnum():
                 yield node.lineno, name, node
+
+
+def docstrings(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """(line, text) of the docstrings of the module, its classes, functions and attributes."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            for statement in node.body:
+                value = statement.value if isinstance(statement, ast.Expr) else None
+                if isinstance(value, ast.Constant) and isinstance(value.value, str):
+                    yield statement.lineno, value.value
