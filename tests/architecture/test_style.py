@@ -14,9 +14,9 @@ MAX_FUNCTION_LINES = 70
 EXECUTES = {"eval", "exec", "compile", "__import__", "torch.load", "pickle.loads", "pickle.load", "os.system"}
 BROAD = {"Exception", "BaseException"}
 NO_SUBJECT = """
-it its they their them he his she her who whose whom which what of in on at by for from to with without as if when
-where while whether because since so that this these those there not nothing nobody both each all or and but how why
-same
+it its they their them he his she her who whose whom which what that this these those there
+of in on at by for from to with without as if when where while whether because since so how why
+not nothing nobody both each all or and but same
 """
 """First words with which a docstring answers a question that its reader did not ask."""
 NO_SOURCE = re.compile(r"\bdesign \d|\balgorithm\.md\b|\bissues? #?\d")
@@ -88,9 +88,8 @@ def test_docstrings_name_their_subject(module: str) -> None:
         for line, text in docstrings(modules()[module])
         if _first_word(text) in NO_SUBJECT.split() or NO_SOURCE.search(text)
     ]
-    assert not found, "begin with a verb or a noun, and cite the paper or ARCHITECTURE.md:\n" + "\n".join(
-        found
-    )
+    advice = "begin with a verb or a noun, and cite the paper or ARCHITECTURE.md"
+    assert not found, "\n".join([advice, *found])
 
 
 def test_test_files_have_different_names() -> None:
