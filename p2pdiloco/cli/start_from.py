@@ -32,9 +32,9 @@ from p2pdiloco.errors import UserError
 from p2pdiloco.tasks.data.hub_file import hub_file, may_be_on_the_hub
 from p2pdiloco.tasks.hub_causal_lm import NAME, built, check_causal, existing
 from p2pdiloco.tasks.hub_causal_lm import section_of as hub_section
-from p2pdiloco.tasks.models.hub_form import section_of, unlike
+from p2pdiloco.tasks.models.hub_form import difference_from_ours, section_of
 from p2pdiloco.tasks.models.parameters import named_parameters
-from p2pdiloco.tasks.own_loop import shapes_of
+from p2pdiloco.tasks.own_loop import specs_from_texts
 from p2pdiloco.tasks.registry import task_of
 
 CONFIG = "config.json"
@@ -125,7 +125,7 @@ def begun_with(source: Path | None, architecture: str, base: Manifest) -> tuple[
         path = hub_file(name, CONFIG, revision)
     config = _read_config(path)
     manifest = _fitting(_of_hub(config, base))
-    specs = shapes_of(manifest.model["parameters"])  # type: ignore[arg-type]
+    specs = specs_from_texts(manifest.model["parameters"])  # type: ignore[arg-type]
     model = built(json.loads(str(manifest.model["config"])), specs, base.run.seed)
     check_causal(model, config.get("model_type"))
     arrays = _arrays(model)
@@ -169,7 +169,7 @@ def _of_config(config: dict[str, Any], base: Manifest) -> Manifest:
     tokens = base.inner.tokens_per_step
     context = min(most, tokens) if isinstance(most, int) else tokens
     run = msgspec.structs.replace(base.run, task="causal-lm", task_package="")
-    if unlike(config):
+    if difference_from_ours(config):
         return _of_hub(config, base)
     return msgspec.structs.replace(base, run=run, model=table(section_of(config, context)))
 

@@ -28,7 +28,8 @@ CodecName = Literal["fp32", "bf16", "int8", "int4", "e3m0", "topk"]
 
 
 FORMAT = 4
-"""Of the schema: 3 held files out by name, 2 had schedules in inner steps of each learner, 1 had one task."""
+"""Version of the schema. Version 3 held files out by name, 2 had schedules in inner steps of each learner, 1
+had one task."""
 
 
 class RunSection(Section, frozen=True, kw_only=True):
@@ -37,15 +38,15 @@ class RunSection(Section, frozen=True, kw_only=True):
     seed: Natural = 0
     """Seeds version 0, data streams and group hashes. Every peer derives the same version 0 from it."""
     task: Name = "causal-lm"
-    """What is learned: "causal-lm", "image-classification", or a task that an installed package brings
-    (`tasks.registry`). It is code of this machine, looked up by name: nothing of it comes from a peer."""
+    """Kind of training: "causal-lm", "image-classification", or a task that an installed package brings
+    (`tasks.registry`). A task is code of this machine, looked up by name: nothing of it comes from a peer."""
     task_package: Annotated[str, Meta(pattern=PACKAGE_PATTERN)] = ""
-    """What a node that does not know the task is told to install."""
+    """Name of the package that a node without the task is told to install."""
     initial: Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?\Z")] = ""
     """SHA-256 over names, shapes and bytes of the parameters that are version 0; empty: they are drawn from
     the seed. Whoever signs the run has them in a file beside run.toml, other nodes get them from peers."""
     initial_name: Annotated[str, Meta(max_length=100)] = ""
-    """What these are, for people."""
+    """Name of these parameters, for people."""
 
 
 class DataSection(Section, frozen=True, kw_only=True):
@@ -56,19 +57,20 @@ class DataSection(Section, frozen=True, kw_only=True):
     (`learner.reading.shards`). A manifest never names a path: a stranger's would be read from a volunteer's
     disk."""
     field: Annotated[str, Meta(min_length=1, max_length=100)] = "text"
-    """Which key of a line, or column, is the document."""
+    """Key of a line, or name of a column, that holds the document."""
     dataset: Annotated[str, Meta(pattern=DATASET_PATTERN)] = ""
-    """For "hub": the data set's name there, OWNER/NAME. Never one that `datasets` takes for local files."""
+    """Name of the data set on the hub, OWNER/NAME, for "hub". Never one that `datasets` takes for local
+    files."""
     config: Annotated[str, Meta(max_length=100)] = ""
     split: Annotated[str, Meta(min_length=1, max_length=100)] = "train"
     revision: Annotated[str, Meta(max_length=100)] = ""
-    """Of the data set: a commit, so that it stays the same for all; empty: the newest."""
+    """Commit of the data set, so that it stays the same for all; empty: the newest."""
     shuffle_samples: Annotated[int, Meta(ge=1, le=1 << 20)] = 1024
-    """Of a streamed data set so many samples are read ahead and shuffled among themselves."""
+    """Samples of a streamed data set that are read ahead and shuffled among themselves."""
     heldout_percent: Annotated[int, Meta(ge=1, le=50)] = 5
     """Share of the data that nobody trains on: a hash of its content says which (`tasks.data.split`)."""
     heldout_split: Annotated[str, Meta(max_length=100)] = ""
-    """For "hub": another split that is held out as a whole; then all of `split` is trained on."""
+    """Split that is held out as a whole, for "hub"; then all of `split` is trained on."""
     tokenizer: Annotated[str, Meta(pattern=TOKENIZER_PATTERN)] = "bytes"
     """"bytes", or a `tokenizers` JSON file's name, for people; peers give it
     (`daemon.run_files.tokenizers`)."""
@@ -80,20 +82,20 @@ class DataSection(Section, frozen=True, kw_only=True):
 
     @property
     def is_each_nodes_own(self) -> bool:
-        """Whether a node says where its data lies (--data): the run brings none."""
+        """Tell whether every node names its own data (`--data`) because the run brings none."""
         return not (self.source == "embedded" or (self.source == "hub" and self.dataset))
 
 
 class InnerSection(Section, frozen=True, kw_only=True):
     optimizer: Literal["adamw", "muon"] = "adamw"
-    """Muon is for the matrices inside the model; embeddings, head and vectors get AdamW beside it.
-    Learning rate and weight decay are AdamW's: Muon's updates are scaled to be as large."""
+    """Optimizer of the inner steps. Muon is for matrices inside the model; other parameters get AdamW beside
+    it. Learning rate and weight decay are AdamW's: Muon's updates are scaled to be as large."""
     learning_rate: Annotated[float, Meta(gt=0, le=1)]
     weight_decay: Annotated[float, Meta(ge=0, le=1)] = 0.1
     beta1: Annotated[float, Meta(ge=0, lt=1)] = 0.9
     beta2: Annotated[float, Meta(ge=0, lt=1)] = 0.95
     muon_momentum: Annotated[float, Meta(ge=0, lt=1)] = 0.85
-    """Of Muon's matrices, if it is the optimizer. Swarms want less than one process does
+    """Momentum of Muon's matrices, if Muon is the optimizer. Swarms want less than one process does
     (docs/experiments-settings.md)."""
     clip_norm: Annotated[float, Meta(gt=0, le=1e6)] = 1.0
     warmup_tokens: Natural
@@ -111,7 +113,7 @@ class InnerSection(Section, frozen=True, kw_only=True):
 
 class SyncSection(Section, frozen=True, kw_only=True):
     fragments: Annotated[int, Meta(ge=1, le=1024)] = 24
-    """P. More fragments: smoother traffic, more messages."""
+    """P, the number of fragments. More: smoother traffic, more messages."""
     inner_steps: Annotated[int, Meta(ge=1, le=100_000)] = 24
     """H, inner steps between two contributions of one fragment. Larger: less traffic, slower consensus."""
     delay_steps: Positive = 2
@@ -132,8 +134,9 @@ class OuterSection(Section, frozen=True, kw_only=True):
     momentum_warmup_merges: Natural = 20
     """Momentum grows linearly from 0 over a fragment's first merges. 0 costs a short run about 9 % loss."""
     merge: Literal["rda", "mean"] = "rda"
-    """How pseudo-gradients are averaged: radial-directional averaging, which keeps their length (embeddings
-    by plain mean), or all by plain mean, which shortens what learners do not agree on."""
+    """Kind of average of the pseudo-gradients. "rda", radial-directional averaging, keeps their length
+    (embeddings go by plain mean). "mean" takes the plain mean of all, which shortens what learners do not
+    agree on."""
 
 
 class CodecSection(Section, frozen=True, kw_only=True):
@@ -145,8 +148,8 @@ class GroupSection(Section, frozen=True, kw_only=True):
     size: Annotated[int, Meta(ge=2, le=256)] = 16
     """g: members per group. A run of more members falls into several groups, which merge in levels."""
     expected_members: Annotated[int, Meta(ge=0, le=16_384)] = 0
-    """How many members the run starts with, about; 0: at most `size`. Only the first versions depend on it:
-    later ones count the members. Far too low: one group serves all for a while, and turns many away."""
+    """Number of members that the run starts with, about; 0: at most `size`. Only the first versions depend on
+    it: later ones count the members. Far too low: one group serves all for a while, and turns many away."""
     term_versions: Annotated[int, Meta(ge=1, le=10_000)] = 16
     """A syncer's term, in versions of its fragment; then the next one is elected."""
     log_versions: Annotated[int, Meta(ge=1, le=1024)] = 16
@@ -156,7 +159,7 @@ class GroupSection(Section, frozen=True, kw_only=True):
 
     @property
     def groups_at_start(self) -> int:
-        """Into how many leaf groups the members fall for the first versions."""
+        """Number of leaf groups into which the members fall for the first versions."""
         return max(1, -(-self.expected_members // self.size))
 
 

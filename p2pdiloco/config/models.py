@@ -16,11 +16,12 @@ if TYPE_CHECKING:
 NAME_PATTERN = r"^[a-z0-9][a-z0-9._-]{0,62}\Z"
 PACKAGE_PATTERN = r"^[A-Za-z0-9._-]{0,100}\Z"
 DATASET_PATTERN = r"^([A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95})?\Z"
-"""With an owner: to `datasets` a bare name like "text" means all such files of the current folder."""
+"""Pattern with an owner: `datasets` takes a bare name like "text" for all such files of the current
+folder."""
 TOKENIZER_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9][A-Za-z0-9._-]{0,95})?\Z"
 SHA256_PATTERN = r"^([0-9a-f]{64})?\Z"
 Value = bool | int | float | str | list[str]
-"""What a key of a `[model]` table can be."""
+"""Type of a value in a `[model]` table."""
 Positive = Annotated[int, Meta(ge=1, le=65536)]
 Folder = Annotated[str, Meta(min_length=1, max_length=255)]
 BYTE_VALUES = 256
@@ -30,7 +31,8 @@ SWIGLU_RATIO = 8 / 3
 """Hidden width over width at which three matrices have the parameters of the usual two of ratio 4."""
 HIDDEN_MULTIPLE = 8
 VOCABULARY_MULTIPLE = 64
-"""A GPU's tensor cores want rows of 8 numbers (of 2 bytes) or a multiple, and work on larger tiles."""
+"""Multiple of new vocabularies: a GPU's tensor cores want rows of 8 numbers (of 2 bytes) or a multiple, and
+work on larger tiles."""
 
 
 class Section(Struct, frozen=True, forbid_unknown_fields=True):
@@ -41,7 +43,7 @@ class ModelSection(Section, frozen=True):
     """Base of what tasks read their `[model]` with; keys are numbers, strings, arrays of strings."""
 
     comments: ClassVar[dict[str, str]] = {}
-    """Key -> what run.toml says above it."""
+    """Comments of run.toml, by key."""
 
 
 class CausalLMSection(ModelSection, frozen=True, kw_only=True):
@@ -78,17 +80,17 @@ class CausalLMSection(ModelSection, frozen=True, kw_only=True):
 
     @property
     def head_width(self) -> int:
-        """Of one head."""
+        """Width of one head."""
         return self.width // self.heads
 
     @property
     def key_value_width(self) -> int:
-        """Of all heads of keys (or of values) together."""
+        """Width of all heads of keys (or of values) together."""
         return (self.key_value_heads or self.heads) * self.head_width
 
     @property
     def feed_forward_width(self) -> int:
-        """Inside one feed-forward part, or one expert."""
+        """Hidden width of one feed-forward part, or of one expert."""
         if self.hidden_width:
             return self.hidden_width
         return -int(-SWIGLU_RATIO * self.width // HIDDEN_MULTIPLE) * HIDDEN_MULTIPLE

@@ -1,5 +1,4 @@
-"""How the outer step's numbers follow from a run's length, H and learners, and what of a manifest nobody has
-shown to work.
+"""Numbers of the outer step by a run's length, H and learners, and warnings about a manifest's values.
 
 What is known, and how well, is in docs/experiments.md and docs/experiments-settings.md
 (`scripts/bench/study/bench_learning.py`).
@@ -16,45 +15,48 @@ from msgspec import Struct
 from p2pdiloco.config.manifest import Manifest, OuterSection
 
 LEARNERS = 4
-"""Where the manifest does not say how many members are expected."""
+"""Learners assumed where the manifest does not say how many members are expected."""
 LONGEST_WARMUP = 20
 MANY_MERGES = 100
 FEW_STEPS = 1400
-"""Of every learner: up to so many a run is short. Between 700 and 2800 hardly anybody looked."""
+"""Inner steps of every learner up to which a run is short. Between 700 and 2800 hardly anything was
+measured."""
 USUAL_INNER_STEPS = 50
-"""A larger H is large. With 24 and 100 it was looked at."""
+"""Largest H that is not large: H of 24 and of 100 were measured."""
 SHORT_WARMUP_STEPS, MOST_WARMUP_STEPS = 70, 1000
 LONG_BETA1 = 0.9
-"""In runs of a day and more, whatever the preset has: less was tried in shorter ones only."""
+"""Decay of the first moment in runs of a day and more, whatever the preset has: lower ones were tried in
+shorter runs only."""
 
 LEAST_CLIP_NORM, MOST_LEARNING_RATE, MOST_WEIGHT_DECAY, MOST_STEP_TOKENS = 1e-3, 0.05, 0.5, 1 << 24
-"""What is beyond is told as a slip of the pen: all presets are well within."""
+"""Bounds beyond which a value is reported as a slip of the pen: all presets are well within."""
 MOST_MEMBERS = 1024
-"""That a run lists, in one record of the DHT (`adapters.net.hivemind_binding`)."""
+"""Members that a run lists at most, in one record of the DHT (`adapters.net.hivemind_binding`)."""
 
 MUON_LONG_SHARE = 0.5
-"""There, of the rate that Muon has in presets as long as a demo: after 2800 steps half of it was better."""
+"""Share of Muon's rate in the presets (made for a demo's length) that longer runs take: half was better after
+2800 steps."""
 
 
 class Shown(Struct, frozen=True):
-    """Up to where a swarm was compared with data parallel. What is beyond may work as well: nobody looked."""
+    """Bounds within which a swarm was compared with data parallel. Beyond them nothing was measured."""
 
     learners: int = 8
     steps: int = 2800
-    """Of every learner."""
+    """Inner steps of every learner."""
     inner_steps: int = 100
     """H."""
     numel: int = 3_230_000
     tasks: tuple[str, ...] = ("causal-lm", "image-classification")
     experts: int = 4
     muon_task: str = "causal-lm"
-    """Of Muon; all else was looked at with AdamW."""
+    """Task on which Muon was compared; everything else was measured with AdamW."""
     codecs: tuple[str, ...] = ("fp32", "bf16", "int8", "e3m0")
-    """The first two lose less than what was tried."""
+    """Codecs that were measured, or (the first two) lose less than those."""
     keep_in_flight: tuple[float, ...] = (0.0, 1.0)
     quorum: int = 1
     learning_rates: tuple[float, float] = (0.35, 1.5)
-    """Of the outer step."""
+    """Outer learning rates, lowest and highest."""
     momentum: float = 0.9
     short_merges: int = 29
     """Outer steps of each fragment with which a swarm ended 3 to 6 % behind, but for large inner steps."""
@@ -62,17 +64,19 @@ class Shown(Struct, frozen=True):
     level_beta1: float = 0.8
     level_task: str = "causal-lm"
     level_optimizer: str = "adamw"
-    """With so many of a learner, of such a task, a swarm was within 1 % after `short_merges` (117 and 820
-    thousand parameters; with Muon only the smaller one was looked at)."""
+    """Optimizer with which, and with `level_step_tokens` a learner, a swarm was within 1 % after
+    `short_merges` on `level_task` (117 and 820 thousand parameters; with Muon only the smaller model was
+    measured)."""
     level_merges: int = 116
-    """With so many it was level, or up to 2.5 % behind (the larger model with Muon)."""
+    """Outer steps of each fragment with which a swarm was level, or up to 2.5 % behind (the larger model with
+    Muon)."""
 
 
 SHOWN = Shown()
 
 
 class Rule(NamedTuple):
-    """How an outer step is made."""
+    """Numbers and kind of merge of an outer step."""
 
     learning_rate: float
     momentum: float
@@ -81,15 +85,15 @@ class Rule(NamedTuple):
 
 USUAL = Rule(0.7, 0.8, "rda")
 SPARSE = Rule(0.9, 0.8, "rda")
-"""With a large H: of H = 100, 0.9 % lower in long runs and 1.6 % in short ones than `USUAL`, of one learner
-0.7 % lower than `ALONE` (three seeds each)."""
+"""Rule for a large H. With H = 100 it ended 0.9 % lower in long runs and 1.6 % in short ones than `USUAL`;
+with one learner 0.7 % lower than `ALONE` (three seeds each)."""
 ALONE = Rule(0.5, 0.9, "rda")
-"""Of one learner in a long run with a usual H."""
+"""Rule for one learner in a long run with a usual H."""
 EQUALS = Rule(1.2, 0.8, "mean")
-"""Of long runs whose learners are equally fast and seldom die: there it ends lower than `USUAL`, where they
-are uneven higher, by much more (docs/experiments-settings.md). So somebody has to choose it."""
+"""Rule for long runs whose learners are equally fast and seldom die. There it ends lower than `USUAL`; where
+they are uneven it ends higher, by much more (docs/experiments-settings.md). So somebody has to choose it."""
 BY_RULE = USUAL, SPARSE, ALONE
-"""Of which `outer_step` chooses; whoever has another one has chosen it."""
+"""Rules that `rule_for` chooses from; any other one was chosen by a person."""
 
 
 class Length(Struct, frozen=True):
@@ -107,15 +111,15 @@ def momentum_warmup(merges: int) -> int:
     return min(LONGEST_WARMUP, round(2 * merges / 3))
 
 
-def outer_step(steps: int, learners: int, period: int) -> Rule:
-    """What belongs to a run of so many learners that make so many inner steps each; `period` is H."""
-    if period > USUAL_INNER_STEPS:
+def rule_for(steps: int, learners: int, inner_steps: int) -> Rule:
+    """Choose the rule for a run of `learners` that make `steps` inner steps each; `inner_steps` is H."""
+    if inner_steps > USUAL_INNER_STEPS:
         return SPARSE
     return ALONE if learners == 1 and steps > FEW_STEPS else USUAL
 
 
 def rule_of(outer: OuterSection) -> Rule:
-    """That of a manifest."""
+    """Take the rule out of a manifest's `[outer]` table."""
     return Rule(outer.learning_rate, outer.momentum, outer.merge)
 
 
@@ -133,8 +137,10 @@ def warmup_steps(steps: int) -> int:
 
 
 def with_schedule(manifest: Manifest, steps: int, learners: int = 0) -> Manifest:
-    """With the schedule of the learning rate, and the outer step, for so many learners that make so many
-    inner steps each. `learners`: 0, as many as are expected."""
+    """Copy of the manifest with schedule and outer step for so many learners that make `steps` inner steps.
+
+    `learners`: 0, as many as are expected.
+    """
     return with_outer(_with_steps(manifest, steps, learners), learners)
 
 
@@ -148,7 +154,7 @@ def _with_steps(manifest: Manifest, steps: int, learners: int = 0) -> Manifest:
 
 
 def for_length(manifest: Manifest, length: str) -> Manifest:
-    """With the schedule and H of a run of that length (`LENGTHS`), for the members that are expected."""
+    """Copy of the manifest with schedule and H of that length (`LENGTHS`), for the expected members."""
     chosen, sync, inner = LENGTHS[length], manifest.sync, manifest.inner
     if length != "demo":
         rate = inner.learning_rate * (MUON_LONG_SHARE if inner.optimizer == "muon" else 1)
@@ -161,18 +167,20 @@ def for_length(manifest: Manifest, length: str) -> Manifest:
 
 
 def with_outer(manifest: Manifest, learners: int = 0) -> Manifest:
-    """With the outer step that belongs to the run's expected length, H and learners: rate, momentum and kind
-    of merge, unless somebody chose them, and momentum's warm-up."""
+    """Copy of the manifest with the outer step that belongs to its length, H and learners.
+
+    Momentum's warm-up always follows them; rate, momentum and kind of merge only if nobody chose others.
+    """
     replace, outer = msgspec.structs.replace, manifest.outer
     if rule_of(outer) in BY_RULE:
-        its = outer_step(_steps(manifest, learners), _learners(manifest, learners), manifest.sync.inner_steps)
+        its = rule_for(_steps(manifest, learners), _learners(manifest, learners), manifest.sync.inner_steps)
         outer = replace(outer, **its._asdict())
     warmup = momentum_warmup(expected_merges(manifest, learners))
     return replace(manifest, outer=replace(outer, momentum_warmup_merges=warmup))
 
 
 def doubts(manifest: Manifest, numel: int = 0) -> list[str]:
-    """What nobody has shown to work, in one sentence; what was seen to hurt, a sentence each.
+    """Warnings: one sentence on all that nobody has shown to work, one on each thing that was seen to hurt.
 
     `numel`: parameters of the model; 0: nothing is said of it.
     """
@@ -184,7 +192,7 @@ def doubts(manifest: Manifest, numel: int = 0) -> list[str]:
 
 
 def _beyond(manifest: Manifest, numel: int) -> list[str]:
-    """All that is outside `Shown`, with its bound."""
+    """List the values outside `SHOWN`, each with its bound."""
     inner, sync, outer, codec = manifest.inner, manifest.sync, manifest.outer, manifest.codec
     learners, steps = manifest.group.expected_members, _steps(manifest)
     task, experts = manifest.run.task, manifest.model.get("experts", 0)
@@ -215,12 +223,12 @@ def _beyond(manifest: Manifest, numel: int) -> list[str]:
 
 
 def harms(manifest: Manifest) -> list[str]:
-    """What ended worse where it was tried, a sentence each."""
+    """List the settings that ended worse where they were tried, a sentence each."""
     inner, sync, outer = manifest.inner, manifest.sync, manifest.outer
     merges, warmup, steps = expected_merges(manifest), outer.momentum_warmup_merges, _steps(manifest)
     length = f"about {merges} outer steps of each fragment"
     learners = _learners(manifest)
-    ours, better = rule_of(outer), outer_step(steps, learners, sync.inner_steps)
+    ours, better = rule_of(outer), rule_for(steps, learners, sync.inner_steps)
     inner_warmup, usual = inner.warmup_tokens * steps // inner.schedule_tokens, warmup_steps(steps)
     rules = (
         (merges <= SHOWN.short_merges, _shortness(manifest, merges)),
@@ -255,7 +263,8 @@ def harms(manifest: Manifest) -> list[str]:
 
 
 def slips(manifest: Manifest) -> list[str]:
-    """What is allowed, but so far from anything sensible that it is a slip of the pen, a sentence each."""
+    """List values that are allowed, but so far from anything sensible that they are slips of the pen, a
+    sentence each."""
     inner, members, steps = manifest.inner, manifest.group.expected_members, _steps(manifest)
     rules = (
         (
@@ -291,7 +300,7 @@ def slips(manifest: Manifest) -> list[str]:
 
 
 def _shortness(manifest: Manifest, merges: int) -> str:
-    """What so few merges cost where it was tried."""
+    """Say what so few merges cost where they were tried."""
     found = f"with {SHOWN.short_merges} a swarm was 3 to 6 % behind data parallel"
     if merges < SHOWN.short_merges:
         found += ", with fewer mostly more"

@@ -35,7 +35,7 @@ from p2pdiloco.errors import ConfigError
 GPT2_IDS = vocabulary_for(50_257)
 """GPT-2's own number, rounded up."""
 ADAMW_RATE = 2e-3
-"""Of `tiny` with AdamW."""
+"""Learning rate of `tiny` with AdamW."""
 
 MICRO = with_outer(
     Manifest(

@@ -29,23 +29,24 @@ _PATTERNS = {
 
 
 class Key(Struct, frozen=True):
-    """One key of a TOML schema."""
+    """A key of a TOML schema."""
 
     section: str
     """Empty for keys above all tables."""
     name: str
     words: str
-    """What a value must be: `an integer from 1 to 256`."""
+    """Description of the values allowed: `an integer from 1 to 256`."""
     required: bool
 
     @property
     def path(self) -> str:
-        """As people write it: `sync.delay_steps`."""
+        """Name as people write it: `sync.delay_steps`."""
         return f"{self.section}.{self.name}" if self.section else self.name
 
 
 def keys_of(struct: type[Struct], section: str = "") -> dict[str, Key]:
-    """All keys of a struct, by path, in their order; fields that are structs become tables (one level)."""
+    """List all keys of a struct, by path, in their order; fields that are structs become tables (one
+    level)."""
     info = inspect.type_info(struct)
     assert isinstance(info, inspect.StructType)
     found: dict[str, Key] = {}
@@ -68,7 +69,7 @@ def tables_of(struct: type[Struct]) -> dict[str, type[Struct]]:
 
 
 def words_for(kind: inspect.Type) -> str:
-    """What a value of this type must be, to end a sentence that begins with "must be"."""
+    """Describe the values of this type, to end a sentence that begins with "must be"."""
     match kind:
         case inspect.BoolType():
             return "true or false"

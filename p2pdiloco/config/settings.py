@@ -43,59 +43,64 @@ class NodeSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     nproc: str = "auto"
     """Processes of the learner, each with a device of its own; auto: one for every GPU, one on a CPU."""
     shard: Shard = "auto"
-    """Whether these processes share parameters, gradients and moments out among themselves (FSDP); auto: if
-    one device cannot hold them."""
+    """Sharing of parameters, gradients and moments among these processes (FSDP); auto: if one device cannot
+    hold them."""
     precision: Precision = "auto"
-    """Of forward and backward passes; auto: bf16 where the device is fast at it."""
+    """Arithmetic of forward and backward passes; auto: bf16 where the device is fast at it."""
     compile: bool = False
     """Compile the model with torch.compile."""
     threads: Annotated[int, Meta(ge=0, le=1024)] = 0
-    """Of the learner; 0: chosen by itself."""
+    """Threads of the learner; 0: it chooses by itself."""
     listen: tuple[str, ...] = ANY_ADDRESS
     announce: tuple[str, ...] = ()
     """Addresses to tell others instead of those found out (behind a forwarded port)."""
     reachability: Reachability = "auto"
-    """Whether others can dial this node; auto: it asks them."""
+    """Reachability of this node from outside; auto: it asks peers."""
     relay: bool = True
-    """Be reached through relays where nobody can dial us, reach others so, and relay for them, bounded."""
+    """Permission to use relays, bounded: to be reached where nobody can dial us, to reach others, to relay
+    for them."""
     max_upload: str = ""
     """Bits per second that this node may use, such as "20Mbit"; empty: all that the link carries."""
     max_download: str = ""
     max_memory: str = ""
     """Bytes of payloads that the daemon holds at most, such as "2GiB"; empty: as many as it needs."""
     genesis: bool = False
-    """Allowed to start the run from version 0 when no peer holds any of it."""
+    """Permission to start the run from version 0 when no peer holds any of it."""
     run_file: Path | None = None
     """A run.toml; with `genesis` only: this node is the owner of a new run."""
     name: Annotated[str, Meta(max_length=63)] = ""
-    """What people see beside the peer id."""
+    """Name that people see beside the peer id."""
     data: Path | None = None
-    """Where this node's data is, for all sources but "embedded"; in place of the hub's, for "hub"."""
+    """Path of this node's data, for all sources but "embedded"; in place of the hub's, for "hub"."""
     log: LogStyle = "auto"
     micro_batch_tokens: Annotated[int, Meta(ge=0, le=1 << 24)] = 0
-    """Of one pass, to begin with; 0: chosen by itself. Halved for as long as memory does not suffice."""
+    """Tokens of one pass, to begin with; 0: chosen by itself. Halved for as long as memory does not
+    suffice."""
     learner_nice: Annotated[int, Meta(ge=0, le=19)] = 10
-    """How far the training learner steps back for everything else on the machine; 0: not at all."""
+    """Niceness of the training learner: how far it steps back for everything else on the machine; 0: not at
+    all."""
     daemon_nice: str = "auto"
-    """How far encoding, merging and transfers step back, for training too, once this node trains: 0 to 19;
+    """Niceness of encoding, merging and transfers once this node trains, for training's sake too: 0 to 19;
     auto: 12 beside a learner that waits for its GPU, 0 beside one on the CPU. Above 0, where other programs
     keep all cores busy, the node may be slow to answer and to leave."""
     learner_socket: Path | None = None
-    """Start no learner: a program connects there and trains (`p2pdiloco.Session`)."""
+    """Socket to which a program connects and trains (`p2pdiloco.Session`); the node starts no learner
+    then."""
     learner_wait_s: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
-    """Leave when no such program was there for so long; 0: never."""
+    """Seconds without such a program after which the node leaves; 0: never."""
     min_step_s: Annotated[float, Meta(ge=0, le=60)] = 0.0
-    """An inner step takes at least so long, on average: for the rest the machine is free, and cool."""
+    """Least seconds of an inner step, on average: for the rest the machine is free, and cool."""
     checkpoint_every_s: Seconds = 120.0
     eval_every_s: Seconds = 60.0
     evaluate: Literal["turns", "each"] = "turns"
-    """Who measures the global parameters: one member at a time for all, or each for itself."""
+    """Evaluators of the global parameters: one member at a time for all, or each for itself."""
     result_dir: Path | None = None
     """Folder for checkpoints of the global parameters, which export, generate and others read."""
     result_every: str = "1h"
-    """Between two of them: a time ("30min") or a number of merges of all fragments together ("500merges")."""
+    """Interval between two checkpoints: a time ("30min") or a number of merges of all fragments together
+    ("500merges")."""
     result_keep: Annotated[int, Meta(ge=1, le=10_000)] = 3
-    """So many are kept, the newest."""
+    """Number of checkpoints that are kept, the newest."""
 
 
 class BootstrapSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -128,7 +133,7 @@ class DemoSettings(Struct, frozen=True, kw_only=True):
 
     nodes: int = 3
     seconds: float = 120.0
-    """Of training; the summary comes after."""
+    """Seconds of training; the summary comes after."""
     kill: bool = True
     """Kill a syncer on the way."""
     preset: str = "tiny"
@@ -147,23 +152,23 @@ class ChaosSettings(Struct, frozen=True, kw_only=True):
     preset: str = "micro"
     minutes: float = 10.0
     seconds: float = 0.0
-    """Of training under faults; if positive, instead of `minutes`."""
+    """Seconds of training under faults; if positive, instead of `minutes`."""
     faults_per_hour: float = 125.0
     seed: int = 0
-    """Of the schedule of faults."""
+    """Seed of the schedule of faults."""
     compare: bool = True
     """Run the same swarm without faults first, and compare."""
     compare_minutes: float = 0.0
-    """How long without faults; 0: as long as with."""
+    """Minutes without faults; 0: as long as with."""
     load: float = 0.08
     """Share of this machine's processors that all learners together use, or more where H inner steps would
     take longer than 4 s; 1: as much as they get."""
     netns: bool = False
-    """Every node in a network namespace of its own, so that links can be cut and slowed down."""
+    """Put every node into a network namespace of its own, so that links can be cut and slowed down."""
     scenario: Literal["none", "survivor", "split"] = "none"
-    """Instead of faults drawn from the seed."""
+    """Scenario to play instead of faults drawn from the seed."""
     split_seconds: float = 120.0
-    """How long the two sides of `split` cannot hear each other."""
+    """Seconds for which the two sides of `split` cannot hear each other."""
     out: Path = Path("p2pdiloco-chaos")
     """Folder of faults.jsonl, report.json and chaos.png."""
     keep: bool = False
@@ -254,11 +259,7 @@ def check_node(settings: NodeSettings) -> NodeSettings:
 
 
 def check_bootstrap(settings: BootstrapSettings) -> BootstrapSettings:
-    """As `check_node`.
-
-    Raises:
-        ConfigError: one clear sentence naming the flag.
-    """
+    """Check a bootstrap's settings as `check_node` does a node's."""
     _check_addresses(settings.join, settings.listen, settings.announce)
     rates(settings)
     return msgspec.structs.replace(settings, data_dir=settings.data_dir.expanduser())

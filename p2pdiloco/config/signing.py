@@ -1,9 +1,4 @@
-"""The signed manifest: what an owner publishes, what names the run, and what a newcomer verifies.
-
-The owner signs (owner, canonical manifest bytes, genesis digest); the run id hashes the same three, so
-one changed byte, another owner or another version 0 is another run. Keys are injected: this module
-knows Ed25519 only as a function.
-"""
+"""Signed manifests: an owner publishes one, its digest names the run, and a newcomer verifies it."""
 
 from __future__ import annotations
 
@@ -21,7 +16,7 @@ from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.errors import RemoteError, StorageError
 
 MAX_SIGNED_BYTES = MAX_MANIFEST_BYTES + 1024
-"""With owner, digest and signature: whatever manifest is allowed can be signed."""
+"""Bytes of a manifest with owner, digest and signature: whatever manifest is allowed can be signed."""
 Verify = Callable[[str, bytes, bytes], bool]
 """(peer id, message, signature) -> whether that peer signed it; never raises
 (`core.api.types.Crypto.verify`)."""
@@ -31,7 +26,7 @@ class Signer(Protocol):
     """The half of `core.api.types.Crypto` that an owner needs."""
 
     def sign(self, message: bytes) -> bytes:
-        """Our signature over the message."""
+        """Sign the message; returns the signature."""
 
 
 class SignedManifest(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -79,7 +74,7 @@ def verify(signed: SignedManifest, crypto_verify: Verify) -> Manifest:
 
 
 def encode_signed(signed: SignedManifest) -> bytes:
-    """As it travels (at most `MAX_SIGNED_BYTES`)."""
+    """Encode for the wire (at most `MAX_SIGNED_BYTES`)."""
     return _encoder.encode(signed)
 
 
@@ -142,6 +137,6 @@ def load_signed(path: Path, crypto_verify: Verify) -> tuple[SignedManifest, Mani
 
 
 def _covered(domain: str, signed: SignedManifest) -> bytes:
-    """What signature and run id cover: all fields but the signature, under a domain separator."""
+    """Bytes that signature and run id cover: all fields but the signature, under a domain separator."""
     fields = (signed.owner, signed.manifest, signed.genesis_digest)
     return b"p2pdiloco/1/" + domain.encode() + b"\0" + _encoder.encode(fields)

@@ -108,7 +108,7 @@ def suggestion(given: str, known: Collection[str]) -> str:
 
 
 def _value_sentence(raw: Mapping[str, Any], keys: Mapping[str, Key], label: str, complaint: str) -> str:
-    """Our sentence for msgspec's "Expected `int` >= 1 - at `$.sync.quorum`"."""
+    """Turn msgspec's "Expected `int` >= 1 - at `$.sync.quorum`" into a sentence of ours."""
     match = re.fullmatch(r".* - at `\$\.([A-Za-z0-9_.]+)(?:\[.*)?`", complaint)
     if match is None or match[1] not in keys:
         return f"{label}: {complaint}"

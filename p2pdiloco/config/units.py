@@ -58,7 +58,7 @@ def parse_every(text: str, flag: str) -> tuple[float, int]:
 
 
 def rate_text(bits_per_s: float) -> str:
-    """ "19.6 M": what comes before "bit/s"."""
+    """Rate as text without its unit: "19.6 M", before "bit/s"."""
     for factor, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if bits_per_s >= factor:
             return f"{bits_per_s / factor:.3g} {unit}"

@@ -1,1 +1,1 @@
-"""What is trained: the built-in tasks, and the interface for others."""
+"""Tasks: the built-in kinds of training, and the interface for others."""

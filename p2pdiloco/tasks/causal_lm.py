@@ -19,13 +19,13 @@ INIT_STD = 0.02
 PROMPT = '    """Return the '
 SAMPLE_TOKENS = 320
 MAX_SHUFFLED_TOKENS = 1 << 26
-"""Of a streamed data set that a learner holds at one time, twice, four bytes each."""
+"""Tokens of a streamed data set that a learner holds at one time, twice, four bytes each."""
 SAMPLE_TEMPERATURE = 0.7
 _INTO_THE_STREAM = ("o_proj.weight", "down_proj.weight", "w2.weight")
 
 
 class CausalLM(Task):
-    """See the module. Figures: "loss" in nats per token, without the experts' balance."""
+    """The task causal-lm. Figures: "loss" in nats per token, without the experts' balance."""
 
     Section: ClassVar[type[ModelSection]] = CausalLMSection
     section: CausalLMSection
@@ -72,7 +72,8 @@ class CausalLM(Task):
         return next((sentence for holds, sentence in rules if not holds), None) or self._too_much_shuffled()
 
     def _too_much_shuffled(self) -> str | None:
-        """A volunteer's memory is not a stranger's."""
+        """Say that the manifest wants more shuffled tokens than a volunteer's memory should hold; None: it
+        does not."""
         section, samples = self.section, self.manifest.data.shuffle_samples
         most = max(1, MAX_SHUFFLED_TOKENS // section.context_tokens)
         if self.manifest.data.source != "hub" or samples <= most:
@@ -80,8 +81,8 @@ class CausalLM(Task):
         return f"data.shuffle_samples must be at most {most} for such a context, it is {samples}"
 
     def specs(self) -> tuple[TensorSpec, ...]:
-        """By arithmetic: the daemon never builds a model. Names and shapes are those of Hugging Face's Llama
-        and Mixtral."""
+        """Names and shapes of the parameters, by arithmetic: the daemon never builds a model. They are those
+        of Hugging Face's Llama and Mixtral."""
         section, width = self.section, self.section.width
         hidden, keys = section.feed_forward_width, section.key_value_width
         expert = {"w1.weight": (hidden, width), "w2.weight": (width, hidden), "w3.weight": (hidden, width)}

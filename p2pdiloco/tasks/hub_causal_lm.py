@@ -18,7 +18,7 @@ from msgspec import Meta
 from p2pdiloco.config.models import BYTE_VALUES, BYTES, ModelSection
 from p2pdiloco.errors import UserError, first_line
 from p2pdiloco.tasks.models.hub_config import CONTEXTS, broken_config, harmless, longest, without_dropout
-from p2pdiloco.tasks.own_loop import MAX_PARAMETERS, broken_shapes, shapes_of, texts_of
+from p2pdiloco.tasks.own_loop import MAX_PARAMETERS, broken_shapes, specs_from_texts, texts_from_specs
 from p2pdiloco.tasks.task import Data, Task
 from p2pdiloco.tensors.spec import TensorSpec
 
@@ -31,11 +31,12 @@ NAME = "hf-causal-lm"
 INSTALL = "pip install 'p2pdiloco[hub]'"
 CAUSAL_TOKENS = 8
 CAUSAL_NOISE = 1e-5
-"""Of the largest logit: experts that compute other tokens, too, may round another way."""
+"""Tolerance, as a share of the largest logit: experts that compute other tokens, too, may round another
+way."""
 
 
 class HubSection(ModelSection, frozen=True, kw_only=True):
-    """A config.json, and what it comes to."""
+    """Config of the architecture, and what follows from it."""
 
     comments: ClassVar[dict[str, str]] = {
         "config": "config.json of the architecture, as transformers writes it.",
@@ -50,7 +51,7 @@ class HubSection(ModelSection, frozen=True, kw_only=True):
 
 
 class HubCausalLM(Task):
-    """See the module. Figures: "loss" in nats per token."""
+    """The task hf-causal-lm. Figures: "loss" in nats per token."""
 
     Section: ClassVar[type[ModelSection]] = HubSection
     section: HubSection
@@ -94,7 +95,7 @@ class HubCausalLM(Task):
         return broken_shapes(self.section.parameters)
 
     def specs(self) -> tuple[TensorSpec, ...]:
-        return shapes_of(self.section.parameters)
+        return specs_from_texts(self.section.parameters)
 
     def model(self) -> nn.Module:
         return built(json.loads(self.section.config), self.specs())
@@ -150,7 +151,9 @@ def section_of(config: dict[str, Any], context_tokens: int) -> HubSection:
 
     specs = tensor_specs(_meta(config))
     return HubSection(
-        config=json.dumps(config, sort_keys=True), context_tokens=context_tokens, parameters=texts_of(specs)
+        config=json.dumps(config, sort_keys=True),
+        context_tokens=context_tokens,
+        parameters=texts_from_specs(specs),
     )
 
 
@@ -234,8 +237,10 @@ def _made(config: dict[str, Any]) -> nn.Module:
 
 
 def check_causal(model: nn.Module, kind: object) -> None:
-    """Encoders build and train like causal models, and learn to copy the next token, which they see. Whether
-    one does shows what it says of some tokens when the one behind them is another; `kind`: its model_type.
+    """Refuse a model that sees the tokens behind the one that it predicts.
+
+    Encoders build and train like causal models, and learn to copy the next token, which they see. So a model
+    is asked about some tokens while the one behind them is exchanged. `kind`: its model_type.
 
     Raises:
         UserError: it says something else then.
@@ -260,7 +265,7 @@ def check_causal(model: nn.Module, kind: object) -> None:
 
 
 def existing(folder: Path, config: dict[str, Any]) -> nn.Module:
-    """A model that exists, in fp32, from safetensors only; `config`: its config.json.
+    """Load a model that exists, in fp32, from safetensors only; `config`: its config.json.
 
     Raises:
         UserError: `transformers` is not installed, or does not load it.

@@ -17,7 +17,8 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 class ImageClassification(Task):
-    """See the module. A sample is an image and counts one token. Figures: "loss" in nats, "accuracy"."""
+    """The task image-classification. A sample is an image and counts one token. Figures: "loss" in nats,
+    "accuracy"."""
 
     Section: ClassVar[type[ModelSection]] = ImageSection
     section: ImageSection
@@ -53,7 +54,7 @@ class ImageClassification(Task):
         return next((sentence for holds, sentence in rules if not holds), None)
 
     def specs(self) -> tuple[TensorSpec, ...]:
-        """By arithmetic: the daemon never builds a model."""
+        """Names and shapes of the parameters, by arithmetic: the daemon never builds a model."""
         shapes = vit_shapes(self.section) if self.section.architecture == "vit" else cnn_shapes(self.section)
         return tuple(
             TensorSpec(name, shape, embedding=name == "positions.weight") for name, shape in shapes.items()

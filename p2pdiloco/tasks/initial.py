@@ -28,7 +28,8 @@ def uniform(seed: int, spec: TensorSpec, std: float) -> Tensor:
 
 
 def plain_start(seed: int, specs: Sequence[TensorSpec]) -> dict[str, Tensor]:
-    """Good enough for most models (`tasks.task.Task.initial_parameters`)."""
+    """Draw matrices, embeddings and vectors in a way that suits most models
+    (`tasks.task.Task.initial_parameters`)."""
     return {spec.name: _plain(seed, spec) for spec in specs}
 
 

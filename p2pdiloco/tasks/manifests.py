@@ -26,7 +26,7 @@ def load_manifest(path: Path) -> Manifest:
 
 
 def manifest_from_table(raw: Mapping[str, Any], label: str) -> Manifest:
-    """The same from what a TOML file says; `label` (the file's name) opens every sentence."""
+    """Check a manifest that a TOML file says; `label` (the file's name) opens every sentence."""
     written = raw.get("format", FORMAT)
     if isinstance(written, int) and written != FORMAT:
         # First, since what its keys would be refused for is a consequence of it.

@@ -30,7 +30,7 @@ _WHY = "the run is trained by programs with a loop of their own"
 
 
 class OwnLoopSection(ModelSection, frozen=True, kw_only=True):
-    """Names and shapes."""
+    """Names and shapes of the parameters."""
 
     comments: ClassVar[dict[str, str]] = {
         "parameters": "Name and shape of every parameter, such as layer.weight 64x32; written by new_run.",
@@ -41,7 +41,7 @@ class OwnLoopSection(ModelSection, frozen=True, kw_only=True):
 
 
 class OwnLoop(Task):
-    """See the module."""
+    """The task own-loop."""
 
     Section: ClassVar[type[ModelSection]] = OwnLoopSection
     section: OwnLoopSection
@@ -52,7 +52,7 @@ class OwnLoop(Task):
         return broken_shapes(self.section.parameters)
 
     def specs(self) -> tuple[TensorSpec, ...]:
-        return shapes_of(self.section.parameters)
+        return specs_from_texts(self.section.parameters)
 
     def model(self) -> nn.Module:
         raise UserError(f"{_WHY}: a node alone cannot", "use p2pdiloco.Session in yours, see docs/session.md")
@@ -69,25 +69,25 @@ class OwnLoop(Task):
 
 def section_of(specs: Sequence[TensorSpec]) -> OwnLoopSection:
     """`[model]` of a run that trains such parameters."""
-    return OwnLoopSection(parameters=texts_of(specs))
+    return OwnLoopSection(parameters=texts_from_specs(specs))
 
 
-def texts_of(specs: Sequence[TensorSpec]) -> list[str]:
-    """As `[model]` has them: "layer.weight 64x32", "embed.weight 256x64 embedding"."""
+def texts_from_specs(specs: Sequence[TensorSpec]) -> list[str]:
+    """Write shapes as `[model]` has them: "layer.weight 64x32", "embed.weight 256x64 embedding"."""
     return list(map(_text, specs))
 
 
-def shapes_of(texts: Sequence[str]) -> tuple[TensorSpec, ...]:
-    """The inverse of `texts_of`."""
+def specs_from_texts(texts: Sequence[str]) -> tuple[TensorSpec, ...]:
+    """Read names and shapes off such texts."""
     return tuple(map(_spec, texts))
 
 
 def broken_shapes(texts: Sequence[str]) -> str | None:
-    """What is wrong with them, as half a sentence."""
+    """Say what is wrong with such texts, as half a sentence; None: nothing."""
     for text in texts:
         if not _FORM.fullmatch(text):
             return f'model.parameters has "{text}", which is not a name and a shape'
-    if len({spec.name for spec in shapes_of(texts)}) < len(texts):
+    if len({spec.name for spec in specs_from_texts(texts)}) < len(texts):
         return "model.parameters has one name twice"
     return None
 

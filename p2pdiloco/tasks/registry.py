@@ -31,7 +31,7 @@ _encoder = msgspec.msgpack.Encoder(order="deterministic")
 
 
 def task_class(name: str, package: str = "") -> type[Task]:
-    """The task of this name; `package`: what the manifest says that it is in.
+    """Find the task of this name; `package`: what the manifest says that it is in.
 
     Raises:
         UserError: it is not installed, or it cannot be loaded.
@@ -67,7 +67,7 @@ def _loaded(entry: EntryPoint) -> type[Task]:
 
 
 def task_of(manifest: Manifest) -> Task:
-    """The run's task.
+    """Make the run's task.
 
     Raises:
         UserError: it is not installed.

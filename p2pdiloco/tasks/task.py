@@ -1,8 +1,8 @@
-"""What a task is: model, version 0, data, loss and figures of one kind of training.
+"""Interface of a task: model, version 0, data, loss and figures of one kind of training.
 
-One class, made from a run's manifest. The built-in ones are found by name, others through the entry-point
-group `p2pdiloco.tasks` (`tasks.registry`). The daemon asks for shapes and version 0 only; the rest is the
-learner's. Importing a task should be cheap: torch is imported inside the methods that need it.
+A task is one class, made from a run's manifest. The built-in ones are found by name, others through the
+entry-point group `p2pdiloco.tasks` (`tasks.registry`). The daemon asks for shapes and version 0 only; the
+rest is the learner's. Importing a task should be cheap: torch is imported inside the methods that need it.
 """
 
 from __future__ import annotations
@@ -33,21 +33,22 @@ class Samples(Protocol):
     """A fixed number of samples: the learner walks through training ones in an order of its own."""
 
     def __len__(self) -> int:
-        """How many there are."""
+        """Number of samples."""
 
     def batch(self, indices: Indices) -> Batch:
         """The samples with these indices (below the length), on the CPU."""
 
 
 class Place(Struct, frozen=True):
-    """Where a reader is in its shard; it is written to disk now and then."""
+    """Position of a reader in its shard; it is written to disk now and then."""
 
     offset: int = 0
-    """In samples or documents of the shard, as its reader counts."""
+    """Samples or documents of the shard before this place, as its reader counts."""
     taken: int = 0
     """Samples taken of what is read at once from there."""
     carry: bytes = b""
-    """What was left over by then, in a form of the reader's own. The next shard's reader goes on with it."""
+    """Bytes that were left over by then, in a form of the reader's own. The next shard's reader goes on with
+    them."""
 
 
 class Reader(Protocol):
@@ -55,13 +56,13 @@ class Reader(Protocol):
 
     @property
     def place(self) -> Place:
-        """Of the next sample."""
+        """Place of the next sample."""
 
     def take(self, samples: int) -> Batch | None:
         """The next so many samples, fewer at the end, then None."""
 
     def close(self) -> None:
-        """It is not read further."""
+        """End reading."""
 
 
 @runtime_checkable
@@ -69,21 +70,21 @@ class Shards(Protocol):
     """Data without random access, in shards that peers divide among themselves (`learner.reading.shards`)."""
 
     count: int
-    """How many shards there are."""
+    """Number of shards."""
     identity: str
-    """Equal where the data is."""
+    """Identity of the data: equal on all nodes where the data is."""
 
     def open(self, epoch: int, shard: int, place: Place) -> Reader:
-        """Begin, or go on. Raises: UserError (it cannot be read)."""
+        """Begin a shard, or go on with it. Raises: UserError (it cannot be read)."""
 
 
 class Data(Struct, frozen=True):
-    """What a learner trains on, and what nobody trains on."""
+    """Samples that a learner trains on, and samples that nobody trains on."""
 
     train: Samples | Shards
     heldout: Samples
     note: str = ""
-    """What a person should know of how they were read."""
+    """Remark for people on how the data was read; empty: none."""
 
 
 class Task(ABC):
@@ -92,10 +93,10 @@ class Task(ABC):
     Section: ClassVar[type[ModelSection]]
     """Strict schema of the manifest's `[model]` table."""
     counted: ClassVar[str] = "tokens"
-    """What `tokens_per_sample` counts, in words for people."""
+    """Name of what `tokens_per_sample` counts, for people."""
 
     def __init__(self, manifest: Manifest) -> None:
-        """`manifest.model` is decoded by `Section`.
+        """Decode `manifest.model` by `Section`.
 
         Raises:
             msgspec.ValidationError: it does not fit.
@@ -107,7 +108,8 @@ class Task(ABC):
 
     @property
     def tokens_per_sample(self) -> int:
-        """What one sample counts in `inner.tokens_per_step`, in merge weights and in reports."""
+        """Tokens, or other units, that one sample counts in `inner.tokens_per_step`, merge weights and
+        reports."""
         return 1
 
     @property
@@ -116,7 +118,7 @@ class Task(ABC):
         return 0
 
     def tokenizer(self) -> Tokenizer:
-        """The run's.
+        """Load the run's tokenizer.
 
         Raises:
             UserError: its file is not here, is another one, or has more tokens than the model's vocabulary.
@@ -126,7 +128,8 @@ class Task(ABC):
         return load_tokenizer(self.manifest.data, self.tokenizer_file, self.vocabulary)
 
     def broken_rule(self) -> str | None:
-        """The first rule about `[model]` and other tables that does not hold, as half a sentence."""
+        """Find the first rule about `[model]` and other tables that does not hold; returns half a sentence,
+        or None."""
         return None
 
     def specs(self) -> tuple[TensorSpec, ...]:
@@ -165,22 +168,22 @@ class Task(ABC):
 
     @abstractmethod
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """What is minimised: a scalar, the mean over the batch's samples. May be called under torch.autocast:
-        what comes out of a layer may be bf16."""
+        """Loss to minimise: a scalar, the mean over the batch's samples. May be called under torch.autocast:
+        a layer's output may be bf16."""
 
     @abstractmethod
     def metrics(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """Figures of a held-out batch, each a mean over its samples. One is "loss"."""
 
     def sample(self, model: nn.Module) -> str | None:
-        """Something for people to look at, if there is such a thing."""
+        """Text for people to look at, if the task has any."""
         return None
 
     def written(
         self, model: nn.Module, prompt: str, tokens: int, temperature: float, seed: int
     ) -> str | None:
-        """What the model writes behind a prompt (temperature 0: always the likeliest token); None: this is no
-        model that writes."""
+        """Text that the model writes behind a prompt (temperature 0: always the likeliest token); None: this
+        is no model that writes."""
         return None
 
     def hub_files(self) -> dict[str, bytes] | None:

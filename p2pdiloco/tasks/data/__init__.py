@@ -1,1 +1,1 @@
-"""Where samples come from: text, documents, images, streams, tokenizers."""
+"""Sources of samples: text, documents, images, streams, tokenizers."""

@@ -18,7 +18,7 @@ from p2pdiloco.tasks.data.hub_file import INSTALL
 
 SUFFIXES = {"jsonl": (".jsonl", ".jsonl.gz", ".ndjson"), "parquet": (".parquet",)}
 DAMAGED = (EOFError, zlib.error, gzip.BadGzipFile)
-"""What is raised where compressed bytes are cut off, broken, or none."""
+"""Errors raised where compressed bytes are cut off, broken, or none."""
 MAX_LINE_BYTES = 64 << 20
 _ROWS_TOGETHER = 1024
 
@@ -55,7 +55,8 @@ def _lines(path: Path, field: str) -> Iterator[Any]:
 
 
 def _has_halves(line: bytes) -> bool:
-    """Whether it is JSON but for escapes such as \\ud800 alone, which msgspec calls truncated data."""
+    """Tell whether the line is JSON but for escapes such as \\ud800 alone, which msgspec calls truncated
+    data."""
     try:
         json.dumps(json.loads(line), ensure_ascii=False).encode()
     except UnicodeEncodeError:

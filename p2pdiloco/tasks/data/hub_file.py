@@ -1,4 +1,4 @@
-"""One file of a repository on the Hugging Face hub."""
+"""Download of one file of a repository on the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ INSTALL = "pip install 'p2pdiloco[hub]'"
 
 
 def may_be_on_the_hub(name: str) -> bool:
-    """Whether it has the form [OWNER/]NAME, and does not look like a path: nobody waits for a network to hear
-    that a file is missing."""
+    """Tell whether the name has the form [OWNER/]NAME and does not look like a path.
+
+    Nobody should wait for a network to hear that a file is missing.
+    """
     return re.match(TOKENIZER_PATTERN, name) is not None and not name.endswith(".json")
 
 

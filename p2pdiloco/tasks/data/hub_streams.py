@@ -37,13 +37,13 @@ if TYPE_CHECKING:
     from p2pdiloco.tasks.task import Batch
 
 OLDEST_MAJOR = 4
-"""Earlier `datasets` run scripts that lie in a data set's folder."""
+"""Oldest release of `datasets` that is used: earlier ones run scripts that lie in a data set's folder."""
 LEAST_SHARDS = 64
-"""A data set of fewer files has its files' documents dealt out too."""
+"""Least number of shards: a data set of fewer files has its files' documents dealt out too."""
 MOST_SHARDS = 1024
 HELDOUT_TOKENS = 1 << 18
 HELDOUT_DOCUMENTS = 20_000
-"""Read at most to find held-out ones."""
+"""Documents that are read at most to find held-out ones."""
 RETRIES_S = (1.0, 2.0, 4.0, 8.0, 16.0)
 """Pauses after which a stream that broke is opened again."""
 
@@ -52,7 +52,7 @@ class _Block(Struct, frozen=True):
     windows: Tokens
     """(n, context + 1), shuffled."""
     then: Place
-    """Where the next block begins."""
+    """Place where the next block begins."""
     is_last: bool
 
 
@@ -111,7 +111,7 @@ class _Reader:
 
     @property
     def place(self) -> Place:
-        """Of the next sample."""
+        """Place of the next sample."""
         return Place(self._begin.offset, self._taken, self._begin.carry)
 
     def take(self, samples: int) -> Batch | None:
@@ -133,7 +133,7 @@ class _Reader:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _more(self) -> bool:
-        """Whether there is a window left, in this block or a later one."""
+        """Tell whether a window is left, in this block or a later one."""
         while self._block is None or self._taken >= len(self._block.windows):
             if self._block is not None:
                 self._begin, self._taken = self._block.then, 0
@@ -148,7 +148,7 @@ class _Reader:
         return True
 
     def _read_block(self, place: Place) -> _Block:
-        """Documents until there are enough windows; on the thread."""
+        """Read documents until there are enough windows; on the thread."""
         section, context = self._stream.section, self._stream.context
         packer = Packer(self._stream.tokenizer)
         left = np.frombuffer(place.carry, dtype=np.uint32)
@@ -175,7 +175,8 @@ class _Reader:
         return _Block(shuffled, Place(self._read, 0, tokens[count * context :].tobytes()), is_last)
 
     def _some(self, documents: int) -> list[str]:
-        """The next documents; fewer than one: the shard is over. A stream that breaks is opened again."""
+        """Take the next documents; fewer than one: the shard is over. A stream that breaks is opened
+        again."""
         for pause_s in (*RETRIES_S, None):
             try:
                 if self._documents is None:
@@ -278,7 +279,7 @@ def _opened(section: DataSection, path: str | None, split: str) -> Any:
 
 
 def _only_of_the_hub(name: str, files: Any) -> None:
-    """A data set's card may list any path: a stranger's could have this disk's files read."""
+    """Refuse a data set whose card lists files off the hub: it could have this disk's files read."""
     for file in (file for part in (files or {}).values() for file in part):
         if not str(file).startswith("hf://") or "::" in str(file):
             raise UserError(f"the data set {name} lists a file that is not on the hub: {file}"[:300])
@@ -300,14 +301,14 @@ def _as_user_errors(texts: Iterator[str], words: str) -> Iterator[str]:
 
 
 def _world(*others: type[Exception]) -> tuple[type[Exception], ...]:
-    """What is raised where a connection or a file breaks, also by the HTTP libraries that `datasets` uses."""
+    """Errors raised where a connection or a file breaks, also by the HTTP libraries that `datasets` uses."""
     names = (("httpx", "HTTPError"), ("aiohttp", "ClientError"))
     found = [getattr(sys.modules[module], name) for module, name in names if module in sys.modules]
     return (OSError, *DAMAGED, *others, *found)
 
 
 def _local_identity(root: Path) -> str:
-    """Of a local data set: names and sizes of its files."""
+    """Identity of a local data set: a digest of its files' names and sizes."""
     files = [root] if root.is_file() else sorted(path for path in root.rglob("*") if path.is_file())
     lines = (f"{path.relative_to(root)}\0{path.stat().st_size}" for path in files)
     return hashlib.sha256("\n".join(lines).encode(errors=ANY_NAME)).hexdigest()

@@ -1,4 +1,4 @@
-"""Images: what an image classifier trains on, and what nobody trains on.
+"""Images for an image classifier, for training and held out.
 
 Sources. "embedded" are scikit-learn's digits, 1797 grey ones of 8 x 8 pixels, which come with that package.
 "files" is a folder of folders, of which each is a class. An image is held out if the hash of its file's bytes
@@ -42,7 +42,7 @@ class Images:
     labels, int64 (n)."""
 
     def __init__(self, pixels: Pixels, labels: Pixels) -> None:
-        """uint8 (n, channels, side, side) and int64 (n)."""
+        """Take pixels, uint8 (n, channels, side, side), and labels, int64 (n)."""
         self.pixels, self.labels = pixels, labels
 
     def __len__(self) -> int:
@@ -109,7 +109,7 @@ def _folders(root: Path, model: ImageSection) -> tuple[Pixels, Pixels, list[str]
 
 
 def _class_folders(root: Path, model: ImageSection) -> Sequence[str]:
-    """The classes' folders, by class. Of those that the manifest names some may be missing here."""
+    """Find the classes' folders, by class. Some of those that the manifest names may be missing here."""
     if not root.exists():
         raise UserError(f"the data path {root} does not exist", "check --data")
     try:
@@ -140,7 +140,8 @@ def _files(root: Path, folders: Sequence[str]) -> list[tuple[Path, int]]:
 
 
 def _read(path: Path, model: ImageSection) -> tuple[Pixels, str]:
-    """As `_scaled`, and the digest of the file: pixels differ with the release of Pillow."""
+    """Read an image as `_scaled` does; returns the digest of the file, too: pixels differ with the release of
+    Pillow."""
     pillow = _pillow()
     try:
         with warnings.catch_warnings():
@@ -158,7 +159,7 @@ def _read(path: Path, model: ImageSection) -> tuple[Pixels, str]:
 
 
 def _scaled(image: Any, model: ImageSection) -> Pixels:
-    """uint8 (channels, side, side)."""
+    """Scale an image to uint8 (channels, side, side)."""
     side = model.image_pixels
     image = image.convert("L" if model.channels == 1 else "RGB")
     if image.size != (side, side):

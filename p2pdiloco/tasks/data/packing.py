@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from p2pdiloco.tasks.task import Batch, Indices
 
 ENCODED_TOGETHER_BYTES = 8 << 20
-"""Of text go through the tokenizer at one go; a longer document is cut at the end of a line."""
+"""Bytes of text that go through the tokenizer at one go; a longer document is cut at the end of a line."""
 
 
 class Windows:
@@ -47,7 +47,7 @@ class Windows:
 
 
 class Packer:
-    """Takes documents, keeps their tokens and, behind each, the token that ends it."""
+    """Tokens of documents, each with the token that ends it behind."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -57,7 +57,7 @@ class Packer:
         self._parts: list[Tokens] = []
 
     def add(self, document: bytes, ends: bool = True) -> None:
-        """The next document, UTF-8. `ends`: False, it is a part, and the document goes on behind it."""
+        """Add the next document, UTF-8. `ends`: False, it is a part, and the document goes on behind it."""
         stop, is_last = 0, False
         while not is_last:
             start, stop = stop, cut(document, stop, stop + ENCODED_TOGETHER_BYTES)
@@ -76,7 +76,7 @@ class Packer:
         self._waiting, self._waiting_bytes = [], 0
 
     def take(self) -> Tokens:
-        """All tokens since the last call."""
+        """Take all tokens since the last call."""
         self._encode()
         parts, self._parts = self._parts, []
         return np.concatenate(parts) if parts else np.empty(0, dtype=np.uint8)

@@ -1,9 +1,11 @@
-"""What is held out: decided by content alone, so that of equal files what one node measures on no other node
-trains on. (Of files that are only alike it may: regions are counted from a file's begin.)
+"""Held-out data, chosen by content alone.
 
-What it is called, where it lies and what lies beside it differ between nodes that have the same text, and so
-does the run that trained the model before. None of that is in the hash. Only what comes with the task, and is
-the same in every node, goes by name.
+Of equal files, no node trains on what another measures. (Files that are only alike may fall otherwise:
+regions are counted from a file's begin.)
+
+Names, folders and neighbours of a file differ between nodes that have the same text, and so they do in the
+run that trained the model before. None of that is in the hash. Only data that comes with the task, and is the
+same in every node, goes by name.
 """
 
 from __future__ import annotations
@@ -13,37 +15,38 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 ANY_NAME = "surrogatepass"
-"""How text is encoded that may be a file's name: not all of those are UTF-8."""
+"""Error handler with which text is encoded that may be a file's name: not all of those are UTF-8."""
 REGION_BYTES = 1 << 18
-"""Of a file from which one part is cut out."""
+"""Bytes of the regions of a file; one part is cut out of each."""
 SHORTEST_CUT_BYTES = 256
-"""What would be less is not cut out: then all of it is held out, or nothing."""
+"""Least bytes of a part that is cut out. Where it would be less, all of the region is held out, or
+nothing."""
 
 
 class Piece(NamedTuple):
     """A part of a document."""
 
     held: bool
-    """Nobody trains on it."""
+    """True: nobody trains on this part."""
     text: bytes
     ends: bool = True
-    """The document ends with it."""
+    """True: the document ends with this part."""
 
 
 def hash64(text: str) -> int:
-    """64 bits of SHA-256."""
+    """First 64 bits of the text's SHA-256."""
     return _hash64(text.encode(errors=ANY_NAME))
 
 
 def is_heldout(name: str, percent: int) -> bool:
-    """Whether what has this name, or is this text, is never trained on."""
+    """Tell whether data of this name, or this text, is never trained on."""
     return hash64(f"heldout/{name}") % 100 < percent
 
 
 def pieces(text: bytes, percent: int) -> Iterator[Piece]:
-    """A file, of which every region gives up so many per cent, one part at a place that its hash says. So a
-    few files, or a single one, have held-out text too. A small file, or the rest of one, is held out whole or
-    not at all."""
+    """Cut a file into pieces: every region gives up `percent` per cent, one part at a place that its hash
+    says. So a few files, or a single one, have held-out text too. A small file, or the rest of one, is held
+    out whole or not at all."""
     given = at = 0
     while at < len(text):
         stop = cut(text, at, at + REGION_BYTES)
@@ -59,7 +62,8 @@ def pieces(text: bytes, percent: int) -> Iterator[Piece]:
 
 
 def cut(text: bytes, start: int, most: int) -> int:
-    """Where to cut: behind the last line that ends from `start` to `most`, or else between two characters."""
+    """Find the end of a piece: behind the last line that ends from `start` to `most`, or else between two
+    characters."""
     if most >= len(text):
         return len(text)
     line = text.rfind(b"\n", start, most) + 1
@@ -70,7 +74,7 @@ def cut(text: bytes, start: int, most: int) -> int:
 
 
 def _heldout_part(region: bytes, percent: int) -> tuple[int, int]:
-    """From where to where nobody trains on it; the same place twice: all of it is trained on."""
+    """Begin and end of the part that nobody trains on; equal where all of the region is trained on."""
     size = len(region) * percent // 100
     value = _hash64(region)
     if size < SHORTEST_CUT_BYTES:
@@ -81,7 +85,7 @@ def _heldout_part(region: bytes, percent: int) -> tuple[int, int]:
 
 
 def _back(region: bytes, at: int, most: int) -> int:
-    """To the begin of a line at most so many bytes before, or else of a character."""
+    """Go back to the begin of a line at most so many bytes before, or else of a character."""
     return cut(region, max(0, at - most), at) if at else 0
 
 

@@ -1,4 +1,4 @@
-"""Text that fits into memory: what a language model trains on, and what nobody trains on.
+"""Text that fits into memory, for training and held out.
 
 Sources. "embedded" is the source text of Python's own standard library, which lies on every machine that
 can run this (without its tests, which many distributions leave out; another version's differs in part).
@@ -30,8 +30,8 @@ MAX_BYTES = 4 << 30
 _NOT_EMBEDDED = {
     "site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test", "lib2to3",
 }  # fmt: skip
-"""Folders of the standard library that are not on every machine, or not of it. Data of a person are left out
-for no name."""
+"""Folders of the standard library that are not on every machine, or not part of it. A person's data is never
+left out for such a name."""
 _SNIFF_BYTES = 65_536
 
 
@@ -68,7 +68,8 @@ def _left_out(no_text: Sequence[Path]) -> str:
 
 
 def _pieces(section: DataSection, root: Path, no_text: list[Path]) -> Iterator[Piece]:
-    """All text, and which of it is held out. Files that are none are added to `no_text`."""
+    """Read all text in pieces that say whether they are held out. Files that are no text are added to
+    `no_text`."""
     if not root.exists():
         raise UserError(f"the data path {root} does not exist", "check --data")
     try:
@@ -131,7 +132,8 @@ def _embedded_files(heldout_percent: int) -> Iterator[Piece]:
 
 
 def _user_files(root: Path, no_text: list[Path]) -> Iterator[bytes]:
-    """Nothing is read whole that is no text, or more than the bytes that are left."""
+    """Read the text files below `root`. No file that is no text, or is larger than the bytes that are left,
+    is read whole."""
     left_bytes = MAX_BYTES
     for path in [root] if root.is_file() else _walk(root):
         with path.open("rb") as file:
@@ -166,7 +168,8 @@ def _walk(root: Path, left_out: Collection[str] = ()) -> list[Path]:
 
 
 def _is_text(start: bytes) -> bool:
-    """UTF-8 without NUL; a character that the sniffed part cuts in two is no objection."""
+    """Tell whether the bytes are UTF-8 without NUL; a character that the sniffed part cuts in two is no
+    objection."""
     if b"\0" in start:
         return False
     try:

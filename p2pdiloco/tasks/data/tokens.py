@@ -21,7 +21,7 @@ from p2pdiloco.tasks.data.hub_file import INSTALL
 
 MAX_TOKENIZER_BYTES = 64 << 20
 FILE = "tokenizer.json"
-"""What the file is called in a model's folder."""
+"""Name of the file in a model's folder."""
 _USUAL_ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "[SEP]")
 
 Tokens = NDArray[Any]
@@ -29,22 +29,22 @@ Tokens = NDArray[Any]
 
 
 class Tokenizer(Protocol):
-    """Text to token ids and back."""
+    """Converter of text to token ids and back."""
 
     vocabulary: int
-    """Ids are below this."""
+    """Upper bound of the ids, which are below it."""
     end: int
-    """What is put behind every document."""
+    """Id of the token that is put behind every document."""
 
     def encode(self, documents: Sequence[bytes]) -> list[Tokens]:
         """Ids of every document (UTF-8), without special tokens."""
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of some ids; what is no text is replaced."""
+        """Decode ids to text; what is no text is replaced."""
 
 
 class ByteTokenizer:
-    """Every byte is a token; documents end with a newline."""
+    """A tokenizer that makes every byte a token; documents end with a newline."""
 
     vocabulary = BYTE_VALUES
     end = ord("\n")
@@ -117,12 +117,12 @@ def _usual_ends(backend: Any) -> list[str]:
 
 
 def digest_of(content: bytes) -> str:
-    """As the manifest states it."""
+    """SHA-256 of the file, as the manifest states it."""
     return hashlib.sha256(content).hexdigest()
 
 
 def read_tokenizer(path: Path) -> bytes:
-    """A tokenizer file, bounded.
+    """Read a tokenizer file, bounded in size.
 
     Raises:
         UserError: it cannot be read, or is too large.

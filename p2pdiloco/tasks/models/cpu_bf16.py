@@ -1,5 +1,7 @@
-"""Two parts of models that are slow on a CPU that computes in bf16 if they are left as they are
-(`scripts/bench/study/bench_bf16.py`). Everywhere else they are what they look like."""
+"""Attention and layers by rows, made fast on a CPU that computes in bf16.
+
+Measured by `scripts/bench/study/bench_bf16.py`. On any other device they are the plain operations.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +12,18 @@ from torch import Tensor
 from torch.nn import functional
 
 FP32_TOKENS = 256
-"""Up to so many tokens of context torch's attention takes less time in fp32 than in bf16: with 64 a third to
-a half of it, with 256 about as much, on an AMD processor with AVX512-BF16. Nobody has looked at AMX."""
+"""Context up to which torch's attention is faster in fp32 than in bf16. With 64 tokens it takes a third to a
+half of the time, with 256 about as much, on an AMD processor with AVX512-BF16. AMX was not measured."""
 ROWS = 128
-"""What comes in numbers of rows that change all the time is filled up to a multiple of this."""
+"""Multiple to which numbers of rows are filled up that change all the time."""
 
 
 def attention(query: Tensor, key: Tensor, value: Tensor, *, causal: bool) -> Tensor:
-    """Scaled dot products of (batch, heads, tokens, head width): of that shape again.
+    """Attention by scaled dot products of (batch, heads, tokens, head width); the result has that shape
+    again.
 
-    In fp32 where a CPU's autocast would take bf16 for so short a context."""
+    Computes in fp32 where a CPU's autocast would take bf16 for so short a context.
+    """
     if _of_cpu_in_bf16(query) and query.shape[-2] <= FP32_TOKENS:
         with torch.autocast("cpu", enabled=False):
             return _mixed(query.float(), key.float(), value.float(), causal)
@@ -27,10 +31,12 @@ def attention(query: Tensor, key: Tensor, value: Tensor, *, causal: bool) -> Ten
 
 
 def by_rows(layer: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
-    """`layer` of rows (n, width), of which each is answered by itself, where n is another one at every call.
+    """Apply a layer to rows (n, width), each by itself, where n changes from call to call.
 
-    A CPU's kernels for bf16 are compiled for every shape of matrices, and 1024 of them are kept: with experts
-    that takes longer than the multiplications, and 0.8 GiB (`tiny-moe`). So there are a few shapes only."""
+    A CPU's kernels for bf16 are compiled for every shape of matrices, and 1024 of them are kept. With experts
+    that takes longer than the multiplications, and 0.8 GiB (`tiny-moe`). So rows are filled up to a few
+    shapes only.
+    """
     count = len(rows)
     if not _of_cpu_in_bf16(rows):
         return layer(rows)

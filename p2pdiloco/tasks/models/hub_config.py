@@ -1,8 +1,4 @@
-"""What a config of `transformers` may say, that is only data: a manifest's is a stranger's.
-
-Code and other models can be named in one (compiled attention kernels of the hub, an `auto_map`). Such keys
-are refused in a manifest, and left out of whatever is given to the library.
-"""
+"""Rules for a config of `transformers` in a manifest, which is a stranger's: only data."""
 
 from __future__ import annotations
 
@@ -19,9 +15,9 @@ LEFT_OUT = (
 )
 """Keys of config.json that are not about the architecture."""
 CONTEXTS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
-"""What architectures call the longest context that they are made for."""
+"""Keys by which architectures state the longest context that they are made for."""
 LEAST_LAYERS = 1024
-"""So many layers may be stated, whatever the model is: they cost nothing worth speaking of."""
+"""Layers that may be stated, however small the model is: so many cost nothing worth speaking of."""
 _FETCHING = (
     "attn_implementation",
     "experts_implementation",
@@ -30,8 +26,8 @@ _FETCHING = (
     "quantization_config",
     "pretrained",
 )
-"""In keys, at any depth, by which transformers would load code or another model. What "kernel" names, too,
-where it is no number."""
+"""Parts of keys, at any depth, by which transformers would load code or another model. Keys with "kernel" are
+like them where the value is no number."""
 
 
 def _fetches(key: str, value: Any) -> bool:
@@ -41,7 +37,7 @@ def _fetches(key: str, value: Any) -> bool:
 
 
 def harmless(found: Any) -> Any:
-    """Without LEFT_OUT and what would fetch something, at any depth."""
+    """Copy of a config without the keys of LEFT_OUT and those that would fetch something, at any depth."""
     if isinstance(found, dict):
         return {
             key: harmless(value)
@@ -52,7 +48,7 @@ def harmless(found: Any) -> Any:
 
 
 def without_dropout(key: str, found: Any) -> Any:
-    """With 0 for every number whose key has "drop" in it, at any depth."""
+    """Copy of a config with 0 for every number whose key has "drop" in it, at any depth."""
     if isinstance(found, dict):
         return {inner: without_dropout(str(inner), value) for inner, value in found.items()}
     is_number = isinstance(found, int | float) and not isinstance(found, bool)
@@ -65,7 +61,7 @@ def longest(config: dict[str, Any]) -> int:
 
 
 def broken_config(config: dict[str, Any], parameters: int, context_tokens: int) -> str | None:
-    """What a manifest's config may not say."""
+    """Find the first thing that a manifest's config may not say; returns a sentence, or None."""
     if 0 < longest(config) < context_tokens:
         return f"model.context_tokens must be at most {longest(config)} with this model.config"
     for key, value in _pairs(config):

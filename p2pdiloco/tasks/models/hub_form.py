@@ -1,4 +1,4 @@
-"""What `transformers` calls the models of causal-lm: config.json out, and in; raw bytes as a tokenizer.
+"""Models of causal-lm as `transformers` has them: config.json out and in, raw bytes as a tokenizer.
 
 Our parameters have its names and shapes already (`tasks.models.transformer`). Plain data: neither
 `transformers` nor `tokenizers` is needed here.
@@ -55,13 +55,13 @@ def llama_config(section: CausalLMSection) -> dict[str, Any]:
 
 
 def section_of(config: dict[str, Any], context_tokens: int = 0) -> CausalLMSection:
-    """The inverse: `[model]` for the config.json of somebody's Llama or Mixtral. `context_tokens`: instead of
-    as many as the model was made for.
+    """Read `[model]` off the config.json of somebody's Llama or Mixtral. `context_tokens`: instead of as many
+    as the model was made for.
 
     Raises:
         UserError: it is not of that form, in a sentence that says in what.
     """
-    broken = unlike(config)
+    broken = difference_from_ours(config)
     if broken:
         raise UserError(f"the model is not of a form that causal-lm has: {broken}")
     width, heads = config.get("hidden_size"), config.get("num_attention_heads")
@@ -91,8 +91,8 @@ def section_of(config: dict[str, Any], context_tokens: int = 0) -> CausalLMSecti
         raise UserError(f"config.json of the model: {error}") from error
 
 
-def unlike(config: dict[str, Any]) -> str:
-    """In what it is neither Llama nor Mixtral as we have them; empty: it is."""
+def difference_from_ours(config: dict[str, Any]) -> str:
+    """Say in what a config is neither Llama nor Mixtral as we have them; empty: it is one of the two."""
     kind = config.get("model_type")
     if kind not in (LLAMA, MIXTRAL):
         return f'its model_type is "{kind}"'
@@ -129,8 +129,8 @@ def tokenizer_files(context_tokens: int, tokenizer: bytes | None) -> dict[str, b
 
 
 def _byte_tokenizer() -> bytes:
-    """A file whose token ids are the bytes of UTF-8 text: byte-level BPE without a single merge. Its alphabet
-    has a printable character for each byte."""
+    """Write a tokenizer file whose token ids are the bytes of UTF-8 text: byte-level BPE without a single
+    merge. Its alphabet has a printable character for each byte."""
     return json.dumps(
         {
             "version": "1.0",

@@ -13,7 +13,8 @@ def named_parameters(model: nn.Module) -> dict[str, Tensor]:
 
 
 def tensor_specs(model: nn.Module) -> tuple[TensorSpec, ...]:
-    """What `tensors.layout.plan_fragments` needs to know; weights of `nn.Embedding` are embeddings."""
+    """Name and shape of every parameter, for `tensors.layout.plan_fragments`; weights of `nn.Embedding` are
+    embeddings."""
     tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     return tuple(
         TensorSpec(name, tuple(parameter.shape), embedding=id(parameter) in tables)

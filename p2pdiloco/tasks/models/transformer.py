@@ -137,10 +137,8 @@ class Expert(nn.Module):
 
 
 class Experts(nn.Module):
-    """Each token goes through the k experts that the gate likes best, weighted by its softmax over these k.
-
-    No token is dropped. The balance loss is that of the Switch Transformer (2101.03961) for k choices:
-    E * sum over experts of (share of choices) * (mean probability); 1 where all experts are used alike."""
+    """Mixture of experts: each token goes through the k that the gate likes best, weighted by its softmax
+    over these."""
 
     def __init__(self, section: CausalLMSection) -> None:
         super().__init__()

@@ -13,7 +13,7 @@ from p2pdiloco.config.models import STAGES, ImageSection
 from p2pdiloco.tasks.models.cpu_bf16 import attention
 
 GROUPS = 8
-"""Of channels that group norm takes together (fewer where the width is no multiple)."""
+"""Groups of channels in a group norm (1 where the width is no multiple)."""
 
 
 class VisionTransformer(nn.Module):
@@ -106,7 +106,7 @@ class Residual(nn.Module):
 
 
 def group_norm(width: int) -> nn.GroupNorm:
-    """Of `GROUPS` groups, or of one where the width is no multiple."""
+    """Make a group norm of `GROUPS` groups, or of one where the width is no multiple."""
     return nn.GroupNorm(GROUPS if width % GROUPS == 0 else 1, width)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 from msgspec import Struct
 
-from p2pdiloco.config.outer import EQUALS, FEW_STEPS, USUAL, Rule, momentum_warmup, outer_step
+from p2pdiloco.config.outer import EQUALS, FEW_STEPS, USUAL, Rule, momentum_warmup, rule_for
 from study.setting import Setting
 
 replace = msgspec.structs.replace
@@ -91,7 +91,7 @@ def oracle(base: Setting) -> Setting:
 def every(base: Setting, inner_steps: int) -> Setting:
     """With this H, and the outer step that belongs to it."""
     warmup = momentum_warmup(base.steps // inner_steps)
-    rule = outer_step(base.steps, base.learners, inner_steps)
+    rule = rule_for(base.steps, base.learners, inner_steps)
     return by(replace(base, inner_steps=inner_steps, momentum_warmup=warmup), rule)
 
 
