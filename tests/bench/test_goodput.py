@@ -71,7 +71,7 @@ SMALL = Home(
 )
 CODE = """
 from test_goodput import SMALL
-from p2pdiloco.simulation.sessions import Sessions
+from goodput.sessions import Sessions
 for seed in range(2):
     world = Sessions(SMALL, seed)
     print(repr(world.play()).replace(" ", ""), world.trace.digest())
@@ -79,7 +79,10 @@ for seed in range(2):
 
 
 def played(hash_seed: str) -> str:
-    environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(Path(__file__).parent)}
+    here = Path(__file__).resolve()
+    folders = (here.parent, here.parents[2] / "scripts" / "bench", here.parents[2])
+    path = os.pathsep.join(str(folder) for folder in folders)
+    environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": path}
     command = [sys.executable, "-c", CODE]
     return subprocess.run(
         command, env=environment, check=True, capture_output=True, text=True, timeout=60

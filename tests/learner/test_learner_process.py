@@ -331,7 +331,9 @@ def test_a_learner_ends_by_itself_when_its_daemon_is_gone(moment):
 
 def test_the_daemon_s_side_imports_no_network_and_no_model():
     names = "('hivemind', 'p2pdiloco.learner.loop', 'safetensors')"
-    code = f"import sys, p2pdiloco.learner.host; print([name for name in {names} if name in sys.modules])"
+    code = (
+        f"import sys, p2pdiloco.daemon.learner.host; print([name for name in {names} if name in sys.modules])"
+    )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert out.stdout.strip() == "[]"
 

@@ -466,7 +466,7 @@ def test_our_adamw_is_torchs_bit_for_bit_without_its_compiler() -> None:
     code = (
         "import sys, torch\n"
         "from p2pdiloco.config.presets import MICRO\n"
-        "from p2pdiloco.learner.optim import make_optimizer\n"
+        "from p2pdiloco.learner.optimizer.build import make_optimizer\n"
         "layer = torch.nn.Linear(3, 3); optimizer = make_optimizer(layer, MICRO.inner)\n"
         "layer(torch.ones(1, 3)).sum().backward(); optimizer.step()\n"
         "sys.exit('torch._dynamo' in sys.modules)"

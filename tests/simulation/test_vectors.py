@@ -67,7 +67,7 @@ def test_faults_cost_little_of_what_is_learned(seed: int) -> None:
 def test_equal_seeds_give_equal_bytes_in_two_processes() -> None:
     code = (
         "from p2pdiloco.simulation.runner import run_seed\n"
-        "from p2pdiloco.study.vectors import Vectors\n"
+        "from p2pdiloco.lab.vectors.vectors import Vectors\n"
         "result = run_seed(2, 'storm', 3, substance=Vectors)\n"
         "print(result.digest, result.losses)\n"
     )

@@ -2,7 +2,7 @@
 moment in which version 0 is computed, the whole model in memory, and ends. Who only serves what was signed
 before starts none.
 
-    python -m p2pdiloco.daemon.signing SOCKET LOG DATA-DIR RUN.TOML...
+    python -m p2pdiloco.daemon.run_files.signing SOCKET LOG DATA-DIR RUN.TOML...
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Another process of a learner: `python -m p2pdiloco.learner.rank FD RANK COUNT FOLDER` (by `siblings`).
+"""Another process of a learner, started by `siblings`.
+
+`python -m p2pdiloco.learner.parallel.rank FD RANK COUNT FOLDER`.
 
 Like `learner.__main__`, torch is imported when the watcher runs: it ends with rank 0."""
 

@@ -113,8 +113,8 @@ from pathlib import Path
 from typing import BinaryIO
 import numpy as np
 from disk_kit import RUN, loaded_number, save, version
-from p2pdiloco.adapters.disk import RunStore
-from p2pdiloco.adapters.files import Files
+from p2pdiloco.adapters.disk.run_store import RunStore
+from p2pdiloco.adapters.disk.files import Files
 from p2pdiloco.errors import StorageError
 store = RunStore(Path(sys.argv[1]), RUN)
 save(store, 1)

@@ -175,7 +175,7 @@ import asyncio, sys
 from pathlib import Path
 sys.path.insert(0, {tests!r})
 from net_helpers import Recorder
-from p2pdiloco.adapters.hivemind_net import HivemindTransport
+from p2pdiloco.adapters.net.hivemind_net import HivemindTransport
 from p2pdiloco.identity import Identity
 folder = Path({folder!r})
 key = folder / "identity.key"

@@ -53,7 +53,7 @@ def test_the_order_depends_on_run_and_group() -> None:
 
 def test_another_process_ranks_the_same() -> None:
     code = (
-        "from p2pdiloco.core.ranking import ranking;"
+        "from p2pdiloco.core.election.rendezvous import ranking;"
         "print(ranking('run', 'all', 1, 2, {f'peer{i}': 1.0 for i in reversed(range(8))}))"
     )
     env = os.environ | {"PYTHONHASHSEED": "7"}

@@ -148,7 +148,7 @@ PROBE = """
 import asyncio, json, sys, uvloop
 from pathlib import Path
 import psutil
-from p2pdiloco.daemon.signing import sign_apart
+from p2pdiloco.daemon.run_files.signing import sign_apart
 from p2pdiloco.errors import UserError
 
 async def main(ends, data_dir, *files):
