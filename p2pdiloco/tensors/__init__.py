@@ -1,1 +1,1 @@
-"""The numbers: layout, codecs, merging, the outer step, the vault."""
+"""Arithmetic on tensors: layout, codecs, merging, the outer step, the vault."""

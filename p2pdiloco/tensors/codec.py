@@ -1,4 +1,4 @@
-"""Every codec that a manifest may name."""
+"""Codecs that a manifest may name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from p2pdiloco.tensors.codec_dense import Bf16, Fp32, Int8
 from p2pdiloco.tensors.codec_topk import TopK
 
 CODECS = MappingProxyType({made.name: made for made in (Fp32(), Bf16(), Int8(), Int4(), E3M0(), TopK())})
-"""By name."""
+"""Codecs by name."""
 
 
 def codec(name: str) -> Codec:

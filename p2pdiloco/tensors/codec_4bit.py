@@ -26,19 +26,19 @@ BLOCK = 64
 _HALF = BLOCK // 2
 _BLOCK_BYTES = 2 + _HALF
 DECODE_TILE = 256 * 1024
-"""Larger than the other codecs': a dozen small operations for each."""
+"""Elements decoded at a time, more than the other codecs': each tile costs a dozen small operations."""
 _FP16_SIGN_AND_LOW_EXPONENT = 0x9C00 - 0x10000
-"""As int16: bit 15, and bits 12 to 10."""
+"""Bits 15 and 12 to 10 of a half-precision number, as int16."""
 
 
 class FourBit(Codec):
-    """Codes 0 to 15, each of which stands for a level, times the block's scale."""
+    """Codec of four bits: codes 0 to 15, each of which stands for a level, times the block's scale."""
 
     block, sections = BLOCK, (2, _HALF)
     top: float
     """The largest level, which a block's largest magnitude gets."""
     unit = 1.0
-    """A power of two: what `_levels` are multiples of."""
+    """Power of two of which `_levels` are multiples."""
 
     def encoded_bytes(self, numel: int) -> int:
         return _BLOCK_BYTES * blocks_of(numel, BLOCK)
@@ -57,9 +57,9 @@ class FourBit(Codec):
         raise NotImplementedError
 
     def _levels(self, packed: Tensor) -> tuple[Tensor, Tensor]:
-        """What the codes in the lower and in the upper halves of bytes (uint8) stand for, in `unit`: of any
-        type whose conversion to fp32 is exact. Arithmetic on small integers, several times faster than a
-        table."""
+        """Levels that the codes in the lower and in the upper halves of bytes (uint8) stand for, in `unit`.
+        They have any type whose conversion to fp32 is exact. Arithmetic on small integers, several times
+        faster than a table."""
         raise NotImplementedError
 
     def _decode(self, payload: Buffer, out: Tensor) -> None:
@@ -85,7 +85,10 @@ class FourBit(Codec):
 
 
 class Int4(FourBit):
-    """Evenly spaced: -7 to 7 (codes 1 to 15), rounded to nearest even. Code 0, never written, is -7 too."""
+    """Codec int4: levels from -7 to 7 (codes 1 to 15), evenly spaced, rounded to nearest even.
+
+    Code 0, never written, is -7 too.
+    """
 
     name = "int4"
     top = 7.0
@@ -99,7 +102,10 @@ class Int4(FourBit):
 
 
 class E3M0(FourBit):
-    """Powers of two: 0, and 2^-6 to 1 of both signs; rounded to the nearest, below 1.5 * 2^-7 to zero."""
+    """Codec e3m0: levels 0, and 2^-6 to 1 of both signs, powers of two.
+
+    Values are rounded to the nearest level, below 1.5 * 2^-7 to zero.
+    """
 
     name = "e3m0"
     top = 1.0
@@ -121,7 +127,7 @@ class E3M0(FourBit):
 
 
 def _views(payload: Buffer, numel: int) -> tuple[Tensor, Tensor]:
-    """(scales bf16 [blocks], codes uint8 [blocks, 32])."""
+    """Views of a payload: scales, bf16 [blocks], and codes, uint8 [blocks, 32]."""
     scales = torch.frombuffer(payload, dtype=torch.bfloat16, count=blocks_of(numel, BLOCK))
     packed = torch.frombuffer(payload, dtype=torch.uint8, offset=2 * len(scales))
     return scales, packed.view(-1, _HALF)

@@ -1,4 +1,4 @@
-"""What every codec keeps to: how a flat fp32 fragment becomes bytes, and back.
+"""Base of all codecs: a flat fp32 fragment becomes bytes, and a fragment again.
 
 Little-endian, no header: sizes follow from numel. Decoding is the same on every machine, bit for bit: copies,
 shifts, table look-ups and one fp32 multiplication per element. Encoding need not be: only its bytes are
@@ -20,15 +20,17 @@ from p2pdiloco.tensors.digest import Buffer
 TILE = 64 * 1024
 """Elements worked on at a time, so that the passes over a tile find it in cache."""
 DEVICE_TILE = 4 * 1024 * 1024
-"""On an accelerator: large enough that starting a kernel is nothing, small enough for its memory."""
+"""Elements worked on at a time on an accelerator. Starting a kernel for so many costs nothing worth
+mentioning, and they fit into its memory."""
 FP32_MAX = torch.finfo(torch.float32).max
 BF16_MAX = torch.finfo(torch.bfloat16).max
 MIN_PEAK = 2.0**-100
-"""A block whose magnitudes are all below this is sent as zeros: products stay clear of denormals."""
+"""Least magnitude that is sent: a block wholly below it is sent as zeros, so that products stay clear of
+denormals."""
 
 
 class Codec:
-    """One encoding. Stateless, so that any thread may use the one instance in `CODECS`.
+    """An encoding. Stateless, so that any thread may use the one instance in `CODECS`.
 
     Tensors may be on any device; payloads are host memory. A new encoding is one subclass with the four
     underscored methods, `encoded_bytes`, `block` and `sections`, and one entry in `CODECS`.
@@ -38,19 +40,19 @@ class Codec:
     block: int
     """Elements that are encoded together."""
     sections: tuple[int, ...]
-    """A payload is so many sections, one after the other, each with so many bytes of every block."""
+    """Bytes of every block in each section; a payload is its sections, one after the other."""
     feedback = True
-    """What an encoding leaves out is worth remembering for the next one (`tensors.feedback`)."""
+    """True: error feedback adds what an encoding leaves out to the next one (`tensors.feedback`)."""
     sparse = False
-    """Most elements of a payload are zero: what is left out matters, whoever encodes."""
+    """True: most elements of a payload are zero, so what is left out matters, whoever encodes."""
 
     def encoded_bytes(self, numel: int) -> int:
         """Exact payload size of numel elements."""
         raise NotImplementedError
 
     def spans(self, start: int, stop: int, numel: int) -> list[tuple[int, int]]:
-        """(offset, size) of the bytes of elements start (a multiple of `block`) to stop in a payload of numel
-        elements: one after the other they are the payload of these elements alone."""
+        """Places, (offset, size), of the bytes of elements start (a multiple of `block`) to stop in a payload
+        of numel elements: one after the other they are the payload of these elements alone."""
         found, base, total = [], 0, self.encoded_bytes(numel)
         for size in self.sections:
             first = base + size * (start // self.block)
@@ -113,8 +115,10 @@ class Codec:
 
 
 def tiles(source: Tensor, block: int, tile: int = TILE) -> Iterator[tuple[Tensor, int, int]]:
-    """(rows of `block` elements, first row's number, elements that are real) over a flat fp32 tensor. A short
-    last block comes as a row of its own: a copy, filled up with zeros; all other rows are views."""
+    """Cut a flat fp32 tensor into (rows of `block` elements, first row's number, elements that are real).
+
+    A short last block comes as a row of its own: a copy, filled up with zeros; all other rows are views.
+    """
     numel = source.numel()
     whole = numel - numel % block
     step = max(1, (tile if source.device.type == "cpu" else DEVICE_TILE) // block) * block
@@ -133,12 +137,12 @@ def scaled(tops: Tensor, divisor: float, most: float) -> Tensor:
 
 
 def reciprocal_safe(scale: Tensor) -> Tensor:
-    """What to divide a block by: x / inf is 0."""
+    """Divisors of the blocks: infinity where the scale is 0, since x / inf is 0."""
     return scale.masked_fill(scale == 0.0, math.inf).unsqueeze(1)
 
 
 def blocks_of(numel: int, block: int) -> int:
-    """Blocks that numel elements fill, the last perhaps in part."""
+    """Number of blocks that numel elements fill, the last perhaps in part."""
     return -(-numel // block)
 
 
@@ -151,7 +155,8 @@ def largest(values: Tensor) -> float:
 
 
 def writable(payload: Buffer) -> Buffer:
-    """torch warns of read-only memory; payloads from the network are bytearrays, others are copied."""
+    """Memory that torch may wrap without a warning: a payload from the network (a bytearray) itself, others
+    copied."""
     view = memoryview(payload)
     return bytearray(view) if view.readonly else view.cast("B")
 

@@ -26,13 +26,13 @@ from p2pdiloco.tensors.digest import Buffer
 BLOCK = 1024
 """Elements that share one int8 scale: 0.4 % overhead."""
 ENCODE_TILE = 256 * 1024
-"""Larger than the other codecs': a dozen small operations for each."""
+"""Elements encoded at a time, more than the other codecs': each tile costs a dozen small operations."""
 _INT8_MAX_SCALE = FP32_MAX / 128
-"""Even -128 times this is finite."""
+"""Largest scale of a block: even -128 times this is finite."""
 
 
 class Fp32(Codec):
-    """The bits themselves, 4 bytes per element."""
+    """Codec fp32: the bits themselves, 4 bytes per element."""
 
     name = "fp32"
     feedback = False
@@ -52,7 +52,8 @@ class Fp32(Codec):
 
 
 class Bf16(Codec):
-    """The upper half of the bits, rounded to nearest even; what would become infinite is the largest bf16."""
+    """Codec bf16: the upper half of the bits, rounded to nearest even; what would become infinite is the
+    largest bf16."""
 
     name = "bf16"
     feedback = False
@@ -74,7 +75,7 @@ class Bf16(Codec):
 
 
 class Int8(Codec):
-    """Blockwise absmax: all fp32 scales (absmax / 127 of each block of 1024), then all int8 values.
+    """Codec int8: all fp32 scales (absmax / 127 of each block of 1024), then all int8 values.
 
     Values are rounded to nearest even; the last block may be short.
     """

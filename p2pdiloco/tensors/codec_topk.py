@@ -1,4 +1,4 @@
-"""Only the largest elements: 64 of every 4096, with two bits each. 0.026 bytes a parameter.
+"""Codec of the largest elements only: 64 of every 4096, with two bits each. 0.026 bytes a parameter.
 
 After SparseLoCo (arXiv 2508.15706): what is left out must go into the next contribution (`Residual`), or it
 is lost. An element's two bits are its sign, and whether it is among the chunk's larger 32 or its smaller 32:
@@ -19,7 +19,7 @@ from p2pdiloco.tensors.digest import Buffer
 CHUNK = 4096
 KEPT = 64
 TILE = 128 * CHUNK
-"""Larger than the other codecs': sixteen small operations for each."""
+"""Elements worked on at a time, more than the other codecs': each tile costs sixteen small operations."""
 _HALF = KEPT // 2
 _GROUP = 8
 _SIGN_BYTES = KEPT // 8
@@ -28,7 +28,7 @@ _CHUNK_BYTES = 4 + _SIGN_BYTES + _INDEX_BYTES
 
 
 class TopK(Codec):
-    """See the module."""
+    """The codec topk."""
 
     name = "topk"
     block, sections = CHUNK, (4, _SIGN_BYTES, _INDEX_BYTES)
@@ -69,10 +69,11 @@ class TopK(Codec):
 
 
 def _largest(magnitudes: Tensor) -> tuple[Tensor, Tensor]:
-    """The 64 largest of each row of fp32 [n, 4096], in falling order, and where they are.
+    """Find the 64 largest of each row of fp32 [n, 4096], in falling order, and where they are.
 
-    Sought where they can be: each is in one of the 64 groups (of eight elements, 512 apart) whose largest
-    elements are the largest: two small searches are cheaper than one over the whole row."""
+    Each of them is in one of the 64 groups (of eight elements, 512 apart) whose largest elements are the
+    largest. Two small searches are cheaper than one over the whole row.
+    """
     groups = magnitudes.view(-1, _GROUP, CHUNK // _GROUP)
     best = groups.amax(dim=1).topk(KEPT, dim=1).indices
     candidates = groups.gather(2, best.unsqueeze(1).expand(-1, _GROUP, -1)).view(-1, _GROUP * KEPT)
@@ -81,19 +82,19 @@ def _largest(magnitudes: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _pack_bits(flags: Tensor) -> Tensor:
-    """bool [n, 64] to uint8 [n, 8], the first flag in the lowest bit."""
+    """Pack flags, bool [n, 64], into bytes, uint8 [n, 8], the first flag in the lowest bit."""
     weights = 2 ** torch.arange(8, dtype=torch.uint8, device=flags.device)
     return (flags.view(-1, _SIGN_BYTES, 8) * weights).sum(dim=2, dtype=torch.uint8)
 
 
 def _unpack_bits(packed: Tensor) -> Tensor:
-    """uint8 [n, 8] to fp32 [n, 64] of 0 and 1."""
+    """Unpack bytes, uint8 [n, 8], into flags, fp32 [n, 64] of 0 and 1."""
     shifts = torch.arange(8, dtype=torch.uint8, device=packed.device)
     return (packed.unsqueeze(2) >> shifts & 1).view(-1, KEPT).float()
 
 
 def _pack_12(index: Tensor) -> Tensor:
-    """int64 [n, 64] below 4096 to uint8 [n, 96]: two indices in three bytes."""
+    """Pack indices, int64 [n, 64] below 4096, into uint8 [n, 96]: two of them in three bytes."""
     index = index.to(torch.int32)
     first, second = index[:, 0::2], index[:, 1::2]
     three = (first & 255, first >> 8 | (second & 15) << 4, second >> 4)
@@ -101,13 +102,14 @@ def _pack_12(index: Tensor) -> Tensor:
 
 
 def _unpack_12(packed: Tensor) -> Tensor:
-    """uint8 [n, 96] to int64 [n, 64]."""
+    """Unpack uint8 [n, 96] into indices, int64 [n, 64]."""
     low, middle, high = packed.to(torch.int64).view(-1, _HALF, 3).unbind(dim=2)
     return torch.stack((low | (middle & 15) << 8, middle >> 4 | high << 4), dim=2).view(-1, KEPT)
 
 
 def _views(payload: Buffer, numel: int) -> tuple[Tensor, Tensor, Tensor]:
-    """(magnitudes bf16 [chunks, 2], signs uint8 [chunks, 8], indices uint8 [chunks, 96])."""
+    """Views of a payload: magnitudes bf16 [chunks, 2], signs uint8 [chunks, 8], indices uint8 [chunks,
+    96]."""
     chunks = blocks_of(numel, CHUNK)
     magnitudes = torch.frombuffer(payload, dtype=torch.bfloat16, count=2 * chunks).view(-1, 2)
     signs = torch.frombuffer(payload, dtype=torch.uint8, offset=4 * chunks, count=_SIGN_BYTES * chunks)

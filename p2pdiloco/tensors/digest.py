@@ -22,5 +22,5 @@ def bytes_of(tensor: Tensor) -> memoryview:
 
 
 def state_digest(number: int, theta: Tensor, momentum: Tensor) -> bytes:
-    """Of the version number (8 bytes), the fragment's Theta and its outer momentum (fp32)."""
+    """Digest of the version number (8 bytes), the fragment's Theta and its outer momentum (fp32)."""
     return content_digest(struct.pack("<Q", number), bytes_of(theta), bytes_of(momentum))

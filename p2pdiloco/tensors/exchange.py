@@ -30,7 +30,7 @@ from p2pdiloco.tensors.layout import FragmentLayout
 
 AREAS = 3
 ALIGN_ELEMENTS = 16
-"""Every area starts on a cache line (64 bytes)."""
+"""Alignment of every area: a cache line (64 bytes)."""
 
 
 class Exchange:
@@ -40,7 +40,7 @@ class Exchange:
     """
 
     def __init__(self, fd: int, layouts: Sequence[FragmentLayout]) -> None:
-        """Use `create` or `attach`. Takes ownership of `fd`."""
+        """Map the memory behind `fd`, of which it takes ownership. Use `create` or `attach`."""
         self.fd = fd
         self._numels = [layout.numel for layout in layouts]
         memory = mmap.mmap(fd, exchange_bytes(layouts))
@@ -53,7 +53,7 @@ class Exchange:
 
     @classmethod
     def create(cls, layouts: Sequence[FragmentLayout]) -> Self:
-        """New zeroed memory for these fragments.
+        """Make new zeroed memory for these fragments.
 
         Raises:
             UserError: the machine has not enough memory (three times the model in fp32).
@@ -72,14 +72,14 @@ class Exchange:
 
     @classmethod
     def attach(cls, fd: int, layouts: Sequence[FragmentLayout]) -> Self:
-        """The memory behind an inherited descriptor; the layouts must be the creator's."""
+        """Map the memory behind an inherited descriptor; the layouts must be the creator's."""
         actual, expected = os.fstat(fd).st_size, exchange_bytes(layouts)
         invariant(actual == expected, f"exchange has {actual} bytes, these layouts need {expected}")
         return cls(fd, layouts)
 
     @property
     def fragments(self) -> int:
-        """How many fragments there are."""
+        """Number of fragments."""
         return len(self._numels)
 
     def base(self, fragment: int, index: int) -> torch.Tensor:
@@ -107,7 +107,8 @@ class Exchange:
 
 
 def _refused(size: int, error: OSError) -> UserError:
-    """Why there are no buffers of so many bytes. They are a file without a name, so limits of files hold."""
+    """Explain why there are no buffers of so many bytes. They are a file without a name, so limits of files
+    hold."""
     what = f"fragment buffers ({size / 2**20:.3g} MiB)"
     if error.errno == errno.EFBIG:
         return UserError(

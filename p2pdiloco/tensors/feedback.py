@@ -9,7 +9,8 @@ from p2pdiloco.errors import invariant
 
 
 class Residual:
-    """What the encodings of one fragment have left out so far: committed, and pending for the one in flight.
+    """Error feedback of one fragment: the part that encodings left out, committed, and pending for the one in
+    flight.
 
     A contribution may be lost for good, so its residual counts only once it is known to be merged.
     Memory: two fp32 fragments.
@@ -30,11 +31,12 @@ class Residual:
         self.pending = True
 
     def commit(self) -> None:
-        """The pending contribution was merged."""
+        """Take over what the pending contribution left out: it was merged."""
         invariant(self.pending, "no encoded contribution is pending")
         self._committed, self._next = self._next, self._committed
         self.pending = False
 
     def discard(self) -> None:
-        """The pending contribution will never be merged. Nothing happens where none is pending."""
+        """Forget what the pending contribution left out: it will never be merged. Without a pending one
+        nothing happens."""
         self.pending = False

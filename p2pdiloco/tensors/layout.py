@@ -1,4 +1,4 @@
-"""How a model's tensors are cut into fragments, and the copying between both.
+"""Layout of fragments: the model's tensors cut into flat buffers, and the copying between both.
 
 A fragment is a flat fp32 buffer; its layout says which piece of which named tensor lies where in it. All
 peers of a run plan the same fragments from the same tensor list, so nothing about them crosses the wire.
@@ -20,7 +20,7 @@ from p2pdiloco.errors import ConfigError, invariant
 from p2pdiloco.tensors.spec import TensorSpec
 
 BALANCED = 1.1
-"""A plan is good when its largest fragment is at most this many times the mean one."""
+"""Largest fragment of a good plan, as a multiple of the mean one."""
 _LIMIT_RATIO = 1.5
 _MAX_LIMITS = 24
 
@@ -30,24 +30,24 @@ class Piece(Struct, frozen=True):
 
     tensor: str
     tensor_offset: int
-    """Inside the flattened tensor."""
+    """Offset inside the flattened tensor."""
     fragment_offset: int
-    """Inside the flat fragment."""
+    """Offset inside the flat fragment."""
     numel: int
     plain_mean: bool
-    """Merged by plain weighted mean, not by radial-directional averaging: embeddings, and all where the run
-    says so."""
+    """True: merged by plain weighted mean, not by radial-directional averaging. So are embeddings, and all
+    where the run says so."""
 
 
 class FragmentLayout(Struct, frozen=True):
-    """What one fragment is made of: pieces lie back to back, in order, without gaps."""
+    """Pieces of which one fragment is made: they lie back to back, in order, without gaps."""
 
     index: int
     numel: int
     pieces: tuple[Piece, ...]
 
     def in_plain_mean(self) -> FragmentLayout:
-        """This one, of whose pieces all are merged by plain mean."""
+        """Copy of this layout of which all pieces are merged by plain mean."""
         pieces = tuple(msgspec.structs.replace(piece, plain_mean=True) for piece in self.pieces)
         return msgspec.structs.replace(self, pieces=pieces)
 
@@ -61,7 +61,8 @@ class _Cut(Struct, frozen=True, order=True):
 
 
 def plan_fragments(specs: Sequence[TensorSpec], fragments: int) -> tuple[FragmentLayout, ...]:
-    """Whole tensors, largest first, each into the currently smallest of P bins (Decoupled DiLoCo, section 2).
+    """Put whole tensors, largest first, each into the currently smallest of P bins (Decoupled DiLoCo, arXiv
+    2604.21428).
 
     A tensor that alone exceeds the mean fragment is split by rows. Where bins are still uneven after that,
     the size above which tensors are split is lowered step by step until the largest bin is within
@@ -98,7 +99,7 @@ def plan_fragments(specs: Sequence[TensorSpec], fragments: int) -> tuple[Fragmen
 
 
 def _cut(specs: Sequence[TensorSpec], limit: float) -> list[_Cut]:
-    """Every tensor larger than `limit` elements in equal runs of rows."""
+    """Cut every tensor larger than `limit` elements into equal runs of rows."""
     cuts = []
     for position, spec in enumerate(specs):
         if spec.numel == 0:
@@ -125,7 +126,7 @@ def _bin_numel(cuts: Sequence[_Cut]) -> int:
 
 
 def _layout(index: int, cuts: Sequence[_Cut], specs: Sequence[TensorSpec]) -> FragmentLayout:
-    """Pieces in the order of the model, neighbours of one tensor joined again."""
+    """Lay out pieces in the order of the model, neighbours of one tensor joined again."""
     pieces: list[Piece] = []
     at = 0
     for cut in sorted(cuts, key=lambda cut: (cut.position, cut.offset)):

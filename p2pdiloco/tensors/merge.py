@@ -26,18 +26,23 @@ from p2pdiloco.errors import RemoteError, invariant
 from p2pdiloco.tensors.layout import FragmentLayout
 
 DEGENERATE = 1e-3
-"""Mean directions shorter than this cancel out (256 orthogonal ones have 0.06): they are not stretched."""
+"""Least length of a mean direction that is stretched: shorter ones cancel out (256 orthogonal ones have
+0.06)."""
 MAX_WEIGHT = 2.0**62
-"""Two thousand million tokens in one inner step. With `MIN_LENGTH` it keeps every sum inside fp32's range."""
+"""Largest weight of a contribution: two thousand million tokens in one inner step. With `MIN_LENGTH` it keeps
+every sum inside fp32's range."""
 MIN_LENGTH = 2.0**-60
-"""A shorter pseudo-gradient is no longer than one rounding of any parameter: it has no direction."""
+"""Least length of a pseudo-gradient that has a direction. A shorter one is below one rounding of any
+parameter."""
 MAX_MAGNITUDE = 2.0**40
-"""Of a contribution or update. No honest pseudo-gradient has larger values, and below it no sum of a merge,
-and no state of a run, can leave fp32's range: nobody can push the swarm to infinity with finite numbers."""
+"""Largest value of a contribution or update. No honest pseudo-gradient has larger ones, and below it no sum
+of a merge, and no state of a run, can leave fp32's range: nobody can push the swarm to infinity with finite
+numbers."""
 
 
 def contribution_weight(tokens: int, inner_steps: int) -> float:
-    """w = tokens^2 / inner_steps: tokens times tokens per inner step (Decoupled DiLoCo).
+    """Weight of a contribution, w = tokens^2 / inner_steps: tokens times tokens per inner step (Decoupled
+    DiLoCo).
 
     Raises:
         RemoteError: "implausible-tokens", without tokens or inner steps, or above `MAX_WEIGHT`.
@@ -48,7 +53,8 @@ def contribution_weight(tokens: int, inner_steps: int) -> float:
 
 
 def contribution_reach(tokens: int, inner_steps: int, period: int) -> float:
-    """v: the weight, less for less than `period` (H) inner steps. Raises: see `contribution_weight`."""
+    """Reach of a contribution, v: its weight, times inner steps / `period` where it has fewer than `period`
+    (H). Raises: see `contribution_weight`."""
     return contribution_weight(tokens, inner_steps) * min(1.0, inner_steps / period)
 
 

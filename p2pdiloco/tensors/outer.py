@@ -32,9 +32,10 @@ def momentum_at(number: int, momentum: float, warmup_merges: int) -> float:
 def without_lookahead(
     theta: Tensor, momentum_buffer: Tensor, learning_rate: float, momentum: float
 ) -> Tensor:
-    """x = theta + eta mu m, fp32 [numel] in new memory: where the outer optimizer is; equal bits everywhere.
+    """Parameters without Nesterov's look-ahead, x = theta + eta mu m: fp32 [numel] in new memory, equal bits
+    everywhere.
 
-    It is the theta before minus eta times the last delta. Nesterov's theta is ahead of it by a step of
+    x is the theta before minus eta times the last delta. Nesterov's theta is ahead of it by a step of
     momentum (-eta mu m), so that the next pseudo-gradients are measured where momentum leads; they correct
     what it overshoots, and for whoever takes the parameters away there are none. `momentum`: of the merge
     that made this theta. (Sutskever et al. 2013, section 2: their theta is our x, and their gradient is
@@ -54,7 +55,8 @@ def outer_step(
     out_momentum: Tensor,
     share: float = 1.0,
 ) -> None:
-    """m' = mu m + delta; theta' = theta - eta (delta + mu m')  (Decoupled DiLoCo; delta = base - local).
+    """Make the outer step: m' = mu m + delta; theta' = theta - eta (delta + mu m') (Decoupled DiLoCo; delta =
+    base - local).
 
     `share` f < 1: delta is of that part of an interval only (somebody leaves, or all have just begun), so
     momentum does that part of its work: m' = (1 - f (1 - mu)) m + delta; theta' = theta - eta (delta + mu m'

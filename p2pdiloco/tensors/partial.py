@@ -42,22 +42,23 @@ from p2pdiloco.tensors.merge import (
 from p2pdiloco.tensors.payload import Payload, size_of
 
 ROUNDING = 1.03
-"""A sum of thousands of fp32 terms may exceed its bound by so much and still be honest."""
+"""Factor by which a sum of thousands of fp32 terms may exceed its bound and still be honest."""
 LONGEST_PERIOD = 100_000
-"""H of any run: a contribution's reach is at least such a part of its weight."""
+"""Largest H of any run: a contribution's reach is at least such a part of its weight."""
 WEIGHT_TOLERANCE = 1e-9
-"""Weights are summed in fp64, in the order of the merge, which the label does not tell."""
+"""Relative error allowed of a sum of weights: they are summed in fp64, in the merge's order, which the label
+does not tell."""
 
 
 class Partial(Struct, frozen=True):
-    """A decoded payload: what `Accumulator.combine` takes."""
+    """Decoded payload of a partial merge, as `Accumulator.combine` takes it."""
 
     weight: float
     reach: float
     contributions: int
     norms: tuple[float, ...]
     sums: Tensor
-    """fp32 [numel], shared with the payload."""
+    """Sums, fp32 [numel], that share the payload's memory."""
 
 
 def partial_bytes(layout: FragmentLayout) -> int:
@@ -66,7 +67,7 @@ def partial_bytes(layout: FragmentLayout) -> int:
 
 
 def encode_partial(accumulator: Accumulator) -> bytearray:
-    """An accumulator's sums. At least one contribution is in."""
+    """Encode an accumulator's sums. At least one contribution is in."""
     invariant(accumulator.contributions > 0, "a partial merge of nothing")
     head = _head(accumulator.layout)
     payload = bytearray(partial_bytes(accumulator.layout))
@@ -78,7 +79,7 @@ def encode_partial(accumulator: Accumulator) -> bytearray:
 
 
 def decode_partial(layout: FragmentLayout, payload: Payload, storage: Tensor | None = None) -> Partial:
-    """The sums in a payload, which anybody may have sent. Of a payload that is not in memory, the sums are
+    """Decode the sums in a payload, which anybody may have sent. Where the payload is not in memory, they are
     read into `storage` (fp32, at least numel elements), or a new tensor.
 
     Raises:

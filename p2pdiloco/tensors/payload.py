@@ -16,14 +16,14 @@ _READ_BYTES = 1 << 20
 
 
 class Stored(Protocol):
-    """A payload that is not in memory (`adapters.disk.spool`)."""
+    """Payload that is not in memory (`adapters.disk.spool`)."""
 
     @property
     def nbytes(self) -> int:
-        """Its size."""
+        """Size of the payload."""
 
     def read(self, offset: int, into: memoryview) -> None:
-        """Fill `into` from there on, from any thread. Raises: StorageError."""
+        """Fill `into` from this offset on, from any thread. Raises: StorageError."""
 
 
 Payload = Buffer | Stored
@@ -35,7 +35,7 @@ def size_of(payload: Payload) -> int:
 
 
 def memory_bytes(payload: Payload) -> int:
-    """What of it is in memory."""
+    """Bytes of the payload that are in memory."""
     return memoryview(payload).nbytes if isinstance(payload, Buffer) else 0
 
 
@@ -52,8 +52,9 @@ def digest_of(payload: Payload) -> bytes:
 
 
 def parts_of(chosen: Codec, payload: Payload, numel: int) -> Iterator[tuple[Buffer, int, int]]:
-    """(payload of elements start to stop, start, stop) over a payload of numel elements: all at once if it
-    is in memory, else tiles, each valid until the next.
+    """Parts of a payload of numel elements: (payload of elements start to stop, start, stop).
+
+    A payload in memory is one part. Another one comes in tiles, each valid until the next.
 
     Raises:
         RemoteError: "wrong-size". StorageError.

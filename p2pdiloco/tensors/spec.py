@@ -1,4 +1,4 @@
-"""What fragments are planned from: a model's parameters by name and shape, without torch."""
+"""Names and shapes of a model's parameters, without torch: fragments are planned from them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from msgspec import Struct
 
 
 class TensorSpec(Struct, frozen=True):
-    """One named parameter. `embedding` tensors are merged by plain weighted mean (algorithm, section 1)."""
+    """A named parameter. `embedding` tensors are merged by plain weighted mean (Decoupled DiLoCo, arXiv
+    2604.21428)."""
 
     name: str
     shape: tuple[int, ...]
@@ -16,10 +17,10 @@ class TensorSpec(Struct, frozen=True):
 
     @property
     def numel(self) -> int:
-        """Elements."""
+        """Number of elements."""
         return math.prod(self.shape)
 
     @property
     def rows(self) -> int:
-        """Slices along the first dimension: the finest pieces that a tensor is cut into."""
+        """Number of slices along the first dimension: the finest pieces that a tensor is cut into."""
         return self.shape[0] if self.shape else 1

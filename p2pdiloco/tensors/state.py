@@ -1,4 +1,4 @@
-"""One version of one fragment in memory, and the right to read it undisturbed."""
+"""State of one fragment in one version, and the right to read it undisturbed."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Pin(Struct, frozen=True):
     buffers: list[memoryview]
     """Theta, then momentum: fp32 little-endian bytes."""
     release: Callable[[], None]
-    """Idempotent, from any thread."""
+    """Function that ends the reading; idempotent, from any thread."""
 
 
 class Loan(Struct, frozen=True):
-    """The spare while a state is written into it that comes from peers (`Vault.lend_spare`)."""
+    """Right to write a state that comes from peers into the spare (`Vault.lend_spare`)."""
 
     buffers: tuple[memoryview, memoryview]
     """Theta, then momentum: to be filled with fp32 little-endian bytes."""
@@ -33,7 +33,7 @@ class Loan(Struct, frozen=True):
     uses: int
 
     def write(self, offset: int, data: memoryview) -> None:
-        """Put bytes of the state there; Theta comes first."""
+        """Write bytes of the state at this offset; Theta comes first."""
         first, second = self.buffers
         here = data[: max(0, first.nbytes - offset)]
         first[offset : offset + here.nbytes] = here
@@ -53,10 +53,10 @@ class FragmentState:
         self.digest = b""
         self.pins = 0
         self.uses = 0
-        """How often something began to be made in it."""
+        """Number of times that something began to be made in this state."""
 
     def seal(self, number: int) -> bytes:
-        """It holds this version now; its state digest."""
+        """Declare that the state holds this version; returns its state digest."""
         self.number, self.digest = number, state_digest(number, self.theta, self.momentum)
         return self.digest
 

@@ -1,4 +1,4 @@
-"""The only owner of Theta and outer momentum: what is committed, and a spare to make the next version in.
+"""Owner of Theta and outer momentum: the committed state, and a spare to make the next version in.
 
 A version is first made in the spare (`merge`, `apply`, `load_spare`), its digest told, and only after the
 core has decided and persisted does `commit` swap it in. Methods are synchronous and called from one worker
@@ -69,7 +69,7 @@ class Vault:
         update_codec: str,
         keep_in_flight: float = 1.0,
     ) -> None:
-        """`period` is H, `keep_in_flight` is rho."""
+        """Make a vault without a version. `period` is H, `keep_in_flight` is rho."""
         self.layouts = tuple(
             layout.in_plain_mean() if outer.merge == "mean" else layout for layout in layouts
         )
@@ -88,7 +88,7 @@ class Vault:
 
     @classmethod
     def of(cls, manifest: Manifest, layouts: Sequence[FragmentLayout]) -> Vault:
-        """An empty one of that run."""
+        """Make an empty vault for that run."""
         sync, codecs = manifest.sync, manifest.codec
         return cls(
             layouts,
@@ -123,8 +123,8 @@ class Vault:
         return self._committed(fragment).theta
 
     def result(self, fragment: int) -> Tensor:
-        """What the committed version is for those who take it away (`outer.without_lookahead`): fp32 [numel],
-        new memory."""
+        """Parameters of the committed version for use outside the run (`outer.without_lookahead`): fp32
+        [numel], new memory."""
         state = self._committed(fragment)
         if not state.number:
             return state.theta.clone()
@@ -132,7 +132,7 @@ class Vault:
         return without_lookahead(state.theta, state.momentum, self._outer.learning_rate, mu)
 
     def momentum(self, fragment: int) -> Tensor:
-        """Committed outer momentum, as `theta`."""
+        """Committed outer momentum, fp32 [numel]. Read only, and only until the next commit."""
         return self._committed(fragment).momentum
 
     def state_buffers(self, fragment: int) -> list[memoryview]:
@@ -140,10 +140,10 @@ class Vault:
         return self._committed(fragment).buffers()
 
     def pin(self, fragment: int) -> Pin:
-        """The committed state for a reader that takes long: it keeps its bytes until it releases them.
+        """Pin the committed state for a reader that takes long: it keeps its bytes until the release.
 
-        Costs nothing unless the fragment moves on meanwhile; then its memory lives until the release. The
-        caller bounds how many it hands out.
+        A pin costs nothing unless the fragment moves on meanwhile; then its memory lives until the release.
+        The caller bounds how many it hands out.
         """
         state = self._committed(fragment)
         with self._pin_lock:
@@ -183,13 +183,13 @@ class Vault:
         return Encoded(payload, content_digest(payload))
 
     def combine(self, fragment: int, sources: Sequence[Callable[[], Buffer]]) -> Encoded:
-        """The sum of several contributions of ours, encoded as one; of a single one, its own bytes.
+        """Encode the sum of several contributions of ours as one; of a single one, keep its own bytes.
 
-        What this encoding leaves out is left out: it would belong into the error feedback only once the sum
-        is merged, and a further fork may make another sum of it. Memory: one payload at a time.
+        What this encoding leaves out is lost. It would belong into the error feedback only once the sum is
+        merged, and a further fork may make another sum of it. Memory: one payload at a time.
 
         Raises:
-            RemoteError: as `check_payload`. What a source raises, too.
+            RemoteError: as `check_payload`. Errors of reading a source pass through.
         """
         numel = self.layouts[fragment].numel
         if len(sources) == 1:
@@ -207,13 +207,14 @@ class Vault:
         return Encoded(payload, content_digest(payload))
 
     def commit_residual(self, fragment: int) -> None:
-        """The last encoded contribution was merged: what it left out goes into the next one."""
+        """Take what the last encoded contribution left out into the next one: it was merged."""
         residual = self._residuals[fragment]
         if residual is not None:
             residual.commit()
 
     def discard_residual(self, fragment: int) -> None:
-        """The last encoded contribution will never be merged: what was left out before it still is."""
+        """Forget what the last encoded contribution left out, as it will never be merged. What was left out
+        before it stays."""
         residual = self._residuals[fragment]
         if residual is not None:
             residual.discard()
@@ -285,7 +286,7 @@ class Vault:
         return MergeResult(update, content_digest(update), digest)
 
     def apply(self, fragment: int, number: int, update: Buffer, longest_steps: int) -> bytes:
-        """Make version `number` in the spare from a received outer update: its state digest.
+        """Make version `number` in the spare from a received outer update; returns its state digest.
         `longest_steps`: as of `merge`.
 
         Raises:
@@ -308,9 +309,12 @@ class Vault:
         return spare.seal(number)
 
     def lend_spare(self, fragment: int, before: Loan | None = None) -> Loan:
-        """The spare, for a state that comes from peers piece by piece, written into it by anybody until
-        `take_loan` or the next use of the spare, which the core does not begin before. `before`: an earlier
-        loan, which goes on with what was written if the spare was not used since."""
+        """Lend the spare for a state that comes from peers piece by piece.
+
+        Anybody may write into it until `take_loan` or the next use of the spare, which the core does not
+        begin before. `before`: an earlier loan, which goes on with what was written if the spare was not used
+        since.
+        """
         spare = self._spares[fragment]
         if before is not None and spare is before.state and spare.uses == before.uses:
             return before
@@ -318,7 +322,7 @@ class Vault:
         return Loan((bytes_of(spare.theta), bytes_of(spare.momentum)), spare, spare.uses)
 
     def take_loan(self, fragment: int, number: int, loan: Loan) -> bytes:
-        """What was written is version `number`: its state digest.
+        """Take what was written as version `number`; returns its state digest.
 
         Raises:
             RemoteError: "non-finite", "out-of-range"; the spare is then empty.
@@ -352,7 +356,8 @@ class Vault:
     # --- inside ------------------------------------------------------------------------------------------
 
     def _left_out_of_updates(self, fragment: int) -> Residual | None:
-        """What our updates of this fragment left out, if their codec leaves out so much that it matters."""
+        """Error feedback of our updates of this fragment, if their codec leaves out so much that it matters;
+        else None."""
         if self._update.sparse and self._left_out[fragment] is None:
             self._left_out[fragment] = Residual(self.layouts[fragment].numel)
         return self._left_out[fragment]
@@ -383,7 +388,7 @@ class Vault:
         self._free_spare(fragment)
 
     def _free_spare(self, fragment: int) -> FragmentState:
-        """The spare, empty, and nobody reads it."""
+        """Empty spare that nobody reads."""
         with self._pin_lock:
             pinned = self._spares[fragment].pins > 0
         if pinned:
@@ -413,7 +418,7 @@ class Vault:
         return spare.seal(number)
 
     def _share(self, longest_steps: int) -> float:
-        """What part of an interval a version is of. With rho = 0 every contribution lacks the steps that
+        """Share of an interval that a version covers. With rho = 0 every contribution lacks the steps that
         were in flight, however many they were, so that its steps do not say."""
         return min(1.0, longest_steps / self._period) if self._rho else 1.0
 

@@ -23,7 +23,7 @@ NO_SOURCE = re.compile(r"\bdesign \d|\balgorithm\.md\b|\bissues? #?\d")
 """Citations of texts that are not in the repository."""
 NOT_YET = frozenset(
     {"", "adapters", "cli", "core", "daemon", "errors", "hashing", "identity", "lab", "learner",
-     "own_run", "ports", "priority", "session", "simulation", "tensors"}
+     "own_run", "ports", "priority", "session", "simulation"}
 )  # fmt: skip
 """Rooms whose docstrings are still to be rewritten; take a room out when it is done."""
 
