@@ -8,7 +8,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-WIRE_VERSION = 18
+WIRE_VERSION = 19
 """Raised whenever two builds can no longer understand each other's messages or checkpoints."""
 
 

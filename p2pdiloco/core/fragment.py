@@ -189,9 +189,9 @@ class Fragment:
 
     def answered(self, event: ContributionAnswered, now: float) -> None:
         """A syncer's word on our contribution."""
-        self.own.answered(event, now)
         if event.head is not None:
             self.heard(event.peer, event.head, True, now)
+        self.own.answered(event, now)
 
     def partial_answered(self, event: PartialAnswered, now: float) -> None:
         """The word of the syncer above on a partial of ours."""
@@ -231,7 +231,7 @@ class Fragment:
     def settle(self, now: float) -> bool:
         """Leaving: whether our part here is over, once and for all. A learner that goes on training must
         not keep us with ever new contributions, nor the members' next round with ever new duties."""
-        if self._settled and not self.office.holding:  # it may come to us late: elected beforehand
+        if self._settled and not self.office.holding:  # a candidacy of ours may be won late
             return True
         at_work = any(seat.at_work for seat in self.context.seats)
         if at_work or not self._all_merged() or self.round.last_call(now):

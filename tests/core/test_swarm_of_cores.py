@@ -49,44 +49,6 @@ def test_everybody_is_merged_and_everybody_holds_the_same_bytes(swarm: Swarm) ->
     assert swarm.members["a"].core.fragments[1].chain.head.number == 0, "fragments are independent"
 
 
-def test_the_next_syncer_is_elected_before_the_term_ends(swarm: Swarm) -> None:
-    train(swarm, 2)  # the office of the start may not have been anybody's for a whole term
-    asked: list[msg.VoteRequest] = []
-
-    def saw(member: object, effect: ef.Effect) -> None:
-        if isinstance(effect, ef.Send) and isinstance(effect.message, msg.VoteRequest):
-            asked.append(effect.message)
-
-    swarm.on_effect = saw
-    train(swarm, 8)
-    assert len({request.term for request in asked}) == 4
-    assert all(request.starts == request.head.number + 1 for request in asked), "no office was ever open"
-
-
-def test_the_one_elected_beforehand_steps_in_when_the_holder_dies_in_its_last_version(swarm: Swarm) -> None:
-    for _ in range(16):  # until the next one is another than the holder
-        train(swarm, 1)
-        office = swarm.members["a"].core.fragments[0].office
-        after = office._succession.next
-        if after is not None and after.syncer != office.syncer:
-            break
-    holder, nexts = (
-        office.syncer,
-        {m.core.fragments[0].office._succession.next for m in swarm.members.values()},
-    )
-    assert holder is not None and len(nexts) == 1, "everybody knows who is next"
-    elected = nexts.pop()
-    assert (
-        elected is not None
-        and elected.start_number == swarm.members["a"].core.fragments[0].chain.head.number + 1
-    )
-    assert elected.syncer != holder
-    swarm.kill(holder)
-    swarm.run(4.0)
-    assert syncers(swarm) == {elected.syncer}
-    assert {m.core.fragments[0].office.term for m in swarm.members.values()} == {elected.term}
-
-
 def test_the_office_rotates_and_nothing_stops_for_it(swarm: Swarm) -> None:
     train(swarm, 12)
     versions = [c.version.header for c in swarm.members["a"].commits]

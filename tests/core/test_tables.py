@@ -14,11 +14,11 @@ from p2pdiloco.core.rounds.round_table import ROUND_TABLE, RoundSignal, RoundSta
 from p2pdiloco.errors import InvariantViolation
 
 OFFICE = """
-           STAND      LOSE    WIN      FOLLOW     SUCCEED  OPEN
-VACANT     CANDIDATE  -       -        FOLLOWING  HOLDING  -
-FOLLOWING  -          -       -        FOLLOWING  HOLDING  VACANT
-CANDIDATE  -          VACANT  HOLDING  FOLLOWING  -        -
-HOLDING    -          -       -        FOLLOWING  -        VACANT
+           STAND      LOSE    WIN      FOLLOW     OPEN
+VACANT     CANDIDATE  -       -        FOLLOWING  -
+FOLLOWING  -          -       -        FOLLOWING  VACANT
+CANDIDATE  -          VACANT  HOLDING  FOLLOWING  -
+HOLDING    -          -       -        FOLLOWING  VACANT
 """
 ROUND = """
             CONTRIBUTION  QUORUM   CALLED   CLOSE    EMPTY  MERGED      FAILED  PUBLISHED  ABANDON

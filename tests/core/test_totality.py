@@ -271,12 +271,10 @@ class Weather(RuleBasedStateMachine):
         odd: dict[str, Any] = {"confirmed": confirmed, "incarnation": incarnation}
         self.feed(ev.MessageReceived(peer, progress(tuple(heads), offices=((WHOLE_RUN, 0, term),), **odd)))
 
-    @rule(peer=peers, term=small, version=pool, ahead=st.integers(0, 1))
-    def asks_for_votes(self, peer: str, term: int, version: SignedVersion, ahead: int) -> None:
+    @rule(peer=peers, term=small, version=pool)
+    def asks_for_votes(self, peer: str, term: int, version: SignedVersion) -> None:
         header = version.header
-        request = msg.VoteRequest(
-            WHOLE_RUN, header.fragment, term, header.head(), header.number + ahead, "open"
-        )
+        request = msg.VoteRequest(WHOLE_RUN, header.fragment, term, header.head(), "open")
         self.feed(ev.MessageReceived(peer, request))
 
     @rule(fragment=st.integers(0, 1), voters=st.sets(peers))

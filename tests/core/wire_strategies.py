@@ -119,7 +119,7 @@ def message_strategies(
         msg.Closing: st.builds(msg.Closing, groups, fragments, counts, counts, floats),
         msg.Pass: st.builds(msg.Pass, groups, fragments, counts, counts, words),
         msg.Announce: st.builds(msg.Announce, fragments, heads(), peers),
-        msg.VoteRequest: st.builds(msg.VoteRequest, groups, fragments, counts, heads(), counts, words),
+        msg.VoteRequest: st.builds(msg.VoteRequest, groups, fragments, counts, heads(), words),
         msg.VoteGranted: st.builds(msg.VoteGranted, votes(peers, fragments)),
         msg.VoteRefused: st.builds(
             msg.VoteRefused, groups, fragments, counts, counts, st.none() | heads(), words

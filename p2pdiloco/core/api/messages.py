@@ -112,8 +112,6 @@ class VoteRequest(Message, frozen=True):
     fragment: Count
     term: Count
     head: Head
-    starts: Count
-    """From which version on it would be syncer: the head's, or one more: the office is held until then."""
     reason: Reason
 
 

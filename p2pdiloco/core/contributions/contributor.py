@@ -42,7 +42,6 @@ from p2pdiloco.core.api.events import (
 from p2pdiloco.core.api.grouping import level_sizes
 from p2pdiloco.core.api.types import (
     ContributionHeader,
-    Head,
     SignedContribution,
     SignedVersion,
     Stamp,
@@ -275,7 +274,7 @@ class Contributor:
             syncer=event.peer,
             stamp=first.stamp.sequence,
         )
-        self.refused(first, event.reason, now, event.head)
+        self.refused(first, event.reason, now)
 
     def accepted(self, pending: Pending, held_over: bool, now: float) -> None:
         """The syncer has it; from now on a version that contains it is due."""
@@ -297,7 +296,7 @@ class Contributor:
         levels = len(level_sizes(self._chain.header.groups, config.group_size))
         pending.deadline_s = now + wait_s * levels * self._shared.health.stretch(now)
 
-    def refused(self, pending: Pending, reason: str, now: float, head: Head | None = None) -> None:
+    def refused(self, pending: Pending, reason: str, now: float) -> None:
         """Mend what can be mended and try again; give up only what can never be merged."""
         if reason in PERMANENT and pending.perhaps_held and pending.called_unusable < OTHER_OPINIONS:
             pending.called_unusable += 1  # it was sound for somebody, or may have been: damaged on the way
@@ -310,25 +309,11 @@ class Contributor:
         if reason in RELABEL:
             pending.base_number, pending.base_digest = self._chain.head.number, self._chain.head.digest
         denied = reason == "not-syncer" and pending.peer == self._office.syncer and pending.attempts > 1
-        if denied and not self._hands_over(pending, head, now):
+        if denied and not self.behind(
+            now
+        ):  # else its term may be over, by a version that is on its way to us
             self._office.suspect(NOT_IN_OFFICE)
         self._retry(pending, now, at_once=False)
-
-    def _hands_over(self, pending: Pending, head: Head | None, now: float) -> bool:
-        """Whether the syncer's term is over, or not begun, and the version between is on its way to us, or to
-        it. Each successor on a slow link would else be deposed, by those who have it and those who do not."""
-        certificate = self._office.certificate
-        if head is None or certificate is None:
-            return False
-        begun = head.number >= max(self._chain.head.number, certificate.start_number)
-        if begun and head.number < certificate.start_number + self._shared.config.term_versions:
-            return False
-        if pending.turned_away_s is None:
-            pending.turned_away_s = now
-        shared = self._shared
-        steps, step_s = shared.config.delay_steps, shared.median_step_s(now)
-        wait_s = patience_s(shared.timing.answer_floor_s, self._round_s.value, steps, step_s)
-        return now - pending.turned_away_s < wait_s * shared.health.stretch(now)
 
     def sent(self, stamp: Stamp) -> None:
         """All of it has gone out."""
@@ -361,7 +346,7 @@ class Contributor:
         for pending in self._queue:
             if pending.machine.state is not SendState.OFFERED or pending.peer != self._office.syncer:
                 self._retry(pending, now, at_once=True)
-            pending.attempts, pending.turned_away_s = 0, None
+            pending.attempts = 0
 
     def _give_up(self, pending: Pending, reason: str) -> None:
         out = self._shared.out

@@ -66,5 +66,3 @@ class Pending:
         self.perhaps_held = False
         """Somebody took it, or may have: it may be in a merge that we have not heard of."""
         self.called_unusable = 0
-        self.turned_away_s: float | None = None
-        """When the present syncer first said that it is not in office."""

@@ -7,10 +7,9 @@ chain has grown by `term_versions`: the holder then stops by itself, and whoever
 that the office is open, so an orderly hand-over races with nothing. Earlier, the office is open for a
 member as soon as *this member* no longer counts on the holder: silent, unreachable, left, or slow.
 
-In a run of one group the next term's syncer is elected while the last version of this one is being made
-(`voting.Succession`). Otherwise an open office is filled by the first-ranked live candidate of the next
-term; each later rank waits `stagger_s` longer. A voter gives one vote per term, durable before it is sent;
-never to a candidate whose chain is lighter than its own, and not while it counts on a holder.
+An open office is filled by the first-ranked live candidate of the next term; each later rank waits
+`stagger_s` longer. A voter gives one vote per term, durable before it is sent; never to a candidate whose
+chain is lighter than its own, and not while it counts on a holder.
 
     VACANT     nobody that we know of holds the office, or the holder's term is over
     FOLLOWING  a peer holds it
@@ -29,7 +28,6 @@ from p2pdiloco.core.context import FragmentContext
 from p2pdiloco.core.election.electorate import Electorate
 from p2pdiloco.core.election.office_table import (
     COUNTED_ON,
-    NOT_IN_OFFICE,
     OFFICE_TABLE,
     OfficeSignal,
     OfficeState,
@@ -39,9 +37,7 @@ from p2pdiloco.core.election.trust import Trust
 from p2pdiloco.core.election.voting import (
     Binding,
     Candidacy,
-    Succession,
     Voter,
-    binds,
     why_not_certified,
     why_not_for,
 )
@@ -72,7 +68,6 @@ class Office:
         self._seen_term = self._voter.term
         self._candidacy: Candidacy | None = None
         self._ranks = Ranks(context, group, electorate)
-        self._succession = Succession(context, group, self._ranks)
         self._gives_up_s = 0.0
         self._not_before_s = 0.0
         self._open_since_s: float | None = None
@@ -180,12 +175,10 @@ class Office:
             elif self._candidacy is not None:
                 self._candidacy.ask_again(now)
             return
-        reason = (why := self.why_open(now)) and self._succeed(why, now)
+        reason = self.why_open(now)
         self._ranks.look(bool(reason), now)
         if not reason:
             self._open_since_s = None
-            if self._succession.may_stand(self.certificate, self._next_term, now):
-                self._stand_early(now)
             return
         if self.state is OfficeState.FOLLOWING:
             self._machine.go(OfficeSignal.OPEN)
@@ -202,26 +195,6 @@ class Office:
         self._stand_due_s = max(self._not_before_s, self._stand_at_s(now), listens_until_s)
         if now >= self._stand_due_s:
             self._stand(now, reason)
-
-    def _stand_early(self, now: float) -> None:
-        """The holder makes its last version: ask for the votes of the next term already."""
-        if self._voter.saving or not self._ranks.may_stand(now):
-            return
-        starts, reason = self._chain.head.number + 1, "the term ends with the next version"
-        candidacy = self._succession.candidacy = self._candidate(self._next_term(), starts, reason)
-        self._ask(candidacy, now)
-
-    def _succeed(self, reason: str, now: float) -> str:
-        """The office is open for this reason: to whom was elected beforehand. Why it is open still."""
-        found = self._succession.take(self.certificate, now)
-        if found is None:
-            return reason
-        self.lay_down(reason)
-        self.certificate = found
-        own = found.syncer == self._shared.me
-        self._machine.go(OfficeSignal.SUCCEED if own else OfficeSignal.FOLLOW)
-        self._taken("we are the syncer, elected beforehand" if own else "follows, elected beforehand", now)
-        return ""
 
     @property
     def _candidate_term(self) -> int:
@@ -281,20 +254,13 @@ class Office:
         shared = self._shared
         term = self._next_term()
         self._machine.go(OfficeSignal.STAND)
-        self._candidacy = self._candidate(term, self._chain.head.number, reason)
+        self._candidacy = Candidacy(self._context, self._group, self._electorate, term, reason)
         self._gives_up_s = now + shared.timing.election_timeout_s * shared.health.stretch(now)
         shared.out.record("election", self._fragment, f"we stand: {reason}", term=term, **self._label())
-        self._ask(self._candidacy, now)
-
-    def _candidate(self, term: int, starts: int, reason: str) -> Candidacy:
-        return Candidacy(self._context, self._group, self._electorate, term, starts, reason)
-
-    def _ask(self, candidacy: Candidacy, now: float) -> None:
-        """Give ourselves our vote, then ask the others for theirs."""
-        me, request = self._shared.me, candidacy.request()
+        request = self._candidacy.request()
         sends = tuple(Send(peer, request) for peer in self._electorate.asked(now))
-        own = self._voter.sign(me, candidacy.term)
-        self._give_vote(me, candidacy.term, sends, lambda t: self._count(own, t))
+        own = self._voter.sign(shared.me, term)
+        self._give_vote(shared.me, term, sends, lambda t: self._count(own, t))
 
     def _give_vote(
         self, candidate: str, term: int, then: tuple[Effect, ...], done: Callable[[float], None]
@@ -354,10 +320,9 @@ class Office:
         if self.state is OfficeState.CANDIDATE:
             self._lose(now, f"{sender[-6:]} stands in a later term")
         granted = Send(sender, VoteGranted(self._voter.sign(sender, request.term)))
-        if request.starts <= request.head.number:
-            if self.holding:
-                self.lay_down("a majority may elect another")
-            self._not_before_s = now + shared.timing.election_timeout_s
+        if self.holding:
+            self.lay_down("a majority may elect another")
+        self._not_before_s = now + shared.timing.election_timeout_s
         if self._voter.gave(sender, request.term):
             shared.out.put(granted)
         else:
@@ -382,10 +347,6 @@ class Office:
         if request.head.weight < self._chain.head.weight:
             return "our chain is heavier"
         certificate = self.certificate
-        if request.starts > request.head.number:
-            last = request.starts == request.head.number + 1
-            fits = last and self._succession.ends_with(certificate, request.starts)
-            return "" if fits else "the term does not end yet"
         over = (
             certificate is None
             or certificate.syncer == sender  # it laid that office down
@@ -402,39 +363,24 @@ class Office:
         """Count a vote for us. Returns a refusal reason for a false one, else the empty string."""
         if vote.body.voter != sender:
             return "vote-of-another"
-        if self._wants(vote) is None:
+        if self._candidate_term != vote.body.term:
             return ""
         reason = why_not_for(self._context, self._group, vote)
         if not reason:
             self._count(vote, now)
         return reason
 
-    def _wants(self, vote: Vote) -> Candidacy | None:
-        """For which candidacy of ours that vote is."""
-        for candidacy in (self._candidacy, self._succession.candidacy):
-            if candidacy is not None and candidacy.term == vote.body.term:
-                return candidacy
-        return None
-
     def _count(self, vote: Vote, now: float) -> None:
-        candidacy = self._wants(vote)
-        if candidacy is not None and candidacy.count(vote, now):
+        candidacy = self._candidacy
+        if candidacy is not None and candidacy.term == vote.body.term and candidacy.count(vote, now):
             self._won(candidacy, now)
 
     def _won(self, candidacy: Candidacy, now: float) -> None:
         certificate = candidacy.certificate()
         result = f"{len(certificate.votes)} of {self._electorate.size(now)} votes"
-        if candidacy is self._candidacy:
-            self._candidacy = None
-            self.certificate = certificate
-            self._machine.go(OfficeSignal.WIN)
-            self._taken(f"we are the syncer with {result}", now)
-        else:
-            self._succession.candidacy = None
-            self._succession.next = certificate
-            self._shared.out.record(
-                "election", self._fragment, f"the next term is ours with {result}", term=certificate.term
-            )
+        self.certificate = certificate
+        self._machine.go(OfficeSignal.WIN)
+        self._taken(f"we are the syncer with {result}", now)
         for peer in self._electorate.others(now):
             self._shared.out.send(peer, Elected(certificate))
 
@@ -473,11 +419,6 @@ class Office:
         """Accept a certificate that our own view bears out. Returns a refusal reason, else empty."""
         if certificate.term <= self.term:
             return ""
-        succession = self._succession
-        if succession.next is not None and not binds(succession.next, self._electorate, now):
-            succession.next = None  # elected beforehand on our side of a split, perhaps in the same term
-        if succession.next is not None and certificate.term <= succession.next.term:
-            return ""
         reason = why_not_certified(self._context, self._electorate, certificate, now)
         if reason:
             self._saw(certificate.term if self._shared.confirmed else 0)  # it is used up all the same
@@ -486,9 +427,6 @@ class Office:
         if certificate.syncer == self._shared.me:
             return ""  # of an earlier life of ours: we do not hold that office any more
         self._seen_term = max(self._seen_term, certificate.term if self._shared.confirmed else 0)
-        if succession.follows(certificate, self.certificate) and not self.why_open(now):
-            succession.next = certificate
-            return ""
         self.certificate = certificate
         self._machine.go(OfficeSignal.FOLLOW)
         self._taken("deposed" if was_holding else "follows", now)
@@ -496,18 +434,11 @@ class Office:
 
     def on_query(self, sender: str, query: OfficeQuery) -> None:
         """Give the certificate that we hold, if it is newer."""
-        for certificate in (self.certificate, self._succession.next):
-            if certificate is not None and certificate.term > query.above_term:
-                self._shared.out.send(sender, Elected(certificate))
+        if self.certificate is not None and self.certificate.term > query.above_term:
+            self._shared.out.send(sender, Elected(self.certificate))
 
     def on_claim(self, peer: str, term: int, now: float) -> None:
-        """A heartbeat claims an office: ask for a certificate that we lack; follow who was elected beforehand
-        and did not wait for us (two syncers would each lack a quorum), or took office later than we saw."""
-        following = self._succession.next
-        if (peer, term, self._trust.suspected) == (self.syncer, self.term, NOT_IN_OFFICE):
-            self.trust()
-        elif following is not None and (following.syncer, following.term) == (peer, term):
-            self._succeed("the one elected beforehand is in office", now)
-        elif term > self.term and now - self._asked_s >= self._shared.timing.query_s:
+        """A heartbeat claims an office: ask for a certificate that we lack."""
+        if term > self.term and now - self._asked_s >= self._shared.timing.query_s:
             self._asked_s = now
             self._shared.out.send(peer, OfficeQuery(self._group, self._fragment, self.term))

@@ -7,7 +7,7 @@ from enum import Enum, auto
 from p2pdiloco.core.machine import direct_members
 
 NOT_IN_OFFICE = "the syncer says that it is not in office"
-"""Why a holder is suspected that may just be later than we to see that its term has begun."""
+"""Why a holder is suspected that refused a contribution."""
 COUNTED_ON = "the syncer in office is alive"
 """Why a voter keeps to it."""
 
@@ -30,7 +30,6 @@ class OfficeSignal(Enum):
     LOSE = auto()
     WIN = auto()
     FOLLOW = auto()
-    SUCCEED = auto()
     OPEN = auto()
 
 
@@ -38,9 +37,7 @@ V, F, C, H = OfficeState.VACANT, OfficeState.FOLLOWING, OfficeState.CANDIDATE, O
 OFFICE_TABLE = {
     (V, OfficeSignal.STAND): C,
     (V, OfficeSignal.FOLLOW): F,
-    (V, OfficeSignal.SUCCEED): H,
     (F, OfficeSignal.FOLLOW): F,
-    (F, OfficeSignal.SUCCEED): H,
     (F, OfficeSignal.OPEN): V,
     (C, OfficeSignal.LOSE): V,
     (C, OfficeSignal.WIN): H,

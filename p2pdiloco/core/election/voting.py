@@ -6,10 +6,9 @@ from collections.abc import Callable
 
 from p2pdiloco.core.api.effects import Effect, VoteRecord
 from p2pdiloco.core.api.messages import VoteRequest
-from p2pdiloco.core.api.types import WHOLE_RUN, Certificate, Vote, VoteBody
+from p2pdiloco.core.api.types import Certificate, Vote, VoteBody
 from p2pdiloco.core.context import FragmentContext
 from p2pdiloco.core.election.electorate import Electorate
-from p2pdiloco.core.election.standing import Ranks
 
 MAX_SAVING = 2
 """Votes that wait for the disk at one time; on a slow one, votes for ever new terms would only queue up."""
@@ -99,7 +98,6 @@ class Candidacy:
         group: str,
         electorate: Electorate,
         term: int,
-        starts: int,
         reason: str,
     ) -> None:
         self._context = context
@@ -107,7 +105,7 @@ class Candidacy:
         self._group = group
         self._electorate = electorate
         self.term = term
-        self._starts = starts
+        self._starts = context.chain.head.number
         self._reason = reason
         self.votes: dict[str, Vote] = {}
         self._refused: set[str] = set()
@@ -119,7 +117,7 @@ class Candidacy:
     def request(self) -> VoteRequest:
         """What voters are asked."""
         head = self._context.chain.head
-        return VoteRequest(self._group, self._context.index, self.term, head, self._starts, self._reason)
+        return VoteRequest(self._group, self._context.index, self.term, head, self._reason)
 
     def count(self, vote: Vote, now: float) -> bool:
         """Take one vote in. Whether a majority is reached."""
@@ -157,53 +155,6 @@ class Candidacy:
         votes = tuple(vote for _, vote in sorted(self.votes.items()))
         me = self._shared.me
         return Certificate(self._group, self._context.index, self.term, me, self._starts, votes)
-
-
-class Succession:
-    """The next term's syncer of a run in one group, elected while the last version of this term is being
-    made: so the office is filled at the moment at which it is open, and at once if its holder dies."""
-
-    def __init__(self, context: FragmentContext, group: str, ranks: Ranks) -> None:
-        self._context = context
-        self._shared = context.shared
-        self._group = group
-        self._ranks = ranks
-        self._tried = 0
-        self.candidacy: Candidacy | None = None
-        """Ours for the next term."""
-        self.next: Certificate | None = None
-
-    def follows(self, certificate: Certificate, current: Certificate | None) -> bool:
-        """Whether it is of the term after the current one, and that is not over."""
-        if current is None or certificate.term <= current.term:
-            return False
-        end = current.start_number + self._shared.config.term_versions
-        return certificate.start_number == end > self._context.chain.head.number
-
-    def ends_with(self, current: Certificate | None, number: int) -> bool:
-        """Whether that version is the current term's last."""
-        if current is None or self._group != WHOLE_RUN:
-            return False
-        return number == current.start_number + self._shared.config.term_versions
-
-    def may_stand(self, current: Certificate | None, term: Callable[[], int], now: float) -> bool:
-        """Whether it is time, and we are the first-ranked of the next term."""
-        number = self._context.chain.head.number
-        if current is None or self._tried == current.term or not self.ends_with(current, number + 1):
-            return False
-        self._tried = current.term
-        if self.next is not None and self.next.term > current.term:
-            return False
-        return self._ranks.ours(term(), now) == 0 and not self._ranks.passed_over(now)
-
-    def take(self, current: Certificate | None, now: float) -> Certificate | None:
-        """Who is next, now that the office is open; None if that is open too."""
-        found, self.next, self.candidacy = self.next, None, None
-        if found is None or (current is not None and found.term <= current.term):
-            return None
-        me = self._shared.me
-        fit = self._shared.votes and self._shared.stands and not self._shared.leaving
-        return found if (fit if found.syncer == me else self._shared.view.alive(found.syncer, now)) else None
 
 
 def why_not_for(context: FragmentContext, group: str, vote: Vote) -> str:

@@ -36,9 +36,7 @@ PEERS = ("p1", "p2", "p3", "p4")
 
 
 def request(solo: Solo, candidate: str, term: int = 1, head: Head | None = None) -> list[ef.Effect]:
-    return solo.message(
-        candidate, msg.VoteRequest("all", 0, term, head or solo.head, (head or solo.head).number, "open")
-    )
+    return solo.message(candidate, msg.VoteRequest("all", 0, term, head or solo.head, "open"))
 
 
 def refusal(effects: list[ef.Effect]) -> str:
@@ -191,16 +189,6 @@ def test_a_holder_without_a_vote_lays_its_office_down() -> None:
     effects = solo.wait(1.0)
     assert "laid down: our disk takes no votes" in reasons(effects, "office")
     assert not solo.fragment.office.holding and not sent(effects, msg.VoteRequest)
-
-
-def test_who_was_elected_beforehand_and_has_no_vote_any_more_does_not_take_office() -> None:
-    solo = Solo(peers=PEERS)
-    solo.elect("p1")
-    succession = solo.fragment.office._succession
-    for works in (True, False):
-        succession.next = certificate("me", PEERS, 2)
-        solo.core.shared.saving.works = works
-        assert (succession.take(solo.fragment.office.certificate, solo.now) is not None) is works
 
 
 def test_an_office_is_open_when_its_holder_has_no_vote_and_does_not_claim_it() -> None:
@@ -438,24 +426,6 @@ def test_a_holder_whose_term_is_over_stops_by_itself() -> None:
     assert answer.reason == "not-syncer"
 
 
-def test_who_was_elected_beforehand_by_too_few_keeps_nobody_out() -> None:
-    """Alone in a split we elected ourselves for term 3; the others have a syncer of that very term."""
-    solo = Solo()
-    solo.elect("p1", term=1)
-    solo.fragment.office._succession.next = certificate("me", ("me",), term=3, start=4)
-    solo.elect("p2", term=3)
-    assert (solo.fragment.office.syncer, solo.fragment.office.term) == ("p2", 3)
-
-
-def test_who_was_elected_beforehand_by_a_majority_is_not_replaced() -> None:
-    solo = Solo()
-    solo.elect("p1", term=1)
-    solo.elect("p2", term=2, start=4)
-    assert solo.fragment.office._succession.next is not None
-    solo.elect("p1", term=2, start=4)
-    assert solo.fragment.office._succession.next.syncer == "p2"
-
-
 def test_a_dead_syncers_contribution_goes_to_the_next_one() -> None:
     solo = Solo(peers=PEERS)
     solo.learn()
@@ -568,10 +538,3 @@ def test_a_candidate_that_is_ahead_of_us_gets_our_vote() -> None:
     solo = Solo(peers=PEERS)
     ahead = branch(2)[2].header.head()
     assert sent(request(solo, "p2", 1, ahead), msg.VoteGranted)
-
-
-def test_nobody_is_elected_beforehand_in_the_middle_of_a_term() -> None:
-    solo = Solo(peers=PEERS)
-    solo.elect("p1")
-    early = msg.VoteRequest("all", 0, 2, solo.head, solo.head.number + 1, "greedy")
-    assert refusal(solo.message("p2", early)) == "the term does not end yet"

@@ -176,7 +176,7 @@ def test_a_vote_request_of_an_epoch_that_we_are_not_in_is_asked_again_in_the_sam
     swarm = run.swarm
     member = swarm.members["m0"].core
     head = member.fragments[0].chain.head
-    request = msg.VoteRequest("7/0/0", 0, 9, head, head.number, "test")
+    request = msg.VoteRequest("7/0/0", 0, 9, head, "test")
     swarm.on_effect = lambda m, effect: None
     effects = member.handle(MessageReceived("m1", request), swarm.now)
     refused = [e.message for e in effects if isinstance(e, ef.Send)]

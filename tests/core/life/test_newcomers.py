@@ -30,7 +30,7 @@ def test_a_newcomer_neither_votes_nor_stands_nor_serves_until_it_holds_what_peer
     pulls = solo.greeting
     assert not solo.core.confirmed and not solo.core.may_serve
     refused = sent(
-        solo.message("p1", msg.VoteRequest("all", 0, 1, FAR[2].header.head(), FAR[2].header.number, "")),
+        solo.message("p1", msg.VoteRequest("all", 0, 1, FAR[2].header.head(), "")),
         msg.VoteRefused,
     )
     assert refused[0].reason == "we are catching up ourselves" and refused[0].head is None

@@ -83,31 +83,16 @@ def test_a_syncer_is_not_slow_while_its_versions_are_on_their_way() -> None:
     assert reasons(solo.wait(10.0), "suspicion"), "it has no such version"
 
 
-def not_in_office(solo: Solo, head: Head) -> tuple[list[str], float]:
-    """The syncer p1 turns our contribution away, and says that its head is this one: whom we suspect of what,
-    and after how long."""
+def denied(solo: Solo, head: Head) -> list[str]:
+    """Why we suspect the syncer p1, which turns our contribution away for 5 s, and whose head this is."""
     offers, seen = found(solo.ready(), ef.OfferContribution), []
-    refused_s = solo.now
-    while not seen and solo.now < refused_s + 20.0:
+    for _ in range(10):
         for offer in offers:
             stamp = offer.signed.header.stamp
             seen += solo.feed(ev.ContributionAnswered(0, stamp, "p1", False, "not-syncer", head))
         effects = solo.wait(0.5)
-        offers, seen = found(effects, ef.OfferContribution), reasons(seen + effects, "suspicion")
-    return seen, solo.now - refused_s
-
-
-def test_a_successor_that_its_first_version_has_not_reached_is_waited_for() -> None:
-    older, floor_s = Solo().head, Solo().config.timing.answer_floor_s
-    for have_it in (True, False):
-        solo = Solo()
-        solo.learn()
-        if have_it:
-            solo.announce(child(solo.fragment.chain.header, "p2", ("p2",)))
-        solo.elect("p1", term=2, start=1)
-        seen, took_s = not_in_office(solo, older)
-        assert seen == ["the syncer says that it is not in office"]
-        assert took_s >= floor_s, "it had time for the update"
+        offers, seen = found(effects, ef.OfferContribution), seen + effects
+    return reasons(seen, "suspicion")
 
 
 def test_a_syncer_whose_term_is_over_is_not_suspected_while_its_last_version_is_on_its_way_to_us() -> None:
@@ -115,10 +100,8 @@ def test_a_syncer_whose_term_is_over_is_not_suspected_while_its_last_version_is_
     solo.learn()
     solo.elect("p1")
     last = branch(solo.config.term_versions)[-1].header.head()
-    seen, took_s = not_in_office(solo, last)
-    assert seen and took_s >= solo.config.timing.answer_floor_s
+    assert not denied(solo, last)
     solo = Solo()
     solo.learn()
     solo.elect("p1")
-    seen, took_s = not_in_office(solo, solo.head)
-    assert seen and took_s < 2.0, "in the middle of its term it gave up"
+    assert denied(solo, solo.head), "in the middle of its term it gave up"

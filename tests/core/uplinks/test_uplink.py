@@ -102,9 +102,9 @@ def test_a_syncer_with_a_far_thinner_uplink_gives_way_after_a_version() -> None:
     solo.wait(20.0)
     assert not office.why_open(solo.now), "what is on its way to it is not to be sent again"
     version = child(solo.fragment.chain.header, "p1", ("p1",))
-    refused = sent(solo.message("p2", msg.VoteRequest("all", 0, 2, solo.head, 0, "why")), msg.VoteRefused)
+    refused = sent(solo.message("p2", msg.VoteRequest("all", 0, 2, solo.head, "why")), msg.VoteRefused)
     assert refused[0].reason == "the syncer in office is alive"
-    granted = solo.message("p2", msg.VoteRequest("all", 0, 3, version.header.head(), 1, "it gives way"))
+    granted = solo.message("p2", msg.VoteRequest("all", 0, 3, version.header.head(), "it gives way"))
     assert sent(granted, msg.VoteGranted), "who has that version may be elected, also by those who do not"
     solo.message("p2", msg.Elected(certificate_of("p2", term=3, start=1)))
     assert office.syncer == "p2"
@@ -178,7 +178,7 @@ def test_who_contributes_upon_the_last_version_has_it_whatever_its_heartbeat_sai
 
 def asks(solo: Solo, candidate: str, term: int) -> list[str]:
     """Our answer to a candidate whose chain is as long as ours: why we refuse; empty: it has our vote."""
-    request = msg.VoteRequest("all", 0, term, solo.head, solo.head.number, "why")
+    request = msg.VoteRequest("all", 0, term, solo.head, "why")
     refused = sent(solo.message(candidate, request), msg.VoteRefused)
     return [answer.reason for answer in refused]
 
