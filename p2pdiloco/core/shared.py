@@ -18,7 +18,6 @@ from p2pdiloco.core.members.view import View
 from p2pdiloco.core.members.vote_disk import Saving
 from p2pdiloco.core.outbox import Outbox
 from p2pdiloco.core.timing import AnswerTime
-from p2pdiloco.core.uplinks.shirkers import Shirkers
 from p2pdiloco.core.uplinks.uplink import Strain
 
 
@@ -48,8 +47,6 @@ class Shared:
         """How others can reach us; set by the environment."""
         self.strain = Strain()
         """How far our uplink falls short of what offices ask."""
-        self.shirkers = Shirkers()
-        """Who says that it would carry offices, and leaves them to others."""
         self.learning = False
         self.leaving = False
         self.gather_until_s = -math.inf

@@ -59,7 +59,7 @@ class Electorate:
         """Everyone who would stand now, oneself first: ranked to decide who does. Others that cannot be
         dialled are left out where somebody can, then those whose uplinks are far thinner than another's."""
         shared, view = self._shared, self._shared.view
-        willing = self._counted(now)
+        willing = self.willing(now)
         dialable = [peer for peer in willing if view.dialable(peer)]
         own = shared.reach is Reach.DIRECT
         found = dialable if dialable or own else willing
@@ -76,27 +76,20 @@ class Electorate:
         progress = self._shared.view.progress
         return [peer for peer in self.live(now) if (p := progress(peer)) and p.confirmed and p.stands]
 
-    def _counted(self, now: float) -> list[str]:
-        """Those of them that offices are left to."""
-        shirkers = self._shared.shirkers
-        return [peer for peer in self.willing(now) if shirkers.counts(peer, now)]
-
     def passed_over(self, peer: str, now: float) -> str:
         """Why that peer, perhaps oneself, leaves offices to others who would stand; empty if it does not."""
         found = self.better(peer, now)
         return NOT_DIALABLE if NOT_DIALABLE in found.values() else next(iter(found.values()), "")
 
-    def better(self, peer: str, now: float, shirkers: bool = False) -> dict[str, str]:
-        """To whom that peer, perhaps oneself, leaves offices, and why. `shirkers`: those that left offices to
-        others before count, too."""
+    def better(self, peer: str, now: float) -> dict[str, str]:
+        """To whom that peer, perhaps oneself, leaves offices, and why."""
         shared, view, me = self._shared, self._shared.view, self._shared.me
         own = shared.reach is Reach.DIRECT
         dialable = own if peer == me else view.dialable(peer)
         strain = shared.strain.value if peer == me else view.strain(peer)
         if dialable and strain < MUCH:
             return {}
-        willing = self.willing(now) if shirkers else self._counted(now)
-        others = {other: (view.dialable(other), view.strain(other)) for other in willing if other != peer}
+        others = {p: (view.dialable(p), view.strain(p)) for p in self.willing(now) if p != peer}
         if peer != me and shared.votes and shared.stands and not shared.leaving:
             others[me] = own, shared.strain.value
         found = {}

@@ -176,7 +176,6 @@ class Office:
                 self._candidacy.ask_again(now)
             return
         reason = self.why_open(now)
-        self._ranks.look(bool(reason), now)
         if not reason:
             self._open_since_s = None
             return
@@ -391,7 +390,7 @@ class Office:
         self.changed = True
         certificate = self.certificate
         if certificate:
-            self._ranks.filled(certificate.syncer, now)
+            self._ranks.filled(now)
             self._shared.out.record(
                 "office",
                 self._fragment,

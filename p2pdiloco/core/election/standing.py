@@ -25,17 +25,6 @@ class Ranks:
         """Candidacies of ours that failed since somebody was in office."""
         self.taken_s = -1e18
         """When the office was last filled."""
-        self._open_s: float | None = None
-        """Since when it is open to us,"""
-        self._there: frozenset[str] = frozenset()
-        """and who would have stood then."""
-
-    def look(self, is_open: bool, now: float) -> None:
-        """Whether the office is open to us."""
-        if not is_open:
-            self._open_s = None
-        elif self._open_s is None:
-            self._open_s, self._there = now, frozenset(self._electorate.willing(now))
 
     def may_stand(self, now: float) -> bool:
         """Whether we would be syncer. Who leaves would not, but where nobody else would and work of its own
@@ -45,15 +34,9 @@ class Ranks:
             return False
         return not shared.leaving or (self._context.needs_syncer and not self._electorate.willing(now))
 
-    def filled(self, syncer: str, now: float) -> None:
-        """That peer is in office. Who was there all the time for which better ones are waited for, and left
-        it to one that is far worse placed, is remembered."""
-        shared = self._context.shared
-        shared.shirkers.took(syncer)
-        if self._open_s is not None and now - self._open_s >= shared.timing.hidden_wait_s:
-            for peer in sorted(self._there.intersection(self._electorate.better(syncer, now))):
-                shared.shirkers.passed(peer, self._level(peer), now)
-        self.losses, self.taken_s, self._open_s = 0, now, None
+    def filled(self, now: float) -> None:
+        """Somebody is in office."""
+        self.losses, self.taken_s = 0, now
 
     def wait_s(self, term: int, now: float) -> float:
         """How long our rank leaves the better ones alone.
@@ -81,8 +64,7 @@ class Ranks:
         if certificate is None:
             return ""
         asked_for = bool(candidate) and self._still_holds(certificate)
-        # Who stands now counts whatever it did before.
-        better = self._electorate.better(certificate.syncer, now, shirkers=asked_for)
+        better = self._electorate.better(certificate.syncer, now)
         if asked_for:
             better = {peer: why for peer, why in better.items() if peer == candidate}
         made = max(self._context.chain.head.number, number) > certificate.start_number

@@ -13,7 +13,6 @@ from p2pdiloco.core.api.effects import Effect, Merge
 from p2pdiloco.core.api.types import Head, Stamp
 from p2pdiloco.core.election.rendezvous import ranking
 from p2pdiloco.core.timing import ARRIVAL_INTERVALS
-from p2pdiloco.core.uplinks.shirkers import FORGET_S, LEVEL, LIMIT, MAX_PEERS, Shirkers
 from p2pdiloco.core.uplinks.uplink import KEEP_S, MUCH, Strain, asked_bits_per_s, weights
 
 PEERS = ("p1", "p2", "p3", "p4")
@@ -218,41 +217,6 @@ def test_a_strained_syncer_waits_for_nobody_who_is_leaving_nor_when_it_leaves_it
     for peer in PEERS:
         solo.hear(peer, heads=before, stands=False)
     assert not calls.outruns(chain, (), solo.now)
-
-
-def test_who_lets_better_offices_go_by_is_waited_for_a_few_times_only() -> None:
-    solo = Solo(peers=PEERS)
-    for peer in ("p1", "p2", "p4"):
-        strained(solo, **{peer: MUCH})
-    measured(solo, ASKED / 2**MUCH / 1.9)
-    ranks, waits = solo.fragment.office._ranks, solo.config.timing.hidden_wait_s
-    for term in range(1, 8):
-        solo.wait(waits + 0.5)
-        solo.elect("p1" if term % 2 else "p2", term, solo.head.number)
-        passed = ranks.passed_over(solo.now)
-        assert passed == (term < LIMIT / LEVEL), f"p3 says that it would stand, and did not {term} times"
-        version = child(solo.fragment.chain.header, solo.fragment.office.syncer or "", ("p1",), term)
-        solo.announce(version)
-        solo.hear("p3")
-        assert bool(solo.fragment.office.why_open(solo.now)) == passed, "it has to give way as long"
-        if not passed:
-            break
-    solo.elect("p3", 9, solo.head.number)
-    assert ranks.passed_over(solo.now), "p3 is in office: it counts again"
-
-
-def test_who_stands_in_time_or_may_not_know_that_it_should_keeps_counting() -> None:
-    shirkers = Shirkers()
-    for marks in range(LIMIT):
-        assert shirkers.counts("p1", 1.0 * marks)
-        shirkers.passed("p1", level=False, now=1.0 * marks)
-    assert not shirkers.counts("p1", 10.0) and shirkers.counts("p2", 10.0)
-    assert shirkers.counts("p1", 10.0 + FORGET_S)
-    shirkers.took("p1")
-    assert shirkers.counts("p1", 10.0)
-    for stranger in range(100):
-        shirkers.passed(str(stranger), level=True, now=10.0)
-    assert len(shirkers._known) <= MAX_PEERS
 
 
 def test_a_thin_syncer_goes_on_until_one_of_the_better_ones_has_what_it_made() -> None:
