@@ -114,15 +114,12 @@ class _Visit:
         with room_for(run.manifest):
             self._vault = Vault.of(run.manifest, run.layouts)
         self._compute = Compute(self._vault, None)
-        self._copying = Copying(
-            run.id,
-            transport,
-            self._compute,
-            self._signed,
-            self._holders,
-            lambda fragment: 8 * run.layouts[fragment].numel,
-            asyncio.get_running_loop().time,
-        )
+        self._copying = Copying(self, transport, self._compute, asyncio.get_running_loop().time)
+
+    @property
+    def run(self) -> str:
+        """See `chain_view.Versions`."""
+        return self._run.id
 
     async def theta(self) -> Theta:
         """All of it. Raises: UserError."""
@@ -163,7 +160,12 @@ class _Visit:
 
         return [self._reports[place].answered_by for place in sorted(range(len(self._reports)), key=rank)]
 
-    def _holders(self, fragment: int, digest: bytes) -> list[str]:
+    def state_bytes(self, fragment: int) -> int:
+        """See `chain_view.Versions`."""
+        return 8 * self._run.layouts[fragment].numel
+
+    def holders(self, fragment: int, digest: bytes) -> list[str]:
+        """See `chain_view.Versions`."""
         short = digest.hex()[:8]
         return [
             report.answered_by
@@ -171,7 +173,8 @@ class _Visit:
             if fragment < len(report.fragments) and report.fragments[fragment].digest == short
         ]
 
-    def _signed(self, version: SignedVersion) -> bool:
+    def signed(self, version: SignedVersion) -> bool:
+        """See `chain_view.Versions`; of version 0, whether it is the one that everybody can compute."""
         header = version.header
         if header.run != self._run.id:
             return False

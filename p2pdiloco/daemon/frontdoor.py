@@ -76,7 +76,7 @@ class FrontDoor:
             return self.probes.take(sender, request)
         if self.member is None:
             return Refusal(wire.encode(wire.Answer(False, "not-ready", None)))
-        return self.member.arrivals.on_push(sender, request)
+        return self.member.pushes_in.on_push(sender, request)
 
     async def on_pull(self, sender: str, request: bytes) -> PullSource | Refusal:
         """A manifest, version 0, a tokenizer, an update, a state, or bytes that measure the link."""

@@ -22,11 +22,10 @@ from p2pdiloco.config.units import parse_size
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.config import Restored, Timing
 from p2pdiloco.core.api.messages import encode as encode_message
-from p2pdiloco.core.api.reach import Reach
-from p2pdiloco.core.api.types import SignedVersion
 from p2pdiloco.core.node import Core
 from p2pdiloco.core.uplinks.meter import TELL_EVERY_S
 from p2pdiloco.daemon import wire
+from p2pdiloco.daemon.bulk.chain_view import OwnChain
 from p2pdiloco.daemon.bulk.transfers import Transfers
 from p2pdiloco.daemon.display.logs import RecentLines
 from p2pdiloco.daemon.finding.peers_file import save_peers
@@ -42,6 +41,7 @@ from p2pdiloco.daemon.learner.learner_options import learner_options
 from p2pdiloco.daemon.links.link import Link
 from p2pdiloco.daemon.links.linkplan import control_doubts
 from p2pdiloco.daemon.links.linkwatch import LinkWatch
+from p2pdiloco.daemon.links.meters import LinkMeters
 from p2pdiloco.daemon.links.uplink_file import load_uplink, save_uplink
 from p2pdiloco.daemon.outbound import Outbound
 from p2pdiloco.daemon.payloads.compute import Compute
@@ -58,7 +58,7 @@ from p2pdiloco.daemon.runner import Runner
 from p2pdiloco.errors import StorageError
 from p2pdiloco.identity import Identity
 from p2pdiloco.learner.lifeline import saving_s
-from p2pdiloco.ports import Buffer, Transport
+from p2pdiloco.ports import Transport
 from p2pdiloco.priority import lower_session, lower_thread, niceness_beside, patiently
 from p2pdiloco.tensors.exchange import Exchange
 from p2pdiloco.tensors.vault import Vault
@@ -139,36 +139,30 @@ class Member:
             self.runner.post,
             0 if most_bytes else IN_MEMORY_BYTES,
         )
+        self._measure_links()
         self._wire_up(config.run, me, incarnation)
         self._jobs: list[asyncio.Task[None]] = []
 
     def _wire_up(self, run: str, me: str, incarnation: int) -> None:
         core, runner, vault = self.core, self.runner, self.compute.vault
-        numels = [layout.numel for layout in self._run.layouts]
         runner.outbound = Outbound(
             self._transport,
             lambda message: wire.MESSAGE + encode_message(run, message),
             lambda peer: runner.post(ev.SendFailed(peer)),
             lambda peer, reason: logger.debug("%s refused a message: %s", peer, reason),
         )
+        chain = OwnChain(core, self._run.layouts, self._updates, self._store, self._io)
         runner.transfers = Transfers(
-            run,
+            chain,
             self._transport,
             self.compute,
             self.tickets,
             runner.post,
-            lambda: core.may_serve,
-            self.update_of,
-            lambda fragment: core.fragments[fragment].chain.head,
-            lambda fragment: 8 * numels[fragment],
-            lambda fragment: 4 * numels[fragment] + 4096,
-            lambda v: core.shared.signed_by(v.header.syncer, "version", v.header, v.signature),
-            lambda fragment, digest: core.fragments[fragment].follower.holders(digest),
+            self.meters,
             self.memory,
             self._spool,
         )
-        self.memory.holders += [self.tickets, self._updates, runner.transfers]
-        self._measure_links()
+        self.memory.count(self.tickets, self._updates, runner.transfers)
         runner.learner = LearnerLink(
             self._host_factory(me),
             self.compute,
@@ -200,24 +194,18 @@ class Member:
             self.runner.post(ev.ReachChanged(self._reach.reach))
         self._tell_uplink(1)
         self.presence.reach = lambda: core.shared.reach
-        runner.transfers.dialable = lambda: core.shared.reach is Reach.DIRECT
         self._door.add_run(self._run, self._settings.data_dir)
         self._door.member = runner.transfers
         self._door.member_run = run
         self._door.status = lambda: self.report.status(self._loop.time())
 
     def _measure_links(self) -> None:
-        runner, transfers = self.runner, self.runner.transfers
         limits = Link(*(rate or math.inf for rate in rates(self._settings)))
         manifest, layouts = self._run.manifest, self._run.layouts
         for doubt in control_doubts(manifest, limits):
             logger.warning("%s", doubt)
-        self.link_watch = LinkWatch(manifest, layouts, limits, runner.uplink, runner.downlink)
-        runner.uplink.remembered = load_uplink(self._settings.data_dir)
-        transfers.fanout.giving = runner.uplink.given.moving
-        transfers.moving = runner.downlink.moving
-        transfers.courtesy.uplink_bytes_per_s = lambda: self.link_watch.link.upload_bits_per_s / 8
-        transfers.courtesy.sent_bytes = lambda: transfers.moved_bytes[0]
+        self.meters = LinkMeters(self._transport, limits, load_uplink(self._settings.data_dir))
+        self.link_watch = LinkWatch(manifest, layouts, self.meters)
 
     def _host_factory(self, me: str):  # type: ignore[no-untyped-def]
         options = learner_options(self._settings, self._run, me, self._store.folder / "data.place")
@@ -331,19 +319,6 @@ class Member:
         self._exchange.close()
         self._events.close()
 
-    async def update_of(self, fragment: int, number: int) -> tuple[SignedVersion, Buffer] | None:
-        """An outer update of our chain: from memory, or from the disk if it is older."""
-        found = self._updates.get(fragment, number)
-        wanted = self.core.fragments[fragment].chain.logged(number)
-        if found is not None or wanted is None:
-            return found
-        try:
-            saved = await self._loop.run_in_executor(self._io, self._store.load_update, fragment, number)
-        except StorageError as error:
-            logger.error("%s", error)
-            return None
-        return saved if saved is not None and saved[0] == wanted else None
-
     # --- regular work --------------------------------------------------------------------------------
 
     async def _evaluate_regularly(self) -> None:
@@ -421,7 +396,7 @@ class Member:
         self.report.link = watch.words
         words = watch.words or "the link keeps up again: contributing to every version"
         logger.log(logging.WARNING if watch.words else logging.INFO, "%s", words)
-        up, down = watch.link.upload_bits_per_s, watch.link.download_bits_per_s
+        up, down = self.meters.link.upload_bits_per_s, self.meters.link.download_bits_per_s
         self.report.write(
             "link",
             words,
@@ -448,7 +423,7 @@ class Member:
 
     async def save_fragments(self) -> None:
         """Write every fragment's committed state; a full disk costs this checkpoint only."""
-        save_uplink(self._settings.data_dir, self.runner.uplink.measured_bits_per_s)
+        save_uplink(self._settings.data_dir, self.meters.uplink.measured_bits_per_s)
         for layout in self._run.layouts:
             header, pin = await self.compute.run(self.compute.pin, layout.index)
             try:

@@ -18,10 +18,8 @@ from p2pdiloco.adapters.disk.run_store import RunStore
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.node import Core
-from p2pdiloco.core.uplinks.meter import Meter, Uplink
 from p2pdiloco.daemon.bulk.transfers import Transfers
 from p2pdiloco.daemon.learner.learner_link import LearnerLink
-from p2pdiloco.daemon.links.link import LINK_OVERHEAD
 from p2pdiloco.daemon.outbound import Outbound
 from p2pdiloco.daemon.payloads.compute import Compute
 from p2pdiloco.daemon.payloads.keeper import Keeper
@@ -71,8 +69,6 @@ class Runner:
         self.learner: LearnerLink
         self.transfers: Transfers
         self.keeper: Keeper
-        self.uplink = Uplink(lambda: self._meter(0))
-        self.downlink = self._meter(1)
         self._do: dict[type, Callable[[Any], object]] = {
             ef.Send: lambda e: self.outbound.send(e.peer, e.message),
             ef.Persist: lambda e: self.spawn(self._persist(e)),
@@ -82,9 +78,9 @@ class Runner:
             ef.Spill: self._spill,
             ef.Combine: lambda e: self.spawn(self.keeper.run_combine(e, self.keeper.sources(e))),
             ef.RetireSlot: lambda e: self.learner.retire(e.fragment, e.ticket),
-            ef.AcceptTransfer: lambda e: self.transfers.arrivals.accepted(e),
-            ef.RefuseTransfer: lambda e: self.transfers.arrivals.refused(e),
-            ef.AnswerTransfer: lambda e: self.transfers.arrivals.answered(e),
+            ef.AcceptTransfer: lambda e: self.transfers.pushes_in.decided(e),
+            ef.RefuseTransfer: lambda e: self.transfers.pushes_in.decided(e),
+            ef.AnswerTransfer: lambda e: self.transfers.pushes_in.decided(e),
             ef.Release: lambda e: self._tickets.release(e.ticket),
             ef.Merge: self._merge,
             ef.MergePartial: self._merge_partial,
@@ -156,20 +152,13 @@ class Runner:
 
     # --- effects -------------------------------------------------------------------------------------
 
-    def _meter(self, way: int) -> Meter:
-        return Meter(lambda: self.transfers.moved_bytes[way], self._loop.time, LINK_OVERHEAD)
-
     def _spill(self, effect: ef.Spill) -> None:
         writing = self.keeper.spill(effect)
         if writing is not None:
             self.spawn(writing)
 
     def _up(self, transfer: Coroutine[Any, Any, None]) -> None:
-        async def metered() -> None:
-            with self.uplink.own.moving():
-                await transfer
-
-        task = self.spawn(metered())
+        task = self.spawn(transfer)
         self._offers.add(task)
         task.add_done_callback(self._offers.discard)
 

@@ -30,8 +30,8 @@ from p2pdiloco.adapters.net.flow import CHUNK_BYTES
 from p2pdiloco.config.manifest import OuterSection
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
-from p2pdiloco.daemon.bulk import pushes_in as arrivals_module
-from p2pdiloco.daemon.bulk.pushes_in import Arrivals
+from p2pdiloco.daemon.bulk import pushes_in
+from p2pdiloco.daemon.bulk.pushes_in import PushesIn
 from p2pdiloco.daemon.payloads.compute import Compute
 from p2pdiloco.daemon.payloads.tickets import Tickets
 from p2pdiloco.hashing import content_digest
@@ -54,7 +54,8 @@ class Syncer:
         self.vault.load_initial({"w": torch.randn(shape)})
         self.compute, self.tickets, self.held = Compute(self.vault, None), Tickets(), []  # type: ignore[arg-type]
         self.spool = Spool(folder) if folder else None
-        self.arrivals = Arrivals(self.compute, self.tickets, self._post, lambda _: None, spool=self.spool)  # type: ignore[arg-type, return-value]
+        heads: Any = SimpleNamespace(head=lambda fragment: None)
+        self.pushes_in = PushesIn(heads, self.compute, self.tickets, self._post, spool=self.spool)
         self.payload = memoryview(codec(codec_name).encode(0.01 * torch.randn(layouts[0].numel)))
         self._label = SimpleNamespace(
             payload_bytes=len(self.payload),
@@ -64,14 +65,16 @@ class Syncer:
         )
 
     def _post(self, event: ev.Event) -> None:
-        if isinstance(event, ev.ContributionReceived):
+        if isinstance(event, ev.ContributionOffered):
+            self.pushes_in.decided(ef.AcceptTransfer(event.transfer, 0, len(self.payload)))
+        elif isinstance(event, ev.ContributionReceived):
             self.held.append(event.ticket)
-            self.arrivals.answered(ef.AnswerTransfer(event.transfer, 0, accepted=True, reason=""))
+            self.pushes_in.decided(ef.AnswerTransfer(event.transfer, 0, accepted=True, reason=""))
 
     async def take(self, contributors: int) -> None:
         """All of them at once, a chunk of each in turn."""
         request: Any = SimpleNamespace(signed=SimpleNamespace(header=self._label))
-        sinks: list[Any] = [self.arrivals.on_push(f"peer {i}", request) for i in range(contributors)]
+        sinks: list[Any] = [self.pushes_in.on_push(f"peer {i}", request) for i in range(contributors)]
         for start in range(0, len(self.payload), CHUNK_BYTES):
             for sink in sinks:
                 await sink.write(start, self.payload[start : start + CHUNK_BYTES])
@@ -94,7 +97,7 @@ class Syncer:
 async def one(numel: int, codec_name: str, contributors: int, bounded: bool) -> dict[str, float]:
     """In a process of its own."""
     torch.set_num_threads(1)
-    arrivals_module.SHARE_BYTES = SHARE_BYTES if bounded else 1 << 60  # type: ignore[misc]
+    pushes_in.SHARE_BYTES = SHARE_BYTES if bounded else 1 << 60  # type: ignore[misc]
     with tempfile.TemporaryDirectory() as folder:
         syncer = Syncer(numel, codec_name, Path(folder) if bounded else None)
         await syncer.take(1)  # what is needed once and for all is not counted

@@ -60,7 +60,7 @@ async def test_every_contribution_of_every_group_is_merged_once(tmp_path: Path) 
         for member in members:
             held = member.tickets
             await until(lambda t=held: len(t) <= 4 * 3, "what was merged to be let go of")
-            assert member.runner.transfers.arrivals._arriving_bytes == 0
+            assert member.runner.transfers.pushes_in._arriving_bytes == 0
 
 
 async def test_a_vanished_root_costs_no_contribution_of_the_others(tmp_path: Path) -> None:

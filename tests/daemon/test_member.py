@@ -62,10 +62,10 @@ async def test_older_updates_are_given_from_the_disk(tmp_path: Path) -> None:
             await around.round(one, two)
         assert one._updates.get(0, 1) is None, "no longer in memory"
         await until(lambda: (one._store.folder / "updates/000/1.update").exists(), "its file")
-        found = await one.update_of(0, 1)
+        found = await one.runner.transfers._chain.update_of(0, 1)
         assert found is not None and found[0] == one.core.fragments[0].chain.logged(1)
         assert one.compute.vault.check_payload(0, found[1], found[0].header.codec) is None
-        assert await one.update_of(0, 999) is None
+        assert await one.runner.transfers._chain.update_of(0, 999) is None
 
 
 async def test_a_full_disk_costs_an_office_not_a_contribution(tmp_path: Path) -> None:

@@ -139,6 +139,11 @@ class AnswerTransfer(Effect, frozen=True):
     reason: str
 
 
+Decision = AcceptTransfer | RefuseTransfer | AnswerTransfer
+"""The core's word on what a peer pushes: on the offer, and in the end. There is none by default: an
+environment that is left without one has found a bug of ours."""
+
+
 class Release(Effect, frozen=True):
     """A received contribution or fetched update is no longer needed."""
 

@@ -84,14 +84,14 @@ class Uplink:
     """What our uplink carries, for all that we know: whoever holds all offices contributes to itself only,
     and whoever has just started has sent nothing."""
 
-    def __init__(self, meter: Callable[[], Meter]) -> None:
-        """`meter`: makes one of all that goes out."""
+    def __init__(self, meter: Callable[[], Meter], remembered_bits_per_s: float = math.inf) -> None:
+        """`meter`: makes one of all that goes out. `remembered_bits_per_s`: of an earlier life; infinite: of
+        none."""
         self.own = meter()
         """While contributions or partial merges of ours are under way."""
         self.given = meter()
         """While updates are, to those who asked for them."""
-        self.remembered = math.inf
-        """Of an earlier life; infinite: of none."""
+        self._remembered = remembered_bits_per_s
 
     @property
     def measured_bits_per_s(self) -> float:
@@ -108,4 +108,4 @@ class Uplink:
     def bits_per_s(self) -> float:
         """Measured, else remembered; infinite while unknown."""
         measured = self.measured_bits_per_s
-        return measured if measured < math.inf else self.remembered
+        return measured if measured < math.inf else self._remembered

@@ -12,6 +12,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 from p2pdiloco.adapters.disk.spool import Scratch, Spool
 from p2pdiloco.core.api import effects as ef
@@ -70,29 +71,37 @@ class Landing:
         self.have = offset + len(chunk)
 
 
-class Arrivals:
+class Heads(Protocol):
+    """What refusals and answers tell of our chain (`daemon.bulk.chain_view`)."""
+
+    def head(self, fragment: int) -> Head:
+        """The newest version."""
+
+
+class PushesIn:
     """The receiving half of pushes in one run."""
 
     def __init__(
         self,
+        heads: Heads,
         compute: Compute,
         tickets: Tickets,
         post: Callable[[ev.Event], None],
-        head_of: Callable[[int], Head],
-        now: Callable[[], float] = time.monotonic,
         memory: Memory | None = None,
         spool: Spool | None = None,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
         """`spool`: for what finds no place in memory; None: it is refused."""
+        self._heads = heads
         self._spool = spool
         self._memory = memory or Memory()
         self._now = now
         self._compute = compute
         self._tickets = tickets
         self._post = post
-        self._head_of = head_of
         self._next_transfer = 1
-        self._decisions: dict[int, wire.Answer | None] = {}
+        self._decisions: dict[int, ef.Decision] = {}
+        """By transfer, until it is carried out."""
         self._arriving_bytes = 0
         """In memory."""
         self._unfinished: dict[tuple[str, bytes], Landing] = {}
@@ -116,14 +125,13 @@ class Arrivals:
             return self._no_place(where)
         transfer = self._next_transfer
         self._next_transfer += 1
-        self._decisions[transfer] = None
         if isinstance(request, wire.PushPartial):
-            self._post(ev.PartialOffered(transfer, sender, request.signed))
+            offered: ev.Event = ev.PartialOffered(transfer, sender, request.signed)
         else:
-            self._post(ev.ContributionOffered(transfer, sender, request.signed))
-        decision = self._decisions.pop(transfer)
-        if decision is not None:
-            return Refusal(wire.encode(decision))
+            offered = ev.ContributionOffered(transfer, sender, request.signed)
+        decision = self._ask_core(transfer, offered)
+        if not isinstance(decision, ef.AcceptTransfer):
+            return Refusal(self._answer(decision))
         # What is kept of others' goes only for what the core wants: anybody can write a size into a label.
         while where not in (MEMORY, DISK) and self._forget_oldest(key):
             where = self._where(size)
@@ -173,19 +181,22 @@ class Arrivals:
 
     # --- the core's decisions ------------------------------------------------------------------------
 
-    def accepted(self, effect: ef.AcceptTransfer) -> None:
-        """The payload may come."""
-        self._decisions[effect.transfer] = None
+    def decided(self, decision: ef.Decision) -> None:
+        """Take the core's word on an offer, or on a payload that came."""
+        self._decisions[decision.transfer] = decision
 
-    def refused(self, effect: ef.RefuseTransfer) -> None:
-        """It may not."""
-        head = self._head_of(effect.fragment)
-        self._decisions[effect.transfer] = wire.Answer(False, effect.reason, head)
+    def _ask_core(self, transfer: int, event: ev.Event) -> ef.Decision:
+        """The core decides while it handles the event. Raises: InvariantViolation (it did not)."""
+        self._post(event)
+        decision = self._decisions.pop(transfer, None)
+        if decision is None:
+            raise InvariantViolation(f"the core did not decide on {type(event).__name__}")
+        return decision
 
-    def answered(self, effect: ef.AnswerTransfer) -> None:
-        """The last word on a payload that came."""
-        head = self._head_of(effect.fragment)
-        self._decisions[effect.transfer] = wire.Answer(effect.accepted, effect.reason, head)
+    def _answer(self, decision: ef.RefuseTransfer | ef.AnswerTransfer) -> bytes:
+        accepted = isinstance(decision, ef.AnswerTransfer) and decision.accepted
+        head = self._heads.head(decision.fragment)
+        return wire.encode(wire.Answer(accepted, decision.reason, head))
 
     # --- payloads ------------------------------------------------------------------------------------
 
@@ -208,13 +219,12 @@ class Arrivals:
             self._arriving_bytes -= landing.memory_bytes
         if reason:
             self._post(ev.ContributionBroken(transfer, reason))
-            return wire.encode(wire.Answer(False, reason, self._head_of(label.fragment)))
-        self._decisions[transfer] = None
-        self._post(ev.ContributionReceived(transfer, self._tickets.put(landing.payload, pushed=True)))
-        answer = self._decisions.pop(transfer)
-        if answer is None:
+            return wire.encode(wire.Answer(False, reason, self._heads.head(label.fragment)))
+        ticket = self._tickets.put(landing.payload, pushed=True)
+        decision = self._ask_core(transfer, ev.ContributionReceived(transfer, ticket))
+        if isinstance(decision, ef.AcceptTransfer):
             raise InvariantViolation("the core did not answer a received contribution")
-        return wire.encode(answer)
+        return self._answer(decision)
 
     def payload_broken(self, transfer: int, key: tuple[str, bytes], landing: Landing) -> None:
         """The stream was cut. What came is kept for a while: the same will be offered again."""
@@ -267,11 +277,11 @@ class _Sink:
     """Collects one accepted payload."""
 
     def __init__(
-        self, arrivals: Arrivals, sender: str, transfer: int, label: Label, landing: Landing
+        self, pushes_in: PushesIn, sender: str, transfer: int, label: Label, landing: Landing
     ) -> None:
         self.payload_bytes = label.payload_bytes
         self.offset = landing.have
-        self._arrivals = arrivals
+        self._pushes_in = pushes_in
         self._key = (sender, label.payload_digest)
         self._transfer = transfer
         self._label = label
@@ -281,7 +291,7 @@ class _Sink:
         await self._landing.write(offset, chunk)
 
     async def finish(self) -> bytes:
-        return await self._arrivals.payload_arrived(self._transfer, self._label, self._landing)
+        return await self._pushes_in.payload_arrived(self._transfer, self._label, self._landing)
 
     def abort(self, reason: str) -> None:
-        self._arrivals.payload_broken(self._transfer, self._key, self._landing)
+        self._pushes_in.payload_broken(self._transfer, self._key, self._landing)

@@ -6,10 +6,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable
 from functools import partial
-from typing import Any, cast
 
 import msgspec
 
@@ -17,16 +15,17 @@ from p2pdiloco.adapters.disk.spool import Spool
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.messages import decode as decode_message
-from p2pdiloco.core.api.types import Head, SignedVersion
 from p2pdiloco.daemon import wire
-from p2pdiloco.daemon.bulk.pushes_in import Arrivals
+from p2pdiloco.daemon.bulk.chain_view import ChainView
+from p2pdiloco.daemon.bulk.pushes_in import PushesIn
 from p2pdiloco.daemon.bulk.states.copying import Copying
 from p2pdiloco.daemon.bulk.states.courtesy import Courtesy
 from p2pdiloco.daemon.bulk.states.donating import Donating
-from p2pdiloco.daemon.bulk.updates.arriving import Arriving
 from p2pdiloco.daemon.bulk.updates.fanout import Fanout
-from p2pdiloco.daemon.bulk.updates.fetching import Fetch, Parts, Unfinished
+from p2pdiloco.daemon.bulk.updates.fetching import Fetch
 from p2pdiloco.daemon.bulk.updates.gathering import Gathering
+from p2pdiloco.daemon.bulk.updates.pulling import PAUSE_S, Pulling
+from p2pdiloco.daemon.links.meters import LinkMeters
 from p2pdiloco.daemon.payloads.compute import Compute
 from p2pdiloco.daemon.payloads.memory import Memory
 from p2pdiloco.daemon.payloads.tickets import Tickets
@@ -36,10 +35,6 @@ from p2pdiloco.hashing import content_digest
 from p2pdiloco.ports import Buffer, PullSource, Refusal, Transport
 
 logger = logging.getLogger(__name__)
-PAUSE_S = 15.0
-"""Longest pause in a bulk stream before it counts as cut."""
-NAMED_PAUSE_S = 6.0
-"""The same, of one from a peer that a holder named: there are others. Longer than `arriving.WAIT_S`."""
 
 
 class Transfers:
@@ -47,59 +42,40 @@ class Transfers:
 
     def __init__(
         self,
-        run: str,
+        chain: ChainView,
         transport: Transport,
         compute: Compute,
         tickets: Tickets,
         post: Callable[[ev.Event], None],
-        may_serve: Callable[[], bool],
-        update_of: Callable[[int, int], Awaitable[tuple[SignedVersion, Buffer] | None]],
-        head_of: Callable[[int], Head],
-        state_bytes: Callable[[int], int],
-        max_update_bytes: Callable[[int], int],
-        signed: Callable[[SignedVersion], bool],
-        holders: Callable[[int, bytes], Sequence[str]] = lambda fragment, digest: (),
+        meters: LinkMeters,
         memory: Memory | None = None,
         spool: Spool | None = None,
     ) -> None:
-        """`signed`: whether its syncer signed a version. The core looks at that too, but it knows only whom
-        it asked, not who of those that were named gave it. `holders`: see `Copying`. `spool`: see
-        `Arrivals`."""
-        self._signed = signed
-        self._memory = memory or Memory()
-        self._run = run
+        """`spool`: see `PushesIn`."""
+        memory, now = memory or Memory(), asyncio.get_running_loop().time
+        self._chain = chain
         self._transport = transport
         self._compute = compute
         self._tickets = tickets
         self._post = post
-        self._may_serve = may_serve
-        self.dialable: Callable[[], bool] = lambda: True
-        """Whether others can dial us (set by the member): else nobody is sent to us."""
-        self._update_of = update_of
-        self._max_update_bytes = max_update_bytes
-        self._unfinished = Parts()
-        self._bytes_pulled = 0
+        self._meters = meters
         self._bytes_out = 0
-        self.arrivals = Arrivals(compute, tickets, post, head_of, memory=self._memory, spool=spool)
         self.bytes_pushed = 0
         """Of our own contributions and partials."""
-        now = asyncio.get_running_loop().time
-        self.courtesy = Courtesy(now)
-        self.donating = Donating(compute, self.courtesy, now)
-        self.copying = Copying(run, transport, compute, signed, holders, state_bytes, now)
-        self.moving: Callable[[], AbstractContextManager[None]] = nullcontext
-        """Around whatever is coming to us that we asked for."""
-        self.fanout = Fanout(transport.peer_id, now)
-        self.gathering = Gathering(transport.peer_id, self._pull_update, self._update_bytes_here, now)
-        self._fetching: dict[int, Arriving] = {}
-        """Updates on their way to us, by fragment."""
         self._checked_bytes = 0
         """Of updates that have come and are being looked at."""
+        self.courtesy = Courtesy(meters, now)
+        self.pushes_in = PushesIn(chain, compute, tickets, post, memory, spool)
+        self.donating = Donating(compute, self.courtesy, now)
+        self.copying = Copying(chain, transport, compute, now)
+        self.fanout = Fanout(transport.peer_id, meters.uplink.given, now)
+        self.pulling = Pulling(chain, transport, memory, self.pushes_in, meters.downlink)
+        self.gathering = Gathering(self.pulling, now)
 
     @property
     def bytes_in(self) -> int:
         """Payload bytes received so far."""
-        return self._bytes_pulled + self.copying.bytes_in + self.arrivals.bytes_in
+        return self.pulling.bytes_in + self.copying.bytes_in + self.pushes_in.bytes_in
 
     @property
     def bytes_out(self) -> int:
@@ -107,15 +83,10 @@ class Transfers:
         return self._bytes_out + self.donating.bytes_out
 
     @property
-    def moved_bytes(self) -> tuple[int, int]:
-        """(sent, received) on all links so far, also of what is under way."""
-        return self._transport.payload_bytes()
-
-    @property
     def held_bytes(self) -> int:
         """Of payloads that are arriving or were not looked at yet, and of what is kept of cut streams; not of
         fetches under way."""
-        return self.arrivals.held_bytes + self._unfinished.held_bytes + self._checked_bytes
+        return self.pushes_in.held_bytes + self.pulling.unfinished.held_bytes + self._checked_bytes
 
     def counters(self) -> dict[str, int]:
         """For people: payload bytes by kind, and how updates and states were shared."""
@@ -128,7 +99,7 @@ class Transfers:
             "updates_passed_on_bytes": self.fanout.passed_on_bytes,
             "updates_sent_elsewhere": self.fanout.sent_elsewhere,
             "updates_from_others": self.gathering.from_others,
-            "spooled_bytes": self.arrivals.spooled_bytes,
+            "spooled_bytes": self.pushes_in.spooled_bytes,
             "states_pinned": self.donating.pins,
         }
 
@@ -136,7 +107,7 @@ class Transfers:
 
     def on_message(self, sender: str, data: bytes) -> None:
         """A core message. Raises: RemoteError."""
-        self._post(ev.MessageReceived(sender, decode_message(self._run, data)))
+        self._post(ev.MessageReceived(sender, decode_message(self._chain.run, data)))
 
     async def on_pull(self, sender: str, pull: wire.PullUpdate | wire.PullState) -> PullSource | Refusal:
         """A peer wants an update or a state."""
@@ -145,17 +116,17 @@ class Transfers:
         return await self._serve_state(sender, pull)
 
     def _why_not_serve(self, run: str, fragment: int) -> str:
-        if run != self._run:
+        if run != self._chain.run:
             return "other-run"
         if not 0 <= fragment < len(self._compute.vault.layouts):
             return "unknown-fragment"
-        return "" if self._may_serve() else "not-ready"
+        return "" if self._chain.may_serve else "not-ready"
 
     async def _serve_update(self, sender: str, pull: wire.PullUpdate) -> PullSource | Refusal:
         reason = self._why_not_serve(pull.run, pull.fragment)
         if reason:
             return refuse(reason)
-        found = await self._update_of(pull.fragment, pull.number)
+        found = await self._chain.update_of(pull.fragment, pull.number)
         answer = await self.fanout.serve(sender, pull, found)
         if not isinstance(answer, PullSource):
             return answer
@@ -206,7 +177,7 @@ class Transfers:
         """The peer's word; None: not delivered."""
         label, parts = wire.encode(request), (payload,)
         try:
-            with self.courtesy.urgent():
+            with self._meters.uplink.own.moving(), self.courtesy.urgent():
                 delivered, raw = await self._transport.push(peer, label, parts, PAUSE_S, before_end)
             answer = wire.decode(raw, wire.Answer)
         except (TransportError, RemoteError) as error:
@@ -220,14 +191,14 @@ class Transfers:
 
     async def fetch_update(self, effect: ef.FetchUpdate) -> None:
         """Get one outer update, from that peer or from whom it names. It is passed on meanwhile."""
-        arriving = self._fetching[effect.fragment] = self.fanout.arriving(effect.fragment, effect.number)
-        relays = self._may_serve() and self.dialable()
-        request = wire.PullUpdate(self._run, effect.fragment, effect.number, relays=relays)
+        arriving = self.fanout.arriving(effect.fragment, effect.number)
+        relays = self._chain.may_serve and self._chain.dialable
+        request = wire.PullUpdate(self._chain.run, effect.fragment, effect.number, relays=relays)
         complete = False
 
         async def check(fetch: Fetch) -> None:
             version, size = fetch.header.version, len(fetch.payload)
-            if not self._signed(version):
+            if not self._chain.signed(version):
                 raise RemoteError("version-signature")
             self._checked_bytes += size
             try:
@@ -238,30 +209,17 @@ class Transfers:
                 self._checked_bytes -= size
 
         try:
-            fetch = await self.gathering.fetch(effect.peer, request, check)
+            fetch = await self.gathering.fetch(effect.peer, request, check, arriving)
             complete = True
         except _FETCH_ERRORS as error:
             self._fetch_failed(effect, error)
             return
         finally:
-            if self._fetching.get(effect.fragment) is arriving:
-                del self._fetching[effect.fragment]
             if not complete:
                 self.fanout.failed(effect.fragment, arriving)
         over = partial(self.fanout.over, effect.fragment, arriving)
         ticket = self._tickets.put(fetch.payload, when_released=over)
         self._post(ev.UpdateFetched(effect.fragment, effect.peer, fetch.header.version, ticket))
-
-    async def _pull_update(self, peer: str, request: wire.PullUpdate) -> Fetch | wire.Elsewhere:
-        """Ask one peer, for what is not here yet. Raises: TransportError, RemoteError."""
-        limit = self._max_update_bytes(request.fragment)
-        found = await self._pull(peer, request, limit, self._fetching.get(request.fragment))
-        if isinstance(found, Fetch):
-            return found
-        answer = wire.decode(found.answer, cast(Any, wire.Refused | wire.Elsewhere))
-        if isinstance(answer, wire.Elsewhere):
-            return answer
-        raise RemoteError(answer.reason)
 
     async def fetch_state(self, effect: ef.FetchState) -> None:
         """Copy a whole fragment into the spare, from that peer and others that hold the same."""
@@ -271,7 +229,7 @@ class Transfers:
             await self._compute.run(self._compute.drop_spare, effect.fragment)
             self._fetch_failed(effect, error)
             return
-        self._unfinished.forget(effect.fragment)
+        self.pulling.unfinished.forget(effect.fragment)
         self._post(ev.StateFetched(effect.fragment, effect.peer, header.version, header.watermarks))
 
     async def _check(self, fragment: int, payload: bytearray, codec: str, digest: bytes) -> None:
@@ -284,72 +242,6 @@ class Transfers:
 
         await self._compute.run(check)
 
-    def _update_bytes_here(self, fragment: int) -> int:
-        return self._unfinished.have_bytes(fragment)
-
-    async def _pull(
-        self, peer: str, request: wire.PullUpdate, limit: int, watcher: Arriving | None = None
-    ) -> Fetch | Refusal:
-        """What is served of the payload, after what is here already, if there is memory for it.
-
-        Raises:
-            TransportError, RemoteError.
-        """
-        key = request.fragment
-        self._unfinished.forget_old()
-        self.arrivals.forget_old()
-        before = self._unfinished.take(key)  # what is reserved for the whole counts it from here on
-        if not self._memory.fits(limit):
-            self._unfinished.forget_all()
-            self.arrivals.forget_all()
-        try:
-            with self._memory.fetching(limit):
-                taken, before = before, None
-                return await self._pull_rest(peer, request, limit, watcher, key, taken)
-        finally:
-            self._unfinished.keep(key, before)  # there was no room
-
-    async def _pull_rest(
-        self,
-        peer: str,
-        request: wire.PullUpdate,
-        limit: int,
-        watcher: Arriving | None,
-        key: int,
-        before: Unfinished | None,
-    ) -> Fetch | Refusal:
-        if before is not None:
-            have = {"have_bytes": before.have_bytes, "have": before.digest}
-            request = msgspec.structs.replace(request, **have)
-        fetch = Fetch(request, limit, before, watcher)
-        with ExitStack() as stack:
-            fetch.comes = partial(_enter, stack, self.moving)
-            answer = await self._into(fetch, peer, request, key, before)
-        if isinstance(answer, Refusal):
-            self._unfinished.keep(key, before)
-            return answer
-        if fetch.complete:
-            self._unfinished.forget(key)
-        else:
-            self._unfinished.keep(key, fetch.unfinished)
-        return fetch
-
-    async def _into(
-        self, fetch: Fetch, peer: str, request: wire.PullUpdate, key: int, before: Unfinished | None
-    ) -> Refusal | None:
-        try:
-            pause_s = NAMED_PAUSE_S if request.version else PAUSE_S
-            return await self._transport.pull_into(peer, wire.encode(request), fetch, pause_s)
-        except (TransportError, asyncio.CancelledError):
-            self._unfinished.keep(key, fetch.unfinished)
-            raise
-        except RemoteError:
-            if not fetch.received_bytes:  # busy, say: another holder may have the rest
-                self._unfinished.keep(key, before)
-            raise
-        finally:
-            self._bytes_pulled += fetch.received_bytes
-
     def _fetch_failed(self, effect: ef.FetchUpdate | ef.FetchState, error: Exception) -> None:
         if isinstance(error, PeerUnreachable):
             reason = "unreachable"
@@ -357,10 +249,6 @@ class Transfers:
             reason = error.reason if isinstance(error, RemoteError) else "cut"
         logger.debug("fragment %d not fetched from %s: %s", effect.fragment, effect.peer, error)
         self._post(ev.FetchFailed(effect.fragment, effect.number, effect.peer, reason[:64]))
-
-
-def _enter(stack: ExitStack, moving: Callable[[], AbstractContextManager[None]]) -> None:
-    stack.enter_context(moving())
 
 
 _FETCH_ERRORS = (TransportError, RemoteError)

@@ -20,10 +20,10 @@ import math
 
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.units import rate_text
-from p2pdiloco.core.uplinks.meter import Meter, Uplink
 from p2pdiloco.core.uplinks.uplink import UPDATE_COPIES
 from p2pdiloco.daemon.links.link import Link
 from p2pdiloco.daemon.links.linkplan import TOLERANCE, Demand, demand_of
+from p2pdiloco.daemon.links.meters import LinkMeters
 from p2pdiloco.tensors.codec import codec
 from p2pdiloco.tensors.layout import FragmentLayout
 
@@ -59,14 +59,10 @@ class Steady:
 class LinkWatch:
     """Judges the link now and then."""
 
-    def __init__(
-        self, manifest: Manifest, layouts: tuple[FragmentLayout, ...], limits: Link, up: Uplink, down: Meter
-    ) -> None:
-        """`limits`: what a person permits; infinite where nothing is said."""
+    def __init__(self, manifest: Manifest, layouts: tuple[FragmentLayout, ...], meters: LinkMeters) -> None:
         self._manifest = manifest
         self._layouts = layouts
-        self._limits = limits
-        self._up, self._down = up, down
+        self._meters = meters
         self._rarer = Steady(1)
         self._behind = Steady(FOLLOWS)
         self.every = 1
@@ -75,22 +71,13 @@ class LinkWatch:
         """What a person should know of the link; empty: it keeps up."""
 
     @property
-    def link(self) -> Link:
-        """What is known of the link. Round trips do not count: they cost delay, not participation."""
-        return Link(
-            min(self._limits.upload_bits_per_s, self._up.sure_bits_per_s),
-            min(self._limits.download_bits_per_s, self._down.bits_per_s),
-            0.0,
-        )
-
-    @property
     def uplink_bits_per_s(self) -> float:
-        """The same of the uplink, known sooner: also from other transfers than contributions, few of them, or
-        from an earlier life. While nothing is known of it, updates that came in say how much it has at
-        most: of links to homes the uplink is the thinner part. It decides about offices; a mistake there
-        costs no contribution."""
-        known = min(self._limits.upload_bits_per_s, self._up.bits_per_s)
-        return known if known < math.inf else self._down.early_bits_per_s
+        """What is known of the uplink, sooner than by `LinkMeters.link`: also from other transfers than
+        contributions, few of them, or from an earlier life. While nothing is known of it, updates that came
+        in say how much it has at most: of links to homes the uplink is the thinner part. It decides about
+        offices; a mistake there costs no contribution."""
+        known = min(self._meters.limits.upload_bits_per_s, self._meters.uplink.bits_per_s)
+        return known if known < math.inf else self._meters.downlink.early_bits_per_s
 
     def office_bits_per_s(self, members: int) -> float:
         """The uplink that carries as much of an office as this link does: a syncer takes in what all others
@@ -102,7 +89,7 @@ class LinkWatch:
             for name in (codecs.contribution, codecs.update)
         )
         up, down = contribution + UPDATE_COPIES * update, (group - 1) * contribution + update
-        return min(self.uplink_bits_per_s, self._limits.download_bits_per_s * up / down)
+        return min(self.uplink_bits_per_s, self._meters.limits.download_bits_per_s * up / down)
 
     def judge(self, members: int, step_s: float, catching_up: bool = False) -> bool:
         """Look at the link; whether there is something new to say, and `every` may have changed. `members`:
@@ -110,7 +97,7 @@ class LinkWatch:
         count, since states come as slowly as suits those who give them."""
         if step_s <= 0:
             return False
-        link, sync = self._limits if catching_up else self.link, self._manifest.sync
+        link, sync = self._meters.limits if catching_up else self._meters.link, self._manifest.sync
         found = demand_of(self._manifest, self._layouts, link, members, step_s)
         changed = [self._rarer.look(found.every), self._behind.look(behind(found))]
         # Where the others are no quorum without us, rounds would wait for us all the longer.

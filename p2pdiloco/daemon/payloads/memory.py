@@ -33,8 +33,7 @@ class Memory:
     def __init__(self, most_bytes: float = 0.0) -> None:
         """0: no bound."""
         self.most_bytes = most_bytes or math.inf
-        self.holders: list[Holder] = []
-        """Who holds payloads."""
+        self._holders: list[Holder] = []
         self._reserved_bytes = 0
         self.fetch_bytes = 0
         """Kept free of what peers push, so that a node whose inbox is full can follow nevertheless."""
@@ -59,10 +58,14 @@ class Memory:
         memory.fetch_bytes = fetched_bytes(layouts)
         return memory
 
+    def count(self, *holders: Holder) -> None:
+        """Payloads that these hold take of the budget from now on."""
+        self._holders += holders
+
     @property
     def used_bytes(self) -> int:
         """Held now, and promised to what is under way."""
-        return self._reserved_bytes + sum(holder.held_bytes for holder in self.holders)
+        return self._reserved_bytes + sum(holder.held_bytes for holder in self._holders)
 
     def room(self, size_bytes: int) -> bool:
         """Whether a pushed payload of this size may come."""
@@ -101,7 +104,12 @@ def least_bytes(layouts: Sequence[FragmentLayout], contribution: str, update: st
 
 def fetched_bytes(layouts: Sequence[FragmentLayout]) -> int:
     """Bound of the largest update; states are written straight into the vault."""
-    return max(4 * layout.numel for layout in layouts) + 4096
+    return max(map(most_update_bytes, layouts))
+
+
+def most_update_bytes(layout: FragmentLayout) -> int:
+    """Bound of one fragment's update: no codec takes more than four bytes a parameter, and scales."""
+    return 4 * layout.numel + 4096
 
 
 def check_budget(most_bytes: float, least: int) -> None:

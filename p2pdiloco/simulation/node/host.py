@@ -75,8 +75,9 @@ class Host:
         self.core = Core(self.config, self.peer, incarnation, crypto, rng, restored, genesis, self.local_now)
         sent = partial(world.network.sent_bytes, self.peer)
         least_bytes = min(LEAST_BYTES, max(self.config.max_payload_bytes) // 2)
-        self.uplink = Uplink(lambda: Meter(sent, lambda: self.local_now, least_bytes=least_bytes))
-        self.uplink.remembered = disk.uplink_bits_per_s
+        self.uplink = Uplink(
+            lambda: Meter(sent, lambda: self.local_now, least_bytes=least_bytes), disk.uplink_bits_per_s
+        )
         self._handlers = self._effect_handlers()
 
     def _effect_handlers(self) -> dict[type[fx.Effect], Callable[[Any], None]]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import torch
+from chain_kit import PaperChain
 from daemon_kit import version
 
 from p2pdiloco.adapters.net.endpoint import Endpoint
@@ -14,6 +15,7 @@ from p2pdiloco.config.manifest import OuterSection
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.bulk.transfers import Transfers
+from p2pdiloco.daemon.links.meters import LinkMeters
 from p2pdiloco.daemon.payloads.compute import Compute
 from p2pdiloco.daemon.payloads.tickets import Tickets
 from p2pdiloco.ports import PullSource, Refusal
@@ -38,23 +40,11 @@ class Peer:
         self.posted: list[Any] = []
         self.asked: list[tuple[str, wire.PullState]] = []
         self.answers: Callable[[wire.PullState], PullSource | Refusal | None] = lambda _: None
-        self.holders: list[str] = []
         if seed is not None:
             self.hold(seed)
-        self.transfers = Transfers(
-            "run",
-            self.transport,
-            self.compute,
-            Tickets(),
-            self.posted.append,
-            lambda: True,
-            None,  # type: ignore[arg-type]
-            lambda _: None,  # type: ignore[arg-type, return-value]
-            lambda _: SIZE,
-            lambda _: 0,
-            lambda _: True,
-            lambda fragment, digest: self.holders,
-        )
+        self.chain = PaperChain(state_bytes=SIZE)
+        meters = LinkMeters(transport)
+        self.transfers = Transfers(self.chain, transport, self.compute, Tickets(), self.posted.append, meters)
 
     def hold(self, seed: int) -> None:
         """Version `seed` of both fragments."""

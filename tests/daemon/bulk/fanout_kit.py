@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import msgspec
+from chain_kit import PaperChain
 from daemon_kit import version
 
 from p2pdiloco.adapters.net.endpoint import Endpoint
@@ -18,6 +19,7 @@ from p2pdiloco.core.api import events as ev
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.bulk.transfers import Transfers
 from p2pdiloco.daemon.bulk.updates.arriving import LEAST_BYTES
+from p2pdiloco.daemon.links.meters import LinkMeters
 from p2pdiloco.daemon.payloads.tickets import Tickets
 from p2pdiloco.hashing import content_digest
 from p2pdiloco.ports import PullSource, Refusal
@@ -51,22 +53,13 @@ class Peer:
         self.asked: list[tuple[str, wire.PullUpdate]] = []
         self.answers: Callable[[wire.PullUpdate], PullSource | Refusal | None] = lambda _: None
         self.failures: list[str] = []
-        self.may_serve = True
         self.tickets = Tickets()
         self.transport = transport
-        self.transfers = Transfers(
-            "run",
-            transport,  # type: ignore[arg-type]
-            Worker(),  # type: ignore[arg-type]
-            self.tickets,
-            self._post,
-            lambda: self.may_serve,
-            self._update_of,
-            lambda _: None,  # type: ignore[arg-type, return-value]
-            lambda _: 0,
-            lambda _: len(PAYLOAD),
-            lambda _: True,
-        )
+        self.meters = LinkMeters(transport)  # type: ignore[arg-type]
+        self.chain = PaperChain(update_bytes=len(PAYLOAD))
+        self.chain.update_of = self._update_of  # type: ignore[method-assign]
+        worker: Any = Worker()
+        self.transfers = Transfers(self.chain, transport, worker, self.tickets, self._post, self.meters)  # type: ignore[arg-type]
 
     def _post(self, event: ev.Event) -> None:
         if isinstance(event, ev.UpdateFetched):

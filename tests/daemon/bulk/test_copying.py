@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from chain_kit import uplink
 from copying_kit import LAYOUTS, NUMEL, SIZE, Peer
 from daemon_kit import PATIENCE_S, Neighbourhood, until, version
 
@@ -53,7 +54,7 @@ async def three(town: Any, *bits_per_s: float) -> tuple[Peer, list[Peer]]:
     """A newcomer and three donors."""
     donors = [await town.add(f"d{i}", 1, rate) for i, rate in enumerate(bits_per_s or (0, 0, 0))]
     joiner = await town.add("joiner", None)
-    joiner.holders = [donor.name for donor in donors]
+    joiner.chain.peers = [donor.name for donor in donors]
     return joiner, donors
 
 
@@ -86,7 +87,7 @@ async def test_a_holder_that_says_nothing_holds_nobody_up(town: Any, monkeypatch
 
     monkeypatch.setattr(donors[1], "on_pull", silent)
     monkeypatch.setattr(pieces, "LEAST_PIECE_BYTES", SIZE // 4)
-    joiner.transfers.copying._holders = lambda *_: ["d1"]
+    joiner.chain.peers = ["d1"]
     await asyncio.wait_for(joiner.copy("d0"), 10)
     assert asked.is_set() and joiner.has_state_of(donors[0])
 
@@ -115,7 +116,7 @@ async def test_a_holder_that_fails_is_replaced(town: Any, monkeypatch: pytest.Mo
 
 async def test_the_only_donor_dies_and_the_next_one_goes_on(town: Any) -> None:
     joiner, donors = await three(town, 20e6, 20e6)
-    joiner.holders = []
+    joiner.chain.peers = []
     fetching = asyncio.create_task(joiner.copy("d0"))
     await until(lambda: joiner.transfers.copying.bytes_in > SIZE // 2, "a half")
     town.hub.kill("d0")
@@ -259,7 +260,7 @@ class Donor:
         self.now = 0.0
         self.pins = Pins()
         clock: Callable[[], float] = lambda: self.now  # noqa: E731
-        self.donating = donating.Donating(self.pins, Courtesy(clock), clock)  # type: ignore[arg-type]
+        self.donating = donating.Donating(self.pins, Courtesy(uplink(), clock), clock)  # type: ignore[arg-type]
 
     async def ask(self, peer: str, fragment: int, **more: Any) -> Any:
         answer = await self.donating.serve(peer, wire.PullState("run", fragment, 1, **more))
@@ -313,7 +314,8 @@ class Waits:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
         self.inside, self._go = asyncio.Event(), asyncio.Event()
-        self.courtesy = Courtesy(lambda: self.now)
+        self.uplink = uplink()
+        self.courtesy = Courtesy(self.uplink, lambda: self.now)
         monkeypatch.setattr(self.courtesy._none_urgent, "wait", self._wait)
         monkeypatch.setattr("p2pdiloco.daemon.bulk.states.courtesy.LOOK_S", math.inf)
 
@@ -359,14 +361,14 @@ async def test_a_state_is_never_so_slow_that_it_is_given_up(monkeypatch: pytest.
 async def test_states_do_not_wait_for_a_peer_that_takes_the_urgent_slowly(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    waits, sent = Waits(monkeypatch), 0
+    waits = Waits(monkeypatch)
     monkeypatch.setattr("p2pdiloco.daemon.bulk.states.courtesy.LOOK_S", 1.0)
-    waits.courtesy.uplink_bytes_per_s, waits.courtesy.sent_bytes = (lambda: 1000.0), (lambda: sent)
+    waits.uplink.uplink_bytes_per_s = 1000.0
     with waits.courtesy.urgent():
-        waits.now, sent = 1.0, 499
+        waits.now, waits.uplink.sent_bytes = 1.0, 499
         await asyncio.wait_for(waits.courtesy.pace(0), PATIENCE_S)  # the uplink is not what is full
         assert not waits.inside.is_set()
-        waits.now, sent = 2.0, 999
+        waits.now, waits.uplink.sent_bytes = 2.0, 999
         chunk = asyncio.create_task(waits.courtesy.pace(CHUNK_BYTES))
         await waits.until_inside()
         chunk.cancel()
@@ -374,8 +376,7 @@ async def test_states_do_not_wait_for_a_peer_that_takes_the_urgent_slowly(
 
 async def test_states_have_a_share_of_the_uplink_and_control_of_nothing_else() -> None:
     loop = asyncio.get_running_loop()
-    courtesy = Courtesy(loop.time)
-    courtesy.uplink_bytes_per_s = lambda: 200_000.0
+    courtesy = Courtesy(uplink(200_000.0), loop.time)
     began = loop.time()
     await asyncio.gather(*(courtesy.pace(10_000) for _ in range(4)))
     assert loop.time() - began >= 0.29, "three chunks paid for at half of the uplink before the fourth"
@@ -383,7 +384,7 @@ async def test_states_have_a_share_of_the_uplink_and_control_of_nothing_else() -
 
 async def test_a_slow_reader_of_an_update_holds_states_up_for_a_minute_at_most() -> None:
     now = 0.0
-    courtesy = Courtesy(lambda: now)
+    courtesy = Courtesy(uplink(), lambda: now)
     courtesy.begin()
     now = 61.0
     await asyncio.wait_for(courtesy.pace(1), 1)

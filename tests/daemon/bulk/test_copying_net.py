@@ -42,7 +42,7 @@ async def test_a_state_comes_from_all_and_is_finished_without_the_one_that_died(
         joiner, first, *others = peers
         for peer in (first, *others):
             joiner.transport.learn(peer.name, peer.transport.addresses())  # type: ignore[attr-defined]
-        joiner.holders = [peer.name for peer in (first, *others)]
+        joiner.chain.peers = [peer.name for peer in (first, *others)]
         copying = asyncio.create_task(joiner.copy(first.name))
         await until(lambda: joiner.transfers.copying.bytes_in > SIZE // 4, "a quarter")
         await first.transport.close()  # type: ignore[attr-defined]

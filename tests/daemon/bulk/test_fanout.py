@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from chain_kit import no_meter
 from daemon_kit import Neighbourhood, until
 from fanout_kit import PAYLOAD, SMALL, Members, update
 
@@ -42,13 +42,8 @@ async def test_sixteen_members_and_the_holder_uploads_it_twice(started: Any) -> 
     members = await started(PAYLOAD, 16)
     giving: list[int] = []
 
-    @contextmanager
-    def gives() -> Iterator[None]:
-        giving.append(1)
-        yield
-        giving.append(-1)
-
-    members.holder.transfers.fanout.giving = gives
+    given = members.holder.meters.uplink.given
+    given.begin, given.end = (lambda: giving.append(1)), (lambda: giving.append(-1))
     await members.fetch_all()
     members.check()
     assert len(giving) >= 4 and sum(giving) == 0, "the uplink is measured meanwhile"
@@ -56,8 +51,8 @@ async def test_sixteen_members_and_the_holder_uploads_it_twice(started: Any) -> 
     assert members.holder.transfers.fanout.sent_elsewhere == 13
     assert sum(peer.transfers.gathering.from_others for peer in members.others) == 13
     assert sum(peer.transfers.bytes_in for peer in members.others) == 15 * len(PAYLOAD), "nothing came twice"
-    given = members.holder.transfers.counters()
-    assert given["updates_passed_on_bytes"] == len(PAYLOAD) * members.uploads(members.holder)
+    counted = members.holder.transfers.counters()
+    assert counted["updates_passed_on_bytes"] == len(PAYLOAD) * members.uploads(members.holder)
 
 
 def test_a_piece_is_worth_a_stream() -> None:
@@ -200,7 +195,7 @@ async def test_a_wrong_signature_from_a_named_peer_is_not_the_holders(started: A
     twice(members, liar.name)
     right = members.holder.version
     forged = msgspec.structs.replace(right, signature=b"forged")
-    asker.transfers._signed = lambda version: version.signature == right.signature
+    asker.chain.signed = lambda version: version.signature == right.signature
     header = wire.encode(wire.UpdateHeader(forged, 0, 0))
     liar.answers = lambda pull: PullSource(header, (PAYLOAD,), lambda: None)
     await members.fetch_all(asker)
@@ -253,8 +248,8 @@ async def test_who_is_slow_is_waited_for_and_who_stalls_is_not(
     async def check(fetch: Any) -> None: ...
 
     now = asyncio.get_running_loop().time
-    gathers = gathering.Gathering("me", pull, lambda fragment: here, now)
-    assert await gathers.fetch("holder", asking(), check) is whole
+    gathers = gathering.Gathering(Pulls(pull, lambda: here), now)
+    assert await gathers.fetch("holder", asking(), check, nobody()) is whole
     assert asked == ["holder", "named", "named" if slow else "holder"]
     assert gathers.from_others == slow and ("named" in gathers._failed) != slow
 
@@ -280,8 +275,8 @@ async def test_who_had_only_what_others_left_of_the_time_is_not_left_out(
 
     async def check(fetch: Any) -> None: ...
 
-    gathers = gathering.Gathering("me", pull, lambda fragment: 0, lambda: now)
-    assert await gathers.fetch("holder", asking(), check) is whole
+    gathers = gathering.Gathering(Pulls(pull), lambda: now)
+    assert await gathers.fetch("holder", asking(), check, nobody()) is whole
     assert len(set(asked)) == 3 and not any(peer in gathers._failed for peer in "ab")
 
 
@@ -307,9 +302,9 @@ async def test_a_round_trip_counts_in_the_choice_of_peers_and_the_wait_of_a_peer
         fetch.write(0, memoryview(PAYLOAD))
         return fetch
 
-    gathers = gathering.Gathering("me", pull, lambda fragment: 0, lambda: now)
+    gathers = gathering.Gathering(Pulls(pull), lambda: now)
     for peer in ways:
-        await gathers._ask(peer, asking())
+        await gathers._ask(peer, asking(), nobody())
     rates = {peer: gathers._rates.of(peer, 0.0) / size for peer in ways}
     assert rates == pytest.approx({"far": 1.0, "near": 2.0, "below": 2.0, "liar": 2.0})
     for number in range(8):
@@ -346,7 +341,7 @@ async def test_members_follow_a_chain_whose_updates_fan_out(
 async def test_who_cannot_pass_it_on_is_not_named(started: Any) -> None:
     members = await started()
     for peer in members.others:
-        peer.may_serve = False
+        peer.chain.may_serve = False
     await members.fetch_all()
     members.check()
     assert members.uploads(members.holder) == 7.0
@@ -363,13 +358,34 @@ async def test_a_holder_that_gives_a_part_or_goes_on_naming_others_has_failed(st
     assert asker.failures == ["busy", "garbage"] and asker.payload is None
 
 
+class Pulls:
+    """Stands for `pulling.Pulling`."""
+
+    me = "me"
+
+    def __init__(
+        self, pull: Callable[[str, wire.PullUpdate], Any], here: Callable[[], int] = lambda: 0
+    ) -> None:
+        self._pull, self._here = pull, here
+
+    async def pull(self, peer: str, request: wire.PullUpdate, _watcher: Any) -> Any:
+        return await self._pull(peer, request)
+
+    def have_bytes(self, _fragment: int) -> int:
+        return self._here()
+
+
+def nobody() -> arriving_updates.Arriving:
+    return arriving_updates.Arriving(1, lambda: 0.0)
+
+
 def asking(fragment: int = 0, **more: Any) -> wire.PullUpdate:
     return wire.PullUpdate("run", fragment, 1, relays=True, **more)
 
 
 async def test_places_tables_and_waiting_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    fan = Fanout("me", lambda: now)
+    fan = Fanout("me", no_meter(), lambda: now)
     found = (update(PAYLOAD), PAYLOAD)
     given: list[Any] = [await fan.serve(f"q{i}", asking(insist=True), found) for i in range(MAX_PEERS + 10)]
     assert all(isinstance(source, PullSource) for source in given)
@@ -394,7 +410,7 @@ async def test_places_tables_and_waiting_are_bounded(monkeypatch: pytest.MonkeyP
 
 async def test_invented_versions_take_no_place_and_one_peer_not_all_that_wait() -> None:
     now = 0.0
-    fan = Fanout("me", lambda: now)
+    fan = Fanout("me", no_meter(), lambda: now)
     arriving, true = fan.arriving(0, 1), update(PAYLOAD)
     waiting = [
         asyncio.create_task(fan.serve("liar", asking(version=bytes([i]) * 32), None))
@@ -422,7 +438,7 @@ async def test_invented_versions_take_no_place_and_one_peer_not_all_that_wait() 
 
 async def test_a_place_comes_free_when_the_peer_stays_away() -> None:
     now = 0.0
-    fan = Fanout("me", lambda: now)
+    fan = Fanout("me", no_meter(), lambda: now)
     found = (update(PAYLOAD), PAYLOAD)
     one, two = [await fan.serve(peer, asking(), found) for peer in ("one", "two")]
     assert isinstance(one, PullSource) and isinstance(two, PullSource)
@@ -435,7 +451,7 @@ async def test_a_place_comes_free_when_the_peer_stays_away() -> None:
 
 
 async def test_an_update_that_was_not_fetched_is_not_passed_on() -> None:
-    fan = Fanout("me", lambda: 0.0)
+    fan = Fanout("me", no_meter(), lambda: 0.0)
     arriving = fan.arriving(0, 1)
     digest = update(PAYLOAD).header.digest()
     waiting = asyncio.create_task(fan.serve("child", asking(version=digest), None))

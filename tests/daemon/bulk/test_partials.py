@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from chain_kit import PaperChain
 from daemon_kit import signed_run, until
 
 from p2pdiloco.adapters.net import framing
@@ -36,6 +37,7 @@ from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.bulk import pushes_in as arrivals
 from p2pdiloco.daemon.bulk.transfers import Transfers
 from p2pdiloco.daemon.frontdoor import FrontDoor
+from p2pdiloco.daemon.links.meters import LinkMeters
 from p2pdiloco.daemon.payloads.compute import Compute
 from p2pdiloco.daemon.payloads.tickets import Tickets
 from p2pdiloco.daemon.run_files.runs import Run, genesis_versions, open_run
@@ -88,18 +90,11 @@ class Node:
         self.tickets, self.core = Tickets(), ScriptedCore()
         records: Callable[[ef.Record], None] = lambda record: None  # noqa: E731
         self.runner = Runner(self.core, self.compute, self.tickets, None, None, None, records)  # type: ignore[arg-type]
+        self.meters = LinkMeters(self.transport)
+        chain = PaperChain(HEAD)
+        chain.run = self.run.id
         self.transfers = Transfers(
-            self.run.id,
-            self.transport,
-            self.compute,
-            self.tickets,
-            self.runner.post,
-            lambda: True,
-            None,  # type: ignore[arg-type]
-            lambda fragment: HEAD,
-            lambda fragment: 0,
-            lambda fragment: 0,
-            lambda version: True,
+            chain, self.transport, self.compute, self.tickets, self.runner.post, self.meters
         )
         self.runner.transfers = self.transfers
         self.door = FrontDoor()
@@ -186,8 +181,8 @@ async def test_partials_of_two_levels_arrive_and_merge_like_everything_at_once(n
     assert answered == ev.PartialAnswered(0, GROUP, 5, root.peer, accepted=True, reason="", head=HEAD)
     received = await root.hears(ev.ContributionReceived)
     assert root.transfers.bytes_in == leaf.transfers.bytes_out == len(payload)
-    assert leaf.runner.uplink.own._total_bytes() == len(payload)
-    assert root.runner.uplink.own._total_bytes() == 0
+    assert leaf.meters.uplink.own._total_bytes() == len(payload)
+    assert root.meters.uplink.own._total_bytes() == 0
 
     root.want(ef.Merge(0, 1, 1, root.inputs(2, 3), (received.ticket,), 24))
     grouped = await root.hears(ev.Merged)
@@ -246,7 +241,7 @@ async def test_a_payload_that_belies_its_label_is_refused_with_the_reason(
     answered = await leaf.hears(ev.PartialAnswered)
     assert (answered.accepted, answered.reason) == (False, reason)
     assert (await root.hears(ev.ContributionBroken)).reason == reason
-    assert len(root.tickets) == 0 and root.transfers.arrivals._arriving_bytes == 0
+    assert len(root.tickets) == 0 and root.transfers.pushes_in._arriving_bytes == 0
 
 
 @pytest.mark.parametrize(
@@ -285,7 +280,7 @@ async def test_a_cut_in_the_middle_leaves_nothing_behind(
     leaf.offer(root, leaf.label(payload), payload)
     assert await leaf.hears(ev.PartialUndelivered) == ev.PartialUndelivered(0, GROUP, 5, root.peer)
     assert (await root.hears(ev.ContributionBroken)).reason == "cut"
-    assert root.transfers.arrivals._arriving_bytes == 0 and len(root.tickets) == 0
+    assert root.transfers.pushes_in._arriving_bytes == 0 and len(root.tickets) == 0
 
 
 async def test_what_is_arriving_has_one_budget(nodes: list[Node], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,7 +289,7 @@ async def test_what_is_arriving_has_one_budget(nodes: list[Node], monkeypatch: p
     payload = leaf.tickets.get(merged.ticket)
     monkeypatch.setattr(arrivals, "SHARE_BYTES", 0)
     monkeypatch.setattr(arrivals, "MAX_ARRIVING_BYTES", len(payload) + 10)
-    root.transfers.arrivals._arriving_bytes = 11
+    root.transfers.pushes_in._arriving_bytes = 11
     leaf.offer(root, leaf.label(payload), payload)
     answered = await leaf.hears(ev.PartialAnswered)
     assert (answered.accepted, answered.reason, answered.head) == (False, "busy", None)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import errno
 import gc
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from chain_kit import PaperChain, Welcome
 from daemon_kit import version
 
 from p2pdiloco.adapters.disk.spool import Spool
@@ -18,9 +17,10 @@ from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.bulk import pushes_in as arrivals_module
-from p2pdiloco.daemon.bulk.pushes_in import MAX_UNFINISHED, Arrivals
+from p2pdiloco.daemon.bulk.pushes_in import MAX_UNFINISHED, PushesIn
 from p2pdiloco.daemon.bulk.transfers import Transfers
 from p2pdiloco.daemon.bulk.updates.fetching import KEEP_S, Parts, Unfinished
+from p2pdiloco.daemon.links.meters import LinkMeters
 from p2pdiloco.daemon.payloads.tickets import Tickets
 from p2pdiloco.errors import RemoteError, TransportError
 from p2pdiloco.hashing import content_digest
@@ -60,6 +60,9 @@ class Holders:
         self.refuses = False
         self.busy = False
 
+    def payload_bytes(self) -> tuple[int, int]:
+        return 0, 0
+
     async def pull_into(self, peer: str, request: bytes, sink: PullSink, timeout_s: float) -> Refusal | None:
         asked = wire.decode(request, wire.PullUpdate)
         self.asked.append(asked)
@@ -82,14 +85,13 @@ def fetching(holders: Holders) -> tuple[Transfers, list[ev.Event], DirectCompute
     posted: list[ev.Event] = []
     compute, tickets = DirectCompute(), Tickets()
 
-    async def none(_fragment: int, _number: int) -> None:
-        return None
-
-    def size(_fragment: int) -> int:
-        return len(PAYLOAD)
-
-    made = Transfers(  # type: ignore[arg-type]
-        "run", holders, compute, tickets, posted.append, lambda: True, none, None, size, size, lambda _: True
+    made = Transfers(
+        PaperChain(update_bytes=len(PAYLOAD)),
+        holders,  # type: ignore[arg-type]
+        compute,  # type: ignore[arg-type]
+        tickets,
+        posted.append,
+        LinkMeters(holders),  # type: ignore[arg-type]
     )
     return made, posted, compute, tickets
 
@@ -129,15 +131,15 @@ async def test_rotten_bytes_from_the_first_holder_are_not_kept_nor_held_against_
     holders = Holders(4000, 10_000, 10_000)
     made, posted, _, _ = fetching(holders)
     await made.fetch_update(ef.FetchUpdate(0, 1, "a"))
-    ((unfinished, _),) = made._unfinished._kept.values()
+    ((unfinished, _),) = made.pulling.unfinished._kept.values()
     unfinished.payload[17] ^= 1
     await made.fetch_update(ef.FetchUpdate(0, 1, "b"))
     assert isinstance(posted[-1], ev.UpdateFetched) and posted[-1].peer == "b"
     assert [asked.have_bytes for asked in holders.asked] == [0, 4000, 0]
 
 
-def offered(posted: list[ev.Event]) -> Arrivals:
-    return Arrivals(DirectCompute(), Tickets(), posted.append, lambda _: None)  # type: ignore[arg-type, return-value]
+def offered() -> PushesIn:
+    return Welcome(DirectCompute(), Tickets()).pushes_in
 
 
 def push(size: int, content: int = 0) -> Any:
@@ -146,8 +148,7 @@ def push(size: int, content: int = 0) -> Any:
 
 
 async def test_a_contribution_goes_on_where_it_was_cut_and_others_do_not() -> None:
-    posted: list[ev.Event] = []
-    arrivals = offered(posted)
+    arrivals = offered()
     sink: Any = arrivals.on_push("a", push(1000))
     await sink.write(0, memoryview(b"x" * 600))
     sink.abort("cut")
@@ -161,7 +162,7 @@ async def test_a_contribution_goes_on_where_it_was_cut_and_others_do_not() -> No
 
 
 async def test_what_is_kept_of_cut_pushes_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    arrivals = offered([])
+    arrivals = offered()
     for content in range(MAX_UNFINISHED + 5):
         sink: Any = arrivals.on_push("a", push(1000, content))
         await sink.write(0, memoryview(b"x" * 600))
@@ -177,14 +178,14 @@ async def test_what_is_kept_of_cut_pushes_is_bounded(monkeypatch: pytest.MonkeyP
 async def test_a_label_that_the_core_does_not_believe_costs_nobody_what_is_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    arrivals = offered([])
+    arrivals = offered()
     sink: Any = arrivals.on_push("a", push(1000))
     await sink.write(0, memoryview(b"x" * 600))
     sink.abort("cut")
     arrivals._memory.most_bytes = 1000
 
     def unsigned(event: Any) -> None:
-        arrivals.refused(ef.RefuseTransfer(event.transfer, 0, "bad-signature", True))
+        arrivals.decided(ef.RefuseTransfer(event.transfer, 0, "bad-signature", True))
 
     monkeypatch.setattr(arrivals, "_post", unsigned)
     assert isinstance(arrivals.on_push("liar", push(10_000, 1)), Refusal)
@@ -192,8 +193,7 @@ async def test_a_label_that_the_core_does_not_believe_costs_nobody_what_is_kept(
 
 
 async def test_what_has_come_and_waits_to_be_judged_counts() -> None:
-    posted: list[ev.Event] = []
-    arrivals = offered(posted)
+    arrivals = offered()
     counted: list[int] = []
 
     async def run(job: Any, *arguments: Any) -> Any:
@@ -202,30 +202,30 @@ async def test_what_has_come_and_waits_to_be_judged_counts() -> None:
     arrivals._compute.run = run  # type: ignore[method-assign]
     sink: Any = arrivals.on_push("a", push(1000))
     await sink.write(0, memoryview(bytes(1000)))
-    arrivals._post = lambda event: arrivals.answered(  # type: ignore[method-assign]
+    arrivals._post = lambda event: arrivals.decided(  # type: ignore[method-assign]
         ef.AnswerTransfer(event.transfer, 0, True, "held")
     )
     await sink.finish()
     assert counted == [1000] and (arrivals.held_bytes, arrivals._tickets.pushed_bytes) == (0, 1000)
 
     made, posted, compute, tickets = fetching(Holders(10_000))
-    made._memory.holders += [made, tickets]
+    made.pulling._memory.count(made, tickets)
     counted.clear()
 
     async def check(job: Any, *arguments: Any) -> Any:
-        counted.append(made._memory.used_bytes)
+        counted.append(made.pulling._memory.used_bytes)
         return job(*arguments)
 
     compute.run = check  # type: ignore[method-assign]
     await made.fetch_update(ef.FetchUpdate(0, 1, "a"))
-    assert counted == [len(PAYLOAD)] and made._memory.used_bytes == len(PAYLOAD)
+    assert counted == [len(PAYLOAD)] and made.pulling._memory.used_bytes == len(PAYLOAD)
     assert made.fanout._arriving, "it is passed on until it is in the log"
     tickets.release(posted[-1].ticket)  # type: ignore[attr-defined]
-    assert made._memory.used_bytes == 0 and not made.fanout._arriving
+    assert made.pulling._memory.used_bytes == 0 and not made.fanout._arriving
 
 
 async def test_the_same_offered_twice_at_once_is_counted_once() -> None:
-    arrivals = offered([])
+    arrivals = offered()
     both: list[Any] = [arrivals.on_push("a", push(1000)), arrivals.on_push("a", push(1000))]
     for sink in both:
         await sink.write(0, memoryview(b"x" * 600))
@@ -235,7 +235,7 @@ async def test_the_same_offered_twice_at_once_is_counted_once() -> None:
 
 async def test_what_nobody_goes_on_with_is_forgotten() -> None:
     now = 0.0
-    arrivals = Arrivals(DirectCompute(), Tickets(), lambda _: None, lambda _: None, lambda: now)  # type: ignore[arg-type, return-value]
+    arrivals = Welcome(DirectCompute(), Tickets(), now=lambda: now).pushes_in
     sink: Any = arrivals.on_push("a", push(1000))
     await sink.write(0, memoryview(b"x" * 600))
     sink.abort("cut")
@@ -260,7 +260,7 @@ async def test_a_busy_holder_does_not_cost_what_is_here_and_a_fetched_state_free
     await made.fetch_update(ef.FetchUpdate(0, 1, "a"))
     holders.busy = True
     await made.fetch_update(ef.FetchUpdate(0, 1, "b"))
-    assert posted[-1] == ev.FetchFailed(0, 1, "b", "busy") and len(made._unfinished) == 1
+    assert posted[-1] == ev.FetchFailed(0, 1, "b", "busy") and len(made.pulling.unfinished) == 1
     holders.busy = False
 
     async def copied(_effect: ef.FetchState) -> Any:
@@ -268,7 +268,7 @@ async def test_a_busy_holder_does_not_cost_what_is_here_and_a_fetched_state_free
 
     monkeypatch.setattr(made.copying, "fetch", copied)
     await made.fetch_state(ef.FetchState(0, 1, "c"))
-    assert isinstance(posted[-1], ev.StateFetched) and len(made._unfinished) == 0
+    assert isinstance(posted[-1], ev.StateFetched) and len(made.pulling.unfinished) == 0
 
 
 async def test_what_finds_no_place_in_memory_lies_on_the_disk_and_goes_on_there(
@@ -276,7 +276,7 @@ async def test_what_finds_no_place_in_memory_lies_on_the_disk_and_goes_on_there(
 ) -> None:
     monkeypatch.setattr(arrivals_module, "SHARE_BYTES", 1500)
     spool, tickets = Spool(tmp_path, spare_bytes=0), Tickets()
-    arrivals = Arrivals(DirectCompute(), tickets, lambda _: None, lambda _: None, spool=spool)  # type: ignore[arg-type, return-value]
+    arrivals = Welcome(DirectCompute(), tickets, spool).pushes_in
     tickets.put(bytes(100_000))  # our own: not of this share
     arrivals.on_push("a", push(1000, 1))
     for _ in range(2):
@@ -307,8 +307,8 @@ def _full(*_: object) -> int:
 
 
 async def test_more_than_any_budget_is_refused_also_if_the_core_takes_it() -> None:
-    posted: list[ev.Event] = []
-    arrivals = offered(posted)
+    core = Welcome(DirectCompute(), Tickets())
+    arrivals, posted = core.pushes_in, core.heard
     large = arrivals.on_push("a", push(arrivals_module.MAX_ARRIVING_BYTES + 1))
     assert isinstance(large, Refusal) and not posted
     absurd = arrivals.on_push("a", push(arrivals_module.ABSURD_BYTES + 1))
@@ -320,7 +320,7 @@ async def test_more_than_any_budget_is_refused_also_if_the_core_takes_it() -> No
 
 
 async def test_room_is_not_made_by_what_is_about_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    arrivals = offered([])
+    arrivals = offered()
     sinks: list[Any] = [arrivals.on_push(peer, push(1000, i)) for i, peer in enumerate("ab")]
     for sink in sinks:
         await sink.write(0, memoryview(b"x" * 600))
@@ -334,17 +334,17 @@ async def test_room_is_not_made_by_what_is_about_to_go_on(monkeypatch: pytest.Mo
 async def test_a_tight_budget_forgets_what_is_kept_of_others_before_it_refuses_a_fetch() -> None:
     holders = Holders(3000, 10_000, 10_000)
     made, posted, _, _ = fetching(holders)
-    made._memory.holders.append(made)
+    made.pulling._memory.count(made)
     await made.fetch_update(ef.FetchUpdate(0, 1, "a"))
     assert made.held_bytes == len(PAYLOAD)
-    made._memory.most_bytes = len(PAYLOAD)
+    made.pulling._memory.most_bytes = len(PAYLOAD)
     await made.fetch_update(ef.FetchUpdate(1, 1, "b"))
     assert isinstance(posted[-1], ev.UpdateFetched) and made.held_bytes == 0
     await made.fetch_update(ef.FetchUpdate(0, 1, "a"))
-    assert [asked.have_bytes for asked in holders.asked] == [0, 0, 0] and not made._memory.refused
-    made._memory.most_bytes = len(PAYLOAD) - 1
+    assert [asked.have_bytes for asked in holders.asked] == [0, 0, 0] and not made.pulling._memory.refused
+    made.pulling._memory.most_bytes = len(PAYLOAD) - 1
     await made.fetch_update(ef.FetchUpdate(1, 1, "b"))
-    assert posted[-1] == ev.FetchFailed(1, 1, "b", "busy") and made._memory.refused == 1
+    assert posted[-1] == ev.FetchFailed(1, 1, "b", "busy") and made.pulling._memory.refused == 1
 
 
 async def test_the_downlink_is_timed_while_bytes_come_not_while_we_ask() -> None:
@@ -352,15 +352,9 @@ async def test_the_downlink_is_timed_while_bytes_come_not_while_we_ask() -> None
     made, _, _, _ = fetching(holders)
     heard: list[tuple[str, int]] = []
 
-    @contextmanager
-    def moving() -> Iterator[None]:
-        heard.append(("from", made.bytes_in))
-        try:
-            yield
-        finally:
-            heard.append(("to", made.bytes_in))
-
-    made.moving = moving
+    downlink = made._meters.downlink
+    downlink.begin = lambda: heard.append(("from", made.bytes_in))  # type: ignore[method-assign]
+    downlink.end = lambda: heard.append(("to", made.bytes_in))  # type: ignore[method-assign]
     holders.refuses = True
     await made.fetch_update(ef.FetchUpdate(0, 1, "a"))
     assert not heard

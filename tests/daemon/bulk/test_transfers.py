@@ -7,11 +7,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from chain_kit import PaperChain
 
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.bulk.pushes_in import Landing
 from p2pdiloco.daemon.bulk.transfers import Transfers
+from p2pdiloco.daemon.links.meters import LinkMeters
 from p2pdiloco.daemon.payloads.tickets import Tickets
 
 
@@ -30,22 +32,9 @@ class StuckCompute:
 
 
 def transfers(compute: StuckCompute, posted: list[ev.Event]) -> Transfers:
-    async def no_update(_fragment: int, _number: int) -> None:
-        return None
-
-    return Transfers(
-        "run",
-        SimpleNamespace(peer_id="me"),  # type: ignore[arg-type]
-        compute,  # type: ignore[arg-type]
-        Tickets(),
-        posted.append,
-        lambda: True,
-        no_update,
-        lambda _: None,  # type: ignore[arg-type, return-value]
-        lambda _: 0,
-        lambda _: 0,
-        lambda _: True,
-    )
+    transport: Any = SimpleNamespace(peer_id="me")
+    paper: Any = compute
+    return Transfers(PaperChain(), transport, paper, Tickets(), posted.append, LinkMeters(transport))
 
 
 async def cancelled(work: Any) -> None:
@@ -60,7 +49,7 @@ async def cancelled(work: Any) -> None:
 async def test_a_contribution_cut_while_it_is_judged_is_reported_as_cut() -> None:
     posted: list[ev.Event] = []
     header = SimpleNamespace(fragment=0, codec="int8", payload_digest=bytes(32))
-    await cancelled(transfers(StuckCompute(), posted).arrivals.payload_arrived(7, header, Landing(4, None)))  # type: ignore[arg-type]
+    await cancelled(transfers(StuckCompute(), posted).pushes_in.payload_arrived(7, header, Landing(4, None)))  # type: ignore[arg-type]
     assert posted == [ev.ContributionBroken(7, "cut")]
 
 

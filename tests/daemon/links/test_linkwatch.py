@@ -14,6 +14,7 @@ from p2pdiloco.core.uplinks.meter import LEAST_BYTES, LEAST_S, LEAST_SAMPLES, LO
 from p2pdiloco.daemon.links.link import LINK_OVERHEAD, Link
 from p2pdiloco.daemon.links.linkplan import MAX_EVERY, control_doubts, demand_of
 from p2pdiloco.daemon.links.linkwatch import FALL, RISE, LinkWatch
+from p2pdiloco.daemon.links.meters import LinkMeters
 from p2pdiloco.daemon.links.uplink_file import MAX_AGE_S, load_uplink, save_uplink
 from p2pdiloco.learner import channel as ch
 from p2pdiloco.tasks.registry import task_of
@@ -27,9 +28,9 @@ MEMBERS = 4
 class Way:
     """An uplink, with a clock and a counter of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, remembered: float = math.inf) -> None:
         self.now_s, self.bytes = 0.0, 0
-        self.uplink = Uplink(lambda: Meter(lambda: self.bytes, lambda: self.now_s, LINK_OVERHEAD))
+        self.uplink = Uplink(lambda: Meter(lambda: self.bytes, lambda: self.now_s, LINK_OVERHEAD), remembered)
         self.meter = self.uplink.own
 
     def move(self, size: int, took_s: float, meter: Meter | None = None) -> None:
@@ -42,7 +43,9 @@ def watch(
     up: Way, limit: float = math.inf, quorum: int = 1, down: float = math.inf, meter: Meter | None = None
 ) -> LinkWatch:
     manifest = msgspec.structs.replace(SMALL, sync=msgspec.structs.replace(SMALL.sync, quorum=quorum))
-    return LinkWatch(manifest, LAYOUTS, Link(limit, down), up.uplink, meter or Way().meter)
+    meters = object.__new__(LinkMeters)  # the clocks of both ways are the test's
+    meters.limits, meters.uplink, meters.downlink = Link(limit, down), up.uplink, meter or Way().meter
+    return LinkWatch(manifest, LAYOUTS, meters)
 
 
 def rate_for(every: int, step_s: float = 1.0) -> float:
@@ -131,15 +134,14 @@ def test_nobody_is_left_without_a_quorum() -> None:
 def test_the_uplink_is_known_from_what_was_given_or_in_an_earlier_life_where_nothing_was_contributed() -> (
     None
 ):
-    up = Way()
-    up.uplink.remembered = 1e5
+    up = Way(remembered=1e5)
     assert watch(up).uplink_bits_per_s == 1e5 and watch(up, limit=1e4).uplink_bits_per_s == 1e4
     up.move(2 * LEAST_BYTES, LEAST_S, up.uplink.given)
     given = 16 * LINK_OVERHEAD * LEAST_BYTES / LEAST_S
     assert watch(up).uplink_bits_per_s == given, "few long transfers say something already"
     up.move(LEAST_BYTES, LEAST_S)
     assert watch(up).uplink_bits_per_s == given, "that one was held up elsewhere"
-    assert watch(up).link.upload_bits_per_s == math.inf, "no contribution is left out for it"
+    assert watch(up)._meters.link.upload_bits_per_s == math.inf, "no contribution is left out for it"
 
 
 def test_what_an_uplink_carried_is_believed_for_a_day(
@@ -167,8 +169,7 @@ async def test_a_member_remembers_its_uplink_over_a_restart(tmp_path: Path) -> N
     async with Neighbourhood(tmp_path) as town:
         member = await town.member("a", genesis=True)
         assert member.core.shared.strain.bits_per_s == 3e6
-        uplink = member.runner.uplink
-        assert member.runner.transfers.fanout.giving == uplink.given.moving, "measured while updates go out"
+        uplink = member.meters.uplink
         for _ in range(LEAST_SAMPLES):
             with uplink.given.moving():
                 uplink.given._from_bytes -= LEAST_BYTES
@@ -261,16 +262,16 @@ async def test_a_member_says_it_everywhere_and_tells_its_learner_and_the_next_on
     async with Neighbourhood(tmp_path) as town:
         member = await town.member("a", genesis=True, max_upload="3Mbit", max_download="100kbit")
         assert "--max-download: 100 kbit/s carry the control messages of 9 members" in caplog.text
-        link = member.link_watch
-        assert (link.link.upload_bits_per_s, link.link.download_bits_per_s) == (3e6, 100e3)
+        link, meters = member.link_watch, member.meters
+        assert (meters.link.upload_bits_per_s, meters.link.download_bits_per_s) == (3e6, 100e3)
         said = member.core.shared.strain
         assert said.bits_per_s == pytest.approx(100e3 * 3), (
             "alone a syncer has only its own update to take in"
         )
-        link._limits = Link(3.0, math.inf)
+        meters.limits = Link(3.0, math.inf)
         member.judge_link()
         assert said.bits_per_s == 3.0, "what is known of the uplink decides who holds offices"
-        link._limits = Link(3e6, math.inf)
+        meters.limits = Link(3e6, math.inf)
         judge = link.judge
         link.judge = lambda members, step_s, **_: members == 1 and step_s == 0.01  # type: ignore
         link.every, link.words = 3, "the link cannot keep up"

@@ -19,7 +19,7 @@ from p2pdiloco.tensors.layout import plan_fragments
 def test_room_for_what_peers_push_leaves_room_for_what_we_fetch() -> None:
     inbox = SimpleNamespace(held_bytes=0)
     memory = Memory(100)
-    memory.holders.append(inbox)
+    memory.count(inbox)
     memory.fetch_bytes = 40
     assert memory.room(60) and not memory.room(61)
     with memory.fetching(30):
@@ -87,7 +87,7 @@ async def test_no_round_loses_a_contributor_for_want_of_memory(tmp_path: Path) -
             member.memory.room = lambda size: False  # type: ignore[method-assign]
         await town.round(*members)
         assert not any(member.memory.refused for member in members)
-        await until(lambda: all(m.runner.transfers.arrivals.spooled_bytes == 0 for m in members), "freed")
+        await until(lambda: all(m.runner.transfers.pushes_in.spooled_bytes == 0 for m in members), "freed")
 
 
 async def test_what_cannot_be_fetched_for_want_of_memory_is_fetched_later(tmp_path: Path) -> None:

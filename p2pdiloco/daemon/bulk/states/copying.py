@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 from p2pdiloco.core.api import effects as ef
-from p2pdiloco.core.api.types import SignedVersion
 from p2pdiloco.daemon import wire
+from p2pdiloco.daemon.bulk.chain_view import Versions
 from p2pdiloco.daemon.bulk.rates import Rates
 from p2pdiloco.daemon.bulk.states.donating import SHARE
 from p2pdiloco.daemon.bulk.states.pieces import Copy, Part
@@ -58,7 +58,7 @@ class _Sink:
         if not goes_on and (not self.first or found.offset):
             raise RemoteError("garbage", "goes on with something else than was asked for")
         if self.first:
-            if not self._copying.signed(found.version):
+            if not self._copying.versions.signed(found.version):
                 raise RemoteError("version-signature")
             if not goes_on:
                 copy.anew(part)
@@ -81,21 +81,14 @@ class Copying:
 
     def __init__(
         self,
-        run: str,
+        versions: Versions,
         transport: Transport,
         compute: Compute,
-        signed: Callable[[SignedVersion], bool],
-        holders: Callable[[int, bytes], Sequence[str]],
-        state_bytes: Callable[[int], int],
         now: Callable[[], float],
     ) -> None:
-        """`holders`: who holds a fragment's version with this digest."""
-        self._run = run
+        self.versions = versions
         self._transport = transport
         self._compute = compute
-        self.signed = signed
-        self._holders = holders
-        self._state_bytes = state_bytes
         self.now = now
         self._kept: dict[int, Copy] = {}
         self._streams: Counter[str] = Counter()
@@ -145,7 +138,7 @@ class Copying:
         before = None if anew else self._kept.get(fragment)
         loan = await self._compute.run(self._compute.lend_spare, fragment, before and before.loan)
         if before is None or before.loan is not loan:
-            before = Copy(self._state_bytes(fragment), loan)
+            before = Copy(self.versions.state_bytes(fragment), loan)
         before.begun = asyncio.Event()
         self._kept[fragment] = before
         return before
@@ -196,7 +189,7 @@ class Copying:
         digest = copy.header.version.header.digest()
         able = [
             peer
-            for peer in self._holders(fragment, digest)
+            for peer in self.versions.holders(fragment, digest)
             if peer not in asked
             and peer != self._transport.peer_id
             and peer not in self._left_out
@@ -260,7 +253,7 @@ class Copying:
     ) -> Refusal | bool | None:
         """None: it was taken from this holder. Raises: TransportError, RemoteError."""
         request = wire.PullState(
-            self._run,
+            self.versions.run,
             effect.fragment,
             effect.number,
             part.have,

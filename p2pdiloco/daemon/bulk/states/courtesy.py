@@ -13,6 +13,7 @@ import asyncio
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from typing import Protocol
 
 from p2pdiloco.adapters.net.framing import MIN_BYTES_PER_S
 
@@ -30,15 +31,24 @@ MOST_S = 6.0
 """Longest wait for the share: a link is never as slow as that would be."""
 
 
+class KnownUplink(Protocol):
+    """What is known of our uplink (`daemon.links.meters`)."""
+
+    @property
+    def uplink_bytes_per_s(self) -> float:
+        """What a person permits, or what was measured; infinite while unknown."""
+
+    @property
+    def sent_bytes(self) -> int:
+        """Everything that has gone out."""
+
+
 class Courtesy:
     """Who goes first on our uplink."""
 
-    def __init__(self, now: Callable[[], float]) -> None:
+    def __init__(self, uplink: KnownUplink, now: Callable[[], float]) -> None:
+        self._uplink = uplink
         self._now = now
-        self.uplink_bytes_per_s: Callable[[], float] = lambda: math.inf
-        """What is known of it: what a person permits, or what was measured."""
-        self.sent_bytes: Callable[[], int] = lambda: 0
-        """Everything that has gone out."""
         self._looked_s, self._looked_bytes = now(), 0
         self._rate = math.inf
         """Of everything, while something urgent goes out."""
@@ -52,7 +62,7 @@ class Courtesy:
         """Something urgent goes out; for `end`."""
         self._next += 1
         if not self._urgent:
-            self._looked_s, self._looked_bytes, self._rate = self._now(), self.sent_bytes(), math.inf
+            self._looked_s, self._looked_bytes, self._rate = self._now(), self._uplink.sent_bytes, math.inf
         self._urgent[self._next] = self._now()
         self._none_urgent.clear()
         return self._next
@@ -74,11 +84,11 @@ class Courtesy:
 
     def _roomy(self) -> bool:
         """Whether the uplink has room beside what is urgent."""
-        now, sent = self._now(), self.sent_bytes()
+        now, sent = self._now(), self._uplink.sent_bytes
         if now - self._looked_s >= LOOK_S:
             self._rate = (sent - self._looked_bytes) / (now - self._looked_s)
             self._looked_s, self._looked_bytes = now, sent
-        uplink = self.uplink_bytes_per_s()
+        uplink = self._uplink.uplink_bytes_per_s
         return uplink < math.inf and self._rate < SHARE * uplink
 
     async def pace(self, size: int) -> None:
@@ -90,7 +100,7 @@ class Courtesy:
         while self._urgent and not self._roomy() and (left_s := trickle_s - self._now()) > 0:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._none_urgent.wait(), min(LOOK_S, left_s))
-        rate = SHARE * self.uplink_bytes_per_s()
+        rate = SHARE * self._uplink.uplink_bytes_per_s
         if rate < math.inf:
             now = self._now()
             start = max(self._paid_until_s, now)

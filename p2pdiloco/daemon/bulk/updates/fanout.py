@@ -15,9 +15,10 @@ import asyncio
 import math
 from collections import Counter, OrderedDict
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack
 
 from p2pdiloco.core.api.types import SignedVersion
+from p2pdiloco.core.uplinks.meter import Meter
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.bulk.rates import Rates
 from p2pdiloco.daemon.bulk.updates.arriving import LEAST_BYTES, WAIT_S, Arriving
@@ -74,8 +75,10 @@ class _Given:
 class Fanout:
     """Who gets which update from us, and who is sent elsewhere."""
 
-    def __init__(self, me: str, now: Callable[[], float]) -> None:
+    def __init__(self, me: str, meter: Meter, now: Callable[[], float]) -> None:
+        """`meter`: of the uplink while updates are given out; it leaves out what is too short."""
         self._me = me
+        self._meter = meter
         self._now = now
         self._given: OrderedDict[tuple[int, int, bytes], _Given] = OrderedDict()
         self._arriving: dict[int, Arriving] = {}
@@ -89,8 +92,6 @@ class Fanout:
         """Of updates of versions that we made."""
         self.passed_on_bytes = 0
         """Of the others."""
-        self.giving: Callable[[], AbstractContextManager[None]] = nullcontext
-        """Around every stream of an update (set by the member); the meter leaves out what is too short."""
 
     # --- what we are fetching ------------------------------------------------------------------------
 
@@ -218,7 +219,7 @@ class Fanout:
             self.passed_on_bytes += nbytes
         taker.streams += 1
         stream = ExitStack()
-        stream.enter_context(self.giving())
+        stream.enter_context(self._meter.moving())
 
         def delivered() -> None:
             taker.whole = nbytes == rest

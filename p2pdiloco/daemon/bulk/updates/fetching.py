@@ -91,7 +91,9 @@ class Fetch:
         most_bytes: int,
         unfinished: Unfinished | None,
         watcher: Watcher | None = None,
+        comes: Callable[[], object] = lambda: None,
     ) -> None:
+        """`comes`: called when the payload begins to come."""
         self._request = request
         self._most = most_bytes
         self.unfinished = unfinished
@@ -99,8 +101,7 @@ class Fetch:
         self._watcher = watcher
         self.received_bytes = 0
         self.began_s = 0.0
-        self.comes: Callable[[], object] = lambda: None
-        """Called when it begins."""
+        self._comes = comes
 
     @property
     def complete(self) -> bool:
@@ -142,7 +143,7 @@ class Fetch:
         self.began_s = asyncio.get_running_loop().time()
         if self._watcher is not None and self.unfinished is not None:
             self._watcher.begun(found.version, self.unfinished)
-        self.comes()
+        self._comes()
 
     def write(self, offset: int, chunk: memoryview) -> None:
         """See `ports.PullSink.write`."""

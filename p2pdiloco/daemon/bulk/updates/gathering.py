@@ -14,13 +14,14 @@ import hashlib
 import math
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
 
 import msgspec
 
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.bulk.rates import Rates
 from p2pdiloco.daemon.bulk.updates.arriving import WAIT_S
-from p2pdiloco.daemon.bulk.updates.fetching import Fetch
+from p2pdiloco.daemon.bulk.updates.fetching import Fetch, Watcher
 from p2pdiloco.errors import RemoteError, TransportError
 
 MAX_PULLS = 40
@@ -39,7 +40,6 @@ NOT_THE_HOLDERS = frozenset({"wrong-digest", "version-signature"})
 """What is wrong with an update, where others gave part of it."""
 MAX_PEERS = 256
 MEASURED_BYTES = 64 * 1024
-Pull = Callable[[str, wire.PullUpdate], Awaitable[Fetch | wire.Elsewhere]]
 
 
 class LeftOut:
@@ -66,15 +66,25 @@ class LeftOut:
         return self._until.get(peer, -math.inf) > self._now()
 
 
+class Pulls(Protocol):
+    """Asks one peer (`daemon.bulk.updates.pulling`)."""
+
+    @property
+    def me(self) -> str:
+        """Our peer id."""
+
+    async def pull(self, peer: str, request: wire.PullUpdate, watcher: Watcher) -> Fetch | wire.Elsewhere:
+        """What is not here yet of an update. Raises: TransportError, RemoteError."""
+
+    def have_bytes(self, fragment: int) -> int:
+        """How much of a fragment's update is here when no pull is under way."""
+
+
 class Gathering:
     """Fetches updates, and remembers who was fast and who did not deliver."""
 
-    def __init__(self, me: str, pull: Pull, have: Callable[[int], int], now: Callable[[], float]) -> None:
-        """`pull` asks one peer, for what is not here yet. Raises: TransportError, RemoteError. `have`: how
-        many bytes of a fragment's update are here when no pull is under way."""
-        self._me = me
-        self._pull = pull
-        self._have = have
+    def __init__(self, pulls: Pulls, now: Callable[[], float]) -> None:
+        self._pulls = pulls
         self._now = now
         self._rates = Rates(now)
         self._failed = LeftOut(now)
@@ -82,15 +92,20 @@ class Gathering:
         """Updates of which nothing came from the holder that was asked first."""
 
     async def fetch(
-        self, holder: str, request: wire.PullUpdate, check: Callable[[Fetch], Awaitable[None]]
+        self,
+        holder: str,
+        request: wire.PullUpdate,
+        check: Callable[[Fetch], Awaitable[None]],
+        watcher: Watcher,
     ) -> Fetch:
-        """All of an update, checked. Raises: TransportError, RemoteError (from the holder, or `check`)."""
-        found = await self._ask(holder, request)
+        """All of an update, checked; `watcher` hears of what comes. Raises: TransportError, RemoteError (from
+        the holder, or `check`)."""
+        found = await self._ask(holder, request, watcher)
         givers: set[str] = set()
         others = None
         if isinstance(found, wire.Elsewhere):
-            others = await self._elsewhere(holder, request, found, givers)
-            fetch = others or await self._insist(holder, request)
+            others = await self._elsewhere(holder, request, found, givers, watcher)
+            fetch = others or await self._insist(holder, request, watcher)
         else:
             fetch = _all_of(found)
         try:
@@ -99,23 +114,28 @@ class Gathering:
             if error.reason not in NOT_THE_HOLDERS or not (others or fetch.header.offset):
                 raise  # all of it came from the holder
             self._failed.add(*givers)
-            fetch, others = await self._insist(holder, request), None
+            fetch, others = await self._insist(holder, request, watcher), None
             await check(fetch)
         self.from_others += others is not None
         return fetch
 
-    async def _insist(self, holder: str, request: wire.PullUpdate) -> Fetch:
-        found = await self._ask(holder, msgspec.structs.replace(request, insist=True))
+    async def _insist(self, holder: str, request: wire.PullUpdate, watcher: Watcher) -> Fetch:
+        found = await self._ask(holder, msgspec.structs.replace(request, insist=True), watcher)
         if isinstance(found, wire.Elsewhere):
             raise RemoteError("busy")
         return _all_of(found)
 
     async def _elsewhere(
-        self, holder: str, request: wire.PullUpdate, answer: wire.Elsewhere, givers: set[str]
+        self,
+        holder: str,
+        request: wire.PullUpdate,
+        answer: wire.Elsewhere,
+        givers: set[str],
+        watcher: Watcher,
     ) -> Fetch | None:
         """All of the version that the holder named, from others (`givers`); None: not in time."""
         wanted = msgspec.structs.replace(request, version=answer.version)
-        known = {holder, self._me}
+        known = {holder, self._pulls.me}
         queue = self._ordered(answer.peers, known, request)
         patience_s = min(answer.patience_ms / 1000, MAX_PATIENCE_S)
         stall_s = max(LEAST_STALL_S, patience_s / 3)
@@ -124,13 +144,13 @@ class Gathering:
         for _ in range(MAX_PULLS):
             if not queue:
                 return None
-            peer, have = queue.pop(0), self._have(request.fragment)
+            peer, have = queue.pop(0), self._pulls.have_bytes(request.fragment)
             asked_s, until_s = self._now(), min(last, heard_s + stall_s)
             try:
                 async with asyncio.timeout_at(until_s):
-                    found = await self._ask(peer, wanted)
+                    found = await self._ask(peer, wanted, watcher)
             except TimeoutError:
-                if self._have(request.fragment) == have:
+                if self._pulls.have_bytes(request.fragment) == have:
                     if until_s - asked_s >= FULL * stall_s:  # not who had what others left of it
                         self._failed.add(peer)  # the others of the queue were not asked
                     return None
@@ -160,9 +180,9 @@ class Gathering:
             queue.insert(0, peer)
         return None
 
-    async def _ask(self, peer: str, request: wire.PullUpdate) -> Fetch | wire.Elsewhere:
+    async def _ask(self, peer: str, request: wire.PullUpdate, watcher: Watcher) -> Fetch | wire.Elsewhere:
         asked_s = self._now()
-        found = await self._pull(peer, request)
+        found = await self._pulls.pull(peer, request, watcher)
         if isinstance(found, Fetch) and found.received_bytes >= MEASURED_BYTES:
             # With the round trip, as in `daemon.bulk.states.copying`: of two with the same bandwidth the
             # nearer one is faster. Not with what it waited for itself: that is its place in the tree, this
@@ -179,7 +199,7 @@ class Gathering:
 
         def key(peer: str) -> tuple[int, bytes]:
             rate = self._rates.of(peer, unknown)
-            mine = hashlib.sha256(f"{self._me}/{peer}/{request.fragment}/{request.number}".encode())
+            mine = hashlib.sha256(f"{self._pulls.me}/{peer}/{request.fragment}/{request.number}".encode())
             return -round(math.log2(max(rate, 1.0))), mine.digest()
 
         return sorted(fresh, key=key)
