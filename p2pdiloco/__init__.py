@@ -2,14 +2,15 @@
 
 from typing import TYPE_CHECKING, Any
 
+from p2pdiloco.errors import ConfigError, StorageError, UserError
+from p2pdiloco.release import VERSION as __version__
+from p2pdiloco.release import WIRE_VERSION
+
 if TYPE_CHECKING:
-    from p2pdiloco.own_run import new_run as new_run
-    from p2pdiloco.session import Session as Session
+    from p2pdiloco.own_run import new_run
+    from p2pdiloco.session import Session
 
-__version__ = "0.1.0"
-
-WIRE_VERSION = 19
-"""Raised whenever two builds can no longer understand each other's messages or checkpoints."""
+__all__ = ["WIRE_VERSION", "ConfigError", "Session", "StorageError", "UserError", "__version__", "new_run"]
 
 
 def __getattr__(name: str) -> Any:
@@ -23,3 +24,8 @@ def __getattr__(name: str) -> Any:
 
         return new_run
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """Names that programs use, those included that are imported when they are asked for."""
+    return sorted({*globals(), *__all__})

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 
 import click
 
-from p2pdiloco import __version__
 from p2pdiloco.cli.commands import bootstrap, chaos, demo, node, status
 from p2pdiloco.cli.interrupt import EXIT_INTERRUPTED
 from p2pdiloco.cli.options import known_variables
@@ -25,12 +24,13 @@ from p2pdiloco.cli.runs import run_group
 from p2pdiloco.cli.simulate import simulate
 from p2pdiloco.config.settings import check_environment
 from p2pdiloco.errors import UserError
+from p2pdiloco.release import VERSION
 
 EXIT_USER = 2
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.version_option(__version__, prog_name="p2pdiloco")
+@click.version_option(VERSION, prog_name="p2pdiloco")
 def cli() -> None:
     """Train one model together, peer to peer, with Decoupled DiLoCo."""
     check_environment(os.environ, known_variables(cli))

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator
 
 from rich.console import Console
 
-from p2pdiloco import WIRE_VERSION
 from p2pdiloco.cli.status_view import render_status, status_json
 from p2pdiloco.cli.visitor import visit, visitor
 from p2pdiloco.config.settings import StatusSettings
@@ -19,6 +18,7 @@ from p2pdiloco.daemon.display.snapshot import StatusReport, decode_status
 from p2pdiloco.daemon.run_files.listing import choose_run, known_runs, run_names
 from p2pdiloco.errors import RemoteError, TransportError, UserError
 from p2pdiloco.ports import Transport
+from p2pdiloco.release import WIRE_VERSION
 
 ASK_TIMEOUT_S = 3.0
 MAX_ASKED = 16

@@ -3,19 +3,50 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 from p2pdiloco.core.api.effects import VoteRecord
 from p2pdiloco.core.api.grouping import parse_group
+from p2pdiloco.core.api.types import Certificate
 from p2pdiloco.core.chain.chain import Chain
+from p2pdiloco.core.election.electorate import Electorate
 from p2pdiloco.core.shared import Shared
-
-if TYPE_CHECKING:
-    from p2pdiloco.core.groups.seat import Seat
 
 MAX_BALLOTS = 32
 """Groups of one fragment in which our last vote is remembered, as many as the votes log keeps."""
+
+
+class Tenure(Protocol):
+    """What the parts of a fragment ask of a group's office (`core.election.office`)."""
+
+    certificate: Certificate | None
+
+    @property
+    def syncer(self) -> str | None:
+        """Who is in office, counted on or not."""
+
+    @property
+    def holding(self) -> bool:
+        """Whether this node is the syncer."""
+
+    def takes(self, now: float) -> bool:
+        """Whether to send to the syncer."""
+
+    def suspect(self, reason: str) -> None:
+        """Stop counting on the syncer."""
+
+
+class OwnSeat(Protocol):
+    """What the parts of a fragment ask of a seat of theirs (`core.groups.seat`)."""
+
+    name: str
+    """Of the group."""
+    electorate: Electorate
+
+    @property
+    def office(self) -> Tenure:
+        """The group's office, as this node sees it."""
 
 
 class Spare:
@@ -61,16 +92,27 @@ class Ballots:
 
 
 class FragmentContext:
-    """One fragment: its chain, its spare copy, our votes, and the seats that we have at present."""
+    """One fragment: its chain, its spare copy, our votes, and the seats that we have at present.
 
-    def __init__(self, shared: Shared, index: int, chain: Chain, votes: Iterable[VoteRecord]) -> None:
+    Args:
+        seats: our leaf group's first, then one more per level while we hold the office below it; taken and
+            given up by `core.groups.seats`.
+    """
+
+    def __init__(
+        self,
+        shared: Shared,
+        index: int,
+        chain: Chain,
+        votes: Iterable[VoteRecord],
+        seats: Sequence[OwnSeat],
+    ) -> None:
         self.shared = shared
         self.index = index
         self.chain = chain
         self.spare = Spare()
         self.ballots = Ballots(votes)
-        self.seats: list[Seat] = []
-        """Our leaf group's first, then one more per level while we hold the office below it."""
+        self.seats = seats
         self.moved_s = -math.inf
         """When the newest version was made, or became ours."""
         self.needs_syncer = False
@@ -78,7 +120,7 @@ class FragmentContext:
         self._attempts = 0
 
     @property
-    def leaf(self) -> Seat:
+    def leaf(self) -> OwnSeat:
         """Our seat in the group in which our learner takes part."""
         return self.seats[0]
 

@@ -16,6 +16,7 @@ from p2pdiloco.core.contributions.contributor import Contributor
 from p2pdiloco.core.contributions.pending import Pending
 from p2pdiloco.core.election.office import OTHER_EPOCH, Office
 from p2pdiloco.core.following.follower import Follower
+from p2pdiloco.core.groups.seat import Seat
 from p2pdiloco.core.groups.seats import Seats
 from p2pdiloco.core.members.view import MAX_WITNESSES
 from p2pdiloco.core.rounds.round import Round
@@ -35,10 +36,11 @@ class Fragment:
         self._shared = shared
         self.index = index
         self.chain = Chain(restored.log, restored.watermarks, keep)
-        self.context = FragmentContext(shared, index, self.chain, votes)
+        seats: list[Seat] = []
+        self.context = FragmentContext(shared, index, self.chain, votes, seats)
         self.common = Common(self.chain, shared.timing.durable_s)
         self.own = Contributor(self.context)
-        self.seats = Seats(self.context, self.own, now)
+        self.seats = Seats(self.context, self.own, seats, now)
         self.seats.call_learner = self._request
         self.publisher = self.seats.publisher
         self.publisher.on_published = self.seats.published
@@ -63,12 +65,12 @@ class Fragment:
     @property
     def office(self) -> Office:
         """Of the group in which our learner takes part."""
-        return self.context.leaf.office
+        return self.seats.leaf.office
 
     @property
     def round(self) -> Round:
         """Of that group."""
-        return self.context.leaf.round
+        return self.seats.leaf.round
 
     def poll(self, now: float) -> None:
         """Let every part look at the clock and at each other."""
@@ -121,7 +123,7 @@ class Fragment:
 
     def words(self, now: float) -> str:
         """One short phrase for people: what this fragment is doing or waiting for."""
-        for seat in reversed(self.context.seats):
+        for seat in reversed(self.seats.taken):
             if seat.round.state is not RoundState.IDLE:
                 return seat.round.words(now)
         return self.follower.words() or self.own.words() or self.office.why_open(now)
@@ -133,7 +135,7 @@ class Fragment:
         shared = self._shared
         if self.seats.on_closing(sender, call, now):
             return
-        if call.group != self.context.leaf.name:
+        if call.group != self.seats.leaf.name:
             shared.out.send(sender, _pass(call, OTHER_EPOCH))
         elif sender != self.office.syncer or call.term != self.office.term:
             shared.out.send(sender, _pass(call, "another syncer is in office"))
@@ -203,7 +205,7 @@ class Fragment:
         """Which of our rounds an offer is for; None: of no group in which we have a seat now."""
         if isinstance(header, PartialHeader):
             return self.seats.round_for(header.group)
-        return self.round if header.group == self.context.leaf.name else None
+        return self.round if header.group == self.seats.leaf.name else None
 
     def heard(self, peer: str, head: Head, confirmed: bool, now: float, saved: bool = False) -> None:
         """A member says which head it holds."""
@@ -233,7 +235,7 @@ class Fragment:
         not keep us with ever new contributions, nor the members' next round with ever new duties."""
         if self._settled and not self.office.holding:  # a candidacy of ours may be won late
             return True
-        at_work = any(seat.at_work for seat in self.context.seats)
+        at_work = any(seat.at_work for seat in self.seats.taken)
         if at_work or not self._all_merged() or self.round.last_call(now):
             return False
         self._settled = True

@@ -212,7 +212,7 @@ class Report:
 
     def _fragment_row(self, fragment: Fragment, now: float) -> FragmentRow:
         header, head = fragment.chain.header, fragment.chain.head
-        held = [seat.level for seat in fragment.context.seats if seat.office.holding]
+        held = [seat.level for seat in fragment.seats.taken if seat.office.holding]
         return FragmentRow(
             index=fragment.index,
             number=head.number,
@@ -225,7 +225,7 @@ class Report:
             epoch=header.epoch,
             groups=header.groups,
             levels=len(level_sizes(header.groups, self._run.manifest.group.size)),
-            group=fragment.context.leaf.index,
+            group=fragment.seats.leaf.index,
             root=header.syncer if head.number else "",
             level=max(held, default=None),
         )

@@ -38,6 +38,17 @@ def imports(tree: ast.Module) -> Iterator[tuple[int, str]]:
             yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
 
 
+def imported_modules(module: str) -> dict[str, int]:
+    """Modules of the package that this one imports, at any depth and for types alone, too: name -> line."""
+    found: dict[str, int] = {}
+    for line, name in imports(modules()[module]):
+        while name and name not in modules():
+            name = name.rpartition(".")[0]
+        if name and name != module:
+            found.setdefault(name, line)
+    return found
+
+
 def calls(tree: ast.AST) -> Iterator[tuple[int, str, ast.Call]]:
     """(line, dotted callee, node) of every call whose callee is a plain dotted name."""
     for node in ast.walk(tree):

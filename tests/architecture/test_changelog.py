@@ -8,7 +8,7 @@ import pytest
 from arch_source import ROOT, modules
 
 FORMATS = {
-    ("p2pdiloco", "WIRE_VERSION"): "wire version {}",
+    ("p2pdiloco.release", "WIRE_VERSION"): "wire version {}",
     ("p2pdiloco.config.manifest", "FORMAT"): "manifest format {}",
     ("p2pdiloco.learner.checkpoint", "FORMAT"): "learner state format {}",
     ("p2pdiloco.adapters.disk.containers", "CHECKPOINT_FORMAT"): "checkpoints `{}`",

@@ -9,6 +9,7 @@ from arch_source import calls, imports, layer_of, modules
 
 OWN = {
     "errors": set(),
+    "release": set(),
     "ports": {"errors", "core.api"},
     "identity": {"errors", "core.api"},
     "hashing": {"ports"},
@@ -63,7 +64,7 @@ OWN = {
         "errors",
     },
 }
-"""Layer -> what it may import of p2pdiloco, beside itself and the package's own constants. `cli`,
+"""Layer -> what it may import of p2pdiloco, beside itself and the numbers of the release. `cli`,
 `session`, `own_run` and `__main__` compose everything. `core.api` is data, not
 behaviour; `core.contributions.stride` is a rule that learner and simulator must share; the daemon knows the
 learner's channel, never its loop's inside."""
@@ -71,6 +72,7 @@ learner's channel, never its loop's inside."""
 THIRD_PARTY = {
     "": set(),
     "errors": set(),
+    "release": set(),
     "ports": {"msgspec"},
     "hashing": {"blake3"},
     "priority": set(),
@@ -132,10 +134,8 @@ def test_imports_go_downwards(module: str) -> None:
         top, _, rest = name.partition(".")
         where = f"{module}:{line} imports {name}"
         if top == "p2pdiloco":
-            # Names defined in the package's __init__ (version numbers) belong to nobody.
-            is_module = f"p2pdiloco.{rest.split('.')[0]}" in modules()
-            if layer in OWN and is_module:
-                assert _within(rest, OWN[layer] | {layer}), where
+            if layer in OWN:
+                assert _within(rest, OWN[layer] | {layer, "release"}), where
         elif top not in sys.stdlib_module_names:
             assert top in THIRD_PARTY[layer], where
 

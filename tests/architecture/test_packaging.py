@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import importlib
 import re
+import subprocess
+import sys
 import tomllib
 
 import pytest
 from arch_source import PACKAGE, ROOT
 from packaging.requirements import Requirement
 from setuptools import find_packages
+
+import p2pdiloco
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
@@ -51,3 +55,24 @@ def test_the_console_script_exists() -> None:
 def test_the_licence_is_the_one_that_is_declared() -> None:
     text = (ROOT / "LICENSE").read_text()
     assert "Apache License" in text and "Version 2.0, January 2004" in text and "END OF TERMS" in text
+
+
+def test_what_is_shipped_says_that_it_has_types() -> None:
+    shipped = PROJECT["tool"]["setuptools"]["package-data"]["p2pdiloco"]
+    assert "py.typed" in shipped and (PACKAGE / "py.typed").exists()
+
+
+def test_the_release_is_the_one_that_the_changelog_begins_with() -> None:
+    module, _, name = PROJECT["tool"]["setuptools"]["dynamic"]["version"]["attr"].rpartition(".")
+    version = getattr(importlib.import_module(module), name)
+    first = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
+    assert version == p2pdiloco.__version__ and first is not None and first[1] == version
+    assert f"\nVersion {version}" in (ROOT / "README.md").read_text()
+
+
+def test_the_package_shows_what_programs_use_and_imports_no_torch_for_it() -> None:
+    wanted = {"Session", "new_run", "UserError", "ConfigError", "StorageError", "__version__"}
+    code = "import sys, p2pdiloco; print(*dir(p2pdiloco)); sys.exit('torch' in sys.modules)"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert wanted <= set(said.stdout.split())
+    assert wanted <= set(p2pdiloco.__all__) and all(hasattr(p2pdiloco, name) for name in p2pdiloco.__all__)

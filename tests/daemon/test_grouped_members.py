@@ -95,7 +95,7 @@ async def upper_seat(members: list[QuickMember]) -> tuple[QuickMember, Seat]:
 
     def found() -> tuple[QuickMember, Seat] | None:
         for member in members:
-            for seat in member.core.fragments[0].context.seats[1:]:
+            for seat in member.core.fragments[0].seats.taken[1:]:
                 if seat.office.holding:
                     return member, seat
         return None

@@ -12,7 +12,6 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from p2pdiloco import WIRE_VERSION
 from p2pdiloco.core.api.reach import Reach
 from p2pdiloco.core.api.types import (
     MAX_FRAGMENTS,
@@ -27,6 +26,7 @@ from p2pdiloco.core.api.types import (
     Wire,
 )
 from p2pdiloco.errors import RemoteError
+from p2pdiloco.release import WIRE_VERSION
 
 MAX_MESSAGE_BYTES = 256 * 1024
 MAX_OFFICES = 2 * MAX_FRAGMENTS

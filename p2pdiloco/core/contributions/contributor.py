@@ -48,11 +48,10 @@ from p2pdiloco.core.api.types import (
     Ticket,
 )
 from p2pdiloco.core.chain.chain import Chain
-from p2pdiloco.core.context import FragmentContext
+from p2pdiloco.core.context import FragmentContext, Tenure
 from p2pdiloco.core.contributions.pending import SEND_TABLE, Pending, SendSignal, SendState
 from p2pdiloco.core.contributions.retained import Kept, Part
 from p2pdiloco.core.contributions.unmerged import TakeUp, Unmerged
-from p2pdiloco.core.election.office import Office
 from p2pdiloco.core.election.office_table import NOT_IN_OFFICE
 from p2pdiloco.core.machine import Machine
 from p2pdiloco.core.shared import Shared
@@ -93,7 +92,7 @@ class Contributor:
     # --- questions -----------------------------------------------------------------------------------
 
     @property
-    def _office(self) -> Office:
+    def _office(self) -> Tenure:
         """Of the group in which we take part at present."""
         return self._context.leaf.office
 

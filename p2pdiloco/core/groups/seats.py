@@ -29,17 +29,28 @@ from p2pdiloco.core.timing import earliest
 
 
 class Seats:
-    """From the leaf group upwards: whoever holds the office of a group has a seat in the group above."""
+    """From the leaf group upwards: whoever holds the office of a group has a seat in the group above.
 
-    def __init__(self, context: FragmentContext, own: Contributor, now: float) -> None:
+    Args:
+        taken: the context's list of seats, empty, which is kept up to date here.
+    """
+
+    def __init__(self, context: FragmentContext, own: Contributor, taken: list[Seat], now: float) -> None:
         self._context = context
         self._shared = context.shared
         self._own = own
+        self.taken = taken
+        """Our leaf group's first, then one more per level while we hold the office below it."""
         self.publisher = Publisher(context, own)
         self.call_learner: Callable[[], None] = lambda: None
         """Our own learner is asked for what it has (set by the fragment)."""
         self._plan = self._newest_plan()
         self._sit_down(now)
+
+    @property
+    def leaf(self) -> Seat:
+        """Our seat in the group in which our learner takes part."""
+        return self.taken[0]
 
     def _newest_plan(self) -> tuple[int, int]:
         header = self._context.chain.header
@@ -51,30 +62,30 @@ class Seats:
     def _sit_down(self, now: float) -> None:
         context, shared = self._context, self._shared
         leaf = leaf_index(shared.config.run, context.index, *self._plan, shared.me)
-        context.seats[:] = [Seat(context, self.publisher, self._plan, (0, leaf), "", now)]
-        self._wire(context.leaf)
+        self.taken[:] = [Seat(context, self.publisher, self._plan, (0, leaf), "", now)]
+        self._wire(self.leaf)
 
     def _wire(self, seat: Seat) -> None:
         """Connect a seat with those below and above."""
-        context, level = self._context, seat.level
+        level = seat.level
         if level == 0:
             seat.round.call_own = lambda call, now: self.call_learner()
         else:
-            seat.round.call_own = lambda call, now: context.seats[level - 1].round.on_called(
+            seat.round.call_own = lambda call, now: self.taken[level - 1].round.on_called(
                 self._shared.me, call, now
             )
         seat.round.pass_up = self._pass_up
         if seat.delegate is not None:
-            seat.delegate.above = lambda: context.seats[level + 1].office if self._is_above(level) else None
+            seat.delegate.above = lambda: self.taken[level + 1].office if self._is_above(level) else None
             seat.delegate.hand_up = lambda signed, ticket, now: self._hand_up(level + 1, signed, ticket, now)
             seat.delegate.take_back = lambda: self._take_back(level + 1, seat.name)
 
     def _is_above(self, level: int) -> bool:
-        return level + 1 < len(self._context.seats)
+        return level + 1 < len(self.taken)
 
     def named(self, group: str) -> Seat | None:
         """Our seat in that group, if we have one."""
-        return next((seat for seat in self._context.seats if seat.name == group), None)
+        return next((seat for seat in self.taken if seat.name == group), None)
 
     def above(self, group: str) -> Seat | None:
         """Our seat in the group to which the syncer of `group` belongs."""
@@ -86,13 +97,13 @@ class Seats:
         if epoch != self._plan[0] or level + 1 >= len(sizes) or index >= sizes[level]:
             return None
         above = (level + 1, parent_index(sizes, level, index))
-        return next((s for s in self._context.seats if (s.level, s.index) == above), None)
+        return next((s for s in self.taken if (s.level, s.index) == above), None)
 
     # --- time ----------------------------------------------------------------------------------------
 
     def poll_offices(self, now: float) -> None:
         """Let every office look at the clock, and take or give up the seats that follow from it."""
-        seats, level = self._context.seats, 0
+        seats, level = self.taken, 0
         while level < len(seats):
             seat = seats[level]
             seat.office.poll(now)
@@ -104,7 +115,7 @@ class Seats:
             level += 1
 
     def _office_changed(self, seat: Seat, now: float) -> None:
-        seats, level = self._context.seats, seat.level
+        seats, level = self.taken, seat.level
         if not seat.office.holding:
             fellows = {peer for upper in seats[level + 1 :] for peer in upper.electorate.others(now)}
             for upper in reversed(seats[level + 1 :]):
@@ -130,7 +141,7 @@ class Seats:
 
     def poll_rounds(self, now: float) -> None:
         """Let every round look at the clock, from below upwards."""
-        for seat in tuple(self._context.seats):
+        for seat in tuple(self.taken):
             if seat.delegate is not None:
                 seat.delegate.poll(now)
             seat.round.poll(now)
@@ -138,27 +149,27 @@ class Seats:
     @property
     def unsettled(self) -> bool:
         """An office changed since `poll_offices`."""
-        return any([seat.office.changed for seat in self._context.seats])  # asked after every poll
+        return any([seat.office.changed for seat in self.taken])  # asked after every poll
 
     def deadline(self) -> float | None:
         """When to look again."""
-        return earliest([seat.deadline() for seat in self._context.seats])
+        return earliest([seat.deadline() for seat in self.taken])
 
     def neighbours(self, now: float) -> frozenset[str] | None:
         """Whom to exchange heartbeats with because of this fragment; None: with everybody."""
         if self._plan[1] == 1:
             return None
-        leaf, *above = self._context.seats
+        leaf, *above = self.taken
         found = leaf.electorate.neighbours(now)
         return found.union(*(seat.electorate.neighbours(now) for seat in above)) if above else found
 
     def asked(self, now: float) -> set[str]:
         """Who gets our heartbeats besides."""
-        return set().union(*(seat.asked(now) for seat in self._context.seats))
+        return set().union(*(seat.asked(now) for seat in self.taken))
 
     def leave(self, now: float, reason: str) -> None:
         """Give up every office."""
-        for seat in reversed(self._context.seats):
+        for seat in reversed(self.taken):
             seat.office.lay_down(reason)
             seat.round.abandon(reason, now)
 
@@ -166,12 +177,12 @@ class Seats:
 
     def published(self, now: float) -> None:
         """We made a version, as syncer of the topmost group."""
-        for seat in self._context.seats:
+        for seat in self.taken:
             if not seat.top:
                 seat.round.chain_moved(now)
-        self._context.seats[-1].office.poll(now)
+        self.taken[-1].office.poll(now)
         self._regroup(now)
-        for seat in self._context.seats:
+        for seat in self.taken:
             if seat.top:
                 seat.round.poll_rest(now)
 
@@ -179,13 +190,13 @@ class Seats:
         """We hold a version that another peer made. `merged`: with our work, or we had none."""
         if self._plan[1] > 1:
             self._relay(now)
-        for seat in tuple(self._context.seats):
+        for seat in tuple(self.taken):
             seat.round.chain_moved(now)
         self._trust(merged)
         self._regroup(now)
 
     def _trust(self, merged: bool) -> None:
-        seats = self._context.seats
+        seats = self.taken
         if merged or self._plan[1] == 1:
             seats[0].office.trust()
         for below, seat in itertools.pairwise(seats):
@@ -196,7 +207,7 @@ class Seats:
         """Those around us hear of the new version from us, and pull it from us."""
         context = self._context
         told: dict[str, None] = {}
-        for seat in context.seats:
+        for seat in self.taken:
             if seat.office.holding:
                 told.update(dict.fromkeys(seat.electorate.others(now)))
         syncer = context.chain.header.syncer
@@ -209,11 +220,11 @@ class Seats:
         plan = self._newest_plan()
         if plan == self._plan:
             return
-        for seat in reversed(self._context.seats):
+        for seat in reversed(self.taken):
             seat.give_up("the groups rotate", now)
         self._plan = plan
         self._sit_down(now)
-        leaf = self._context.leaf
+        leaf = self.leaf
         self._shared.out.record(
             "groups", self._context.index, "the groups rotate", epoch=plan[0], groups=plan[1], group=leaf.name
         )
@@ -224,9 +235,9 @@ class Seats:
 
     def _hand_up(self, level: int, signed: SignedPartial, ticket: Ticket, now: float) -> str:
         """Our own partial goes into our own inbox of the group above."""
-        if level >= len(self._context.seats):
+        if level >= len(self.taken):
             return "not-syncer"
-        round_ = self._context.seats[level].round
+        round_ = self.taken[level].round
         reason = round_.admit_own(signed, ticket, now)
         if not reason:
             round_.own_is_in(signed.header.group, now)
@@ -234,8 +245,8 @@ class Seats:
 
     def _take_back(self, level: int, group: str) -> None:
         """Our own partial is not to be merged any more, unless that has begun."""
-        if level < len(self._context.seats):
-            self._context.seats[level].round.inbox.drop_own(group)
+        if level < len(self.taken):
+            self.taken[level].round.inbox.drop_own(group)
 
     def partial_merged(self, event: PartialMerged, now: float) -> None:
         """The sums of one of our groups are ready."""
@@ -271,7 +282,7 @@ class Seats:
         if seat is None or seat.level == 0:
             return False
         if sender == seat.office.syncer and call.term == seat.office.term:
-            self._context.seats[seat.level - 1].round.on_called(sender, call, now)
+            self.taken[seat.level - 1].round.on_called(sender, call, now)
         else:
             reason = "another syncer is in office"
             answer = Pass(call.group, call.fragment, call.term, call.number, reason)
@@ -326,7 +337,7 @@ class Seats:
         sizes = self._sizes()
         if parsed[1] >= len(sizes) or parsed[2] >= sizes[parsed[1]]:
             return ""
-        for upper in self._context.seats[1:]:
+        for upper in self.taken[1:]:
             for child in upper.electorate.unknown(now):
                 place = parse_group(child)
                 if place is not None and is_below(sizes, parsed[1:], place[1:]) and upper.seeking is not None:
@@ -345,7 +356,7 @@ class Seats:
         sizes = self._sizes()
         if parsed[1] >= len(sizes) or parsed[2] >= sizes[parsed[1]]:
             return
-        for seat in reversed(self._context.seats):
+        for seat in reversed(self.taken):
             inside = seat.level < parsed[1] and is_below(sizes, (seat.level, seat.index), parsed[1:])
             if inside and seat.office.certificate is not None:
                 self._shared.out.send(sender, Elected(seat.office.certificate))

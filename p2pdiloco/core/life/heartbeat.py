@@ -141,7 +141,7 @@ class Heartbeats:
                 [
                     (seat.name, f.index, seat.office.term)
                     for f in self._fragments
-                    for seat in f.context.seats
+                    for seat in f.seats.taken
                     if seat.office.holding
                 ]
             ),
@@ -160,7 +160,7 @@ class Heartbeats:
         self._shared.out.record("disk", None, reason)
         for fragment in self._fragments:
             fragment.touched = True
-            for seat in fragment.context.seats:
+            for seat in fragment.seats.taken:
                 seat.office.stand_later(now + HEARD_S)
         self.tell_neighbours(now)
 
@@ -269,7 +269,7 @@ class Heartbeats:
             shared.greet(sender)
             for fragment in self._fragments:
                 fragment.common.restarted(sender)
-                for seat in fragment.context.seats:
+                for seat in fragment.seats.taken:
                     if seat.office.syncer == sender:
                         seat.office.suspect("the syncer was restarted")
         claimed = shared.claims.heard(sender, message.offices, now)

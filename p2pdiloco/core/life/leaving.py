@@ -58,7 +58,7 @@ class Departure:
         waits = any(helped or f.office.holding for f in unsettled) or not self._handed_over(now)
         if now < self._leave_by_s and waits:
             return
-        making = any(seat.round.busy for f in self._fragments for seat in f.context.seats)
+        making = any(seat.round.busy for f in self._fragments for seat in f.seats.taken)
         for fragment in self._fragments:
             fragment.seats.leave(now, "leaving")
         heads = () if making else tuple(f.chain.head for f in self._fragments)

@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from p2pdiloco.core.rounds.inbox import Held
 
-if TYPE_CHECKING:
-    from p2pdiloco.core.rounds.round import Round
+
+class ClosedRound(Protocol):
+    """What becomes of a job is told to the round that it is from (`core.rounds.round`)."""
+
+    def awaits(self, term: int, number: int) -> bool:
+        """Whether this merge is still wanted."""
+
+    def merged(self) -> None:
+        """The merge worker is done."""
+
+    def published(self, sync_s: float | None) -> None:
+        """What was merged is in the chain, `sync_s` after the round closed."""
+
+    def failed(self, reason: str) -> None:
+        """Nothing could be merged, or it could not be kept."""
 
 
 @dataclass(frozen=True)
 class Job:
     """What a round hands over to be merged."""
 
-    round: Round
+    round: ClosedRound
     group: str
     term: int
     number: int

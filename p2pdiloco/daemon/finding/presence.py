@@ -8,7 +8,6 @@ import hashlib
 import logging
 from collections.abc import Callable, Sequence
 
-from p2pdiloco import WIRE_VERSION
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.grouping import Roster
 from p2pdiloco.core.api.reach import Reach
@@ -16,6 +15,7 @@ from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.finding.twins import Twins
 from p2pdiloco.errors import PeerUnreachable, RemoteError
 from p2pdiloco.ports import Transport
+from p2pdiloco.release import WIRE_VERSION
 
 logger = logging.getLogger(__name__)
 LIFETIME_S = 45.0

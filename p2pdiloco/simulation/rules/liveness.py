@@ -125,8 +125,8 @@ class Liveness:
     def _waits_for_room(self, fragment: int, host: Host) -> bool:
         """Whether nobody in its leaf group can save a vote: it has no syncer until the groups rotate."""
         full, up = self._world.full, self._world.core_hosts()
-        group = host.core.fragments[fragment].context.leaf.name
-        mates = {h.peer for h in up if h.core.fragments[fragment].context.leaf.name == group}
+        group = host.core.fragments[fragment].seats.leaf.name
+        mates = {h.peer for h in up if h.core.fragments[fragment].seats.leaf.name == group}
         return host.peer in full and mates <= full
 
     def _one_chain(self, fragment: int, up: list[Host], best: SignedVersion) -> bool:

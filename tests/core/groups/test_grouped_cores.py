@@ -119,7 +119,7 @@ def test_groups_and_offices_rotate_until_everybody_had_one() -> None:
         run.round()
         chain = run.swarm.members["m0"].core.fragments[0].chain
         roots.add(chain.header.syncer)
-        groups.add(run.swarm.members["m0"].core.fragments[0].context.leaf.name)
+        groups.add(run.swarm.members["m0"].core.fragments[0].seats.leaf.name)
         holders |= {p for p, m in run.swarm.members.items() if m.core.fragments[0].office.holding}
     assert holders == set(run.peers)
     assert len(roots) >= 4 and len({name.split("/")[0] for name in groups}) >= 8
@@ -187,7 +187,7 @@ def test_a_vote_request_of_an_epoch_that_we_are_not_in_is_asked_again_in_the_sam
 def test_who_lays_down_an_office_takes_its_claim_back_with_its_fellows() -> None:
     run = Run(9, 3, term_versions=50)
     swarm = run.swarm
-    seats = {p: m.core.fragments[0].context.seats for p, m in swarm.members.items()}
+    seats = {p: m.core.fragments[0].seats.taken for p, m in swarm.members.items()}
     loser, others = next(
         (peer, fellows)
         for peer, mine in seats.items()
