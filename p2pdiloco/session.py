@@ -38,7 +38,7 @@ from p2pdiloco.learner.join import join_daemon
 from p2pdiloco.learner.lifeline import saving_s
 from p2pdiloco.learner.loop import StepReport, Training
 from p2pdiloco.learner.mailbox import Mailbox
-from p2pdiloco.learner.parallel.holding import Held
+from p2pdiloco.learner.parallel.holding import HeldAlone
 from p2pdiloco.own_run import compare
 from p2pdiloco.tasks.manifests import load_manifest
 from p2pdiloco.tasks.models.parameters import named_parameters, tensor_specs
@@ -359,7 +359,7 @@ class Session:
         layouts = plan_fragments(specs, manifest.sync.fragments)
         parameters = named_parameters(self._model)
         fragments = Fragments(
-            Held(parameters),
+            HeldAlone(parameters),
             layouts,
             Exchange.attach(descriptor, layouts),
             start.bases,

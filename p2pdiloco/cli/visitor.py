@@ -78,7 +78,7 @@ async def visitor(join: tuple[str, ...]) -> AsyncIterator[Transport]:
         path = Path(folder) / "identity.key"
         identity = Identity.load_or_create(path)
         options = P2PDOptions(listen=False, relay=False)
-        transport = HivemindTransport(identity, path, Path(folder), LISTEN, (), join, options)
+        transport = HivemindTransport(identity, path, Path(folder), LISTEN, join, options)
         await transport.start(FrontDoor())
         try:
             yield transport

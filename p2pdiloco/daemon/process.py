@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import uvloop
+from msgspec import structs
 
 from p2pdiloco.adapters.net.flow import Limits
 from p2pdiloco.adapters.net.hivemind_net import HivemindTransport
@@ -109,9 +110,8 @@ def transport_of(
         settings.data_dir / "identity.key",
         settings.data_dir,
         listen=settings.listen,
-        announce=settings.announce,
         initial_peers=settings.join,
-        options=options,
+        options=structs.replace(options, announce=tuple(settings.announce)),
         limits=Limits.of(*rates(settings), asyncio.get_running_loop().time),
         remembered=load_peers(settings.data_dir),
     )

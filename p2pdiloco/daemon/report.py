@@ -107,7 +107,7 @@ class Report:
         """A line of the daemon's own."""
         self._events.write(kind, None, reason, fields.items())
 
-    def on_learner(self, event: ch.Event | LearnerExited) -> None:
+    def on_learner(self, event: ch.LearnerEvent | LearnerExited) -> None:
         """Something that the learner said, for people."""
         match event:
             case ch.Ready():
@@ -127,7 +127,7 @@ class Report:
                     "metrics": event.metrics,
                 }
                 self._events.write("evaluation", None, "held-out samples", found.items())
-            case ch.Saved(ok=False):
+            case ch.StateSaved(ok=False):
                 self.write("checkpoint", f"learner state not saved: {event.reason}")
                 logger.error("learner state not saved: %s", event.reason)
             case LearnerExited():

@@ -175,12 +175,12 @@ class Evaluate(Command, frozen=True):
 
 
 class Save(Command, frozen=True):
-    """Write the learner's state to this file: `Saved`."""
+    """Write the learner's state to this file: `StateSaved`."""
 
     path: Path
 
 
-class Finish(Command, frozen=True):
+class StopStepping(Command, frozen=True):
     """Make no more inner steps and obey at once, until `Stop`: one that is under way is given up, where that
     can be done (`learner.answering`)."""
 
@@ -192,18 +192,28 @@ class Stop(Command, frozen=True):
 
 
 AnyCommand = (
-    Start | Install | CopyOut | FreeSlot | TakePart | ShareData | Learners | Evaluate | Save | Finish | Stop
+    Start
+    | Install
+    | CopyOut
+    | FreeSlot
+    | TakePart
+    | ShareData
+    | Learners
+    | Evaluate
+    | Save
+    | StopStepping
+    | Stop
 )
 
 
 # --- events: learner to daemon -----------------------------------------------------------------------
 
 
-class Event(Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+class LearnerEvent(Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """Base of what the learner says."""
 
 
-class Ready(Event, frozen=True):
+class Ready(LearnerEvent, frozen=True):
     """Start-up is over, the first inner step begins."""
 
     device: str
@@ -216,10 +226,10 @@ class Ready(Event, frozen=True):
     """Why a state that was given was not taken, or what of one that was taken begins anew (moments of another
     optimizer)."""
     gives_up: bool = False
-    """Whether `Finish` is obeyed in the middle of an inner step."""
+    """Whether `StopStepping` is obeyed in the middle of an inner step."""
 
 
-class CopiedOut(Event, frozen=True):
+class CopiedOut(LearnerEvent, frozen=True):
     """theta of a fragment, or a share of the way to it, is in `exchange.sent`; the pseudo-gradient is
     `base[base_buffer] - sent`.
 
@@ -234,7 +244,7 @@ class CopiedOut(Event, frozen=True):
     due: bool
 
 
-class NothingToCopy(Event, frozen=True):
+class NothingToCopy(LearnerEvent, frozen=True):
     """Answer to `CopyOut`: the slot is in use, no inner step was made since the last copy-out, or it is not
     this learner's turn (`TakePart`)."""
 
@@ -242,7 +252,7 @@ class NothingToCopy(Event, frozen=True):
     slot_in_use: bool
 
 
-class Applied(Event, frozen=True):
+class Applied(LearnerEvent, frozen=True):
     """An `Install` is done: theta of the fragment is measured against this version."""
 
     fragment: int
@@ -250,13 +260,13 @@ class Applied(Event, frozen=True):
     inner_step: int
 
 
-class Note(Event, frozen=True):
+class Note(LearnerEvent, frozen=True):
     """Something that a person should know."""
 
     text: Text
 
 
-class Status(Event, frozen=True):
+class Status(LearnerEvent, frozen=True):
     """Where the learner is; about every `status_interval_s`, the latest one wins."""
 
     inner_step: int
@@ -284,7 +294,7 @@ class Status(Event, frozen=True):
     """What of the data is begun, by this learner and, as far as it was told, by others."""
 
 
-class Evaluated(Event, frozen=True):
+class Evaluated(LearnerEvent, frozen=True):
     """Held-out loss of the global parameters, nats per token, over `tokens` tokens."""
 
     tag: int
@@ -294,7 +304,7 @@ class Evaluated(Event, frozen=True):
     """What the task measures beside the loss."""
 
 
-class Saved(Event, frozen=True):
+class StateSaved(LearnerEvent, frozen=True):
     """A save is over. A failed one changes nothing else: an older file is still there."""
 
     path: Path
@@ -304,7 +314,7 @@ class Saved(Event, frozen=True):
     """Asked for by `Stop`: no inner step comes after it."""
 
 
-class Failed(Event, frozen=True):
+class Failed(LearnerEvent, frozen=True):
     """The learner cannot go on and ends; last event."""
 
     reason: Text
@@ -312,7 +322,7 @@ class Failed(Event, frozen=True):
     """What the person at the keyboard can do about it."""
 
 
-AnyEvent = Ready | CopiedOut | NothingToCopy | Applied | Note | Status | Evaluated | Saved | Failed
+AnyEvent = Ready | CopiedOut | NothingToCopy | Applied | Note | Status | Evaluated | StateSaved | Failed
 
 _encoder = msgspec.msgpack.Encoder()
 _commands: msgspec.msgpack.Decoder[AnyCommand] = msgspec.msgpack.Decoder(AnyCommand)
@@ -322,7 +332,7 @@ _events: msgspec.msgpack.Decoder[AnyEvent] = msgspec.msgpack.Decoder(AnyEvent)
 # --- frames ------------------------------------------------------------------------------------------
 
 
-def frame(message: Command | Event) -> bytes:
+def frame(message: Command | LearnerEvent) -> bytes:
     """The bytes of a command or an event on the socket."""
     body = _encoder.encode(message)
     if len(body) > MAX_FRAME_BYTES:
@@ -378,7 +388,7 @@ class LearnerEnd:
         self._socket.setblocking(False)
         self._deframer = Deframer()
         self._commands: deque[AnyCommand] = deque()
-        self._pending: deque[Event] = deque()
+        self._pending: deque[LearnerEvent] = deque()
         self._status: Status | None = None
         self._partial = b""
 
@@ -419,7 +429,9 @@ class LearnerEnd:
         calls: list[CopyOut] = []
         left: deque[AnyCommand] = deque()
         changed: set[int] = set()
-        while self._commands and not isinstance(self._commands[0], Start | TakePart | Save | Finish | Stop):
+        while self._commands and not isinstance(
+            self._commands[0], Start | TakePart | Save | StopStepping | Stop
+        ):
             command = self._commands.popleft()
             if isinstance(command, CopyOut) and command.fragment not in changed:
                 calls.append(command)
@@ -431,8 +443,8 @@ class LearnerEnd:
         return calls
 
     def told_to_finish(self) -> bool:
-        """Whether `Finish` or `Stop` is among the commands that were read and not taken yet."""
-        return any(isinstance(command, Finish | Stop) for command in self._commands)
+        """Whether `StopStepping` or `Stop` is among the commands that were read and not taken yet."""
+        return any(isinstance(command, StopStepping | Stop) for command in self._commands)
 
     def poll(self) -> Iterator[AnyCommand]:
         """Commands that have arrived, oldest first, each taken when it is its turn. Raises: ChannelBroken
@@ -441,7 +453,7 @@ class LearnerEnd:
         while self._commands:
             yield self._commands.popleft()
 
-    def emit(self, event: Event) -> None:
+    def emit(self, event: LearnerEvent) -> None:
         """Send an event, or queue it. Raises: ChannelBroken (the daemon has not read for very long)."""
         if isinstance(event, Status):
             self._status = _folded(self._status, event)
@@ -472,7 +484,7 @@ class LearnerEnd:
                 raise ChannelBroken("the daemon does not read")
             self.flush()
 
-    def _next(self) -> Event:
+    def _next(self) -> LearnerEvent:
         if self._pending:
             return self._pending.popleft()
         status, self._status = self._status, None

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from p2pdiloco.errors import StorageError
 from p2pdiloco.learner.channel import RestoreMode, Start
-from p2pdiloco.learner.fragments import Counters, Fragments
+from p2pdiloco.learner.fragments import FragmentCounters, Fragments
 from p2pdiloco.learner.loop import Training
 from p2pdiloco.learner.optimizer.build import kind, set_moments
 
@@ -43,7 +43,7 @@ class LearnerMeta(Struct, frozen=True):
     optimizer: str
     """Whose moments these are (`optim.kind`)."""
     optimizer_steps: int
-    counters: tuple[Counters, ...]
+    counters: tuple[FragmentCounters, ...]
 
 
 def save(path: Path, training: Training, fragments: Fragments) -> None:
@@ -106,7 +106,7 @@ def restore(path: Path, modes: Sequence[RestoreMode], training: Training, fragme
         whole = mode == "all" or not counted.slot_in_use
         displacement = tensors.get(f"displacement.{index}" if whole else f"rest.{index}")
         fragments.reset_to_base(index, displacement)
-        fragments.counters[index] = Counters(
+        fragments.counters[index] = FragmentCounters(
             unmerged_tokens=counted.unmerged_tokens - (0 if whole else counted.sent_tokens),
             unmerged_steps=counted.unmerged_steps - (0 if whole else counted.sent_steps),
             steps_since_base=counted.steps_since_base,

@@ -49,12 +49,12 @@ from torch import Tensor
 from p2pdiloco.core.contributions.stride import Stride
 from p2pdiloco.errors import invariant
 from p2pdiloco.learner.channel import BaseRef, CopiedOut, Install, NothingToCopy
-from p2pdiloco.learner.parallel.holding import Held
+from p2pdiloco.learner.parallel.holding import HeldAlone
 from p2pdiloco.tensors.exchange import Exchange
 from p2pdiloco.tensors.layout import FragmentLayout, scatter
 
 
-class Counters(Struct):
+class FragmentCounters(Struct):
     """One fragment's bookkeeping; all but the slot survive a restart (`learner.checkpoint`)."""
 
     unmerged_tokens: int = 0
@@ -71,7 +71,7 @@ class Fragments:
 
     def __init__(
         self,
-        held: Held,
+        held: HeldAlone,
         layouts: Sequence[FragmentLayout],
         exchange: Exchange,
         bases: Sequence[BaseRef],
@@ -88,7 +88,7 @@ class Fragments:
         self._rho = keep_in_flight
         self.bases = list(bases)
         self.counters = [
-            Counters(steps_since_base=inner_steps - first_due(index, len(layouts), inner_steps))
+            FragmentCounters(steps_since_base=inner_steps - first_due(index, len(layouts), inner_steps))
             for index in range(len(layouts))
         ]
         self._every = 1
@@ -99,7 +99,7 @@ class Fragments:
         self._steps_since_copy = [0 for _ in layouts]
         self._steps_of_others = [0 for _ in layouts]
         """About as many as each other learner has made that are not in our base."""
-        self._held_back: dict[int, Counters] = {}
+        self._held_back: dict[int, FragmentCounters] = {}
         """Tokens and steps that the copy in the slot leaves of the displacement it was taken from."""
         largest = max(layout.numel for layout in layouts)
         # Pinned, the copies from and to a GPU run at the full speed of the bus.
@@ -181,7 +181,7 @@ class Fragments:
             self._steps_of_others[index] = 0
             theta.copy_(new_base)
             self._release(index)
-            self.counters[index] = Counters()
+            self.counters[index] = FragmentCounters()
         self.held.scatter(theta, self._layouts[index])
         self.bases[index] = BaseRef(command.number, command.buffer, command.tokens)
 
@@ -237,7 +237,7 @@ class Fragments:
         else:
             start = self._exchange.base(fragment, base.buffer)
             torch.lerp(start, theta, counters.sent_steps / steps, out=self._exchange.sent(fragment))
-            self._held_back[fragment] = Counters(
+            self._held_back[fragment] = FragmentCounters(
                 unmerged_tokens=counters.unmerged_tokens - counters.sent_tokens,
                 unmerged_steps=steps - counters.sent_steps,
             )
@@ -262,7 +262,7 @@ class Fragments:
         else:
             theta.mul_(self._rho).add_(new_base)
         if self._rho == 0:
-            rest_of = held_back or Counters()
+            rest_of = held_back or FragmentCounters()
             counters.unmerged_tokens, counters.unmerged_steps = (
                 rest_of.unmerged_tokens,
                 rest_of.unmerged_steps,

@@ -20,8 +20,8 @@ from p2pdiloco.learner.device import micro_batch_tokens, passes_in_bf16
 from p2pdiloco.learner.optimizer.build import clip, make_optimizer, set_learning_rate
 from p2pdiloco.learner.optimizer.schedule import learning_rate
 from p2pdiloco.learner.parallel.ranks import ALONE, Ranks
-from p2pdiloco.learner.passes import Passes
-from p2pdiloco.learner.reading.stream import Stream
+from p2pdiloco.learner.passes import Passes, PassOptions
+from p2pdiloco.learner.reading.stream import SampleStream
 from p2pdiloco.tasks.task import Samples, Shards, Task
 
 MAX_SKIPPED_IN_A_ROW = 10
@@ -51,17 +51,12 @@ class Training:
         model: nn.Module,
         samples: Samples | Shards | None,
         peer: str,
-        micro_batch: int = 0,
         place: Path | None = None,
         ranks: Ranks = ALONE,
-        compiled: bool = False,
-        halvings: int = 0,
-        precision: str = "auto",
+        options: PassOptions = PassOptions(),  # noqa: B008 (frozen)
     ) -> None:
-        """`model` is on its device already. `micro_batch`: tokens of one pass, 0: `learner.device` decides;
-        `halvings`: so often halved, since earlier processes lacked memory for that. `precision`: as in
-        `LearnerOptions`. `place`: the file that keeps the place in the data. `samples` is None if rank 0 of
-        `ranks` has them.
+        """`model` is on its device already. `place`: the file that keeps the place in the data. `samples` is
+        None if rank 0 of `ranks` has them.
 
         Raises:
             UserError: tokens_per_step is no whole number of samples, or there are none.
@@ -75,8 +70,8 @@ class Training:
             )
         self.task, self.model = task, model
         self.device = next(model.parameters()).device
-        self.precision = precision
-        self.bf16 = passes_in_bf16(self.device, precision)
+        self.precision = options.precision
+        self.bf16 = passes_in_bf16(self.device, options.precision)
         """Whether passes are made in it."""
         self.optimizer = make_optimizer(model, self.section)
         self.inner_step = 0
@@ -91,15 +86,16 @@ class Training:
         self.ranks = ranks
         self.meanwhile: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
         """Entered while something is computed that takes long and writes no parameters."""
-        self.stream: Stream
+        self.stream: SampleStream
         """Other ranks have none: rank 0 deals."""
         if samples is not None:
-            self.stream = Stream(samples, task.manifest.run.seed, peer, self._samples, place)
-        tokens = micro_batch_tokens(self.device, micro_batch, self.section.tokens_per_step)
+            self.stream = SampleStream(samples, task.manifest.run.seed, peer, self._samples, place)
+        tokens = micro_batch_tokens(self.device, options.micro_batch_tokens, self.section.tokens_per_step)
         together = ranks.count if ranks.sharded else 1
         # Of processes that compute together a pass is a rank's part of the step at most.
         at_once = min(max(1, tokens // per_sample), -(-self._samples // together))
-        self._passes = Passes(task, model, max(1, at_once >> halvings), compiled, together, self.bf16)
+        first = max(1, at_once >> options.halvings)
+        self._passes = Passes(task, model, first, options.compiled, together, self.bf16)
 
     def step(self) -> StepReport:
         """One inner step: forward, backward, clip, optimizer.

@@ -17,17 +17,17 @@ from p2pdiloco.learner.channel import (
     CopyOut,
     Evaluate,
     Evaluated,
-    Finish,
     FreeSlot,
     Install,
     LearnerEnd,
     Learners,
     Note,
     Save,
-    Saved,
     ShareData,
+    StateSaved,
     Status,
     Stop,
+    StopStepping,
     TakePart,
 )
 from p2pdiloco.learner.evaluate import Evaluation, evaluate
@@ -48,7 +48,7 @@ SMOOTHING = 0.2
 """Weight of the newest value in moving averages."""
 
 
-class Meter:
+class StepTimes:
     """Times of inner steps, without the pauses that evaluation and saving make."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -107,7 +107,7 @@ class Mailbox:
         self._spare: nn.Module | None = None
         self._status_interval_s = status_interval_s
         self._clock = clock
-        self._meter = Meter(clock)
+        self._meter = StepTimes(clock)
         self._min_step_s = min_step_s
         self._next_step_s = clock()
         """Not before then, if steps have a least length."""
@@ -196,7 +196,7 @@ class Mailbox:
                     self._channel.emit(Evaluated(tag, found.loss, found.tokens, found.metrics))
             case Save(path):
                 self._save(path)
-            case Finish():
+            case StopStepping():
                 self._finishing = True
             case Stop(save_path):
                 if save_path is not None:
@@ -257,9 +257,9 @@ class Mailbox:
         try:
             checkpoint.save(Path(path), self._training, self._fragments)
             self._training.stream.settle()
-            saved = Saved(path, True, last=last)
+            saved = StateSaved(path, True, last=last)
         except StorageError as error:
-            saved = Saved(path, False, str(error)[:4096], last)
+            saved = StateSaved(path, False, str(error)[:4096], last)
         self._meter.exclude(since)
         self._channel.emit(saved)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 import torch
+from msgspec import Struct
 from torch import Tensor, nn
 
 from p2pdiloco.errors import UserError, first_line
@@ -14,6 +15,17 @@ from p2pdiloco.tasks.task import Task
 
 if TYPE_CHECKING:
     from p2pdiloco.tasks.task import Batch
+
+
+class PassOptions(Struct, frozen=True):
+    """Choices about passes, as in `learner.channel.LearnerOptions`."""
+
+    micro_batch_tokens: int = 0
+    """Of one pass; 0: `learner.device` decides."""
+    halvings: int = 0
+    """So often that is halved, since earlier processes lacked memory for it."""
+    compiled: bool = False
+    precision: str = "auto"
 
 
 class Passes:

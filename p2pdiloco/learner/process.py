@@ -23,7 +23,7 @@ from p2pdiloco.learner.fragments import Fragments
 from p2pdiloco.learner.lifeline import DRAIN_TIMEOUT_S, PassTooLarge
 from p2pdiloco.learner.loop import StepReport, Training, train
 from p2pdiloco.learner.mailbox import Mailbox
-from p2pdiloco.learner.parallel.holding import Copies, Held, Shares
+from p2pdiloco.learner.parallel.holding import Copies, HeldAlone, Shares
 from p2pdiloco.learner.parallel.ranks import (
     ALONE,
     Distributed,
@@ -35,6 +35,7 @@ from p2pdiloco.learner.parallel.ranks import (
 )
 from p2pdiloco.learner.parallel.sharding import precision_of_shares, shard, wants_shards
 from p2pdiloco.learner.parallel.siblings import Siblings
+from p2pdiloco.learner.passes import PassOptions
 from p2pdiloco.tasks.data.tokens import read_tokenizer
 from p2pdiloco.tasks.models.parameters import named_parameters
 from p2pdiloco.tasks.registry import task_of
@@ -43,7 +44,7 @@ from p2pdiloco.tensors.exchange import Exchange
 from p2pdiloco.tensors.layout import FragmentLayout, plan_fragments
 
 
-class Parts(Struct, frozen=True):
+class LearnerParts(Struct, frozen=True):
     """What every process of a learner builds in the same way."""
 
     threads: int
@@ -51,7 +52,7 @@ class Parts(Struct, frozen=True):
     """Rank 0 reads it and deals."""
     layouts: tuple[FragmentLayout, ...]
     training: Training
-    held: Held
+    held: HeldAlone
     """The model's parameters."""
     ranks: Ranks
 
@@ -108,7 +109,7 @@ def follow(start: Start, rank: int, count: int, folder: Path) -> None:
             steps_back = False
 
 
-def _help(told: Order, start: Start, parts: Parts) -> None:
+def _help(told: Order, start: Start, parts: LearnerParts) -> None:
     """Do another rank's part of what rank 0 does between two steps."""
     training, held, layouts = parts.training, parts.held, parts.layouts
     if told.kind == "restore":
@@ -131,7 +132,7 @@ def _help(told: Order, start: Start, parts: Parts) -> None:
         invariant(False, f"{told.kind} is no order for such a learner")
 
 
-def _build(start: Start, rank: int = 0, count: int = 1, folder: Path | None = None) -> Parts:
+def _build(start: Start, rank: int = 0, count: int = 1, folder: Path | None = None) -> LearnerParts:
     """`folder`: where several processes meet."""
     manifest, options = start.manifest, start.options
     device = choose_device(device_of(rank, count, options.device))
@@ -151,17 +152,16 @@ def _build(start: Start, rank: int = 0, count: int = 1, folder: Path | None = No
         model,
         data.train if data else None,
         options.peer,
-        options.micro_batch_tokens,
-        place=place,
-        ranks=ranks,
-        compiled=options.compile,
-        halvings=options.halvings,
-        precision=precision,
+        place,
+        ranks,
+        PassOptions(options.micro_batch_tokens, options.halvings, options.compile, precision),
     )
-    return Parts(threads, data, layouts, training, held, ranks)
+    return LearnerParts(threads, data, layouts, training, held, ranks)
 
 
-def _place(model: nn.Module, device: torch.device, task: Task, options: LearnerOptions, ranks: Ranks) -> Held:
+def _place(
+    model: nn.Module, device: torch.device, task: Task, options: LearnerOptions, ranks: Ranks
+) -> HeldAlone:
     """Bring the model to its device, all of it or a share."""
     numel = sum(parameter.numel() for parameter in model.parameters())
     samples = task.manifest.inner.tokens_per_step // task.tokens_per_sample
@@ -170,7 +170,7 @@ def _place(model: nn.Module, device: torch.device, task: Task, options: LearnerO
     if not ranks.sharded:
         model.to(device)
         params = named_parameters(model)
-        return Held(params) if ranks is ALONE else Copies(params, ranks)
+        return HeldAlone(params) if ranks is ALONE else Copies(params, ranks)
     shard(model, device, options.precision)
     held = Shares(model, ranks)
     print(f"rank {ranks.rank} has {held.numel()} of {numel} parameters", file=sys.stderr, flush=True)
@@ -186,7 +186,7 @@ def _give_up(channel: LearnerEnd) -> NoReturn:
         os._exit(0)
 
 
-def _lead(channel: LearnerEnd, start: Start, exchange_fd: int, parts: Parts) -> None:
+def _lead(channel: LearnerEnd, start: Start, exchange_fd: int, parts: LearnerParts) -> None:
     manifest, options = start.manifest, start.options
     training, layouts, ranks = parts.training, parts.layouts, parts.ranks
     task, device = training.task, training.device

@@ -50,7 +50,7 @@ WEIGHT_TOLERANCE = 1e-9
 does not tell."""
 
 
-class Partial(Struct, frozen=True):
+class PartialSums(Struct, frozen=True):
     """Decoded payload of a partial merge, as `Accumulator.combine` takes it."""
 
     weight: float
@@ -78,7 +78,7 @@ def encode_partial(accumulator: Accumulator) -> bytearray:
     return payload
 
 
-def decode_partial(layout: FragmentLayout, payload: Payload, storage: Tensor | None = None) -> Partial:
+def decode_partial(layout: FragmentLayout, payload: Payload, storage: Tensor | None = None) -> PartialSums:
     """Decode the sums in a payload, which anybody may have sent. Where the payload is not in memory, they are
     read into `storage` (fp32, at least numel elements), or a new tensor.
 
@@ -101,7 +101,7 @@ def decode_partial(layout: FragmentLayout, payload: Payload, storage: Tensor | N
         sums = (torch.empty(layout.numel) if storage is None else storage)[: layout.numel]
         payload.read(head.size, bytes_of(sums))
     weight, reach, *norms, contributions = head.unpack_from(first)
-    found = Partial(weight, reach, contributions, tuple(norms), sums)
+    found = PartialSums(weight, reach, contributions, tuple(norms), sums)
     _check(layout, found)
     return found
 
@@ -135,7 +135,7 @@ def _head(layout: FragmentLayout) -> struct.Struct:
     return struct.Struct(f"<2d{len(layout.pieces)}dI")
 
 
-def _check(layout: FragmentLayout, found: Partial) -> None:
+def _check(layout: FragmentLayout, found: PartialSums) -> None:
     weight, reach = found.weight, found.reach
     if not math.isfinite(weight + reach) or not all(map(math.isfinite, found.norms)):
         raise RemoteError("non-finite", "in the sums of a partial merge")

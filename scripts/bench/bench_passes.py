@@ -18,6 +18,7 @@ import torch
 from benchkit import arguments, finish, peak_bytes, processor_s, spread, table
 from p2pdiloco.config.presets import for_run
 from p2pdiloco.learner.loop import Training
+from p2pdiloco.learner.passes import PassOptions
 from p2pdiloco.tasks.registry import task_of
 
 
@@ -27,7 +28,7 @@ def _training(preset: str, tokens: int, pass_tokens: int) -> Training:
     task = task_of(msgspec.structs.replace(manifest, inner=inner))
     model = task.model()
     model.load_state_dict(task.initial_parameters())
-    return Training(task, model, task.load_data(None).train, "bench", pass_tokens)
+    return Training(task, model, task.load_data(None).train, "bench", options=PassOptions(pass_tokens))
 
 
 def _serve(pipe: Connection, preset: str, tokens: int, pass_tokens: int, threads: int) -> None:

@@ -23,7 +23,7 @@ from pathlib import Path
 import uvloop
 
 from benchkit import arguments, finish, spread, table
-from p2pdiloco.adapters.net.framing import Reader, Writer
+from p2pdiloco.adapters.net.framing import ByteReader, ByteWriter
 from p2pdiloco.adapters.net.hivemind_net import HivemindTransport
 from p2pdiloco.identity import Identity
 from p2pdiloco.ports import PullSource, PushSink, Refusal
@@ -78,7 +78,7 @@ class Bench(HivemindTransport):
 
     holder: Holder | None = None
 
-    async def _serve_stream(self, sender: str, reader: Reader, writer: Writer) -> None:
+    async def _serve_stream(self, sender: str, reader: ByteReader, writer: ByteWriter) -> None:
         if self.holder is None or not self.holder.bare:
             await super()._serve_stream(sender, reader, writer)
             return
@@ -89,7 +89,7 @@ class Bench(HivemindTransport):
         await receive_bare(*await self._open(peer, 5.0), room)
 
 
-async def send_bare(reader: Reader, writer: Writer) -> None:
+async def send_bare(reader: ByteReader, writer: ByteWriter) -> None:
     """Write as many bytes as the other side asks for."""
     size = int((await reader.read(64)).decode())
     content = bytes(PIECE)
@@ -100,7 +100,7 @@ async def send_bare(reader: Reader, writer: Writer) -> None:
     writer.close()
 
 
-async def receive_bare(reader: Reader, writer: Writer, room: memoryview) -> None:
+async def receive_bare(reader: ByteReader, writer: ByteWriter, room: memoryview) -> None:
     """Ask for as many bytes as there is room for, and read them."""
     writer.write(b"%d" % len(room))
     have = 0

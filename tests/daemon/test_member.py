@@ -397,7 +397,7 @@ async def test_what_was_merged_at_the_very_end_is_not_saved_as_unmerged(tmp_path
         two.learner.contribute(0)
         await around.end(two, orderly=True)
         assert two.learner.slot_in_use == set() and copies[0] == set()
-        assert two.learner.commands.count(ch.Finish()) == 1, "it need not come to the end of its step"
+        assert two.learner.commands.count(ch.StopStepping()) == 1, "it need not come to the end of its step"
         assert (two._store.folder / FILE).exists()
 
 

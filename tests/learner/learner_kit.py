@@ -12,7 +12,8 @@ from p2pdiloco.learner.evaluate import heldout_batch
 from p2pdiloco.learner.fragments import Fragments
 from p2pdiloco.learner.loop import Training
 from p2pdiloco.learner.mailbox import Mailbox
-from p2pdiloco.learner.parallel.holding import Held
+from p2pdiloco.learner.parallel.holding import HeldAlone
+from p2pdiloco.learner.passes import PassOptions
 from p2pdiloco.tasks.models.parameters import named_parameters
 from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tensors.exchange import Exchange
@@ -50,10 +51,10 @@ class Bench:
         self.exchange = filled_exchange(manifest)
         task = task_of(manifest)
         model = task.model().to(device)
-        self.training = Training(task, model, data().train, "peer-a", precision="fp32")
+        self.training = Training(task, model, data().train, "peer-a", options=PassOptions(precision="fp32"))
         self.device = self.training.device
         self.fragments = Fragments(
-            Held(named_parameters(model)), LAYOUTS, self.exchange, BASES, manifest.sync.inner_steps, 1.0
+            HeldAlone(named_parameters(model)), LAYOUTS, self.exchange, BASES, manifest.sync.inner_steps, 1.0
         )
         self.fragments.scatter_bases(named_parameters(model))
         self.daemon, theirs = socket.socketpair()
@@ -95,5 +96,7 @@ def alone(steps, manifest=MICRO, precision="fp32", micro_batch=0, device="cpu"):
     task = task_of(manifest)
     model = task.model().to(device)
     model.load_state_dict(task.initial_parameters())
-    training = Training(task, model, data().train, "peer-a", micro_batch, precision=precision)
+    training = Training(
+        task, model, data().train, "peer-a", options=PassOptions(micro_batch, precision=precision)
+    )
     return training, [training.step().loss for _ in range(steps)]

@@ -10,6 +10,7 @@ from p2pdiloco.learner.checkpoint import restore, save
 from p2pdiloco.learner.device import choose_device, computes_in_bf16
 from p2pdiloco.learner.loop import Training
 from p2pdiloco.learner.optimizer.build import moments
+from p2pdiloco.learner.passes import PassOptions
 from p2pdiloco.tasks.registry import task_of
 
 ACCELERATORS = DEVICES[1:]
@@ -45,7 +46,9 @@ def test_a_compiled_model_learns_the_same(kind):
     task = task_of(MICRO)
     model = task.model().to(kind)
     model.load_state_dict(task.initial_parameters())
-    training = Training(task, model, data().train, "peer-a", compiled=True, precision="fp32")
+    training = Training(
+        task, model, data().train, "peer-a", options=PassOptions(compiled=True, precision="fp32")
+    )
     found = [training.step().loss for _ in range(STEPS)]
     assert training.take_notes() == []
     assert found == pytest.approx(expected, rel=2e-3)

@@ -18,15 +18,15 @@ from p2pdiloco.learner.channel import (
     DataShare,
     Evaluate,
     Evaluated,
-    Finish,
     FreeSlot,
     Install,
     Learners,
     NothingToCopy,
     Save,
-    Saved,
     ShareData,
+    StateSaved,
     Stop,
+    StopStepping,
     TakePart,
 )
 from p2pdiloco.learner.checkpoint import restore
@@ -183,7 +183,7 @@ def test_a_step_is_given_up_when_the_end_does_not_wait_for_it(bench, monkeypatch
         bench.exchange.base(0, 1).copy_(bench.exchange.sent(0))
 
         def told():
-            for command in (TakePart(2), ShareData(DataShare("other", 0, b"")), Evaluate(1), Finish()):
+            for command in (TakePart(2), ShareData(DataShare("other", 0, b"")), Evaluate(1), StopStepping()):
                 bench.post(command)
             bench.post(Save(str(tmp_path / "regular")))
             bench.post(Install(0, 1, 1, "merged"))
@@ -198,7 +198,7 @@ def test_a_step_is_given_up_when_the_end_does_not_wait_for_it(bench, monkeypatch
                 bench.training._passes, "gradients", lambda *g: (said.extend(told()), gradients(*g))[1]
             )
             bench.training.step()
-    assert said == [Applied(0, 1, 2), Saved(str(path), True, last=True)]
+    assert said == [Applied(0, 1, 2), StateSaved(str(path), True, last=True)]
     assert bench.training.inner_step == 2 and bench.fragments.counters[1].unmerged_steps == 2
     again = Bench(device=bench.device)
     again.fragments.bases[0] = bench.fragments.bases[0]
@@ -214,7 +214,7 @@ def test_an_end_that_comes_between_two_looks_is_seen_all_the_same(bench, monkeyp
 
     def told_just_before():
         found = told()
-        bench.post(Finish())
+        bench.post(StopStepping())
         return found
 
     with monkeypatch.context() as patch:
@@ -225,13 +225,13 @@ def test_an_end_that_comes_between_two_looks_is_seen_all_the_same(bench, monkeyp
 
 
 def test_before_a_step_or_where_one_cannot_be_given_up_the_end_waits_for_commands(bench):
-    bench.post(Finish())
+    bench.post(StopStepping())
     bench.post(Evaluate(1))
     bench.post(Stop(None))
     assert not bench.mailbox.begin() and bench.events() == []
     other = Bench(device=bench.device)
     with answering(other):
-        other.post(Finish())
+        other.post(StopStepping())
         other.mailbox.answer_calls()  # a program's process is not ours to end
         other.post(Stop(None))
         assert not other.mailbox.boundary(other.training.step())

@@ -12,7 +12,7 @@ from p2pdiloco.daemon.finding.sharing import agreed, united
 from p2pdiloco.errors import UserError
 from p2pdiloco.learner.channel import MAX_EPOCH, DataShare, Status, decode_event, frame
 from p2pdiloco.learner.reading.shards import Allotment
-from p2pdiloco.learner.reading.stream import Stream
+from p2pdiloco.learner.reading.stream import SampleStream
 
 SIZE, STEP = 640, 4
 
@@ -31,7 +31,7 @@ class Numbers:
 
 
 def stream(peer="a", path=None, size=SIZE, seed=3):
-    return Stream(Numbers(size), seed, peer, STEP, path)
+    return SampleStream(Numbers(size), seed, peer, STEP, path)
 
 
 def taken(source, steps):
@@ -58,7 +58,7 @@ def test_an_epoch_is_every_sample_once_in_an_order_of_its_own():
     assert epochs[0] != epochs[1] and epochs[0][:40] != sorted(epochs[0][:40])
     assert taken(stream(seed=4), 10) != epochs[0][:40]
     # Steps that do not fit into shards go on in the next one.
-    ragged = Stream(Numbers(), 3, "a", STEP)
+    ragged = SampleStream(Numbers(), 3, "a", STEP)
     assert [n for _ in range(64) for n in ragged.take(10)[0].tolist()] == epochs[0]
 
 
@@ -208,8 +208,8 @@ def test_one_that_says_it_is_far_ahead_makes_nobody_leave_data_out():
 
 
 def test_few_samples_do_and_none_is_one_sentence():
-    few = Stream(Numbers(3), 0, "a", STEP)
+    few = SampleStream(Numbers(3), 0, "a", STEP)
     assert sorted(few.take(3)[0].tolist()) == [0, 1, 2] and len(few.take(6)[0]) == 6
     with pytest.raises(UserError, match="nothing to train on"):
-        Stream(Numbers(0), 0, "a")
+        SampleStream(Numbers(0), 0, "a")
     assert np.unique(few.take(300)[0].numpy(), return_counts=True)[1].tolist() == [100] * 3

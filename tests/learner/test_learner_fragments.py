@@ -8,8 +8,8 @@ import torch
 
 from p2pdiloco.errors import InvariantViolation, UserError
 from p2pdiloco.learner.channel import BaseRef, CopiedOut, Install, NothingToCopy
-from p2pdiloco.learner.fragments import Counters, Fragments, first_due
-from p2pdiloco.learner.parallel.holding import Held
+from p2pdiloco.learner.fragments import FragmentCounters, Fragments, first_due
+from p2pdiloco.learner.parallel.holding import HeldAlone
 from p2pdiloco.tensors.exchange import Exchange
 from p2pdiloco.tensors.layout import TensorSpec, plan_fragments
 
@@ -25,7 +25,9 @@ class Rig:
         self.params = {"a": torch.full((2, 2), 10.0), "b": torch.zeros(2, 2)}
         self.exchange = Exchange.create(LAYOUTS)
         self.exchange.base(0, 0).fill_(10.0)
-        self.fragments = Fragments(Held(self.params), LAYOUTS, self.exchange, [BaseRef(5, 0)] * 2, H, rho)
+        self.fragments = Fragments(
+            HeldAlone(self.params), LAYOUTS, self.exchange, [BaseRef(5, 0)] * 2, H, rho
+        )
         self.fragments.counters[0].steps_since_base = 0
 
     def step(self, change, tokens=100):
@@ -113,7 +115,7 @@ def test_merged_keeps_the_steps_made_in_flight(rig):
     rig.step(-2, tokens=50)
     rig.install(8.0, "merged")
     assert rig.theta == 8.0 - 2.0
-    assert rig.counters == Counters(unmerged_tokens=50, unmerged_steps=1, steps_since_base=1)
+    assert rig.counters == FragmentCounters(unmerged_tokens=50, unmerged_steps=1, steps_since_base=1)
     assert rig.fragments.bases[0] == BaseRef(6, 1)
     assert rig.displacement == 2.0
 
@@ -135,7 +137,7 @@ def test_rebase_keeps_displacement_and_counters(rig):
     rig.install(20.0, "rebase")
     assert rig.theta == 17.0
     assert rig.displacement == 3.0
-    assert rig.counters == Counters(unmerged_tokens=100, unmerged_steps=1, steps_since_base=0)
+    assert rig.counters == FragmentCounters(unmerged_tokens=100, unmerged_steps=1, steps_since_base=0)
 
 
 def test_rebases_in_flight_then_merged(rig):
@@ -161,7 +163,7 @@ def test_overwrite_takes_the_version_as_it_is(rig):
     rig.step(-2)
     rig.install(8.0, "overwrite")
     assert rig.theta == 8.0
-    assert rig.counters == Counters()
+    assert rig.counters == FragmentCounters()
 
 
 def test_a_freed_slot_is_due_at_once_with_all_of_its_work(rig):
@@ -255,7 +257,7 @@ def test_install_into_the_buffer_in_use_breaks_an_invariant(rig):
 
 def test_undisturbed_fragments_are_due_every_h_steps_spread_evenly():
     rig = Rig()
-    rig.fragments = Fragments(Held(rig.params), LAYOUTS, rig.exchange, [BaseRef(5, 0)] * 2, H, 1.0)
+    rig.fragments = Fragments(HeldAlone(rig.params), LAYOUTS, rig.exchange, [BaseRef(5, 0)] * 2, H, 1.0)
     dates = {0: [], 1: []}
     for step in range(1, 17):
         rig.fragments.count_step(1)

@@ -30,7 +30,6 @@ from p2pdiloco.learner.channel import (
     DataShare,
     Evaluate,
     Evaluated,
-    Finish,
     FreeSlot,
     Install,
     LearnerOptions,
@@ -38,10 +37,11 @@ from p2pdiloco.learner.channel import (
     NothingToCopy,
     Ready,
     Save,
-    Saved,
     ShareData,
     Start,
+    StateSaved,
     Status,
+    StopStepping,
     frame,
 )
 from p2pdiloco.learner.device import computes_in_bf16
@@ -130,7 +130,7 @@ async def _life(folder, kind):
         assert status.cpu_s > 0
 
         assert await daemon.host.stop(folder / "state", PATIENCE_S) == 0
-        assert (await daemon.expect(Saved)).ok
+        assert (await daemon.expect(StateSaved)).ok
         assert daemon.events[-1] == LearnerExited(0, "stopped")
         assert not daemon.host.running
         daemon.events.clear()
@@ -142,7 +142,7 @@ async def _life(folder, kind):
         daemon.host.send(Evaluate(8))
         assert (await daemon.expect(Evaluated)).tag == 8
         assert await daemon.host.stop(folder / "again", PATIENCE_S) == 0
-        assert (await daemon.expect(Saved)).ok
+        assert (await daemon.expect(StateSaved)).ok
         assert ready.restored
         assert ready.inner_step >= status.inner_step
 
@@ -169,9 +169,9 @@ async def test_a_learner_in_a_long_step_ends_at_once_and_saves_what_it_had(tmp_p
                 if place.exists():  # it has taken the first step's samples
                     break
                 await asyncio.sleep(0.01)
-        daemon.host.send(Finish())
+        daemon.host.send(StopStepping())
         assert await daemon.host.stop(tmp_path / "state", PATIENCE_S) == 0
-        assert (await daemon.expect(Saved)).ok
+        assert (await daemon.expect(StateSaved)).ok
         assert daemon.events == [LearnerExited(0, "stopped")]
     with safe_open(tmp_path / "state", framework="pt") as file:
         assert msgspec.json.decode(file.metadata()["learner"])["inner_step"] == 0, "it was given up"
@@ -246,7 +246,7 @@ async def test_two_processes_are_one_learner_and_end_together(tmp_path, monkeypa
         await daemon.expect(Applied)
         assert status.tokens_total == 256 * status.inner_step, "the step's tokens, once"
         daemon.host.send(Save(str(tmp_path / "state")))
-        assert (await daemon.expect(Saved)).ok
+        assert (await daemon.expect(StateSaved)).ok
         found, tensors = checkpoint._read(tmp_path / "state")
         while training.inner_step < found.inner_step:
             training.step()

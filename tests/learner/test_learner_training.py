@@ -26,8 +26,8 @@ from p2pdiloco.learner.channel import (
     Note,
     NothingToCopy,
     Save,
-    Saved,
     Start,
+    StateSaved,
     Status,
     Stop,
 )
@@ -39,6 +39,7 @@ from p2pdiloco.learner.optimizer import muon
 from p2pdiloco.learner.optimizer.build import make_optimizer, moments, set_learning_rate
 from p2pdiloco.learner.optimizer.schedule import learning_rate
 from p2pdiloco.learner.parallel.ranks import count_ranks
+from p2pdiloco.learner.passes import PassOptions
 from p2pdiloco.tasks.models.transformer import generate
 from p2pdiloco.tasks.registry import task_of
 
@@ -66,7 +67,7 @@ def test_loss_falls():
 def test_micro_batches_add_up_to_the_same_step():
     model = TASK.model()
     model.load_state_dict(TASK.initial_parameters())
-    split = Training(TASK, model, data().train, "peer-a", micro_batch=64, precision="fp32")
+    split = Training(TASK, model, data().train, "peer-a", options=PassOptions(64, precision="fp32"))
     _, losses = alone(3)
     assert [split.step().loss for _ in range(3)] == pytest.approx(losses, abs=1e-4)
 
@@ -148,7 +149,13 @@ def test_notes_reach_the_daemon_and_a_compiler_that_fails_is_left(bench, monkeyp
         return forward() if at_once else forward
 
     monkeypatch.setattr(torch, "compile", broken_compiler)
-    training = Training(TASK, bench.training.model, data().train, "peer-a", compiled=True, precision="fp32")
+    training = Training(
+        TASK,
+        bench.training.model,
+        data().train,
+        "peer-a",
+        options=PassOptions(compiled=True, precision="fp32"),
+    )
     assert [training.step().loss for _ in range(2)] == expected
     bench.mailbox._training = training
     bench.mailbox.boundary(training.step())
@@ -395,7 +402,7 @@ def test_a_failed_save_is_reported_and_training_goes_on(tmp_path, bench):
     path = str(tmp_path / "no-such-folder" / "state")
     bench.post(Save(path))
     assert bench.mailbox.boundary(bench.training.step())
-    [saved] = [e for e in bench.events() if isinstance(e, Saved)]
+    [saved] = [e for e in bench.events() if isinstance(e, StateSaved)]
     assert (saved.path, saved.ok) == (path, False)
     assert "cannot save" in saved.reason
 

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from p2pdiloco.config.manifest import DataSection
 from p2pdiloco.errors import UserError
-from p2pdiloco.learner.reading.stream import Stream
+from p2pdiloco.learner.reading.stream import SampleStream
 from p2pdiloco.tasks.data import hub_streams as hub
 from p2pdiloco.tasks.data import packing
 from p2pdiloco.tasks.data.corpus import load_corpus
@@ -192,7 +192,7 @@ def test_what_becomes_damaged_while_it_is_streamed_is_one_sentence(monkeypatch):
         (ValueError("no text"), "the data set x cannot be read: no text"),
     ):
         section = DataSection(**LOCAL)
-        stream = hub.Stream(Source(error), section, CONTEXT, ByteTokenizer(), "x", "the data set x")
+        stream = hub.HubStream(Source(error), section, CONTEXT, ByteTokenizer(), "x", "the data set x")
         with pytest.raises(UserError, match=words):
             read(stream.open(0, 0, Place()))
 
@@ -271,14 +271,14 @@ def test_a_local_data_set_is_streamed_in_shards_that_lose_nothing_and_go_on_anyw
     whole = [window for shard in range(6) for window in read(large.open(0, shard, Place()))]
     assert 0.98 * expected < CONTEXT * len(set(whole)) == CONTEXT * len(whole) <= expected
     # A learner walks through all of it, what is left over of one shard goes on in the next.
-    stream = Stream(train, 0, "a", 4, tmp_path / "place")
+    stream = SampleStream(train, 0, "a", 4, tmp_path / "place")
     steps = (expected - 1) // CONTEXT // 4
     windows = {tuple(row) for _ in range(steps) for row in stream.take(4)[0].tolist()}
     assert len(windows) == 4 * steps and stream.shared.epoch == 0
     stream.take(4)
     assert stream.shared.epoch == 1
     stream.settle()
-    again = Stream(train, 0, "a", 4, tmp_path / "place")
+    again = SampleStream(train, 0, "a", 4, tmp_path / "place")
     assert torch.equal(again.take(4)[0], stream.take(4)[0])
 
 
@@ -297,7 +297,7 @@ def test_the_last_block_of_a_shard_is_taken_once_whatever_is_asked_for(monkeypat
 
     monkeypatch.setattr(hub, "LEAST_SHARDS", 1)
     section = DataSection(source="hub", heldout_split="test", shuffle_samples=100)
-    reader = hub.Stream(Source(), section, CONTEXT, ByteTokenizer(), "x").open(0, 0, Place())
+    reader = hub.HubStream(Source(), section, CONTEXT, ByteTokenizer(), "x").open(0, 0, Place())
     taken = [reader.take(4) for _ in range(7)]
     assert [None if batch is None else len(batch[0]) for batch in taken] == [4, 4, 4, 2, None, None, None]
     assert len({tuple(row) for batch in taken[:4] for row in batch[0].tolist()}) == 14
@@ -387,7 +387,7 @@ def test_a_stream_that_breaks_is_opened_again_where_it_was(monkeypatch):
 
     monkeypatch.setattr(hub, "LEAST_SHARDS", 1)
     monkeypatch.setattr(hub, "RETRIES_S", (0.0, 0.0))
-    stream = hub.Stream(Broken(), DataSection(**LOCAL), CONTEXT, ByteTokenizer(), "x")
+    stream = hub.HubStream(Broken(), DataSection(**LOCAL), CONTEXT, ByteTokenizer(), "x")
     kept = sum(len(text.encode()) + 1 for text in DOCUMENTS if not is_heldout(text, 20))
     assert len(read(stream.open(0, 0, Place()))) == (kept - 1) // CONTEXT
     monkeypatch.setattr(hub, "RETRIES_S", ())

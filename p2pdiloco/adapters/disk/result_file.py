@@ -60,7 +60,7 @@ class _Entry(Struct, frozen=True, forbid_unknown_fields=True):
     sha256: Hex
 
 
-class _Header(Struct, frozen=True):
+class _ResultHeader(Struct, frozen=True):
     metadata: dict[str, str] = msgspec.field(name="__metadata__", default_factory=dict)
 
 
@@ -167,7 +167,7 @@ def load_metadata(path: Path) -> dict[str, str]:
     try:
         with path.open("rb") as file:
             size = int.from_bytes(file.read(8), "little")
-            return msgspec.json.decode(file.read(min(size, MAX_HEADER_BYTES)), type=_Header).metadata
+            return msgspec.json.decode(file.read(min(size, MAX_HEADER_BYTES)), type=_ResultHeader).metadata
     except OSError as error:
         raise StorageError(f"{path} cannot be read: {error.strerror}") from error
     except (msgspec.MsgspecError, RecursionError) as error:
@@ -184,7 +184,9 @@ def load_tensors(path: Path, left_out: tuple[str, ...] = ()) -> tuple[Arrays, di
     try:
         content = path.read_bytes()
         data: list[tuple[str, dict[str, Any]]] = safetensors.deserialize(content)  # type: ignore[no-untyped-call]
-        header = msgspec.json.decode(content[8 : 8 + int.from_bytes(content[:8], "little")], type=_Header)
+        header = msgspec.json.decode(
+            content[8 : 8 + int.from_bytes(content[:8], "little")], type=_ResultHeader
+        )
     except OSError as error:
         raise StorageError(f"{path} cannot be read: {error.strerror}") from error
     except (safetensors.SafetensorError, msgspec.MsgspecError) as error:

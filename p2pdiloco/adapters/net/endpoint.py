@@ -64,7 +64,7 @@ class Endpoint(ABC):
         """Deliver raw bytes to the peer's `_serve_message`, return its raw reply. Raises: PeerUnreachable."""
 
     @abstractmethod
-    async def _open(self, peer: str, timeout_s: float) -> tuple[framing.Reader, framing.Writer]:
+    async def _open(self, peer: str, timeout_s: float) -> tuple[framing.ByteReader, framing.ByteWriter]:
         """A byte stream to the peer's `_serve_stream`. Raises: PeerUnreachable."""
 
     def payload_bytes(self) -> tuple[int, int]:
@@ -127,7 +127,7 @@ class Endpoint(ABC):
                 channel = self._channel(peer, stream, timeout_s)
                 try:
                     return await self._on(peer, stream, transfer(channel))
-                except framing.Silence:
+                except framing.PeerSilent:
                     raise
                 except TransportError as error:
                     if channel.heard:
@@ -180,7 +180,9 @@ class Endpoint(ABC):
             report_bug("message handler", error)
             return _REFUSED + b"internal-error"
 
-    async def _serve_stream(self, sender: str, reader: framing.Reader, writer: framing.Writer) -> None:
+    async def _serve_stream(
+        self, sender: str, reader: framing.ByteReader, writer: framing.ByteWriter
+    ) -> None:
         """Answer one incoming stream, one request after the other, and end it."""
         channel = self._channel(sender, (reader, writer), SERVE_IDLE_S)
         complete, task = False, asyncio.current_task()

@@ -50,14 +50,14 @@ def checksum(chunk: Buffer) -> bytes:
     return _GMAC.encrypt(bytes(12), b"", chunk)[:8]
 
 
-class Reader(Protocol):
+class ByteReader(Protocol):
     """The half of asyncio.StreamReader that is used here."""
 
     async def read(self, n: int) -> bytes:
         """Between 1 and n bytes; empty at the end of the stream."""
 
 
-class Writer(Protocol):
+class ByteWriter(Protocol):
     """The part of asyncio.StreamWriter that is used here."""
 
     def write(self, data: Any) -> None:
@@ -75,8 +75,8 @@ class Channel:
 
     def __init__(
         self,
-        reader: Reader,
-        writer: Writer,
+        reader: ByteReader,
+        writer: ByteWriter,
         idle_s: float,
         flow: Flow | None = None,
         limits: Limits = _NO_LIMITS,
@@ -104,7 +104,7 @@ class Channel:
             async with asyncio.timeout(idle_s):
                 data = await self._reader.read(at_most)
         except TimeoutError:
-            raise Silence(f"nothing received for {idle_s:g} s") from None
+            raise PeerSilent(f"nothing received for {idle_s:g} s") from None
         except OSError as error:
             raise TransportError(f"stream cut: {error}") from error
         if not data:
@@ -162,7 +162,7 @@ class Channel:
             async with asyncio.timeout(self.idle_s):
                 await self._writer.drain()
         except TimeoutError:
-            raise Silence(f"nothing taken for {self.idle_s:g} s") from None
+            raise PeerSilent(f"nothing taken for {self.idle_s:g} s") from None
         except (OSError, RuntimeError) as error:  # RuntimeError: uvloop's answer when already closed
             raise TransportError(f"stream cut: {error}") from error
 
@@ -345,7 +345,7 @@ class Channel:
         return status, await self.sized(MAX_HEADER_BYTES if status == GIVE else MAX_ANSWER_BYTES)
 
 
-class Silence(TransportError):
+class PeerSilent(TransportError):
     """Too long a pause: the peer may be there, but does nothing."""
 
 

@@ -50,7 +50,6 @@ class HivemindTransport(Endpoint):
         identity_path: Path,
         data_dir: Path,
         listen: Sequence[str] = DEFAULT_LISTEN,
-        announce: Sequence[str] = (),
         initial_peers: Sequence[str] = (),
         options: P2PDOptions | None = None,
         limits: Limits | None = None,
@@ -63,19 +62,18 @@ class HivemindTransport(Endpoint):
         Raises: UserError (an address is malformed; names it).
         """
         super().__init__(identity.peer_id, limits)
-        for text in (*listen, *announce):
+        options = options or P2PDOptions()
+        for text in (*listen, *options.announce):
             multiaddrs.parse(text)
         self._identity = identity
         self._listen = list(listen)
-        self._announce = list(announce)
         self._initial = [multiaddrs.split_peer(text) for text in initial_peers]
         self._initial = [(address, peer) for address, peer in self._initial if peer != identity.peer_id]
         self._relays = list(initial_peers)
-        options = options or P2PDOptions()
         if options.force_reachability == "private" and options.relay:
             options = msgspec.structs.replace(options, auto_relay=True)
         options = _with_relays(options, self._relays)
-        self._daemon = P2PDaemon(identity_path, data_dir, announce, options)
+        self._daemon = P2PDaemon(identity_path, data_dir, options)
         self._outside: list[str] = []
         """Addresses of others at which we can be dialled: forwarded ports."""
         self._hidden: asyncio.Event | None = None
@@ -127,7 +125,7 @@ class HivemindTransport(Endpoint):
     def addresses(self) -> list[str]:
         """See `ports.Transport.addresses`."""
         listen = self._listen if self._daemon.options.listen else []
-        first = [*self._announce, *self._outside]
+        first = [*self._daemon.options.announce, *self._outside]
         return multiaddrs.reachable_order(listen, first, self._observed, self.peer_id)
 
     async def connect(self, peer: str, addresses: Sequence[str]) -> None:
@@ -227,7 +225,7 @@ class HivemindTransport(Endpoint):
         except RemoteError as error:
             raise self._offence(peer, error) from error.__cause__
 
-    async def _open(self, peer: str, timeout_s: float) -> tuple[framing.Reader, framing.Writer]:
+    async def _open(self, peer: str, timeout_s: float) -> tuple[framing.ByteReader, framing.ByteWriter]:
         await self._reach(peer, timeout_s)
         return await self._require().open_stream(peer, timeout_s)
 

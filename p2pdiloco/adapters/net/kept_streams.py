@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, OrderedDict
 
-from p2pdiloco.adapters.net.framing import Reader, Writer
+from p2pdiloco.adapters.net.framing import ByteReader, ByteWriter
 
 KEEP_S = 15.0
 """A client ends a stream that was idle for so long. Fragments are due seconds apart."""
@@ -21,7 +21,7 @@ MOST, MOST_PER_PEER = 24, 4
 """Idle streams of ours; more than that many at a time to one peer are rare."""
 MOST_IN, MOST_IN_PER_PEER = 64, 6
 """Idle streams of others; of one peer some more than it keeps, since both ends choose by themselves."""
-Stream = tuple[Reader, Writer]
+Stream = tuple[ByteReader, ByteWriter]
 
 
 class KeptStreams:
@@ -85,13 +85,13 @@ class KeptIncoming:
     """A server's idle streams: each is a task that waits for the next request on it."""
 
     def __init__(self) -> None:
-        self._idle: OrderedDict[asyncio.Task[None], tuple[str, Writer]] = OrderedDict()
+        self._idle: OrderedDict[asyncio.Task[None], tuple[str, ByteWriter]] = OrderedDict()
         """Longest idle first."""
 
     def __len__(self) -> int:
         return len(self._idle)
 
-    def put(self, task: asyncio.Task[None], peer: str, writer: Writer) -> None:
+    def put(self, task: asyncio.Task[None], peer: str, writer: ByteWriter) -> None:
         """It waits from now on. Where there are too many, one ends: of the same peer's, or of the peer that
         has most."""
         counts = Counter(whose for whose, _ in self._idle.values())
@@ -111,12 +111,12 @@ class KeptIncoming:
         end_stream(writer, True)
 
 
-def whole(reader: Reader) -> bool:
+def whole(reader: ByteReader) -> bool:
     """Whether nothing is known against an idle stream: its end, or bytes that nobody asked for."""
     return bool(getattr(reader, "idle", True))
 
 
-def end_stream(writer: Writer, complete: bool) -> None:
+def end_stream(writer: ByteWriter, complete: bool) -> None:
     """Close after a complete exchange; otherwise drop what is queued, which may point into lent buffers."""
     transport = getattr(writer, "transport", None)
     if complete or transport is None:

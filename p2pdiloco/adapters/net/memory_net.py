@@ -14,7 +14,7 @@ from typing import Any
 
 from p2pdiloco.adapters.net.endpoint import MAX_RECORD_BYTES, Endpoint
 from p2pdiloco.adapters.net.flow import CHUNK_BYTES, Limits
-from p2pdiloco.adapters.net.framing import Reader, Writer
+from p2pdiloco.adapters.net.framing import ByteReader, ByteWriter
 from p2pdiloco.errors import PeerUnreachable, UserError, invariant
 from p2pdiloco.ports import Link, TransportHandlers
 
@@ -178,7 +178,7 @@ class MemoryTransport(Endpoint):
         reply: bytes = served.result()
         return reply
 
-    async def _open(self, peer: str, timeout_s: float) -> tuple[Reader, Writer]:
+    async def _open(self, peer: str, timeout_s: float) -> tuple[ByteReader, ByteWriter]:
         await asyncio.sleep(0)
         target = self._require(peer)
         there, back = _Pipe(), _Pipe()

@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 
 class P2PDOptions(Struct, frozen=True, kw_only=True):
-    """What may be chosen about p2pd beyond its addresses."""
+    """What may be chosen about p2pd beyond where it listens."""
 
     nat_port_map: bool = False
     """Ask the router for a port (UPnP)."""
@@ -57,6 +57,8 @@ class P2PDOptions(Struct, frozen=True, kw_only=True):
     trusted_relays: tuple[str, ...] = ()
     force_reachability: Literal["public", "private"] | None = None
     listen: bool = True
+    announce: tuple[str, ...] = ()
+    """Multiaddrs to tell others."""
     connections_low: int = 256
     connections_high: int = 512
 
@@ -68,12 +70,10 @@ class P2PDaemon:
         self,
         identity_path: Path,
         data_dir: Path,
-        announce: Sequence[str] = (),
         options: P2PDOptions | None = None,
     ) -> None:
         self._identity_path = identity_path
         self._listen: list[str] = []
-        self._announce = list(announce)
         self.options = options or P2PDOptions()
         """Of the next start."""
         self._niceness = 0
@@ -208,8 +208,8 @@ class P2PDaemon:
             flags.append(f"-hostAddrs={','.join(self._listen)}")
         else:
             flags.append("-noListenAddrs=1")
-        if self._announce:
-            flags.append(f"-announceAddrs={','.join(self._announce)}")
+        if options.announce:
+            flags.append(f"-announceAddrs={','.join(options.announce)}")
         if options.trusted_relays:
             flags.append(f"-trustedRelays={','.join(options.trusted_relays)}")
             # Otherwise p2pd looks around for others for minutes before it asks one of these.

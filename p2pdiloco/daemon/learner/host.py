@@ -25,8 +25,8 @@ from p2pdiloco.learner.channel import (
     ChannelBroken,
     Command,
     Deframer,
-    Event,
     Failed,
+    LearnerEvent,
     LearnerOptions,
     RestoreMode,
     Start,
@@ -79,7 +79,7 @@ class LearnerHost:
         layouts: Sequence[FragmentLayout],
         exchange: Exchange,
         options: LearnerOptions,
-        on_event: Callable[[Event | LearnerExited], None],
+        on_event: Callable[[LearnerEvent | LearnerExited], None],
         log_path: Path,
     ) -> None:
         """`on_event` is called on the event loop; `log_path` takes the learner's stderr."""

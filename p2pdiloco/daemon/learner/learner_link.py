@@ -55,13 +55,13 @@ class LearnerLink:
 
     def __init__(
         self,
-        host_factory: Callable[[Callable[[ch.Event | LearnerExited], None]], LearnerHost],
+        host_factory: Callable[[Callable[[ch.LearnerEvent | LearnerExited], None]], LearnerHost],
         compute: Compute,
         tickets: Tickets,
         fragments: int,
         state_path: Path,
         post: Callable[[ev.Event], None],
-        tell: Callable[[ch.Event | LearnerExited], None],
+        tell: Callable[[ch.LearnerEvent | LearnerExited], None],
         spawn: Callable[..., asyncio.Task[None]],
     ) -> None:
         self._host = host_factory(self._on_event)
@@ -155,7 +155,7 @@ class LearnerLink:
         step_s = self.listens_in_s
         ends_s = loop.time() + timeout_s + step_s
         if self._ready:
-            self._host.send(ch.Finish())
+            self._host.send(ch.StopStepping())
         told = await self._told_everything(timeout_s / 2 + step_s)
         self._stopping = True
         saves = self._ready and self._used_up()
@@ -270,7 +270,7 @@ class LearnerLink:
 
     # --- from the learner ----------------------------------------------------------------------------
 
-    def _on_event(self, event: ch.Event | LearnerExited) -> None:
+    def _on_event(self, event: ch.LearnerEvent | LearnerExited) -> None:
         if self._silence.heard() and not isinstance(event, LearnerExited):
             logger.info("the learner is heard of again")
         match event:
@@ -310,7 +310,7 @@ class LearnerLink:
                     self._stepped, self._failed_starts = True, 0
                 self._post(self._core_status(event))
                 self.count_learners()
-            case ch.Saved():
+            case ch.StateSaved():
                 self._saved_at_end = event.ok and event.last
             case LearnerExited():
                 self._exited(event)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from p2pdiloco.learner.parallel.ranks import Ranks
 
 
-class Held:
+class HeldAlone:
     """All in this process."""
 
     whole = True
@@ -46,7 +46,7 @@ class Held:
         return moments(model, optimizer)
 
 
-class Copies(Held):
+class Copies(HeldAlone):
     """The same in every rank; rank 0 sends the others what it puts."""
 
     def __init__(self, params: Mapping[str, Tensor], ranks: Ranks) -> None:
@@ -66,7 +66,7 @@ class Copies(Held):
             self._ranks.broadcast(part)
 
 
-class Span(Struct, frozen=True):
+class RankSpan(Struct, frozen=True):
     """A run of elements of a fragment that one rank has."""
 
     tensor: str
@@ -76,7 +76,7 @@ class Span(Struct, frozen=True):
     numel: int
 
 
-class Shares(Held):
+class Shares(HeldAlone):
     """Every rank has some rows of each parameter (`learner.parallel.sharding`)."""
 
     whole = False
@@ -177,7 +177,7 @@ class Shares(Held):
             ):
                 out[span.fragment_offset :][: span.numel].copy_(part)
 
-    def _spans(self, layout: FragmentLayout, rank: int) -> Iterator[Span]:
+    def _spans(self, layout: FragmentLayout, rank: int) -> Iterator[RankSpan]:
         """What a rank has of a fragment, in its order."""
         for piece in layout.pieces:
             parameter = self._params[piece.tensor]
@@ -188,4 +188,4 @@ class Shares(Held):
             end = min(high, piece.tensor_offset + piece.numel)
             if start < end:
                 at = piece.fragment_offset + start - piece.tensor_offset
-                yield Span(piece.tensor, start - low, at, end - start)
+                yield RankSpan(piece.tensor, start - low, at, end - start)

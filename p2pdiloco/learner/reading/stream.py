@@ -41,7 +41,7 @@ class SavedPlace(Struct, frozen=True):
     """The file."""
 
     data: str
-    """`Stream.data`: of which data these are places."""
+    """`SampleStream.data`: of which data these are places."""
     epoch: int
     taken: bytes
     reading: tuple[int, int]
@@ -88,7 +88,7 @@ class _Slice:
         """Nothing to give back."""
 
 
-class Stream:
+class SampleStream:
     """A learner's endless sequence of training samples (module docstring)."""
 
     def __init__(
@@ -229,7 +229,7 @@ class Stream:
             left -= len(batch[0])
 
 
-def acquainted(streams: Mapping[str, Stream]) -> None:
+def acquainted(streams: Mapping[str, SampleStream]) -> None:
     """Let readers in one process know of each other, by name, so that they divide the data."""
     for stream in streams.values():
         stream.share(msgspec.structs.replace(stream.shared, readers=tuple(streams)))

@@ -56,7 +56,7 @@ class _Block(Struct, frozen=True):
     is_last: bool
 
 
-class Stream:
+class HubStream:
     """Training documents as `tasks.task.Shards`."""
 
     def __init__(
@@ -96,7 +96,7 @@ class Stream:
 class _Reader:
     """Reads one shard."""
 
-    def __init__(self, stream: Stream, epoch: int, shard: int, place: Place) -> None:
+    def __init__(self, stream: HubStream, epoch: int, shard: int, place: Place) -> None:
         self._stream = stream
         self._name = f"{epoch}/{shard}"
         self._shard = shard
@@ -222,7 +222,7 @@ def load_stream(section: DataSection, path: str | None, context_tokens: int, tok
     where = _local_identity(Path(path)) if path else f"{section.dataset}/{section.revision}"
     identity = f"{where}/{section.config}/{section.split}/{section.field}/{section.tokenizer_digest}"
     return Data(
-        Stream(train, section, context_tokens, tokenizer, identity, words),
+        HubStream(train, section, context_tokens, tokenizer, identity, words),
         Windows(heldout, context_tokens, "held-out"),
     )
 

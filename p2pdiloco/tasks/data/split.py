@@ -23,7 +23,7 @@ SHORTEST_CUT_BYTES = 256
 nothing."""
 
 
-class Piece(NamedTuple):
+class DocumentPiece(NamedTuple):
     """A part of a document."""
 
     held: bool
@@ -43,7 +43,7 @@ def is_heldout(name: str, percent: int) -> bool:
     return hash64(f"heldout/{name}") % 100 < percent
 
 
-def pieces(text: bytes, percent: int) -> Iterator[Piece]:
+def pieces(text: bytes, percent: int) -> Iterator[DocumentPiece]:
     """Cut a file into pieces: every region gives up `percent` per cent, one part at a place that its hash
     says. So a few files, or a single one, have held-out text too. A small file, or the rest of one, is held
     out whole or not at all."""
@@ -53,12 +53,12 @@ def pieces(text: bytes, percent: int) -> Iterator[Piece]:
         first, end = (at + place for place in _heldout_part(text[at:stop], percent))
         if first < end:
             if given < first:
-                yield Piece(False, text[given:first], False)
-            yield Piece(True, text[first:end], end == len(text))
+                yield DocumentPiece(False, text[given:first], False)
+            yield DocumentPiece(True, text[first:end], end == len(text))
             given = end
         at = stop
     if given < len(text):
-        yield Piece(False, text[given:])
+        yield DocumentPiece(False, text[given:])
 
 
 def cut(text: bytes, start: int, most: int) -> int:

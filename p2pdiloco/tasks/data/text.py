@@ -20,7 +20,7 @@ from pathlib import Path
 from p2pdiloco.config.manifest import DataSection
 from p2pdiloco.errors import UserError
 from p2pdiloco.tasks.data.packing import Packer, Windows
-from p2pdiloco.tasks.data.split import Piece, is_heldout, pieces
+from p2pdiloco.tasks.data.split import DocumentPiece, is_heldout, pieces
 from p2pdiloco.tasks.data.tokens import Tokenizer
 from p2pdiloco.tasks.task import Data
 
@@ -67,7 +67,7 @@ def _left_out(no_text: Sequence[Path]) -> str:
     return f"{files} not UTF-8 text and left out, such as {no_text[0]}"
 
 
-def _pieces(section: DataSection, root: Path, no_text: list[Path]) -> Iterator[Piece]:
+def _pieces(section: DataSection, root: Path, no_text: list[Path]) -> Iterator[DocumentPiece]:
     """Read all text in pieces that say whether they are held out. Files that are no text are added to
     `no_text`."""
     if not root.exists():
@@ -88,14 +88,14 @@ def _pieces(section: DataSection, root: Path, no_text: list[Path]) -> Iterator[P
                     left_bytes -= len(encoded)
                     if left_bytes < 0:
                         raise _too_much(root)
-                    yield Piece(is_heldout(row, section.heldout_percent), encoded)
+                    yield DocumentPiece(is_heldout(row, section.heldout_percent), encoded)
     except OSError as error:
         raise UserError(
             f"cannot read the data path {error.filename or root}: {error.strerror or error}", "check --data"
         ) from error
 
 
-def _some(found: Iterator[Piece], root: str, no_text: Sequence[Path]) -> Iterator[Piece]:
+def _some(found: Iterator[DocumentPiece], root: str, no_text: Sequence[Path]) -> Iterator[DocumentPiece]:
     is_any = False
     for piece in found:
         is_any = is_any or bool(piece.text)
@@ -116,7 +116,7 @@ def _too_much(root: Path) -> UserError:
     )
 
 
-def _embedded_files(heldout_percent: int) -> Iterator[Piece]:
+def _embedded_files(heldout_percent: int) -> Iterator[DocumentPiece]:
     root = Path(sysconfig.get_paths()["stdlib"])
     total = 0
     for path in _walk(root, _NOT_EMBEDDED):
@@ -128,7 +128,7 @@ def _embedded_files(heldout_percent: int) -> Iterator[Piece]:
         total += len(text)
         if total > EMBEDDED_MAX_BYTES:
             return
-        yield Piece(is_heldout(path.relative_to(root).as_posix(), heldout_percent), text)
+        yield DocumentPiece(is_heldout(path.relative_to(root).as_posix(), heldout_percent), text)
 
 
 def _user_files(root: Path, no_text: list[Path]) -> Iterator[bytes]:

@@ -25,7 +25,7 @@ class VisionTransformer(nn.Module):
         width, patch = section.width, section.patch_pixels
         self.patches = nn.Conv2d(section.channels, width, patch, stride=patch, bias=False)
         self.positions = nn.Embedding((section.image_pixels // patch) ** 2, width)
-        self.blocks = nn.ModuleList(Block(width, section.heads) for _ in range(section.layers))
+        self.blocks = nn.ModuleList(PatchBlock(width, section.heads) for _ in range(section.layers))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, section.classes)
 
@@ -37,7 +37,7 @@ class VisionTransformer(nn.Module):
         return logits
 
 
-class Block(nn.Module):
+class PatchBlock(nn.Module):
     """Attention, then MLP, each on the normalised stream and added to it."""
 
     def __init__(self, width: int, heads: int) -> None:
@@ -72,7 +72,7 @@ class ConvNet(nn.Module):
         for stage, width in enumerate(widths):
             for index in range(section.layers):
                 shrinks = stage > 0 and index == 0
-                blocks.append(Residual(width // 2 if shrinks else width, width, shrinks))
+                blocks.append(ResidualBlock(width // 2 if shrinks else width, width, shrinks))
         self.blocks = nn.ModuleList(blocks)
         self.norm = group_norm(widths[-1])
         self.head = nn.Linear(widths[-1], section.classes)
@@ -85,7 +85,7 @@ class ConvNet(nn.Module):
         return logits
 
 
-class Residual(nn.Module):
+class ResidualBlock(nn.Module):
     """Two convolutions of 3 x 3, each after norm and ReLU, added to what came in."""
 
     def __init__(self, before: int, width: int, shrinks: bool) -> None:

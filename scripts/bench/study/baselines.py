@@ -16,7 +16,7 @@ from torch import Tensor
 
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.learner.evaluate import evaluate, heldout_batch
-from p2pdiloco.learner.reading.stream import Stream, acquainted
+from p2pdiloco.learner.reading.stream import SampleStream, acquainted
 from p2pdiloco.tasks.models.parameters import named_parameters
 from p2pdiloco.tasks.registry import task_of
 from study.computing import Computing
@@ -47,7 +47,7 @@ class Work(Struct, frozen=True):
 class _Together:
     """The batches of several learners as one."""
 
-    def __init__(self, streams: list[Stream]) -> None:
+    def __init__(self, streams: list[SampleStream]) -> None:
         self._streams = streams
 
     def take(self, samples: int) -> Batch:
@@ -73,7 +73,7 @@ def data_parallel(work: Work) -> Curve:
     _start(named_parameters(model), task.initial_parameters())
     training = work.computing.training(task, model, data.train, names[0])
     samples = manifest.inner.tokens_per_step // task.tokens_per_sample
-    streams = {name: Stream(data.train, manifest.run.seed, name, samples) for name in names}
+    streams = {name: SampleStream(data.train, manifest.run.seed, name, samples) for name in names}
     acquainted(streams)
     training.stream = _Together(list(streams.values()))  # type: ignore[assignment]
     heldout = heldout_batch(task, data.heldout, work.heldout_tokens)

@@ -9,6 +9,7 @@ from msgspec import Struct
 from torch import nn
 
 from p2pdiloco.learner.loop import Training
+from p2pdiloco.learner.passes import PassOptions
 from p2pdiloco.tasks.task import Samples, Shards, Task
 
 CPU = torch.device("cpu")
@@ -26,7 +27,9 @@ class Computing(Struct, frozen=True):
         """Of a model that is on the device already."""
         # A CPU's is the setting's (`passes`), not the machine's: equal settings make equal runs.
         precision = "fp32" if self.device.type == "cpu" else "auto"
-        made = Training(task, model, samples, name, compiled=self.bf16, precision=precision)
+        made = Training(
+            task, model, samples, name, options=PassOptions(compiled=self.bf16, precision=precision)
+        )
         made.meanwhile = self.passes
         return made
 

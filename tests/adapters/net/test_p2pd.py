@@ -384,7 +384,7 @@ async def test_the_socket_folder_must_be_ours(tmp_path: Path) -> None:
     folder.symlink_to("/tmp")
     try:
         with pytest.raises(UserError, match="belongs to another user"):
-            await P2PDaemon(tmp_path / "key", tmp_path, (), P2PDOptions()).prepare()
+            await P2PDaemon(tmp_path / "key", tmp_path, P2PDOptions()).prepare()
     finally:
         folder.unlink()
 

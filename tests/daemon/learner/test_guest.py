@@ -25,7 +25,7 @@ from p2pdiloco.daemon.learner import guest
 from p2pdiloco.daemon.learner.guest import GuestHost
 from p2pdiloco.daemon.learner.host import LearnerExited
 from p2pdiloco.errors import UserError
-from p2pdiloco.learner.channel import CopiedOut, LearnerEnd, LearnerOptions, Saved
+from p2pdiloco.learner.channel import CopiedOut, LearnerEnd, LearnerOptions, StateSaved
 from p2pdiloco.learner.join import join_daemon
 from p2pdiloco.tasks.manifests import render_toml
 from p2pdiloco.tasks.models.parameters import named_parameters
@@ -116,7 +116,7 @@ async def test_a_session_begins_with_what_the_one_before_had_not_contributed(tmp
             seen = []
             while not events.empty():
                 seen.append(events.get_nowait())
-            assert Saved(str(state), True, last=True) in seen and any(
+            assert StateSaved(str(state), True, last=True) in seen and any(
                 isinstance(event, CopiedOut) for event in seen
             )
             steps += 1

@@ -88,10 +88,10 @@ def test_a_regular_save_beside_the_end_s_is_not_taken_for_it() -> None:
         host = EndingHost()
         linked = Linked(host)
         linked.link.save()
-        host.saves = [ch.Saved("state", False), ch.Saved("state", True, last=True)]
+        host.saves = [ch.StateSaved("state", False), ch.StateSaved("state", True, last=True)]
         assert await linked.link.stop(1.0)
-        assert host.commands == [ch.Save("none"), ch.Finish()]
-        host.saves = [ch.Saved("state", True), ch.Saved("state", False, last=True)]
+        assert host.commands == [ch.Save("none"), ch.StopStepping()]
+        host.saves = [ch.StateSaved("state", True), ch.StateSaved("state", False, last=True)]
         assert not await linked.link.stop(1.0)
 
     asyncio.run(main())

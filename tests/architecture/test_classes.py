@@ -1,0 +1,71 @@
+"""Classes: one name for one thing, and made of few things."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator
+
+from arch_source import modules
+
+MOST_PARAMETERS = 8
+"""Of a constructor, beside self. Records (dataclasses, structs) have none that is written out."""
+LARGE = {
+    "Transfers": "becomes a view of the chain",
+    "Member": "becomes an assembly",
+    "ChaosRun": "takes its scenario as one",
+}
+"""Constructors above it that stand, and why."""
+
+TWICE = {
+    "Chain": "a Markov chain of the lab, beside the chain of versions",
+    "Contributor": "a wire struct, beside who contributes",
+    "Endpoint": "the simulator's",
+    "FragmentState": "the simulator's",
+    "Held": "a fact of a chaos run's story, beside an inbox's",
+    "Install": "the simulator's",
+    "Link": "a record of ports, beside a socket and a line of a plan",
+    "Member": "of the view, of the daemon, of a test swarm",
+    "Merge": "a fact of a chaos run, beside the effect",
+    "Meter": "the simulator's",
+    "Office": "a fact of a chaos run, beside the office",
+    "Part": "of a state, beside a contribution's",
+    "Plan": "the simulator's",
+    "Presence": "a wire struct, beside who keeps it up",
+    "Progress": "a line of the chronicle, beside the heartbeat",
+    "Ranks": "processes of a learner, beside places among candidates",
+    "Reader": "of shards, beside whom their readers are told of",
+    "Report": "of a chaos run, beside the daemon's",
+    "Saved": "what is signed, beside what a node has on its disk",
+    "Summary": "the simulator's",
+    "Tickets": "the simulator's",
+    "Watch": "the simulator's",
+    "_Sink": "private, and one to a file",
+}
+"""Names that several classes have, and why."""
+
+
+def classes() -> Iterator[tuple[str, ast.ClassDef]]:
+    """(module, class) of the whole package."""
+    for module, tree in modules().items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                yield module, node
+
+
+def test_constructors_take_few_things() -> None:
+    for module, node in classes():
+        for method in node.body:
+            if isinstance(method, ast.FunctionDef) and method.name == "__init__":
+                given = method.args
+                count = len(given.posonlyargs) + len(given.args) + len(given.kwonlyargs) - 1
+                where = f"{module}:{method.lineno} {node.name} is made of {count} things"
+                assert count <= MOST_PARAMETERS or node.name in LARGE, where
+
+
+def test_a_class_name_is_defined_once() -> None:
+    found: dict[str, list[str]] = defaultdict(list)
+    for module, node in classes():
+        found[node.name].append(module)
+    again = {name: where for name, where in found.items() if len(where) > 1 and name not in TWICE}
+    assert not again, "give one of them a name of its own, or say why not"
