@@ -31,7 +31,8 @@ from p2pdiloco.daemon.run_files.listing import saved_runs
 from p2pdiloco.errors import StorageError, UserError
 from p2pdiloco.learner import checkpoint
 from p2pdiloco.learner.answering import DEVICES, Answering
-from p2pdiloco.learner.channel import ChannelBroken, LearnerEnd, Ready, Start
+from p2pdiloco.learner.channel import ChannelBroken, LearnerEnd
+from p2pdiloco.learner.channel_messages import Ready, Start
 from p2pdiloco.learner.evaluate import Evaluation
 from p2pdiloco.learner.fragments import Fragments
 from p2pdiloco.learner.join import join_daemon

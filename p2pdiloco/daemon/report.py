@@ -31,7 +31,7 @@ from p2pdiloco.daemon.learner.evaluating import Turns
 from p2pdiloco.daemon.learner.host import LearnerExited
 from p2pdiloco.daemon.learner.learner_link import LearnerLink
 from p2pdiloco.daemon.run_files.runs import Run
-from p2pdiloco.learner import channel as ch
+from p2pdiloco.learner import channel_messages as ch
 
 logger = logging.getLogger(__name__)
 LOUD = frozenset(

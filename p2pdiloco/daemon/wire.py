@@ -26,7 +26,7 @@ from p2pdiloco.core.api.types import (
 )
 from p2pdiloco.daemon import wire
 from p2pdiloco.errors import RemoteError
-from p2pdiloco.learner.channel import MAX_EPOCH, MAX_SHARDS
+from p2pdiloco.learner.channel_messages import MAX_EPOCH, MAX_SHARDS
 from p2pdiloco.ports import Refusal
 
 MESSAGE, QUERY = b"m", b"q"

@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from p2pdiloco.errors import StorageError
-from p2pdiloco.learner.channel import RestoreMode, Start
+from p2pdiloco.learner.channel_messages import RestoreMode, Start
 from p2pdiloco.learner.fragments import FragmentCounters, Fragments
 from p2pdiloco.learner.loop import Training
 from p2pdiloco.learner.optimizer.build import kind, set_moments

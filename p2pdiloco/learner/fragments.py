@@ -48,7 +48,7 @@ from torch import Tensor
 
 from p2pdiloco.core.contributions.stride import Stride
 from p2pdiloco.errors import invariant
-from p2pdiloco.learner.channel import BaseRef, CopiedOut, Install, NothingToCopy
+from p2pdiloco.learner.channel_messages import BaseRef, CopiedOut, Install, NothingToCopy
 from p2pdiloco.learner.parallel.holding import HeldAlone
 from p2pdiloco.tensors.exchange import Exchange
 from p2pdiloco.tensors.layout import FragmentLayout, scatter

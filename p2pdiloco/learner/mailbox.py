@@ -11,7 +11,8 @@ from torch import nn
 
 from p2pdiloco.errors import StorageError, invariant
 from p2pdiloco.learner import checkpoint
-from p2pdiloco.learner.channel import (
+from p2pdiloco.learner.channel import LearnerEnd
+from p2pdiloco.learner.channel_messages import (
     AnyCommand,
     Applied,
     CopyOut,
@@ -19,7 +20,6 @@ from p2pdiloco.learner.channel import (
     Evaluated,
     FreeSlot,
     Install,
-    LearnerEnd,
     Learners,
     Note,
     Save,

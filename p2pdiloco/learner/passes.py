@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class PassOptions(Struct, frozen=True):
-    """Choices about passes, as in `learner.channel.LearnerOptions`."""
+    """Choices about passes, as in `learner.channel_messages.LearnerOptions`."""
 
     micro_batch_tokens: int = 0
     """Of one pass; 0: `learner.device` decides."""

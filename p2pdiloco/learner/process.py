@@ -16,7 +16,8 @@ from p2pdiloco.config.settings import Shard
 from p2pdiloco.errors import InvariantViolation, UserError, invariant
 from p2pdiloco.learner import checkpoint
 from p2pdiloco.learner.answering import DEVICES, Answering
-from p2pdiloco.learner.channel import LearnerEnd, LearnerOptions, Note, Ready, Start
+from p2pdiloco.learner.channel import LearnerEnd
+from p2pdiloco.learner.channel_messages import LearnerOptions, Note, Ready, Start
 from p2pdiloco.learner.device import choose_device, configure, hints, step_back, threads_of
 from p2pdiloco.learner.evaluate import evaluate, heldout_batch
 from p2pdiloco.learner.fragments import Fragments

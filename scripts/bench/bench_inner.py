@@ -36,7 +36,7 @@ from benchkit import (
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.presets import for_run
 from p2pdiloco.daemon.learner.host import LearnerExited, LearnerHost
-from p2pdiloco.learner.channel import BaseRef, LearnerOptions, Note, Status
+from p2pdiloco.learner.channel_messages import BaseRef, LearnerOptions, Note, Status
 from p2pdiloco.learner.device import choose_device
 from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tensors.exchange import Exchange

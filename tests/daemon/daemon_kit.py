@@ -41,7 +41,7 @@ from p2pdiloco.daemon.run_files.listing import PublishedRun
 from p2pdiloco.daemon.run_files.runs import Run, open_run, sign_run
 from p2pdiloco.hashing import content_digest
 from p2pdiloco.identity import Identity
-from p2pdiloco.learner import channel as ch
+from p2pdiloco.learner import channel_messages as ch
 from p2pdiloco.ports import PullSource, PushSink, Refusal
 from p2pdiloco.tasks.manifests import render_toml
 from p2pdiloco.tasks.registry import task_of

@@ -20,7 +20,7 @@ from p2pdiloco.daemon.learner import learner_link
 from p2pdiloco.daemon.member import UPDATES_IN_MEMORY
 from p2pdiloco.daemon.run_files.resume import FILE
 from p2pdiloco.errors import TransportError, UserError
-from p2pdiloco.learner import channel as ch
+from p2pdiloco.learner import channel_messages as ch
 
 
 class FullDisk(Files):

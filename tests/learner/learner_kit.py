@@ -6,7 +6,8 @@ import socket
 import torch
 
 from p2pdiloco.config.presets import MICRO
-from p2pdiloco.learner.channel import BaseRef, Deframer, LearnerEnd, decode_event, frame
+from p2pdiloco.learner.channel import Deframer, LearnerEnd, decode_event, frame
+from p2pdiloco.learner.channel_messages import BaseRef
 from p2pdiloco.learner.device import accelerators
 from p2pdiloco.learner.evaluate import heldout_batch
 from p2pdiloco.learner.fragments import Fragments

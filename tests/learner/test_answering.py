@@ -9,10 +9,9 @@ from learner_kit import DEVICES, Bench
 
 from p2pdiloco.learner import answering as answers_beside
 from p2pdiloco.learner.answering import Answering
-from p2pdiloco.learner.channel import (
-    MAX_WAITING_COMMANDS,
+from p2pdiloco.learner.channel import MAX_WAITING_COMMANDS, ChannelBroken
+from p2pdiloco.learner.channel_messages import (
     Applied,
-    ChannelBroken,
     CopiedOut,
     CopyOut,
     DataShare,

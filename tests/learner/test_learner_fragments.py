@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from p2pdiloco.errors import InvariantViolation, UserError
-from p2pdiloco.learner.channel import BaseRef, CopiedOut, Install, NothingToCopy
+from p2pdiloco.learner.channel_messages import BaseRef, CopiedOut, Install, NothingToCopy
 from p2pdiloco.learner.fragments import FragmentCounters, Fragments, first_due
 from p2pdiloco.learner.parallel.holding import HeldAlone
 from p2pdiloco.tensors.exchange import Exchange

@@ -23,7 +23,8 @@ from p2pdiloco.config.manifest import DataSection
 from p2pdiloco.config.presets import MICRO
 from p2pdiloco.daemon.learner.host import ENVIRONMENT, WAITING, LearnerExited, LearnerHost, _environment
 from p2pdiloco.learner import checkpoint
-from p2pdiloco.learner.channel import (
+from p2pdiloco.learner.channel import frame
+from p2pdiloco.learner.channel_messages import (
     Applied,
     CopiedOut,
     CopyOut,
@@ -42,7 +43,6 @@ from p2pdiloco.learner.channel import (
     StateSaved,
     Status,
     StopStepping,
-    frame,
 )
 from p2pdiloco.learner.device import computes_in_bf16
 from p2pdiloco.learner.optimizer.build import moments

@@ -13,9 +13,9 @@ from learner_kit import BASES, LAYOUTS, TASK, Bench, alone, data
 from p2pdiloco.config.presets import MICRO
 from p2pdiloco.errors import StorageError, UserError
 from p2pdiloco.learner import checkpoint, device, process
-from p2pdiloco.learner.channel import (
+from p2pdiloco.learner.channel import ChannelBroken
+from p2pdiloco.learner.channel_messages import (
     BaseRef,
-    ChannelBroken,
     CopiedOut,
     CopyOut,
     Evaluate,

@@ -13,7 +13,7 @@ from p2pdiloco.daemon.run_files.runs import Run
 from p2pdiloco.errors import InvariantViolation
 from p2pdiloco.identity import Identity
 from p2pdiloco.learner import device, process
-from p2pdiloco.learner.channel import BaseRef, Start
+from p2pdiloco.learner.channel_messages import BaseRef, Start
 from p2pdiloco.learner.device import computes_in_bf16, multiplies_bf16, passes_in_bf16
 from p2pdiloco.learner.parallel import sharding
 

@@ -18,22 +18,19 @@ from p2pdiloco.config.models import CausalLMSection, table
 from p2pdiloco.config.presets import DIGITS, DIGITS_CNN, MICRO
 from p2pdiloco.errors import UserError
 from p2pdiloco.learner import checkpoint, device, process
-from p2pdiloco.learner.channel import (
+from p2pdiloco.learner.channel import Deframer, LearnerEnd, decode_event, frame
+from p2pdiloco.learner.channel_messages import (
     Applied,
     BaseRef,
     CopiedOut,
-    Deframer,
     Evaluate,
     Evaluated,
     Install,
-    LearnerEnd,
     LearnerOptions,
     Ready,
     Start,
     StateSaved,
     Stop,
-    decode_event,
-    frame,
 )
 from p2pdiloco.learner.evaluate import evaluate, heldout_batch
 from p2pdiloco.learner.lifeline import PassTooLarge, end_with, exit_status

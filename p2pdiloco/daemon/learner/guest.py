@@ -19,7 +19,7 @@ from typing import Any
 
 from p2pdiloco.daemon.learner.host import LearnerExited, LearnerHost, Link
 from p2pdiloco.errors import UserError
-from p2pdiloco.learner.channel import BaseRef, Command, RestoreMode, Start, Stop
+from p2pdiloco.learner.channel_messages import BaseRef, Command, RestoreMode, Start, Stop
 from p2pdiloco.learner.join import HELLO
 
 ACCEPT_PAUSE_S = 1.0

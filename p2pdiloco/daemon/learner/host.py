@@ -20,19 +20,16 @@ from msgspec import Struct, structs
 
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.errors import StorageError, invariant
-from p2pdiloco.learner.channel import (
+from p2pdiloco.learner.channel import ChannelBroken, Deframer, decode_event, frame
+from p2pdiloco.learner.channel_messages import (
     BaseRef,
-    ChannelBroken,
     Command,
-    Deframer,
     Failed,
     LearnerEvent,
     LearnerOptions,
     RestoreMode,
     Start,
     Stop,
-    decode_event,
-    frame,
 )
 from p2pdiloco.learner.lifeline import EXIT_TOO_LARGE, memory_kills
 from p2pdiloco.tensors.exchange import Exchange

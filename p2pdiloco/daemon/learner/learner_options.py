@@ -8,7 +8,7 @@ from p2pdiloco.config.models import BYTES
 from p2pdiloco.config.settings import NodeSettings
 from p2pdiloco.daemon.run_files.runs import Run
 from p2pdiloco.daemon.run_files.tokenizers import kept_tokenizer
-from p2pdiloco.learner.channel import LearnerOptions
+from p2pdiloco.learner.channel_messages import LearnerOptions
 
 
 def learner_options(settings: NodeSettings, run: Run, peer: str, place: Path) -> LearnerOptions:

@@ -18,7 +18,7 @@ from p2pdiloco.core.api.effects import CommitVersion
 from p2pdiloco.core.api.types import SignedVersion, Watermark
 from p2pdiloco.daemon.wire import StateHeader
 from p2pdiloco.errors import invariant
-from p2pdiloco.learner.channel import BaseRef
+from p2pdiloco.learner.channel_messages import BaseRef
 from p2pdiloco.ports import Buffer
 from p2pdiloco.tensors.exchange import Exchange
 from p2pdiloco.tensors.layout import FragmentLayout, scatter

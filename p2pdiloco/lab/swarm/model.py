@@ -21,7 +21,7 @@ from p2pdiloco.daemon.run_files.runs import fresh_vault
 from p2pdiloco.errors import RemoteError
 from p2pdiloco.identity import verify
 from p2pdiloco.lab.swarm.verdict import Holdings
-from p2pdiloco.learner.channel import LearnerOptions
+from p2pdiloco.learner.channel_messages import LearnerOptions
 from p2pdiloco.learner.device import choose_device, configure
 from p2pdiloco.learner.evaluate import evaluate, heldout_batch
 from p2pdiloco.learner.loop import Training

@@ -17,7 +17,7 @@ from torch import Tensor
 from p2pdiloco.config.manifest import OuterSection
 from p2pdiloco.config.outer import EQUALS, USUAL
 from p2pdiloco.lab.vectors.bigrams import SPECS, Chain, Model, initial_params
-from p2pdiloco.learner.channel import BaseRef, Install, NothingToCopy
+from p2pdiloco.learner.channel_messages import BaseRef, Install, NothingToCopy
 from p2pdiloco.learner.fragments import Fragments
 from p2pdiloco.learner.parallel.holding import HeldAlone
 from p2pdiloco.simulation.node.substance import Losses, Mode, Resumed, Substance, Trainer, Work

@@ -11,7 +11,8 @@ import threading
 from pathlib import Path
 from types import TracebackType
 
-from p2pdiloco.learner.channel import Start, frame
+from p2pdiloco.learner.channel import frame
+from p2pdiloco.learner.channel_messages import Start
 from p2pdiloco.learner.lifeline import EXIT_FAILED, EXIT_TOO_LARGE
 from p2pdiloco.learner.parallel.ranks import meeting_place
 

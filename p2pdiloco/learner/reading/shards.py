@@ -20,7 +20,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from p2pdiloco.learner.channel import MAX_EPOCH
+from p2pdiloco.learner.channel_messages import MAX_EPOCH
 from p2pdiloco.learner.reading.permutation import Array, mixed
 from p2pdiloco.tasks.data.split import hash64
 

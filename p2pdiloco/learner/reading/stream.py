@@ -25,7 +25,7 @@ import torch
 from msgspec import Struct
 
 from p2pdiloco.errors import UserError
-from p2pdiloco.learner.channel import MAX_SHARDS, DataShare
+from p2pdiloco.learner.channel_messages import MAX_SHARDS, DataShare
 from p2pdiloco.learner.reading.permutation import permuted
 from p2pdiloco.learner.reading.shards import Allotment
 from p2pdiloco.tasks.task import Place, Reader, Samples, Shards

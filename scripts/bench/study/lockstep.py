@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from p2pdiloco.config.manifest import Manifest
-from p2pdiloco.learner.channel import BaseRef, CopiedOut, Install, InstallMode, NothingToCopy
+from p2pdiloco.learner.channel_messages import BaseRef, CopiedOut, Install, InstallMode, NothingToCopy
 from p2pdiloco.learner.evaluate import evaluate, heldout_batch
 from p2pdiloco.learner.fragments import Fragments, first_due
 from p2pdiloco.learner.optimizer.build import moments, set_moments

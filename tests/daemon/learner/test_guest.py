@@ -25,7 +25,8 @@ from p2pdiloco.daemon.learner import guest
 from p2pdiloco.daemon.learner.guest import GuestHost
 from p2pdiloco.daemon.learner.host import LearnerExited
 from p2pdiloco.errors import UserError
-from p2pdiloco.learner.channel import CopiedOut, LearnerEnd, LearnerOptions, StateSaved
+from p2pdiloco.learner.channel import LearnerEnd
+from p2pdiloco.learner.channel_messages import CopiedOut, LearnerOptions, StateSaved
 from p2pdiloco.learner.join import join_daemon
 from p2pdiloco.tasks.manifests import render_toml
 from p2pdiloco.tasks.models.parameters import named_parameters

@@ -11,7 +11,7 @@ from typing import Any
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.daemon.learner.learner_link import STEP_AT_MOST_S, LearnerLink
 from p2pdiloco.daemon.payloads.tickets import Tickets
-from p2pdiloco.learner import channel as ch
+from p2pdiloco.learner import channel_messages as ch
 
 
 class PaperHost:
