@@ -9,6 +9,7 @@ from p2pdiloco.errors import RemoteError
 from p2pdiloco.hashing import Hash, content_digest
 from p2pdiloco.tensors.codec_base import Codec
 from p2pdiloco.tensors.digest import Buffer
+from p2pdiloco.tensors.merge import MAX_MAGNITUDE
 
 READ_TILE = 1 << 20
 """Elements of a stored payload in memory at one time; a multiple of every codec's block."""
@@ -73,3 +74,14 @@ def parts_of(chosen: Codec, payload: Payload, numel: int) -> Iterator[tuple[Buff
             payload.read(offset, room[have : have + length])
             have += length
         yield room[:have], start, stop
+
+
+def check_magnitude(chosen: Codec, payload: Buffer, numel: int, limit: float = MAX_MAGNITUDE) -> None:
+    """Judge an encoding of `numel` values by its largest.
+
+    Raises:
+        RemoteError: "out-of-range", and as `Codec.peak`.
+    """
+    peak = chosen.peak(payload, numel)
+    if peak > 1.01 * limit:  # int8's bound is looser than its values, 128 for 127 parts
+        raise RemoteError("out-of-range", f"a magnitude of {peak:.3g}")

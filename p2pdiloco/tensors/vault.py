@@ -9,7 +9,7 @@ thread; only `Pin.release` may come from another. Steady state allocates payload
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from msgspec import Struct
@@ -19,14 +19,14 @@ from p2pdiloco.config.manifest import Manifest, OuterSection
 from p2pdiloco.errors import RemoteError, invariant
 from p2pdiloco.hashing import content_digest
 from p2pdiloco.tensors.codec import codec
-from p2pdiloco.tensors.codec_base import Codec
 from p2pdiloco.tensors.digest import Buffer, bytes_of
 from p2pdiloco.tensors.feedback import Residual
 from p2pdiloco.tensors.layout import FragmentLayout, gather
 from p2pdiloco.tensors.merge import MAX_MAGNITUDE, Accumulator
 from p2pdiloco.tensors.outer import momentum_at, outer_step, without_lookahead
+from p2pdiloco.tensors.own_contributions import Encoded, OwnContributions
 from p2pdiloco.tensors.partial import check_partial, decode_partial, encode_partial
-from p2pdiloco.tensors.payload import Payload, parts_of
+from p2pdiloco.tensors.payload import Payload, check_magnitude, parts_of
 from p2pdiloco.tensors.state import EMPTY, FragmentState, Loan, Pin
 
 _MAX_STATE = 2.0**100
@@ -34,13 +34,6 @@ _MAX_STATE = 2.0**100
 
 Input = tuple[Payload, int, int]
 """A contribution to a merge: payload, tokens, inner steps."""
-
-
-class Encoded(Struct, frozen=True):
-    """A pseudo-gradient, or a partial merge, as it goes over the wire."""
-
-    payload: bytearray
-    digest: bytes
 
 
 class MergeResult(Struct, frozen=True):
@@ -77,14 +70,13 @@ class Vault:
         self._contribution, self._update = codec(contribution_codec), codec(update_codec)
         self._states = [FragmentState(layout.numel) for layout in self.layouts]
         self._spares = [FragmentState(layout.numel) for layout in self.layouts]
-        feedback = self._contribution.feedback
-        self._residuals = [Residual(layout.numel) if feedback else None for layout in self.layouts]
         # Who merges next is somebody else, mostly: only what would be lost for good is worth the memory.
         self._left_out: list[Residual | None] = [None] * len(self.layouts)
         self._pin_lock = threading.Lock()
         largest = max(layout.numel for layout in self.layouts)
         self._delta, self._decoded = torch.zeros(largest), torch.zeros(largest)
         self._sums = torch.zeros(largest)
+        self.own = OwnContributions(self.layouts, self._contribution, self._delta, self._decoded)
 
     @classmethod
     def of(cls, manifest: Manifest, layouts: Sequence[FragmentLayout]) -> Vault:
@@ -158,67 +150,6 @@ class Vault:
 
         return Pin(state.number, state.digest, state.buffers(), release)
 
-    # --- our own contributions ---------------------------------------------------------------------------
-
-    def encode_contribution(self, fragment: int, base: Tensor, local: Tensor) -> Encoded:
-        """Encode base - local (both fp32 [numel]) plus what earlier encodings have left out.
-
-        What this one leaves out stays pending until `commit_residual` or `discard_residual`; encoding the
-        fragment again replaces what is pending.
-
-        Raises:
-            ValueError: base or local is not finite (the learner diverged).
-        """
-        numel = self.layouts[fragment].numel
-        invariant(base.shape == local.shape == (numel,), "a contribution has its fragment's size")
-        delta, residual = self._delta[:numel], self._residuals[fragment]
-        torch.sub(base, local, out=delta)
-        if residual is not None:
-            residual.add_to(delta)
-        payload = self._contribution.encode(delta)
-        if residual is not None:
-            decoded = self._decoded[:numel]
-            self._contribution.decode(payload, decoded)
-            residual.pend(delta, decoded)
-        return Encoded(payload, content_digest(payload))
-
-    def combine(self, fragment: int, sources: Sequence[Callable[[], Buffer]]) -> Encoded:
-        """Encode the sum of several contributions of ours as one; of a single one, keep its own bytes.
-
-        What this encoding leaves out is lost. It would belong into the error feedback only once the sum is
-        merged, and a further fork may make another sum of it. Memory: one payload at a time.
-
-        Raises:
-            RemoteError: as `check_payload`. Errors of reading a source pass through.
-        """
-        numel = self.layouts[fragment].numel
-        if len(sources) == 1:
-            payload = bytearray(sources[0]())
-            _check(self._contribution, payload, numel)
-            return Encoded(payload, content_digest(payload))
-        total, part = self._delta[:numel].zero_(), self._decoded[:numel]
-        for source in sources:
-            content = source()
-            _check(self._contribution, content, numel)
-            self._contribution.decode(content, part)
-            total.add_(part)
-        total.clamp_(-MAX_MAGNITUDE, MAX_MAGNITUDE)
-        payload = self._contribution.encode(total)
-        return Encoded(payload, content_digest(payload))
-
-    def commit_residual(self, fragment: int) -> None:
-        """Take what the last encoded contribution left out into the next one: it was merged."""
-        residual = self._residuals[fragment]
-        if residual is not None:
-            residual.commit()
-
-    def discard_residual(self, fragment: int) -> None:
-        """Forget what the last encoded contribution left out, as it will never be merged. What was left out
-        before it stays."""
-        residual = self._residuals[fragment]
-        if residual is not None:
-            residual.discard()
-
     # --- what peers sent ---------------------------------------------------------------------------------
 
     def check_payload(self, fragment: int, payload: Payload, codec_name: str) -> None:
@@ -232,7 +163,7 @@ class Vault:
         if chosen is None:
             raise RemoteError("wrong-codec", f"{codec_name[:16]!r} is not used in this run")
         for part, start, stop in parts_of(chosen, payload, self.layouts[fragment].numel):
-            _check(chosen, part, stop - start)
+            check_magnitude(chosen, part, stop - start)
 
     def check_partial(self, fragment: int, payload: Payload, work: Sequence[tuple[int, int]]) -> None:
         """Judge a group's partial merge on receipt; `work`: (tokens, inner steps) of its contributions.
@@ -293,7 +224,7 @@ class Vault:
             RemoteError: as `check_payload`; the spare is then empty.
         """
         self._begin_next(fragment, number)
-        _check(self._update, update, self.layouts[fragment].numel)
+        check_magnitude(self._update, update, self.layouts[fragment].numel)
         return self._step(fragment, number, update, longest_steps)
 
     def load_spare(self, fragment: int, number: int, theta: Buffer, momentum: Buffer) -> bytes:
@@ -304,7 +235,7 @@ class Vault:
         """
         spare, raw = self._free_spare(fragment), codec("fp32")
         for payload, out in ((theta, spare.theta), (momentum, spare.momentum)):
-            _check(raw, payload, len(out), _MAX_STATE)
+            check_magnitude(raw, payload, len(out), _MAX_STATE)
             raw.decode(payload, out)
         return spare.seal(number)
 
@@ -330,7 +261,7 @@ class Vault:
         spare = self._spares[fragment]
         invariant(spare is loan.state and spare.uses == loan.uses, "the spare was used while it was lent")
         for values in loan.buffers:
-            _check(codec("fp32"), values, self.layouts[fragment].numel, _MAX_STATE)
+            check_magnitude(codec("fp32"), values, self.layouts[fragment].numel, _MAX_STATE)
         return spare.seal(number)
 
     def commit(self, fragment: int, number: int, expected_digest: bytes | None = None) -> None:
@@ -375,7 +306,7 @@ class Vault:
         delta = self._delta[: layout.numel]
         for payload, tokens, inner_steps in inputs:
             for content, start, stop in parts_of(self._contribution, payload, layout.numel):
-                _check(self._contribution, content, stop - start)
+                check_magnitude(self._contribution, content, stop - start)
                 self._contribution.decode(content, delta[start:stop])
             accumulator.add(delta, tokens, inner_steps)
         for payload in partials:
@@ -421,9 +352,3 @@ class Vault:
         """Share of an interval that a version covers. With rho = 0 every contribution lacks the steps that
         were in flight, however many they were, so that its steps do not say."""
         return min(1.0, longest_steps / self._period) if self._rho else 1.0
-
-
-def _check(chosen: Codec, payload: Buffer, numel: int, limit: float = MAX_MAGNITUDE) -> None:
-    peak = chosen.peak(payload, numel)
-    if peak > 1.01 * limit:  # int8's bound is looser than its values, 128 for 127 parts
-        raise RemoteError("out-of-range", f"a magnitude of {peak:.3g}")

@@ -33,7 +33,7 @@ def noise(fragment: int, seed: int, size: float = 0.01) -> torch.Tensor:
 
 def contribute(vault: Vault, fragment: int, seed: int) -> bytearray:
     base = vault.theta(fragment)
-    return vault.encode_contribution(fragment, base, base + noise(fragment, seed)).payload
+    return vault.own.encode(fragment, base, base + noise(fragment, seed)).payload
 
 
 @pytest.mark.parametrize("name", sorted(CODECS))
@@ -144,11 +144,11 @@ def test_error_feedback_loses_nothing_over_many_rounds():
     for round_ in range(60):
         source = noise(0, round_)
         source[0] = 1.0  # makes the other elements of the block coarse
-        payload = vault.encode_contribution(0, base, -source).payload
+        payload = vault.own.encode(0, base, -source).payload
         if round_ % 3 == 2:  # lost: neither it nor what it left out may count
-            vault.discard_residual(0)
+            vault.own.discard_residual(0)
             continue
-        vault.commit_residual(0)
+        vault.own.commit_residual(0)
         codec("int4").decode(payload, decoded)
         sent += source
         delivered += decoded
@@ -179,21 +179,21 @@ def test_what_sparse_updates_leave_out_goes_into_later_ones():
 def test_residuals_are_committed_once_and_dense_codecs_have_none(name):
     vault = make("e3m0")
     contribute(vault, 0, 1)
-    vault.commit_residual(0)
+    vault.own.commit_residual(0)
     with pytest.raises(InvariantViolation):
-        vault.commit_residual(0)
+        vault.own.commit_residual(0)
     dense = make(name, "fp32")
     contribute(dense, 0, 1)
-    dense.commit_residual(0)
+    dense.own.commit_residual(0)
     base = dense.theta(0)
-    payload = dense.encode_contribution(0, base, base - 1.0).payload
+    payload = dense.own.encode(0, base, base - 1.0).payload
     assert payload == codec(name).encode(base - (base - 1.0))
 
 
 def test_a_diverged_learner_is_told():
     vault = make()
     with pytest.raises(ValueError, match="non-finite"):
-        vault.encode_contribution(0, vault.theta(0), vault.theta(0) * float("inf"))
+        vault.own.encode(0, vault.theta(0), vault.theta(0) * float("inf"))
 
 
 def test_wrong_order_of_calls_is_our_own_mistake():

@@ -230,7 +230,7 @@ class LearnerLink:
         if slot.ticket == ticket:
             slot.ticket = None
             self._host.send(ch.FreeSlot(fragment))
-            self._spawn(self._compute.run(self._compute.vault.discard_residual, fragment))
+            self._spawn(self._compute.run(self._compute.vault.own.discard_residual, fragment))
 
     def committed(self, effect: CommitVersion) -> bool:
         """A new version is being committed: the learner shall go over to it. Whether its copy is in it."""

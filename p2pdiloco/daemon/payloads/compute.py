@@ -22,9 +22,10 @@ from p2pdiloco.learner.channel_messages import BaseRef
 from p2pdiloco.ports import Buffer
 from p2pdiloco.tensors.exchange import Exchange
 from p2pdiloco.tensors.layout import FragmentLayout, scatter
+from p2pdiloco.tensors.own_contributions import Encoded
 from p2pdiloco.tensors.payload import Payload
 from p2pdiloco.tensors.state import Loan, Pin
-from p2pdiloco.tensors.vault import Encoded, Input, MergeResult, Vault
+from p2pdiloco.tensors.vault import Input, MergeResult, Vault
 
 T = TypeVar("T")
 
@@ -62,7 +63,7 @@ class Compute:
 
     def encode(self, fragment: int, base_buffer: int) -> Encoded:
         """Pseudo-gradient of what the learner copied out, encoded."""
-        return self.vault.encode_contribution(
+        return self.vault.own.encode(
             fragment, self._exchange.base(fragment, base_buffer), self._exchange.sent(fragment)
         )
 
@@ -78,7 +79,7 @@ class Compute:
 
     def combine(self, fragment: int, sources: list[Callable[[], Buffer]]) -> Encoded:
         """See `Vault.combine`. Raises what a source raises, too."""
-        return self.vault.combine(fragment, sources)
+        return self.vault.own.combine(fragment, sources)
 
     def apply(self, fragment: int, number: int, update: Buffer, longest_steps: int) -> bytes:
         """See `Vault.apply`."""
@@ -102,7 +103,7 @@ class Compute:
         self.vault.commit(header.fragment, header.number, header.state_digest)
         self._committed[header.fragment] = (effect.version, effect.watermarks)
         if own_merged:
-            self.vault.commit_residual(header.fragment)
+            self.vault.own.commit_residual(header.fragment)
 
     def post(self, fragment: int, buffer: int) -> BaseRef:
         """Copy the committed Theta into a base buffer of the exchange; which version it is."""

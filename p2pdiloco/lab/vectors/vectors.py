@@ -77,7 +77,7 @@ class Vectors(Substance):
 
     def combine(self, fragment: int, parts: list[bytes]) -> bytes:
         sources = [lambda part=part: part for part in parts]
-        return bytes(self._calculator.combine(fragment, sources).payload)
+        return bytes(self._calculator.own.combine(fragment, sources).payload)
 
     def partial(self, fragment: int, inputs: list[Work], partials: list[bytes]) -> bytes:
         return bytes(self._calculator.merge_partial(fragment, inputs, partials).payload)
@@ -195,13 +195,13 @@ class Learner(Trainer):
         if isinstance(copied, NothingToCopy) or copied.inner_steps != steps:
             raise Violation("true-label", f"fragment {fragment}: {copied}, the lineage says {steps} steps")
         base = areas.base(fragment, copied.base_buffer)
-        return bytes(self._vault.encode_contribution(fragment, base, areas.sent(fragment)).payload)
+        return bytes(self._vault.own.encode(fragment, base, areas.sent(fragment)).payload)
 
     def committed(self, fragment: int) -> None:
-        self._vault.commit_residual(fragment)
+        self._vault.own.commit_residual(fragment)
 
     def retire(self, fragment: int) -> None:
-        self._vault.discard_residual(fragment)
+        self._vault.own.discard_residual(fragment)
         if self._running is not None and self._running[1].counters[fragment].slot_in_use:
             self._running[1].free_slot(fragment)
 

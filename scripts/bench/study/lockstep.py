@@ -113,7 +113,7 @@ class Learner:
         buffer = 1 - self.fragments.bases[fragment].buffer
         self.exchange.base(fragment, buffer).copy_(theta)
         if merged:
-            self.vault.commit_residual(fragment)
+            self.vault.own.commit_residual(fragment)
         mode: InstallMode = "merged" if merged else "rebase"
         self.fragments.install(Install(fragment, number, buffer, mode))
 
@@ -125,7 +125,7 @@ class Learner:
     def encoded(self, copied: CopiedOut) -> Input:
         """A copy as its syncer gets it."""
         base = self.exchange.base(copied.fragment, copied.base_buffer)
-        encoded = self.vault.encode_contribution(copied.fragment, base, self.exchange.sent(copied.fragment))
+        encoded = self.vault.own.encode(copied.fragment, base, self.exchange.sent(copied.fragment))
         return encoded.payload, copied.tokens, copied.inner_steps
 
 

@@ -267,7 +267,7 @@ class Virtual(Lockstep):
             self._push(patience, lambda: self._consider(fragment, number))
 
     def _refused(self, seat: _Seat, fragment: int) -> None:
-        seat.learner.vault.discard_residual(fragment)
+        seat.learner.vault.own.discard_residual(fragment)
         seat.learner.fragments.free_slot(fragment)
 
     def _consider(self, fragment: int, overdue: int | None = None) -> None:
