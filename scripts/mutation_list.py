@@ -14,7 +14,8 @@ import msgspec
 from p2pdiloco.core.api import effects as fx
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.reach import Reach
-from p2pdiloco.core.api.types import WHOLE_RUN, Head
+from p2pdiloco.core.api.reasons import Verdict, VoteRefusal
+from p2pdiloco.core.api.types import WHOLE_RUN, Head, SignedContribution, SignedPartial
 from p2pdiloco.core.chain.chain import Chain
 from p2pdiloco.core.contributions.contributor import Contributor
 from p2pdiloco.core.contributions.retained import Kept
@@ -155,24 +156,24 @@ def votes_are_forgotten_at_restart(patch: Patch) -> None:
     patch.set(Core, "__init__", forget)
 
 
-def _no_refusal(patch: Patch, words: str) -> None:
+def _no_refusal(patch: Patch, never: VoteRefusal) -> None:
     original = Office._why_no_vote
 
-    def why(self: Office, *arguments: Any) -> str:
+    def why(self: Office, *arguments: Any) -> VoteRefusal | None:
         reason = original(self, *arguments)
-        return "" if reason.startswith(words) else reason
+        return None if reason is never else reason
 
     patch.set(Office, "_why_no_vote", why)
 
 
 @mutation("storm", 4, 10, "one-vote", "durable-first")
 def a_voter_votes_twice_in_a_term(patch: Patch) -> None:
-    _no_refusal(patch, "our vote of")
+    _no_refusal(patch, VoteRefusal.VOTE_GIVEN)
 
 
 @mutation("storm", 4, 20, "no-lighter-syncer")
 def a_vote_for_a_candidate_that_is_behind(patch: Patch) -> None:
-    _no_refusal(patch, "our chain is heavier")
+    _no_refusal(patch, VoteRefusal.LIGHTER)
 
 
 @mutation("calm", 6, 20, "one-syncer", "stuck")
@@ -321,7 +322,7 @@ def contributions_are_not_sent_again(patch: Patch) -> None:
 @mutation("calm", 3, 5, "true-label")
 def tokens_are_counted_twice_in_the_label(patch: Patch) -> None:
     def alter(_core: Core, effect: Any) -> list[Any]:
-        if isinstance(effect, fx.OfferContribution):
+        if isinstance(effect, fx.Offer) and isinstance(effect.signed, SignedContribution):
             header = change(effect.signed.header, tokens=2 * effect.signed.header.tokens)
             return [change(effect, signed=change(effect.signed, header=header))]
         return [effect]
@@ -358,8 +359,8 @@ def a_partial_that_was_merged_is_admitted_again(patch: Patch) -> None:
     judge = GroupInbox.judge
 
     def blind(self: GroupInbox, *arguments: Any) -> Any:
-        reason, counted = judge(self, *arguments)
-        return ("" if reason in ("overlap", "behind") else reason), counted
+        verdict = judge(self, *arguments)
+        return None if verdict in (Verdict.OVERLAP, Verdict.BEHIND) else verdict
 
     patch.set(GroupInbox, "judge", blind)
     patch.set(Inbox, "fits", lambda self, held: True)
@@ -387,7 +388,11 @@ def votes_of_different_groups_are_not_told_apart(patch: Patch) -> None:
 
 @mutation("calm", 7, 20, "stuck")
 def partials_are_offered_to_nobody(patch: Patch) -> None:
-    each_effect(patch, lambda _core, e: [] if isinstance(e, fx.OfferPartial) else [e])
+    def alter(_core: Core, effect: Any) -> list[Any]:
+        partial = isinstance(effect, fx.Offer) and isinstance(effect.signed, SignedPartial)
+        return [] if partial else [effect]
+
+    each_effect(patch, alter)
 
 
 @mutation("storm", 2, 40, "stuck")

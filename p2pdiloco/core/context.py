@@ -8,6 +8,7 @@ from typing import Protocol
 
 from p2pdiloco.core.api.effects import VoteRecord
 from p2pdiloco.core.api.grouping import parse_group
+from p2pdiloco.core.api.reasons import Suspicion
 from p2pdiloco.core.api.types import Certificate
 from p2pdiloco.core.chain.chain import Chain
 from p2pdiloco.core.election.electorate import Electorate
@@ -33,7 +34,7 @@ class Tenure(Protocol):
     def takes(self, now: float) -> bool:
         """Whether to send to the syncer."""
 
-    def suspect(self, reason: str) -> None:
+    def suspect(self, why: Suspicion, **details: float) -> None:
         """Stop counting on the syncer."""
 
 

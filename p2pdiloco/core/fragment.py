@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from p2pdiloco.core.api.config import RestoredFragment
-from p2pdiloco.core.api.effects import DiscardContribution, RequestFragment, VoteRecord
-from p2pdiloco.core.api.events import ContributionAnswered, ContributionReady, LearnerApplied, PartialAnswered
+from p2pdiloco.core.api.effects import DiscardContribution, Offer, RequestFragment, VoteRecord
+from p2pdiloco.core.api.events import ContributionReady, LearnerApplied, OfferAnswered
 from p2pdiloco.core.api.messages import Announce, Closing, Pass
+from p2pdiloco.core.api.reasons import Verdict
 from p2pdiloco.core.api.types import ContributionHeader, Head, PartialHeader
 from p2pdiloco.core.chain.chain import Chain
 from p2pdiloco.core.chain.witnesses import Common
 from p2pdiloco.core.context import FragmentContext
 from p2pdiloco.core.contributions.contributor import Contributor
 from p2pdiloco.core.contributions.pending import Pending
-from p2pdiloco.core.election.office import OTHER_EPOCH, Office
+from p2pdiloco.core.election.office import Office
 from p2pdiloco.core.following.follower import Follower
 from p2pdiloco.core.groups.seat import Seat
 from p2pdiloco.core.groups.seats import Seats
@@ -96,12 +97,12 @@ class Fragment:
         """We are the syncer: our own contribution needs no stream."""
         me = self._shared.me
         signed = self.own.offer(pending, me, now)
-        reason = self.round.admit_own(signed, pending.ready.ticket, now)
-        if reason not in ("", "already-held"):
-            self.own.refused(pending, reason, now)
+        verdict = self.round.admit_own(signed, pending.ready.ticket, now)
+        if not verdict.taken:
+            self.own.refused(pending, verdict, now)
             return
-        self.own.accepted(pending, self.round.closing, now)
-        if not reason:
+        self.own.accepted(pending, verdict, now)
+        if verdict is not Verdict.ALREADY_HELD:
             self.round.own_is_in(me, now)
 
     def _moved(self, now: float) -> None:
@@ -135,16 +136,13 @@ class Fragment:
         shared = self._shared
         if self.seats.on_closing(sender, call, now):
             return
-        if call.group != self.seats.leaf.name:
-            shared.out.send(sender, _pass(call, OTHER_EPOCH))
-        elif sender != self.office.syncer or call.term != self.office.term:
-            shared.out.send(sender, _pass(call, "another syncer is in office"))
+        right = (call.group, sender, call.term)
+        if right != (self.seats.leaf.name, self.office.syncer, self.office.term):
+            shared.out.send(sender, _pass(call))
         elif call.number <= self.chain.head.number:
             return  # it comes late: that round is over
-        elif self._settled:
-            shared.out.send(sender, _pass(call, "leaving"))
-        elif not shared.learning:
-            shared.out.send(sender, _pass(call, "no learner is running"))
+        elif self._settled or not shared.learning:
+            shared.out.send(sender, _pass(call))
         elif not self.own.idle:
             # What we have is on its way or held, and answers the call by itself; or it is in a version that
             # is on its way to us, and this is the call for the next one.
@@ -162,7 +160,7 @@ class Fragment:
         """The learner has made no step since its last contribution."""
         self.requested = False
         if self._asked_by is not None:
-            self._shared.out.send(self._asker, _pass(self._asked_by, "no inner step since the last one"))
+            self._shared.out.send(self._asker, _pass(self._asked_by))
             self._asked_by = None
         self.round.own_pass(now)
 
@@ -189,17 +187,23 @@ class Fragment:
         if digest is not None:
             self.own.learner_applied(event.number, digest)
 
-    def answered(self, event: ContributionAnswered, now: float) -> None:
-        """A syncer's word on our contribution."""
+    def answered(self, event: OfferAnswered, now: float) -> None:
+        """A syncer's word on our contribution, or on a partial of ours."""
+        header = event.offer.signed.header
         if event.head is not None:
-            self.heard(event.peer, event.head, True, now)
-        self.own.answered(event, now)
+            self.heard(event.offer.peer, event.head, True, now)
+        if isinstance(header, ContributionHeader):
+            self.own.answered(event, now)
+        elif (delegate := self.seats.delegate_of(header.group)) is not None:
+            delegate.answered(event, now)
 
-    def partial_answered(self, event: PartialAnswered, now: float) -> None:
-        """The word of the syncer above on a partial of ours."""
-        self.seats.partial_answered(event, now)
-        if event.head is not None:
-            self.heard(event.peer, event.head, True, now)
+    def undelivered(self, offer: Offer, now: float) -> None:
+        """It did not arrive."""
+        header = offer.signed.header
+        if isinstance(header, ContributionHeader):
+            self.own.undelivered(offer, now)
+        elif (delegate := self.seats.delegate_of(header.group)) is not None:
+            delegate.undelivered(offer, now)
 
     def round_for(self, header: ContributionHeader | PartialHeader) -> Round | None:
         """Which of our rounds an offer is for; None: of no group in which we have a seat now."""
@@ -258,5 +262,5 @@ class Fragment:
         self.follower.heard(sender, message.head, confirmed)
 
 
-def _pass(call: Closing, reason: str) -> Pass:
-    return Pass(call.group, call.fragment, call.term, call.number, reason)
+def _pass(call: Closing) -> Pass:
+    return Pass(call.group, call.fragment, call.term, call.number)

@@ -13,8 +13,9 @@ from typing import Any
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.config import CoreConfig, Restored
-from p2pdiloco.core.api.effects import AnswerTransfer, Effect, RefuseTransfer, Release, VoteRecord
+from p2pdiloco.core.api.effects import AnswerTransfer, Effect, Release, VoteRecord
 from p2pdiloco.core.api.grouping import is_group
+from p2pdiloco.core.api.reasons import MessageFault, Reason, Verdict
 from p2pdiloco.core.api.types import WHOLE_RUN, Crypto
 from p2pdiloco.core.fragment import Fragment
 from p2pdiloco.core.life.heartbeat import Heartbeats
@@ -29,12 +30,10 @@ PLAIN: dict[type, Callable[[Fragment, Any, float], object]] = {
     ev.ContributionReady: lambda f, e, t: f.contribution_ready(e, t),
     ev.Combined: lambda f, e, t: f.own.combined(e),
     ev.CombineFailed: lambda f, e, t: f.own.combine_failed(e),
-    ev.ContributionAnswered: lambda f, e, t: f.answered(e, t),
     ev.Merged: lambda f, e, t: f.publisher.merged(e, t),
     ev.MergeFailed: lambda f, e, t: f.publisher.failed(e, t),
     ev.PartialMerged: lambda f, e, t: f.seats.partial_merged(e, t),
     ev.PartialFailed: lambda f, e, t: f.seats.partial_failed(e),
-    ev.PartialAnswered: lambda f, e, t: f.partial_answered(e, t),
     ev.UpdateFetched: lambda f, e, t: f.follower.update_fetched(e, t),
     ev.FetchFailed: lambda f, e, t: f.follower.fetch_failed(e, t),
     ev.UpdateApplied: lambda f, e, t: f.follower.update_applied(e, t),
@@ -81,15 +80,14 @@ class Core:
             ev.SendFailed: self._on_send_failed,
             ev.NothingToContribute: self._on_nothing,
             ev.ContributionSent: self._on_sent,
-            ev.ContributionUndelivered: self._on_undelivered,
+            ev.OfferAnswered: self._on_answered,
+            ev.OfferUndelivered: self._on_undelivered,
             ev.LearnerApplied: self._on_applied,
             ev.LearnerStatus: self._on_status,
             ev.LearnerLost: self._on_learner_lost,
-            ev.PartialUndelivered: self._on_partial_undelivered,
-            ev.ContributionOffered: self._on_offered,
-            ev.PartialOffered: self._on_offered,
-            ev.ContributionReceived: self._on_received,
-            ev.ContributionBroken: self._on_broken,
+            ev.Offered: self._on_offered,
+            ev.PayloadReceived: self._on_received,
+            ev.PayloadBroken: self._on_broken,
             ev.Persisted: self._on_persisted,
             ev.PersistFailed: self._on_persist_failed,
             ev.LeaveRequested: self._on_leave,
@@ -198,18 +196,18 @@ class Core:
     def _on_message(self, event: ev.MessageReceived, now: float) -> None:
         message = event.message
         if event.sender == self._shared.me:
-            self._refuse(event.sender, None, "our-own-name")
+            self._refuse(event.sender, None, MessageFault.OUR_OWN_NAME)
             return
         self._shared.view.touched(event.sender, now)
         index = getattr(message, "fragment", 0)
         group = getattr(message, "group", WHOLE_RUN)
         if index >= len(self.fragments) or not is_group(group):
-            self._refuse(event.sender, None, "unknown-fragment")
+            self._refuse(event.sender, None, MessageFault.UNKNOWN_FRAGMENT)
             return
         self._messages[type(message)](event.sender, message, now)
 
-    def _refuse(self, peer: str, fragment: int | None, reason: str) -> None:
-        self._shared.out.record("refusal", fragment, reason, peer=peer)
+    def _refuse(self, peer: str, fragment: int | None, reason: Reason) -> None:
+        self._shared.out.record("refusal", fragment, str(reason), peer=peer)
 
     def _on_leaving(self, sender: str, message: msg.Leaving, now: float) -> None:
         self._shared.view.left(sender, message.incarnation, now)
@@ -229,12 +227,12 @@ class Core:
     def _on_vote(self, sender: str, message: msg.VoteGranted, now: float) -> None:
         body = message.vote.body
         if body.fragment >= len(self.fragments) or not is_group(body.group):
-            self._refuse(sender, None, "unknown-fragment")
+            self._refuse(sender, None, MessageFault.UNKNOWN_FRAGMENT)
             return
         fragment = self._at(body.fragment)
-        reason = fragment.seats.on_vote(sender, message, now)
-        if reason:
-            self._refuse(sender, fragment.index, reason)
+        fault = fragment.seats.on_vote(sender, message, now)
+        if fault is not None:
+            self._refuse(sender, fragment.index, fault)
         fragment.poll(now)
 
     def _on_vote_refused(self, sender: str, message: msg.VoteRefused, now: float) -> None:
@@ -248,12 +246,12 @@ class Core:
     def _on_elected(self, sender: str, message: msg.Elected, now: float) -> None:
         certificate = message.certificate
         if certificate.fragment >= len(self.fragments) or not is_group(certificate.group):
-            self._refuse(sender, None, "unknown-fragment")
+            self._refuse(sender, None, MessageFault.UNKNOWN_FRAGMENT)
             return
         fragment = self._at(certificate.fragment)
-        reason = fragment.seats.on_elected(sender, message, now)
-        if reason:
-            self._refuse(sender, fragment.index, reason)
+        fault = fragment.seats.on_elected(sender, message, now)
+        if fault is not None:
+            self._refuse(sender, fragment.index, fault)
         fragment.poll(now)
 
     def _on_plain(self, event: Any, now: float) -> None:
@@ -271,17 +269,15 @@ class Core:
     def _on_sent(self, event: ev.ContributionSent, now: float) -> None:
         self._at(event.fragment).own.sent(event.stamp)
 
-    def _on_undelivered(self, event: ev.ContributionUndelivered, now: float) -> None:
-        fragment = self._at(event.fragment)
-        fragment.own.undelivered(event, now)
-        self._on_send_failed(ev.SendFailed(event.peer), now)
+    def _on_answered(self, event: ev.OfferAnswered, now: float) -> None:
+        fragment = self._at(event.offer.signed.header.fragment)
+        fragment.answered(event, now)
         fragment.poll(now)
 
-    def _on_partial_undelivered(self, event: ev.PartialUndelivered, now: float) -> None:
-        fragment = self._at(event.fragment)
-        fragment.seats.partial_undelivered(event, now)
-        if self._shared.view.failed(event.peer):
-            self._poll_all(now)
+    def _on_undelivered(self, event: ev.OfferUndelivered, now: float) -> None:
+        fragment = self._at(event.offer.signed.header.fragment)
+        fragment.undelivered(event.offer, now)
+        self._on_send_failed(ev.SendFailed(event.offer.peer), now)
         fragment.poll(now)
 
     def _on_applied(self, event: ev.LearnerApplied, now: float) -> None:
@@ -299,41 +295,43 @@ class Core:
 
     # --- syncer --------------------------------------------------------------------------------------
 
-    def _on_offered(self, event: ev.ContributionOffered | ev.PartialOffered, now: float) -> None:
+    def _on_offered(self, event: ev.Offered, now: float) -> None:
         header = event.signed.header
-        out = self._shared.out
         if header.fragment >= len(self.fragments) or not is_group(header.group):
-            out.put(RefuseTransfer(event.transfer, 0, "unknown-fragment", True))
-            self._refuse(event.sender, None, "unknown-fragment")
+            self._refuse_offer(event, 0, Verdict.UNKNOWN_FRAGMENT)
         elif header.run != self._shared.config.run:
-            out.put(RefuseTransfer(event.transfer, header.fragment, "other-run", True))
-            self._refuse(event.sender, None, "other-run")
+            self._refuse_offer(event, header.fragment, Verdict.OTHER_RUN)
         elif len(self._transfers) >= MAX_TRANSFERS:
-            out.put(RefuseTransfer(event.transfer, header.fragment, "full", False))
+            self._refuse_offer(event, header.fragment, Verdict.FULL)
         else:
             fragment = self._at(header.fragment)
             whose = fragment.round_for(header)
             if whose is None:
-                out.put(RefuseTransfer(event.transfer, header.fragment, "other-epoch", False))
-            elif not whose.offered(event.transfer, event.sender, event.signed, now):
+                self._refuse_offer(event, header.fragment, Verdict.OTHER_EPOCH)
+            elif whose.offered(event.transfer, event.sender, event.signed, now):
                 self._transfers[event.transfer] = (fragment, whose)
 
-    def _on_received(self, event: ev.ContributionReceived, now: float) -> None:
+    def _refuse_offer(self, event: ev.Offered, fragment: int, verdict: Verdict) -> None:
+        self._shared.out.put(AnswerTransfer(event.transfer, fragment, verdict))
+        if verdict.counted:
+            self._refuse(event.sender, None, verdict)
+
+    def _on_received(self, event: ev.PayloadReceived, now: float) -> None:
         found = self._transfers.pop(event.transfer, None)
         if found is None:
-            self._shared.out.put(AnswerTransfer(event.transfer, 0, False, "unknown-transfer"))
+            self._shared.out.put(AnswerTransfer(event.transfer, 0, Verdict.UNKNOWN_TRANSFER))
             self._shared.out.put(Release(event.ticket))
             return
         fragment, whose = found
         whose.received(event.transfer, event.ticket, now)
         fragment.poll(now)
 
-    def _on_broken(self, event: ev.ContributionBroken, now: float) -> None:
+    def _on_broken(self, event: ev.PayloadBroken, now: float) -> None:
         found = self._transfers.pop(event.transfer, None)
         if found is not None:
             fragment, whose = found
             fragment.touched = True
-            whose.broken(event.transfer, event.reason)
+            whose.broken(event.transfer, event.verdict)
 
     def _on_persisted(self, event: ev.Persisted, now: float) -> None:
         self._shared.on_persist_failed.pop(event.token, None)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from p2pdiloco.config.models import BYTES
+from p2pdiloco.core.api.reasons import Verdict
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.display.snapshot import StatusReport, encode_status
 from p2pdiloco.daemon.finding.reach import DialBack
@@ -75,7 +76,7 @@ class FrontDoor:
         if isinstance(request, wire.PushProbe):
             return self.probes.take(sender, request)
         if self.member is None:
-            return Refusal(wire.encode(wire.Answer(False, "not-ready", None)))
+            return Refusal(wire.encode(wire.Answer(Verdict.NOT_READY, None)))
         return self.member.pushes_in.on_push(sender, request)
 
     async def on_pull(self, sender: str, request: bytes) -> PullSource | Refusal:

@@ -11,6 +11,7 @@ from typing import Annotated, TypeVar
 import msgspec
 from msgspec import Meta
 
+from p2pdiloco.core.api.reasons import Verdict
 from p2pdiloco.core.api.types import (
     MAX_WATERMARKS,
     Count,
@@ -57,8 +58,7 @@ class PushPartial(Wire, frozen=True, tag=True):
 class Answer(Wire, frozen=True, tag=True):
     """The receiver's word on a contribution or a partial merge, before or after its payload."""
 
-    accepted: bool
-    reason: Text
+    verdict: Verdict
     head: Head | None
 
 

@@ -30,6 +30,7 @@ from p2pdiloco.adapters.net.flow import CHUNK_BYTES
 from p2pdiloco.config.manifest import OuterSection
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
+from p2pdiloco.core.api.reasons import Verdict
 from p2pdiloco.daemon.bulk import pushes_in
 from p2pdiloco.daemon.bulk.pushes_in import PushesIn
 from p2pdiloco.daemon.payloads.compute import Compute
@@ -65,11 +66,11 @@ class Syncer:
         )
 
     def _post(self, event: ev.Event) -> None:
-        if isinstance(event, ev.ContributionOffered):
+        if isinstance(event, ev.Offered):
             self.pushes_in.decided(ef.AcceptTransfer(event.transfer, 0, len(self.payload)))
-        elif isinstance(event, ev.ContributionReceived):
+        elif isinstance(event, ev.PayloadReceived):
             self.held.append(event.ticket)
-            self.pushes_in.decided(ef.AnswerTransfer(event.transfer, 0, accepted=True, reason=""))
+            self.pushes_in.decided(ef.AnswerTransfer(event.transfer, 0, Verdict.IN_ROUND))
 
     async def take(self, contributors: int) -> None:
         """All of them at once, a chunk of each in turn."""

@@ -6,7 +6,6 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable
-from typing import Any
 
 from kit import STEP_S, digest
 
@@ -14,7 +13,8 @@ from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.config import CoreConfig, restored_nothing
 from p2pdiloco.core.api.grouping import Roster
-from p2pdiloco.core.api.types import SignedVersion
+from p2pdiloco.core.api.reasons import FetchFailure
+from p2pdiloco.core.api.types import SignedPartial, SignedVersion
 from p2pdiloco.core.node import Core
 from p2pdiloco.simulation.world.crypto import HashCrypto
 
@@ -44,7 +44,7 @@ class Swarm:
         self.members: dict[str, Member] = {}
         self.on_effect: Callable[[Member, ef.Effect], None] = lambda member, effect: None
         self._queue: deque[tuple[str, ev.Event]] = deque()
-        self._offers: dict[int, tuple[str, ef.OfferContribution | ef.OfferPartial]] = {}
+        self._offers: dict[int, tuple[str, ef.Offer]] = {}
         self.sums: dict[int, tuple[str, ...]] = {}
         """Ticket of a partial merge -> learners in it, as often as they are in it."""
 
@@ -119,48 +119,24 @@ class Swarm:
     def _RequestFragment(self, member: Member, effect: ef.RequestFragment) -> None:
         self.post(member.peer, ev.NothingToContribute(effect.fragment))
 
-    def _OfferContribution(self, member: Member, effect: ef.OfferContribution) -> None:
-        header = effect.signed.header
+    def _Offer(self, member: Member, effect: ef.Offer) -> None:
         if effect.peer not in self.members:
-            lost = ev.ContributionUndelivered(header.fragment, header.stamp, effect.peer)
-            self.post(member.peer, lost)
+            self.post(member.peer, ev.OfferUndelivered(effect))
             return
         transfer = self.number()
         self._offers[transfer] = (member.peer, effect)
-        self.post(effect.peer, ev.ContributionOffered(transfer, member.peer, effect.signed))
-
-    def _OfferPartial(self, member: Member, effect: ef.OfferPartial) -> None:
-        header = effect.signed.header
-        if effect.peer not in self.members:
-            lost = ev.PartialUndelivered(header.fragment, header.group, effect.attempt, effect.peer)
-            self.post(member.peer, lost)
-            return
-        transfer = self.number()
-        self._offers[transfer] = (member.peer, effect)
-        self.post(effect.peer, ev.PartialOffered(transfer, member.peer, effect.signed))
+        self.post(effect.peer, ev.Offered(transfer, member.peer, effect.signed))
 
     def _AcceptTransfer(self, member: Member, effect: ef.AcceptTransfer) -> None:
         offer, ticket = self._offers[effect.transfer][1], self.number()
-        if isinstance(offer, ef.OfferPartial):
+        if isinstance(offer.signed, SignedPartial):
             self.sums[ticket] = self.sums[offer.ticket]
-        self.post(member.peer, ev.ContributionReceived(effect.transfer, ticket))
-
-    def _answer(self, member: Member, effect: Any, accepted: bool) -> None:
-        sender, offer = self._offers.pop(effect.transfer)
-        head = member.core.fragments[effect.fragment].chain.head
-        last = (member.peer, accepted, effect.reason, head)
-        answer: ev.Event
-        if isinstance(offer, ef.OfferPartial):
-            answer = ev.PartialAnswered(effect.fragment, offer.signed.header.group, offer.attempt, *last)
-        else:
-            answer = ev.ContributionAnswered(effect.fragment, offer.signed.header.stamp, *last)
-        self.post(sender, answer)
-
-    def _RefuseTransfer(self, member: Member, effect: ef.RefuseTransfer) -> None:
-        self._answer(member, effect, accepted=False)
+        self.post(member.peer, ev.PayloadReceived(effect.transfer, ticket))
 
     def _AnswerTransfer(self, member: Member, effect: ef.AnswerTransfer) -> None:
-        self._answer(member, effect, effect.accepted)
+        sender, offer = self._offers.pop(effect.transfer)
+        head = member.core.fragments[effect.fragment].chain.head
+        self.post(sender, ev.OfferAnswered(offer, effect.verdict, head))
 
     def _Merge(self, member: Member, effect: ef.Merge) -> None:
         update = digest("update", self.merged(effect))
@@ -187,7 +163,7 @@ class Swarm:
         holder = self.members.get(effect.peer)
         entry = holder.log.get((effect.fragment, effect.number)) if holder else None
         if entry is None:
-            reason = "gone" if holder else "unreachable"
+            reason = FetchFailure.GONE if holder else FetchFailure.UNREACHABLE
             self.post(member.peer, ev.FetchFailed(effect.fragment, effect.number, effect.peer, reason))
             return
         self.post(member.peer, ev.UpdateFetched(effect.fragment, effect.peer, entry[0], self.number()))
@@ -200,7 +176,7 @@ class Swarm:
     def _FetchState(self, member: Member, effect: ef.FetchState) -> None:
         holder = self.members.get(effect.peer)
         if holder is None:
-            failed = ev.FetchFailed(effect.fragment, effect.number, effect.peer, "unreachable")
+            failed = ev.FetchFailed(effect.fragment, effect.number, effect.peer, FetchFailure.UNREACHABLE)
             self.post(member.peer, failed)
             return
         chain = holder.core.fragments[effect.fragment].chain

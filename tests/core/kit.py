@@ -197,6 +197,11 @@ def reasons(effects: list[ef.Effect], kind: str) -> list[str]:
     return [record.reason for record in found(effects, ef.Record) if record.kind == kind]
 
 
+def offer_to(peer: str, stamp: Stamp = FIRST, fragment: int = 0) -> ef.Offer:
+    """What we offered to that peer, as far as its answers go."""
+    return ef.Offer(peer, contribution("me", genesis(fragment).header.head(), stamp, fragment=fragment), 0)
+
+
 class Solo:
     """A core, its clock, and peers that say what the test makes them say. Disk writes succeed at once
     unless `slow_disk`; then they wait in `writing`."""
@@ -309,9 +314,9 @@ class Solo:
     def offer(self, learner: str, transfer: int, **odd: Any) -> list[ef.Effect]:
         """A peer offers a contribution to us, and if it is accepted its payload arrives."""
         signed = contribution(learner, self.head, **odd)
-        effects = self.feed(ev.ContributionOffered(transfer, learner, signed))
+        effects = self.feed(ev.Offered(transfer, learner, signed))
         if found(effects, ef.AcceptTransfer):
-            effects += self.feed(ev.ContributionReceived(transfer, 100 + transfer))
+            effects += self.feed(ev.PayloadReceived(transfer, 100 + transfer))
         return effects
 
     def merged(self, merge: ef.Merge) -> list[ef.Effect]:

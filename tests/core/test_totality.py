@@ -11,7 +11,20 @@ from typing import Any
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
-from kit import RUN, announce, branch, certificate, child, config, contribution, digest, found, progress, vote
+from kit import (
+    RUN,
+    announce,
+    branch,
+    certificate,
+    child,
+    config,
+    contribution,
+    digest,
+    found,
+    offer_to,
+    progress,
+    vote,
+)
 from wire_strategies import contributions, message_strategies
 
 from p2pdiloco.core.api import effects as ef
@@ -19,6 +32,7 @@ from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.config import Restored, RestoredFragment, restored_nothing
 from p2pdiloco.core.api.grouping import Roster
+from p2pdiloco.core.api.reasons import FetchFailure, Verdict
 from p2pdiloco.core.api.types import WHOLE_RUN, Head, SignedVersion, Stamp
 from p2pdiloco.core.node import Core
 from p2pdiloco.core.rounds.inbox import ROOM
@@ -101,9 +115,9 @@ class Weather(RuleBasedStateMachine):
                 self.transfers.append(transfer)
             case ef.Merge(_, _, _, inputs):
                 assert inputs and all(part.ticket in self.tickets for part in inputs)
-            case ef.OfferContribution(_, _, ticket) | ef.ApplyUpdate(_, _, ticket):
+            case ef.Offer(_, _, ticket) | ef.ApplyUpdate(_, _, ticket):
                 assert ticket in self.tickets
-        slow = ef.Persist | ef.OfferContribution | ef.RequestFragment
+        slow = ef.Persist | ef.Offer | ef.RequestFragment
         if isinstance(effect, slow | ef.Merge | ef.FetchUpdate | ef.FetchState | ef.ApplyUpdate):
             self.open.append(effect)
         for fragment in (0, 1):
@@ -124,7 +138,7 @@ class Weather(RuleBasedStateMachine):
         effect = self.open.pop(choice % len(self.open))
         answers: dict[type, Callable[..., None]] = {
             ef.Persist: self.persisted,
-            ef.OfferContribution: self.offer_ended,
+            ef.Offer: self.offer_ended,
             ef.RequestFragment: self.copied_out,
             ef.Merge: self.merged,
             ef.FetchUpdate: self.update_came,
@@ -144,15 +158,11 @@ class Weather(RuleBasedStateMachine):
             self.carry_out(following)
         self.feed(ev.Persisted(effect.token))
 
-    def offer_ended(self, effect: ef.OfferContribution, good: bool, version: SignedVersion) -> None:
-        header = effect.signed.header
-        words = ("", "stale-base", "not-syncer", "wrong-size", "full", "held")
-        reason = words[version.header.tokens // 40 % len(words)]
-        answer = ev.ContributionAnswered(
-            header.fragment, header.stamp, effect.peer, reason in ("", "held"), reason, version.header.head()
-        )
-        lost = ev.ContributionUndelivered(header.fragment, header.stamp, effect.peer)
-        self.feed(answer if good else lost)
+    def offer_ended(self, effect: ef.Offer, good: bool, version: SignedVersion) -> None:
+        words = tuple(Verdict)
+        verdict = words[version.header.tokens // 40 % len(words)]
+        answer = ev.OfferAnswered(effect, verdict, version.header.head())
+        self.feed(answer if good else ev.OfferUndelivered(effect))
 
     def copied_out(self, effect: ef.RequestFragment, good: bool, _version: SignedVersion) -> None:
         if good:
@@ -170,7 +180,8 @@ class Weather(RuleBasedStateMachine):
     def update_came(self, effect: ef.FetchUpdate, good: bool, version: SignedVersion) -> None:
         fitting = child(self.core.fragments[effect.fragment].chain.header, "p1", PEERS)
         if not good:
-            reason = ("gone", "unreachable", "not-ready")[version.header.number % 3]
+            failures = tuple(FetchFailure)
+            reason = failures[version.header.number % len(failures)]
             self.feed(ev.FetchFailed(effect.fragment, effect.number, effect.peer, reason))
             return
         chosen = fitting if version.header.number % 2 else version
@@ -186,7 +197,7 @@ class Weather(RuleBasedStateMachine):
         if good:
             self.feed(ev.StateFetched(effect.fragment, effect.peer, version, ()))
         else:
-            self.feed(ev.FetchFailed(effect.fragment, effect.number, effect.peer, "unreachable"))
+            self.feed(ev.FetchFailed(effect.fragment, effect.number, effect.peer, FetchFailure.UNREACHABLE))
 
     @rule(seconds=st.sampled_from((0.0, 0.1, 0.6, 4.0, 30.0)), busy=st.booleans())
     def time_passes(self, seconds: float, busy: bool) -> None:
@@ -226,11 +237,11 @@ class Weather(RuleBasedStateMachine):
     def stale_answers(self, token: int, stamp: Stamp, peer: str) -> None:
         self.feed(ev.Persisted(token))
         self.feed(ev.PersistFailed(token, "disk full"))
-        self.feed(ev.ContributionAnswered(0, Stamp(9, 9), peer, True, "", None))
+        self.feed(ev.OfferAnswered(offer_to(peer, Stamp(9, 9)), Verdict.IN_ROUND, None))
         self.feed(ev.ContributionSent(1, stamp))
-        self.feed(ev.ContributionUndelivered(1, stamp, "p9"))
-        self.feed(ev.ContributionBroken(token, "cut"))
-        self.feed(ev.ContributionReceived(token, self.ticket()))
+        self.feed(ev.OfferUndelivered(offer_to("p9", stamp, fragment=1)))
+        self.feed(ev.PayloadBroken(token, Verdict.CUT))
+        self.feed(ev.PayloadReceived(token, self.ticket()))
         self.feed(ev.SendFailed(peer))
 
     # --- our learner ----------------------------------------------------------------------------------
@@ -260,7 +271,7 @@ class Weather(RuleBasedStateMachine):
     @rule(sender=senders, offer=wild_offers, transfer=small)
     def wild_offer(self, sender: str, offer: Any, transfer: int) -> None:
         if transfer not in self.transfers:
-            self.feed(ev.ContributionOffered(transfer, sender, offer))
+            self.feed(ev.Offered(transfer, sender, offer))
 
     @rule(peer=peers, version=pool, confirmed=st.booleans(), term=small, incarnation=st.integers(1, 2))
     def heartbeat(
@@ -300,7 +311,7 @@ class Weather(RuleBasedStateMachine):
         number = self.core.fragments[fragment].chain.head.number + ahead
         call = msg.Closing(WHOLE_RUN, fragment, office.term, number, 0.1)
         self.feed(ev.MessageReceived(office.syncer or peer, call))
-        self.feed(ev.MessageReceived(peer, msg.Pass(WHOLE_RUN, fragment, office.term, number, "")))
+        self.feed(ev.MessageReceived(peer, msg.Pass(WHOLE_RUN, fragment, office.term, number)))
 
     @rule(learner=peers, fragment=st.integers(0, 1), stamp=stamps, known=st.booleans(), due=st.booleans())
     def offers(self, learner: str, fragment: int, stamp: Stamp, known: bool, due: bool) -> None:
@@ -309,16 +320,16 @@ class Weather(RuleBasedStateMachine):
         following = Stamp(mark.incarnation or 1, mark.sequence + 1)
         odd: dict[str, Any] = {"fragment": fragment, "due": due, "after": mark if known else stamp}
         signed = contribution(learner, chain.head, following if known else stamp, **odd)
-        self.feed(ev.ContributionOffered(self.number(), learner, signed))
+        self.feed(ev.Offered(self.number(), learner, signed))
 
     @precondition(lambda self: self.transfers)
     @rule(choice=st.integers(0, 99), good=st.integers(0, 3))
     def payload(self, choice: int, good: int) -> None:
         transfer = self.transfers.pop(choice % len(self.transfers))
         if good:
-            self.feed(ev.ContributionReceived(transfer, self.ticket()))
+            self.feed(ev.PayloadReceived(transfer, self.ticket()))
         else:
-            self.feed(ev.ContributionBroken(transfer, "non-finite"))
+            self.feed(ev.PayloadBroken(transfer, Verdict.NON_FINITE))
 
 
 Weather.TestCase.settings = settings(

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.reach import Reach
+from p2pdiloco.core.api.reasons import VoteRefusal
 from p2pdiloco.core.api.types import (
     Certificate,
     ContributionHeader,
@@ -113,16 +114,23 @@ def message_strategies(
         reach=st.sampled_from(Reach),
         strain=st.integers(0, 24),
     )
+    refusals = st.sampled_from(VoteRefusal)
     return {
         msg.Progress: progress,
         msg.Leaving: st.builds(msg.Leaving, counts),
         msg.Closing: st.builds(msg.Closing, groups, fragments, counts, counts, floats),
-        msg.Pass: st.builds(msg.Pass, groups, fragments, counts, counts, words),
+        msg.Pass: st.builds(msg.Pass, groups, fragments, counts, counts),
         msg.Announce: st.builds(msg.Announce, fragments, heads(), peers),
         msg.VoteRequest: st.builds(msg.VoteRequest, groups, fragments, counts, heads(), words),
         msg.VoteGranted: st.builds(msg.VoteGranted, votes(peers, fragments)),
         msg.VoteRefused: st.builds(
-            msg.VoteRefused, groups, fragments, counts, counts, st.none() | heads(), words
+            msg.VoteRefused,
+            groups,
+            fragments,
+            counts,
+            counts,
+            st.none() | heads(),
+            refusals,
         ),
         msg.Elected: st.builds(msg.Elected, certificates),
         msg.OfficeQuery: st.builds(msg.OfficeQuery, groups, fragments, counts),

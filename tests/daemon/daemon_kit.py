@@ -20,6 +20,7 @@ from p2pdiloco.config.settings import BootstrapSettings, NodeSettings
 from p2pdiloco.core.api.config import Timing
 from p2pdiloco.core.api.messages import Message
 from p2pdiloco.core.api.messages import encode as encode_message
+from p2pdiloco.core.api.reasons import Verdict
 from p2pdiloco.core.api.types import (
     NEVER,
     WHOLE_RUN,
@@ -308,7 +309,7 @@ class Rogue:
         return b""
 
     async def on_push(self, sender: str, header: bytes) -> PushSink | Refusal:
-        return Refusal(wire.encode(wire.Answer(False, "no", None)))
+        return Refusal(wire.encode(wire.Answer(Verdict.NOT_READY, None)))
 
     async def on_pull(self, sender: str, request: bytes) -> PullSource | Refusal:
         pull = wire.decode(request, wire.Pull)  # type: ignore[arg-type]

@@ -14,6 +14,7 @@ from p2pdiloco import WIRE_VERSION
 from p2pdiloco.core.api.messages import MAX_MESSAGE_BYTES, Announce, Leaving, OfficeQuery, Progress
 from p2pdiloco.core.api.messages import encode as encode_message
 from p2pdiloco.core.api.reach import Reach
+from p2pdiloco.core.api.reasons import Verdict
 from p2pdiloco.core.api.types import WHOLE_RUN, Head, SignedVersion, Stamp, VersionHeader, signed_bytes
 from p2pdiloco.daemon import wire
 from p2pdiloco.errors import RemoteError, TransportError
@@ -110,9 +111,9 @@ async def test_bad_labels_are_refused_on_sight_and_rounds_go_on(tmp_path: Path) 
             header = rogue.header(member, payload, **({**changes, "fragment": 0}))
             header = msgspec.structs.replace(header, fragment=fragment)
             answer = await rogue.push(member, rogue.sign(header), payload)
-            assert (answer.accepted, answer.reason) == (False, reason), name
+            assert answer.verdict.value == reason, name
         answer = await rogue.push(member, forged(rogue, member, payload), payload)
-        assert (answer.accepted, answer.reason) == (False, "bad-signature")
+        assert answer.verdict is Verdict.BAD_SIGNATURE
         faults = {"wrong-size", "wrong-codec", "implausible-tokens", "false-learner", "bad-signature"}
         assert faults | {"unknown-fragment", "other-run"} <= set(member.refused())
         await around.round(member)
@@ -132,15 +133,15 @@ async def test_bad_payloads_are_refused_when_they_are_here(tmp_path: Path) -> No
 
         poison = not_a_number(honest)
         answer = await rogue.push(member, rogue.sign(rogue.header(member, poison)), poison)
-        assert (answer.accepted, answer.reason) == (False, "non-finite")
+        assert answer.verdict is Verdict.NON_FINITE
 
         short = bytes(honest[:-8])
         answer = await rogue.push(member, rogue.sign(rogue.header(member, short)), short)
-        assert (answer.accepted, answer.reason) == (False, "wrong-size")
+        assert answer.verdict is Verdict.WRONG_SIZE
 
         other = bytes(len(honest))
         answer = await rogue.push(member, rogue.sign(rogue.header(member, honest)), other)
-        assert (answer.accepted, answer.reason) == (False, "wrong-digest")
+        assert answer.verdict is Verdict.WRONG_DIGEST
 
         # Less than announced: the transport ends it.
         with pytest.raises((RemoteError, TransportError)):
@@ -150,7 +151,7 @@ async def test_bad_payloads_are_refused_when_they_are_here(tmp_path: Path) -> No
         await around.round(member)
         # After all that, an honest one of the same learner is welcome.
         answer = await rogue.push(member, rogue.sign(rogue.header(member, honest)), honest)
-        assert answer.accepted
+        assert answer.verdict.taken
 
 
 async def test_a_replayed_contribution_is_merged_once(tmp_path: Path) -> None:
@@ -160,16 +161,16 @@ async def test_a_replayed_contribution_is_merged_once(tmp_path: Path) -> None:
         rogue, thief = await around.rogue(), await around.rogue()
         payload = rogue.payload(member)
         signed = rogue.sign(rogue.header(member, payload))
-        assert (await rogue.push(member, signed, payload)).accepted
+        assert (await rogue.push(member, signed, payload)).verdict.taken
         chain = member.core.fragments[0].chain
         member.learner.contribute(0)
         await until(lambda: chain.watermark(rogue.id) == Stamp(1, 1), "the contribution is merged")
 
         tokens = member.head().tokens
         answer = await rogue.push(member, signed, payload)
-        assert (answer.accepted, answer.reason) == (False, "already-merged")
+        assert answer.verdict is Verdict.ALREADY_MERGED
         answer = await thief.push(member, signed, payload)
-        assert (answer.accepted, answer.reason) == (False, "false-learner")
+        assert answer.verdict is Verdict.FALSE_LEARNER
         await around.round(member)
         assert member.head().tokens == tokens + 256
 

@@ -15,7 +15,7 @@ from daemon_kit import Neighbourhood, ScriptedLearner, until
 
 from p2pdiloco.adapters.disk.files import Files
 from p2pdiloco.adapters.disk.spool import Spool
-from p2pdiloco.core.api.events import ContributionAnswered, ContributionSent, Event, LeaveRequested
+from p2pdiloco.core.api.events import ContributionSent, Event, LeaveRequested, OfferAnswered
 from p2pdiloco.daemon.learner import learner_link
 from p2pdiloco.daemon.member import UPDATES_IN_MEMORY
 from p2pdiloco.daemon.run_files.resume import FILE
@@ -325,12 +325,12 @@ async def test_the_core_hears_that_a_payload_is_about_to_be_whole_before_it_hear
             post(event)
 
         transfers._post = listen
-        while ContributionAnswered not in heard:  # on a busy machine the contributor may be the syncer itself
+        while OfferAnswered not in heard:  # on a busy machine the contributor may be the syncer itself
             await until(lambda: not two.learner.slot_in_use, "a free slot")
             tokens = one.head().tokens
             two.learner.contribute(0)
             await until(lambda tokens=tokens: one.head().tokens > tokens, "its merge")
-        assert heard.index(ContributionSent) < heard.index(ContributionAnswered)
+        assert heard.index(ContributionSent) < heard.index(OfferAnswered)
 
 
 async def test_nothing_is_on_its_way_any_more_when_it_is_noted_what_is_left(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from p2pdiloco.core.api.effects import (
     Effect,
     FetchUpdate,
     Merge,
-    OfferContribution,
+    Offer,
     Persist,
     UpdateRecord,
 )
@@ -69,7 +69,7 @@ def test_late_joiner_catches_up_before_it_votes_or_contributes() -> None:
     def note(host: Host, effect: Effect) -> None:
         if host.peer == "n3":
             late.append((host.now, type(effect).__name__))
-            if type(effect).__name__ in ("OfferContribution", "Persist"):
+            if type(effect).__name__ in ("Offer", "Persist"):
                 assert host.may_serve
                 assert host.stores[0].version.header.number > 0
 
@@ -77,7 +77,7 @@ def test_late_joiner_catches_up_before_it_votes_or_contributes() -> None:
     commits.act = note
     result = world.run()
     assert result.ok, (result.detail, result.stuck)
-    offers = [t for t, name in late if name == "OfferContribution"]
+    offers = [t for t, name in late if name == "Offer"]
     assert offers and min(offers) < 30.0
     assert result.lost_to_forks == 0
 
@@ -144,7 +144,7 @@ def test_who_leaves_over_a_link_that_carries_nothing_takes_it_up_again() -> None
     offered: list[int] = []
 
     def note(host: Host, effect: Effect) -> None:
-        if isinstance(effect, OfferContribution) and host.leaving:
+        if isinstance(effect, Offer) and host.leaving:
             offered.append(effect.signed.header.fragment)
 
     def leave() -> None:

@@ -9,11 +9,11 @@ from __future__ import annotations
 from msgspec import Struct
 
 from p2pdiloco.core.api.messages import Message
+from p2pdiloco.core.api.reasons import Verdict
 from p2pdiloco.core.api.types import (
     WHOLE_RUN,
     Contributor,
-    SignedContribution,
-    SignedPartial,
+    SignedOffer,
     SignedVersion,
     Stamp,
     Ticket,
@@ -70,12 +70,16 @@ class RequestFragment(Effect, frozen=True):
     fragment: int
 
 
-class OfferContribution(Effect, frozen=True):
-    """Stream our contribution to the syncer: `ContributionAnswered` or `ContributionUndelivered`."""
+class Offer(Effect, frozen=True):
+    """Stream a contribution to the syncer, or our group's partial to the syncer of the group above:
+    `OfferAnswered` or `OfferUndelivered`. The receiver hears `Offered`, and answers with `AcceptTransfer`
+    and `AnswerTransfer`."""
 
     peer: str
-    signed: SignedContribution
+    signed: SignedOffer
     ticket: Ticket
+    attempt: int = 0
+    """Of the merge that made a partial."""
 
 
 class DiscardContribution(Effect, frozen=True):
@@ -114,32 +118,22 @@ class RetireSlot(Effect, frozen=True):
 
 
 class AcceptTransfer(Effect, frozen=True):
-    """Read the payload of an offered contribution; `ContributionReceived` or `ContributionBroken`."""
+    """Read the payload of an offer; `PayloadReceived` or `PayloadBroken`."""
 
     transfer: int
     fragment: int
     payload_bytes: int
 
 
-class RefuseTransfer(Effect, frozen=True):
-    """Do not read the payload; tell the sender why, with our head. `counted`: it is the peer's fault."""
-
-    transfer: int
-    fragment: int
-    reason: str
-    counted: bool
-
-
 class AnswerTransfer(Effect, frozen=True):
-    """The last word on a received contribution, to its sender."""
+    """The last word on an offer, to its sender, with our head. Before its payload: that is not read."""
 
     transfer: int
     fragment: int
-    accepted: bool
-    reason: str
+    verdict: Verdict
 
 
-Decision = AcceptTransfer | RefuseTransfer | AnswerTransfer
+Decision = AcceptTransfer | AnswerTransfer
 """The core's word on what a peer pushes: on the offer, and in the end. There is none by default: an
 environment that is left without one has found a bug of ours."""
 
@@ -181,17 +175,6 @@ class MergePartial(Effect, frozen=True):
     attempt: int
     inputs: tuple[MergeInput, ...]
     partials: tuple[Ticket, ...]
-
-
-class OfferPartial(Effect, frozen=True):
-    """Stream our group's partial to the syncer of the group above: `PartialAnswered` or
-    `PartialUndelivered` with this attempt. The receiver hears `PartialOffered`, and answers with
-    `AcceptTransfer`, `RefuseTransfer` and `AnswerTransfer` as for contributions."""
-
-    peer: str
-    attempt: int
-    signed: SignedPartial
-    ticket: Ticket
 
 
 # --- updates and states ------------------------------------------------------------------------------

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from p2pdiloco.core.api.effects import Offer
 from p2pdiloco.core.api.grouping import Roster
 from p2pdiloco.core.api.messages import Message
 from p2pdiloco.core.api.reach import Reach
+from p2pdiloco.core.api.reasons import FetchFailure, Verdict
 from p2pdiloco.core.api.types import (
     Head,
-    SignedContribution,
-    SignedPartial,
+    SignedOffer,
     SignedVersion,
     Stamp,
     Ticket,
@@ -106,16 +107,13 @@ class NothingToContribute(Event, frozen=True):
     fragment: int
 
 
-class ContributionAnswered(Event, frozen=True):
-    """The syncer's last word on a contribution that we sent."""
+class OfferAnswered(Event, frozen=True):
+    """The receiver's last word on a contribution or partial that we sent."""
 
-    fragment: int
-    stamp: Stamp
-    peer: str
-    accepted: bool
-    reason: str
+    offer: Offer
+    verdict: Verdict
     head: Head | None
-    """The refusing syncer's head."""
+    """The receiver's."""
 
 
 class ContributionSent(Event, frozen=True):
@@ -125,12 +123,10 @@ class ContributionSent(Event, frozen=True):
     stamp: Stamp
 
 
-class ContributionUndelivered(Event, frozen=True):
-    """The stream broke or the peer could not be reached."""
+class OfferUndelivered(Event, frozen=True):
+    """The stream of a contribution or partial of ours broke, or the peer could not be reached."""
 
-    fragment: int
-    stamp: Stamp
-    peer: str
+    offer: Offer
 
 
 class LearnerApplied(Event, frozen=True):
@@ -159,35 +155,27 @@ class LearnerLost(Event, frozen=True):
 # --- contributions: syncer side -----------------------------------------------------------------------
 
 
-class ContributionOffered(Event, frozen=True):
-    """A peer wants to stream a contribution to us; only its header has been read."""
+class Offered(Event, frozen=True):
+    """A learner wants to stream a contribution to us, or the syncer of a group below its partial merge; only
+    the header has been read. After `AcceptTransfer`: `PayloadReceived` or `PayloadBroken`."""
 
     transfer: int
     sender: str
-    signed: SignedContribution
+    signed: SignedOffer
 
 
-class ContributionReceived(Event, frozen=True):
+class PayloadReceived(Event, frozen=True):
     """The payload of an accepted transfer is here, its digest and content are sound."""
 
     transfer: int
     ticket: Ticket
 
 
-class ContributionBroken(Event, frozen=True):
-    """An accepted transfer ended without a sound payload. `reason` is "cut" or what was wrong with it."""
+class PayloadBroken(Event, frozen=True):
+    """An accepted transfer ended without a sound payload, and why."""
 
     transfer: int
-    reason: str
-
-
-class PartialOffered(Event, frozen=True):
-    """The syncer of a group below wants to stream its partial merge to us; only its header has been read.
-    After `AcceptTransfer` its payload ends in `ContributionReceived` or `ContributionBroken`."""
-
-    transfer: int
-    sender: str
-    signed: SignedPartial
+    verdict: Verdict
 
 
 class PartialMerged(Event, frozen=True):
@@ -208,27 +196,6 @@ class PartialFailed(Event, frozen=True):
     group: str
     attempt: int
     reason: str
-
-
-class PartialAnswered(Event, frozen=True):
-    """The last word of the syncer above on our partial."""
-
-    fragment: int
-    group: str
-    attempt: int
-    peer: str
-    accepted: bool
-    reason: str
-    head: Head | None
-
-
-class PartialUndelivered(Event, frozen=True):
-    """The stream of our partial broke, or the syncer above could not be reached."""
-
-    fragment: int
-    group: str
-    attempt: int
-    peer: str
 
 
 class Merged(Event, frozen=True):
@@ -284,8 +251,9 @@ class FetchFailed(Event, frozen=True):
     fragment: int
     number: int
     peer: str
-    reason: str
-    """"unreachable", "gone" (no longer in its log), "not-ready", or what was wrong with the answer."""
+    failure: FetchFailure
+    detail: str = ""
+    """What was wrong with the answer, in a word."""
 
 
 class UpdateApplied(Event, frozen=True):

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from p2pdiloco.core.api.reach import Reach
+from p2pdiloco.core.api.reasons import VoteRefusal
 from p2pdiloco.core.api.types import (
     MAX_FRAGMENTS,
     MAX_STRAIN,
@@ -31,7 +32,7 @@ from p2pdiloco.release import WIRE_VERSION
 MAX_MESSAGE_BYTES = 256 * 1024
 MAX_OFFICES = 2 * MAX_FRAGMENTS
 """More offices than one peer holds, on all levels of all fragments."""
-Reason = Annotated[str, Meta(max_length=200)]
+Words = Annotated[str, Meta(max_length=200)]
 
 
 class Message(Wire, tag=True, frozen=True):
@@ -93,7 +94,6 @@ class Pass(Message, frozen=True):
     fragment: Count
     term: Count
     number: Count
-    reason: Reason
 
 
 class Announce(Message, frozen=True):
@@ -112,7 +112,8 @@ class VoteRequest(Message, frozen=True):
     fragment: Count
     term: Count
     head: Head
-    reason: Reason
+    reason: Words
+    """For people."""
 
 
 class VoteGranted(Message, frozen=True):
@@ -129,7 +130,7 @@ class VoteRefused(Message, frozen=True):
     term: Count
     known_term: Count
     head: Head | None
-    reason: Reason
+    reason: VoteRefusal
 
 
 class Elected(Message, frozen=True):

@@ -231,6 +231,10 @@ class SignedPartial(Wire, frozen=True):
     signature: Signature
 
 
+SignedOffer = SignedContribution | SignedPartial
+"""What is offered to a syncer: a learner's work, or the sums of a whole group's."""
+
+
 class VoteBody(Wire, frozen=True):
     """What a voter says: in this term of this fragment, this candidate."""
 

@@ -29,17 +29,17 @@ from collections.abc import Callable
 from p2pdiloco.core.api.effects import (
     CommitVersion,
     DiscardContribution,
-    OfferContribution,
+    Offer,
     RetireSlot,
 )
 from p2pdiloco.core.api.events import (
     Combined,
     CombineFailed,
-    ContributionAnswered,
     ContributionReady,
-    ContributionUndelivered,
+    OfferAnswered,
 )
 from p2pdiloco.core.api.grouping import level_sizes
+from p2pdiloco.core.api.reasons import Suspicion, Then, Verdict
 from p2pdiloco.core.api.types import (
     ContributionHeader,
     SignedContribution,
@@ -52,19 +52,14 @@ from p2pdiloco.core.context import FragmentContext, Tenure
 from p2pdiloco.core.contributions.pending import SEND_TABLE, Pending, SendSignal, SendState
 from p2pdiloco.core.contributions.retained import Kept, Part
 from p2pdiloco.core.contributions.unmerged import TakeUp, Unmerged
-from p2pdiloco.core.election.office_table import NOT_IN_OFFICE
 from p2pdiloco.core.machine import Machine
 from p2pdiloco.core.shared import Shared
-from p2pdiloco.core.timing import Ema, backoff_s, patience_s
+from p2pdiloco.core.timing import Ema, patience_s
 
 MAX_QUEUE = 4
 RETIRED_KEPT = 16
 OTHER_OPINIONS = 3
 """A contribution that somebody took, or may have taken, must be called unusable so many times more often."""
-PERMANENT = frozenset(
-    {"wrong-size", "non-finite", "out-of-range", "implausible-tokens", "wrong-codec", "bad-signature"}
-)
-RELABEL = frozenset({"stale-base", "unknown-base"})
 
 
 class Contributor:
@@ -136,16 +131,13 @@ class Contributor:
             SendState.OFFERED: "on its way to the syncer",
             SendState.HELD: "held by the syncer",
         }
-        return where[first.machine.state]
+        return where[first.state]
 
     def deadline(self) -> float | None:
         """When to look again."""
         if not self._queue:
             return None
-        first = self._queue[0]
-        if first.machine.state is SendState.WAITING:
-            return first.retry_at_s if self._office.syncer else None
-        return first.deadline_s if first.machine.state is SendState.HELD else None
+        return self._queue[0].deadline(self._office.syncer)
 
     # --- what happens --------------------------------------------------------------------------------
 
@@ -191,7 +183,7 @@ class Contributor:
 
     def _combining(self, attempt: int) -> Pending | None:
         first = self._queue[0] if self._queue else None
-        waits = first is not None and first.machine.state is SendState.COMBINING
+        waits = first is not None and first.state is SendState.COMBINING
         return first if waits and first is not None and first.combine_attempt == attempt else None
 
     def forgive(self, lag_s: float) -> None:
@@ -211,23 +203,21 @@ class Contributor:
             return None
         first = self._queue[0]
         syncer = self._office.syncer
-        if first.machine.state is SendState.HELD and (first.peer != syncer or now >= first.deadline_s):
+        if first.state is SendState.HELD and (first.peer != syncer or now >= first.deadline_s):
             if first.peer == syncer and self.behind(now):
                 # It makes versions: what is slow is their way to us, and perhaps ours is in one of them.
                 first.deadline_s = now + self._shared.timing.answer_floor_s
                 return None
             if first.peer == syncer:
-                self._office.suspect(f"no version for {now - first.held_since_s:.1f} s")
-            self._retry(first, now, at_once=True)
-        waiting = first.machine.state is SendState.WAITING
+                self._office.suspect(Suspicion.NO_VERSION, waited_s=round(now - first.held_since_s, 1))
+            first.retry(now)
+        waiting = first.state is SendState.WAITING
         return first if waiting and self._office.takes(now) and now >= first.retry_at_s else None
 
     def offer(self, pending: Pending, syncer: str, now: float) -> SignedContribution:
         """Sign the label anew and count it as under way to `syncer`."""
-        pending.machine.go(SendSignal.OFFER)
-        pending.peer, pending.sent_after = syncer, pending.after
-        pending.attempts += 1
-        pending.held_since_s = now
+        pending.offered(syncer, now)
+        pending.sent_after = pending.after
         config, shared = self._shared.config, self._shared
         age = self._chain.head.number - pending.base_number
         known = self._chain.knows(pending.base_number, pending.base_digest)
@@ -256,96 +246,90 @@ class Contributor:
     def send(self, pending: Pending, syncer: str, now: float) -> None:
         """Stream it to another peer."""
         signed = self.offer(pending, syncer, now)
-        self._shared.out.put(OfferContribution(syncer, signed, pending.ready.ticket))
+        self._shared.out.put(Offer(syncer, signed, pending.ready.ticket))
 
-    def answered(self, event: ContributionAnswered, now: float) -> None:
+    def answered(self, event: OfferAnswered, now: float) -> None:
         """The syncer's word."""
-        first = self._current(event.stamp, event.peer)
+        first = self._current(event.offer)
         if first is None:
             return
-        if event.accepted or event.reason == "already-held":
-            self.accepted(first, "held" in event.reason, now)
+        if event.verdict.taken:
+            self.accepted(first, event.verdict, now)
             return
         self._shared.out.record(
             "contribution",
             self._fragment,
-            f"refused: {event.reason}",
-            syncer=event.peer,
+            f"refused: {event.verdict}",
+            syncer=event.offer.peer,
             stamp=first.stamp.sequence,
         )
-        self.refused(first, event.reason, now)
+        self.refused(first, event.verdict, now)
 
-    def accepted(self, pending: Pending, held_over: bool, now: float) -> None:
+    def accepted(self, pending: Pending, verdict: Verdict, now: float) -> None:
         """The syncer has it; from now on a version that contains it is due."""
         pending.machine.go(SendSignal.ACCEPT)
         pending.perhaps_held = True
         # A syncer of one group among several passes it on in a partial merge.
         pending.sent = pending.sent or self._chain.header.groups > 1
         if pending.sent_after != pending.after:  # our chain moved meanwhile: theirs will, and drop it
-            self._retry(pending, now, at_once=False)
+            pending.retry(now, self._shared.timing.retry_s)
             return
         config, timing = self._shared.config, self._shared.timing
         step_s = self._shared.median_step_s(now)
         # Others' payloads may well take as long as ours has taken.
         round_s = max(self._round_s.value, now - pending.held_since_s)
         wait_s = patience_s(timing.answer_floor_s, round_s, config.delay_steps, step_s)
-        if held_over or config.quorum > 1:
+        if verdict.then is Then.WAIT_LONGER or config.quorum > 1:
             wait_s += 2 * config.inner_steps * step_s + timing.hold_floor_s
         # The syncers above are doubted first, by those below them.
         levels = len(level_sizes(self._chain.header.groups, config.group_size))
         pending.deadline_s = now + wait_s * levels * self._shared.health.stretch(now)
 
-    def refused(self, pending: Pending, reason: str, now: float) -> None:
+    def refused(self, pending: Pending, verdict: Verdict, now: float) -> None:
         """Mend what can be mended and try again; give up only what can never be merged."""
-        if reason in PERMANENT and pending.perhaps_held and pending.called_unusable < OTHER_OPINIONS:
+        hopeless = verdict.then is Then.GIVE_UP
+        if hopeless and pending.perhaps_held and pending.called_unusable < OTHER_OPINIONS:
             pending.called_unusable += 1  # it was sound for somebody, or may have been: damaged on the way
-        elif reason in PERMANENT:
+        elif hopeless:
             self._queue.remove(pending)
-            self._give_up(pending, reason)
+            self._give_up(pending, str(verdict))
             if self._queue:
                 self._queue[0].after = pending.after
             return
-        if reason in RELABEL:
+        if verdict.then is Then.RELABEL:
             pending.base_number, pending.base_digest = self._chain.head.number, self._chain.head.digest
-        denied = reason == "not-syncer" and pending.peer == self._office.syncer and pending.attempts > 1
+        denied = verdict.then is Then.DOUBT and pending.attempts > 1 and pending.peer == self._office.syncer
         if denied and not self.behind(
             now
         ):  # else its term may be over, by a version that is on its way to us
-            self._office.suspect(NOT_IN_OFFICE)
-        self._retry(pending, now, at_once=False)
+            self._office.suspect(Suspicion.NOT_IN_OFFICE)
+        pending.retry(now, self._shared.timing.retry_s)
 
     def sent(self, stamp: Stamp) -> None:
         """All of it has gone out."""
         for pending in self._queue:
             pending.sent = pending.sent or pending.stamp == stamp
 
-    def undelivered(self, event: ContributionUndelivered, now: float) -> None:
+    def undelivered(self, offer: Offer, now: float) -> None:
         """The stream broke."""
-        first = self._current(event.stamp, event.peer)
+        first = self._current(offer)
         if first is not None:
             first.perhaps_held = True
-            self._retry(first, now, at_once=False)
+            first.retry(now, self._shared.timing.retry_s)
 
-    def _current(self, stamp: Stamp, peer: str) -> Pending | None:
-        if not self._queue:
+    def _current(self, offer: Offer) -> Pending | None:
+        """The first of the queue, if it is what that offer is about."""
+        header = offer.signed.header
+        if not self._queue or not isinstance(header, ContributionHeader):
             return None
         first = self._queue[0]
-        matches = first.stamp == stamp and first.peer == peer and first.machine.state is SendState.OFFERED
+        matches = (first.stamp, first.peer, first.state) == (header.stamp, offer.peer, SendState.OFFERED)
         return first if matches else None
-
-    def _retry(self, pending: Pending, now: float, at_once: bool) -> None:
-        if pending.machine.may(SendSignal.RETRY):
-            pending.machine.go(SendSignal.RETRY)
-        pending.retry_at_s = (
-            now if at_once else now + backoff_s(self._shared.timing.retry_s, pending.attempts)
-        )
 
     def office_changed(self, now: float) -> None:
         """Another syncer: whatever the old one holds is sent again, at once."""
         for pending in self._queue:
-            if pending.machine.state is not SendState.OFFERED or pending.peer != self._office.syncer:
-                self._retry(pending, now, at_once=True)
-            pending.attempts = 0
+            pending.office_changed(self._office.syncer, now)
 
     def _give_up(self, pending: Pending, reason: str) -> None:
         out = self._shared.out
@@ -398,8 +382,8 @@ class Contributor:
             first = self._queue[0]
             if first.after != watermark:
                 first.after = watermark
-                if first.machine.state is SendState.HELD:  # not any more: it does not fit as it was labelled
-                    self._retry(first, now, at_once=True)
+                if first.state is SendState.HELD:  # not any more: it does not fit as it was labelled
+                    first.retry(now)
 
     def _settle(self, pending: Pending, number: int, now: float) -> None:
         """It is in our chain."""
@@ -422,7 +406,7 @@ class Contributor:
             self._kept.add(min((*pending.contains, pending.stamp)), pending.stamp, pending.ready, number)
 
     def _discard_payload(self, pending: Pending) -> None:
-        if pending.machine.state is not SendState.COMBINING:
+        if pending.state is not SendState.COMBINING:
             self._shared.out.put(DiscardContribution(self._fragment, pending.ready.ticket))
 
     def _withdraw(self, again: Pending) -> None:
@@ -440,7 +424,7 @@ class Contributor:
         again.machine = Machine(SEND_TABLE, SendState.COMBINING)
         again.combine_attempt = self._kept.combine(lost)
         for other in self._queue:  # only the first may be under way
-            self._retry(other, now, at_once=True)
+            other.retry(now)
         self._queue.appendleft(again)
         self._shared.out.record(
             "fork",

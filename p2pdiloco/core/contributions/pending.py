@@ -1,4 +1,4 @@
-"""One contribution under way: its states, and what is known of it until a chain has it for good."""
+"""Work on its way to a syncer: its states, and what is known of it until a chain has it for good."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from p2pdiloco.core.api.events import ContributionReady
 from p2pdiloco.core.api.types import Stamp
 from p2pdiloco.core.contributions.retained import Part
 from p2pdiloco.core.machine import Machine, direct_members
+from p2pdiloco.core.timing import backoff_s
 
 
 @direct_members
@@ -39,10 +40,54 @@ SEND_TABLE = {
 }
 
 
-class Pending:
+class Underway:
+    """What is to be merged by a syncer, and where it is: a contribution, or the partial merge of a group."""
+
+    def __init__(self, start: SendState = SendState.WAITING) -> None:
+        self.machine = Machine(SEND_TABLE, start)
+        self.peer = ""
+        """To whom it was offered last."""
+        self.attempts = 0
+        self.retry_at_s = 0.0
+        self.deadline_s = 0.0
+        self.held_since_s = 0.0
+        """When it was offered last."""
+
+    @property
+    def state(self) -> SendState:
+        """Where it is."""
+        return self.machine.state
+
+    def deadline(self, syncer: str | None) -> float | None:
+        """When to look again, if that one is in office."""
+        if self.state is SendState.WAITING:
+            return self.retry_at_s if syncer else None
+        return self.deadline_s if self.state is SendState.HELD else None
+
+    def offered(self, peer: str, now: float) -> None:
+        """It is on its way to that peer."""
+        self.machine.go(SendSignal.OFFER)
+        self.peer, self.held_since_s = peer, now
+        self.attempts += 1
+
+    def retry(self, now: float, pause_s: float = 0.0) -> None:
+        """Send it again: at once, or after a pause that grows with the attempts."""
+        if self.machine.may(SendSignal.RETRY):
+            self.machine.go(SendSignal.RETRY)
+        self.retry_at_s = now + backoff_s(pause_s, self.attempts) if pause_s else now
+
+    def office_changed(self, syncer: str | None, now: float) -> None:
+        """Another syncer: whatever the old one holds is sent again, at once."""
+        if self.state is not SendState.OFFERED or self.peer != syncer:
+            self.retry(now)
+        self.attempts = 0
+
+
+class Pending(Underway):
     """One contribution that is not yet beyond doubt."""
 
     def __init__(self, stamp: Stamp, after: Stamp, ready: ContributionReady, base: tuple[int, bytes]) -> None:
+        super().__init__()
         self.stamp = stamp
         self.after = after
         self.ready = ready
@@ -54,13 +99,7 @@ class Pending:
         self.parts: tuple[Part, ...] = ()
         """What an abandoned version had merged and is sent again in this one; its payload is ours alone."""
         self.combine_attempt = 0
-        self.machine = Machine(SEND_TABLE, SendState.WAITING)
-        self.peer = ""
         self.sent_after = after
-        self.attempts = 0
-        self.retry_at_s = 0.0
-        self.deadline_s = 0.0
-        self.held_since_s = 0.0
         self.sent = False
         """All of it went out to another node, once at least, or may have."""
         self.perhaps_held = False

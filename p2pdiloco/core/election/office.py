@@ -23,11 +23,11 @@ from collections.abc import Callable
 
 from p2pdiloco.core.api.effects import Effect, Send
 from p2pdiloco.core.api.messages import Elected, OfficeQuery, VoteGranted, VoteRefused, VoteRequest
+from p2pdiloco.core.api.reasons import MessageFault, Suspicion, VoteRefusal
 from p2pdiloco.core.api.types import WHOLE_RUN, Certificate, Vote
 from p2pdiloco.core.context import FragmentContext
 from p2pdiloco.core.election.electorate import Electorate
 from p2pdiloco.core.election.office_table import (
-    COUNTED_ON,
     OFFICE_TABLE,
     OfficeSignal,
     OfficeState,
@@ -43,10 +43,6 @@ from p2pdiloco.core.election.voting import (
 )
 from p2pdiloco.core.machine import Machine
 
-OTHER_EPOCH = "other epoch"
-NOT_HEARD_OF = "not heard of yet"
-SOFT = frozenset({OTHER_EPOCH, NOT_HEARD_OF})
-"""Refusals of voters that will know more in a moment: they are asked again in the same term."""
 MAX_TERM_LEAP = 1000
 """What one peer says moves our idea of the newest term by at most so much: terms are numbers that end."""
 
@@ -136,15 +132,17 @@ class Office:
 
     # --- what happens --------------------------------------------------------------------------------
 
-    def suspect(self, reason: str) -> None:
-        """Our contribution went unanswered for too long, or the holder says it is not the syncer."""
-        if not self._trust.suspected and not self.holding:
-            self._trust.suspected = reason
-            self._shared.out.record("suspicion", self._fragment, reason, syncer=self.syncer, term=self.term)
+    def suspect(self, why: Suspicion, **details: float) -> None:
+        """Our contribution went unanswered for too long, or the holder says it is not the syncer. `details`:
+        for people."""
+        if self._trust.suspected is None and not self.holding:
+            self._trust.suspected = why
+            known = {"syncer": self.syncer, "term": self.term, **details}
+            self._shared.out.record("suspicion", self._fragment, str(why), **known)
 
     def trust(self) -> None:
         """A new version arrived: the holder works."""
-        self._trust.suspected, self._trust.outvoted = "", False
+        self._trust.suspected, self._trust.outvoted = None, False
 
     def stand_later(self, from_s: float) -> None:
         """Not before that."""
@@ -303,13 +301,12 @@ class Office:
         shared = self._shared
         self._saw(request.term - 1)
         refusal = self._why_no_vote(sender, request, now)
-        if refusal and refusal not in SOFT:
+        if refusal is not None and not refusal.soft:
             # Its own vote of that term is gone: standing in it ourselves would only cross its path again.
             self._saw(request.term)
-        shared.out.record(
-            "vote", self._fragment, refusal or f"given: {request.reason}", candidate=sender, term=request.term
-        )
-        if refusal:
+        words = f"given: {request.reason}" if refusal is None else str(refusal)
+        shared.out.record("vote", self._fragment, words, candidate=sender, term=request.term)
+        if refusal is not None:
             head = self._chain.head if shared.confirmed else None
             known = max(self.term, self._voter.term)
             shared.out.send(
@@ -327,24 +324,24 @@ class Office:
         else:
             self._give_vote(sender, request.term, (granted,), lambda _t: None)
 
-    def _why_no_vote(self, sender: str, request: VoteRequest, now: float) -> str:
+    def _why_no_vote(self, sender: str, request: VoteRequest, now: float) -> VoteRefusal | None:
         shared = self._shared
         progress = shared.view.progress(sender)
         if not shared.votes:
-            return "our disk takes no votes" if shared.confirmed else "we are catching up ourselves"
+            return VoteRefusal.NO_DISK if shared.confirmed else VoteRefusal.CATCHING_UP
         if self._group != WHOLE_RUN and (progress is None or not self._electorate.admits(sender, now)):
-            return NOT_HEARD_OF
+            return VoteRefusal.NOT_HEARD_OF
         if progress is None or not progress.confirmed:
-            return "not a confirmed member"
+            return VoteRefusal.NOT_CONFIRMED
         if request.term > max(self._seen_term, self.term) + 1:
-            return f"term {request.term} is far ahead of ours"
+            return VoteRefusal.FAR_AHEAD
         if request.term <= self.term:
-            return f"term {self.term} is certified already"
+            return VoteRefusal.CERTIFIED
         given = self._voter.why_not(sender, request.term)
-        if given:
+        if given is not None:
             return given
         if request.head.weight < self._chain.head.weight:
-            return "our chain is heavier"
+            return VoteRefusal.LIGHTER
         certificate = self.certificate
         over = (
             certificate is None
@@ -353,21 +350,21 @@ class Office:
             or bool(self._ranks.give_way(certificate, now, request.head.number, sender))
         )
         if not over and not self.why_open(now, sender):
-            return COUNTED_ON
+            return VoteRefusal.COUNTED_ON
         if self.busy():
-            return "our round is closing"
-        return ""
+            return VoteRefusal.CLOSING
+        return None
 
-    def on_vote(self, sender: str, vote: Vote, now: float) -> str:
-        """Count a vote for us. Returns a refusal reason for a false one, else the empty string."""
+    def on_vote(self, sender: str, vote: Vote, now: float) -> MessageFault | None:
+        """Count a vote for us. Returns what is wrong with a false one."""
         if vote.body.voter != sender:
-            return "vote-of-another"
+            return MessageFault.VOTE_OF_ANOTHER
         if self._candidate_term != vote.body.term:
-            return ""
-        reason = why_not_for(self._context, self._group, vote)
-        if not reason:
+            return None
+        fault = why_not_for(self._context, self._group, vote)
+        if fault is None:
             self._count(vote, now)
-        return reason
+        return fault
 
     def _count(self, vote: Vote, now: float) -> None:
         candidacy = self._candidacy
@@ -406,30 +403,31 @@ class Office:
         candidacy = self._candidacy
         if candidacy is None or refused.term != candidacy.term:
             return
-        if refused.reason in SOFT:
+        if refused.reason.soft:
             candidacy.later(sender, now)
         elif candidacy.refused(sender, now):
             self._lose(now, f"a majority is impossible: {refused.reason}")
-            self._trust.outvoted = bool(self._trust.suspected) and refused.reason == COUNTED_ON
+            counted_on = refused.reason is VoteRefusal.COUNTED_ON
+            self._trust.outvoted = counted_on and self._trust.suspected is not None
             if refused.head is not None and refused.head.weight > self._chain.head.weight:
                 self._not_before_s += self._shared.timing.election_timeout_s  # first catch up
 
-    def on_elected(self, sender: str, certificate: Certificate, now: float) -> str:
-        """Accept a certificate that our own view bears out. Returns a refusal reason, else empty."""
+    def on_elected(self, sender: str, certificate: Certificate, now: float) -> MessageFault | None:
+        """Accept a certificate that our own view bears out. Returns what is wrong with it."""
         if certificate.term <= self.term:
-            return ""
-        reason = why_not_certified(self._context, self._electorate, certificate, now)
-        if reason:
+            return None
+        fault = why_not_certified(self._context, self._electorate, certificate, now)
+        if fault is not None:
             self._saw(certificate.term if self._shared.confirmed else 0)  # it is used up all the same
-            return reason
+            return fault
         was_holding = self.holding
         if certificate.syncer == self._shared.me:
-            return ""  # of an earlier life of ours: we do not hold that office any more
+            return None  # of an earlier life of ours: we do not hold that office any more
         self._seen_term = max(self._seen_term, certificate.term if self._shared.confirmed else 0)
         self.certificate = certificate
         self._machine.go(OfficeSignal.FOLLOW)
         self._taken("deposed" if was_holding else "follows", now)
-        return ""
+        return None
 
     def on_query(self, sender: str, query: OfficeQuery) -> None:
         """Give the certificate that we hold, if it is newer."""

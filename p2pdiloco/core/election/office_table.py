@@ -6,11 +6,6 @@ from enum import Enum, auto
 
 from p2pdiloco.core.machine import direct_members
 
-NOT_IN_OFFICE = "the syncer says that it is not in office"
-"""Why a holder is suspected that refused a contribution."""
-COUNTED_ON = "the syncer in office is alive"
-"""Why a voter keeps to it."""
-
 
 @direct_members
 class OfficeState(Enum):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from p2pdiloco.core.api.reasons import Suspicion
 from p2pdiloco.core.api.types import Certificate
 from p2pdiloco.core.context import FragmentContext
 from p2pdiloco.core.election.standing import Ranks
@@ -15,16 +16,16 @@ class Trust:
         self._fragment = context.index
         self._group = group
         self._ranks = ranks
-        self.suspected = ""
-        """Why this one is not counted on, though it is alive; empty if it is."""
+        self.suspected: Suspicion | None = None
+        """Why this one is not counted on, though it is alive; None if it is."""
         self.outvoted = False
         """Others count on it, and so it stays."""
 
     def why_not(self, certificate: Certificate, now: float, candidate: str = "") -> str:
         """Why the other that this certificate names cannot be counted on (or is to leave the office to
         `candidate`); empty if it can."""
-        if self.suspected:
-            return self.suspected
+        if self.suspected is not None:
+            return str(self.suspected)
         if others := self._ranks.give_way(certificate, now, candidate=candidate):
             return f"the syncer {others}"
         view, syncer = self._shared.view, certificate.syncer

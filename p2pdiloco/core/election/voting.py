@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from p2pdiloco.core.api.effects import Effect, VoteRecord
 from p2pdiloco.core.api.messages import VoteRequest
+from p2pdiloco.core.api.reasons import MessageFault, VoteRefusal
 from p2pdiloco.core.api.types import Certificate, Vote, VoteBody
 from p2pdiloco.core.context import FragmentContext
 from p2pdiloco.core.election.electorate import Electorate
@@ -32,11 +33,11 @@ class Voter:
         """Whether this is our vote, and durable."""
         return (self.term, self.candidate, self.durable) == (term, candidate, True)
 
-    def why_not(self, candidate: str, term: int) -> str:
-        """Why we cannot vote for that candidate in that term; empty if we can."""
+    def why_not(self, candidate: str, term: int) -> VoteRefusal | None:
+        """Why we cannot vote for that candidate in that term; None if we can."""
         if term < self.term or (term == self.term and self.candidate != candidate):
-            return f"our vote of term {self.term} is given"
-        return "our last votes are still being saved" if self.saving >= MAX_SAVING else ""
+            return VoteRefusal.VOTE_GIVEN
+        return VoteRefusal.SAVING if self.saving >= MAX_SAVING else None
 
     def sign(self, candidate: str, term: int) -> Vote:
         """The vote itself; it must be durable before it leaves us."""
@@ -157,8 +158,8 @@ class Candidacy:
         return Certificate(self._group, self._context.index, self.term, me, self._starts, votes)
 
 
-def why_not_for(context: FragmentContext, group: str, vote: Vote) -> str:
-    """Why this is no vote for us in that group; empty if it is one."""
+def why_not_for(context: FragmentContext, group: str, vote: Vote) -> MessageFault | None:
+    """Why this is no vote for us in that group; None if it is one."""
     body, shared = vote.body, context.shared
     if (body.run, body.group, body.fragment, body.candidate) != (
         shared.config.run,
@@ -166,8 +167,9 @@ def why_not_for(context: FragmentContext, group: str, vote: Vote) -> str:
         context.index,
         shared.me,
     ):
-        return "vote-for-another"
-    return "" if shared.signed_by(body.voter, "vote", body, vote.signature) else "vote-signature"
+        return MessageFault.VOTE_FOR_ANOTHER
+    signed = shared.signed_by(body.voter, "vote", body, vote.signature)
+    return None if signed else MessageFault.VOTE_SIGNATURE
 
 
 def binds(certificate: Certificate, electorate: Electorate, now: float) -> bool:
@@ -207,16 +209,16 @@ class Binding:
 
 def why_not_certified(
     context: FragmentContext, electorate: Electorate, certificate: Certificate, now: float
-) -> str:
-    """Why a certificate puts nobody in office, in the view that we have ourselves; empty if it does."""
+) -> MessageFault | None:
+    """Why a certificate puts nobody in office, in the view that we have ourselves; None if it does."""
     shared = context.shared
     named = {vote.body.voter for vote in certificate.votes}  # counted first: signatures take time
     if not named:
-        return "certificate-empty"
+        return MessageFault.CERTIFICATE_EMPTY
     if shared.confirmed:
         unheard = electorate.out_of_earshot(named, now) + electorate.had_votes(named, now)
         if 2 * (electorate.count(named, now) + unheard) <= electorate.size(now) + unheard:
-            return "certificate-minority"
+            return MessageFault.CERTIFICATE_MINORITY
     for vote in certificate.votes:
         body = vote.body
         expected = VoteBody(
@@ -228,5 +230,5 @@ def why_not_certified(
             body.voter,
         )
         if body != expected or not shared.signed_by(body.voter, "vote", body, vote.signature):
-            return "certificate-signature"
-    return ""
+            return MessageFault.CERTIFICATE_SIGNATURE
+    return None

@@ -18,8 +18,6 @@ LONELY_TIMES = 3
 MAX_DOUBTED = 512
 TRUSTED = (0, -1e18, -1e18)
 """How often a holder failed, until when it is left alone, and until when if nobody else has it."""
-INNOCENT = frozenset({"unreachable", "not-ready", "gone", "cut", "behind", "busy"})
-"""Why an honest holder may fail to deliver: the network's reasons, and what time brings."""
 
 
 class Doubts:
@@ -28,16 +26,14 @@ class Doubts:
     def __init__(self) -> None:
         self._until: dict[str, tuple[int, float, float]] = {}
 
-    def add(self, peer: str, reason: str, retry_s: float, now: float) -> bool:
-        """It failed, for this reason. Whether that is its fault."""
-        fault = reason not in INNOCENT
+    def add(self, peer: str, fault: bool, retry_s: float, now: float) -> None:
+        """It failed, by its own fault or not."""
         count = self._until.pop(peer, TRUSTED)[0] + 1
         pause_s = backoff_s(DISTRUST_S if fault else retry_s, count)
         lonely_s = backoff_s(LONELY_S, count) if count <= LONELY_TIMES else pause_s
         self._until[peer] = (count, now + pause_s, now + min(pause_s, lonely_s))
         while len(self._until) > MAX_DOUBTED:
             del self._until[next(iter(self._until))]
-        return fault
 
     def drop(self, peer: str) -> None:
         """It delivered."""

@@ -23,6 +23,7 @@ from enum import Enum, auto
 
 from p2pdiloco.core.api.effects import ApplyUpdate, CommitVersion, DropSpare, FetchState, FetchUpdate, Release
 from p2pdiloco.core.api.events import FetchFailed, StateFetched, UpdateApplied, UpdateFetched
+from p2pdiloco.core.api.reasons import FetchFailure, VersionFault
 from p2pdiloco.core.api.types import WHOLE_RUN, Head, SignedVersion, Stamp, VersionHeader, plausible_work
 from p2pdiloco.core.context import FragmentContext
 from p2pdiloco.core.contributions.contributor import Contributor, commit_effect
@@ -191,9 +192,9 @@ class Follower:
         )
         self._shared.out.put(FetchState(self._fragment, target.number, peer))
 
-    def _disappointed(self, peer: str, reason: str, now: float) -> None:
+    def _disappointed(self, peer: str, fault: bool, now: float) -> None:
         """The holder failed us; if that is its own fault, the next one is asked without a pause."""
-        fault = self._doubts.add(peer, reason, self._shared.timing.retry_s, now)
+        self._doubts.add(peer, fault, self._shared.timing.retry_s, now)
         attempts = self._attempts
         self._done(now, ok=False)
         if fault:
@@ -212,29 +213,29 @@ class Follower:
         """A holder did not deliver: try another one, or another way."""
         if self.state is FollowState.RESTING:
             return
-        self._shared.out.record("catchup", self._fragment, f"not delivered: {event.reason}", peer=event.peer)
-        if event.reason == "gone":
+        failure, words = event.failure, f"not delivered: {event.detail or event.failure}"
+        self._shared.out.record("catchup", self._fragment, words, peer=event.peer)
+        if failure is FetchFailure.GONE:
             self._need_state = True
-        if event.reason in ("unreachable", "not-ready"):
+        if failure in (FetchFailure.UNREACHABLE, FetchFailure.NOT_READY):
             self._heads.pop(event.peer, None)
-        self._disappointed(event.peer, event.reason, now)
+        self._disappointed(event.peer, not failure.innocent, now)
 
     def update_fetched(self, event: UpdateFetched, now: float) -> None:
         """Check an update against our chain, then make its outer step."""
-        reason = self._why_not(event.version)
+        fault = self._why_not(event.version)
         if self.state is not FollowState.UPDATING:
             self._shared.out.put(Release(event.ticket))
             return
-        if reason:
+        if fault is not None:
             self._shared.out.put(Release(event.ticket))
-            forked = reason in ("parent-differs", "other-syncer")
-            kind = "fork" if forked else "refusal"
-            self._shared.out.record(kind, self._fragment, reason, peer=event.peer)
-            if forked or reason == "chain-moved":
+            kind = "fork" if fault.forked else "refusal"
+            self._shared.out.record(kind, self._fragment, str(fault), peer=event.peer)
+            if fault.innocent:
                 self._done(now, ok=False)
             else:
-                self._disappointed(event.peer, reason, now)
-            self._need_state = self._need_state or forked
+                self._disappointed(event.peer, True, now)
+            self._need_state = self._need_state or fault.forked
             return
         header = event.version.header
         self._next = event.version
@@ -242,30 +243,30 @@ class Follower:
         steps = header.longest_steps()
         self._shared.out.put(ApplyUpdate(self._fragment, header.number, event.ticket, steps))
 
-    def _why_not(self, version: SignedVersion) -> str:
+    def _why_not(self, version: SignedVersion) -> VersionFault | None:
         header = version.header
         config = self._shared.config
         mine = (config.run, WHOLE_RUN, self._fragment, config.update_codec)
         if (header.run, header.group, header.fragment, header.codec) != mine:
-            return "wrong-fragment"
+            return VersionFault.WRONG_FRAGMENT
         if not self._shared.signed_by(header.syncer, "version", header, version.signature):
-            return "version-signature"
+            return VersionFault.SIGNATURE
         certificate = None if self._context.grouped else self._context.leaf.office.certificate
         if certificate and header.term == certificate.term and header.syncer != certificate.syncer:
-            return "other-syncer"  # both sides of a split elected one in this term
+            return VersionFault.OTHER_SYNCER
         if not self._chain.is_child(header):
             moved = header.number != self._chain.head.number + 1
-            return "chain-moved" if moved else "parent-differs"
+            return VersionFault.CHAIN_MOVED if moved else VersionFault.PARENT_DIFFERS
         plan, before = (header.epoch, header.groups), self._chain.header
         if plan != (before.epoch, before.groups) and header.epoch != before.epoch + 1:
-            return "false-plan"
+            return VersionFault.FALSE_PLAN
         if header.term > before.term + MOST_TERMS:
-            return "false-term"
+            return VersionFault.FALSE_TERM
         if not self._plausible(header):
-            return "implausible-tokens"
+            return VersionFault.IMPLAUSIBLE_TOKENS
         if not header.contributors or header.tokens != self._chain.head.tokens + header.merged_tokens():
-            return "false-tokens"
-        return ""
+            return VersionFault.FALSE_TOKENS
+        return None
 
     def update_applied(self, event: UpdateApplied, now: float) -> None:
         """Equal digest: it is ours now. Else copy the whole state, and let it be known."""
@@ -277,7 +278,9 @@ class Follower:
         if event.state_digest != version.header.state_digest or not self._chain.is_child(version.header):
             self._shared.out.put(DropSpare(self._fragment))
             self._shared.out.put(Release(event.ticket))
-            self._shared.out.record("refusal", self._fragment, "digest-differs", number=event.number)
+            self._shared.out.record(
+                "refusal", self._fragment, str(VersionFault.DIGEST_DIFFERS), number=event.number
+            )
             self._done(now, ok=False)
             self._need_state = True
             return
@@ -287,12 +290,12 @@ class Follower:
 
     def state_fetched(self, event: StateFetched, now: float) -> None:
         """A donor's whole fragment is in the spare copy."""
-        reason = self._why_no_state(event.version)
-        if self.state is not FollowState.COPYING or reason:
+        fault = self._why_no_state(event.version)
+        if self.state is not FollowState.COPYING or fault is not None:
             self._shared.out.put(DropSpare(self._fragment))
-            if self.state is FollowState.COPYING:
-                self._shared.out.record("catchup", self._fragment, f"not taken: {reason}", peer=event.peer)
-                self._disappointed(event.peer, reason, now)
+            if self.state is FollowState.COPYING and fault is not None:
+                self._shared.out.record("catchup", self._fragment, f"not taken: {fault}", peer=event.peer)
+                self._disappointed(event.peer, not fault.innocent, now)
             return
         self._doubts.drop(event.peer)
         shared = self._shared
@@ -302,14 +305,14 @@ class Follower:
         self._chain.replace(event.version, event.watermarks)
         self._moved("catchup", event.version, now)
 
-    def _why_no_state(self, version: SignedVersion) -> str:
+    def _why_no_state(self, version: SignedVersion) -> VersionFault | None:
         header, config = version.header, self._shared.config
         right = (header.run, header.group, header.fragment) == (config.run, WHOLE_RUN, self._fragment)
         if not right or not self._shared.signed_by(header.syncer, "version", header, version.signature):
-            return "version-signature"
+            return VersionFault.SIGNATURE
         if not self._plausible(header):
-            return "implausible-tokens"
-        return "" if header.head().weight > self._chain.head.weight else "behind"
+            return VersionFault.IMPLAUSIBLE_TOKENS
+        return None if header.head().weight > self._chain.head.weight else VersionFault.BEHIND
 
     def _plausible(self, header: VersionHeader) -> bool:
         """No syncer may take other contributions in: their steps say how far momentum goes."""

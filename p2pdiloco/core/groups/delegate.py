@@ -16,35 +16,29 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from p2pdiloco.core.api.effects import MergePartial, OfferPartial, Release
-from p2pdiloco.core.api.events import PartialAnswered, PartialFailed, PartialMerged, PartialUndelivered
+from p2pdiloco.core.api.effects import MergePartial, Offer, Release
+from p2pdiloco.core.api.events import OfferAnswered, PartialFailed, PartialMerged
+from p2pdiloco.core.api.reasons import Suspicion, Then, Verdict
 from p2pdiloco.core.api.types import PartialHeader, PartialPart, SignedPartial, Ticket
 from p2pdiloco.core.context import FragmentContext
-from p2pdiloco.core.contributions.pending import SEND_TABLE, SendSignal, SendState
+from p2pdiloco.core.contributions.pending import SendSignal, SendState, Underway
 from p2pdiloco.core.election.office import Office
-from p2pdiloco.core.election.office_table import NOT_IN_OFFICE
-from p2pdiloco.core.machine import Machine
 from p2pdiloco.core.rounds.handover import Job
 from p2pdiloco.core.rounds.publishing import inputs_of
-from p2pdiloco.core.timing import Ema, backoff_s
+from p2pdiloco.core.timing import Ema
 
 
-class Partial:
+class Partial(Underway):
     """One partial merge that is not yet beyond doubt."""
 
     def __init__(self, attempt: int, job: Job, event: PartialMerged) -> None:
+        super().__init__()
         self.attempt = attempt
         self.ticket: Ticket = event.ticket
         self.digest, self.size = event.payload_digest, event.payload_bytes
         parts = [part for held in job.held for part in held.parts]
         self.parts: tuple[PartialPart, ...] = tuple(sorted(parts, key=lambda p: p.contributor.learner))
         self.due = job.due
-        self.machine = Machine(SEND_TABLE, SendState.WAITING)
-        self.peer = ""
-        self.tries = 0
-        self.retry_at_s = 0.0
-        self.deadline_s = 0.0
-        self.since_s = 0.0
 
 
 class Delegate:
@@ -63,8 +57,8 @@ class Delegate:
         self._round_s = Ema()
         self.above: Callable[[], Office | None] = lambda: None
         """The office of the group above, if we have a seat there (set by the fragment)."""
-        self.hand_up: Callable[[SignedPartial, Ticket, float], str] = lambda signed, ticket, now: "not-syncer"
-        """Put it into our own inbox of the group above; the refusal reason (set by the fragment)."""
+        self.hand_up: Callable[[SignedPartial, Ticket, float], Verdict] = lambda s, t, now: Verdict.NOT_SYNCER
+        """Put it into our own inbox of the group above (set by the fragment)."""
 
         self.take_back: Callable[[], None] = lambda: None
         """Out of our own inbox of the group above, if it is there (set by the fragment)."""
@@ -109,11 +103,7 @@ class Delegate:
     def deadline(self) -> float | None:
         """When to look again."""
         partial, office = self.partial, self.above()
-        if partial is None or office is None:
-            return None
-        if partial.machine.state is SendState.WAITING:
-            return partial.retry_at_s if office.syncer else None
-        return partial.deadline_s if partial.machine.state is SendState.HELD else None
+        return None if partial is None or office is None else partial.deadline(office.syncer)
 
     def poll(self, now: float) -> None:
         """Send what is to be sent; doubt a syncer above that does nothing with it."""
@@ -121,11 +111,11 @@ class Delegate:
         if partial is None or office is None:
             return
         syncer = office.syncer
-        if partial.machine.state is SendState.HELD and (partial.peer != syncer or now >= partial.deadline_s):
+        if partial.state is SendState.HELD and (partial.peer != syncer or now >= partial.deadline_s):
             if partial.peer == syncer:
-                office.suspect(f"no version for {now - partial.since_s:.1f} s")
-            self._retry(partial, now, at_once=True)
-        waiting = partial.machine.state is SendState.WAITING and now >= partial.retry_at_s
+                office.suspect(Suspicion.NO_VERSION, waited_s=round(now - partial.held_since_s, 1))
+            partial.retry(now)
+        waiting = partial.state is SendState.WAITING and now >= partial.retry_at_s
         if waiting and syncer is not None and office.takes(now):
             self._send(partial, syncer, now)
 
@@ -144,47 +134,52 @@ class Delegate:
             payload_bytes=partial.size,
         )
         signed = SignedPartial(header, shared.sign("partial", header))
-        partial.machine.go(SendSignal.OFFER)
-        partial.peer = syncer
-        partial.tries += 1
-        partial.since_s = now
+        partial.offered(syncer, now)
         if syncer != shared.me:
-            shared.out.put(OfferPartial(syncer, partial.attempt, signed, partial.ticket))
-            return
-        reason = self.hand_up(signed, partial.ticket, now)
-        if reason in ("", "already-held"):
+            shared.out.put(Offer(syncer, signed, partial.ticket, partial.attempt))
+        elif self.hand_up(signed, partial.ticket, now).taken:
             self._accepted(partial, now)
         else:
-            self._retry(partial, now, at_once=False)
+            partial.retry(now, shared.timing.retry_s)
 
-    def answered(self, event: PartialAnswered, now: float) -> None:
+    def answered(self, event: OfferAnswered, now: float) -> None:
         """The word of the syncer above."""
-        partial = self._current(event.attempt, event.peer)
+        partial = self._current(event.offer)
         if partial is None:
             return
-        if event.accepted or event.reason == "already-held":
+        if event.verdict.taken:
             self._accepted(partial, now)
             return
         self._shared.out.record(
-            "partial", self._fragment, f"refused: {event.reason}", syncer=event.peer, group=self._group
+            "partial",
+            self._fragment,
+            f"refused: {event.verdict}",
+            syncer=event.offer.peer,
+            group=self._group,
         )
         office = self.above()
-        again = event.reason == "not-syncer" and partial.tries > 1
+        again = event.verdict.then is Then.DOUBT and partial.attempts > 1
         if again and office is not None and partial.peer == office.syncer:
-            office.suspect(NOT_IN_OFFICE)
-        self._retry(partial, now, at_once=False)
+            office.suspect(Suspicion.NOT_IN_OFFICE)
+        partial.retry(now, self._shared.timing.retry_s)
 
-    def undelivered(self, event: PartialUndelivered, now: float) -> None:
+    def undelivered(self, offer: Offer, now: float) -> None:
         """The stream broke."""
-        partial = self._current(event.attempt, event.peer)
+        partial = self._current(offer)
         if partial is not None:
-            self._retry(partial, now, at_once=False)
+            partial.retry(now, self._shared.timing.retry_s)
 
-    def _current(self, attempt: int, peer: str) -> Partial | None:
+    def _current(self, offer: Offer) -> Partial | None:
+        """The partial that we have, if it is what that offer is about."""
         partial = self.partial
-        if partial is None or partial.attempt != attempt or partial.peer != peer:
+        if partial is None:
             return None
-        return partial if partial.machine.state is SendState.OFFERED else None
+        right = (partial.attempt, partial.peer, partial.state) == (
+            offer.attempt,
+            offer.peer,
+            SendState.OFFERED,
+        )
+        return partial if right else None
 
     def _accepted(self, partial: Partial, now: float) -> None:
         partial.machine.go(SendSignal.ACCEPT)
@@ -193,25 +188,17 @@ class Delegate:
         patience_s = max(timing.answer_floor_s, 4 * self._round_s.value, 4 * config.delay_steps * step_s)
         partial.deadline_s = now + patience_s + 2 * config.inner_steps * step_s + timing.hold_floor_s
 
-    def _retry(self, partial: Partial, now: float, at_once: bool) -> None:
-        if partial.machine.may(SendSignal.RETRY):
-            partial.machine.go(SendSignal.RETRY)
-        pause_s = backoff_s(self._shared.timing.retry_s, partial.tries)
-        partial.retry_at_s = now if at_once else now + pause_s
-
     def above_changed(self, now: float) -> None:
         """Another syncer above: what the old one holds is sent again."""
         partial, office = self.partial, self.above()
         if partial is not None and office is not None:
-            if partial.machine.state is not SendState.OFFERED or partial.peer != office.syncer:
-                self._retry(partial, now, at_once=True)
-            partial.tries = 0
+            partial.office_changed(office.syncer, now)
 
     # --- its end -------------------------------------------------------------------------------------
 
     def hurry(self, now: float) -> None:
         """The syncer above misses it: do not wait out a pause."""
-        if self.partial is not None and self.partial.machine.state is SendState.WAITING:
+        if self.partial is not None and self.partial.state is SendState.WAITING:
             self.partial.retry_at_s = now
         self.poll(now)
 
@@ -222,8 +209,8 @@ class Delegate:
             return
         mark = self._context.chain.watermark
         if any(mark(part.contributor.learner) != part.after for part in partial.parts):
-            if partial.since_s:
-                self._round_s.add(now - partial.since_s)
+            if partial.held_since_s:
+                self._round_s.add(now - partial.held_since_s)
             self._drop()
 
     def withdraw(self, now: float) -> bool:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from p2pdiloco.core.api.reasons import Verdict
 from p2pdiloco.core.api.types import (
     MAX_CONTRIBUTORS,
     PartialHeader,
+    SignedOffer,
     SignedPartial,
     plausible_work,
 )
 from p2pdiloco.core.context import FragmentContext
 from p2pdiloco.core.election.electorate import Electorate
-from p2pdiloco.core.rounds.inbox import ROOM, Held, Inbox, Offer
+from p2pdiloco.core.rounds.inbox import ROOM, Held, Inbox
 
 
 class GroupInbox(Inbox):
@@ -20,56 +22,58 @@ class GroupInbox(Inbox):
         super().__init__(context)
         self._electorate = electorate
 
-    def judge(self, signed: Offer, sender: str, holding: bool, open_: bool, now: float) -> tuple[str, bool]:
+    def judge(
+        self, signed: SignedOffer, sender: str, holding: bool, open_: bool, now: float
+    ) -> Verdict | None:
         if not isinstance(signed, SignedPartial):
-            return "not-a-partial", True
+            return Verdict.NOT_A_PARTIAL
         header = signed.header
         if header.syncer != sender:
-            return "false-syncer", True
+            return Verdict.FALSE_SYNCER
         # Cheap reasons first: a label may be megabytes long.
         if not holding:
-            return "not-syncer", False
+            return Verdict.NOT_SYNCER
         if self._electorate.child_of(sender, now) != header.group:
-            return "not-heard-of", False
+            return Verdict.NOT_HEARD_OF
         if sender != self._shared.me and not self._shared.signed_by(
             sender, "partial", header, signed.signature
         ):
-            return "bad-signature", True
+            return Verdict.BAD_SIGNATURE
         # Sizes of partials are the environment's to check: the core does not know them.
         learners = {part.contributor.learner for part in header.parts}
         if len(learners) != len(header.parts):
-            return "repeated-learner", True
+            return Verdict.REPEATED_LEARNER
         if any(part.contributor.stamp <= part.after for part in header.parts):
-            return "false-stamp", True
+            return Verdict.FALSE_STAMP
         done = ((part.contributor.tokens, part.contributor.inner_steps) for part in header.parts)
         if not all(plausible_work(*work, self._shared.config.tokens_per_step) for work in done):
-            return "implausible-tokens", True
+            return Verdict.IMPLAUSIBLE_TOKENS
         if not self._electorate.all_below(header.group, learners):
-            return "other-group", True
+            return Verdict.OTHER_GROUP
         reason = self._why_not_base(header.number, header.digest)
-        if reason:
-            return reason, False
+        if reason is not None:
+            return reason
         for part in header.parts:
             mark = self._chain.watermark(part.contributor.learner)
             if mark != part.after:
-                return ("overlap" if mark > part.after else "behind"), False
-        return self._judge_place(header, learners, open_), False
+                return Verdict.OVERLAP if mark > part.after else Verdict.BEHIND
+        return self._judge_place(header, learners, open_)
 
-    def _judge_place(self, header: PartialHeader, learners: set[str], open_: bool) -> str:
+    def _judge_place(self, header: PartialHeader, learners: set[str], open_: bool) -> Verdict | None:
         for child, other in self._held.items():
             if child != header.group and any(p.contributor.learner in learners for p in other.parts):
-                return "overlap"
+                return Verdict.OVERLAP
         others = sum(len(other.parts) for child, other in self._held.items() if child != header.group)
         if others + len(header.parts) > MAX_CONTRIBUTORS:
-            return "full"  # a header that names more could be read by nobody
+            return Verdict.FULL  # a header that names more could be read by nobody
         held = self._held.get(header.group)
         if held is None:
-            return "" if len(self._held) < ROOM * self._shared.config.group_size else "full"
+            return None if len(self._held) < ROOM * self._shared.config.group_size else Verdict.FULL
         if held.header == header:
-            return "already-held" if held.ticket is not None else "in-transfer"
-        return "" if open_ else "closing"  # the group merged again: more of its members are in
+            return Verdict.ALREADY_HELD if held.ticket is not None else Verdict.IN_TRANSFER
+        return None if open_ else Verdict.CLOSING  # the group merged again: more of its members are in
 
-    def add(self, signed: Offer, transfer: int, in_time: bool, now: float) -> Held:
+    def add(self, signed: SignedOffer, transfer: int, in_time: bool, now: float) -> Held:
         header = signed.header
         assert isinstance(header, PartialHeader)
         replaced = self._held.get(header.group)

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable
 
 from p2pdiloco.core.api.effects import Release
-from p2pdiloco.core.api.events import PartialAnswered, PartialFailed, PartialMerged, PartialUndelivered
+from p2pdiloco.core.api.events import PartialFailed, PartialMerged
 from p2pdiloco.core.api.grouping import is_below, leaf_index, level_sizes, parent_index, parse_group
 from p2pdiloco.core.api.messages import (
     Announce,
@@ -18,10 +18,11 @@ from p2pdiloco.core.api.messages import (
     VoteRefused,
     VoteRequest,
 )
+from p2pdiloco.core.api.reasons import MessageFault, Verdict, VoteRefusal
 from p2pdiloco.core.api.types import SignedPartial, Ticket
 from p2pdiloco.core.context import FragmentContext
 from p2pdiloco.core.contributions.contributor import Contributor
-from p2pdiloco.core.election.office import OTHER_EPOCH
+from p2pdiloco.core.groups.delegate import Delegate
 from p2pdiloco.core.groups.seat import Seat
 from p2pdiloco.core.rounds.publishing import Publisher
 from p2pdiloco.core.rounds.round import Round
@@ -86,6 +87,11 @@ class Seats:
     def named(self, group: str) -> Seat | None:
         """Our seat in that group, if we have one."""
         return next((seat for seat in self.taken if seat.name == group), None)
+
+    def delegate_of(self, group: str) -> Delegate | None:
+        """Who sends that group's partials, if we are in it and it is not the topmost."""
+        seat = self.named(group)
+        return seat.delegate if seat is not None else None
 
     def above(self, group: str) -> Seat | None:
         """Our seat in the group to which the syncer of `group` belongs."""
@@ -233,15 +239,15 @@ class Seats:
 
     # --- partial merges ------------------------------------------------------------------------------
 
-    def _hand_up(self, level: int, signed: SignedPartial, ticket: Ticket, now: float) -> str:
+    def _hand_up(self, level: int, signed: SignedPartial, ticket: Ticket, now: float) -> Verdict:
         """Our own partial goes into our own inbox of the group above."""
         if level >= len(self.taken):
-            return "not-syncer"
+            return Verdict.NOT_SYNCER
         round_ = self.taken[level].round
-        reason = round_.admit_own(signed, ticket, now)
-        if not reason:
+        verdict = round_.admit_own(signed, ticket, now)
+        if verdict.taken and verdict is not Verdict.ALREADY_HELD:
             round_.own_is_in(signed.header.group, now)
-        return reason
+        return verdict
 
     def _take_back(self, level: int, group: str) -> None:
         """Our own partial is not to be merged any more, unless that has begun."""
@@ -250,29 +256,17 @@ class Seats:
 
     def partial_merged(self, event: PartialMerged, now: float) -> None:
         """The sums of one of our groups are ready."""
-        seat = self.named(event.group)
-        if seat is None or seat.delegate is None:
+        delegate = self.delegate_of(event.group)
+        if delegate is None:
             self._shared.out.put(Release(event.ticket))
         else:
-            seat.delegate.merged(event, now)
+            delegate.merged(event, now)
 
     def partial_failed(self, event: PartialFailed) -> None:
         """They cannot be made."""
-        seat = self.named(event.group)
-        if seat is not None and seat.delegate is not None:
-            seat.delegate.failed(event)
-
-    def partial_answered(self, event: PartialAnswered, now: float) -> None:
-        """The syncer above says something about our partial."""
-        seat = self.named(event.group)
-        if seat is not None and seat.delegate is not None:
-            seat.delegate.answered(event, now)
-
-    def partial_undelivered(self, event: PartialUndelivered, now: float) -> None:
-        """Our partial did not arrive."""
-        seat = self.named(event.group)
-        if seat is not None and seat.delegate is not None:
-            seat.delegate.undelivered(event, now)
+        delegate = self.delegate_of(event.group)
+        if delegate is not None:
+            delegate.failed(event)
 
     # --- messages ------------------------------------------------------------------------------------
 
@@ -284,9 +278,7 @@ class Seats:
         if sender == seat.office.syncer and call.term == seat.office.term:
             self.taken[seat.level - 1].round.on_called(sender, call, now)
         else:
-            reason = "another syncer is in office"
-            answer = Pass(call.group, call.fragment, call.term, call.number, reason)
-            self._shared.out.send(sender, answer)
+            self._shared.out.send(sender, Pass(call.group, call.fragment, call.term, call.number))
         return True
 
     def _pass_up(self, peer: str, message: Pass, now: float) -> None:
@@ -310,14 +302,15 @@ class Seats:
             seat.office.on_vote_request(sender, request, now)
             return
         head = self._context.chain.head if self._shared.confirmed else None
-        refusal = VoteRefused(request.group, self._context.index, request.term, 0, head, OTHER_EPOCH)
+        reason = VoteRefusal.OTHER_EPOCH
+        refusal = VoteRefused(request.group, self._context.index, request.term, 0, head, reason)
         self._shared.out.send(sender, refusal)
         self._shared.greet(sender)  # it may count on a claim that we do not make any more
 
-    def on_vote(self, sender: str, message: VoteGranted, now: float) -> str:
-        """A vote for us. Returns a refusal reason, else empty."""
+    def on_vote(self, sender: str, message: VoteGranted, now: float) -> MessageFault | None:
+        """A vote for us. Returns what is wrong with it."""
         seat = self.named(message.vote.body.group)
-        return seat.office.on_vote(sender, message.vote, now) if seat is not None else ""
+        return seat.office.on_vote(sender, message.vote, now) if seat is not None else None
 
     def on_refused(self, sender: str, message: VoteRefused, now: float) -> None:
         """No vote for us."""
@@ -325,24 +318,24 @@ class Seats:
         if seat is not None:
             seat.office.on_refused(sender, message, now)
 
-    def on_elected(self, sender: str, message: Elected, now: float) -> str:
-        """Somebody is in office, in a group of ours or beside it. Returns a refusal reason, else empty."""
+    def on_elected(self, sender: str, message: Elected, now: float) -> MessageFault | None:
+        """Somebody is in office, in a group of ours or beside it. Returns what is wrong with the message."""
         certificate = message.certificate
         seat = self.named(certificate.group)
         if seat is not None:
             return seat.office.on_elected(sender, certificate, now)
         parsed = parse_group(certificate.group)
         if parsed is None or parsed[0] != self._plan[0]:
-            return ""
+            return None
         sizes = self._sizes()
         if parsed[1] >= len(sizes) or parsed[2] >= sizes[parsed[1]]:
-            return ""
+            return None
         for upper in self.taken[1:]:
             for child in upper.electorate.unknown(now):
                 place = parse_group(child)
                 if place is not None and is_below(sizes, parsed[1:], place[1:]) and upper.seeking is not None:
                     upper.seeking.learned(child, certificate, now)
-        return ""
+        return None
 
     def on_query(self, sender: str, query: OfficeQuery) -> None:
         """Give the certificate of that group, or of the largest group inside it that we know."""

@@ -10,6 +10,7 @@ from p2pdiloco.core.api.events import LearnerStatus, PresenceSeen, ReachChanged,
 from p2pdiloco.core.api.grouping import Roster, leaf_index
 from p2pdiloco.core.api.messages import Progress
 from p2pdiloco.core.api.reach import WORDS
+from p2pdiloco.core.api.reasons import MessageFault, Suspicion
 from p2pdiloco.core.api.types import WHOLE_RUN
 from p2pdiloco.core.election.rendezvous import ranking
 from p2pdiloco.core.fragment import Fragment
@@ -258,7 +259,7 @@ class Heartbeats:
         before = shared.view.progress(sender)
         named = [index for index, _ in message.heads]
         if named and (max(named) >= len(self._fragments) or named != sorted(set(named))):
-            shared.out.record("refusal", None, "wrong-heads", peer=sender)
+            shared.out.record("refusal", None, str(MessageFault.WRONG_HEADS), peer=sender)
             return
         if not shared.view.heard(sender, message, now):
             return
@@ -271,7 +272,7 @@ class Heartbeats:
                 fragment.common.restarted(sender)
                 for seat in fragment.seats.taken:
                     if seat.office.syncer == sender:
-                        seat.office.suspect("the syncer was restarted")
+                        seat.office.suspect(Suspicion.RESTARTED)
         claimed = shared.claims.heard(sender, message.offices, now)
         if before is not None and (
             (claimed and self._beside(message)) or self._stranger(sender, message, now)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from p2pdiloco.core.api.effects import Release
+from p2pdiloco.core.api.reasons import Verdict
 from p2pdiloco.core.api.types import (
     ContributionHeader,
     PartialHeader,
     PartialPart,
     SignedContribution,
-    SignedPartial,
+    SignedOffer,
     Ticket,
     plausible_work,
 )
@@ -18,8 +19,6 @@ from p2pdiloco.core.context import FragmentContext
 
 ROOM = 4
 """A group has `group_size` members on average; an inbox has room for so many times as many."""
-
-Offer = SignedContribution | SignedPartial
 
 
 class Held:
@@ -71,23 +70,25 @@ class Inbox:
         self._cut: set[str] = set()
         """Children whose last payload did not come."""
 
-    def judge(self, signed: Offer, sender: str, holding: bool, open_: bool, now: float) -> tuple[str, bool]:
-        """On sight of its header: (why not to admit it, whether that is the peer's fault).
+    def judge(
+        self, signed: SignedOffer, sender: str, holding: bool, open_: bool, now: float
+    ) -> Verdict | None:
+        """On sight of its header: why not to admit it; None: its payload may come.
 
         `open_`: no round is closing, so that what is in may still be replaced."""
         raise NotImplementedError
 
-    def add(self, signed: Offer, transfer: int, in_time: bool, now: float) -> Held:
+    def add(self, signed: SignedOffer, transfer: int, in_time: bool, now: float) -> Held:
         """Give what was admitted its place."""
         raise NotImplementedError
 
-    def _why_not_base(self, number: int, digest: bytes) -> str:
+    def _why_not_base(self, number: int, digest: bytes) -> Verdict | None:
         head = self._chain.head
         if number > head.number:
-            return "behind"
+            return Verdict.BEHIND
         if head.number - number > self._shared.config.max_base_age_versions:
-            return "stale-base"
-        return "" if self._chain.knows(number, digest) else "unknown-base"
+            return Verdict.STALE_BASE
+        return None if self._chain.knows(number, digest) else Verdict.UNKNOWN_BASE
 
     def fits(self, held: Held) -> bool:
         """Whether the chain contains nothing of it, and everything that comes before it."""
@@ -168,44 +169,46 @@ class Inbox:
 class LearnerInbox(Inbox):
     """Of a leaf group: contributions, one per learner."""
 
-    def judge(self, signed: Offer, sender: str, holding: bool, open_: bool, now: float) -> tuple[str, bool]:
+    def judge(
+        self, signed: SignedOffer, sender: str, holding: bool, open_: bool, now: float
+    ) -> Verdict | None:
         if not isinstance(signed, SignedContribution):
-            return "not-a-contribution", True
+            return Verdict.NOT_A_CONTRIBUTION
         config, chain, header = self._shared.config, self._chain, signed.header
         if header.learner != sender:
-            return "false-learner", True
+            return Verdict.FALSE_LEARNER
         if self._context.grouped and not self._context.leaf.electorate.admits(sender, now):
-            return "other-group", True
+            return Verdict.OTHER_GROUP
         if not self._shared.signed_by(sender, "contribution", header, signed.signature):
-            return "bad-signature", True
+            return Verdict.BAD_SIGNATURE
         if header.codec != config.contribution_codec:
-            return "wrong-codec", True
+            return Verdict.WRONG_CODEC
         if not 0 < header.payload_bytes <= config.max_payload_bytes[self._fragment]:
-            return "wrong-size", True
+            return Verdict.WRONG_SIZE
         if not plausible_work(header.tokens, header.inner_steps, config.tokens_per_step):
-            return "implausible-tokens", True
+            return Verdict.IMPLAUSIBLE_TOKENS
         if not holding:
-            return "not-syncer", False
+            return Verdict.NOT_SYNCER
         reason = self._why_not_base(header.base_number, header.base_digest)
-        if reason:
-            return reason, False
+        if reason is not None:
+            return reason
         mark = chain.watermark(header.learner)
         if header.stamp <= mark:
-            return "already-merged", False
+            return Verdict.ALREADY_MERGED
         if mark != header.after:
-            return ("overlap" if mark > header.after else "behind"), False
-        return self._judge_place(header), False
+            return Verdict.OVERLAP if mark > header.after else Verdict.BEHIND
+        return self._judge_place(header)
 
-    def _judge_place(self, header: ContributionHeader) -> str:
+    def _judge_place(self, header: ContributionHeader) -> Verdict | None:
         held = self._held.get(header.learner)
         if held is None or not isinstance(held.header, ContributionHeader):
-            return "" if len(self._held) < ROOM * self._shared.config.group_size else "full"
+            return None if len(self._held) < ROOM * self._shared.config.group_size else Verdict.FULL
         if held.header.stamp == header.stamp:
-            return "already-held" if held.ticket is not None else "in-transfer"
+            return Verdict.ALREADY_HELD if held.ticket is not None else Verdict.IN_TRANSFER
         # Of an earlier life of the learner: that one is merged first, both are its own work.
-        return "behind" if held.header.stamp < header.stamp else "overlap"
+        return Verdict.BEHIND if held.header.stamp < header.stamp else Verdict.OVERLAP
 
-    def add(self, signed: Offer, transfer: int, in_time: bool, now: float) -> Held:
+    def add(self, signed: SignedOffer, transfer: int, in_time: bool, now: float) -> Held:
         header = signed.header
         assert isinstance(header, ContributionHeader)
         starts = in_time and header.due and header.base_number == self._chain.head.number

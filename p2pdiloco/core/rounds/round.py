@@ -21,16 +21,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from p2pdiloco.core.api.effects import AcceptTransfer, AnswerTransfer, RefuseTransfer, Release
+from p2pdiloco.core.api.effects import AcceptTransfer, AnswerTransfer, Release
 from p2pdiloco.core.api.messages import Closing, Pass
-from p2pdiloco.core.api.types import Ticket
+from p2pdiloco.core.api.reasons import Verdict
+from p2pdiloco.core.api.types import SignedOffer, Ticket
 from p2pdiloco.core.context import FragmentContext
 from p2pdiloco.core.election.electorate import Electorate
 from p2pdiloco.core.election.office import Office
 from p2pdiloco.core.machine import Machine
 from p2pdiloco.core.rounds.closing_calls import Calls
 from p2pdiloco.core.rounds.handover import Finish, Job
-from p2pdiloco.core.rounds.inbox import Held, Inbox, Offer
+from p2pdiloco.core.rounds.inbox import Held, Inbox
 from p2pdiloco.core.rounds.round_table import MAKING, ROUND_TABLE, RoundSignal, RoundState
 from p2pdiloco.core.timing import RHYTHM_SHARE, Ema, grace_cap_s
 
@@ -145,32 +146,36 @@ class Round:
     def _in_time(self) -> bool:
         return self.state in (RoundState.IDLE, RoundState.COLLECTING)
 
-    def _judge(self, signed: Offer, sender: str, now: float) -> tuple[str, bool]:
+    def _judge(self, signed: SignedOffer, sender: str, now: float) -> Verdict | None:
         return self.inbox.judge(signed, sender, self._office.holding, self._in_time(), now)
 
-    def offered(self, transfer: int, sender: str, signed: Offer, now: float) -> str:
-        """A peer wants to stream something to us. Returns the refusal reason, empty if accepted."""
-        reason, counted = self._judge(signed, sender, now)
-        if reason:
-            self._shared.out.put(RefuseTransfer(transfer, self._fragment, reason, counted))
-            if counted:
-                self._shared.out.record("refusal", self._fragment, reason, peer=sender)
-            return reason
+    def offered(self, transfer: int, sender: str, signed: SignedOffer, now: float) -> bool:
+        """A peer wants to stream something to us. Whether it may."""
+        refusal = self._judge(signed, sender, now)
+        if refusal is not None:
+            self._shared.out.put(AnswerTransfer(transfer, self._fragment, refusal))
+            self._count(refusal, sender)
+            return False
         held = self.inbox.add(signed, transfer, self._in_time(), now)
         self._shared.out.put(AcceptTransfer(transfer, self._fragment, signed.header.payload_bytes))
         if held.begins:
             self._collect(now)
             self.poll(now)
-        return ""
+        return True
 
-    def admit_own(self, signed: Offer, ticket: Ticket, now: float) -> str:
-        """What we made ourselves needs no stream. Returns the refusal reason, empty if it is in."""
-        reason, _ = self._judge(signed, self._shared.me, now)
-        if not reason:
-            held = self.inbox.add(signed, 0, self._in_time(), now)
-            held.ticket = ticket
-            held.own = True
-        return reason
+    def _count(self, verdict: Verdict, peer: str) -> None:
+        if verdict.counted:
+            self._shared.out.record("refusal", self._fragment, str(verdict), peer=peer)
+
+    def admit_own(self, signed: SignedOffer, ticket: Ticket, now: float) -> Verdict:
+        """What we made ourselves needs no stream. Tell `own_is_in` if it is in, and was not before."""
+        refusal = self._judge(signed, self._shared.me, now)
+        if refusal is not None:
+            return refusal
+        held = self.inbox.add(signed, 0, self._in_time(), now)
+        held.ticket = ticket
+        held.own = True
+        return Verdict.HELD if self.closing else Verdict.IN_ROUND
 
     def own_is_in(self, child: str, now: float) -> None:
         """After `admit_own`, once its sender knows that it is held."""
@@ -181,12 +186,12 @@ class Round:
         held = self.inbox.arriving(transfer)
         out = self._shared.out
         if held is None or not self._office.holding:
-            out.put(AnswerTransfer(transfer, self._fragment, False, "not-syncer"))
+            out.put(AnswerTransfer(transfer, self._fragment, Verdict.NOT_SYNCER))
             out.put(Release(ticket))
             return
         if not self.inbox.fits(held):
             # The chain changed while the payload was under way: it may contain this work already.
-            out.put(AnswerTransfer(transfer, self._fragment, False, "chain-moved"))
+            out.put(AnswerTransfer(transfer, self._fragment, Verdict.CHAIN_MOVED))
             out.put(Release(ticket))
             self.inbox.drop(held)
             self._rest()
@@ -194,18 +199,18 @@ class Round:
         self.inbox.here(held, ticket, now)
         begins = self._in_time() and held.starts_round and not self._too_soon(now)
         waits = self.state is not RoundState.CLOSING and not begins
-        out.put(AnswerTransfer(transfer, self._fragment, True, "held" if waits else "in round"))
+        verdict = Verdict.HELD if waits else Verdict.IN_ROUND
+        out.put(AnswerTransfer(transfer, self._fragment, verdict))
         self._arrived(held.child, now)
 
-    def broken(self, transfer: int, reason: str) -> None:
+    def broken(self, transfer: int, verdict: Verdict) -> None:
         """An accepted transfer came to nothing: cut, or its payload was not sound."""
         held = self.inbox.arriving(transfer)
         if held is None:
             return
         self.inbox.broken(held)
         self._rest()
-        if reason != "cut":
-            self._shared.out.record("refusal", self._fragment, reason, peer=held.author)
+        self._count(verdict, held.author)
 
     def _arrived(self, child: str, now: float) -> None:
         self._collect(now)
@@ -325,8 +330,7 @@ class Round:
     def on_called(self, sender: str, call: Closing, now: float) -> None:
         """The syncer above closes its round: so do we, in good time."""
         if call.number != self._chain.head.number + 1 or not self._office.holding:
-            behind = call.number > self._chain.head.number + 1
-            self._pass_to(sender, call, "catching up" if behind else "not in office", now)
+            self._pass_to(sender, call, now)
             return
         cap_s = grace_cap_s(self._shared.config.grace_cap_s, self._level + 1)
         closes_in_s = call.closes_in_s if 0.0 <= call.closes_in_s <= cap_s else cap_s
@@ -359,8 +363,8 @@ class Round:
         self.poll(now)
         return True
 
-    def _pass_to(self, peer: str, call: Closing, reason: str, now: float) -> None:
-        self.pass_up(peer, Pass(call.group, call.fragment, call.term, call.number, reason), now)
+    def _pass_to(self, peer: str, call: Closing, now: float) -> None:
+        self.pass_up(peer, Pass(call.group, call.fragment, call.term, call.number), now)
 
     def _call(self, reason: str, grace_s: float, now: float) -> None:
         """Ask those that are missing for what they have."""
@@ -388,7 +392,7 @@ class Round:
             self._machine.go(RoundSignal.EMPTY)
             self.inbox.none_begins()
             if called is not None:
-                self._pass_to(*called, "nothing came from our group", now)
+                self._pass_to(*called, now)
             elif held:
                 self._collect(now)  # they wait for company
             return

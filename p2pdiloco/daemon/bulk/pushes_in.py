@@ -12,15 +12,17 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from enum import Enum, auto
 from typing import Protocol
 
 from p2pdiloco.adapters.disk.spool import Scratch, Spool
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
+from p2pdiloco.core.api.reasons import Verdict
 from p2pdiloco.core.api.types import ContributionHeader, Head, PartialHeader
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.payloads.compute import Compute
-from p2pdiloco.daemon.payloads.memory import OUT_OF_BUDGET, Memory
+from p2pdiloco.daemon.payloads.memory import Memory
 from p2pdiloco.daemon.payloads.tickets import Tickets
 from p2pdiloco.errors import InvariantViolation, RemoteError, StorageError, TransportError
 from p2pdiloco.ports import PushSink, Refusal
@@ -34,11 +36,17 @@ MAX_ARRIVING_BYTES = 1 << 30
 """Payloads that are arriving in memory, all together, where there is no disk for them."""
 ABSURD_BYTES = 16 << 30
 """No fragment has more: its label is the core's to refuse, and to count."""
-MEMORY, DISK, BUSY = "memory", "disk", "busy"
 MAX_UNFINISHED = 16
 KEEP_S = 120.0
 """What came of a payload is kept so long after its stream was cut."""
 Label = ContributionHeader | PartialHeader
+
+
+class LandingPlace(Enum):
+    """Where a payload may come."""
+
+    MEMORY = auto()
+    DISK = auto()
 
 
 class Landing:
@@ -119,46 +127,42 @@ class PushesIn:
         key = (sender, label.payload_digest)
         if key in self._unfinished and self._unfinished[key].size != size:
             self._forget(key)
-        where = MEMORY if key in self._unfinished else self._where(size)
+        where = LandingPlace.MEMORY if key in self._unfinished else self._where(size)
         helps = any(other != key for other in self._unfinished)
-        if where not in (MEMORY, DISK) and size <= ABSURD_BYTES and not helps:
+        if isinstance(where, Verdict) and size <= ABSURD_BYTES and not helps:
             return self._no_place(where)
         transfer = self._next_transfer
         self._next_transfer += 1
-        if isinstance(request, wire.PushPartial):
-            offered: ev.Event = ev.PartialOffered(transfer, sender, request.signed)
-        else:
-            offered = ev.ContributionOffered(transfer, sender, request.signed)
-        decision = self._ask_core(transfer, offered)
+        decision = self._ask_core(transfer, ev.Offered(transfer, sender, request.signed))
         if not isinstance(decision, ef.AcceptTransfer):
             return Refusal(self._answer(decision))
         # What is kept of others' goes only for what the core wants: anybody can write a size into a label.
-        while where not in (MEMORY, DISK) and self._forget_oldest(key):
+        while isinstance(where, Verdict) and self._forget_oldest(key):
             where = self._where(size)
-        if where not in (MEMORY, DISK):  # after all, or the core knows of larger fragments than we do
-            self._post(ev.ContributionBroken(transfer, where))
+        if isinstance(where, Verdict):  # after all, or the core knows of larger fragments than we do
+            self._post(ev.PayloadBroken(transfer, where))
             return self._no_place(where)
         landing = self._unfinished.pop(key, None)
         if landing is None:
-            disk = self._spool if where == DISK else None
+            disk = self._spool if where is LandingPlace.DISK else None
             landing = Landing(size, disk.take(size) if disk else None)
             self._arriving_bytes += landing.memory_bytes
         return _Sink(self, sender, transfer, label, landing)
 
-    def _where(self, size: int) -> str:
+    def _where(self, size: int) -> LandingPlace | Verdict:
         """Where a payload of this size may come; or why it may not."""
         roomy = self._memory.room(size)
         if roomy and self._arriving_bytes + self._tickets.pushed_bytes + size <= SHARE_BYTES:
-            return MEMORY
+            return LandingPlace.MEMORY
         if self._spool is not None and self._spool.fits(size):
-            return DISK
+            return LandingPlace.DISK
         if not roomy:
-            return OUT_OF_BUDGET
-        return MEMORY if self._arriving_bytes + size <= MAX_ARRIVING_BYTES else BUSY
+            return Verdict.NO_MEMORY
+        return LandingPlace.MEMORY if self._arriving_bytes + size <= MAX_ARRIVING_BYTES else Verdict.BUSY
 
-    def _no_place(self, why: str) -> Refusal:
-        self._memory.refused += why == OUT_OF_BUDGET
-        return Refusal(wire.encode(wire.Answer(False, why, None)))
+    def _no_place(self, why: Verdict) -> Refusal:
+        self._memory.refused += why is Verdict.NO_MEMORY
+        return Refusal(wire.encode(wire.Answer(why, None)))
 
     @property
     def held_bytes(self) -> int:
@@ -193,35 +197,33 @@ class PushesIn:
             raise InvariantViolation(f"the core did not decide on {type(event).__name__}")
         return decision
 
-    def _answer(self, decision: ef.RefuseTransfer | ef.AnswerTransfer) -> bytes:
-        accepted = isinstance(decision, ef.AnswerTransfer) and decision.accepted
-        head = self._heads.head(decision.fragment)
-        return wire.encode(wire.Answer(accepted, decision.reason, head))
+    def _answer(self, decision: ef.AnswerTransfer) -> bytes:
+        return wire.encode(wire.Answer(decision.verdict, self._heads.head(decision.fragment)))
 
     # --- payloads ------------------------------------------------------------------------------------
 
     async def payload_arrived(self, transfer: int, label: Label, landing: Landing) -> bytes:
         """Judge the content, let the core know, return its answer."""
         self.bytes_in += landing.size
-        reason = ""
+        fault: Verdict | None = None
         try:
             await self._compute.run(self._judge, label, landing)
         except RemoteError as error:
-            reason = error.reason
+            fault = Verdict.of(error.reason)
         except StorageError as error:
             logger.warning("%s", error)
-            reason = BUSY
+            fault = Verdict.BUSY
         except asyncio.CancelledError:
             # p2pd died under this stream: the learner must not stay locked out behind a half-arrived one.
-            self._post(ev.ContributionBroken(transfer, "cut"))
+            self._post(ev.PayloadBroken(transfer, Verdict.CUT))
             raise
         finally:  # until now, or it would count nowhere while it waits to be judged
             self._arriving_bytes -= landing.memory_bytes
-        if reason:
-            self._post(ev.ContributionBroken(transfer, reason))
-            return wire.encode(wire.Answer(False, reason, self._heads.head(label.fragment)))
+        if fault is not None:
+            self._post(ev.PayloadBroken(transfer, fault))
+            return wire.encode(wire.Answer(fault, self._heads.head(label.fragment)))
         ticket = self._tickets.put(landing.payload, pushed=True)
-        decision = self._ask_core(transfer, ev.ContributionReceived(transfer, ticket))
+        decision = self._ask_core(transfer, ev.PayloadReceived(transfer, ticket))
         if isinstance(decision, ef.AcceptTransfer):
             raise InvariantViolation("the core did not answer a received contribution")
         return self._answer(decision)
@@ -237,7 +239,7 @@ class PushesIn:
                 self._forget_oldest(key)
         else:
             self._arriving_bytes -= landing.memory_bytes
-        self._post(ev.ContributionBroken(transfer, "cut"))
+        self._post(ev.PayloadBroken(transfer, Verdict.CUT))
 
     def _forget(self, key: tuple[str, bytes]) -> None:
         self._arriving_bytes -= self._unfinished.pop(key).memory_bytes

@@ -15,6 +15,8 @@ from p2pdiloco.adapters.disk.spool import Spool
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.messages import decode as decode_message
+from p2pdiloco.core.api.reasons import FetchFailure
+from p2pdiloco.core.api.types import SignedPartial
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.bulk.chain_view import ChainView
 from p2pdiloco.daemon.bulk.pushes_in import PushesIn
@@ -145,27 +147,19 @@ class Transfers:
 
     # --- what the core asks of peers -----------------------------------------------------------------
 
-    async def offer(self, effect: ef.OfferContribution, payload: Buffer) -> None:
-        """Stream our contribution to the syncer."""
-        header = effect.signed.header
-        key = (header.fragment, header.stamp, effect.peer)
-        sent = ev.ContributionSent(header.fragment, header.stamp)
-        request = wire.PushContribution(effect.signed)
-        answer = await self._push(effect.peer, request, payload, lambda: self._post(sent))
-        if answer is None:
-            self._post(ev.ContributionUndelivered(*key))
+    async def offer(self, effect: ef.Offer, payload: Buffer) -> None:
+        """Stream our contribution to the syncer, or our group's partial merge to the syncer above."""
+        signed = effect.signed
+        if isinstance(signed, SignedPartial):
+            answer = await self._push(effect.peer, wire.PushPartial(signed), payload)
         else:
-            self._post(ev.ContributionAnswered(*key, answer.accepted, answer.reason, answer.head))
-
-    async def offer_partial(self, effect: ef.OfferPartial, payload: Buffer) -> None:
-        """Stream our group's partial merge to the syncer of the group above."""
-        header = effect.signed.header
-        key = (header.fragment, header.group, effect.attempt, effect.peer)
-        answer = await self._push(effect.peer, wire.PushPartial(effect.signed), payload)
+            sent = ev.ContributionSent(signed.header.fragment, signed.header.stamp)
+            request = wire.PushContribution(signed)
+            answer = await self._push(effect.peer, request, payload, lambda: self._post(sent))
         if answer is None:
-            self._post(ev.PartialUndelivered(*key))
+            self._post(ev.OfferUndelivered(effect))
         else:
-            self._post(ev.PartialAnswered(*key, answer.accepted, answer.reason, answer.head))
+            self._post(ev.OfferAnswered(effect, answer.verdict, answer.head))
 
     async def _push(
         self,
@@ -243,12 +237,15 @@ class Transfers:
         await self._compute.run(check)
 
     def _fetch_failed(self, effect: ef.FetchUpdate | ef.FetchState, error: Exception) -> None:
-        if isinstance(error, PeerUnreachable):
-            reason = "unreachable"
+        detail = ""
+        if isinstance(error, RemoteError):
+            failure = FetchFailure.of(error.reason)
+            detail = "" if failure.innocent else error.reason[:64]
         else:
-            reason = error.reason if isinstance(error, RemoteError) else "cut"
+            unreachable = isinstance(error, PeerUnreachable)
+            failure = FetchFailure.UNREACHABLE if unreachable else FetchFailure.CUT
         logger.debug("fragment %d not fetched from %s: %s", effect.fragment, effect.peer, error)
-        self._post(ev.FetchFailed(effect.fragment, effect.number, effect.peer, reason[:64]))
+        self._post(ev.FetchFailed(effect.fragment, effect.number, effect.peer, failure, detail))
 
 
 _FETCH_ERRORS = (TransportError, RemoteError)

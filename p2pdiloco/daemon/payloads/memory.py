@@ -12,11 +12,12 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
+from p2pdiloco.core.api.reasons import Verdict
 from p2pdiloco.errors import RemoteError, UserError
 from p2pdiloco.tensors.codec import codec
 from p2pdiloco.tensors.layout import FragmentLayout
 
-OUT_OF_BUDGET = "out-of-memory-budget"
+OUT_OF_BUDGET = Verdict.NO_MEMORY.value
 
 
 class Holder(Protocol):

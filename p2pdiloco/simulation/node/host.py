@@ -11,10 +11,12 @@ from p2pdiloco.core.api import effects as fx
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.messages import Message, Progress
 from p2pdiloco.core.api.reach import Reach
+from p2pdiloco.core.api.types import ContributionHeader
 from p2pdiloco.core.node import Core
 from p2pdiloco.core.uplinks.meter import LEAST_BYTES, TELL_EVERY_S, Meter, Uplink
 from p2pdiloco.errors import InvariantViolation
 from p2pdiloco.simulation.node.learner_side import LearnerSide
+from p2pdiloco.simulation.node.lineage import Displacement, PartialSum
 from p2pdiloco.simulation.node.stores import Store
 from p2pdiloco.simulation.node.tickets import Tickets
 from p2pdiloco.simulation.node.worker import Worker
@@ -30,12 +32,7 @@ if TYPE_CHECKING:
 MAX_TICKS_AT_ONCE = 200
 """In one `SPIN_WINDOW_S`."""
 SPIN_WINDOW_S = 0.1
-OFFERS_END = (
-    ev.ContributionAnswered,
-    ev.ContributionUndelivered,
-    ev.PartialAnswered,
-    ev.PartialUndelivered,
-)
+OFFERS_END = (ev.OfferAnswered, ev.OfferUndelivered)
 """What is heard at the end of a transfer of ours."""
 TIMER_S = 1e-6
 """Timers are not finer than this; clocks with an offset round differently."""
@@ -86,18 +83,16 @@ class Host:
             fx.Send: self._send,
             fx.Persist: self.writer.persist,
             fx.RequestFragment: lambda e: self.learner.request(e.fragment),
-            fx.OfferContribution: self._offer,
+            fx.Offer: self._offer,
             fx.DiscardContribution: lambda e: self.tickets.free(e.ticket),
             fx.Spill: lambda e: self.tickets.spill(e.ticket),
             fx.Combine: self.worker.combine,
             fx.RetireSlot: self.learner.retire,
             fx.AcceptTransfer: lambda e: bulk.accept(e.transfer),
-            fx.RefuseTransfer: lambda e: self._answer(e, accepted=False),
-            fx.AnswerTransfer: lambda e: self._answer(e, accepted=e.accepted),
+            fx.AnswerTransfer: self._answer,
             fx.Release: lambda e: self.tickets.free(e.ticket),
             fx.Merge: self.worker.merge,
             fx.MergePartial: self.worker.merge_partial,
-            fx.OfferPartial: self._offer_partial,
             fx.FetchUpdate: lambda e: bulk.fetch_update(self, e),
             fx.FetchState: self.worker.fetch_state,
             fx.ApplyUpdate: self.worker.apply_update,
@@ -255,16 +250,17 @@ class Host:
 
     # --- contributions -------------------------------------------------------------------------------
 
-    def _offer(self, effect: fx.OfferContribution) -> None:
-        displacement = self.tickets.contribution(effect.ticket)
-        self.world.watch.offered(self, effect.signed.header, displacement, self.config.tokens_per_step)
+    def _offer(self, effect: fx.Offer) -> None:
+        header = effect.signed.header
+        content: Displacement | PartialSum
+        if isinstance(header, ContributionHeader):
+            content = self.tickets.contribution(effect.ticket)
+            self.world.watch.offered(self, header, content, self.config.tokens_per_step)
+        else:
+            content = self.tickets.partial(effect.ticket)
         self.uplink.own.begin()
-        self.world.bulk.offer(self, effect, displacement)
+        self.world.bulk.offer(self, effect, content)
 
-    def _offer_partial(self, effect: fx.OfferPartial) -> None:
-        self.uplink.own.begin()
-        self.world.bulk.offer(self, effect, self.tickets.partial(effect.ticket))
-
-    def _answer(self, effect: fx.RefuseTransfer | fx.AnswerTransfer, accepted: bool) -> None:
+    def _answer(self, effect: fx.AnswerTransfer) -> None:
         head = self.stores[effect.fragment].version.header.head()
-        self.world.bulk.answer(effect.transfer, accepted, effect.reason, head)
+        self.world.bulk.answer(effect.transfer, effect.verdict, head)

@@ -5,26 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from p2pdiloco.core.api.effects import FetchState, FetchUpdate, OfferContribution, OfferPartial
+from p2pdiloco.core.api.effects import FetchState, FetchUpdate, Offer
 from p2pdiloco.core.api.events import (
-    ContributionAnswered,
-    ContributionBroken,
-    ContributionOffered,
-    ContributionReceived,
     ContributionSent,
-    ContributionUndelivered,
     Event,
     FetchFailed,
-    PartialAnswered,
-    PartialOffered,
-    PartialUndelivered,
+    OfferAnswered,
+    Offered,
+    OfferUndelivered,
+    PayloadBroken,
+    PayloadReceived,
     UpdateFetched,
 )
+from p2pdiloco.core.api.reasons import FetchFailure, Verdict
 from p2pdiloco.core.api.types import (
-    ContributionHeader,
     Head,
     SignedContribution,
-    SignedPartial,
     SignedVersion,
     Watermark,
     Wire,
@@ -52,35 +48,13 @@ class Transfer:
     number: int
     sender: Host
     receiver: Host
-    signed: SignedContribution | SignedPartial
+    offer: Offer
     content: Displacement | PartialSum
-    attempt: int
-    """Of a partial merge."""
     epoch: int
     opened_s: float
     accepted: bool = False
     done: bool = False
     """The sender has its answer, or gave up."""
-
-    def offered(self) -> Event:
-        """What the receiver hears first."""
-        if isinstance(self.signed, SignedPartial):
-            return PartialOffered(self.number, self.sender.peer, self.signed)
-        return ContributionOffered(self.number, self.sender.peer, self.signed)
-
-    def lost(self) -> Event:
-        """What the sender hears when it broke."""
-        header = self.signed.header
-        if isinstance(header, ContributionHeader):
-            return ContributionUndelivered(header.fragment, header.stamp, self.receiver.peer)
-        return PartialUndelivered(header.fragment, header.group, self.attempt, self.receiver.peer)
-
-    def answered(self, accepted: bool, reason: str, head: Head | None) -> Event:
-        """What the sender hears when the receiver has decided."""
-        header, peer = self.signed.header, self.receiver.peer
-        if isinstance(header, ContributionHeader):
-            return ContributionAnswered(header.fragment, header.stamp, peer, accepted, reason, head)
-        return PartialAnswered(header.fragment, header.group, self.attempt, peer, accepted, reason, head)
 
 
 class Bulk:
@@ -102,26 +76,15 @@ class Bulk:
 
     # --- contributions -------------------------------------------------------------------------------
 
-    def offer(
-        self, sender: Host, effect: OfferContribution | OfferPartial, content: Displacement | PartialSum
-    ) -> None:
+    def offer(self, sender: Host, effect: Offer, content: Displacement | PartialSum) -> None:
         """Send the header; the receiver's core decides about the payload."""
         receiver = self._hosts.get(effect.peer)
-        attempt = effect.attempt if isinstance(effect, OfferPartial) else 0
         if receiver is None or not self._reachable(sender, receiver):
-            header = effect.signed.header
-            lost: Event
-            if isinstance(header, ContributionHeader):
-                lost = ContributionUndelivered(header.fragment, header.stamp, effect.peer)
-            else:
-                lost = PartialUndelivered(header.fragment, header.group, attempt, effect.peer)
-            sender.later(DIAL_TIMEOUT_S, sender.feed, lost)
+            sender.later(DIAL_TIMEOUT_S, sender.feed, OfferUndelivered(effect))
             return
         self._numbers += 1
         epoch = self._network.epoch(sender.peer, receiver.peer)
-        transfer = Transfer(
-            self._numbers, sender, receiver, effect.signed, content, attempt, epoch, self._clock.now
-        )
+        transfer = Transfer(self._numbers, sender, receiver, effect, content, epoch, self._clock.now)
         self._clock.after(self._network.latency_s(sender.peer, receiver.peer), self._arrive, transfer)
 
     def _metered(self, source: Host, target: Host, label: Wire | None, payload_bytes: int) -> None:
@@ -133,12 +96,13 @@ class Bulk:
             self._undelivered(transfer)
             return
         self.open[transfer.number] = transfer
-        header = transfer.signed.header
+        header = transfer.offer.signed.header
         self._metered(transfer.sender, transfer.receiver, header, 0)
         rate = transfer.sender.spec.bandwidth_bytes_s
         patience_s = OFFER_TIMEOUT_S + header.payload_bytes / rate * 4
         transfer.sender.later(patience_s, self._undelivered, transfer)
-        transfer.receiver.run_when_awake(transfer.receiver.feed, transfer.offered())
+        offered = Offered(transfer.number, transfer.sender.peer, transfer.offer.signed)
+        transfer.receiver.run_when_awake(transfer.receiver.feed, offered)
 
     def _whole(self, transfer: Transfer) -> bool:
         a, b = transfer.sender, transfer.receiver
@@ -148,7 +112,7 @@ class Bulk:
         if transfer.done:
             return
         transfer.done = True
-        transfer.sender.later(DIAL_TIMEOUT_S, transfer.sender.feed, transfer.lost())
+        transfer.sender.later(DIAL_TIMEOUT_S, transfer.sender.feed, OfferUndelivered(transfer.offer))
 
     def accept(self, number: int) -> None:
         """The receiver wants the payload."""
@@ -158,7 +122,7 @@ class Bulk:
         transfer.accepted = True
         sender, receiver = transfer.sender, transfer.receiver
         rates = sender.spec.bandwidth_bytes_s, receiver.spec.bandwidth_bytes_s
-        size = transfer.signed.header.payload_bytes
+        size = transfer.offer.signed.header.payload_bytes
         self._metered(sender, receiver, None, size)
         time_s, still_s = self._network.transfer_s(sender.peer, receiver.peer, size, *rates)
         if still_s > IDLE_S:
@@ -170,8 +134,8 @@ class Bulk:
         if not self._whole(transfer) or transfer.done:
             self._cut(transfer)
         else:
-            if isinstance(transfer.signed, SignedContribution):
-                header = transfer.signed.header
+            if isinstance(transfer.offer.signed, SignedContribution):
+                header = transfer.offer.signed.header
                 transfer.sender.run_when_awake(
                     transfer.sender.feed, ContributionSent(header.fragment, header.stamp)
                 )
@@ -181,20 +145,20 @@ class Bulk:
         receiver = transfer.receiver
         self.open.pop(transfer.number, None)
         self._undelivered(transfer)
-        receiver.run_when_awake(receiver.feed, ContributionBroken(transfer.number, "cut"))
+        receiver.run_when_awake(receiver.feed, PayloadBroken(transfer.number, Verdict.CUT))
 
     def _hand_over(self, transfer: Transfer) -> None:
-        reason = self._network.why_unusable()
-        if reason:
-            header = transfer.signed.header
+        verdict = self._network.why_unusable()
+        if verdict is not None:
+            header = transfer.offer.signed.header
             head = transfer.receiver.stores[header.fragment].version.header.head()
-            self.answer(transfer.number, False, reason, head)
-            transfer.receiver.feed(ContributionBroken(transfer.number, reason))
+            self.answer(transfer.number, verdict, head)
+            transfer.receiver.feed(PayloadBroken(transfer.number, verdict))
             return
         ticket = transfer.receiver.tickets.new(transfer.content)
-        transfer.receiver.feed(ContributionReceived(transfer.number, ticket))
+        transfer.receiver.feed(PayloadReceived(transfer.number, ticket))
 
-    def answer(self, number: int, accepted: bool, reason: str, head: Head | None) -> None:
+    def answer(self, number: int, verdict: Verdict, head: Head | None) -> None:
         """The receiver's last word (also: it does not want the payload)."""
         transfer = self.open.pop(number, None)
         if transfer is None or transfer.done:
@@ -202,7 +166,7 @@ class Bulk:
         if not self._whole(transfer):
             self._undelivered(transfer)
             return
-        event = transfer.answered(accepted, reason, head)
+        event = OfferAnswered(transfer.offer, verdict, head)
         delay_s = self._network.latency_s(transfer.receiver.peer, transfer.sender.peer)
         self._clock.after(delay_s, self._answered, transfer, event)
 
@@ -237,12 +201,12 @@ class Bulk:
     def _dial(self, asker: Host, effect: FetchUpdate | FetchState, generation: int = 0) -> None:
         holder = self._hosts.get(effect.peer)
         if holder is None or not self._reachable(asker, holder):
-            self._failed(asker, effect, "unreachable", DIAL_TIMEOUT_S, generation)
+            self._failed(asker, effect, FetchFailure.UNREACHABLE, DIAL_TIMEOUT_S, generation)
             return
         epoch = self._network.epoch(asker.peer, holder.peer)
         delay_s = self._network.latency_s(asker.peer, holder.peer)
         if delay_s > IDLE_S:
-            self._failed(asker, effect, "unreachable", IDLE_S, generation)
+            self._failed(asker, effect, FetchFailure.UNREACHABLE, IDLE_S, generation)
             return
         self._clock.after(delay_s, self._serve, asker, holder, effect, epoch, generation)
 
@@ -252,18 +216,22 @@ class Bulk:
         network = self._network
         if not holder.up or holder.frozen or epoch != network.epoch(asker.peer, holder.peer):
             self._failed(
-                asker, effect, "unreachable", (5 if holder.frozen else 1) * DIAL_TIMEOUT_S, generation
+                asker,
+                effect,
+                FetchFailure.UNREACHABLE,
+                (5 if holder.frozen else 1) * DIAL_TIMEOUT_S,
+                generation,
             )
             return
         back_s = network.latency_s(holder.peer, asker.peer)
         if not holder.core.may_serve:
-            self._failed(asker, effect, "not-ready", back_s, generation)
+            self._failed(asker, effect, FetchFailure.NOT_READY, back_s, generation)
             return
         store = holder.stores[effect.fragment]
         if isinstance(effect, FetchUpdate):
             found = store.log.get(effect.number)
             if found is None:
-                self._failed(asker, effect, "gone", back_s, generation)
+                self._failed(asker, effect, FetchFailure.GONE, back_s, generation)
                 return
             size = found[0].header.update_bytes
             self._metered(holder, asker, found[0].header, size)
@@ -273,7 +241,7 @@ class Bulk:
                 self._clock.after(time_s, self._update_here, asker, holder, effect, epoch, found)
             return
         if store.version.header.number < effect.number:
-            self._failed(asker, effect, "gone", back_s, generation)
+            self._failed(asker, effect, FetchFailure.GONE, back_s, generation)
             return
         size = asker.max_payload_bytes(effect.fragment) * STATE_PER_UPDATE_BYTES
         given = (store.version, store.state, store.watermarks)
@@ -289,7 +257,7 @@ class Bulk:
         time_s, still_s = self._network.transfer_s(holder.peer, asker.peer, size_bytes, *rates)
         if still_s <= IDLE_S:
             return time_s
-        self._failed(asker, effect, "unreachable", time_s - still_s + IDLE_S, generation)
+        self._failed(asker, effect, FetchFailure.UNREACHABLE, time_s - still_s + IDLE_S, generation)
         return None
 
     def _update_here(
@@ -302,15 +270,15 @@ class Bulk:
     ) -> None:
         holder.uplink.given.end()
         if not holder.up or epoch != self._network.epoch(asker.peer, holder.peer):
-            self._failed(asker, effect, "unreachable", DIAL_TIMEOUT_S)
+            self._failed(asker, effect, FetchFailure.UNREACHABLE, DIAL_TIMEOUT_S)
             return
         asker.run_when_awake(self._hand_update, asker, effect, found)
 
     def _hand_update(
         self, asker: Host, effect: FetchUpdate, found: tuple[SignedVersion, OuterUpdate]
     ) -> None:
-        if self._network.why_unusable():
-            self._fetch_failed(asker, effect, "bad-digest", 0)
+        if self._network.why_unusable() is not None:
+            self._fetch_failed(asker, effect, FetchFailure.FALSE, 0)
             return
         version, update = found
         ticket = asker.tickets.new(update)
@@ -326,10 +294,10 @@ class Bulk:
         given: tuple[SignedVersion, FragmentState, tuple[Watermark, ...]],
     ) -> None:
         if not holder.up or epoch != self._network.epoch(asker.peer, holder.peer):
-            self._failed(asker, effect, "unreachable", DIAL_TIMEOUT_S, generation)
+            self._failed(asker, effect, FetchFailure.UNREACHABLE, DIAL_TIMEOUT_S, generation)
             return
-        if self._network.why_unusable():
-            asker.run_when_awake(self._fetch_failed, asker, effect, "bad-digest", generation)
+        if self._network.why_unusable() is not None:
+            asker.run_when_awake(self._fetch_failed, asker, effect, FetchFailure.FALSE, generation)
             return
         asker.run_when_awake(asker.worker.state_arrived, effect, generation, *given)
 
@@ -337,15 +305,15 @@ class Bulk:
         self,
         asker: Host,
         effect: FetchUpdate | FetchState,
-        reason: str,
+        failure: FetchFailure,
         delay_s: float,
         generation: int = 0,
     ) -> None:
-        asker.later(delay_s, self._fetch_failed, asker, effect, reason, generation)
+        asker.later(delay_s, self._fetch_failed, asker, effect, failure, generation)
 
     def _fetch_failed(
-        self, asker: Host, effect: FetchUpdate | FetchState, reason: str, generation: int
+        self, asker: Host, effect: FetchUpdate | FetchState, failure: FetchFailure, generation: int
     ) -> None:
         if isinstance(effect, FetchState):
             asker.worker.state_failed(effect, generation)
-        asker.feed(FetchFailed(effect.fragment, effect.number, effect.peer, reason))
+        asker.feed(FetchFailed(effect.fragment, effect.number, effect.peer, failure))

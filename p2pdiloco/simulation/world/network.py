@@ -7,6 +7,7 @@ from collections import deque
 from typing import Protocol
 
 from p2pdiloco.core.api.messages import Message, decode, encode
+from p2pdiloco.core.api.reasons import Verdict
 from p2pdiloco.core.api.types import Wire
 from p2pdiloco.simulation.world.clock import Clock
 from p2pdiloco.simulation.world.plan import Mix
@@ -168,11 +169,11 @@ class Network:
             under_way = size * (now - start) / (end - start)
         return self._sent_bytes.get(source, 0) + under_way
 
-    def why_unusable(self) -> str:
+    def why_unusable(self) -> Verdict | None:
         """What is wrong with a bulk payload that has just arrived; mostly nothing."""
         if not self.corrupt or self._rng.random() >= self.corrupt:
-            return ""
-        return "non-finite" if self._rng.random() < 0.3 else "bad-digest"
+            return None
+        return Verdict.NON_FINITE if self._rng.random() < 0.3 else Verdict.WRONG_DIGEST
 
     # --- control -------------------------------------------------------------------------------------
 

@@ -262,7 +262,7 @@ class World:
             receiver = transfer.receiver
             owes = receiver.up and receiver.peer not in self.broken
             if owes and now - transfer.opened_s > TRANSFER_PATIENCE_S:
-                header = transfer.signed.header
+                header = transfer.offer.signed.header
                 where = f"{transfer.receiver.peer} fragment {header.fragment} from {transfer.sender.peer}"
                 raise Violation("last-word", f"{where}: never answered")
         for host in self.core_hosts():

@@ -9,6 +9,7 @@ from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.grouping import Roster
+from p2pdiloco.core.api.reasons import FetchFailure, Verdict
 from p2pdiloco.core.api.types import NEVER, Contributor, Head, SignedVersion, Stamp, Watermark
 from p2pdiloco.core.chain.chain import Chain
 from p2pdiloco.core.chain.witnesses import Common
@@ -45,7 +46,7 @@ def switch(solo: Solo, heavier: SignedVersion, watermark: Stamp = NEVER) -> list
     solo.heard["heads"] = (heavier.header.head(),)
     effects = solo.hear("p2", heads=(heavier.header.head(),))
     if found(effects, ef.FetchUpdate):
-        effects = solo.feed(ev.FetchFailed(0, solo.head.number + 1, "p2", "gone"))
+        effects = solo.feed(ev.FetchFailed(0, solo.head.number + 1, "p2", FetchFailure.GONE))
     if not found(effects, ef.FetchState):
         effects = solo.wait(1.0)
     pull = found(effects, ef.FetchState)[0]
@@ -59,9 +60,9 @@ def answer(solo: Solo, effects: list[ef.Effect], ticket: int) -> list[ef.Effect]
     return solo.feed(ev.Combined(0, wanted.attempt, ticket, digest("sum", wanted.tickets), 100))
 
 
-def offered(solo: Solo, effects: list[ef.Effect]) -> ef.OfferContribution:
+def offered(solo: Solo, effects: list[ef.Effect]) -> ef.Offer:
     """The next contribution that goes out."""
-    return found(effects + solo.wait(1.0), ef.OfferContribution)[0]
+    return found(effects + solo.wait(1.0), ef.Offer)[0]
 
 
 def test_what_the_winner_lacks_goes_out_as_one() -> None:
@@ -89,14 +90,14 @@ def test_new_work_waits_behind_what_is_sent_again() -> None:
     solo = alone(2)
     effects = switch(solo, branch(5, syncer="p2")[5])
     solo.elect("p1", term=2, start=5)
-    assert not found(solo.ready(ticket=9), ef.OfferContribution)
+    assert not found(solo.ready(ticket=9), ef.Offer)
     again = offered(solo, answer(solo, effects, ticket=50))
     assert again.ticket == 50
-    held = ev.ContributionAnswered(0, again.signed.header.stamp, "p1", True, "in round", None)
-    assert not found(solo.feed(held), ef.OfferContribution)
+    held = ev.OfferAnswered(again, Verdict.IN_ROUND, None)
+    assert not found(solo.feed(held), ef.Offer)
     part = (Contributor("me", Stamp(1, 2), 80, 8),)
     version = child(branch(5, syncer="p2")[5].header, "p1", term=2, contributors=part, tokens=280)
-    following = found(solo.announce(version), ef.OfferContribution)[0]
+    following = found(solo.announce(version), ef.Offer)[0]
     assert (following.ticket, following.signed.header.after) == (9, Stamp(1, 2))
 
 
@@ -104,8 +105,9 @@ def test_one_damaged_payload_does_not_lose_what_was_merged_once() -> None:
     solo = alone(2)
     effects = switch(solo, branch(5, syncer="p2")[5])
     solo.elect("p1", term=2, start=5)
-    stamp = offered(solo, answer(solo, effects, ticket=50)).signed.header.stamp
-    refused = ev.ContributionAnswered(0, stamp, "p1", False, "non-finite", None)
+    offer = offered(solo, answer(solo, effects, ticket=50))
+    stamp = offer.signed.header.stamp
+    refused = ev.OfferAnswered(offer, Verdict.NON_FINITE, None)
     again = offered(solo, solo.feed(refused))
     assert (again.ticket, again.signed.header.stamp) == (50, stamp)
 
@@ -129,7 +131,7 @@ def test_a_sum_that_comes_too_late_is_dropped() -> None:
     switch(solo, branch(9, syncer="p2", term=2)[9], watermark=Stamp(1, 1))
     effects = answer(solo, first, ticket=50)
     assert [e.ticket for e in found(effects, ef.DiscardContribution)] == [50]
-    assert not found(effects, ef.OfferContribution)
+    assert not found(effects, ef.Offer)
 
 
 def test_a_payload_that_cannot_be_read_back_holds_nobody_up() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from kit import Solo, branch, child, found, reasons, saved
+from kit import Solo, branch, child, found, offer_to, reasons, saved
 
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
@@ -81,7 +81,7 @@ def test_what_nobody_was_offered_is_taken_up_and_never_doubted() -> None:
     left = leave(solo)  # nobody is in office
     assert left == Unmerged((NEVER,), FIRST)
     assert returned(left, branch(0))[1] == "all"
-    assert not found(solo.elect("p1"), ef.OfferContribution), "no longer: the next life will"
+    assert not found(solo.elect("p1"), ef.Offer), "no longer: the next life will"
 
 
 def test_what_did_not_get_there_is_taken_up_and_goes_if_it_was_merged_after_all() -> None:
@@ -134,7 +134,7 @@ def test_that_a_syncer_may_have_it_is_not_forgotten_while_another_is_asked() -> 
     solo = at_work()
     solo.ready(ticket=7)
     solo.feed(ev.ContributionSent(0, FIRST))
-    solo.feed(ev.ContributionUndelivered(0, FIRST, "p1"))
+    solo.feed(ev.OfferUndelivered(offer_to("p1", FIRST)))
     solo.elect("p2", term=2)
     solo.feed(ev.LeaveRequested())
     assert found(solo.wait(solo.config.timing.leave_s + 0.1), ef.Left)

@@ -24,6 +24,7 @@ from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.reach import Reach
+from p2pdiloco.core.api.reasons import Suspicion, Verdict, VoteRefusal
 from p2pdiloco.core.api.types import NEVER, Contributor, Head, Stamp
 from p2pdiloco.core.election.electorate import Electorate
 from p2pdiloco.core.election.office import MAX_TERM_LEAP
@@ -39,7 +40,7 @@ def request(solo: Solo, candidate: str, term: int = 1, head: Head | None = None)
     return solo.message(candidate, msg.VoteRequest("all", 0, term, head or solo.head, "open"))
 
 
-def refusal(effects: list[ef.Effect]) -> str:
+def refusal(effects: list[ef.Effect]) -> VoteRefusal:
     assert not sent(effects, msg.VoteGranted)
     return sent(effects, msg.VoteRefused)[0].reason
 
@@ -57,8 +58,8 @@ def test_one_vote_a_term() -> None:
     solo = Solo(peers=PEERS)
     granted = sent(request(solo, "p1", 5), msg.VoteGranted, to="p1")[0]
     assert granted.vote == vote("me", "p1", 5)
-    assert refusal(request(solo, "p2", 5)) == "our vote of term 5 is given"
-    assert refusal(request(solo, "p2", 4)) == "our vote of term 5 is given"
+    assert refusal(request(solo, "p2", 5)) is VoteRefusal.VOTE_GIVEN
+    assert refusal(request(solo, "p2", 4)) is VoteRefusal.VOTE_GIVEN
     assert sent(request(solo, "p1", 5), msg.VoteGranted, to="p1"), "a lost answer is given again"
     assert sent(request(solo, "p2", 6), msg.VoteGranted, to="p2")
 
@@ -70,13 +71,13 @@ def test_a_vote_is_durable_before_it_is_sent() -> None:
         effects = request(solo, "p1", 5)
         assert not sent(effects, msg.VoteGranted)
         assert found(effects, ef.Persist)[0].record == ef.VoteRecord(0, 5, "p1")
-    assert refusal(request(solo, "p2", 5)) == "our vote of term 5 is given", "chosen is chosen"
+    assert refusal(request(solo, "p2", 5)) is VoteRefusal.VOTE_GIVEN, "chosen is chosen"
     assert sent(solo.write(), msg.VoteGranted, to="p1")
 
 
 def test_a_vote_survives_a_restart() -> None:
     solo = Solo(peers=PEERS, restored=saved(branch(0), (ef.VoteRecord(0, 5, "p1"),)))
-    assert refusal(request(solo, "p2", 5)) == "our vote of term 5 is given"
+    assert refusal(request(solo, "p2", 5)) is VoteRefusal.VOTE_GIVEN
     assert sent(request(solo, "p1", 5), msg.VoteGranted, to="p1")
 
 
@@ -102,7 +103,7 @@ def test_who_cannot_save_a_vote_has_none_until_it_can() -> None:
     effects = solo.feed(ev.PersistFailed(solo.writing.pop().token, "disk full"))
     assert says_votes(effects) == {False}, "told at once"
     assert reasons(effects, "disk") == ["no vote until one can be saved: disk full"]
-    assert refusal(request(solo, "p1", 6)) == "our disk takes no votes"
+    assert refusal(request(solo, "p1", 6)) is VoteRefusal.NO_DISK
     effects = solo.wait(TRY_EVERY_S + 1)  # neither does it stand, though nobody is in office
     assert not sent(effects, msg.VoteRequest) and says_votes(effects) == {False}
     assert [job.record for job in solo.writing] == [ef.VoteRecord(0, 5, "p1")], "the same vote, tried again"
@@ -257,14 +258,14 @@ def test_no_vote_for_a_lighter_candidate() -> None:
     chain = branch(2)
     solo = Solo(peers=PEERS, restored=saved(chain))
     lighter = chain[1].header.head()
-    assert refusal(request(solo, "p1", 5, lighter)) == "our chain is heavier"
+    assert refusal(request(solo, "p1", 5, lighter)) is VoteRefusal.LIGHTER
     assert sent(request(solo, "p1", 6, solo.head), msg.VoteGranted)
 
 
 def test_no_vote_while_the_syncer_is_alive() -> None:
     solo = Solo(peers=PEERS)
     solo.elect("p1")
-    assert refusal(request(solo, "p2", 2)) == "the syncer in office is alive"
+    assert refusal(request(solo, "p2", 2)) is VoteRefusal.COUNTED_ON
     solo.wait(solo.config.timing.suspect_s + 1, silent=("p1",))
     assert sent(request(solo, "p2", solo.fragment.office._next_term()), msg.VoteGranted)
 
@@ -277,16 +278,16 @@ def test_a_vote_for_the_holder_itself_who_laid_the_office_down() -> None:
 
 def test_no_vote_for_strangers_or_newcomers_or_terms_that_were() -> None:
     solo = Solo(peers=PEERS)
-    assert refusal(request(solo, "stranger")) == "not a confirmed member"
+    assert refusal(request(solo, "stranger")) is VoteRefusal.NOT_CONFIRMED
     solo.hear("p2", confirmed=False)
-    assert refusal(request(solo, "p2")) == "not a confirmed member"
+    assert refusal(request(solo, "p2")) is VoteRefusal.NOT_CONFIRMED
     solo.elect("p1", term=4)
-    assert refusal(request(solo, "p1", 4)) == "term 4 is certified already"
+    assert refusal(request(solo, "p1", 4)) is VoteRefusal.CERTIFIED
 
 
 def test_nobody_can_use_the_terms_up_at_once() -> None:
     solo = Solo(peers=PEERS)
-    assert "far ahead" in refusal(request(solo, "p1", 1 << 62))
+    assert refusal(request(solo, "p1", 1 << 62)) is VoteRefusal.FAR_AHEAD
     assert solo.fragment.office._next_term() <= 3 * MAX_TERM_LEAP
     # One who was away for long catches up in a few requests.
     solo = Solo(peers=PEERS)
@@ -379,10 +380,10 @@ def test_a_forged_vote_spoils_a_certificate() -> None:
 def test_only_a_version_of_the_syncers_own_clears_it_of_suspicion() -> None:
     solo = Solo(peers=PEERS)
     solo.elect("p1")
-    solo.fragment.office.suspect("slow")
+    solo.fragment.office.suspect(Suspicion.NO_VERSION)
     version = child(solo.fragment.chain.header, "p2")
     solo.message("p2", announce(version))
-    assert solo.fragment.office.why_open(solo.now) == "slow"
+    assert solo.fragment.office.why_open(solo.now) == str(Suspicion.NO_VERSION)
     solo.message("p1", announce(child(solo.fragment.chain.header, "p1")))
     assert solo.fragment.office.why_open(solo.now) == ""
 
@@ -391,12 +392,13 @@ def test_what_an_earlier_life_left_behind_comes_before_what_this_one_has() -> No
     solo = Solo(peers=PEERS)
     solo.learn()
     solo.elect("p1")
-    offer = found(solo.ready(), ef.OfferContribution)[0].signed.header
+    sent_first = found(solo.ready(), ef.Offer)[0]
+    offer = sent_first.signed.header
     assert offer.after == NEVER
     part = (Contributor("me", Stamp(0, 9), 40, 4),)
     solo.announce(child(solo.fragment.chain.header, contributors=part, tokens=40))
-    solo.feed(ev.ContributionAnswered(0, offer.stamp, "p1", False, "overlap", solo.head))
-    again = found(solo.wait(1.0), ef.OfferContribution)[0].signed.header
+    solo.feed(ev.OfferAnswered(sent_first, Verdict.OVERLAP, solo.head))
+    again = found(solo.wait(1.0), ef.Offer)[0].signed.header
     assert (again.stamp, again.after) == (offer.stamp, Stamp(0, 9))
 
 
@@ -422,18 +424,18 @@ def test_a_holder_whose_term_is_over_stops_by_itself() -> None:
     effects = solo.merged(merge)
     assert "laid down: term 1 is over" in reasons(effects, "office")
     late = contribution("p1", solo.head, Stamp(1, 2), after=Stamp(1, 1))
-    answer = found(solo.feed(ev.ContributionOffered(3, "p1", late)), ef.RefuseTransfer)[0]
-    assert answer.reason == "not-syncer"
+    answer = found(solo.feed(ev.Offered(3, "p1", late)), ef.AnswerTransfer)[0]
+    assert answer.verdict is Verdict.NOT_SYNCER
 
 
 def test_a_dead_syncers_contribution_goes_to_the_next_one() -> None:
     solo = Solo(peers=PEERS)
     solo.learn()
     solo.elect("p1")
-    first = found(solo.ready(), ef.OfferContribution)[0]
-    solo.feed(ev.ContributionAnswered(0, first.signed.header.stamp, "p1", True, "in round", None))
+    first = found(solo.ready(), ef.Offer)[0]
+    solo.feed(ev.OfferAnswered(first, Verdict.IN_ROUND, None))
     solo.wait(solo.config.timing.suspect_s + 0.1, silent=("p1",))
-    again = found(solo.elect("p2", term=solo.fragment.office._next_term()), ef.OfferContribution)
+    again = found(solo.elect("p2", term=solo.fragment.office._next_term()), ef.Offer)
     assert [(o.peer, o.ticket) for o in again] == [("p2", first.ticket)]
     assert again[0].signed.header.stamp == first.signed.header.stamp, "the same one: it cannot count twice"
 
@@ -441,7 +443,7 @@ def test_a_dead_syncers_contribution_goes_to_the_next_one() -> None:
 def test_a_syncer_that_was_restarted_holds_its_office_no_more() -> None:
     solo = Solo(peers=PEERS)
     solo.elect("p1")
-    assert refusal(request(solo, "p2", 2)) == "the syncer in office is alive"
+    assert refusal(request(solo, "p2", 2)) is VoteRefusal.COUNTED_ON
     solo.hear("p1", incarnation=solo.core.shared.view.progress("p1").incarnation + 1)
     assert sent(request(solo, "p2", solo.fragment.office._next_term()), msg.VoteGranted)
 
@@ -463,23 +465,23 @@ def test_once_merged_never_sent_again() -> None:
     solo = Solo(peers=PEERS)
     solo.learn()
     solo.elect("p1")
-    offer = found(solo.ready(), ef.OfferContribution)[0]
+    offer = found(solo.ready(), ef.Offer)[0]
     # The syncer merged it, but its answer was lost on the way.
     effects = solo.announce(child(solo.fragment.chain.header, learners=("me",)))
     commit = found(effects, ef.CommitVersion)[0]
     assert (commit.merged_ticket, commit.after) == (offer.ticket, Stamp(1, 1))
     assert solo.fragment.own.idle
-    assert not found(solo.elect("p2", term=2, start=1) + solo.wait(1.0), ef.OfferContribution)
+    assert not found(solo.elect("p2", term=2, start=1) + solo.wait(1.0), ef.Offer)
 
 
 def test_a_slow_syncer_is_suspected() -> None:
     solo = Solo(peers=PEERS)
     solo.learn()
     solo.elect("p1")
-    offer = found(solo.ready(), ef.OfferContribution)[0]
-    solo.feed(ev.ContributionAnswered(0, offer.signed.header.stamp, "p1", True, "in round", None))
+    offer = found(solo.ready(), ef.Offer)[0]
+    solo.feed(ev.OfferAnswered(offer, Verdict.IN_ROUND, None))
     effects = solo.wait(30.0)
-    assert reasons(effects, "suspicion")[0].startswith("no version for ")
+    assert reasons(effects, "suspicion")[0] == str(Suspicion.NO_VERSION)
     assert sent(effects, msg.VoteRequest)
 
 
@@ -488,31 +490,30 @@ def test_who_stays_in_office_though_we_suspect_it_gets_our_work_again() -> None:
     solo = Solo(peers=PEERS)
     solo.learn()
     solo.elect("p1")
-    offer = found(solo.ready(), ef.OfferContribution)[0]
-    solo.feed(ev.ContributionAnswered(0, offer.signed.header.stamp, "p1", True, "in round", None))
+    offer = found(solo.ready(), ef.Offer)[0]
+    solo.feed(ev.OfferAnswered(offer, Verdict.IN_ROUND, None))
     late = (sent(solo.wait(0.6), msg.VoteRequest) for _ in range(60))
     requests = next(sent for sent in late if sent)
-    again: list[ef.OfferContribution] = []
+    again: list[ef.Offer] = []
     for peer in PEERS:
         assert not again
-        answer = msg.VoteRefused("all", 0, requests[0].term, 1, solo.head, "the syncer in office is alive")
-        again = found(solo.message(peer, answer) + solo.wait(0.01), ef.OfferContribution)
+        answer = msg.VoteRefused("all", 0, requests[0].term, 1, solo.head, VoteRefusal.COUNTED_ON)
+        again = found(solo.message(peer, answer) + solo.wait(0.01), ef.Offer)
         if again:
             break
     assert [(o.peer, o.signed.header.stamp) for o in again] == [("p1", offer.signed.header.stamp)]
-    assert solo.fragment.office.why_open(solo.now).startswith("no version for "), "and may be voted away"
+    assert solo.fragment.office.why_open(solo.now) == str(Suspicion.NO_VERSION), "and may be voted away"
 
 
 def test_one_who_says_it_is_not_in_office_is_believed_the_second_time() -> None:
     solo = Solo(peers=PEERS)
     solo.learn()
     solo.elect("p1")
-    offers = found(solo.ready(), ef.OfferContribution)
+    offers = found(solo.ready(), ef.Offer)
     for _ in range(2):
-        stamp = offers[0].signed.header.stamp
-        effects = solo.feed(ev.ContributionAnswered(0, stamp, "p1", False, "not-syncer", solo.head))
+        effects = solo.feed(ev.OfferAnswered(offers[0], Verdict.NOT_SYNCER, solo.head))
         effects += solo.wait(0.5)
-        offers = found(effects, ef.OfferContribution)
+        offers = found(effects, ef.Offer)
     assert reasons(effects, "suspicion") == ["the syncer says that it is not in office"]
 
 

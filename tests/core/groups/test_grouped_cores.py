@@ -14,6 +14,7 @@ from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.events import MessageReceived, Tick
 from p2pdiloco.core.api.grouping import level_sizes
+from p2pdiloco.core.api.reasons import VoteRefusal
 from p2pdiloco.core.members.claims import Claims
 
 ROUND_S = 8.0
@@ -46,7 +47,7 @@ class Run:
             self.merges.append(self.swarm.merged(effect))
         elif isinstance(effect, ef.MergePartial):
             self.partials.append(effect)
-        elif isinstance(effect, ef.Send | ef.OfferContribution | ef.OfferPartial | ef.FetchUpdate):
+        elif isinstance(effect, ef.Send | ef.Offer | ef.Offer | ef.FetchUpdate):
             self.told[member.peer].add(effect.peer)
 
     def round(self) -> None:
@@ -180,7 +181,7 @@ def test_a_vote_request_of_an_epoch_that_we_are_not_in_is_asked_again_in_the_sam
     swarm.on_effect = lambda m, effect: None
     effects = member.handle(MessageReceived("m1", request), swarm.now)
     refused = [e.message for e in effects if isinstance(e, ef.Send)]
-    assert isinstance(refused[0], msg.VoteRefused) and refused[0].reason == "other epoch"
+    assert isinstance(refused[0], msg.VoteRefused) and refused[0].reason is VoteRefusal.OTHER_EPOCH
     assert not [e for e in effects if isinstance(e, ef.Persist)]
 
 

@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 from kit import RUN, contribution, digest, progress, sign, vote
 from test_grouped_cores import Run
 
+from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
+from p2pdiloco.core.api.reasons import Verdict, VoteRefusal
 from p2pdiloco.core.api.types import (
     NEVER,
     Certificate,
@@ -45,8 +47,8 @@ def talk(draw: Any) -> tuple[str, msg.Message]:
         msg.Closing(
             group, fragment, term, number, draw(st.sampled_from((0.0, 1.0, float("inf"), float("nan"))))
         ),
-        msg.Pass(group, fragment, term, number, ""),
-        msg.VoteRefused(group, fragment, term, number, None, "other epoch"),
+        msg.Pass(group, fragment, term, number),
+        msg.VoteRefused(group, fragment, term, number, None, VoteRefusal.OTHER_EPOCH),
         msg.Elected(certificate),
         msg.OfficeQuery(group, fragment, term),
         msg.VoteGranted(vote(sender, "m0", term, fragment)),
@@ -94,17 +96,21 @@ def test_nothing_that_is_said_about_groups_breaks_a_member(
         header = PartialHeader(
             RUN, group, fragment, peer, chain.head.number, chain.head.digest, told, True, payload, 400
         )
-        feed(ev.PartialOffered(transfer, peer, SignedPartial(header, sign(peer, "partial", header))))
+        feed(ev.Offered(transfer, peer, SignedPartial(header, sign(peer, "partial", header))))
         signed = contribution(peer, chain.head, group=group, fragment=fragment)
-        feed(ev.ContributionOffered(transfer + 500, peer, signed))
-        feed(ev.ContributionBroken(transfer, "non-finite"))
-        feed(ev.ContributionBroken(transfer + 500, "cut"))
+        feed(ev.Offered(transfer + 500, peer, signed))
+        feed(ev.PayloadBroken(transfer, Verdict.NON_FINITE))
+        feed(ev.PayloadBroken(transfer + 500, Verdict.CUT))
     for group, fragment, attempt, peer in stale:
         if fragment == 0:
             feed(ev.PartialMerged(fragment, group, attempt, 7000, digest("late"), 400))
             feed(ev.PartialFailed(fragment, group, attempt, "late"))
-            feed(ev.PartialAnswered(fragment, group, attempt, peer, True, "", None))
-            feed(ev.PartialUndelivered(fragment, group, attempt, peer))
+            header = PartialHeader(
+                RUN, group, fragment, "me", 0, chain.head.digest, (), True, digest("late"), 400
+            )
+            late = ef.Offer(peer, SignedPartial(header, b""), 7000, attempt)
+            feed(ev.OfferAnswered(late, Verdict.IN_ROUND, None))
+            feed(ev.OfferUndelivered(late))
     assert core.next_deadline() > 0
     swarm.run(30.0)
     before = chain.head.tokens

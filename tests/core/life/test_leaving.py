@@ -16,11 +16,11 @@ def test_what_came_after_a_contribution_under_way_is_asked_for_once() -> None:
     solo = Solo()
     solo.learn()
     solo.elect("p1")
-    first = found(solo.ready(), ef.OfferContribution)[0].signed.header
+    first = found(solo.ready(), ef.Offer)[0].signed.header
     assert not found(solo.feed(ev.LeaveRequested()), ef.RequestFragment), "one at a time"
     one = child(genesis(0).header, learners=("me",))
     assert len(found(solo.announce(one), ef.RequestFragment)) == 1
-    second = found(solo.ready(2, due=False, steps=2), ef.OfferContribution)[0].signed.header
+    second = found(solo.ready(2, due=False, steps=2), ef.Offer)[0].signed.header
     assert second.after == first.stamp and second.inner_steps == 2 and second.due
     assert not found(solo.wait(0.5), ef.Left)
     effects = solo.announce(child(one.header, learners=("me",)), 901)
@@ -62,7 +62,7 @@ def test_a_syncer_after_whom_nobody_stands_asks_everybody_once() -> None:
     assert reasons(effects, "closing") == ["we leave, nobody else stands, 2 called"]
     assert len(sent(effects, msg.Closing)) == 2 and solo.fragment.office.holding
     call = sent(effects, msg.Closing)[0]
-    solo.message("p1", msg.Pass("all", 0, call.term, call.number, "no step"))
+    solo.message("p1", msg.Pass("all", 0, call.term, call.number))
     merge = found(due_again(solo, "p2", 20), ef.Merge)
     assert len(merge[0].inputs) == 1
     effects = solo.merged(merge[0])

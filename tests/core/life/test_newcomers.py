@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from kit import Solo, branch, certificate, child, found, genesis, reasons, saved, sent
+from kit import Solo, branch, certificate, child, found, genesis, offer_to, reasons, saved, sent
 from scenes import FAR, serve
 
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.grouping import Roster
+from p2pdiloco.core.api.reasons import FetchFailure, Verdict, VoteRefusal
 from p2pdiloco.core.api.types import Contributor, SignedVersion, Stamp
 from p2pdiloco.core.contributions.contributor import OTHER_OPINIONS
 
@@ -33,7 +34,7 @@ def test_a_newcomer_neither_votes_nor_stands_nor_serves_until_it_holds_what_peer
         solo.message("p1", msg.VoteRequest("all", 0, 1, FAR[2].header.head(), "")),
         msg.VoteRefused,
     )
-    assert refused[0].reason == "we are catching up ourselves" and refused[0].head is None
+    assert refused[0].reason is VoteRefusal.CATCHING_UP and refused[0].head is None
     assert not sent(solo.wait(5.0), msg.VoteRequest)
     assert not any(p.confirmed for p in sent(solo.wait(1.0), msg.Progress))
     effects = serve(solo, pulls)
@@ -61,14 +62,14 @@ def test_a_few_missed_versions_are_replayed_and_many_are_copied() -> None:
 def test_a_holder_that_does_not_deliver_is_not_the_only_one_asked() -> None:
     solo = newcomer()
     first = found(solo.greeting, ef.FetchUpdate)[0]
-    effects = solo.feed(ev.FetchFailed(0, 1, first.peer, "unreachable")) + solo.wait(0.4)
+    effects = solo.feed(ev.FetchFailed(0, 1, first.peer, FetchFailure.UNREACHABLE)) + solo.wait(0.4)
     assert found(effects, ef.FetchUpdate)[0].peer != first.peer
 
 
 def test_an_update_that_is_gone_is_copied_instead() -> None:
     solo = newcomer()
     peer = found(solo.greeting, ef.FetchUpdate)[0].peer
-    effects = solo.feed(ev.FetchFailed(0, 1, peer, "gone")) + solo.wait(1.0)
+    effects = solo.feed(ev.FetchFailed(0, 1, peer, FetchFailure.GONE)) + solo.wait(1.0)
     assert found(effects, ef.FetchState)[0].number == 2
 
 
@@ -180,7 +181,7 @@ def test_heads_of_the_unconfirmed_are_not_believed() -> None:
     solo = Solo()
     heavy = FAR[5].header.head()
     assert not found(solo.hear("p1", confirmed=False, heads=(heavy,)), ef.FetchUpdate)
-    stranger = msg.VoteRefused("all", 0, 1, 1, heavy, "no")
+    stranger = msg.VoteRefused("all", 0, 1, 1, heavy, VoteRefusal.VOTE_GIVEN)
     for sender in ("stranger", "p1"):
         assert not found(solo.message(sender, stranger), ef.FetchUpdate)
 
@@ -212,20 +213,20 @@ def test_work_that_was_copied_out_survives_the_learners_crash() -> None:
     solo.feed(ev.LearnerLost())
     solo.learn()
     solo.ready(ticket=2)
-    first = found(solo.elect("p1"), ef.OfferContribution)
+    first = found(solo.elect("p1"), ef.Offer)
     assert [o.ticket for o in first] == [1], "in order, one at a time"
     effects = solo.announce(child(genesis(0).header, learners=("me",)))
     assert found(effects, ef.CommitVersion)[0].merged_ticket is None, "the new learner never moved that far"
-    second = found(effects, ef.OfferContribution)[0].signed.header
+    second = found(effects, ef.Offer)[0].signed.header
     assert (second.stamp, second.after) == (Stamp(1, 2), Stamp(1, 1))
 
 
 def offered(effects: list[ef.Effect]) -> list[int]:
-    return [offer.ticket for offer in found(effects, ef.OfferContribution)]
+    return [offer.ticket for offer in found(effects, ef.Offer)]
 
 
-def answer(solo: Solo, peer: str, accepted: bool, reason: str, sequence: int = 1) -> list[ef.Effect]:
-    return solo.feed(ev.ContributionAnswered(0, Stamp(1, sequence), peer, accepted, reason, None))
+def answer(solo: Solo, peer: str, verdict: Verdict, sequence: int = 1) -> list[ef.Effect]:
+    return solo.feed(ev.OfferAnswered(offer_to(peer, Stamp(1, sequence)), verdict, None))
 
 
 def test_what_somebody_took_is_not_given_up_because_another_calls_it_unusable() -> None:
@@ -234,12 +235,12 @@ def test_what_somebody_took_is_not_given_up_because_another_calls_it_unusable() 
     solo.learn()
     solo.elect("p1")
     assert offered(solo.ready(1)) == [1]
-    answer(solo, "p1", True, "in round")
+    answer(solo, "p1", Verdict.IN_ROUND)
     assert offered(solo.elect("p2", term=2)) == [1]
     for _ in range(OTHER_OPINIONS):
-        effects = answer(solo, "p2", False, "non-finite")
+        effects = answer(solo, "p2", Verdict.NON_FINITE)
         assert not found(effects, ef.RetireSlot) and offered(solo.wait(10.0)) == [1]
-    assert found(answer(solo, "p2", False, "non-finite"), ef.RetireSlot)
+    assert found(answer(solo, "p2", Verdict.NON_FINITE), ef.RetireSlot)
 
 
 def test_what_contains_work_that_was_given_up_and_merged_all_the_same_is_not_sent() -> None:
@@ -247,7 +248,7 @@ def test_what_contains_work_that_was_given_up_and_merged_all_the_same_is_not_sen
     solo.learn()
     solo.elect("p1")
     solo.ready(1)
-    assert found(answer(solo, "p1", False, "non-finite"), ef.RetireSlot)
+    assert found(answer(solo, "p1", Verdict.NON_FINITE), ef.RetireSlot)
     assert offered(solo.ready(2)) == [2]
     effects = solo.announce(child(genesis(0).header, learners=("me",)))
     assert found(effects, ef.CommitVersion)[0].overwrite
@@ -277,7 +278,7 @@ def test_leaving_flushes_and_says_good_bye() -> None:
     solo.elect("p1")
     effects = solo.feed(ev.LeaveRequested())
     assert found(effects, ef.RequestFragment) and not found(effects, ef.Left)
-    offer = found(solo.ready(due=False, steps=2), ef.OfferContribution)[0]
+    offer = found(solo.ready(due=False, steps=2), ef.Offer)[0]
     assert offer.signed.header.due, "it may start a round: there is no later one for us"
     assert not found(solo.wait(0.5), ef.Left)
     effects = solo.announce(child(genesis(0).header, learners=("me",))) + solo.wait(0.6)

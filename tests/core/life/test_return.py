@@ -10,6 +10,7 @@ from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.config import Restored
+from p2pdiloco.core.api.reasons import FetchFailure
 from p2pdiloco.core.api.types import Stamp, Watermark
 
 
@@ -82,8 +83,8 @@ def test_nobody_confirms_while_a_holder_of_more_is_asked() -> None:
     solo = returning(2, theirs=4)
     solo.wait(40.0)
     assert not solo.core.confirmed
-    solo.feed(ev.FetchFailed(0, 3, "p1", "false-digest"))
-    solo.feed(ev.FetchFailed(0, 3, "p2", "false-digest"))
+    solo.feed(ev.FetchFailed(0, 3, "p1", FetchFailure.FALSE))
+    solo.feed(ev.FetchFailed(0, 3, "p2", FetchFailure.FALSE))
     solo.wait(1.0)
     assert solo.core.confirmed, "they cannot give what they boast of"
 

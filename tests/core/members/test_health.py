@@ -11,6 +11,7 @@ from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.config import Timing
+from p2pdiloco.core.api.reasons import Verdict
 from p2pdiloco.core.api.types import Head
 from p2pdiloco.core.members.health import LISTEN_S, MOST_STRETCH, Health, stretch_after
 from p2pdiloco.core.members.suspicion import Gaps, suspect_after_s
@@ -104,8 +105,8 @@ def stopped(seconds: float) -> tuple[Solo, list[ef.Effect]]:
     solo = Solo()
     solo.learn()
     solo.elect("p1")
-    offer = found(solo.ready(), ef.OfferContribution)[0]
-    solo.feed(ev.ContributionAnswered(0, offer.signed.header.stamp, "p1", True, "in round", None))
+    offer = found(solo.ready(), ef.Offer)[0]
+    solo.feed(ev.OfferAnswered(offer, Verdict.IN_ROUND, None))
     solo.wait(1.0)
     solo.core.next_deadline()
     solo.now += seconds

@@ -11,6 +11,7 @@ from scenes import syncer
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
+from p2pdiloco.core.api.reasons import Verdict
 from p2pdiloco.core.api.types import Contributor, PartialHeader, PartialPart, SignedPartial, Stamp
 from p2pdiloco.core.groups.group_inbox import GroupInbox
 from p2pdiloco.core.rounds.round import Job
@@ -21,17 +22,17 @@ LONG = {"inner_steps": 400, "delay_steps": 200}
 
 def header(solo: Solo, learner: str, transfer: int, **odd: Any) -> list[ef.Effect]:
     """It is read and accepted; the payload follows, or not."""
-    return solo.feed(ev.ContributionOffered(transfer, learner, contribution(learner, solo.head, **odd)))
+    return solo.feed(ev.Offered(transfer, learner, contribution(learner, solo.head, **odd)))
 
 
 def here(solo: Solo, transfer: int) -> list[ef.Effect]:
     """Its payload is here."""
-    return solo.feed(ev.ContributionReceived(transfer, 100 + transfer))
+    return solo.feed(ev.PayloadReceived(transfer, 100 + transfer))
 
 
 def cut(solo: Solo, transfer: int) -> list[ef.Effect]:
     """Its payload will not come."""
-    return solo.feed(ev.ContributionBroken(transfer, "cut"))
+    return solo.feed(ev.PayloadBroken(transfer, Verdict.CUT))
 
 
 def called(effects: list[ef.Effect]) -> list[str]:
@@ -43,19 +44,19 @@ def test_others_are_called_while_the_first_payload_is_on_its_way() -> None:
     """On thin links the round would else take two transfers, one after the other."""
     solo = syncer(quorum=1, peers=("p1", "p2", "p3"), inner_steps=400, delay_steps=200)
     late = contribution("p1", solo.head, due=False)
-    assert not sent(solo.feed(ev.ContributionOffered(1, "p1", late)), msg.Closing), "nothing to start with"
-    effects = solo.feed(ev.ContributionOffered(2, "p2", contribution("p2", solo.head)))
+    assert not sent(solo.feed(ev.Offered(1, "p1", late)), msg.Closing), "nothing to start with"
+    effects = solo.feed(ev.Offered(2, "p2", contribution("p2", solo.head)))
     assert [send.peer for send in found(effects, ef.Send) if isinstance(send.message, msg.Closing)] == ["p3"]
     assert solo.fragment.words(solo.now).startswith("closing: 0 of 3")
     assert not found(solo.offer("p3", 3, due=False), ef.Merge)
-    assert not found(solo.feed(ev.ContributionReceived(1, 101)), ef.Merge)
-    assert len(found(solo.feed(ev.ContributionReceived(2, 102)), ef.Merge)[0].inputs) == 3
+    assert not found(solo.feed(ev.PayloadReceived(1, 101)), ef.Merge)
+    assert len(found(solo.feed(ev.PayloadReceived(2, 102)), ef.Merge)[0].inputs) == 3
 
 
 def test_a_round_outlives_the_payload_that_it_was_begun_for() -> None:
     solo = syncer(quorum=1, peers=("p1", "p2"))
-    solo.feed(ev.ContributionOffered(1, "p1", contribution("p1", solo.head)))
-    solo.feed(ev.ContributionBroken(1, "cut"))
+    solo.feed(ev.Offered(1, "p1", contribution("p1", solo.head)))
+    solo.feed(ev.PayloadBroken(1, Verdict.CUT))
     assert solo.fragment.words(solo.now).startswith("closing: 0 of 2")
     solo.offer("p2", 2, due=False)
     merge = found(solo.wait(1.0), ef.Merge)[0]
@@ -64,9 +65,9 @@ def test_a_round_outlives_the_payload_that_it_was_begun_for() -> None:
     # And where nothing comes at all, the next header begins another one.
     mark = solo.fragment.chain.watermark("p1")
     first = contribution("p1", solo.head, stamp=Stamp(1, 1), after=mark)
-    solo.feed(ev.ContributionOffered(3, "p1", first))
-    solo.feed(ev.ContributionBroken(3, "cut"))
-    solo.message("p2", msg.Pass("all", 0, 1, 2, "no step"))
+    solo.feed(ev.Offered(3, "p1", first))
+    solo.feed(ev.PayloadBroken(3, Verdict.CUT))
+    solo.message("p2", msg.Pass("all", 0, 1, 2))
     assert not found(solo.wait(60.0), ef.Merge)
     assert solo.fragment.words(solo.now) == ""
     assert len(found(solo.offer("p1", 4, stamp=Stamp(1, 1), after=mark) + solo.wait(1.0), ef.Merge)) == 1
@@ -149,8 +150,8 @@ def test_what_arrives_while_the_round_closes_is_in_it() -> None:
     solo = syncer(quorum=1, peers=("p1", "p2", "p3"), **LONG)
     header(solo, "p1", 1)
     header(solo, "p2", 2)
-    assert [a.reason for a in found(here(solo, 2), ef.AnswerTransfer)] == ["in round"]
-    assert [a.reason for a in found(here(solo, 1), ef.AnswerTransfer)] == ["in round"]
+    assert [a.verdict for a in found(here(solo, 2), ef.AnswerTransfer)] == [Verdict.IN_ROUND]
+    assert [a.verdict for a in found(here(solo, 1), ef.AnswerTransfer)] == [Verdict.IN_ROUND]
     late = solo.merged(found(solo.offer("p3", 3, due=False), ef.Merge)[0])
     assert not sent(late, msg.Closing)
 
@@ -164,7 +165,7 @@ def test_a_round_that_began_with_what_is_due_is_due_although_that_did_not_come(
     header(solo, "p1", 1)
     cut(solo, 1)
     solo.offer("p2", 2, due=False)
-    solo.message("p1", msg.Pass("all", 0, 1, 1, "no step"))
+    solo.message("p1", msg.Pass("all", 0, 1, 1))
     assert [(job.due, len(job.held)) for job in jobs] == [(True, 1)]
 
 
@@ -180,7 +181,7 @@ def test_a_call_that_overtakes_the_version_with_our_last_work_is_answered_when_t
     solo = Solo(config(), ("p1", "p2"))
     solo.learn()
     solo.elect("p1")
-    (offer,) = found(solo.ready(ticket=1), ef.OfferContribution)
+    (offer,) = found(solo.ready(ticket=1), ef.Offer)
     mine = offer.signed.header
     early = msg.Closing("all", 0, 1, 2, 5.0)
     assert not found(solo.message("p1", early), ef.RequestFragment), "for all we know it is answered already"

@@ -11,6 +11,7 @@ from scenes import due_again, one_round, syncer
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
+from p2pdiloco.core.api.reasons import Verdict
 from p2pdiloco.core.api.types import NEVER, Stamp
 from p2pdiloco.core.rounds.round_table import RoundState
 
@@ -64,7 +65,7 @@ def test_the_window_grows_to_what_answers_take() -> None:
     closing = [r for r in found(solo.offer("p2", 2), ef.Record) if r.kind == "closing"]
     assert dict(closing[0].fields)["grace_s"] == pytest.approx(0.5 * 2 * 0.01)
     merge = found(solo.wait(0.05), ef.Merge)[0]
-    solo.message("p4", msg.Pass("all", 0, 1, 1, "no step"))
+    solo.message("p4", msg.Pass("all", 0, 1, 1))
     solo.offer("p3", 3, due=False)  # the last answer: 50 ms after the call
     solo.merged(merge)
     solo.wait(0.2)  # the next round begins half an interval later at the earliest
@@ -129,10 +130,10 @@ def test_a_round_with_everybody_begins_at_once() -> None:
 def test_who_passed_last_time_is_not_in_this_time() -> None:
     solo = syncer(quorum=1, peers=("p1", "p2"), inner_steps=40, delay_steps=20)
     solo.offer("p1", 1)
-    (merge,) = found(solo.message("p2", msg.Pass("all", 0, 1, 1, "no step")), ef.Merge)
+    (merge,) = found(solo.message("p2", msg.Pass("all", 0, 1, 1)), ef.Merge)
     solo.merged(merge)
     effects = due_again(solo, "p1", 20)
-    assert [told.reason for told in found(effects, ef.AnswerTransfer)] == ["held"]
+    assert [told.verdict for told in found(effects, ef.AnswerTransfer)] == [Verdict.HELD]
     assert not reasons(effects, "closing")
 
 
@@ -140,11 +141,13 @@ def test_who_is_kept_waiting_is_told_so() -> None:
     """It would else suspect a syncer that waits on purpose."""
     solo = syncer(quorum=1, peers=("p1", "p2"), inner_steps=40)
     one_round(solo, "p1", "p2")
-    assert [told.reason for told in found(due_again(solo, "p1", 20), ef.AnswerTransfer)] == ["held"]
+    assert [told.verdict for told in found(due_again(solo, "p1", 20), ef.AnswerTransfer)] == [Verdict.HELD]
     solo = syncer(quorum=1, peers=("p1", "p2"), inner_steps=40)
     one_round(solo, "p1", "p2")
     solo.wait(0.5 * 40 * 0.1 + 0.6)
-    assert [told.reason for told in found(due_again(solo, "p1", 20), ef.AnswerTransfer)] == ["in round"]
+    assert [told.verdict for told in found(due_again(solo, "p1", 20), ef.AnswerTransfer)] == [
+        Verdict.IN_ROUND
+    ]
 
 
 def test_a_syncer_that_leaves_keeps_no_distance() -> None:
@@ -186,7 +189,7 @@ def test_the_closing_call_goes_to_those_who_have_not_contributed() -> None:
     solo.learn()
     solo.offer("p1", 1)
     # p3's payload is on its way, which is enough for a quorum of two: nobody needs to call it.
-    effects = solo.feed(ev.ContributionOffered(3, "p3", contribution("p3", solo.head)))
+    effects = solo.feed(ev.Offered(3, "p3", contribution("p3", solo.head)))
     calls = [send.peer for send in found(effects, ef.Send) if isinstance(send.message, msg.Closing)]
     assert calls == ["p2", "p4"]
     assert found(effects, ef.RequestFragment) == [ef.RequestFragment(0)], "our own learner is asked too"
@@ -197,7 +200,7 @@ def test_whoever_answers_the_call_is_in_and_nobody_is_waited_for_after_that() ->
     solo = syncer(peers=("p1", "p2", "p3", "p4"))
     solo.offer("p1", 1)
     solo.offer("p2", 2)
-    assert not found(solo.message("p4", msg.Pass("all", 0, 1, 1, "no step")), ef.Merge)
+    assert not found(solo.message("p4", msg.Pass("all", 0, 1, 1)), ef.Merge)
     merge = found(solo.offer("p3", 3, due=False, tokens=10, inner_steps=1), ef.Merge)[0]
     assert [part.contributor.learner for part in merge.inputs] == ["p1", "p2", "p3"]
 
@@ -210,7 +213,7 @@ def test_a_called_learner_sends_what_it_has_or_passes() -> None:
     assert found(solo.message("p1", call), ef.RequestFragment)
     assert sent(solo.feed(ev.NothingToContribute(0)), msg.Pass, to="p1")[0].number == 1
     assert found(solo.message("p1", call), ef.RequestFragment)
-    offer = found(solo.ready(due=False, steps=2), ef.OfferContribution)[0]
+    offer = found(solo.ready(due=False, steps=2), ef.Offer)[0]
     assert (offer.peer, offer.signed.header.due, offer.signed.header.tokens) == ("p1", False, 20)
     assert sent(solo.message("p2", call), msg.Pass, to="p2"), "only the syncer may call"
 
@@ -227,7 +230,7 @@ def test_late_work_is_held_for_the_next_round_and_starts_none_by_itself() -> Non
     solo = syncer(peers=("p1", "p2", "p3"), quorum=1)
     merge = found(solo.offer("p1", 1) + solo.wait(1.0), ef.Merge)[0]
     late = solo.offer("p2", 2)
-    assert [(a.accepted, a.reason) for a in found(late, ef.AnswerTransfer)] == [(True, "held")]
+    assert [a.verdict for a in found(late, ef.AnswerTransfer)] == [Verdict.HELD]
     effects = solo.merged(merge) + solo.wait(1.0)
     assert solo.head.number == 1 and not reasons(effects, "closing"), "p2 alone starts nothing"
     effects = solo.offer("p1", 3, stamp=Stamp(1, 2), after=Stamp(1, 1)) + solo.wait(0.5)
@@ -244,21 +247,21 @@ def test_late_work_does_not_wait_for_ever() -> None:
 
 def test_a_slow_stream_that_misses_its_round_starts_none() -> None:
     solo = syncer(peers=("p1", "p2", "p3"), quorum=1)
-    solo.feed(ev.ContributionOffered(9, "p2", contribution("p2", solo.head)))
+    solo.feed(ev.Offered(9, "p2", contribution("p2", solo.head)))
     one_round(solo, "p1", "p3")
-    effects = solo.feed(ev.ContributionReceived(9, 109))
-    assert [a.reason for a in found(effects, ef.AnswerTransfer)] == ["held"] and not reasons(
+    effects = solo.feed(ev.PayloadReceived(9, 109))
+    assert [a.verdict for a in found(effects, ef.AnswerTransfer)] == [Verdict.HELD] and not reasons(
         effects, "closing"
     )
 
 
 def test_a_payload_that_another_version_merged_meanwhile_is_refused() -> None:
     solo = syncer(peers=("p1", "p2", "p3"), quorum=3)
-    solo.feed(ev.ContributionOffered(9, "p2", contribution("p2", solo.head)))
+    solo.feed(ev.Offered(9, "p2", contribution("p2", solo.head)))
     solo.announce(child(solo.fragment.chain.header, "p3", ("p2",), term=2))
     assert solo.head.number == 1 and solo.fragment.office.holding
-    effects = solo.feed(ev.ContributionReceived(9, 109))
-    assert [(a.accepted, a.reason) for a in found(effects, ef.AnswerTransfer)] == [(False, "chain-moved")]
+    effects = solo.feed(ev.PayloadReceived(9, 109))
+    assert [a.verdict for a in found(effects, ef.AnswerTransfer)] == [Verdict.CHAIN_MOVED]
     assert ef.Release(109) in effects
 
 
@@ -267,8 +270,8 @@ def test_an_old_base_starts_no_round_but_is_merged() -> None:
     old = solo.head
     one_round(solo, "p1")
     signed = contribution("p2", old)
-    solo.feed(ev.ContributionOffered(9, "p2", signed))
-    assert not reasons(solo.feed(ev.ContributionReceived(9, 109)), "closing")
+    solo.feed(ev.Offered(9, "p2", signed))
+    assert not reasons(solo.feed(ev.PayloadReceived(9, 109)), "closing")
     effects = solo.offer("p3", 10) + solo.wait(0.5)
     assert [p.contributor.learner for p in found(effects, ef.Merge)[0].inputs] == ["p2", "p3"]
 
@@ -345,31 +348,31 @@ def test_what_is_refused_on_sight_of_the_header(reason: str, odd: dict[str, Any]
     signed = contribution("p1", solo.head, **odd)
     if reason == "bad-signature":
         signed = type(signed)(signed.header, contribution("p1", solo.head).signature)
-    effects = solo.feed(ev.ContributionOffered(1, "p1", signed))
-    refusal = found(effects, ef.RefuseTransfer)[0]
-    assert refusal.reason == reason and not found(effects, ef.AcceptTransfer)
+    effects = solo.feed(ev.Offered(1, "p1", signed))
+    refusal = found(effects, ef.AnswerTransfer)[0]
+    assert refusal.verdict.value == reason and not found(effects, ef.AcceptTransfer)
     fault = reason not in ("behind", "unknown-base", "already-merged")
-    assert refusal.counted == fault and (reasons(effects, "refusal") == [reason]) == fault
+    assert refusal.verdict.counted == fault and (reasons(effects, "refusal") == [reason]) == fault
 
 
 def test_nobody_contributes_in_anothers_name() -> None:
     solo = syncer()
-    effects = solo.feed(ev.ContributionOffered(1, "p1", contribution("p2", solo.head)))
-    assert [(r.reason, r.counted) for r in found(effects, ef.RefuseTransfer)] == [("false-learner", True)]
+    effects = solo.feed(ev.Offered(1, "p1", contribution("p2", solo.head)))
+    assert [r.verdict for r in found(effects, ef.AnswerTransfer)] == [Verdict.FALSE_LEARNER]
 
 
 def test_a_contribution_is_admitted_once() -> None:
     solo = syncer()
     first = contribution("p1", solo.head)
-    assert found(solo.feed(ev.ContributionOffered(1, "p1", first)), ef.AcceptTransfer)
-    again = found(solo.feed(ev.ContributionOffered(2, "p1", first)), ef.RefuseTransfer)[0]
-    assert again.reason == "in-transfer"
-    solo.feed(ev.ContributionReceived(1, 101))
-    again = found(solo.feed(ev.ContributionOffered(3, "p1", first)), ef.RefuseTransfer)[0]
-    assert again.reason == "already-held"
+    assert found(solo.feed(ev.Offered(1, "p1", first)), ef.AcceptTransfer)
+    again = found(solo.feed(ev.Offered(2, "p1", first)), ef.AnswerTransfer)[0]
+    assert again.verdict is Verdict.IN_TRANSFER
+    solo.feed(ev.PayloadReceived(1, 101))
+    again = found(solo.feed(ev.Offered(3, "p1", first)), ef.AnswerTransfer)[0]
+    assert again.verdict is Verdict.ALREADY_HELD
     solo.merged(found(solo.offer("p2", 4), ef.Merge)[0])
-    again = found(solo.feed(ev.ContributionOffered(5, "p1", first)), ef.RefuseTransfer)[0]
-    assert again.reason == "already-merged"
+    again = found(solo.feed(ev.Offered(5, "p1", first)), ef.AnswerTransfer)[0]
+    assert again.verdict is Verdict.ALREADY_MERGED
 
 
 def test_a_base_too_old_is_refused_and_the_learner_labels_it_anew() -> None:
@@ -383,19 +386,20 @@ def test_a_base_too_old_is_refused_and_the_learner_labels_it_anew() -> None:
     solo.take_office()
     stamp, after = Stamp(1, 5), solo.fragment.chain.watermark("p1")
     signed = contribution("p1", old, stamp, after=after)
-    refusal = found(solo.feed(ev.ContributionOffered(90, "p1", signed)), ef.RefuseTransfer)[0]
-    assert refusal.reason == "stale-base" and not refusal.counted
+    refusal = found(solo.feed(ev.Offered(90, "p1", signed)), ef.AnswerTransfer)[0]
+    assert refusal.verdict is Verdict.STALE_BASE
 
 
 def test_the_learners_side_of_a_refused_base() -> None:
     solo = Solo()
     solo.learn()
     solo.elect("p1")
-    signed = found(solo.ready(), ef.OfferContribution)[0].signed
+    offer = found(solo.ready(), ef.Offer)[0]
+    signed = offer.signed
     solo.announce(child(solo.fragment.chain.header))
     assert solo.head.number == 1 and signed.header.base_number == 0
-    solo.feed(ev.ContributionAnswered(0, signed.header.stamp, "p1", False, "stale-base", solo.head))
-    again = found(solo.wait(1.0), ef.OfferContribution)[0].signed
+    solo.feed(ev.OfferAnswered(offer, Verdict.STALE_BASE, solo.head))
+    again = found(solo.wait(1.0), ef.Offer)[0].signed
     assert (again.header.base_number, again.header.base_digest) == (1, solo.head.digest)
     assert (again.header.stamp, again.header.payload_digest) == (
         signed.header.stamp,

@@ -6,6 +6,7 @@ from kit import Solo, announce, branch, child, config, contribution, found, reas
 
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
+from p2pdiloco.core.api.reasons import FetchFailure, Verdict
 from p2pdiloco.core.api.types import Head
 
 LEARNERS = ("p1", "p2", "p3", "p4")
@@ -17,7 +18,7 @@ def waiting() -> Solo:
     solo = Solo(config(quorum=1, grace_cap_s=0.1), LEARNERS)
     solo.take_office()
     for transfer, learner in ((8, "p2"), (9, "p3")):
-        solo.feed(ev.ContributionOffered(transfer, learner, contribution(learner, solo.head)))
+        solo.feed(ev.Offered(transfer, learner, contribution(learner, solo.head)))
     solo.offer("p1", 1)
     effects = solo.wait(0.2)
     assert reasons(effects, "closing")[-1:] == ["1 in, waits for 2 on their way"], effects
@@ -32,15 +33,15 @@ def merged(effects: list[ef.Effect]) -> list[list[str]]:
 def test_a_round_waits_for_payloads_on_their_way_until_a_majority_is_in() -> None:
     solo = waiting()
     assert not merged(solo.wait(2.0)), "long after the window"
-    assert not merged(solo.feed(ev.ContributionReceived(8, 108))), "two of four are no majority"
-    assert merged(solo.feed(ev.ContributionReceived(9, 109))) == [["p1", "p2", "p3"]], "p4 sent nothing"
+    assert not merged(solo.feed(ev.PayloadReceived(8, 108))), "two of four are no majority"
+    assert merged(solo.feed(ev.PayloadReceived(9, 109))) == [["p1", "p2", "p3"]], "p4 sent nothing"
 
 
 def test_nobody_is_waited_for_whose_stream_was_cut() -> None:
     solo = waiting()
-    solo.feed(ev.ContributionBroken(8, "cut"))
+    solo.feed(ev.PayloadBroken(8, Verdict.CUT))
     assert not merged(solo.wait(1.0))
-    solo.feed(ev.ContributionBroken(9, "cut"))
+    solo.feed(ev.PayloadBroken(9, Verdict.CUT))
     assert merged(solo.wait(0.6)) == [["p1"]], "the next heartbeat's look"
 
 
@@ -52,7 +53,7 @@ def test_a_round_waits_no_longer_than_those_that_are_in() -> None:
 def test_a_majority_waits_for_nobody() -> None:
     solo = Solo(config(quorum=1, grace_cap_s=0.1), ("p1", "p2", "p3"))
     solo.take_office()
-    solo.feed(ev.ContributionOffered(9, "p3", contribution("p3", solo.head)))
+    solo.feed(ev.Offered(9, "p3", contribution("p3", solo.head)))
     solo.offer("p1", 1)
     solo.offer("p2", 2)
     assert merged(solo.wait(0.2)) == [["p1", "p2"]]
@@ -62,10 +63,9 @@ def test_who_needed_long_to_send_is_as_patient_with_the_others() -> None:
     solo = Solo()
     solo.learn()
     solo.elect("p1")
-    offer = found(solo.ready(), ef.OfferContribution)[0]
+    offer = found(solo.ready(), ef.Offer)[0]
     solo.wait(20.0)
-    stamp = offer.signed.header.stamp
-    solo.feed(ev.ContributionAnswered(0, stamp, "p1", True, "in round", None))
+    solo.feed(ev.OfferAnswered(offer, Verdict.IN_ROUND, None))
     assert not reasons(solo.wait(75.0), "suspicion"), "four times the 20 s"
     assert reasons(solo.wait(15.0), "suspicion")
 
@@ -74,24 +74,23 @@ def test_a_syncer_is_not_slow_while_its_versions_are_on_their_way() -> None:
     solo = Solo()
     solo.learn()
     solo.elect("p1")
-    offer = found(solo.ready(), ef.OfferContribution)[0]
-    solo.feed(ev.ContributionAnswered(0, offer.signed.header.stamp, "p1", True, "in round", None))
+    offer = found(solo.ready(), ef.Offer)[0]
+    solo.feed(ev.OfferAnswered(offer, Verdict.IN_ROUND, None))
     version = child(solo.fragment.chain.header, "p1", ("p1",))
     assert found(solo.message("p1", announce(version)), ef.FetchUpdate)
     assert not reasons(solo.wait(60.0), "suspicion"), "the update's way is slow, not the syncer"
-    solo.feed(ev.FetchFailed(0, 1, "p1", "not-ready"))
+    solo.feed(ev.FetchFailed(0, 1, "p1", FetchFailure.NOT_READY))
     assert reasons(solo.wait(10.0), "suspicion"), "it has no such version"
 
 
 def denied(solo: Solo, head: Head) -> list[str]:
     """Why we suspect the syncer p1, which turns our contribution away for 5 s, and whose head this is."""
-    offers, seen = found(solo.ready(), ef.OfferContribution), []
+    offers, seen = found(solo.ready(), ef.Offer), []
     for _ in range(10):
         for offer in offers:
-            stamp = offer.signed.header.stamp
-            seen += solo.feed(ev.ContributionAnswered(0, stamp, "p1", False, "not-syncer", head))
+            seen += solo.feed(ev.OfferAnswered(offer, Verdict.NOT_SYNCER, head))
         effects = solo.wait(0.5)
-        offers, seen = found(effects, ef.OfferContribution), seen + effects
+        offers, seen = found(effects, ef.Offer), seen + effects
     return reasons(seen, "suspicion")
 
 

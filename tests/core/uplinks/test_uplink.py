@@ -10,6 +10,7 @@ from kit import STEP_S, Solo, child, config, contribution, found, reasons, sent,
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.effects import Effect, Merge
+from p2pdiloco.core.api.reasons import VoteRefusal
 from p2pdiloco.core.api.types import Head, Stamp
 from p2pdiloco.core.election.rendezvous import ranking
 from p2pdiloco.core.timing import ARRIVAL_INTERVALS
@@ -102,7 +103,7 @@ def test_a_syncer_with_a_far_thinner_uplink_gives_way_after_a_version() -> None:
     assert not office.why_open(solo.now), "what is on its way to it is not to be sent again"
     version = child(solo.fragment.chain.header, "p1", ("p1",))
     refused = sent(solo.message("p2", msg.VoteRequest("all", 0, 2, solo.head, "why")), msg.VoteRefused)
-    assert refused[0].reason == "the syncer in office is alive"
+    assert refused[0].reason is VoteRefusal.COUNTED_ON
     granted = solo.message("p2", msg.VoteRequest("all", 0, 3, version.header.head(), "it gives way"))
     assert sent(granted, msg.VoteGranted), "who has that version may be elected, also by those who do not"
     solo.message("p2", msg.Elected(certificate_of("p2", term=3, start=1)))
@@ -158,8 +159,8 @@ def test_a_strained_syncer_does_not_outrun_the_others_by_merging_alone() -> None
 def test_nor_with_one_of_them_that_is_behind_too() -> None:
     solo, old = strained_syncer()
     more = contribution("p1", old, stamp=Stamp(1, 2), after=Stamp(1, 1))
-    solo.feed(ev.ContributionOffered(2, "p1", more))
-    solo.feed(ev.ContributionReceived(2, 102))
+    solo.feed(ev.Offered(2, "p1", more))
+    solo.feed(ev.PayloadReceived(2, 102))
     calls, chain, ready = solo.fragment.round._calls, solo.fragment.chain, solo.fragment.round.inbox.ready()
     assert [held.child for held in ready] == ["p1"]
     assert calls.outruns(chain, ready, solo.now), "its work is measured against version 0"
@@ -179,7 +180,7 @@ def asks(solo: Solo, candidate: str, term: int) -> list[str]:
     """Our answer to a candidate whose chain is as long as ours: why we refuse; empty: it has our vote."""
     request = msg.VoteRequest("all", 0, term, solo.head, "why")
     refused = sent(solo.message(candidate, request), msg.VoteRefused)
-    return [answer.reason for answer in refused]
+    return [str(answer.reason) for answer in refused]
 
 
 def test_who_gives_way_does_so_to_one_of_the_better_ones_until_it_has_laid_the_office_down() -> None:

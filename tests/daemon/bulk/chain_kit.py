@@ -53,7 +53,7 @@ class Welcome:
 
     def _post(self, event: ev.Event) -> None:
         self.heard.append(event)
-        if isinstance(event, ev.ContributionOffered):
+        if isinstance(event, ev.Offered):
             self.pushes_in.decided(ef.AcceptTransfer(event.transfer, 0, 0))
 
 

@@ -65,7 +65,7 @@ class Peer:
         if isinstance(event, ev.UpdateFetched):
             self.version, self.payload = event.version, bytes(self.tickets.get(event.ticket))
         elif isinstance(event, ev.FetchFailed):
-            self.failures.append(event.reason)
+            self.failures.append(event.detail or str(event.failure))
 
     async def _update_of(self, fragment: int, number: int) -> Any:
         return None if self.payload is None else (self.version, self.payload)

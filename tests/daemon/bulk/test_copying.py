@@ -163,7 +163,7 @@ async def test_where_the_named_holder_lied_those_who_helped_are_not_left_out(tow
     donors[0].vault._states[0].momentum += 1.0
     await joiner.copy("d0")
     (failed,) = joiner.posted
-    assert isinstance(failed, ev.FetchFailed) and failed.reason == "digest-differs"
+    assert isinstance(failed, ev.FetchFailed) and failed.detail == "digest-differs"
     before = donors[1].gave
     assert before
     await joiner.copy("d0", 1)
@@ -202,7 +202,7 @@ async def test_a_donor_that_lies_is_told_to_the_core(lie: str, town: Any) -> Non
         "nothing": "garbage",
         "offset": "garbage",
     }
-    assert isinstance(failed, ev.FetchFailed) and failed.reason == wanted[lie]
+    assert isinstance(failed, ev.FetchFailed) and failed.detail == wanted[lie]
 
 
 async def test_the_version_that_is_copied_stays_while_its_donor_moves_on(town: Any) -> None:

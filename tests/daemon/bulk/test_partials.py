@@ -20,6 +20,7 @@ from p2pdiloco.adapters.net import framing
 from p2pdiloco.adapters.net.memory_net import MemoryNetwork
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
+from p2pdiloco.core.api.reasons import Verdict
 from p2pdiloco.core.api.types import (
     MAX_CONTRIBUTORS,
     MAX_WATERMARKS,
@@ -57,7 +58,7 @@ class ScriptedCore:
 
     def __init__(self) -> None:
         self.heard: list[ev.Event] = []
-        self.refuses = ""
+        self.refuses: Verdict | None = None
         self.wanted: list[ef.Effect] = []
 
     def handle(self, event: ev.Event, now: float) -> list[ef.Effect]:
@@ -66,12 +67,12 @@ class ScriptedCore:
             case ev.Tick():
                 wanted, self.wanted = self.wanted, []
                 return wanted
-            case ev.PartialOffered(transfer) if self.refuses:
-                return [ef.RefuseTransfer(transfer, 0, self.refuses, counted=False)]
-            case ev.PartialOffered(transfer, _, signed):
+            case ev.Offered(transfer) if self.refuses is not None:
+                return [ef.AnswerTransfer(transfer, 0, self.refuses)]
+            case ev.Offered(transfer, _, signed):
                 return [ef.AcceptTransfer(transfer, 0, signed.header.payload_bytes)]
-            case ev.ContributionReceived(transfer):
-                return [ef.AnswerTransfer(transfer, 0, accepted=True, reason="")]
+            case ev.PayloadReceived(transfer):
+                return [ef.AnswerTransfer(transfer, 0, Verdict.IN_ROUND)]
         return []
 
     def next_deadline(self) -> float:
@@ -152,7 +153,7 @@ class Node:
         self.core.heard.clear()
         ticket = self.tickets.put(payload)
         # Released in the same breath: the stream must not depend on the ticket.
-        self.want(ef.OfferPartial(to.peer, 5, signed, ticket), ef.Release(ticket))
+        self.want(ef.Offer(to.peer, signed, ticket, 5), ef.Release(ticket))
 
 
 @pytest.fixture
@@ -177,9 +178,10 @@ async def test_partials_of_two_levels_arrive_and_merge_like_everything_at_once(n
     assert merged.payload_bytes == len(payload) == partial_bytes(leaf.run.layouts[0])
     assert merged.payload_digest == content_digest(payload)
     leaf.offer(root, leaf.label(payload, last=2), payload)
-    answered = await leaf.hears(ev.PartialAnswered)
-    assert answered == ev.PartialAnswered(0, GROUP, 5, root.peer, accepted=True, reason="", head=HEAD)
-    received = await root.hears(ev.ContributionReceived)
+    answered = await leaf.hears(ev.OfferAnswered)
+    assert (answered.offer.peer, answered.offer.attempt) == (root.peer, 5)
+    assert (answered.verdict, answered.head) == (Verdict.IN_ROUND, HEAD)
+    received = await root.hears(ev.PayloadReceived)
     assert root.transfers.bytes_in == leaf.transfers.bytes_out == len(payload)
     assert leaf.meters.uplink.own._total_bytes() == len(payload)
     assert root.meters.uplink.own._total_bytes() == 0
@@ -199,10 +201,10 @@ async def test_a_partial_that_is_refused_on_sight_costs_no_payload(nodes: list[N
     leaf, root = nodes
     merged = await leaf.partial()
     payload = leaf.tickets.get(merged.ticket)
-    root.core.refuses = "not-in-office"
+    root.core.refuses = Verdict.NOT_SYNCER
     leaf.offer(root, leaf.label(payload), payload)
-    answered = await leaf.hears(ev.PartialAnswered)
-    assert (answered.accepted, answered.reason, answered.head) == (False, "not-in-office", HEAD)
+    answered = await leaf.hears(ev.OfferAnswered)
+    assert (answered.verdict, answered.head) == (Verdict.NOT_SYNCER, HEAD)
     assert root.transfers.bytes_in == leaf.transfers.bytes_out == 0 and not root.transport.refusals
 
 
@@ -238,9 +240,9 @@ async def test_a_payload_that_belies_its_label_is_refused_with_the_reason(
     merged = await leaf.partial()
     signed, sent = make(leaf, leaf.tickets.get(merged.ticket))
     leaf.offer(root, signed, sent)
-    answered = await leaf.hears(ev.PartialAnswered)
-    assert (answered.accepted, answered.reason) == (False, reason)
-    assert (await root.hears(ev.ContributionBroken)).reason == reason
+    answered = await leaf.hears(ev.OfferAnswered)
+    assert answered.verdict.value == reason
+    assert (await root.hears(ev.PayloadBroken)).verdict is answered.verdict
     assert len(root.tickets) == 0 and root.transfers.pushes_in._arriving_bytes == 0
 
 
@@ -259,7 +261,7 @@ async def test_a_size_that_no_partial_has_is_refused_unread_and_counted(
     merged = await leaf.partial()
     payload = leaf.tickets.get(merged.ticket)
     leaf.offer(root, leaf.label(payload, **changes), payload)
-    await leaf.hears(ev.PartialUndelivered)
+    await leaf.hears(ev.OfferUndelivered)
     await until(lambda: root.transport.refusals == {reason: 1}, "it is counted")
     assert not root.core.heard
 
@@ -278,8 +280,8 @@ async def test_a_cut_in_the_middle_leaves_nothing_behind(
 
     monkeypatch.setattr(arrivals._Sink, "write", cut)
     leaf.offer(root, leaf.label(payload), payload)
-    assert await leaf.hears(ev.PartialUndelivered) == ev.PartialUndelivered(0, GROUP, 5, root.peer)
-    assert (await root.hears(ev.ContributionBroken)).reason == "cut"
+    assert (await leaf.hears(ev.OfferUndelivered)).offer.attempt == 5
+    assert (await root.hears(ev.PayloadBroken)).verdict is Verdict.CUT
     assert root.transfers.pushes_in._arriving_bytes == 0 and len(root.tickets) == 0
 
 
@@ -291,8 +293,8 @@ async def test_what_is_arriving_has_one_budget(nodes: list[Node], monkeypatch: p
     monkeypatch.setattr(arrivals, "MAX_ARRIVING_BYTES", len(payload) + 10)
     root.transfers.pushes_in._arriving_bytes = 11
     leaf.offer(root, leaf.label(payload), payload)
-    answered = await leaf.hears(ev.PartialAnswered)
-    assert (answered.accepted, answered.reason, answered.head) == (False, "busy", None)
+    answered = await leaf.hears(ev.OfferAnswered)
+    assert (answered.verdict, answered.head) == (Verdict.BUSY, None)
 
 
 async def test_a_merge_with_an_unusable_partial_fails_and_the_worker_goes_on(nodes: list[Node]) -> None:

@@ -15,6 +15,7 @@ from daemon_kit import version
 from p2pdiloco.adapters.disk.spool import Spool
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
+from p2pdiloco.core.api.reasons import FetchFailure, Verdict
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.bulk import pushes_in as arrivals_module
 from p2pdiloco.daemon.bulk.pushes_in import MAX_UNFINISHED, PushesIn
@@ -185,7 +186,7 @@ async def test_a_label_that_the_core_does_not_believe_costs_nobody_what_is_kept(
     arrivals._memory.most_bytes = 1000
 
     def unsigned(event: Any) -> None:
-        arrivals.decided(ef.RefuseTransfer(event.transfer, 0, "bad-signature", True))
+        arrivals.decided(ef.AnswerTransfer(event.transfer, 0, Verdict.BAD_SIGNATURE))
 
     monkeypatch.setattr(arrivals, "_post", unsigned)
     assert isinstance(arrivals.on_push("liar", push(10_000, 1)), Refusal)
@@ -203,7 +204,7 @@ async def test_what_has_come_and_waits_to_be_judged_counts() -> None:
     sink: Any = arrivals.on_push("a", push(1000))
     await sink.write(0, memoryview(bytes(1000)))
     arrivals._post = lambda event: arrivals.decided(  # type: ignore[method-assign]
-        ef.AnswerTransfer(event.transfer, 0, True, "held")
+        ef.AnswerTransfer(event.transfer, 0, Verdict.HELD)
     )
     await sink.finish()
     assert counted == [1000] and (arrivals.held_bytes, arrivals._tickets.pushed_bytes) == (0, 1000)
@@ -260,7 +261,7 @@ async def test_a_busy_holder_does_not_cost_what_is_here_and_a_fetched_state_free
     await made.fetch_update(ef.FetchUpdate(0, 1, "a"))
     holders.busy = True
     await made.fetch_update(ef.FetchUpdate(0, 1, "b"))
-    assert posted[-1] == ev.FetchFailed(0, 1, "b", "busy") and len(made.pulling.unfinished) == 1
+    assert posted[-1] == ev.FetchFailed(0, 1, "b", FetchFailure.BUSY) and len(made.pulling.unfinished) == 1
     holders.busy = False
 
     async def copied(_effect: ef.FetchState) -> Any:
@@ -313,8 +314,8 @@ async def test_more_than_any_budget_is_refused_also_if_the_core_takes_it() -> No
     assert isinstance(large, Refusal) and not posted
     absurd = arrivals.on_push("a", push(arrivals_module.ABSURD_BYTES + 1))
     assert isinstance(absurd, Refusal) and [type(event) for event in posted] == [
-        ev.ContributionOffered,
-        ev.ContributionBroken,
+        ev.Offered,
+        ev.PayloadBroken,
     ], "the core refuses and counts, or hears that it does not come"
     assert arrivals.held_bytes == 0
 
@@ -344,7 +345,7 @@ async def test_a_tight_budget_forgets_what_is_kept_of_others_before_it_refuses_a
     assert [asked.have_bytes for asked in holders.asked] == [0, 0, 0] and not made.pulling._memory.refused
     made.pulling._memory.most_bytes = len(PAYLOAD) - 1
     await made.fetch_update(ef.FetchUpdate(1, 1, "b"))
-    assert posted[-1] == ev.FetchFailed(1, 1, "b", "busy") and made.pulling._memory.refused == 1
+    assert posted[-1] == ev.FetchFailed(1, 1, "b", FetchFailure.BUSY) and made.pulling._memory.refused == 1
 
 
 async def test_the_downlink_is_timed_while_bytes_come_not_while_we_ask() -> None:

@@ -10,6 +10,7 @@ import pytest
 from chain_kit import PaperChain
 
 from p2pdiloco.core.api import events as ev
+from p2pdiloco.core.api.reasons import Verdict
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.bulk.pushes_in import Landing
 from p2pdiloco.daemon.bulk.transfers import Transfers
@@ -50,7 +51,7 @@ async def test_a_contribution_cut_while_it_is_judged_is_reported_as_cut() -> Non
     posted: list[ev.Event] = []
     header = SimpleNamespace(fragment=0, codec="int8", payload_digest=bytes(32))
     await cancelled(transfers(StuckCompute(), posted).pushes_in.payload_arrived(7, header, Landing(4, None)))  # type: ignore[arg-type]
-    assert posted == [ev.ContributionBroken(7, "cut")]
+    assert posted == [ev.PayloadBroken(7, Verdict.CUT)]
 
 
 async def test_a_state_that_nobody_waits_for_any_more_is_unpinned() -> None:

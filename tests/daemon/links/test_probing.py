@@ -118,7 +118,7 @@ async def test_on_a_network_it_is_measured_once_then_refused_and_counted() -> No
 async def test_what_is_pushed_is_forgotten() -> None:
     sink = Forgetful(3)
     await sink.write(0, memoryview(b"abc"))
-    assert wire.decode(await sink.finish(), wire.Answer).accepted
+    assert await sink.finish() == b""
     assert vars(sink) == {"payload_bytes": 3}
 
 

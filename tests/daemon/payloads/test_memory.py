@@ -10,6 +10,7 @@ from daemon_kit import Neighbourhood, until
 
 from p2pdiloco.adapters.disk.spool import Spool
 from p2pdiloco.config.presets import PRESETS
+from p2pdiloco.core.api.reasons import Verdict
 from p2pdiloco.daemon.payloads.memory import OUT_OF_BUDGET, Memory, check_budget, fetched_bytes, least_bytes
 from p2pdiloco.errors import RemoteError, UserError
 from p2pdiloco.tasks.registry import task_of
@@ -68,12 +69,12 @@ async def test_a_push_that_fits_neither_memory_nor_disk_is_put_off_and_counted_a
         with monkeypatch.context() as full_disk:
             full_disk.setattr(Spool, "fits", lambda *_: False)
             answer = await rogue.push(member, signed, payload)
-            assert (answer.accepted, answer.reason) == (False, OUT_OF_BUDGET)
+            assert answer.verdict is Verdict.NO_MEMORY
             assert member.report.status(0.0).refusals[OUT_OF_BUDGET] == 1
         taken: list[int] = []
         take = Spool.take
         monkeypatch.setattr(Spool, "take", lambda spool, size: taken.append(size) or take(spool, size))
-        assert (await rogue.push(member, signed, payload)).accepted
+        assert (await rogue.push(member, signed, payload)).verdict.taken
         assert taken == [len(payload)], "there is room on the disk"
 
 

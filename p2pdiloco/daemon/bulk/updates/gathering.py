@@ -18,6 +18,7 @@ from typing import Protocol
 
 import msgspec
 
+from p2pdiloco.core.api.reasons import FetchFailure
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.bulk.rates import Rates
 from p2pdiloco.daemon.bulk.updates.arriving import WAIT_S
@@ -34,7 +35,7 @@ FULL = 0.9
 """Who had so much of that time to itself, and gave nothing, is left out."""
 FORGIVE_S = 60.0
 """So long a peer is left out that was named and was not reached, gave something wrong, or nothing in time."""
-INNOCENT = frozenset({"gone", "not-ready", "busy"})
+NO_WORSE = (FetchFailure.GONE, FetchFailure.NOT_READY, FetchFailure.BUSY)
 """Why who was named refuses and is no worse for it."""
 NOT_THE_HOLDERS = frozenset({"wrong-digest", "version-signature"})
 """What is wrong with an update, where others gave part of it."""
@@ -160,11 +161,14 @@ class Gathering:
                     heard_s = self._now()
                     continue
                 return None
-            except (TransportError, RemoteError) as error:
-                reason = error.reason if isinstance(error, RemoteError) else "unreachable"
-                if reason == "later":
+            except TransportError:
+                self._failed.add(peer)
+                continue
+            except RemoteError as error:
+                failure = FetchFailure.of(error.reason)
+                if failure is FetchFailure.LATER:
                     queue.append(peer)
-                elif reason not in INNOCENT:
+                elif failure not in NO_WORSE:
                     self._failed.add(peer)
                 continue
             if isinstance(found, wire.Elsewhere):
