@@ -37,7 +37,7 @@ from p2pdiloco.learner.channel_messages import (
 MAX_FRAME_BYTES = 256 * 1024
 MAX_PENDING_EVENTS = 8192
 MAX_WAITING_COMMANDS = 1024
-"""For a boundary that does not come. Few of them are larger than 100 bytes."""
+"""Commands that wait for a boundary, at most. Few of them are larger than 100 bytes."""
 _READ_BYTES = 64 * 1024
 _MAX_READ_PER_POLL = 1024 * 1024
 
@@ -63,13 +63,13 @@ def frame(message: Command | LearnerEvent) -> bytes:
 
 
 class Deframer:
-    """Cuts a byte stream into frame bodies."""
+    """Cutter of a byte stream into frame bodies."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Bodies that are complete now. Raises: ChannelBroken (an oversized frame)."""
+        """Cut off the bodies that are complete now. Raises: ChannelBroken (an oversized frame)."""
         self._buffer += data
         bodies = []
         while len(self._buffer) >= 4:
@@ -115,9 +115,11 @@ class LearnerEnd:
         self._partial = b""
 
     def wait_start(self) -> Start | None:
-        """The first frame, whenever it comes; None: the daemon does not need a learner after all.
+        """Wait for the first frame, whenever it comes; None: the daemon does not need a learner after all.
 
-        Raises: ChannelBroken (daemon gone)."""
+        Raises:
+            ChannelBroken: the daemon is gone.
+        """
         while not self._commands:
             select.select([self._socket], [], [])
             self._read()
@@ -129,22 +131,25 @@ class LearnerEnd:
         return first
 
     def arrived(self, timeout_s: float) -> bool:
-        """Whether a command is here, or comes in this time. Raises: ChannelBroken (daemon gone)."""
+        """Tell whether a command is here, or comes in this time. Raises: ChannelBroken (daemon gone)."""
         if not self._commands and select.select([self._socket], [], [], timeout_s)[0]:
             self._read()
         return bool(self._commands)
 
     def wait(self, timeout_s: float) -> None:
-        """Until something can be read (or the daemon is gone), at most so long."""
+        """Wait until something can be read (or the daemon is gone), at most so long."""
         select.select([self._socket], [], [], timeout_s)
 
     def wait_or(self, other: socket.socket) -> bool:
-        """Until something can be read here (or the daemon is gone): True; or at `other`: False."""
+        """Wait until something can be read here (or the daemon is gone): True; or at `other`: False."""
         return not select.select([self._socket, other], [], [])[0].count(other)
 
     def take_calls(self) -> list[CopyOut]:
-        """Closing calls that have arrived, but for those that came behind a command that bears upon what they
-        copy; all else stays for `poll`. Raises: ChannelBroken (daemon gone, or commands are not taken)."""
+        """Take the closing calls that have arrived, but for those that came behind a command that bears upon
+        what they copy.
+
+        All else stays for `poll`. Raises: ChannelBroken (daemon gone, or commands are not taken).
+        """
         self._read()
         if len(self._commands) > MAX_WAITING_COMMANDS:
             raise ChannelBroken("the inner loop takes no commands")
@@ -165,7 +170,7 @@ class LearnerEnd:
         return calls
 
     def told_to_finish(self) -> bool:
-        """Whether `StopStepping` or `Stop` is among the commands that were read and not taken yet."""
+        """Tell whether `StopStepping` or `Stop` is among the commands that were read and not taken yet."""
         return any(isinstance(command, StopStepping | Stop) for command in self._commands)
 
     def poll(self) -> Iterator[AnyCommand]:
@@ -199,7 +204,7 @@ class LearnerEnd:
             self._partial = self._partial[sent:]
 
     def drain(self, timeout_s: float) -> None:
-        """Before the end: wait until everything is sent, or the daemon did not read for timeout_s."""
+        """Wait, before the end, until everything is sent, or the daemon did not read for timeout_s."""
         self.flush()
         while self._partial:
             if not select.select([], [self._socket], [], timeout_s)[1]:
@@ -229,7 +234,8 @@ class LearnerEnd:
 
 
 def _folded(older: Status | None, newer: Status) -> Status:
-    """The newer status; of the gaps the longer one, so that a slow reader misses no pause."""
+    """Fold two statuses: the newer one, with the longer of the gaps, so that a slow reader misses no
+    pause."""
     if older is None or older.longest_gap_s <= newer.longest_gap_s:
         return newer
     return msgspec.structs.replace(newer, longest_gap_s=older.longest_gap_s)

@@ -1,6 +1,6 @@
-"""What daemon and learner say to each other: small tagged structs, which `learner.channel` carries.
+"""Messages between daemon and learner: small tagged structs over a unix socket pair.
 
-The first one is `Start`. Tensors never travel, they are in the shared memory (`tensors.exchange`).
+Tensors never travel here, they are in the shared memory (`tensors.exchange`). The first message is `Start`.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from msgspec import Meta, Struct
 from p2pdiloco.config.manifest import Manifest
 
 MAX_SHARDS = 1024
-"""Into which the data of an epoch is cut at most (`learner.reading.shards`)."""
+"""Shards into which the data of an epoch is cut, at most (`learner.reading.shards`)."""
 MAX_EPOCH = 1_000_000
-"""A later one is nobody's honest epoch."""
+"""Latest epoch that is believed: a later one is nobody's honest epoch."""
 
 Path = Annotated[str, Meta(min_length=1, max_length=4096)]
 Text = Annotated[str, Meta(max_length=4096)]
@@ -35,21 +35,21 @@ class BaseRef(Struct, frozen=True):
     number: int
     buffer: int
     tokens: int = 0
-    """Merged into this version and all before it."""
+    """Tokens merged into this version and all before it."""
 
 
 class DataShare(Struct, frozen=True):
-    """What readers of the same data tell each other (`learner.reading.shards`)."""
+    """Progress in the data, as readers of the same data tell each other (`learner.reading.shards`)."""
 
     data: Annotated[str, Meta(max_length=64)]
-    """Names the data: others may read something else."""
+    """Identity of the data: others may read something else."""
     epoch: Annotated[int, Meta(ge=0, le=MAX_EPOCH)]
     taken: Annotated[bytes, Meta(max_length=MAX_SHARDS // 8)]
     """A bit for every shard of the epoch that somebody has begun."""
     readers: tuple[str, ...] = ()
-    """To the learner: who else reads it, by peer id."""
+    """Peer ids of the other readers; sent to the learner only."""
     shards: Annotated[int, Meta(ge=0, le=MAX_SHARDS)] = 0
-    """From the learner: of an epoch; bits of `taken` beyond so many are 0."""
+    """Number of shards of an epoch; sent by the learner only. Bits of `taken` beyond so many are 0."""
 
 
 class LearnerOptions(Struct, frozen=True, kw_only=True):
@@ -58,11 +58,11 @@ class LearnerOptions(Struct, frozen=True, kw_only=True):
     peer: str
     """Peer id: picks this learner's data stream."""
     data_path: str | None = None
-    """--data: a file or a folder, for all sources but "embedded"."""
+    """Value of --data: a file or a folder, for all sources but "embedded"."""
     tokenizer_path: str | None = None
-    """Of the file that the manifest names, if it names one."""
+    """Path of the tokenizer file that the manifest names, if it names one."""
     place_path: str | None = None
-    """Where the place in the data is kept (`learner.reading.stream`)."""
+    """File in which the place in the data is kept (`learner.reading.stream`)."""
     device: str = "auto"
     threads: int = 0
     """CPU threads of torch; 0: torch's own choice."""
@@ -70,22 +70,22 @@ class LearnerOptions(Struct, frozen=True, kw_only=True):
     """Processes of this learner, each with a device of its own; 0: one for every GPU
     (`learner.parallel.ranks`)."""
     shard: str = "auto"
-    """Whether these share the parameters out among themselves: auto, never, always
-    (`learner.parallel.sharding`)."""
+    """Sharing of the parameters among these processes: auto, never, always (`learner.parallel.sharding`)."""
     precision: str = "auto"
-    """Of forward and backward passes: "auto", bf16 where the device is fast at it, or "fp32"."""
+    """Arithmetic of forward and backward passes: "auto", bf16 where the device is fast at it, or "fp32"."""
     compile: bool = False
-    """By torch.compile; what cannot be compiled is trained as it is."""
+    """True: compile with torch.compile; what cannot be compiled is trained as it is."""
     micro_batch_tokens: int = 0
     """Tokens of one pass, to begin with; 0: the whole step, within a bound on an accelerator. Halved for as
     long as memory does not suffice."""
     halvings: int = 0
-    """So often that was halved already: earlier processes ended for it (`lifeline.EXIT_TOO_LARGE`)."""
+    """Times that the tokens of a pass were halved already, since earlier processes ended for lack of memory
+    (`lifeline.EXIT_TOO_LARGE`)."""
     niceness: int = 10
-    """While it trains, not while it starts: a daemon on the same cores stays responsive, and so does the
-    user's machine."""
+    """Niceness while the learner trains, not while it starts: a daemon on the same cores stays responsive,
+    and so does the user's machine."""
     min_step_s: float = 0.0
-    """An inner step takes at least so long, on average."""
+    """Least seconds of an inner step, on average."""
     status_interval_s: float = 1.0
     evaluation_tokens: int = 16_384
 
@@ -96,75 +96,77 @@ class Start(Command, frozen=True):
     manifest: Manifest
     options: LearnerOptions
     bases: tuple[BaseRef, ...]
-    """Per fragment, what the daemon has put into the exchange: theta starts from it."""
+    """Base of every fragment that the daemon has put into the exchange: theta starts from it."""
     restore_path: str | None = None
     """Learner state file (`learner.checkpoint`); moments and counters of time are taken."""
     restore: tuple[RestoreMode, ...] = ()
-    """Per fragment (empty: none of them): "all" takes the whole saved displacement, "rest" only what was
-    not in flight in a contribution when it was saved, "none" starts at the base."""
+    """Share of the saved displacement to take, per fragment (empty: none). "all" takes the whole, "rest" only
+    what was not in flight in a contribution when it was saved, "none" starts at the base."""
 
 
 class Install(Command, frozen=True):
-    """A newer version of a fragment lies in base buffer `buffer`: go over to it (`learner.fragments`)."""
+    """Order to go over to a newer version of a fragment, which lies in base buffer `buffer`
+    (`learner.fragments`)."""
 
     fragment: int
     number: int
     buffer: int
     mode: InstallMode
     tokens: int = 0
-    """As in `BaseRef`."""
+    """Tokens merged into this version and all before it."""
 
 
 class CopyOut(Command, frozen=True):
-    """A closing call: copy this fragment out, as it is or as it will be at the next boundary
+    """Closing call: copy this fragment out, as it is or as it will be at the next boundary
     (`learner.answering`). `CopiedOut` or `NothingToCopy`."""
 
     fragment: int
 
 
 class FreeSlot(Command, frozen=True):
-    """The last copy of this fragment will never be merged as it stands."""
+    """Message that the last copy of this fragment will never be merged as it stands."""
 
     fragment: int
 
 
 class TakePart(Command, frozen=True):
-    """From now on contribute to every so-and-so-many-th version only: the link does not carry more."""
+    """Order to contribute to every `every`-th version only: the link does not carry more."""
 
     every: Annotated[int, Meta(ge=1)]
 
 
 class Learners(Command, frozen=True):
-    """So many learners train in this run now, as far as the daemon knows, this one included."""
+    """Number of learners that train in this run now, as far as the daemon knows, this one included."""
 
     count: Annotated[int, Meta(ge=1)]
 
 
 class ShareData(Command, frozen=True):
-    """Who else reads the data, and what of it is begun. Also sent right after `Start`."""
+    """Other readers of the data, and the shards that are begun. Also sent right after `Start`."""
 
     share: DataShare
 
 
 class Evaluate(Command, frozen=True):
-    """Held-out loss of the global parameters (the current bases): `Evaluated` with the same tag."""
+    """Order to measure the held-out loss of the global parameters (the current bases): `Evaluated` with the
+    same tag."""
 
     tag: int
 
 
 class Save(Command, frozen=True):
-    """Write the learner's state to this file: `StateSaved`."""
+    """Order to write the learner's state to this file: `Saved`."""
 
     path: Path
 
 
 class StopStepping(Command, frozen=True):
-    """Make no more inner steps and obey at once, until `Stop`: one that is under way is given up, where that
-    can be done (`learner.answering`)."""
+    """Order to make no more inner steps and obey at once, until `Stop`. A step that is under way is given up,
+    where that can be done (`learner.answering`)."""
 
 
 class Stop(Command, frozen=True):
-    """End at the next boundary, after saving if a path is given."""
+    """Order to end at the next boundary, after saving if a path is given."""
 
     save_path: Path | None = None
 
@@ -192,26 +194,27 @@ class LearnerEvent(Struct, frozen=True, tag=True, forbid_unknown_fields=True):
 
 
 class Ready(LearnerEvent, frozen=True):
-    """Start-up is over, the first inner step begins."""
+    """Message that start-up is over and the first inner step begins."""
 
     device: str
     parameters: int
     threads: int
     inner_step: int
     restored: bool
-    """Whether `Start.restore_path` was taken."""
+    """True: `Start.restore_path` was taken."""
     note: Text = ""
-    """Why a state that was given was not taken, or what of one that was taken begins anew (moments of another
-    optimizer)."""
+    """Remark for people: why a given state was not taken, or what of a taken one begins anew (moments of
+    another optimizer)."""
     gives_up: bool = False
-    """Whether `StopStepping` is obeyed in the middle of an inner step."""
+    """True: `StopStepping` is obeyed in the middle of an inner step."""
 
 
 class CopiedOut(LearnerEvent, frozen=True):
-    """theta of a fragment, or a share of the way to it, is in `exchange.sent`; the pseudo-gradient is
-    `base[base_buffer] - sent`.
+    """Message that theta of a fragment, or a share of the way to it, is in `exchange.sent`; the
+    pseudo-gradient is `base[base_buffer] - sent`.
 
-    The slot is in use until an `Install` of mode merged or overwrite, or `FreeSlot`."""
+    The slot is in use until an `Install` of mode merged or overwrite, or `FreeSlot`.
+    """
 
     fragment: int
     tokens: int
@@ -231,7 +234,7 @@ class NothingToCopy(LearnerEvent, frozen=True):
 
 
 class Applied(LearnerEvent, frozen=True):
-    """An `Install` is done: theta of the fragment is measured against this version."""
+    """Message that an `Install` is done: theta of the fragment is measured against this version."""
 
     fragment: int
     number: int
@@ -239,13 +242,13 @@ class Applied(LearnerEvent, frozen=True):
 
 
 class Note(LearnerEvent, frozen=True):
-    """Something that a person should know."""
+    """Remark that a person should read."""
 
     text: Text
 
 
 class Status(LearnerEvent, frozen=True):
-    """Where the learner is; about every `status_interval_s`, the latest one wins."""
+    """Progress of the learner; about every `status_interval_s`, the latest one wins."""
 
     inner_step: int
     tokens_total: int
@@ -262,14 +265,13 @@ class Status(LearnerEvent, frozen=True):
     skipped_steps: int = 0
     """Inner steps skipped for a non-finite loss or gradient."""
     run_tokens: int = 0
-    """Where the run is, for the schedule (`learner.optimizer.schedule`): tokens that all learners have
-    consumed."""
+    """Tokens that all learners of the run have consumed, for the schedule (`learner.optimizer.schedule`)."""
     learning_rate: float = 0.0
-    """Of the last inner step."""
+    """Learning rate of the last inner step."""
     deferred_copies: int = 0
-    """How often a fragment was due while its slot was in use (counted once per due date)."""
+    """Times that a fragment was due while its slot was in use (counted once per due date)."""
     share: DataShare | None = None
-    """What of the data is begun, by this learner and, as far as it was told, by others."""
+    """Shards that are begun, by this learner and, as far as it was told, by others."""
 
 
 class Evaluated(LearnerEvent, frozen=True):
@@ -279,25 +281,25 @@ class Evaluated(LearnerEvent, frozen=True):
     loss: float
     tokens: int
     metrics: dict[str, float] = {}
-    """What the task measures beside the loss."""
+    """Figures that the task measures beside the loss."""
 
 
 class StateSaved(LearnerEvent, frozen=True):
-    """A save is over. A failed one changes nothing else: an older file is still there."""
+    """Message that a save is over. A failed one changes nothing else: an older file is still there."""
 
     path: Path
     ok: bool
     reason: Text = ""
     last: bool = False
-    """Asked for by `Stop`: no inner step comes after it."""
+    """True: `Stop` asked for it, and no inner step comes after it."""
 
 
 class Failed(LearnerEvent, frozen=True):
-    """The learner cannot go on and ends; last event."""
+    """Message that the learner cannot go on and ends; the last event."""
 
     reason: Text
     hint: Text = ""
-    """What the person at the keyboard can do about it."""
+    """Advice on what the person at the keyboard can do about it."""
 
 
 AnyEvent = Ready | CopiedOut | NothingToCopy | Applied | Note | Status | Evaluated | StateSaved | Failed

@@ -39,9 +39,9 @@ class LearnerMeta(Struct, frozen=True):
     inner_step: int
     tokens_total: int
     run_tokens: int
-    """Where the schedule was."""
+    """Clock of the schedule: tokens that the run had consumed."""
     optimizer: str
-    """Whose moments these are (`optim.kind`)."""
+    """Kind of the optimizer whose moments these are (`learner.optimizer.build.kind`)."""
     optimizer_steps: int
     counters: tuple[FragmentCounters, ...]
 
@@ -75,7 +75,8 @@ def save(path: Path, training: Training, fragments: Fragments) -> None:
 
 
 def take_up(start: Start, training: Training, fragments: Fragments) -> tuple[bool, str]:
-    """Whether the saved state was taken, and if not, why. A bad file is set aside, not an end."""
+    """Take the saved state, if it can be read; returns whether it was taken, and why not. A bad file is set
+    aside, not an end."""
     if start.restore_path is None:
         return False, ""
     path = Path(start.restore_path)
@@ -117,7 +118,11 @@ def restore(path: Path, modes: Sequence[RestoreMode], training: Training, fragme
 def restore_training(
     path: Path, training: Training, fragments: int
 ) -> tuple[LearnerMeta, dict[str, Tensor], str]:
-    """Of `restore`, what concerns the training alone; `fragments`: how many. Raises: StorageError."""
+    """Take over what concerns the training alone, as `restore` does; `fragments`: how many.
+
+    Raises:
+        StorageError: the file is damaged, or belongs to another model.
+    """
     meta, tensors = _read(path)
     if meta.schema != _schema(training, fragments):
         raise StorageError(f"the learner state {path} belongs to another model", "use another data folder")

@@ -1,4 +1,4 @@
-"""Where the model lives, in which precision it computes, and how much of a step fits into its memory."""
+"""Choice of device, precision, and of how much of a step fits into memory at a time."""
 
 from __future__ import annotations
 
@@ -15,26 +15,30 @@ from p2pdiloco.errors import UserError, first_line, invariant
 from p2pdiloco.priority import lower_process
 
 CPU_MICRO_BATCH_TOKENS = 2048
-"""A pass over more is not faster on a processor (docs/devices.md), and one that does not fit is not refused
-there: the system ends the process."""
+"""Tokens of a pass on a processor: more are not faster (docs/devices.md), and a pass that does not fit is not
+refused there: the system ends the process."""
 ACCELERATOR_MICRO_BATCH_TOKENS = 65_536
-"""Passes of a fourth of it are a tenth slower (`gpt2` on an H100; docs/devices.md). What does not fit is
-halved until it does (`learner.passes`)."""
+"""Tokens of a pass on an accelerator, to begin with. With a fourth of them passes are a tenth slower (`gpt2`
+on an H100; docs/devices.md). A pass that does not fit is halved until it does (`learner.passes`)."""
 COMPILED_PARAMETERS = 100_000_000
-"""From so many on a person is told of the compiler: of 124 million, inner steps on an H100 were 1.7 times as
-fast, smaller models were not looked at."""
+"""Parameters from which on a person is told of the compiler. With 124 million, inner steps on an H100 were
+1.7 times as fast; smaller models were not measured."""
 SHARED_MICRO_BATCH_TOKENS = 16_384
-"""On MPS, whose memory is the whole machine's: asking for too much makes it swap before it is refused."""
+"""Tokens of a pass on MPS, whose memory is the whole machine's: asking for too much makes it swap before it
+is refused."""
 AMPERE = 8
 """NVIDIA's first compute capability (major) with bf16."""
 NVIDIA_DRIVER = "/proc/driver/nvidia/version"
-"""Is there if this system (Linux) has NVIDIA's driver. (AMD's also serves graphics that cannot learn.)"""
+"""Folder that exists if this system (Linux) has NVIDIA's driver. (AMD's also serves graphics that cannot
+learn.)"""
 NAMES = {"cuda": "CUDA", "rocm": "ROCm", "mps": "MPS", "xpu": "XPU"}
 
 
 def choose_device(wanted: str) -> torch.device:
-    """ "auto" is the best that this machine has: cuda (ROCm too), then xpu, then mps, then cpu; else a device
-    by torch's name, or "rocm", which torch calls cuda.
+    """Choose the device: "auto" is the best that this machine has, cuda (ROCm too), then xpu, then mps, then
+    cpu.
+
+    Anything else is a device by torch's name, or "rocm", which torch calls cuda.
 
     Raises:
         UserError: no such device here.
@@ -53,7 +57,7 @@ def choose_device(wanted: str) -> torch.device:
 
 
 def check_device(wanted: str) -> None:
-    """Whether there is such a device, without a byte of its memory.
+    """Check that there is such a device, without a byte of its memory.
 
     Raises:
         UserError: there is none.
@@ -76,7 +80,7 @@ def accelerators() -> tuple[str, ...]:
 
 
 def device_count(kind: str) -> int:
-    """How many devices of a kind torch can use here: cuda (with ROCm, too), rocm, xpu, mps."""
+    """Count the devices of a kind that torch can use here: cuda (with ROCm, too), rocm, xpu, mps."""
     if kind == "mps":
         return int(torch.backends.mps.is_available())
     if kind == "xpu":
@@ -107,22 +111,22 @@ def configure(device: torch.device, threads: int) -> int:
 
 
 def autocast(device: torch.device, bf16: bool) -> contextlib.AbstractContextManager[object]:
-    """bf16, or nothing: parameters and gradients stay fp32."""
+    """Context of a pass in bf16, or of nothing: parameters and gradients stay fp32."""
     if bf16:
         return torch.autocast(device.type, dtype=torch.bfloat16)
     return contextlib.nullcontext()
 
 
 def passes_in_bf16(device: torch.device, precision: str) -> bool:
-    """Whether a model that is there makes its passes in bf16; `precision` as in `LearnerOptions`."""
+    """Tell whether a model on this device makes its passes in bf16; `precision` as in `LearnerOptions`."""
     invariant(precision in get_args(Precision), f"{precision} is no precision")
     return precision == "auto" and computes_in_bf16(device.type)
 
 
 @functools.cache
 def computes_in_bf16(kind: str) -> bool:
-    """Whether devices of this kind are fast at it, here. Of CPUs those with instructions for it
-    (`scripts/bench/study/bench_bf16.py`); of ARM's nobody has looked."""
+    """Tell whether devices of this kind are fast at bf16, here. CPUs are if they have instructions for it
+    (`scripts/bench/study/bench_bf16.py`); ARM's were not measured."""
     if kind == "cuda":
         # Before Ampere bf16 is emulated, slower than fp32; torch says that it is supported.
         is_new = torch.version.hip is not None or torch.cuda.get_device_capability()[0] >= AMPERE
@@ -140,7 +144,8 @@ def computes_in_bf16(kind: str) -> bool:
 
 
 def _has_bf16_instructions() -> bool:
-    """Of AVX-512 or AMX, in use by torch. torch before 2.11 cannot tell: no."""
+    """Tell whether torch uses the CPU's bf16 instructions of AVX-512 or AMX. torch before 2.11 cannot tell:
+    no."""
     if torch.backends.cpu.get_cpu_capability() != "AVX512" or not hasattr(torch.cpu, "get_capabilities"):
         return False
     found = torch.cpu.get_capabilities()
@@ -148,11 +153,13 @@ def _has_bf16_instructions() -> bool:
 
 
 def multiplies_bf16(kind: str) -> bool:
-    """Whether Muon's matrices are multiplied in bf16 by devices of this kind, here: where passes are, too.
+    """Tell whether Muon's matrices are multiplied in bf16 by devices of this kind, here: where passes are,
+    too.
 
-    On CPUs its step then takes half (`tiny`), a fourth (`small`) of the time in fp32, without instructions
-    for bf16 1.5 times (AVX-512) and 16 times (AVX2; `scripts/bench/study/bench_muon.py`). Of MPS nobody has
-    looked."""
+    On CPUs its step then takes half (`tiny`) or a fourth (`small`) of the time in fp32. Without instructions
+    for bf16 it takes 1.5 times (AVX-512) and 16 times (AVX2) as long (`scripts/bench/study/bench_muon.py`).
+    MPS was not measured.
+    """
     return kind != "mps" and computes_in_bf16(kind)
 
 
@@ -169,7 +176,7 @@ def micro_batch_tokens(device: torch.device, wanted: int, tokens_per_step: int) 
 
 
 def hints(wanted: str, device: torch.device, parameters: int, compiled: bool) -> list[str]:
-    """What to tell somebody whose model could train much faster, as far as is known. `wanted`: as in
+    """Advice for somebody whose model could train much faster, as far as is known. `wanted`: as in
     `choose_device`."""
     found = []
     if device.type == "cuda" and not compiled and parameters >= COMPILED_PARAMETERS:
@@ -190,8 +197,11 @@ def hints(wanted: str, device: torch.device, parameters: int, compiled: bool) ->
 
 
 def out_of_memory(error: BaseException) -> str:
-    """What a device or the machine said when its memory was too small; "" for any other error. Its first two
-    sentences: what torch says of other processes and of its allocator's settings would hide them."""
+    """Words of a device or the machine whose memory was too small; "" for any other error.
+
+    They are the error's first two sentences: what torch says of other processes and of its allocator's
+    settings would hide them.
+    """
     text = first_line(error)
     signs = ("out of memory", "can't allocate memory", "not enough memory")
     if not isinstance(error, MemoryError | torch.cuda.OutOfMemoryError) and not any(s in text for s in signs):
@@ -200,7 +210,7 @@ def out_of_memory(error: BaseException) -> str:
 
 
 def free_bytes(device: torch.device, processes: int) -> int | None:
-    """What a process may use of its device's memory, or as its part of the machine's; None: unknown."""
+    """Bytes that a process may use of its device's memory, or as its part of the machine's; None: unknown."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     if device.type == "cpu" and "SC_PHYS_PAGES" in os.sysconf_names:

@@ -1,4 +1,4 @@
-"""How good a model is on samples that nobody trains on."""
+"""Figures of a model on samples that nobody trains on."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Evaluation(Struct, frozen=True):
     """Nats per token (text) or per image."""
     tokens: int
     metrics: dict[str, float]
-    """What the task measures beside the loss: "accuracy", for instance."""
+    """Figures that the task measures beside the loss: "accuracy", for instance."""
 
 
 @torch.no_grad()

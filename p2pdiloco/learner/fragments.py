@@ -1,4 +1,4 @@
-"""What a learner knows about its fragments: due dates, copies out, and going over to newer versions.
+"""Fragments as a learner has them: due dates, copies out, and going over to newer versions.
 
 Theory of operation
 -------------------
@@ -55,7 +55,7 @@ from p2pdiloco.tensors.layout import FragmentLayout, scatter
 
 
 class FragmentCounters(Struct):
-    """One fragment's bookkeeping; all but the slot survive a restart (`learner.checkpoint`)."""
+    """Counters of one fragment; all but the slot survive a restart (`learner.checkpoint`)."""
 
     unmerged_tokens: int = 0
     unmerged_steps: int = 0
@@ -98,7 +98,7 @@ class Fragments:
         self._steps_since_merged = [0 for _ in layouts]
         self._steps_since_copy = [0 for _ in layouts]
         self._steps_of_others = [0 for _ in layouts]
-        """About as many as each other learner has made that are not in our base."""
+        """Steps that each other learner has made, about, that are not in our base."""
         self._held_back: dict[int, FragmentCounters] = {}
         """Tokens and steps that the copy in the slot leaves of the displacement it was taken from."""
         largest = max(layout.numel for layout in layouts)
@@ -109,13 +109,13 @@ class Fragments:
         return len(self._layouts)
 
     def take_part(self, every: int) -> None:
-        """From now on contribute to every so-and-so-many-th version."""
+        """Contribute to every `every`-th version only, from now on."""
         self._every = every
         for stride in self._strides:
             stride.rarer(every * self._period)
 
     def count_step(self, tokens: int) -> None:
-        """An inner step over `tokens` tokens has changed theta."""
+        """Count an inner step over `tokens` tokens that has changed theta."""
         for counters in self.counters:
             counters.unmerged_tokens += tokens
             counters.unmerged_steps += 1
@@ -152,7 +152,8 @@ class Fragments:
         return copied
 
     def free_slot(self, fragment: int) -> None:
-        """The copy will not be merged as it stands: its work stays in the counters, and is due again now."""
+        """Free the slot, as the copy will not be merged as it stands: its work stays in the counters, and is
+        due again now."""
         counters = self.counters[fragment]
         self._release(fragment)
         counters.steps_since_base = max(counters.steps_since_base, self._period)
@@ -186,9 +187,12 @@ class Fragments:
         self.bases[index] = BaseRef(command.number, command.buffer, command.tokens)
 
     def run_tokens(self, learners: int) -> int:
-        """What the run has consumed, about: tokens in the bases, our own unmerged ones, and of every other
-        learner as many as go with the steps since that version. (Where we have more, after an absence or
-        because we take part rarely, theirs are merged.) Mean over fragments."""
+        """Tokens that the run has consumed, about; the mean over fragments.
+
+        They are the tokens in the base, our own unmerged ones, and of every other learner as many as go with
+        the steps since that version. (Where we have more, after an absence or because we take part rarely,
+        theirs are merged.)
+        """
         tokens = 0
         for base, ours, steps in zip(self.bases, self.counters, self._steps_of_others, strict=True):
             theirs = ours.unmerged_tokens * min(steps, ours.unmerged_steps) // max(1, ours.unmerged_steps)

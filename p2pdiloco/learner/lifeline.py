@@ -1,5 +1,8 @@
-"""When a learner's process ends: with the one at the other end of a socket, and before others when memory
-runs out; not for a full log, nor for signals that others are sent as well. And how long its end may take."""
+"""End of a learner's process, and how long it may take.
+
+It ends with the process at the other end of a socket, and before others when memory runs out. It does not end
+for a full log, nor for signals that others are sent as well.
+"""
 
 from __future__ import annotations
 
@@ -17,28 +20,34 @@ from typing import IO, Any
 from p2pdiloco.errors import P2PDilocoError
 
 DRAIN_TIMEOUT_S = 2.0
-"""So long a daemon may take to read the last words."""
+"""Seconds that a daemon may take to read the last words."""
 SAVE_S = 3.0
 SAVE_AT_MOST_S = 120.0
 SAVE_BYTES_PER_S = 100e6
-"""Of a slow disk."""
+"""Bytes a second that a slow disk writes."""
 STATE_BYTES = 20
-"""A parameter's at an orderly end: displacement and moments of the learner, Θ and momentum of the daemon."""
+"""Bytes that a parameter takes at an orderly end: displacement and moments of the learner, Θ and momentum of
+the daemon."""
 YIELDING = 500
-"""As if it had half of the machine's memory more."""
+"""Score by which the system ends a process for lack of memory: as if it had half of the machine's memory
+more."""
 EXIT_FAILED = 1
 EXIT_ORPHANED = 70
 EXIT_TOO_LARGE = 75
-"""What its processes compute together does not fit: the next learner is to take half as much at a time."""
+"""Exit status of a learner whose processes together compute what does not fit: the next one takes half as
+much at a time."""
 
 
 class PassTooLarge(P2PDilocoError):
-    """What one process computes at a time does not fit, and others compute it with it: all must take less."""
+    """Lack of memory in one process while others compute the same pass: all must take less at a time."""
 
 
 def ignore_signals() -> None:
-    """Whether a Ctrl-C, or whoever ends all of a session or a group, ends this node is for the daemon to say,
-    and what is saved before. It has SIGKILL."""
+    """Ignore SIGINT and SIGTERM, which also come from a Ctrl-C and from whoever ends a whole session or
+    group.
+
+    The daemon says whether this node ends, and what is saved before. It has SIGKILL.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(
         signal.SIGTERM, lambda *_: None
@@ -46,14 +55,15 @@ def ignore_signals() -> None:
 
 
 def yield_memory() -> None:
-    """If memory runs out, the system is to end this process or its children, not what its user works with."""
+    """Ask the system to end this process or its children when memory runs out, not the programs that its user
+    works with."""
     score = Path("/proc/self/oom_score_adj")
     with contextlib.suppress(OSError, ValueError):  # not Linux, or a sandbox forbids it
         score.write_text(str(max(YIELDING, int(score.read_text()))))
 
 
 def memory_kills() -> int:
-    """How many processes this system has ended for lack of memory (Linux; elsewhere 0)."""
+    """Number of processes that this system has ended for lack of memory (Linux; elsewhere 0)."""
     try:
         counters = Path("/proc/vmstat").read_text().split()
         return int(counters[counters.index("oom_kill") + 1])
@@ -62,17 +72,17 @@ def memory_kills() -> int:
 
 
 def exit_status(error: P2PDilocoError) -> int:
-    """Of a learner's process that ends for it."""
+    """Exit status of a learner's process that ends for this error."""
     return EXIT_TOO_LARGE if isinstance(error, PassTooLarge) else EXIT_FAILED
 
 
 def saving_s(parameters: int) -> float:
-    """So long the state of a model of so many parameters may take to be written at an orderly end."""
+    """Seconds that the state of a model of so many parameters may take to be written at an orderly end."""
     return min(SAVE_AT_MOST_S, SAVE_S + STATE_BYTES * parameters / SAVE_BYTES_PER_S)
 
 
 class _Log(io.FileIO):
-    """Loses what does not fit: a disk that is full must not end who writes to it that it is full."""
+    """Log that loses what does not fit: a disk that is full must not end who writes to it that it is full."""
 
     def write(self, data: Any, /) -> int:
         with contextlib.suppress(OSError):  # there is nowhere to say it
@@ -81,7 +91,7 @@ class _Log(io.FileIO):
 
 
 def speak(fd: int) -> IO[str]:
-    """From now on what this process says goes there, as far as it can be written."""
+    """Send what this process says to the descriptor from now on, as far as it can be written."""
     log = io.TextIOWrapper(_Log(fd, "w", closefd=False), errors="backslashreplace", write_through=True)
     sys.stdout = sys.stderr = log
     return log

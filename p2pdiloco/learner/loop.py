@@ -32,18 +32,18 @@ class TrainingDiverged(P2PDilocoError):
 
 
 class StepReport(Struct, frozen=True):
-    """What an inner step came to."""
+    """Result of an inner step."""
 
     inner_step: int
     """Inner steps made so far, this one included."""
     loss: float
-    """What was minimised, a mean over the step's samples (text: nats per token)."""
+    """Loss that was minimised, a mean over the step's samples (text: nats per token)."""
     tokens: int
     """Tokens that went into the parameters; 0 if the step was skipped."""
 
 
 class Training:
-    """Everything that an inner step reads and writes. Public attributes are what a checkpoint keeps."""
+    """State that inner steps read and write. Public attributes are what a checkpoint keeps."""
 
     def __init__(
         self,
@@ -72,22 +72,22 @@ class Training:
         self.device = next(model.parameters()).device
         self.precision = options.precision
         self.bf16 = passes_in_bf16(self.device, options.precision)
-        """Whether passes are made in it."""
+        """True: passes are made in bf16."""
         self.optimizer = make_optimizer(model, self.section)
         self.inner_step = 0
         self.tokens_total = 0
         self.run_tokens = 0
         """Tokens that all learners of the run have consumed, as far as known: the schedule's clock."""
         self.optimizer_steps = 0
-        """That the optimizer's moments are made of."""
+        """Number of optimizer steps that the moments are made of."""
         self.skipped_steps = 0
         self._skipped_in_a_row = 0
         self._samples = self.section.tokens_per_step // per_sample
         self.ranks = ranks
         self.meanwhile: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
-        """Entered while something is computed that takes long and writes no parameters."""
+        """Context for computations that take long and write no parameters."""
         self.stream: SampleStream
-        """Other ranks have none: rank 0 deals."""
+        """Samples of rank 0, which deals; other ranks have no stream."""
         if samples is not None:
             self.stream = SampleStream(samples, task.manifest.run.seed, peer, self._samples, place)
         tokens = micro_batch_tokens(self.device, options.micro_batch_tokens, self.section.tokens_per_step)
@@ -98,7 +98,7 @@ class Training:
         self._passes = Passes(task, model, first, options.compiled, together, self.bf16)
 
     def step(self) -> StepReport:
-        """One inner step: forward, backward, clip, optimizer.
+        """Make an inner step: forward, backward, clip, optimizer.
 
         Raises:
             TrainingDiverged: see there.
@@ -123,16 +123,16 @@ class Training:
 
     @property
     def samples_at_once(self) -> int:
-        """Of one pass."""
+        """Samples of one pass."""
         return self._passes.samples
 
     def take_notes(self) -> list[str]:
-        """What a person should know since the last call."""
+        """Remarks for a person since the last call."""
         notes, self._passes.notes = self._passes.notes, []
         return notes
 
     def run_is_at(self, run_tokens: int) -> None:
-        """The run has consumed so many tokens; the schedule only goes forward."""
+        """Tell the schedule how many tokens the run has consumed; it only goes forward."""
         self.run_tokens = max(self.run_tokens, run_tokens)
 
     def _update(self, finite: bool) -> int:
@@ -153,6 +153,6 @@ class Training:
 
 
 def train(training: Training, boundary: Callable[[StepReport], bool]) -> None:
-    """Inner steps until `boundary` says no."""
+    """Make inner steps until `boundary` says no."""
     while boundary(training.step()):
         pass

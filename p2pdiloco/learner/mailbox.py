@@ -1,4 +1,4 @@
-"""What the learner does for the daemon, between inner steps and without ever waiting for it."""
+"""Obedience to the daemon between inner steps, without ever waiting for it."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ if TYPE_CHECKING:
     from p2pdiloco.tasks.task import Batch
 
 MAX_LATE_S = 2.0
-"""Steps with a least length that come late, for a busy machine or an evaluation, are made up for by at most
-so much: the pace is kept on average."""
+"""Most seconds that late steps with a least length are made up for, after a busy machine or an evaluation:
+the pace is kept on average."""
 FINISH_POLL_S = 1.0
-"""While the end is waited for."""
+"""Seconds between two looks for commands while the end is waited for."""
 SMOOTHING = 0.2
 """Weight of the newest value in moving averages."""
 
@@ -59,7 +59,7 @@ class StepTimes:
         self.longest_gap_s = 0.0
 
     def step(self, report: StepReport) -> float:
-        """An inner step has ended; returns the time."""
+        """Count an inner step that has ended; returns the time."""
         now = self._clock()
         if self._last is not None:  # the first step warms the libraries up, and has no gap before it
             gap_s = now - self._last
@@ -72,7 +72,7 @@ class StepTimes:
         return now
 
     def exclude(self, since: float) -> None:
-        """The time since then was not the inner loop's."""
+        """Leave the time since then out: it was not the inner loop's."""
         if self._last is not None:
             self._last += self._clock() - since
 
@@ -110,18 +110,18 @@ class Mailbox:
         self._meter = StepTimes(clock)
         self._min_step_s = min_step_s
         self._next_step_s = clock()
-        """Not before then, if steps have a least length."""
+        """Time before which the next step does not begin, if steps have a least length."""
         self._next_status = clock()
         self._learners = 1
         self.stopping = False
-        """The end is at the next boundary."""
+        """True: the end is at the next boundary."""
         self._finishing = False
         self.give_up: Callable[[], None] | None = None
         """Ends the process in the middle of an inner step, when all is saved and said. Without it the end
         waits for the next boundary."""
 
     def boundary(self, report: StepReport) -> bool:
-        """Between two inner steps: commands, copies that are due, a status. False: stop.
+        """Do what is due between two inner steps: commands, copies, a status. False: stop.
 
         Raises:
             ChannelBroken: the daemon is gone, or does not read.
@@ -146,7 +146,7 @@ class Mailbox:
         return self._goes_on()
 
     def begin(self) -> bool:
-        """Before the first inner step: what has been asked for already. False: make none.
+        """Do what has been asked for before the first inner step. False: make none.
 
         Raises:
             ChannelBroken: the daemon is gone.
@@ -155,7 +155,7 @@ class Mailbox:
         return self._goes_on()
 
     def _goes_on(self) -> bool:
-        """Whether to make another inner step. If not: said when the daemon has all that it wants."""
+        """Tell whether to make another inner step. If not, wait until the daemon has all that it wants."""
         while self._finishing and not self.stopping:
             self.attend(FINISH_POLL_S)
         return not self.stopping
@@ -239,7 +239,7 @@ class Mailbox:
             return evaluate(training.task, self._spare, self._heldout, precision=training.precision)
 
     def _evaluate_together(self, held: Shares) -> Evaluation:
-        """In the model that trains: there is no room for another one."""
+        """Evaluate in the model that trains: there is no room for another one."""
         training, ranks = self._training, self._training.ranks
         ranks.order("aside")
         held.set_aside()

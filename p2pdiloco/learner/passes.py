@@ -21,20 +21,21 @@ class PassOptions(Struct, frozen=True):
     """Choices about passes, as in `learner.channel_messages.LearnerOptions`."""
 
     micro_batch_tokens: int = 0
-    """Of one pass; 0: `learner.device` decides."""
+    """Tokens of one pass; 0: `learner.device` decides."""
     halvings: int = 0
-    """So often that is halved, since earlier processes lacked memory for it."""
+    """Times that they are halved, since earlier processes lacked memory for them."""
     compiled: bool = False
     precision: str = "auto"
 
 
 class Passes:
-    """Adds up the gradients of a step. A pass that does not fit into memory is halved from then on, so on an
-    accelerator, where the first one is as large as is useful, the largest that fits is found within the first
-    steps. A model that torch.compile fails on is trained as it is. Both are said in `notes`.
+    """Gradients of a step, added up pass by pass. A pass that does not fit into memory is halved from then
+    on, so on an accelerator, where the first one is as large as is useful, the largest that fits is found
+    within the first steps. A model that torch.compile fails on is trained as it is. Both are said in `notes`.
 
     Processes among which the parameters are shared out make their passes together, so none of them can halve
-    its own, or leave a compiler: they end, and the daemon starts the learner with halved passes."""
+    its own, or leave a compiler: they end, and the daemon starts the learner with halved passes.
+    """
 
     def __init__(
         self,
@@ -62,8 +63,9 @@ class Passes:
                 self._leave_compiler(first_line(error))
 
     def gradients(self, batch: Batch, whole: int) -> Tensor:
-        """Into every parameter's `grad`, the gradient of the mean loss over a step of `whole` samples, as far
-        as these samples go; returns that loss (scalar).
+        """Put into every parameter's `grad` the gradient of the mean loss over a step of `whole` samples.
+
+        Gradient and returned loss (a scalar) are the share that the samples of `batch` have in it.
 
         Raises:
             UserError: not even a single sample fits into memory.

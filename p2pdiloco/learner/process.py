@@ -1,4 +1,4 @@
-"""Builds a learner from its `Start` command, and runs it."""
+"""Building of a learner from its `Start` command, and its run."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ from p2pdiloco.tensors.layout import FragmentLayout, plan_fragments
 
 
 class LearnerParts(Struct, frozen=True):
-    """What every process of a learner builds in the same way."""
+    """Parts that every process of a learner builds in the same way."""
 
     threads: int
     data: Data | None
-    """Rank 0 reads it and deals."""
+    """Data, which rank 0 reads and deals."""
     layouts: tuple[FragmentLayout, ...]
     training: Training
     held: HeldAlone
@@ -134,7 +134,7 @@ def _help(told: Order, start: Start, parts: LearnerParts) -> None:
 
 
 def _build(start: Start, rank: int = 0, count: int = 1, folder: Path | None = None) -> LearnerParts:
-    """`folder`: where several processes meet."""
+    """Build the parts; `folder`: where several processes meet."""
     manifest, options = start.manifest, start.options
     device = choose_device(device_of(rank, count, options.device))
     threads = configure(device, options.threads or threads_of(count, device))

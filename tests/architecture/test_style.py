@@ -22,7 +22,7 @@ not nothing nobody both each all or and but same
 NO_SOURCE = re.compile(r"\bdesign \d|\balgorithm\.md\b|\bissues? #?\d")
 """Citations of texts that are not in the repository."""
 NOT_YET = frozenset(
-    {"", "adapters", "cli", "core", "daemon", "errors", "hashing", "identity", "lab", "learner",
+    {"", "adapters", "cli", "core", "daemon", "errors", "hashing", "identity", "lab",
      "own_run", "ports", "priority", "session", "simulation"}
 )  # fmt: skip
 """Rooms whose docstrings are still to be rewritten; take a room out when it is done."""

@@ -24,7 +24,7 @@ class FusedAdamW:
     kind = "adamw"
 
     def __init__(self, groups: list[dict[str, Any]], lr: float, betas: tuple[float, float]) -> None:
-        """groups: dicts with "params" and "weight_decay"."""
+        """Take groups of parameters: dicts with "params" and "weight_decay"."""
         self.param_groups = [{**group, "lr": lr} for group in groups]
         self.state: MutableMapping[Tensor, dict[str, Tensor]] = {}
         self._betas = betas
@@ -37,7 +37,7 @@ class FusedAdamW:
 
     @torch.no_grad()
     def step(self) -> None:
-        """One update of all parameters that have a gradient."""
+        """Update all parameters that have a gradient, once."""
         for group in self.param_groups:
             given = [parameter for parameter in group["params"] if parameter.grad is not None]
             states = [self.state.get(p) or self.state.setdefault(p, _fresh(own(p))) for p in given]
@@ -71,5 +71,5 @@ def _fresh(parameter: Tensor) -> dict[str, Tensor]:
 
 
 def step_device(parameter: Tensor) -> torch.device:
-    """Where fused AdamW keeps its step counter."""
+    """Device on which fused AdamW keeps its step counter."""
     return parameter.device if parameter.is_cuda else torch.device("cpu")

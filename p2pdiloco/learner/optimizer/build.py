@@ -19,20 +19,20 @@ from p2pdiloco.learner.parallel.sharding import is_shared_out, own_rows
 
 
 class Optimizer(Protocol):
-    """What the inner loop and its checkpoint need of an optimizer."""
+    """Interface of an optimizer, as the inner loop and its checkpoint need it."""
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
         """Dicts with "params", "lr" and "weight_decay"."""
 
     state: MutableMapping[Tensor, dict[str, Tensor]]
-    """Parameter -> its moments by name; of AdamW "step", "exp_avg" and "exp_avg_sq"."""
+    """Moments of every parameter, by name; of AdamW "step", "exp_avg" and "exp_avg_sq"."""
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients."""
 
     def step(self) -> object:
-        """One update of all parameters that have a gradient."""
+        """Update all parameters that have a gradient, once."""
 
 
 class Together:
@@ -47,7 +47,7 @@ class Together:
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """All parts'."""
+        """Groups of all parts."""
         return [group for part in self._parts for group in part.param_groups]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -56,13 +56,13 @@ class Together:
             part.zero_grad(set_to_none)
 
     def step(self) -> None:
-        """One update of all parameters that have a gradient."""
+        """Update all parameters that have a gradient, once."""
         for part in self._parts:
             part.step()
 
 
 def make_optimizer(model: nn.Module, section: InnerSection) -> Optimizer:
-    """The manifest's. Matrices and embeddings decay, norms do not.
+    """Make the manifest's optimizer. Matrices and embeddings decay, norms do not.
 
     Raises:
         UserError: Muon for a model that has no matrices for it.
@@ -90,7 +90,7 @@ def _adamw(parameters: Sequence[Tensor], section: InnerSection) -> Optimizer:
 
 
 def set_learning_rate(optimizer: Optimizer, rate: float) -> None:
-    """For the next optimizer step."""
+    """Set the learning rate of the next optimizer step."""
     for group in optimizer.param_groups:
         group["lr"] = rate
 
@@ -102,13 +102,13 @@ def clip(model: nn.Module, section: InnerSection) -> Tensor:
 
 
 def kind(optimizer: Optimizer) -> str:
-    """Whose moments they are: "adamw", "muon", or the name of somebody else's class."""
+    """Name of the optimizer whose moments they are: "adamw", "muon", or that of somebody else's class."""
     return str(getattr(optimizer, "kind", type(optimizer).__name__.lower()))
 
 
 def moments(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
-    """What the optimizer remembers of every parameter: MOMENT/PARAMETER -> tensor; {} at first. Of one
-    that is shared out among processes, this one's rows."""
+    """Moments of every parameter: MOMENT/PARAMETER -> tensor; {} at first. A parameter that is shared out
+    among processes has this one's rows here."""
     found: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
         for moment, value in optimizer.state.get(parameter, {}).items():

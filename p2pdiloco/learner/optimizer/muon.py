@@ -26,7 +26,7 @@ RMS_OF_ADAMW = 0.2
 
 
 class Muon:
-    """For two-dimensional parameters. `state` holds "momentum_buffer" for each."""
+    """Muon for two-dimensional parameters. `state` holds "momentum_buffer" for each."""
 
     def __init__(self, params: list[Tensor], lr: float, weight_decay: float, momentum: float) -> None:
         self.param_groups: list[dict[str, Any]] = [{"params": params, "lr": lr, "weight_decay": weight_decay}]
@@ -41,7 +41,7 @@ class Muon:
 
     @torch.no_grad()
     def step(self) -> None:
-        """One update of all parameters that have a gradient."""
+        """Update all parameters that have a gradient, once."""
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:

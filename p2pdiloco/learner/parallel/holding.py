@@ -1,4 +1,4 @@
-"""Where the parameters of a learner are: in this process; the same in several; or a part of them in each.
+"""Access to a learner's parameters: in this process, the same in several, or a part of them in each.
 
 Fragments are copied out of them and put back through this, in rank 0, which tells the others to do their
 part (`learner.parallel.ranks.Order`). Of parameters that are shared out one fragment at a time is whole, on
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 
 class HeldAlone:
-    """All in this process."""
+    """Parameters that are all in this process."""
 
     whole = True
-    """Whether this process has all of every parameter."""
+    """True: this process has all of every parameter."""
 
     def __init__(self, params: Mapping[str, Tensor]) -> None:
-        """`params` are changed in place, on whatever device they are."""
+        """Take parameters, which are changed in place, on whatever device they are."""
         self._params = params
         self.on_cuda = any(parameter.is_cuda for parameter in params.values())
 
@@ -42,12 +42,12 @@ class HeldAlone:
         scatter(flat, layout, self._params)
 
     def moments(self, model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
-        """See `optim.moments`."""
+        """Moments as `learner.optimizer.build.moments` gives them."""
         return moments(model, optimizer)
 
 
 class Copies(HeldAlone):
-    """The same in every rank; rank 0 sends the others what it puts."""
+    """Parameters that are the same in every rank; rank 0 sends the others what it puts."""
 
     def __init__(self, params: Mapping[str, Tensor], ranks: Ranks) -> None:
         super().__init__(params)
@@ -60,7 +60,7 @@ class Copies(HeldAlone):
 
     @torch.no_grad()
     def put(self, layout: FragmentLayout) -> None:
-        """Every rank's part of `scatter`."""
+        """Do every rank's part of `scatter`."""
         for piece in layout.pieces:
             part = self._params[piece.tensor].view(-1)[piece.tensor_offset :][: piece.numel]
             self._ranks.broadcast(part)
@@ -71,13 +71,13 @@ class RankSpan(Struct, frozen=True):
 
     tensor: str
     local_offset: int
-    """In the rank's rows of the tensor, flat."""
+    """Offset in the rank's rows of the tensor, flat."""
     fragment_offset: int
     numel: int
 
 
 class Shares(HeldAlone):
-    """Every rank has some rows of each parameter (`learner.parallel.sharding`)."""
+    """Parameters of which every rank has some rows (`learner.parallel.sharding`)."""
 
     whole = False
 
@@ -100,7 +100,7 @@ class Shares(HeldAlone):
         self.put(layout, flat)
 
     def moments(self, model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
-        """On the CPU, in rank 0; {} in the others, which ask too."""
+        """Moments on the CPU, in rank 0; {} in the others, which ask too."""
         if self._ranks.rank == 0:
             self._ranks.order("moments")
         found = {}
@@ -118,13 +118,13 @@ class Shares(HeldAlone):
         return found
 
     def take(self, layout: FragmentLayout, out: Tensor | None = None) -> None:
-        """Every rank's part of `gather`; `out` is rank 0's."""
+        """Do every rank's part of `gather`; `out` is rank 0's."""
         names = {piece.tensor for piece in layout.pieces}
         self._take({name: own(self._params[name]) for name in names}, layout, out)
 
     @torch.no_grad()
     def put(self, layout: FragmentLayout, flat: Tensor | None = None) -> None:
-        """Every rank's part of `scatter`; `flat` is rank 0's."""
+        """Do every rank's part of `scatter`; `flat` is rank 0's."""
         me = self._ranks.rank
         for rank in range(self._ranks.count) if flat is not None else (me,):
             spans = list(self._spans(layout, rank))
@@ -178,7 +178,7 @@ class Shares(HeldAlone):
                 out[span.fragment_offset :][: span.numel].copy_(part)
 
     def _spans(self, layout: FragmentLayout, rank: int) -> Iterator[RankSpan]:
-        """What a rank has of a fragment, in its order."""
+        """Spans that a rank has of a fragment, in the fragment's order."""
         for piece in layout.pieces:
             parameter = self._params[piece.tensor]
             rows = parameter.shape[0]

@@ -1,8 +1,8 @@
-"""Another process of a learner, started by `siblings`.
+"""Program of a further process of a learner, started by `siblings`.
 
-`python -m p2pdiloco.learner.parallel.rank FD RANK COUNT FOLDER`.
-
-Like `learner.__main__`, torch is imported when the watcher runs: it ends with rank 0."""
+`python -m p2pdiloco.learner.parallel.rank FD RANK COUNT FOLDER`. As in `learner.__main__`, torch is imported
+while the watcher runs, which ends the process with rank 0.
+"""
 
 from __future__ import annotations
 

@@ -39,74 +39,77 @@ if TYPE_CHECKING:
 BUCKET_NUMEL = 1 << 24
 """Gradients are summed in buckets of about 64 MiB: few calls, little memory."""
 PATIENCE = datetime.timedelta(days=7)
-"""Others wait while rank 0 rests, evaluates or saves. A rank that is gone is noticed otherwise."""
+"""Longest wait for other ranks, which rest, evaluate or save with rank 0. A rank that is gone is noticed
+otherwise."""
 STORE = "rendezvous"
 MAX_BATCH_WORDS = 64
-"""Enough to say how many tensors a batch has, and of what type and shape."""
+"""Words of a batch's description: enough to say how many tensors it has, and of what type and shape."""
 DTYPES = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.bool, torch.float32, torch.float16)
 
 
 class RankLost(P2PDilocoError):
-    """Another process of this learner is gone."""
+    """Error: another process of this learner is gone."""
 
 
 OrderKind = Literal["end", "step", "restore", "put", "take", "moments", "aside", "evaluate", "back"]
 
 
 class Order(Struct, frozen=True):
-    """What the others are to do with rank 0, between two inner steps."""
+    """Order of rank 0 to the others, between two inner steps."""
 
     kind: OrderKind
-    """A step, or the end; take over the saved state; put or take a fragment's parameters; collect the
-    moments; set the parameters aside, evaluate others, and bring them back (`learner.parallel.holding`)."""
+    """Thing to do: a step, or the end; take over the saved state; put or take a fragment's parameters;
+    collect the moments; set the parameters aside, evaluate others, and bring them back
+    (`learner.parallel.holding`)."""
     number: int = 0
-    """A fragment; of a step, the tokens that the run has consumed."""
+    """Number of a fragment; with a step, the tokens that the run has consumed."""
 
 
 class Ranks:
-    """This process's place among those of its learner; a learner of one process needs nothing of torch."""
+    """Place of this process among those of its learner; a learner of one process needs nothing of torch."""
 
     def __init__(self, rank: int = 0, count: int = 1) -> None:
         self.rank, self.count = rank, count
         self.sharded = False
-        """Each has a part of the parameters."""
+        """True: each rank has a part of the parameters."""
 
     def deal(self, take: Callable[[], Batch], samples: int) -> Batch:
-        """This rank's part of a step's samples, which rank 0 takes."""
+        """Take this rank's part of a step's samples, which rank 0 takes."""
         return take()
 
     def sum_gradients(self, model: nn.Module, loss: Tensor) -> None:
-        """Gradients and loss (a scalar) become the sums over all ranks, in place."""
+        """Sum gradients and loss (a scalar) over all ranks, in place."""
 
     def order(self, kind: OrderKind, number: int = 0) -> None:
-        """Rank 0 tells the others, if there are any."""
+        """Tell the other ranks, if there are any, as rank 0."""
 
     def next_order(self) -> Order:
-        """What rank 0 orders next."""
+        """Wait for rank 0's next order."""
         raise NotImplementedError
 
     def share(self, batch: Batch) -> Batch:
-        """Rank 0's batch (others give none), on the CPU."""
+        """Share rank 0's batch (others give none) with all, on the CPU."""
         return batch
 
     def broadcast(self, tensor: Tensor) -> None:
-        """Rank 0's, on every rank's device."""
+        """Send rank 0's tensor to every rank's device."""
         raise NotImplementedError
 
     def send(self, rank: int, tensor: Tensor) -> None:
-        """To one other rank."""
+        """Send a tensor to one other rank."""
         raise NotImplementedError
 
     def receive(self, rank: int, numel: int) -> Tensor:
-        """What another rank sends: fp32 (numel,), on the device."""
+        """Receive a tensor from another rank: fp32 (numel,), on the device."""
         raise NotImplementedError
 
 
 class Distributed(Ranks):
-    """By torch.distributed: NCCL (or what the device has), and gloo on the CPU beside it for boundaries."""
+    """Ranks by torch.distributed: NCCL (or what the device has), and gloo on the CPU beside it for
+    boundaries."""
 
     def __init__(self, rank: int, count: int, folder: Path, device: torch.device) -> None:
-        """Waits for the other ranks. `folder`: where they meet, the same for all.
+        """Meet the other ranks. `folder`: where they meet, the same for all.
 
         Raises:
             RankLost: one of them does not come.
@@ -194,7 +197,7 @@ class Distributed(Ranks):
         return Order(get_args(OrderKind)[kind], number)
 
     def all_say(self, yes: bool) -> bool:
-        """Whether every rank says so."""
+        """Tell whether every rank says yes."""
         votes = torch.tensor([int(yes)])
         self._call(lambda: self._distributed.all_reduce(votes, group=self._control))
         return int(votes) == self.count
@@ -210,7 +213,7 @@ ALONE = Ranks()
 
 
 def count_ranks(wanted: int, device: str) -> int:
-    """How many processes one learner is: as wanted, or (0) one for each GPU if the device is chosen freely.
+    """Number of processes of one learner: as wanted, or (0) one for each GPU if the device is chosen freely.
 
     Raises:
         UserError: there are not as many devices, or one is named.
@@ -240,7 +243,7 @@ def device_of(rank: int, count: int, device: str) -> str:
 
 
 def _gpus() -> str:
-    """The kind of which a machine may have several, if it has any."""
+    """Kind of device of which a machine may have several, if it has any."""
     return next((kind for kind in accelerators() if kind != "mps"), "cpu")
 
 

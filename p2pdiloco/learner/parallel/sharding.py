@@ -25,15 +25,18 @@ if TYPE_CHECKING:
     from p2pdiloco.learner.parallel.ranks import Distributed
 
 WORDS_PER_PARAMETER = 4
-"""Of fp32: itself, its gradient, two moments. (Muon has one for its matrices: then it is a bit too many.)"""
+"""Words of fp32 for each parameter: itself, its gradient, two moments. (Muon has one for its matrices: then
+they are a bit too many.)"""
 FOR_STATE = 0.75
 """Share of a device's memory for those; the rest is for activations, casts and buckets."""
 TORCH = "2.8"
 
 
 def wants_shards(wanted: Shard, numel: int, device: torch.device, samples: int, ranks: Distributed) -> bool:
-    """Whether a model of `numel` parameters is to be cut up; all ranks come to the same answer. "auto": if
-    the state of the whole does not fit into one of the devices. `samples`: of an inner step.
+    """Tell whether a model of `numel` parameters is to be cut up; all ranks come to the same answer.
+
+    "auto" cuts it if the state of the whole does not fit into one of the devices. `samples`: of an inner
+    step.
 
     Raises:
         UserError: "always", or necessary, and not possible.
@@ -57,7 +60,7 @@ def wants_shards(wanted: Shard, numel: int, device: torch.device, samples: int, 
 
 
 def precision_of_shares(device: torch.device, precision: str) -> str:
-    """What a learner whose parameters are shared out makes of `LearnerOptions.precision`."""
+    """Precision of a learner whose parameters are shared out, by `LearnerOptions.precision`."""
     return "fp32" if device.type == "cpu" else precision
 
 
@@ -99,7 +102,7 @@ def shard(model: nn.Module, device: torch.device, precision: str = "auto") -> No
 
 
 class _TakePart(torch.autograd.Function):
-    """The first argument, whose gradient goes through; that of the others is 0."""
+    """Function that returns its first argument and passes its gradient through; the others' gradient is 0."""
 
     @staticmethod
     def forward(ctx: Any, output: Tensor, *parameters: Tensor) -> Tensor:
@@ -153,7 +156,7 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
 
 
 def is_shared_out(tensor: Tensor) -> bool:
-    """Whether this process has only a part of it. (Without importing what that takes.)"""
+    """Tell whether this process has only a part of the tensor, without importing what that takes."""
     return hasattr(tensor, "to_local")
 
 
@@ -170,7 +173,7 @@ def rows_of(rank: int, count: int, rows: int) -> tuple[int, int]:
 
 
 def own_rows(whole: Tensor, parameter: Tensor) -> Tensor:
-    """Of a tensor as large as the parameter, what belongs to this process's rows of it."""
+    """Rows of a tensor, as large as the parameter, that belong to this process's rows of it."""
     if not is_shared_out(parameter):
         return whole
     mesh = parameter.device_mesh  # type: ignore[attr-defined]
@@ -179,8 +182,8 @@ def own_rows(whole: Tensor, parameter: Tensor) -> Tensor:
 
 
 def whole(part: Tensor, parameter: Tensor) -> Tensor:
-    """From every rank's part, as large as its rows of the parameter, the whole: in all ranks, which must all
-    ask for it."""
+    """Join every rank's part, as large as its rows of the parameter, to the whole. All ranks get it, and must
+    all ask for it."""
     if not is_shared_out(parameter):
         return part
     from torch.distributed.tensor import DTensor

@@ -1,4 +1,4 @@
-"""Rank 0's side of a learner of several processes: starts the others, and ends when one of them does."""
+"""Rank 0's side of a learner of several processes: it starts the others, and ends when one of them does."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from p2pdiloco.learner.lifeline import EXIT_FAILED, EXIT_TOO_LARGE
 from p2pdiloco.learner.parallel.ranks import meeting_place
 
 SAY_IT_S = 3.0
-"""So long the training thread has to notice by itself that a rank is gone, and to tell the daemon."""
+"""Seconds that the training thread has to notice by itself that a rank is gone, and to tell the daemon."""
 END_S = 5.0
 
 
@@ -34,7 +34,7 @@ class Siblings:
         self._lost = threading.Event()
         self._reason = ""
         self.too_large = False
-        """What a rank computed did not fit (`learner.passes`)."""
+        """True: what a rank computed did not fit (`learner.passes`)."""
 
     def __enter__(self) -> Siblings:
         for rank in range(1, self.count):
@@ -57,11 +57,11 @@ class Siblings:
             sock.close()
 
     def met(self) -> None:
-        """All ranks have found each other."""
+        """Clean up after all ranks have found each other."""
         self._meeting.cleanup()
 
     def why(self) -> str:
-        """Which rank ended and how, if one did or does at once; else ""."""
+        """Say which rank ended and how, if one did or does at once; else ""."""
         self._lost.wait(SAY_IT_S / 2)
         return self._reason
 

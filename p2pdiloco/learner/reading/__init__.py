@@ -1,1 +1,1 @@
-"""Which samples a learner takes, and its place in them."""
+"""Samples that a learner takes, and its place in them."""

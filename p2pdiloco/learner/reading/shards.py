@@ -1,4 +1,4 @@
-"""Who reads which part of the data, without anybody who hands it out.
+"""Division of the data among readers, without anybody who hands it out.
 
 The data of an epoch is cut into shards. Every shard has an owner: the reader with the highest rendezvous
 hash among those that are known (`daemon.finding.sharing` tells them). A reader takes what it owns, first that
@@ -26,17 +26,17 @@ from p2pdiloco.tasks.data.split import hash64
 
 
 class Allotment:
-    """Which shard this reader takes next."""
+    """Choice of the shard that this reader takes next."""
 
     def __init__(self, count: int, seed: int, peer: str) -> None:
-        """`count`: of shards, at most `channel.MAX_SHARDS`."""
+        """Begin with epoch 0. `count`: of shards, at most `channel.MAX_SHARDS`."""
         self.count = count
         self._seed, self._peer = seed, peer
         self._others: tuple[str, ...] = ()
         self.epoch = 0
         self._taken = np.zeros(count, dtype=bool)
         self._hashes: tuple[Array, Array] | None = None
-        """Our hash of every shard, and whether we own it; None: to be worked out."""
+        """Hashes of every shard, ours, and whether we own it; None: to be worked out."""
 
     @property
     def taken(self) -> bytes:
@@ -44,7 +44,7 @@ class Allotment:
         return np.packbits(self._taken).tobytes()
 
     def share(self, readers: Sequence[str], epoch: int, taken: bytes) -> None:
-        """Who else reads this data (we do not matter), and what is begun as far as they know."""
+        """Take in who else reads this data (we do not matter), and what is begun as far as they know."""
         others = tuple(sorted(set(readers) - {self._peer}))
         if others != self._others:
             self._others, self._hashes = others, None

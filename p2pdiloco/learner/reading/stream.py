@@ -38,17 +38,17 @@ FINGERPRINT_SAMPLES = 64
 
 
 class SavedPlace(Struct, frozen=True):
-    """The file."""
+    """Content of the file."""
 
     data: str
-    """`SampleStream.data`: of which data these are places."""
+    """Identity of the data that these are places of (`SampleStream.data`)."""
     epoch: int
     taken: bytes
     reading: tuple[int, int]
     """Epoch and number of the shard."""
     place: Place
     used: int
-    """So many samples from there on are used."""
+    """Number of samples from there on that are used."""
 
 
 class Ordered:
@@ -85,7 +85,7 @@ class _Slice:
         )
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """End reading; there is nothing to give back."""
 
 
 class SampleStream:
@@ -108,7 +108,7 @@ class SampleStream:
         self._path = path
         text = f"{seed}/{samples.count}/{samples.identity}"
         self.data = hashlib.sha256(text.encode()).hexdigest()[:16]
-        """Equal in learners that read the same data in the same run."""
+        """Identity of the data: equal in learners that read the same data in the same run."""
         self._allotment = Allotment(samples.count, seed, peer)
         self._reading: tuple[int, int] = (0, 0)
         self._reader: Reader | None = None
@@ -116,24 +116,24 @@ class SampleStream:
         """Samples that are used already as far as the file knows."""
         self._unwritable = False
         self._before: SavedPlace | None = None
-        """Of the samples that were taken last, until they are used."""
+        """Place of the samples that were taken last, until they are used."""
         self._given_back = False
         self._writing = threading.Lock()
         self._resume()
 
     def share(self, share: DataShare) -> None:
-        """What is known of others that read this data."""
+        """Take in what is known of others that read this data."""
         if share.data == self.data:
             self._allotment.share(share.readers, share.epoch, share.taken)
 
     @property
     def shared(self) -> DataShare:
-        """What others should know of us."""
+        """Progress of ours that others should know."""
         allotment = self._allotment
         return DataShare(self.data, allotment.epoch, allotment.taken, shards=allotment.count)
 
     def take(self, samples: int) -> Batch:
-        """The next so many samples.
+        """Take the next so many samples.
 
         Raises:
             UserError: the data cannot be read any more, or has no sample.
@@ -162,12 +162,15 @@ class SampleStream:
         )
 
     def used(self) -> None:
-        """What was taken last has gone into the parameters."""
+        """Declare that what was taken last has gone into the parameters."""
         self._before = None
 
     def give_back(self) -> None:
-        """What was taken last and not used is to be taken again by the next life. The place is kept as it is
-        now from here on; another thread may be in `take`, whose samples nobody uses."""
+        """Give back what was taken last and not used: the next life takes it again.
+
+        The place is kept as it is now from here on; another thread may be in `take`, whose samples nobody
+        uses.
+        """
         with self._writing:
             here = self._at(self._reader.place, 0) if self._reader is not None else None
             if (saved := self._before or here) is not None:
