@@ -14,7 +14,7 @@ __all__ = ["WIRE_VERSION", "ConfigError", "Session", "StorageError", "UserError"
 
 
 def __getattr__(name: str) -> Any:
-    """`Session` and `new_run`, which need torch: imported when they are asked for."""
+    """Import `Session` and `new_run` when they are asked for, since they need torch."""
     if name == "Session":
         from p2pdiloco.session import Session
 

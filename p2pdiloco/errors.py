@@ -1,4 +1,4 @@
-"""Every error that p2pdiloco raises on purpose.
+"""Errors that p2pdiloco raises on purpose.
 
     P2PDilocoError
     ├── UserError            the person at the keyboard can mend it; shown as one sentence and a hint
@@ -50,16 +50,16 @@ class TransportError(P2PDilocoError):
 
 
 class PeerUnreachable(TransportError):
-    """No connection to the peer can be had right now."""
+    """Error: no connection to the peer can be had right now."""
 
 
 class InvariantViolation(BaseException):
-    """A rule of ours is broken. Not an `Exception`: no handler may swallow it."""
+    """Error of ours: a rule of the program is broken. Not an `Exception`: no handler may swallow it."""
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of what an error says, with the next if it only announces that; its class's name if it
-    says nothing."""
+    """Take the first line of what an error says, with the next if it only announces that; its class's name if
+    it says nothing."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     first, *others = lines or [type(error).__name__]
     return f"{first} {others[0]}" if others and first.endswith(":") else first

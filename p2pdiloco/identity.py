@@ -1,4 +1,4 @@
-"""A node's Ed25519 identity: the libp2p peer id, and the key behind every signature.
+"""Identity of a node, an Ed25519 key: the libp2p peer id, and the key behind every signature.
 
 The key file is libp2p's `PrivateKey` protobuf (type 1, seed and public key, 68 bytes), so that p2pd reads
 the same file. A peer id of an Ed25519 key contains the whole public key (multihash "identity"), so a
@@ -28,7 +28,7 @@ _FILE_BYTES = len(_FILE_PREFIX) + 64
 
 
 class Identity:
-    """One Ed25519 key. Implements `core.api.types.Crypto`."""
+    """Key, Ed25519, and its peer id. Implements `core.api.types.Crypto`."""
 
     def __init__(self, key: Ed25519PrivateKey) -> None:
         self._key = key
@@ -38,12 +38,12 @@ class Identity:
 
     @classmethod
     def generate(cls) -> Identity:
-        """A fresh identity that lives in memory only."""
+        """Make a fresh identity that lives in memory only."""
         return cls(Ed25519PrivateKey.generate())
 
     @classmethod
     def load_or_create(cls, path: Path) -> Identity:
-        """The identity in the file `path`; created (mode 0600, atomically) when there is no file.
+        """Load the identity in the file `path`; created (mode 0600, atomically) when there is no file.
 
         Raises:
             StorageError: the file or its folder cannot be used, is readable for others, or is corrupt.
@@ -84,16 +84,16 @@ class Identity:
         )
 
     def encoded(self) -> bytes:
-        """The 68 bytes of the key file. Secret."""
+        """Content of the key file, 68 bytes. Secret."""
         seed = self._key.private_bytes(Encoding.Raw, PrivateFormat.Raw, NoEncryption())
         return _FILE_PREFIX + seed + self._public
 
     def sign(self, message: bytes) -> bytes:
-        """Our 64-byte signature over the message."""
+        """Sign the message; returns the signature of 64 bytes."""
         return self._key.sign(message)
 
     def verify(self, peer: str, message: bytes, signature: bytes) -> bool:
-        """Whether `peer` signed the message. False, never an exception, for anything malformed."""
+        """Tell whether `peer` signed the message. False, never an exception, for anything malformed."""
         return verify(peer, message, signature)
 
     def __repr__(self) -> str:
@@ -101,7 +101,7 @@ class Identity:
 
 
 def verify(peer: str, message: bytes, signature: bytes) -> bool:
-    """Whether the Ed25519 peer named `peer` signed the message. False for anything malformed."""
+    """Tell whether the Ed25519 peer named `peer` signed the message. False for anything malformed."""
     key = _public_key(peer)
     if key is None or len(signature) != SIGNATURE_BYTES:
         return False
@@ -113,7 +113,7 @@ def verify(peer: str, message: bytes, signature: bytes) -> bool:
 
 
 def is_peer_id(text: str) -> bool:
-    """Whether the text is the peer id of an Ed25519 key."""
+    """Tell whether the text is the peer id of an Ed25519 key."""
     return _public_key(text) is not None
 
 

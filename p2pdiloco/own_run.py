@@ -1,4 +1,4 @@
-"""The run of a program with a training loop of its own: it trains what a model's parameters are called."""
+"""Making of a run for a program with a training loop of its own, from the names and shapes of its model."""
 
 from __future__ import annotations
 
@@ -79,12 +79,13 @@ def new_run(
 
 
 def _accepted(manifest: Manifest, out: Path) -> Manifest:
-    """Through the strict reader: what is written is what every node accepts. Raises: UserError."""
+    """Pass a manifest through the strict reader: what is written is what every node accepts. Raises:
+    UserError."""
     return manifest_from_table(msgspec.to_builtins(manifest, enc_hook=_plain), str(out))
 
 
 def _plain(value: Any) -> Any:
-    """NumPy's integers are integers; all else is refused in a sentence by whoever reads it."""
+    """Take NumPy's integers as integers; all else is refused in a sentence by whoever reads it."""
     try:
         return operator.index(value)
     except TypeError:
@@ -92,7 +93,7 @@ def _plain(value: Any) -> Any:
 
 
 def compare(mine: Sequence[Any], theirs: Sequence[Any]) -> None:
-    """Whether a program's parameters are the run's. Raises: UserError (names the first that is not)."""
+    """Check that a program's parameters are the run's. Raises: UserError (names the first that is not)."""
     wanted = {spec.name: spec.shape for spec in theirs}
     given = {spec.name: spec.shape for spec in mine}
     for name in [*wanted, *given]:

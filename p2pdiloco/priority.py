@@ -1,4 +1,4 @@
-"""Who steps back for whom on one machine: the niceness of threads, of processes, and of their sessions.
+"""Niceness of threads, of processes, and of their sessions: who steps back for whom on one machine.
 
 Linux shares the processor between sessions first (each is a scheduling group, if it is in no cgroup of its
 own, as services are), then within them by niceness. So whoever steps back does so with all its threads and,
@@ -18,7 +18,8 @@ LINUX = sys.platform == "linux"
 ATTEMPTS = 8
 PAUSE_S = 0.12
 BESIDE_GPU = 12
-"""Of 0, 10 and 12 the least with which such a learner kept 0.97 of its pace in rounds."""
+"""Niceness of the daemon beside a learner on a GPU: of 0, 10 and 12 the least with which such a learner kept
+0.97 of its pace in rounds."""
 
 
 def lower_process(pid: int, niceness: int) -> bool:
@@ -50,17 +51,19 @@ def lower_session(pid: int, niceness: int) -> bool:
     return True
 
 
-def niceness_beside(device: str, wanted: str) -> int:
-    """What `--daemon-nice` means beside a learner on `device` (as it names it). auto: a learner that waits
-    for its GPU wants little of the processor, and at once; one on the CPU wants all there is, for which
-    rounds would have to starve."""
+def daemon_niceness(device: str, wanted: str) -> int:
+    """Niceness that `--daemon-nice` means beside a learner on `device` (as the learner names it).
+
+    With "auto", a learner that waits for its GPU wants little of the processor, and at once. One on the CPU
+    wants all there is, for which rounds would have to starve.
+    """
     if wanted == "auto":
         return 0 if "cpu" in device else BESIDE_GPU
     return int(wanted)
 
 
 async def patiently(lower: Callable[[int, int], bool], pid: int, niceness: int) -> bool:
-    """One of the two above, again for a second when it comes too soon after others."""
+    """Call `lower_process` or `lower_session`, again for a second while it comes too soon after others."""
     for _ in range(ATTEMPTS):
         if lower(pid, niceness):
             return True
@@ -82,7 +85,7 @@ def _threads(pid: int) -> set[int]:
 
 
 def _lower(thread: int, niceness: int) -> bool:
-    """Some sandboxes (a service's system call filter) let nobody do even this."""
+    """Lower one thread. Some sandboxes (a service's system call filter) let nobody do even this: False."""
     try:
         if niceness and os.getpriority(os.PRIO_PROCESS, thread) < niceness:
             os.setpriority(os.PRIO_PROCESS, thread, niceness)

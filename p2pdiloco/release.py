@@ -1,6 +1,6 @@
-"""Numbers of this release: its own version and that of what it says to others."""
+"""Versions of this release: its own, and that of the wire."""
 
 VERSION = "0.2.0"
 
 WIRE_VERSION = 19
-"""Raised whenever two builds can no longer understand each other's messages or checkpoints."""
+"""Version of the wire, raised when two builds can no longer read each other's messages or checkpoints."""

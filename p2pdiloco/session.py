@@ -50,18 +50,18 @@ from p2pdiloco.tensors.layout import plan_fragments
 
 POLL_S = 0.05
 LEAVE_S = 9.0
-"""A daemon that was told to leave needs at most so long, and as long as writing may take."""
+"""Seconds that a daemon needs at most to leave, beside the time that writing takes."""
 LONELY_S = 300.0
-"""After so long without its program a daemon leaves by itself."""
+"""Seconds without its program after which a daemon leaves by itself."""
 ADOPT_S = 5.0
-"""So long a daemon that is there already has to answer: else it does not wait for a program."""
+"""Seconds that a daemon that is there already has to answer: else it does not wait for a program."""
 LOG = "session.log"
 NO_NUMBER = (TypeError, ValueError, OverflowError, RuntimeError)
-"""What `int` and `float` raise for text, NaN, infinity, and tensors of several numbers."""
+"""Errors that `int` and `float` raise for text, NaN, infinity, and tensors of several numbers."""
 
 
 class Session:
-    """A run that your program takes part in. Use it as a context manager; one `step` after every inner step.
+    """Membership of your program in a run. Use it as a context manager; one `step` after every inner step.
 
     When it begins, the model has the run's global parameters, moved by what an earlier session with this
     folder had not contributed yet when it was closed. Between two inner steps it may change them in place, as
@@ -126,8 +126,8 @@ class Session:
             raise
 
     def step(self, tokens: SupportsInt, loss: SupportsFloat) -> bool:
-        """After an inner step over so many tokens, with that mean loss. False: the daemon has ended, go on
-        without it or end.
+        """Count an inner step over so many tokens, with that mean loss, and do what the swarm asks for.
+        False: the daemon has ended, go on without it or end.
 
         Raises:
             UserError: more tokens than the run allows for one step, no whole number of them, no number for
@@ -154,9 +154,11 @@ class Session:
 
     @contextlib.contextmanager
     def computing(self) -> Iterator[None]:
-        """Around what takes long in an inner step and changes no parameters: forward and backward, not the
-        optimizer's step. What the swarm asks for in this time is answered at once, from another thread.
-        Without it, that waits for your next `step`; if your steps are long, all others' versions wait too.
+        """Context for what takes long in an inner step and changes no parameters: forward and backward.
+
+        The optimizer's step is outside. What the swarm asks for in this time is answered at once, from
+        another thread. Without it, that waits for your next `step`; if your steps are long, all others'
+        versions wait too.
 
         Raises:
             UserError: the daemon broke (with its reason); within another such block.
@@ -208,8 +210,8 @@ class Session:
 
     @property
     def run_tokens(self) -> int:
-        """What all learners of the run have consumed, about; it never goes back. The clock of a learning rate
-        that suits a program that joins late, too."""
+        """Tokens that all learners of the run have consumed, about; they never go back. They are the clock of
+        a learning rate that suits a program that joins late, too."""
         return int(self._training.run_tokens)
 
     @property
@@ -226,7 +228,7 @@ class Session:
     # --- the daemon ----------------------------------------------------------------------------------
 
     def _connected(self, words: list[str], until: float) -> tuple[socket.socket, int]:
-        """To the daemon that an earlier life of this program left behind, or else to a new one."""
+        """Connect to the daemon that an earlier life of this program left behind, or else to a new one."""
         path = socket_folder(self._folder) / "learner.sock"
         found = self._left_behind(path)
         if found is not None:
@@ -274,7 +276,8 @@ class Session:
         self._daemon = psutil.Process(started.pid)
 
     def _check_run(self, manifest: Manifest, run: str | Path, descriptor: int) -> None:
-        """Raises: UserError (the daemon that was found is in another run than `run`; it is left alone)."""
+        """Check that the daemon that was found is in the run `run`. Raises: UserError (it is not; it is left
+        alone)."""
         found = canonical_bytes(manifest)
         try:
             if isinstance(run, Path):
@@ -294,7 +297,7 @@ class Session:
             raise
 
     def _begun(self, until: float) -> Start:
-        """The daemon's first command: the run is found, and all of it is here."""
+        """Wait for the daemon's first command: the run is found, and all of it is here."""
         assert self._channel is not None
         try:
             while not self._channel.arrived(POLL_S):
@@ -307,7 +310,7 @@ class Session:
         return start
 
     def _check(self, until: float, error: Exception | None) -> None:
-        """Raises: UserError (the daemon has ended, or it takes too long)."""
+        """Check that the daemon lives and there is time left. Raises: UserError."""
         assert self._daemon is not None
         if not _runs(self._daemon):
             raise self._broke(error)
@@ -396,7 +399,7 @@ class Session:
         return mailbox, training
 
     def global_loss(self, fragments: Fragments) -> float | None:
-        """What `evaluate` says of the global parameters; the model has its own again afterwards."""
+        """Loss that `evaluate` finds of the global parameters; the model has its own again afterwards."""
         if self._evaluate is None:
             return None
         parameters = named_parameters(self._model)
@@ -410,7 +413,8 @@ class Session:
 
 
 class _Mailbox(Mailbox):
-    """What a learner process does for its daemon; task, data and checkpoints are the program's."""
+    """Mailbox of the program's loop, as a learner process has one; task, data and checkpoints are the
+    program's."""
 
     def __init__(
         self, session: Session, fragments: Fragments, training: SimpleNamespace, status_interval_s: float
@@ -427,13 +431,13 @@ class _Mailbox(Mailbox):
         return None if loss is None else Evaluation(loss, 0, {})
 
     def _save(self, path: str, last: bool = False) -> None:
-        """What is unmerged at an orderly end. A daemon that does not wait for it is gone."""
+        """Save what is unmerged at an orderly end. A daemon that does not wait for it is gone."""
         with contextlib.suppress(ChannelBroken):
             super()._save(path, last)
 
 
 def _whole(tokens: SupportsInt) -> int:
-    """Whatever programs count with, as Python's own. Raises: UserError."""
+    """Take whatever programs count with as Python's own number. Raises: UserError."""
     with contextlib.suppress(*NO_NUMBER):
         if int(tokens) == tokens:
             return int(tokens)
@@ -441,7 +445,7 @@ def _whole(tokens: SupportsInt) -> int:
 
 
 def _real(loss: SupportsFloat) -> float:
-    """The same for a loss. Raises: UserError."""
+    """Take a loss in whatever type as Python's own number. Raises: UserError."""
     with contextlib.suppress(*NO_NUMBER):
         return float(loss)
     raise UserError(f"Session.step: loss must be a number, it is {loss!r:.80}")

@@ -1,1 +1,1 @@
-"""The world: network and disk."""
+"""Access to the world: network and disk."""

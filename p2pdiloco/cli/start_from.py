@@ -19,8 +19,8 @@ from p2pdiloco.adapters.disk.result_file import (
     Arrays,
     checksum,
     load_metadata,
+    load_result_file,
     load_tensors,
-    load_theta_file,
     save_tensors,
 )
 from p2pdiloco.config.loader import manifest_from_canonical
@@ -59,7 +59,7 @@ def started_from(source: Path, base: Manifest) -> tuple[Manifest, Arrays]:
         raise UserError(f"{source} has several checkpoints", "give one of them")
     found: Arrays = {}
     if checkpoints:
-        checkpoint = load_theta_file(checkpoints[0])
+        checkpoint = load_result_file(checkpoints[0])
         found = checkpoint.parameters
         theirs = manifest_from_canonical(checkpoint.signed.manifest)
         # Their tasks may demand a given version 0, whose checksum is known below only.

@@ -95,12 +95,12 @@ class NodeSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     evaluate: Literal["turns", "each"] = "turns"
     """Evaluators of the global parameters: one member at a time for all, or each for itself."""
     result_dir: Path | None = None
-    """Folder for checkpoints of the global parameters, which export, generate and others read."""
+    """Folder for results, the global parameters in files, which export, generate and others read."""
     result_every: str = "1h"
-    """Interval between two checkpoints: a time ("30min") or a number of merges of all fragments together
+    """Interval between two results: a time ("30min") or a number of merges of all fragments together
     ("500merges")."""
     result_keep: Annotated[int, Meta(ge=1, le=10_000)] = 3
-    """Number of checkpoints that are kept, the newest."""
+    """Number of results that are kept, the newest."""
 
 
 class BootstrapSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

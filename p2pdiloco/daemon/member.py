@@ -59,7 +59,7 @@ from p2pdiloco.errors import StorageError
 from p2pdiloco.identity import Identity
 from p2pdiloco.learner.lifeline import saving_s
 from p2pdiloco.ports import Transport
-from p2pdiloco.priority import lower_session, lower_thread, niceness_beside, patiently
+from p2pdiloco.priority import daemon_niceness, lower_session, lower_thread, patiently
 from p2pdiloco.tensors.exchange import Exchange
 from p2pdiloco.tensors.vault import Vault
 
@@ -363,7 +363,7 @@ class Member:
         The event loop stays first in our session, which answers others."""
         learner = self.runner.learner
         await learner.ready.wait()
-        niceness = niceness_beside(learner.device, self._settings.daemon_nice)
+        niceness = daemon_niceness(learner.device, self._settings.daemon_nice)
         await self.compute.run(lower_thread, niceness)
         await self._loop.run_in_executor(self._results_io, lower_thread, niceness)
         await self._transport.step_back(niceness)

@@ -90,6 +90,6 @@ def _metrics(
 
 
 def heldout_batch(task: Task, samples: Samples, tokens: int) -> Batch:
-    """The same held-out samples every time, evenly spread, about `tokens` tokens of them (at least one)."""
+    """Pick the same held-out samples every time, evenly spread: about `tokens` tokens, or one sample."""
     count = min(len(samples), max(1, tokens // task.tokens_per_sample))
     return samples.batch(np.arange(count, dtype=np.int64) * len(samples) // count)

@@ -74,7 +74,7 @@ def test_a_system_that_forbids_it_is_no_error(monkeypatch: pytest.MonkeyPatch) -
 def test_rounds_step_back_by_themselves_for_a_learner_that_waits_for_its_gpu(
     device: str, wanted: str, niceness: int
 ) -> None:
-    assert priority.niceness_beside(device, wanted) == niceness
+    assert priority.daemon_niceness(device, wanted) == niceness
 
 
 async def test_what_comes_too_soon_is_tried_again_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,11 +39,11 @@ _watermarks_decoder = msgspec.msgpack.Decoder(tuple[Watermark, ...])
 
 
 class CorruptFile(Exception):
-    """The bytes are not what was saved."""
+    """Error: the bytes are not what was saved."""
 
 
 class SavedFragment(Struct, frozen=True):
-    """A fragment as it was saved. Theta and outer momentum are fp32 vectors of shape (numel,), read-only."""
+    """Fragment as it was saved. Theta and outer momentum are fp32 vectors of shape (numel,), read-only."""
 
     version: SignedVersion
     watermarks: tuple[Watermark, ...]
@@ -73,7 +73,7 @@ def _checksum(version: bytes, watermarks: bytes, theta: Buffer, momentum: Buffer
 def encode_checkpoint(
     version: SignedVersion, watermarks: tuple[Watermark, ...], theta: Buffer, momentum: Buffer
 ) -> list[Buffer]:
-    """The file's content as chunks; theta and momentum (fp32, equal sizes) are not copied."""
+    """Encode a checkpoint as chunks of a file; theta and momentum (fp32, equal sizes) are not copied."""
     theta, momentum = memoryview(theta).cast("B"), memoryview(momentum).cast("B")
     size = theta.nbytes
     invariant(size == momentum.nbytes and size % 4 == 0, "theta and momentum must be fp32 of one size")
@@ -95,7 +95,7 @@ def encode_checkpoint(
 
 
 def decode_checkpoint(data: bytes) -> SavedFragment:
-    """The inverse of `encode_checkpoint`. Raises: CorruptFile."""
+    """Decode a checkpoint file. Raises: CorruptFile."""
     try:
         tensors: dict[str, Any] = dict(safetensors.deserialize(data))  # type: ignore[no-untyped-call]
         header_bytes = int.from_bytes(data[:8], "little")
@@ -122,14 +122,14 @@ def decode_checkpoint(data: bytes) -> SavedFragment:
 
 
 def encode_update(version: SignedVersion, payload: Buffer) -> list[Buffer]:
-    """The file's content as chunks; the payload is not copied."""
+    """Encode an update as chunks of a file; the payload is not copied."""
     version_bytes = _encoder.encode(version)
     head = UPDATE_MAGIC + len(version_bytes).to_bytes(4, "little") + version_bytes
     return [head, hashlib.sha256(head).digest(), payload]
 
 
 def decode_update(data: bytes) -> tuple[SignedVersion, bytes]:
-    """The inverse of `encode_update`. Raises: CorruptFile."""
+    """Decode an update file. Raises: CorruptFile."""
     start = len(UPDATE_MAGIC) + 4
     if len(data) < start + _SHA256_BYTES or not data.startswith(UPDATE_MAGIC):
         raise CorruptFile("not an update")

@@ -2,8 +2,8 @@
 
 <data_dir>/identity.key                      the node's Ed25519 key
            lock                              flock held while a node runs here
-           events.jsonl                      adapters.events_log
-           runs/<first 16 of run id>/        adapters.disk.RunStore, learner.safetensors
+           events.jsonl                      adapters.disk.events_log
+           runs/<first 16 of run id>/        adapters.disk.run_store, learner.safetensors
 """
 
 from __future__ import annotations

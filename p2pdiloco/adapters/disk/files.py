@@ -1,4 +1,4 @@
-"""The few file operations that persistence is built from, and what goes wrong with them.
+"""File operations that persistence is built from, and what goes wrong with them.
 
 `Files` is the seam for fault injection: tests override one primitive (`write`, `sync`, `replace`, ...) to
 raise ENOSPC or to "crash" there. All failures of the operating system leave as `StorageError`.
@@ -22,12 +22,12 @@ _FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS}
 
 
 def is_full(error: OSError) -> bool:
-    """Whether the disk, the quota or the file size limit is exhausted."""
+    """Tell whether the disk, the quota or the file size limit is exhausted."""
     return error.errno in _FULL
 
 
 def storage_error(error: OSError, action: str, path: Path) -> StorageError:
-    """One clear sentence for an operating-system error. `action`: "save", "read", "open", ..."""
+    """Put an operating-system error into one clear sentence. `action`: "save", "read", "open", ..."""
     if is_full(error):
         hint = "free some space there; what was saved before is intact"
         return StorageError(f"cannot {action} {path}: the disk is full", hint)
@@ -61,7 +61,7 @@ class Files:
             os.close(descriptor)
 
     def replace(self, source: Path, target: Path) -> None:
-        """Atomic rename over whatever is there."""
+        """Rename a file atomically over whatever is there."""
         source.replace(target)
 
     def remove(self, path: Path) -> None:
@@ -109,7 +109,7 @@ class Files:
             raise storage_error(error, "save", path) from error
 
     def read(self, path: Path) -> bytes:
-        """The whole file. Raises: StorageError."""
+        """Read the whole file. Raises: StorageError."""
         try:
             return path.read_bytes()
         except OSError as error:
@@ -123,7 +123,7 @@ class Files:
             raise storage_error(error, "delete", path) from error
 
     def move(self, source: Path, target: Path) -> None:
-        """Atomic rename. Raises: StorageError."""
+        """Rename a file atomically. Raises: StorageError."""
         try:
             self.replace(source, target)
         except OSError as error:
@@ -141,7 +141,7 @@ class Files:
             raise storage_error(error, "create", folder) from error
 
     def list_folder(self, folder: Path) -> list[Path]:
-        """The folder's entries, sorted by name. Raises: StorageError."""
+        """List the folder's entries, sorted by name. Raises: StorageError."""
         try:
             return sorted(folder.iterdir())
         except OSError as error:

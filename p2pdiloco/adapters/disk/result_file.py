@@ -1,4 +1,5 @@
-"""Checkpoints of the global parameters: one safetensors file, in which every parameter has its own name.
+"""Results, the global parameters for use outside the run: one safetensors file with a name for every
+parameter.
 
 Any program that reads safetensors reads it, and `transformers` takes it for the weights of a model. What
 `p2pdiloco` adds is one entry of the metadata: the signed manifest, the versions of the fragments, and a
@@ -29,27 +30,27 @@ from p2pdiloco.ports import Buffer
 KEY = "p2pdiloco"
 MAX_FRAGMENTS = 1024
 MAX_HEADER_BYTES = 100_000_000
-"""More is not allowed in such a file."""
+"""Largest header that such a file may have, in bytes."""
 Arrays = dict[str, NDArray[np.float32]]
 Hex = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 
 
 class Label(Struct, frozen=True, forbid_unknown_fields=True):
-    """Which version of a fragment is in the file."""
+    """Label of a fragment: the version that is in the file."""
 
     number: Annotated[int, Meta(ge=0)]
     digest: Hex
-    """Of the version's header, which names its whole history."""
+    """SHA-256 of the version's header, which names its whole history."""
     tokens: Annotated[int, Meta(ge=0)]
-    """Merged into it, all in all."""
+    """Tokens merged into the version, all in all."""
 
 
-class ThetaFile(Struct, frozen=True):
-    """What is in such a file."""
+class ResultFile(Struct, frozen=True):
+    """Content of a result file."""
 
     signed: SignedManifest
     labels: tuple[Label, ...]
-    """Of the fragments, by index."""
+    """Labels of the fragments, by index."""
     parameters: Arrays
 
 
@@ -75,7 +76,7 @@ def checksum(parameters: Mapping[str, NDArray[Any]]) -> str:
 
 
 def checksum_of(path: Path) -> str:
-    """The same of a file of fp32 arrays, one of which is in memory at a time.
+    """Checksum of a file of fp32 arrays, as `checksum`, with one of them in memory at a time.
 
     Raises:
         StorageError: there is no such file, or it is none.
@@ -91,7 +92,7 @@ def checksum_of(path: Path) -> str:
 
 
 class _Tensors(Mapping[str, NDArray[Any]]):
-    """An open file's."""
+    """Tensors of an open file."""
 
     def __init__(self, file: Any) -> None:
         self._file = file
@@ -108,8 +109,8 @@ class _Tensors(Mapping[str, NDArray[Any]]):
         return len(self._file.keys())
 
 
-def save_theta_file(path: Path, content: ThetaFile) -> None:
-    """Write it, atomically and durably. Raises: StorageError."""
+def save_result_file(path: Path, content: ResultFile) -> None:
+    """Write a result file, atomically and durably. Raises: StorageError."""
     entry = _Entry(
         1,
         base64.b64encode(encode_signed(content.signed)).decode(),
@@ -120,7 +121,7 @@ def save_theta_file(path: Path, content: ThetaFile) -> None:
 
 
 def save_tensors(path: Path, parameters: Arrays, metadata: Mapping[str, str]) -> None:
-    """A safetensors file of fp32 arrays, without a second copy of them. Raises: StorageError."""
+    """Write a safetensors file of fp32 arrays, without a second copy of them. Raises: StorageError."""
     # transformers asks for the entry "format".
     header: dict[str, Any] = {"__metadata__": {"format": "pt", **metadata}}
     chunks: list[Buffer] = []
@@ -135,17 +136,17 @@ def save_tensors(path: Path, parameters: Arrays, metadata: Mapping[str, str]) ->
     Files().save(path, [len(encoded).to_bytes(8, "little") + encoded, *chunks], durable=True)
 
 
-def load_theta_file(path: Path) -> ThetaFile:
-    """Read and check it.
+def load_result_file(path: Path) -> ResultFile:
+    """Read and check a result file.
 
     Raises:
         StorageError: there is no such file, or it is not what was saved.
     """
-    return theta_file_of(path, *load_tensors(path))
+    return checked_result_file(path, *load_tensors(path))
 
 
-def theta_file_of(path: Path, parameters: Arrays, metadata: Mapping[str, str]) -> ThetaFile:
-    """What `load_tensors` found at `path`, checked against its label.
+def checked_result_file(path: Path, parameters: Arrays, metadata: Mapping[str, str]) -> ResultFile:
+    """Check what `load_tensors` found at `path` against its label.
 
     Raises:
         StorageError: it has none, or is not what was saved.
@@ -159,11 +160,11 @@ def theta_file_of(path: Path, parameters: Arrays, metadata: Mapping[str, str]) -
         raise StorageError(f"{path} is damaged: its label is not readable ({error})") from error
     if checksum(parameters) != entry.sha256:
         raise StorageError(f"{path} is damaged: the checksum does not match")
-    return ThetaFile(signed, entry.fragments, parameters)
+    return ResultFile(signed, entry.fragments, parameters)
 
 
 def load_metadata(path: Path) -> dict[str, str]:
-    """The metadata of a safetensors file; its tensors are not read. Raises: StorageError."""
+    """Read the metadata of a safetensors file, without its tensors. Raises: StorageError."""
     try:
         with path.open("rb") as file:
             size = int.from_bytes(file.read(8), "little")
@@ -175,8 +176,8 @@ def load_metadata(path: Path) -> dict[str, str]:
 
 
 def load_tensors(path: Path, left_out: tuple[str, ...] = ()) -> tuple[Arrays, dict[str, str]]:
-    """Every tensor of a safetensors file as fp32, and its metadata; without those whose names end in one of
-    `left_out`, of whatever type they are.
+    """Read the tensors of a safetensors file as fp32, and its metadata. Tensors whose names end in one of
+    `left_out`, of whatever type they are, are left out.
 
     Raises:
         StorageError: there is no such file, it is none, or it has tensors that are no floats.

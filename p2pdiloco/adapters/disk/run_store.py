@@ -1,6 +1,6 @@
-"""What a node keeps of one run, under `<data_dir>/runs/<first 16 of the run id>/`:
+"""Store of one run on a node's disk, under `<data_dir>/runs/<first 16 of the run id>/`.
 
-    votes.log                                    adapters.votes_log
+    votes.log                                    adapters.disk.votes_log
     fragments/<fff>/checkpoint-<n>.safetensors   Theta, outer momentum and version; the newest two
     updates/<fff>/<n>.update                     the log of outer updates
     manifest.signed, learner.safetensors         others write these
@@ -35,7 +35,7 @@ __all__ = ["RunStore", "SavedFragment", "run_folder"]
 
 KEPT_CHECKPOINTS = 2
 KEPT_CORRUPT = 2
-"""Damaged files kept for every folder, for people to look at."""
+"""Number of damaged files kept for every folder, for people to look at."""
 MAX_PROBLEMS = 100
 _CHECKPOINT = re.compile(r"checkpoint-(0|[1-9][0-9]{0,18})\.safetensors")
 _UPDATE = re.compile(r"(0|[1-9][0-9]{0,18})\.update")
@@ -82,7 +82,7 @@ class RunStore:
         self._votes.save(record)
 
     def votes(self) -> dict[tuple[int, str], VoteRecord]:
-        """(fragment, group) -> our vote of the highest term; bounded, see `votes_log`."""
+        """Votes of ours: (fragment, group) -> the one of the highest term; bounded, see `votes_log`."""
         return self._votes.newest()
 
     # --- outer updates -----------------------------------------------------------------------------
@@ -104,7 +104,7 @@ class RunStore:
     def load_updates(
         self, fragment: int, above_number: int, parent: bytes | None = None
     ) -> list[tuple[SignedVersion, bytes]]:
-        """The logged updates above_number + 1, + 2, ... up to the first one that is absent, damaged (set
+        """Read the logged updates above_number + 1, + 2, ... up to the first one that is absent, damaged (set
         aside) or does not name its predecessor as its parent. `parent`, if given, is the header digest
         that the first one must name.
 
@@ -128,7 +128,7 @@ class RunStore:
         return chain
 
     def load_update(self, fragment: int, number: int) -> tuple[SignedVersion, bytes] | None:
-        """One logged update, of whatever branch; None if it is absent or damaged (set aside).
+        """Read one logged update, of whatever branch; None if it is absent or damaged (set aside).
 
         Raises:
             StorageError: the file cannot be read.
@@ -176,7 +176,7 @@ class RunStore:
             self._files.delete(folder / f"checkpoint-{number}.safetensors")
 
     def load_checkpoint(self, fragment: int) -> SavedFragment | None:
-        """The newest sound checkpoint; damaged ones are set aside. None: there is none.
+        """Read the newest sound checkpoint; damaged ones are set aside. None: there is none.
 
         The checksum vouches for the bytes as they were saved; the caller still compares the state digest.
 

@@ -22,11 +22,11 @@ from p2pdiloco.errors import StorageError, invariant
 
 logger = logging.getLogger(__name__)
 MOST_BYTES = 16 << 30
-"""Of the file."""
+"""Most bytes that the file may have."""
 BLOCK_BYTES = 512
-"""Of `st_blocks`, on every system."""
+"""Bytes of a block of `st_blocks`, on every system."""
 SPARE_BYTES = 256 << 20
-"""The disk keeps so much for what must be durable."""
+"""Bytes of the disk that stay free for what must be durable."""
 
 
 class Scratch:
@@ -43,14 +43,14 @@ class Scratch:
         await self._spool.write(self._start + offset, data)
 
     def read(self, offset: int, into: memoryview) -> None:
-        """Fill `into` from there on, from any thread. Raises: StorageError."""
+        """Fill `into` from this offset on, from any thread. Raises: StorageError."""
         invariant(offset + len(into) <= self.nbytes, "read beyond a payload's end")
         self._spool.read(self._start + offset, into)
 
 
 class Spool:
-    """The file, and who has which part of it. All but `read` and what the garbage collector calls is for the
-    event loop's thread."""
+    """Scratch file, and who has which part of it. All but `read` and what the garbage collector calls is for
+    the event loop's thread."""
 
     def __init__(self, folder: Path, most_bytes: int = MOST_BYTES, spare_bytes: int = SPARE_BYTES) -> None:
         """Raises: StorageError."""
@@ -63,19 +63,19 @@ class Spool:
             raise storage_error(error, "write in", folder) from error
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="spool")
         self._taken: list[tuple[int, int]] = []
-        """(start, end) of all parts, in order."""
+        """Places, (start, end), of all parts, in order."""
         self._returned: deque[tuple[int, int]] = deque()
-        """Of them, those that nobody refers to any more."""
+        """Parts of them that nobody refers to any more."""
         self._closed = False
 
     @property
     def held_bytes(self) -> int:
-        """On the disk, for payloads."""
+        """Bytes on the disk for payloads."""
         self._collect()
         return sum(end - start for start, end in self._taken)
 
     def fits(self, size: int) -> bool:
-        """Whether a payload of this size may come now: beside what was promised to others and is not
+        """Tell whether a payload of this size may come now, beside what was promised to others and is not
         written yet."""
         self._collect()
         end = max(self._end(), self._place(size) + size)
@@ -90,7 +90,7 @@ class Spool:
         return disk.f_bavail * disk.f_frsize >= unwritten + self._spare
 
     def take(self, size: int) -> Scratch:
-        """Room for a payload that `fits`."""
+        """Take room for a payload that `fits`."""
         self._collect()
         start = self._place(size)
         bisect.insort(self._taken, (start, start + size))
@@ -99,7 +99,7 @@ class Spool:
         return scratch
 
     def _place(self, size: int) -> int:
-        """Where there is room for so much: the first gap, or the end."""
+        """Find room for so much: the first gap, or the end."""
         free = 0
         for start, end in self._taken:
             if start - free >= size:
@@ -130,14 +130,15 @@ class Spool:
             logger.warning("%s", storage_error(error, "shorten a file in", self._folder))
 
     async def write(self, at: int, data: memoryview) -> None:
-        """Write there, in a thread: a disk may take its time. Raises: StorageError."""
+        """Write a piece at this place, in a thread: a disk may take its time. Raises: StorageError."""
         self._collect()
         error = await asyncio.get_running_loop().run_in_executor(self._writer, self._write, at, data)
         if error is not None:
             raise storage_error(error, "write in", self._folder)
 
     def _write(self, at: int, data: memoryview) -> OSError | None:
-        """What went wrong: raised in the thread, it would keep alive whoever waits for it there."""
+        """Write in the thread; returns the error. Raised in the thread, it would keep alive whoever waits for
+        it there."""
         try:
             while data.nbytes:
                 done = self._put(at, data)
@@ -150,7 +151,7 @@ class Spool:
         return os.pwrite(self._file.fileno(), data, at)
 
     def read(self, at: int, into: memoryview) -> None:
-        """Fill `into` from there on. Raises: StorageError."""
+        """Fill `into` from this place on. Raises: StorageError."""
         try:
             while into.nbytes:
                 done = os.preadv(self._file.fileno(), [into], at)

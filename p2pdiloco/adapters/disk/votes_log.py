@@ -1,4 +1,4 @@
-"""Votes, remembered: an append-only text file, one checksummed line for every vote.
+"""Log of our votes: an append-only text file, one checksummed line for every vote.
 
 A line is `<16 hex digits of SHA-256 of the JSON> <JSON of VoteRecord>\\n`; without a group it is of the whole
 run. A vote counts once `save` has returned; forgetting one could let a node vote twice in a term, so sound
@@ -21,12 +21,13 @@ from p2pdiloco.errors import invariant
 
 COMPACT_ABOVE_BYTES = 64 * 1024
 KEPT_GROUPS = 32
-"""Of one fragment. A member votes in one group a level and epoch, of at most five levels."""
+"""Groups of one fragment whose votes are kept. A member votes in one group a level and epoch, of at most five
+levels."""
 MAX_SET_ASIDE = 5
 
 
 Votes = dict[tuple[int, str], VoteRecord]
-"""(fragment, group) -> the vote of the highest term, in the order in which they were given."""
+"""Votes by (fragment, group): the one of the highest term, in the order in which they were given."""
 
 
 def _line(record: VoteRecord) -> bytes:
@@ -45,7 +46,7 @@ def _parse(line: bytes) -> VoteRecord | None:
 
 
 class VotesLog:
-    """The newest votes. `report` is told about damage that was found and contained."""
+    """Log of the newest votes. `report` is told about damage that was found and contained."""
 
     def __init__(self, path: Path, files: Files, report: Callable[[str], None]) -> None:
         """Raises: StorageError: the file cannot be read, or not be mended."""
@@ -56,7 +57,7 @@ class VotesLog:
         self._bytes = 0
         self._compact_above = COMPACT_ABOVE_BYTES
         self._rewrite = True
-        """The next vote replaces the file with the newest votes instead of appending to it."""
+        """True: the next vote replaces the file with the newest votes instead of appending to it."""
         if path.exists():
             self._load(files.read(path))
 

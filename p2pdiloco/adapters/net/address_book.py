@@ -1,4 +1,4 @@
-"""Where peers can be reached: of those that we were connected to, and of those that we only heard of.
+"""Addresses of peers: of those that we were connected to, and of those that we only heard of.
 
 Bounded; whom we only heard of goes first. Nobody is dialled for being in here.
 """
@@ -12,30 +12,31 @@ MAX_PEERS = 4096
 
 
 class AddressBook:
-    """Peer -> dialable addresses, the one met last at the end."""
+    """Addresses that can be dialled, by peer, the one met last at the end."""
 
     def __init__(self) -> None:
         self._addresses: OrderedDict[str, list[str]] = OrderedDict()
 
     def met(self, peer: str, addresses: Sequence[str]) -> None:
-        """These addresses are being dialled."""
+        """Keep the addresses of a peer that is being dialled."""
         self._addresses[peer] = list(addresses)
         self._addresses.move_to_end(peer)
         while len(self._addresses) > MAX_PEERS:
             self._addresses.popitem(last=False)
 
     def heard_of(self, peer: str, addresses: Sequence[str]) -> None:
-        """Somebody may be reached there. Without effect for a new peer when the book is full."""
+        """Keep addresses at which a peer may be reached. Without effect for a new peer when the book is
+        full."""
         if peer in self._addresses:
             self._addresses[peer] = list(addresses)
         elif len(self._addresses) < MAX_PEERS:
             self._addresses[peer] = list(addresses)
             self._addresses.move_to_end(peer, last=False)
 
-    def of(self, peer: str) -> list[str]:
-        """What is known; empty if nothing is."""
+    def addresses_of(self, peer: str) -> list[str]:
+        """Addresses that are known of a peer; empty if none are."""
         return self._addresses.get(peer, [])
 
     def latest(self, peers: int) -> Iterator[tuple[str, list[str]]]:
-        """The peers met last, oldest of them first."""
+        """Peers met last, oldest of them first."""
         yield from list(self._addresses.items())[-peers:]

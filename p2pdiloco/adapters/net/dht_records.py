@@ -22,12 +22,14 @@ _text = msgspec.msgpack.Decoder(str)
 
 
 def signed_value(crypto: Crypto, key: bytes, subkey: bytes, value: bytes, expires: float) -> bytes:
-    """The value with our signature. key: 20-byte DHT id; subkey, value: msgpack; expires: Unix time, s."""
+    """Append our signature to the value. key: 20-byte DHT id; subkey, value: msgpack; expires: Unix time,
+    s."""
     return value + crypto.sign(_message(key, subkey, value, expires))
 
 
 def acceptable(crypto: Crypto, key: bytes, subkey: bytes, signed: bytes, expires: float, now: float) -> bool:
-    """Whether a record from a peer is well-formed, bounded, and signed by the peer that its subkey names.
+    """Tell whether a record from a peer is well-formed, bounded, and signed by the peer that its subkey
+    names.
 
     Expired records pass (the DHT drops them by itself, and a dictionary is judged as a whole).
     """
@@ -45,7 +47,7 @@ def acceptable(crypto: Crypto, key: bytes, subkey: bytes, signed: bytes, expires
 
 
 def stripped(signed: bytes) -> bytes:
-    """The value without its signature."""
+    """Cut the signature off."""
     return signed[:-SIGNATURE_BYTES]
 
 

@@ -1,5 +1,7 @@
-"""Whether a certain peer answers at a certain address: a TCP connection of our own, beside those of p2pd,
-and libp2p's handshake as far as the peer's proof of its identity.
+"""Check that a certain peer answers at a certain address, by a TCP connection of our own.
+
+The connection lies beside those of p2pd. libp2p's handshake goes on it as far as the peer's proof of its
+identity.
 
 p2pd reuses an open connection to a peer, so it cannot tell whether a new one could be made. An open port
 alone proves nothing: behind one NAT it may be forwarded to another node. So the first two messages of
@@ -36,7 +38,7 @@ MAX_PAYLOAD_BYTES = 4096
 
 
 async def answers(peer: str, ip: str, port: int, timeout_s: float) -> bool:
-    """Whether that peer, and nobody else, answers there. Never raises for what the other side does."""
+    """Tell whether that peer, and nobody else, answers there. Never raises for what the other side does."""
     writer: asyncio.StreamWriter | None = None
     try:
         async with asyncio.timeout(timeout_s):
@@ -66,7 +68,7 @@ async def _proves(peer: str, reader: asyncio.StreamReader, writer: asyncio.Strea
 
 
 class Initiator:
-    """The first two of the three messages of Noise XX, from the side of whoever dialled."""
+    """Noise XX from the side of whoever dialled, the first two of its three messages."""
 
     def __init__(self) -> None:
         self._chaining = self._hash = PROTOCOL  # exactly as long as a hash
@@ -76,16 +78,15 @@ class Initiator:
         self._mix_hash(b"")  # no prologue
 
     def first(self) -> bytes:
-        """Message 1: our ephemeral key, and an empty payload in the clear."""
+        """Write message 1: our ephemeral key, and an empty payload in the clear."""
         key = self._ephemeral.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
         self._mix_hash(key)
         self._mix_hash(b"")
         return key
 
     def second(self, message: bytes) -> tuple[bytes, bytes]:
-        """(the other side's static key, its payload) of message 2.
-
-        Raises: InvalidTag, ValueError (no answer to our first message)."""
+        """Read message 2: (the other side's static key, its payload). Raises: InvalidTag, ValueError (no
+        answer to our first message)."""
         sealed = KEY_BYTES + KEY_BYTES + TAG_BYTES
         if len(message) < sealed + TAG_BYTES:
             raise ValueError("too short")
@@ -115,9 +116,11 @@ class Initiator:
 
 
 def _field(message: bytes, wanted: int) -> bytes:
-    """The bytes of a length-delimited protobuf field; those of the payload are all of that kind.
+    """Find the bytes of a length-delimited protobuf field; those of the payload are all of that kind.
 
-    Raises: ValueError (not such a message, or the field is missing)."""
+    Raises:
+        ValueError: not such a message, or the field is missing.
+    """
     at = 0
     while at < len(message):
         tag, at = varint(message, at)

@@ -15,21 +15,21 @@ from p2pdiloco.errors import TransportError, invariant
 
 SPARE_BYTES = 128 * 1024
 WRITE_BYTES = 512 * 1024
-"""`drain` waits while more than that is queued: one chunk goes out while the next is prepared."""
+"""Queued bytes above which `drain` waits: one chunk goes out while the next is prepared."""
 
 
 class DirectStream(asyncio.BufferedProtocol):
-    """One connection, both directions: reader and writer in one. One task reads, one writes."""
+    """Connection in both directions: reader and writer in one. One task reads, one writes."""
 
     def __init__(self, connected: Callable[[DirectStream], None] | None = None) -> None:
-        """`connected`: called when the connection is there."""
+        """Make a stream without a connection; `connected` is called when the connection is there."""
         self._connected = connected
         self.transport: Any = None
         self._spare = memoryview(bytearray(SPARE_BYTES))
         self._start = self._end = 0
-        """Of what lies in the spare buffer."""
-        self._space: memoryview | None = None
-        """What a waiting `fill` still needs."""
+        """Begin and end of what lies in the spare buffer."""
+        self._unfilled: memoryview | None = None
+        """Memory that a waiting `fill` still needs to be filled."""
         self._arrived_bytes = 0
         self._ended: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -47,21 +47,21 @@ class DirectStream(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """See asyncio. Never empty: reading pauses before."""
-        return self._spare[self._end :] if self._space is None else self._space
+        return self._spare[self._end :] if self._unfilled is None else self._unfilled
 
     def buffer_updated(self, nbytes: int) -> None:
         """See asyncio."""
         self._arrived_bytes += nbytes
-        if self._space is None:
+        if self._unfilled is None:
             self._end += nbytes
             if self._end == SPARE_BYTES:
                 self._paused = True
                 self.transport.pause_reading()
             self._wake()
         else:
-            self._space = self._space[nbytes:]
-            if not self._space:
-                self._space = None
+            self._unfilled = self._unfilled[nbytes:]
+            if not self._unfilled:
+                self._unfilled = None
                 self._wake()
 
     def eof_received(self) -> bool:
@@ -95,7 +95,7 @@ class DirectStream(asyncio.BufferedProtocol):
 
     @property
     def idle(self) -> bool:
-        """Whether it is whole as far as we know, and nothing lies here unread."""
+        """Tell whether the stream is whole as far as we know, and nothing lies here unread."""
         return self._ended is None and self._start == self._end and not self.transport.is_closing()
 
     # --- reading -------------------------------------------------------------------------------------
@@ -124,20 +124,20 @@ class DirectStream(asyncio.BufferedProtocol):
             self._waiter = None
 
     def here(self, n: int) -> bytes:
-        """At most n bytes of what has arrived already."""
+        """Take at most n bytes of what has arrived already."""
         end = min(self._start + n, self._end)
         out = bytes(self._spare[self._start : end])
         self._passed(end - self._start)
         return out
 
     async def read(self, n: int) -> bytes:
-        """Between 1 and n bytes; empty at the end of the stream. At most `SPARE_BYTES` at a time."""
+        """Read between 1 and n bytes; empty at the end of the stream. At most `SPARE_BYTES` at a time."""
         while self._start == self._end and self._ended is None:
             await self._wait()
         return self.here(n)
 
     async def readexactly(self, n: int) -> bytes:
-        """Exactly n bytes. Raises: asyncio.IncompleteReadError."""
+        """Read exactly n bytes. Raises: asyncio.IncompleteReadError."""
         parts = b""
         while len(parts) < n:
             part = await self.read(n - len(parts))
@@ -147,7 +147,7 @@ class DirectStream(asyncio.BufferedProtocol):
         return parts
 
     async def fill(self, space: memoryview, idle_s: float, deadline_s: float) -> bool:
-        """Exactly as many bytes as there is space for. False: not in time; the stream is then of no use.
+        """Read exactly as many bytes as there is space for. False: not in time; the stream is then of no use.
 
         `idle_s`: longest pause; `deadline_s`: when all must be here, by the loop's clock.
 
@@ -158,7 +158,7 @@ class DirectStream(asyncio.BufferedProtocol):
             return True
         if self._ended is not None:
             raise self._ended
-        self._space = rest
+        self._unfilled = rest
         loop = asyncio.get_running_loop()
         before = self._arrived_bytes
         in_time = True
@@ -178,7 +178,7 @@ class DirectStream(asyncio.BufferedProtocol):
             await self._wait()
         finally:
             watch.cancel()
-            missing, self._space = self._space, None
+            missing, self._unfilled = self._unfilled, None
         if missing is not None and in_time and self._ended is not None:
             raise self._ended
         return missing is None
@@ -191,7 +191,7 @@ class DirectStream(asyncio.BufferedProtocol):
 
     @property
     def drained(self) -> bool:
-        """Whether the queue is short, so that there is nothing to wait for."""
+        """Tell whether the queue is short, so that there is nothing to wait for."""
         return self._held_up is None and not self.transport.is_closing()
 
     async def drain(self) -> None:

@@ -1,4 +1,4 @@
-"""What all transports have in common: limits, refusals, and the daemon's handlers behind them.
+"""Base of all transports: limits, refusals, and the daemon's handlers behind them.
 
 A concrete transport knows how to carry one message (`_call`) and how to open one byte stream (`_open`).
 Everything above that, both the asking and the answering side, is here, so that the in-memory and the
@@ -29,7 +29,8 @@ MAX_MESSAGES_IN_PER_PEER = 64
 MAX_RECORD_BYTES = 32 * 1024
 SERVE_IDLE_S = 20.0
 MAX_REASONS = 64
-"""Distinct reasons counted; more are counted together, so that peers cannot grow the counter."""
+"""Number of distinct reasons that are counted; more are counted together, so that peers cannot grow the
+counter."""
 
 MAX_FLOWS = 256
 
@@ -52,7 +53,7 @@ class Endpoint(ABC):
         self._kept, self._kept_in = KeptStreams(), KeptIncoming()
         self._streams_in: Counter[str] = Counter()
         self._serving: set[asyncio.Task[None]] = set()
-        """Each serves one incoming stream."""
+        """Tasks that serve one incoming stream each."""
         self._refusing = 0
         self._messages_in: Counter[str] = Counter()
 
@@ -65,7 +66,7 @@ class Endpoint(ABC):
 
     @abstractmethod
     async def _open(self, peer: str, timeout_s: float) -> tuple[framing.ByteReader, framing.ByteWriter]:
-        """A byte stream to the peer's `_serve_stream`. Raises: PeerUnreachable."""
+        """Open a byte stream to the peer's `_serve_stream`. Raises: PeerUnreachable."""
 
     def payload_bytes(self) -> tuple[int, int]:
         """See `ports.Transport.payload_bytes`."""
@@ -109,7 +110,7 @@ class Endpoint(ABC):
         return await self._exchange(peer, timeout_s, lambda c: streams.pull(c, request, sink))
 
     def _flow(self, peer: str) -> Flow:
-        """The window of a peer; those of peers that we had nothing to do with for longest are forgotten."""
+        """Window of a peer; those of peers that we had nothing to do with for longest are forgotten."""
         flow = self._flows.pop(peer, None) or Flow(asyncio.get_running_loop().time)
         self._flows[peer] = flow
         while len(self._flows) > MAX_FLOWS:
@@ -162,7 +163,7 @@ class Endpoint(ABC):
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _serve_message(self, sender: str, data: bytes) -> bytes:
-        """The raw reply to a raw message that arrived on `sender`'s authenticated connection."""
+        """Answer a raw message that arrived on `sender`'s authenticated connection; returns the raw reply."""
         try:
             with _Slot(self._messages_in, sender, MAX_MESSAGES_IN, MAX_MESSAGES_IN_PER_PEER):
                 if self._handlers is None:
@@ -239,11 +240,11 @@ class Endpoint(ABC):
 
 
 class _Busy(RemoteError):
-    """A limit of concurrent requests is reached."""
+    """Refusal: a limit of concurrent requests is reached."""
 
 
 class _Slot:
-    """One of a bounded number of concurrent requests, in all and per peer."""
+    """Slot for one of a bounded number of concurrent requests, in all and per peer."""
 
     def __init__(self, counts: Counter[str], peer: str, most: int, most_per_peer: int) -> None:
         self._counts, self._peer = counts, peer

@@ -1,4 +1,4 @@
-"""How much bulk may be on its way: enough to fill a link, never so much that control messages wait behind it.
+"""Limits of bulk on its way: enough to fill a link, never so much that control messages wait behind it.
 
 A `Flow` is the window of one peer, kept by the delay of acknowledgements like LEDBAT (RFC 6817): while chunks
 wait less than `TARGET_S` longer than the fastest one lately, it grows; beyond that it shrinks. So bulk gives
@@ -14,39 +14,40 @@ from collections import deque
 from collections.abc import Callable
 
 CHUNK_BYTES = 256 * 1024
-"""The longest chunk."""
+"""Bytes of the longest chunk."""
 LEAST_CHUNK_BYTES = 4 * 1024
 ASKS = 4
-"""A window is acknowledged in at least so many parts."""
+"""Parts in which a window is acknowledged, at least."""
 LEAST_BYTES = 8 * 1024
-"""Of a window. Several peers share a link of ours without a word: five such windows are a third of a second
-of 1 Mbit/s."""
+"""Least bytes of a window. Several peers share a link of ours without a word: five such windows are a third
+of a second of 1 Mbit/s."""
 EASY_BYTES = 32 * 1024
-"""Nor below that where `TARGET_S` of the best rate lately is more: what waits there may wait for a busy
-machine, and so little is no burden."""
+"""Least bytes of a window on a fast link, whose best rate lately brings so many within `TARGET_S`. What waits
+there may wait for a busy machine, and so little is no burden."""
 START_BYTES = 16 * 1024
 RATE_S = 0.5
-"""What arrives is counted for so long."""
+"""Seconds over which arriving bytes are counted to a rate."""
 FADING = 0.98
-"""Of the best rate, in that time: half of it in a quarter of a minute."""
+"""Factor by which the best rate fades in `RATE_S`: half of it is left in a quarter of a minute."""
 MOST_BYTES = 16 * 1024 * 1024
-"""1 Gbit/s across an ocean."""
+"""Most bytes of a window: 1 Gbit/s across an ocean."""
 TARGET_S = 0.1
-"""How long bulk may make itself wait, and thereby others."""
+"""Seconds that bulk may make itself wait, and thereby others."""
 MEMORY_S = 30.0
-"""The fastest chunk is that of the last one to two such times: routes change."""
+"""Seconds, once or twice of which the fastest chunk is remembered: routes change."""
 BURST_S = 0.1
-"""An allowance that was not used is kept for so long."""
+"""Seconds for which an allowance that was not used is kept."""
 OVERHEAD = 1.04
 """Bytes on the link for each byte of ours: encryption, multiplexing, TCP and IP headers."""
 MESSAGE_BYTES = 200
-"""What carries a control message, about."""
+"""Bytes that carry a control message, about."""
 DEBT_S = 1.0
-"""Control messages are never held up; what they use is taken from bulk, up to so much at one time."""
+"""Seconds of bulk that control messages may take at one time: they are never held up, and bulk pays for
+them."""
 
 
 class Flow:
-    """The window of one peer. Several streams to it share it."""
+    """Window of one peer. Several streams to it share it."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
@@ -54,9 +55,9 @@ class Flow:
         self.in_flight_bytes = 0
         self._growing_fast = True
         self._enough_bytes = MOST_BYTES
-        """Up to there it grows fast, if at all."""
+        """Bytes up to which the window grows fast, if at all."""
         self._limited = False
-        """Whether the window held the sender up: only then does it say anything that all went well."""
+        """True: the window held the sender up. Only then does it say anything that all went well."""
         self._fastest_s = self._fastest_before_s = float("inf")
         self._since_s = now()
         self._shrunk_s = -1e18
@@ -69,7 +70,7 @@ class Flow:
 
     @property
     def chunk_bytes(self) -> int:
-        """How long a chunk should be: several to a window."""
+        """Bytes of a chunk: several to a window."""
         return max(LEAST_CHUNK_BYTES, min(self.window_bytes // 4, CHUNK_BYTES))
 
     def claim_now(self, size: int) -> bool:
@@ -81,7 +82,7 @@ class Flow:
         return True
 
     async def claim(self, size: int) -> None:
-        """The same, waiting until they may; first come, first served."""
+        """Count `size` more bytes as on their way, waiting until they may go; first come, first served."""
         async with self._turn:
             while self.in_flight_bytes and self.in_flight_bytes + size > self.window_bytes:
                 self._limited = True
@@ -95,8 +96,8 @@ class Flow:
         self.in_flight_bytes += size
 
     def _count(self, size: int, now: float) -> None:
-        """How small the window may become follows from the best rate lately: the present one would let a
-        window that shrank for a busy machine shrink for ever."""
+        """Count arriving bytes, and set the least window by the best rate lately. The present rate would let
+        a window that shrank for a busy machine shrink for ever."""
         self._counted_bytes += size
         took_s = now - self._counting_s
         if took_s >= RATE_S:
@@ -105,7 +106,7 @@ class Flow:
             self._counted_bytes, self._counting_s = 0, now
 
     def arrived(self, size: int, after_s: float) -> None:
-        """The peer has taken `size` bytes, so long after they were handed over."""
+        """Take in that the peer took `size` bytes, so long after they were handed over."""
         self.in_flight_bytes -= size
         now = self._now()
         if now - self._since_s > MEMORY_S:
@@ -138,7 +139,7 @@ class Flow:
         self._growing_fast = True
 
     def lost(self, size: int) -> None:
-        """A stream ended with so many bytes on the way."""
+        """Take in that a stream ended with so many bytes on the way."""
         self.in_flight_bytes -= size
         self._room.set()
 
@@ -147,16 +148,16 @@ class Allowance:
     """A token bucket: at most so many bytes a second, of all streams together; those that wait take turns."""
 
     def __init__(self, bytes_per_s: float, now: Callable[[], float]) -> None:
-        """`bytes_per_s`: on the link, what encryption and headers add included."""
+        """Make an allowance. `bytes_per_s`: on the link, what encryption and headers add included."""
         self.bytes_per_s = bytes_per_s
         self._now = now
         self._paid_until_s = now()
         self.streams = 0
-        """How many are receiving."""
+        """Number of streams that are receiving."""
 
     @property
     def chunk_bytes(self) -> int:
-        """How long a chunk should be: a tenth of a second's."""
+        """Bytes of a chunk: a tenth of a second's."""
         return max(LEAST_CHUNK_BYTES // 2, min(int(self.bytes_per_s / 10), CHUNK_BYTES))
 
     async def take(self, size: int) -> None:
@@ -165,16 +166,16 @@ class Allowance:
         if wait_s > 0:
             await asyncio.sleep(wait_s)
 
-    def back(self, size: int) -> None:
-        """So many bytes that were taken are not used."""
+    def give_back(self, size: int) -> None:
+        """Give bytes back that were taken and are not used."""
         self._paid_until_s -= size * OVERHEAD / self.bytes_per_s
 
     def used(self, size: int) -> None:
-        """Something that does not wait used so many bytes."""
+        """Charge bytes that somebody used who does not wait."""
         self._charge(size, DEBT_S)
 
     def _charge(self, size: int, most_s: float) -> float:
-        """How long the bytes would have to wait."""
+        """Charge the bytes; returns the seconds that they would have to wait."""
         now = self._now()
         start = max(self._paid_until_s, now - BURST_S)
         self._paid_until_s = max(start, min(start + size * OVERHEAD / self.bytes_per_s, now + most_s))
@@ -182,24 +183,24 @@ class Allowance:
 
 
 class Limits:
-    """What a person permits this node (None is all that the links carry), and what went by."""
+    """Limits that a person sets this node (None is all that the links carry), and what went by."""
 
     def __init__(self, upload: Allowance | None = None, download: Allowance | None = None) -> None:
         self.upload = upload
         self.download = download
         self.sent_bytes = self.received_bytes = 0
-        """Of payloads, both ways: acknowledged by peers, and here."""
+        """Bytes of payloads, both ways: acknowledged by peers, and received here."""
 
     @classmethod
     def of(cls, upload_bits_per_s: float, download_bits_per_s: float, now: Callable[[], float]) -> Limits:
-        """From settings; 0 is no limit."""
+        """Make limits from settings; 0 is no limit."""
         up, down = (
             Allowance(bits / 8, now) if bits else None for bits in (upload_bits_per_s, download_bits_per_s)
         )
         return cls(up, down)
 
     def control(self, sent: int, received: int) -> None:
-        """Control messages went by."""
+        """Count control messages that went by."""
         if self.upload is not None:
             self.upload.used(sent + MESSAGE_BYTES)
         if self.download is not None:
@@ -207,11 +208,11 @@ class Limits:
 
 
 class Sending:
-    """One payload on its way to a peer: which chunks are not acknowledged yet."""
+    """Payload on its way to a peer: the chunks that are not acknowledged yet."""
 
     def __init__(self, flow: Flow, most_bytes: int, now: Callable[[], float], deadline_s: float) -> None:
-        """`most_bytes`: what the receiver wants to have on the way at most. `deadline_s`: when all must be
-        acknowledged."""
+        """Begin with nothing sent. `most_bytes`: what the receiver wants to have on the way at most.
+        `deadline_s`: when all must be acknowledged."""
         self._flow = flow
         self._most = most_bytes
         self._now = now
@@ -219,12 +220,12 @@ class Sending:
         self._unasked_bytes = 0
         self._chunks: deque[tuple[int, float]] = deque()
         self.unacknowledged_bytes = 0
-        """On the way."""
+        """Bytes on the way."""
         self._room = asyncio.Event()
 
     @property
     def chunk_bytes(self) -> int:
-        """How long a chunk should be."""
+        """Bytes of a chunk."""
         return min(self._flow.chunk_bytes, max(LEAST_CHUNK_BYTES // 2, self._most // 2))
 
     def _full(self, size: int) -> bool:
@@ -238,7 +239,7 @@ class Sending:
         return True
 
     async def claim(self, size: int) -> None:
-        """The same, waiting until it may."""
+        """Count a chunk as on its way, waiting until it may go."""
         while self._full(size):
             self._room.clear()
             await self._room.wait()
@@ -250,9 +251,11 @@ class Sending:
         self.unacknowledged_bytes += size
         self._unasked_bytes += size
 
-    def asks(self, now: bool = False) -> bool:
-        """Whether to ask for an acknowledgement of what was sent: several times in a window; `now`: if there
-        is anything to ask for. Who waits for room must have asked, or it would wait for ever."""
+    def wants_answer(self, now: bool = False) -> bool:
+        """Decide whether to ask for an acknowledgement of what was sent: several times in a window.
+
+        `now`: if there is anything to ask for. Who waits for room must have asked, or it would wait for ever.
+        """
         least = 1 if now else min(self._flow.window_bytes // ASKS, self._most // 2)
         if self._unasked_bytes < max(1, least):
             return False
@@ -260,7 +263,8 @@ class Sending:
         return True
 
     def arrived(self, size: int) -> bool:
-        """The receiver acknowledges that many bytes; False: none, or more than are on the way."""
+        """Take in that the receiver acknowledges that many bytes; False: none, or more than are on the
+        way."""
         if not 0 < size <= self.unacknowledged_bytes:
             return False
         self.unacknowledged_bytes -= size
@@ -276,7 +280,7 @@ class Sending:
         return True
 
     def close(self) -> None:
-        """The stream is over."""
+        """End the sending: the stream is over."""
         self._flow.lost(self.unacknowledged_bytes)
         self.unacknowledged_bytes = 0
         self._chunks.clear()

@@ -23,14 +23,15 @@ from p2pdiloco.errors import RemoteError, TransportError
 from p2pdiloco.ports import Buffer
 
 MAX_HEADER_BYTES = 4 * 1024 * 1024
-"""Of a push or of what is given. A label names each of up to `MAX_CONTRIBUTORS` learners in about 100 bytes;
-a state's header has as many watermarks on top. 64 incoming streams hold at most 256 MiB of them, and only
-of what was really sent."""
+"""Most bytes of the header of a push, or of what is given. A label names each of up to `MAX_CONTRIBUTORS`
+learners in about 100 bytes; a state's header has as many watermarks on top. 64 incoming streams hold at most
+256 MiB of them, and only of what was really sent."""
 MAX_ANSWER_BYTES = 256 * 1024
-"""Of a pull request, and of an answer to a push."""
+"""Most bytes of a pull request, and of an answer to a push."""
 MAX_REASON_BYTES = 1024
 MIN_BYTES_PER_S = 4096
-"""A payload that is slower than this on the whole is given up: no peer holds a slot for ever."""
+"""Least rate of a payload: one that is slower on the whole is given up, so that no peer holds a slot for
+ever."""
 
 PUSH, PULL = 0x51, 0x52
 ACCEPT, REFUSE, ERROR, DONE, GIVE, ACK, GOT = range(0x61, 0x68)
@@ -39,26 +40,26 @@ CHUNK_HEAD = struct.Struct(">I8s")
 ASK = 1 << 31
 MORE_FRAMES = 64
 BYTES_PER_FRAME = 1024
-"""An honest sender's frames are on the mean at least that long, but for so many: the ends of buffers."""
+"""Mean bytes of an honest sender's frames, at least; a few, the ends of buffers, are shorter."""
 _GMAC, _NONE = AESGCM(bytes(16)), bytes(8)
 _NO_LIMITS = Limits()
 
 
 def checksum(chunk: Buffer) -> bytes:
-    """8 bytes that tell damage, not malice: GMAC with a key that everybody knows. Where the processor has AES
-    it is five times as fast as CRC-32."""
+    """Compute 8 bytes that tell damage, not malice: GMAC with a key that everybody knows. Where the processor
+    has AES it is five times as fast as CRC-32."""
     return _GMAC.encrypt(bytes(12), b"", chunk)[:8]
 
 
 class ByteReader(Protocol):
-    """The half of asyncio.StreamReader that is used here."""
+    """Interface of a stream's reader: the part of asyncio.StreamReader that is used here."""
 
     async def read(self, n: int) -> bytes:
-        """Between 1 and n bytes; empty at the end of the stream."""
+        """Read between 1 and n bytes; empty at the end of the stream."""
 
 
 class ByteWriter(Protocol):
-    """The part of asyncio.StreamWriter that is used here."""
+    """Interface of a stream's writer: the part of asyncio.StreamWriter that is used here."""
 
     def write(self, data: Any) -> None:
         """Queue bytes."""
@@ -81,17 +82,17 @@ class Channel:
         flow: Flow | None = None,
         limits: Limits = _NO_LIMITS,
     ) -> None:
-        """`flow`: of the peer; None: one of this stream alone."""
+        """Wrap a stream. `flow`: of the peer; None: one of this stream alone."""
         self._reader = reader
         self._writer = writer
         self.idle_s = idle_s
         self._flow = flow
         self._limits = limits
         self.heard = False
-        """Whether anything has come."""
+        """True: something has come."""
 
     async def some(self, at_most: int, idle_s: float | None = -1.0) -> bytes:
-        """What has arrived, at most that much. `idle_s`: None waits for ever, negative as the channel.
+        """Read what has arrived, at most that much. `idle_s`: None waits for ever, negative as the channel.
 
         Raises: TransportError (cut, idle for too long).
         """
@@ -113,7 +114,7 @@ class Channel:
         return data
 
     async def exact(self, size: int) -> bytes | bytearray:
-        """Exactly that many bytes; the caller has capped `size`."""
+        """Read exactly that many bytes; the caller has capped `size`."""
         data = await self.some(size) if size else b""
         if len(data) == size:
             return data
@@ -123,8 +124,8 @@ class Channel:
         return whole
 
     async def fill(self, space: memoryview) -> None:
-        """Exactly as many bytes as there is space for. Raises: TransportError (also: slower than the least
-        rate, so that nobody makes a chunk or a header last for ever with a byte now and then)."""
+        """Read exactly as many bytes as there is space for. Raises: TransportError (also: slower than the
+        least rate, so that nobody makes a chunk or a header last for ever with a byte now and then)."""
         size, have = len(space), 0
         deadline_s = self._deadline_s(size)
         if isinstance(self._reader, DirectStream):
@@ -146,7 +147,7 @@ class Channel:
             raise TransportError(f"slower than {MIN_BYTES_PER_S} bytes/s")
 
     async def sized(self, cap: int) -> bytes:
-        """A length and that many bytes. Raises: RemoteError (longer than cap)."""
+        """Read a length and that many bytes. Raises: RemoteError (longer than cap)."""
         (size,) = U32.unpack(await self.exact(4))
         if size > cap:
             raise RemoteError("oversized", f"{size} bytes of at most {cap}")
@@ -170,13 +171,14 @@ class Channel:
         await self.send_sized(bytes([status]), body)
 
     async def send_sized(self, tag: bytes, body: bytes) -> None:
-        """What `sized` reads after the tag; a long body in pieces, so that no pause covers all of it."""
+        """Send what `sized` reads after the tag; a long body in pieces, so that no pause covers all of it."""
         await self.write(tag + U32.pack(len(body)) + body[:CHUNK_BYTES])
         for start in range(CHUNK_BYTES, len(body), CHUNK_BYTES):
             await self.write(body[start : start + CHUNK_BYTES])
 
     def sending(self, size: int, most_bytes: int) -> Sending:
-        """Of a payload of so many bytes, of which the receiver wants at most so many on the way."""
+        """Begin to send a payload of `size` bytes, of which the receiver wants at most `most_bytes` on the
+        way."""
         now = asyncio.get_running_loop().time
         return Sending(self._flow or Flow(now), max(1, most_bytes), now, self._deadline_s(size))
 
@@ -210,7 +212,7 @@ class Channel:
                     await upload.take(len(chunk))
                 if not await self._may_go(sending, len(chunk), stop):
                     return False
-                ask = ASK if sending.asks(upload is not None) else 0
+                ask = ASK if sending.wants_answer(upload is not None) else 0
                 await self.write(CHUNK_HEAD.pack(ask | len(chunk), checksum(chunk)), chunk)
         if before_end is not None:
             before_end()
@@ -224,7 +226,7 @@ class Channel:
         self._in_time(sending.deadline_s)
         if sending.claim_now(size):
             return True
-        if sending.asks(now=True):
+        if sending.wants_answer(now=True):
             await self.write(CHUNK_HEAD.pack(ASK, _NONE))
         claim = asyncio.ensure_future(sending.claim(size))
         try:
@@ -240,7 +242,8 @@ class Channel:
                 await asyncio.gather(claim, return_exceptions=True)
 
     async def said(self, final: asyncio.Task[tuple[int, bytes]], sending: Sending) -> tuple[int, bytes]:
-        """The answer after the END; acknowledgements that come before it are signs of life, up to a time."""
+        """Read the answer after the END; acknowledgements that come before it are signs of life, up to a
+        time."""
         while not final.done():
             before = sending.unacknowledged_bytes
             await asyncio.wait({final}, timeout=self.idle_s)
@@ -297,8 +300,8 @@ class Channel:
 
     @asynccontextmanager
     async def admitted(self) -> AsyncIterator[int]:
-        """Around the receiving of one payload: waits until the first bytes may come; how many may then be on
-        their way at most. What is allowed is shared by all that are receiving."""
+        """Context for the receiving of one payload: waits until the first bytes may come, and gives how many
+        may then be on their way at most. What is allowed is shared by all that are receiving."""
         download = self._limits.download
         if download is None:
             yield MOST_BYTES
@@ -312,20 +315,20 @@ class Channel:
             download.streams -= 1
 
     def unused(self, most_bytes: int, size: int) -> None:
-        """Of what `admitted` let come, only `size` bytes do."""
+        """Give back what `admitted` let come beyond `size` bytes."""
         if self._limits.download is not None and size < most_bytes:
-            self._limits.download.back(most_bytes - size)
+            self._limits.download.give_back(most_bytes - size)
 
     async def _allow(self, start: int, end: int, size: int, prepaid_bytes: int) -> None:
-        """An acknowledgement lets as many bytes come as it names: they must be allowed first."""
+        """Wait until the bytes are allowed that an acknowledgement lets come."""
         if self._limits.download is not None:
             more = min(size, end + prepaid_bytes) - min(size, start + prepaid_bytes)
             if more > 0:
                 await self._limits.download.take(more)
 
     async def answer(self, sending: Sending | None = None) -> tuple[int, bytes]:
-        """The other side's next status and its body. `sending`: acknowledgements of what is being sent come
-        before it, and its first byte may take for ever.
+        """Read the other side's next status and its body. `sending`: acknowledgements of what is being sent
+        come before it, and its first byte may take for ever.
 
         Raises: RemoteError (the peer's ERROR among others), TransportError.
         """
@@ -346,21 +349,21 @@ class Channel:
 
 
 class PeerSilent(TransportError):
-    """Too long a pause: the peer may be there, but does nothing."""
+    """Error: too long a pause; the peer may be there, but does nothing."""
 
 
 class RefusedByPeer(RemoteError):
-    """The peer refused us, with its reason. Not an offence of the peer: never counted against it."""
+    """Error: the peer refused us, with its reason. Not an offence of the peer: never counted against it."""
 
 
 def refused_by_peer(body: bytes) -> RefusedByPeer:
-    """The error that a peer's encoded refusal stands for."""
+    """Make the error that a peer's encoded refusal stands for."""
     reason, _, detail = body.decode("utf-8", "replace").partition("\n")
     return RefusedByPeer(reason[:64] or "unknown", detail)
 
 
 def encode_refusal(error: RemoteError) -> bytes:
-    """Reason and detail as they go to the peer, capped."""
+    """Encode reason and detail as they go to the peer, capped."""
     detail = str(error).removeprefix(error.reason).removeprefix(": ")
     text = f"{error.reason}\n{detail}".encode()[:MAX_REASON_BYTES]
     return text.decode("utf-8", "ignore").encode()

@@ -1,4 +1,4 @@
-"""Imported before hivemind: its packages without what their `__init__` imports beside p2p and dht.
+"""Bare packages of hivemind, without what their `__init__` imports beside p2p and dht; imported before it.
 
 `import hivemind` loads averager, optimizer and mixture of experts, and with them scipy; `hivemind.dht` and
 `hivemind.utils` load torch, for futures and descriptions of tensors. None of these is used here. So who only
@@ -15,7 +15,7 @@ from types import ModuleType
 
 
 def load_bare(name: str, has: Mapping[str, Sequence[str]] | None = None) -> None:
-    """Make the package importable without running its `__init__`. Nothing if it is loaded or missing.
+    """Make the package importable without running its `__init__`. Without effect if it is loaded or missing.
 
     `has`: names that others import from the package itself, by the module in it that defines them.
     """

@@ -58,10 +58,11 @@ STREAM_LIMIT_BYTES = 512 * 1024
 STREAM_BACKLOG = 1024
 MAX_KEYS = 4096
 MAX_PEERS = 4096
-"""Whose ids are kept as they are written: spelling one takes as long as sending a message."""
+"""Peers whose ids are kept as they are written: spelling one takes as long as sending a message."""
 MAX_SUBKEYS = 1024
 MAX_DICTIONARY_BYTES = 1024 * 1024
-"""A reply of 4 MiB or more breaks hivemind's RPC for good; this keeps a whole dictionary far below."""
+"""Most bytes of a dictionary of the DHT. A reply of 4 MiB or more breaks hivemind's RPC for good; this keeps
+far below."""
 
 _FAILURES = (P2PDaemonError, OSError, asyncio.IncompleteReadError, ValueError, DecodeError)
 
@@ -114,7 +115,7 @@ class _Control(ControlClient):  # type: ignore[misc]
                 self._pending_messages.put_nowait(cancel)
 
     async def request(self, request: Any) -> Any:
-        """One request on a connection of its own; returns (response, stream), still open."""
+        """Send one request on a connection of its own; returns (response, stream), still open."""
         path = self.daemon_connector.control_maddr["unix"]
         _, stream = await asyncio.get_running_loop().create_unix_connection(DirectStream, path)
         try:
@@ -129,7 +130,7 @@ class _Control(ControlClient):  # type: ignore[misc]
 
 
 class _P2P(P2P):  # type: ignore[misc]
-    """hivemind's P2P over a p2pd that is not its child."""
+    """P2P of hivemind over a p2pd that is not its child."""
 
     @classmethod
     async def attach(cls, control_socket: Path, client_socket: Path) -> _P2P:
@@ -145,11 +146,11 @@ class _P2P(P2P):  # type: ignore[misc]
         return self
 
     def _start_listening(self) -> None:
-        """`Attachment` listens."""
+        """Do nothing: `Attachment` listens."""
 
 
 class Attachment:
-    """Our connection to one p2pd process: calls, streams, dialing."""
+    """Connection of ours to one p2pd process: calls, streams, dialing."""
 
     def __init__(self, p2p: _P2P) -> None:
         self._p2p = p2p
@@ -200,7 +201,7 @@ class Attachment:
 
     @property
     def lost(self) -> bool:
-        """Whether p2pd is gone."""
+        """Tell whether p2pd is gone."""
         return self._control.lost
 
     async def wait_lost(self) -> None:
@@ -220,7 +221,7 @@ class Attachment:
             raise PeerUnreachable(f"{peer}: {error}") from error
 
     async def open_stream(self, peer: str, timeout_s: float) -> tuple[DirectStream, DirectStream]:
-        """A bulk stream to the peer. Raises: PeerUnreachable."""
+        """Open a bulk stream to the peer. Raises: PeerUnreachable."""
         request = p2pd_pb2.Request(
             type=p2pd_pb2.Request.STREAM_OPEN,
             streamOpen=p2pd_pb2.StreamOpenRequest(peer=_peer(peer).to_bytes(), proto=[BULK_PROTOCOL]),
@@ -240,8 +241,8 @@ class Attachment:
         stream.close()
 
     async def peers(self, timeout_s: float) -> dict[str, list[str]]:
-        """Peers that there is a connection to, and the other end of each connection as a multiaddr (of
-        kinds that we do not know: none). Raises: PeerUnreachable."""
+        """List the peers that there is a connection to, and the other end of each connection as a multiaddr
+        (of kinds that we do not know: none). Raises: PeerUnreachable."""
         request = p2pd_pb2.Request(type=p2pd_pb2.Request.LIST_PEERS)
         response, stream = await self._request(request, timeout_s, "p2pd")
         stream.close()
@@ -251,7 +252,7 @@ class Attachment:
         return found
 
     async def observed_addresses(self, timeout_s: float) -> list[str]:
-        """What libp2p believes our addresses to be. Raises: PeerUnreachable."""
+        """Ask libp2p what it believes our addresses to be. Raises: PeerUnreachable."""
         request = p2pd_pb2.Request(type=p2pd_pb2.Request.IDENTIFY)
         response, stream = await self._request(request, timeout_s, "p2pd")
         stream.close()
@@ -279,7 +280,7 @@ class Attachment:
 
 
 class RecordTable:
-    """hivemind's DHT in our own loop, holding signed records only."""
+    """DHT of hivemind in our own loop, holding signed records only."""
 
     def __init__(self, node: DHTNode, crypto: Crypto, owner: str) -> None:
         self._node = node
@@ -290,9 +291,10 @@ class RecordTable:
     async def create(
         cls, attachment: Attachment, crypto: Crypto, predecessor: RecordTable | None = None
     ) -> RecordTable:
-        """A table on this attachment, with the node id and the records of its predecessor, if any.
+        """Make a table on this attachment, with the node id and the records of its predecessor, if any.
 
-        Raises: PeerUnreachable (p2pd is gone).
+        Raises:
+            PeerUnreachable: p2pd is gone.
         """
         storage = _Storage(maxsize=MAX_KEYS)
         node_id = None
@@ -315,9 +317,10 @@ class RecordTable:
         return cls(node, crypto, attachment.peer_id)
 
     async def join(self, peers: Sequence[str]) -> list[str]:
-        """Ping peers and look for our neighbours through them; those that answered.
+        """Ping peers and look for our neighbours through them; returns those that answered.
 
-        Raises: ClockSkew (nobody answered who agrees with us about the time).
+        Raises:
+            ClockSkew: nobody answered who agrees with us about the time.
         """
         pings = [self._node.protocol.call_ping(_peer(peer), validate=True, strict=True) for peer in peers]
         results = await asyncio.gather(*pings, return_exceptions=True)
@@ -334,7 +337,7 @@ class RecordTable:
         return answered
 
     def knows(self, peer: str) -> bool:
-        """Whether the peer is in the routing table."""
+        """Tell whether the peer is in the routing table."""
         return self._node.protocol.routing_table.get(peer_id=_peer(peer)) is not None
 
     async def ping(self, peer: str) -> None:
@@ -342,13 +345,13 @@ class RecordTable:
         await self._node.protocol.call_ping(_peer(peer))
 
     async def put(self, key: str, value: bytes, expires: float) -> bool:
-        """Store our record here and with the nearest peers; whether any of those took it."""
+        """Store our record here and with the nearest peers; returns whether any of those took it."""
         self._put_here(key, value, expires)
         stored = await self._node.store(key, value, expires, subkey=self._owner, exclude_self=True)
         return bool(stored)
 
     async def get(self, key: str) -> dict[str, bytes]:
-        """All live records under key that we and the nearest peers have."""
+        """Look up the live records under key that we and the nearest peers have."""
         found = await self._node.get(key, latest=True)
         self._bound(key)
         if found is None or not isinstance(found.value, dict):
@@ -357,7 +360,7 @@ class RecordTable:
         return {owner: item.value for owner, item in found.value.items() if item.expiration_time > now}
 
     def get_here(self, key: str) -> dict[str, bytes]:
-        """The live records under key that we hold ourselves."""
+        """List the live records under key that we hold ourselves."""
         found = self._node.protocol.storage.get(DHTID.generate(source=key))
         if found is None or not isinstance(found.value, DictionaryDHTValue):
             return {}
@@ -377,7 +380,8 @@ class RecordTable:
         self._node.protocol.storage.store_subkey(key_id, self._owner, signed, expires)
 
     def _bound(self, key: str) -> None:
-        """A look-up merges what it finds into our own dictionary, past all bounds: drop one too large."""
+        """Drop our own dictionary under key if it is too large: a look-up merges what it finds into it, past
+        all bounds."""
         storage = self._node.protocol.storage
         key_id = DHTID.generate(source=key)
         found = storage.get(key_id)
@@ -386,11 +390,11 @@ class RecordTable:
 
 
 class ClockSkew(Exception):
-    """This machine's clock differs from the peers' by more than 3 s."""
+    """Error: this machine's clock differs from the peers' by more than 3 s."""
 
 
 class _Validator(RecordValidatorBase):  # type: ignore[misc]
-    """See `dht_records`."""
+    """Validator of signed records (`dht_records`)."""
 
     def __init__(self, crypto: Crypto) -> None:
         self._crypto = crypto
@@ -410,7 +414,7 @@ class _Validator(RecordValidatorBase):  # type: ignore[misc]
 
 
 class _Storage(DHTLocalStorage):  # type: ignore[misc]
-    """Bounded in the size of every dictionary; the number of keys is bounded by `maxsize`."""
+    """Storage bounded in the size of every dictionary; the number of keys is bounded by `maxsize`."""
 
     def store_subkey(self, key: Any, subkey: Any, value: bytes, expiration_time: float) -> bool:
         current = self.get(key)
@@ -430,7 +434,8 @@ _original_store = TimedStorage.store
 
 
 def _store(self: Any, key: Any, value: Any, expiration_time: float) -> bool:
-    """hivemind records the expiration of a value that it then refuses, and so the good one dies early."""
+    """Store a value only if it lives longer. hivemind records the expiration of a value that it then refuses,
+    and so the good one dies early."""
     current = self.data.get(key)
     if current is not None and current.expiration_time >= expiration_time:
         return False
@@ -441,7 +446,7 @@ TimedStorage.store = _store
 
 
 def _texts(addresses: Sequence[bytes]) -> list[str]:
-    """As text, without those of kinds that we do not know."""
+    """Write addresses as text, without those of kinds that we do not know."""
     texts = []
     for raw in addresses:
         try:
@@ -452,7 +457,7 @@ def _texts(addresses: Sequence[bytes]) -> list[str]:
 
 
 def address_bytes(text: str) -> bytes:
-    """Binary multiaddr. hivemind's own encoding of /p2p/ID is refused by go-libp2p."""
+    """Encode a multiaddr in binary. hivemind's own encoding of /p2p/ID is refused by go-libp2p."""
     codes = {"quic-v1": 461, "webtransport": 465, "p2p-circuit": 290, "tls": 448}
     raw = b""
     for protocol, value in multiaddrs.parse(text):

@@ -1,4 +1,4 @@
-"""The transport port on libp2p: our own supervised p2pd, hivemind's DHT in our loop, our own bulk framing.
+"""Transport on libp2p: our own supervised p2pd, hivemind's DHT in our loop, our own bulk framing.
 
 A dead p2pd is replaced in place: same identity, same ports, same DHT records, the peers that we knew are
 dialled again. Meanwhile calls fail at once with `PeerUnreachable`.
@@ -32,17 +32,17 @@ CONTROL_TIMEOUT_S = 2.0
 MAINTENANCE_S = 5.0
 RESTART_BACKOFF_S = (0.0, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 HEALTHY_S = 60.0
-"""A p2pd that lived this long died of something new: the back-off begins again."""
+"""Seconds after which a p2pd that dies has died of something new: the back-off begins again."""
 MAX_DIALS = 16
 MAX_PINGS_A_ROUND = 8
 FEW_PEERS = 3
-"""With fewer connections peers from earlier are dialled too."""
+"""Number of connections below which peers from earlier are dialled too."""
 PORT_ATTEMPTS = 3
 logger = logging.getLogger(__name__)
 
 
 class HivemindTransport(Endpoint):
-    """Implements `ports.Transport`."""
+    """Transport on libp2p; implements `ports.Transport`."""
 
     def __init__(
         self,
@@ -77,13 +77,14 @@ class HivemindTransport(Endpoint):
         self._outside: list[str] = []
         """Addresses of others at which we can be dialled: forwarded ports."""
         self._hidden: asyncio.Event | None = None
-        """While p2pd is started anew because we asked for it: set when it is back."""
+        """Event that is set when p2pd is back, while it is started anew because we asked for it; else
+        None."""
         self._attachment: binding.Attachment | None = None
         self._records: binding.RecordTable | None = None
         self._book = AddressBook()
         for address, peer in (multiaddrs.split_peer(text) for text in remembered):
             if peer != identity.peer_id:
-                self._book.met(peer, [*self._book.of(peer), address])
+                self._book.met(peer, [*self._book.addresses_of(peer), address])
         self._expires: OrderedDict[str, float] = OrderedDict()
         self._observed: list[str] = []
         self._connected: set[str] = set()
@@ -230,11 +231,13 @@ class HivemindTransport(Endpoint):
         return await self._require().open_stream(peer, timeout_s)
 
     async def _reach(self, peer: str, timeout_s: float) -> None:
-        """p2pd dials by itself whom it was connected to; whom we only heard of it cannot know.
+        """Connect to a peer of which we only heard: p2pd dials by itself whom it was connected to, and cannot
+        know others.
 
-        Raises: PeerUnreachable.
+        Raises:
+            PeerUnreachable: nobody answers there.
         """
-        addresses = [] if peer in self._connected else self._book.of(peer)
+        addresses = [] if peer in self._connected else self._book.addresses_of(peer)
         if addresses:
             await self._require().connect(peer, addresses, min(timeout_s, DIAL_TIMEOUT_S))
             self._connected.add(peer)
@@ -267,7 +270,7 @@ class HivemindTransport(Endpoint):
                     raise
 
     async def _bring_up(self) -> None:
-        """p2pd, our connection to it, and the DHT on top. Raises: UserError, TransportError."""
+        """Start p2pd, our connection to it, and the DHT on top. Raises: UserError, TransportError."""
         daemon = self._daemon
         await daemon.start(self._listen)
         self._attachment = await binding.Attachment.open(
@@ -373,7 +376,7 @@ class HivemindTransport(Endpoint):
                 logger.warning("clock skew: %s", error)
 
     async def _dial_all(self, wanted: dict[str, list[str]]) -> list[str]:
-        """Dial them at once, best effort; who was reached."""
+        """Dial these addresses at once, best effort; returns who was reached."""
         attachment = self._require()
         peers = list(wanted)[: 2 * MAX_DIALS]
         dials = [attachment.connect(peer, wanted[peer], DIAL_TIMEOUT_S) for peer in peers]
@@ -421,7 +424,8 @@ class HivemindTransport(Endpoint):
 
 
 def _with_relays(options: P2PDOptions, initial_peers: Sequence[str]) -> P2PDOptions:
-    """Relays are looked for among the initial peers; p2pd's own default is IPFS's public ones."""
+    """Options with relays: they are looked for among the initial peers; p2pd's own default is IPFS's public
+    ones."""
     if not options.auto_relay or options.trusted_relays:
         return options
     return msgspec.structs.replace(

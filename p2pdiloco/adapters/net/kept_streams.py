@@ -1,4 +1,4 @@
-"""Bulk streams that are kept: one carries a transfer, and the next one to the same peer.
+"""Streams of bulk that are kept: one carries a transfer, and the next one to the same peer.
 
 Opening a stream costs more than a small transfer on it. So the client keeps a stream on which all went well,
 for a while, and the server waits there for what comes next. Neither end's idle streams count as transfers;
@@ -14,22 +14,23 @@ from collections import Counter, OrderedDict
 from p2pdiloco.adapters.net.framing import ByteReader, ByteWriter
 
 KEEP_S = 15.0
-"""A client ends a stream that was idle for so long. Fragments are due seconds apart."""
+"""Seconds after which a client ends an idle stream. Fragments are due seconds apart."""
 SERVER_KEEPS_S = 30.0
-"""A server: longer, so that it hardly ever ends a stream on which something is coming."""
+"""Seconds after which a server ends an idle stream: longer, so that it hardly ever ends one on which
+something is coming."""
 MOST, MOST_PER_PEER = 24, 4
-"""Idle streams of ours; more than that many at a time to one peer are rare."""
+"""Most idle streams of ours; more than that many at a time to one peer are rare."""
 MOST_IN, MOST_IN_PER_PEER = 64, 6
-"""Idle streams of others; of one peer some more than it keeps, since both ends choose by themselves."""
+"""Most idle streams of others; of one peer some more than it keeps, since both ends choose by themselves."""
 Stream = tuple[ByteReader, ByteWriter]
 
 
 class KeptStreams:
-    """A client's idle streams, by peer."""
+    """Idle streams of a client, by peer."""
 
     def __init__(self) -> None:
         self._idle: OrderedDict[int, tuple[str, Stream, float]] = OrderedDict()
-        """Number -> (peer, stream, idle since), longest idle first."""
+        """Idle streams, the longest idle first: number -> (peer, stream, idle since)."""
         self._next = 0
         self._timer: asyncio.TimerHandle | None = None
 
@@ -37,7 +38,8 @@ class KeptStreams:
         return len(self._idle)
 
     def take(self, peer: str) -> Stream | None:
-        """An idle stream to the peer, the one used last; None: there is none that is known to be whole."""
+        """Take an idle stream to the peer, the one used last; None: there is none that is known to be
+        whole."""
         for number in [n for n, (whose, _, _) in reversed(self._idle.items()) if whose == peer]:
             _, stream, _ = self._idle.pop(number)
             if whole(stream[0]):
@@ -46,7 +48,7 @@ class KeptStreams:
         return None
 
     def put(self, peer: str, stream: Stream) -> None:
-        """All went well on it: keep it."""
+        """Keep a stream on which all went well."""
         loop = asyncio.get_running_loop()
         mine = [number for number, (whose, _, _) in self._idle.items() if whose == peer]
         if len(mine) >= MOST_PER_PEER:
@@ -82,18 +84,18 @@ class KeptStreams:
 
 
 class KeptIncoming:
-    """A server's idle streams: each is a task that waits for the next request on it."""
+    """Idle streams of a server: each is a task that waits for the next request on it."""
 
     def __init__(self) -> None:
         self._idle: OrderedDict[asyncio.Task[None], tuple[str, ByteWriter]] = OrderedDict()
-        """Longest idle first."""
+        """Idle streams, the longest idle first."""
 
     def __len__(self) -> int:
         return len(self._idle)
 
     def put(self, task: asyncio.Task[None], peer: str, writer: ByteWriter) -> None:
-        """It waits from now on. Where there are too many, one ends: of the same peer's, or of the peer that
-        has most."""
+        """Let a stream's task wait from now on. Where there are too many, one ends: of the same peer's, or of
+        the peer that has most."""
         counts = Counter(whose for whose, _ in self._idle.values())
         if counts[peer] >= MOST_IN_PER_PEER:
             self._end_oldest(peer)
@@ -102,7 +104,8 @@ class KeptIncoming:
         self._idle[task] = (peer, writer)
 
     def take(self, task: asyncio.Task[None]) -> bool:
-        """Something came, or it has ended. False: it was ended here, so what came is asked for elsewhere."""
+        """Take a stream on which something came, or which ended. False: it was ended here, so what came is
+        asked for elsewhere."""
         return self._idle.pop(task, None) is not None
 
     def _end_oldest(self, peer: str) -> None:
@@ -112,7 +115,7 @@ class KeptIncoming:
 
 
 def whole(reader: ByteReader) -> bool:
-    """Whether nothing is known against an idle stream: its end, or bytes that nobody asked for."""
+    """Tell whether nothing is known against an idle stream: its end, or bytes that nobody asked for."""
     return bool(getattr(reader, "idle", True))
 
 

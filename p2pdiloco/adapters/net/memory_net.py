@@ -1,4 +1,4 @@
-"""The transport port inside one process: for tests of the daemon, with links that can be cut.
+"""Transport inside one process, for tests of the daemon, with links that can be cut.
 
 Semantics and errors are those of the real transport because both share `Endpoint` and the stream framing;
 only dialing, message delivery and records are simulated. A link is cut at once and without a sound, like
@@ -23,7 +23,7 @@ Pair = frozenset[str]
 
 
 class MemoryNetwork:
-    """The hub: who is up, which links are cut, what is under way."""
+    """Hub of the transports: who is up, which links are cut, what is under way."""
 
     def __init__(self) -> None:
         self._up: dict[str, MemoryTransport] = {}
@@ -33,7 +33,7 @@ class MemoryNetwork:
     def transport(
         self, peer_id: str, initial_peers: Sequence[str] = (), limits: Limits | None = None
     ) -> MemoryTransport:
-        """A transport of this network, not started. initial_peers: `/memory/p2p/ID` or bare peer ids."""
+        """Make a transport of this network, not started. initial_peers: `/memory/p2p/ID` or bare peer ids."""
         return MemoryTransport(self, peer_id, initial_peers, limits)
 
     def cut(self, a: str, b: str) -> None:
@@ -52,12 +52,12 @@ class MemoryNetwork:
                 self.cut(a, b)
 
     def kill(self, peer: str) -> None:
-        """The peer vanishes without a goodbye; a new transport with its id may be started later."""
+        """Make the peer vanish without a goodbye; a new transport with its id may be started later."""
         self._up.pop(peer, None)
         self._break(lambda link: peer in link)
 
     def reachable(self, a: str, b: str) -> bool:
-        """Whether both are up and the link between them is whole."""
+        """Tell whether both are up and the link between them is whole."""
         return a in self._up and b in self._up and frozenset((a, b)) not in self._cut
 
     def _break(self, concerns: Any) -> None:
@@ -73,7 +73,7 @@ class MemoryNetwork:
 
 
 class MemoryTransport(Endpoint):
-    """One peer of a `MemoryNetwork`. Implements `ports.Transport`."""
+    """Transport of one peer of a `MemoryNetwork`. Implements `ports.Transport`."""
 
     def __init__(
         self,
@@ -202,7 +202,7 @@ class MemoryTransport(Endpoint):
 
 
 class _Pipe:
-    """One direction of a stream: a bounded queue of bytes."""
+    """Direction of a stream: a bounded queue of bytes."""
 
     def __init__(self) -> None:
         self._pieces: deque[memoryview] = deque()
@@ -226,7 +226,7 @@ class _Pipe:
 
     @property
     def idle(self) -> bool:
-        """As `DirectStream.idle`."""
+        """Tell whether the direction is whole and empty, as `DirectStream.idle`."""
         return not self._ended and not self._pieces
 
     async def read(self, n: int) -> bytes:
@@ -254,7 +254,7 @@ class _Pipe:
 
 
 class _Writer:
-    """Writing half; closing it ends both directions, as closing a libp2p stream here does."""
+    """Writer of a stream; closing it ends both directions, as closing a libp2p stream here does."""
 
     def __init__(self, out: _Pipe, back: _Pipe) -> None:
         self._out, self._back = out, back

@@ -38,13 +38,13 @@ _CODES = {
     477: ("ws", 0),
     478: ("wss", 0),
 }
-"""Of the binary form: protocol and bytes of its value; -1: its length stands before it.
-Source: https://github.com/multiformats/multicodec/blob/master/table.csv"""
+"""Codes of the binary form: protocol, and bytes of its value; -1: its length stands before it. Source:
+https://github.com/multiformats/multicodec/blob/master/table.csv"""
 Parts = list[tuple[str, str]]
 
 
 def parse(text: str) -> Parts:
-    """(protocol, value) pairs; the value of a protocol without one is empty.
+    """Parse into (protocol, value) pairs; the value of a protocol without one is empty.
 
     Raises:
         UserError: not a multiaddr that p2pd can use; says which part is wrong.
@@ -71,7 +71,8 @@ def parse(text: str) -> Parts:
 
 
 def split_peer(text: str) -> tuple[str, str]:
-    """(address without the last peer id, peer id). Raises: UserError (malformed, or no peer id)."""
+    """Split into (address without the last peer id, peer id). Raises: UserError (malformed, or no peer
+    id)."""
     parts = parse(text)
     if parts[-1][0] != "p2p":
         raise _wrong(text, "the peer id (/p2p/12D3KooW…) is missing at its end")
@@ -79,12 +80,12 @@ def split_peer(text: str) -> tuple[str, str]:
 
 
 def join(parts: Iterable[tuple[str, str]]) -> str:
-    """The text of parsed parts."""
+    """Join parsed parts to text."""
     return "".join(f"/{protocol}/{value}" if value else f"/{protocol}" for protocol, value in parts)
 
 
 def from_bytes(raw: bytes) -> Parts:
-    """Parsed parts of a binary multiaddr. hivemind's own decoding does not read /p2p/ID as libp2p writes it.
+    """Parse a binary multiaddr into parts. hivemind's own decoding does not read /p2p/ID as libp2p writes it.
 
     Raises:
         ValueError: not a multiaddr, or of a kind that is not known here.
@@ -114,9 +115,11 @@ def _text(protocol: str, value: bytes) -> str:
 
 
 def varint(raw: bytes, at: int) -> tuple[int, int]:
-    """A number as multiaddrs and protobuf write it, of 35 bits at most, and where it ends.
+    """Read a number as multiaddrs and protobuf write it, of 35 bits at most; returns where it ends, too.
 
-    Raises: ValueError (cut short, or longer)."""
+    Raises:
+        ValueError: cut short, or longer.
+    """
     number = shift = 0
     while at < len(raw) and shift < 35:
         number |= (raw[at] & 0x7F) << shift
@@ -127,12 +130,13 @@ def varint(raw: bytes, at: int) -> tuple[int, int]:
 
 
 def relayed(address: str) -> bool:
-    """Whether it leads through another peer."""
+    """Tell whether an address leads through another peer."""
     return ("p2p-circuit", "") in parse(address)
 
 
 def tcp_of(address: str) -> tuple[str, int] | None:
-    """(IP, port) of a plain TCP address such as /ip4/203.0.113.7/tcp/31337[/p2p/ID]; None for all others."""
+    """Read (IP, port) of a plain TCP address such as /ip4/203.0.113.7/tcp/31337[/p2p/ID]; None for all
+    others."""
     try:
         parts = parse(address)
     except UserError:
@@ -145,18 +149,19 @@ def tcp_of(address: str) -> tuple[str, int] | None:
 
 
 def direct_ips(ends: Iterable[str]) -> tuple[str, ...]:
-    """The IP addresses among the other ends of connections, without those of relays; each once."""
+    """List the IP addresses among the other ends of connections, without those of relays; each once."""
     hosts = [parse(end)[0] for end in ends if not relayed(end)]
     return tuple(dict.fromkeys(value for protocol, value in hosts if protocol in {"ip4", "ip6"}))
 
 
 def port_of(parts: Parts) -> int | None:
-    """The first TCP or UDP port, if any."""
+    """Find the first TCP or UDP port, if any."""
     return next((int(value) for protocol, value in parts if protocol in _PORTS), None)
 
 
 def claim_ports(listen: Sequence[str]) -> list[str]:
-    """The listen addresses with every port 0 replaced by a free one, and every other one found free.
+    """Claim ports: the listen addresses with every port 0 replaced by a free one, and every other one found
+    free.
 
     p2pd binds with SO_REUSEPORT: a second one on the same port would start without a word and take half of
     the first one's connections. Binding here without that option tells.
@@ -185,7 +190,8 @@ def claim_ports(listen: Sequence[str]) -> list[str]:
 def reachable_order(
     listen: Sequence[str], announce: Sequence[str], observed: Sequence[str], peer_id: str
 ) -> list[str]:
-    """Addresses to tell others, most reachable first: announced, public, private, relayed, loopback.
+    """Order the addresses to tell others, most reachable first: announced, public, private, relayed,
+    loopback.
 
     `listen` may hold 0.0.0.0 or ::, which become the interfaces' addresses; `observed` is what libp2p
     believes of itself (relays, mapped ports). At most 16 are returned, each with /p2p/ID.
@@ -204,7 +210,7 @@ def reachable_order(
 
 
 def interface_addresses(family: str) -> list[str]:
-    """This machine's IP addresses of family "ip4" or "ip6", of interfaces that are up."""
+    """List this machine's IP addresses of family "ip4" or "ip6", of interfaces that are up."""
     wanted = socket.AF_INET if family == "ip4" else socket.AF_INET6
     up = {name for name, state in psutil.net_if_stats().items() if state.isup}
     found = []
@@ -266,7 +272,7 @@ def _cannot_listen(text: str, port: str, host: str, error: OSError) -> UserError
 
 
 class PortInUse(UserError):
-    """A port to listen on is taken."""
+    """Error: a port to listen on is taken."""
 
 
 def _check(text: str, protocol: str, value: str) -> None:
@@ -287,7 +293,8 @@ def _check(text: str, protocol: str, value: str) -> None:
 
 
 def _plausible_peer(value: str) -> bool:
-    """Any libp2p peer id: an Ed25519 key itself, or the SHA-256 of another kind of key."""
+    """Tell whether the text is any libp2p peer id: an Ed25519 key itself, or the SHA-256 of another kind of
+    key."""
     if not 40 <= len(value) <= 80:
         return False
     try:

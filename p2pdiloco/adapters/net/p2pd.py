@@ -1,4 +1,4 @@
-"""A p2pd (go-libp2p daemon) process of our own: started, watched and ended by us.
+"""Process p2pd (go-libp2p daemon) of our own: started, watched and ended by us.
 
 The binary comes with hivemind's wheel; hivemind itself is not imported here. p2pd ends by itself when its
 last persistent control connection closes, which is what happens when our process is killed, and after 30 s
@@ -28,32 +28,33 @@ from p2pdiloco.priority import lower_process, patiently
 
 MAX_SOCKET_PATH_BYTES = 100  # sun_path holds 108 bytes on Linux, 104 on macOS
 DEFAULT_ENVIRONMENT = {"GOLOG_LOG_LEVEL": "error", "GOMAXPROCS": "1", "GOGC": "400", "GOMEMLIMIT": "192MiB"}
-"""Unless the person's own has them. With more processors Go's scheduler spends a third more processor time
-on the same bytes, waking one thread from the other; one carries more than a Gbit/s. To collect garbage less
-often saves an eighth; memory that Go manages stays within the limit nevertheless, as far as it can."""
+"""Environment of p2pd, unless the person's own has these variables. With more processors Go's scheduler
+spends a third more processor time on the same bytes, waking one thread from the other; one carries more than
+a Gbit/s. To collect garbage less often saves an eighth; memory that Go manages stays within the limit
+nevertheless, as far as it can."""
 START_TIMEOUT_S = 15.0
 STOP_TIMEOUT_S = 1.5
 RELAY_BUFFER_BYTES = 64 * 1024
-"""p2pd's default is 16 MiB for each relayed connection."""
+"""Bytes of a buffer for each relayed connection, for which p2pd's default is 16 MiB."""
 RELAY_DATA_BYTES = 128 * 1024
 RELAY_TIME_S = 120
-"""Of one relayed connection: enough for a hole to be punched, or for control messages; another follows.
-libp2p's own defaults, which p2pd's second relay service (it starts two) has in any case."""
+"""Seconds of one relayed connection: enough for a hole to be punched, or for control messages; another
+follows. libp2p's own defaults, which p2pd's second relay service (it starts two) has in any case."""
 logger = logging.getLogger(__name__)
 
 
 class P2PDOptions(Struct, frozen=True, kw_only=True):
-    """What may be chosen about p2pd beyond where it listens."""
+    """Options of p2pd beyond its addresses."""
 
     nat_port_map: bool = False
-    """Ask the router for a port (UPnP)."""
+    """True: ask the router for a port (UPnP)."""
     autonat: bool = True
-    """Tell peers whether they can be dialled from outside. Punch holes."""
+    """True: tell peers whether they can be dialled from outside. Punch holes."""
     auto_relay: bool = False
-    """Look for a relay when nobody can dial us."""
+    """True: look for a relay when nobody can dial us."""
     relay: bool = True
-    """Be reached, reach others, and let others reach each other through relays. p2pd relays for everybody or
-    knows no relays at all; what it relays is bounded (128 KiB and two minutes a connection)."""
+    """True: be reached, reach others, and let others reach each other through relays. p2pd relays for
+    everybody or knows no relays at all; what it relays is bounded (128 KiB and two minutes a connection)."""
     trusted_relays: tuple[str, ...] = ()
     force_reachability: Literal["public", "private"] | None = None
     listen: bool = True
@@ -64,7 +65,7 @@ class P2PDOptions(Struct, frozen=True, kw_only=True):
 
 
 class P2PDaemon:
-    """One p2pd process at a time; `start` may be called again after its death."""
+    """Supervisor of one p2pd process at a time; `start` may be called again after its death."""
 
     def __init__(
         self,
@@ -75,7 +76,7 @@ class P2PDaemon:
         self._identity_path = identity_path
         self._listen: list[str] = []
         self.options = options or P2PDOptions()
-        """Of the next start."""
+        """Options of the next start."""
         self._niceness = 0
         self.folder = socket_folder(data_dir)
         self.control_socket = self.folder / "p2pd.sock"
@@ -86,7 +87,7 @@ class P2PDaemon:
 
     @property
     def pid(self) -> int | None:
-        """Process id while p2pd runs."""
+        """Process id of p2pd while it runs."""
         process = self._process
         return process.pid if process is not None and process.returncode is None else None
 
@@ -160,7 +161,7 @@ class P2PDaemon:
             await patiently(lower_process, self.pid, niceness)
 
     async def wait_dead(self) -> int:
-        """Wait for the process to end; its return code."""
+        """Wait for the process to end; returns its exit status."""
         return await self._process.wait() if self._process is not None else 0
 
     async def stop(self) -> None:
@@ -257,8 +258,8 @@ class P2PDaemon:
 
 
 def socket_folder(data_dir: Path) -> Path:
-    """Where the sockets of this data folder's node are: in it, or, when that path is too long, in the folder
-    for temporary files, or in /tmp when that is too long as well."""
+    """Find the folder for the sockets of this data folder's node: `run` in it, or, when that path is too
+    long, one in the folder for temporary files, or in /tmp when that is too long as well."""
     digest = hashlib.sha256(os.fsencode(data_dir.resolve())).hexdigest()[:16]
     name = f"p2pdiloco-{os.getuid()}-{digest}"
     for folder in (data_dir.absolute() / "run", Path(tempfile.gettempdir()) / name):

@@ -1,4 +1,4 @@
-"""Bulk transfers over one byte stream, whatever carries it.
+"""Transfers of bulk over one byte stream, whatever carries it.
 
 libp2p streams end silently when a peer dies, have no message bounds, and lose the last bytes when the
 sender closes first. So every length is capped and known before anything is read, a payload has an explicit
@@ -60,9 +60,8 @@ async def push(
     payload: Sequence[Buffer],
     before_end: Callable[[], None] | None = None,
 ) -> tuple[bool, bytes]:
-    """Client side of a push: (accepted, answer). `before_end`: see `Transport.push`.
-
-    Raises: RemoteError, TransportError."""
+    """Push a payload, as the client: (accepted, answer). `before_end`: see `Transport.push`. Raises:
+    RemoteError, TransportError."""
     invariant(len(header) <= MAX_HEADER_BYTES, f"push header of {len(header)} bytes")
     total = sum(memoryview(part).nbytes for part in payload)
     await channel.send_sized(bytes([PUSH]), header)
@@ -91,7 +90,7 @@ async def push(
 
 
 async def pull(channel: Channel, request: bytes, sink: PullSink) -> Refusal | None:
-    """Client side of a pull. Raises: RemoteError (damaged, refused, or not taken), TransportError."""
+    """Pull a payload, as the client. Raises: RemoteError (damaged, refused, or not taken), TransportError."""
     invariant(len(request) <= MAX_ANSWER_BYTES, f"pull request of {len(request)} bytes")
     async with channel.admitted() as most:
         await channel.send_sized(bytes([PULL]) + U32.pack(most), request)
@@ -115,7 +114,7 @@ async def pull(channel: Channel, request: bytes, sink: PullSink) -> Refusal | No
 
 
 class Collected:
-    """A sink that keeps all of a payload of bounded size."""
+    """Sink that keeps all of a payload of bounded size."""
 
     def __init__(self, max_payload_bytes: int) -> None:
         self._most = max_payload_bytes
@@ -135,8 +134,11 @@ class Collected:
 
 @asynccontextmanager
 async def _listening(channel: Channel, size: int, most: int) -> AsyncIterator[tuple[Sending, Answer]]:
-    """While a payload goes out: its acknowledgements are counted, and whatever else comes is the answer. An
-    ERROR may come at any time."""
+    """Context while a payload goes out: its acknowledgements are counted, and whatever else comes is the
+    answer.
+
+    An ERROR may come at any time.
+    """
     sending = channel.sending(size, most)
     final = asyncio.create_task(channel.answer(sending))
     try:
@@ -151,7 +153,7 @@ async def _listening(channel: Channel, size: int, most: int) -> AsyncIterator[tu
 
 
 def _from(payload: Sequence[Buffer], offset: int) -> list[memoryview]:
-    """What comes after the first `offset` bytes of all."""
+    """Cut off the first `offset` bytes of all buffers."""
     rest = []
     for part in payload:
         view = memoryview(part).cast("B")
@@ -161,7 +163,7 @@ def _from(payload: Sequence[Buffer], offset: int) -> list[memoryview]:
 
 
 async def serve(channel: Channel, sender: str, handlers: TransportHandlers, kind: int | None = None) -> None:
-    """Server side of one transfer. `kind`: its first byte, where that was read already.
+    """Serve one transfer. `kind`: its first byte, where that was read already.
 
     Raises:
         RemoteError: the client broke a rule, or a handler refused it; the client has been told.

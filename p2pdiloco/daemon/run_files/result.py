@@ -16,7 +16,7 @@ from msgspec import Struct
 from torch import Tensor, nn
 
 from p2pdiloco.adapters.disk.data_dir import DataDir
-from p2pdiloco.adapters.disk.result_file import Label, ThetaFile, load_theta_file, save_theta_file
+from p2pdiloco.adapters.disk.result_file import Label, ResultFile, load_result_file, save_result_file
 from p2pdiloco.adapters.disk.run_store import RunStore
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.signing import SignedManifest, run_id, verify
@@ -83,7 +83,7 @@ class Theta(Struct, frozen=True):
     def save(self, path: Path) -> None:
         """As a checkpoint file. Raises: StorageError."""
         arrays = {name: value.numpy() for name, value in self.parameters.items()}
-        save_theta_file(path, ThetaFile(self.signed, self.labels, arrays))
+        save_result_file(path, ResultFile(self.signed, self.labels, arrays))
 
     def words(self) -> str:
         """Which ones these are, for people."""
@@ -113,7 +113,7 @@ def load_theta(path: Path) -> Theta:
         StorageError: there is none, or it is damaged.
         UserError: the run's task is not installed.
     """
-    found = load_theta_file(path)
+    found = load_result_file(path)
     try:
         manifest = verify(found.signed, verify_signature)
     except RemoteError as error:

@@ -184,7 +184,7 @@ class _Reader:
                 found = list(islice(self._documents, documents))
                 self._read += len(found)
                 return found
-            except _world() as error:
+            except _stream_errors() as error:
                 self._documents = None
                 if pause_s is None:
                     raise UserError(
@@ -265,7 +265,7 @@ def _opened(section: DataSection, path: str | None, split: str) -> Any:
             _only_of_the_hub(section.dataset, builder.config.data_files)
         found = builder.as_streaming_dataset(split=split)
         names = found.column_names or list(next(iter(found), {}))
-    except _world(ValueError, RuntimeError) as error:
+    except _stream_errors(ValueError, RuntimeError) as error:
         raise UserError(
             f"the data set {path or section.dataset} cannot be opened: {first_line(error)}",
             "check data.dataset, data.config, data.split, and the network",
@@ -296,11 +296,11 @@ def _texts(source: Any, field: str) -> Iterator[str]:
 def _as_user_errors(texts: Iterator[str], words: str) -> Iterator[str]:
     try:
         yield from texts
-    except _world(ValueError) as error:
+    except _stream_errors(ValueError) as error:
         raise UserError(f"{words} cannot be read: {first_line(error)}") from error
 
 
-def _world(*others: type[Exception]) -> tuple[type[Exception], ...]:
+def _stream_errors(*others: type[Exception]) -> tuple[type[Exception], ...]:
     """Errors raised where a connection or a file breaks, also by the HTTP libraries that `datasets` uses."""
     names = (("httpx", "HTTPError"), ("aiohttp", "ClientError"))
     found = [getattr(sys.modules[module], name) for module, name in names if module in sys.modules]

@@ -13,9 +13,9 @@ def test_the_book_keeps_whom_we_met_last(monkeypatch: pytest.MonkeyPatch) -> Non
     book.heard_of("heard", ["h"])
     book.heard_of("heard", ["h2"])
     book.met("again", ["a"])
-    assert book.of("heard") == ["h2"] and book.of("nobody") == []
+    assert book.addresses_of("heard") == ["h2"] and book.addresses_of("nobody") == []
     book.heard_of("too many", ["t"])
-    assert book.of("too many") == []
+    assert book.addresses_of("too many") == []
     book.met("fourth", ["f"])
-    assert book.of("heard") == []
+    assert book.addresses_of("heard") == []
     assert list(book.latest(2)) == [("again", ["a"]), ("fourth", ["f"])]

@@ -139,12 +139,12 @@ async def test_who_waits_for_room_has_asked_for_an_acknowledgement() -> None:
     asked = []
     for _ in range(8):
         await sending.claim(65_536)
-        asked.append(sending.asks())
+        asked.append(sending.wants_answer())
     assert asked == [False, False, False, True] * 2, "several times in a window, not with every chunk"
     await sending.claim(65_536)
-    assert not sending.asks()
-    assert sending.asks(now=True)
-    assert not sending.asks(now=True), "there is nothing more to ask for"
+    assert not sending.wants_answer()
+    assert sending.wants_answer(now=True)
+    assert not sending.wants_answer(now=True), "there is nothing more to ask for"
 
 
 @pytest.mark.parametrize("mbit", [2, 20, 200])
