@@ -19,10 +19,8 @@ class P2PDilocoError(Exception):
 
 
 class UserError(P2PDilocoError):
-    """Something that the person at the keyboard can mend.
-
-    `str(error)` is one clear sentence; `hint` says what to do next and may be empty.
-    """
+    """Error that the person at the keyboard can mend. `str(error)` is one clear sentence; `hint` says what to
+    do next and may be empty."""
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)
@@ -30,15 +28,16 @@ class UserError(P2PDilocoError):
 
 
 class ConfigError(UserError):
-    """A manifest, a settings file, a flag or an environment variable is wrong."""
+    """Error in a manifest, a settings file, a flag or an environment variable."""
 
 
 class StorageError(UserError):
-    """A data folder cannot be used: missing, unreadable, full, or owned by a running node."""
+    """Error of a data folder that cannot be used: missing, unreadable, full, or owned by a running node."""
 
 
 class RemoteError(P2PDilocoError):
-    """A peer sent something that is not acceptable. `reason` is a short stable word for counters."""
+    """Error of a peer, which sent something that is not acceptable. `reason` is a short stable word for
+    counters."""
 
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(f"{reason}: {detail}" if detail else reason)
@@ -46,7 +45,7 @@ class RemoteError(P2PDilocoError):
 
 
 class TransportError(P2PDilocoError):
-    """The network did not do what was asked: a time-out, a cut stream, a dead daemon."""
+    """Error of the network, which did not do what was asked: a time-out, a cut stream, a dead daemon."""
 
 
 class PeerUnreachable(TransportError):

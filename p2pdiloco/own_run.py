@@ -1,4 +1,4 @@
-"""Making of a run for a program with a training loop of its own, from the names and shapes of its model."""
+"""Run file of a program with a training loop of its own, from its model's names and shapes."""
 
 from __future__ import annotations
 

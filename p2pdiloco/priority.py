@@ -1,4 +1,4 @@
-"""Niceness of threads, of processes, and of their sessions: who steps back for whom on one machine.
+"""Niceness of threads, processes and sessions: who steps back for whom on one machine.
 
 Linux shares the processor between sessions first (each is a scheduling group, if it is in no cgroup of its
 own, as services are), then within them by niceness. So whoever steps back does so with all its threads and,

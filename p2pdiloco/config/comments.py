@@ -1,5 +1,5 @@
-"""Comments that run.toml carries above each table and key, but for the task's own table, `[model]`. A test
-holds that these are exactly the schema's keys."""
+"""Comments in run.toml above each table and key, but for the task's own table, `[model]`. A test holds that
+these are exactly the schema's keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The `[model]` tables of the built-in tasks: data only, so that manifests and presets need no torch.
+"""Tables `[model]` of the built-in tasks: data only, so that manifests need no torch.
 
 A task of somebody else's brings a table like these with it (`tasks.task.Task.Section`).
 """

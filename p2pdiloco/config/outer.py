@@ -1,4 +1,4 @@
-"""Numbers of the outer step by a run's length, H and learners, and warnings about a manifest's values.
+"""Numbers of the outer step by length, H and learners; warnings about a manifest's values.
 
 What is known, and how well, is in docs/experiments.md and docs/experiments-settings.md
 (`scripts/bench/study/bench_learning.py`).

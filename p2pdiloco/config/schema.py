@@ -1,4 +1,4 @@
-"""The manifest's keys in words, read off its types: for error sentences and for the rendered run.toml.
+"""Keys of the manifest in words, read off its types: for errors and for run.toml.
 
 One source (the structs in `config.manifest`), so that neither can go stale.
 """

@@ -1,5 +1,4 @@
-"""The learner process: `python -m p2pdiloco.learner CHANNEL_FD EXCHANGE_FD`, started by
-`daemon.learner.host`.
+"""Program of the learner: `python -m p2pdiloco.learner CHANNEL_FD EXCHANGE_FD`.
 
 Torch is imported only when the watcher thread runs: so a daemon that dies early takes the learner along.
 It is imported before `Start` arrives: the process may be started ahead of its work.

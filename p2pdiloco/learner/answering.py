@@ -1,4 +1,4 @@
-"""Closing calls are answered while the gradients of an inner step are computed.
+"""Answers to closing calls while the gradients of an inner step are computed.
 
 Parameters stand still from the end of one inner step until the optimizer's step at the end of the next one,
 so a copy that is taken in between is what the last step boundary would have given. Without it a round waits
@@ -25,7 +25,7 @@ DEVICES = ("cpu", "cuda")
 
 
 class Answering:
-    """The thread, from `with` to the end of the block."""
+    """Thread that answers, from `with` to the end of the block."""
 
     def __init__(
         self, readable: Callable[[socket.socket], bool], answer: Callable[[], None], device: torch.device
@@ -61,7 +61,7 @@ class Answering:
 
     @contextlib.contextmanager
     def meanwhile(self) -> Iterator[None]:
-        """Calls are answered inside; nothing inside may write parameters.
+        """Context inside of which calls are answered; nothing inside may write parameters.
 
         Raises:
             ChannelBroken: the daemon is gone.

@@ -1,11 +1,11 @@
-"""The channel between daemon and learner: frames over a unix socket pair, and the learner's end of it.
+"""Channel between daemon and learner: frames over a unix socket pair, the learner's end.
 
 Frames are a 4-byte big-endian length and a msgpack body of at most `MAX_FRAME_BYTES`: one message of
 `learner.channel_messages`.
 
-The learner's end never blocks its training loop: it polls for commands at step boundaries (for closing
-calls another thread does in between, never both at a time), and events that the daemon does not read are
-queued up to a bound (statuses are folded into one), beyond which the learner ends itself.
+The learner's end never blocks its training loop: it polls for commands at step boundaries (for closing calls
+another thread does in between, never both at a time). Events that the daemon does not read are queued up to a
+bound (statuses are folded into one), beyond which the learner ends itself.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _MAX_READ_PER_POLL = 1024 * 1024
 
 
 class ChannelBroken(TransportError):
-    """The other end is gone, does not read, or sent something that is not a frame of ours."""
+    """Error: the other end is gone, does not read, or sent something that is not a frame of ours."""
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -55,7 +55,7 @@ _events: msgspec.msgpack.Decoder[AnyEvent] = msgspec.msgpack.Decoder(AnyEvent)
 
 
 def frame(message: Command | LearnerEvent) -> bytes:
-    """The bytes of a command or an event on the socket."""
+    """Encode a command or an event as a frame."""
     body = _encoder.encode(message)
     if len(body) > MAX_FRAME_BYTES:
         raise ChannelBroken(f"{type(message).__name__} has {len(body)} bytes")
@@ -84,7 +84,7 @@ class Deframer:
 
 
 def decode_command(body: bytes) -> AnyCommand:
-    """Raises: ChannelBroken."""
+    """Decode a frame from the daemon. Raises: ChannelBroken."""
     try:
         return _commands.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -92,7 +92,7 @@ def decode_command(body: bytes) -> AnyCommand:
 
 
 def decode_event(body: bytes) -> AnyEvent:
-    """Raises: ChannelBroken."""
+    """Decode a frame from the learner. Raises: ChannelBroken."""
     try:
         return _events.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -26,7 +26,7 @@ RestoreMode = Literal["all", "rest", "none"]
 
 
 class Command(Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """Base of what the daemon says."""
+    """Base of the daemon's messages."""
 
 
 class BaseRef(Struct, frozen=True):
@@ -45,7 +45,7 @@ class DataShare(Struct, frozen=True):
     """Identity of the data: others may read something else."""
     epoch: Annotated[int, Meta(ge=0, le=MAX_EPOCH)]
     taken: Annotated[bytes, Meta(max_length=MAX_SHARDS // 8)]
-    """A bit for every shard of the epoch that somebody has begun."""
+    """Bits, one for every shard of the epoch: 1 if somebody has begun it."""
     readers: tuple[str, ...] = ()
     """Peer ids of the other readers; sent to the learner only."""
     shards: Annotated[int, Meta(ge=0, le=MAX_SHARDS)] = 0
@@ -190,7 +190,7 @@ AnyCommand = (
 
 
 class LearnerEvent(Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """Base of what the learner says."""
+    """Base of the learner's messages."""
 
 
 class Ready(LearnerEvent, frozen=True):

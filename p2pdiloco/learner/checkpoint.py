@@ -1,4 +1,4 @@
-"""The learner's own state on disk: one safetensors file, written atomically, checked by digest.
+"""State of the learner on disk: one safetensors file, written atomically, with a digest.
 
 It keeps what no peer has: per fragment the displacement from the base (it does not depend on which
 version the base is, so it can be put on a newer one) and the part of it that was not in flight, the
@@ -91,7 +91,7 @@ def take_up(start: Start, training: Training, fragments: Fragments) -> tuple[boo
 
 
 def restore(path: Path, modes: Sequence[RestoreMode], training: Training, fragments: Fragments) -> str:
-    """Take over a saved state: time and moments always, displacements by `modes` (`channel.Start.restore`).
+    """Take over a saved state: time and moments always, displacements by `modes` (`Start.restore`).
 
     theta of every fragment is set to its base minus what is taken. Nothing is changed on an error. Returns
     what a person should know: moments of another optimizer are not taken, all else is.

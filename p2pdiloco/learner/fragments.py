@@ -67,7 +67,7 @@ class FragmentCounters(Struct):
 
 
 class Fragments:
-    """The fragments of one model in one learner."""
+    """Fragments of one model in one learner."""
 
     def __init__(
         self,

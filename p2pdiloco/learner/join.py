@@ -1,4 +1,4 @@
-"""Joining a daemon that waits for a program's learner: the learner's end of `daemon.learner.guest`."""
+"""Connection to a daemon that waits for a program's learner (`daemon.learner.guest`)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ HELLO = b"p2pdiloco-learner-1\n"
 
 
 def join_daemon(path: Path, timeout_s: float) -> tuple[socket.socket, int]:
-    """The learner's end: the connection, and a descriptor of the exchange.
+    """Connect to the daemon; returns the connection, and a descriptor of the exchange.
 
     Raises:
         StorageError: nobody listens there (yet).

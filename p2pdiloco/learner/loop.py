@@ -28,7 +28,7 @@ MAX_SKIPPED_IN_A_ROW = 10
 
 
 class TrainingDiverged(P2PDilocoError):
-    """Loss or gradient was not finite for `MAX_SKIPPED_IN_A_ROW` inner steps in a row."""
+    """Error: loss or gradient was not finite for `MAX_SKIPPED_IN_A_ROW` inner steps in a row."""
 
 
 class StepReport(Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""The task hf-causal-lm: any causal language model that the package `transformers` can build from a config.
+"""The task hf-causal-lm: any causal language model that `transformers` builds from a config.
 
 The config itself is in the manifest, so all peers build the same architecture, from classes of the
 installed package only: no code of a model is ever fetched or executed. Names and shapes of the parameters

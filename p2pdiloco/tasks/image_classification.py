@@ -1,4 +1,4 @@
-"""The task image-classification: a vision transformer or a convolutional network names what it sees."""
+"""The task image-classification: a vision transformer or a convolutional network."""
 
 from __future__ import annotations
 

@@ -15,6 +15,6 @@ CODECS = MappingProxyType({made.name: made for made in (Fp32(), Bf16(), Int8(), 
 
 
 def codec(name: str) -> Codec:
-    """The codec of that name; names come from a checked manifest."""
+    """Find the codec of that name; names come from a checked manifest."""
     invariant(name in CODECS, f"no codec is called {name!r}")
     return CODECS[name]

@@ -62,7 +62,7 @@ class Codec:
         return found
 
     def encode(self, source: Tensor, out: bytearray | None = None) -> bytearray:
-        """The payload of `source` (fp32 [numel], contiguous), in `out` (of exactly the right size) or new.
+        """Encode `source` (fp32 [numel], contiguous) into `out` (of exactly the right size) or new memory.
 
         Raises:
             ValueError: source holds a non-finite value.
@@ -90,7 +90,7 @@ class Codec:
             self._decode(writable(payload), out)
 
     def peak(self, payload: Buffer, numel: int) -> float:
-        """An upper bound of the magnitudes in a payload of numel elements, without decoding it.
+        """Find an upper bound of the magnitudes in a payload of numel elements, without decoding it.
 
         Raises:
             RemoteError: "wrong-size", "non-finite" (also where decoding would overflow), "out-of-range"

@@ -1,4 +1,4 @@
-"""Merging pseudo-gradients: token weights and radial-directional averaging, one contribution at a time.
+"""Merging of pseudo-gradients: token weights and radial-directional averaging.
 
     RDA = (sum v |d| / sum v) * phi(sum w phi(d) / sum w),   phi(x) = x / |x|, phi(0) = 0
     w = tokens^2 / inner steps,   v = w * min(1, inner steps / H)
@@ -112,7 +112,8 @@ class Accumulator:
         self.sums.add_(sums)
 
     def result(self, out: Tensor) -> None:
-        """The merged pseudo-gradient into `out`, fp32 [layout.numel]. At least one contribution is in."""
+        """Write the merged pseudo-gradient into `out`, fp32 [layout.numel]. At least one contribution is
+        in."""
         invariant(self.contributions > 0, "a merge of nothing")
         for index, piece in enumerate(self.layout.pieces):
             part = slice(piece.fragment_offset, piece.fragment_offset + piece.numel)

@@ -1,4 +1,4 @@
-"""Contributions of this node: encoded, with what earlier encodings left out, and added up after a fork."""
+"""Contributions of this node: encoded with error feedback, and added up after a fork."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Partial merges as payloads: the sums of one group's contributions on their way to the group above.
+"""Partial merges as payloads: the sums of one group's contributions for the group above.
 
 All little-endian, no header; the size follows from the layout:
 

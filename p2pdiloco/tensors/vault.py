@@ -1,4 +1,4 @@
-"""Owner of Theta and outer momentum: the committed state, and a spare to make the next version in.
+"""Owner of Theta and outer momentum: the committed state, and a spare for the next version.
 
 A version is first made in the spare (`merge`, `apply`, `load_spare`), its digest told, and only after the
 core has decided and persisted does `commit` swap it in. Methods are synchronous and called from one worker
@@ -94,7 +94,7 @@ class Vault:
     # --- committed state ---------------------------------------------------------------------------------
 
     def load_initial(self, params: Mapping[str, Tensor]) -> None:
-        """Version 0 of every fragment: the given parameters, momentum zero."""
+        """Commit version 0 of every fragment: the given parameters, momentum zero."""
         for layout, state in zip(self.layouts, self._states, strict=True):
             invariant(state.number == EMPTY, f"fragment {layout.index} already has a version")
             gather(params, layout, state.theta)

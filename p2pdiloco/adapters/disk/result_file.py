@@ -1,5 +1,4 @@
-"""Results, the global parameters for use outside the run: one safetensors file with a name for every
-parameter.
+"""Result files: the global parameters as safetensors, with a name for every parameter.
 
 Any program that reads safetensors reads it, and `transformers` takes it for the weights of a model. What
 `p2pdiloco` adds is one entry of the metadata: the signed manifest, the versions of the fragments, and a

@@ -1,4 +1,4 @@
-"""Signed DHT records, independent of the DHT: what is signed, and what makes a record acceptable.
+"""Signed records of the DHT: what is signed, and what makes a record acceptable.
 
 A record lives under (key, subkey); the subkey is its owner's peer id, so every peer has exactly one record
 under a key and nobody can touch another's. On the wire a value is the msgpack encoding of bytes, followed

@@ -1,4 +1,4 @@
-"""Limits of bulk on its way: enough to fill a link, never so much that control messages wait behind it.
+"""Flow of bulk: enough to fill a link, never so much that control messages wait behind it.
 
 A `Flow` is the window of one peer, kept by the delay of acknowledgements like LEDBAT (RFC 6817): while chunks
 wait less than `TARGET_S` longer than the fastest one lately, it grows; beyond that it shrinks. So bulk gives

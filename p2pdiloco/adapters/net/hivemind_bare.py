@@ -1,9 +1,9 @@
-"""Bare packages of hivemind, without what their `__init__` imports beside p2p and dht; imported before it.
+"""Bare packages of hivemind, without what their `__init__` imports beside p2p and dht.
 
-`import hivemind` loads averager, optimizer and mixture of experts, and with them scipy; `hivemind.dht` and
-`hivemind.utils` load torch, for futures and descriptions of tensors. None of these is used here. So who only
-talks to peers (a bootstrap, `p2pdiloco status`) has no torch in memory: 40 MB for 235, 0.15 s of CPU for 1.3.
-"""
+Imported before it: `import hivemind` loads averager, optimizer and mixture of experts, and with them scipy;
+`hivemind.dht` and `hivemind.utils` load torch, for futures and descriptions of tensors. None of these is used
+here. So who only talks to peers (a bootstrap, `p2pdiloco status`) has no torch in memory: 40 MB for 235, 0.15
+s of CPU for 1.3."""
 
 from __future__ import annotations
 

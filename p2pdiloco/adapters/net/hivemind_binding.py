@@ -1,4 +1,4 @@
-"""The one module that imports hivemind: its p2pd client and its DHT, in plain types and made safe.
+"""Binding to hivemind, which only this module imports: p2pd client and DHT, made safe.
 
 What is different from plain hivemind 1.1.12, and why (all measured):
 * sockets lie in our own private folder, with room for 1024 waiting streams instead of 100;

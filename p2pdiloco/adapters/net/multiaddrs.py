@@ -1,4 +1,4 @@
-"""Multiaddrs as text: checking what a person typed, claiming ports, ordering what we tell others.
+"""Multiaddrs as text: what a person typed, ports to claim, the order in which others are told.
 
 Only the parts of the format that p2pd speaks are known here. Pure functions except `claim_ports`
 (binds and releases) and `interface_addresses` (asks the operating system).

@@ -1,4 +1,4 @@
-"""The learning rate, by the tokens that the run has consumed: the same for all, whenever they came.
+"""Learning rate by the tokens that the run has consumed: the same for all learners.
 
 Nobody counts those tokens exactly at any moment. What is merged is known from the versions; to it a learner
 adds its own unmerged tokens, and what the others have made meanwhile (`Fragments.run_tokens`). Alone, or as

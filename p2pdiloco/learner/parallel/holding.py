@@ -1,4 +1,4 @@
-"""Access to a learner's parameters: in this process, the same in several, or a part of them in each.
+"""Parameters of a learner: in this process, the same in several, or a part in each.
 
 Fragments are copied out of them and put back through this, in rank 0, which tells the others to do their
 part (`learner.parallel.ranks.Order`). Of parameters that are shared out one fragment at a time is whole, on

@@ -1,4 +1,4 @@
-"""Several processes of one machine as one learner, by torch.distributed: a process per GPU, or a few on CPU.
+"""Processes of one machine as one learner, by torch.distributed: one per GPU, or a few on CPU.
 
 Theory of operation
 -------------------

@@ -1,4 +1,4 @@
-"""A model whose parameters, gradients and moments are shared out among the processes of a learner: FSDP2.
+"""Sharding of a model (FSDP2): parameters, gradients and moments among a learner's processes.
 
 `torch.distributed.fsdp.fully_shard` cuts every parameter by rows (its first dimension): of R rows and N
 ranks, each has ceil(R / N), the last ones fewer or none. A block's parameters are whole only while it

@@ -1,4 +1,4 @@
-"""Rank 0's side of a learner of several processes: it starts the others, and ends when one of them does."""
+"""Processes that rank 0 starts beside itself, and with one of which it ends."""
 
 from __future__ import annotations
 

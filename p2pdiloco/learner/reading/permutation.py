@@ -1,4 +1,4 @@
-"""A pseudo-random order of any number of samples, of which any part is known and nothing is stored."""
+"""Pseudo-random order of any number of samples, of which any part is known, none stored."""
 
 from __future__ import annotations
 

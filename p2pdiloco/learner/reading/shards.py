@@ -29,7 +29,7 @@ class Allotment:
     """Choice of the shard that this reader takes next."""
 
     def __init__(self, count: int, seed: int, peer: str) -> None:
-        """Begin with epoch 0. `count`: of shards, at most `channel.MAX_SHARDS`."""
+        """Begin with epoch 0. `count`: of shards, at most `channel_messages.MAX_SHARDS`."""
         self.count = count
         self._seed, self._peer = seed, peer
         self._others: tuple[str, ...] = ()

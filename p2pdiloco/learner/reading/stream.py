@@ -1,5 +1,4 @@
-"""The samples that a learner takes: shard after shard as allotted (`learner.reading.shards`), and its place
-in them.
+"""Stream of a learner's samples, shard after shard as allotted, and its place in them.
 
 Samples that have an index are put into a pseudo-random order, one for every epoch, and that order is cut into
 shards. What has no random access brings shards and their order along (`tasks.task.Shards`).

@@ -1,4 +1,4 @@
-"""Documents to samples: joined with an end-of-document token, cut into windows, not padded, nothing lost."""
+"""Packing of documents into samples: joined, cut into windows, not padded, nothing lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models of causal-lm as `transformers` has them: config.json out and in, raw bytes as a tokenizer.
+"""Models of causal-lm as `transformers` has them: config.json in and out, byte tokenizer.
 
 Our parameters have its names and shapes already (`tasks.models.transformer`). Plain data: neither
 `transformers` nor `tokenizers` is needed here.
