@@ -10,52 +10,34 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Self, SupportsFloat, SupportsInt, cast
 
-import psutil
 from torch import nn
 from torch.optim import Optimizer
 
-from p2pdiloco.adapters.disk.data_dir import DataDir
-from p2pdiloco.adapters.net.p2pd import socket_folder
-from p2pdiloco.config.loader import canonical_bytes
-from p2pdiloco.config.manifest import Manifest
-from p2pdiloco.daemon.run_files.listing import saved_runs
-from p2pdiloco.errors import StorageError, UserError
+from p2pdiloco.errors import UserError
 from p2pdiloco.learner import checkpoint
 from p2pdiloco.learner.answering import DEVICES, Answering
 from p2pdiloco.learner.channel import ChannelBroken, LearnerEnd
 from p2pdiloco.learner.channel_messages import Ready, Start
 from p2pdiloco.learner.evaluate import Evaluation
 from p2pdiloco.learner.fragments import Fragments
-from p2pdiloco.learner.join import join_daemon
 from p2pdiloco.learner.lifeline import saving_s
 from p2pdiloco.learner.loop import StepReport, Training
 from p2pdiloco.learner.mailbox import Mailbox
 from p2pdiloco.learner.parallel.holding import HeldAlone
 from p2pdiloco.own_run import compare
-from p2pdiloco.tasks.manifests import load_manifest
+from p2pdiloco.session_daemon import LEAVE_S, POLL_S, SessionDaemon
 from p2pdiloco.tasks.models.parameters import named_parameters, tensor_specs
 from p2pdiloco.tasks.own_loop import NAME
 from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tensors.exchange import Exchange
 from p2pdiloco.tensors.layout import plan_fragments
 
-POLL_S = 0.05
-LEAVE_S = 9.0
-"""Seconds that a daemon needs at most to leave, beside the time that writing takes."""
-LONELY_S = 300.0
-"""Seconds without its program after which a daemon leaves by itself."""
-ADOPT_S = 5.0
-"""Seconds that a daemon that is there already has to answer: else it does not wait for a program."""
-LOG = "session.log"
 NO_NUMBER = (TypeError, ValueError, OverflowError, RuntimeError)
 """Errors that `int` and `float` raise for text, NaN, infinity, and tensors of several numbers."""
 
@@ -105,9 +87,8 @@ class Session:
         self._stopped = False
         self._computing = False
         self._answering: Answering | None = None
-        self._daemon: psutil.Process | None = None
+        self._daemon = SessionDaemon(self._folder)
         self._channel: LearnerEnd | None = None
-        self._adopted = False
         join = (join,) if isinstance(join, str) else join
         begins = isinstance(run, Path) or run.endswith(".toml")
         words = ["--genesis", "--run-file", str(run)] if begins else ["--run", run] if run else []
@@ -115,14 +96,18 @@ class Session:
             words += ["--join", address]
         until = time.monotonic() + timeout_s
         try:
-            self._socket, descriptor = self._connected([*words, *options], until)
+            self._socket, descriptor = self._daemon.connect([*words, *options], until)
             self._channel = LearnerEnd(self._socket)
             start = self._begun(until)
-            if self._adopted and run:
-                self._check_run(start.manifest, Path(run) if begins else str(run), descriptor)
+            if self._daemon.adopted and run:
+                try:
+                    self._daemon.check_run(start.manifest, Path(run) if begins else str(run))
+                except UserError:
+                    os.close(descriptor)
+                    raise
             self._mailbox, self._training = self._attach(start, descriptor, optimizer)
         except BaseException:
-            self._end_daemon(0.0)
+            self._end(0.0)
             raise
 
     def step(self, tokens: SupportsInt, loss: SupportsFloat) -> bool:
@@ -187,9 +172,7 @@ class Session:
             UserError: within `computing`.
         """
         self._outside("close")
-        if self._daemon is not None and not self._stopped:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                self._daemon.terminate()
+        if not self._stopped and self._daemon.terminate():
             until = time.monotonic() + self._leave_s
             with contextlib.suppress(ChannelBroken):  # it has ended, or does not need us any more
                 while not self._mailbox.stopping and time.monotonic() < until:
@@ -197,7 +180,7 @@ class Session:
                 if self._channel is not None:
                     self._channel.drain(self._leave_s)
         self._stopped = True
-        self._end_daemon(self._leave_s)
+        self._end(self._leave_s)
 
     def _outside(self, what: str) -> None:
         if self._computing:
@@ -225,83 +208,12 @@ class Session:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # --- the daemon ----------------------------------------------------------------------------------
-
-    def _connected(self, words: list[str], until: float) -> tuple[socket.socket, int]:
-        """Connect to the daemon that an earlier life of this program left behind, or else to a new one."""
-        path = socket_folder(self._folder) / "learner.sock"
-        found = self._left_behind(path)
-        if found is not None:
-            return found
-        with DataDir(self._folder, parents=True):
-            pass  # free: neither the socket nor the log is another program's
-        self._start_daemon(path, words)
-        while True:
-            try:
-                return join_daemon(path, max(0.1, until - time.monotonic()))
-            except StorageError as error:
-                assert self._daemon is not None
-                with contextlib.suppress(psutil.TimeoutExpired):
-                    self._daemon.wait(POLL_S)
-                self._check(until, error)
-
-    def _left_behind(self, path: Path) -> tuple[socket.socket, int] | None:
-        try:
-            connection, descriptor = join_daemon(path, ADOPT_S)
-        except StorageError:
-            return None  # nobody is there, or it has a program
-        try:
-            self._daemon = psutil.Process(int((self._folder / "lock").read_text()))
-        except (OSError, ValueError, psutil.NoSuchProcess):
-            connection.close()
-            os.close(descriptor)
-            return None
-        self._adopted = True
-        return connection, descriptor
-
-    def _start_daemon(self, path: Path, words: list[str]) -> None:
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            log = (self._folder / LOG).open("wb")
-        except OSError as error:
-            raise StorageError(f"cannot write into {self._folder}: {error.strerror}") from error
-        command = [sys.executable, "-P", "-m", "p2pdiloco", "node", "--data-dir", str(self._folder)]
-        command += ["--learner-socket", str(path), "--learner-wait-s", str(LONELY_S), "--log", "text", *words]
-        with log:
-            # A Ctrl-C at the terminal is the program's; it ends the daemon then.
-            started = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-            )
-        self._started = started  # or it would complain about a child that was not waited for
-        self._daemon = psutil.Process(started.pid)
-
-    def _check_run(self, manifest: Manifest, run: str | Path, descriptor: int) -> None:
-        """Check that the daemon that was found is in the run `run`. Raises: UserError (it is not; it is left
-        alone)."""
-        found = canonical_bytes(manifest)
-        try:
-            if isinstance(run, Path):
-                fits = canonical_bytes(load_manifest(run)) == found
-            else:
-                ours = [run_id for run_id, (_, s) in saved_runs(self._folder).items() if s.manifest == found]
-                fits = run == manifest.run.name or (len(run) >= 6 and any(i.startswith(run) for i in ours))
-            if not fits:
-                assert self._daemon is not None
-                raise UserError(
-                    f"the daemon of {self._folder} is in the run {manifest.run.name}, which is not {run}",
-                    f"end it first (process {self._daemon.pid}), or give this program another data_dir",
-                )
-        except UserError:
-            os.close(descriptor)
-            self._daemon = None  # it goes on waiting for its own program
-            raise
-
     def _begun(self, until: float) -> Start:
         """Wait for the daemon's first command: the run is found, and all of it is here."""
         assert self._channel is not None
         try:
             while not self._channel.arrived(POLL_S):
-                self._check(until, None)
+                self._daemon.check(until)
             start = self._channel.wait_start()
         except ChannelBroken as error:
             raise self._broke(error) from error
@@ -309,48 +221,18 @@ class Session:
             raise self._broke(None)
         return start
 
-    def _check(self, until: float, error: Exception | None) -> None:
-        """Check that the daemon lives and there is time left. Raises: UserError."""
-        assert self._daemon is not None
-        if not _runs(self._daemon):
-            raise self._broke(error)
-        if time.monotonic() >= until:
-            raise UserError(
-                f"the run could not be joined in time; the daemon said last: {self._last_words()}",
-                f"all of it is in {self._folder / LOG}; timeout_s may be larger",
-            )
-
     def _broke(self, error: Exception | None) -> UserError:
-        if self._daemon is not None:
-            with contextlib.suppress(psutil.TimeoutExpired):
-                self._daemon.wait(LEAVE_S)
         self._stopped = True
-        return UserError(f"the daemon has ended: {self._last_words() or error}", f"see {self._folder / LOG}")
+        return self._daemon.broke(error)
 
-    def _last_words(self) -> str:
-        try:
-            lines = (self._folder / LOG).read_text(errors="replace").strip().splitlines()
-        except OSError:
-            return ""
-        said = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-        return (said or lines or [""])[-1][:400]
-
-    def _end_daemon(self, patience_s: float) -> None:
+    def _end(self, patience_s: float) -> None:
         if self._answering is not None:
             self._answering.__exit__()
             self._answering = None
         if self._channel is not None:
             self._socket.close()
             self._channel = None
-        daemon, self._daemon = self._daemon, None
-        if daemon is None:
-            return
-        try:
-            daemon.wait(patience_s)
-        except psutil.TimeoutExpired:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                daemon.kill()  # its helpers end by themselves
-            daemon.wait()
+        self._daemon.end(patience_s)
 
     # --- the learner ---------------------------------------------------------------------------------
 
@@ -449,10 +331,3 @@ def _real(loss: SupportsFloat) -> float:
     with contextlib.suppress(*NO_NUMBER):
         return float(loss)
     raise UserError(f"Session.step: loss must be a number, it is {loss!r:.80}")
-
-
-def _runs(process: psutil.Process) -> bool:
-    try:
-        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False

@@ -65,7 +65,7 @@ OWN = {
     },
 }
 """Layer -> what it may import of p2pdiloco, beside itself and the numbers of the release. `cli`,
-`session`, `own_run` and `__main__` compose everything. `core.api` is data, not
+`session`, `session_daemon`, `own_run` and `__main__` compose everything. `core.api` is data, not
 behaviour; `core.contributions.stride` is a rule that learner and simulator must share; the daemon knows the
 learner's channel, never its loop's inside."""
 
@@ -108,7 +108,8 @@ THIRD_PARTY = {
     },
     "daemon": {"msgspec", "numpy", "psutil", "rich", "torch", "uvloop"},
     "cli": {"click", "matplotlib", "msgspec", "psutil", "rich", "uvloop"},
-    "session": {"psutil", "torch"},
+    "session": {"torch"},
+    "session_daemon": {"psutil"},
     "own_run": {"msgspec", "torch"},
     "__main__": set(),
 }
