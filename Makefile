@@ -1,11 +1,11 @@
 # make demo    the main job: a swarm on this machine, one syncer killed on the way   (ARGS="--seconds 60")
 # make test    everything that CI runs
 # make check   format, lint, types, architecture
-# Each does all set-up it needs in .venv, once.
+# Each does all set-up it needs in .venv, once; with PYTHON=python3.12, say, in an environment of that Python's own.
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-VENV := .venv
+VENV := .venv$(if $(PYTHON),-$(notdir $(PYTHON)))
 STAMP := $(VENV)/.installed
 # Plots are drawn without a display.
 export MPLBACKEND := Agg

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
+from pathlib import Path
 
 import psutil
 import pytest
+from core_coverage import CoreCoverage
 from hypothesis import HealthCheck, settings
 from two_lanes import COMPUTING, NICENESS, WAITING, Roles, TwoLanes, computes, folder_of
 from xdist.workermanage import WorkerController
@@ -32,6 +34,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Swarms come first."""
     if computes(config):
         os.nice(NICENESS)
+    if folder := os.environ.get("CORE_COVERAGE"):
+        config.pluginmanager.register(CoreCoverage(Path(folder)))
 
 
 @pytest.hookimpl(optionalhook=True)
