@@ -42,7 +42,7 @@ class SessionDaemon:
         self._folder = folder
         self._process: psutil.Process | None = None
         self.adopted = False
-        """Whether an earlier life of the program left it behind."""
+        """Found again: an earlier life of the program left it behind."""
 
     def connect(self, words: Sequence[str], until: float) -> tuple[socket.socket, int]:
         """Reach the daemon that an earlier life of the program left behind, or start one: the connection, and
