@@ -29,7 +29,7 @@ from p2pdiloco.learner.fragments import Fragments
 from p2pdiloco.learner.lifeline import saving_s
 from p2pdiloco.learner.loop import StepReport, Training
 from p2pdiloco.learner.mailbox import Mailbox
-from p2pdiloco.learner.parallel.holding import HeldAlone
+from p2pdiloco.learner.parallel.holding import HeldParameters
 from p2pdiloco.own_run import compare
 from p2pdiloco.session_daemon import LEAVE_S, POLL_S, SessionDaemon
 from p2pdiloco.tasks.models.parameters import named_parameters, tensor_specs
@@ -245,7 +245,7 @@ class Session:
         layouts = plan_fragments(specs, manifest.sync.fragments)
         parameters = named_parameters(self._model)
         fragments = Fragments(
-            HeldAlone(parameters),
+            HeldParameters(parameters),
             layouts,
             Exchange.attach(descriptor, layouts),
             start.bases,

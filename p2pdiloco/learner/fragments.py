@@ -49,7 +49,7 @@ from torch import Tensor
 from p2pdiloco.core.contributions.stride import Stride
 from p2pdiloco.errors import invariant
 from p2pdiloco.learner.channel_messages import BaseRef, CopiedOut, Install, NothingToCopy
-from p2pdiloco.learner.parallel.holding import HeldAlone
+from p2pdiloco.learner.parallel.holding import HeldParameters
 from p2pdiloco.tensors.exchange import Exchange
 from p2pdiloco.tensors.layout import FragmentLayout, scatter
 
@@ -71,7 +71,7 @@ class Fragments:
 
     def __init__(
         self,
-        held: HeldAlone,
+        held: HeldParameters,
         layouts: Sequence[FragmentLayout],
         exchange: Exchange,
         bases: Sequence[BaseRef],

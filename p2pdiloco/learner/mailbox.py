@@ -33,7 +33,7 @@ from p2pdiloco.learner.channel_messages import (
 from p2pdiloco.learner.evaluate import Evaluation, evaluate
 from p2pdiloco.learner.fragments import Fragments
 from p2pdiloco.learner.loop import StepReport, Training
-from p2pdiloco.learner.parallel.holding import Shares
+from p2pdiloco.learner.parallel.holding import HeldShares
 from p2pdiloco.tasks.models.parameters import named_parameters
 
 if TYPE_CHECKING:
@@ -229,7 +229,7 @@ class Mailbox:
 
     def _evaluate(self) -> Evaluation | None:
         held = self._fragments.held
-        if isinstance(held, Shares):
+        if isinstance(held, HeldShares):
             return self._evaluate_together(held)
         if self._spare is None:
             self._spare = self._spare_model()
@@ -238,7 +238,7 @@ class Mailbox:
         with training.meanwhile():
             return evaluate(training.task, self._spare, self._heldout, precision=training.precision)
 
-    def _evaluate_together(self, held: Shares) -> Evaluation:
+    def _evaluate_together(self, held: HeldShares) -> Evaluation:
         """Evaluate in the model that trains: there is no room for another one."""
         training, ranks = self._training, self._training.ranks
         ranks.order("aside")

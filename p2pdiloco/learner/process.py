@@ -24,7 +24,7 @@ from p2pdiloco.learner.fragments import Fragments
 from p2pdiloco.learner.lifeline import DRAIN_TIMEOUT_S, PassTooLarge
 from p2pdiloco.learner.loop import StepReport, Training, train
 from p2pdiloco.learner.mailbox import Mailbox
-from p2pdiloco.learner.parallel.holding import Copies, HeldAlone, Shares
+from p2pdiloco.learner.parallel.holding import HeldCopies, HeldParameters, HeldShares
 from p2pdiloco.learner.parallel.ranks import (
     ALONE,
     Distributed,
@@ -53,7 +53,7 @@ class LearnerParts(Struct, frozen=True):
     """Data, which rank 0 reads and deals."""
     layouts: tuple[FragmentLayout, ...]
     training: Training
-    held: HeldAlone
+    held: HeldParameters
     """The model's parameters."""
     ranks: Ranks
 
@@ -116,18 +116,18 @@ def _help(told: Order, start: Start, parts: LearnerParts) -> None:
     if told.kind == "restore":
         invariant(start.restore_path is not None, "rank 0 has taken over a state")
         checkpoint.restore_training(Path(str(start.restore_path)), training, len(layouts))
-    elif told.kind == "put" and isinstance(held, Copies | Shares):
+    elif told.kind == "put" and isinstance(held, HeldCopies | HeldShares):
         held.put(layouts[told.number])
-    elif told.kind == "take" and isinstance(held, Shares):
+    elif told.kind == "take" and isinstance(held, HeldShares):
         held.take(layouts[told.number])
     elif told.kind == "moments":
         held.moments(training.model, training.optimizer)
-    elif told.kind == "aside" and isinstance(held, Shares):
+    elif told.kind == "aside" and isinstance(held, HeldShares):
         held.set_aside()
     elif told.kind == "evaluate":
         share = parts.ranks.share(())
         evaluate(training.task, training.model, share, training.samples_at_once, training.precision)
-    elif told.kind == "back" and isinstance(held, Shares):
+    elif told.kind == "back" and isinstance(held, HeldShares):
         held.bring_back()
     else:
         invariant(False, f"{told.kind} is no order for such a learner")
@@ -162,7 +162,7 @@ def _build(start: Start, rank: int = 0, count: int = 1, folder: Path | None = No
 
 def _place(
     model: nn.Module, device: torch.device, task: Task, options: LearnerOptions, ranks: Ranks
-) -> HeldAlone:
+) -> HeldParameters:
     """Bring the model to its device, all of it or a share."""
     numel = sum(parameter.numel() for parameter in model.parameters())
     samples = task.manifest.inner.tokens_per_step // task.tokens_per_sample
@@ -171,9 +171,9 @@ def _place(
     if not ranks.sharded:
         model.to(device)
         params = named_parameters(model)
-        return HeldAlone(params) if ranks is ALONE else Copies(params, ranks)
+        return HeldParameters(params) if ranks is ALONE else HeldCopies(params, ranks)
     shard(model, device, options.precision)
-    held = Shares(model, ranks)
+    held = HeldShares(model, ranks)
     print(f"rank {ranks.rank} has {held.numel()} of {numel} parameters", file=sys.stderr, flush=True)
     return held
 

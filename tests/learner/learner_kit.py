@@ -13,7 +13,7 @@ from p2pdiloco.learner.evaluate import heldout_batch
 from p2pdiloco.learner.fragments import Fragments
 from p2pdiloco.learner.loop import Training
 from p2pdiloco.learner.mailbox import Mailbox
-from p2pdiloco.learner.parallel.holding import HeldAlone
+from p2pdiloco.learner.parallel.holding import HeldParameters
 from p2pdiloco.learner.passes import PassOptions
 from p2pdiloco.tasks.models.parameters import named_parameters
 from p2pdiloco.tasks.registry import task_of
@@ -55,7 +55,12 @@ class Bench:
         self.training = Training(task, model, data().train, "peer-a", options=PassOptions(precision="fp32"))
         self.device = self.training.device
         self.fragments = Fragments(
-            HeldAlone(named_parameters(model)), LAYOUTS, self.exchange, BASES, manifest.sync.inner_steps, 1.0
+            HeldParameters(named_parameters(model)),
+            LAYOUTS,
+            self.exchange,
+            BASES,
+            manifest.sync.inner_steps,
+            1.0,
         )
         self.fragments.scatter_bases(named_parameters(model))
         self.daemon, theirs = socket.socketpair()

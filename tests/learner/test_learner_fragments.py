@@ -9,7 +9,7 @@ import torch
 from p2pdiloco.errors import InvariantViolation, UserError
 from p2pdiloco.learner.channel_messages import BaseRef, CopiedOut, Install, NothingToCopy
 from p2pdiloco.learner.fragments import FragmentCounters, Fragments, first_due
-from p2pdiloco.learner.parallel.holding import HeldAlone
+from p2pdiloco.learner.parallel.holding import HeldParameters
 from p2pdiloco.tensors.exchange import Exchange
 from p2pdiloco.tensors.layout import TensorSpec, plan_fragments
 
@@ -26,7 +26,7 @@ class Rig:
         self.exchange = Exchange.create(LAYOUTS)
         self.exchange.base(0, 0).fill_(10.0)
         self.fragments = Fragments(
-            HeldAlone(self.params), LAYOUTS, self.exchange, [BaseRef(5, 0)] * 2, H, rho
+            HeldParameters(self.params), LAYOUTS, self.exchange, [BaseRef(5, 0)] * 2, H, rho
         )
         self.fragments.counters[0].steps_since_base = 0
 
@@ -257,7 +257,7 @@ def test_install_into_the_buffer_in_use_breaks_an_invariant(rig):
 
 def test_undisturbed_fragments_are_due_every_h_steps_spread_evenly():
     rig = Rig()
-    rig.fragments = Fragments(HeldAlone(rig.params), LAYOUTS, rig.exchange, [BaseRef(5, 0)] * 2, H, 1.0)
+    rig.fragments = Fragments(HeldParameters(rig.params), LAYOUTS, rig.exchange, [BaseRef(5, 0)] * 2, H, 1.0)
     dates = {0: [], 1: []}
     for step in range(1, 17):
         rig.fragments.count_step(1)

@@ -37,7 +37,7 @@ from p2pdiloco.learner.lifeline import PassTooLarge, end_with, exit_status
 from p2pdiloco.learner.optimizer import muon
 from p2pdiloco.learner.optimizer.build import moments
 from p2pdiloco.learner.parallel import sharding
-from p2pdiloco.learner.parallel.holding import HeldAlone
+from p2pdiloco.learner.parallel.holding import HeldParameters
 from p2pdiloco.learner.parallel.ranks import Distributed, Ranks
 from p2pdiloco.learner.parallel.sharding import blocks_of, wants_shards
 from p2pdiloco.learner.passes import Passes
@@ -157,14 +157,14 @@ def the_life_of_a_pair(pair, reference, state):
     evaluated = pair.expect(Evaluated)
     catch_up(reference, applied.inner_step)
     move += theta_of(reference.model, 1)
-    HeldAlone(named_parameters(reference.model)).scatter(move, LAYOUTS[1])
+    HeldParameters(named_parameters(reference.model)).scatter(move, LAYOUTS[1])
     again = pair.expect(CopiedOut, lambda event: event.fragment == 1)
     catch_up(reference, again.inner_step)
     assert_close(pair.exchange.sent(1), theta_of(reference.model, 1))
     merged = task_of(reference.task.manifest).model()
     for layout in LAYOUTS:
         base = pair.exchange.base(layout.index, int(layout.index == 1))
-        HeldAlone(named_parameters(merged)).scatter(base, layout)
+        HeldParameters(named_parameters(merged)).scatter(base, layout)
     heldout = heldout_batch(TASK, data().heldout, 1024)
     assert evaluated.loss == pytest.approx(evaluate(TASK, merged, heldout).loss, rel=1e-5)
     meta, tensors = pair.stop(state)
@@ -181,7 +181,7 @@ def catch_up(training, inner_step):
 
 def theta_of(model, fragment):
     theta = torch.empty(LAYOUTS[fragment].numel)
-    HeldAlone(named_parameters(model)).gather(LAYOUTS[fragment], theta)
+    HeldParameters(named_parameters(model)).gather(LAYOUTS[fragment], theta)
     return theta
 
 
@@ -231,8 +231,8 @@ def test_three_processes_learn_what_one_learns_and_two_go_on(tmp_path, monkeypat
     catch_up(reference, meta.inner_step)
     for layout in plan_fragments(reference.task.specs(), len(bases)):
         before, after = torch.empty(layout.numel), torch.empty(layout.numel)
-        HeldAlone(initial).gather(layout, before)
-        HeldAlone(named_parameters(reference.model)).gather(layout, after)
+        HeldParameters(initial).gather(layout, before)
+        HeldParameters(named_parameters(reference.model)).gather(layout, after)
         assert_close(tensors[f"displacement.{layout.index}"], before - after)
     for name, moment in moments(reference.model, reference.optimizer).items():
         assert_close(tensors[name], moment)

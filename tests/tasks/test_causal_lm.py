@@ -321,7 +321,7 @@ def test_pieces_of_any_text_are_its_share_and_all_of_it_and_cut_between_characte
         assert b"".join(piece.text for piece in found) == document.encode()
         assert [piece.ends for piece in found] == [False] * (len(found) - 1) + [True]
         assert all(piece.text.decode() for piece in found)
-        held = sum(len(piece.text) for piece in found if piece.held)
+        held = sum(len(piece.text) for piece in found if piece.heldout)
         if len(document) >= 26_000:
             assert 0.7 < held / (len(document.encode()) * percent / 100) < 1.3
 

@@ -19,7 +19,7 @@ from p2pdiloco.config.outer import EQUALS, USUAL
 from p2pdiloco.lab.vectors.bigrams import SPECS, Chain, Model, initial_params
 from p2pdiloco.learner.channel_messages import BaseRef, Install, NothingToCopy
 from p2pdiloco.learner.fragments import Fragments
-from p2pdiloco.learner.parallel.holding import HeldAlone
+from p2pdiloco.learner.parallel.holding import HeldParameters
 from p2pdiloco.simulation.node.substance import Losses, Mode, Resumed, Substance, Trainer, Work
 from p2pdiloco.simulation.rules.violation import Violation
 from p2pdiloco.simulation.world.plan import Plan, stream
@@ -163,7 +163,9 @@ class Learner(Trainer):
         for fragment, (_, state) in enumerate(self._bases):
             areas.base(fragment, 0).copy_(study.theta(fragment, state))
         refs = [BaseRef(number, 0) for number, _ in self._bases]
-        fragments = Fragments(HeldAlone(model.params), study.layouts, areas, refs, study.inner_steps, 1.0)
+        fragments = Fragments(
+            HeldParameters(model.params), study.layouts, areas, refs, study.inner_steps, 1.0
+        )
         for fragment in range(len(refs)):
             first, saved = resumed.get(fragment, (step, b""))
             moved = torch.frombuffer(bytearray(saved), dtype=torch.float32) if saved else None

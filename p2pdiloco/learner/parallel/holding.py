@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from p2pdiloco.learner.parallel.ranks import Ranks
 
 
-class HeldAlone:
+class HeldParameters:
     """Parameters that are all in this process."""
 
     whole = True
@@ -46,7 +46,7 @@ class HeldAlone:
         return moments(model, optimizer)
 
 
-class Copies(HeldAlone):
+class HeldCopies(HeldParameters):
     """Parameters that are the same in every rank; rank 0 sends the others what it puts."""
 
     def __init__(self, params: Mapping[str, Tensor], ranks: Ranks) -> None:
@@ -76,7 +76,7 @@ class RankSpan(Struct, frozen=True):
     numel: int
 
 
-class Shares(HeldAlone):
+class HeldShares(HeldParameters):
     """Parameters of which every rank has some rows (`learner.parallel.sharding`)."""
 
     whole = False

@@ -26,7 +26,7 @@ nothing."""
 class DocumentPiece(NamedTuple):
     """A part of a document."""
 
-    held: bool
+    heldout: bool
     """True: nobody trains on this part."""
     text: bytes
     ends: bool = True

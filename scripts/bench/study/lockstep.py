@@ -20,7 +20,7 @@ from p2pdiloco.learner.channel_messages import BaseRef, CopiedOut, Install, Inst
 from p2pdiloco.learner.evaluate import evaluate, heldout_batch
 from p2pdiloco.learner.fragments import Fragments, first_due
 from p2pdiloco.learner.optimizer.build import moments, set_moments
-from p2pdiloco.learner.parallel.holding import HeldAlone
+from p2pdiloco.learner.parallel.holding import HeldParameters
 from p2pdiloco.learner.reading.stream import acquainted
 from p2pdiloco.tasks.models.parameters import named_parameters
 from p2pdiloco.tasks.registry import task_of
@@ -82,7 +82,7 @@ class Learner:
             number = swarm.global_state.version(layout.index) or 0
             bases.append(BaseRef(number, 0))
         self.fragments = Fragments(
-            HeldAlone(self._parameters), swarm.layouts, self.exchange, bases, *self._settings
+            HeldParameters(self._parameters), swarm.layouts, self.exchange, bases, *self._settings
         )
         self.fragments.scatter_bases(self._parameters)
 
