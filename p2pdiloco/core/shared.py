@@ -18,7 +18,7 @@ from p2pdiloco.core.members.view import View
 from p2pdiloco.core.members.vote_disk import Saving
 from p2pdiloco.core.outbox import Outbox
 from p2pdiloco.core.timing import AnswerTime
-from p2pdiloco.core.uplinks.uplink import Strain
+from p2pdiloco.core.uplinks.uplink import OwnUplink
 
 
 class Shared:
@@ -45,8 +45,7 @@ class Shared:
         """Willing to be a syncer; set by the environment."""
         self.reach = Reach.DIRECT
         """How others can reach us; set by the environment."""
-        self.strain = Strain()
-        """How far our uplink falls short of what offices ask."""
+        self.uplink = OwnUplink()
         self.learning = False
         self.leaving = False
         self.gather_until_s = -math.inf

@@ -408,7 +408,7 @@ class Member:
     def _tell_uplink(self, members: int) -> None:
         """What our link carries, or is permitted to, decides with others' how often we hold an office."""
         rate = self.link_watch.office_bits_per_s(members)
-        if rate != self.core.shared.strain.bits_per_s:
+        if rate != self.core.shared.uplink.bits_per_s:
             self.runner.post(ev.UplinkMeasured(rate))
 
     def _on_result(self, words: str, saved: bool) -> None:

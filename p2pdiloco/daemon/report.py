@@ -198,7 +198,7 @@ class Report:
             bytes_received=received,
             bulk=self.bulk(),
             reach=WORDS[self.core.shared.reach],
-            strain=self.core.shared.strain.value,
+            thin=self.core.shared.uplink.thin,
             votes=self.core.shared.saving.works,
             link=self.link[:240],
         )
@@ -251,7 +251,7 @@ class Report:
                     offices=len(progress.offices),
                     loss=progress.loss,
                     reach=WORDS[progress.reach],
-                    strain=progress.strain,
+                    thin=progress.thin,
                 )
             )
         return rows

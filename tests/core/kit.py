@@ -164,7 +164,7 @@ def progress(heads: tuple[Head, ...], **odd: Any) -> msg.Progress:
         "offices": (),
         "saved": False,
         "reach": Reach.DIRECT,
-        "strain": 0,
+        "thin": False,
         "votes": True,
     }
     return msg.Progress(**(values | odd))

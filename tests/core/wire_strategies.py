@@ -112,7 +112,7 @@ def message_strategies(
         offices=tuples(st.tuples(texts, counts, counts)),
         saved=st.booleans(),
         reach=st.sampled_from(Reach),
-        strain=st.integers(0, 24),
+        thin=st.booleans(),
     )
     refusals = st.sampled_from(VoteRefusal)
     return {

@@ -30,7 +30,7 @@ class Timing(Struct, frozen=True, kw_only=True):
     """Each rank waits this much longer than the one before it stands for election."""
     hidden_wait_s: float = 6.0
     """Members that cannot be dialled wait this much longer where somebody who can should stand, and, elected
-    nevertheless, give way after a version or so long. Far thinner uplinks wait as long, and give way after a
+    nevertheless, give way after a version or so long. Thin uplinks wait as long, and give way after a
     version. Too short: elected where an election is slow."""
     election_timeout_s: float = 1.5
     """A candidate that has no majority by then gives up this term."""

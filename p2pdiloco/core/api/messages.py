@@ -16,7 +16,6 @@ from p2pdiloco.core.api.reach import Reach
 from p2pdiloco.core.api.reasons import VoteRefusal
 from p2pdiloco.core.api.types import (
     MAX_FRAGMENTS,
-    MAX_STRAIN,
     Certificate,
     Count,
     GroupId,
@@ -62,9 +61,8 @@ class Progress(Message, frozen=True):
     """Not confirmed, but these heads are of a state that it saved: the whole swarm may be returning."""
     reach: Reach
     """Who cannot be dialled is no syncer while somebody else can be, and gives nothing that others have."""
-    strain: Annotated[int, Meta(ge=0, le=MAX_STRAIN)]
-    """How far its uplink falls short of what offices ask (`core.uplinks.uplink`); 0: it does not, as far as
-    known."""
+    thin: bool
+    """Its uplink carries less than an office asks (`core.uplinks.uplink`)."""
     votes: bool
     """It can save a vote. Who cannot, counts in no majority."""
 

@@ -288,7 +288,3 @@ class Crypto(Protocol):
 
     def verify(self, peer: str, message: bytes, signature: bytes) -> bool:
         """Whether that peer signed the message. False, never an exception, for anything malformed."""
-
-
-MAX_STRAIN = 24
-"""A 16-millionth of what is asked."""

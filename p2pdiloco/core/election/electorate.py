@@ -11,13 +11,27 @@ majority counts those that are listed but unheard too: else each would be a majo
 from __future__ import annotations
 
 from collections.abc import Iterable
+from enum import IntEnum
 
 from p2pdiloco.core.api.reach import Reach
 from p2pdiloco.core.shared import Shared
-from p2pdiloco.core.uplinks.uplink import MUCH
 
-NOT_DIALABLE = "cannot be dialled, and others can"
-THIN = "has a far thinner uplink than others"
+
+class Fitness(IntEnum):
+    """How well a member carries an office. It leaves offices to those that are fitter."""
+
+    HIDDEN = 0
+    """Nobody can dial it."""
+    THIN = 1
+    """Its uplink carries less than an office asks."""
+    FIT = 2
+
+
+LEAVES_TO_OTHERS = {
+    Fitness.HIDDEN: "cannot be dialled, and others can",
+    Fitness.THIN: "has a thin uplink, and others have none",
+}
+"""Why."""
 
 
 class Electorate:
@@ -56,17 +70,13 @@ class Electorate:
         return self._shared.view.voters(now)
 
     def standing(self, now: float) -> list[str]:
-        """Everyone who would stand now, oneself first: ranked to decide who does. Others that cannot be
-        dialled are left out where somebody can, then those whose uplinks are far thinner than another's."""
-        shared, view = self._shared, self._shared.view
+        """Everyone who would stand now, oneself first: ranked to decide who does. Only the fittest of the
+        others are ranked, if they are as fit as we are."""
+        shared = self._shared
         willing = self.willing(now)
-        dialable = [peer for peer in willing if view.dialable(peer)]
-        own = shared.reach is Reach.DIRECT
-        found = dialable if dialable or own else willing
-        strains = [view.strain(peer) for peer in found]
-        if any(strains):
-            most = MUCH + min([*strains, shared.strain.value] if own or not dialable else strains)
-            found = [peer for peer, strain in zip(found, strains, strict=True) if strain < most]
+        fitness = {peer: self.fitness(peer) for peer in [shared.me, *willing]}
+        fittest = max(fitness.values())
+        found = [peer for peer in willing if fitness[peer] == fittest]
         if shared.leaving and not willing:
             found = self.live(now)  # they may be leaving, too, and do as we do
         return [shared.me, *found]
@@ -76,29 +86,24 @@ class Electorate:
         progress = self._shared.view.progress
         return [peer for peer in self.live(now) if (p := progress(peer)) and p.confirmed and p.stands]
 
-    def passed_over(self, peer: str, now: float) -> str:
-        """Why that peer, perhaps oneself, leaves offices to others who would stand; empty if it does not."""
-        found = self.better(peer, now)
-        return NOT_DIALABLE if NOT_DIALABLE in found.values() else next(iter(found.values()), "")
+    def fitness(self, peer: str) -> Fitness:
+        """Of that peer, perhaps oneself."""
+        shared, view = self._shared, self._shared.view
+        own = peer == shared.me
+        if not (shared.reach is Reach.DIRECT if own else view.dialable(peer)):
+            return Fitness.HIDDEN
+        return Fitness.THIN if (shared.uplink.thin if own else view.thin(peer)) else Fitness.FIT
 
-    def better(self, peer: str, now: float) -> dict[str, str]:
-        """To whom that peer, perhaps oneself, leaves offices, and why."""
-        shared, view, me = self._shared, self._shared.view, self._shared.me
-        own = shared.reach is Reach.DIRECT
-        dialable = own if peer == me else view.dialable(peer)
-        strain = shared.strain.value if peer == me else view.strain(peer)
-        if dialable and strain < MUCH:
-            return {}
-        others = {p: (view.dialable(p), view.strain(p)) for p in self.willing(now) if p != peer}
-        if peer != me and shared.votes and shared.stands and not shared.leaving:
-            others[me] = own, shared.strain.value
-        found = {}
-        for other, (there, theirs) in others.items():
-            if there > dialable:
-                found[other] = NOT_DIALABLE
-            elif there == dialable and strain - theirs >= MUCH:
-                found[other] = THIN
-        return found
+    def better(self, peer: str, now: float) -> list[str]:
+        """To whom that peer, perhaps oneself, leaves offices."""
+        shared = self._shared
+        fitness = self.fitness(peer)
+        if fitness is Fitness.FIT:
+            return []
+        others = self.willing(now)
+        if shared.votes and shared.stands and not shared.leaving:
+            others = [shared.me, *others]
+        return [other for other in others if self.fitness(other) > fitness]
 
     def out_of_earshot(self, peers: Iterable[str], now: float) -> int:
         """How many of these vote by the list of members, though we cannot hear them: there is no link between

@@ -1,4 +1,4 @@
-"""Who stands for which office: weighted rendezvous hashing (design 5.3).
+"""Who stands for which office: rendezvous hashing (ARCHITECTURE.md, "Election").
 
 Every peer computes the same order from the same members, a different one for every fragment and term,
 so that offices spread over the members and rotate by themselves without a word exchanged.
@@ -7,25 +7,13 @@ so that offices spread over the members and rotate by themselves without a word 
 from __future__ import annotations
 
 import hashlib
-import math
-from collections.abc import Mapping
+from collections.abc import Iterable
 
 
-def ranking(run: str, group: str, fragment: int, term: int, weights: Mapping[str, float]) -> list[str]:
-    """Candidates with positive weight, first-ranked first.
+def ranking(run: str, group: str, fragment: int, term: int, candidates: Iterable[str]) -> list[str]:
+    """All candidates, first-ranked first."""
 
-    Args:
-        weights: peer -> weight; twice the weight is ranked first twice as often.
-    """
-    scored = [
-        (_score(run, group, fragment, term, peer, weight), peer)
-        for peer, weight in sorted(weights.items())
-        if weight > 0
-    ]
-    return [peer for _, peer in sorted(scored, reverse=True)]
+    def score(peer: str) -> bytes:
+        return hashlib.sha256(f"{run}/{group}/{fragment}/{term}/{peer}".encode()).digest()
 
-
-def _score(run: str, group: str, fragment: int, term: int, peer: str, weight: float) -> float:
-    text = f"{run}/{group}/{fragment}/{term}/{peer}".encode()
-    draw = (int.from_bytes(hashlib.sha256(text).digest()[:6], "big") + 1) / (2**48 + 2)
-    return -weight / math.log(draw)
+    return sorted(candidates, key=score, reverse=True)

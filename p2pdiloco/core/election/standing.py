@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from p2pdiloco.core.api.types import WHOLE_RUN, Certificate
 from p2pdiloco.core.context import FragmentContext
-from p2pdiloco.core.election.electorate import NOT_DIALABLE, THIN, Electorate
+from p2pdiloco.core.election.electorate import LEAVES_TO_OTHERS, Electorate, Fitness
 from p2pdiloco.core.election.rendezvous import ranking
-from p2pdiloco.core.uplinks.uplink import weights
 
 MAX_DOUBLED = 3
 """What each rank waits doubles so many times at most."""
@@ -19,7 +18,7 @@ class Ranks:
         self._context = context
         self._group = group
         self._electorate = electorate
-        self._of: tuple[int, tuple[tuple[str, int], ...]] = (0, ())
+        self._of: tuple[int, list[str]] = (0, [])
         self._ours = 0
         self.losses = 0
         """Candidacies of ours that failed since somebody was in office."""
@@ -49,29 +48,30 @@ class Ranks:
         return self.ours(term, now) * shared.timing.stagger_s * (1 << doubled) + later_s
 
     def passed_over(self, now: float) -> bool:
-        """Whether we should leave the office to somebody who can be dialled, or to a better uplink."""
-        return bool(self._electorate.passed_over(self._context.shared.me, now))
+        """Whether we should leave the office to somebody fitter."""
+        return bool(self._electorate.better(self._context.shared.me, now))
 
     def give_way(
         self, certificate: Certificate | None, now: float, number: int = 0, candidate: str = ""
     ) -> str:
         """Why the holder should leave the office to others: it was elected where those were not there, or
-        were no better. Empty if it should not, or not yet: it first makes a version (`number`: there is one
-        of it, though not here), so that work goes on if they fail. Who cannot be dialled has time for one;
-        what is on its way to a thin uplink is not to be sent again for it, and it goes on while none of the
-        better ones has what it made: they could not be elected. `candidate`: who asks for the office; unless
-        the holder has laid it down, it has to be one of the better ones itself."""
+        were no fitter. Empty if it should not, or not yet: it first makes a version (`number`: there is one
+        of it, though not here), so that work goes on if they fail, and goes on while none of the fitter ones
+        has that: they could not be elected. Who cannot be dialled has time for one. `candidate`: who asks for
+        the office; unless the holder has laid it down, it has to be one of the fitter ones itself."""
         if certificate is None:
             return ""
-        asked_for = bool(candidate) and self._still_holds(certificate)
         better = self._electorate.better(certificate.syncer, now)
-        if asked_for:
-            better = {peer: why for peer, why in better.items() if peer == candidate}
+        if candidate and self._still_holds(certificate):
+            better = [peer for peer in better if peer == candidate]
+        if not better:
+            return ""
+        fitness = self._electorate.fitness(certificate.syncer)
         made = max(self._context.chain.head.number, number) > certificate.start_number
-        if NOT_DIALABLE in better.values():
-            waited = now - self.taken_s >= self._context.shared.timing.hidden_wait_s
-            return NOT_DIALABLE if made or waited else ""
-        return THIN if made and any(peer == candidate or self._level(peer) for peer in better) else ""
+        ends = made and any(peer == candidate or self._level(peer) for peer in better)
+        if fitness is Fitness.HIDDEN:
+            ends = made or now - self.taken_s >= self._context.shared.timing.hidden_wait_s
+        return LEAVES_TO_OTHERS[fitness] if ends else ""
 
     def _level(self, peer: str) -> bool:
         """Whether that peer, perhaps oneself, has our newest version."""
@@ -95,10 +95,7 @@ class Ranks:
         """0: we are first-ranked in that term."""
         shared = self._context.shared
         standing = self._electorate.standing(now)
-        strains = tuple(
-            (p, shared.strain.value if p == shared.me else shared.view.strain(p)) for p in standing
-        )
-        if (term, strains) != self._of:
-            order = ranking(shared.config.run, self._group, self._context.index, term, weights(strains))
-            self._of, self._ours = (term, strains), order.index(shared.me)
+        if (term, standing) != self._of:
+            order = ranking(shared.config.run, self._group, self._context.index, term, standing)
+            self._of, self._ours = (term, standing), order.index(shared.me)
         return self._ours

@@ -104,5 +104,5 @@ class Seeking:
         if not mates:
             return ""
         name = group_name(self._epoch, self._groups, 0, leaf)
-        order = ranking(run, name, fragment, self._context.chain.head.term + 1, dict.fromkeys(mates, 1.0))
+        order = ranking(run, name, fragment, self._context.chain.head.term + 1, mates)
         return order[turn // len(span) % len(order)]

@@ -96,8 +96,8 @@ class Heartbeats:
             return None
         if self._sampled is not shared.roster:
             self._sampled = shared.roster
-            weights = dict.fromkeys((peer for peer, _ in shared.roster.members if peer != shared.me), 1.0)
-            order = ranking(shared.config.run, WHOLE_RUN, 0, 0, weights)
+            others = [peer for peer, _ in shared.roster.members if peer != shared.me]
+            order = ranking(shared.config.run, WHOLE_RUN, 0, 0, others)
             start = leaf_index(shared.config.run, 0, 0, max(1, len(order)), shared.me)
             self._sample = {order[(start + i) % len(order)] for i in range(room)}
         return self._sample
@@ -136,7 +136,7 @@ class Heartbeats:
             heads=tuple([(f.index, f.chain.head) for f in self._fragments]),
             saved=self._joining.saved and not shared.confirmed,
             reach=shared.reach,
-            strain=shared.strain.value,
+            thin=shared.uplink.thin,
             votes=shared.saving.works,
             offices=tuple(
                 [
@@ -203,25 +203,20 @@ class Heartbeats:
 
     def uplink(self, event: UplinkMeasured, now: float) -> None:
         """What our uplink carries: tell them if offices ask for more, or no longer do."""
-        self._shared.strain.bits_per_s = event.bits_per_s
+        self._shared.uplink.bits_per_s = event.bits_per_s
         if self._look_at_uplink(now):
             self.next_s = min(self.next_s, now)
 
     def _look_at_uplink(self, now: float) -> bool:
         """Whether what we say of it is something new: learners' pace changes too."""
         shared = self._shared
-        if shared.strain.bits_per_s == math.inf and not shared.strain.value:
-            return False
         asked = asked_bits_per_s(shared.config, shared.median_step_s(now))
-        if not shared.strain.look(asked, now):
+        if not shared.uplink.look(asked, now):
             return False
-        strain, known = shared.strain.value, shared.strain.bits_per_s
-        words = f"up to {1 << strain} times what it carries" if strain else "no more than it carries"
+        thin, known = shared.uplink.thin, shared.uplink.bits_per_s
         carried = round(known) if known < math.inf else None
-        reason = f"offices ask for {words}"
-        shared.out.record(
-            "uplink", None, reason, bits_per_s=carried, asked_bits_per_s=round(asked), strain=strain
-        )
+        reason = f"offices ask for {'more than' if thin else 'no more than'} it carries"
+        shared.out.record("uplink", None, reason, bits_per_s=carried, asked_bits_per_s=round(asked))
         for fragment in self._fragments:
             fragment.touched = True
         return True

@@ -218,11 +218,11 @@ class View:
         progress = member.progress if member else None
         return progress is None or progress.reach is Reach.DIRECT
 
-    def strain(self, peer: str) -> int:
-        """How far that peer's uplink falls short of what offices ask; 0 of one never heard."""
+    def thin(self, peer: str) -> bool:
+        """Whether that peer's uplink carries less than offices ask, by its last heartbeat."""
         member = self._members.get(peer)
         progress = member.progress if member else None
-        return progress.strain if progress else 0
+        return progress is not None and progress.thin
 
     def has_left(self, peer: str) -> bool:
         """Whether the peer said good-bye and has not come back."""

@@ -101,7 +101,7 @@ class Calls:
         work against an older one, behind. For some sync intervals; who leaves is not waited for, and waits
         for nobody."""
         shared, view = self._shared, self._shared.view
-        if not shared.strain.value or shared.leaving:
+        if not shared.uplink.thin or shared.leaving:
             return False
         head = chain.head.number
         if any(not held.own and held.based_on >= head for held in ready):

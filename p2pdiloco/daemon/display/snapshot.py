@@ -59,8 +59,8 @@ class PeerRow(Row, frozen=True, kw_only=True):
     loss: float | None = None
     reach: Words = ""
     """How others can reach it, as it says: "direct", "relayed" or "outbound only"; empty: not known."""
-    strain: Natural = 0
-    """How far its uplink falls short of what offices ask, as it says: log2, rounded up; 0: it does not."""
+    thin: bool = False
+    """Its uplink carries less than an office asks, as it says."""
 
 
 class FragmentRow(Row, frozen=True, kw_only=True):
@@ -147,7 +147,7 @@ class NodeSnapshot(Row, frozen=True, kw_only=True):
     """What became of bulk transfers (`Transfers.counters`)."""
     reach: Words = ""
     """As in `PeerRow`."""
-    strain: Natural = 0
+    thin: bool = False
     """As in `PeerRow`."""
     votes: bool = True
     """The same."""
@@ -199,7 +199,7 @@ def status_of(snapshot: NodeSnapshot) -> StatusReport:
         offices=len(offices_of(snapshot)),
         loss=snapshot.loss,
         reach=snapshot.reach,
-        strain=snapshot.strain,
+        thin=snapshot.thin,
     )
     members = (me, *snapshot.peers)
     losses = [member.loss for member in members if member.loss is not None]

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.text import Text
 
-from p2pdiloco.core.uplinks.uplink import MUCH
 from p2pdiloco.daemon.display.snapshot import DataRow, FragmentRow, NodeSnapshot, PeerRow, offices_of
 from p2pdiloco.daemon.display.wording import (
     clean,
@@ -185,7 +184,7 @@ def role_text(row: PeerRow) -> str:
     words = [] if row.confirmed else ["catching up"]
     words += [] if row.learning else ["not training"]
     words += [] if row.votes else ["cannot save"]
-    words += ["thin uplink"] if row.strain >= MUCH else []
+    words += ["thin uplink"] if row.thin else []
     words += [f"syncer of {row.offices}"] if row.offices else []
     return ", ".join(words)
 

@@ -42,9 +42,7 @@ class Turns:
             self._known_s = max(self._known_s, now - self._interval_s + self._first_s)
         if now - self._known_s < self._interval_s:
             return False  # not even for the first
-        order = ranking(
-            self._run, OFFICE, 0, number // self._term_versions, dict.fromkeys({*learners, self._me}, 1.0)
-        )
+        order = ranking(self._run, OFFICE, 0, number // self._term_versions, {*learners, self._me})
         patience_s = self._interval_s * (1 + PATIENCE * order.index(self._me))
         return now - self._known_s >= patience_s
 

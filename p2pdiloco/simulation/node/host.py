@@ -121,7 +121,7 @@ class Host:
     def _look_at_uplink(self) -> None:
         """Tell the core what its transfers achieved, if that is new."""
         rate = self.uplink.bits_per_s
-        if rate != self.core.shared.strain.bits_per_s:
+        if rate != self.core.shared.uplink.bits_per_s:
             self.disk.uplink_bits_per_s = rate
             self.feed(ev.UplinkMeasured(rate))
         self.later(TELL_EVERY_S, self._look_at_uplink)

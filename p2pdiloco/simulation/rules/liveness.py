@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from p2pdiloco.core.api.types import SignedVersion
-from p2pdiloco.core.uplinks.uplink import MUCH
 from p2pdiloco.simulation.node.lineage import FragmentState, missing_spans
 from p2pdiloco.simulation.rules.violation import Violation
 
@@ -96,17 +95,13 @@ class Liveness:
         return ""
 
     def _thin_holder(self, up: list[Host]) -> str:
-        """Offices of the whole run are held by nobody whose uplink is far thinner than that of another whom
-        others can dial as well."""
+        """Offices of the whole run are held by nobody with a thin uplink, once somebody fitter is there."""
         hidden = self._world.network.hidden
-        strains = {host.peer: host.core.shared.strain.value for host in up}
-        for host in up:
+        fit = [host for host in up if not host.core.shared.uplink.thin and host.peer not in hidden]
+        for host in up if fit else []:
             held = [f.index for f in host.core.fragments if f.office.holding and not f.context.grouped]
-            most = MUCH + min(
-                strain for peer, strain in strains.items() if host.peer in hidden or peer not in hidden
-            )
-            if held and strains[host.peer] >= most:
-                return f"fragment {held[0]}: {host.peer}, whose uplink is far thinner than others', is syncer"
+            if held and host.core.shared.uplink.thin:
+                return f"fragment {held[0]}: {host.peer}, whose uplink is thin, is syncer"
         return ""
 
     def _missing_of(self, fragment: int, up: list[Host]) -> str:

@@ -299,7 +299,7 @@ def test_the_first_ranked_stands_first_and_each_rank_waits_longer() -> None:
     waits = {}
     for term in range(1, 40):
         solo = Solo(peers=PEERS, restored=saved(branch(0), (ef.VoteRecord(0, term - 1, "p9"),)))
-        rank = ranking("run", "all", 0, term, dict.fromkeys((*PEERS, "me"), 1.0)).index("me")
+        rank = ranking("run", "all", 0, term, (*PEERS, "me")).index("me")
         if rank not in waits:
             waited_s, stood, _ = standing(solo)
             assert stood == term
@@ -410,7 +410,7 @@ def test_a_term_ends_after_its_versions_and_the_next_is_elected() -> None:
         assert solo.fragment.office.syncer == "p1"
         solo.announce(version)
     assert solo.fragment.office.syncer is None and solo.fragment.office.why_open(solo.now) == "term 1 is over"
-    next_first = ranking("run", "all", 0, 2, dict.fromkeys((*PEERS, "me"), 1.0))[0]
+    next_first = ranking("run", "all", 0, 2, (*PEERS, "me"))[0]
     if next_first == "me":
         assert standing(solo)[1] == 2
     else:

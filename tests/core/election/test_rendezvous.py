@@ -7,20 +7,18 @@ import subprocess
 import sys
 from collections import Counter
 
-import pytest
-
 from p2pdiloco.core.election.rendezvous import ranking
 
-PEERS = {f"peer{i}": 1.0 for i in range(8)}
+PEERS = [f"peer{i}" for i in range(8)]
 
 
-def firsts(weights: dict[str, float], terms: int = 2000) -> Counter[str]:
-    return Counter(ranking("run", "all", 0, term, weights)[0] for term in range(terms))
+def firsts(peers: list[str], terms: int = 2000) -> Counter[str]:
+    return Counter(ranking("run", "all", 0, term, peers)[0] for term in range(terms))
 
 
-def test_everybody_with_weight_is_ranked_once() -> None:
-    assert sorted(ranking("run", "all", 0, 1, PEERS | {"nat": 0.0})) == sorted(PEERS)
-    assert ranking("run", "all", 0, 1, {}) == []
+def test_everybody_is_ranked_once() -> None:
+    assert sorted(ranking("run", "all", 0, 1, PEERS)) == PEERS
+    assert ranking("run", "all", 0, 1, []) == []
 
 
 def test_the_office_is_spread_over_members_by_terms() -> None:
@@ -32,12 +30,8 @@ def test_fragments_of_one_term_have_different_syncers() -> None:
     assert len({ranking("run", "all", fragment, 1, PEERS)[0] for fragment in range(24)}) >= 6
 
 
-def test_weight_is_the_odds_of_being_first() -> None:
-    assert firsts(PEERS | {"peer0": 2.0})["peer0"] == pytest.approx(2000 * 2 / 9, rel=0.15)
-
-
 def test_who_goes_or_comes_changes_nobody_elses_order() -> None:
-    fewer = {peer: weight for peer, weight in PEERS.items() if peer != "peer3"}
+    fewer = [peer for peer in PEERS if peer != "peer3"]
     for term in range(50):
         order = ranking("run", "all", 0, term, PEERS)
         assert ranking("run", "all", 0, term, fewer) == [p for p in order if p != "peer3"]
@@ -54,7 +48,7 @@ def test_the_order_depends_on_run_and_group() -> None:
 def test_another_process_ranks_the_same() -> None:
     code = (
         "from p2pdiloco.core.election.rendezvous import ranking;"
-        "print(ranking('run', 'all', 1, 2, {f'peer{i}': 1.0 for i in reversed(range(8))}))"
+        "print(ranking('run', 'all', 1, 2, [f'peer{i}' for i in reversed(range(8))]))"
     )
     env = os.environ | {"PYTHONHASHSEED": "7"}
     done = subprocess.run(

@@ -168,13 +168,13 @@ async def test_a_member_remembers_its_uplink_over_a_restart(tmp_path: Path) -> N
     save_uplink(tmp_path / "a", 3e6)
     async with Neighbourhood(tmp_path) as town:
         member = await town.member("a", genesis=True)
-        assert member.core.shared.strain.bits_per_s == 3e6
+        assert member.core.shared.uplink.bits_per_s == 3e6
         uplink = member.meters.uplink
         for _ in range(LEAST_SAMPLES):
             with uplink.given.moving():
                 uplink.given._from_bytes -= LEAST_BYTES
         member.judge_link()
-        assert member.core.shared.strain.bits_per_s == uplink.measured_bits_per_s > 3e6
+        assert member.core.shared.uplink.bits_per_s == uplink.measured_bits_per_s > 3e6
         await member.save_fragments()
         assert load_uplink(member._settings.data_dir) == uplink.measured_bits_per_s
 
@@ -264,7 +264,7 @@ async def test_a_member_says_it_everywhere_and_tells_its_learner_and_the_next_on
         assert "--max-download: 100 kbit/s carry the control messages of 9 members" in caplog.text
         link, meters = member.link_watch, member.meters
         assert (meters.link.upload_bits_per_s, meters.link.download_bits_per_s) == (3e6, 100e3)
-        said = member.core.shared.strain
+        said = member.core.shared.uplink
         assert said.bits_per_s == pytest.approx(100e3 * 3), (
             "alone a syncer has only its own update to take in"
         )
