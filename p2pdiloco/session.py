@@ -1,9 +1,8 @@
 """`p2pdiloco.Session`: a training loop of your own as a node's learner.
 
-The session starts the real daemon as a process of its own, as `p2pdiloco node` does, and is its learner: the
-program's process has the model, and talks to the daemon over the socket and the shared memory over which the
-daemon talks to a learner that it starts itself (`daemon.learner.guest`, `learner.channel`,
-`tensors.exchange`).
+The session starts the real daemon as a process of its own, as `p2pdiloco node` does, and is its learner. The
+program's process has the model. It talks to the daemon over socket and shared memory, as a learner does that
+the daemon starts itself (`daemon.learner.guest`, `learner.channel`, `tensors.exchange`).
 """
 
 from __future__ import annotations

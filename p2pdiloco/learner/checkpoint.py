@@ -1,10 +1,11 @@
 """State of the learner on disk: one safetensors file, written atomically, with a digest.
 
-It keeps what no peer has: per fragment the displacement from the base (it does not depend on which
-version the base is, so it can be put on a newer one) and the part of it that was not in flight, the
-optimizer's moments and the counters. (`learner.reading.stream` keeps the place in the data.) Digest: SHA-256
-over the metadata and the bytes of all tensors by name, in the file's own metadata; so one rename replaces
-file and digest together.
+It keeps what no peer has: of every fragment the displacement from the base and the part of it that was not in
+flight, the optimizer's moments, and the counters. A displacement does not depend on which version the base
+is, so it can be put on a newer one. (`learner.reading.stream` keeps the place in the data.)
+
+The digest is SHA-256 over the metadata and the bytes of all tensors by name. It lies in the file's own
+metadata, so one rename replaces file and digest together.
 """
 
 from __future__ import annotations

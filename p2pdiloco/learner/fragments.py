@@ -32,9 +32,9 @@ A merged install does not restart the count, so that an undisturbed fragment is 
 A learner whose link is too thin takes part in every k-th version only (`take_part`): what it has to say goes
 on growing with each rebase, and is due after k H steps of its own.
 
-What the daemon must keep to: one base buffer is the learner's (the one last `Applied`), the other is the
-daemon's; it posts no `Install` of a fragment before the last one is `Applied`, does not write a buffer
-that an encode of its own still reads (`CopiedOut.base_buffer`), posts merged only for the copy that
+Rules that the daemon keeps. One base buffer is the learner's (the one last `Applied`), the other is the
+daemon's. The daemon posts no `Install` of a fragment before the last one is `Applied`. It does not write a
+buffer that an encode of its own still reads (`CopiedOut.base_buffer`). It posts merged only for the copy that
 occupies the slot of *this* learner process, and `FreeSlot` or merged only when its encode is over.
 """
 

@@ -96,9 +96,14 @@ class Mailbox:
         min_step_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`heldout`: samples to evaluate on; `spare_model` makes the second instance that the global
-        parameters are evaluated in, at the first evaluation; `min_step_s`: an inner step takes so long at
-        least, on average, and what it does not need of that is spent waiting for commands."""
+        """Make the hook of one training.
+
+        Args:
+            heldout: samples to evaluate on.
+            spare_model: makes the second instance that the global parameters are evaluated in, at the first
+                evaluation.
+            min_step_s: least seconds of an inner step, on average; the rest is spent waiting for commands.
+        """
         self._channel = channel
         self._training = training
         self._fragments = fragments

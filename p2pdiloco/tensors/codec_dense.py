@@ -1,9 +1,9 @@
 """Codecs that send every element: fp32, bf16, and int8 with a scale per block.
 
-None has error feedback. What they leave out of a contribution is at most a hundredth of it, is rounding
-that differs from one to the next, and is averaged over the learners; the update leaves out as much again,
-and nobody feeds that back: with four learners all that was ever rounded grows by an eighth. Feedback would
-cost a third more time to encode, and eight bytes of memory a parameter.
+None has error feedback. What they leave out of a contribution is at most a hundredth of it: rounding that
+differs from one to the next, and is averaged over the learners. The update leaves out as much again, and that
+is not fed back either way. So without feedback all that was ever rounded grows by an eighth, with four
+learners. Feedback would cost a third more time to encode, and eight bytes of memory a parameter.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@
     sent               the learner's parameters theta as they were at the last copy-out; of a displacement of
                        many sync intervals a share (`core.contributions.stride`).
 
-Who writes: the daemon writes only the base buffer that the learner does not use, and not while it still
-reads that buffer to encode a contribution (`CopiedOut` names the buffer); the learner writes `sent`, only
-at a copy-out, and never while its slot is in use. So no lock is needed.
+No lock is needed. The daemon writes only the base buffer that the learner does not use, and not while it
+still reads that buffer to encode a contribution (`CopiedOut` names the buffer). The learner writes only
+`sent`, at a copy-out, and never while its slot is in use.
 
 The memory has no name in any file system (memfd, or a temporary file that is unlinked at once): the
 kernel frees it with the last process that maps it, also after kill -9.

@@ -65,8 +65,8 @@ def plan_fragments(specs: Sequence[TensorSpec], fragments: int) -> tuple[Fragmen
     2604.21428).
 
     A tensor that alone exceeds the mean fragment is split by rows. Where bins are still uneven after that,
-    the size above which tensors are split is lowered step by step until the largest bin is within
-    `BALANCED` of the mean, or rows are as fine as it goes: so large tensors stay as whole as balance allows.
+    the size above which tensors are split is lowered step by step, until the largest bin is within
+    `BALANCED` of the mean, or rows are as fine as it goes. So large tensors stay as whole as balance allows.
     Deterministic.
 
     Raises:

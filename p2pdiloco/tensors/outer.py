@@ -55,14 +55,17 @@ def outer_step(
     out_momentum: Tensor,
     share: float = 1.0,
 ) -> None:
-    """Make the outer step: m' = mu m + delta; theta' = theta - eta (delta + mu m') (Decoupled DiLoCo; delta =
-    base - local).
+    """Make the outer step of Decoupled DiLoCo, with delta = base - local.
 
-    `share` f < 1: delta is of that part of an interval only (somebody leaves, or all have just begun), so
-    momentum does that part of its work: m' = (1 - f (1 - mu)) m + delta; theta' = theta - eta (delta + mu m'
-    - (1 - f) mu m), with this version's mu throughout, also while it warms up. With f = 0 and no delta
-    nothing changes. A whole step of momentum would lead everybody away from where the learners are, and so
-    short a delta does not bring them back.
+        m' = mu m + delta;   theta' = theta - eta (delta + mu m')
+
+    `share` f < 1: delta is of that part of an interval only (somebody leaves, or all have just begun). So
+    momentum does that part of its work, with this version's mu throughout, also while it warms up:
+
+        m' = (1 - f (1 - mu)) m + delta;   theta' = theta - eta (delta + mu m' - (1 - f) mu m)
+
+    With f = 0 and no delta nothing changes. A whole step of momentum would lead everybody away from where the
+    learners are, and so short a delta does not bring them back.
 
     All tensors fp32 [numel]; outputs do not overlap inputs. eta, mu and what is made of mu and f are rounded
     to fp32 before use.

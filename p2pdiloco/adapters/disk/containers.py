@@ -1,13 +1,12 @@
-"""The two file formats of a run's store. Every byte that matters is under a checksum.
+"""File formats of a run's store, checkpoint and update. Every byte that matters is under a checksum.
 
-Checkpoint: a safetensors file with the fp32 vectors `theta` and `momentum`; its metadata holds the signed
-version and the watermarks (base64 of their msgpack) and the checksum. Read with the safetensors library;
-written here, because the library builds the whole file in memory with the interpreter lock held (measured:
-0.4 s for 240 MB, in which the daemon would be mute), while the format is a length, a JSON header, and data.
+Checkpoint: a safetensors file with the fp32 vectors `theta` and `momentum`. Its metadata holds the signed
+version and the watermarks (base64 of their msgpack) and the checksum. It is read with the safetensors
+library, but written here: the format is a length, a JSON header, and data. The library builds the whole file
+in memory with the interpreter lock held (measured: 0.4 s for 240 MB, in which the daemon would be mute).
 
 Update: magic, length of the signed version (4 bytes, little endian), its msgpack, the SHA-256 of all that,
-and the payload, whose digest is in the version: it was compared before it came here, so that saving it needs
-no second one.
+and the payload. The payload's digest is in the version, and was compared before it came here.
 
 Nothing is unpickled; `CorruptFile` is the only thing that decoding raises.
 """

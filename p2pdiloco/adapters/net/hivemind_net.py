@@ -386,9 +386,12 @@ class HivemindTransport(Endpoint):
         return reached
 
     async def _look_for_lost(self) -> None:
-        """Dial whom we are not connected to any more and must not lose: the initial peers (a bootstrap that
-        came back knows nobody, and nobody else would tell it of us), and, while we know hardly anybody, those
-        met before. Without it a swarm and a newcomer could stay two swarms for ever."""
+        """Dial peers that we are not connected to any more and must not lose.
+
+        They are the initial peers (a bootstrap that came back knows nobody, and nobody else would tell it of
+        us) and, while we know hardly anybody, those met before. Without it a swarm and a newcomer could stay
+        two swarms for ever.
+        """
         wanted: dict[str, list[str]] = {}
         for address, peer in self._initial:
             if peer not in self._connected:

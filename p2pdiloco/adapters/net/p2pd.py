@@ -1,8 +1,8 @@
 """Process p2pd (go-libp2p daemon) of our own: started, watched and ended by us.
 
 The binary comes with hivemind's wheel; hivemind itself is not imported here. p2pd ends by itself when its
-last persistent control connection closes, which is what happens when our process is killed, and after 30 s
-without any; should one be left nevertheless (stopped, wedged), the next start ends it by its recorded pid.
+last persistent control connection closes, as when our process is killed, and after 30 s without any. Should
+one be left nevertheless (stopped, wedged), the next start ends it by its recorded pid.
 """
 
 from __future__ import annotations

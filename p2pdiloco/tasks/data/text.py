@@ -5,9 +5,9 @@ can run this (without its tests, which many distributions leave out; another ver
 "files" is a file or a folder, every file a document; "jsonl" and "parquet" are such files
 (`tasks.data.documents`), every line or row a document.
 
-Split (`tasks.data.split`). Files give up parts that their bytes say; a line or row is held out if the hash of
-its text says so, a file of the standard library if that of its relative name does: on every peer alike that
-has it.
+Split (`tasks.data.split`). Files give up parts that their bytes say. A line or row is held out if the hash of
+its text says so, a file of the standard library if that of its relative name does. So it is on every peer
+that has it.
 """
 
 from __future__ import annotations
