@@ -31,12 +31,13 @@ from typing import Any
 
 import msgspec
 
-from benchkit import arguments, diary, finish, of_kind, spread, table
+from benchkit import arguments, finish, spread, table
 from p2pdiloco.adapters.net.p2pd import socket_folder
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.presets import for_run
 from p2pdiloco.config.settings import NodeSettings
 from p2pdiloco.lab.guard import Guard
+from p2pdiloco.lab.swarm.event_log import read_log
 from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tensors.codec import CODECS
 from p2pdiloco.tensors.codec import codec as chosen_codec
@@ -142,8 +143,8 @@ def measure(codec: str, args: Any) -> Figures:
             sizes = [layout.numel for layout in plan_fragments(task_of(manifest).specs(), args.fragments)]
             figures.learners = meanwhile(ours, folder, sizes, args.repeats, guard)
         for index in range(args.nodes):
-            merges = of_kind(diary(folder / f"node-{index}" / "events.jsonl"), "merge")
-            figures.contributors += [line["contributors"] for line in merges if "contributors" in line]
+            lines = read_log(folder / f"node-{index}" / "events.jsonl")
+            figures.contributors += [line.contributors for line in lines if line.is_merge()]
     finally:
         for peer in (*ours, *theirs):
             peer.end()

@@ -21,21 +21,11 @@ from pathlib import Path
 
 import msgspec
 
-from benchkit import (
-    NEVER,
-    arguments,
-    diary,
-    events_of,
-    finish,
-    of_kind,
-    running_swarm,
-    spread,
-    table,
-    wait_until,
-)
+from benchkit import NEVER, arguments, finish, running_swarm, spread, table, wait_until
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.presets import for_run
 from p2pdiloco.daemon.learner.host import LearnerExited, LearnerHost
+from p2pdiloco.lab.swarm.event_log import of_kind, read_log
 from p2pdiloco.learner.channel_messages import BaseRef, LearnerOptions, Note, Status
 from p2pdiloco.learner.device import choose_device
 from p2pdiloco.tasks.registry import task_of
@@ -175,31 +165,31 @@ def in_swarm(
     flags = ["--device", options.device, "--threads", str(options.threads), "--precision", options.precision]
     flags += ["--micro-batch-tokens", str(options.micro_batch_tokens), *["--compile"] * options.compile]
     with running_swarm(folder, manifest, nodes, *NEVER, *flags) as swarm:
-        diaries = [events_of(node) for node in swarm.nodes]
+        diaries = [node.events for node in swarm.nodes]
 
         def check() -> None:
             for node, path in zip(swarm.nodes, diaries, strict=True):
-                ends = [line for line in of_kind(diary(path), "learner") if "code" in line]
+                ends = [line for line in of_kind(read_log(path), "learner") if line.code is not None]
                 if ends or not node.alive:
-                    raise Ended(ends[0]["reason"] if ends else node.last_words())
+                    raise Ended(ends[0].reason if ends else node.last_words())
 
         def warm() -> bool:
             check()
-            steps = [of_kind(diary(path), "progress")[-1]["inner_step"] for path in diaries]
+            steps = [of_kind(read_log(path), "progress")[-1].inner_step for path in diaries]
             return min(steps) >= WARM_UP_STEPS
 
         wait_until(warm, WARM_UP_TIMEOUT_S)
         time.sleep(seconds)
         check()
-        found = [diary(path) for path in diaries]
+        found = [read_log(path) for path in diaries]
     points = [
         [
-            Point(p["inner_step"], p["cpu_s"], p["step_time_s"], p["longest_gap_s"], p["mono"])
+            Point(p.inner_step, p.cpu_s, p.step_time_s, p.longest_gap_s, p.mono)
             for p in of_kind(lines, "progress")
         ]
         for lines in found
     ]
-    merges = [line for lines in found for line in of_kind(lines, "merge") if "contributors" in line]
+    merges = [line for lines in found for line in lines if line.is_merge()]
     return [rate(its) for its in points], len(merges)
 
 

@@ -47,21 +47,11 @@ from typing import Any
 import msgspec
 
 from bench_wire import MOST_OF_A_MEMBERS, everywhere, given, numels_of, paced, roles, versions
-from benchkit import (
-    NEVER,
-    Line,
-    arguments,
-    diary,
-    events_of,
-    finish,
-    of_kind,
-    running_swarm,
-    spread,
-    wait_until,
-)
+from benchkit import NEVER, arguments, finish, running_swarm, spread, wait_until
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.presets import for_run
 from p2pdiloco.lab.links.homes import Shape, ShapedLinks
+from p2pdiloco.lab.swarm.event_log import Line, of_kind, read_log
 from p2pdiloco.lab.swarm.swarm import Swarm
 
 NODES = 4
@@ -114,14 +104,14 @@ def paces(lines: list[Line]) -> tuple[float, float]:
     if len(said) < 2:
         return 0.0, 0.0
     first, last = said[0], said[-1]
-    steps = last["inner_step"] - first["inner_step"]
-    return steps / (last["mono"] - first["mono"]), max(line["longest_gap_s"] for line in said)
+    steps = last.inner_step - first.inner_step
+    return steps / (last.mono - first.mono), max(line.longest_gap_s for line in said)
 
 
 def alarms(diaries: dict[str, list[Line]]) -> dict[str, int]:
     """How often something was taken for failed, by kind, at all nodes."""
     every = [line for lines in diaries.values() for line in lines]
-    voided = [line for line in of_kind(every, "office") if line["reason"].startswith("void")]
+    voided = [line for line in of_kind(every, "office") if line.reason.startswith("void")]
     counts = {kind: len(of_kind(every, kind)) for kind in ("silent", "suspicion")}
     return {**counts, "void": len(voided), "lag": len(of_kind(every, "health"))}
 
@@ -132,20 +122,17 @@ def reading(diaries: dict[str, list[Line]], manifest: Manifest, seconds: float) 
     made = versions(diaries)
     published: dict[tuple[int, int], float] = {}
     for lines in diaries.values():
-        for line in of_kind(lines, "publish"):
-            if "digest" in line:
-                published[line["fragment"], line["number"]] = line["mono"]
+        published |= {line.version: line.mono for line in lines if line.is_made()}
     delays = [
-        line["mono"] - published[line["fragment"], line["number"]]
+        line.mono - published[line.version]
         for lines in diaries.values()
         for line in of_kind(lines, "apply")
-        if (line["fragment"], line.get("number")) in published
+        if line.version in published
     ]
     sync = manifest.sync
     possible = sync.fragments * seconds / (sync.inner_steps * STEP_S)
     members = [version.contributors for version in made.values() if version.contributors]
-    mine = {name: of_kind(lines, "contribution") for name, lines in diaries.items()}
-    merged = {name: sum("tokens" in c and "attempts" in c for c in lines) for name, lines in mine.items()}
+    merged = {name: sum(line.is_merged() for line in lines) for name, lines in diaries.items()}
     return {
         "utilisation": {name: speed * STEP_S for name, (speed, _) in speeds.items()},
         "longest_gap_s": max(gap for _, gap in speeds.values()),
@@ -160,9 +147,7 @@ def reading(diaries: dict[str, list[Line]], manifest: Manifest, seconds: float) 
 
 def since(swarm: Swarm, mono: float) -> dict[str, list[Line]]:
     """All nodes' diaries from a moment on."""
-    return {
-        node.name: [line for line in diary(events_of(node)) if line["mono"] >= mono] for node in swarm.nodes
-    }
+    return {node.name: [line for line in read_log(node.events) if line.mono >= mono] for node in swarm.nodes}
 
 
 def begun(swarm: Swarm, fragments: int, least: int, followers: int) -> bool:
@@ -196,11 +181,11 @@ def measure(cell: str, manifest: Manifest, seconds: float) -> dict[str, Any]:
             found = reading(since(swarm, began), manifest, took)
             made = versions(since(swarm, began)).values()
             moved = given(earlier, since(swarm, 0.0))
-            said = {node.name: of_kind(diary(events_of(node)), "link") for node in swarm.nodes}
+            said = {node.name: of_kind(read_log(node.events), "link") for node in swarm.nodes}
     finally:
         links.close()
     names = found["utilisation"]
-    found["every"] = {name: said[name][-1]["every"] if said[name] else 1 for name in names}
+    found["every"] = {name: said[name][-1].every if said[name] else 1 for name in names}
     found["sent_mbit_per_s"] = {
         name: 8e-6 * (after[name]["bytes"] - before[name]["bytes"]) / took for name in names
     }

@@ -16,19 +16,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchkit import (
-    Line,
-    arguments,
-    diary,
-    events_of,
-    finish,
-    of_kind,
-    running_swarm,
-    spread,
-    table,
-    wait_until,
-)
+from benchkit import arguments, finish, running_swarm, spread, table, wait_until
 from p2pdiloco.config.presets import for_run
+from p2pdiloco.lab.swarm.event_log import Line, of_kind, read_log
 from p2pdiloco.lab.swarm.swarm import Member, Swarm
 
 QUIET_S = 6.0
@@ -46,16 +36,16 @@ class Watch:
     def read(self) -> None:
         """Take in what was written since."""
         for node in self._swarm.nodes:
-            self.lines[node.name] = diary(events_of(node))
+            self.lines[node.name] = read_log(node.events)
 
     def offices(self) -> dict[int, str]:
         """Fragment -> name of the node that made its newest version."""
         newest: dict[int, tuple[int, str]] = {}
         for name, lines in self.lines.items():
             for line in of_kind(lines, "publish"):
-                number = line["number"]
-                if number > newest.get(line["fragment"], (-1, ""))[0]:
-                    newest[line["fragment"]] = (number, name)
+                number = line.number
+                if number > newest.get(line.fragment, (-1, ""))[0]:
+                    newest[line.fragment] = (number, name)
         return {fragment: name for fragment, (_, name) in newest.items()}
 
     def published(self, but: str) -> dict[int, list[tuple[float, int]]]:
@@ -64,7 +54,7 @@ class Watch:
         for name, lines in self.lines.items():
             if name != but:
                 for line in of_kind(lines, "publish"):
-                    found.setdefault(line["fragment"], []).append((line["mono"], line["number"]))
+                    found.setdefault(line.fragment, []).append((line.mono, line.number))
         return {fragment: sorted(times) for fragment, times in found.items()}
 
 
@@ -99,8 +89,8 @@ def one_kill(swarm: Swarm, watch: Watch, figures: dict[str, list[float]]) -> Non
         if not node.alive:
             continue
         for line in of_kind(watch.lines[node.name], "progress"):
-            if killed_s - 1 < line["mono"] < killed_s + AFTER_S:
-                figures["gap_in_steps"].append(line["longest_gap_s"] / line["step_time_s"])
+            if killed_s - 1 < line.mono < killed_s + AFTER_S:
+                figures["gap_in_steps"].append(line.longest_gap_s / line.step_time_s)
     bring_back(swarm, watch, victim, figures)
 
 
@@ -112,7 +102,7 @@ def bring_back(swarm: Swarm, watch: Watch, victim: Member, figures: dict[str, li
     def merged() -> list[float]:
         watch.read()
         lines = of_kind(watch.lines[victim.name], "contribution")
-        return [x["mono"] for x in lines if x["mono"] > relaunched_s and x["reason"] == "merged"]
+        return [x.mono for x in lines if x.mono > relaunched_s and x.reason == "merged"]
 
     wait_until(lambda: bool(merged()), PATIENCE_S * 2)
     figures["t_back_s"].append(min(merged()) - relaunched_s)

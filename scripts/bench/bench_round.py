@@ -19,9 +19,10 @@ from typing import Any
 import msgspec
 import psutil
 
-from benchkit import NEVER, Line, arguments, diary, events_of, finish, of_kind, running_swarm, spread, table
+from benchkit import NEVER, arguments, finish, running_swarm, spread, table
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.presets import for_run
+from p2pdiloco.lab.swarm.event_log import Line, of_kind, read_log
 from p2pdiloco.lab.swarm.swarm import Member
 from p2pdiloco.tasks.registry import task_of
 
@@ -43,13 +44,13 @@ def rounds(diaries: dict[str, list[Line]]) -> tuple[list[float], list[float]]:
     done: dict[tuple[int, int], list[float]] = {}
     for lines in diaries.values():
         for line in lines:
-            key = (line["fragment"], line.get("number"))
-            if line["kind"] == "closing":
-                begun[key] = line["mono"]
-            elif line["kind"] == "merge":
-                closed[key] = line["mono"]
-            elif line["kind"] in ("publish", "apply"):
-                done.setdefault(key, []).append(line["mono"])
+            key = line.version
+            if line.kind == "closing":
+                begun[key] = line.mono
+            elif line.kind == "merge":
+                closed[key] = line.mono
+            elif line.kind in ("publish", "apply"):
+                done.setdefault(key, []).append(line.mono)
     whole = {k: max(v) for k, v in done.items() if len(v) == len(diaries) and k in begun and k in closed}
     return [at - begun[k] for k, at in whole.items()], [at - closed[k] for k, at in whole.items()]
 
@@ -94,13 +95,10 @@ def main() -> None:
         before, began_s = [cost(node) for node in swarm.nodes], time.monotonic()
         time.sleep(args.seconds)
         after, ended_s = [cost(node) for node in swarm.nodes], time.monotonic()
-        diaries = {node.name: diary(events_of(node)) for node in swarm.nodes}
+        diaries = {node.name: read_log(node.events) for node in swarm.nodes}
     latency, after_closing = rounds(diaries)
     made = sum(
-        1
-        for lines in diaries.values()
-        for line in of_kind(lines, "publish")
-        if began_s < line["mono"] < ended_s
+        1 for lines in diaries.values() for line in of_kind(lines, "publish") if began_s < line.mono < ended_s
     )
     parameters = sum(spec.numel for spec in task_of(manifest).specs())
     cpu = [

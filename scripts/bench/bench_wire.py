@@ -36,10 +36,11 @@ from typing import Any
 
 import msgspec
 
-from benchkit import NEVER, Line, arguments, diary, events_of, finish, of_kind, running_swarm, spread
+from benchkit import NEVER, arguments, finish, running_swarm, spread
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.presets import for_run
 from p2pdiloco.lab.links.namespaces import Links
+from p2pdiloco.lab.swarm.event_log import Line, of_kind, read_log
 from p2pdiloco.lab.swarm.swarm import Swarm
 from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tensors.codec import codec
@@ -137,12 +138,11 @@ def versions(diaries: dict[str, list[Line]]) -> dict[tuple[int, int], Made]:
     found: dict[tuple[int, int], Made] = {}
     for name, lines in diaries.items():
         merged: dict[tuple[int, int], int] = {}
-        for line in of_kind(lines, "merge", "publish"):
-            key = (line["fragment"], line.get("number", -1))
-            if "contributors" in line:
-                merged[key] = line["contributors"]
-            elif line["kind"] == "publish" and "digest" in line:
-                found[key] = Made(*key, name, merged.get(key, 0))
+        for line in lines:
+            if line.is_merge():
+                merged[line.version] = line.contributors
+            elif line.is_made():
+                found[line.version] = Made(*line.version, name, merged.get(line.version, 0))
     return found
 
 
@@ -150,9 +150,9 @@ def everywhere(diaries: dict[str, list[Line]], keys: Iterable[tuple[int, int]]) 
     """Whether every node has each of these versions, or a later one of its fragment."""
     for lines in diaries.values():
         heads: dict[int, int] = {}
-        for line in of_kind(lines, "publish", "apply", "catchup"):
-            if "digest" in line:
-                heads[line["fragment"]] = max(heads.get(line["fragment"], 0), line["number"])
+        for line in lines:
+            if line.is_head():
+                heads[line.fragment] = max(heads.get(line.fragment, 0), line.number)
         if any(heads.get(fragment, 0) < number for fragment, number in keys):
             return False
     return True
@@ -168,7 +168,7 @@ def given(before: dict[str, list[Line]], now: dict[str, list[Line]]) -> Given:
 
     def total(diaries: dict[str, list[Line]], key: str) -> int:
         said = [of_kind(lines, "progress") for lines in diaries.values()]
-        return sum(lines[-1][key] for lines in said if lines)
+        return sum(getattr(lines[-1], key) for lines in said if lines)
 
     sums = (total(now, key) - total(before, key) for key in Given.__struct_fields__)
     return Given(*sums)
@@ -225,7 +225,7 @@ class Probe:
             if any(max(m.up_bytes, m.down_bytes) > QUIET_BYTES_PER_S * passed_s for m in moved):
                 continue
             self.control += [m.in_sockets()[0] / passed_s for m in moved]
-            self.diaries = diaries = {node.name: diary(events_of(node)) for node in self._swarm.nodes}
+            self.diaries = diaries = {node.name: read_log(node.events) for node in self._swarm.nodes}
             made = versions(diaries)
             heads = {f: max((n for g, n in made if g == f), default=0) for f in range(self._fragments)}
             if all(heads[f] >= at_least.get(f, 1) for f in heads) and everywhere(diaries, made):

@@ -8,7 +8,7 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.lab.links.homes import ShapedLinks
 from p2pdiloco.lab.links.namespaces import Links
-from p2pdiloco.lab.swarm.swarm import Member, Swarm
+from p2pdiloco.lab.swarm.event_log import of_kind, read_log
+from p2pdiloco.lab.swarm.swarm import Swarm
 from p2pdiloco.tasks.manifests import render_toml
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
     from p2pdiloco.tasks.task import Batch, Task
 
-Line = dict[str, Any]
 START_TIMEOUT_S = 240.0
 MIB = 1 << 20
 AT_ONCE = {"MALLOC_MMAP_THRESHOLD_": "65536"}
@@ -55,17 +55,12 @@ def running_swarm(
             node.arguments += [*flags, *its]
         swarm.start_nodes(address)
         for node in swarm.nodes:
-            wait_until(lambda node=node: bool(of_kind(diary(events_of(node)), "progress")), START_TIMEOUT_S)
+            wait_until(lambda node=node: bool(of_kind(read_log(node.events), "progress")), START_TIMEOUT_S)
             swarm.watch()
         yield swarm
     finally:
         swarm.leave(time.sleep)
         swarm.end()
-
-
-def events_of(node: Member) -> Path:
-    """A node's diary."""
-    return node.data_dir / "events.jsonl"
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float) -> None:
@@ -111,21 +106,6 @@ def both_passes(task: Task, model: nn.Module, batch: Batch, bf16: bool) -> None:
     with autocast(torch.device("cpu"), bf16):
         loss = task.loss(model, batch)
     torch.autograd.backward(loss)
-
-
-def diary(path: Path) -> list[Line]:
-    """All whole lines of an events.jsonl, the rotated part first."""
-    lines: list[Line] = []
-    for part in (path.with_name(path.name + ".1"), path):
-        if part.exists():
-            text = part.read_text()
-            lines += [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
-    return lines
-
-
-def of_kind(lines: Iterable[Line], *kinds: str) -> list[Line]:
-    """The lines of these kinds."""
-    return [line for line in lines if line["kind"] in kinds]
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:

@@ -14,6 +14,7 @@ from p2pdiloco.lab.chaos import plot as chaos_plot
 from p2pdiloco.lab.chaos.facts import Facts
 from p2pdiloco.lab.chaos.run import Outcome
 from p2pdiloco.lab.swarm import model as demo_model
+from p2pdiloco.lab.swarm.chronicle import Chronicle
 
 
 class Played:
@@ -29,7 +30,7 @@ class Played:
         Played.runs.append((folder.name, seconds, len(faults), min_step_s))
 
     def play(self) -> Outcome:
-        facts = Facts(fragments=self._fragments, began_s=100.0, ended_s=100.0 + self._seconds)
+        facts = Facts(Chronicle(self._fragments), began_s=100.0, ended_s=100.0 + self._seconds)
         return Outcome(
             facts=facts, struck=0, skipped=0, unexpected=[], disagreements=[], stuck=[], settled_s=1.0
         )

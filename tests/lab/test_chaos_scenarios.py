@@ -12,24 +12,24 @@ from p2pdiloco.cli.main import run
 from p2pdiloco.lab.chaos.facts import Act, Facts
 from p2pdiloco.lab.chaos.scenarios import scenarios
 from p2pdiloco.lab.chaos.scenarios.outcome import healed, survived
-from p2pdiloco.lab.chaos.scenarios.story import Story, equal_at, split_of
+from p2pdiloco.lab.chaos.scenarios.story import equal_at, split_of
 from p2pdiloco.lab.links.namespaces import Links, LinksRefused
+from p2pdiloco.lab.swarm.chronicle import Chronicle
+from p2pdiloco.lab.swarm.event_log import Line
 
 SIDES = (("a", "b"), ("c",))
 SPLIT_S, HEALED_S = 20.5, 80.5
 
 
 class Logs:
-    """Feeds lines to both readers, as a supervisor does."""
+    """Feeds lines to the facts, as a supervisor does."""
 
     def __init__(self) -> None:
-        self.facts = Facts(fragments=1, began_s=0.0, ended_s=100.0)
-        self.story = Story()
+        names = {node.upper(): node for node in "abc"}
+        self.facts = Facts(Chronicle(fragments=1, names=names), began_s=0.0, ended_s=100.0)
 
     def line(self, node: str, kind: str, mono: float, reason: str = "", **fields: Any) -> None:
-        entry = {"t": 0.0, "mono": mono, "kind": kind, "fragment": 0, "reason": reason, **fields}
-        self.facts.feed(node, entry)
-        self.story.feed(node, entry)
+        self.facts.feed(Line(node=node, mono=mono, kind=kind, about=0, reason=reason, **fields))
 
     def version(
         self, at_s: float, number: int, tokens: int, maker: str, others: str, branch: str = ""
@@ -72,7 +72,7 @@ def merge_again(logs: Logs) -> None:
 
 def test_a_split_that_healed(split: Logs) -> None:
     merge_again(split)
-    found = healed(split.story, split.facts, SIDES, SPLIT_S, HEALED_S, [], True)
+    found = healed(split.facts, SIDES, SPLIT_S, HEALED_S, [], True)
     assert found.failures == ()
     larger, smaller = found.sides
     assert larger.versions == {0: 60} and smaller.versions == {0: 60}
@@ -86,7 +86,7 @@ def test_a_split_that_healed(split: Logs) -> None:
 
 
 def test_work_that_is_not_merged_again_fails(split: Logs) -> None:
-    found = healed(split.story, split.facts, SIDES, SPLIT_S, HEALED_S, [], True)
+    found = healed(split.facts, SIDES, SPLIT_S, HEALED_S, [], True)
     assert found.not_merged_again == ("c, fragment 0",) and found.merged_again_s is None
     assert found.failures == ("c, fragment 0: what the fork cost was not merged again",)
 
@@ -95,39 +95,43 @@ def test_work_that_is_given_up_fails(split: Logs) -> None:
     merge_again(split)
     split.line("c", "fork", 84.0, "given up: the disk is full", stamp=9, tokens=10)
     split.line("c", "contribution", 84.0, "given up: not a number", tokens=10, lost=False)  # its work goes on
-    found = healed(split.story, split.facts, SIDES, SPLIT_S, HEALED_S, [], True)
+    found = healed(split.facts, SIDES, SPLIT_S, HEALED_S, [], True)
     assert found.failures == ("given up: c, fragment 0: given up: the disk is full, 10 tokens",)
 
 
 def test_a_branch_that_is_merely_forgotten_fails(split: Logs) -> None:
     """All records may be in order, and yet the tokens of one side are in no chain."""
     merge_again(split)
-    story = Story()
-    story.__dict__.update(split.story.__dict__)
-    story.held = [
-        msgspec.structs.replace(h, tokens=h.tokens - 600) if h.at_s > 85 else h for h in split.story.held
+    log = split.facts.log
+    log.held = [
+        msgspec.structs.replace(line, tokens=line.tokens - 600) if line.mono > 85 else line
+        for line in log.held
     ]
-    found = healed(story, split.facts, SIDES, SPLIT_S, HEALED_S, [], True)
+    found = healed(split.facts, SIDES, SPLIT_S, HEALED_S, [], True)
     assert found.failures == ("2970 tokens were trained, only 2370 are merged",)
 
 
 def test_a_side_that_stood_still_fails(split: Logs) -> None:
     merge_again(split)
-    split.story.held = [h for h in split.story.held if not (h.node == "c" and h.made)]
-    found = healed(split.story, split.facts, SIDES, SPLIT_S, HEALED_S, ["b ended by itself"], True)
+    log = split.facts.log
+    log.published = [line for line in log.published if line.node != "c"]
+    found = healed(split.facts, SIDES, SPLIT_S, HEALED_S, ["b ended by itself"], True)
     assert found.failures == ("b ended by itself", "c did not make a version of every fragment alone")
 
 
 def test_equal_means_one_version_made_since(split: Logs) -> None:
-    story = split.story
-    assert equal_at(story, "abc", 1, HEALED_S) == pytest.approx(86.1)
-    assert equal_at(story, "ab", 1, HEALED_S) == pytest.approx(81.1)
-    assert equal_at(story, "abc", 2, HEALED_S) is None, "there is nothing of the second fragment"
-    assert equal_at(story, "abc", 1, 99.0) is None
+    log = split.facts.log
+    assert equal_at(log, "abc", HEALED_S) == pytest.approx(86.1)
+    assert equal_at(log, "ab", HEALED_S) == pytest.approx(81.1)
+    assert equal_at(log, "abc", 99.0) is None
     # Taken over after the healing, but made before it: says nothing about what is made together.
-    old = Story()
-    old.held = [msgspec.structs.replace(h, at_s=90.0, made=False) for h in story.held if h.at_s < 30]
-    assert equal_at(old, "abc", 1, HEALED_S) is None
+    old = Chronicle(fragments=1)
+    old.held = [
+        msgspec.structs.replace(line, mono=90.0, kind="catchup") for line in log.held if line.mono < 30
+    ]
+    assert equal_at(old, "abc", HEALED_S) is None
+    log.fragments = 2
+    assert equal_at(log, "abc", HEALED_S) is None, "there is nothing of the second fragment"
 
 
 def test_a_survivor() -> None:
@@ -142,13 +146,13 @@ def test_a_survivor() -> None:
         logs.line(node, "contribution", 10.0, "merged", stamp=1, tokens=1)
         logs.line(node, "contribution", at_s, "merged", stamp=1, tokens=1)
     logs.version(62.0, 41, 900, "c", "ab")
-    found = survived(logs.story, logs.facts, "a", 20.05, 50.0, "bc", [], True)
+    found = survived(logs.facts, "a", 20.05, 50.0, "bc", [], True)
     assert found.failures == ()
     assert (found.next_version_s, found.all_fragments_s) == (11.95, 11.95)
     assert (found.versions_alone, found.tokens_alone) == (20, 220)
     assert found.back_s == {"b": 8.0, "c": 11.5} and found.last_back_s == 11.5
     assert found.equal_s == pytest.approx(12.1)
-    stuck = survived(logs.story, logs.facts, "a", 50.0, 60.0, "bc", [], True)
+    stuck = survived(logs.facts, "a", 50.0, 60.0, "bc", [], True)
     assert stuck.failures == (
         "a did not go on with every fragment while it was alone",
         "b: nothing of it was merged after it returned",

@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 
 from p2pdiloco.lab.chaos import verdict
-from p2pdiloco.lab.chaos.facts import Act, Facts, Span, holder, spans
+from p2pdiloco.lab.chaos.facts import Act, Facts, StateSpan, spans
 from p2pdiloco.lab.chaos.plan import LINK_WEIGHTS, WEIGHTS, draw
 from p2pdiloco.lab.chaos.report import goals
+from p2pdiloco.lab.swarm.chronicle import Chronicle
+from p2pdiloco.lab.swarm.event_log import Line
 
 
 def test_the_schedule_is_the_seeds_and_reaches_the_rate() -> None:
@@ -39,14 +41,14 @@ def test_a_nodes_states() -> None:
     found = acts((0, "starting"), (2, "training"), (5, "stopped"), (6, "learner-down"), (7, "resumed"))
     found += acts((8, "training"), (10, "killed"), (10.1, "learner-down"), (12, "starting"), (15, "training"))
     assert spans(found, "a", 20) == [
-        Span(0, 2, "starting"),
-        Span(2, 5, "training"),
-        Span(5, 7, "stopped"),
-        Span(7, 8, "learner-down"),
-        Span(8, 10, "training"),
-        Span(10, 12, "killed"),
-        Span(12, 15, "starting"),
-        Span(15, 20, "training"),
+        StateSpan(0, 2, "starting"),
+        StateSpan(2, 5, "training"),
+        StateSpan(5, 7, "stopped"),
+        StateSpan(7, 8, "learner-down"),
+        StateSpan(8, 10, "training"),
+        StateSpan(10, 12, "killed"),
+        StateSpan(12, 15, "starting"),
+        StateSpan(15, 20, "training"),
     ]
     assert spans(found, "b", 20) == []
 
@@ -56,23 +58,25 @@ def test_who_is_killed_while_stopped_is_dead() -> None:
     assert [s.state for s in spans(found, "a", 9)] == ["starting", "training", "stopped", "killed"]
 
 
-def line(
-    kind: str, mono: float, fragment: int | None = None, reason: str = "", **fields: Any
-) -> dict[str, Any]:
-    return {"t": 0.0, "mono": mono, "kind": kind, "fragment": fragment, "reason": reason, **fields}
+def line(node: str, kind: str, mono: float, fragment: int | None = None, **fields: Any) -> Line:
+    return Line(node=node, mono=mono, kind=kind, about=fragment, **fields)
+
+
+def record() -> Facts:
+    return Facts(Chronicle(fragments=1, names={"A": "a", "B": "b"}), began_s=0.0, ended_s=100.0)
 
 
 @pytest.fixture
 def facts() -> Facts:
     """Two nodes, one fragment, 100 s; node b is killed at 40 s as syncer, and started again at 45 s."""
-    facts = Facts(fragments=1, began_s=0.0, ended_s=100.0, names={"A": "a", "B": "b"})
+    facts = record()
     for node in "ab":
         facts.acts.append(Act(-10.0, node, "starting"))
-        facts.feed(node, line("learner", -5.0, reason="running"))
+        facts.feed(line(node, "learner", -5.0, reason="running"))
     facts.acts += [Act(40.0, "b", "killed"), Act(45.0, "b", "starting")]
-    facts.feed("b", line("learner", 55.0, reason="running"))
-    facts.feed("a", line("office", 30.0, 0, syncer="B", term=1))
-    facts.feed("a", line("office", 41.5, 0, syncer="A", term=2))
+    facts.feed(line("b", "learner", 55.0, reason="running"))
+    facts.feed(line("a", "office", 30.0, 0, syncer="B", term=1))
+    facts.feed(line("a", "office", 41.5, 0, syncer="A", term=2))
     for second in range(100):
         at_s, number = second + 0.5, second + 1
         alive = 1 if 40 <= second < 55 else 2
@@ -80,15 +84,15 @@ def facts() -> Facts:
             continue
         merged = 1 if second == 60 else alive
         node = "b" if 30 < at_s < 40 else "a"
-        facts.feed(node, line("merge", at_s, 0, number=number, contributors=merged, live=2, tokens=0))
-        facts.feed(node, line("publish", at_s, 0, number=number, digest="d", tokens=100 * number, term=1))
-        facts.feed("a", line("contribution", at_s, 0, reason="merged"))
+        facts.feed(line(node, "merge", at_s, 0, number=number, contributors=merged, live=2, tokens=0))
+        facts.feed(line(node, "publish", at_s, 0, number=number, digest="d", tokens=100 * number, term=1))
+        facts.feed(line("a", "contribution", at_s, 0, reason="merged"))
         if alive == 2 and second != 55:
-            facts.feed("b", line("contribution", at_s, 0, reason="merged"))
+            facts.feed(line("b", "contribution", at_s, 0, reason="merged"))
         for node in "ab"[:alive]:
             numbers = {"inner_step": 10 * second, "tokens_total": 50 * second, "cpu_s": 0.5 * second}
-            facts.feed(node, line("progress", at_s, loss=1.0, **numbers))
-        facts.feed("a", line("evaluation", at_s, loss=4.0 - 0.01 * second, tokens=9))
+            facts.feed(line(node, "progress", at_s, loss=1.0, **numbers))
+        facts.feed(line("a", "evaluation", at_s, loss=4.0 - 0.01 * second, tokens=9))
     facts.sort()
     return facts
 
@@ -118,18 +122,18 @@ def test_resuming_and_returning_are_timed(facts: Facts) -> None:
 
 
 def test_an_office_laid_down_is_nobodys() -> None:
-    facts = Facts(fragments=1, names={"A": "a"})
-    facts.feed("a", line("office", 1.0, 0, syncer="A", term=3))
-    facts.feed("a", line("office", 2.0, 0, reason="laid down: term over", term=3))
-    facts.sort()
-    assert [holder(facts.offices, 0, t) for t in (0.5, 1.5, 2.5)] == ["", "a", ""]
+    facts = record()
+    facts.feed(line("a", "office", 1.0, 0, syncer="A", term=3))
+    facts.feed(line("a", "office", 2.0, 0, reason="laid down: term over", term=3))
+    assert [facts.log.syncer(0, at_s) for at_s in (0.5, 1.5, 2.5)] == ["", "a", ""]
+    assert facts.log.syncer(0) == ""
 
 
 def test_pace_counts_only_calm_and_warm_learners(facts: Facts) -> None:
     figures = verdict.figures(facts)
     assert figures.inner_steps_per_cpu_s == pytest.approx(20.0)
-    slow = Facts(fragments=1, began_s=0.0, ended_s=100.0, acts=list(facts.acts))
-    slow.paces["a"] = [*facts.paces["a"]]
+    slow = record()
+    slow.acts, slow.log.nodes = facts.acts, {"a": facts.log.nodes["a"]}
     assert verdict.steps_per_cpu_s(slow, verdict.timelines(slow)) == pytest.approx(20.0)
 
 
@@ -142,7 +146,7 @@ def test_two_runs_are_compared(facts: Facts) -> None:
     assert same.goodput == pytest.approx(verdict.tokens_merged(facts) / verdict.tokens_trained(facts))
     reached = goals(verdict.figures(facts), same)
     assert reached["participation >= 95 %"] and reached["merges per fragment >= 99 %"]
-    worse = Facts(fragments=1, began_s=0.0, ended_s=100.0, acts=facts.acts, merges=facts.merges)
-    worse.versions = facts.versions[:50]
+    worse = record()
+    worse.acts, worse.log.merges, worse.log.published = facts.acts, facts.log.merges, facts.log.published[:50]
     assert verdict.compare(worse, facts).merges == pytest.approx(0.5, abs=0.03)
     assert not goals(verdict.figures(worse), verdict.compare(worse, facts))["merges per fragment >= 99 %"]

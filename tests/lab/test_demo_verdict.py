@@ -17,8 +17,9 @@ from p2pdiloco.lab.chaos import plot as chaos_plot
 from p2pdiloco.lab.chaos.facts import Facts
 from p2pdiloco.lab.demo import plot as demo_plot
 from p2pdiloco.lab.demo.demo import _headline
-from p2pdiloco.lab.demo.view import render_summary
-from p2pdiloco.lab.swarm.chronicle import Chronicle, Tail
+from p2pdiloco.lab.demo.view import render_summary, words_of
+from p2pdiloco.lab.swarm.chronicle import Chronicle
+from p2pdiloco.lab.swarm.event_log import Line, Tail, read_log
 from p2pdiloco.lab.swarm.verdict import (
     Holdings,
     Kill,
@@ -28,31 +29,27 @@ from p2pdiloco.lab.swarm.verdict import (
     failures,
     loss_unit,
     of_traces,
-    participation,
     pauses,
 )
 
 PEERS = {"one": "12D3KooWone", "two": "12D3KooWtwo", "three": "12D3KooWthree"}
 
 
-def line(
-    kind: str, mono: float = 1.0, fragment: int | None = None, reason: str = "", **fields: Any
-) -> dict[str, Any]:
-    return {"t": 0.0, "mono": mono, "kind": kind, "fragment": fragment, "reason": reason, **fields}
+def line(node: str, kind: str, mono: float = 1.0, fragment: int | None = None, **fields: Any) -> Line:
+    return Line(node=node, mono=mono, kind=kind, about=fragment, **fields)
 
 
-def version(kind: str, number: int, digest: str, fragment: int = 0, mono: float = 1.0) -> dict[str, Any]:
-    return line(kind, mono, fragment, number=number, digest=digest, term=1, tokens=0)
+def version(node: str, kind: str, number: int, digest: str, fragment: int = 0, mono: float = 1.0) -> Line:
+    return line(node, kind, mono, fragment, number=number, digest=digest, term=1)
 
 
-def progress(mono: float, step_time_s: float = 0.1, longest_gap_s: float = 0.1) -> dict[str, Any]:
-    numbers = {"inner_step": 1, "tokens_total": 1, "tokens_per_s": 1.0, "loss": 2.0}
-    return line("progress", mono, step_time_s=step_time_s, longest_gap_s=longest_gap_s, **numbers)
+def progress(node: str, mono: float, step_time_s: float = 0.1, longest_gap_s: float = 0.1) -> Line:
+    return line(node, "progress", mono, step_time_s=step_time_s, longest_gap_s=longest_gap_s, loss=2.0)
 
 
 @pytest.fixture
 def chronicle() -> Chronicle:
-    return Chronicle(PEERS, fragments=2)
+    return Chronicle(fragments=2, names={peer: name for name, peer in PEERS.items()})
 
 
 @pytest.mark.parametrize(
@@ -84,7 +81,7 @@ def test_words_and_units_are_those_of_what_is_trained(
     monkeypatch.setattr(demo_plot, "save", lambda figure, path: drawn.append(figure))
     demo_plot.draw(tmp_path / "x.png", chronicle, 0.0, [], [], (1.0, 1.0), "demo", unit)
     monkeypatch.setattr(chaos_plot, "save", lambda figure, path: drawn.append(figure))
-    chaos_plot.draw(tmp_path / "x.png", Facts(fragments=2), None, "chaos", unit)
+    chaos_plot.draw(tmp_path / "x.png", Facts(Chronicle(fragments=2)), None, "chaos", unit)
     assert drawn[0].axes[0].get_ylabel() == f"loss, {unit}" and unit in drawn[0].axes[0].get_title()
     assert drawn[1].axes[1].get_ylabel().endswith(unit)
     pyplot.close("all")
@@ -97,77 +94,75 @@ def test_equal_chains_agree_and_every_shared_version_is_compared() -> None:
 
 
 def test_an_injected_disagreement_is_found_and_named(chronicle: Chronicle) -> None:
-    chronicle.feed("one", version("publish", 1, "aaaa", fragment=1))
-    chronicle.feed("two", version("apply", 1, "aaaa", fragment=1))
+    chronicle.feed(version("one", "publish", 1, "aaaa", fragment=1))
+    chronicle.feed(version("two", "apply", 1, "aaaa", fragment=1))
     assert conflicts(of_traces(chronicle.nodes.values()))[0] == []
-    chronicle.feed("three", version("apply", 1, "bbbb", fragment=1))
+    chronicle.feed(version("three", "apply", 1, "bbbb", fragment=1))
     found, compared = conflicts(of_traces(chronicle.nodes.values()))
     assert found == ["version 1 of fragment 1 differs: one, two against three"] and compared == 1
 
 
 def test_a_branch_that_a_node_has_left_is_no_disagreement(chronicle: Chronicle) -> None:
     for number, digest in enumerate(["a1", "a2", "a3"], 1):
-        chronicle.feed("one", version("publish", number, digest))
-    chronicle.feed("two", version("apply", 1, "a1"))
-    chronicle.feed("two", version("publish", 2, "lost branch"))
+        chronicle.feed(version("one", "publish", number, digest))
+    chronicle.feed(version("two", "apply", 1, "a1"))
+    chronicle.feed(version("two", "publish", 2, "lost branch"))
     assert conflicts(of_traces(chronicle.nodes.values()))[0] != []
-    chronicle.feed("two", version("catchup", 3, "a3"))
+    chronicle.feed(version("two", "catchup", 3, "a3"))
     assert conflicts(of_traces(chronicle.nodes.values())) == ([], 1)
 
 
 def test_a_state_that_its_node_computes_differently_is_counted(chronicle: Chronicle) -> None:
-    assert "another state" in chronicle.feed(
-        "two", line("refusal", fragment=1, reason="digest-differs", number=4)
-    )
-    assert chronicle.wrong_digests == 1
+    refused = line("two", "refusal", fragment=1, reason="digest-differs", number=4)
+    chronicle.feed(refused)
+    assert "another state" in words_of(refused, chronicle.nodes["two"])
+    assert chronicle.wrong_digests() == ["1 times a node computed another state than the syncer"]
 
 
 def test_participation_is_over_all_merges_of_all_nodes(chronicle: Chronicle) -> None:
-    assert participation(chronicle.contributors, chronicle.live) is None
-    chronicle.feed("one", line("merge", fragment=0, contributors=3, live=3))
-    chronicle.feed("two", line("merge", fragment=1, contributors=1, live=2))
-    chronicle.feed("two", line("merge", fragment=1, reason="stale: the world moved on", number=3))
-    assert participation(chronicle.contributors, chronicle.live) == 4 / 5
+    assert chronicle.participation() is None
+    chronicle.feed(line("one", "merge", fragment=0, contributors=3, live=3))
+    chronicle.feed(line("two", "merge", fragment=1, contributors=1, live=2))
+    chronicle.feed(line("two", "merge", fragment=1, reason="stale: the world moved on", number=3))
+    assert chronicle.participation() == 4 / 5
 
 
 def test_the_victim_is_the_node_with_most_offices_and_never_the_last_one(chronicle: Chronicle) -> None:
     assert choose_victim(chronicle, list(PEERS)) == ""
-    chronicle.feed("two", line("office", fragment=0, syncer=PEERS["two"], term=1))
-    chronicle.feed("one", line("office", fragment=1, syncer=PEERS["two"], term=1))
-    assert choose_victim(chronicle, list(PEERS)) == "two" and chronicle.held_by("two") == [0, 1]
+    chronicle.feed(line("two", "office", fragment=0, syncer=PEERS["two"], term=1))
+    chronicle.feed(line("one", "office", fragment=1, syncer=PEERS["two"], term=1))
+    assert choose_victim(chronicle, list(PEERS)) == "two" and chronicle.offices_of("two") == [0, 1]
     assert choose_victim(chronicle, ["two"]) == ""
-    chronicle.feed("one", line("office", fragment=0, syncer=PEERS["three"], term=3))
-    chronicle.feed("one", line("office", fragment=1, syncer=PEERS["three"], term=2))
-    chronicle.feed("two", line("office", fragment=0, syncer=PEERS["two"], term=2))  # an old term, read late
+    chronicle.feed(line("one", "office", fragment=0, syncer=PEERS["three"], term=3))
+    chronicle.feed(line("one", "office", fragment=1, syncer=PEERS["three"], term=2))
+    chronicle.feed(line("two", "office", fragment=0, syncer=PEERS["two"], term=2))  # an old term, read late
     assert choose_victim(chronicle, list(PEERS)) == "three"
 
 
 def test_the_victims_offices_are_those_of_the_moment_of_the_kill(chronicle: Chronicle) -> None:
-    chronicle.feed("two", line("office", 8.0, 0, syncer=PEERS["two"], term=1))
-    chronicle.mark(10.0)
-    chronicle.feed("two", line("office", 9.9, 1, syncer=PEERS["two"], term=1))  # written before, read after
-    chronicle.feed("one", line("office", 10.1, 0, syncer=PEERS["one"], term=2))
-    assert chronicle.held_at_mark("two") == [0, 1] and chronicle.held_by("two") == [1]
+    chronicle.feed(line("two", "office", 8.0, 0, syncer=PEERS["two"], term=1))
+    chronicle.feed(line("two", "office", 9.9, 1, syncer=PEERS["two"], term=1))  # written before, read after
+    chronicle.feed(line("one", "office", 10.1, 0, syncer=PEERS["one"], term=2))
+    assert chronicle.offices_of("two", 10.0) == [0, 1] and chronicle.offices_of("two") == [1]
 
 
 def test_recovery_is_the_first_version_published_after_the_kill(chronicle: Chronicle) -> None:
-    chronicle.feed("one", version("publish", 1, "a", mono=9.0))
-    chronicle.mark(10.0)
-    chronicle.feed("one", version("publish", 2, "b", mono=9.9))  # read late, published before
-    assert chronicle.first_publish_after == {}
-    chronicle.feed("two", version("publish", 3, "c", mono=11.5))
-    chronicle.feed("two", version("publish", 4, "d", mono=12.0))
-    assert chronicle.first_publish_after == {0: 11.5} and chronicle.updates() == 4
+    chronicle.feed(version("one", "publish", 1, "a", mono=9.0))
+    chronicle.feed(version("one", "publish", 2, "b", mono=9.9))  # read late, published before
+    assert chronicle.published_after(0, 10.0) is None
+    chronicle.feed(version("two", "publish", 3, "c", mono=11.5))
+    chronicle.feed(version("two", "publish", 4, "d", mono=12.0))
+    assert chronicle.published_after(0, 10.0) == 11.5 and chronicle.updates() == 4
 
 
 def test_pauses_leave_start_up_and_what_is_outside_the_time_out(chronicle: Chronicle) -> None:
     node = chronicle.nodes["one"]
     assert pauses([node], 0, 100) == (None, None)
     for at_s, gap_s in ((1, 9.0), (2, 8.0), (3, 7.0), (4, 0.2), (5, 0.3), (200, 5.0)):
-        chronicle.feed("one", progress(at_s, 0.1, gap_s))
+        chronicle.feed(progress("one", at_s, 0.1, gap_s))
     assert pauses([node], 0, 100) == (0.3, 0.1)
     node.started("starting again")
-    chronicle.feed("one", progress(50, 0.1, 6.0))
+    chronicle.feed(progress("one", 50, 0.1, 6.0))
     assert pauses([node], 0, 100) == (0.3, 0.1)
 
 
@@ -200,12 +195,32 @@ def test_the_report_has_the_keys_that_scripts_rely_on() -> None:
 
 def test_a_tail_gives_whole_lines_only_and_skips_torn_ones(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
-    tail = Tail(path)
+    tail = Tail(path, "one")
     assert tail.lines() == []
-    encoded = msgspec.json.encode(line("join", reason="full member: starts the run"))
+    encoded = b'{"t":1,"mono":2.5,"kind":"join","fragment":null,"reason":"full member","new":[]}'
     path.write_bytes(encoded + b'\n{"t":1,"mo\n' + encoded[:20])
-    assert [entry["kind"] for entry in tail.lines()] == ["join"]
+    assert tail.lines() == [line("one", "join", 2.5, reason="full member")]
     with path.open("ab") as file:
         file.write(encoded[20:] + b"\n")
-    assert [entry["kind"] for entry in tail.lines()] == ["join"]
+    assert [found.kind for found in tail.lines()] == ["join"]
     assert tail.lines() == []
+
+
+def test_a_log_that_is_rotated_is_read_on(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    tail = Tail(path)
+    encoded = [b'{"mono":%d,"kind":"closing","fragment":%d,"reason":""}\n' % (n, n) for n in range(5)]
+    path.write_bytes(b"".join(encoded[:3]))
+    assert [found.fragment for found in tail.lines()] == [0, 1, 2]
+    path.write_bytes(b"".join(encoded[:4]))
+    path.rename(tmp_path / "events.jsonl.1")
+    path.write_bytes(encoded[4])
+    assert [found.fragment for found in tail.lines()] == [3, 4]
+    assert [found.fragment for found in read_log(path)] == [0, 1, 2, 3, 4]
+
+
+def test_a_line_of_another_format_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(b'{"mono":1,"kind":"publish","number":"seven"}\n')
+    with pytest.raises(msgspec.ValidationError, match="number"):
+        read_log(path)

@@ -7,7 +7,6 @@ deadline, never for a time.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -20,10 +19,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 from launcher import Launched, Launcher
 
 from p2pdiloco.adapters.net.p2pd import socket_folder
+from p2pdiloco.lab.swarm.event_log import Line, Tail, of_kind
 
 POLL_S = 0.05
 TAG = "SWARM_UNDER_TEST"
@@ -33,8 +34,6 @@ ORPHANS_S = 10.0
 LOOPBACK = "/ip4/127.0.0.1/tcp/0"
 PACE = ("--threads", "1", "--min-step-s", "0.05")
 """Learners that do not take the cores which other swarms and processes that start need."""
-HEAD_KINDS = ("apply", "publish", "catchup")
-Event = dict[str, Any]
 
 
 class Daemon:
@@ -56,9 +55,9 @@ class Daemon:
         self._out, self._err = logs / f"{life}.out", logs / f"{life}.err"
         self._process = run(arguments, self._out, self._err)
         self.expected_to_live = True
-        self._events_path = folder / "events.jsonl"
-        self._offset = self._events_path.stat().st_size if self._events_path.exists() else 0
-        self._events: list[Event] = []
+        path = folder / "events.jsonl"
+        self._log = Tail(path, name, offset=path.stat().st_size if path.exists() else 0)
+        self._lines: list[Line] = []
 
     # --- what it says --------------------------------------------------------------------------------
 
@@ -79,21 +78,14 @@ class Daemon:
         lines = self._out.read_text().splitlines()
         return lines[1].split()[-1] if len(lines) > 1 else None
 
-    def events(self, *kinds: str) -> list[Event]:
-        """This life's lines of events.jsonl."""
-        if self._events_path.exists():
-            with self._events_path.open("rb") as file:
-                file.seek(self._offset)
-                lines = file.read().split(b"\n")
-            for line in lines[:-1]:  # the last piece is empty or still being written
-                self._offset += len(line) + 1
-                self._events.append(json.loads(line))
-        return [event for event in self._events if not kinds or event["kind"] in kinds]
+    def events(self, *kinds: str) -> list[Line]:
+        """Lines of the event log in this life, of these kinds or of all."""
+        self._lines += self._log.lines()
+        return of_kind(self._lines, *kinds) if kinds else list(self._lines)
 
     def heads(self) -> dict[tuple[int, int], str]:
         """(fragment, version number) -> digest, of every version that this node held; the latest counts."""
-        found = [e for e in self.events(*HEAD_KINDS) if "digest" in e]
-        return {(e["fragment"], e["number"]): e["digest"] for e in found}
+        return {line.version: line.digest for line in self.events() if line.is_head()}
 
     def number(self, fragment: int) -> int:
         """Newest version of a fragment that it held in this life; -1: none yet."""
@@ -101,13 +93,13 @@ class Daemon:
 
     def inner_step(self) -> int:
         progress = self.events("progress")
-        return progress[-1]["inner_step"] if progress else 0
+        return progress[-1].inner_step if progress else 0
 
     def is_syncer_of(self) -> list[int]:
         """Fragments whose office it holds, as it says."""
         syncers: dict[int, bool] = {}
         for event in self.events("office", "election"):
-            syncers[event["fragment"]] = event["kind"] == "office" and event.get("syncer") == self.peer_id
+            syncers[event.fragment] = event.kind == "office" and event.syncer == self.peer_id
         return [fragment for fragment, holds in syncers.items() if holds]
 
     @property
@@ -118,12 +110,12 @@ class Daemon:
 
     def full_merges(self, members: int) -> int:
         """How many versions it merged, as syncer, from that many learners: all of them took part."""
-        return sum(e.get("contributors") == members for e in self.events("merge"))
+        return sum(line.contributors == members for line in self.events("merge"))
 
     def participation(self) -> tuple[int, int]:
         """(contributions merged, live learners) over its merges as syncer."""
-        merges = [e for e in self.events("merge") if "live" in e]
-        return sum(e["contributors"] for e in merges), sum(e["live"] for e in merges)
+        merges = self.events("merge")
+        return sum(line.contributors for line in merges), sum(line.live for line in merges)
 
     # --- processes -----------------------------------------------------------------------------------
 
@@ -166,8 +158,8 @@ class Daemon:
 
     def tail(self) -> str:
         """For messages of failed assertions."""
-        quiet = [e for e in self.events() if e["kind"] not in ("progress", "apply", "contribution")]
-        lines = [json.dumps({k: v for k, v in e.items() if k not in ("t",)}) for e in quiet[-12:]]
+        quiet = [line for line in self.events() if line.kind not in ("progress", "apply", "contribution")]
+        lines = [msgspec.json.encode(line).decode() for line in quiet[-12:]]
         return "\n".join([f"--- {self.name}", self.said()[-1500:], *lines])
 
 

@@ -7,17 +7,13 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from system_kit import Swarm
 
+from p2pdiloco.lab.swarm.event_log import read_log
+
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
-
-
-def _events(kept: Path) -> dict[str, list[dict[str, Any]]]:
-    logs = sorted(kept.glob("node-*/events.jsonl"))
-    return {path.parent.name: [json.loads(line) for line in path.open()] for path in logs}
 
 
 def test_the_report_says_what_happened(swept_swarm: Swarm, tmp_path: Path) -> None:
@@ -26,24 +22,22 @@ def test_the_report_says_what_happened(swept_swarm: Swarm, tmp_path: Path) -> No
     run = ["demo", "--nodes", "2", "--seconds", "25", "--preset", "micro", "--keep", str(kept), *files]
     done = swept_swarm.command(*run, timeout_s=240)
     assert done.returncode == 0, done.stderr + done.stdout
-    report, events = json.loads((tmp_path / "r.json").read_text()), _events(kept)
+    report = json.loads((tmp_path / "r.json").read_text())
+    logs = [read_log(path) for path in kept.glob("node-*/events.jsonl")]
 
-    assert report["nodes"] == len(events) == 2 and report["digests_agree"] is True
+    assert report["nodes"] == len(logs) == 2 and report["digests_agree"] is True
     assert report["loss_before"] > 5 and report["loss_after"] < report["loss_before"] - 1
-    lines = [line for log in events.values() for line in log]
+    lines = [line for log in logs for line in log]
     # The one that is killed may have announced a version and not have written that down yet.
-    known = [e for e in lines if e["kind"] in ("publish", "apply") and "digest" in e]
-    made = {(e["fragment"], e["number"]) for e in known}
+    made = {line.version for line in lines if line.is_head() and line.kind != "catchup"}
     assert report["outer_updates"] == len(made) >= 8
-    merges = [e for e in lines if e["kind"] == "merge" and "contributors" in e]
-    shares = sum(e["contributors"] for e in merges) / sum(e["live"] for e in merges)
+    merges = [line for line in lines if line.is_merge()]
+    shares = sum(line.contributors for line in merges) / sum(line.live for line in merges)
     assert report["participation"] == pytest.approx(shares)
     assert 0 < report["median_inner_step_s"] <= report["longest_pause_s"]
 
     assert report["kills"] == 1 and "kill -9" in done.stderr
-    starts = [
-        sum(e["kind"] == "learner" and e["reason"] == "running" for e in log) for log in events.values()
-    ]
+    starts = [sum(line.kind == "learner" and line.reason == "running" for line in log) for log in logs]
     assert sorted(starts) == [1, 2], "one node was started twice"
     assert report["t_resume_s"] > 0 and report["t_back_s"] > 0
     assert (tmp_path / "plot.png").read_bytes()[:4] == b"\x89PNG"

@@ -24,7 +24,7 @@ def grouped_manifest(swarm: Swarm) -> Path:
 
 def leaf_groups(*daemons: Daemon) -> set[str]:
     """Leaf groups whose syncers made partial merges."""
-    return {e["group"] for d in daemons for e in d.events("partial") if "contributors" in e}
+    return {e.group for d in daemons for e in d.events("partial") if e.contributors}
 
 
 def roots(*daemons: Daemon) -> list[Daemon]:
@@ -32,8 +32,8 @@ def roots(*daemons: Daemon) -> list[Daemon]:
     newest: dict[int, tuple[int, Daemon]] = {}
     for daemon in daemons:
         for event in daemon.events("publish"):
-            if "digest" in event and event["number"] > newest.get(event["fragment"], (-1, daemon))[0]:
-                newest[event["fragment"]] = (event["number"], daemon)
+            if event.digest and event.number > newest.get(event.fragment, (-1, daemon))[0]:
+                newest[event.fragment] = (event.number, daemon)
     return [daemon for _, daemon in newest.values() if daemon.ended() is None]
 
 
@@ -44,13 +44,13 @@ def held(daemon: Daemon) -> set[tuple[int, int, str]]:
 
 def last_published(daemon: Daemon) -> set[tuple[int, int, str]]:
     """Of every fragment the newest version that it published itself."""
-    made = {e["fragment"]: (e["number"], e["digest"]) for e in daemon.events("publish") if "digest" in e}
+    made = {e.fragment: (e.number, e.digest) for e in daemon.events("publish") if e.digest}
     return {(fragment, *version) for fragment, version in made.items()}
 
 
 def largest_merge(*daemons: Daemon) -> int:
     """Contributors of the largest version so far."""
-    return max((e.get("contributors", 0) for d in daemons for e in d.events("merge")), default=0)
+    return max((e.contributors for d in daemons for e in d.events("merge")), default=0)
 
 
 def test_groups_merge_into_one_version_and_outlive_their_root(tmp_path: Path) -> None:
@@ -82,18 +82,15 @@ def test_groups_merge_into_one_version_and_outlive_their_root(tmp_path: Path) ->
         lost = last_published(root) - {v for d in survivors for v in held(d)}
         for survivor in survivors:
             swarm.advance(survivor, FRAGMENTS, 4, timeout_s=120)
-        before = len([e for d in survivors for e in d.events("merge") if e.get("contributors", 0) > GROUP])
+        before = len([e for d in survivors for e in d.events("merge") if e.contributors > GROUP])
         swarm.until(
-            lambda: (
-                len([e for d in survivors for e in d.events("merge") if e.get("contributors", 0) > GROUP])
-                > before
-            ),
+            lambda: len([e for d in survivors for e in d.events("merge") if e.contributors > GROUP]) > before,
             "a version of several groups of the survivors",
             120,
         )
         again = swarm.node(root.name, survivors[0])
         swarm.until(
-            lambda: [e for e in again.events("contribution") if e["reason"] == "merged"],
+            lambda: [e for e in again.events("contribution") if e.reason == "merged"],
             "the root that was killed to take part again",
             120,
         )

@@ -15,7 +15,7 @@ EACH = ("--evaluate", "each", "--eval-every-s", "1", "--min-step-s", "0.02")
 def accuracy(daemon: Daemon) -> float:
     """Of the last evaluation of the global parameters; 0 before there is one."""
     found = daemon.events("evaluation")
-    return found[-1]["metrics"]["accuracy"] if found else 0.0
+    return found[-1].metrics["accuracy"] if found else 0.0
 
 
 def test_two_nodes_learn_digits_and_hold_equal_bits(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
 
 def learners_of(node: Daemon) -> list[str]:
     """What each of a node's learners has computed on."""
-    return [event["device"] for event in node.events("learner") if event["reason"] == "running"]
+    return [event.device for event in node.events("learner") if event.reason == "running"]
 
 
 @pytest.mark.skipif(not ACCELERATORS, reason="needs a device that is not the CPU")

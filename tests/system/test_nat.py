@@ -68,9 +68,9 @@ def test_who_is_behind_a_nat_contributes_and_is_never_syncer(swarm: Swarm, nats:
     swarm.until(lambda: public.full_merges(3) > 0, "a version with everybody's work", QUICK_S)
     for node, word in zip(hidden, homes.values(), strict=True):
         swarm.until(
-            lambda node=node, word=word: [e["reason"] for e in node.events("reach")][-1:] == [word], word, 30
+            lambda node=node, word=word: [e.reason for e in node.events("reach")][-1:] == [word], word, 30
         )
-        taken = [e for e in node.events("office") if e.get("syncer") == node.peer_id]
+        taken = [e for e in node.events("office") if e.syncer == node.peer_id]
         assert not taken, taken
     everybody = {"public": "direct", **homes}
     shown: dict[str, dict[str, object]] = {}

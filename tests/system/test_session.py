@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -20,6 +19,7 @@ from system_kit import TAG, Swarm
 import p2pdiloco
 from p2pdiloco.adapters.net.p2pd import socket_folder
 from p2pdiloco.errors import UserError
+from p2pdiloco.lab.swarm.event_log import Line, of_kind, read_log
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
 PROGRAM = Path(__file__).parents[2] / "docs/examples/own_loop/train.py"
@@ -40,10 +40,8 @@ def until(condition: Callable[[], Any], what: str) -> Any:
     return found
 
 
-def records(folder: Path, kind: str) -> list[dict[str, Any]]:
-    path = folder / "node" / "events.jsonl"
-    lines = path.read_text().split("\n")[:-1] if path.exists() else []
-    return [found for found in map(json.loads, lines) if found["kind"] == kind]
+def records(folder: Path, kind: str) -> list[Line]:
+    return of_kind(read_log(folder / "node" / "events.jsonl"), kind)
 
 
 def address(folder: Path) -> str:
@@ -103,16 +101,16 @@ def test_two_programs_train_one_model_and_one_of_them_dies(
             until(step, what)
 
         def together() -> int:
-            return sum(m["contributors"] == 2 for where in (theirs, mine) for m in records(where, "merge"))
+            return sum(m.contributors == 2 for where in (theirs, mine) for m in records(where, "merge"))
 
         def merged() -> list[dict[str, Any]]:
-            return [c for c in records(mine, "contribution") if c["reason"] == "merged"]
+            return [c for c in records(mine, "contribution") if c.reason == "merged"]
 
         train(
             lambda: together() > 2 and records(mine, "evaluation"),
             "both are in a merge, and Theta is measured",
         )
-        assert records(mine, "evaluation")[-1]["loss"] in losses
+        assert records(mine, "evaluation")[-1].loss in losses
         counters = session._mailbox._fragments.counters
         train(lambda: not any(c.slot_in_use for c in counters), "nothing of ours is on its way")
         taken = len(merged())
@@ -139,7 +137,7 @@ def test_two_programs_train_one_model_and_one_of_them_dies(
         again = program(theirs)  # the same daemon takes it
         count = together()
         train(lambda: together() > count + 2, f"both are in a merge again (from {count})")
-        assert len([x for x in records(theirs, "learner") if x["reason"] == "running"]) == 2
+        assert len([x for x in records(theirs, "learner") if x.reason == "running"]) == 2
         again.terminate()
         again.wait()
         # What is left of the first one: its daemon, which would leave after a while.

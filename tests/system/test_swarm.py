@@ -109,7 +109,7 @@ def test_nodes_join_and_agree_and_outlive_the_bootstrap(tmp_path: Path) -> None:
         swarm.until(known, "news of what others read")
         assert place(one).data == place(late).data and place(one).reading != place(late).reading
 
-        assert "catchup" in {event["kind"] for event in late.events()}
+        assert "catchup" in {event.kind for event in late.events()}
         assert assert_digests_agree(one, two, late) > 20
         parts = [d.participation() for d in (one, two, late)]
         assert sum(merged for merged, _ in parts) >= 0.5 * sum(live for _, live in parts)
@@ -164,7 +164,7 @@ def test_a_killed_syncer_is_replaced_and_comes_back(tmp_path: Path) -> None:
         for survivor in survivors:
             swarm.advance(survivor, FRAGMENTS, 3)
             # Nothing that a peer does stops inner steps: no pause comes near a time-out of the protocol.
-            gaps = [e["longest_gap_s"] for e in survivor.events("progress")[lines[survivor.name] :]]
+            gaps = [e.longest_gap_s for e in survivor.events("progress")[lines[survivor.name] :]]
             assert max(gaps, default=0.0) < Timing().suspect_s
 
         again = swarm.node(syncer.name, survivors[0], *SAVE_OFTEN)
@@ -187,7 +187,7 @@ def test_a_dead_rank_a_dead_learner_and_a_dead_p2pd_are_replaced_in_place(tmp_pa
         swarm.training(one, two)
 
         def runs(daemon: Daemon) -> list[str]:
-            return [e["device"] for e in daemon.events("learner") if e["reason"] == "running"]
+            return [e.device for e in daemon.events("learner") if e.reason == "running"]
 
         def together(what: str) -> None:
             before = one.full_merges(2) + two.full_merges(2)
@@ -242,11 +242,9 @@ def test_sigterm_saves_and_a_damaged_checkpoint_is_set_aside(tmp_path: Path) -> 
         swarm.until(lambda: two.inner_step() > 100, "some training")
         peer_id = two.peer_id
         two.terminate()
-        swarm.until(
-            lambda: [e for e in one.events("leave") if e.get("peer") == peer_id], "the good-bye to be heard"
-        )
+        swarm.until(lambda: [e for e in one.events("leave") if e.peer == peer_id], "the good-bye to be heard")
         assert two.events("shutdown") and two.inner_step() > 100
-        assert not [e for e in two.events("leave") if "not merged" in e["reason"]]
+        assert not [e for e in two.events("leave") if "not merged" in e.reason]
         swarm.advance(one, FRAGMENTS, 3)
 
         flipped, cut = newest_checkpoint(two, 1), newest_checkpoint(two, 2)
@@ -273,7 +271,7 @@ def test_a_node_alone_starts_only_when_told_and_goes_on_from_what_it_saved(tmp_p
         swarm.training(alone)
         swarm.advance(alone, FRAGMENTS, 10)
         alone.terminate()
-        assert not [e for e in alone.events("leave") if "not merged" in e["reason"]]
+        assert not [e for e in alone.events("leave") if "not merged" in e.reason]
         held = [alone.number(f) for f in FRAGMENTS]
         again = swarm.node("alone", bootstrap, "--genesis")
         swarm.training(again)
@@ -297,4 +295,4 @@ def test_a_node_alone_starts_only_when_told_and_goes_on_from_what_it_saved(tmp_p
         swarm.until(lambda: "waiting: no member of run test" in waiting.said(), "it to say that it waits")
         assert "--genesis" in waiting.said()
         waiting.terminate()
-        assert "running" not in [e["reason"] for e in waiting.events("learner")]
+        assert "running" not in [e.reason for e in waiting.events("learner")]

@@ -67,7 +67,7 @@ def draw(path: Path, facts: Facts, free: Facts | None, title: str, unit: str) ->
     rows.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=8)
     for run, colour, words in ((free, "#bbbbbb", "without faults"), (facts, "black", "with faults")):
         if run is not None:
-            points = [(at_s - run.began_s, y) for at_s, y in run.evaluations if within(run, at_s)]
+            points = [(at_s - run.began_s, y) for at_s, y in run.log.heldout_losses() if within(run, at_s)]
             loss.plot([x for x, _ in points], [y for _, y in points], ".", ms=4, color=colour, label=words)
     loss.set_ylabel(f"held-out loss of Θ\n{unit}")
     loss.legend(loc="upper right", fontsize=8)
@@ -82,9 +82,9 @@ def _contributors(axes, facts: Facts) -> None:  # type: ignore[no-untyped-def]
     """Mean contributors of a merge against the learners that were alive."""
     length_s = max(facts.ended_s - facts.began_s, 1e-9)
     sums = [[0.0, 0.0] for _ in range(BINS)]
-    for merge in facts.merges:
-        if within(facts, merge.at_s):
-            bin_ = sums[min(BINS - 1, int((merge.at_s - facts.began_s) / length_s * BINS))]
+    for merge in facts.log.merges:
+        if within(facts, merge.mono):
+            bin_ = sums[min(BINS - 1, int((merge.mono - facts.began_s) / length_s * BINS))]
             bin_[0], bin_[1] = bin_[0] + merge.contributors, bin_[1] + 1
     middles = [(i + 0.5) * length_s / BINS for i in range(BINS)]
     lines = timelines(facts)

@@ -18,7 +18,7 @@ from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.lab.chaos.facts import Facts
 from p2pdiloco.lab.chaos.plan import Fault
 from p2pdiloco.lab.chaos.strikes import Strike, Striker
-from p2pdiloco.lab.chaos.watch import Watch
+from p2pdiloco.lab.chaos.watch import SwarmWatch
 from p2pdiloco.lab.links.namespaces import Links
 from p2pdiloco.lab.swarm.frame import Interrupted
 from p2pdiloco.lab.swarm.swarm import DemoFailed, Member, Swarm
@@ -102,7 +102,7 @@ class ChaosRun:
         if temporary:
             self._swarm.guard.adopt(folder.parent)
         self._address = ""
-        self._watch = Watch(manifest.sync.fragments)
+        self._watch = SwarmWatch(manifest.sync.fragments)
         self.facts = self._watch.facts
         self._striker = Striker(self._swarm, links, lambda: ["--join", self._address])
         self._active: list[Strike] = []
@@ -147,7 +147,7 @@ class ChaosRun:
             self._watch.meet(node)
             self._striker.act(node.name, "starting")
         until = time.monotonic() + START_TIMEOUT_S
-        while not all(self.facts.paces.get(node.name) for node in swarm.nodes):
+        while not all(trace.last for trace in self.facts.log.nodes.values()):
             if time.monotonic() > until:
                 raise DemoFailed(f"not all nodes trained within {START_TIMEOUT_S:.0f} s")
             self._tick()
@@ -197,7 +197,7 @@ class ChaosRun:
             return
         index = fault.target
         if fault.kind == "kill-syncer":
-            name = self._watch.syncer(fault.target)
+            name = self.facts.log.syncer(fault.target)
             index = next((i for i, node in enumerate(nodes) if node.name == name), 0)
         order = nodes[index % len(nodes) :] + nodes[: index % len(nodes)]
         for node in order:

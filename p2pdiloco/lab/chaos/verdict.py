@@ -9,7 +9,8 @@ from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
 
-from p2pdiloco.lab.chaos.facts import DEAD, HELD, WARM_UP_S, Facts, Merge, Span, spans
+from p2pdiloco.lab.chaos.facts import DEAD, HELD, WARM_UP_S, Facts, StateSpan, spans
+from p2pdiloco.lab.swarm.event_log import Line
 
 LATE_SHARE = 0.4
 """Losses are compared on the line through the points of the last part of the common tokens: single
@@ -73,7 +74,7 @@ def spread(values: Sequence[float]) -> Spread:
     return Spread(len(values), round(statistics.median(values), 3), round(max(values), 3))
 
 
-def timelines(facts: Facts) -> dict[str, list[Span]]:
+def timelines(facts: Facts) -> dict[str, list[StateSpan]]:
     """Every node's states, in the order in which nodes first appear."""
     nodes = dict.fromkeys(act.node for act in facts.acts)
     return {node: spans(facts.acts, node, facts.ended_s) for node in nodes}
@@ -84,18 +85,18 @@ def within(facts: Facts, at_s: float) -> bool:
     return facts.began_s <= at_s <= facts.ended_s
 
 
-def alive_at(lines: Iterable[Sequence[Span]], at_s: float) -> int:
+def alive_at(lines: Iterable[Sequence[StateSpan]], at_s: float) -> int:
     """How many nodes were training at that time."""
     return sum(any(s.state == "training" and s.from_s <= at_s < s.to_s for s in line) for line in lines)
 
 
-def participation(merges: Sequence[Merge], lines: dict[str, list[Span]]) -> float | None:
+def participation(merges: Sequence[Line], lines: dict[str, list[StateSpan]]) -> float | None:
     """See `Figures.participation`. `merges` in the order of time."""
     edges = sorted({edge for line in lines.values() for span in line for edge in (span.from_s, span.to_s)})
     counts = [alive_at(lines.values(), edge) for edge in edges]
     took_part = alive = 0
     for merge in merges:
-        place = bisect.bisect_right(edges, merge.at_s) - 1
+        place = bisect.bisect_right(edges, merge.mono) - 1
         live = counts[place] if place >= 0 else 0
         took_part += min(merge.contributors, live)
         alive += live
@@ -105,23 +106,23 @@ def participation(merges: Sequence[Merge], lines: dict[str, list[Span]]) -> floa
 def versions_made(facts: Facts) -> dict[int, int]:
     """Fragment -> how far its chain grew between begin and end."""
     made = {}
-    for fragment in range(facts.fragments):
-        numbers = [(v.at_s, v.number) for v in facts.versions if v.fragment == fragment]
+    for fragment in range(facts.log.fragments):
+        numbers = [(v.mono, v.number) for v in facts.log.published if v.fragment == fragment]
         before = max((n for at_s, n in numbers if at_s < facts.began_s), default=0)
         after = max((n for at_s, n in numbers if at_s <= facts.ended_s), default=0)
         made[fragment] = after - before
     return made
 
 
-def steps_per_cpu_s(facts: Facts, lines: dict[str, list[Span]]) -> float | None:
+def steps_per_cpu_s(facts: Facts, lines: dict[str, list[StateSpan]]) -> float | None:
     """Inner steps per CPU second of warm learners, between progress lines within one undisturbed span."""
     steps, cpu_s = 0, 0.0
-    for node, paces in facts.paces.items():
+    for node, trace in facts.log.nodes.items():
         calm = [s for s in lines.get(node, []) if s.state == "training"]
-        for old, new in itertools.pairwise(paces):
+        for old, new in itertools.pairwise(trace.progress):
             made, spent_s = new.inner_step - old.inner_step, new.cpu_s - old.cpu_s
-            undisturbed = any(s.from_s + WARM_UP_S <= old.at_s and new.at_s < s.to_s for s in calm)
-            if undisturbed and made > 0 and spent_s > 0 and within(facts, old.at_s):
+            undisturbed = any(s.from_s + WARM_UP_S <= old.mono and new.mono < s.to_s for s in calm)
+            if undisturbed and made > 0 and spent_s > 0 and within(facts, old.mono):
                 steps, cpu_s = steps + made, cpu_s + spent_s
     return steps / cpu_s if cpu_s else None
 
@@ -129,21 +130,21 @@ def steps_per_cpu_s(facts: Facts, lines: dict[str, list[Span]]) -> float | None:
 def tokens_trained(facts: Facts) -> int:
     """By all learners between begin and end; work that a crash lost counts too, it was done."""
     total = 0
-    for paces in facts.paces.values():
-        for old, new in itertools.pairwise(paces):
-            if within(facts, old.at_s) and within(facts, new.at_s):
+    for trace in facts.log.nodes.values():
+        for old, new in itertools.pairwise(trace.progress):
+            if within(facts, old.mono) and within(facts, new.mono):
                 total += max(0, new.tokens_total - old.tokens_total)
     return total
 
 
 def merged_at(facts: Facts) -> tuple[list[float], list[float]]:
     """Times, and the tokens merged by then: the mean over the fragments. Never falls."""
-    newest = dict.fromkeys(range(facts.fragments), 0)
+    newest = dict.fromkeys(range(facts.log.fragments), 0)
     times, tokens = [], []
-    for version in facts.versions:
+    for version in facts.log.published:
         newest[version.fragment] = max(newest[version.fragment], version.tokens)
-        times.append(version.at_s)
-        tokens.append(sum(newest.values()) / facts.fragments)
+        times.append(version.mono)
+        tokens.append(sum(newest.values()) / facts.log.fragments)
     return times, tokens
 
 
@@ -164,13 +165,13 @@ def resumptions(facts: Facts) -> tuple[list[float], int]:
     for act in facts.acts:
         if act.state not in ("killed", "gone") or not within(facts, act.at_s):
             continue
-        for fragment in range(facts.fragments):
-            if facts.holder(fragment, act.at_s) != act.node:
+        for fragment in range(facts.log.fragments):
+            if facts.log.syncer(fragment, act.at_s) != act.node:
                 continue
             after = (
-                v.at_s
-                for v in facts.versions
-                if v.fragment == fragment and v.at_s > act.at_s and v.node != act.node
+                v.mono
+                for v in facts.log.published
+                if v.fragment == fragment and v.mono > act.at_s and v.node != act.node
             )
             first = min(after, default=None)
             never += first is None
@@ -190,7 +191,8 @@ def returns(facts: Facts) -> tuple[list[float], list[str]]:
             (a.at_s for a in facts.acts if a.node == act.node and a.at_s > act.at_s and a.state in struck),
             default=float("inf"),
         )
-        first_s = min((t for t in facts.merged_s.get(act.node, []) if t > act.at_s), default=float("inf"))
+        merged = (line.mono for line in facts.log.nodes[act.node].merged)
+        first_s = min((at_s for at_s in merged if at_s > act.at_s), default=float("inf"))
         if first_s < again_s:
             found.append(first_s - act.at_s)
         elif again_s == float("inf"):
@@ -201,7 +203,7 @@ def returns(facts: Facts) -> tuple[list[float], list[str]]:
 def figures(facts: Facts) -> Figures:
     """Everything about one run. The facts must be sorted."""
     lines = timelines(facts)
-    merges = [merge for merge in facts.merges if within(facts, merge.at_s)]
+    merges = [merge for merge in facts.log.merges if within(facts, merge.mono)]
     merged = sum(merge.contributors for merge in merges)
     counted_on = sum(merge.live for merge in merges)
     resumed, never_resumed = resumptions(facts)
@@ -226,7 +228,7 @@ def loss_curve(facts: Facts) -> list[tuple[float, float]]:
     """(tokens merged, held-out loss of Theta), in the order of tokens."""
     times, tokens = merged_at(facts)
     points = []
-    for at_s, loss in facts.evaluations:
+    for at_s, loss in facts.log.heldout_losses():
         place = bisect.bisect_right(times, at_s) - 1
         if place >= 0:
             points.append((tokens[place], loss))

@@ -1,63 +1,44 @@
-"""What the supervisor of a chaos run knows of its swarm: the nodes' logs, read while they grow."""
+"""Watch over the swarm of a chaos run: the nodes' logs, read while they grow."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.errors import StorageError
 from p2pdiloco.lab.chaos.facts import Act, Facts
 from p2pdiloco.lab.swarm import model as demo_model
 from p2pdiloco.lab.swarm import verdict as holdings
-from p2pdiloco.lab.swarm.chronicle import NodeTrace, Tail
+from p2pdiloco.lab.swarm.chronicle import Chronicle
+from p2pdiloco.lab.swarm.event_log import Tail
 from p2pdiloco.lab.swarm.swarm import Member
 
 
-class Watch:
-    """Facts and chains of all nodes, up to date after every `read`."""
+class SwarmWatch:
+    """Facts of all nodes, up to date after every `read`."""
 
     def __init__(self, fragments: int) -> None:
-        self.facts = Facts(fragments=fragments)
-        self._traces: dict[str, NodeTrace] = {}
-        self._tails: dict[str, Tail] = {}
-        self._offices: dict[int, tuple[int, str]] = {}
-        self._offices_seen = 0
-        self.listeners: list[Callable[[str, dict[str, Any]], None]] = []
-        """Who else wants every line: (node, line)."""
+        self._log = Chronicle(fragments)
+        self.facts = Facts(self._log)
+        self._tails: list[Tail] = []
 
     def meet(self, node: Member) -> None:
-        """From now on this node's log is read."""
-        self.facts.names[node.peer] = node.name
-        self._traces[node.name] = NodeTrace(node.name, node.peer)
-        self._tails[node.name] = Tail(node.data_dir / "events.jsonl")
+        """Read this node's log from now on."""
+        self._log.meet(node.name, node.peer)
+        self._tails.append(Tail(node.events, node.name))
 
     def knows(self, name: str) -> bool:
-        """Whether the node was met."""
-        return name in self._traces
+        """Tell whether the node was met."""
+        return name in self._log.nodes
 
     def read(self, acts: Sequence[Act]) -> None:
         """Take in what the nodes wrote since, and what was done to them."""
-        for name, tail in self._tails.items():
-            trace = self._traces[name]
+        for tail in self._tails:
             for line in tail.lines():
-                self.facts.feed(name, line)
-                for listener in self.listeners:
-                    listener(name, line)
-                if "digest" in line and line["kind"] in ("publish", "apply", "catchup"):
-                    copied = line["kind"] == "catchup"
-                    trace.on_version(line["fragment"], line["number"], line["digest"], copied)
+                self.facts.feed(line)
         self.facts.acts += acts
-        for office in self.facts.offices[self._offices_seen :]:
-            if office.term >= self._offices.get(office.fragment, (-1, ""))[0]:
-                self._offices[office.fragment] = (office.term, office.node)
-        self._offices_seen = len(self.facts.offices)
 
     # --- questions -----------------------------------------------------------------------------------
-
-    def syncer(self, fragment: int) -> str:
-        """Name of the fragment's syncer as far as the logs tell; empty: none."""
-        return self._offices.get(fragment, (0, ""))[1]
 
     def trains(self, name: str) -> bool:
         """Whether the node's learner runs and nothing is done to it at present."""
@@ -66,12 +47,12 @@ class Watch:
 
     def heads(self) -> dict[int, int]:
         """Fragment -> newest version number that any node ever held."""
-        traces = self._traces.values()
-        return {f: max((t.head(f) for t in traces), default=0) for f in range(self.facts.fragments)}
+        traces = self._log.nodes.values()
+        return {f: max((t.head(f) for t in traces), default=0) for f in range(self._log.fragments)}
 
     def status(self, nodes: Sequence[Member], since_s: float) -> str:
         """One line for people."""
-        recent = [merge for merge in self.facts.merges[-500:] if merge.at_s > since_s]
+        recent = [merge for merge in self._log.merges[-500:] if merge.mono > since_s]
         if not recent:
             return "waiting for the first merges"
         mean = sum(merge.contributors for merge in recent) / len(recent)
@@ -84,12 +65,13 @@ class Watch:
         return [
             f"{node.name}: nothing of it is merged since it was last struck"
             for node in nodes
-            if max(self.facts.merged_s.get(node.name, [0.0])) < struck_s.get(node.name, 0.0)
+            if max((line.mono for line in self._log.nodes[node.name].merged), default=0.0)
+            < struck_s.get(node.name, 0.0)
         ]
 
     def not_agreed(self, nodes: Sequence[Member], heads: dict[int, int]) -> list[str]:
         """Fragments of which not all nodes hold one version, newer than these, with equal digests."""
-        chains = [self._traces[node.name].chains for node in nodes]
+        chains = [self._log.nodes[node.name].chains for node in nodes]
         missing = []
         for fragment, head in heads.items():
             held = [{item for item in chain.get(fragment, {}).items() if item[0] > head} for chain in chains]
@@ -102,9 +84,8 @@ class Watch:
     def disagreements(self, manifest: Manifest, nodes: Sequence[Member]) -> list[str]:
         """In the logs of these nodes, who have ended, and between the bytes that they saved. Who is gone for
         good does not count: its last version may have been heard by nobody."""
-        found, _ = holdings.conflicts(holdings.of_traces(self._traces[node.name] for node in nodes))
-        if count := self.facts.refusals["digest-differs"]:
-            found.append(f"{count} times a node computed another state than the syncer")
+        found, _ = holdings.conflicts(holdings.of_traces(self._log.nodes[node.name] for node in nodes))
+        found += self._log.wrong_digests()
         saved = []
         for node in nodes:
             try:

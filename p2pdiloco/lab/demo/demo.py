@@ -20,10 +20,11 @@ from p2pdiloco.config.outer import with_schedule
 from p2pdiloco.config.presets import for_run
 from p2pdiloco.config.settings import DemoSettings
 from p2pdiloco.lab.demo import plot as demo_plot
-from p2pdiloco.lab.demo.view import Screen, render_summary
+from p2pdiloco.lab.demo.view import Screen, render_summary, words_of
 from p2pdiloco.lab.swarm import model as demo_model
 from p2pdiloco.lab.swarm import verdict
-from p2pdiloco.lab.swarm.chronicle import Chronicle, Tail
+from p2pdiloco.lab.swarm.chronicle import Chronicle
+from p2pdiloco.lab.swarm.event_log import Tail
 from p2pdiloco.lab.swarm.frame import Interrupted, check_writable, demo_folder, stop_signals, write
 from p2pdiloco.lab.swarm.swarm import DemoFailed, Swarm
 from p2pdiloco.lab.swarm.verdict import Kill, Summary
@@ -100,9 +101,9 @@ class Demo:
             self._swarm = Swarm(
                 self._folder, self._folder / "run.toml", self._manifest, self._settings.nodes, temporary
             )
-            peers = {node.name: node.peer for node in self._swarm.nodes}
-            self._chronicle = Chronicle(peers, self._manifest.sync.fragments)
-            self._tails = {node.name: Tail(node.data_dir / "events.jsonl") for node in self._swarm.nodes}
+            peers = {node.peer: node.name for node in self._swarm.nodes}
+            self._chronicle = Chronicle(self._manifest.sync.fragments, peers)
+            self._tails = [Tail(node.events, node.name) for node in self._swarm.nodes]
             try:
                 began_s, ended_s = self._train()
             finally:
@@ -165,7 +166,7 @@ class Demo:
 
     def _wait_for_training(self) -> None:
         until = time.monotonic() + START_TIMEOUT_S
-        while len(self._chronicle.first_training_s) < self._settings.nodes:
+        while not all(trace.last for trace in self._chronicle.nodes.values()):
             if time.monotonic() > until:
                 raise DemoFailed(f"not all nodes trained within {START_TIMEOUT_S:.0f} s")
             self._tick("setting up")
@@ -183,10 +184,10 @@ class Demo:
             raise Interrupted
 
     def _read(self) -> None:
-        for name, tail in self._tails.items():
+        for tail in self._tails:
             for line in tail.lines():
-                words = self._chronicle.feed(name, line)
-                if words:
+                self._chronicle.feed(line)
+                if words := words_of(line, self._chronicle.nodes[line.node]):
                     self._screen.note(words)
         for kill in self._kills:
             self._follow(kill)
@@ -200,11 +201,9 @@ class Demo:
         if not name:
             return
         at_s = self._swarm.node(name).kill()
-        chronicle.mark(at_s)
         self._read()  # the last lines of before, its own among them
-        fragments = chronicle.held_at_mark(name)
+        fragments = chronicle.offices_of(name, at_s)
         chronicle.nodes[name].started("killed")
-        chronicle.first_training_s.pop(name, None)
         self._kills.append(Kill(name, at_s, tuple(fragments), {}, None))
         listed = ", ".join(map(str, fragments))
         self._screen.note(f"kill -9 {name}, which is the syncer of fragments {listed}")
@@ -220,15 +219,15 @@ class Demo:
     def _follow(self, kill: Kill) -> None:
         """Note which of the victim's fragments go on, and whether it is back."""
         for fragment in kill.fragments:
-            published_s = self._chronicle.first_publish_after.get(fragment)
+            published_s = self._chronicle.published_after(fragment, kill.at_s)
             if published_s is not None and fragment not in kill.resumed_s:
                 kill.resumed_s[fragment] = published_s - kill.at_s
-                number = self._chronicle.newest[fragment]
+                number = self._chronicle.newest(fragment)
                 self._screen.note(
                     f"fragment {fragment} goes on: version {number}, "
                     f"{published_s - kill.at_s:.1f} s after the kill"
                 )
-        trains_s = self._chronicle.first_training_s.get(kill.node)
+        trains_s = self._chronicle.nodes[kill.node].trains_since_s
         if kill.back_s is None and trains_s is not None and self._restarted_s is not None:
             back_s = trains_s - self._restarted_s
             self._kills[self._kills.index(kill)] = msgspec.structs.replace(kill, back_s=back_s)
@@ -249,9 +248,7 @@ class Demo:
             for s in saved
             for f in s.unsound
         ]
-        if chronicle.wrong_digests:
-            wrong.append(f"{chronicle.wrong_digests} times a node computed another state than the syncer")
-        disagreements = wrong + on_disk + logged
+        disagreements = wrong + chronicle.wrong_digests() + on_disk + logged
         newest = max(saved, key=lambda s: sum(max(chain) for chain in s.holdings.versions.values()))
         loss_after = judge.loss_of(newest.vault)
         killed = {kill.node for kill in self._kills}
@@ -267,9 +264,9 @@ class Demo:
             loss_after=loss_after,
             outer_updates=chronicle.updates(),
             inner_steps=sum(trace.inner_step for trace in chronicle.nodes.values()),
-            tokens=sum(trace.tokens_total for trace in chronicle.nodes.values()),
+            tokens=sum(trace.last.tokens_total for trace in chronicle.nodes.values() if trace.last),
             kills=len(self._kills),
-            participation=verdict.participation(chronicle.contributors, chronicle.live),
+            participation=chronicle.participation(),
             longest_pause_s=longest_s,
             median_inner_step_s=median_s,
             t_resume_s=max(resumed.values(), default=None),
@@ -277,7 +274,7 @@ class Demo:
             t_back_s=statistics.median(backs) if backs else None,
             digests_agree=not disagreements,
             versions_compared=in_logs,
-            forks=chronicle.forks,
+            forks=len(chronicle.forks),
             refusals=dict(chronicle.refusals),
             failures=verdict.failures(loss_before, loss_after, disagreements, self._kills, self._wants_kill),
             sample=judge.sample(newest.vault),

@@ -36,7 +36,7 @@ def draw(
     for number, trace in enumerate(chronicle.nodes.values()):
         times, losses = _curve(trace, began_s)
         axes.plot(times, losses, color=COLOURS[number % len(COLOURS)], lw=1.1, alpha=0.85, label=trace.name)
-    heldout = sorted(point for trace in chronicle.nodes.values() for point in trace.evaluations)
+    heldout = chronicle.heldout_losses()
     axes.plot(
         [at_s - began_s for at_s, _ in heldout],
         [loss for _, loss in heldout],
@@ -88,13 +88,10 @@ def _curve(trace: NodeTrace, began_s: float) -> tuple[list[float], list[float]]:
     """Training loss over time; the curve breaks off where the node was started again."""
     times: list[float] = []
     losses: list[float] = []
-    was_warm = False
-    for line in trace.progress:
-        if was_warm and not line.warm:
-            times.append(line.at_s - began_s)
+    for life in filter(None, trace.lives):
+        if times:
+            times.append(life[0].mono - began_s)
             losses.append(float("nan"))
-        was_warm = line.warm
-        if line.loss is not None:
-            times.append(line.at_s - began_s)
-            losses.append(line.loss)
+        times += [line.mono - began_s for line in life if line.loss is not None]
+        losses += [line.loss for line in life if line.loss is not None]
     return times, losses

@@ -13,12 +13,30 @@ from rich.text import Text
 
 from p2pdiloco.daemon.display.wording import clean, count, duration, loss_text, ranges, sparkline
 from p2pdiloco.lab.swarm.chronicle import Chronicle, NodeTrace
+from p2pdiloco.lab.swarm.event_log import Line
 from p2pdiloco.lab.swarm.verdict import Kill, Summary
 
 LINE_EVERY_S = 10.0
 KEPT_NOTES = 30
 CURVE_CELLS = 20
 STATE_STYLES = {"training": "green", "killed": "bold red", "starting": "yellow", "starting again": "yellow"}
+
+
+def words_of(line: Line, trace: NodeTrace) -> str:
+    """Tell people of a line that its node's `trace` has just taken in; empty if it is not worth it."""
+    name, reason = line.node, line.reason
+    match line.kind:
+        case "progress" if len(trace.lives[-1]) == 1:
+            return f"{name} trains, from inner step {line.inner_step}"
+        case "join" if reason.startswith("full member"):
+            return f"{name} joins: {reason.partition(': ')[2]}"
+        case "refusal" if reason == "digest-differs":
+            return f"{name} computes another state of fragment {line.fragment} than its syncer"
+        case "fork":
+            return f"{name}: fragment {line.fragment} has two heads: {reason}"
+        case "learner" if reason.startswith(("ended: ", "lost")) and "stopped" not in reason:
+            return f"{name}: learner {reason}"
+    return ""
 
 
 class Screen:
@@ -67,10 +85,8 @@ class Screen:
 
     def _picture(self, chronicle: Chronicle, phase: str) -> RenderableType:
         first = Text.assemble((phase, "bold"), f"   {chronicle.updates()} outer updates")
-        if chronicle.live:
-            first.append(
-                f", {chronicle.contributors / chronicle.live:.0%} of the live learners in the average merge"
-            )
+        if (participation := chronicle.participation()) is not None:
+            first.append(f", {participation:.0%} of the live learners in the average merge")
         others = 6 + len(chronicle.nodes) + _fragment_rows(chronicle)
         room = max(4, self._console.size.height - others - 1)
         notes = [_note(at_s, text) for at_s, text in list(self._notes)[-room:]]
@@ -95,13 +111,15 @@ def _line(chronicle: Chronicle, elapsed_s: float) -> str:
 
 
 def _step(node: NodeTrace) -> str:
-    return f"step {node.inner_step} loss {loss_text(node.loss)}" if node.state == "training" else node.state
+    if node.state != "training" or node.last is None:
+        return node.state
+    return f"step {node.last.inner_step} loss {loss_text(node.last.loss)}"
 
 
 def newest_heldout(chronicle: Chronicle) -> float | None:
     """The newest held-out loss that any node has measured."""
-    points = [node.evaluations[-1] for node in chronicle.nodes.values() if node.evaluations]
-    return max(points)[1] if points else None
+    points = chronicle.heldout_losses()
+    return points[-1][1] if points else None
 
 
 def _nodes(chronicle: Chronicle) -> Table:
@@ -118,16 +136,17 @@ def _nodes(chronicle: Chronicle) -> Table:
     for node in chronicle.nodes.values():
         losses = [line.loss for line in node.progress if line.loss is not None]
         thinned = losses[:: max(1, len(losses) // CURVE_CELLS)]
-        alive = node.state == "training"
+        last = node.last
+        speed = last.tokens_per_s if last and node.state == "training" else None
         table.add_row(
             Text(node.name, style="bold"),
             Text(node.state, style=STATE_STYLES.get(node.state, "")),
             str(node.inner_step),
-            loss_text(node.loss),
+            loss_text(last.loss if last else None),
             Text(sparkline(thinned, CURVE_CELLS), style="cyan"),
-            loss_text(node.heldout_loss),
-            count(node.tokens_per_s) if alive else "-",
-            ranges(chronicle.held_by(node.name)),
+            loss_text(node.evaluations[-1].loss if node.evaluations else None),
+            count(speed),
+            ranges(chronicle.offices_of(node.name)),
         )
     return table
 
@@ -150,14 +169,14 @@ def _fragment_rows(chronicle: Chronicle) -> int:
 
 
 def _fragment(chronicle: Chronicle, fragment: int) -> list[Text]:
-    _, syncer = chronicle.offices.get(fragment, (0, "-"))
-    merged, live = chronicle.last_merge.get(fragment, (0, 0))
+    syncer = chronicle.syncer(fragment) or "-"
+    merge = next((line for line in reversed(chronicle.merges) if line.fragment == fragment), None)
     dead = syncer in chronicle.nodes and chronicle.nodes[syncer].state == "killed"
     return [
         Text(str(fragment)),
-        Text(str(chronicle.newest[fragment])),
+        Text(str(chronicle.newest(fragment))),
         Text(f"{syncer} (killed)" if dead else syncer, style="bold red" if dead else ""),
-        Text(f"{merged} of {live} learners" if live else "-"),
+        Text(f"{merge.contributors} of {merge.live} learners" if merge else "-"),
     ]
 
 

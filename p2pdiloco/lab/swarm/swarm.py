@@ -83,6 +83,11 @@ class Member:
         self.arguments[self.arguments.index("--listen") + 1] = address
 
     @property
+    def events(self) -> Path:
+        """Path of the node's event log."""
+        return self.data_dir / "events.jsonl"
+
+    @property
     def alive(self) -> bool:
         """Whether the process runs."""
         return self._process is not None and self._process.poll() is None

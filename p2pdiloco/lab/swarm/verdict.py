@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
 
-from p2pdiloco.lab.swarm.chronicle import Chronicle, NodeTrace
+from p2pdiloco.lab.swarm.chronicle import WARM_UP_LINES, Chronicle, NodeTrace
 
 
 class Holdings(Struct, frozen=True):
@@ -91,27 +91,19 @@ def of_traces(traces: Iterable[NodeTrace]) -> list[Holdings]:
     return [Holdings(trace.name, trace.chains) for trace in traces]
 
 
-def participation(contributors: int, live: int) -> float | None:
-    """Share of live learners whose work was merged; None before the first merge."""
-    return contributors / live if live else None
-
-
 def choose_victim(chronicle: Chronicle, alive: Sequence[str]) -> str:
     """The node that is syncer of most fragments; "" if nobody is, or if it is the only one alive."""
     if len(alive) < 2:
         return ""
-    best = max(alive, key=lambda name: (len(chronicle.held_by(name)), name))
-    return best if chronicle.held_by(best) else ""
+    best = max(alive, key=lambda name: (len(chronicle.offices_of(name)), name))
+    return best if chronicle.offices_of(best) else ""
 
 
 def pauses(traces: Iterable[NodeTrace], began_s: float, ended_s: float) -> tuple[float | None, float | None]:
     """(longest pause, median inner step) in seconds between two moments, start-up of learners left out."""
-    lines = list(
-        itertools.chain.from_iterable(
-            (line for line in trace.progress if line.warm and began_s <= line.at_s <= ended_s)
-            for trace in traces
-        )
-    )
+    lives = itertools.chain.from_iterable(trace.lives for trace in traces)
+    warm = itertools.chain.from_iterable(life[WARM_UP_LINES:] for life in lives)
+    lines = [line for line in warm if began_s <= line.mono <= ended_s]
     if not lines:
         return None, None
     return max(line.longest_gap_s for line in lines), statistics.median(line.step_time_s for line in lines)

@@ -26,8 +26,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # scripts/bench: w
 import msgspec
 import torch
 
-from benchkit import events_of, running_swarm
-from p2pdiloco.lab.swarm.chronicle import Chronicle, Tail
+from benchkit import running_swarm
+from p2pdiloco.lab.swarm.chronicle import Chronicle
+from p2pdiloco.lab.swarm.event_log import Tail
 from p2pdiloco.lab.swarm.model import Saved, read_saved
 from p2pdiloco.lab.swarm.swarm import DemoFailed, Swarm
 from p2pdiloco.lab.swarm.verdict import conflicts
@@ -81,13 +82,12 @@ class Nodes:
     """One swarm of real nodes, from its first token to its last."""
 
     def __init__(self, setting: Setting, swarm: Swarm) -> None:
-        self.chronicle = Chronicle(
-            {node.name: node.peer for node in swarm.nodes}, setting.manifest().sync.fragments
-        )
+        names = {node.peer: node.name for node in swarm.nodes}
+        self.chronicle = Chronicle(setting.manifest().sync.fragments, names)
         self.tokens = Tokens()
         self.deaths = 0
         self._setting, self._swarm = setting, swarm
-        self._tails = {node.name: Tail(events_of(node)) for node in swarm.nodes}
+        self._tails = [Tail(node.events, node.name) for node in swarm.nodes]
         self._faults = list(faults_of(setting))
         self._back_at_s: dict[str, float] = {}
 
@@ -108,12 +108,12 @@ class Nodes:
 
     def read(self) -> None:
         """What the diaries have gained."""
-        for name, tail in self._tails.items():
+        for tail in self._tails:
             for line in tail.lines():
-                self.chronicle.feed(name, line)
-                if line["kind"] == "progress":
-                    per_s = line["tokens_per_s"] or 0.0
-                    self.tokens.heard(name, line["tokens_total"], per_s, line["mono"])
+                self.chronicle.feed(line)
+                if line.kind == "progress":
+                    per_s = line.tokens_per_s or 0.0
+                    self.tokens.heard(line.node, line.tokens_total, per_s, line.mono)
 
     def _strike(self, since_s: float) -> None:
         """Kill whose time has come, start who was away for long enough."""
@@ -146,7 +146,7 @@ def play_nodes(setting: Setting) -> Outcome:
         nodes.read()
         saved = [read_saved(manifest, node.name, node.data_dir) for node in swarm.nodes]
     disagreements, compared = conflicts([one.holdings for one in saved])
-    if disagreements or nodes.chronicle.wrong_digests or any(one.unsound for one in saved):
+    if disagreements or nodes.chronicle.wrong_digests() or any(one.unsound for one in saved):
         raise DemoFailed(f"the nodes do not agree: {disagreements or 'bytes differ from their digests'}")
     newest = max(saved, key=lambda one: sum(max(chain) for chain in one.holdings.versions.values()))
     seen = nodes.chronicle
@@ -161,7 +161,7 @@ def play_nodes(setting: Setting) -> Outcome:
         loss=loss,
         curve=[(setting.steps, loss)],
         merges=seen.updates() / manifest.sync.fragments,
-        contributors=seen.contributors / max(1, seen.merges),
+        contributors=sum(line.contributors for line in seen.merges) / max(1, len(seen.merges)),
         tokens=nodes.tokens.sum,
     )
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 
 from msgspec import Struct
 
 from p2pdiloco.lab.chaos.facts import Facts
 from p2pdiloco.lab.chaos.scenarios.story import (
-    Story,
     chain_tokens,
     equal_at,
     first_rounds,
@@ -82,29 +82,27 @@ class Healed(Struct, kw_only=True, frozen=True):
     failures: tuple[str, ...]
 
 
-def side_of(story: Story, facts: Facts, nodes: tuple[str, ...], since_s: float, until_s: float) -> Side:
+def side_of(facts: Facts, nodes: tuple[str, ...], since_s: float, until_s: float) -> Side:
     """What one side did between the split and the healing."""
-    fragments = range(facts.fragments)
-    first = first_rounds(story, nodes, since_s, until_s)
+    log = facts.log
+    fragments = range(log.fragments)
+    first = first_rounds(log, nodes, since_s, until_s)
     versions = dict.fromkeys(fragments, 0)
-    for held in story.held:
-        if held.made and held.node in nodes and since_s < held.at_s <= until_s:
-            versions[held.fragment] += 1
-    grown = [
-        chain_tokens(story, nodes, f, until_s) - chain_tokens(story, nodes, f, since_s) for f in fragments
-    ]
-    whole = len(first) == facts.fragments
+    for made in log.published:
+        if made.node in nodes and since_s < made.mono <= until_s:
+            versions[made.fragment] += 1
+    grown = [chain_tokens(log, nodes, f, until_s) - chain_tokens(log, nodes, f, since_s) for f in fragments]
+    whole = len(first) == log.fragments
     return Side(
         nodes=nodes,
         versions=versions,
         first_version_s=round(max(first.values()) - since_s, 3) if whole else None,
-        tokens_trained=sum(trained(facts.paces.get(node, []), since_s, until_s) for node in nodes),
+        tokens_trained=sum(trained(log.nodes[node].progress, since_s, until_s) for node in nodes),
         tokens_merged=min(grown),
     )
 
 
 def survived(
-    story: Story,
     facts: Facts,
     survivor: str,
     killed_s: float,
@@ -114,19 +112,20 @@ def survived(
     agree: bool,
 ) -> Survived:
     """The verdict on `survivor`: it was alone from `killed_s` to `back_at_s`. `wrong`: what else failed."""
-    first = first_rounds(story, (survivor,), killed_s, back_at_s)
-    made = [h for h in story.held if h.made and h.node == survivor and killed_s < h.at_s <= back_at_s]
+    log = facts.log
+    first = first_rounds(log, (survivor,), killed_s, back_at_s)
+    made = [v for v in log.published if v.node == survivor and killed_s < v.mono <= back_at_s]
     grown = [
-        chain_tokens(story, (survivor,), f, back_at_s) - chain_tokens(story, (survivor,), f, killed_s)
-        for f in range(facts.fragments)
+        chain_tokens(log, (survivor,), f, back_at_s) - chain_tokens(log, (survivor,), f, killed_s)
+        for f in range(log.fragments)
     ]
     back = {}
     for node in others:
-        times = [at_s for at_s in facts.merged_s.get(node, []) if at_s > back_at_s]
+        times = [line.mono for line in log.nodes[node].merged if line.mono > back_at_s]
         if times:
             back[node] = round(min(times) - back_at_s, 3)
-    whole, all_back = len(first) == facts.fragments, len(back) == len(others)
-    equal_s = equal_at(story, [survivor, *others], facts.fragments, back_at_s)
+    whole, all_back = len(first) == log.fragments, len(back) == len(others)
+    equal_s = equal_at(log, [survivor, *others], back_at_s)
     failures = list(wrong)
     if not whole:
         failures.append(f"{survivor} did not go on with every fragment while it was alone")
@@ -149,7 +148,6 @@ def survived(
 
 
 def healed(
-    story: Story,
     facts: Facts,
     sides: tuple[tuple[str, ...], tuple[str, ...]],
     split_s: float,
@@ -158,19 +156,19 @@ def healed(
     agree: bool,
 ) -> Healed:
     """The verdict on `split`, which lasted from `split_s` to `healed_s`. `wrong`: what else failed."""
-    nodes = (*sides[0], *sides[1])
-    made = (
-        side_of(story, facts, sides[0], split_s, healed_s),
-        side_of(story, facts, sides[1], split_s, healed_s),
-    )
-    equal_s = equal_at(story, nodes, facts.fragments, healed_s)
-    again = last_resent(story)
-    done = [merged_again(story, one) for one in again]
+    log, nodes = facts.log, (*sides[0], *sides[1])
+    made = side_of(facts, sides[0], split_s, healed_s), side_of(facts, sides[1], split_s, healed_s)
+    equal_s = equal_at(log, nodes, healed_s)
+    again = last_resent(log)
+    done = [merged_again(log, one) for one in again]
+    given_up = [
+        f"{line.node}, fragment {line.fragment}: {line.reason}, {line.tokens} tokens" for line in log.given_up
+    ]
     missing = [
         f"{a.node}, fragment {a.fragment}" for a, at_s in zip(again, done, strict=True) if at_s is None
     ]
-    in_all = sum(max((p.tokens_total for p in facts.paces.get(node, [])), default=0) for node in nodes)
-    merged = min(chain_tokens(story, nodes, f, facts.ended_s) for f in range(facts.fragments))
+    in_all = sum(trained(log.nodes[node].progress, -inf, inf) for node in nodes)
+    merged = min(chain_tokens(log, nodes, f, facts.ended_s) for f in range(log.fragments))
     failures = list(wrong)
     failures += [
         f"{', '.join(side.nodes)} did not make a version of every fragment alone"
@@ -180,7 +178,7 @@ def healed(
     if equal_s is None:
         failures.append("not all nodes came to hold one version of every fragment made after the healing")
     failures += [f"{who}: what the fork cost was not merged again" for who in missing]
-    failures += [f"given up: {words}" for words in story.given_up]
+    failures += [f"given up: {words}" for words in given_up]
     # What is under way at the end is far less; a lost branch would be at least all of it.
     if equal_s is not None and in_all - merged > min(side.tokens_trained for side in made) / 2:
         failures.append(f"{in_all} tokens were trained, only {merged} are merged")
@@ -194,7 +192,7 @@ def healed(
         tokens_sent_again=sum(one.tokens for one in again),
         merged_again_s=round(max(times) - healed_s, 3) if times and not missing else None,
         not_merged_again=tuple(missing),
-        given_up=tuple(story.given_up),
+        given_up=tuple(given_up),
         tokens_trained=in_all,
         tokens_merged=merged,
         digests_agree=agree,

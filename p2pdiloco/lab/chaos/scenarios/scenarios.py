@@ -27,7 +27,6 @@ from p2pdiloco.lab.chaos.plan import Fault
 from p2pdiloco.lab.chaos.run import EXIT_VERDICT, ChaosRun, Outcome, Taped, line_of
 from p2pdiloco.lab.chaos.scenarios import story as chaos_story
 from p2pdiloco.lab.chaos.scenarios.outcome import Healed, Survived, healed, survived
-from p2pdiloco.lab.chaos.scenarios.story import Story
 from p2pdiloco.lab.links.namespaces import Links, LinksRefused
 from p2pdiloco.lab.swarm import model as demo_model
 from p2pdiloco.lab.swarm.frame import write
@@ -75,8 +74,6 @@ class ScenarioRun(ChaosRun):
         )
         self._settings = settings
         self._scenario_links = links
-        self.story = Story()
-        self._watch.listeners.append(self.story.feed)
 
     def _train(self) -> None:
         self.facts.began_s = time.monotonic()
@@ -105,7 +102,7 @@ class ScenarioRun(ChaosRun):
     def _one_swarm(self, since_s: float) -> bool:
         """Whether work of all is merged, and all held one version made since, of every fragment."""
         nodes = [node.name for node in self._nodes()]
-        if chaos_story.equal_at(self.story, nodes, self.facts.fragments, since_s) is None:
+        if chaos_story.equal_at(self.facts.log, nodes, since_s) is None:
             return False
         return not self._watch.not_back(self._nodes())
 
@@ -130,11 +127,9 @@ class SurvivorRun(ScenarioRun):
                 self._carried_out(strike)
 
         def went_on() -> bool:
-            first = chaos_story.first_rounds(
-                self.story, (self._survivor.name,), self._killed_s, time.monotonic()
-            )
-            alone_s = time.monotonic() - self._killed_s
-            return len(first) == self.facts.fragments and alone_s > ALONE_S
+            now, log = time.monotonic(), self.facts.log
+            first = chaos_story.first_rounds(log, (self._survivor.name,), self._killed_s, now)
+            return len(first) == log.fragments and now - self._killed_s > ALONE_S
 
         self._until(went_on, ALONE_LIMIT_S)
         self._back_at_s = time.monotonic()
@@ -147,7 +142,6 @@ class SurvivorRun(ScenarioRun):
     def verdict(self, outcome: Outcome) -> Survived:
         """See `chaos_outcome.survived`."""
         return survived(
-            self.story,
             self.facts,
             self._survivor.name,
             self._killed_s,
@@ -181,14 +175,13 @@ class SplitRun(ScenarioRun):
         self._until(self._nothing_lost, AFTER_LIMIT_S)
 
     def _nothing_lost(self) -> bool:
-        again = chaos_story.last_resent(self.story)
-        done = all(chaos_story.merged_again(self.story, one) is not None for one in again)
+        again = chaos_story.last_resent(self.facts.log)
+        done = all(chaos_story.merged_again(self.facts.log, one) is not None for one in again)
         return done and self._one_swarm(self._healed_s)
 
     def verdict(self, outcome: Outcome) -> Healed:
         """See `chaos_outcome.healed`."""
         return healed(
-            self.story,
             self.facts,
             self._sides,
             self._split_s,
