@@ -11,7 +11,7 @@ from contextlib import closing
 from p2pdiloco.simulation.node.substance import NOTHING, Substance
 from p2pdiloco.simulation.report import SeedResult
 from p2pdiloco.simulation.runner import run_seed
-from p2pdiloco.simulation.world.plan import Plan
+from p2pdiloco.simulation.world.plan import WorldPlan
 
 Job = tuple[int, str | None, int | None, bool]
 Played = tuple[SeedResult, float]
@@ -46,7 +46,7 @@ def _play(job: Job) -> Played:
     return result, time.process_time() - started_s
 
 
-def arithmetic(vectors: bool) -> Callable[[Plan], Substance]:
+def arithmetic(vectors: bool) -> Callable[[WorldPlan], Substance]:
     """What fragments are: real vectors, or histories only."""
     if not vectors:
         return lambda plan: NOTHING

@@ -60,12 +60,12 @@ def simulate(
         return _measure(nodes, seed or 0, as_json)
     # Imported here so that --help does not pay for it.
     from p2pdiloco.cli.seed_pool import arithmetic, play
-    from p2pdiloco.simulation.report import Summary, rate
+    from p2pdiloco.simulation.report import SeedsSummary, rate
     from p2pdiloco.simulation.runner import run_seed
 
     first = seed or 0
     count = seeds if seeds is not None else (1 if seed is not None else 100)
-    summary = Summary()
+    summary = SeedsSummary()
     started_s = time.perf_counter()
     last: SeedResult | None = None
     if trace or verbose:

@@ -10,7 +10,7 @@ from p2pdiloco.simulation.node.substance import Losses
 
 
 class SeedResult(Struct, frozen=True, kw_only=True):
-    """What a seed did. `violation` names a broken rule, `stuck` what did not happen after the faults."""
+    """Course of a seed. `violation` names a broken rule, `stuck` what did not happen after the faults."""
 
     seed: int
     mix: str
@@ -34,9 +34,9 @@ class SeedResult(Struct, frozen=True, kw_only=True):
     detail: str
     stuck: str
     losses: Losses | None = None
-    """Of the global parameters, where numbers are simulated too."""
+    """Losses of the global parameters, where numbers are simulated too."""
     tail: tuple[str, ...] = ()
-    """Of a failed seed: the last decisions before the end."""
+    """Last decisions before the end of a failed seed."""
 
     @property
     def ok(self) -> bool:
@@ -70,8 +70,8 @@ class Tally(Struct, kw_only=True):
         self.virtual_s = round(self.virtual_s + result.virtual_s, 1)
 
 
-class Summary(Tally, kw_only=True):
-    """What many seeds did together, and per mix."""
+class SeedsSummary(Tally, kw_only=True):
+    """Course of many seeds together, and per mix."""
 
     fault_kinds: dict[str, int] = field(default_factory=dict)
     mixes: dict[str, Tally] = field(default_factory=dict)
@@ -100,7 +100,7 @@ class Summary(Tally, kw_only=True):
             self.failed.append(result)
 
     def sentence(self, seeds_per_minute: float) -> str:
-        """For people."""
+        """Sum up for people."""
         trained = f"loss {self.start_loss:.3f} -> {self.loss:.3f} (floor {self.loss_floor:.3f}); "
         return (
             f"{self.seeds} seeds, {self.violations} violations, {self.stuck} stuck; "
@@ -110,9 +110,11 @@ class Summary(Tally, kw_only=True):
         )
 
     def as_dict(self, elapsed_s: float, nodes: int | None, mix: str | None) -> dict[str, Any]:
-        """For machines: the counters, per mix too, and every failed seed with the command that replays it.
+        """Sum up for machines: the counters, per mix too, and every failed seed with the command that replays
+        it.
 
-        A mix's seeds per minute are counted over its share of the computing time."""
+        A mix's seeds per minute are counted over its share of the computing time.
+        """
         numbers: dict[str, Any] = to_builtins(self)
         if not self.trained:
             for name in ("trained", "start_loss", "loss", "loss_floor"):

@@ -21,7 +21,7 @@ from p2pdiloco.core.api.grouping import Roster, level_sizes
 from p2pdiloco.core.api.messages import Message, Progress
 from p2pdiloco.core.api.types import VersionHeader, Wire, signed_bytes
 from p2pdiloco.simulation.node.host import Host
-from p2pdiloco.simulation.world.plan import MIXES, RUN, NodeSpec, Plan, genesis_version, stream
+from p2pdiloco.simulation.world.plan import MIXES, RUN, NodeSpec, WorldPlan, genesis_version, stream
 from p2pdiloco.simulation.world.world import World
 
 GROUP_SIZE = 16
@@ -37,7 +37,7 @@ LIMIT_S = 120.0
 
 
 class Load(Struct):
-    """What one node sent, and with whom it had to do."""
+    """Traffic of one node, and the peers that it had to do with."""
 
     messages: int = 0
     heartbeats: int = 0
@@ -46,7 +46,7 @@ class Load(Struct):
     payload_bytes: int = 0
     peers: set[str] = msgspec.field(default_factory=set)
     lately: set[str] = msgspec.field(default_factory=set)
-    """Since the groups rotated last."""
+    """Peers since the groups rotated last."""
 
 
 class ScaleReport(Struct, kw_only=True):
@@ -72,12 +72,12 @@ class ScaleReport(Struct, kw_only=True):
     """Distinct peers in the whole window, in which the groups rotate once."""
     peers_max: int
     peers_epoch_max: int
-    """The same between two rotations, which is as long as the groups stay."""
+    """Most peers of a node between two rotations, which is as long as the groups stay."""
     latency_median_s: float
-    """From a learner's copy-out to the version with it in its own chain."""
+    """Time from a learner's copy-out to the version with it in its own chain."""
     latency_p95_s: float
     spread_median_s: float
-    """From a version's publication to its being held by a node."""
+    """Time from a version's publication to its being held by a node."""
     spread_p95_s: float
     participation: float
     """Contributors of a version, of all nodes."""
@@ -86,7 +86,7 @@ class ScaleReport(Struct, kw_only=True):
 class ScaleWorld(World):
     """Measures from the first version on."""
 
-    def __init__(self, plan: Plan, updates: int) -> None:
+    def __init__(self, plan: WorldPlan, updates: int) -> None:
         super().__init__(plan)
         self._updates = updates
         self._loads = {spec.peer: Load() for spec in plan.nodes}
@@ -128,7 +128,7 @@ class ScaleWorld(World):
     # --- what is measured ----------------------------------------------------------------------------
 
     def control(self, source: str, target: str, size_bytes: int, message: Message) -> None:
-        """A control message leaves (`network.Meter`)."""
+        """A control message leaves (`network.TrafficMeter`)."""
         if self._measuring:
             load = self._loads[source]
             load.messages += 1
@@ -149,7 +149,7 @@ class ScaleWorld(World):
             load.lately.clear()
 
     def streamed(self, source: str, target: str, label: Wire | None, payload_bytes: int) -> None:
-        """A part of a stream leaves (`network.Meter`)."""
+        """A part of a stream leaves (`network.TrafficMeter`)."""
         if self._measuring:
             load = self._loads[source]
             load.label_bytes += len(signed_bytes("version", label)) if label is not None else 0
@@ -216,7 +216,7 @@ class ScaleWorld(World):
         )
 
 
-def scale_plan(nodes: int, seed: int = 0, group_size: int = GROUP_SIZE) -> Plan:
+def scale_plan(nodes: int, seed: int = 0, group_size: int = GROUP_SIZE) -> WorldPlan:
     """A run of one fragment among so many equals, on wide-area links."""
     rng = stream(seed, "scale")
     groups = 1 if nodes <= group_size else -(-nodes // group_size)
@@ -251,7 +251,7 @@ def scale_plan(nodes: int, seed: int = 0, group_size: int = GROUP_SIZE) -> Plan:
         for index in range(nodes)
     )
     wan = MIXES["wan"]
-    return Plan(
+    return WorldPlan(
         seed=seed,
         mix_name="wan",
         mix=replace(MIXES["calm"], latency_s=wan.latency_s, jitter=wan.jitter),

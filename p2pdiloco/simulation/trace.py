@@ -1,4 +1,4 @@
-"""What happened, as one digest per seed and, when asked for, as lines for people."""
+"""Trace of a seed: one digest of all that happened and, when asked for, lines for people."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Trace:
         self._hashed(f"{peer} {text}")
 
     def effect(self, now: float, peer: str, effect: object) -> None:
-        """What a core wants done; only shown, its consequences are in the digest."""
+        """Show an effect of a core; its consequences are in the digest."""
         if self.verbose:
             message = getattr(effect, "message", None)
             name = type(effect).__name__ if message is None else f"{type(message).__name__}>{effect.peer}"  # type: ignore[attr-defined]
@@ -92,7 +92,7 @@ class Trace:
         return tuple(lines)
 
     def digest(self) -> str:
-        """Of everything so far."""
+        """Return the digest of everything so far."""
         self._flush()
         return self._hash.hexdigest()
 

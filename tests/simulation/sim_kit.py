@@ -9,11 +9,13 @@ import msgspec
 
 from p2pdiloco.core.api.effects import CommitVersion, Effect
 from p2pdiloco.simulation.node.host import Host
-from p2pdiloco.simulation.world.plan import Plan, draw_plan, genesis_version
+from p2pdiloco.simulation.world.plan import WorldPlan, draw_plan, genesis_version
 from p2pdiloco.simulation.world.world import World
 
 
-def calm_plan(nodes: int, until_s: float = 30.0, quorum: int = 1, seed: int = 7, fragments: int = 2) -> Plan:
+def calm_plan(
+    nodes: int, until_s: float = 30.0, quorum: int = 1, seed: int = 7, fragments: int = 2
+) -> WorldPlan:
     """Equal machines, no faults: one round takes about two seconds."""
     plan = draw_plan(seed, "calm", nodes)
     config = msgspec.structs.replace(

@@ -8,7 +8,7 @@ import pytest
 from test_survival import plan_of
 
 from p2pdiloco.core.api.events import LeaveRequested
-from p2pdiloco.simulation.node.lineage import FragmentState, missing_spans
+from p2pdiloco.simulation.node.lineage import FragmentLineage, missing_spans
 from p2pdiloco.simulation.world.world import World
 
 NODES = 4
@@ -25,7 +25,7 @@ class Ending:
         self.trained: dict[str, int] = {}
         """Inner steps of each when it was asked."""
         self.ended_s: dict[str, float] = {}
-        self.newest: dict[int, FragmentState] = {}
+        self.newest: dict[int, FragmentLineage] = {}
         dice = random.Random(seed)
         for spec in self.world.plan.nodes:
             self.world.clock.at(self.begins_s + dice.uniform(0.0, within_s), self._leave, spec.peer)

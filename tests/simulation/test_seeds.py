@@ -7,7 +7,7 @@ from past_failures import PAST_FAILURES
 
 from p2pdiloco.cli.seed_pool import play
 from p2pdiloco.cli.simulate import MIX_NAMES
-from p2pdiloco.simulation.report import Summary, replay_command
+from p2pdiloco.simulation.report import SeedsSummary, replay_command
 from p2pdiloco.simulation.runner import run_seed
 from p2pdiloco.simulation.world.plan import MIXES
 
@@ -17,7 +17,7 @@ SEEDS_PER_MIX = 85
 @pytest.mark.timeout(300)  # counted in seeds, not in seconds: a busy machine may take its time
 @pytest.mark.parametrize("mix", MIX_NAMES)
 def test_eighty_five_seeds(mix: str) -> None:
-    summary = Summary()
+    summary = SeedsSummary()
     for result, seconds in play(range(SEEDS_PER_MIX), mix, None):
         summary.add(result, seconds)
     failed = [f"{r.detail or r.stuck}: {replay_command(r, None, mix)}" for r in summary.failed]

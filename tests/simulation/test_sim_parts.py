@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from p2pdiloco.core.api.types import Stamp
 from p2pdiloco.core.contributions.unmerged import Unmerged
-from p2pdiloco.simulation.node.learner import Callbacks, Install, LearnerModel
+from p2pdiloco.simulation.node.learner import Callbacks, CommittedVersion, LearnerModel
 from p2pdiloco.simulation.node.lineage import (
     Displacement,
     MergedPart,
@@ -74,7 +74,7 @@ class Harness:
 
     def install(self, number: int, merged: Displacement | None) -> None:
         digest = b"%d" % number
-        self.learner.install(Install(0, number, digest, merged, False), self.clock.now)
+        self.learner.install(CommittedVersion(0, number, digest, merged, False), self.clock.now)
 
 
 def test_steps_in_flight_go_into_the_next_contribution() -> None:

@@ -13,13 +13,13 @@ from p2pdiloco.core.api.events import LeaveRequested
 from p2pdiloco.core.api.types import SignedVersion
 from p2pdiloco.simulation.node.host import Host
 from p2pdiloco.simulation.node.lineage import missing_spans
-from p2pdiloco.simulation.world.plan import Plan
+from p2pdiloco.simulation.world.plan import WorldPlan
 from p2pdiloco.simulation.world.world import World
 
 SIDES = (("n0", "n1", "n2", "n3", "n4"), ("n5", "n6", "n7"))
 
 
-def plan_of(nodes: int, until_s: float, quorum: int, seed: int = 7) -> Plan:
+def plan_of(nodes: int, until_s: float, quorum: int, seed: int = 7) -> WorldPlan:
     """Nothing goes wrong but what the test does."""
     plan = calm_plan(nodes, until_s, quorum, seed)
     config = msgspec.structs.replace(plan.config, group_size=64)

@@ -19,7 +19,7 @@ from p2pdiloco.cli.simulate import simulate
 from p2pdiloco.lab.vectors.bigrams import Chain, Model, initial_params
 from p2pdiloco.lab.vectors.vectors import Vectors
 from p2pdiloco.learner.fragments import Fragments
-from p2pdiloco.simulation.node.lineage import FragmentState, OuterUpdate
+from p2pdiloco.simulation.node.lineage import FragmentLineage, OuterUpdate
 from p2pdiloco.simulation.node.substance import NOTHING, Losses, Substance
 from p2pdiloco.simulation.report import SeedResult
 from p2pdiloco.simulation.runner import run_seed
@@ -97,14 +97,16 @@ def spoiled(
 
 def test_other_bytes_under_the_same_digest_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A digest that does not cover every byte: the core is fooled, the simulator is not."""
-    apply, calls = FragmentState.apply, [0]
+    apply, calls = FragmentLineage.apply, [0]
 
-    def careless(self: FragmentState, update: OuterUpdate, substance: Substance = NOTHING) -> FragmentState:
+    def careless(
+        self: FragmentLineage, update: OuterUpdate, substance: Substance = NOTHING
+    ) -> FragmentLineage:
         calls[0] += 1
         state = apply(self, update, substance)
         return dataclasses.replace(state, matter=state.matter[:-1] + bytes([calls[0] % 2]))
 
-    result = spoiled(monkeypatch, FragmentState, "apply", careless, 3)
+    result = spoiled(monkeypatch, FragmentLineage, "apply", careless, 3)
     assert result.violation == "equal-state" and "two states under one header" in result.detail
 
 

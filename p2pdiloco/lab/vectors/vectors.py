@@ -22,7 +22,7 @@ from p2pdiloco.learner.fragments import Fragments
 from p2pdiloco.learner.parallel.holding import HeldParameters
 from p2pdiloco.simulation.node.substance import Losses, Mode, Resumed, Substance, Trainer, Work
 from p2pdiloco.simulation.rules.violation import Violation
-from p2pdiloco.simulation.world.plan import Plan, stream
+from p2pdiloco.simulation.world.plan import WorldPlan, stream
 from p2pdiloco.tensors.codec import CODECS
 from p2pdiloco.tensors.digest import bytes_of
 from p2pdiloco.tensors.exchange import Exchange
@@ -35,7 +35,7 @@ from p2pdiloco.tensors.vault import Vault
 class Vectors(Substance):
     """A world whose learners train `bigrams`. The seed draws data, version 0 and both codecs."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: WorldPlan) -> None:
         torch.set_num_threads(1)
         rng = stream(plan.seed, "vectors")
         self.seed, self.inner_steps = plan.seed, plan.config.inner_steps

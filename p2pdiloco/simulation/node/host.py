@@ -18,9 +18,9 @@ from p2pdiloco.errors import InvariantViolation
 from p2pdiloco.simulation.node.learner_side import LearnerSide
 from p2pdiloco.simulation.node.lineage import Displacement, PartialSum
 from p2pdiloco.simulation.node.stores import Store
-from p2pdiloco.simulation.node.tickets import Tickets
+from p2pdiloco.simulation.node.tickets import TicketBuffers
 from p2pdiloco.simulation.node.worker import Worker
-from p2pdiloco.simulation.node.writer import Writer
+from p2pdiloco.simulation.node.writer import DiskWriter
 from p2pdiloco.simulation.rules.violation import Violation
 from p2pdiloco.simulation.world.crypto import HashCrypto
 from p2pdiloco.simulation.world.disk import Checkpoint, Disk, restored_from
@@ -30,16 +30,17 @@ if TYPE_CHECKING:
     from p2pdiloco.simulation.world.world import World
 
 MAX_TICKS_AT_ONCE = 200
-"""In one `SPIN_WINDOW_S`."""
+"""Ticks that a core may ask for within `SPIN_WINDOW_S`."""
 SPIN_WINDOW_S = 0.1
 OFFERS_END = (ev.OfferAnswered, ev.OfferUndelivered)
-"""What is heard at the end of a transfer of ours."""
+"""Events at the end of a transfer that this node started."""
 TIMER_S = 1e-6
 """Timers are not finer than this; clocks with an offset round differently."""
 
 
 class Host:
-    """From start to stop or crash. A restart is a new `Host` with the same disk and a higher incarnation."""
+    """A node from start to stop or crash. A restart is a new `Host` with the same disk and a higher
+    incarnation."""
 
     def __init__(
         self, world: World, spec: NodeSpec, disk: Disk, incarnation: int, first_step: int, genesis: bool
@@ -48,13 +49,13 @@ class Host:
         self.peer, self.incarnation = spec.peer, incarnation
         self.up, self.frozen, self.leaving = True, False, False
         self.config = world.plan.config
-        self.tickets = Tickets(self.peer, self.config.fragments, self.config.group_size)
+        self.tickets = TicketBuffers(self.peer, self.config.fragments, self.config.group_size)
         self.outgoing: Callable[[str, Message], Message | None] = lambda _peer, message: message
         """Every control message passes through it: a liar could change or swallow what its core says."""
         self.returns_in_s: float | None = None
         """Set while leaving: it comes back after so long."""
         self.thaws = 0
-        """How often it stood still and went on."""
+        """Number of times that the node stood still and went on."""
         self._backlog: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         self._tick_at_s = math.inf
         self._ticks: tuple[float, int] = (0.0, 0)
@@ -65,7 +66,7 @@ class Host:
             world.watch.restored(store.version, store.state)
         rng = stream(world.plan.seed, f"host/{self.peer}/{incarnation}")
         self.learner = LearnerSide(self, rng, first_step)
-        self.writer = Writer(self, rng)
+        self.writer = DiskWriter(self, rng)
         self.worker = Worker(self, rng)
         restored = restored_from(disk, found, self.config)
         crypto, rng = HashCrypto(self.peer), stream(world.plan.seed, f"core/{self.peer}/{incarnation}")
@@ -141,7 +142,7 @@ class Host:
 
     @property
     def local_now(self) -> float:
-        """What this machine's monotonic clock shows."""
+        """Time that this machine's monotonic clock shows, in seconds."""
         return self.spec.local_s(self.world.clock.now)
 
     def later(self, delay_s: float, action: Callable[..., None], *args: Any) -> None:
@@ -177,7 +178,7 @@ class Host:
 
     @property
     def may_serve(self) -> bool:
-        """Whether it is a full member."""
+        """Tell whether the node is a full member."""
         return self.core.confirmed
 
     def max_payload_bytes(self, fragment: int) -> int:

@@ -19,7 +19,7 @@ TINY_S = 1e-7
 
 
 @dataclass(slots=True)
-class Install:
+class CommittedVersion:
     """A version that the daemon has committed and that the learner takes over at its next boundary."""
 
     fragment: int
@@ -28,12 +28,12 @@ class Install:
     merged: Displacement | None
     overwrite: bool
     state: bytes = b""
-    """Its matter (`substance`)."""
+    """Matter of the version's state (`substance`)."""
 
 
 @dataclass(slots=True)
-class Counters:
-    """What the learner knows of one fragment."""
+class LearnerFragment:
+    """State of the learner about one fragment."""
 
     base: bytes
     base_number: int
@@ -42,21 +42,21 @@ class Counters:
     due_step: int
     stride: Stride
     merged_step: int = 0
-    """When the last contribution of the present process was merged, or it began."""
+    """Inner step at which the last contribution of the present process was merged, or at which it began."""
     life_from: int = 0
-    """Where `unmerged_from` stood when the present process began."""
+    """Value of `unmerged_from` when the present process began."""
     slot: Displacement | None = None
     encoding: bool = False
     """The slot's copy is being encoded: its base may not move under it."""
     asked: bool = False
     freed: bool = False
     """The slot, since the last boundary at which something was done."""
-    installs: list[Install] = field(default_factory=list)
+    installs: list[CommittedVersion] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class Callbacks:
-    """How the learner reaches its daemon and the clock."""
+    """Ways of the learner to its daemon and to the clock."""
 
     wake_at: Callable[[float], None]
     """Call `LearnerModel.wake` at this virtual time."""
@@ -93,7 +93,9 @@ class LearnerModel:
         self._started_s = 0.0
         self._first_step = 0
         self._wake_s = math.inf
-        self.fragments = [Counters(digest, number, 0, 0, Stride(inner_steps)) for digest, number in bases]
+        self.fragments = [
+            LearnerFragment(digest, number, 0, 0, Stride(inner_steps)) for digest, number in bases
+        ]
 
     def resume_counting(self, first_step: int) -> None:
         """Earlier processes of this node made so many steps; ours get other numbers."""
@@ -102,7 +104,7 @@ class LearnerModel:
     # --- pace ----------------------------------------------------------------------------------------
 
     def step_at(self, now: float) -> int:
-        """How many inner steps this learner has ever made."""
+        """Number of inner steps that this learner has ever made."""
         if not self.running:
             return self._first_step
         return self._first_step + math.floor((now - self._started_s) / self.step_time_s + TINY_S)
@@ -139,7 +141,7 @@ class LearnerModel:
         self._wake_s = math.inf
 
     def set_pace(self, step_time_s: float, now: float) -> None:
-        """From the last step boundary on, a step takes so long."""
+        """Make a step take so long, from the last step boundary on."""
         if self.running:
             step = self.step_at(now)
             self._started_s, self._first_step = self._time_of(step), step
@@ -165,7 +167,7 @@ class LearnerModel:
             counters.asked = True
         self.plan(now)
 
-    def install(self, install: Install, now: float) -> None:
+    def install(self, install: CommittedVersion, now: float) -> None:
         """Take a version over at the next boundary; without a learner, at once."""
         counters = self.fragments[install.fragment]
         counters.installs.append(install)
@@ -249,7 +251,7 @@ class LearnerModel:
             self._tell.nothing(fragment)
         return False
 
-    def _take_over(self, counters: Counters, now: float) -> None:
+    def _take_over(self, counters: LearnerFragment, now: float) -> None:
         if counters.encoding:
             return
         step = self.step_at(now)

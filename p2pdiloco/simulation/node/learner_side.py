@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.effects import RetireSlot
-from p2pdiloco.simulation.node.learner import Callbacks, Install, LearnerModel
+from p2pdiloco.simulation.node.learner import Callbacks, CommittedVersion, LearnerModel
 from p2pdiloco.simulation.node.lineage import Displacement
 from p2pdiloco.simulation.node.substance import Resumed
 from p2pdiloco.simulation.world.disk import ResumeNote
@@ -26,7 +26,7 @@ class LearnerSide:
         self._rng = rng
         self._wanted = False
         self._paces = 0
-        """How often the pace has changed: also twice between two reports."""
+        """Number of changes of the pace; there may be two between two reports."""
         bases = [(s.version.header.digest(), s.version.header.number) for s in host.stores]
         tell = Callbacks(self._wake_at, self._copied_out, self._nothing, self._applied, self._dropped)
         steps, step_time_s = host.config.inner_steps, host.spec.step_time_s
@@ -61,7 +61,7 @@ class LearnerSide:
         return {fragment: again for fragment, again in found.items() if again is not None}
 
     def slow_down(self, factor: float) -> None:
-        """From now on a step takes so many times as long as this machine needs at best."""
+        """Let a step take so many times as long, from now on, as this machine needs at best."""
         self._host.run_when_awake(self._set_pace, factor)
 
     def _set_pace(self, factor: float) -> None:
@@ -112,7 +112,7 @@ class LearnerSide:
         """A closing call."""
         self.model.request(fragment, self._host.now)
 
-    def install(self, install: Install) -> None:
+    def install(self, install: CommittedVersion) -> None:
         """A version to go over to."""
         self.model.install(install, self._host.now)
 

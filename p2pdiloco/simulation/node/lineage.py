@@ -27,7 +27,7 @@ class Displacement:
     base: bytes
     """Header digest of the version that the learner's parameters were measured against."""
     pieces: Spans = ()
-    """Of a sum of several: what it carries of [first, end)."""
+    """Parts of [first, end) that a sum of several displacements carries; empty: all of it."""
     matter: bytes = field(default=b"", compare=False, repr=False)
     """The encoded pseudo-gradient, where numbers are simulated too."""
 
@@ -38,7 +38,7 @@ class Displacement:
 
     @property
     def steps(self) -> int:
-        """How many inner steps it carries."""
+        """Number of inner steps that the displacement carries."""
         return sum(end - first for first, end in self.spans)
 
     def digest(self) -> bytes:
@@ -61,7 +61,7 @@ def combine(parts: list[Displacement]) -> Displacement:
 
 @dataclass(frozen=True, slots=True)
 class MergedPart:
-    """What one contribution brought into a version."""
+    """Inner steps that one contribution brought into a version."""
 
     learner: str
     stamp: Stamp
@@ -97,7 +97,7 @@ class OuterUpdate:
     matter: bytes = field(default=b"", repr=False)
     """The merged pseudo-gradient, encoded."""
     longest_steps: int = 0
-    """With which its syncer made the outer step."""
+    """Inner steps of the longest contribution, as its syncer told them to the outer step."""
 
     @staticmethod
     def of(
@@ -114,7 +114,7 @@ class OuterUpdate:
 
 
 @dataclass(frozen=True, slots=True)
-class FragmentState:
+class FragmentLineage:
     """Theta and outer momentum of a fragment, as the history that made them."""
 
     fragment: int
@@ -122,14 +122,14 @@ class FragmentState:
     digest: bytes
     covered: dict[str, Spans] = field(default_factory=dict)
     """learner -> inner steps in this state. Never changed after construction."""
-    following: dict[bytes, FragmentState] = field(default_factory=dict, compare=False, repr=False)
+    following: dict[bytes, FragmentLineage] = field(default_factory=dict, compare=False, repr=False)
     """Update digest -> the state that it leads to: worked out once for all nodes that hold this one."""
     repeated: tuple[MergedPart, ...] = ()
     """Parts of the newest update whose steps were in the parent already: always a bug."""
     matter: bytes = field(default=b"", compare=False, repr=False)
     """Theta and momentum themselves, where numbers are simulated too; then in `digest` as well."""
 
-    def apply(self, update: OuterUpdate, substance: Substance = NOTHING) -> FragmentState:
+    def apply(self, update: OuterUpdate, substance: Substance = NOTHING) -> FragmentLineage:
         """The outer step: a new state, whose digest depends on the whole history, and on its bytes. Those
         every node computes for itself."""
         found = self.following.get(update.digest)
@@ -143,12 +143,12 @@ class FragmentState:
         digest = hashlib.sha256(found.digest + matter).digest()
         return replace(found, digest=digest, matter=matter, following={})
 
-    def miscomputed(self) -> FragmentState:
-        """This state with one bit wrong."""
+    def miscomputed(self) -> FragmentLineage:
+        """Return this state with one bit wrong."""
         spoiled = self.matter[:-1] + bytes([self.matter[-1] ^ 1]) if self.matter else b""
         return replace(self, digest=hashlib.sha256(self.digest).digest(), matter=spoiled, following={})
 
-    def _apply(self, update: OuterUpdate) -> FragmentState:
+    def _apply(self, update: OuterUpdate) -> FragmentLineage:
         covered = dict(self.covered)
         repeated = []
         for part in update.parts:
@@ -158,12 +158,12 @@ class FragmentState:
             covered[part.learner] = add_span(spans, part.first, part.end)
         number = self.number + 1
         digest = hashlib.sha256(b"%d/" % number + self.digest + update.digest).digest()
-        return FragmentState(self.fragment, number, digest, covered, repeated=tuple(repeated))
+        return FragmentLineage(self.fragment, number, digest, covered, repeated=tuple(repeated))
 
 
-def genesis_state(fragment: int) -> FragmentState:
+def genesis_state(fragment: int) -> FragmentLineage:
     """Version 0: nothing merged."""
-    return FragmentState(fragment, 0, hashlib.sha256(b"genesis/%d" % fragment).digest())
+    return FragmentLineage(fragment, 0, hashlib.sha256(b"genesis/%d" % fragment).digest())
 
 
 def add_span(spans: Spans, first: int, end: int) -> Spans:

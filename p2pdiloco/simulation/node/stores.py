@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from p2pdiloco.core.api.types import SignedVersion, Watermark
-from p2pdiloco.simulation.node.lineage import FragmentState, OuterUpdate
+from p2pdiloco.simulation.node.lineage import FragmentLineage, OuterUpdate
 from p2pdiloco.simulation.world.disk import Checkpoint, LoggedUpdate
 
 
@@ -13,13 +13,13 @@ class Store:
     def __init__(
         self,
         version: SignedVersion,
-        state: FragmentState,
+        state: FragmentLineage,
         watermarks: tuple[Watermark, ...],
         log: dict[int, LoggedUpdate],
     ) -> None:
         self.version, self.state, self.watermarks = version, state, watermarks
         self.log = dict(log)
-        self.spare: FragmentState | None = None
+        self.spare: FragmentLineage | None = None
         self.saved_s = 0.0
         self._generation = 0
         self._busy = False
@@ -33,7 +33,7 @@ class Store:
         self.spare = None
         return self._generation
 
-    def fill_spare(self, generation: int, state: FragmentState | None) -> None:
+    def fill_spare(self, generation: int, state: FragmentLineage | None) -> None:
         """A job is done (with nothing, if None). A job that was dropped meanwhile changes nothing."""
         if generation == self._generation:
             self.spare = state
@@ -66,5 +66,5 @@ class Store:
             del self.log[old]
 
     def checkpoint(self) -> Checkpoint:
-        """What a checkpoint writes."""
+        """Return the content of a checkpoint."""
         return Checkpoint(self.version, self.state, self.watermarks, dict(self.log))

@@ -1,4 +1,4 @@
-"""What contributions, merges and states are beyond their lineage. By default: nothing.
+"""Substance of contributions, merges and states: the bytes beyond their lineage. By default there are none.
 
 The simulator moves *matter*, opaque bytes, wherever a real node would move a payload or a state. `Substance`
 says what is done with them; `p2pdiloco.study` has one that trains a small model with the real tensors code.
@@ -14,17 +14,17 @@ from msgspec import Struct
 Work = tuple[bytes, int, int]
 """A contribution to a merge: its payload, tokens, inner steps."""
 Resumed = tuple[int, bytes]
-"""What a returning learner takes up again of a fragment: first unmerged inner step, displacement."""
+"""Work of a fragment that a returning learner takes up again: first unmerged inner step, displacement."""
 Mode = Literal["merged", "rebase", "overwrite"]
 
 
 class Losses(Struct, frozen=True):
-    """How good the global parameters are, in nats."""
+    """Quality of the global parameters, in nats."""
 
     start: float
-    """Of version 0."""
+    """Loss of version 0."""
     end: float
-    """Of the heaviest heads in the end."""
+    """Loss of the heaviest heads in the end."""
     floor: float
     """The data's entropy: nothing can be better."""
 
@@ -95,8 +95,11 @@ class Substance:
     def grouped_error(
         self, fragment: int, inputs: list[Work], partials: list[bytes], flat: list[Work]
     ) -> float:
-        """How far the merge of `inputs` and `partials` is from that of all contributions in one group,
-        `flat`, as a share of their mean length."""
+        """Distance of the merge of `inputs` and `partials` from that of all contributions, `flat`, in one
+        group.
+
+        As a share of the contributions' mean length.
+        """
         return 0.0
 
     def outer_step(
@@ -106,7 +109,7 @@ class Substance:
         return b""
 
     def losses(self, states: list[bytes]) -> Losses | None:
-        """How good these states of all fragments are; None where nothing is trained."""
+        """Evaluate these states of all fragments; None where nothing is trained."""
         return None
 
 

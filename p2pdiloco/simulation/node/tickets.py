@@ -18,7 +18,7 @@ PER_GROUP_SIZE = 2
 has an inbox on every level."""
 
 
-class Tickets:
+class TicketBuffers:
     """Opens, lends and closes buffers."""
 
     def __init__(self, peer: str, fragments: int, group_size: int) -> None:
@@ -27,7 +27,7 @@ class Tickets:
         self._made = 0
         self._contents: dict[int, Content] = {}
         self._spilled: set[int] = set()
-        """On the disk."""
+        """Buffers that are on the disk."""
         self._spill_limit = MAX_SPILLED_PER_FRAGMENT * fragments
 
     def __len__(self) -> int:

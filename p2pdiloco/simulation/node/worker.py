@@ -1,4 +1,4 @@
-"""What a node does with "tensors": merging, outer steps, states, and going over to a version."""
+"""Work of a node with "tensors": merging, outer steps, states, and going over to a version."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from p2pdiloco.core.api.events import (
     UpdateApplied,
 )
 from p2pdiloco.core.api.types import SignedVersion, Watermark
-from p2pdiloco.simulation.node.learner import Install
+from p2pdiloco.simulation.node.learner import CommittedVersion
 from p2pdiloco.simulation.node.lineage import (
     Displacement,
-    FragmentState,
+    FragmentLineage,
     MergedPart,
     OuterUpdate,
     PartialSum,
@@ -35,7 +35,10 @@ if TYPE_CHECKING:
 PARTIAL_PER_UPDATE_BYTES = 4
 """A partial merge (sums in fp32) is so many times as large as an encoded update."""
 MAX_GROUPED_ERROR = 1e-4
-"""Of the mean length of the contributions: fp32 sums in another order, stretched where directions cancel."""
+"""Largest error as a share of the contributions' mean length.
+
+The sums are fp32 in another order, stretched where directions cancel.
+"""
 
 
 class Worker:
@@ -73,7 +76,7 @@ class Worker:
         self._host.feed(MergeFailed(effect.fragment, effect.term, effect.number, "worker failed"))
 
     def _parts(self, effect: Merge | MergePartial) -> tuple[MergedPart, ...]:
-        """What contributions and partial merges carry together."""
+        """List what contributions and partial merges carry together."""
         tickets = self._host.tickets
         parts = []
         for part in effect.inputs:
@@ -96,8 +99,12 @@ class Worker:
         flat = tuple(inputs) + tuple(work for partial in partials for work in partial.flat)
         return inputs, [partial.matter for partial in partials], flat
 
-    def _update(self, effect: Merge, before: FragmentState) -> OuterUpdate:
-        """What the syncer publishes. Raises: Violation where groups make another merge than all at once."""
+    def _update(self, effect: Merge, before: FragmentLineage) -> OuterUpdate:
+        """Make the update that the syncer publishes.
+
+        Raises:
+            Violation: groups make another merge than all contributions at once.
+        """
         fragment, number, substance = effect.fragment, effect.number, self._host.world.substance
         inputs, partials, flat = self._matter(effect)
         steps = effect.longest_steps
@@ -142,7 +149,7 @@ class Worker:
         ticket, size = host.tickets.new(whole), host.max_payload_bytes(fragment)
         host.feed(Combined(fragment, effect.attempt, ticket, whole.digest(), size))
 
-    def _merged(self, effect: Merge, update: OuterUpdate, state: FragmentState, generation: int) -> None:
+    def _merged(self, effect: Merge, update: OuterUpdate, state: FragmentLineage, generation: int) -> None:
         host, fragment = self._host, effect.fragment
         host.stores[fragment].fill_spare(generation, state)
         ticket = host.tickets.new(update)
@@ -163,7 +170,7 @@ class Worker:
             state = state.miscomputed()
         host.later(self._work_s(), self._applied, effect, state, generation)
 
-    def _applied(self, effect: ApplyUpdate, state: FragmentState, generation: int) -> None:
+    def _applied(self, effect: ApplyUpdate, state: FragmentLineage, generation: int) -> None:
         host = self._host
         host.stores[effect.fragment].fill_spare(generation, state)
         host.feed(UpdateApplied(effect.fragment, effect.number, effect.ticket, state.digest))
@@ -177,7 +184,7 @@ class Worker:
         effect: FetchState,
         generation: int,
         version: SignedVersion,
-        state: FragmentState,
+        state: FragmentLineage,
         watermarks: tuple[Watermark, ...],
     ) -> None:
         """A donor's fragment is here."""
@@ -204,7 +211,7 @@ class Worker:
         ticket = effect.merged_ticket
         merged = host.tickets.contribution(ticket) if ticket is not None else None
         state, number = store.state.matter, header.number
-        install = Install(header.fragment, number, header.digest(), merged, effect.overwrite, state)
+        install = CommittedVersion(header.fragment, number, header.digest(), merged, effect.overwrite, state)
         host.learner.install(install)
         host.world.committed(host, header)
         if host.now - store.saved_s >= host.spec.checkpoint_every_s:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from p2pdiloco.simulation.node.host import Host
 
 
-class Writer:
+class DiskWriter:
     """The queue before a node's disk. A continuation happens after its record is durable, never before."""
 
     def __init__(self, host: Host, rng: random.Random) -> None:
@@ -37,7 +37,7 @@ class Writer:
             self._next()
 
     def _next(self) -> None:
-        """As slow as the disk is when the turn comes."""
+        """Begin the next write; it takes as long as the disk is slow at its turn."""
         factor = 3.0 if isinstance(self._queue[0], Checkpoint) else 1.0
         time_s = self._disk.write_s * self._disk.slow_factor * self._rng.uniform(0.5, 2.0) * factor
         self._host.later(time_s, self._written)
@@ -58,7 +58,8 @@ class Writer:
         self._host.feed(Persisted(job.token))
 
     def killed(self) -> None:
-        """Of the writes under way some made it to the disk, in order; nobody lived to carry them on."""
+        """Keep some of the writes under way, in order: the disk got those before the node died. Nobody goes
+        on with them."""
         for job in self._queue[: self._rng.randint(0, len(self._queue))]:
             self._keep(job)
 

@@ -1,1 +1,1 @@
-"""What must hold at every instant, and what must come about."""
+"""Rules of the simulator: what must hold at every instant, and what must come about."""

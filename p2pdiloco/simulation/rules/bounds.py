@@ -16,11 +16,11 @@ LARGER = {**dict.fromkeys(("_parts", "parts", "_combining"), 2 * KEPT_MAX), "_of
 """Tables that may hold more, by name: contributions that are kept until they are beyond doubt."""
 CONTAINERS = (list, dict, set, frozenset, deque, tuple)
 PLAIN = frozenset((bool, bytes, float, int, str, type(None)))
-"""Nothing is inside these: most of what is met, so they are told first."""
+"""Types with nothing inside. Most values are of these, so they are told first."""
 
 
 def too_large(core: object, nodes: int) -> str:
-    """Where a container inside `core` has outgrown its bound in a world of so many nodes; mostly nothing."""
+    """Find a container inside `core` that has outgrown its bound in a world of so many nodes; mostly none."""
     limit = BASE + PER_NODE * nodes
     for path, container in _containers(core, "core", set()):
         if len(container) > LARGER.get(path.rpartition(".")[2], limit):

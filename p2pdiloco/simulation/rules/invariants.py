@@ -1,4 +1,4 @@
-"""What must hold at every instant, whatever the weather. A broken one ends the seed."""
+"""Rules that must hold at every instant, whatever the weather. A broken one ends the seed."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from p2pdiloco.core.api.types import (
     Vote,
     signed_bytes,
 )
-from p2pdiloco.simulation.node.lineage import Displacement, FragmentState, MergedPart
+from p2pdiloco.simulation.node.lineage import Displacement, FragmentLineage, MergedPart
 from p2pdiloco.simulation.rules.violation import Violation
 
 if TYPE_CHECKING:
     from p2pdiloco.simulation.node.host import Host
 
 
-class Watch:
+class InvariantWatch:
     """Sees everything that nodes do, and raises `Violation`. Knows what no node can know: the whole world."""
 
     def __init__(self, versions: tuple[SignedVersion, ...], calm_from_s: float = math.inf) -> None:
         self._calm_from_s = calm_from_s
-        """From then on nothing splits the swarm: no two sides can each have a syncer of their own."""
+        """Time from which nothing splits the swarm: no two sides can each have a syncer of their own."""
         self.headers = {v.header.digest(): v for v in versions}
         """Every version that was ever committed by anybody, by header digest."""
-        self.states: dict[bytes, FragmentState] = {}
+        self.states: dict[bytes, FragmentLineage] = {}
         self.versions = 0
         self.forks = 0
         self.elections = 0
@@ -42,12 +42,14 @@ class Watch:
         self._candidates: dict[tuple[str, str, int, int], Head] = {}
         self._votes: dict[tuple[str, str, int, int], str] = {}
         self._first_s: dict[Any, float] = {}
-        """When somebody was first elected into an office."""
+        """Time at which somebody was first elected into an office."""
         self._offices: dict[tuple[int, int, str], list[Certificate]] = {}
 
     # --- versions ------------------------------------------------------------------------------------
 
-    def committed(self, host: Host, version: SignedVersion, old: SignedVersion, state: FragmentState) -> None:
+    def committed(
+        self, host: Host, version: SignedVersion, old: SignedVersion, state: FragmentLineage
+    ) -> None:
         """A node makes `version` its own, with this state."""
         header, parent = version.header, old.header
         digest, where = header.digest(), f"{host.peer} fragment {header.fragment} version {header.number}"
@@ -78,7 +80,7 @@ class Watch:
             where = f"{host.peer} fragment {header.fragment} version {header.number}"
             raise Violation("durable-first", f"{where}: let out before it is saved")
 
-    def restored(self, version: SignedVersion, state: FragmentState) -> None:
+    def restored(self, version: SignedVersion, state: FragmentLineage) -> None:
         """A node starts from this: durable, though perhaps nobody lived to see it committed."""
         digest = version.header.digest()
         if digest not in self.headers:
@@ -117,7 +119,7 @@ class Watch:
         return found
 
     def merged(
-        self, host: Host, before: FragmentState, state: FragmentState, parts: tuple[MergedPart, ...]
+        self, host: Host, before: FragmentLineage, state: FragmentLineage, parts: tuple[MergedPart, ...]
     ) -> None:
         """A merge worker made a new state of the one before."""
         where = f"fragment {state.fragment} version {state.number} at {host.peer}"
@@ -135,7 +137,7 @@ class Watch:
                 raise Violation("right-base", text)
 
     def begins(self, peer: str, fragment: int, step: int) -> None:
-        """From this step on a learner's displacement is made: a new life, or an overwrite."""
+        """Note the step from which a learner's displacement is made: a new life, or an overwrite."""
         self._begins.setdefault((peer, fragment), []).append(step)
 
     def reports(self, host: Host, steps: int, life: tuple[float, ...]) -> None:
@@ -214,8 +216,10 @@ class Watch:
             raise Violation("one-vote", f"{where}: for {first} and for {body.candidate}")
 
     def _in_reach(self, host: Host, certificate: Certificate) -> None:
-        """In calm weather nobody takes an office of the whole run that others cannot dial, while there is a
-        member that they can."""
+        """Check who takes an office of the whole run in calm weather.
+
+        Nobody takes it whom others cannot dial, while there is a member whom they can.
+        """
         world, hidden = host.world, host.world.network.hidden
         own = certificate.syncer == host.peer and certificate.group == WHOLE_RUN
         if not own or host.peer not in hidden or host.now <= self._calm_from_s or world.network.was_cut:

@@ -1,11 +1,11 @@
-"""What must come about once faults have stopped for a core: equal heads, new versions, all merged."""
+"""Goals that must be reached once faults have stopped for a core: equal heads, new versions, all merged."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from p2pdiloco.core.api.types import SignedVersion
-from p2pdiloco.simulation.node.lineage import FragmentState, missing_spans
+from p2pdiloco.simulation.node.lineage import FragmentLineage, missing_spans
 from p2pdiloco.simulation.rules.violation import Violation
 
 if TYPE_CHECKING:
@@ -118,19 +118,23 @@ class Liveness:
         return ""
 
     def _waits_for_room(self, fragment: int, host: Host) -> bool:
-        """Whether nobody in its leaf group can save a vote: it has no syncer until the groups rotate."""
+        """Tell whether nobody in the node's leaf group can save a vote: it has no syncer until the groups
+        rotate."""
         full, up = self._world.full, self._world.core_hosts()
         group = host.core.fragments[fragment].seats.leaf.name
         mates = {h.peer for h in up if h.core.fragments[fragment].seats.leaf.name == group}
         return host.peer in full and mates <= full
 
     def _one_chain(self, fragment: int, up: list[Host], best: SignedVersion) -> bool:
-        """Where versions are made faster than they travel, heads are never equal, but close together."""
+        """Tell whether all heads are close together on one chain.
+
+        Versions that are made faster than they travel are never equal everywhere.
+        """
         chain = self._world.watch.ancestors(best)
         versions = [host.stores[fragment].version.header for host in up]
         return all(v.digest() in chain and best.header.number - v.number <= MAX_BEHIND for v in versions)
 
-    def _missing_steps(self, fragment: int, host: Host, best: FragmentState) -> str:
+    def _missing_steps(self, fragment: int, host: Host, best: FragmentLineage) -> str:
         """The steps of a learner's present life up to the end of the faults must be in the chain, and later
         ones too, so that we know that it was merged again."""
         first = host.learner.model.fragments[fragment].life_from

@@ -1,1 +1,1 @@
-"""What surrounds simulated nodes: plan, clock, network, disks, faults."""
+"""World around simulated nodes: plan, clock, network, disks, faults."""

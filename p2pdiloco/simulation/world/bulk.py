@@ -25,7 +25,7 @@ from p2pdiloco.core.api.types import (
     Watermark,
     Wire,
 )
-from p2pdiloco.simulation.node.lineage import Displacement, FragmentState, OuterUpdate, PartialSum
+from p2pdiloco.simulation.node.lineage import Displacement, FragmentLineage, OuterUpdate, PartialSum
 
 if TYPE_CHECKING:
     from p2pdiloco.simulation.node.host import Host
@@ -58,7 +58,7 @@ class Transfer:
 
 
 class Bulk:
-    """All streams of the world."""
+    """Streams of the whole world."""
 
     def __init__(self, clock: Clock, network: Network, hosts: dict[str, Host]) -> None:
         self._clock = clock
@@ -252,7 +252,8 @@ class Bulk:
     def _carried_s(
         self, asker: Host, holder: Host, effect: FetchUpdate | FetchState, size_bytes: int, generation: int
     ) -> float | None:
-        """How long the payload takes. None: it stands still for so long that the asker gives it up."""
+        """Time that the payload takes, in seconds. None: it stands still for so long that the asker gives it
+        up."""
         rates = holder.spec.bandwidth_bytes_s, asker.spec.bandwidth_bytes_s
         time_s, still_s = self._network.transfer_s(holder.peer, asker.peer, size_bytes, *rates)
         if still_s <= IDLE_S:
@@ -291,7 +292,7 @@ class Bulk:
         effect: FetchState,
         epoch: int,
         generation: int,
-        given: tuple[SignedVersion, FragmentState, tuple[Watermark, ...]],
+        given: tuple[SignedVersion, FragmentLineage, tuple[Watermark, ...]],
     ) -> None:
         if not holder.up or epoch != self._network.epoch(asker.peer, holder.peer):
             self._failed(asker, effect, FetchFailure.UNREACHABLE, DIAL_TIMEOUT_S, generation)

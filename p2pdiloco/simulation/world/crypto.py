@@ -19,7 +19,7 @@ class HashCrypto:
         return hashlib.blake2b(message, digest_size=16, key=self._peer).digest()
 
     def verify(self, peer: str, message: bytes, signature: bytes) -> bool:
-        """Whether `peer` signed `message`. Thousands of nodes look at the same long one."""
+        """Check that `peer` signed `message`. Thousands of nodes look at the same long one."""
         if len(message) < LONG_BYTES:
             return self._right(peer, message, signature)
         known = _LAST[0]

@@ -9,7 +9,7 @@ from p2pdiloco.core.api.config import CoreConfig, Restored, RestoredFragment
 from p2pdiloco.core.api.effects import VoteRecord
 from p2pdiloco.core.api.types import SignedVersion, Watermark
 from p2pdiloco.core.contributions.unmerged import TakeUp, Unmerged
-from p2pdiloco.simulation.node.lineage import FragmentState, OuterUpdate
+from p2pdiloco.simulation.node.lineage import FragmentLineage, OuterUpdate
 from p2pdiloco.simulation.node.substance import NOTHING, Resumed, Substance
 
 LoggedUpdate = tuple[SignedVersion, OuterUpdate]
@@ -20,7 +20,7 @@ class Checkpoint:
     """A fragment's durable state with the log that led to it."""
 
     version: SignedVersion
-    state: FragmentState
+    state: FragmentLineage
     watermarks: tuple[Watermark, ...]
     log: dict[int, LoggedUpdate]
 
@@ -32,13 +32,13 @@ class ResumeNote:
     left: Unmerged
     unmerged_from: int
     rest_from: int
-    """What was made after the copy in the slot begins here."""
+    """Inner step at which the work begins that was made after the copy in the slot."""
     displacement: bytes = b""
-    """Their matter: of all of it, and of what was made after that copy."""
+    """Matter of the whole displacement; that of what was made after the copy is `rest`."""
     rest: bytes = b""
 
     def resumed(self, mode: TakeUp) -> Resumed | None:
-        """What is taken up again, if anything."""
+        """Return what is taken up again; None: nothing."""
         if mode == "none":
             return None
         whole = mode == "all" or self.left.slot is None
@@ -59,7 +59,7 @@ class Disk:
     """Written at an orderly end, used up by the next start."""
     checkpoints: dict[int, Checkpoint] = field(default_factory=dict)
     uplink_bits_per_s: float = math.inf
-    """What it carried in an earlier life; infinite: not known."""
+    """Rate that the uplink carried in an earlier life; infinite: not known."""
 
     def keep_vote(self, record: VoteRecord) -> None:
         """The vote is durable."""
@@ -98,12 +98,12 @@ class Disk:
         return len(numbers) == fragments and max(numbers) > 0
 
     def vote_records(self) -> tuple[VoteRecord, ...]:
-        """All durable votes, in order."""
+        """List the durable votes, in order."""
         return tuple(VoteRecord(f, t, who, group) for (group, f, t), who in sorted(self.votes.items()))
 
 
 def restored_from(disk: Disk, fragments: list[Checkpoint], config: CoreConfig) -> Restored:
-    """What the core is told at start."""
+    """Collect what the core is told at start."""
     parts = []
     for found in fragments:
         log = [v for _, (v, _) in sorted(found.log.items())][-config.log_versions :]

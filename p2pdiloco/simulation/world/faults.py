@@ -1,4 +1,4 @@
-"""What goes wrong: faults drawn per seed within what the protocol promises to survive."""
+"""Faults of a world: drawn per seed within what the protocol promises to survive."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from p2pdiloco.core.api.effects import (
 from p2pdiloco.core.api.events import LeaveRequested
 from p2pdiloco.core.api.messages import Elected, VoteGranted, VoteRequest
 from p2pdiloco.simulation.rules.violation import Violation
-from p2pdiloco.simulation.world.plan import MAX_JOINS, Plan, draw_spec, stream
+from p2pdiloco.simulation.world.plan import MAX_JOINS, WorldPlan, draw_spec, stream
 
 if TYPE_CHECKING:
     from p2pdiloco.simulation.node.host import Host
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 NOT_BEFORE_THE_END_S = 1e9
 """Faults end long before; what is still down is started again then."""
 WHOLE_CORE_SHARE = 0.5
-"""Of the seeds in which all nodes are healed in the end."""
+"""Share of the seeds in which every node is healed in the end."""
 FULL_SHARE = 0.5
-"""Of the seeds with full disks, in which one disk is full for ever."""
+"""Share of the seeds with full disks in which one disk is full for ever."""
 LEAVE_PATIENCE_S = 20.0
 """A node that was asked to leave must have left by then, whatever the network does."""
 MOMENTS: tuple[type[Any], ...] = (
@@ -62,7 +62,7 @@ PER_SEED = ("blackout",)
 class Faults:
     """Draws the times of all faults at once, and their victims when they happen."""
 
-    def __init__(self, world: World, plan: Plan) -> None:
+    def __init__(self, world: World, plan: WorldPlan) -> None:
         self._world = world
         self._plan = plan
         self._rng = stream(plan.seed, "faults")
@@ -104,15 +104,19 @@ class Faults:
         return set(peers) - core
 
     def _goes_on_alone(self, peer: str) -> bool:
-        """Whether it has the run: who is up, and came with nothing, waits even if it saved a copy since."""
+        """Tell whether a node has the run. A running one that came with nothing waits, even if it saved a
+        copy since."""
         host = self._world.hosts.get(peer)
         if host is not None and host.up:
             return host.core.came_with_run
         return self._world.disk_of(peer).holds_run(self._plan.config.fragments)
 
     def left_full(self, broken: set[str]) -> set[str]:
-        """Whose disk stays full for ever, if anybody's: of two or more that stay, never the only one. Nor one
-        through which alone the others know of each other: they would be majorities of one, and work alone."""
+        """Draw whose disk stays full for ever, if anybody's: of two or more that stay, never the only one.
+
+        Nor one through which alone the others know of each other: they would be majorities of one, and work
+        alone.
+        """
         world, rng = self._world, stream(self._plan.seed, "full disks")
         if not self._plan.mix.full_disk or not self._plan.faults or rng.random() >= FULL_SHARE:
             return set()
@@ -124,7 +128,8 @@ class Faults:
         return {peer} if peer and peer not in apart else set()
 
     def break_for_ever(self, peers: set[str]) -> None:
-        """Each in one of three ways: dead, frozen, or alive behind a link that carries nothing."""
+        """Break each of these in one of three ways: dead, frozen, or alive behind a link that carries
+        nothing."""
         world, rng = self._world, self._rng
         for peer in sorted(peers):
             kind = rng.choice(["crashed", "frozen", "cut off"])
@@ -144,7 +149,7 @@ class Faults:
                 self._world.network.block(other, peer)
 
     def chance(self, share: float) -> bool:
-        """Whether this one of many small operations goes wrong; none does once the faults have stopped."""
+        """Draw whether this one of many small operations goes wrong; none does once faults have stopped."""
         active = share > 0.0 and self._plan.faults and not self._world.healed
         return active and self._hardware.random() < share
 
@@ -165,7 +170,7 @@ class Faults:
     # --- nodes ---------------------------------------------------------------------------------------
 
     def _crash(self) -> None:
-        """At once, or (as often) at the next moment of a chosen kind, when most is at stake."""
+        """Kill a node at once or, as often, at the next moment of a chosen kind, when most is at stake."""
         if self._rng.random() < 0.5:
             self.trap = self._rng.choice(MOMENTS)
             return
@@ -176,7 +181,7 @@ class Faults:
             self._world.crash(host, back_in_s=down_s)
 
     def _blackout(self) -> None:
-        """All die within a second. Some come back soon, some later, some only after the faults."""
+        """Kill every node within a second. Some come back soon, some later, some only after the faults."""
         world, rng = self._world, self._rng
         self._note("-", "all nodes are killed within a second")
         for host in world.up_hosts():

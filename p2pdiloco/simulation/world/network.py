@@ -16,8 +16,8 @@ SEND_TIMEOUT_S = 3.0
 """After so long the sender of a message that was not acknowledged is told that it failed."""
 
 
-class Endpoint(Protocol):
-    """What the network knows of a node that is up."""
+class SimulatedEndpoint(Protocol):
+    """A running node, as the network knows it."""
 
     peer: str
     up: bool
@@ -29,7 +29,7 @@ class Endpoint(Protocol):
         """A control message to that peer was not delivered."""
 
 
-class Meter(Protocol):
+class TrafficMeter(Protocol):
     """Hears of everything that is sent; for measurements."""
 
     def control(self, source: str, target: str, size_bytes: int, message: Message) -> None:
@@ -44,7 +44,7 @@ class Network:
 
     def __init__(self, clock: Clock, rng: random.Random, mix: Mix, run: str) -> None:
         self.clock = clock
-        self.endpoints: dict[str, Endpoint] = {}
+        self.endpoints: dict[str, SimulatedEndpoint] = {}
         self.messages = 0
         self.loss = mix.loss
         self.duplicate = mix.duplicate
@@ -60,11 +60,11 @@ class Network:
         self._cuts: dict[tuple[str, str], int] = {}
         self._uplink_free_s: dict[str, float] = {}
         self._sending: dict[str, deque[tuple[float, float, int]]] = {}
-        """Of each source what is under way or waits for that: from when to when, how many bytes."""
+        """Bulk of each source that is under way or waits: from when to when, how many bytes."""
         self._sent_bytes: dict[str, int] = {}
-        """What is out already."""
+        """Bytes of bulk that each source has sent completely."""
         self._last: tuple[Message, Message, int] | None = None
-        self.meter: Meter | None = None
+        self.meter: TrafficMeter | None = None
         self.hidden: frozenset[str] = frozenset()
         """Behind routers that let nothing in but what belongs to connections from inside."""
         self._opened: set[tuple[str, str]] = set()
@@ -73,7 +73,7 @@ class Network:
     # --- links ---------------------------------------------------------------------------------------
 
     def block(self, source: str, target: str) -> None:
-        """Nothing passes from source to target until `unblock`; transfers under way between them break."""
+        """Let nothing pass from source to target until `unblock`; transfers under way between them break."""
         link = (source, target)
         self._blocked[link] = self._blocked.get(link, 0) + 1
         self._opened -= {link, (target, source)}
@@ -81,7 +81,7 @@ class Network:
 
     @property
     def was_cut(self) -> bool:
-        """Whether any link was ever closed."""
+        """Tell whether any link was ever closed."""
         return bool(self._cuts)
 
     def unblock(self, source: str, target: str) -> None:
@@ -96,13 +96,13 @@ class Network:
         self._slow[(source, target)] = factor
 
     def heal(self) -> None:
-        """From now on nothing is lost, doubled, cut or slowed beyond its distribution."""
+        """Lose, double, cut or slow nothing any more beyond its distribution."""
         self.loss = self.duplicate = self.reorder = self.corrupt = 0.0
         self._blocked.clear()
         self._slow.clear()
 
     def passes(self, source: str, target: str) -> bool:
-        """Whether the link from source to target is open."""
+        """Tell whether the link from source to target is open."""
         return (source, target) not in self._blocked and (not self.hidden or self._linked(source, target))
 
     def _linked(self, a: str, b: str) -> bool:
@@ -118,11 +118,11 @@ class Network:
             self._opened.add((source, target))
 
     def forget(self, peer: str) -> None:
-        """Its connections died with it."""
+        """Close the connections of a peer that died."""
         self._opened = {pair for pair in self._opened if peer not in pair}
 
     def both_ways(self, a: str, b: str) -> bool:
-        """Whether a connection between two peers can be held."""
+        """Tell whether a connection between two peers can be held."""
         return self.passes(a, b) and self.passes(b, a)
 
     def epoch(self, a: str, b: str) -> int:
@@ -145,9 +145,11 @@ class Network:
     def transfer_s(
         self, source: str, target: str, size_bytes: int, up_bytes_s: float, down_bytes_s: float
     ) -> tuple[float, float]:
-        """When a bulk transfer that starts now would be complete, in seconds from now, and how much of that
-        the last byte is under way while nothing else moves. It fills the source's uplink for as long as that
-        needs for it; a slower target takes longer, and meanwhile others are sent to."""
+        """Start a bulk transfer: (seconds until it is complete, seconds of these while nothing else moves).
+
+        The last byte is under way in the second. A transfer fills the source's uplink for as long as the
+        uplink needs; a slower target takes longer, and meanwhile the source sends to others.
+        """
         now = self.clock.now
         start = max(now, self._uplink_free_s.get(source, 0.0))
         out_s = size_bytes / up_bytes_s
@@ -159,7 +161,7 @@ class Network:
         return start + took_s - now + latency_s, latency_s
 
     def sent_bytes(self, source: str) -> float:
-        """Of bulk, by now."""
+        """Bytes of bulk that the source has sent by now."""
         now, sending = self.clock.now, self._sending.get(source, deque())
         while sending and sending[0][1] <= now:
             self._sent_bytes[source] = self._sent_bytes.get(source, 0) + sending.popleft()[2]
@@ -170,14 +172,14 @@ class Network:
         return self._sent_bytes.get(source, 0) + under_way
 
     def why_unusable(self) -> Verdict | None:
-        """What is wrong with a bulk payload that has just arrived; mostly nothing."""
+        """Draw what is wrong with a bulk payload that has just arrived; mostly nothing."""
         if not self.corrupt or self._rng.random() >= self.corrupt:
             return None
         return Verdict.NON_FINITE if self._rng.random() < 0.3 else Verdict.WRONG_DIGEST
 
     # --- control -------------------------------------------------------------------------------------
 
-    def send(self, source: Endpoint, target: str, message: Message) -> None:
+    def send(self, source: SimulatedEndpoint, target: str, message: Message) -> None:
         """Carry one control message, or not; then `send_failed` at the source, or silence."""
         self.messages += 1
         rng, clock = self._rng, self.clock
@@ -219,6 +221,6 @@ class Network:
         if there is not None and there.up and self.passes(sender, target):
             there.receive(sender, message)
 
-    def _fail(self, source: Endpoint, target: str) -> None:
+    def _fail(self, source: SimulatedEndpoint, target: str) -> None:
         if source.up:
             source.send_failed(target)

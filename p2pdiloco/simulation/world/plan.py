@@ -1,4 +1,4 @@
-"""What a seed decides before it starts: run, nodes, links and how much goes wrong (swarm testing)."""
+"""Plan of a seed, drawn before it starts: run, nodes, links and how much goes wrong (swarm testing)."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Mix:
     full_disk: float = 0.0
     slow_learner: float = 0.0
     blackout: float = 0.0
-    """All nodes die within a second: how often in a seed, on average."""
+    """Blackouts in a seed, on average: every node dies within a second."""
     spike: float = 0.0
     """Share of messages that take 2 to 10 times as long: the long tail of real links."""
     corrupt: float = 0.0
@@ -53,7 +53,7 @@ class Mix:
 
     @property
     def calm(self) -> bool:
-        """Nothing goes wrong by chance."""
+        """Tell whether nothing goes wrong by chance."""
         return not any(getattr(self, f.name) for f in fields(self)[3:])
 
 
@@ -138,19 +138,19 @@ class NodeSpec:
     clock_rate: float = 1.0
     """Local seconds per second."""
     answers_at_once: bool = True
-    """Whether its learner answers closing calls within an inner step; else at the step's end."""
+    """Tell whether the learner answers closing calls within an inner step; else at the step's end."""
 
     def local_s(self, time_s: float) -> float:
-        """What this machine's clock shows at a virtual time."""
+        """Time that this machine's clock shows at a virtual time."""
         return self.clock_offset_s + time_s * self.clock_rate
 
     def virtual_s(self, local_s: float) -> float:
-        """When this machine's clock shows `local_s`."""
+        """Virtual time at which this machine's clock shows `local_s`."""
         return (local_s - self.clock_offset_s) / self.clock_rate
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class WorldPlan:
     """Everything that a seed fixes in advance."""
 
     seed: int
@@ -159,7 +159,7 @@ class Plan:
     config: CoreConfig
     nodes: tuple[NodeSpec, ...]
     joins_s: tuple[float, ...]
-    """When each of `nodes` starts; the first is the one with genesis."""
+    """Start times of `nodes`; the first is the one with genesis."""
     faults_from_s: float
     faults_until_s: float
     settle_s: float
@@ -171,7 +171,7 @@ class Plan:
 
     @property
     def calm_from_s(self) -> float:
-        """From then on all have found each other and nothing goes wrong; never, in most mixes."""
+        """Time from which every node has found the others and nothing goes wrong; infinite in most mixes."""
         return max(self.joins_s) + 10.0 if self.mix.calm else math.inf
 
 
@@ -224,8 +224,11 @@ def draw_groups(seed: int, config: CoreConfig, nodes: int) -> CoreConfig:
 
 
 def draw_hidden(seed: int, peers: list[str]) -> tuple[str, ...]:
-    """In one seed of five, half of the nodes on average; never all. Only where they are one group: members of
-    a group in which nobody can be dialled have no links at all, and wait until groups rotate."""
+    """Draw who is hidden: half of the nodes in one seed of five, on average; never every node.
+
+    Only where they are one group: members of a group in which nobody can be dialled have no links, and wait
+    until groups rotate.
+    """
     rng = stream(seed, "hidden 5")
     if len(peers) < 2 or rng.random() >= 0.2:
         return ()
@@ -234,8 +237,10 @@ def draw_hidden(seed: int, peers: list[str]) -> tuple[str, ...]:
 
 
 def draw_thin(seed: int, mix_name: str) -> float:
-    """In two of five seeds on wide-area links, how many times more bytes there are than such links carry: a
-    contribution then takes several sync intervals, and the thinnest uplinks carry no office."""
+    """Draw how many times more bytes there are than the links carry, in two of five seeds on wide-area links.
+
+    A contribution then takes several sync intervals, and the thinnest uplinks carry no office.
+    """
     rng = stream(seed, "thin links")
     return rng.uniform(4.0, 40.0) if mix_name == "wan" and rng.random() < 0.4 else 1.0
 
@@ -275,7 +280,7 @@ def draw_spec(rng: random.Random, peer: str, mix: Mix, base_step_s: float, sprea
     )
 
 
-def draw_plan(seed: int, mix_name: str | None = None, nodes: int | None = None) -> Plan:
+def draw_plan(seed: int, mix_name: str | None = None, nodes: int | None = None) -> WorldPlan:
     """The plan of a seed. Mix and number of nodes are drawn too unless they are given."""
     rng = stream(seed, "plan")
     drawn_mix = rng.choice(sorted(MIXES))
@@ -301,7 +306,7 @@ def draw_plan(seed: int, mix_name: str | None = None, nodes: int | None = None) 
     if thin > 1.0:  # there and back
         slowest_round_s += 2 * max(config.max_payload_bytes) / mix.bandwidth_bytes_s[0]
     one_group = count + MAX_JOINS <= config.group_size
-    return Plan(
+    return WorldPlan(
         seed=seed,
         mix_name=name,
         mix=mix,

@@ -15,7 +15,7 @@ from p2pdiloco.simulation.node.lineage import genesis_state
 from p2pdiloco.simulation.node.substance import NOTHING, Losses, Substance
 from p2pdiloco.simulation.report import SeedResult
 from p2pdiloco.simulation.rules.bounds import too_large
-from p2pdiloco.simulation.rules.invariants import Watch
+from p2pdiloco.simulation.rules.invariants import InvariantWatch
 from p2pdiloco.simulation.rules.liveness import Liveness
 from p2pdiloco.simulation.rules.violation import Violation
 from p2pdiloco.simulation.trace import Trace
@@ -24,7 +24,7 @@ from p2pdiloco.simulation.world.clock import Clock
 from p2pdiloco.simulation.world.disk import Disk
 from p2pdiloco.simulation.world.faults import Faults
 from p2pdiloco.simulation.world.network import Network
-from p2pdiloco.simulation.world.plan import RUN, NodeSpec, Plan, stream
+from p2pdiloco.simulation.world.plan import RUN, NodeSpec, WorldPlan, stream
 
 PRESENCE_EVERY_S = 2.0
 PRESENCE_TTL_S = 12.0
@@ -37,7 +37,7 @@ class World:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: WorldPlan,
         write: Callable[[str], None] | None = None,
         verbose: bool = False,
         substance: Substance = NOTHING,
@@ -52,10 +52,10 @@ class World:
         self.network = Network(self.clock, stream(plan.seed, "network"), plan.mix, RUN)
         self.network.hidden = frozenset(plan.hidden)
         self.bulk = Bulk(self.clock, self.network, self.hosts)
-        self.watch = Watch(plan.config.genesis_versions, plan.calm_from_s)
+        self.watch = InvariantWatch(plan.config.genesis_versions, plan.calm_from_s)
         self.records: dict[str, int] = {}
         self.on_effect: Callable[[Host, Effect], None] | None = None
-        """For hand-made scenarios: sees every effect just before it is carried out."""
+        """Hook for hand-made scenarios: sees every effect just before it is carried out."""
         self.last_syncer = ""
         self.healed = False
         self.gone: set[str] = set()
@@ -63,7 +63,7 @@ class World:
         self.broken: set[str] = set()
         """Outside of the core that is healed: crashed, cut off or frozen for ever."""
         self.full: set[str] = set()
-        """Of the core, but its disk is full for ever."""
+        """Nodes of the healed core whose disk is full for ever."""
         self.genesis = tuple(
             replace(genesis_state(f), matter=substance.genesis(f)) for f in range(plan.config.fragments)
         )
@@ -95,7 +95,7 @@ class World:
         return len([peer for peer in self.specs if peer not in out])
 
     def disk_of(self, peer: str) -> Disk:
-        """What that node has saved."""
+        """Return the disk of a node, with what it has saved."""
         return self._disks.setdefault(peer, Disk(self.specs[peer].write_s))
 
     def launch(self, spec: NodeSpec) -> None:
@@ -154,7 +154,7 @@ class World:
         self.clock.after(PRESENCE_EVERY_S, self._presence_round)
 
     def _hears_of(self, reader: str, publisher: str) -> bool:
-        """Whether a record gets from one to the other: two that are hidden have it from somebody between."""
+        """Tell whether a record gets from one to the other: two hidden ones have it from somebody between."""
         network = self.network
         if not {reader, publisher} <= network.hidden:
             network.dial(reader, publisher)
@@ -199,7 +199,8 @@ class World:
         self.liveness.begin()
 
     def _expose_somebody(self) -> None:
-        """Where all that are left are hidden there is no swarm: they move to where they can be dialled."""
+        """Make hidden nodes dialable where only such are left: without one that can be dialled there is no
+        swarm."""
         leaving = {host.peer for host in self.up_hosts() if host.leaving}
         exposed = self.specs.keys() - self.gone - self.broken - leaving - self.network.hidden
         if self.network.hidden and not exposed:
@@ -246,7 +247,7 @@ class World:
         )
 
     def losses(self) -> Losses | None:
-        """How good the heaviest heads are."""
+        """Evaluate the heaviest heads."""
         stores = [host.stores for host in self.core_hosts()]
         if not stores:
             return None

@@ -14,7 +14,7 @@ from p2pdiloco.core.api.config import CoreConfig, Timing
 from p2pdiloco.core.api.effects import CommitVersion, Effect, Record
 from p2pdiloco.simulation.node.host import Host
 from p2pdiloco.simulation.node.lineage import missing_spans
-from p2pdiloco.simulation.world.plan import MIXES, RUN, NodeSpec, Plan, genesis_version, stream
+from p2pdiloco.simulation.world.plan import MIXES, RUN, NodeSpec, WorldPlan, genesis_version, stream
 from p2pdiloco.simulation.world.world import World
 
 KINDS = ("learner", "node", "machine")
@@ -105,7 +105,7 @@ class Ward(World):
         mix = replace(MIXES["datacentre"], crash=0.0, learner_crash=0.0)
         nodes = tuple(machine(f"d{i}", rng.random()) for i in range(learners))
         joins = tuple(0.2 * i for i in range(learners))
-        plan = Plan(seed, "datacentre", mix, config(), nodes, joins, 0.0, end_s, 0.0, faults=False)
+        plan = WorldPlan(seed, "datacentre", mix, config(), nodes, joins, 0.0, end_s, 0.0, faults=False)
         self.deaths: list[Death] = []
         self.quiet: list[tuple[float, int]] = []
         self.made: list[list[float]] = [[] for _ in range(FRAGMENTS)]

@@ -19,9 +19,9 @@ from p2pdiloco.core.api.config import CoreConfig, Timing
 from p2pdiloco.core.api.effects import CommitVersion, Effect
 from p2pdiloco.core.api.events import LeaveRequested
 from p2pdiloco.simulation.node.host import Host
-from p2pdiloco.simulation.node.lineage import FragmentState, missing_spans
+from p2pdiloco.simulation.node.lineage import FragmentLineage, missing_spans
 from p2pdiloco.simulation.rules.violation import Violation
-from p2pdiloco.simulation.world.plan import MIXES, RUN, NodeSpec, Plan, genesis_version, stream
+from p2pdiloco.simulation.world.plan import MIXES, RUN, NodeSpec, WorldPlan, genesis_version, stream
 from p2pdiloco.simulation.world.world import World
 
 
@@ -82,10 +82,10 @@ class Home:
             ),
         )
 
-    def plan(self, seed: int) -> Plan:
+    def plan(self, seed: int) -> WorldPlan:
         """All nodes start within a few seconds; faults are sessions and the weather of `wan`."""
         rng = stream(seed, "home/specs")
-        return Plan(
+        return WorldPlan(
             seed=seed,
             mix_name="wan",
             mix=replace(MIXES["wan"], corrupt=0.0, crash=0.0, slow_link=0.0, slow_learner=0.0),
@@ -274,7 +274,7 @@ class Sessions(World):
 
     # --- figures -------------------------------------------------------------------------------------
 
-    def _heaviest(self, fragment: int) -> FragmentState:
+    def _heaviest(self, fragment: int) -> FragmentLineage:
         up = self.up_hosts()
         if not up:
             raise Violation("somebody-is-up", "nobody is left at the end of the window")
