@@ -40,7 +40,7 @@ def tagged(tag: str) -> Iterator[psutil.Process]:
             continue  # somebody else's, or gone in this moment
 
 
-def clear(tag: str, folders: Sequence[Path]) -> None:
+def kill_tagged(tag: str, folders: Sequence[Path]) -> None:
     """Kill what carries the tag until nothing is left, then remove the folders."""
     for _ in range(ROUNDS):
         left = list(tagged(tag))
@@ -114,7 +114,7 @@ def main(tag: str) -> int:
     lines = sys.stdin.buffer.read().decode().splitlines(keepends=True)
     whole = [line for line in lines if line.endswith("\n")]
     lost = [] if DONE in whole else [line.rstrip("\n") for line in whole]
-    clear(tag, [Path(line) for line in lost if not line.startswith(COMMAND)])
+    kill_tagged(tag, [Path(line) for line in lost if not line.startswith(COMMAND)])
     carry_out(shlex.split(line[len(COMMAND) :]) for line in lost if line.startswith(COMMAND))
     return 0
 

@@ -20,6 +20,6 @@ def run_seed(
 ) -> SeedResult:
     """Play one seed; `write` gets the trace line by line: decisions, and all else too if `verbose`.
 
-    `substance` makes the world's arithmetic (`p2pdiloco.study`)."""
+    `substance` makes the world's arithmetic (`p2pdiloco.lab.vectors`)."""
     plan = draw_plan(seed, mix, nodes)
     return World(plan, write, verbose, substance(plan)).run()

@@ -19,7 +19,7 @@ from typing import Any
 from benchkit import arguments, finish, running_swarm, spread, table, wait_until
 from p2pdiloco.config.presets import for_run
 from p2pdiloco.lab.swarm.event_log import Line, of_kind, read_log
-from p2pdiloco.lab.swarm.swarm import Member, Swarm
+from p2pdiloco.lab.swarm.swarm import Swarm, SwarmNode
 
 QUIET_S = 6.0
 AFTER_S = 5.0
@@ -94,7 +94,7 @@ def one_kill(swarm: Swarm, watch: Watch, figures: dict[str, list[float]]) -> Non
     bring_back(swarm, watch, victim, figures)
 
 
-def bring_back(swarm: Swarm, watch: Watch, victim: Member, figures: dict[str, list[float]]) -> None:
+def bring_back(swarm: Swarm, watch: Watch, victim: SwarmNode, figures: dict[str, list[float]]) -> None:
     """Relaunch; wait until somebody's version counts its work again."""
     relaunched_s = time.monotonic()
     victim.start()

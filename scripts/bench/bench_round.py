@@ -23,7 +23,7 @@ from benchkit import NEVER, arguments, finish, running_swarm, spread, table
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.presets import for_run
 from p2pdiloco.lab.swarm.event_log import Line, of_kind, read_log
-from p2pdiloco.lab.swarm.swarm import Member
+from p2pdiloco.lab.swarm.swarm import SwarmNode
 from p2pdiloco.tasks.registry import task_of
 
 MEGABYTE = 1e6
@@ -65,7 +65,7 @@ class Cost(msgspec.Struct):
     learner_mb: float
 
 
-def cost(node: Member) -> Cost:
+def cost(node: SwarmNode) -> Cost:
     """As the operating system counts it now."""
     daemon = psutil.Process(node.pid)
     p2pd = next(c for c in daemon.children(recursive=True) if c.name() == "p2pd")

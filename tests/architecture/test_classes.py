@@ -18,28 +18,13 @@ LARGE = {
 """Constructors above it that stand, and why."""
 
 TWICE = {
-    "Chain": "a Markov chain of the lab, beside the chain of versions",
     "Contributor": "a wire struct, beside who contributes",
-    "Endpoint": "the simulator's",
-    "FragmentState": "the simulator's",
-    "Held": "a fact of a chaos run's story, beside an inbox's",
-    "Install": "the simulator's",
     "Link": "a record of ports, beside a socket and a line of a plan",
-    "Member": "of the view, of the daemon, of a test swarm",
-    "Merge": "a fact of a chaos run, beside the effect",
-    "Meter": "the simulator's",
-    "Office": "a fact of a chaos run, beside the office",
+    "Member": "of the view, of the daemon",
     "Part": "of a state, beside a contribution's",
-    "Plan": "the simulator's",
     "Presence": "a wire struct, beside who keeps it up",
-    "Progress": "a line of the chronicle, beside the heartbeat",
     "Ranks": "processes of a learner, beside places among candidates",
     "Reader": "of shards, beside whom their readers are told of",
-    "Report": "of a chaos run, beside the daemon's",
-    "Saved": "what is signed, beside what a node has on its disk",
-    "Summary": "the simulator's",
-    "Tickets": "the simulator's",
-    "Watch": "the simulator's",
     "_Sink": "private, and one to a file",
 }
 """Names that several classes have, and why."""

@@ -21,9 +21,9 @@ from p2pdiloco.lab.demo.view import render_summary, words_of
 from p2pdiloco.lab.swarm.chronicle import Chronicle
 from p2pdiloco.lab.swarm.event_log import Line, Tail, read_log
 from p2pdiloco.lab.swarm.verdict import (
+    DemoSummary,
     Holdings,
     Kill,
-    Summary,
     choose_victim,
     conflicts,
     failures,
@@ -70,7 +70,7 @@ def test_words_and_units_are_those_of_what_is_trained(
         ("outer_updates", "inner_steps", "tokens", "kills", "versions_compared", "forks"), 0
     )
     unknown = dict.fromkeys(("participation", "median_inner_step_s", "t_resume_s", "t_back_s"))
-    summary = Summary(
+    summary = DemoSummary(
         preset=preset, nodes=3, **numbers, **counts, **unknown,  # type: ignore[arg-type]
         t_resume_by_fragment_s={}, digests_agree=True, refusals={}, failures=[], sample="",
     )  # fmt: skip
@@ -190,7 +190,7 @@ def test_the_report_has_the_keys_that_scripts_rely_on() -> None:
         "loss_before", "loss_after", "outer_updates", "kills", "participation", "longest_pause_s",
         "median_inner_step_s", "t_resume_s", "digests_agree", "nodes", "t_back_s", "seconds", "preset",
     }  # fmt: skip
-    assert promised <= set(Summary.__struct_fields__)
+    assert promised <= set(DemoSummary.__struct_fields__)
 
 
 def test_a_tail_gives_whole_lines_only_and_skips_torn_ones(tmp_path: Path) -> None:

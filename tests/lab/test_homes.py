@@ -135,7 +135,7 @@ def test_homes_reach_each_other_and_hand_on_their_name(links: ShapedLinks) -> No
     try:
         assert listening.stdout is not None
         port = int(listening.stdout.readline())
-        links.hand_on("a", "c")
+        links.reassign("a", "c")
         links.cut("c")
         assert not reaches(first, address, port, timeout_s=0.5)
         links.restore("c")

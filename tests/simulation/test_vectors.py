@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from sim_kit import calm_plan
 
 from p2pdiloco.cli.simulate import simulate
-from p2pdiloco.lab.vectors.bigrams import Chain, Model, initial_params
+from p2pdiloco.lab.vectors.bigrams import MarkovChain, Model, initial_params
 from p2pdiloco.lab.vectors.vectors import Vectors
 from p2pdiloco.learner.fragments import Fragments
 from p2pdiloco.simulation.node.lineage import FragmentLineage, OuterUpdate
@@ -187,7 +187,7 @@ def test_groups_that_average_their_means_are_found(monkeypatch: pytest.MonkeyPat
 
 def test_the_gradient_is_that_of_the_loss() -> None:
     """Adam on the toy's own gradient goes down to the entropy of its data."""
-    chain, start = Chain.drawn(5), initial_params(5)
+    chain, start = MarkovChain.drawn(5), initial_params(5)
     model = Model(chain, [5, 3, 1, 0])
     for name, values in start.items():
         model.params[name].copy_(values)

@@ -143,7 +143,7 @@ class Chaos:
             if made is not None:
                 made.close()
 
-    def _report(self, faulty: Outcome, free: Outcome | None) -> chaos_report.Report:
+    def _report(self, faulty: Outcome, free: Outcome | None) -> chaos_report.ChaosReport:
         figures = chaos_verdict.figures(faulty.facts)
         comparison = chaos_verdict.compare(faulty.facts, free.facts) if free else None
         failures = [*faulty.unexpected, *first_of(faulty.disagreements), *faulty.stuck]
@@ -153,7 +153,7 @@ class Chaos:
         if free is not None:
             found = [*free.unexpected, *first_of(free.disagreements), *free.stuck]
             failures += [f"without faults: {words}" for words in found]
-        return chaos_report.Report(
+        return chaos_report.ChaosReport(
             nodes=self._settings.nodes,
             preset=self._settings.preset,
             seed=self._settings.seed,
@@ -172,7 +172,7 @@ class Chaos:
             goals=chaos_report.goals(figures, comparison),
         )
 
-    def _write(self, report: chaos_report.Report, faulty: Outcome, free: Outcome | None) -> None:
+    def _write(self, report: chaos_report.ChaosReport, faulty: Outcome, free: Outcome | None) -> None:
         out, settings = self._settings.out, self._settings
         data = msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n"
         write(out / "report.json", data)

@@ -8,7 +8,7 @@ from rich.table import Table
 from p2pdiloco.lab.chaos.verdict import Comparison, Figures
 
 
-class Report(Struct, kw_only=True, frozen=True):
+class ChaosReport(Struct, kw_only=True, frozen=True):
     """report.json. Shares are fractions; what could not be measured is null."""
 
     nodes: int
@@ -52,7 +52,7 @@ def goals(faulty: Figures, comparison: Comparison | None) -> dict[str, bool]:
     return found
 
 
-def table(report: Report) -> Table:
+def table(report: ChaosReport) -> Table:
     """For a terminal."""
     shown = Table(show_header=False, box=None)
     for name, value in _rows(report):
@@ -64,7 +64,7 @@ def _percent(share: float | None) -> str:
     return "unknown" if share is None else f"{100 * share:.1f} %"
 
 
-def _rows(report: Report) -> list[tuple[str, str]]:
+def _rows(report: ChaosReport) -> list[tuple[str, str]]:
     ours, than = report.faulty, report.comparison
     least = min(ours.merges.values(), default=0)
     rows = [

@@ -21,7 +21,7 @@ from p2pdiloco.lab.chaos.strikes import Strike, Striker
 from p2pdiloco.lab.chaos.watch import SwarmWatch
 from p2pdiloco.lab.links.namespaces import Links
 from p2pdiloco.lab.swarm.frame import Interrupted
-from p2pdiloco.lab.swarm.swarm import DemoFailed, Member, Swarm
+from p2pdiloco.lab.swarm.swarm import DemoFailed, Swarm, SwarmNode
 from p2pdiloco.tasks.manifests import render_toml
 
 EXIT_VERDICT = 1
@@ -183,7 +183,7 @@ class ChaosRun:
 
     # --- faults --------------------------------------------------------------------------------------
 
-    def _nodes(self) -> list[Member]:
+    def _nodes(self) -> list[SwarmNode]:
         return [node for node in self._swarm.nodes if node.name not in self._gone]
 
     def _strike(self) -> None:

@@ -17,7 +17,7 @@ from msgspec import Struct
 from p2pdiloco.lab.chaos.facts import Act, State
 from p2pdiloco.lab.chaos.plan import Fault
 from p2pdiloco.lab.links.namespaces import Links
-from p2pdiloco.lab.swarm.swarm import Member, Swarm
+from p2pdiloco.lab.swarm.swarm import Swarm, SwarmNode
 
 LEARNER, P2PD = "p2pdiloco.learner", "p2pd"
 FULL_DISK_BYTES = 16_384
@@ -50,7 +50,7 @@ class Striker:
         self._links = links
         self._join = join
         self.acts: list[Act] = []
-        self.newcomers: list[Member] = []
+        self.newcomers: list[SwarmNode] = []
         """Started on the way, not yet known to whoever reads the logs."""
 
     def act(self, node: str, state: State, at_s: float | None = None) -> float:
@@ -59,7 +59,7 @@ class Striker:
         self.acts.append(Act(at_s, node, state))
         return at_s
 
-    def strike(self, index: int, fault: Fault, node: Member) -> Strike | None:
+    def strike(self, index: int, fault: Fault, node: SwarmNode) -> Strike | None:
         """Hit the node now; None if there is nothing to hit (its learner is just being started, say)."""
         now = time.monotonic()
         done: tuple[str, Callable[[], str] | None] | None
@@ -102,11 +102,11 @@ class Striker:
 
     # --- processes -----------------------------------------------------------------------------------
 
-    def _kill(self, node: Member) -> tuple[str, Callable[[], str]]:
+    def _kill(self, node: SwarmNode) -> tuple[str, Callable[[], str]]:
         self.act(node.name, "killed", node.kill())
         return "kill -9 of the daemon", lambda: self.start_again(node)
 
-    def start_again(self, node: Member) -> str:
+    def start_again(self, node: SwarmNode) -> str:
         """What whoever runs the node would do: the same command, the same folder."""
         if node.alive:
             return "runs already"
@@ -114,7 +114,7 @@ class Striker:
         self.act(node.name, "starting")
         return "started again"
 
-    def _kill_child(self, node: Member, part: str) -> tuple[str, None] | None:
+    def _kill_child(self, node: SwarmNode, part: str) -> tuple[str, None] | None:
         process = node.child(part)
         if process is None:
             return None
@@ -125,7 +125,7 @@ class Striker:
             self.act(node.name, "learner-down", at_s)
         return f"kill -9 of {part} ({process.pid})", None
 
-    def _stop(self, node: Member, processes: list[psutil.Process]) -> tuple[str, Callable[[], str]]:
+    def _stop(self, node: SwarmNode, processes: list[psutil.Process]) -> tuple[str, Callable[[], str]]:
         self.act(node.name, "stopped")
         node.remember_family()
         for process in processes:
@@ -141,13 +141,13 @@ class Striker:
 
         return f"SIGSTOP of {len(processes)} of its processes", mend
 
-    def _leave(self, node: Member) -> tuple[str, Callable[[], str]]:
+    def _leave(self, node: SwarmNode) -> tuple[str, Callable[[], str]]:
         node.remember_family()
         self.act(node.name, "left")
         node.signal(signal.SIGTERM)
         return "SIGTERM: it says good-bye", lambda: self.start_again(node)
 
-    def _replace(self, node: Member) -> tuple[str, Callable[[], str]]:
+    def _replace(self, node: SwarmNode) -> tuple[str, Callable[[], str]]:
         self.act(node.name, "gone", node.kill())
 
         def mend() -> str:
@@ -155,7 +155,7 @@ class Striker:
             newcomer.arguments += self._join()
             newcomer.wrapper, newcomer.listen = node.wrapper, node.listen
             if self._links is not None:
-                self._links.hand_on(node.name, newcomer.name)
+                self._links.reassign(node.name, newcomer.name)
             newcomer.start()
             self.newcomers.append(newcomer)
             self.act(newcomer.name, "starting")
@@ -177,7 +177,7 @@ class Striker:
 
     # --- disk and links ------------------------------------------------------------------------------
 
-    def _fill_disk(self, node: Member) -> tuple[str, Callable[[], str]] | None:
+    def _fill_disk(self, node: SwarmNode) -> tuple[str, Callable[[], str]] | None:
         if not hasattr(psutil.Process, "rlimit"):
             return None
         limits: list[tuple[psutil.Process, tuple[int, int]]] = []
@@ -196,7 +196,7 @@ class Striker:
 
         return f"no file may grow beyond {FULL_DISK_BYTES} bytes", mend
 
-    def _link(self, node: Member, cut: bool) -> tuple[str, Callable[[], str]] | None:
+    def _link(self, node: SwarmNode, cut: bool) -> tuple[str, Callable[[], str]] | None:
         links = self._links
         if links is None:
             return None

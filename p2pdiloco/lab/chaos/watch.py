@@ -11,7 +11,7 @@ from p2pdiloco.lab.swarm import model as demo_model
 from p2pdiloco.lab.swarm import verdict as holdings
 from p2pdiloco.lab.swarm.chronicle import Chronicle
 from p2pdiloco.lab.swarm.event_log import Tail
-from p2pdiloco.lab.swarm.swarm import Member
+from p2pdiloco.lab.swarm.swarm import SwarmNode
 
 
 class SwarmWatch:
@@ -22,7 +22,7 @@ class SwarmWatch:
         self.facts = Facts(self._log)
         self._tails: list[Tail] = []
 
-    def meet(self, node: Member) -> None:
+    def meet(self, node: SwarmNode) -> None:
         """Read this node's log from now on."""
         self._log.meet(node.name, node.peer)
         self._tails.append(Tail(node.events, node.name))
@@ -50,7 +50,7 @@ class SwarmWatch:
         traces = self._log.nodes.values()
         return {f: max((t.head(f) for t in traces), default=0) for f in range(self._log.fragments)}
 
-    def status(self, nodes: Sequence[Member], since_s: float) -> str:
+    def status(self, nodes: Sequence[SwarmNode], since_s: float) -> str:
         """One line for people."""
         recent = [merge for merge in self._log.merges[-500:] if merge.mono > since_s]
         if not recent:
@@ -59,7 +59,7 @@ class SwarmWatch:
         alive = sum(self.trains(node.name) for node in nodes)
         return f"{alive} of {len(nodes)} nodes train, {mean:.1f} contributors a merge"
 
-    def not_back(self, nodes: Sequence[Member]) -> list[str]:
+    def not_back(self, nodes: Sequence[SwarmNode]) -> list[str]:
         """Nodes of whose work nothing was merged since they were last struck, in words."""
         struck_s = {act.node: act.at_s for act in self.facts.acts}
         return [
@@ -69,7 +69,7 @@ class SwarmWatch:
             < struck_s.get(node.name, 0.0)
         ]
 
-    def not_agreed(self, nodes: Sequence[Member], heads: dict[int, int]) -> list[str]:
+    def not_agreed(self, nodes: Sequence[SwarmNode], heads: dict[int, int]) -> list[str]:
         """Fragments of which not all nodes hold one version, newer than these, with equal digests."""
         chains = [self._log.nodes[node.name].chains for node in nodes]
         missing = []
@@ -81,7 +81,7 @@ class SwarmWatch:
                 missing.append(f"fragment {fragment}: {who} after version {head}")
         return missing
 
-    def disagreements(self, manifest: Manifest, nodes: Sequence[Member]) -> list[str]:
+    def disagreements(self, manifest: Manifest, nodes: Sequence[SwarmNode]) -> list[str]:
         """In the logs of these nodes, who have ended, and between the bytes that they saved. Who is gone for
         good does not count: its last version may have been heard by nobody."""
         found, _ = holdings.conflicts(holdings.of_traces(self._log.nodes[node.name] for node in nodes))

@@ -27,7 +27,7 @@ from p2pdiloco.lab.swarm.chronicle import Chronicle
 from p2pdiloco.lab.swarm.event_log import Tail
 from p2pdiloco.lab.swarm.frame import Interrupted, check_writable, demo_folder, stop_signals, write
 from p2pdiloco.lab.swarm.swarm import DemoFailed, Swarm
-from p2pdiloco.lab.swarm.verdict import Kill, Summary
+from p2pdiloco.lab.swarm.verdict import DemoSummary, Kill
 from p2pdiloco.tasks.manifests import render_toml
 
 EXIT_VERDICT = 1
@@ -238,7 +238,9 @@ class Demo:
 
     # --- after -------------------------------------------------------------------------------------------
 
-    def _judge(self, judge: demo_model.Judge, loss_before: float, began_s: float, ended_s: float) -> Summary:
+    def _judge(
+        self, judge: demo_model.Judge, loss_before: float, began_s: float, ended_s: float
+    ) -> DemoSummary:
         chronicle, manifest = self._chronicle, self._manifest
         saved = [demo_model.read_saved(manifest, n.name, n.data_dir) for n in self._swarm.nodes]
         logged, in_logs = verdict.conflicts(verdict.of_traces(chronicle.nodes.values()))
@@ -256,7 +258,7 @@ class Demo:
         longest_s, median_s = verdict.pauses(survivors, began_s, ended_s)
         resumed = {str(f): round(s, 3) for kill in self._kills for f, s in sorted(kill.resumed_s.items())}
         backs = [kill.back_s for kill in self._kills if kill.back_s is not None]
-        return Summary(
+        return DemoSummary(
             preset=self._settings.preset,
             nodes=self._settings.nodes,
             seconds=round(ended_s - began_s, 3),
@@ -280,7 +282,7 @@ class Demo:
             sample=judge.sample(newest.vault),
         )
 
-    def _conclude(self, summary: Summary, began_s: float) -> None:
+    def _conclude(self, summary: DemoSummary, began_s: float) -> None:
         settings = self._settings
         files = [str(self._plot)]
         restarts = [self._restarted_s] if self._restarted_s is not None else []

@@ -14,7 +14,7 @@ from rich.text import Text
 from p2pdiloco.daemon.display.wording import clean, count, duration, loss_text, ranges, sparkline
 from p2pdiloco.lab.swarm.chronicle import Chronicle, NodeTrace
 from p2pdiloco.lab.swarm.event_log import Line
-from p2pdiloco.lab.swarm.verdict import Kill, Summary
+from p2pdiloco.lab.swarm.verdict import DemoSummary, Kill
 
 LINE_EVERY_S = 10.0
 KEPT_NOTES = 30
@@ -189,7 +189,7 @@ def _table(*headings: str) -> Table:
 
 
 def render_summary(
-    summary: Summary, kills: Sequence[Kill], files: Sequence[str], unit: str
+    summary: DemoSummary, kills: Sequence[Kill], files: Sequence[str], unit: str
 ) -> RenderableType:
     """What the demo ends with. `unit`: of losses."""
     rows = Table(box=None, pad_edge=False, show_header=False, padding=(0, 3, 0, 0))

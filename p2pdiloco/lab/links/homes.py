@@ -115,7 +115,7 @@ class ShapedLinks:
         self._count += 1
         number = self._count
         home = _Home(number, node, shape or self._shape)
-        space, router = self._space(number), self._router(number)
+        space, router = self._namespace(number), self._router(number)
         inside, lan, wan = (f"{self._tag}{letter}{number}" for letter in "ilw")
         address, gateway = f"{self._nodes}.{4 * number + 2}", f"{self._nodes}.{4 * number + 1}"
         public = f"{self._world}.{number}"
@@ -150,7 +150,7 @@ class ShapedLinks:
         number = self._homes[node].number
         return self.at_router_of(number), f"{self._tag}w{number}", f"{self._world}.{number}"
 
-    def hand_on(self, old: str, new: str) -> None:
+    def reassign(self, old: str, new: str) -> None:
         """The home of one node is now another's."""
         self._homes[new] = self._homes[old]
 
@@ -192,7 +192,9 @@ class ShapedLinks:
         for number in range(1, self._count + 1):
             # A namespace lives on, without a name, while sockets of the dead still send; its link must not.
             words.append(["ip", "-n", self._router(number), "link", "del", f"{self._tag}l{number}"])
-            words += [["ip", "netns", "del", name] for name in (self._space(number), self._router(number))]
+            words += [
+                ["ip", "netns", "del", name] for name in (self._namespace(number), self._router(number))
+            ]
         return words
 
     def close(self) -> None:
@@ -256,7 +258,7 @@ class ShapedLinks:
             raise LinksRefused(f"shaped links need network namespaces and TUN devices: {answer['error']}")
         return answer
 
-    def _space(self, number: int) -> str:
+    def _namespace(self, number: int) -> str:
         return f"{self._tag}n{number}"
 
     def _router(self, number: int) -> str:

@@ -86,7 +86,7 @@ class Links:
             LinksRefused: the system did not make it.
         """
         self._number += 1
-        number, space = self._number, self._space(self._number)
+        number, space = self._number, self._namespace(self._number)
         self._made.append(number)
         inside, outside = f"{self._tag}i{number}", self._outside(number)
         run_words("ip", "netns", "add", space)
@@ -104,7 +104,7 @@ class Links:
         """This machine's end of the node's link: what it receives is what the node sends."""
         return self._outside(self._of[node])
 
-    def hand_on(self, old: str, new: str) -> None:
+    def reassign(self, old: str, new: str) -> None:
         """The namespace of one node is now another's."""
         self._of[new] = self._of[old]
 
@@ -137,7 +137,7 @@ class Links:
 
     def clear_words(self) -> list[Sequence[str]]:
         """Commands that remove everything, for whoever ends after us; each may fail."""
-        spaces = [["ip", "netns", "del", self._space(number)] for number in self._made]
+        spaces = [["ip", "netns", "del", self._namespace(number)] for number in self._made]
         # A namespace lives on, without a name, while sockets of the dead still send; its link must not.
         devices = [self._bridge, self._island, *map(self._outside, self._made)]
         return [*spaces, *(["ip", "link", "del", name] for name in devices)]
@@ -146,7 +146,7 @@ class Links:
         """Remove everything, as far as it was made."""
         carry_out(self.clear_words())
 
-    def _space(self, number: int) -> str:
+    def _namespace(self, number: int) -> str:
         return f"{self._tag}n{number}"
 
     def _outside(self, number: int) -> str:

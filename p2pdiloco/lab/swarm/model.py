@@ -40,7 +40,7 @@ CROWDED = 0.8
 """Share of a core that a learner gets where every core has one: daemons and p2pd need the rest."""
 
 
-class Saved(Struct, frozen=True):
+class SavedNode(Struct, frozen=True):
     """What a node has saved: its versions, and which fragments' bytes are not what their version says."""
 
     vault: Vault
@@ -128,7 +128,7 @@ def paced(manifest: Manifest, seconds: float, nodes: int, load: float) -> tuple[
     return with_schedule(manifest, steps, nodes), min_step_s
 
 
-def read_saved(manifest: Manifest, name: str, data_dir: Path) -> Saved:
+def read_saved(manifest: Manifest, name: str, data_dir: Path) -> SavedNode:
     """What a node that has ended left in its folder, bytes checked against their versions' digests.
 
     Raises:
@@ -162,4 +162,4 @@ def read_saved(manifest: Manifest, name: str, data_dir: Path) -> Saved:
         # Left-overs of a lost branch do not lead to the head, and say nothing about it.
         if chain.get(header.number) == versions[index][header.number]:
             versions[index] = chain
-    return Saved(vault, Holdings(name, versions), unsound)
+    return SavedNode(vault, Holdings(name, versions), unsound)

@@ -52,7 +52,7 @@ class DemoFailed(P2PDilocoError):
     """The swarm did not do what the demo is about; the text says what."""
 
 
-class Member:
+class SwarmNode:
     """One bootstrap or node: its folder, its present process, and what that has started."""
 
     def __init__(self, name: str, data_dir: Path, arguments: Sequence[str], guard: Guard) -> None:
@@ -201,12 +201,12 @@ class Swarm:
             self.guard.adopt(folder)
         bootstrap_dir = folder / "bootstrap"
         arguments = ["bootstrap", "--run", str(run_file), "--data-dir", str(bootstrap_dir), *BASE]
-        self.bootstrap = Member("bootstrap", bootstrap_dir, arguments, self.guard)
-        self.nodes: list[Member] = []
+        self.bootstrap = SwarmNode("bootstrap", bootstrap_dir, arguments, self.guard)
+        self.nodes: list[SwarmNode] = []
         for _ in range(nodes):
             self.add_node()
 
-    def add_node(self) -> Member:
+    def add_node(self) -> SwarmNode:
         """One more node, with a folder and an identity of its own; not started yet. Raises: StorageError."""
         name = f"node-{len(self.nodes) + 1}"
         flags = ["--device", "cpu", "--threads", "1", "--eval-every-s", str(EVALUATE_S), "--evaluate", "each"]
@@ -214,7 +214,7 @@ class Swarm:
         if self._min_step_s:
             flags += ["--min-step-s", f"{self._min_step_s:.4f}"]
         data_dir = self._folder / name
-        node = Member(name, data_dir, ["node", "--data-dir", str(data_dir), *BASE, *flags], self.guard)
+        node = SwarmNode(name, data_dir, ["node", "--data-dir", str(data_dir), *BASE, *flags], self.guard)
         self.nodes.append(node)
         return node
 
@@ -236,7 +236,7 @@ class Swarm:
             node.listen = f"/ip4/{address}/tcp/0"
         say()
 
-    def node(self, name: str) -> Member:
+    def node(self, name: str) -> SwarmNode:
         """The node of this name."""
         return next(node for node in self.nodes if node.name == name)
 

@@ -37,7 +37,7 @@ def loss_unit(task: str) -> str:
     return "nats per image" if task == "image-classification" else "nats per byte"
 
 
-class Summary(Struct, kw_only=True, frozen=True):
+class DemoSummary(Struct, kw_only=True, frozen=True):
     """The report. Losses are in nats per byte (`loss_unit`); unknown is None."""
 
     preset: str

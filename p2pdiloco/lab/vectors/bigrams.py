@@ -28,16 +28,16 @@ SPECS = (
 
 
 @dataclass(frozen=True)
-class Chain:
+class MarkovChain:
     """The data of a run: `follows[x, y]` is the probability that y comes after x, fp64 [TOKENS, TOKENS]."""
 
     follows: np.ndarray
 
     @staticmethod
-    def drawn(seed: int) -> Chain:
+    def drawn(seed: int) -> MarkovChain:
         """Of a run: every row is peaked, so that there is something to learn."""
         logits = 1.5 * np.random.default_rng([seed, 1]).standard_normal((TOKENS, TOKENS))
-        return Chain(_softmax(logits))
+        return MarkovChain(_softmax(logits))
 
     @property
     def entropy(self) -> float:
@@ -61,7 +61,7 @@ def initial_params(seed: int) -> dict[str, Tensor]:
 class Model:
     """One learner's parameters and Adam moments; a stream of data of its own."""
 
-    def __init__(self, chain: Chain, entropy: list[int]) -> None:
+    def __init__(self, chain: MarkovChain, entropy: list[int]) -> None:
         self._rng = np.random.default_rng(entropy)
         self._cumulative = chain.follows.cumsum(axis=1)
         sizes = [spec.numel for spec in SPECS]

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from p2pdiloco.config.manifest import OuterSection
 from p2pdiloco.config.outer import EQUALS, USUAL
-from p2pdiloco.lab.vectors.bigrams import SPECS, Chain, Model, initial_params
+from p2pdiloco.lab.vectors.bigrams import SPECS, MarkovChain, Model, initial_params
 from p2pdiloco.learner.channel_messages import BaseRef, Install, NothingToCopy
 from p2pdiloco.learner.fragments import Fragments
 from p2pdiloco.learner.parallel.holding import HeldParameters
@@ -43,7 +43,7 @@ class Vectors(Substance):
         self.codecs = rng.choice(sorted(CODECS)), rng.choice(sorted(CODECS))
         """Of contributions, of updates."""
         self.layouts = plan_fragments(SPECS, plan.config.fragments)
-        self.chain = Chain.drawn(plan.seed)
+        self.chain = MarkovChain.drawn(plan.seed)
         outer = rng.choice([USUAL, EQUALS])
         self._outer = OuterSection(**outer._asdict())
         initial = self.vault()
@@ -64,7 +64,7 @@ class Vectors(Substance):
         return self._genesis[fragment]
 
     def trainer(self, peer: str, states: list[tuple[int, bytes]]) -> Trainer:
-        return Learner(self, peer, states)
+        return VectorTrainer(self, peer, states)
 
     # --- merges --------------------------------------------------------------------------------------
 
@@ -145,7 +145,7 @@ class Areas(Exchange):
         return self._areas[fragment][2]
 
 
-class Learner(Trainer):
+class VectorTrainer(Trainer):
     """One node's learner: what `learner.fragments` and the vault's error feedback make of its inner steps."""
 
     def __init__(self, study: Vectors, peer: str, states: list[tuple[int, bytes]]) -> None:

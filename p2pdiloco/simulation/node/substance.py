@@ -1,8 +1,8 @@
 """Substance of contributions, merges and states: the bytes beyond their lineage. By default there are none.
 
 The simulator moves *matter*, opaque bytes, wherever a real node would move a payload or a state. `Substance`
-says what is done with them; `p2pdiloco.study` has one that trains a small model with the real tensors code.
-Matter is never changed in place.
+says what is done with them; `p2pdiloco.lab.vectors` has one that trains a small model with the real tensors
+code. Matter is never changed in place.
 """
 
 from __future__ import annotations

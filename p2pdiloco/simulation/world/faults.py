@@ -87,8 +87,11 @@ class Faults:
     # --- the end -------------------------------------------------------------------------------------
 
     def left_broken(self) -> set[str]:
-        """Whom the end of the faults does not heal: often nobody, else all but a core of the nodes. The core
-        holds a full member, or one node that comes back with every fragment saved: else there is no run."""
+        """Draw whom the end of the faults does not heal: often nobody, else every node but a core.
+
+        The core holds a full member, or one node that comes back with every fragment saved: else there is no
+        run.
+        """
         world, rng = self._world, self._rng
         peers = sorted(p for p in world.specs if p not in world.gone)
         if self._plan.mix.calm or not self._plan.faults or len(peers) < 2 or rng.random() < WHOLE_CORE_SHARE:

@@ -29,7 +29,7 @@ import torch
 from benchkit import running_swarm
 from p2pdiloco.lab.swarm.chronicle import Chronicle
 from p2pdiloco.lab.swarm.event_log import Tail
-from p2pdiloco.lab.swarm.model import Saved, read_saved
+from p2pdiloco.lab.swarm.model import SavedNode, read_saved
 from p2pdiloco.lab.swarm.swarm import DemoFailed, Swarm
 from p2pdiloco.lab.swarm.verdict import conflicts
 from p2pdiloco.learner.evaluate import evaluate, heldout_batch
@@ -166,7 +166,7 @@ def play_nodes(setting: Setting) -> Outcome:
     )
 
 
-def loss_of(setting: Setting, saved: Saved) -> float:
+def loss_of(setting: Setting, saved: SavedNode) -> float:
     """Held-out, of the same samples as in virtual time."""
     task = task_of(setting.manifest())
     model = task.model()

@@ -30,7 +30,7 @@ from p2pdiloco.lab.chaos.scenarios.outcome import Healed, Survived, healed, surv
 from p2pdiloco.lab.links.namespaces import Links, LinksRefused
 from p2pdiloco.lab.swarm import model as demo_model
 from p2pdiloco.lab.swarm.frame import write
-from p2pdiloco.lab.swarm.swarm import Member
+from p2pdiloco.lab.swarm.swarm import SwarmNode
 from p2pdiloco.lab.swarm.verdict import loss_unit
 
 BEFORE_S = 20.0
@@ -136,7 +136,7 @@ class SurvivorRun(ScenarioRun):
         self._mend(all_of_them=True)
         self._until(lambda: self._one_swarm(self._back_at_s), AFTER_LIMIT_S)
 
-    def _others(self) -> list[Member]:
+    def _others(self) -> list[SwarmNode]:
         return [node for node in self._nodes() if node is not self._survivor]
 
     def verdict(self, outcome: Outcome) -> Survived:
