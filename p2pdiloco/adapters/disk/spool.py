@@ -118,7 +118,7 @@ class Spool:
             self._taken.remove(self._returned.popleft())
         if self._end() < before and not self._closed:
             # In the writer's thread, behind all that was written: whoever takes this part next writes later.
-            self._writer.submit(self._shorten, self._end())
+            asyncio.get_running_loop().run_in_executor(self._writer, self._shorten, self._end())
 
     def _end(self) -> int:
         return self._taken[-1][1] if self._taken else 0

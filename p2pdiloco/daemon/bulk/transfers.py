@@ -67,7 +67,7 @@ class Transfers:
         self._checked_bytes = 0
         """Of updates that have come and are being looked at."""
         self.courtesy = Courtesy(meters, now)
-        self.pushes_in = PushesIn(chain, compute, tickets, post, memory, spool)
+        self.pushes_in = PushesIn(chain, compute, tickets, post, memory, spool, now)
         self.donating = Donating(compute, self.courtesy, now)
         self.copying = Copying(chain, transport, compute, now)
         self.fanout = Fanout(transport.peer_id, meters.uplink.given, now)

@@ -39,7 +39,7 @@ class Copy:
         self.header: wire.StateHeader | None = None
         self.givers: set[str] = set()
         self.missing: deque[tuple[int, int]] = deque([(0, size)])
-        self.active: set[Part] = set()
+        self.active: list[Part] = []
         self.begun, self.changed = asyncio.Event(), asyncio.Event()
 
     @property
@@ -62,12 +62,12 @@ class Copy:
             self.missing.appendleft((start + most, end))
             end = start + most
         part = Part(start, end)
-        self.active.add(part)
+        self.active.append(part)
         return part
 
     def done(self, part: Part) -> None:
         """Nobody fetches it any more; what is missing of it is missing."""
-        self.active.discard(part)
+        self.active.remove(part)
         if part.have < part.end:
             self.missing.appendleft((part.have, part.end))
         self.changed.set()

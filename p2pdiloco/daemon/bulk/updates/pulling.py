@@ -36,7 +36,7 @@ class Pulling:
         self._memory = memory
         self._pushes_in = pushes_in
         self._downlink = downlink
-        self.unfinished = Parts()
+        self.unfinished = Parts(asyncio.get_running_loop().time)
         self.bytes_in = 0
 
     @property
