@@ -76,7 +76,7 @@ class KeptStreams:
         loop = asyncio.get_running_loop()
         self._timer = None
         for number, (_, (reader, _), since_s) in list(self._idle.items()):
-            if loop.time() - since_s >= KEEP_S or not whole(reader):
+            if loop.time() >= since_s + KEEP_S or not whole(reader):  # as the timer reckons, or it would spin
                 self._end(number)
         if self._idle:
             oldest_s = next(iter(self._idle.values()))[2]
