@@ -1,34 +1,41 @@
-"""Transport inside one process, for tests of the daemon, with links that can be cut.
+"""Transport inside one process, for tests and simulations of the daemon, with links that can be cut.
 
 Semantics and errors are those of the real transport because both share `Endpoint` and the stream framing;
 only dialing, message delivery and records are simulated. A link is cut at once and without a sound, like
-a killed peer: what is under way fails, what comes later is unreachable.
+a killed peer: what is under way fails, what comes later is unreachable. How long the bytes of streams are on
+their way, `Delays` say.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from p2pdiloco.adapters.net.endpoint import MAX_RECORD_BYTES, Endpoint
-from p2pdiloco.adapters.net.flow import CHUNK_BYTES, Limits
+from p2pdiloco.adapters.net.flow import Limits
 from p2pdiloco.adapters.net.framing import ByteReader, ByteWriter
+from p2pdiloco.adapters.net.memory_pipe import AtOnce, Delays, Pipe, PipeWriter
 from p2pdiloco.errors import PeerUnreachable, UserError, invariant
 from p2pdiloco.ports import Link, TransportHandlers
 
-PIPE_BYTES = 2 * CHUNK_BYTES
+HANDSHAKE_BYTES = 200
 Pair = frozenset[str]
 
 
 class MemoryNetwork:
     """Hub of the transports: who is up, which links are cut, what is under way."""
 
-    def __init__(self) -> None:
+    def __init__(self, links: Delays | None = None) -> None:
+        """Make an empty network; without `links` nothing takes time."""
+        self.links = links or AtOnce()
         self._up: dict[str, MemoryTransport] = {}
         self._cut: set[Pair] = set()
-        self._under_way: dict[asyncio.Task[Any], Pair] = {}
+        self._under_way: dict[asyncio.Task[Any], tuple[str, str]] = {}
+        """Calls and streams that are being served: (client, server)."""
+        self._streams: dict[asyncio.Task[Any], PipeWriter] = {}
+        """Of them, the streams: the end at the server."""
 
     def transport(
         self, peer_id: str, initial_peers: Sequence[str] = (), limits: Limits | None = None
@@ -39,7 +46,11 @@ class MemoryNetwork:
     def cut(self, a: str, b: str) -> None:
         """Cut the link between two peers; calls and streams under way between them fail at once."""
         self._cut.add(frozenset((a, b)))
-        self._break(lambda link: link == frozenset((a, b)))
+        self.break_off(a, b)
+
+    def break_off(self, a: str, b: str) -> None:
+        """End calls and streams under way between two peers; they may begin others."""
+        self._break(lambda link: set(link) == {a, b})
 
     def heal(self, a: str, b: str) -> None:
         """Undo `cut`."""
@@ -55,21 +66,53 @@ class MemoryNetwork:
         """Make the peer vanish without a goodbye; a new transport with its id may be started later."""
         self._up.pop(peer, None)
         self._break(lambda link: peer in link)
+        for task in self.served_by(peer):
+            task.cancel()
+
+    def served_by(self, peer: str) -> list[asyncio.Task[Any]]:
+        """Calls and streams that a peer is answering at this moment."""
+        return [task for task, (_, server) in self._under_way.items() if server == peer]
 
     def reachable(self, a: str, b: str) -> bool:
         """Tell whether both are up and the link between them is whole."""
         return a in self._up and b in self._up and frozenset((a, b)) not in self._cut
 
-    def _break(self, concerns: Any) -> None:
+    def _break(self, concerns: Callable[[tuple[str, str]], bool]) -> None:
         for task, link in list(self._under_way.items()):
-            if concerns(link):
+            if not concerns(link):
+                continue
+            if task in self._streams:
+                self._streams[task].abort()
+            else:
                 task.cancel()
 
-    def _begin(self, coroutine: Any, a: str, b: str) -> asyncio.Task[Any]:
+    def _begin(self, coroutine: Any, client: str, server: str) -> asyncio.Task[Any]:
         task = asyncio.create_task(coroutine)
-        self._under_way[task] = frozenset((a, b))
+        self._under_way[task] = client, server
         task.add_done_callback(lambda done: self._under_way.pop(done, None))
         return task
+
+    def _begin_stream(self, coroutine: Any, client: str, server: str, end: PipeWriter) -> None:
+        """Serve a stream; `end` is its end at the server."""
+        task = self._begin(coroutine, client, server)
+        self._streams[task] = end
+        task.add_done_callback(self._stream_over)
+
+    def _stream_over(self, task: asyncio.Task[Any]) -> None:
+        end = self._streams.pop(task)
+        if task.cancelled():  # it may never have begun
+            end.abort()
+
+    async def _shake_hands(self, client: str, server: str, timeout_s: float) -> None:
+        """Wait for bytes that go there and back once. Raises: PeerUnreachable."""
+        now = asyncio.get_running_loop().time()
+        there_s = self.links.arrival_s(client, server, HANDSHAKE_BYTES, now)
+        back_s = (
+            self.links.arrival_s(server, client, HANDSHAKE_BYTES, there_s) if there_s < math.inf else math.inf
+        )
+        await asyncio.sleep(min(back_s - now, timeout_s))
+        if back_s - now > timeout_s:
+            raise PeerUnreachable(f"{server} did not answer within {timeout_s:g} s")
 
 
 class MemoryTransport(Endpoint):
@@ -102,7 +145,7 @@ class MemoryTransport(Endpoint):
         """See `ports.Transport.close`."""
         self._kept.clear()
         if self._hub._up.get(self.peer_id) is self:
-            tasks = [task for task, link in self._hub._under_way.items() if self.peer_id in link]
+            tasks = self._hub.served_by(self.peer_id)
             self._hub.kill(self.peer_id)
             await asyncio.gather(*tasks, return_exceptions=True)
 
@@ -179,18 +222,14 @@ class MemoryTransport(Endpoint):
         return reply
 
     async def _open(self, peer: str, timeout_s: float) -> tuple[ByteReader, ByteWriter]:
-        await asyncio.sleep(0)
-        target = self._require(peer)
-        there, back = _Pipe(), _Pipe()
-        ours, theirs = _Writer(there, back), _Writer(back, there)
-        task = self._hub._begin(target._serve_stream(self.peer_id, there, theirs), self.peer_id, peer)
-
-        def cut(done: asyncio.Task[Any]) -> None:
-            if done.cancelled():
-                ours.abort()
-
-        task.add_done_callback(cut)
-        return back, ours
+        self._require(peer)
+        await self._hub._shake_hands(self.peer_id, peer, timeout_s)
+        target, links = self._require(peer), self._hub.links
+        there, back = Pipe(links, self.peer_id, peer), Pipe(links, peer, self.peer_id)
+        theirs = PipeWriter(back, there)
+        serving = target._serve_stream(self.peer_id, there, theirs)
+        self._hub._begin_stream(serving, self.peer_id, peer, theirs)
+        return back, PipeWriter(there, back)
 
     def _reaches(self, peer: str) -> bool:
         return peer != self.peer_id and self._hub.reachable(self.peer_id, peer)
@@ -199,78 +238,3 @@ class MemoryTransport(Endpoint):
         if not self._reaches(peer):
             raise PeerUnreachable(f"no connection to {peer}")
         return self._hub._up[peer]
-
-
-class _Pipe:
-    """Direction of a stream: a bounded queue of bytes."""
-
-    def __init__(self) -> None:
-        self._pieces: deque[memoryview] = deque()
-        self._queued_bytes = 0
-        self._ended = False
-        self._changed = asyncio.Event()
-
-    def put(self, data: Any) -> None:
-        piece = memoryview(bytes(data))
-        if piece and not self._ended:
-            self._pieces.append(piece)
-            self._queued_bytes += len(piece)
-            self._changed.set()
-
-    def end(self, drop: bool = False) -> None:
-        if drop:
-            self._pieces.clear()
-            self._queued_bytes = 0
-        self._ended = True
-        self._changed.set()
-
-    @property
-    def idle(self) -> bool:
-        """Tell whether the direction is whole and empty, as `DirectStream.idle`."""
-        return not self._ended and not self._pieces
-
-    async def read(self, n: int) -> bytes:
-        while not self._pieces and not self._ended:
-            await self._wait()
-        if not self._pieces:
-            return b""
-        piece = self._pieces.popleft()
-        if len(piece) > n:
-            self._pieces.appendleft(piece[n:])
-            piece = piece[:n]
-        self._queued_bytes -= len(piece)
-        self._changed.set()
-        return bytes(piece)
-
-    async def drained(self) -> None:
-        while self._queued_bytes > PIPE_BYTES and not self._ended:
-            await self._wait()
-        if self._ended:
-            raise ConnectionResetError("stream cut")
-
-    async def _wait(self) -> None:
-        self._changed.clear()
-        await self._changed.wait()
-
-
-class _Writer:
-    """Writer of a stream; closing it ends both directions, as closing a libp2p stream here does."""
-
-    def __init__(self, out: _Pipe, back: _Pipe) -> None:
-        self._out, self._back = out, back
-        self.transport = self  # what `end_stream` aborts
-
-    def write(self, data: Any) -> None:
-        self._out.put(data)
-
-    async def drain(self) -> None:
-        await asyncio.sleep(0)
-        await self._out.drained()
-
-    def close(self) -> None:
-        self._out.end()
-        self._back.end()
-
-    def abort(self) -> None:
-        self._out.end(drop=True)
-        self._back.end(drop=True)

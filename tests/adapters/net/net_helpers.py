@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import selectors
-from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from collections.abc import Callable
 
 from p2pdiloco.errors import RemoteError
 from p2pdiloco.ports import Buffer, PullSource, PushSink, Refusal
-
-T = TypeVar("T")
 
 
 async def until(condition: Callable[[], object], what: str = "it") -> None:
@@ -20,32 +16,6 @@ async def until(condition: Callable[[], object], what: str = "it") -> None:
             return
         await asyncio.sleep(0.01)
     raise AssertionError(f"not within 15 s: {what}")
-
-
-class _Skipping(selectors.SelectSelector):
-    """Never waits: time that would have been waited has passed."""
-
-    passed_s = 0.0
-
-    def select(self, timeout: float | None = None) -> Any:
-        assert timeout is not None, "everybody waits for everybody"
-        self.passed_s += timeout
-        return super().select(0)
-
-
-class _VirtualLoop(asyncio.SelectorEventLoop):
-    def __init__(self) -> None:
-        self._skipping = _Skipping()
-        super().__init__(self._skipping)
-
-    def time(self) -> float:
-        return self._skipping.passed_s
-
-
-def in_virtual_time(work: Coroutine[Any, Any, T]) -> T:
-    """Run on a loop where nothing takes time but sleeping."""
-    with asyncio.Runner(loop_factory=_VirtualLoop) as runner:
-        return runner.run(work)
 
 
 class Sink:

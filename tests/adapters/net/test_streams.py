@@ -10,12 +10,13 @@ from contextlib import suppress
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from net_helpers import Recorder, in_virtual_time
+from net_helpers import Recorder
 
 from p2pdiloco.adapters.net import framing, streams
 from p2pdiloco.adapters.net.flow import OVERHEAD, Allowance, Limits
-from p2pdiloco.adapters.net.memory_net import _Pipe, _Writer
+from p2pdiloco.adapters.net.memory_pipe import AtOnce, Pipe, PipeWriter
 from p2pdiloco.errors import InvariantViolation, RemoteError, TransportError
+from p2pdiloco.lab.bulk_world.virtual_loop import in_virtual_time
 from p2pdiloco.ports import Refusal
 
 
@@ -89,9 +90,9 @@ def test_what_is_sent_arrives(parts: list[bytes], header: bytes, piece: int) -> 
         recorder.sink_bytes = sum(map(len, parts))
         recorder.payload = list(parts)
         for kind in ("push", "pull"):
-            there, back = _Pipe(), _Pipe()
-            client = framing.Channel(back, _Writer(there, back), 5.0)
-            server = framing.Channel(there, _Writer(back, there), 5.0)
+            there, back = Pipe(AtOnce()), Pipe(AtOnce())
+            client = framing.Channel(back, PipeWriter(there, back), 5.0)
+            server = framing.Channel(there, PipeWriter(back, there), 5.0)
             serving = asyncio.create_task(streams.serve(server, "peer", recorder))
             if kind == "push":
                 assert (await streams.push(client, b"h" + header, parts))[0]
@@ -106,8 +107,8 @@ def test_what_is_sent_arrives(parts: list[bytes], header: bytes, piece: int) -> 
 
 
 async def test_a_silent_peer_costs_only_the_idle_time() -> None:
-    there, back = _Pipe(), _Pipe()
-    client = framing.Channel(back, _Writer(there, back), 0.05)
+    there, back = Pipe(AtOnce()), Pipe(AtOnce())
+    client = framing.Channel(back, PipeWriter(there, back), 0.05)
     with pytest.raises(TransportError, match="nothing received"):
         await streams.pull(client, b"request", streams.Collected(10))
     never: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -169,10 +170,10 @@ async def test_false_acknowledgements_end_the_stream(size: int) -> None:
         await streams.push(channel(accepted + got), b"header", [bytes(100_000)])
 
 
-class Counted(_Writer):
+class Counted(PipeWriter):
     """A writer that notes when it was given how much."""
 
-    def __init__(self, out: _Pipe, back: _Pipe, went: list[tuple[float, int]]) -> None:
+    def __init__(self, out: Pipe, back: Pipe, went: list[tuple[float, int]]) -> None:
         super().__init__(out, back)
         self.went = went
 
@@ -190,7 +191,7 @@ def test_limits_are_kept_over_any_ten_seconds_by_many_streams(kind: str, limited
     async def one(limits: Limits) -> None:
         none, recorder = Limits(), Recorder()
         recorder.payload = [bytes(size)]
-        there, back = _Pipe(), _Pipe()
+        there, back = Pipe(AtOnce()), Pipe(AtOnce())
         push = kind == "push"
         client_limits, server_limits = (limits, none) if push == (limited == "sender") else (none, limits)
         client = framing.Channel(back, Counted(there, back, went if push else []), 15.0, limits=client_limits)
@@ -220,13 +221,13 @@ def test_limits_are_kept_over_any_ten_seconds_by_many_streams(kind: str, limited
 async def test_progress_resets_the_idle_time() -> None:
     """A transfer may take many times the idle time-out as long as it moves."""
     idle_s, pauses = 0.2, 6
-    there, back = _Pipe(), _Pipe()
+    there, back = Pipe(AtOnce()), Pipe(AtOnce())
 
     size = pauses * framing.CHUNK_BYTES
     slow = Allowance(size / (pauses * idle_s / 2), asyncio.get_running_loop().time)
     recorder = Recorder()
-    client = framing.Channel(back, _Writer(there, back), idle_s, limits=Limits(upload=slow))
-    server = framing.Channel(there, _Writer(back, there), idle_s)
+    client = framing.Channel(back, PipeWriter(there, back), idle_s, limits=Limits(upload=slow))
+    server = framing.Channel(there, PipeWriter(back, there), idle_s)
     serving = asyncio.create_task(streams.serve(server, "peer", recorder))
     assert (await streams.push(client, b"%d" % size, [bytes(size)]))[0]
     await serving
@@ -266,9 +267,9 @@ async def test_a_refusal_keeps_reason_and_detail_and_is_capped() -> None:
 
 async def test_the_longest_label_arrives() -> None:
     recorder = Recorder()
-    there, back = _Pipe(), _Pipe()
-    client = framing.Channel(back, _Writer(there, back), 5.0)
-    server = framing.Channel(there, _Writer(back, there), 5.0)
+    there, back = Pipe(AtOnce()), Pipe(AtOnce())
+    client = framing.Channel(back, PipeWriter(there, back), 5.0)
+    server = framing.Channel(there, PipeWriter(back, there), 5.0)
     serving = asyncio.create_task(streams.serve(server, "peer", recorder))
     recorder.sink_bytes = 3
     label = b"h" * framing.MAX_HEADER_BYTES
