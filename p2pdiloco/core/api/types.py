@@ -123,7 +123,15 @@ class VersionHeader(Wire, frozen=True):
 
     def longest_steps(self) -> int:
         """Inner steps of its longest contribution; 0 for version 0."""
-        return max((part.inner_steps for part in self.contributors), default=0)
+        if len(self.contributors) < LONG:
+            return max((part.inner_steps for part in self.contributors), default=0)
+        return _facts(self).longest_steps
+
+    def plausible(self, tokens_per_step: int) -> bool:
+        """Whether every contributor can have trained so much in so many inner steps (`plausible_work`)."""
+        if len(self.contributors) < LONG:
+            return _all_plausible(self.contributors, tokens_per_step)
+        return _facts(self).plausible(tokens_per_step)
 
     def head(self) -> Head:
         """The short name of this version."""
@@ -132,14 +140,18 @@ class VersionHeader(Wire, frozen=True):
 
 LONG = 32
 """Contributors from which on it pays to remember what follows from a header."""
-_SLOTS = 64
+_REMEMBERED_HEADERS = 64
+
+
+def _all_plausible(contributors: tuple[Contributor, ...], tokens_per_step: int) -> bool:
+    return all(plausible_work(part.tokens, part.inner_steps, tokens_per_step) for part in contributors)
 
 
 class _Facts:
     """What is asked again and again of a long header. In a large run it names thousands of learners, and in
     the simulator thousands of nodes hold the same one. Remembered for the object, never for its value."""
 
-    __slots__ = ("digest", "header", "signed", "tokens")
+    __slots__ = ("_plausible", "digest", "header", "longest_steps", "signed", "tokens")
 
     def __init__(self, header: VersionHeader) -> None:
         encoded = _encoder.encode(header)
@@ -147,17 +159,27 @@ class _Facts:
         self.digest = hashlib.sha256(encoded).digest()
         self.signed = _DOMAIN + b"version\0" + encoded
         self.tokens = sum(part.tokens for part in header.contributors)
+        self.longest_steps = max(part.inner_steps for part in header.contributors)
+        self._plausible: tuple[int, bool] | None = None
+
+    def plausible(self, tokens_per_step: int) -> bool:
+        """Whether all its contributors' work is; a run has one number of tokens in a step."""
+        if self._plausible is None or self._plausible[0] != tokens_per_step:
+            self._plausible = tokens_per_step, _all_plausible(self.header.contributors, tokens_per_step)
+        return self._plausible[1]
 
 
-_remembered: list[_Facts | None] = [None] * _SLOTS
+_remembered: dict[int, _Facts] = {}
+"""By the header's identity, which is nobody else's while the header is kept here."""
 _DOMAIN = b"p2pdiloco/1/"
 
 
 def _facts(header: VersionHeader) -> _Facts:
-    slot = (id(header) >> 4) % _SLOTS
-    found = _remembered[slot]
-    if found is None or found.header is not header:
-        found = _remembered[slot] = _Facts(header)
+    found = _remembered.get(id(header))
+    if found is None:
+        while len(_remembered) >= _REMEMBERED_HEADERS:
+            del _remembered[next(iter(_remembered))]
+        found = _remembered[id(header)] = _Facts(header)
     return found
 
 

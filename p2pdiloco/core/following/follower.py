@@ -24,7 +24,7 @@ from enum import Enum, auto
 from p2pdiloco.core.api.effects import ApplyUpdate, CommitVersion, DropSpare, FetchState, FetchUpdate, Release
 from p2pdiloco.core.api.events import FetchFailed, StateFetched, UpdateApplied, UpdateFetched
 from p2pdiloco.core.api.reasons import FetchFailure, VersionFault
-from p2pdiloco.core.api.types import WHOLE_RUN, Head, SignedVersion, Stamp, VersionHeader, plausible_work
+from p2pdiloco.core.api.types import WHOLE_RUN, Head, SignedVersion, Stamp, VersionHeader
 from p2pdiloco.core.context import FragmentContext
 from p2pdiloco.core.contributions.contributor import Contributor, commit_effect
 from p2pdiloco.core.following.doubts import Doubts
@@ -316,8 +316,7 @@ class Follower:
 
     def _plausible(self, header: VersionHeader) -> bool:
         """No syncer may take other contributions in: their steps say how far momentum goes."""
-        per_step = self._shared.config.tokens_per_step
-        return all(plausible_work(part.tokens, part.inner_steps, per_step) for part in header.contributors)
+        return header.plausible(self._shared.config.tokens_per_step)
 
     def _moved(self, kind: str, version: SignedVersion, now: float) -> None:
         self._done(now, ok=True)

@@ -17,6 +17,7 @@ from p2pdiloco.core.api.messages import Progress
 from p2pdiloco.core.api.reach import Reach
 from p2pdiloco.core.api.types import Head
 from p2pdiloco.core.members.suspicion import Gaps
+from p2pdiloco.core.members.vanished import Vanished
 
 MAX_KNOWN = 4096
 MAX_WITNESSES = 256
@@ -86,8 +87,7 @@ class View:
         self._timing = timing
         self._members: dict[str, Member] = {}
         self._counted_on: set[str] = set()
-        self._vanished: dict[str, float] = {}
-        """Who took part, or was listed, and is not heard -> since when. Bounded."""
+        self._vanished = Vanished(MAX_KNOWN)
         self._lists: _Lists | None = None
         """Who is a member, live, and so on: asked for at every event, changed by few."""
         self._stretch = 1.0
@@ -99,19 +99,21 @@ class View:
         member = self._members.get(peer)
         if member is None:
             member = self._members[peer] = Member(self._timing.heartbeat_s)
-            self._vanished.setdefault(peer, now)  # until we hear of it, it may hold anything
+            self._vanished.add(peer, now)  # until we hear of it, it may hold anything
         if incarnation > member.left_incarnation:
             member.listed_s = now
             member.incarnation = max(member.incarnation, incarnation)
 
     def heard(self, peer: str, progress: Progress, now: float) -> bool:
         """A heartbeat arrived. False: it is from before the peer's restart or good-bye, and was ignored."""
-        if peer not in self._members and len(self._members) >= MAX_KNOWN:
-            return False
-        member = self._members.setdefault(peer, Member(self._timing.heartbeat_s))
+        member = self._members.get(peer)
+        if member is None:
+            if len(self._members) >= MAX_KNOWN:
+                return False
+            member = self._members[peer] = Member(self._timing.heartbeat_s)
         if progress.incarnation < member.incarnation or progress.incarnation <= member.left_incarnation:
             return False
-        self._vanished.pop(peer, None)
+        self._vanished.heard(peer)
         before = member.progress
         if before is None or _kind(before) != _kind(progress):
             self._lists = None
@@ -190,7 +192,7 @@ class View:
         member = self._members.get(peer)
         if member and incarnation >= member.incarnation:
             if member.progress is not None:
-                self._vanished[peer] = now
+                self._vanished.put(peer, now)
             member.left_incarnation = incarnation
             member.progress = None
             member.heads = {}
@@ -346,22 +348,22 @@ class View:
     def remember(self, peers: Iterable[str], now: float) -> None:
         """These have taken part in our chain: they may be somewhere, though we have not heard of them."""
         for peer in peers:
+            if self._vanished.full:
+                return
             member = self._members.get(peer)
-            unheard = member is None or member.progress is None
-            if peer != self._me and unheard and len(self._vanished) < MAX_KNOWN:
-                self._vanished.setdefault(peer, now)
+            if peer != self._me and (member is None or member.progress is None):
+                self._vanished.add(peer, now)
 
     def may_fork(self, now: float, roster: Roster, neighbours: set[str] | None) -> list[str]:
         """Peers that may hold, or come back with, another chain than ours: also those that left. In a run
         of many members, those listed elsewhere than beside us do not report to us, and are not waited for."""
         horizon = now - self._timing.fork_horizon_s
-        for peer in [p for p, heard_s in self._vanished.items() if heard_s < horizon]:
-            del self._vanished[peer]
+        self._vanished.expire(horizon)
         here = [p for p, m in self._members.items() if m.progress is not None and m.heard_s >= horizon]
-        found = [*here, *self._vanished]
-        if neighbours is None or len(found) <= MAX_WITNESSES:
-            return found
-        return [peer for peer in found if peer in neighbours or roster.incarnation(peer) is None]
+        if neighbours is None or len(here) + len(self._vanished) <= MAX_WITNESSES:
+            return [*here, *self._vanished]
+        beside = [p for p in here if p in neighbours or roster.incarnation(p) is None]
+        return beside + self._vanished.counting(roster, neighbours)
 
     def forget_stale(self, now: float) -> list[str]:
         """Drop peers that nobody lists and that have been silent for long; bounds the table. Who they are."""
@@ -370,9 +372,8 @@ class View:
         for peer in stale:
             member = self._members.pop(peer)
             if member.progress is not None:
-                self._vanished[peer] = member.heard_s
-        while len(self._vanished) > MAX_KNOWN:
-            del self._vanished[next(iter(self._vanished))]
+                self._vanished.put(peer, member.heard_s)
+        self._vanished.shrink()
         return stale
 
     def step_times_s(self, own_step_s: float, now: float) -> list[float]:
