@@ -6,6 +6,7 @@ import msgspec
 import pytest
 from kit import branch, child, genesis
 
+from p2pdiloco.core.api import types
 from p2pdiloco.core.api.types import NEVER, Contributor, Head, Stamp, Watermark
 from p2pdiloco.core.chain.chain import Chain
 from p2pdiloco.core.chain.watermarks import WATERMARK_VERSIONS
@@ -33,6 +34,36 @@ def test_a_header_says_how_long_its_longest_contribution_is() -> None:
     parts = tuple(Contributor(f"p{i}", Stamp(1, i), 10, steps) for i, steps in enumerate((3, 24, 7)))
     assert msgspec.structs.replace(header, contributors=parts).longest_steps() == 24
     assert genesis(0).header.longest_steps() == 0
+
+
+@pytest.mark.parametrize("others", [0, 100])
+def test_a_header_is_plausible_if_all_its_contributors_are(others: int) -> None:
+    header = branch(2)[-1].header
+    usual = tuple(Contributor(f"q{i}", Stamp(1, i), 80, 8) for i in range(others))
+    wide = Contributor("p1", Stamp(1, 1), 300, 10)
+    long = msgspec.structs.replace(header, contributors=(*usual, wide))
+    assert long.longest_steps() == 10 and long.merged_tokens() == 300 + 80 * others
+    assert [long.plausible(per_step) for per_step in (30, 29, 30)] == [True, False, True]
+    empty = Contributor("p1", Stamp(1, 1), 0, 10)
+    assert not msgspec.structs.replace(header, contributors=(*usual, empty)).plausible(30)
+
+
+def test_contributors_of_a_long_header_are_judged_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten thousand simulated nodes ask it of one header that names ten thousand."""
+    judged: list[int] = []
+    monkeypatch.setattr(types, "plausible_work", lambda *work: judged.append(1) is None)
+    parts = tuple(Contributor(f"q{i}", Stamp(1, i), 80, 8) for i in range(40))
+    header = msgspec.structs.replace(branch(2)[-1].header, contributors=parts)
+    assert all(header.plausible(10) for _ in range(3))
+    assert len(judged) == 40
+
+
+def test_many_long_headers_are_told_apart() -> None:
+    header = branch(2)[-1].header
+    parts = tuple(Contributor(f"q{i}", Stamp(1, i), 80, 8) for i in range(40))
+    headers = [msgspec.structs.replace(header, contributors=parts, number=n) for n in range(2, 202)]
+    first = [one.digest() for one in headers]
+    assert len(set(first)) == 200 and [one.digest() for one in headers] == first
 
 
 def test_needs_a_version_to_start_with() -> None:
