@@ -35,7 +35,7 @@ class MemoryNetwork:
         self._under_way: dict[asyncio.Task[Any], tuple[str, str]] = {}
         """Calls and streams that are being served: (client, server)."""
         self._streams: dict[asyncio.Task[Any], PipeWriter] = {}
-        """Of them, the streams: the end at the server."""
+        """Streams among them, by task: the end at the server."""
 
     def transport(
         self, peer_id: str, initial_peers: Sequence[str] = (), limits: Limits | None = None
