@@ -31,7 +31,7 @@ shorter runs only."""
 LEAST_CLIP_NORM, MOST_LEARNING_RATE, MOST_WEIGHT_DECAY, MOST_STEP_TOKENS = 1e-3, 0.05, 0.5, 1 << 24
 """Bounds beyond which a value is reported as a slip of the pen: all presets are well within."""
 MOST_MEMBERS = 1024
-"""Members that a run lists at most, in one record of the DHT (`adapters.net.hivemind_binding`)."""
+"""Members that a run lists at most, in one record of the DHT (`adapters.net.hivemind_dht`)."""
 
 MUON_LONG_SHARE = 0.5
 """Share of Muon's rate in the presets (made for a demo's length) that longer runs take: half was better after

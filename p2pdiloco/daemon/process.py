@@ -98,7 +98,8 @@ def _is_ours(error: BaseException | None) -> bool:
         return False
     frames = traceback.extract_tb(error.__traceback__)
     package = str(Path(__file__).parents[1])
-    return any(f.filename.startswith(package) and "hivemind_binding" not in f.filename for f in frames)
+    bindings = ("hivemind_binding.py", "hivemind_dht.py")
+    return any(f.filename.startswith(package) and not f.filename.endswith(bindings) for f in frames)
 
 
 def transport_of(

@@ -141,11 +141,11 @@ def test_imports_go_downwards(module: str) -> None:
             assert top in THIRD_PARTY[layer], where
 
 
-def test_hivemind_is_imported_in_exactly_one_module() -> None:
+def test_hivemind_is_imported_by_its_bindings_only() -> None:
     importers = [
         m for m, tree in modules().items() if any(n.split(".")[0] == "hivemind" for _, n in imports(tree))
     ]
-    assert len(importers) == 1 and importers[0].startswith("p2pdiloco.adapters."), importers
+    assert importers == [f"p2pdiloco.adapters.net.hivemind_{name}" for name in ("binding", "dht")]
 
 
 @pytest.mark.parametrize("module", [m for m in modules() if layer_of(m) in {"core", "simulation"}])

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from p2pdiloco.adapters.net.hivemind_binding import MAX_SUBKEYS
+from p2pdiloco.adapters.net.hivemind_dht import MAX_SUBKEYS
 from p2pdiloco.config.manifest import OuterSection
 from p2pdiloco.config.outer import (
     ALONE,

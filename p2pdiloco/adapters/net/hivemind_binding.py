@@ -1,10 +1,9 @@
-"""Binding to hivemind, which only this module imports: p2pd client and DHT, made safe.
+"""Binding to hivemind's p2pd client, made safe. Only this module and `hivemind_dht` import hivemind.
 
 What is different from plain hivemind 1.1.12, and why (all measured):
 * sockets lie in our own private folder, with room for 1024 waiting streams instead of 100;
 * a call ends when the connection to p2pd ends (there it hangs for ever), and a cancelled call cannot
   break the reading task (there a late reply to a cancelled call kills it, and all later calls hang);
-* a refused record no longer shortens the life of the good one; dictionaries are bounded;
 * a message to p2pd is one write, and a peer's id is spelled once, not with every message.
 """
 
@@ -14,7 +13,6 @@ import p2pdiloco.adapters.net.hivemind_bare  # noqa: F401  # isort: skip (before
 
 import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -23,12 +21,6 @@ from uuid import UUID, uuid4
 
 import base58
 from google.protobuf.message import DecodeError
-from hivemind.dht.crypto import DHTRecord
-from hivemind.dht.node import DHTNode
-from hivemind.dht.protocol import ValidationError
-from hivemind.dht.routing import DHTID
-from hivemind.dht.storage import DHTLocalStorage, DictionaryDHTValue
-from hivemind.dht.validation import RecordValidatorBase
 from hivemind.p2p import P2P, PeerID
 from hivemind.p2p.p2p_daemon_bindings import control
 from hivemind.p2p.p2p_daemon_bindings.control import ControlClient, DaemonConnector
@@ -42,11 +34,9 @@ from hivemind.p2p.p2p_daemon_bindings.utils import (
 from hivemind.proto import p2pd_pb2
 from hivemind.utils.logging import use_hivemind_log_handler
 from hivemind.utils.multiaddr import Multiaddr
-from hivemind.utils.timed_storage import TimedStorage
 
-from p2pdiloco.adapters.net import dht_records, multiaddrs
+from p2pdiloco.adapters.net import multiaddrs
 from p2pdiloco.adapters.net.direct_stream import DirectStream
-from p2pdiloco.core.api.types import Crypto
 from p2pdiloco.errors import PeerUnreachable, RemoteError, UserError
 
 OnMessage = Callable[[str, bytes], Awaitable[bytes]]
@@ -56,15 +46,10 @@ MESSAGE_PROTOCOL = "p2pdiloco/1/message"
 BULK_PROTOCOL = "p2pdiloco/3/bulk"
 STREAM_LIMIT_BYTES = 512 * 1024
 STREAM_BACKLOG = 1024
-MAX_KEYS = 4096
 MAX_PEERS = 4096
 """Peers whose ids are kept as they are written: spelling one takes as long as sending a message."""
-MAX_SUBKEYS = 1024
-MAX_DICTIONARY_BYTES = 1024 * 1024
-"""Most bytes of a dictionary of the DHT. A reply of 4 MiB or more breaks hivemind's RPC for good; this keeps
-far below."""
 
-_FAILURES = (P2PDaemonError, OSError, asyncio.IncompleteReadError, ValueError, DecodeError)
+FAILURES = (P2PDaemonError, OSError, asyncio.IncompleteReadError, ValueError, DecodeError)
 
 
 def quiet_logs() -> None:
@@ -153,7 +138,7 @@ class Attachment:
     """Connection of ours to one p2pd process: calls, streams, dialing."""
 
     def __init__(self, p2p: _P2P) -> None:
-        self._p2p = p2p
+        self.p2p = p2p
         self._control: _Control = p2p._client.control
         self._server: asyncio.AbstractServer | None = None
         self._serving: set[asyncio.Task[Any]] = set()
@@ -166,11 +151,11 @@ class Attachment:
         """Connect to p2pd and register our two protocols. Raises: PeerUnreachable."""
         try:
             self = cls(await _P2P.attach(control_socket, client_socket))
-        except _FAILURES as error:
+        except FAILURES as error:
             raise PeerUnreachable(f"cannot talk to p2pd: {error}") from error
         try:
             await self._register(client_socket, on_message, on_stream)
-        except _FAILURES as error:
+        except FAILURES as error:
             await self.close()
             raise PeerUnreachable(f"cannot talk to p2pd: {error}") from error
         return self
@@ -183,7 +168,7 @@ class Attachment:
             info = p2pd_pb2.StreamInfo()
             try:
                 await read_pbmsg_safe(stream, info)
-            except _FAILURES:
+            except FAILURES:
                 stream.close()
                 return
             await on_stream(_peer_of(info.peer).to_base58(), stream, stream)
@@ -212,19 +197,19 @@ class Attachment:
         """Deliver one message, return the raw reply. Raises: PeerUnreachable, RemoteError."""
         try:
             async with asyncio.timeout(timeout_s):
-                return await self._control.call_unary_handler(_peer(peer), MESSAGE_PROTOCOL, data)
+                return await self._control.call_unary_handler(peer_id_of(peer), MESSAGE_PROTOCOL, data)
         except TimeoutError:
             raise PeerUnreachable(f"no reply from {peer} within {timeout_s:g} s") from None
         except P2PHandlerError as error:  # our handlers never raise: whoever answers so is no p2pdiloco
             raise RemoteError("handler-failed", str(error)[:200]) from error
-        except _FAILURES as error:
+        except FAILURES as error:
             raise PeerUnreachable(f"{peer}: {error}") from error
 
     async def open_stream(self, peer: str, timeout_s: float) -> tuple[DirectStream, DirectStream]:
         """Open a bulk stream to the peer. Raises: PeerUnreachable."""
         request = p2pd_pb2.Request(
             type=p2pd_pb2.Request.STREAM_OPEN,
-            streamOpen=p2pd_pb2.StreamOpenRequest(peer=_peer(peer).to_bytes(), proto=[BULK_PROTOCOL]),
+            streamOpen=p2pd_pb2.StreamOpenRequest(peer=peer_id_of(peer).to_bytes(), proto=[BULK_PROTOCOL]),
         )
         _, stream = await self._request(request, timeout_s, peer)
         return stream, stream
@@ -234,7 +219,7 @@ class Attachment:
         request = p2pd_pb2.Request(
             type=p2pd_pb2.Request.CONNECT,
             connect=p2pd_pb2.ConnectRequest(
-                peer=_peer(peer).to_bytes(), addrs=[address_bytes(text) for text in addresses]
+                peer=peer_id_of(peer).to_bytes(), addrs=[address_bytes(text) for text in addresses]
             ),
         )
         _, stream = await self._request(request, timeout_s, peer)
@@ -266,7 +251,7 @@ class Attachment:
         tasks = [control._read_task, control._write_task, *control._handler_tasks.values(), *self._serving]
         for task in tasks:
             task.cancel()
-        self._p2p._terminate()
+        self.p2p._terminate()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _request(self, request: Any, timeout_s: float, peer: str) -> Any:
@@ -275,174 +260,8 @@ class Attachment:
                 return await self._control.request(request)
         except TimeoutError:
             raise PeerUnreachable(f"{peer}: no answer within {timeout_s:g} s") from None
-        except _FAILURES as error:
+        except FAILURES as error:
             raise PeerUnreachable(f"{peer}: {error}") from error
-
-
-class RecordTable:
-    """DHT of hivemind in our own loop, holding signed records only."""
-
-    def __init__(self, node: DHTNode, crypto: Crypto, owner: str) -> None:
-        self._node = node
-        self._crypto = crypto
-        self._owner = owner
-
-    @classmethod
-    async def create(
-        cls, attachment: Attachment, crypto: Crypto, predecessor: RecordTable | None = None
-    ) -> RecordTable:
-        """Make a table on this attachment, with the node id and the records of its predecessor, if any.
-
-        Raises:
-            PeerUnreachable: p2pd is gone.
-        """
-        storage = _Storage(maxsize=MAX_KEYS)
-        node_id = None
-        if predecessor is not None:
-            node_id = predecessor._node.node_id
-            storage = predecessor._node.protocol.storage
-        try:
-            node = await DHTNode.create(
-                p2p=attachment._p2p,
-                node_id=node_id,
-                record_validator=_Validator(crypto),
-                cache_locally=False,
-                cache_nearest=0,
-                cache_on_store=False,
-                cache_refresh_before_expiry=0,
-            )
-        except _FAILURES as error:
-            raise PeerUnreachable(f"cannot talk to p2pd: {error}") from error
-        node.protocol.storage = storage
-        return cls(node, crypto, attachment.peer_id)
-
-    async def join(self, peers: Sequence[str]) -> list[str]:
-        """Ping peers and look for our neighbours through them; returns those that answered.
-
-        Raises:
-            ClockSkew: nobody answered who agrees with us about the time.
-        """
-        pings = [self._node.protocol.call_ping(_peer(peer), validate=True, strict=True) for peer in peers]
-        results = await asyncio.gather(*pings, return_exceptions=True)
-        answered = [
-            p
-            for p, r in zip(peers, results, strict=True)
-            if r is not None and not isinstance(r, BaseException)
-        ]
-        skewed = [r for r in results if isinstance(r, ValidationError) and "local time" in str(r)]
-        if skewed and not answered:
-            raise ClockSkew(str(skewed[0]))
-        if answered:
-            await self._node.find_nearest_nodes([self._node.node_id])
-        return answered
-
-    def knows(self, peer: str) -> bool:
-        """Tell whether the peer is in the routing table."""
-        return self._node.protocol.routing_table.get(peer_id=_peer(peer)) is not None
-
-    async def ping(self, peer: str) -> None:
-        """Put the peer into the routing table if it answers."""
-        await self._node.protocol.call_ping(_peer(peer))
-
-    async def put(self, key: str, value: bytes, expires: float) -> bool:
-        """Store our record here and with the nearest peers; returns whether any of those took it."""
-        self._put_here(key, value, expires)
-        stored = await self._node.store(key, value, expires, subkey=self._owner, exclude_self=True)
-        return bool(stored)
-
-    async def get(self, key: str) -> dict[str, bytes]:
-        """Look up the live records under key that we and the nearest peers have."""
-        found = await self._node.get(key, latest=True)
-        self._bound(key)
-        if found is None or not isinstance(found.value, dict):
-            return {}
-        now = time.time()
-        return {owner: item.value for owner, item in found.value.items() if item.expiration_time > now}
-
-    def get_here(self, key: str) -> dict[str, bytes]:
-        """List the live records under key that we hold ourselves."""
-        found = self._node.protocol.storage.get(DHTID.generate(source=key))
-        if found is None or not isinstance(found.value, DictionaryDHTValue):
-            return {}
-        loads = self._node.protocol.serializer.loads
-        return {owner: loads(dht_records.stripped(value)) for owner, (value, _) in found.value.items()}
-
-    def close(self) -> None:
-        """Stop background work."""
-        self._node.is_alive = False
-
-    def _put_here(self, key: str, value: bytes, expires: float) -> None:
-        key_id = DHTID.generate(source=key)
-        dumps = self._node.protocol.serializer.dumps
-        signed = dht_records.signed_value(
-            self._crypto, key_id.to_bytes(), dumps(self._owner), dumps(value), expires
-        )
-        self._node.protocol.storage.store_subkey(key_id, self._owner, signed, expires)
-
-    def _bound(self, key: str) -> None:
-        """Drop our own dictionary under key if it is too large: a look-up merges what it finds into it, past
-        all bounds."""
-        storage = self._node.protocol.storage
-        key_id = DHTID.generate(source=key)
-        found = storage.get(key_id)
-        if found is not None and isinstance(found.value, DictionaryDHTValue) and _too_large(found.value):
-            del storage[key_id]
-
-
-class ClockSkew(Exception):
-    """Error: this machine's clock differs from the peers' by more than 3 s."""
-
-
-class _Validator(RecordValidatorBase):  # type: ignore[misc]
-    """Validator of signed records (`dht_records`)."""
-
-    def __init__(self, crypto: Crypto) -> None:
-        self._crypto = crypto
-
-    def validate(self, record: DHTRecord) -> bool:
-        return dht_records.acceptable(
-            self._crypto, record.key, record.subkey, record.value, record.expiration_time, time.time()
-        )
-
-    def sign_value(self, record: DHTRecord) -> bytes:
-        return dht_records.signed_value(
-            self._crypto, record.key, record.subkey, record.value, record.expiration_time
-        )
-
-    def strip_value(self, record: DHTRecord) -> bytes:
-        return dht_records.stripped(record.value)
-
-
-class _Storage(DHTLocalStorage):  # type: ignore[misc]
-    """Storage bounded in the size of every dictionary; the number of keys is bounded by `maxsize`."""
-
-    def store_subkey(self, key: Any, subkey: Any, value: bytes, expiration_time: float) -> bool:
-        current = self.get(key)
-        if current is not None and isinstance(current.value, DictionaryDHTValue):
-            held = current.value
-            if held.get(subkey) is None and _too_large(held, len(value)):
-                return False
-        return bool(super().store_subkey(key, subkey, value, expiration_time))
-
-
-def _too_large(dictionary: DictionaryDHTValue, more_bytes: int = 0) -> bool:
-    sizes = [len(item.value) for _, item in dictionary.items()]
-    return len(sizes) >= MAX_SUBKEYS or sum(sizes) + more_bytes > MAX_DICTIONARY_BYTES
-
-
-_original_store = TimedStorage.store
-
-
-def _store(self: Any, key: Any, value: Any, expiration_time: float) -> bool:
-    """Store a value only if it lives longer. hivemind records the expiration of a value that it then refuses,
-    and so the good one dies early."""
-    current = self.data.get(key)
-    if current is not None and current.expiration_time >= expiration_time:
-        return False
-    return bool(_original_store(self, key, value, expiration_time))
-
-
-TimedStorage.store = _store
 
 
 def _texts(addresses: Sequence[bytes]) -> list[str]:
@@ -494,7 +313,7 @@ control.write_pbmsg, control.PeerID = _write, _peer_of
 
 
 @lru_cache(MAX_PEERS)
-def _peer(peer: str) -> Any:
+def peer_id_of(peer: str) -> Any:
     try:
         return PeerID.from_base58(peer)
     except ValueError as error:

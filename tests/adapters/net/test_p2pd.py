@@ -19,7 +19,7 @@ import pytest
 import uvloop
 from net_helpers import Recorder, until
 
-from p2pdiloco.adapters.net import hivemind_binding, hivemind_net
+from p2pdiloco.adapters.net import hivemind_dht, hivemind_net
 from p2pdiloco.adapters.net.hivemind_net import HivemindTransport
 from p2pdiloco.adapters.net.p2pd import MAX_SOCKET_PATH_BYTES, P2PDaemon, P2PDOptions, socket_folder
 from p2pdiloco.errors import PeerUnreachable, UserError
@@ -107,7 +107,7 @@ async def test_whom_we_only_heard_of_is_dialled_when_something_is_sent(make: Mak
     assert await a.send(b.peer_id, b"hello", 5.0) == b"re:hello"
     assert (await a.push(c.peer_id, b"3", [b"abc"], 5.0))[0]
     await c.close()
-    a._connected.discard(c.peer_id)  # as maintenance finds out
+    a._meeting.connected.discard(c.peer_id)  # as maintenance finds out
     with pytest.raises(PeerUnreachable):
         await a.send(c.peer_id, b"gone", 2.0)
 
@@ -280,7 +280,7 @@ async def test_who_finds_hardly_anybody_dials_whom_it_met_before(make: Make) -> 
     await empty.start(Recorder())
     back = make(initial_peers=empty.addresses()[:1], remembered=swarm.addresses()[:1])
     await back.start(Recorder())
-    await until(lambda: swarm.peer_id in back._connected, "the remembered peer")
+    await until(lambda: swarm.peer_id in back._meeting.connected, "the remembered peer")
 
 
 async def test_a_peer_is_found_by_its_id_alone(make: Make) -> None:
@@ -312,7 +312,7 @@ async def test_forged_records_are_refused(make: Make) -> None:
     assert records is not None
     node, later = records._node, time.time() + 600
 
-    class Unsigned(hivemind_binding._Validator):
+    class Unsigned(hivemind_dht._Validator):
         """A hostile peer: signs with its own key, whatever the subkey, and takes everything itself."""
 
         def validate(self, record: object) -> bool:

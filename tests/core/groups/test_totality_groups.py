@@ -62,7 +62,7 @@ def partials(draw: Any) -> tuple[str, str, int, tuple[tuple[str, int], ...], boo
     return draw(senders), draw(groups), draw(fragments), tuple(parts), draw(st.booleans())
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=25, deadline=None, derandomize=True)
 @given(
     said=st.lists(claims(), max_size=6),
     heard=st.lists(talk(), max_size=12),

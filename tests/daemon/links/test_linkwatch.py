@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import pytest
 from daemon_kit import Neighbourhood, until
+from metered_way import MeteredWay
 
 from p2pdiloco.config.presets import PRESETS
-from p2pdiloco.core.uplinks.meter import LEAST_BYTES, LEAST_S, LEAST_SAMPLES, LONG_S, SAMPLES, Meter, Uplink
+from p2pdiloco.core.uplinks.meter import LEAST_BYTES, LEAST_S, LEAST_SAMPLES, Meter
 from p2pdiloco.daemon.links.link import LINK_OVERHEAD, Link
 from p2pdiloco.daemon.links.linkplan import MAX_EVERY, control_doubts, demand_of
 from p2pdiloco.daemon.links.linkwatch import FALL, RISE, LinkWatch
@@ -25,22 +27,15 @@ LAYOUTS = plan_fragments(task_of(SMALL).specs(), SMALL.sync.fragments)
 MEMBERS = 4
 
 
-class Way:
-    """An uplink, with a clock and a counter of its own."""
-
-    def __init__(self, remembered: float = math.inf) -> None:
-        self.now_s, self.bytes = 0.0, 0
-        self.uplink = Uplink(lambda: Meter(lambda: self.bytes, lambda: self.now_s, LINK_OVERHEAD), remembered)
-        self.meter = self.uplink.own
-
-    def move(self, size: int, took_s: float, meter: Meter | None = None) -> None:
-        with (meter or self.meter).moving():
-            self.now_s += took_s
-            self.bytes += size
+Way = partial(MeteredWay, LINK_OVERHEAD)
 
 
 def watch(
-    up: Way, limit: float = math.inf, quorum: int = 1, down: float = math.inf, meter: Meter | None = None
+    up: MeteredWay,
+    limit: float = math.inf,
+    quorum: int = 1,
+    down: float = math.inf,
+    meter: Meter | None = None,
 ) -> LinkWatch:
     manifest = msgspec.structs.replace(SMALL, sync=msgspec.structs.replace(SMALL.sync, quorum=quorum))
     meters = object.__new__(LinkMeters)  # the clocks of both ways are the test's
@@ -55,35 +50,6 @@ def rate_for(every: int, step_s: float = 1.0) -> float:
         if found.every <= every:
             return float(rate)
     raise AssertionError
-
-
-def test_the_meter_wants_long_transfers_and_takes_the_best_of_the_latest() -> None:
-    up = Way()
-    assert up.meter.bits_per_s == math.inf
-    up.move(LEAST_BYTES - 1, 100.0)
-    assert up.meter.bits_per_s == math.inf
-    for took_s in (4.0, 1.0, 2.0) * (LEAST_SAMPLES // 3):
-        up.now_s += 50.0  # idle time is not the link's
-        up.move(LEAST_BYTES, took_s)
-    assert up.meter.bits_per_s == 8 * LINK_OVERHEAD * LEAST_BYTES
-    for _ in range(SAMPLES):
-        up.move(LEAST_BYTES, 2.0)
-    assert up.meter.bits_per_s == 4 * LINK_OVERHEAD * LEAST_BYTES
-
-
-def test_transfers_that_overlap_count_together_and_a_link_that_is_never_idle_too() -> None:
-    up = Way()
-    for _ in range(LEAST_SAMPLES):
-        assert up.meter.bits_per_s == math.inf
-        with up.meter.moving():
-            up.move(LEAST_BYTES, 1.0)
-            assert up.meter.bits_per_s == math.inf  # what is under way has its share of that second
-            up.bytes += LEAST_BYTES
-    assert up.meter.bits_per_s == 16 * LINK_OVERHEAD * LEAST_BYTES
-    with up.meter.moving():
-        for _ in range(SAMPLES):
-            up.move(LEAST_BYTES, LONG_S)
-        assert up.meter.bits_per_s == pytest.approx(8 * LINK_OVERHEAD * LEAST_BYTES / LONG_S)
 
 
 def test_how_often_follows_from_the_arithmetic() -> None:

@@ -1,0 +1,157 @@
+"""Meeting peers: those to join through, those known from before, and who of them is connected."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+from p2pdiloco.adapters.net import multiaddrs
+from p2pdiloco.adapters.net.address_book import AddressBook
+from p2pdiloco.adapters.net.hivemind_binding import Attachment
+from p2pdiloco.adapters.net.hivemind_dht import ClockSkew, RecordTable
+from p2pdiloco.errors import UserError
+
+DIAL_TIMEOUT_S = 10.0
+MAX_DIALS = 16
+FEW_PEERS = 3
+"""Number of connections below which peers from earlier are dialled too."""
+logger = logging.getLogger(__name__)
+
+
+class Meeting:
+    """Peers that a transport knows, and those that it is connected to.
+
+    Args:
+        initial_peers, remembered: multiaddrs that end in /p2p/ID. It is no error when of `remembered` none is
+            there any more.
+    """
+
+    def __init__(self, me: str, initial_peers: Sequence[str], remembered: Sequence[str]) -> None:
+        self._initial = [multiaddrs.split_peer(text) for text in initial_peers]
+        self._initial = [(address, peer) for address, peer in self._initial if peer != me]
+        self.book = AddressBook()
+        for address, peer in (multiaddrs.split_peer(text) for text in remembered):
+            if peer != me:
+                self.book.met(peer, [*self.book.addresses_of(peer), address])
+        self.connected: set[str] = set()
+        """Ids of connected peers; refreshed by the transport."""
+
+    async def join_initial(self, attachment: Attachment, records: RecordTable | None) -> None:
+        """Reach at least one initial peer. Raises: UserError (none; names them and says why)."""
+        if not self._initial:
+            await self.rejoin(attachment, records)
+            return
+        by_peer: dict[str, list[str]] = {}
+        for address, peer in self._initial:
+            by_peer.setdefault(peer, []).append(address)
+        peers = list(by_peer)
+        dials = [attachment.connect(peer, by_peer[peer], DIAL_TIMEOUT_S) for peer in peers]
+        results = await asyncio.gather(*dials, return_exceptions=True)
+        reached = [peer for peer, result in zip(peers, results, strict=True) if result is None]
+        named = ", ".join(f"{address}/p2p/{peer}" for address, peer in self._initial)
+        if not reached:
+            await self.rejoin(attachment, records)
+            if self.connected:
+                logger.warning("none of the initial peers can be reached: joined through a remembered one")
+                return
+            raise UserError(
+                f"None of the initial peers can be reached: {named} ({_why(results)}).",
+                "Check the addresses, that a node runs there, and that no firewall is between.",
+            )
+        try:
+            answered = await records.join(reached) if records is not None else []
+        except ClockSkew as error:
+            raise UserError(
+                f"This machine's clock differs from the peers' by more than 3 s: {error}.",
+                "Synchronise the clock (for example: timedatectl set-ntp true), then start again.",
+            ) from error
+        if not answered:
+            raise UserError(
+                f"The initial peers can be reached, but none of them answers as a DHT peer: {named}.",
+                "Do the addresses belong to p2pdiloco nodes or bootstrap peers?",
+            )
+        self.connected.update(reached)
+
+    async def rejoin(self, attachment: Attachment, records: RecordTable | None) -> None:
+        """Dial the peers that we knew, best effort, and enter their routing tables."""
+        wanted: dict[str, list[str]] = {}
+        for address, peer in self._initial:
+            wanted.setdefault(peer, []).append(address)
+        for peer, addresses in self.book.latest(MAX_DIALS):
+            wanted.setdefault(peer, []).extend(addresses)
+        reached = await self._dial_all(attachment, wanted)
+        if reached and records is not None:
+            try:
+                await records.join(reached)
+            except ClockSkew as error:
+                logger.warning("clock skew: %s", error)
+
+    async def look_for_lost(self, attachment: Attachment) -> None:
+        """Dial peers that we are not connected to any more and must not lose.
+
+        They are the initial peers (a bootstrap that came back knows nobody, and nobody else would tell it of
+        us) and, while we know hardly anybody, those met before. Without it a swarm and a newcomer could stay
+        two swarms for ever.
+        """
+        wanted: dict[str, list[str]] = {}
+        for address, peer in self._initial:
+            if peer not in self.connected:
+                wanted.setdefault(peer, []).append(address)
+        if len(self.connected) < FEW_PEERS:
+            for peer, addresses in self.book.latest(MAX_DIALS):
+                if peer not in self.connected:
+                    wanted.setdefault(peer, []).extend(addresses)
+        if wanted:
+            await self._dial_all(attachment, wanted)
+
+    async def _dial_all(self, attachment: Attachment, wanted: dict[str, list[str]]) -> list[str]:
+        """Dial these addresses at once, best effort; returns who was reached."""
+        peers = list(wanted)[: 2 * MAX_DIALS]
+        dials = [attachment.connect(peer, wanted[peer], DIAL_TIMEOUT_S) for peer in peers]
+        results = await asyncio.gather(*dials, return_exceptions=True)
+        reached = [peer for peer, result in zip(peers, results, strict=True) if result is None]
+        self.connected.update(reached)
+        return reached
+
+    async def reach(self, attachment: Callable[[], Attachment], peer: str, timeout_s: float) -> None:
+        """Connect to a peer of which we only heard: p2pd dials by itself whom it was connected to, and cannot
+        know others.
+
+        Raises:
+            PeerUnreachable: nobody answers there.
+        """
+        addresses = [] if peer in self.connected else self.book.addresses_of(peer)
+        if addresses:
+            await attachment().connect(peer, addresses, min(timeout_s, DIAL_TIMEOUT_S))
+            self.connected.add(peer)
+
+
+def dialable_addresses(peer: str, addresses: Sequence[str]) -> list[str]:
+    """Addresses as a peer gave them, without its own id at the end; malformed ones are left out."""
+    found = []
+    for text in addresses[: multiaddrs.MAX_ADDRESSES]:
+        try:
+            parts = multiaddrs.parse(text)
+        except UserError:
+            continue
+        if parts[-1] == ("p2p", peer):
+            parts = parts[:-1]
+        if parts:
+            found.append(multiaddrs.join(parts))
+    return found
+
+
+def _why(results: Sequence[BaseException | None]) -> str:
+    texts = " ".join(str(result) for result in results)
+    for sign, meaning in (
+        ("connection refused", "connection refused"),
+        ("peer id mismatch", "another peer id answers there"),
+        ("no route", "no route to host"),
+        ("no answer within", "no answer"),
+        ("i/o timeout", "no answer"),
+        ("no such host", "unknown host name"),
+    ):
+        if sign in texts:
+            return meaning
+    return texts[-160:]
