@@ -11,7 +11,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from mutation_list import MUTATIONS, Mutation, Patch
+from mutation_kit import Mutation, Patch
+from mutation_list import MUTATIONS
 from p2pdiloco.simulation.runner import run_seed
 
 

@@ -7,9 +7,22 @@ import re
 from collections import Counter
 
 import pytest
-from arch_source import PACKAGE, ROOT, calls, docstrings, imports, layer_of, modules
+from arch_source import ROOT, calls, docstrings, imports, layer_of, modules
 
-MAX_FILE_LINES = 520
+MAX_FILE_LINES = 400
+LONG = {
+    "p2pdiloco/core/contributions/contributor.py",
+    "p2pdiloco/core/election/office.py",
+    "p2pdiloco/core/rounds/round.py",
+    "p2pdiloco/daemon/learner/learner_link.py",
+    "p2pdiloco/daemon/member.py",
+}
+"""Files above it that stand until somebody has split them."""
+FILES = {
+    str(path.relative_to(ROOT))
+    for top in ("p2pdiloco", "tests", "scripts")
+    for path in (ROOT / top).rglob("*.py")
+}
 MAX_FUNCTION_LINES = 70
 EXECUTES = {"eval", "exec", "compile", "__import__", "torch.load", "pickle.loads", "pickle.load", "os.system"}
 BROAD = {"Exception", "BaseException"}
@@ -25,10 +38,10 @@ NOT_YET = frozenset({"cli", "core", "daemon", "lab"})
 """Rooms whose docstrings are still to be rewritten; take a room out when it is done."""
 
 
-@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: str(p.relative_to(PACKAGE)))
-def test_files_are_short(path: object) -> None:
-    lines = path.read_text(encoding="utf-8").count("\n")  # type: ignore[attr-defined]
-    assert lines < MAX_FILE_LINES
+@pytest.mark.parametrize("file", sorted(FILES - LONG))
+def test_files_are_short(file: str) -> None:
+    lines = (ROOT / file).read_text(encoding="utf-8").count("\n")
+    assert lines <= MAX_FILE_LINES, "split it along what it is about"
 
 
 @pytest.mark.parametrize("module", modules())

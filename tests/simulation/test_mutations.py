@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mutation_list import MUTATIONS, Mutation
+from mutation_kit import Mutation
+from mutation_list import MUTATIONS
 from mutations import hunt
 
 

@@ -3,25 +3,19 @@
 import gzip
 import json
 import sys
-import zlib
-from types import SimpleNamespace
 
-import msgspec
 import numpy as np
 import pyarrow
 import pytest
 import torch
 from pyarrow import parquet
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from token_files import DOCUMENTS
 
 from p2pdiloco.config.manifest import DataSection
 from p2pdiloco.errors import UserError
-from p2pdiloco.learner.reading.stream import SampleStream
 from p2pdiloco.tasks.data import hub_streams as hub
-from p2pdiloco.tasks.data import packing
 from p2pdiloco.tasks.data.corpus import load_corpus
-from p2pdiloco.tasks.data.hub_file import hub_file
-from p2pdiloco.tasks.data.split import hash64, is_heldout
+from p2pdiloco.tasks.data.split import is_heldout
 from p2pdiloco.tasks.data.tokens import (
     ByteTokenizer,
     FileTokenizer,
@@ -30,26 +24,8 @@ from p2pdiloco.tasks.data.tokens import (
     load_tokenizer,
     read_tokenizer,
 )
-from p2pdiloco.tasks.task import Place, Shards
 
 CONTEXT = 16
-DOCUMENTS = [f"{hash64(str(index)):x}{hash64(f'-{index}'):x} ümlaut" for index in range(300)]
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """A small tokenizer file, and its digest."""
-    backend = Tokenizer(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=400, special_tokens=["<|endoftext|>"], initial_alphabet=alphabet, show_progress=False
-    )
-    backend.train_from_iterator(DOCUMENTS, trainer)
-    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
-    backend.save(str(path))
-    return path
 
 
 def tokenized(path, **keys):
@@ -169,34 +145,6 @@ def test_a_damaged_gzip_file_is_one_sentence_that_names_it(tmp_path, monkeypatch
         load_corpus(DataSection(**LOCAL), str(tmp_path), CONTEXT, ByteTokenizer())
 
 
-def test_what_becomes_damaged_while_it_is_streamed_is_one_sentence(monkeypatch):
-    class Source:
-        num_shards = 1
-
-        def __init__(self, error):
-            self.error = error
-
-        def shard(self, **_):
-            return self
-
-        def skip(self, _):
-            return self
-
-        def __iter__(self):
-            raise self.error
-
-    monkeypatch.setattr(hub, "RETRIES_S", (0.0,))
-    for error, words in (
-        (EOFError("cut"), "the data set x cannot be read any more: cut"),
-        (zlib.error("invalid"), "the data set x cannot be read any more: invalid"),
-        (ValueError("no text"), "the data set x cannot be read: no text"),
-    ):
-        section = DataSection(**LOCAL)
-        stream = hub.HubStream(Source(error), section, CONTEXT, ByteTokenizer(), "x", "the data set x")
-        with pytest.raises(UserError, match=words):
-            read(stream.open(0, 0, Place()))
-
-
 def test_a_tokenizer_is_the_manifest_s_or_none(tmp_path, trained):
     section = tokenized(trained)
     found = load_tokenizer(section, trained.read_bytes(), 400)
@@ -220,180 +168,7 @@ def test_a_tokenizer_is_the_manifest_s_or_none(tmp_path, trained):
         FileTokenizer(trained.read_bytes(), "<eod>")
 
 
-# --- streamed ---------------------------------------------------------------------------------------
-
 LOCAL = {"source": "hub", "heldout_percent": 20, "shuffle_samples": 8}
-
-
-def local(tmp_path):
-    """A local data set of three files, which `datasets` can load."""
-    folder = tmp_path / "set"
-    folder.mkdir()
-    for file in range(3):
-        rows = (json.dumps({"text": text}) for text in DOCUMENTS[file::3])
-        (folder / f"train-{file}.jsonl").write_text("\n".join(rows))
-    return str(folder)
-
-
-def read(reader, most=10**6):
-    out = []
-    while len(out) < most and (batch := reader.take(min(3, most - len(out)))) is not None:
-        out += [tuple(row) for row in batch[0].tolist()]
-    return out
-
-
-def test_a_local_data_set_is_streamed_in_shards_that_lose_nothing_and_go_on_anywhere(tmp_path, monkeypatch):
-    monkeypatch.setattr(hub, "LEAST_SHARDS", 6)
-    path = local(tmp_path)
-    data = load_corpus(DataSection(**LOCAL), path, CONTEXT, ByteTokenizer())
-    train = data.train
-    assert isinstance(train, Shards) and train.count == 6
-    held = {text for text in DOCUMENTS if is_heldout(text, 20)}
-    assert set(data.heldout.text.tobytes().decode().splitlines()) == held
-    texts = b""
-    for shard in range(train.count):
-        reader = train.open(0, shard, Place())
-        windows = read(reader)
-        assert len(windows) == len(set(windows)) and len(windows) > 40
-        texts += b"".join(bytes(window[:-1]) for window in windows)
-        # From any place on the rest comes in the same order, whatever was read ahead.
-        cut = train.open(0, shard, Place())
-        first = read(cut, 19)
-        assert first + read(train.open(0, shard, cut.place)) == windows
-        assert read(train.open(1, shard, Place())) != windows
-        assert len(reader.place.carry) // 4 <= CONTEXT
-    expected = sum(len(text.encode()) + 1 for text in DOCUMENTS if text not in held)
-    assert 0 <= expected - len(texts) <= 6 * (CONTEXT + 1)
-    # With blocks larger than a shard nothing is read twice either.
-    large = load_corpus(
-        DataSection(**LOCAL | {"shuffle_samples": 1024}), path, CONTEXT, ByteTokenizer()
-    ).train
-    whole = [window for shard in range(6) for window in read(large.open(0, shard, Place()))]
-    assert 0.98 * expected < CONTEXT * len(set(whole)) == CONTEXT * len(whole) <= expected
-    # A learner walks through all of it, what is left over of one shard goes on in the next.
-    stream = SampleStream(train, 0, "a", 4, tmp_path / "place")
-    steps = (expected - 1) // CONTEXT // 4
-    windows = {tuple(row) for _ in range(steps) for row in stream.take(4)[0].tolist()}
-    assert len(windows) == 4 * steps and stream.shared.epoch == 0
-    stream.take(4)
-    assert stream.shared.epoch == 1
-    stream.settle()
-    again = SampleStream(train, 0, "a", 4, tmp_path / "place")
-    assert torch.equal(again.take(4)[0], stream.take(4)[0])
-
-
-def test_the_last_block_of_a_shard_is_taken_once_whatever_is_asked_for(monkeypatch):
-    class Source:
-        num_shards = 1
-
-        def shard(self, **_):
-            return self
-
-        def skip(self, count):
-            return Source() if not count else []
-
-        def __iter__(self):
-            yield {"text": "".join(f"{number:016}" for number in range(14)) + "x"}
-
-    monkeypatch.setattr(hub, "LEAST_SHARDS", 1)
-    section = DataSection(source="hub", heldout_split="test", shuffle_samples=100)
-    reader = hub.HubStream(Source(), section, CONTEXT, ByteTokenizer(), "x").open(0, 0, Place())
-    taken = [reader.take(4) for _ in range(7)]
-    assert [None if batch is None else len(batch[0]) for batch in taken] == [4, 4, 4, 2, None, None, None]
-    assert len({tuple(row) for batch in taken[:4] for row in batch[0].tolist()}) == 14
-    assert reader.place == Place(1, 0, np.frombuffer(b"x\n", np.uint8).astype(np.uint32).tobytes())
-
-
-def test_streams_that_cannot_be_opened_are_one_sentence(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    path = local(tmp_path)
-    (tmp_path / "a" / "set").mkdir(parents=True)
-    (tmp_path / "diary.txt").write_text("nobody's business\n" * 100)
-    with pytest.raises(msgspec.ValidationError, match="dataset"):
-        msgspec.convert({"dataset": "text"}, DataSection)
-    for keys, data, sentence in (
-        ({"field": "body"}, path, 'has no column "body"'),
-        ({"split": "dev"}, path, "cannot be opened: Bad split: dev"),
-        ({}, None, "none is given"),
-        ({}, str(tmp_path / "nowhere"), "does not exist"),
-        ({"dataset": "a/set"}, None, 'there is a file or folder "a/set" here'),
-        # To `datasets` that is its reader of text, and every text of the current folder the data.
-        ({"dataset": "text"}, None, 'the data set "text" has no owner'),
-        ({"dataset": "nobody/nothing"}, None, "nobody/nothing cannot be opened"),
-        ({"heldout_split": "test"}, path, "Bad split: test"),
-    ):
-        with pytest.raises(UserError, match=sentence):
-            load_corpus(DataSection(**LOCAL | keys), data, CONTEXT, ByteTokenizer())
-
-
-def test_a_data_set_whose_card_lists_files_of_this_machine_is_refused(monkeypatch):
-    files = {"train": ["hf://datasets/a/b@0/x.txt", "/home/me/diary.txt"]}
-    builder = SimpleNamespace(config=SimpleNamespace(data_files=files))
-    monkeypatch.setattr("datasets.load_dataset_builder", lambda *_, **__: builder)
-    for file in ("/home/me/diary.txt", "http://router/x.txt", "zip://x::file:///home/me.zip"):
-        files["train"][1] = file
-        with pytest.raises(UserError, match=f"not on the hub: {file}"):
-            load_corpus(DataSection(**LOCAL | {"dataset": "a/b"}), None, CONTEXT, ByteTokenizer())
-
-
-@pytest.mark.parametrize(("text", "line"), [("", "ConnectionError"), ("\n  said\nmore", "said")])
-def test_an_error_of_the_hub_without_a_first_line_is_a_sentence(monkeypatch, text, line):
-    def fails(*_, **__):
-        raise ConnectionError(text)
-
-    monkeypatch.setattr("datasets.load_dataset_builder", fails)
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", fails)
-    with pytest.raises(UserError, match=f"a/b cannot be opened: {line}$"):
-        load_corpus(DataSection(**LOCAL | {"dataset": "a/b"}), None, CONTEXT, ByteTokenizer())
-    with pytest.raises(UserError, match=f"cannot be had from the hub: {line}$"):
-        hub_file("a/b", "tokenizer.json")
-
-
-def test_a_long_document_is_encoded_in_pieces_and_ends_once(monkeypatch, trained):
-    monkeypatch.setattr(packing, "ENCODED_TOGETHER_BYTES", 40)
-    sizes = []
-    tokenizer = FileTokenizer(trained.read_bytes(), "<|endoftext|>")
-    encode = tokenizer.encode
-    tokenizer.encode = lambda pieces: sizes.append(sum(map(len, pieces))) or encode(pieces)
-    lines = "".join(f"{text}\n" for text in DOCUMENTS[:3]) + "ü" * 50
-    packer = packing.Packer(tokenizer)
-    for text in ("", lines, "x"):
-        packer.add(text.encode())
-    assert tokenizer.decode(packer.take()).split("<|endoftext|>") == ["", lines, "x", ""]
-    assert max(sizes) < 80 and len(sizes) > 5
-
-
-def test_a_stream_that_breaks_is_opened_again_where_it_was(monkeypatch):
-    class Broken:
-        """A source of one file that breaks after every seventh document."""
-
-        num_shards = 1
-
-        def __init__(self, skipped=0):
-            self.skipped = skipped
-
-        def shard(self, num_shards, index, contiguous):
-            assert (num_shards, index) == (1, 0)
-            return self
-
-        def skip(self, count):
-            return Broken(count)
-
-        def __iter__(self):
-            for index, text in enumerate(DOCUMENTS[self.skipped :]):
-                if index == 100:
-                    raise ConnectionError("cut")
-                yield {"text": text}
-
-    monkeypatch.setattr(hub, "LEAST_SHARDS", 1)
-    monkeypatch.setattr(hub, "RETRIES_S", (0.0, 0.0))
-    stream = hub.HubStream(Broken(), DataSection(**LOCAL), CONTEXT, ByteTokenizer(), "x")
-    kept = sum(len(text.encode()) + 1 for text in DOCUMENTS if not is_heldout(text, 20))
-    assert len(read(stream.open(0, 0, Place()))) == (kept - 1) // CONTEXT
-    monkeypatch.setattr(hub, "RETRIES_S", ())
-    with pytest.raises(UserError, match="the data set cannot be read any more: cut"):
-        read(stream.open(0, 0, Place()))
-    assert msgspec.msgpack.decode(msgspec.msgpack.encode(Place(3, 1, b"x")), type=Place) == Place(3, 1, b"x")
 
 
 def test_a_missing_package_is_one_sentence_that_says_what_to_install(tmp_path, trained, monkeypatch):

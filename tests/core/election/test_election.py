@@ -1,10 +1,11 @@
-"""Elections and what a syncer's death costs, one test per claim (design 5.3)."""
+"""Elections, one test per claim"""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
+from election_scenes import refusal, request
 from kit import (
     Solo,
     announce,
@@ -23,26 +24,13 @@ from kit import (
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
-from p2pdiloco.core.api.reach import Reach
 from p2pdiloco.core.api.reasons import Suspicion, Verdict, VoteRefusal
-from p2pdiloco.core.api.types import NEVER, Contributor, Head, Stamp
-from p2pdiloco.core.election.electorate import Electorate
+from p2pdiloco.core.api.types import NEVER, Contributor, Stamp
 from p2pdiloco.core.election.office import MAX_TERM_LEAP
 from p2pdiloco.core.election.office_table import OfficeState
 from p2pdiloco.core.election.rendezvous import ranking
-from p2pdiloco.core.groups.electorates import LeafElectorate, UpperElectorate
-from p2pdiloco.core.members.vote_disk import HEARD_S, TRY_EVERY_S
 
 PEERS = ("p1", "p2", "p3", "p4")
-
-
-def request(solo: Solo, candidate: str, term: int = 1, head: Head | None = None) -> list[ef.Effect]:
-    return solo.message(candidate, msg.VoteRequest("all", 0, term, head or solo.head, "open"))
-
-
-def refusal(effects: list[ef.Effect]) -> VoteRefusal:
-    assert not sent(effects, msg.VoteGranted)
-    return sent(effects, msg.VoteRefused)[0].reason
 
 
 def standing(solo: Solo) -> tuple[float, int, list[ef.Effect]]:
@@ -89,158 +77,11 @@ def test_a_vote_that_cannot_be_saved_is_not_sent() -> None:
     assert not sent(effects, msg.VoteGranted)
 
 
-def says_votes(effects: list[ef.Effect]) -> set[bool]:
-    """What heartbeats among these effects say of our disk."""
-    said = sent(effects, msg.Progress)
-    assert all(message.stands is message.votes for message in said)
-    return {message.votes for message in said}
-
-
-def test_who_cannot_save_a_vote_has_none_until_it_can() -> None:
-    solo = Solo(peers=PEERS)
-    solo.slow_disk = True
-    request(solo, "p1", 5)
-    effects = solo.feed(ev.PersistFailed(solo.writing.pop().token, "disk full"))
-    assert says_votes(effects) == {False}, "told at once"
-    assert reasons(effects, "disk") == ["no vote until one can be saved: disk full"]
-    assert refusal(request(solo, "p1", 6)) is VoteRefusal.NO_DISK
-    effects = solo.wait(TRY_EVERY_S + 1)  # neither does it stand, though nobody is in office
-    assert not sent(effects, msg.VoteRequest) and says_votes(effects) == {False}
-    assert [job.record for job in solo.writing] == [ef.VoteRecord(0, 5, "p1")], "the same vote, tried again"
-    solo.feed(ev.PersistFailed(solo.writing.pop().token, "disk full"))
-    solo.wait(TRY_EVERY_S + 1)
-    effects = solo.write()
-    assert says_votes(effects) == {True}
-    assert not sent(effects, msg.VoteGranted), "nobody waits for it any more"
-    solo.slow_disk = False
-    assert sent(request(solo, "p1", solo.fragment.office._next_term()), msg.VoteGranted, to="p1")
-
-
-def test_who_has_no_vote_counts_in_no_majority() -> None:
-    solo = Solo(peers=PEERS)
-    assert len(PEERS) > 1
-    for peer in PEERS:
-        solo.says[peer] = {"votes": False, "stands": False}
-        solo.hear(peer)
-    solo.wait(1.0)
-    assert solo.fragment.office.holding, "one of one"
-
-
-def test_without_a_vote_we_count_in_no_majority_of_any_group() -> None:
-    solo = Solo(peers=PEERS)
-    shared, since_s = solo.core.shared, solo.now
-    groups = (
-        Electorate(shared, 0),
-        LeafElectorate(shared, 0, (1, 1), 0, since_s),
-        UpperElectorate(shared, 0, (1, 2), (1, 0), "1/0/0", since_s),
-    )
-    for works in (True, False):
-        shared.saving.works = works
-        assert [shared.me in group.voters(solo.now) for group in groups] == [works] * 3
-
-
-@pytest.mark.parametrize("votes", [True, False])
-def test_a_holder_without_a_vote_is_not_counted_as_an_unknown_one_as_well(
-    votes: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Four groups below, the syncer of one unknown: two of four are no majority, whoever has a vote still."""
-    solo = Solo(peers=PEERS)
-    group = UpperElectorate(solo.core.shared, 0, (1, 4), (1, 0), "1/0/0", solo.now)
-    holders = {"1/0/0": "me", "1/0/1": "p1", "1/0/2": "p2"}
-    monkeypatch.setattr(group, "holders", lambda now: holders)
-    monkeypatch.setattr(group, "_believed", lambda now: ["1/0/3"])
-    solo.hear("p2", votes=votes, stands=votes)
-    now, gave = solo.now, {"p1", "p2"}
-    mute = group.had_votes(gave, now)
-    assert mute == (not votes)
-    assert 2 * (group.count(gave, now) + mute) <= group.size(now) + mute
-
-
-def test_a_candidate_is_elected_when_those_that_did_not_answer_have_no_vote() -> None:
-    solo = Solo(peers=PEERS)
-    while solo.fragment.office.state is not OfficeState.CANDIDATE:
-        solo.wait(0.1)
-    for peer in PEERS:
-        assert not solo.fragment.office.holding
-        solo.hear(peer, votes=False, stands=False)
-    assert solo.fragment.office.holding
-
-
-def test_who_has_a_vote_again_leaves_the_others_time_to_hear_of_it() -> None:
-    solo = Solo(peers=(), genesis=True)
-    solo.slow_disk = True
-    solo.wait(10.0)  # our own vote
-    solo.feed(ev.PersistFailed(solo.writing.pop().token, "disk full"))
-    solo.wait(TRY_EVERY_S + 1)
-    solo.slow_disk = False
-    solo.write()
-    solo.wait(HEARD_S - 0.1)
-    assert not solo.fragment.office.holding
-    solo.wait(1.0)
-    assert solo.fragment.office.holding
-
-
-def test_a_holder_without_a_vote_lays_its_office_down() -> None:
-    solo = Solo(peers=PEERS)
-    solo.take_office()
-    solo.slow_disk = True
-    request(solo, "p1", solo.fragment.office._next_term())
-    assert solo.fragment.office.holding, "no reason to vote for another"
-    solo.core.shared.saving.failed(lambda: None, "disk full", solo.now)
-    effects = solo.wait(1.0)
-    assert "laid down: our disk takes no votes" in reasons(effects, "office")
-    assert not solo.fragment.office.holding and not sent(effects, msg.VoteRequest)
-
-
-def test_an_office_is_open_when_its_holder_has_no_vote_and_does_not_claim_it() -> None:
-    solo = Solo(peers=PEERS)
-    solo.elect("p1")
-    office = solo.fragment.office
-    solo.says["p1"] = {"votes": False, "stands": False, "offices": (("all", 0, 1),)}
-    solo.wait(1.0)
-    assert office.why_open(solo.now) == "", "it goes on until it knows"
-    solo.says["p1"] = {"votes": False, "stands": False}
-    solo.hear("p1")
-    assert office.why_open(solo.now) == "the syncer cannot save, and has laid the office down"
-
-
-def test_votes_that_were_given_count_when_their_givers_have_none_any_more() -> None:
-    solo = Solo(peers=PEERS)
-    solo.message("p1", msg.Elected(certificate("p1", ("p1", "p2", "p3"), 1)))
-    for peer in ("p2", "p3"):
-        solo.says[peer] = {"votes": False, "stands": False}
-    effects = solo.wait(solo.config.timing.suspect_s + 2)
-    assert solo.fragment.office.syncer == "p1" and not reasons(effects, "office")
-    late = Solo(peers=PEERS)
-    late.says = solo.says
-    late.wait(1.0)
-    late.message("p1", msg.Elected(certificate("p1", ("p1", "p2", "p3"), 1)))
-    assert late.fragment.office.syncer == "p1"
-
-
-@pytest.mark.parametrize("votes", [True, False])
-def test_of_those_that_a_hidden_member_cannot_hear_are_none_that_it_hears(votes: bool) -> None:
-    solo = Solo(peers=PEERS, votes=votes)
-    solo.feed(ev.ReachChanged(Reach.OUTBOUND))
-    solo.wait(1.0)
-    assert solo.fragment.office._electorate.out_of_earshot({*PEERS, "me"}, solo.now) == 0
-
-
 def test_the_term_of_a_certificate_that_is_refused_is_used_up() -> None:
     solo = Solo(peers=PEERS)
     refused = solo.message("p1", msg.Elected(certificate("p1", ("p1",), 5)))
     assert reasons(refused, "refusal") == ["certificate-minority"]
     assert solo.fragment.office._next_term() == 6
-
-
-@pytest.mark.parametrize("genesis", [False, True])
-def test_members_without_a_vote_are_members_with_the_run(genesis: bool) -> None:
-    """A newcomer that hears only of such waits for them and takes their state; it founds nothing."""
-    heads = (branch(2)[-1].header.head(),)
-    solo = Solo(peers=PEERS, votes=False, stands=False, heads=heads, genesis=genesis)
-    solo.wait(30.0)
-    assert not solo.core.confirmed
-    assert solo.core.waits_for(solo.now) == "the state of the members"
 
 
 def test_our_own_vote_is_durable_before_we_ask() -> None:
@@ -426,95 +267,6 @@ def test_a_holder_whose_term_is_over_stops_by_itself() -> None:
     late = contribution("p1", solo.head, Stamp(1, 2), after=Stamp(1, 1))
     answer = found(solo.feed(ev.Offered(3, "p1", late)), ef.AnswerTransfer)[0]
     assert answer.verdict is Verdict.NOT_SYNCER
-
-
-def test_a_dead_syncers_contribution_goes_to_the_next_one() -> None:
-    solo = Solo(peers=PEERS)
-    solo.learn()
-    solo.elect("p1")
-    first = found(solo.ready(), ef.Offer)[0]
-    solo.feed(ev.OfferAnswered(first, Verdict.IN_ROUND, None))
-    solo.wait(solo.config.timing.suspect_s + 0.1, silent=("p1",))
-    again = found(solo.elect("p2", term=solo.fragment.office._next_term()), ef.Offer)
-    assert [(o.peer, o.ticket) for o in again] == [("p2", first.ticket)]
-    assert again[0].signed.header.stamp == first.signed.header.stamp, "the same one: it cannot count twice"
-
-
-def test_a_syncer_that_was_restarted_holds_its_office_no_more() -> None:
-    solo = Solo(peers=PEERS)
-    solo.elect("p1")
-    assert refusal(request(solo, "p2", 2)) is VoteRefusal.COUNTED_ON
-    solo.hear("p1", incarnation=solo.core.shared.view.progress("p1").incarnation + 1)
-    assert sent(request(solo, "p2", solo.fragment.office._next_term()), msg.VoteGranted)
-
-
-def test_a_first_failed_send_is_followed_by_a_probe_and_a_second_one_is_believed() -> None:
-    solo = Solo(peers=PEERS)
-    solo.elect("p1")
-    solo.wait(0.01)
-    solo.feed(ev.SendFailed("p1"))
-    assert solo.core.next_deadline() <= solo.now + solo.config.timing.probe_s
-    effects = solo.wait(solo.config.timing.probe_s, silent=("p1",))
-    assert "p1" in [send.peer for send in found(effects, ef.Send)]
-    assert solo.fragment.office.why_open(solo.now) == ""
-    solo.feed(ev.SendFailed("p1"))
-    assert solo.fragment.office.why_open(solo.now) == "the syncer is unreachable"
-
-
-def test_once_merged_never_sent_again() -> None:
-    solo = Solo(peers=PEERS)
-    solo.learn()
-    solo.elect("p1")
-    offer = found(solo.ready(), ef.Offer)[0]
-    # The syncer merged it, but its answer was lost on the way.
-    effects = solo.announce(child(solo.fragment.chain.header, learners=("me",)))
-    commit = found(effects, ef.CommitVersion)[0]
-    assert (commit.merged_ticket, commit.after) == (offer.ticket, Stamp(1, 1))
-    assert solo.fragment.own.idle
-    assert not found(solo.elect("p2", term=2, start=1) + solo.wait(1.0), ef.Offer)
-
-
-def test_a_slow_syncer_is_suspected() -> None:
-    solo = Solo(peers=PEERS)
-    solo.learn()
-    solo.elect("p1")
-    offer = found(solo.ready(), ef.Offer)[0]
-    solo.feed(ev.OfferAnswered(offer, Verdict.IN_ROUND, None))
-    effects = solo.wait(30.0)
-    assert reasons(effects, "suspicion")[0] == str(Suspicion.NO_VERSION)
-    assert sent(effects, msg.VoteRequest)
-
-
-def test_who_stays_in_office_though_we_suspect_it_gets_our_work_again() -> None:
-    """It may have lost it, in a fork, and wait for it: for others nothing has come too late."""
-    solo = Solo(peers=PEERS)
-    solo.learn()
-    solo.elect("p1")
-    offer = found(solo.ready(), ef.Offer)[0]
-    solo.feed(ev.OfferAnswered(offer, Verdict.IN_ROUND, None))
-    late = (sent(solo.wait(0.6), msg.VoteRequest) for _ in range(60))
-    requests = next(sent for sent in late if sent)
-    again: list[ef.Offer] = []
-    for peer in PEERS:
-        assert not again
-        answer = msg.VoteRefused("all", 0, requests[0].term, 1, solo.head, VoteRefusal.COUNTED_ON)
-        again = found(solo.message(peer, answer) + solo.wait(0.01), ef.Offer)
-        if again:
-            break
-    assert [(o.peer, o.signed.header.stamp) for o in again] == [("p1", offer.signed.header.stamp)]
-    assert solo.fragment.office.why_open(solo.now) == str(Suspicion.NO_VERSION), "and may be voted away"
-
-
-def test_one_who_says_it_is_not_in_office_is_believed_the_second_time() -> None:
-    solo = Solo(peers=PEERS)
-    solo.learn()
-    solo.elect("p1")
-    offers = found(solo.ready(), ef.Offer)
-    for _ in range(2):
-        effects = solo.feed(ev.OfferAnswered(offers[0], Verdict.NOT_SYNCER, solo.head))
-        effects += solo.wait(0.5)
-        offers = found(effects, ef.Offer)
-    assert reasons(effects, "suspicion") == ["the syncer says that it is not in office"]
 
 
 def test_a_lost_candidacy_waits_before_the_next() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from kit import Solo, certificate, child, config, contribution, found, reasons, sent
 from scenes import due_again, one_round, syncer
@@ -12,7 +10,7 @@ from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.reasons import Verdict
-from p2pdiloco.core.api.types import NEVER, Stamp
+from p2pdiloco.core.api.types import Stamp
 from p2pdiloco.core.rounds.round_table import RoundState
 
 
@@ -265,17 +263,6 @@ def test_a_payload_that_another_version_merged_meanwhile_is_refused() -> None:
     assert ef.Release(109) in effects
 
 
-def test_an_old_base_starts_no_round_but_is_merged() -> None:
-    solo = syncer(peers=("p1", "p2", "p3"), quorum=1)
-    old = solo.head
-    one_round(solo, "p1")
-    signed = contribution("p2", old)
-    solo.feed(ev.Offered(9, "p2", signed))
-    assert not reasons(solo.feed(ev.PayloadReceived(9, 109)), "closing")
-    effects = solo.offer("p3", 10) + solo.wait(0.5)
-    assert [p.contributor.learner for p in found(effects, ef.Merge)[0].inputs] == ["p2", "p3"]
-
-
 def test_contributions_are_merged_in_one_order_whatever_order_they_came_in() -> None:
     solo = syncer(peers=("p1", "p2", "p3"))
     effects = [e for i, learner in enumerate(("p3", "p1", "p2")) for e in solo.offer(learner, i)]
@@ -321,87 +308,3 @@ def test_a_merge_that_the_world_moved_past_is_dropped() -> None:
     effects = solo.merged(merge)
     assert found(effects, ef.DropSpare) and ef.Release(501) in effects
     assert not found(effects, ef.Persist) and solo.head.number == 0
-
-
-@pytest.mark.parametrize(
-    ("reason", "odd"),
-    [
-        ("bad-signature", {"tokens": 30}),
-        ("wrong-codec", {"codec": "fp8"}),
-        ("wrong-size", {"payload_bytes": 1001}),
-        ("wrong-size", {"payload_bytes": 0}),
-        ("implausible-tokens", {"tokens": 41}),
-        ("implausible-tokens", {"tokens": 0}),
-        ("implausible-tokens", {"tokens": 1 << 60, "inner_steps": 1 << 58}),
-        ("implausible-tokens", {"inner_steps": 1 << 40}),
-        ("other-run", {"run": "other"}),
-        ("unknown-fragment", {"fragment": 7}),
-        ("unknown-fragment", {"group": "half"}),
-        ("behind", {"base_number": 1}),
-        ("unknown-base", {"base_digest": bytes(32)}),
-        ("behind", {"after": Stamp(1, 1), "stamp": Stamp(1, 2)}),
-        ("already-merged", {"stamp": NEVER}),
-    ],
-)
-def test_what_is_refused_on_sight_of_the_header(reason: str, odd: dict[str, Any]) -> None:
-    solo = syncer()
-    signed = contribution("p1", solo.head, **odd)
-    if reason == "bad-signature":
-        signed = type(signed)(signed.header, contribution("p1", solo.head).signature)
-    effects = solo.feed(ev.Offered(1, "p1", signed))
-    refusal = found(effects, ef.AnswerTransfer)[0]
-    assert refusal.verdict.value == reason and not found(effects, ef.AcceptTransfer)
-    fault = reason not in ("behind", "unknown-base", "already-merged")
-    assert refusal.verdict.counted == fault and (reasons(effects, "refusal") == [reason]) == fault
-
-
-def test_nobody_contributes_in_anothers_name() -> None:
-    solo = syncer()
-    effects = solo.feed(ev.Offered(1, "p1", contribution("p2", solo.head)))
-    assert [r.verdict for r in found(effects, ef.AnswerTransfer)] == [Verdict.FALSE_LEARNER]
-
-
-def test_a_contribution_is_admitted_once() -> None:
-    solo = syncer()
-    first = contribution("p1", solo.head)
-    assert found(solo.feed(ev.Offered(1, "p1", first)), ef.AcceptTransfer)
-    again = found(solo.feed(ev.Offered(2, "p1", first)), ef.AnswerTransfer)[0]
-    assert again.verdict is Verdict.IN_TRANSFER
-    solo.feed(ev.PayloadReceived(1, 101))
-    again = found(solo.feed(ev.Offered(3, "p1", first)), ef.AnswerTransfer)[0]
-    assert again.verdict is Verdict.ALREADY_HELD
-    solo.merged(found(solo.offer("p2", 4), ef.Merge)[0])
-    again = found(solo.feed(ev.Offered(5, "p1", first)), ef.AnswerTransfer)[0]
-    assert again.verdict is Verdict.ALREADY_MERGED
-
-
-def test_a_base_too_old_is_refused_and_the_learner_labels_it_anew() -> None:
-    solo = syncer(quorum=1)
-    old = solo.head
-    for number in range(1, 5):
-        one_round(solo, "p1", "p2", number=number)
-        if not solo.fragment.office.holding:
-            break
-    assert solo.head.number == 4 > solo.config.max_base_age_versions
-    solo.take_office()
-    stamp, after = Stamp(1, 5), solo.fragment.chain.watermark("p1")
-    signed = contribution("p1", old, stamp, after=after)
-    refusal = found(solo.feed(ev.Offered(90, "p1", signed)), ef.AnswerTransfer)[0]
-    assert refusal.verdict is Verdict.STALE_BASE
-
-
-def test_the_learners_side_of_a_refused_base() -> None:
-    solo = Solo()
-    solo.learn()
-    solo.elect("p1")
-    offer = found(solo.ready(), ef.Offer)[0]
-    signed = offer.signed
-    solo.announce(child(solo.fragment.chain.header))
-    assert solo.head.number == 1 and signed.header.base_number == 0
-    solo.feed(ev.OfferAnswered(offer, Verdict.STALE_BASE, solo.head))
-    again = found(solo.wait(1.0), ef.Offer)[0].signed
-    assert (again.header.base_number, again.header.base_digest) == (1, solo.head.digest)
-    assert (again.header.stamp, again.header.payload_digest) == (
-        signed.header.stamp,
-        signed.header.payload_digest,
-    )

@@ -1,0 +1,77 @@
+"""Tools of deliberate bugs: patches that are taken back, and the list that `mutation_list` fills."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from p2pdiloco.core.api import effects as fx
+from p2pdiloco.core.api import events as ev
+from p2pdiloco.core.node import Core
+
+
+class Patch:
+    """Replaces attributes, and puts them back at the end."""
+
+    def __init__(self) -> None:
+        self._undo: list[tuple[Any, str, Any]] = []
+
+    def __enter__(self) -> Patch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        while self._undo:
+            owner, name, value = self._undo.pop()
+            setattr(owner, name, value)
+
+    def set(self, owner: Any, name: str, value: Any) -> None:
+        """From now on `owner.name` is `value`."""
+        self._undo.append((owner, name, owner.__dict__[name]))
+        setattr(owner, name, value)
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """One bug: how to make it, the weather in which to look for it, and the rules that it may break."""
+
+    apply: Callable[[Patch], None]
+    mix: str
+    nodes: int
+    within_seeds: int
+    rules: frozenset[str]
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return self.apply.__name__.replace("_", " ")
+
+
+MUTATIONS: list[Mutation] = []
+Make = Callable[[Patch], None]
+
+
+def mutation(mix: str, nodes: int, within_seeds: int, *rules: str) -> Callable[[Make], Make]:
+    """Add a bug to the list."""
+
+    def add(apply: Make) -> Make:
+        MUTATIONS.append(Mutation(apply, mix, nodes, within_seeds, frozenset(rules)))
+        return apply
+
+    return add
+
+
+def each_effect(patch: Patch, alter: Callable[[Core, Any], list[Any]]) -> None:
+    """What a core wants done becomes something else."""
+    handle = Core.handle
+
+    def altered(self: Core, event: ev.Event, now: float) -> list[fx.Effect]:
+        return [new for effect in handle(self, event, now) for new in alter(self, effect)]
+
+    patch.set(Core, "handle", altered)
+
+
+def each_event(patch: Patch, alter: Callable[[Core, Any], Any]) -> None:
+    """What a core hears is something else."""
+    handle = Core.handle
+    patch.set(Core, "handle", lambda self, event, now: handle(self, alter(self, event), now))

@@ -1,0 +1,109 @@
+"""What a syncer's death, slowness or new life costs."""
+
+from __future__ import annotations
+
+from election_scenes import refusal, request
+from kit import (
+    Solo,
+    child,
+    found,
+    reasons,
+    sent,
+)
+
+from p2pdiloco.core.api import effects as ef
+from p2pdiloco.core.api import events as ev
+from p2pdiloco.core.api import messages as msg
+from p2pdiloco.core.api.reasons import Suspicion, Verdict, VoteRefusal
+from p2pdiloco.core.api.types import Stamp
+
+PEERS = ("p1", "p2", "p3", "p4")
+
+
+def test_a_dead_syncers_contribution_goes_to_the_next_one() -> None:
+    solo = Solo(peers=PEERS)
+    solo.learn()
+    solo.elect("p1")
+    first = found(solo.ready(), ef.Offer)[0]
+    solo.feed(ev.OfferAnswered(first, Verdict.IN_ROUND, None))
+    solo.wait(solo.config.timing.suspect_s + 0.1, silent=("p1",))
+    again = found(solo.elect("p2", term=solo.fragment.office._next_term()), ef.Offer)
+    assert [(o.peer, o.ticket) for o in again] == [("p2", first.ticket)]
+    assert again[0].signed.header.stamp == first.signed.header.stamp, "the same one: it cannot count twice"
+
+
+def test_a_syncer_that_was_restarted_holds_its_office_no_more() -> None:
+    solo = Solo(peers=PEERS)
+    solo.elect("p1")
+    assert refusal(request(solo, "p2", 2)) is VoteRefusal.COUNTED_ON
+    solo.hear("p1", incarnation=solo.core.shared.view.progress("p1").incarnation + 1)
+    assert sent(request(solo, "p2", solo.fragment.office._next_term()), msg.VoteGranted)
+
+
+def test_a_first_failed_send_is_followed_by_a_probe_and_a_second_one_is_believed() -> None:
+    solo = Solo(peers=PEERS)
+    solo.elect("p1")
+    solo.wait(0.01)
+    solo.feed(ev.SendFailed("p1"))
+    assert solo.core.next_deadline() <= solo.now + solo.config.timing.probe_s
+    effects = solo.wait(solo.config.timing.probe_s, silent=("p1",))
+    assert "p1" in [send.peer for send in found(effects, ef.Send)]
+    assert solo.fragment.office.why_open(solo.now) == ""
+    solo.feed(ev.SendFailed("p1"))
+    assert solo.fragment.office.why_open(solo.now) == "the syncer is unreachable"
+
+
+def test_once_merged_never_sent_again() -> None:
+    solo = Solo(peers=PEERS)
+    solo.learn()
+    solo.elect("p1")
+    offer = found(solo.ready(), ef.Offer)[0]
+    # The syncer merged it, but its answer was lost on the way.
+    effects = solo.announce(child(solo.fragment.chain.header, learners=("me",)))
+    commit = found(effects, ef.CommitVersion)[0]
+    assert (commit.merged_ticket, commit.after) == (offer.ticket, Stamp(1, 1))
+    assert solo.fragment.own.idle
+    assert not found(solo.elect("p2", term=2, start=1) + solo.wait(1.0), ef.Offer)
+
+
+def test_a_slow_syncer_is_suspected() -> None:
+    solo = Solo(peers=PEERS)
+    solo.learn()
+    solo.elect("p1")
+    offer = found(solo.ready(), ef.Offer)[0]
+    solo.feed(ev.OfferAnswered(offer, Verdict.IN_ROUND, None))
+    effects = solo.wait(30.0)
+    assert reasons(effects, "suspicion")[0] == str(Suspicion.NO_VERSION)
+    assert sent(effects, msg.VoteRequest)
+
+
+def test_who_stays_in_office_though_we_suspect_it_gets_our_work_again() -> None:
+    """It may have lost it, in a fork, and wait for it: for others nothing has come too late."""
+    solo = Solo(peers=PEERS)
+    solo.learn()
+    solo.elect("p1")
+    offer = found(solo.ready(), ef.Offer)[0]
+    solo.feed(ev.OfferAnswered(offer, Verdict.IN_ROUND, None))
+    late = (sent(solo.wait(0.6), msg.VoteRequest) for _ in range(60))
+    requests = next(sent for sent in late if sent)
+    again: list[ef.Offer] = []
+    for peer in PEERS:
+        assert not again
+        answer = msg.VoteRefused("all", 0, requests[0].term, 1, solo.head, VoteRefusal.COUNTED_ON)
+        again = found(solo.message(peer, answer) + solo.wait(0.01), ef.Offer)
+        if again:
+            break
+    assert [(o.peer, o.signed.header.stamp) for o in again] == [("p1", offer.signed.header.stamp)]
+    assert solo.fragment.office.why_open(solo.now) == str(Suspicion.NO_VERSION), "and may be voted away"
+
+
+def test_one_who_says_it_is_not_in_office_is_believed_the_second_time() -> None:
+    solo = Solo(peers=PEERS)
+    solo.learn()
+    solo.elect("p1")
+    offers = found(solo.ready(), ef.Offer)
+    for _ in range(2):
+        effects = solo.feed(ev.OfferAnswered(offers[0], Verdict.NOT_SYNCER, solo.head))
+        effects += solo.wait(0.5)
+        offers = found(effects, ef.Offer)
+    assert reasons(effects, "suspicion") == ["the syncer says that it is not in office"]
