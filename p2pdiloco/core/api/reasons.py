@@ -88,8 +88,6 @@ class Verdict(Reason):
     CUT = "cut"
     """The stream broke: the sender hears nothing."""
     # What is wrong with the label.
-    NOT_A_CONTRIBUTION = "not-a-contribution", Then.RETRY, True
-    NOT_A_PARTIAL = "not-a-partial", Then.RETRY, True
     UNKNOWN_FRAGMENT = "unknown-fragment", Then.RETRY, True
     OTHER_RUN = "other-run", Then.RETRY, True
     OTHER_GROUP = "other-group", Then.RETRY, True

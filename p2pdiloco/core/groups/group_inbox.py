@@ -12,7 +12,7 @@ from p2pdiloco.core.api.types import (
 )
 from p2pdiloco.core.context import FragmentContext
 from p2pdiloco.core.election.electorate import Electorate
-from p2pdiloco.core.rounds.inbox import ROOM, Held, Inbox
+from p2pdiloco.core.rounds.inbox import Held, Inbox
 
 
 class GroupInbox(Inbox):
@@ -25,8 +25,7 @@ class GroupInbox(Inbox):
     def judge(
         self, signed: SignedOffer, sender: str, holding: bool, open_: bool, now: float
     ) -> Verdict | None:
-        if not isinstance(signed, SignedPartial):
-            return Verdict.NOT_A_PARTIAL
+        assert isinstance(signed, SignedPartial)  # contributions go to the leaf group's round
         header = signed.header
         if header.syncer != sender:
             return Verdict.FALSE_SYNCER
@@ -57,18 +56,16 @@ class GroupInbox(Inbox):
             mark = self._chain.watermark(part.contributor.learner)
             if mark != part.after:
                 return Verdict.OVERLAP if mark > part.after else Verdict.BEHIND
-        return self._judge_place(header, learners, open_)
+        return self._judge_place(header, open_)
 
-    def _judge_place(self, header: PartialHeader, learners: set[str], open_: bool) -> Verdict | None:
-        for child, other in self._held.items():
-            if child != header.group and any(p.contributor.learner in learners for p in other.parts):
-                return Verdict.OVERLAP
+    def _judge_place(self, header: PartialHeader, open_: bool) -> Verdict | None:
+        # At most one for each group below, and no two of these have a learner in common.
         others = sum(len(other.parts) for child, other in self._held.items() if child != header.group)
         if others + len(header.parts) > MAX_CONTRIBUTORS:
             return Verdict.FULL  # a header that names more could be read by nobody
         held = self._held.get(header.group)
         if held is None:
-            return None if len(self._held) < ROOM * self._shared.config.group_size else Verdict.FULL
+            return None
         if held.header == header:
             return Verdict.ALREADY_HELD if held.ticket is not None else Verdict.IN_TRANSFER
         return None if open_ else Verdict.CLOSING  # the group merged again: more of its members are in

@@ -172,8 +172,7 @@ class LearnerInbox(Inbox):
     def judge(
         self, signed: SignedOffer, sender: str, holding: bool, open_: bool, now: float
     ) -> Verdict | None:
-        if not isinstance(signed, SignedContribution):
-            return Verdict.NOT_A_CONTRIBUTION
+        assert isinstance(signed, SignedContribution)  # partials go to rounds above
         config, chain, header = self._shared.config, self._chain, signed.header
         if header.learner != sender:
             return Verdict.FALSE_LEARNER

@@ -1,0 +1,327 @@
+"""Every other reason for which something is refused: how it comes about, and what whoever hears it does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+from kit import Solo, branch, certificate, child, found, genesis, progress, reasons, sent, sign, vote
+from refusal_rows import Below, Effects
+from scenes import syncer
+
+from p2pdiloco.core.api import effects as ef
+from p2pdiloco.core.api import events as ev
+from p2pdiloco.core.api import messages as msg
+from p2pdiloco.core.api.reasons import (
+    FetchFailure,
+    MessageFault,
+    Suspicion,
+    Verdict,
+    VersionFault,
+    VoteRefusal,
+)
+from p2pdiloco.core.api.types import Certificate, Contributor, Head, SignedVersion, Stamp, Vote
+
+PEERS = ("p1", "p2", "p3", "p4")
+
+# --- fetches -----------------------------------------------------------------------------------------
+
+
+def asks_for_update() -> tuple[Solo, str]:
+    """We pull version 1 from one of two holders."""
+    solo = Solo(peers=PEERS)
+    head = branch(1)[1].header.head()
+    effects = solo.hear("p1", heads=(head,))
+    return solo, found(effects, ef.FetchUpdate)[0].peer
+
+
+@pytest.mark.parametrize("failure", FetchFailure)
+def test_what_is_done_when_a_holder_does_not_deliver(failure: FetchFailure) -> None:
+    solo, holder = asks_for_update()
+    head = branch(1)[1].header.head()
+    solo.hear("p2", heads=(head,))
+    effects = solo.feed(ev.FetchFailed(0, 1, holder, failure, "in a word"))
+    assert reasons(effects, "catchup") == ["not delivered: in a word"]
+    at_once = found(effects, ef.FetchUpdate)
+    assert [pull.peer for pull in at_once] == ([] if failure.innocent else ["p2"]), "a liar costs no pause"
+    forgotten = failure in (FetchFailure.UNREACHABLE, FetchFailure.NOT_READY)
+    assert (holder not in solo.fragment.follower.holders(head.digest)) == forgotten
+    effects += solo.wait(1.0, silent=("p1",))
+    assert bool(found(effects, ef.FetchState)) == (failure is FetchFailure.GONE), "then a whole state"
+
+
+@pytest.mark.parametrize("failure", FetchFailure)
+def test_a_failure_of_the_only_holder_is_forgiven_soon_if_it_is_nobodys_fault(failure: FetchFailure) -> None:
+    solo, holder = asks_for_update()
+    solo.says[holder] = {"heads": (branch(1)[1].header.head(),)}
+    solo.feed(ev.FetchFailed(0, 1, holder, failure))
+    effects = solo.wait(2.0)
+    asked = [*found(effects, ef.FetchUpdate), *found(effects, ef.FetchState)]
+    assert bool(asked) == failure.innocent
+    assert found(solo.wait(4.0), ef.FetchUpdate) or failure.innocent, "in the end it is asked all the same"
+
+
+def test_what_a_failure_is_called_by_its_code() -> None:
+    assert [FetchFailure.of(failure.value) for failure in FetchFailure] == list(FetchFailure)
+    assert FetchFailure.of("wrong-digest") is FetchFailure.FALSE
+    assert [Verdict.of(verdict.value) for verdict in Verdict] == list(Verdict)
+    assert Verdict.of("a word of another build") is Verdict.UNUSABLE
+
+
+# --- versions ----------------------------------------------------------------------------------------
+
+
+def fetched(version: SignedVersion, term: int = 0) -> Effects:
+    """An update comes with this header, and whatever follows."""
+    solo, holder = asks_for_update()
+    if term:
+        solo.elect("p2", term)
+    return solo.feed(ev.UpdateFetched(0, holder, version, 900)) + solo.wait(1.0, silent=PEERS)
+
+
+def odd(**fields: Any) -> SignedVersion:
+    """Version 1, wrong in this, and rightly signed."""
+    header = msgspec.structs.replace(child(genesis(0).header).header, **fields)
+    return SignedVersion(header, sign(header.syncer, "version", header))
+
+
+def forged_version() -> SignedVersion:
+    return SignedVersion(odd().header, odd(tokens=80).signature)
+
+
+def another_result() -> Effects:
+    solo, holder = asks_for_update()
+    job = found(solo.feed(ev.UpdateFetched(0, holder, odd(), 900)), ef.ApplyUpdate)[0]
+    done = ev.UpdateApplied(0, job.number, job.ticket, bytes(32))
+    return solo.feed(done) + solo.wait(1.0)
+
+
+def an_old_state() -> Effects:
+    chain, solo = branch(9), Solo(peers=PEERS)
+    solo.announce(chain[1])
+    solo.announce(chain[2])
+    copy = found(solo.hear("p1", heads=(chain[9].header.head(),)), ef.FetchState)[0]
+    return solo.feed(ev.StateFetched(0, copy.peer, chain[1], ()))
+
+
+def part(tokens: int = 40) -> tuple[Contributor, ...]:
+    return (Contributor("p1", Stamp(1, 1), tokens, 4),)
+
+
+VERSIONS: dict[VersionFault, Callable[[], Effects]] = {
+    VersionFault.CHAIN_MOVED: lambda: fetched(odd(number=2)),
+    VersionFault.BEHIND: an_old_state,
+    VersionFault.PARENT_DIFFERS: lambda: fetched(odd(parent=bytes(32))),
+    VersionFault.OTHER_SYNCER: lambda: fetched(odd(term=5), term=5),
+    VersionFault.DIGEST_DIFFERS: another_result,
+    VersionFault.WRONG_FRAGMENT: lambda: fetched(odd(codec="fp8")),
+    VersionFault.SIGNATURE: lambda: fetched(forged_version()),
+    VersionFault.FALSE_PLAN: lambda: fetched(odd(epoch=7)),
+    VersionFault.FALSE_TERM: lambda: fetched(odd(term=1 << 40)),
+    VersionFault.FALSE_TOKENS: lambda: fetched(odd(tokens=7)),
+    VersionFault.IMPLAUSIBLE_TOKENS: lambda: fetched(odd(contributors=part(4000), tokens=4000)),
+}
+
+
+@pytest.mark.parametrize("fault", VersionFault)
+def test_why_a_version_does_not_become_ours(fault: VersionFault) -> None:
+    effects = VERSIONS[fault]()
+    assert not found(effects, ef.CommitVersion)
+    told = [*reasons(effects, "fork"), *reasons(effects, "refusal"), *reasons(effects, "catchup")]
+    assert told[0].removeprefix("not taken: ") == str(fault)
+    assert bool(reasons(effects, "fork")) == (fault.forked and fault is not VersionFault.DIGEST_DIFFERS)
+    assert bool(found(effects, ef.FetchState)) == fault.forked
+
+
+# --- votes -------------------------------------------------------------------------------------------
+
+
+def asked(
+    solo: Solo, term: int, candidate: str = "p1", head: Head | None = None, group: str = "all"
+) -> Effects:
+    return solo.message(candidate, msg.VoteRequest(group, 0, term, head or solo.head, "open"))
+
+
+def full_disk() -> Effects:
+    solo = Solo(peers=PEERS)
+    solo.slow_disk = True
+    asked(solo, 5)
+    solo.feed(ev.PersistFailed(solo.writing.pop().token, "disk full"))
+    return asked(solo, 6)
+
+
+def two_are_being_saved() -> Effects:
+    solo = Solo(peers=PEERS)
+    solo.slow_disk = True
+    asked(solo, 2)
+    asked(solo, 3)
+    return asked(solo, 4)
+
+
+def newcomer() -> Effects:
+    solo = Solo(peers=PEERS, heads=(branch(3)[3].header.head(),))
+    assert not solo.core.confirmed
+    return asked(solo, 1)
+
+
+def in_the_middle_of_a_round() -> Effects:
+    solo = syncer(peers=("p1", "p2", "p3"), term_versions=1)
+    solo.offer("p1", 1)
+    solo.offer("p2", 2)
+    assert solo.fragment.round.closing
+    term = solo.fragment.office.term + 1
+    return asked(solo, term, head=child(solo.fragment.chain.header).header.head())
+
+
+def after(what: Callable[[Solo], object], term: int, candidate: str = "p1", **request: Head) -> Effects:
+    solo = Solo(peers=PEERS)
+    what(solo)
+    return asked(solo, term, candidate, **request)
+
+
+def unheard_in_our_group() -> Effects:
+    below = Below()
+    group = below.member.core.fragments[0].seats.leaf.name
+    request = msg.VoteRequest(group, 0, 9, below.member.core.fragments[0].chain.head, "open")
+    return below.member.core.handle(ev.MessageReceived("stranger", request), below.swarm.now)
+
+
+VOTES: dict[VoteRefusal, Callable[[], Effects]] = {
+    VoteRefusal.OTHER_EPOCH: lambda: asked(Solo(peers=PEERS), 1, group="0/0/1"),
+    VoteRefusal.NOT_HEARD_OF: unheard_in_our_group,
+    VoteRefusal.NO_DISK: full_disk,
+    VoteRefusal.CATCHING_UP: newcomer,
+    VoteRefusal.NOT_CONFIRMED: lambda: asked(Solo(peers=PEERS), 1, "stranger"),
+    VoteRefusal.FAR_AHEAD: lambda: asked(Solo(peers=PEERS), 1 << 40),
+    VoteRefusal.CERTIFIED: lambda: after(lambda solo: solo.elect("p2", 4), 4),
+    VoteRefusal.VOTE_GIVEN: lambda: after(lambda solo: asked(solo, 5, "p2"), 5),
+    VoteRefusal.SAVING: two_are_being_saved,
+    VoteRefusal.LIGHTER: lambda: after(
+        lambda solo: solo.announce(branch(1)[1]), 2, head=genesis(0).header.head()
+    ),
+    VoteRefusal.COUNTED_ON: lambda: after(lambda solo: solo.elect("p2"), 2),
+    VoteRefusal.CLOSING: in_the_middle_of_a_round,
+}
+
+
+@pytest.mark.parametrize("refusal", VoteRefusal)
+def test_why_a_vote_is_refused(refusal: VoteRefusal) -> None:
+    effects = VOTES[refusal]()
+    assert [told.reason for told in sent(effects, msg.VoteRefused)] == [refusal]
+    assert not sent(effects, msg.VoteGranted)
+
+
+@pytest.mark.parametrize("refusal", VoteRefusal)
+def test_what_a_candidate_does_that_everybody_refuses(refusal: VoteRefusal) -> None:
+    solo = Solo(peers=PEERS)
+    effects: Effects = []
+    while not sent(effects, msg.VoteRequest):
+        effects = solo.wait(0.1)
+    term = sent(effects, msg.VoteRequest)[0].term
+    effects = []
+    for peer in PEERS:
+        effects += solo.message(peer, msg.VoteRefused("all", 0, term, 0, None, refusal))
+    lost = [f"not elected: a majority is impossible: {refusal}"] * (not refusal.soft)
+    assert reasons(effects, "election") == lost
+    again = sent(solo.wait(0.4), msg.VoteRequest)
+    assert ({request.term for request in again} == {term}) == refusal.soft
+
+
+# --- messages and syncers ----------------------------------------------------------------------------
+
+
+def said(message: msg.Message, sender: str = "p1") -> Effects:
+    return Solo(peers=PEERS).message(sender, message)
+
+
+def stands_and_hears(made: Callable[[int], Vote]) -> Effects:
+    solo = Solo(peers=PEERS)
+    effects: Effects = []
+    while not sent(effects, msg.VoteRequest):
+        effects = solo.wait(0.1)
+    return solo.message("p1", msg.VoteGranted(made(sent(effects, msg.VoteRequest)[0].term)))
+
+
+def elected(proof: Certificate) -> Effects:
+    return said(msg.Elected(proof))
+
+
+def forged_proof() -> Certificate:
+    good = certificate("p1", PEERS)
+    votes = tuple(Vote(given.body, good.votes[0].signature) for given in good.votes)
+    return Certificate("all", 0, 1, "p1", 0, votes)
+
+
+def heads_out_of_order() -> Effects:
+    head = genesis(0).header.head()
+    return said(msgspec.structs.replace(progress(()), heads=((7, head),)))
+
+
+MESSAGES: dict[MessageFault, Callable[[], Effects]] = {
+    MessageFault.OUR_OWN_NAME: lambda: said(msg.OfficeQuery("all", 0, 0), "me"),
+    MessageFault.UNKNOWN_FRAGMENT: lambda: said(msg.OfficeQuery("all", 7, 0)),
+    MessageFault.WRONG_HEADS: heads_out_of_order,
+    MessageFault.VOTE_OF_ANOTHER: lambda: said(msg.VoteGranted(vote("p2", "me", 1))),
+    MessageFault.VOTE_FOR_ANOTHER: lambda: stands_and_hears(lambda term: vote("p1", "p2", term)),
+    MessageFault.VOTE_SIGNATURE: lambda: stands_and_hears(
+        lambda term: Vote(vote("p1", "me", term).body, vote("p2", "me", term).signature)
+    ),
+    MessageFault.CERTIFICATE_EMPTY: lambda: elected(certificate("p1", ())),
+    MessageFault.CERTIFICATE_MINORITY: lambda: elected(certificate("p1", ("p1", "p2"))),
+    MessageFault.CERTIFICATE_SIGNATURE: lambda: elected(forged_proof()),
+}
+
+
+@pytest.mark.parametrize("fault", MessageFault)
+def test_what_is_wrong_with_a_message_is_recorded(fault: MessageFault) -> None:
+    assert reasons(MESSAGES[fault](), "refusal") == [str(fault)]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        msg.VoteGranted(vote("p1", "me", 1, fragment=7)),
+        msg.Elected(certificate("p1", PEERS, fragment=7)),
+        msg.VoteRequest("half", 0, 1, genesis(0).header.head(), "open"),
+    ],
+)
+def test_what_names_no_fragment_or_group_is_refused(message: msg.Message) -> None:
+    assert reasons(said(message), "refusal") == [str(MessageFault.UNKNOWN_FRAGMENT)]
+
+
+def given_work() -> tuple[Solo, ef.Offer]:
+    solo = Solo(peers=PEERS)
+    solo.learn()
+    solo.elect("p1")
+    return solo, found(solo.ready(), ef.Offer)[0]
+
+
+def nothing_comes_of_it() -> Effects:
+    solo, offer = given_work()
+    solo.feed(ev.OfferAnswered(offer, Verdict.IN_ROUND, None))
+    return solo.wait(60.0)
+
+
+def turned_away_twice() -> Effects:
+    solo, offer = given_work()
+    effects = solo.feed(ev.OfferAnswered(offer, Verdict.NOT_SYNCER, None)) + solo.wait(1.0)
+    return solo.feed(ev.OfferAnswered(found(effects, ef.Offer)[0], Verdict.NOT_SYNCER, None))
+
+
+def another_life() -> Effects:
+    solo, _ = given_work()
+    return solo.hear("p1", incarnation=2)
+
+
+SUSPICIONS: dict[Suspicion, Callable[[], Effects]] = {
+    Suspicion.NO_VERSION: nothing_comes_of_it,
+    Suspicion.NOT_IN_OFFICE: turned_away_twice,
+    Suspicion.RESTARTED: another_life,
+}
+
+
+@pytest.mark.parametrize("why", Suspicion)
+def test_why_a_syncer_that_is_alive_is_not_counted_on(why: Suspicion) -> None:
+    assert reasons(SUSPICIONS[why](), "suspicion") == [str(why)]
