@@ -12,13 +12,15 @@ EXIT_INTERRUPTED = 130
 
 
 IMPORT = "<frozen importlib._bootstrap>"
-"""What Python calls the file of its import system in a frame."""
+"""Name that Python gives the file of its import system in a frame."""
 
 
 @contextmanager
 def orderly() -> Iterator[None]:
-    """For a run of an event loop: `asyncio.Runner` cancels its work at Ctrl-C, and lets it clear up, but only
-    where Python's own handler is set. It raises nothing, so imports in there need no care."""
+    """Leave Ctrl-C to the run of an event loop: `asyncio.Runner` then cancels its work, and lets it clear up.
+
+    It does so only where Python's own handler is set. That raises nothing here, so imports need no care.
+    """
     ours = signal.getsignal(signal.SIGINT) is interrupt
     if ours:
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,4 +1,4 @@
-"""Where `p2pdiloco` and `python -m p2pdiloco` begin: Ctrl-C is exit status 130 and no traceback, always.
+"""Entry of `p2pdiloco` and `python -m p2pdiloco`: Ctrl-C is exit status 130 and no traceback, always.
 
 Python's own handler raises KeyboardInterrupt wherever the program is. In the middle of an import of numpy or
 torch that ends in a traceback or in an abort, as C++ there lets no exception out. Nothing that would have to

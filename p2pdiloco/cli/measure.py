@@ -16,7 +16,7 @@ from p2pdiloco.errors import RemoteError, TransportError, UserError
 from p2pdiloco.ports import Transport
 
 TIMEOUT_S = 45.0
-"""Of all of it: more than its parts take on the slowest link that can be measured."""
+"""Time of the whole measurement: more than its parts take on the slowest link that can be measured."""
 
 
 def measured_link(join: str, run: str, with_manifest: bool) -> tuple[Measured, Manifest | None]:

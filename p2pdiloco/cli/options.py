@@ -63,7 +63,7 @@ class Number(click.FloatRange):
 
 WORDS = Words()
 FILE = click.Path(path_type=Path)
-"""In a variable, several paths are separated as in PATH."""
+"""Type of a path. Several paths in a variable are separated as in PATH."""
 
 
 def setting(settings: type[Struct], flag: str, *aliases: str, field: str = "", **options: Any) -> Command:

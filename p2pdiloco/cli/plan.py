@@ -150,7 +150,7 @@ def _table(manifest: Manifest, members: int, rows: list[tuple[Demand, Advice | N
 
 
 def _doubts(rows: list[tuple[Demand, Advice | None]]) -> dict[str, list[float]]:
-    """What is said of which rows' advice, by their inner steps' length."""
+    """Collect the doubts about rows' advice, each with the lengths of the inner steps that it is about."""
     found: dict[str, list[float]] = {}
     for needed, advice in rows:
         for sentence in advice.doubts if advice is not None else ():

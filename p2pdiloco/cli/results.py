@@ -89,7 +89,8 @@ def generate(prompt: str, tokens: int, temperature: float, seed: int, device: st
 
 
 def _prompt(given: str) -> str:
-    """Of the flag, or the input as bytes: what text made of it would depend on the locale."""
+    """Take the prompt from the flag, or the input as bytes: what text made of it would depend on
+    the locale."""
     if given == "-" and sys.stdin is None:  # closed by who started us
         raise UserError("there is no input to read the prompt from", "give it with --prompt TEXT")
     try:

@@ -176,7 +176,7 @@ def _size(manifest: Manifest) -> str:
 
 
 def _memory_words(manifest: Manifest) -> str:
-    """What no node can do without, whatever it trains on."""
+    """Say how much memory no node can do without, whatever it trains on."""
     from p2pdiloco.tensors.exchange import exchange_bytes
     from p2pdiloco.tensors.layout import plan_fragments
     from p2pdiloco.tensors.vault import vault_bytes

@@ -47,7 +47,7 @@ def _play(job: Job) -> Played:
 
 
 def arithmetic(vectors: bool) -> Callable[[WorldPlan], Substance]:
-    """What fragments are: real vectors, or histories only."""
+    """Choose what fragments are: real vectors, or histories only."""
     if not vectors:
         return lambda plan: NOTHING
     # Imported here: histories do without torch.

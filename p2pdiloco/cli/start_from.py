@@ -146,7 +146,7 @@ def save_beside(out: Path, parameters: Arrays) -> Path:
 
 
 def _config(source: Path) -> dict[str, Any]:
-    """Of the model at `source`: a folder, or a safetensors file in one."""
+    """Read the configuration of the model at `source`: a folder, or a safetensors file in one."""
     return _read_config(source / CONFIG if source.is_dir() else source.with_name(CONFIG))
 
 
@@ -164,7 +164,7 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 
 def _of_config(config: dict[str, Any], base: Manifest) -> Manifest:
-    """Of Llama's or Mixtral's form, with no more context than an inner step has tokens."""
+    """Fill in the model by its configuration, with no more context than an inner step has tokens."""
     most = config.get("max_position_embeddings")
     tokens = base.inner.tokens_per_step
     context = min(most, tokens) if isinstance(most, int) else tokens
@@ -181,7 +181,7 @@ def _of_hub(config: dict[str, Any], base: Manifest) -> Manifest:
 
 
 def _fitting(manifest: Manifest) -> Manifest:
-    """With whole samples in an inner step: as many tokens as there were, or one sample."""
+    """Fit the inner step to whole samples: as many tokens as there were, or one sample."""
     sample = manifest.model.get("context_tokens", 1)
     if not isinstance(sample, int) or manifest.inner.tokens_per_step % sample == 0:
         return manifest

@@ -93,7 +93,7 @@ class Search:
 
     @contextlib.contextmanager
     def said(self, timeout_s: float, say: Callable[[str], None]) -> Iterator[None]:
-        """While there is no answer: who waits long is told once what for."""
+        """Tell who waits long, once, what is waited for."""
         telling = asyncio.get_running_loop().call_later(SAY_AFTER_S, lambda: say(self.waiting(timeout_s)))
         try:
             yield
@@ -101,7 +101,7 @@ class Search:
             telling.cancel()
 
     def waiting(self, timeout_s: float) -> str:
-        """What is not there yet, as far as it is known."""
+        """Say what is not there yet, as far as it is known."""
         if self._run is not None:
             what = f"no member of run {self._run.name} answers yet"
         elif self._listed:
@@ -111,7 +111,7 @@ class Search:
         return f"{what}: waiting, for at most {timeout_s:g} s"
 
     def failure(self, waited_s: float) -> UserError:
-        """Why there is no answer after so long, in the words of what was found last."""
+        """Say why there is no answer after so long, in the words of what was found last."""
         waited = f"within {waited_s:g} s"
         if self._run is not None:
             words = "; ".join(f"…{peer[-6:]}: {why}" for peer, why in list(self._refusals.items())[:4])

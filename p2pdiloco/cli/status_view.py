@@ -1,4 +1,4 @@
-"""How `p2pdiloco status` shows a report: tables for people, JSON for scripts."""
+"""View of a status report: tables for people, JSON for scripts."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def _member_cells(row: PeerRow, answered: bool) -> list[str]:
 
 
 def _fragments(rows: tuple[FragmentRow, ...], names: dict[str, str]) -> Table:
-    """With groups, their columns take the room of terms and tokens: the JSON has all."""
+    """Make the table of fragments. Columns of groups take the room of terms and tokens: the JSON has all."""
     grouped = any(row.groups > 1 for row in rows)
     columns = [("fragment", 8), ("version", 7), ("digest", -8)]
     if grouped:

@@ -1,4 +1,4 @@
-"""Where export, generate, eval and checkpoint take the global parameters from: the same flags for all."""
+"""Source of the global parameters for export, generate, eval and checkpoint: one set of flags."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ from p2pdiloco.tensors.vault import Vault
 AT_ONCE = 4
 """Fragments that are copied at one time."""
 ROUNDS = 3
-"""How often all members are asked for a fragment before it is given up."""
+"""Number of times that all members are asked for a fragment before it is given up."""
 RETRY_S = 1.0
 
 
@@ -122,7 +122,7 @@ class _Visit:
         return self._run.id
 
     async def theta(self) -> Theta:
-        """All of it. Raises: UserError."""
+        """Fetch the global parameters of all fragments. Raises: UserError."""
         turns = asyncio.Semaphore(AT_ONCE)
         try:
             async with asyncio.TaskGroup() as group:
@@ -184,7 +184,7 @@ class _Visit:
 
     @cached_property
     def _version_0(self) -> list[bytes]:
-        """What needs no signature, because everybody can compute it."""
+        """State digests of version 0, which need no signature: everybody can compute them."""
         if self._run.manifest.run.initial and self._given is None:
             return [b""] * len(self._run.layouts)
         layouts, vault = fresh_vault(self._run.manifest, self._given)

@@ -74,19 +74,20 @@ class Guard:
         )
 
     def environment(self) -> dict[str, str]:
-        """What every process of the swarm must have in its environment."""
+        """Variables that every process of the swarm must have in its environment."""
         return {VARIABLE: self.tag}
 
     def adopt(self, folder: Path) -> None:
-        """To be removed if the command ends without a word."""
+        """Have the folder removed if the command ends without a word."""
         self._say(f"{folder}\n")
 
     def on_end(self, command: Sequence[str]) -> None:
-        """To be carried out if the command ends without a word, after the processes are gone."""
+        """Have a command carried out if this one ends without a word, after the processes are gone."""
         self._say(f"{COMMAND}{shlex.join(command)}\n")
 
     def release(self) -> None:
-        """All has ended: the guard looks for processes once more, leaves the folders alone, and ends."""
+        """Tell the guard that all has ended: it looks for processes once more, leaves the folders alone, and
+        ends."""
         if self._process.stdin is None or self._process.stdin.closed:
             return
         self._say(DONE)

@@ -3,7 +3,7 @@
     .venv/bin/python scripts/bench/bench_goodput.py [--json FILE] [--plots DIR] [--seeds 5] [--group-size G]
                                               [--only chips|recovery|homes] [--nodes 8,32,128]
 
-1. Chips: the failure process of algorithm.md section 3 (scripts/bench/goodput/chips.py) for elastic data
+1. Chips: the failure process of arXiv 2604.21428 (scripts/bench/goodput/chips.py) for elastic data
    parallel and M = 2...16, beside the paper's figures and the closed form.
 2. p2pdiloco in the same process. What the paper assumes to be zero is measured in the protocol's simulator
    (scripts/bench/goodput/recovery.py) and drawn from those measurements at every failure.

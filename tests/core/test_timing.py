@@ -1,4 +1,4 @@
-"""Moving averages, back-off and the grace window (algorithm.md section 1)."""
+"""Moving averages, back-off and the grace window (arXiv 2604.21428)."""
 
 from __future__ import annotations
 

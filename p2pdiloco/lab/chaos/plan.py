@@ -1,4 +1,4 @@
-"""What goes wrong in a chaos run, and when: drawn from a seed before anything starts. Pure."""
+"""Schedule of faults of a chaos run: drawn from a seed before anything starts. Pure."""
 
 from __future__ import annotations
 
@@ -47,8 +47,10 @@ LASTS_S: dict[Kind, tuple[float, float]] = {
     "cut-link": (2.0, 12.0),
     "slow-link": (5.0, 20.0),
 }
-"""How long until a fault is mended: the victim started again or continued, the disk or the link restored.
-What is not listed is mended by the daemon itself."""
+"""Bounds of the time until a fault is mended: the victim started again or continued, disk or link restored.
+
+The daemon itself mends what is not listed.
+"""
 QUIET = 0.15
 """The last part of a run without new faults, at most `QUIET_S`: all have to be back at its end."""
 QUIET_S = 45.0
@@ -87,8 +89,10 @@ def draw(
 
 
 def _kinds(rng: random.Random, count: int, links: bool) -> list[Kind]:
-    """So many kinds, spread by weight: each next one is the kind that is furthest behind its share, so that
-    short runs see different kinds too; ties and the starting points are drawn."""
+    """Draw so many kinds, spread by weight: each next one is the kind that is furthest behind its share.
+
+    So short runs see different kinds too; ties and the starting points are drawn.
+    """
     weights = WEIGHTS | (LINK_WEIGHTS if links else {})
     total = sum(weights.values())
     debt = {kind: rng.random() for kind in weights}

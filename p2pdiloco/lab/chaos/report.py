@@ -17,7 +17,7 @@ class ChaosReport(Struct, kw_only=True, frozen=True):
     load: float
     """Share of the processors that all learners together were asked to use."""
     min_step_s: float
-    """Of an inner step, which follows from that; 0: as short as may be."""
+    """Least time of an inner step, which follows from the load; 0: as short as may be."""
     seconds: float
     faults: int
     """Carried out."""
@@ -29,13 +29,13 @@ class ChaosReport(Struct, kw_only=True, frozen=True):
     settled_s: float | None
     digests_agree: bool
     failures: tuple[str, ...]
-    """Why the exit status is 1; empty: nobody stuck, digests equal, no unexpected exit."""
+    """Reasons of exit status 1; empty: nobody stuck, digests equal, no unexpected exit."""
     goals: dict[str, bool]
     """Figure -> whether it reaches the goal of a long run (docs/chaos.md); no part of the exit status."""
 
 
 def goals(faulty: Figures, comparison: Comparison | None) -> dict[str, bool]:
-    """Which of the goals are reached, as far as they were measured."""
+    """Judge which of the goals are reached, as far as they were measured."""
     found = {}
     if faulty.participation is not None:
         found["participation >= 95 %"] = faulty.participation >= 0.95
@@ -53,7 +53,7 @@ def goals(faulty: Figures, comparison: Comparison | None) -> dict[str, bool]:
 
 
 def table(report: ChaosReport) -> Table:
-    """For a terminal."""
+    """Make the table for a terminal."""
     shown = Table(show_header=False, box=None)
     for name, value in _rows(report):
         shown.add_row(name, value)

@@ -27,7 +27,7 @@ from p2pdiloco.tasks.manifests import render_toml
 EXIT_VERDICT = 1
 START_TIMEOUT_S = 180.0
 WARM_UP_S = 5.0
-"""Of the whole swarm before anything counts."""
+"""Time that the whole swarm trains before anything counts."""
 SETTLE_S = 90.0
 """After the last fault is mended: all nodes must train and hold equal new versions by then."""
 TICK_S = 0.2
@@ -42,7 +42,7 @@ class Taped(Struct, frozen=True):
     mono: float
     """Monotonic, as in the nodes' event logs."""
     at_s: float
-    """Since all nodes trained."""
+    """Time since all nodes trained."""
     fault: int
     """Number in the schedule; -1: not of it."""
     event: str
@@ -50,12 +50,12 @@ class Taped(Struct, frozen=True):
     kind: str
     target: str
     lasts_s: float
-    """As drawn; 0: the node mends itself."""
+    """Length of the fault as drawn; 0: the node mends itself."""
     what: str
 
 
 class Outcome(Struct, kw_only=True):
-    """What a run came to."""
+    """Result of a run."""
 
     facts: Facts
     struck: int
@@ -65,9 +65,9 @@ class Outcome(Struct, kw_only=True):
     disagreements: list[str]
     """Versions that two nodes hold with different bytes, in logs or on disk."""
     stuck: list[str]
-    """Who did not train or agree at the end, in words."""
+    """Nodes and fragments that did not train or agree at the end, in words."""
     settled_s: float | None
-    """From the last mending to equal new versions everywhere; None: not within the time."""
+    """Time from the last mending to equal new versions everywhere; None: not within the limit."""
 
 
 class ChaosRun:

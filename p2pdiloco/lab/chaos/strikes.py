@@ -1,4 +1,4 @@
-"""What each fault of a chaos run does to the real processes, and how it is mended.
+"""Strikes of a chaos run: what each fault does to the real processes, and how it is mended.
 
 A strike knows processes only: it kills, stops, limits and starts again, exactly as a power cut, a busy
 machine, a full disk or a person would. It never talks to a node.
@@ -38,7 +38,7 @@ class Strike(Struct, kw_only=True):
     """Undoes it; says what it did. None: the daemon mends itself."""
     mend_at_s: float = 0.0
     patience_s: float = 0.0
-    """How long the mending may be put off because the victim has not ended yet."""
+    """Time by which the mending may be put off because the victim has not ended yet."""
 
 
 class Striker:
@@ -107,7 +107,7 @@ class Striker:
         return "kill -9 of the daemon", lambda: self.start_again(node)
 
     def start_again(self, node: SwarmNode) -> str:
-        """What whoever runs the node would do: the same command, the same folder."""
+        """Start a node as its owner would: the same command, the same folder."""
         if node.alive:
             return "runs already"
         node.start()

@@ -1,4 +1,4 @@
-"""What a chaos run concludes from its facts: pure arithmetic over two runs, with and without faults."""
+"""Verdict on a chaos run, from its facts: pure arithmetic over two runs, with and without faults."""
 
 from __future__ import annotations
 
@@ -39,27 +39,27 @@ class Figures(Struct, kw_only=True, frozen=True):
     participation_by_core: float | None
     """Contributors / learners that the syncers counted on."""
     inner_steps_per_cpu_s: float | None
-    """Of learners that nothing was done to at that time."""
+    """Pace of learners that nothing was done to at that time."""
     tokens_trained: int
     tokens_merged: int
     """Per fragment, the mean."""
     t_resume: Spread
-    """From the kill of a syncer's daemon to the next version of its fragment by somebody else."""
+    """Time from the kill of a syncer's daemon to the next version of its fragment by somebody else."""
     t_back: Spread
-    """From a relaunch to the first merge of the node's work."""
+    """Time from a relaunch to the first merge of the node's work."""
     never_resumed: int
     never_back: tuple[str, ...]
     """Relaunched and not struck again, and yet nothing of theirs was merged."""
 
 
 class Comparison(Struct, kw_only=True, frozen=True):
-    """With faults against without."""
+    """Comparison of the run with faults with the one without."""
 
     merges: float
     """Smallest share over the fragments, per second of each run."""
     inner_steps_per_cpu_s: float | None
     goodput: float
-    """Tokens merged / tokens that undisturbed learners trained in as long a time (algorithm.md section 4)."""
+    """Tokens merged / tokens that undisturbed learners trained in as long a time (goodput, arXiv 2604.21428)."""
     loss_faulty: float | None
     loss_fault_free: float | None
     loss_at_tokens: int
@@ -81,12 +81,12 @@ def timelines(facts: Facts) -> dict[str, list[StateSpan]]:
 
 
 def within(facts: Facts, at_s: float) -> bool:
-    """Whether that is in the part of the run that counts."""
+    """Tell whether a moment is in the part of the run that counts."""
     return facts.began_s <= at_s <= facts.ended_s
 
 
 def alive_at(lines: Iterable[Sequence[StateSpan]], at_s: float) -> int:
-    """How many nodes were training at that time."""
+    """Count the nodes that were training at that time."""
     return sum(any(s.state == "training" and s.from_s <= at_s < s.to_s for s in line) for line in lines)
 
 
@@ -128,7 +128,8 @@ def steps_per_cpu_s(facts: Facts, lines: dict[str, list[StateSpan]]) -> float | 
 
 
 def tokens_trained(facts: Facts) -> int:
-    """By all learners between begin and end; work that a crash lost counts too, it was done."""
+    """Tokens that all learners trained between begin and end; work that a crash lost counts too, it
+    was done."""
     total = 0
     for trace in facts.log.nodes.values():
         for old, new in itertools.pairwise(trace.progress):

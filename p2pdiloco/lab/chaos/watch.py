@@ -41,7 +41,7 @@ class SwarmWatch:
     # --- questions -----------------------------------------------------------------------------------
 
     def trains(self, name: str) -> bool:
-        """Whether the node's learner runs and nothing is done to it at present."""
+        """Tell whether the node's learner runs and nothing is done to it at present."""
         last = next((act.state for act in reversed(self.facts.acts) if act.node == name), "")
         return last in ("training", "resumed")
 
@@ -82,8 +82,11 @@ class SwarmWatch:
         return missing
 
     def disagreements(self, manifest: Manifest, nodes: Sequence[SwarmNode]) -> list[str]:
-        """In the logs of these nodes, who have ended, and between the bytes that they saved. Who is gone for
-        good does not count: its last version may have been heard by nobody."""
+        """Find disagreements in the logs of these nodes, who have ended, and between the bytes that they
+        saved.
+
+        A node that is gone for good does not count: perhaps nobody heard of its last version.
+        """
         found, _ = holdings.conflicts(holdings.of_traces(self._log.nodes[node.name] for node in nodes))
         found += self._log.wrong_digests()
         saved = []

@@ -41,7 +41,7 @@ RESTART_AFTER_S = 15.0
 RESTART_AFTER = 0.125
 """The victim is started again after so many seconds, or this part of a shorter demo."""
 RECOVERY_S = 30.0
-"""How much longer the demo lasts at most while a recovery is not complete."""
+"""Time by which the demo is longer at most while a recovery is not complete."""
 
 
 def run(settings: DemoSettings) -> int:
@@ -138,7 +138,7 @@ class Demo:
     # --- the swarm ---------------------------------------------------------------------------------------
 
     def _train(self) -> tuple[float, float]:
-        """From first process to last saved state: when all trained, and when they were told to leave."""
+        """Run from first process to last saved state: (when all trained, when they were told to leave)."""
         swarm, settings, screen = self._swarm, self._settings, self._screen
         address = swarm.start_bootstrap(self._pause)
         screen.note(f"bootstrap listens at {address.partition('/p2p/')[0]}; starting the nodes")

@@ -1,4 +1,4 @@
-"""What a person sees of the demo: one live picture on a terminal, plain lines elsewhere; then the summary."""
+"""View of the demo: one live picture on a terminal, plain lines elsewhere; then the summary."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Screen:
         self._opened_s = time.monotonic()
         self._next_line_s = 0.0
         self.began_s: float | None = None
-        """When training began; before that, times count from the start."""
+        """Time at which training began; before that, times count from the start."""
 
     def start(self) -> None:
         """Say what the demo shows, and begin the picture if this is a terminal."""
@@ -191,7 +191,7 @@ def _table(*headings: str) -> Table:
 def render_summary(
     summary: DemoSummary, kills: Sequence[Kill], files: Sequence[str], unit: str
 ) -> RenderableType:
-    """What the demo ends with. `unit`: of losses."""
+    """Render the end of the demo. `unit`: of losses."""
     rows = Table(box=None, pad_edge=False, show_header=False, padding=(0, 3, 0, 0))
     rows.add_column(style="dim", no_wrap=True)
     rows.add_column()

@@ -3,13 +3,13 @@
     namespace of a node ── veth ── namespace of its router ── TUN ── the switch ── TUN ── this machine
       10.214.X.(4n+2)                (tbf, both ways)       10.215.X.n  (delay, loss)     10.215.X.254
 
-The rate is the kernel's (tbf, in the router, so that queues build up outside the node's machine, as at
-home; they are bounded, and what is too much is dropped). Delay, jitter and loss are those of a process
-(`link_switch`). A path has the delays of both homes; this machine, where the bootstrap is, has none of its
-own. X follows from our process id. In a router's namespace others may add rules, a NAT for instance. Linux,
-root.
+The rate is the kernel's (tbf, in the router, so that queues build up outside the node's machine, as at home;
+they are bounded, and what is too much is dropped). Delay, jitter and loss are those of a process
+(`links/switch.py`). A path has the delays of both homes; this machine, where the bootstrap is, has none of
+its own. X follows from our process id. In a router's namespace others may add rules, a NAT for instance.
+Linux, root.
 
-The same interface as `chaos_links.Links`.
+The interface is that of `namespaces.Links`.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ class Shape:
     loss: float = 0.0
     """Share of packets, each way."""
     queue_s: float = 0.4
-    """What the router holds at most, each way."""
+    """Delay that the router's queue holds at most, each way."""
 
     @classmethod
     def of(cls, bits_per_s: float, round_trip_s: float) -> Shape:
-        """The same both ways; `round_trip_s` is between two homes of this kind."""
+        """Make a link that is the same both ways; `round_trip_s` is between two homes of this kind."""
         return cls(bits_per_s, bits_per_s, round_trip_s / 4)
 
 
@@ -62,7 +62,7 @@ SLOW = Shape.of(1e6, 0.0)
 class _Home:
     number: int
     port: str
-    """Of the switch."""
+    """Port of the switch."""
     shape: Shape
     island: int = 0
 
@@ -80,7 +80,7 @@ class ShapedLinks:
         self._tag = f"s{os.getpid() % 100_000}"
         self._nodes, self._world = f"{NODES}.{number}", f"{WORLD}.{number}"
         self.address = f"{self._world}.254"
-        """Of this machine."""
+        """Address of this machine."""
         self._shape = shape or Shape()
         self._homes: dict[str, _Home] = {}
         self._count = 0
@@ -145,8 +145,8 @@ class ShapedLinks:
         return ["ip", "netns", "exec", self._router(number)]
 
     def router(self, node: str) -> tuple[list[str], str, str]:
-        """Of a node's home: (words that run a command at its router, the device to the world, its address
-        there)."""
+        """Find the router of a node's home: (words that run a command there, its device to the world, its
+        address)."""
         number = self._homes[node].number
         return self.at_router_of(number), f"{self._tag}w{number}", f"{self._world}.{number}"
 
@@ -160,7 +160,7 @@ class ShapedLinks:
         self._apply(node, shape)
 
     def cut(self, node: str) -> None:
-        """Nothing passes any more."""
+        """Let nothing pass to and from the node any more."""
         self._island(node, CUT_OFF)
 
     def slow(self, node: str) -> None:
@@ -168,12 +168,12 @@ class ShapedLinks:
         self._apply(node, SLOW)
 
     def restore(self, node: str) -> None:
-        """As it was."""
+        """Make the node's link as it was."""
         self._homes[node].island = 0
         self._apply(node, self._homes[node].shape)
 
     def split(self, nodes: Sequence[str]) -> None:
-        """Nothing passes any more between these nodes and all others, the bootstrap included."""
+        """Let nothing pass any more between these nodes and all others, the bootstrap included."""
         for node in nodes:
             self._island(node, 1)
 
@@ -183,7 +183,7 @@ class ShapedLinks:
             self._island(node, 0)
 
     def counts(self) -> dict[str, dict[str, int]]:
-        """Of what each sent: packets, bytes, lost and dropped ones at the switch."""
+        """Count by sender: packets, bytes, lost and dropped ones at the switch."""
         return self._say(do="counts")
 
     def clear_words(self) -> list[Sequence[str]]:

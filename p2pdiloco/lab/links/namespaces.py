@@ -24,7 +24,7 @@ SLOW = ("rate", "1mbit", "burst", "16kbit", "latency", "400ms")
 
 
 class LinksRefused(UserError):
-    """This machine does not let us make network namespaces; the text says why."""
+    """Refusal of the machine to make network namespaces; the text says why."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, "run it as root on Linux with the programs ip and tc")
@@ -63,7 +63,7 @@ class Links:
         self._tag = f"c{os.getpid() % 100_000}"
         self._network = f"{NETWORK}.{free_number(NETWORK)}"
         self.address = f"{self._network}.1"
-        """Of this machine, on the bridge."""
+        """Address of this machine, on the bridge."""
         self._bridge = f"{self._tag}br"
         self._island = f"{self._tag}is"
         self._number = 10
@@ -101,7 +101,7 @@ class Links:
         return ["ip", "netns", "exec", space], f"{self._network}.{number}"
 
     def device(self, node: str) -> str:
-        """This machine's end of the node's link: what it receives is what the node sends."""
+        """Name this machine's end of the node's link: what it receives is what the node sends."""
         return self._outside(self._of[node])
 
     def reassign(self, old: str, new: str) -> None:
@@ -109,7 +109,7 @@ class Links:
         self._of[new] = self._of[old]
 
     def cut(self, node: str) -> None:
-        """Nothing passes any more."""
+        """Let nothing pass to and from the node any more."""
         run_words("ip", "link", "set", self._outside(self._of[node]), "down")
 
     def slow(self, node: str) -> None:
@@ -117,13 +117,13 @@ class Links:
         run_words("tc", "qdisc", "replace", "dev", self._outside(self._of[node]), "root", "tbf", *SLOW)
 
     def restore(self, node: str) -> None:
-        """As it was."""
+        """Make the node's link as it was."""
         outside = self._outside(self._of[node])
         run_words("ip", "link", "set", outside, "up")
         subprocess.run(["tc", "qdisc", "del", "dev", outside, "root"], capture_output=True, timeout=TIMEOUT_S)
 
     def split(self, nodes: Sequence[str]) -> None:
-        """Nothing passes any more between these nodes and all others, the bootstrap included."""
+        """Let nothing pass any more between these nodes and all others, the bootstrap included."""
         run_words("ip", "link", "add", self._island, "type", "bridge")
         run_words("ip", "link", "set", self._island, "up")
         for node in nodes:

@@ -58,17 +58,17 @@ class Port:
     island: int = 0
     waiting_bytes: int = 0
     last_s: dict[str, float] = field(default_factory=dict)
-    """When its last packet to each other port is due."""
+    """Time at which its last packet to each other port is due."""
     packets: int = 0
     bytes: int = 0
     lost: int = 0
-    """By the link's loss."""
+    """Packets that the link lost."""
     dropped: int = 0
-    """For a full queue, no such address, or another island."""
+    """Packets dropped for a full queue, no such address, or another island."""
 
 
 class Switch:
-    """All ports, and the packets that wait."""
+    """Switch with its ports, and the packets that wait."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)

@@ -1,4 +1,4 @@
-"""What surrounds the demo: its folder, its signals, and files that can be written."""
+"""Frame of the demo: its folder, its signals, and files that can be written."""
 
 from __future__ import annotations
 

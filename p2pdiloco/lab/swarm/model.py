@@ -41,7 +41,8 @@ CROWDED = 0.8
 
 
 class SavedNode(Struct, frozen=True):
-    """What a node has saved: its versions, and which fragments' bytes are not what their version says."""
+    """State that a node has saved: its versions, and the fragments whose bytes are not what their version
+    says."""
 
     vault: Vault
     holdings: Holdings
@@ -80,7 +81,7 @@ class Judge:
         return min(times) * inner.tokens_per_step / tokens
 
     def loss_of(self, vault: Vault) -> float:
-        """Held-out loss of a vault's global parameters (`demo_verdict.loss_unit`)."""
+        """Held-out loss of a vault's global parameters (`verdict.loss_unit`)."""
         return evaluate(self._task, self._model(vault), self._heldout).loss
 
     def loss_at_version_0(self) -> float:
@@ -111,10 +112,10 @@ def schedule_steps(step_time_s: float, seconds: float, nodes: int) -> int:
 
 
 def paced(manifest: Manifest, seconds: float, nodes: int, load: float) -> tuple[Manifest, float]:
-    """So that the learners of so many nodes here use that share of the processors: the manifest with a
-    learning rate schedule as long as they train, and the least seconds of an inner step (0 at a load of 1).
+    """Fit a manifest so that the learners of so many nodes here use that share of the processors.
 
-    Raises: UserError.
+    Returns the manifest with a learning rate schedule as long as they train, and the least seconds of an
+    inner step (0 at a load of 1). Raises: UserError.
     """
     alone_s = Judge(manifest).step_time_s()
     min_step_s = 0.0
@@ -129,7 +130,7 @@ def paced(manifest: Manifest, seconds: float, nodes: int, load: float) -> tuple[
 
 
 def read_saved(manifest: Manifest, name: str, data_dir: Path) -> SavedNode:
-    """What a node that has ended left in its folder, bytes checked against their versions' digests.
+    """Read what a node that has ended left in its folder, bytes checked against their versions' digests.
 
     Raises:
         StorageError: there is no run in the folder, or it cannot be read.

@@ -89,12 +89,12 @@ class SwarmNode:
 
     @property
     def alive(self) -> bool:
-        """Whether the process runs."""
+        """Tell whether the process runs."""
         return self._process is not None and self._process.poll() is None
 
     @property
     def exit_status(self) -> int | None:
-        """Of the last process; None while it runs."""
+        """Exit status of the last process; None while it runs."""
         return self._process.poll() if self._process is not None else None
 
     def start(self, *more: str) -> None:
@@ -121,7 +121,7 @@ class SwarmNode:
                 return  # it has just ended; what it had started is known from the last time
 
     def child(self, part: str) -> psutil.Process | None:
-        """Its learner ("p2pdiloco.learner") or its network process ("p2pd"), while they run."""
+        """Find its learner ("p2pdiloco.learner") or its network process ("p2pd"), while they run."""
         if self._process is None or not self.alive:
             return None
         try:
@@ -194,7 +194,7 @@ class Swarm:
         """
         self._folder = folder
         self.leave_s = LEAVE_S + saving_s(sum(spec.numel for spec in task_of(manifest).specs()))
-        """So long a node may take to leave."""
+        """Time that a node may take to leave."""
         self._min_step_s = min_step_s
         self.guard = Guard()
         if temporary:

@@ -1,4 +1,4 @@
-"""What the demo concludes from what it saw: pure arithmetic, no processes, no torch."""
+"""Verdict on the demo: pure arithmetic, no processes, no torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from p2pdiloco.lab.swarm.chronicle import WARM_UP_LINES, Chronicle, NodeTrace
 
 
 class Holdings(Struct, frozen=True):
-    """Which versions somebody holds: fragment -> number -> digest (of the version's header)."""
+    """Versions that somebody holds: fragment -> number -> digest (of the version's header)."""
 
     name: str
     versions: dict[int, dict[int, str]]
@@ -25,7 +25,7 @@ class Kill(Struct, frozen=True):
     node: str
     at_s: float
     fragments: tuple[int, ...]
-    """Of which it was the syncer."""
+    """Fragments whose syncer it was."""
     resumed_s: dict[int, float]
     """Fragment -> seconds from the kill to the next published version of it."""
     back_s: float | None
@@ -33,7 +33,7 @@ class Kill(Struct, frozen=True):
 
 
 def loss_unit(task: str) -> str:
-    """Of a loss on the data that every machine has, which of text are bytes."""
+    """Name the unit of a loss on the data that every machine has, of which text is bytes."""
     return "nats per image" if task == "image-classification" else "nats per byte"
 
 
@@ -43,12 +43,12 @@ class DemoSummary(Struct, kw_only=True, frozen=True):
     preset: str
     nodes: int
     seconds: float
-    """Of training, from the last node's first inner step on."""
+    """Time of training, from the last node's first inner step on."""
     loss_before: float
     loss_after: float
     outer_updates: int
     inner_steps: int
-    """Of all nodes together."""
+    """Inner steps of all nodes together."""
     tokens: int
     kills: int
     participation: float | None
@@ -66,7 +66,7 @@ class DemoSummary(Struct, kw_only=True, frozen=True):
     forks: int
     refusals: dict[str, int]
     failures: tuple[str, ...]
-    """Why the demo did not show what it is about; empty: all is well."""
+    """Reasons why the demo did not show what it is about; empty: all is well."""
     sample: str
 
 
@@ -87,7 +87,7 @@ def conflicts(holdings: Sequence[Holdings]) -> tuple[list[str], int]:
 
 
 def of_traces(traces: Iterable[NodeTrace]) -> list[Holdings]:
-    """What the nodes' logs say that they hold."""
+    """List what the nodes hold by their logs."""
     return [Holdings(trace.name, trace.chains) for trace in traces]
 
 
@@ -112,7 +112,7 @@ def pauses(traces: Iterable[NodeTrace], began_s: float, ended_s: float) -> tuple
 def failures(
     loss_before: float, loss_after: float, disagreements: Sequence[str], kills: Sequence[Kill], wanted: bool
 ) -> tuple[str, ...]:
-    """Why the exit status is 1, one sentence each. `wanted`: a kill was asked for."""
+    """List why the exit status is 1, one sentence each. `wanted`: a kill was asked for."""
     found = []
     if disagreements:
         more = f", and {len(disagreements) - 1} more" if len(disagreements) > 1 else ""

@@ -35,7 +35,7 @@ class MarkovChain:
 
     @staticmethod
     def drawn(seed: int) -> MarkovChain:
-        """Of a run: every row is peaked, so that there is something to learn."""
+        """Draw the chain of a run: every row is peaked, so that there is something to learn."""
         logits = 1.5 * np.random.default_rng([seed, 1]).standard_normal((TOKENS, TOKENS))
         return MarkovChain(_softmax(logits))
 

@@ -41,7 +41,7 @@ class Vectors(Substance):
         self.seed, self.inner_steps = plan.seed, plan.config.inner_steps
         self.tokens_per_step = plan.config.tokens_per_step
         self.codecs = rng.choice(sorted(CODECS)), rng.choice(sorted(CODECS))
-        """Of contributions, of updates."""
+        """Codecs of contributions and of updates."""
         self.layouts = plan_fragments(SPECS, plan.config.fragments)
         self.chain = MarkovChain.drawn(plan.seed)
         outer = rng.choice([USUAL, EQUALS])

@@ -1,4 +1,4 @@
-"""Chips that fail and come back: how much of a data centre's chip time trains (algorithm.md, section 3).
+"""Chips that fail and come back: how much of a data centre's chip time trains (arXiv 2604.21428).
 
 The failure process of the paper's goodput table, event by event. A learner is `chips` chips that train in
 lock step. Every chip fails after an exponential time; a failed chip comes back after an exponentiated-Weibull

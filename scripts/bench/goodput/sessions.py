@@ -5,8 +5,7 @@ after a short gap its place is taken again: by the same machine with its disk, o
 So the number of nodes stays about constant. Nothing else goes wrong but what the `wan` mix does to messages.
 
 Goodput is measured over a window of time, by the lineage: inner steps whose work is in the heaviest chain,
-over the steps that the same machines would have made in the time they were switched on (algorithm.md,
-section 4). What is missing was not made (catching up) or was lost (made, but in no contribution when the
+over the steps that the same machines would have made in the time they were switched on (goodput, arXiv 2604.21428). What is missing was not made (catching up) or was lost (made, but in no contribution when the
 session ended without a word).
 """
 

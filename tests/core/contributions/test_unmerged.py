@@ -1,4 +1,4 @@
-"""An orderly end over a bad link loses nothing: what the next life takes up (issue 3, design 5.3)."""
+"""An orderly end over a bad link loses nothing: what the next life takes up (ARCHITECTURE.md, On disk)."""
 
 from __future__ import annotations
 

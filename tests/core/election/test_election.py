@@ -1,4 +1,4 @@
-"""Elections, one test per claim"""
+"""Elections, one test per claim (ARCHITECTURE.md, Election)."""
 
 from __future__ import annotations
 

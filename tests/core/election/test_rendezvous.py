@@ -1,4 +1,4 @@
-"""Rendezvous ranking: balanced, stable under churn, the same for everybody (design 5.3)."""
+"""Rendezvous ranking: balanced, stable under churn, the same for everybody (ARCHITECTURE.md, Election)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a member that leaves still does for what was trained: one claim each (design 5.4)."""
+"""Leaving: what a member still does for what was trained, one claim each (ARCHITECTURE.md, Leaving)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Newcomers, genesis, forks and leaving, one test per claim (design 5.1, 5.4)."""
+"""Newcomers, genesis, forks and leaving, one test per claim (ARCHITECTURE.md, Membership, Leaving)."""
 
 from __future__ import annotations
 

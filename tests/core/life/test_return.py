@@ -1,4 +1,4 @@
-"""When all nodes died: those that return agree on the heaviest saved state (issue 3, design 5.1)."""
+"""Return of nodes when all had died: they agree on the heaviest saved state (ARCHITECTURE.md, Membership)."""
 
 from __future__ import annotations
 

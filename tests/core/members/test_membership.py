@@ -1,4 +1,4 @@
-"""Who is here: degrees of membership, incarnations, and what members say that counts (design 5.6)."""
+"""Membership: its degrees, incarnations, and what members say that counts (ARCHITECTURE.md, Membership)."""
 
 from __future__ import annotations
 

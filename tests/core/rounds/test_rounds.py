@@ -1,4 +1,4 @@
-"""Rounds, one test per claim: quorum, grace window, closing call, late work, publishing (design 5.2)."""
+"""Rounds, one test per claim: quorum, grace window, closing call, late work, publishing (ARCHITECTURE.md, Rounds)."""
 
 from __future__ import annotations
 

@@ -24,21 +24,21 @@ class Survived(Struct, kw_only=True, frozen=True):
     scenario: str = "survivor"
     nodes: int
     min_step_s: float = 0.0
-    """Of an inner step; 0: as short as may be."""
+    """Least time of an inner step; 0: as short as may be."""
     survivor: str
     next_version_s: float | None
-    """From the kill to the first version of any fragment whose round the survivor closed after it."""
+    """Time from the kill to the first version of any fragment whose round the survivor closed after it."""
     all_fragments_s: float | None
-    """The same for the slowest fragment."""
+    """Time from the kill to such a version of the slowest fragment."""
     versions_alone: int
-    """That it made until the others were started again."""
+    """Versions that the survivor made until the others were started again."""
     tokens_alone: int
-    """By which its chain grew in that time; the least fragment."""
+    """Tokens by which the survivor's chain grew in that time; the least fragment."""
     back_s: dict[str, float]
     """Node -> from its relaunch (process start included) to the first merge of its work."""
     last_back_s: float | None
     equal_s: float | None
-    """From the relaunch until all held one and the same new version of every fragment."""
+    """Time from the relaunch until all held one and the same new version of every fragment."""
     digests_agree: bool
     failures: tuple[str, ...]
 
@@ -50,10 +50,10 @@ class Side(Struct, kw_only=True, frozen=True):
     versions: dict[int, int]
     """Fragment -> how many were made."""
     first_version_s: float | None
-    """From the split until every fragment had a version whose round was closed after it."""
+    """Time from the split until every fragment had a version whose round was closed after it."""
     tokens_trained: int
     tokens_merged: int
-    """By which its chain grew; the least fragment."""
+    """Tokens by which the side's chain grew; the least fragment."""
 
 
 class Healed(Struct, kw_only=True, frozen=True):
@@ -62,28 +62,28 @@ class Healed(Struct, kw_only=True, frozen=True):
     scenario: str = "split"
     nodes: int
     min_step_s: float = 0.0
-    """Of an inner step; 0: as short as may be."""
+    """Least time of an inner step; 0: as short as may be."""
     split_s: float
     sides: tuple[Side, Side]
     equal_s: float | None
-    """From the healing until all held one and the same version of every fragment, made after it."""
+    """Time from the healing until all held one and the same version of every fragment, made after it."""
     sent_again: int
     """Merged contributions whose chain lost the fork: each is counted once."""
     tokens_sent_again: int
     merged_again_s: float | None
-    """From the healing until the last of them was in everybody's chain; null also if there were none."""
+    """Time from the healing until the last of them was in everybody's chain; null also if there were none."""
     not_merged_again: tuple[str, ...]
     given_up: tuple[str, ...]
     tokens_trained: int
-    """Of all nodes, in the whole run."""
+    """Tokens that all nodes trained in the whole run."""
     tokens_merged: int
-    """Of the fragment that has the least."""
+    """Tokens merged of the fragment that has the least."""
     digests_agree: bool
     failures: tuple[str, ...]
 
 
 def side_of(facts: Facts, nodes: tuple[str, ...], since_s: float, until_s: float) -> Side:
-    """What one side did between the split and the healing."""
+    """Sum up one side between the split and the healing."""
     log = facts.log
     fragments = range(log.fragments)
     first = first_rounds(log, nodes, since_s, until_s)

@@ -34,13 +34,13 @@ from p2pdiloco.lab.swarm.swarm import SwarmNode
 from p2pdiloco.lab.swarm.verdict import loss_unit
 
 BEFORE_S = 20.0
-"""Of training before anything happens, unless --seconds says otherwise."""
+"""Training before anything happens, unless --seconds says otherwise."""
 ALONE_LIMIT_S = 60.0
-"""In which the survivor must have gone on with every fragment."""
+"""Time in which the survivor must have gone on with every fragment."""
 ALONE_S = 15.0
-"""At least so long it is alone."""
+"""Least time that the survivor is alone."""
 AFTER_LIMIT_S = 150.0
-"""In which all must be one swarm again. Generous: the report says how long it took."""
+"""Time in which all must be one swarm again. Generous: the report says how long it took."""
 
 
 class ScenarioRun(ChaosRun):
@@ -82,12 +82,12 @@ class ScenarioRun(ChaosRun):
         self.facts.ended_s = time.monotonic()
 
     def _settle(self) -> tuple[float | None, list[str]]:
-        """It is over when it is over: (None, nothing)."""
+        """Wait for nothing: `_happen` has waited. (None, nothing)"""
         return None, []
 
     @abstractmethod
     def _happen(self) -> None:
-        """What happens, until all are one swarm again or the time for that is over."""
+        """Let it happen, and wait until all are one swarm again or the time for that is over."""
 
     @abstractmethod
     def verdict(self, outcome: Outcome) -> Survived | Healed:
@@ -100,7 +100,7 @@ class ScenarioRun(ChaosRun):
             self._tick()
 
     def _one_swarm(self, since_s: float) -> bool:
-        """Whether work of all is merged, and all held one version made since, of every fragment."""
+        """Tell whether work of all is merged, and all held one version made since, of every fragment."""
         nodes = [node.name for node in self._nodes()]
         if chaos_story.equal_at(self.facts.log, nodes, since_s) is None:
             return False
@@ -108,7 +108,7 @@ class ScenarioRun(ChaosRun):
 
 
 class SurvivorRun(ScenarioRun):
-    """All but one killed with -9."""
+    """Run in which all nodes but one are killed with -9."""
 
     def _happen(self) -> None:
         nodes = self._nodes()
@@ -140,7 +140,7 @@ class SurvivorRun(ScenarioRun):
         return [node for node in self._nodes() if node is not self._survivor]
 
     def verdict(self, outcome: Outcome) -> Survived:
-        """See `chaos_outcome.survived`."""
+        """Judge the run (`outcome.survived`)."""
         return survived(
             self.facts,
             self._survivor.name,
@@ -180,7 +180,7 @@ class SplitRun(ScenarioRun):
         return done and self._one_swarm(self._healed_s)
 
     def verdict(self, outcome: Outcome) -> Healed:
-        """See `chaos_outcome.healed`."""
+        """Judge the run (`outcome.healed`)."""
         return healed(
             self.facts,
             self._sides,
