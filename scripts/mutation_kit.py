@@ -26,7 +26,7 @@ class Patch:
             setattr(owner, name, value)
 
     def set(self, owner: Any, name: str, value: Any) -> None:
-        """From now on `owner.name` is `value`."""
+        """Set `owner.name` to `value` from now on."""
         self._undo.append((owner, name, owner.__dict__[name]))
         setattr(owner, name, value)
 
@@ -43,7 +43,7 @@ class Mutation:
 
     @property
     def name(self) -> str:
-        """For people."""
+        """Name the mutation for people."""
         return self.apply.__name__.replace("_", " ")
 
 
@@ -62,7 +62,7 @@ def mutation(mix: str, nodes: int, within_seeds: int, *rules: str) -> Callable[[
 
 
 def each_effect(patch: Patch, alter: Callable[[Core, Any], list[Any]]) -> None:
-    """What a core wants done becomes something else."""
+    """Make something else of what a core wants done."""
     handle = Core.handle
 
     def altered(self: Core, event: ev.Event, now: float) -> list[fx.Effect]:
@@ -72,6 +72,6 @@ def each_effect(patch: Patch, alter: Callable[[Core, Any], list[Any]]) -> None:
 
 
 def each_event(patch: Patch, alter: Callable[[Core, Any], Any]) -> None:
-    """What a core hears is something else."""
+    """Make something else of what a core hears."""
     handle = Core.handle
     patch.set(Core, "handle", lambda self, event, now: handle(self, alter(self, event), now))

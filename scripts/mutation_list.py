@@ -290,7 +290,7 @@ def one_partial_is_merged_twice(patch: Patch) -> None:
 
 @mutation("storm", 7, 60, "nothing-twice", "core-invariant", "crashed")
 def a_partial_that_was_merged_is_admitted_again(patch: Patch) -> None:
-    """Its parts are compared neither with the chain nor with other partials."""
+    """Compare its parts neither with the chain nor with other partials."""
     judge = GroupInbox.judge
 
     def blind(self: GroupInbox, *arguments: Any) -> Any:

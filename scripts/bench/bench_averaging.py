@@ -1,4 +1,4 @@
-"""All fragments of a 25M-parameter model merged once by 4 nodes, against hivemind's averager.
+"""Race of one merge of all fragments of a 25M-parameter model by 4 nodes, against hivemind's averager.
 
     python scripts/bench/bench_averaging.py [--repeats 5] [--width 512] [--codecs int8 bf16] [--json FILE]
 
@@ -46,23 +46,23 @@ from peers.averaging_peers import Peer, start_hivemind, start_learners, start_ou
 
 SETTLE_S = 0.5
 JOINED_S = 3.0
-"""For heartbeats to name everybody, and for offices to be filled, before the first round."""
+"""Time for heartbeats to name everybody, and for offices to be filled, before the first round."""
 FASTER, CHEAPER, UNDISTURBED = 2.0, 0.5, 0.97
 """The goals: times as fast, share of the processor time, share of the inner steps."""
 SHARES = {"a tenth of a core": 0.1, "half a core": 0.5, "busy": 1.0}
-"""What the learners beside the nodes take, each."""
+"""Shares of a core that the learners beside the nodes take, each."""
 QUIET_S = 4.0
-"""How long their undisturbed pace is measured, before every round."""
+"""Time in which their undisturbed pace is measured, before every round."""
 
 
 @dataclass
 class Figures:
-    """What was measured with one codec."""
+    """Figures measured with one codec."""
 
     codec: str
     parameters: int
     bytes_each: float
-    """On the wire, of a parameter, in each direction."""
+    """Bytes on the wire, of a parameter, in each direction."""
     wall_s: dict[str, list[float]] = field(default_factory=lambda: {"ours": [], "hivemind": []})
     cpu_s: dict[str, list[float]] = field(default_factory=lambda: {"ours": [], "hivemind": []})
     contributors: list[int] = field(default_factory=list)
@@ -104,7 +104,7 @@ def one_round(peers: Sequence[Peer]) -> tuple[float, float, list[list[str]]]:
 
 
 def averaged(said: Sequence[Sequence[str]], nodes: int) -> bool:
-    """Whether every averager was in one group with all others, and holds the mean of 0 to nodes - 1."""
+    """Tell whether every averager was in one group with all others, and holds the mean of 0 to nodes - 1."""
     mean = (nodes - 1) / 2
     return all(
         int(words[1]) == nodes and max(abs(float(v) - mean) for v in words[2:4]) < 0.01 for words in said
@@ -158,7 +158,8 @@ def measure(codec: str, args: Any) -> Figures:
 def meanwhile(
     ours: Sequence[Peer], folder: Path, numels: Sequence[int], repeats: int, guard: Guard
 ) -> dict[str, list[float]]:
-    """Of each kind of learner: inner steps per second during rounds, over those before; a value per round."""
+    """Measure each kind of learner: inner steps per second during rounds, over those before; a value per
+    round."""
     found: dict[str, list[float]] = {}
     for kind, share in SHARES.items():
         learners = start_learners(folder, len(ours), numels, share, guard)
@@ -187,7 +188,7 @@ Counts = list[tuple[int, float, float]]
 
 
 def count(learners: Sequence[Peer]) -> Counts:
-    """Of every learner: inner steps, when the last ended, processor time."""
+    """Count of every learner: inner steps, when the last ended, processor time."""
     for learner in learners:
         learner.tell("count")
     said = [learner.wait_for("count") for learner in learners]

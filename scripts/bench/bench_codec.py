@@ -1,11 +1,11 @@
-"""How fast is every codec on one core, and what does it cost? Encode, check, decode; bytes; error.
+"""Speed of every codec on one core, and its cost: encode, check, decode; bytes; error.
 
     .venv/bin/python scripts/bench/bench_codec.py [--million 8] [--rounds 7] [--device cpu] [--json FILE]
 
 Rates are GB of fp32 input per second; on the CPU of processor time, by rounds that alternate over the codecs
-and a plain copy of the same tensor (whose rate is the memory's), after a first round that is not counted.
-The error is that of one encoding, relative, for values like pseudo-gradients: normal with a spread that
-differs from row to row.
+and a plain copy of the same tensor (whose rate is the memory's), after a first round that is not counted. The
+error is that of one encoding, relative, for values like pseudo-gradients: normal with a spread that differs
+from row to row.
 """
 
 from __future__ import annotations

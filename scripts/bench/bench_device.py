@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What does a device train? Tokens per second of a single learner process, by model, precision and compiler.
+"""Training speed of a device: tokens per second of one learner process, by model, precision and compiler.
 
     python scripts/bench/bench_device.py --device cuda [--presets gpt2 350m] [--seconds 10] [--json FILE]
     .venv/bin/python scripts/bench/bench_device.py --device cpu --presets micro tiny --variants fp32 auto
@@ -68,17 +68,17 @@ def operations_per_token(manifest: Manifest) -> float | None:
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """Of one learner."""
+    """Measurement of one learner."""
 
     tokens_per_s: float
     longest_gap_in_steps: float
-    """Of the learner's own average."""
+    """Longest gap, in the learner's own average steps."""
     start_s: float
     """Until its first inner step had ended."""
     memory_bytes: int | None
     """None: this device does not say."""
     notes: list[str]
-    """What it said."""
+    """Sentences that the learner said."""
 
 
 async def measured(manifest: Manifest, options: LearnerOptions, seconds: float) -> Measured:

@@ -1,4 +1,4 @@
-"""How much of the compute trains? The paper's table, p2pdiloco beside it, and swarms of volunteers.
+"""Share of the compute that trains: the paper's table, p2pdiloco beside it, and swarms of volunteers.
 
     .venv/bin/python scripts/bench/bench_goodput.py [--json FILE] [--plots DIR] [--seeds 5] [--group-size G]
                                               [--only chips|recovery|homes] [--nodes 8,32,128]
@@ -43,7 +43,7 @@ DEATHS = 30
 
 
 def row_name(learners: int) -> str:
-    """As in the paper."""
+    """Name a row as the paper does."""
     return "data parallel, elastic" if learners == 1 else f"decoupled, M = {learners}"
 
 
@@ -173,7 +173,7 @@ def recovery_rows(measured: Costs) -> list[tuple[str, dict[str, float]]]:
 
 
 def options() -> argparse.Namespace:
-    """What can be chosen."""
+    """Parse the options."""
     parser = arguments(__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--seeds", type=int, default=5, help="seeds of the chip-level process per cell")
     parser.add_argument("--plots", type=Path, metavar="DIR", help="write PNG files there")

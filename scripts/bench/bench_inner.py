@@ -37,7 +37,7 @@ WARM_UP_TIMEOUT_S = 600.0
 
 
 class Point(msgspec.Struct, frozen=True):
-    """What a learner has said at some time."""
+    """Word of a learner at some time."""
 
     inner_step: int
     cpu_s: float
@@ -143,7 +143,7 @@ def rate(points: Sequence[Point]) -> Rate:
 async def alone(
     manifest: Manifest, learners: int, seconds: float, folder: Path, options: LearnerOptions
 ) -> list[Alone]:
-    """So many learners at once, for so long after their first steps. Raises: Ended, TimeoutError."""
+    """Run so many learners at once, for so long after their first steps. Raises: Ended, TimeoutError."""
     made: list[Alone] = []
     try:
         for index in range(learners):
@@ -160,8 +160,8 @@ async def alone(
 def in_swarm(
     manifest: Manifest, nodes: int, seconds: float, folder: Path, options: LearnerOptions
 ) -> tuple[list[Rate], int]:
-    """As many learners inside a real swarm, and how many versions were merged since it began. Raises: Ended,
-    TimeoutError."""
+    """Run as many learners inside a real swarm: (their rates, versions merged). Raises:
+    Ended, TimeoutError."""
     flags = ["--device", options.device, "--threads", str(options.threads), "--precision", options.precision]
     flags += ["--micro-batch-tokens", str(options.micro_batch_tokens), *["--compile"] * options.compile]
     with running_swarm(folder, manifest, nodes, *NEVER, *flags) as swarm:

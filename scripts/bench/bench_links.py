@@ -1,22 +1,22 @@
-"""How much of their time do learners compute on home links? Rate and delay of the links vary; 4 real nodes.
+"""Share of their time that learners compute on home links, by rate and delay of the links; 4 real nodes.
 
     .venv/bin/python scripts/bench/bench_links.py [--quick] [--cell 10/100 ...] [--seconds 120] [--json FILE]
 
-Linux, root: every node is in a network namespace behind a router of its own
-(`p2pdiloco/lab/links/homes.py`): the rate, both ways, by tbf, with 0.4 s of queue; the delay by a switch
-in user space. A cell is Mbit/s and the round trip between two nodes in ms.
+Linux, root: every node is in a network namespace behind a router of its own (`p2pdiloco/lab/links/homes.py`):
+the rate, both ways, by tbf, with 0.4 s of queue; the delay by a switch in user space. A cell is Mbit/s and
+the round trip between two nodes in ms.
 
-Scaling. The run that is meant: 100 M parameters, H = 100, P = 24, e3m0 both ways, a consumer GPU that needs
-1 s for an inner step. It sends 100 M / 100 = 1 M parameters per inner step and direction, 0.53 MB; a
-fragment of 4.2 M parameters, 2.2 MB, is due every 4.2 s. Here: the preset `small` (10.7 M parameters), H =
-11, P = 3, inner steps of 0.97 s. So 10.7 M / 11 = 0.97 M parameters per inner step, 1 M a second; a
-fragment of 3.6 M, 1.9 MB, is due every 3.6 s; tau is 6 s in both. Of such a run each node sends, with its
-share of the syncers' work (3/4), 1 M * 0.531 * 1.75 * 8 * 1.04 = 7.7 Mbit/s on the average, and receives as
-much. What is harder here: a fragment has 11 s from one contribution to the next, not 100 s; there are nine
-times as many elections per second; and three offices among four nodes are often two at one of them, while 24
-are spread more evenly. In a run's first term the node that began it is the syncer of everything, for which it
-has to receive 13 Mbit/s: so terms are 4 versions long here, and measured is what comes after the first (not
-in "1", where that would be a quarter of an hour).
+Scaling. The run that is meant: 100 M parameters, H = 100, P = 24, e3m0 both ways, a consumer GPU that needs 1
+s for an inner step. It sends 100 M / 100 = 1 M parameters per inner step and direction, 0.53 MB; a fragment
+of 4.2 M parameters, 2.2 MB, is due every 4.2 s. Here: the preset `small` (10.7 M parameters), H = 11, P = 3,
+inner steps of 0.97 s. So 10.7 M / 11 = 0.97 M parameters per inner step, 1 M a second; a fragment of 3.6 M,
+1.9 MB, is due every 3.6 s; tau is 6 s in both. Of such a run each node sends, with its share of the syncers'
+work (3/4), 1 M * 0.531 * 1.75 * 8 * 1.04 = 7.7 Mbit/s on the average, and receives as much. What is harder
+here: a fragment has 11 s from one contribution to the next, not 100 s; there are nine times as many elections
+per second; and three offices among four nodes are often two at one of them, while 24 are spread more evenly.
+In a run's first term the node that began it is the syncer of everything, for which it has to receive 13
+Mbit/s: so terms are 4 versions long here, and measured is what comes after the first (not in "1", where that
+would be a quarter of an hour).
 
 Learners are paced (--min-step-s) and train on 32 tokens an inner step, so that the processors of one machine
 carry four of them and the links are what is measured.
@@ -32,9 +32,9 @@ carry four of them and the links are what is measured.
 * ratio: payload that the syncer of a version sends over what a member does (`bench_wire.py`), at most 2.
 * every: the link watch's verdict, contributing to one in so many versions (of each node).
 
-Cells with a name: "1" is 1 Mbit/s and 50 ms for all, an eighth of what the run asks: elections and
-heartbeats have to stay healthy. "slow" is 50 Mbit/s for all but one node with 2 Mbit/s, which has to take
-part less often, and the others' merges must not suffer.
+Cells with a name: "1" is 1 Mbit/s and 50 ms for all, an eighth of what the run asks: elections and heartbeats
+have to stay healthy. "slow" is 50 Mbit/s for all but one node with 2 Mbit/s, which has to take part less
+often, and the others' merges must not suffer.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ GOALS = {"10": 0.80, "50": 0.95, "200": 0.95}
 FALSE_ALARMS = ("silent", "suspicion", "void")
 START_S = 180.0
 THIN_START_S = 600.0
-"""At 1 Mbit/s the first versions alone are some minutes of bytes."""
+"""Patience at 1 Mbit/s, where the first versions alone are some minutes of bytes."""
 SLOW_NODE = 2e6
 
 
@@ -109,7 +109,7 @@ def paces(lines: list[Line]) -> tuple[float, float]:
 
 
 def alarms(diaries: dict[str, list[Line]]) -> dict[str, int]:
-    """How often something was taken for failed, by kind, at all nodes."""
+    """Count how often something was taken for failed, by kind, at all nodes."""
     every = [line for lines in diaries.values() for line in lines]
     voided = [line for line in of_kind(every, "office") if line.reason.startswith("void")]
     counts = {kind: len(of_kind(every, kind)) for kind in ("silent", "suspicion")}
@@ -146,12 +146,12 @@ def reading(diaries: dict[str, list[Line]], manifest: Manifest, seconds: float) 
 
 
 def since(swarm: Swarm, mono: float) -> dict[str, list[Line]]:
-    """All nodes' diaries from a moment on."""
+    """Read all nodes' diaries from a moment on."""
     return {node.name: [line for line in read_log(node.events) if line.mono >= mono] for node in swarm.nodes}
 
 
 def begun(swarm: Swarm, fragments: int, least: int, followers: int) -> bool:
-    """Whether every fragment has had so many versions, which the first so many nodes have."""
+    """Tell whether every fragment has had so many versions, which the first so many nodes have."""
     swarm.watch()
     diaries = since(swarm, 0.0)
     made = versions(diaries)

@@ -1,4 +1,4 @@
-"""How does a syncer's memory grow with the number of contributors? Pushes that arrive, and their merge.
+"""Growth of a syncer's memory with the number of contributors: pushes that arrive, and their merge.
 
     python scripts/bench/bench_memory.py [--millions 8] [--codec int4] [--contributors 2 8] [--json FILE]
 
@@ -73,7 +73,7 @@ class Syncer:
             self.pushes_in.decided(ef.AnswerTransfer(event.transfer, 0, Verdict.IN_ROUND))
 
     async def take(self, contributors: int) -> None:
-        """All of them at once, a chunk of each in turn."""
+        """Take all pushes at once, a chunk of each in turn."""
         request: Any = SimpleNamespace(signed=SimpleNamespace(header=self._label))
         sinks: list[Any] = [self.pushes_in.on_push(f"peer {i}", request) for i in range(contributors)]
         for start in range(0, len(self.payload), CHUNK_BYTES):
@@ -83,7 +83,7 @@ class Syncer:
             await sink.finish()
 
     async def merge(self, number: int) -> float:
-        """What has come; seconds of processor time."""
+        """Merge what has come; seconds of processor time."""
         inputs = [(self.tickets.payload(ticket), 1000, 10) for ticket in self.held]
         start = time.process_time()
         await self.compute.run(self.compute.merge, 0, number, inputs, [], 24)
@@ -96,7 +96,7 @@ class Syncer:
 
 
 async def one(numel: int, codec_name: str, contributors: int, bounded: bool) -> dict[str, float]:
-    """In a process of its own."""
+    """Measure one, in a process of its own."""
     torch.set_num_threads(1)
     pushes_in.SHARE_BYTES = SHARE_BYTES if bounded else 1 << 60  # type: ignore[misc]
     with tempfile.TemporaryDirectory() as folder:

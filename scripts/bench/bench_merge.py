@@ -1,11 +1,11 @@
-"""How close to the memory's speed is a merge? Accumulate (decode, add) and the outer step, on one core.
+"""Closeness of a merge to the memory's speed: accumulate (decode, add) and the outer step, on one core.
 
     python scripts/bench/bench_merge.py [--contributors 4] [--rounds 7] [--codec int8 ...] [--json FILE]
 
 On a fragment of the preset `gpt2` (5 million parameters, one of 24), by rounds that alternate over all parts,
-all codecs, and a plain copy. Rates are fp32 bytes touched per second of processor time; each part counts
-what it cannot do without: decoding writes the pseudo-gradient (4 bytes an element); adding reads it and the
-sums, and writes the sums (12); the outer step reads Theta, momentum and pseudo-gradient and writes Theta and
+all codecs, and a plain copy. Rates are fp32 bytes touched per second of processor time; each part counts what
+it cannot do without: decoding writes the pseudo-gradient (4 bytes an element); adding reads it and the sums,
+and writes the sums (12); the outer step reads Theta, momentum and pseudo-gradient and writes Theta and
 momentum (20); a copy reads and writes (8). Payloads, and the second look that lengths need, count nothing.
 "accumulate + step" is all contributions and one outer step. `Vault.merge` and `Vault.apply` are whole, with
 their checks, encoding and digests, in milliseconds.
@@ -30,7 +30,7 @@ from p2pdiloco.tensors.outer import outer_step
 from p2pdiloco.tensors.vault import Vault
 
 COPY_BYTES, DECODE_BYTES, ADD_BYTES, STEP_BYTES = 8, 4, 12, 20
-"""Of fp32 touched per element."""
+"""Bytes of fp32 touched per element."""
 TOKENS, INNER_STEPS = 8192, 24
 GOAL = 0.4
 Job = Callable[[], object]
@@ -48,7 +48,7 @@ def fragment(preset: str) -> FragmentLayout:
 
 
 def copy_job(numel: int) -> Job:
-    """What the memory can do."""
+    """Copy as fast as the memory can."""
     source, target = torch.randn(numel), torch.zeros(numel)
     return lambda: target.copy_(source)
 
@@ -98,7 +98,7 @@ def measure(work: dict[str, Job], rounds: int) -> dict[str, list[float]]:
 
 
 def shares(times_s: dict[str, list[float]], copy_s: list[float], contributors: int) -> dict[str, list[float]]:
-    """Of the copy bandwidth of the same round: what each part, and all of a merge, reaches."""
+    """Compute what each part, and all of a merge, reaches of the copy bandwidth of the same round."""
     rows = zip(times_s["decode"], times_s["add"], times_s["outer step"], copy_s, strict=True)
     found: dict[str, list[float]] = {"decode": [], "add": [], "outer step": [], "accumulate + step": []}
     for decode_s, add_s, step_s, one_copy_s in rows:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How long an inner step takes by the size of the passes that it is computed in, and what memory it takes.
+"""Time and memory of an inner step by the size of the passes that it is computed in.
 
     .venv/bin/python scripts/bench/bench_passes.py [--presets tiny small] [--passes 8192 2048] [--rounds 5]
 

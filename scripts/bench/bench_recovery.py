@@ -1,11 +1,11 @@
-"""How soon does a swarm go on after its syncer's death? At least 10 times `kill -9`, then the victim returns.
+"""Recovery of a swarm from its syncer's death: at least 10 times `kill -9`, then the victim returns.
 
     .venv/bin/python scripts/bench/bench_recovery.py [--kills 10] [--nodes 4] [--preset micro] [--json FILE]
 
-T_resume: from the kill to the survivors' next version of each fragment whose syncer was killed.
-T_back: from the victim's relaunch to the first version that contains its work again.
-Others: time between versions of the fragments whose syncer lived on, within 5 s after a kill, against the
-quiet time before. Longest gap: survivors' longest pause between inner steps, in inner steps.
+T_resume: from the kill to the survivors' next version of each fragment whose syncer was killed. T_back: from
+the victim's relaunch to the first version that contains its work again. Others: time between versions of the
+fragments whose syncer lived on, within 5 s after a kill, against the quiet time before. Longest gap:
+survivors' longest pause between inner steps, in inner steps.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PATIENCE_S = 30.0
 
 
 class Watch:
-    """All nodes' diaries, kept up to date."""
+    """Diaries of all nodes, kept up to date."""
 
     def __init__(self, swarm: Swarm) -> None:
         self._swarm = swarm

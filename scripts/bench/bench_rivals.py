@@ -1,4 +1,4 @@
-"""The same work on the same home links: ours beside OpenDiLoCo's and torchft's ways; 4 real nodes each.
+"""Comparison on equal home links: ours beside OpenDiLoCo's and torchft's ways; 4 real nodes each.
 
     python scripts/bench/bench_rivals.py [--quick] [--cell 10/100 ...] [--way ours ...] [--seconds 45]
         [--json FILE]
@@ -66,7 +66,7 @@ from peers.rival_peer import Work
 
 WAYS = ("ours", "opendiloco", "torchft", "torchft-bf16", "torchft-fp8")
 RIVAL_CELLS = tuple(cell for cell in CELLS if cell != "1")
-"""At 1 Mbit/s a sync of the others' takes minutes; that cell is about elections, which they have not."""
+"""Cells for the others. A sync of theirs takes minutes at 1 Mbit/s, and that cell is about elections."""
 QUICK = ("10/100", "50/100")
 READY_S = 120.0
 CYCLE_S = 900.0
@@ -74,7 +74,7 @@ CYCLE_S = 900.0
 
 
 class Cycle(msgspec.Struct, frozen=True):
-    """What a node says at the end of a sync interval, of all since the start."""
+    """Word of a node at the end of a sync interval, about everything since the start."""
 
     steps: int
     mono: float
@@ -111,7 +111,7 @@ def start(way: str, manifest: Manifest, links: Homes, folder: Path, guard: Guard
 
 
 def guarded(links: Homes, guard: Guard) -> None:
-    """What there is by now is removed if we are killed."""
+    """Have the guard remove what there is by now if we are killed."""
     for words in links.clear_words():
         guard.on_end(words)
 
@@ -165,7 +165,7 @@ def reading(last: Sequence[Cycle], began: float, manifest: Manifest, way: str) -
 
 
 def of_ours(cell: str, manifest: Manifest, seconds: float) -> dict[str, Any]:
-    """What `bench_links` finds; a learner that does not wait stands still for nobody."""
+    """Collect what `bench_links` finds; a learner that does not wait stands still for nobody."""
     found = bench_links.measure(cell, manifest, seconds)
     least = min(found["utilisation"].values())
     interval_s = manifest.sync.inner_steps * STEP_S
@@ -191,7 +191,7 @@ def goal_of(cell: str) -> float | None:
 
 
 def verdict(way: str, cells: dict[str, dict[str, Any]]) -> str:
-    """In how many of the cells that have a goal this way reaches it."""
+    """Count the cells with a goal in which this way reaches it."""
     asked = {cell: goal for cell in cells if way in cells[cell] and (goal := goal_of(cell)) is not None}
     reached = sum(min(cells[cell][way]["utilisation"].values()) >= goal for cell, goal in asked.items())
     return f"{way}: reaches the goal in {reached} of {len(asked)} cells"

@@ -1,4 +1,4 @@
-"""How long does a round take, and what does the daemon cost? 4 nodes, `small` (about 10M parameters).
+"""Length of a round, and the daemon's cost: 4 nodes, `small` (about 10M parameters).
 
     .venv/bin/python scripts/bench/bench_round.py [--nodes 4] [--seconds 120] [--preset small] [--json FILE]
 
@@ -66,7 +66,7 @@ class Cost(msgspec.Struct):
 
 
 def cost(node: SwarmNode) -> Cost:
-    """As the operating system counts it now."""
+    """Cost as the operating system counts it now."""
     daemon = psutil.Process(node.pid)
     p2pd = next(c for c in daemon.children(recursive=True) if c.name() == "p2pd")
     learner = next(c for c in daemon.children(recursive=True) if "p2pdiloco.learner" in c.cmdline())

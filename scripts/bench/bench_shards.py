@@ -1,4 +1,4 @@
-"""How much memory does each process of a learner need, with a copy of the model and with a share of it?
+"""Memory of each process of a learner, with a copy of the model and with a share of it.
 
     .venv/bin/python scripts/bench/bench_shards.py [--nproc 2 3] [--layers 8] [--width 512] [--json FILE]
 

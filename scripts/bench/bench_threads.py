@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""What a learner with several threads loses when it does not have the processors for itself.
+"""Loss of a learner with several threads when it does not have the processors for itself.
 
     python scripts/bench/bench_threads.py [--presets micro tiny] [--others 0 2] [--rounds 3] [--json FILE]
 
 A learner process without a daemon, with as many threads as there are processors, alone (`--others 0`) or
 beside processes that never pause. Threads that wait for each other at the end of an operation spin, as
 libgomp has it unless it is told otherwise, spin briefly, as learners do (`daemon.learner.host.ENVIRONMENT`),
-or sleep at once. Also with one thread.
-Alternating, in one run; inner steps per second of wall time, after the warm-up.
+or sleep at once. Also with one thread. Alternating, in one run; inner steps per second of wall time, after
+the warm-up.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from p2pdiloco.tensors.layout import gather, plan_fragments
 
 WARM_UP_STEPS = 5
 LIBGOMP_SPINS = "300000"
-"""Its own choice, where no policy is given."""
+"""Spins that libgomp chooses itself, where no policy is given."""
 WAITS: dict[str, tuple[int, dict[str, str]]] = {
     "spinning": (0, {"GOMP_SPINCOUNT": LIBGOMP_SPINS}),
     "briefly": (0, {}),
@@ -47,7 +47,7 @@ def _never_pause() -> None:
 
 @contextmanager
 def company(processes: int) -> Iterator[None]:
-    """So many other processes that compute."""
+    """Start so many other processes that compute."""
     others = [multiprocessing.Process(target=_never_pause, daemon=True) for _ in range(processes)]
     for other in others:
         other.start()
@@ -61,7 +61,7 @@ def company(processes: int) -> Iterator[None]:
 
 @contextmanager
 def environment(changes: dict[str, str]) -> Iterator[None]:
-    """What a learner that is started now inherits."""
+    """Environment that a learner inherits which is started now."""
     os.environ.update(changes)
     try:
         yield
@@ -71,7 +71,7 @@ def environment(changes: dict[str, str]) -> Iterator[None]:
 
 
 async def steps_per_s(preset: str, threads: int, seconds: float) -> float:
-    """Of a learner with nobody to talk to."""
+    """Measure the pace of a learner with nobody to talk to."""
     manifest = for_run(preset, "bench-threads")
     task = task_of(manifest)
     layouts = plan_fragments(task.specs(), manifest.sync.fragments)

@@ -1,4 +1,4 @@
-"""How fast do fragments travel between two nodes? Our streams, a bare stream over the same p2pd, bare TCP.
+"""Speed of fragments between two nodes: our streams, a bare stream over the same p2pd, bare TCP.
 
     .venv/bin/python scripts/bench/bench_transfer.py [--rounds 7] [--mebibytes 64] [--json FILE]
 

@@ -1,4 +1,4 @@
-"""What does an outer step cost on the wire? Bytes per parameter and direction, everything included; 4 nodes.
+"""Cost of an outer step on the wire: bytes per parameter and direction, everything included; 4 nodes.
 
     python scripts/bench/bench_wire.py [--codec e3m0 ...] [--preset small] [--cycles 2] [--json FILE]
 
@@ -48,19 +48,19 @@ from p2pdiloco.tensors.layout import plan_fragments
 
 GOALS = {"int8": 1.06, "int4": 0.56, "e3m0": 0.56, "topk": 0.05}
 MOST_OF_A_MEMBERS = 2.0
-"""What a syncer may send, in what a member sends."""
+"""Most that a syncer may send, in what a member sends."""
 TOKENS_PER_STEP = 32
 HEADER_BYTES = 66
 """Ethernet, IPv4 and TCP with time stamps, of every frame: the rest of it is what the sockets carry."""
 POLL_S = 0.5
 QUIET_BYTES_PER_S = 40_000
-"""Of one node; above it a transfer is under way."""
+"""Rate of one node above which a transfer is under way."""
 START_TIMEOUT_S = 120.0
 KINDS = ("upload", "download")
 
 
 class Count(msgspec.Struct, frozen=True):
-    """What has crossed a node's link, in frames."""
+    """Count of what has crossed a node's link, in frames."""
 
     up_bytes: int
     up_frames: int
@@ -118,7 +118,7 @@ def paced(manifest: Manifest, name: str, inner_steps: int, term_versions: int) -
 
 
 def counter(device: str) -> Count:
-    """As the kernel has it: what our end of the link receives is what the node sends."""
+    """Read the kernel's counters: what our end of the link receives is what the node sends."""
     folder = Path("/sys/class/net") / device / "statistics"
     names = ("rx_bytes", "rx_packets", "tx_bytes", "tx_packets")
     return Count(*(int((folder / name).read_text()) for name in names))
@@ -134,7 +134,7 @@ def frame_by_frame(wrapper: Sequence[str], device: str) -> None:
 
 
 def versions(diaries: dict[str, list[Line]]) -> dict[tuple[int, int], Made]:
-    """All versions that somebody published, with the contributors of the merge before it."""
+    """Collect the versions that somebody published, with the contributors of the merge before it."""
     found: dict[tuple[int, int], Made] = {}
     for name, lines in diaries.items():
         merged: dict[tuple[int, int], int] = {}
@@ -147,7 +147,7 @@ def versions(diaries: dict[str, list[Line]]) -> dict[tuple[int, int], Made]:
 
 
 def everywhere(diaries: dict[str, list[Line]], keys: Iterable[tuple[int, int]]) -> bool:
-    """Whether every node has each of these versions, or a later one of its fragment."""
+    """Tell whether every node has each of these versions, or a later one of its fragment."""
     for lines in diaries.values():
         heads: dict[int, int] = {}
         for line in lines:
@@ -164,7 +164,7 @@ def numels_of(manifest: Manifest) -> list[int]:
 
 
 def given(before: dict[str, list[Line]], now: dict[str, list[Line]]) -> Given:
-    """What the nodes have given between two looks at their diaries."""
+    """Compute what the nodes have given between two looks at their diaries."""
 
     def total(diaries: dict[str, list[Line]], key: str) -> int:
         said = [of_kind(lines, "progress") for lines in diaries.values()]
@@ -201,12 +201,12 @@ class Probe:
         self._swarm, self._fragments = swarm, fragments
         self._devices = {node.name: links.device(node.name) for node in swarm.nodes}
         self.control: list[float] = []
-        """What a node sent through its sockets while nothing was under way, bytes a second."""
+        """Rates at which a node sent through its sockets while nothing was under way, bytes a second."""
         self.diaries: dict[str, list[Line]] = {}
-        """As they were in the last quiet moment."""
+        """Diaries as they were in the last quiet moment."""
 
     def counts(self) -> dict[str, Count]:
-        """Of all nodes, now."""
+        """Read the counters of all nodes, now."""
         return {name: counter(device) for name, device in self._devices.items()}
 
     def quiet(self, at_least: dict[int, int], timeout_s: float) -> tuple[dict[str, Count], list[Made]]:

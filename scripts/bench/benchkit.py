@@ -1,4 +1,4 @@
-"""What the benchmarks share: reading diaries, quantiles, tables, and the JSON result."""
+"""Kit of the benchmarks: swarms, quantiles, tables, and the JSON result."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 START_TIMEOUT_S = 240.0
 MIB = 1 << 20
 AT_ONCE = {"MALLOC_MMAP_THRESHOLD_": "65536"}
-"""What is freed goes back to the machine, or what was used at the start would hide what is used later."""
+"""Environment in which freed memory goes back to the machine: else what was used at the start hides later
+use."""
 NEVER = ("--eval-every-s", "100000", "--checkpoint-every-s", "100000")
 
 

@@ -59,7 +59,8 @@ class Comparison(Struct, kw_only=True, frozen=True):
     """Smallest share over the fragments, per second of each run."""
     inner_steps_per_cpu_s: float | None
     goodput: float
-    """Tokens merged / tokens that undisturbed learners trained in as long a time (goodput, arXiv 2604.21428)."""
+    """Goodput (arXiv 2604.21428): tokens merged / tokens that undisturbed learners trained in as long
+    a time."""
     loss_faulty: float | None
     loss_fault_free: float | None
     loss_at_tokens: int

@@ -24,7 +24,7 @@ YEAR_S = 365.25 * 86400.0
 INTEGRATION_POINTS = 4000
 
 Mishap = Callable[[Random], tuple[float, float]]
-"""What a failure costs beyond the stall: (more seconds of standing still, seconds of training undone)."""
+"""Cost of a failure beyond the stall: (more seconds of standing still, seconds of training undone)."""
 
 
 def no_mishap(_rng: Random) -> tuple[float, float]:
@@ -54,7 +54,7 @@ class ChipTimes:
 
 @dataclass(slots=True)
 class Tally:
-    """What one learner did. `useful_s` is in seconds of the whole learner: half its chips count half."""
+    """Account of one learner. `useful_s` is in seconds of the whole learner: half its chips count half."""
 
     total_s: float = 0.0
     useful_s: float = 0.0
@@ -97,7 +97,7 @@ class Learner:
         self._delay = ReturnDelay(times.mean_return_s, times.return_weibull, times.return_exponent)
         self._now_s = 0.0
         self._away: list[float] = []
-        """When each failed chip will be back, a heap."""
+        """Times at which failed chips will be back, a heap."""
         self._waiting = 0
         """Chips that are back and not yet let in."""
         self._quiet_from_s = 0.0
@@ -165,7 +165,7 @@ class Learner:
         self._stall(self._times.downscale_s + more_s)
 
     def _stall(self, for_s: float) -> None:
-        """Nobody trains; chips fail and come back all the same."""
+        """Let nobody train; chips fail and come back all the same."""
         until_s = self._now_s + for_s
         self.tally.total_s += for_s
         while True:

@@ -23,7 +23,7 @@ SEED = 1
 
 
 def home_of(nodes: int, mean_session_s: float, group_size: int) -> Home:
-    """With the settings of the next larger size in the table."""
+    """Make a home with the settings of the next larger size in the table."""
     settings = next((found for size, found in sorted(SETTINGS.items()) if nodes <= size), SETTINGS[128])
     return Home(nodes, mean_session_s, group_size=group_size, **settings)
 
@@ -64,7 +64,7 @@ def measure_homes(sizes: Sequence[int], group_size: int) -> list[dict[str, Any]]
 
 
 def length(seconds: float) -> str:
-    """In hours or minutes."""
+    """Tell a length in hours or minutes."""
     return f"{seconds / 3600:.0f} h" if seconds >= 3600 else f"{seconds / 60:.0f} min"
 
 

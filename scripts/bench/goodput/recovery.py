@@ -1,4 +1,4 @@
-"""What a death costs in the simulated protocol, in a data centre; `bench_goodput.py` feeds its table with it.
+"""Cost of a death in the simulated protocol, in a data centre; `bench_goodput.py` feeds its table with it.
 
 M learners of a 5-billion-parameter model (int8 on the wire, 24 fragments, H = 24, tau = 2, K = 1 as in the
 paper) on 100 Gbit/s links run the production core under the virtual clock. Every `SPACING_S` one of three

@@ -1,12 +1,13 @@
 """Volunteers: nodes on home links that come and go, and what of their work reaches the merged state.
 
 Sessions have exponential lengths. A session ends without a word (the default) or by an orderly leave, and
-after a short gap its place is taken again: by the same machine with its disk, or by one that nobody knows.
-So the number of nodes stays about constant. Nothing else goes wrong but what the `wan` mix does to messages.
+after a short gap its place is taken again: by the same machine with its disk, or by one that nobody knows. So
+the number of nodes stays about constant. Nothing else goes wrong but what the `wan` mix does to messages.
 
 Goodput is measured over a window of time, by the lineage: inner steps whose work is in the heaviest chain,
-over the steps that the same machines would have made in the time they were switched on (goodput, arXiv 2604.21428). What is missing was not made (catching up) or was lost (made, but in no contribution when the
-session ended without a word).
+over the steps that the same machines would have made in the time they were switched on (arXiv 2604.21428).
+What is missing was not made (catching up) or was lost (made, but in no contribution when the session ended
+without a word).
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ class Home:
     nodes: int
     mean_session_s: float
     orderly_share: float = 0.0
-    """How many sessions end by an orderly leave instead of without a word."""
+    """Share of sessions that end by an orderly leave instead of without a word."""
     return_share: float = 0.5
-    """How many are followed by the same machine with its disk; the others by a new one."""
+    """Share that is followed by the same machine with its disk; the others by a new one."""
     mean_gap_s: float = 30.0
     warm_up_s: float = 150.0
     window_s: float = 900.0
@@ -82,7 +83,7 @@ class Home:
         )
 
     def plan(self, seed: int) -> WorldPlan:
-        """All nodes start within a few seconds; faults are sessions and the weather of `wan`."""
+        """Plan a world: all nodes start within a few seconds; faults are sessions and the weather of `wan`."""
         rng = stream(seed, "home/specs")
         return WorldPlan(
             seed=seed,
@@ -112,7 +113,7 @@ class Home:
 
     @property
     def end_s(self) -> float:
-        """When a simulation of this ends."""
+        """Time at which a simulation of this ends."""
         return self.warm_up_s + self.window_s + self.drain_s
 
 
@@ -129,7 +130,7 @@ class Session:
 
 @dataclass(slots=True)
 class Outcome:
-    """What came of a window. Shares are of the steps that undisturbed learners would have made."""
+    """Result of a window. Shares are of the steps that undisturbed learners would have made."""
 
     goodput: float = 0.0
     not_made: float = 0.0
@@ -137,7 +138,7 @@ class Outcome:
     lost: float = 0.0
     """Made in a session that has ended, and in no contribution of the heaviest chain."""
     pending: float = 0.0
-    """Not merged yet when the simulation ended, though the session goes on."""
+    """Steps not merged yet when the simulation ended, though the session goes on."""
     participation: list[float] = field(default_factory=list)
     """Contributors over running learners, per version made in the window."""
     tokens_made: float = 0.0
@@ -168,7 +169,7 @@ class Sessions(World):
         self.clock.at(home.warm_up_s + home.window_s, self._end_window)
 
     def play(self) -> Outcome:
-        """From start to the figures.
+        """Play it, from start to the figures.
 
         Raises:
             Violation: the protocol broke one of its rules.

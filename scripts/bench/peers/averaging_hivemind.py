@@ -48,12 +48,12 @@ def look_for_group(averager: DecentralizedAverager, timeout_s: float) -> StepCon
 
 
 def matched(control: StepControl) -> bool:
-    """Whether there is a group, or will never be."""
+    """Tell whether there is a group, or will never be."""
     return bool(control.stage == AveragingStage.AWAITING_TRIGGER or control.done())
 
 
 def fill(averager: DecentralizedAverager, value: float) -> None:
-    """This is in all tensors."""
+    """Fill all tensors with this value."""
     with averager.get_tensors() as tensors:
         for tensor in tensors:
             tensor.fill_(value)

@@ -27,7 +27,7 @@ WARM_UP_STEPS, TIMED_STEPS = 5, 15
 
 
 class Fragment:
-    """What a learner keeps of one: its parameters, and what it shares with the daemon."""
+    """State that a learner keeps of one fragment: its parameters, and what it shares with the daemon."""
 
     def __init__(self, numel: int) -> None:
         self.theta, self.base, self.new, self.sent = (torch.zeros(numel) for _ in range(4))

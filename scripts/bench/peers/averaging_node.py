@@ -27,7 +27,7 @@ from p2pdiloco.tensors.exchange import Exchange
 
 LISTEN = "/ip4/127.0.0.1/tcp/0"
 STEP_S = 1.0
-"""What the puppet says an inner step takes: closing calls are waited for long enough on any machine."""
+"""Time of an inner step as the puppet says: closing calls are waited for long enough on any machine."""
 
 
 class Puppet:

@@ -83,7 +83,7 @@ class Peer:
         return float(sum(t.user + t.system for t in times))
 
     def hang_up(self) -> None:
-        """It may end; `end` waits for it, and for what it has started."""
+        """Let it end; `end` waits for it, and for what it has started."""
         if self._process.poll() is None:
             with contextlib.suppress(psutil.NoSuchProcess):  # a child that ends in this moment
                 self._family |= set(psutil.Process(self._process.pid).children(recursive=True))

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from hivemind.averaging.control import StepControl
 
 STORE_PORT = 29500
-"""Of torch.distributed; every node has a network namespace of its own."""
+"""Port of torch.distributed's store; every node has a network namespace of its own."""
 MATCH_STEPS = 4
 """Inner steps before the end of a sync interval at which hivemind begins to look for its group."""
 HIVEMIND_TIMEOUT_S = 900.0
@@ -34,25 +34,25 @@ DTYPES = {"torchft": torch.float32, "torchft-bf16": torch.bfloat16, "torchft-fp8
 
 
 class Work(msgspec.Struct, frozen=True):
-    """What all nodes do alike, and which of them this is."""
+    """Task that all nodes do alike, and which of them this is."""
 
     way: str
     rank: int
     nodes: int
     folder: str
-    """For sockets, and removed by whoever started this."""
+    """Folder for sockets, removed by whoever started this."""
     address: str
     join: str
-    """Of the first node, as it printed it; empty for the first."""
+    """Address of the first node, as it printed it; empty for the first."""
     numels: list[int]
-    """Of the tensors (OpenDiLoCo) or fragments (torchft)."""
+    """Sizes of the tensors (OpenDiLoCo) or fragments (torchft)."""
     step_s: float
     inner_steps: int
     delay_steps: int
 
     @property
     def mean(self) -> float:
-        """Of the nodes' ranks, which is what they average."""
+        """Mean of the nodes' ranks, which is what they average."""
         return (self.nodes - 1) / 2
 
 
@@ -69,7 +69,7 @@ class Tally:
 
 
 class Way(Protocol):
-    """How nodes synchronise."""
+    """Way in which nodes synchronise."""
 
     tally: Tally
 
@@ -81,10 +81,13 @@ class Way(Protocol):
 
 
 def schedule(inner_steps: int, fragments: int, delay_steps: int) -> dict[int, list[tuple[str, int]]]:
-    """What torchft does after which inner step of a sync interval: ("send" or "wait", fragment).
+    """Schedule of torchft in a sync interval: ("send" or "wait", fragment) after which inner step.
 
-    Fragment i is waited for at H (i + 1) / P, and sent off as many steps before as asked for, but after
-    the one before it has come: only one is on its way at a time, which torchft insists on.
+    Fragment i is waited for at H (i + 1) / P, and sent off as many steps before as asked for, but after the
+    one before it has come: only one is on its way at a time, which torchft insists on.
+
+    Fragment i is waited for at H (i + 1) / P, and sent off as many steps before as asked for, but after the
+    one before it has come: only one is on its way at a time, which torchft insists on.
     """
     plan: dict[int, list[tuple[str, int]]] = {}
     begin = 0
@@ -131,7 +134,7 @@ class Torchft:
             self.tally.add(float(buffer.min()) == total == float(buffer.max()))
 
     def close(self) -> None:
-        """Without a word to the others, who may be in the middle of an all-reduce with us."""
+        """Close without a word to the others, who may be in the middle of an all-reduce with us."""
         os._exit(0)
 
 
@@ -167,7 +170,7 @@ class OpenDiLoCo:
             self.tally.add(self._average(self._control))
 
     def _average(self, control: StepControl) -> bool:
-        """Whether it gave the mean of all."""
+        """Average, and tell whether it gave the mean of all."""
         from averaging_hivemind import bounds, fill, matched
 
         fill(self._averager, self._work.rank)

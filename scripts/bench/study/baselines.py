@@ -1,4 +1,4 @@
-"""What a swarm is held against: one data-parallel process, and DiLoCo as simple as it can be.
+"""Baselines of a swarm: one data-parallel process, and DiLoCo as simple as it can be.
 
 Both take the same samples in the same inner steps as the learners of a swarm of the same names, from the same
 version 0. Nothing of production's merge, codecs, fragments or outer step is used here.
@@ -32,11 +32,11 @@ Curve = list[tuple[int, float]]
 
 
 class Work(Struct, frozen=True):
-    """What a swarm is given, too."""
+    """Task that a swarm is given, too."""
 
     manifest: Manifest
     names: list[str]
-    """Of the learners."""
+    """Names of the learners."""
     steps: int
     """Inner steps."""
     evaluate_every: int
@@ -51,12 +51,12 @@ class _Together:
         self._streams = streams
 
     def take(self, samples: int) -> Batch:
-        """As many from each."""
+        """Take as many samples from each."""
         parts = [stream.take(samples // len(self._streams)) for stream in self._streams]
         return tuple(torch.cat(tensors) for tensors in zip(*parts, strict=True))
 
     def used(self) -> None:
-        """What was taken last has gone into the parameters."""
+        """Note that what was taken last has gone into the parameters."""
         for stream in self._streams:
             stream.used()
 

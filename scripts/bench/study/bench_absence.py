@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""What does a learner that was cut off cost the others' loss when it returns?
+"""Cost of a learner that was cut off, in the others' loss, when it returns.
 
-Swarms in lockstep (study.lockstep) of micro learners: without absences, with absences whose work is
-merged in shares (as in production), and with the same merged at full length. Pairs share data and absences.
+Swarms in lockstep (study.lockstep) of micro learners: without absences, with absences whose work is merged in
+shares (as in production), and with the same merged at full length. Pairs share data and absences.
 
     python scripts/bench/study/bench_absence.py [--steps 2000] [--seeds 2] [--delay-steps 0] [--json FILE]
 """

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""What do the codecs cost in loss?
+"""Cost of the codecs in loss.
 
-Swarms in lockstep (study.lockstep): the same learners, data and rounds, once for every codec, used
-in both directions. Figure: held-out loss over the last quarter of the run, against fp32 of the same seed.
+Swarms in lockstep (study.lockstep): the same learners, data and rounds, once for every codec, used in both
+directions. Figure: held-out loss over the last quarter of the run, against fp32 of the same seed.
 
     python scripts/bench/study/bench_codec_loss.py [--preset micro] [--learners 4] [--steps 1500] [--seeds 3]
 """

@@ -29,7 +29,7 @@ from study.setting import HELDOUT_TOKENS, MODELS, Outcome, Setting
 from study.suites import SUITES, every, of_optimizer, settings_of, usual_rate
 
 Runs = dict[int, Outcome]
-"""Of one row, by seed."""
+"""Results of one row, by seed."""
 Rows = dict[str, Runs]
 QUICK = Setting(model="pico", steps=24, inner_steps=4, learners=2, momentum_warmup=2, warmup=5, delay=0.5)
 QUICK_HELDOUT_TOKENS = 512
@@ -62,7 +62,7 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def base_of(options: argparse.Namespace) -> Setting:
-    """What the suites vary."""
+    """Make the setting that the suites vary."""
     if options.quick:
         return QUICK
     base = Setting(
@@ -79,7 +79,7 @@ def base_of(options: argparse.Namespace) -> Setting:
 
 
 def results(path: Path) -> dict[str, Outcome]:
-    """Of earlier runs, by setting."""
+    """Read the results of earlier runs, by setting."""
     if not path.exists():
         return {}
     lines = path.read_text().splitlines(keepends=True)
@@ -119,14 +119,17 @@ def made_of(wanted: list[Setting], heldout_tokens: int, device: str, jobs: int) 
 
 
 def mean_loss(runs: Runs) -> float:
-    """Of all seeds that were run."""
+    """Mean loss of all seeds that were run."""
     return statistics.mean(made.loss for made in runs.values())
 
 
 def reference(rows: Rows, kind: str, name: str) -> Runs | None:
-    """What a row is held against: of a kind's rows with its inner optimizer and learners (of oracles: and its
-    H) that have most seeds, the one with the least loss. A rate that was tried with one seed may be lucky.
-    Muon's momentum is a setting of it, as the rate is: data parallel's best is not a swarm's."""
+    """Choose the row that another is held against.
+
+    Of a kind's rows with its inner optimizer and learners (of oracles: and its H) that have most seeds, it is
+    the one with the least loss. A rate that was tried with one seed may be lucky. Muon's momentum is a
+    setting of it, as the rate is: data parallel's best is not a swarm's.
+    """
 
     def terms(runs: Runs) -> tuple[str | float, ...]:
         its = next(iter(runs.values())).setting

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What does Muon cost? Processor time of an inner step with AdamW and with Muon, by preset.
+"""Cost of Muon: processor time of an inner step with AdamW and with Muon, by preset.
 
     .venv/bin/python scripts/bench/study/bench_muon.py [--presets tiny small] [--rounds 5] [--json FILE]
     ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 python scripts/bench/study/bench_muon.py  # an older CPU

@@ -51,7 +51,7 @@ LEAST_PATIENCE_S = 300.0
 
 
 class Tokens:
-    """What the nodes of a swarm have trained, in all their lives."""
+    """Tokens that the nodes of a swarm have trained, in all their lives."""
 
     def __init__(self) -> None:
         self._last: dict[str, int] = {}
@@ -69,11 +69,12 @@ class Tokens:
 
     @property
     def sum(self) -> int:
-        """Of all nodes, as far as they have said."""
+        """Tokens of all nodes, as far as they have said."""
         return sum(self._last.values()) + self._earlier.total()
 
     def by_now(self, now_s: float) -> float:
-        """With what they should have trained since they last said something, a second ago at most."""
+        """Tokens with those that they should have trained since they last said something, a second ago at
+        most."""
         since = [per_s * min(SAID_EVERY_S, now_s - at_s) for per_s, at_s in self._pace.values()]
         return self.sum + sum(since)
 
@@ -107,7 +108,7 @@ class Nodes:
             self.read()
 
     def read(self) -> None:
-        """What the diaries have gained."""
+        """Read what the diaries have gained."""
         for tail in self._tails:
             for line in tail.lines():
                 self.chronicle.feed(line)
@@ -177,7 +178,7 @@ def loss_of(setting: Setting, saved: SavedNode) -> float:
 
 
 def rows_of(options: argparse.Namespace, seed: int) -> dict[str, Setting]:
-    """What is compared, the reference first."""
+    """List what is compared, the reference first."""
     rate = options.inner_rate or usual_rate(options.model, options.optimizer)
     base = Setting(
         model=options.model,

@@ -1,4 +1,4 @@
-"""Where and in what precision the passes of a study's learners are made."""
+"""Device and precision in which the passes of a study's learners are made."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CPU = torch.device("cpu")
 
 
 class Computing(Struct, frozen=True):
-    """Of all models of a run. Merges are the CPU's, as in production."""
+    """Device and precision of all models of a run. Merges are the CPU's, as in production."""
 
     device: torch.device = CPU
     bf16: bool = False
@@ -24,7 +24,7 @@ class Computing(Struct, frozen=True):
     of some million parameters on processors that have bf16."""
 
     def training(self, task: Task, model: nn.Module, samples: Samples | Shards, name: str) -> Training:
-        """Of a model that is on the device already."""
+        """Prepare the training of a model that is on the device already."""
         # A CPU's is the setting's (`passes`), not the machine's: equal settings make equal runs.
         precision = "fp32" if self.device.type == "cpu" else "auto"
         made = Training(

@@ -29,7 +29,7 @@ SIDE = 16
 IMAGES = 60_000
 SEED = 1
 _EDITION = 1
-"""Of what is drawn; another one is kept beside it."""
+"""Edition of what is drawn; another one is kept beside it."""
 _TYPEFACES = (
     *(f"DejaVu{name}" for name in ("Sans", "Sans-Bold", "Sans-Oblique", "Sans-BoldOblique")),
     *(f"DejaVu{name}" for name in ("SansMono", "SansMono-Bold", "Serif", "Serif-Bold", "Serif-Italic")),

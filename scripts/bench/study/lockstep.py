@@ -42,7 +42,7 @@ class Absence:
     steps: int
 
     def covers(self, learner: int, step: int) -> bool:
-        """Whether that learner is away when it has made `step` inner steps."""
+        """Tell whether that learner is away when it has made `step` inner steps."""
         return learner == self.learner and self.from_step <= step < self.from_step + self.steps
 
 
@@ -56,8 +56,9 @@ class Restart:
     learner: int
     step: int
     moments: Moments
-    """Of its inner optimizer: "disk", its own as they were `saved_steps` ago; "peer", those that the next
-    learner has now; "none", so that they warm up again (`inner.fresh_warmup_steps`)."""
+    """Moments of its inner optimizer after an absence: "disk", its own as they were `saved_steps` ago;
+    "peer", those that the next learner has now; "none", so that they warm up again
+    (`inner.fresh_warmup_steps`)."""
     saved_steps: int = 0
 
 
@@ -75,7 +76,7 @@ class Learner:
         self.begin(swarm)
 
     def begin(self, swarm: Lockstep) -> None:
-        """From the global parameters, without a displacement: at first, and after its node's death."""
+        """Begin from the global parameters, without a displacement: at first, and after its node's death."""
         self.vault, bases = swarm.vault(), []
         for layout in swarm.layouts:
             self.exchange.base(layout.index, 0).copy_(swarm.global_state.theta(layout.index))

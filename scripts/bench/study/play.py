@@ -18,7 +18,7 @@ from study.setting import Outcome, Setting
 from study.virtual import Circumstances, Fault, Virtual
 
 POINTS = 4
-"""Of a curve."""
+"""Points of a curve."""
 LONGEST = 4
 """Times its steps, of a run that ends by tokens: deaths come for so long."""
 

@@ -41,7 +41,8 @@ HELDOUT_TOKENS = 32_768
 
 
 class Setting(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What is run. Two runs with equal settings give equal results; the defaults are those of a long run."""
+    """Setting of a run. Two runs with equal settings give equal results; the defaults are those of a long
+    run."""
 
     kind: str = "swarm"
     """"swarm", "oracle" or "parallel" (`study.virtual`, `study.baselines`), or "nodes": real processes
@@ -57,12 +58,12 @@ class Setting(Struct, frozen=True, kw_only=True, omit_defaults=True):
     beta1: float = 0.9
     """The inner AdamW's, everybody's."""
     muon_momentum: float = 0.95
-    """Of the inner Muon."""
+    """Momentum of the inner Muon."""
     precision: str = "fp32"
-    """Of forward and backward passes, and of what is evaluated: "fp32", or "bf16" (`study.computing`; on GPUs
-    it always is that)."""
+    """Precision of forward and backward passes, and of evaluation: "fp32", or "bf16" (`study.computing`; on
+    GPUs it always is that)."""
     tokens_per_step: int = 0
-    """Of a learner (images count as one each); 0: the model's."""
+    """Tokens of a learner's inner step (images count as one each); 0: the model's."""
     warmup: int = 0
     """Inner steps until the inner learning rate is reached; 0: as in a run of this length."""
     inner_steps: int = 24
@@ -73,22 +74,22 @@ class Setting(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Merges."""
     codec: str = "int8"
     feedback: str = "as-is"
-    """Of error feedback of contributions: "as-is", "on", "off"."""
+    """Error feedback of contributions: "as-is", "on", "off"."""
     keep: float = 1.0
     merge: str = "rda"
-    """As `outer.merge` of a manifest."""
+    """Merge as in `outer.merge` of a manifest."""
     delay: float = 0.5
     """Mean inner steps that a payload is under way, each direction; drawn anew for each. With 0.5 an install
     comes 2 to 3 inner steps after its copy-out (the paper's tau is 2)."""
     quorum: int = 1
     grace: float = 0.75
-    """Of H inner steps: how long a round waits for called learners; 0: not at all."""
+    """Time that a round waits for called learners, in parts of H inner steps; 0: not at all."""
     speeds: tuple[float, ...] = ()
     """Inner steps of each learner in the time in which others make one; () is everybody 1."""
     answers: str = "at-once"
-    """To closing calls: "at-once", or at the "boundary" between two inner steps."""
+    """Moment of answers to closing calls: "at-once", or at the "boundary" between two inner steps."""
     faults_per_hour: float = 0.0
-    """Of the whole swarm; `step_s` says how long a step is."""
+    """Faults of the whole swarm; `step_s` says how long a step is."""
     step_s: float = 0.25
     away_s: float = 15.0
     moments: str = "disk"
@@ -107,7 +108,7 @@ class Setting(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def names(self) -> list[str]:
-        """Of the learners: each reads a part of the data of its own."""
+        """Names of the learners: each reads a part of the data of its own."""
         return [f"learner-{index}" for index in range(self.learners)]
 
     def manifest(self) -> Manifest:
@@ -168,12 +169,12 @@ class Outcome(Struct, kw_only=True):
 
     setting: Setting
     loss: float
-    """On held-out samples, at the end: of swarms and oracles without look-ahead (`Vault.result`)."""
+    """Loss on held-out samples at the end: of swarms and oracles without look-ahead (`Vault.result`)."""
     curve: list[tuple[int, float]]
     merges: float = 0.0
     """Per fragment."""
     contributors: float = 0.0
-    """Of a merge, on the mean."""
+    """Contributors of a merge, on the mean."""
     tokens: int = 0
     """Trained by all learners."""
     cpu_s: float = 0.0

@@ -23,16 +23,16 @@ MODEL_RATE = {
     "glyphs-cnn": 2e-3,
 }
 MUON_TIMES = 2
-"""What a swarm's rate with Muon is of that."""
+"""Factor of a swarm's rate with Muon."""
 ORACLE_RATE = 0.7
 ORACLE_MOMENTUM = 0.9
-"""In long runs: with 1.2 and 0.8 it ended 0.7 % higher (one seed)."""
+"""Momentum of oracles in long runs: with 1.2 and 0.8 it ended 0.7 % higher (one seed)."""
 MUON_MOMENTUM, PARALLEL_MUON_MOMENTUM = 0.85, 0.9
-"""Of the inner Muon: with the first a swarm ended lowest, with the second data parallel."""
+"""Momenta of the inner Muon: with the first a swarm ended lowest, with the second data parallel."""
 PARALLEL_RATES = (2, 1, 4)
 """Times the model's rate. For `mini` the first was the best of 700 inner steps, the last of 2800."""
 SWARM_RATES = (1, 2)
-"""The same of swarms and of the oracle: the first was the best of long runs, the second of short ones."""
+"""Rates of swarms and of the oracle: the first was the best of long runs, the second of short ones."""
 
 
 class Case(Struct, frozen=True):
@@ -65,7 +65,7 @@ def parallel(base: Setting) -> Setting:
 
 
 def of_optimizer(base: Setting, name: str) -> Setting:
-    """With that inner optimizer, as a swarm's is set."""
+    """Change a setting to that inner optimizer, as a swarm's is set."""
     momentum = MUON_MOMENTUM if name == "muon" else Setting().muon_momentum
     return replace(base, optimizer=name, muon_momentum=momentum)
 
@@ -89,14 +89,14 @@ def oracle(base: Setting) -> Setting:
 
 
 def every(base: Setting, inner_steps: int) -> Setting:
-    """With this H, and the outer step that belongs to it."""
+    """Change a setting to this H, and the outer step that belongs to it."""
     warmup = momentum_warmup(base.steps // inner_steps)
     rule = rule_for(base.steps, base.learners, inner_steps)
     return by(replace(base, inner_steps=inner_steps, momentum_warmup=warmup), rule)
 
 
 def by(base: Setting, rule: Rule) -> Setting:
-    """With that outer step."""
+    """Change a setting to that outer step."""
     return replace(base, outer_rate=rule.learning_rate, momentum=rule.momentum, merge=rule.merge)
 
 
@@ -136,7 +136,7 @@ def rates(base: Setting) -> list[Case]:
 
 
 def betas(base: Setting) -> list[Case]:
-    """How long the inner AdamW remembers gradients: what data parallel and swarm do best with."""
+    """Vary how long the inner AdamW remembers gradients: what data parallel and swarm do best with."""
     tried = [replace(base, beta1=beta1) for beta1 in BETAS]
     return [Case(f"data parallel, beta1 {one.beta1:g}", parallel(one)) for one in tried] + [
         Case(f"swarm, beta1 {one.beta1:g}", one) for one in tried
@@ -163,7 +163,8 @@ def outer(base: Setting) -> list[Case]:
 
 
 def causes(base: Setting) -> list[Case]:
-    """What of a swarm is worse than synchronous DiLoCo: one thing after the other is made as there."""
+    """Search for what makes a swarm worse than synchronous DiLoCo: one thing after the other is made as
+    there."""
     one = replace(base, delay=0.0)
     return [
         Case("oracle", oracle(base)),
@@ -309,7 +310,7 @@ SUITES: dict[str, Suite] = {
 
 
 def settings_of(names: Sequence[str], base: Setting, seeds: Sequence[int]) -> list[Setting]:
-    """All runs of some suites, seed by seed, none twice."""
+    """List all runs of some suites, seed by seed, none twice."""
     found: dict[str, Setting] = {}
     for seed in seeds:
         for name in names:

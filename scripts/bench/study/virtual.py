@@ -29,7 +29,7 @@ from study.computing import FP32, Computing
 from study.lockstep import HELDOUT_TOKENS, Learner, Lockstep
 
 JITTER = 0.5
-"""Of the logarithm of a payload's time under way."""
+"""Deviation of the logarithm of a payload's time under way."""
 MESSAGE = 0.2
 """Inner steps that a small message takes, at most the mean of a payload."""
 SILENCE = 4.0
@@ -46,12 +46,12 @@ class Fault(Struct, frozen=True):
 
 
 class Circumstances(Struct, frozen=True, kw_only=True):
-    """What the swarm's world is like."""
+    """Circumstances of the swarm's world."""
 
     delay: float = 0.0
     """Mean inner steps that a payload is under way, in each direction."""
     grace: float = 0.75
-    """Of H inner steps: how long a syncer waits for those it called; 0 closes at quorum."""
+    """Time that a syncer waits for those it called, in parts of H inner steps; 0 closes at quorum."""
     speeds: tuple[float, ...] = ()
     """Inner steps per unit of time, of each learner; () is 1."""
     faults: tuple[Fault, ...] = ()
@@ -64,7 +64,7 @@ class Circumstances(Struct, frozen=True, kw_only=True):
 
 @dataclass
 class _Seat:
-    """What the swarm knows about one learner."""
+    """Seat of one learner: what the swarm knows about it."""
 
     learner: Learner
     index: int
@@ -72,7 +72,7 @@ class _Seat:
     life: int = 0
     alive: bool = True
     at: float = 0.0
-    """When it was last between two inner steps."""
+    """Time at which it was last between two inner steps."""
     mailbox: list[Callable[[], None]] = field(default_factory=list)
     last_install: dict[int, float] = field(default_factory=dict)
     under_way: set[int] = field(default_factory=set)
@@ -96,11 +96,11 @@ class _Round:
 
     inbox: dict[tuple[int, int], _Arrived] = field(default_factory=dict)
     coming: dict[tuple[int, int], _Arrived] = field(default_factory=dict)
-    """Of which only the header is here, and which may begin a round."""
+    """Contributions of which only the header is here, and which may begin a round."""
     closing: bool = False
     number: int = 0
     not_before: float = 0.0
-    """It begins half an interval after the last version at the earliest, unless all are in."""
+    """Earliest beginning: half an interval after the last version, unless all are in."""
     waits_for: set[int] = field(default_factory=set)
 
 
@@ -132,8 +132,10 @@ class Virtual(Lockstep):
         self.merges = self.contributions = self.tokens = 0
 
     def play(self, duration: int, evaluate_every: int, tokens: int = 0) -> Curve:
-        """So many units of time, and then until `tokens` are trained by all: (time, held-out loss), every
-        `evaluate_every` and at the end."""
+        """Play so many units of time, and then until `tokens` are trained by all.
+
+        Returns (time, held-out loss), every `evaluate_every` and at the end.
+        """
         curve: Curve = []
         for seat in self._seats:
             self._step_later(seat)

@@ -1,4 +1,4 @@
-"""Rounds, one test per claim: quorum, grace window, closing call, late work, publishing (ARCHITECTURE.md, Rounds)."""
+"""Rounds (ARCHITECTURE.md): quorum, grace window, closing call, late work, publishing; one test per claim."""
 
 from __future__ import annotations
 
