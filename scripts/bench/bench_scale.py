@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Cost of a swarm for each of its nodes as it grows: the simulator's large calm worlds, one after the other.
 
-    python scripts/bench/bench_scale.py [--sizes 4,8,16] [--json FILE] [--plot FILE.png]
+python scripts/bench/bench_scale.py [--sizes 4,8,16] [--json FILE] [--plot FILE.png]
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ class Home:
         )
 
     def plan(self, seed: int) -> WorldPlan:
-        """Plan a world: all nodes start within a few seconds; faults are sessions and the weather of `wan`."""
+        """Plan a world: all nodes start within seconds; faults are sessions and the weather of `wan`."""
         rng = stream(seed, "home/specs")
         return WorldPlan(
             seed=seed,
