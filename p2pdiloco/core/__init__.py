@@ -1,1 +1,1 @@
-"""The protocol as a state machine: events in, effects out; no clock, no socket, no tensor."""
+"""Protocol as a state machine: events in, effects out; no clock, no socket, no tensor."""

@@ -1,1 +1,1 @@
-"""What crosses the border of the core: events, effects, messages, values."""
+"""Values that cross the border of the core: events, effects, messages, reasons."""

@@ -1,7 +1,7 @@
-"""What the core wants done: the outputs of `core.node.Core.handle`, in order.
+"""Outputs of the core: what it wants done, in order.
 
-The environment (daemon or simulator) carries them out and answers with events. An effect that must
-wait for durability is inside a `Persist`'s `then`, never beside it.
+`core.node.Core.handle` returns them. The environment (daemon or simulator) carries them out and answers with
+events. An effect that must wait for durability is inside a `Persist`'s `then`, never beside it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Send(Effect, frozen=True):
 
 
 class VoteRecord(Struct, frozen=True):
-    """To be remembered for ever: in this term of this fragment our vote went to this candidate."""
+    """Vote to be remembered for ever: in this term of this fragment ours went to this candidate."""
 
     fragment: int
     term: int
@@ -45,7 +45,7 @@ class VoteRecord(Struct, frozen=True):
 
 
 class UpdateRecord(Struct, frozen=True):
-    """To be remembered while it is in the log: an outer update that we are about to announce."""
+    """Outer update that we are about to announce; to be remembered while it is in the log."""
 
     version: SignedVersion
     ticket: Ticket
@@ -71,27 +71,29 @@ class RequestFragment(Effect, frozen=True):
 
 
 class Offer(Effect, frozen=True):
-    """Stream a contribution to the syncer, or our group's partial to the syncer of the group above:
-    `OfferAnswered` or `OfferUndelivered`. The receiver hears `Offered`, and answers with `AcceptTransfer`
-    and `AnswerTransfer`."""
+    """Stream a contribution to the syncer, or our group's partial merge to the syncer of the group above.
+
+    Answered by `OfferAnswered` or `OfferUndelivered`. The receiver's core gets `Offered`, and decides with
+    `AcceptTransfer` and `AnswerTransfer`.
+    """
 
     peer: str
     signed: SignedOffer
     ticket: Ticket
     attempt: int = 0
-    """Of the merge that made a partial."""
+    """Number of the merge that made a partial."""
 
 
 class DiscardContribution(Effect, frozen=True):
-    """Our contribution's payload is no longer needed (merged beyond doubt)."""
+    """Drop the payload of a contribution of ours: it is merged beyond doubt."""
 
     fragment: int
     ticket: Ticket
 
 
 class Spill(Effect, frozen=True):
-    """A merged contribution is kept for the unlikely case: its payload may go to the disk. The ticket stays
-    valid; where the disk refuses, the payload stays in memory."""
+    """Permit the disk to take the payload of a merged contribution, which is kept for the unlikely case of a
+    fork. The ticket stays valid; where the disk refuses, the payload stays in memory."""
 
     fragment: int
     ticket: Ticket
@@ -107,8 +109,8 @@ class Combine(Effect, frozen=True):
 
 
 class RetireSlot(Effect, frozen=True):
-    """The learner's copy of its last contribution of this fragment will never be merged as it stands:
-    free the slot and leave counters alone, so that the work is in the next contribution."""
+    """Free the learner's slot: its last contribution of this fragment will never be merged as it stands.
+    Counters stay, so that the work is in the next contribution."""
 
     fragment: int
     ticket: Ticket
@@ -126,7 +128,7 @@ class AcceptTransfer(Effect, frozen=True):
 
 
 class AnswerTransfer(Effect, frozen=True):
-    """The last word on an offer, to its sender, with our head. Before its payload: that is not read."""
+    """Answer an offer for the last time, with our head. If its payload was not read yet, it never is."""
 
     transfer: int
     fragment: int
@@ -134,12 +136,12 @@ class AnswerTransfer(Effect, frozen=True):
 
 
 Decision = AcceptTransfer | AnswerTransfer
-"""The core's word on what a peer pushes: on the offer, and in the end. There is none by default: an
+"""Word of the core on what a peer pushes: on the offer, and at the end. There is none by default: an
 environment that is left without one has found a bug of ours."""
 
 
 class Release(Effect, frozen=True):
-    """A received contribution or fetched update is no longer needed."""
+    """Free a received contribution or fetched update."""
 
     ticket: Ticket
 
@@ -161,7 +163,7 @@ class Merge(Effect, frozen=True):
     number: int
     inputs: tuple[MergeInput, ...]
     partials: tuple[Ticket, ...]
-    """Partial merges of groups, added after the inputs, as if their contributions were inputs."""
+    """Partial merges of groups, added after the inputs as if their contributions were inputs."""
     longest_steps: int
     """Inner steps of the longest of all these contributions, those of the groups too."""
 
@@ -204,38 +206,41 @@ class ApplyUpdate(Effect, frozen=True):
     number: int
     ticket: Ticket
     longest_steps: int
-    """As its header says (`VersionHeader.longest_steps`)."""
+    """Inner steps of its longest contribution (`VersionHeader.longest_steps`)."""
 
 
 class DropSpare(Effect, frozen=True):
-    """What was prepared in the spare copy of this fragment is not wanted."""
+    """Discard what was prepared in the spare copy of this fragment."""
 
     fragment: int
 
 
 class CommitVersion(Effect, frozen=True):
-    """The spare copy becomes the fragment's state: it is this version now.
+    """Make the spare copy the fragment's state: it is this version now.
 
-    The learner is told: if `merged_ticket` is set, that contribution of its own is in the version,
-    else it rebases (design 5.2, 6). `update` is kept in the log unless None (a fetched state)."""
+    The learner is told. If `merged_ticket` is set, that contribution of its own is in the version; else it
+    rebases (ARCHITECTURE.md, "Nothing twice, nothing lost"). `update` is kept in the log; None: the state was
+    fetched.
+    """
 
     version: SignedVersion
     update: Ticket | None
     merged_ticket: Ticket | None
     watermarks: tuple[Watermark, ...]
-    """The fragment's complete watermarks after this version."""
+    """Complete watermarks of the fragment after this version."""
     after: Stamp
     """Our own last merged stamp in this chain."""
     overwrite: bool
-    """The learner's unmerged displacement is in the chain already: take the parameters as they are."""
+    """True: the learner's unmerged displacement is in the chain already, so the parameters are taken as they
+    are."""
 
 
 # --- records -----------------------------------------------------------------------------------------
 
 
 class Record(Effect, frozen=True):
-    """A line for people: events.jsonl, status and live view. `kind` and the keys of `fields` are documented
-    in docs/events.md."""
+    """Write a line for people: events.jsonl, status and live view. docs/events.md describes `kind` and the
+    keys of `fields`."""
 
     kind: str
     fragment: int | None
@@ -244,4 +249,4 @@ class Record(Effect, frozen=True):
 
 
 class Left(Effect, frozen=True):
-    """Leaving is complete: the node may stop."""
+    """Report that leaving is complete: the node may stop."""

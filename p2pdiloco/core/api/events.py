@@ -1,7 +1,7 @@
-"""What can happen to a node: the inputs of `core.node.Core.handle`.
+"""Inputs of the core: everything that can happen to a node.
 
-Everything that completes later carries the (fragment, term, number) or stamp in which it was started,
-so that the core can drop what the world has moved past.
+`core.node.Core.handle` takes them. Whatever completes later carries the (fragment, term, number) or stamp in
+which it was started, so that the core can drop what the world has moved past.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ class Event(Struct, frozen=True):
 
 
 class Tick(Event, frozen=True):
-    """Time passed; sent when `next_deadline()` is reached."""
+    """Time has passed; sent when `next_deadline()` is reached."""
 
 
 # --- peers -------------------------------------------------------------------------------------------
 
 
 class PresenceSeen(Event, frozen=True):
-    """The members whose unexpired presence records the DHT holds (self may be among them)."""
+    """Members whose unexpired presence records the DHT holds (self may be among them)."""
 
     members: Roster
-    """With their incarnations. One object may serve many readers."""
+    """Listed members with their incarnations. One object may serve many readers."""
     unreached: int = 0
-    """How many more are listed that could not be dialled yet."""
+    """Number of further listed members that could not be dialled yet."""
 
 
 class MessageReceived(Event, frozen=True):
@@ -51,19 +51,19 @@ class MessageReceived(Event, frozen=True):
 
 
 class SendFailed(Event, frozen=True):
-    """A control message could not be delivered: the peer is unreachable at this moment."""
+    """Failure to deliver a control message: the peer is unreachable at this moment."""
 
     peer: str
 
 
 class ReachChanged(Event, frozen=True):
-    """How others can reach us, as peers told us."""
+    """Change of how others can reach us, as peers told us."""
 
     reach: Reach
 
 
 class UplinkMeasured(Event, frozen=True):
-    """What our uplink carries, or is permitted to; infinite: not known."""
+    """Rate that our uplink carries, or is permitted to; infinite: not known."""
 
     bits_per_s: float
 
@@ -72,7 +72,7 @@ class UplinkMeasured(Event, frozen=True):
 
 
 class ContributionReady(Event, frozen=True):
-    """The learner copied a fragment out and it has been encoded: it may go to the syncer."""
+    """Fragment copied out by the learner, and encoded: it may go to the syncer."""
 
     fragment: int
     ticket: Ticket
@@ -84,7 +84,7 @@ class ContributionReady(Event, frozen=True):
 
 
 class Combined(Event, frozen=True):
-    """The sum of several contributions of ours, encoded, in a new ticket."""
+    """Sum of several contributions of ours, encoded, in a new ticket."""
 
     fragment: int
     attempt: int
@@ -94,7 +94,7 @@ class Combined(Event, frozen=True):
 
 
 class CombineFailed(Event, frozen=True):
-    """One of the payloads cannot be read back."""
+    """Failure to add contributions up: one of the payloads cannot be read back."""
 
     fragment: int
     attempt: int
@@ -108,29 +108,30 @@ class NothingToContribute(Event, frozen=True):
 
 
 class OfferAnswered(Event, frozen=True):
-    """The receiver's last word on a contribution or partial that we sent."""
+    """Last word of the receiver on a contribution or partial merge that we sent."""
 
     offer: Offer
     verdict: Verdict
     head: Head | None
-    """The receiver's."""
+    """Newest version of the receiver."""
 
 
 class ContributionSent(Event, frozen=True):
-    """The end of a payload of ours goes out now: whatever we hear, the peer may have all of it."""
+    """Notice that the end of a payload of ours goes out now. The peer may have all of it from here on,
+    whatever we hear."""
 
     fragment: int
     stamp: Stamp
 
 
 class OfferUndelivered(Event, frozen=True):
-    """The stream of a contribution or partial of ours broke, or the peer could not be reached."""
+    """Broken stream of a contribution or partial merge of ours, or a peer that could not be reached."""
 
     offer: Offer
 
 
 class LearnerApplied(Event, frozen=True):
-    """The learner's parameters of this fragment are now measured against this version."""
+    """Notice that the learner's parameters of this fragment are now measured against this version."""
 
     fragment: int
     number: int
@@ -138,7 +139,7 @@ class LearnerApplied(Event, frozen=True):
 
 
 class LearnerStatus(Event, frozen=True):
-    """Where the learner is. `running` false: it crashed or has not started yet."""
+    """Progress of the learner. `running` false: it crashed or has not started yet."""
 
     running: bool
     inner_step: int
@@ -149,15 +150,18 @@ class LearnerStatus(Event, frozen=True):
 
 
 class LearnerLost(Event, frozen=True):
-    """The learner process died: its unsent work is gone, contributions already copied out are not."""
+    """Death of the learner process. Its unsent work is gone; contributions already copied out are not."""
 
 
 # --- contributions: syncer side -----------------------------------------------------------------------
 
 
 class Offered(Event, frozen=True):
-    """A learner wants to stream a contribution to us, or the syncer of a group below its partial merge; only
-    the header has been read. After `AcceptTransfer`: `PayloadReceived` or `PayloadBroken`."""
+    """Wish of a peer to stream a contribution (a learner) or a partial merge (the syncer of a group below) to
+    us.
+
+    Only the header has been read. After `AcceptTransfer` comes `PayloadReceived` or `PayloadBroken`.
+    """
 
     transfer: int
     sender: str
@@ -165,21 +169,21 @@ class Offered(Event, frozen=True):
 
 
 class PayloadReceived(Event, frozen=True):
-    """The payload of an accepted transfer is here, its digest and content are sound."""
+    """Payload of an accepted transfer, complete, with sound digest and content."""
 
     transfer: int
     ticket: Ticket
 
 
 class PayloadBroken(Event, frozen=True):
-    """An accepted transfer ended without a sound payload, and why."""
+    """End of an accepted transfer without a sound payload, and why."""
 
     transfer: int
     verdict: Verdict
 
 
 class PartialMerged(Event, frozen=True):
-    """The merge worker added up our group's contributions."""
+    """Sum of our group's contributions, made by the merge worker."""
 
     fragment: int
     group: str
@@ -190,7 +194,7 @@ class PartialMerged(Event, frozen=True):
 
 
 class PartialFailed(Event, frozen=True):
-    """Nothing could be added up."""
+    """Failure of the merge worker: nothing could be added up."""
 
     fragment: int
     group: str
@@ -199,20 +203,20 @@ class PartialFailed(Event, frozen=True):
 
 
 class Merged(Event, frozen=True):
-    """The merge worker is done: update encoded, outer step made into the spare copy."""
+    """Result of the merge worker: update encoded, outer step made into the spare copy."""
 
     fragment: int
     term: int
     number: int
     ticket: Ticket
-    """The encoded outer update."""
+    """Encoded outer update."""
     update_digest: bytes
     update_bytes: int
     state_digest: bytes
 
 
 class MergeFailed(Event, frozen=True):
-    """Nothing could be merged (every contribution turned out unusable)."""
+    """Failure of the merge worker: every contribution turned out unusable."""
 
     fragment: int
     term: int
@@ -221,13 +225,13 @@ class MergeFailed(Event, frozen=True):
 
 
 class Persisted(Event, frozen=True):
-    """A `Persist` effect is durable and its continuation has been carried out."""
+    """Success of a `Persist` effect: durable, and its continuation carried out."""
 
     token: int
 
 
 class PersistFailed(Event, frozen=True):
-    """The disk refused (full, gone): the continuation was not carried out."""
+    """Refusal of the disk (full, gone): the continuation of a `Persist` was not carried out."""
 
     token: int
     reason: str
@@ -237,7 +241,7 @@ class PersistFailed(Event, frozen=True):
 
 
 class UpdateFetched(Event, frozen=True):
-    """A holder gave us an outer update; the payload matches the header's update digest."""
+    """Outer update that a holder gave us; the payload matches the header's update digest."""
 
     fragment: int
     peer: str
@@ -246,18 +250,18 @@ class UpdateFetched(Event, frozen=True):
 
 
 class FetchFailed(Event, frozen=True):
-    """A holder did not give what `FetchUpdate` or `FetchState` asked for."""
+    """Failure of a holder to give what `FetchUpdate` or `FetchState` asked for."""
 
     fragment: int
     number: int
     peer: str
     failure: FetchFailure
     detail: str = ""
-    """What was wrong with the answer, in a word."""
+    """Fault found in the answer, in a word."""
 
 
 class UpdateApplied(Event, frozen=True):
-    """The outer step of a fetched update was made into the spare copy; this is the resulting digest."""
+    """Outer step of a fetched update, made into the spare copy, with the resulting digest."""
 
     fragment: int
     number: int
@@ -266,7 +270,7 @@ class UpdateApplied(Event, frozen=True):
 
 
 class StateFetched(Event, frozen=True):
-    """A donor gave us a whole fragment; it is in the spare copy and matches `version`'s state digest."""
+    """Whole fragment that a donor gave us; it is in the spare copy and matches `version`'s state digest."""
 
     fragment: int
     peer: str
@@ -278,4 +282,4 @@ class StateFetched(Event, frozen=True):
 
 
 class LeaveRequested(Event, frozen=True):
-    """The operator wants this node to leave: finish what is in flight, hand over, say good-bye."""
+    """Operator's wish that this node leave: finish what is in flight, hand over, say good-bye."""

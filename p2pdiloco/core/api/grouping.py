@@ -1,12 +1,15 @@
-"""Who is in which group: rotating groups of a fragment (design 5.5). Pure arithmetic, the same for everybody.
+"""Rotating groups of a fragment: which member belongs to which, by arithmetic alone.
 
-While a run has at most `group_size` members, all are in one group, `WHOLE_RUN`. Above that, every version
-header says into how many leaf groups (`groups`) the members fall for the next version, and in which `epoch`.
-A member's leaf group follows from its own peer id by a seeded hash: nobody needs a list of all members to
+Everybody computes the same (ARCHITECTURE.md, "Groups"). While a run has at most `group_size` members, all are
+in one group, `WHOLE_RUN`. Above that, every version header says into how many leaf groups (`groups`) the
+members fall for the next version, and in which `epoch`.
+
+A member's leaf group follows from its own peer id by a seeded hash. So nobody needs a list of all members to
 know where it belongs, and two peers with different lists still agree. The syncers of the leaf groups form
-groups one level up, and so on until one group is left, whose syncer is the root and makes the version.
+groups one level up, and so on until one group is left. The syncer of that one is the root, and makes the
+version.
 
-    name of a group: "<epoch>/<level>/<index>", level 0 are the leaves
+Names of groups are "<epoch>/<level>/<index>"; level 0 are the leaves.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ import hashlib
 from p2pdiloco.core.api.types import WHOLE_RUN
 
 OUTGROWN = 2
-"""Groups with so many times `group_size` members on average are too large."""
+"""Factor: groups with so many times `group_size` members on average are too large."""
 
 
 def level_sizes(groups: int, group_size: int) -> tuple[int, ...]:
@@ -28,12 +31,12 @@ def level_sizes(groups: int, group_size: int) -> tuple[int, ...]:
 
 
 def group_name(epoch: int, groups: int, level: int, index: int) -> str:
-    """What a group is called on the wire."""
+    """Name a group as it is called on the wire."""
     return WHOLE_RUN if groups == 1 else f"{epoch}/{level}/{index}"
 
 
 def parse_group(name: str) -> tuple[int, int, int] | None:
-    """(epoch, level, index) of a group's name; None for `WHOLE_RUN` and for anything malformed."""
+    """Split a group's name into (epoch, level, index); None for `WHOLE_RUN` and for anything malformed."""
     parts = name.split("/")
     if len(parts) != 3 or not all(part.isascii() and part.isdigit() and len(part) <= 18 for part in parts):
         return None
@@ -42,30 +45,30 @@ def parse_group(name: str) -> tuple[int, int, int] | None:
 
 
 def is_group(name: str) -> bool:
-    """Whether this may be the name of a group, now or in another epoch."""
+    """Tell whether this may be the name of a group, now or in another epoch."""
     return name == WHOLE_RUN or parse_group(name) is not None
 
 
 def leaf_index(run: str, fragment: int, epoch: int, groups: int, peer: str) -> int:
-    """The leaf group of a peer: a seeded hash, another one for every fragment and epoch."""
+    """Compute the leaf group of a peer by a seeded hash; another one for every fragment and epoch."""
     text = f"group/{run}/{fragment}/{epoch}/{peer}".encode()
     return int.from_bytes(hashlib.sha256(text).digest()[:8], "big") % groups
 
 
 def parent_index(sizes: tuple[int, ...], level: int, index: int) -> int:
-    """The group of level + 1 to which the syncer of group `index` of `level` belongs."""
+    """Find the group of level + 1 to which the syncer of group `index` of `level` belongs."""
     return index * sizes[level + 1] // sizes[level]
 
 
 def children(sizes: tuple[int, ...], level: int, index: int) -> range:
-    """The groups of level - 1 whose syncers form group `index` of `level` (level at least 1)."""
+    """List the groups of level - 1 whose syncers form group `index` of `level` (at least 1)."""
     above, below = sizes[level], sizes[level - 1]
     first = -(-index * below // above)
     return range(first, -(-(index + 1) * below // above))
 
 
 def leaf_span(sizes: tuple[int, ...], level: int, index: int) -> range:
-    """The leaf groups below (or equal to) group `index` of `level`: they are neighbours."""
+    """List the leaf groups below (or equal to) group `index` of `level`: they are neighbours."""
     first, end = index, index + 1
     for below in range(level, 0, -1):
         first, end = children(sizes, below, first).start, children(sizes, below, end - 1).stop
@@ -73,7 +76,7 @@ def leaf_span(sizes: tuple[int, ...], level: int, index: int) -> range:
 
 
 def is_below(sizes: tuple[int, ...], low: tuple[int, int], high: tuple[int, int]) -> bool:
-    """Whether group `low` (level, index) is `high` or somewhere under it."""
+    """Tell whether group `low` (level, index) is `high` or somewhere under it."""
     level, index = low
     while level < high[0]:
         index = parent_index(sizes, level, index)
@@ -84,9 +87,9 @@ def is_below(sizes: tuple[int, ...], low: tuple[int, int], high: tuple[int, int]
 def next_plan(
     epoch: int, groups: int, number: int, members: int, group_size: int, epoch_versions: int
 ) -> tuple[int, int]:
-    """(epoch, groups) that the header of version `number` states for the version after it.
+    """Decide (epoch, groups) that the header of version `number` states for the version after it.
 
-    Groups rotate after every `epoch_versions` versions, and at once when they have become twice too large; a
+    Groups rotate after every `epoch_versions` versions, and at once when they have become twice too large. A
     run that fits into one group does not rotate (the office's term does).
     """
     if number % epoch_versions and members <= OUTGROWN * groups * group_size:
@@ -96,9 +99,10 @@ def next_plan(
 
 
 class Roster:
-    """All members that are listed: immutable, so that one object may serve many readers.
+    """Immutable list of all listed members; one object may serve many readers.
 
-    `members` is sorted: (peer, incarnation)."""
+    `members` is sorted: (peer, incarnation).
+    """
 
     def __init__(self, members: tuple[tuple[str, int], ...]) -> None:
         self.members = tuple(sorted(members))
@@ -109,13 +113,14 @@ class Roster:
         return len(self.members)
 
     def incarnation(self, peer: str) -> int | None:
-        """Of a listed peer; None for one that is not."""
+        """Incarnation of a listed peer; None for one that is not listed."""
         if not self._incarnations and self.members:
             self._incarnations.update(self.members)
         return self._incarnations.get(peer)
 
     def leaves(self, run: str, fragment: int, epoch: int, groups: int) -> tuple[tuple[str, ...], ...]:
-        """The listed peers of every leaf group, sorted. Worked out once; the last few are remembered."""
+        """List the peers of every leaf group, sorted. Worked out once; the last few answers are
+        remembered."""
         key = (run, fragment, epoch, groups)
         found = self._leaves.get(key)
         if found is None:
@@ -130,4 +135,5 @@ class Roster:
 
 
 MAX_REMEMBERED = 24
-"""Partitions that a roster remembers: more than fragments that change their groups at one time."""
+"""Partitions into leaf groups that a roster remembers: more than fragments that change their groups at one
+time."""

@@ -1,8 +1,8 @@
 """Control messages between the daemons of a run, and their one encoding.
 
-Every message is a tagged msgpack array inside an `Envelope` that names protocol and run. Decoding
-anything that is not exactly such a message raises `RemoteError`; nothing else can come out of
-`decode`. Tensors never travel here: contributions, updates and states are bulk streams (ports.Transport).
+Every message is a tagged msgpack array inside an `Envelope` that names protocol and run. Decoding anything
+else raises `RemoteError`, and nothing but that. Tensors never travel here: contributions, updates and states
+are bulk streams (`ports.Transport`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from p2pdiloco.release import WIRE_VERSION
 
 MAX_MESSAGE_BYTES = 256 * 1024
 MAX_OFFICES = 2 * MAX_FRAGMENTS
-"""More offices than one peer holds, on all levels of all fragments."""
+"""Limit of offices in one heartbeat: more than one peer holds, on all levels of all fragments."""
 Words = Annotated[str, Meta(max_length=200)]
 
 
@@ -39,7 +39,7 @@ class Message(Wire, tag=True, frozen=True):
 
 
 class Progress(Message, frozen=True):
-    """Heartbeat to the members of our groups: I am alive, this is what I hold."""
+    """Heartbeat to the members of our groups: the sender is alive, and holds this."""
 
     incarnation: Count
     step_time_s: float
@@ -48,35 +48,39 @@ class Progress(Message, frozen=True):
     tokens_per_s: float
     loss: float | None
     learning: bool
-    """A learner is running: closing calls expect something of this member."""
+    """True: a learner is running, so closing calls expect something of this member."""
     confirmed: bool
-    """Holds versions that peers confirm: may vote, stand, and give state to others (design 5.1)."""
+    """True: it holds versions that peers confirm, so it may vote, stand, and give state to others
+    (ARCHITECTURE.md, "Membership")."""
     stands: bool
-    """Willing to be a syncer."""
+    """True: it is willing to be a syncer."""
     heads: Annotated[tuple[tuple[Count, Head], ...], Meta(max_length=MAX_FRAGMENTS)]
-    """(fragment, head), by rising fragment: those that may be news. The others are as last heard."""
+    """(fragment, head), by rising fragment, of those that may be news. The others are as last heard."""
     offices: Annotated[tuple[tuple[GroupId, Count, Count], ...], Meta(max_length=MAX_OFFICES)]
     """(group, fragment, term) of every group whose syncer the sender is."""
     saved: bool
-    """Not confirmed, but these heads are of a state that it saved: the whole swarm may be returning."""
+    """True: not confirmed, but these heads are of a state that it saved; the whole swarm may be returning."""
     reach: Reach
-    """Who cannot be dialled is no syncer while somebody else can be, and gives nothing that others have."""
+    """Reachability. A hidden member leaves offices to those that can be dialled, and gives nothing that
+    others have."""
     thin: bool
-    """Its uplink carries less than an office asks (`core.uplinks.uplink`)."""
+    """True: its uplink carries less than an office asks (`core.uplinks.uplink`)."""
     votes: bool
-    """It can save a vote. Who cannot, counts in no majority."""
+    """True: it can save a vote. A member that cannot counts in no majority."""
 
 
 class Leaving(Message, frozen=True):
-    """The sender goes away on purpose: out of the view at once, its offices are open."""
+    """Good-bye of a member that goes away on purpose: out of the view at once, its offices are open."""
 
     incarnation: Count
     heads: Annotated[tuple[Head, ...], Meta(max_length=MAX_FRAGMENTS)] = ()
-    """With which it goes and may come back, by fragment; empty if a version of its own was in the making."""
+    """Heads by fragment with which it goes and may come back; empty if a version of its own was in the
+    making."""
 
 
 class Closing(Message, frozen=True):
-    """From a syncer whose quorum is complete: send what you have, the round closes in this many seconds."""
+    """Call of a syncer whose quorum is complete: send what you have, the round closes in this many
+    seconds."""
 
     group: GroupId
     fragment: Count
@@ -86,7 +90,7 @@ class Closing(Message, frozen=True):
 
 
 class Pass(Message, frozen=True):
-    """Answer to `Closing`: do not wait for me this time."""
+    """Answer to `Closing`: do not wait for the sender this time."""
 
     group: GroupId
     fragment: Count
@@ -95,33 +99,33 @@ class Pass(Message, frozen=True):
 
 
 class Announce(Message, frozen=True):
-    """A new version exists and the sender can give it."""
+    """Announcement of a new version that the sender can give."""
 
     fragment: Count
     head: Head
     syncer: PeerId
-    """Who made it."""
+    """Member that made the version."""
 
 
 class VoteRequest(Message, frozen=True):
-    """A candidate asks for a vote."""
+    """Request of a candidate for a vote."""
 
     group: GroupId
     fragment: Count
     term: Count
     head: Head
     reason: Words
-    """For people."""
+    """Reason to stand, for people."""
 
 
 class VoteGranted(Message, frozen=True):
-    """The voter's signed vote."""
+    """Signed vote of the voter."""
 
     vote: Vote
 
 
 class VoteRefused(Message, frozen=True):
-    """Why not, and what the voter knows that the candidate may not."""
+    """Refusal of a vote, with its reason and what the voter knows that the candidate may not."""
 
     group: GroupId
     fragment: Count
@@ -132,13 +136,13 @@ class VoteRefused(Message, frozen=True):
 
 
 class Elected(Message, frozen=True):
-    """The candidate is in office; the certificate proves it."""
+    """Notice of a candidate that it is in office; the certificate proves it."""
 
     certificate: Certificate
 
 
 class OfficeQuery(Message, frozen=True):
-    """Send me the certificate of this fragment's syncer, if you know one above this term."""
+    """Question for the certificate of this fragment's syncer, if the receiver knows one above this term."""
 
     group: GroupId
     fragment: Count
@@ -160,8 +164,10 @@ AnyMessage = (
 
 
 class Envelope(Wire, frozen=True):
-    """What travels: protocol version first, so that another version is told apart before all else. Whose it
-    is says the authenticated connection on which it comes."""
+    """Frame of every message: protocol version first, so that another version is told apart before all else.
+
+    The authenticated connection on which it comes says whose it is.
+    """
 
     wire_version: Count
     run: RunId
@@ -173,17 +179,17 @@ _envelope = msgspec.msgpack.Decoder(Envelope)
 _message = msgspec.msgpack.Decoder(AnyMessage)
 _version_only = msgspec.msgpack.Decoder(list[msgspec.Raw])
 MALFORMED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""All that the decoder raises on foreign bytes; deep nesting ends in a `RecursionError`."""
+"""Errors that the decoder raises on foreign bytes; deep nesting ends in a `RecursionError`."""
 
 
 def encode(run: str, message: Message) -> bytes:
-    """The wire bytes of a message."""
+    """Encode a message into its wire bytes."""
     raw = msgspec.Raw(_encoder.encode(message))
     return _encoder.encode(Envelope(WIRE_VERSION, run, raw))
 
 
 def decode(run: str, data: bytes) -> Message:
-    """The message in `data`.
+    """Decode the message in `data`.
 
     Raises:
         RemoteError: oversized, garbage, another protocol version, or another run.
@@ -207,7 +213,7 @@ def decode(run: str, data: bytes) -> Message:
 
 
 def _refuse_other_version(data: bytes) -> None:
-    """If an undecodable envelope starts with another protocol version, say that instead of garbage."""
+    """Say so, instead of garbage, if an undecodable envelope starts with another protocol version."""
     try:
         parts = _version_only.decode(data)
         theirs = msgspec.msgpack.decode(parts[0], type=int) if parts else WIRE_VERSION

@@ -1,4 +1,4 @@
-"""How others can reach a member, as it found out by asking peers, and says in its heartbeats."""
+"""Reachability of a member: what it found out by asking peers, and says in its heartbeats."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from p2pdiloco.core.machine import direct_members
 
 @direct_members
 class Reach(IntEnum):
-    """Wire format: append only."""
+    """Ways in which others can reach a member. Wire format: append only."""
 
     UNKNOWN = 0
-    """Nobody has told it yet."""
+    """No peer has told it yet."""
     DIRECT = 1
     """Others can dial it."""
     RELAYED = 2
-    """Only through a relay, or over connections that it made itself."""
+    """Reachable only through a relay, or over connections that it made itself."""
     OUTBOUND = 3
-    """Only over connections that it made itself."""
+    """Reachable only over connections that it made itself."""
 
 
 WORDS = {
@@ -27,4 +27,4 @@ WORDS = {
     Reach.RELAYED: "relayed",
     Reach.OUTBOUND: "outbound only",
 }
-"""For people."""
+"""Texts for people."""

@@ -1,4 +1,4 @@
-"""Why something is refused: codes that may cross the wire, texts for people, and what follows from each.
+"""Reasons for refusals and failures: codes that may cross the wire, texts, and what follows from each.
 
 Code compares members and asks their properties, never texts. An unknown code in a message or an answer is
 garbage, as any other value that its schema lacks: nothing of it reaches the core.
@@ -22,29 +22,29 @@ class Reason(Enum):
 
 @direct_members
 class Then(Enum):
-    """What the sender of an offer does after the receiver's word on it."""
+    """Next step of an offer's sender after the receiver's word on it."""
 
     WAIT = auto()
-    """A version that contains it is due."""
+    """Wait: a version that contains it is due."""
     WAIT_LONGER = auto()
-    """It is not in this round: it waits for company."""
+    """Wait for company: it is not in this round."""
     RETRY = auto()
     """Offer it again after a pause."""
     RELABEL = auto()
-    """The same, measured against the newest version."""
+    """Offer the same again, measured against the newest version."""
     DOUBT = auto()
-    """The same, and the second time doubt that this peer is in office at all."""
+    """Offer it again, and the second time doubt that this peer is in office at all."""
     GIVE_UP = auto()
-    """Nobody will ever take it, unless it was damaged on the way."""
+    """Give it up, unless it was damaged on the way: nobody will ever take it."""
 
 
 @direct_members
 class Verdict(Reason):
-    """The receiver's word on an offered contribution or partial merge."""
+    """Word of the receiver on an offered contribution or partial merge."""
 
     then: Then
     counted: bool
-    """It is the sender's fault, and recorded as a refusal."""
+    """True: it is the sender's fault, and recorded as a refusal."""
 
     def __new__(cls, code: str, then: Then = Then.RETRY, counted: bool = False) -> Verdict:
         self = object.__new__(cls)
@@ -54,12 +54,12 @@ class Verdict(Reason):
 
     @property
     def taken(self) -> bool:
-        """Whether the receiver has it."""
+        """True: the receiver has it."""
         return self.then in (Then.WAIT, Then.WAIT_LONGER)
 
     @staticmethod
     def of(code: str) -> Verdict:
-        """The verdict on a payload in which this was found wrong."""
+        """Find the verdict on a payload in which this fault was found."""
         return _VERDICTS.get(code, Verdict.UNUSABLE)
 
     IN_ROUND = "in-round", Then.WAIT
@@ -70,9 +70,9 @@ class Verdict(Reason):
     STALE_BASE = "stale-base", Then.RELABEL
     UNKNOWN_BASE = "unknown-base", Then.RELABEL
     BEHIND = "behind"
-    """The receiver lacks what comes before it."""
+    """Receiver that lacks what comes before it."""
     OVERLAP = "overlap"
-    """The receiver has a part of it already."""
+    """Receiver that has a part of it already."""
     ALREADY_MERGED = "already-merged"
     IN_TRANSFER = "in-transfer"
     CHAIN_MOVED = "chain-moved"
@@ -82,11 +82,11 @@ class Verdict(Reason):
     NOT_HEARD_OF = "not-heard-of"
     UNKNOWN_TRANSFER = "unknown-transfer"
     NOT_READY = "not-ready"
-    """No member of a run yet."""
+    """Receiver that is no member of a run yet."""
     BUSY = "busy"
     NO_MEMORY = "out-of-memory-budget"
     CUT = "cut"
-    """The stream broke: the sender hears nothing."""
+    """Broken stream: the sender hears nothing."""
     # What is wrong with the label.
     UNKNOWN_FRAGMENT = "unknown-fragment", Then.RETRY, True
     OTHER_RUN = "other-run", Then.RETRY, True
@@ -105,7 +105,7 @@ class Verdict(Reason):
     WRONG_WEIGHT = "wrong-weight", Then.RETRY, True
     IMPLAUSIBLE_WEIGHT = "implausible-weight", Then.RETRY, True
     UNUSABLE = "unusable", Then.RETRY, True
-    """Whatever else is wrong with it."""
+    """Any other fault of the payload."""
     NON_FINITE = "non-finite", Then.GIVE_UP, True
     OUT_OF_RANGE = "out-of-range", Then.GIVE_UP, True
 
@@ -115,10 +115,10 @@ _VERDICTS = {verdict.value: verdict for verdict in Verdict}
 
 @direct_members
 class FetchFailure(Reason):
-    """Why a holder did not give an update or a state."""
+    """Reasons for which a holder did not give an update or a state."""
 
     innocent: bool
-    """An honest holder may fail so: the network's reasons, and what time brings."""
+    """True: an honest holder may fail so, for reasons of the network or because time went on."""
 
     def __new__(cls, code: str, innocent: bool = True) -> FetchFailure:
         self = object.__new__(cls)
@@ -131,16 +131,16 @@ class FetchFailure(Reason):
     CUT = "cut"
     BUSY = "busy"
     GONE = "gone"
-    """No longer in its log."""
+    """Version that is no longer in the holder's log."""
     BEHIND = "behind"
     LATER = "later"
-    """It is on its way to the holder itself."""
+    """Version that is still on its way to the holder itself."""
     FALSE = "false", False
-    """Whatever else was wrong with its answer."""
+    """Any other fault of the holder's answer."""
 
     @staticmethod
     def of(code: str) -> FetchFailure:
-        """The failure that a peer's refusal, or an error found in its answer, stands for."""
+        """Find the failure that a peer's refusal, or an error found in its answer, stands for."""
         return _FAILURES.get(code, FetchFailure.FALSE)
 
 
@@ -149,12 +149,12 @@ _FAILURES = {failure.value: failure for failure in FetchFailure}
 
 @direct_members
 class VersionFault(Reason):
-    """Why a fetched version does not become this node's."""
+    """Reasons for which a fetched version does not become this node's."""
 
     forked: bool
-    """It is of another branch: the whole state is to be copied."""
+    """True: it is of another branch, so the whole state is to be copied."""
     innocent: bool
-    """The holder did nothing wrong."""
+    """True: the holder did nothing wrong."""
 
     def __new__(cls, code: str, forked: bool = False, innocent: bool = False) -> VersionFault:
         self = object.__new__(cls)
@@ -166,9 +166,9 @@ class VersionFault(Reason):
     BEHIND = "behind", False, True
     PARENT_DIFFERS = "parent-differs", True, True
     OTHER_SYNCER = "other-syncer", True, True
-    """Both sides of a split elected one in this term."""
+    """Version of a second syncer of this term: both sides of a split elected one."""
     DIGEST_DIFFERS = "digest-differs", True, True
-    """The outer step made here has another result."""
+    """Outer step that has another result here than the header states."""
     WRONG_FRAGMENT = "wrong-fragment"
     SIGNATURE = "version-signature"
     FALSE_PLAN = "false-plan"
@@ -179,10 +179,10 @@ class VersionFault(Reason):
 
 @direct_members
 class VoteRefusal(Reason):
-    """Why a member does not vote for a candidate."""
+    """Reasons for which a member does not vote for a candidate."""
 
     soft: bool
-    """The voter will know more in a moment: it is asked again in the same term."""
+    """True: the voter will know more in a moment, and is asked again in the same term."""
 
     def __new__(cls, code: str, text: str, soft: bool = False) -> VoteRefusal:
         self = object.__new__(cls)
@@ -205,7 +205,7 @@ class VoteRefusal(Reason):
 
 @direct_members
 class Suspicion(Reason):
-    """Why a member does not count on a syncer that is alive."""
+    """Reasons for which a member does not count on a syncer that is alive."""
 
     def __new__(cls, code: str, text: str) -> Suspicion:
         self = object.__new__(cls)
@@ -213,14 +213,14 @@ class Suspicion(Reason):
         return self
 
     NO_VERSION = "no-version", "no version in time"
-    """It holds a contribution, or a partial, and nothing comes of it."""
+    """Syncer that holds a contribution, or a partial merge, and makes no version of it."""
     NOT_IN_OFFICE = "not-in-office", "the syncer says that it is not in office"
     RESTARTED = "restarted", "the syncer was restarted"
 
 
 @direct_members
 class MessageFault(Reason):
-    """What is wrong with a control message; recorded as a refusal."""
+    """Faults of a control message; recorded as refusals."""
 
     def __new__(cls, code: str) -> MessageFault:
         self = object.__new__(cls)

@@ -1,8 +1,9 @@
-"""Values that the protocol is about. Immutable, hashable, each with one canonical msgpack encoding.
+"""Values that the protocol is about: versions, contributions, votes, stamps; with their canonical encoding.
 
-Peers are named by their libp2p peer id (base58 text), fragments by their index, digests are 32 raw
-bytes: SHA-256 of headers, `p2pdiloco.hashing` of payloads and states. Field order is wire format: append
-only, and raise `WIRE_VERSION` on any change.
+All are immutable and hashable, and each has one canonical msgpack encoding. Peers are named by their libp2p
+peer id (base58 text), fragments by their index. Digests are 32 raw bytes: SHA-256 of headers,
+`p2pdiloco.hashing` of payloads and states. Field order is wire format: append only, and raise `WIRE_VERSION`
+on any change.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ Digest = Annotated[bytes, Meta(min_length=32, max_length=32)]
 Signature = Annotated[bytes, Meta(max_length=128)]
 Count = Annotated[int, Meta(ge=0, le=1 << 62)]
 Ticket = int
-"""Names a buffer that only the environment (daemon or simulator) can open. The core never looks inside."""
+"""Name of a buffer that only the environment (daemon or simulator) can open. The core never looks inside."""
 
 MAX_CONTRIBUTORS = 16384
 MAX_VOTES = 512
-"""More than any group has members that vote."""
+"""Limit of votes in a certificate: more than any group has members that vote."""
 MAX_FRAGMENTS = 1024
 MAX_WATERMARKS = 16384
 WHOLE_RUN: GroupId = "all"
-"""The one group that exists while the run fits into one (`core.api.grouping`)."""
+"""Name of the one group that exists while the run fits into one (`core.api.grouping`)."""
 
 _encoder = msgspec.msgpack.Encoder()
 
@@ -41,43 +42,44 @@ class Wire(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
 
 
 class Head(Wire, frozen=True):
-    """A version of one fragment, as short as it can be named and weighed."""
+    """Short name of a version of one fragment, with what it weighs."""
 
     number: Count
     digest: Digest
-    """Of the version's header; names its whole history, because a header names its parent."""
+    """Digest of the version's header. It names the whole history, because a header names its parent."""
     tokens: Count
     """Cumulative tokens merged into the chain."""
     term: Count
 
     @property
     def weight(self) -> tuple[int, int, bytes]:
-        """Heavier chain wins: more tokens, then higher term, then digest (design 5.4)."""
+        """Order of chains: more tokens, then higher term, then digest (ARCHITECTURE.md, "Following")."""
         return (self.tokens, self.term, self.digest)
 
 
 class Stamp(Wire, order=True, frozen=True):
-    """Orders the contributions of one learner: a restart has a higher incarnation."""
+    """Number of a contribution that orders those of one learner: a restart has a higher incarnation."""
 
     incarnation: Count
     sequence: Count
 
 
 NEVER = Stamp(0, 0)
-"""The stamp of a learner of which nothing has been merged."""
+"""Stamp of a learner of which nothing has been merged."""
 
 
 MAX_INNER_STEPS = 1 << 32
-"""No learner makes more between two merges; bounds what one lie can add to the token counts."""
+"""Limit of inner steps between two merges: no learner makes more. Bounds what one lie can add to token
+counts."""
 
 
 def plausible_work(tokens: int, inner_steps: int, tokens_per_step: int) -> bool:
-    """Whether a learner can have trained so much in so many inner steps."""
+    """Tell whether a learner can have trained so many tokens in so many inner steps."""
     return inner_steps <= MAX_INNER_STEPS and 0 < tokens <= inner_steps * tokens_per_step
 
 
 class Contributor(Wire, frozen=True):
-    """One learner's part in a merged version."""
+    """Part of one learner in a merged version."""
 
     learner: PeerId
     stamp: Stamp
@@ -86,7 +88,7 @@ class Contributor(Wire, frozen=True):
 
 
 class VersionHeader(Wire, frozen=True):
-    """What a version is: its parent, what was merged, and the digests of update and resulting state."""
+    """Description of a version: parent, what was merged, and the digests of update and resulting state."""
 
     run: RunId
     group: GroupId
@@ -96,50 +98,52 @@ class VersionHeader(Wire, frozen=True):
     """Digest of the parent's header; for version 0, the digest of the run id."""
     term: Count
     syncer: PeerId
-    """Empty only for version 0 (then the run id stands here)."""
+    """Member that made the version; for version 0, the run id."""
     tokens: Count
     state_digest: Digest
-    """Of (number, Theta, outer momentum) after the outer step; see `tensors.digest`."""
+    """Digest of (number, Theta, outer momentum) after the outer step; see `tensors.digest`."""
     update_digest: Digest
     update_bytes: Count
     codec: Annotated[str, Meta(max_length=16)]
     contributors: Annotated[tuple[Contributor, ...], Meta(max_length=MAX_CONTRIBUTORS)]
     epoch: Count = 0
-    """Of the grouping under which the *next* version is made; grows by one when the groups rotate."""
+    """Epoch of the grouping under which the *next* version is made; grows by one when the groups rotate."""
     groups: Annotated[int, Meta(ge=1, le=MAX_CONTRIBUTORS)] = 1
-    """Into how many groups the members fall for the next version; 1: all are in one (`core.api.grouping`)."""
+    """Number of groups into which the members fall for the next version; 1: all are in one
+    (`core.api.grouping`)."""
 
     def digest(self) -> bytes:
-        """SHA-256 of the canonical encoding."""
+        """Compute SHA-256 of the canonical encoding."""
         if len(self.contributors) < LONG:
             return hashlib.sha256(_encoder.encode(self)).digest()
         return _facts(self).digest
 
     def merged_tokens(self) -> int:
-        """Of all its contributions."""
+        """Add up the tokens of all its contributions."""
         if len(self.contributors) < LONG:
             return sum(part.tokens for part in self.contributors)
         return _facts(self).tokens
 
     def longest_steps(self) -> int:
-        """Inner steps of its longest contribution; 0 for version 0."""
+        """Find the inner steps of its longest contribution; 0 for version 0."""
         if len(self.contributors) < LONG:
             return max((part.inner_steps for part in self.contributors), default=0)
         return _facts(self).longest_steps
 
     def plausible(self, tokens_per_step: int) -> bool:
-        """Whether every contributor can have trained so much in so many inner steps (`plausible_work`)."""
+        """Tell whether every contributor can have trained so much in so many inner steps
+        (`plausible_work`)."""
         if len(self.contributors) < LONG:
             return _all_plausible(self.contributors, tokens_per_step)
         return _facts(self).plausible(tokens_per_step)
 
     def head(self) -> Head:
-        """The short name of this version."""
+        """Make the short name of this version."""
         return Head(self.number, self.digest(), self.tokens, self.term)
 
 
 LONG = 32
-"""Contributors from which on it pays to remember what follows from a header."""
+"""Number of contributors from which on it pays to remember what follows from a header."""
 _REMEMBERED_HEADERS = 64
 
 
@@ -148,8 +152,11 @@ def _all_plausible(contributors: tuple[Contributor, ...], tokens_per_step: int) 
 
 
 class _Facts:
-    """What is asked again and again of a long header. In a large run it names thousands of learners, and in
-    the simulator thousands of nodes hold the same one. Remembered for the object, never for its value."""
+    """Answers about a long header, which are asked for again and again.
+
+    In a large run a header names thousands of learners, and in the simulator thousands of nodes hold the same
+    one. Remembered for the object, never for its value.
+    """
 
     __slots__ = ("_plausible", "digest", "header", "longest_steps", "signed", "tokens")
 
@@ -163,14 +170,14 @@ class _Facts:
         self._plausible: tuple[int, bool] | None = None
 
     def plausible(self, tokens_per_step: int) -> bool:
-        """Whether all its contributors' work is; a run has one number of tokens in a step."""
+        """Tell whether all its contributors' work is plausible; a run has one number of tokens in a step."""
         if self._plausible is None or self._plausible[0] != tokens_per_step:
             self._plausible = tokens_per_step, _all_plausible(self.header.contributors, tokens_per_step)
         return self._plausible[1]
 
 
 _remembered: dict[int, _Facts] = {}
-"""By the header's identity, which is nobody else's while the header is kept here."""
+"""Facts by the header's identity, which no other object has while the header is kept here."""
 _DOMAIN = b"p2pdiloco/1/"
 
 
@@ -191,7 +198,7 @@ class SignedVersion(Wire, frozen=True):
 
 
 class ContributionHeader(Wire, frozen=True):
-    """The label of an encoded pseudo-gradient (design 5.8)."""
+    """Label of an encoded pseudo-gradient (ARCHITECTURE.md, "Rounds")."""
 
     run: RunId
     group: GroupId
@@ -199,8 +206,8 @@ class ContributionHeader(Wire, frozen=True):
     learner: PeerId
     stamp: Stamp
     after: Stamp
-    """The learner's last merged contribution that its base contains. The syncer admits only if its chain
-    agrees: so no step is merged twice, even when an acknowledgement or an update was lost."""
+    """Stamp of the learner's last merged contribution that its base contains. The syncer admits only if its
+    chain agrees: so no step is merged twice, even when an acknowledgement or an update was lost."""
     base_number: Count
     base_digest: Digest
     tokens: Count
@@ -209,7 +216,7 @@ class ContributionHeader(Wire, frozen=True):
     payload_bytes: Count
     codec: Annotated[str, Meta(max_length=16)]
     due: bool
-    """The learner's schedule asked for it; false when it answers a closing call."""
+    """True: the learner's schedule asked for it; false: it answers a closing call."""
 
 
 class SignedContribution(Wire, frozen=True):
@@ -220,28 +227,29 @@ class SignedContribution(Wire, frozen=True):
 
 
 class PartialPart(Wire, frozen=True):
-    """One learner's contribution inside a partial merge."""
+    """Contribution of one learner inside a partial merge."""
 
     contributor: Contributor
     after: Stamp
-    """The stamp after which it comes: compared with the chain of whoever makes the version."""
+    """Stamp after which it comes: compared with the chain of whoever makes the version."""
 
 
 class PartialHeader(Wire, frozen=True):
-    """The label of a group's partial merge, on its way to the syncer of the group above (design 5.5)."""
+    """Label of a group's partial merge, on its way to the syncer of the group above (ARCHITECTURE.md,
+    "Groups")."""
 
     run: RunId
     group: GroupId
-    """The group whose contributions were merged."""
+    """Group whose contributions were merged."""
     fragment: Count
     syncer: PeerId
-    """Of that group; the author."""
+    """Syncer of that group; the author."""
     number: Count
-    """The head upon which the next version is to be made, for all that the author knows."""
+    """Number of the head upon which the next version is to be made, for all that the author knows."""
     digest: Digest
     parts: Annotated[tuple[PartialPart, ...], Meta(min_length=1, max_length=MAX_CONTRIBUTORS)]
     due: bool
-    """The group's round began with what was due, or something in it was: a round may start with it."""
+    """True: the group's round began with what was due, or something in it was; a round may start with it."""
     payload_digest: Digest
     payload_bytes: Count
 
@@ -254,11 +262,11 @@ class SignedPartial(Wire, frozen=True):
 
 
 SignedOffer = SignedContribution | SignedPartial
-"""What is offered to a syncer: a learner's work, or the sums of a whole group's."""
+"""Offer to a syncer: a learner's work, or the sums of a whole group's."""
 
 
 class VoteBody(Wire, frozen=True):
-    """What a voter says: in this term of this fragment, this candidate."""
+    """Content of a vote: in this term of this fragment, this candidate."""
 
     run: RunId
     group: GroupId
@@ -276,7 +284,7 @@ class Vote(Wire, frozen=True):
 
 
 class Certificate(Wire, frozen=True):
-    """Why a syncer is in office: a majority's votes for (group, fragment, term)."""
+    """Proof that a syncer is in office: a majority's votes for (group, fragment, term)."""
 
     group: GroupId
     fragment: Count
@@ -288,7 +296,7 @@ class Certificate(Wire, frozen=True):
 
 
 class Watermark(Wire, frozen=True):
-    """The newest contribution of one learner that is in a chain, and the version that took it in."""
+    """Newest contribution of one learner that is in a chain, and the version that took it in."""
 
     learner: PeerId
     stamp: Stamp
@@ -296,7 +304,7 @@ class Watermark(Wire, frozen=True):
 
 
 def signed_bytes(domain: str, value: Wire) -> bytes:
-    """The bytes that a signature covers: a domain separator and the canonical encoding."""
+    """Make the bytes that a signature covers: a domain separator and the canonical encoding."""
     if domain == "version" and isinstance(value, VersionHeader) and len(value.contributors) >= LONG:
         return _facts(value).signed
     return _DOMAIN + domain.encode() + b"\0" + _encoder.encode(value)
@@ -306,7 +314,7 @@ class Crypto(Protocol):
     """Signing, injected so that the core stays free of keys and the simulator free of Ed25519."""
 
     def sign(self, message: bytes) -> bytes:
-        """Our signature over the message."""
+        """Sign the message with our key."""
 
     def verify(self, peer: str, message: bytes, signature: bytes) -> bool:
-        """Whether that peer signed the message. False, never an exception, for anything malformed."""
+        """Tell whether that peer signed the message. False, never an exception, for anything malformed."""
