@@ -5,6 +5,7 @@ Addresses are libp2p multiaddrs as text, peers are libp2p peer ids as base58 tex
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
@@ -183,5 +184,7 @@ class Transport(Protocol):
 
     restarts: int
     """Number of times that the process that carries the transport died and was replaced."""
+    restarted: asyncio.Event
+    """Set at every such time; whoever waits for it clears it."""
     refusals: dict[str, int]
     """Counter of what peers did wrong, by reason."""

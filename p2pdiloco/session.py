@@ -25,7 +25,7 @@ from p2pdiloco.learner.channel import ChannelBroken, LearnerEnd
 from p2pdiloco.learner.channel_messages import Ready, Start
 from p2pdiloco.learner.evaluate import Evaluation
 from p2pdiloco.learner.fragments import Fragments
-from p2pdiloco.learner.lifeline import saving_s
+from p2pdiloco.learner.lifeline import save_takes_s
 from p2pdiloco.learner.loop import StepReport, Training
 from p2pdiloco.learner.mailbox import Mailbox
 from p2pdiloco.learner.parallel.holding import HeldParameters
@@ -82,7 +82,7 @@ class Session:
         """
         self._model, self._evaluate = model, evaluate
         self._folder = Path(data_dir).expanduser()
-        self._leave_s = LEAVE_S + saving_s(sum(parameter.numel() for parameter in model.parameters()))
+        self._leave_s = LEAVE_S + save_takes_s(sum(parameter.numel() for parameter in model.parameters()))
         self._stopped = False
         self._computing = False
         self._answering: Answering | None = None

@@ -43,14 +43,13 @@ async def _bootstrap(settings: BootstrapSettings, stop: asyncio.Event) -> None:
         served = await _served_runs(settings, stop)
         if stop.is_set():
             return
-        door = FrontDoor()
-        for run in served:
-            door.add_run(run, settings.data_dir)
-            logger.info("serving run %s (%s)", run.name, run.id[:12])
         # Its address is well known: it relays from the start, and tells others what it sees of them.
         options = P2PDOptions(relay=settings.relay, force_reachability="public")
         transport = transport_of(settings, identity, options)
-        door.dial_back = DialBack(transport)
+        door = FrontDoor(DialBack(transport))
+        for run in served:
+            door.add_run(run, settings.data_dir)
+            logger.info("serving run %s (%s)", run.name, run.id[:12])
         await unless_stopped(transport.start(door), stop)
         if stop.is_set():
             await transport.close()

@@ -6,10 +6,10 @@ it knows its run, and adds its membership later.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from p2pdiloco.config.models import BYTES
 from p2pdiloco.core.api.reasons import Verdict
@@ -29,20 +29,37 @@ if TYPE_CHECKING:  # a bootstrap has no run's tensors, nor torch
     from p2pdiloco.daemon.bulk.transfers import Transfers
 
 
+class Reports(Protocol):
+    """Says what a member is and does (`daemon.report`)."""
+
+    def status(self, now: float) -> StatusReport:
+        """The answer to a status query."""
+
+
 class FrontDoor:
     """Implements `ports.TransportHandlers`."""
 
-    def __init__(self) -> None:
+    def __init__(self, dial_back: DialBack | None = None) -> None:
+        """`dial_back`: answers who asks whether we can dial it; None: such questions are refused."""
         self._runs: dict[str, tuple[PublishedRun, bytes]] = {}
         self._initial: dict[str, Path] = {}
         self._giving = Giving()
         self._tokenizers: dict[str, Path] = {}
         self._giving_tokenizers = Giving()
-        self.member: Transfers | None = None
-        self.status: Callable[[], StatusReport] | None = None
-        self.member_run = ""
+        self._member: Transfers | None = None
+        self._reports: Reports | None = None
+        self._member_run = ""
         self.probes = ProbeGate()
-        self.dial_back: DialBack | None = None
+        self._dials_back = dial_back
+
+    def enter(self, run: str, member: Transfers | None, reports: Reports) -> None:
+        """We are a member of a run from now on: `member` takes what its peers send, `reports` answers who
+        asks for its status."""
+        self._member_run, self._member, self._reports = run, member, reports
+
+    def leave(self) -> None:
+        """We are no longer."""
+        self._member = self._reports = None
 
     def add_run(self, run: PublishedRun, data_dir: Path | None = None) -> None:
         """List and serve a run's manifest, and what of it is kept there: a given version 0, a tokenizer."""
@@ -65,9 +82,9 @@ class FrontDoor:
             return self._query(query)
         if data[:1] != wire.MESSAGE:
             raise RemoteError("garbage", "neither message nor query")
-        if self.member is None:
+        if self._member is None:
             raise RemoteError("not-ready", "no member of a run yet")
-        self.member.on_message(sender, data[1:])
+        self._member.on_message(sender, data[1:])
         return b""
 
     async def on_push(self, sender: str, header: bytes) -> PushSink | Refusal:
@@ -75,9 +92,9 @@ class FrontDoor:
         request = wire.decode(header, cast(Any, wire.Push | wire.PushProbe))
         if isinstance(request, wire.PushProbe):
             return self.probes.take(sender, request)
-        if self.member is None:
+        if self._member is None:
             return Refusal(wire.encode(wire.Answer(Verdict.NOT_READY, None)))
-        return self.member.pushes_in.on_push(sender, request)
+        return self._member.pushes_in.on_push(sender, request)
 
     async def on_pull(self, sender: str, request: bytes) -> PullSource | Refusal:
         """A manifest, version 0, a tokenizer, an update, a state, or bytes that measure the link."""
@@ -97,18 +114,18 @@ class FrontDoor:
             if file is None:
                 return refuse("unknown-run")
             return self._giving_tokenizers.serve(sender, partial(tokenizer_from, file))
-        if self.member is None:
+        if self._member is None:
             return refuse("not-ready")
-        return await self.member.on_pull(sender, pull)
+        return await self._member.on_pull(sender, pull)
 
     async def _dial_back(self, sender: str, query: wire.ReachQuery) -> bytes:
-        if self.dial_back is None:
+        if self._dials_back is None:
             raise RemoteError("not-ready")
-        return wire.encode(await self.dial_back.answer(sender, query))
+        return wire.encode(await self._dials_back.answer(sender, query))
 
     def _query(self, query: wire.RunsQuery | wire.StatusQuery) -> bytes:
         if isinstance(query, wire.RunsQuery):
             return wire.encode(wire.RunList(tuple(self.runs()[: wire.MAX_RUNS])))
-        if self.status is None or query.run != self.member_run:
+        if self._reports is None or query.run != self._member_run:
             raise RemoteError("not-a-member")
-        return encode_status(self.status())
+        return encode_status(self._reports.status(asyncio.get_running_loop().time()))

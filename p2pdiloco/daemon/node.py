@@ -7,7 +7,6 @@ import logging
 import os
 
 from p2pdiloco.adapters.disk.data_dir import DataDir
-from p2pdiloco.adapters.net.hivemind_net import HivemindTransport
 from p2pdiloco.adapters.net.p2pd import P2PDOptions
 from p2pdiloco.config.manifest import DataSection
 from p2pdiloco.config.settings import NodeSettings
@@ -18,7 +17,8 @@ from p2pdiloco.daemon.display.terminal import log_line
 from p2pdiloco.daemon.finding.presence import publish_runs
 from p2pdiloco.daemon.finding.reach import DialBack, Reachability
 from p2pdiloco.daemon.frontdoor import FrontDoor
-from p2pdiloco.daemon.member import Member
+from p2pdiloco.daemon.life import Life
+from p2pdiloco.daemon.member import Member, OwnPeer
 from p2pdiloco.daemon.process import (
     default_dir,
     plain,
@@ -59,8 +59,8 @@ async def _node(settings: NodeSettings, stop: asyncio.Event) -> None:
         force = None if wish == "auto" else wish
         options = P2PDOptions(relay=settings.relay, force_reachability=force)
         transport = transport_of(settings, identity, options)
-        door, reach = FrontDoor(), Reachability(transport, wish)
-        door.dial_back = DialBack(transport)
+        door, reach = FrontDoor(DialBack(transport)), Reachability(transport, wish)
+        peer = OwnPeer(identity, transport, door, reach)
         await unless_stopped(transport.start(door), stop)
         await unless_stopped(reach.check(), stop)
         if stop.is_set():
@@ -72,43 +72,41 @@ async def _node(settings: NodeSettings, stop: asyncio.Event) -> None:
                 find_run(transport, identity, settings.run, settings.data_dir, logger.info), stop
             )
             if found is not None:
-                await _membership(settings, identity, transport, door, recent, found, reach, stop)
+                await _membership(settings, peer, recent, found, stop)
         finally:
             await transport.close()
 
 
 async def _membership(
     settings: NodeSettings,
-    identity: Identity,
-    transport: HivemindTransport,
-    door: FrontDoor,
+    peer: OwnPeer,
     recent: RecentLines,
     found: tuple[Run, Vault],
-    reach: Reachability,
     stop: asyncio.Event,
 ) -> None:
     run, vault = found
     _check_data(settings, run.manifest.data)
-    logger.info("run %s (%s), node %s", run.name, run.id[:12], identity.peer_id)
+    logger.info("run %s (%s), node %s", run.name, run.id[:12], peer.identity.peer_id)
     for doubt in run.doubts():
         logger.warning("%s", doubt)
-    member = Member(run, vault, identity, transport, door, settings, recent, Timing(), reach)
-    listing = asyncio.create_task(publish_runs(transport, door.runs))
+    member = Member(peer, run, vault, settings, recent, Timing())
+    life = Life(member)
+    listing = asyncio.create_task(publish_runs(peer.transport, peer.door.runs))
     showing = asyncio.create_task(_show(member, settings, recent))
-    training = asyncio.create_task(member.run())
+    training = asyncio.create_task(life.run())
     stopping = asyncio.create_task(stop.wait())
     try:
         await asyncio.wait({training, stopping, showing, listing}, return_when=asyncio.FIRST_COMPLETED)
         if stop.is_set():
             logger.info("leaving: finishing what is in flight, saving")
-            asyncio.get_running_loop().call_later(LEAVE_AT_MOST_S + member.ends_in_s, _leave_unfinished)
+            asyncio.get_running_loop().call_later(LEAVE_AT_MOST_S + life.ends_in_s, _leave_unfinished)
             training.cancel()
-            await member.leave()
+            await life.leave()
     finally:
         for task in (stopping, listing, training, showing):
             task.cancel()
         results = await asyncio.gather(training, listing, showing, return_exceptions=True)
-        await member.close()
+        await life.close()
     for result in results:
         if isinstance(result, BaseException) and not isinstance(result, asyncio.CancelledError):
             raise result

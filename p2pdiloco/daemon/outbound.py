@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable
 
+from p2pdiloco.core.api.events import SendFailed
 from p2pdiloco.core.api.messages import Message, Progress
 from p2pdiloco.core.life.news import in_one
 from p2pdiloco.errors import RemoteError, TransportError
 from p2pdiloco.ports import Transport
 
+logger = logging.getLogger(__name__)
 MAX_QUEUED = 256
 IN_FLIGHT = 4
 TIMEOUT_S = 5.0
@@ -23,13 +26,11 @@ class Outbound:
         self,
         transport: Transport,
         encode: Callable[[Message], bytes],
-        on_failed: Callable[[str], None],
-        on_refused: Callable[[str, str], None],
+        post: Callable[[SendFailed], None],
     ) -> None:
         self._transport = transport
         self._encode = encode
-        self._on_failed = on_failed
-        self._on_refused = on_refused
+        self._post = post
         self._queues: dict[str, deque[Message]] = {}
         self._senders: dict[str, int] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -63,9 +64,9 @@ class Outbound:
                     await self._transport.send(peer, data, TIMEOUT_S)
                     self.bytes_sent += len(data)
                 except TransportError:
-                    self._on_failed(peer)
+                    self._post(SendFailed(peer))
                 except RemoteError as error:
-                    self._on_refused(peer, error.reason)
+                    logger.debug("%s refused a message: %s", peer, error.reason)
         finally:
             self._senders[peer] -= 1
             if not self._senders[peer]:

@@ -1,21 +1,16 @@
-"""What a node says about itself: snapshot for the live view and `status`, diary lines, log lines."""
+"""What a node says about itself: the snapshot for the live view and `status`."""
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
-from collections.abc import Callable, Mapping
 
-from p2pdiloco.adapters.disk.events_log import EventsLog, FieldValue
-from p2pdiloco.core.api.effects import Record
 from p2pdiloco.core.api.grouping import level_sizes
 from p2pdiloco.core.api.reach import WORDS
-from p2pdiloco.core.api.types import WHOLE_RUN
 from p2pdiloco.core.fragment import Fragment
 from p2pdiloco.core.node import Core
-from p2pdiloco.daemon.display.logs import RecentLines
+from p2pdiloco.daemon.bulk.transfers import Transfers
+from p2pdiloco.daemon.diary import Diary, LearnerDiary
 from p2pdiloco.daemon.display.snapshot import (
-    MAX_LOSS_HISTORY,
     MAX_PEER_ROWS,
     MAX_REFUSAL_REASONS,
     DataRow,
@@ -26,163 +21,99 @@ from p2pdiloco.daemon.display.snapshot import (
     StatusReport,
     status_of,
 )
-from p2pdiloco.daemon.finding.presence import Presence
-from p2pdiloco.daemon.learner.evaluating import Turns
-from p2pdiloco.daemon.learner.host import LearnerExited
+from p2pdiloco.daemon.finding.sharing import NOT_TOLD, Sharing
+from p2pdiloco.daemon.learner.evaluating import Measurements
 from p2pdiloco.daemon.learner.learner_link import LearnerLink
+from p2pdiloco.daemon.links.linkwatch import LinkWatch
+from p2pdiloco.daemon.outbound import Outbound
+from p2pdiloco.daemon.payloads.memory import OUT_OF_BUDGET, Memory
 from p2pdiloco.daemon.run_files.runs import Run
 from p2pdiloco.learner import channel_messages as ch
+from p2pdiloco.ports import Transport
 
-logger = logging.getLogger(__name__)
-LOUD = frozenset(
-    [
-        "join",
-        "silent",
-        "leave",
-        "reach",
-        "office",
-        "suspicion",
-        "catchup",
-        "fork",
-        "refusal",
-        "election",
-        "learner",
-    ]
-)
-"""Kinds that are shown among the latest reasons and logged; the others only go into the diary."""
 
-UPLOADS = frozenset({"pushed_bytes", "updates_given_bytes", "updates_passed_on_bytes"})
-"""What a node gives others of versions: its own contributions, updates that it made, and other updates."""
+class Traffic:
+    """Bytes that a node moved, and what peers did wrong before the core heard of it."""
+
+    def __init__(
+        self, outbound: Outbound, transfers: Transfers, transport: Transport, memory: Memory, sharing: Sharing
+    ) -> None:
+        self._outbound = outbound
+        self._transfers = transfers
+        self._transport = transport
+        self._memory = memory
+        self._sharing = sharing
+
+    @property
+    def sent_bytes(self) -> int:
+        """Messages and payloads."""
+        return self._outbound.bytes_sent + self._transfers.bytes_out
+
+    @property
+    def received_bytes(self) -> int:
+        """Payloads."""
+        return self._transfers.bytes_in
+
+    def bulk(self) -> dict[str, int]:
+        """What became of bulk transfers."""
+        return self._transfers.counters()
+
+    def refusals(self) -> Counter[str]:
+        """Counts by reason."""
+        counts = Counter(self._transport.refusals)
+        if self._memory.refused:
+            counts[OUT_OF_BUDGET] = self._memory.refused
+        if self._sharing.failures:
+            counts[NOT_TOLD] = self._sharing.failures
+        return counts
 
 
 class Report:
-    """Collects what happened and shows it."""
+    """Shows what a node is and does."""
 
-    def __init__(self, run: Run, me: str, name: str, events: EventsLog, recent: RecentLines) -> None:
+    def __init__(
+        self,
+        run: Run,
+        core: Core,
+        diary: Diary,
+        learner: LearnerLink,
+        learner_diary: LearnerDiary,
+        measurements: Measurements,
+        traffic: Traffic,
+        link_watch: LinkWatch,
+    ) -> None:
         self._run = run
-        self._me = me
-        self._name = name
-        self._events = events
-        self._recent = recent
-        self.core: Core
-        self.learner: LearnerLink
-        self.presence: Presence
+        self._core = core
+        self._diary = diary
+        self._learner = learner
+        self._learner_diary = learner_diary
+        self._measurements = measurements
+        self._traffic = traffic
+        self._link_watch = link_watch
         self.state: NodeState = "joining"
-        self.refusals: Counter[str] = Counter()
-        self.turns: Turns
-        self.evaluated: Callable[[float, int], None] = lambda loss, tokens: None
-        """Told of what our learner has measured."""
-        self.link = ""
-        """What a person should know of the link; empty: it keeps up."""
-        self._losses: list[float] = []
-        self._merges: list[tuple[int, int]] = []
-        self.traffic: Callable[[], tuple[int, int]] = lambda: (0, 0)
-        """Bytes (sent, received): messages that we sent, and payloads both ways."""
-        self.bulk: Callable[[], dict[str, int]] = dict
-        """What became of bulk transfers."""
-        self.transport_refusals: Callable[[], Mapping[str, int]] = dict
-        """What peers did wrong before the core heard of it, by reason."""
 
-    # --- what happened -------------------------------------------------------------------------------
-
-    def on_record(self, record: Record) -> None:
-        """A decision of the core, with its reason."""
-        self._events.write(record.kind, record.fragment, record.reason, record.fields)
-        values = dict(record.fields)
-        if record.kind == "refusal":
-            self.refusals[record.reason[:80]] += 1
-        if record.kind in LOUD:
-            where = f"fragment {record.fragment} " if record.fragment is not None else ""
-            group = values.get("group")
-            where += f"group {group} " if group and group != WHOLE_RUN else ""
-            text = f"{record.kind}: {where}{record.reason}"
-            peer = values.get("syncer") or values.get("peer") or values.get("candidate")
-            if isinstance(peer, str) and peer:
-                text += f" ({self.label(peer)})"
-            self._recent.add(text)
-            level = logging.INFO if record.kind in ("join", "leave", "learner", "fork") else logging.DEBUG
-            logger.log(level, "%s", text)
-
-    def write(self, kind: str, reason: str, **fields: str | int | float | bool | None) -> None:
-        """A line of the daemon's own."""
-        self._events.write(kind, None, reason, fields.items())
-
-    def on_learner(self, event: ch.LearnerEvent | LearnerExited) -> None:
-        """Something that the learner said, for people."""
-        match event:
-            case ch.Ready():
-                self.write("learner", "running", device=event.device, parameters=event.parameters)
-                note = f"; {event.note}" if event.note else ""
-                logger.info("learner: %d parameters on %s%s", event.parameters, event.device, note)
-            case ch.Note():
-                self.write("learner", event.text)
-                logger.info("learner: %s", event.text)
-            case ch.Status():
-                self._on_status(event)
-            case ch.Evaluated():
-                self.evaluated(event.loss, event.tokens)
-                found: dict[str, FieldValue] = {
-                    "loss": event.loss,
-                    "tokens": event.tokens,
-                    "metrics": event.metrics,
-                }
-                self._events.write("evaluation", None, "held-out samples", found.items())
-            case ch.StateSaved(ok=False):
-                self.write("checkpoint", f"learner state not saved: {event.reason}")
-                logger.error("learner state not saved: %s", event.reason)
-            case LearnerExited():
-                self.write("learner", f"ended: {event.reason}", code=event.code)
-            case _:
-                pass
-
-    def _on_status(self, status: ch.Status) -> None:
-        if status.loss is not None:
-            self._losses.append(status.loss)
-            if len(self._losses) > MAX_LOSS_HISTORY:
-                self._losses = self._losses[::2]
-        self.write(
-            "progress",
-            "",
-            inner_step=status.inner_step,
-            tokens_total=status.tokens_total,
-            run_tokens=status.run_tokens,
-            learning_rate=status.learning_rate,
-            tokens_per_s=round(status.tokens_per_s, 1),
-            step_time_s=round(status.step_time_s, 6),
-            loss=status.loss,
-            longest_gap_s=round(status.longest_gap_s, 6),
-            cpu_s=round(status.cpu_s, 3),
-            deferred_copies=status.deferred_copies,
-            **{key: n for key, n in self.bulk().items() if key in UPLOADS},
-        )
-
-    def label(self, peer: str) -> str:
-        """A peer's name, or the end of its id."""
-        if peer == self._me:
-            return self._name or "this node"
-        return self.presence.names.get(peer) or f"…{peer[-6:]}"
-
-    # --- what is -------------------------------------------------------------------------------------
+    def enter(self, state: NodeState) -> None:
+        """A new part of the node's life begins."""
+        self.state = state
 
     def snapshot(self, now: float) -> NodeSnapshot:
         """Everything that the live view shows."""
-        status, newest = self.learner.status, self.turns.newest
+        status, newest = self._learner.status, self._measurements.newest
         fragments = self._fragment_rows(now)
         peers = self._peer_rows(now)
-        refusals = self.refusals + Counter(self.transport_refusals())
-        sent, received = self.traffic()
+        refusals = self._diary.refusals + self._traffic.refusals()
         return NodeSnapshot(
-            name=self._name,
-            peer=self._me,
+            name=self._diary.name,
+            peer=self._diary.me,
             run_name=self._run.name,
             run_id=self._run.id,
             state=self.state,
-            device=self.learner.device,
+            device=self._learner.device,
             inner_step=status.inner_step if status else 0,
             loss=status.loss if status else None,
-            loss_history=tuple(self._losses),
+            loss_history=tuple(self._learner_diary.losses),
             heldout_loss=newest.loss if newest else None,
-            heldout_by=self.turns.by,
+            heldout_by=self._measurements.by,
             tokens_per_s=status.tokens_per_s if status else 0.0,
             tokens_total=status.tokens_total if status else 0,
             data=_data_row(status) if status else None,
@@ -193,14 +124,14 @@ class Report:
             run_tokens=max((row.tokens for row in fragments), default=0),
             run_versions=sum(row.number for row in fragments),
             refusals={reason[:80]: n for reason, n in refusals.most_common(MAX_REFUSAL_REASONS)},
-            recent=self._recent.lines(),
-            bytes_sent=sent,
-            bytes_received=received,
-            bulk=self.bulk(),
-            reach=WORDS[self.core.shared.reach],
-            thin=self.core.shared.uplink.thin,
-            votes=self.core.shared.saving.works,
-            link=self.link[:240],
+            recent=self._diary.recent,
+            bytes_sent=self._traffic.sent_bytes,
+            bytes_received=self._traffic.received_bytes,
+            bulk=self._traffic.bulk(),
+            reach=WORDS[self._core.shared.reach],
+            thin=self._core.shared.uplink.thin,
+            votes=self._core.shared.saving.works,
+            link=self._link_watch.words[:240],
         )
 
     def status(self, now: float) -> StatusReport:
@@ -208,7 +139,7 @@ class Report:
         return status_of(self.snapshot(now))
 
     def _fragment_rows(self, now: float) -> tuple[FragmentRow, ...]:
-        return tuple(self._fragment_row(fragment, now) for fragment in self.core.fragments)
+        return tuple(self._fragment_row(fragment, now) for fragment in self._core.fragments)
 
     def _fragment_row(self, fragment: Fragment, now: float) -> FragmentRow:
         header, head = fragment.chain.header, fragment.chain.head
@@ -231,7 +162,7 @@ class Report:
         )
 
     def _peer_rows(self, now: float) -> list[PeerRow]:
-        view = self.core.shared.view
+        view = self._core.shared.view
         rows = []
         for peer in view.members(now):
             progress = view.progress(peer)
@@ -240,7 +171,7 @@ class Report:
             rows.append(
                 PeerRow(
                     peer=peer,
-                    name=self.presence.names.get(peer, ""),
+                    name=self._diary.names.get(peer, ""),
                     inner_step=progress.inner_step,
                     tokens_per_s=progress.tokens_per_s,
                     tokens_total=progress.tokens_total,

@@ -1,121 +1,120 @@
 """Carries out what the core wants: the only place where events go in and effects come out.
 
-`post` may be called from anywhere on the event loop; events are handled one after the other, and the
-effects of one are carried out before the next is handled. Whatever takes time becomes a task that posts
-the answering event. A bug of ours in any of them ends the daemon.
+Events are handled one after the other, and the effects of one are carried out before the next is handled.
+Whatever takes time becomes a task that posts the answering event. A bug of ours in any of them ends the
+daemon.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections import deque
 from collections.abc import Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from p2pdiloco.adapters.disk.run_store import RunStore
+from msgspec import Struct
+
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.node import Core
+from p2pdiloco.daemon.background import Background
 from p2pdiloco.daemon.bulk.transfers import Transfers
+from p2pdiloco.daemon.learner.committing import Committing
 from p2pdiloco.daemon.learner.learner_link import LearnerLink
 from p2pdiloco.daemon.outbound import Outbound
-from p2pdiloco.daemon.payloads.compute import Compute
+from p2pdiloco.daemon.payloads.durable import Durable
 from p2pdiloco.daemon.payloads.keeper import Keeper
+from p2pdiloco.daemon.payloads.merging import Merging
 from p2pdiloco.daemon.payloads.tickets import Tickets
-from p2pdiloco.daemon.payloads.update_log import UpdateLog
-from p2pdiloco.errors import RemoteError, StorageError
-from p2pdiloco.ports import Buffer
-from p2pdiloco.tensors.payload import Payload
-from p2pdiloco.tensors.vault import Input
+from p2pdiloco.daemon.post import Post
+from p2pdiloco.errors import StorageError
 
-logger = logging.getLogger(__name__)
-COMPLAIN_EVERY_S = 30.0
+
+class Hands(Struct, frozen=True):
+    """What carries effects out."""
+
+    tickets: Tickets
+    outbound: Outbound
+    transfers: Transfers
+    learner: LearnerLink
+    keeper: Keeper
+    merging: Merging
+    committing: Committing
+    durable: Durable
+    record: Callable[[ef.Record], None]
+    """Writes a decision of the core down."""
 
 
 class Runner:
     """Pumps events through the core."""
 
-    def __init__(
-        self,
-        core: Core,
-        compute: Compute,
-        tickets: Tickets,
-        store: RunStore,
-        update_log: UpdateLog,
-        io: ThreadPoolExecutor,
-        on_record: Callable[[ef.Record], None],
-    ) -> None:
-        self.core = core
-        self._compute = compute
-        self._tickets = tickets
-        self._store = store
-        self._log = update_log
-        self._io = io
-        self._on_record = on_record
+    def __init__(self, core: Core, post: Post, background: Background, hands: Hands) -> None:
+        self._core = core
+        self._post = post
+        self._background = background
+        self._hands = hands
         self._loop = asyncio.get_running_loop()
-        self._inbox: deque[ev.Event] = deque()
         self._pumping = False
         self._timer: asyncio.TimerHandle | None = None
         self._armed_for_s = 0.0
-        self._complaint, self._complain_again_s = "", 0.0
-        self._tasks: set[asyncio.Task[Any]] = set()
         self._offers: set[asyncio.Task[Any]] = set()
+        self.confirmed: asyncio.Future[None] = self._loop.create_future()
+        """The core counts as a full member."""
         self.left: asyncio.Future[None] = self._loop.create_future()
-        self.broken: asyncio.Future[None] = self._loop.create_future()
-        """Fails with our own bug; the daemon ends then."""
-        self.outbound: Outbound
-        self.learner: LearnerLink
-        self.transfers: Transfers
-        self.keeper: Keeper
-        self._do: dict[type, Callable[[Any], object]] = {
-            ef.Send: lambda e: self.outbound.send(e.peer, e.message),
-            ef.Persist: lambda e: self.spawn(self._persist(e)),
-            ef.RequestFragment: lambda e: self.learner.request(e.fragment),
-            ef.Offer: lambda e: self._up(self.transfers.offer(e, tickets.get(e.ticket))),
-            ef.DiscardContribution: lambda e: self._tickets.release(e.ticket),
+        self._do = self._effects()
+        post.emptied_by(self._pump)
+
+    def _effects(self) -> dict[type, Callable[[Any], object]]:
+        hands, spawn = self._hands, self._background.spawn
+        tickets, learner, transfers = hands.tickets, hands.learner, hands.transfers
+        keeper, merging = hands.keeper, hands.merging
+        return {
+            ef.Send: lambda e: hands.outbound.send(e.peer, e.message),
+            ef.Persist: lambda e: spawn(self._persist(e)),
+            ef.RequestFragment: lambda e: learner.request(e.fragment),
+            ef.Offer: lambda e: self._up(transfers.offer(e, tickets.get(e.ticket))),
+            ef.DiscardContribution: lambda e: tickets.release(e.ticket),
             ef.Spill: self._spill,
-            ef.Combine: lambda e: self.spawn(self.keeper.run_combine(e, self.keeper.sources(e))),
-            ef.RetireSlot: lambda e: self.learner.retire(e.fragment, e.ticket),
-            ef.AcceptTransfer: lambda e: self.transfers.pushes_in.decided(e),
-            ef.AnswerTransfer: lambda e: self.transfers.pushes_in.decided(e),
-            ef.Release: lambda e: self._tickets.release(e.ticket),
-            ef.Merge: self._merge,
-            ef.MergePartial: self._merge_partial,
-            ef.FetchUpdate: lambda e: self.spawn(self.transfers.fetch_update(e)),
-            ef.FetchState: lambda e: self.spawn(self.transfers.fetch_state(e)),
-            ef.ApplyUpdate: self._apply,
-            ef.DropSpare: lambda e: self.spawn(self._compute.run(self._compute.drop_spare, e.fragment)),
-            ef.CommitVersion: self._commit,
-            ef.Record: self._on_record,
+            ef.Combine: lambda e: spawn(keeper.run_combine(e, keeper.sources(e))),
+            ef.RetireSlot: lambda e: learner.retire(e.fragment, e.ticket),
+            ef.AcceptTransfer: lambda e: transfers.pushes_in.decided(e),
+            ef.AnswerTransfer: lambda e: transfers.pushes_in.decided(e),
+            ef.Release: lambda e: tickets.release(e.ticket),
+            ef.Merge: lambda e: spawn(merging.merge(e)),
+            ef.MergePartial: lambda e: spawn(merging.merge_partial(e)),
+            ef.FetchUpdate: lambda e: spawn(transfers.fetch_update(e)),
+            ef.FetchState: lambda e: spawn(transfers.fetch_state(e)),
+            ef.ApplyUpdate: lambda e: spawn(merging.apply(e)),
+            ef.DropSpare: lambda e: spawn(merging.drop_spare(e)),
+            ef.CommitVersion: lambda e: spawn(hands.committing.commit(e)),
+            ef.Record: hands.record,
+            ef.Confirmed: lambda e: self.confirmed.set_result(None),
             ef.Left: self._left,
         }
 
     # --- pump ----------------------------------------------------------------------------------------
 
-    def post(self, event: ev.Event) -> None:
-        """Take an event in, now or right after the one that is being handled."""
-        self._inbox.append(event)
+    def _pump(self) -> None:
+        """Handle whatever has been posted, unless that is being done."""
         if self._pumping:
             return
         self._pumping = True
+        heard = False
         try:
-            while self._inbox:
-                for effect in self.core.handle(self._inbox.popleft(), self._loop.time()):
+            while (event := self._post.take()) is not None:
+                heard = heard or isinstance(event, ev.MessageReceived)
+                for effect in self._core.handle(event, self._loop.time()):
                     self._do[type(effect)](effect)
         except BaseException as error:
-            if not self.broken.done():
-                self.broken.set_exception(error)
+            self._background.fail(error)
             raise
         finally:
             self._pumping = False
         self._arm()
-        if isinstance(event, ev.MessageReceived):
-            self.learner.count_learners()  # somebody's may have begun, or ended
+        if heard:
+            self._hands.learner.count_learners()  # somebody's may have begun, or ended
 
     def _arm(self) -> None:
-        deadline = self.core.next_deadline()
+        deadline = self._core.next_deadline()
         if self._timer is not None:
             if self._armed_for_s == deadline:
                 return
@@ -125,38 +124,22 @@ class Runner:
 
     def _tick(self) -> None:
         self._timer = None
-        self.post(ev.Tick())
+        self._post.put(ev.Tick())
 
-    def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """Run a task of ours; an error in it that nobody expected ends the daemon."""
-        task = self._loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
-        return task
-
-    def _done(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None and not self.broken.done():
-            self.broken.set_exception(error)
-
-    async def close(self) -> None:
-        """Stop the clock and all tasks."""
+    def close(self) -> None:
+        """Stop the clock."""
         if self._timer is not None:
             self._timer.cancel()
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
     # --- effects -------------------------------------------------------------------------------------
 
     def _spill(self, effect: ef.Spill) -> None:
-        writing = self.keeper.spill(effect)
+        writing = self._hands.keeper.spill(effect)
         if writing is not None:
-            self.spawn(writing)
+            self._background.spawn(writing)
 
     def _up(self, transfer: Coroutine[Any, Any, None]) -> None:
-        task = self.spawn(transfer)
+        task = self._background.spawn(transfer)
         self._offers.add(task)
         task.add_done_callback(self._offers.discard)
 
@@ -169,114 +152,15 @@ class Runner:
         await asyncio.gather(*offers, return_exceptions=True)
 
     async def _persist(self, effect: ef.Persist) -> None:
-        record = effect.record
         try:
-            if isinstance(record, ef.VoteRecord):
-                await self._loop.run_in_executor(self._io, self._store.save_vote, record)
-            else:
-                payload = self._tickets.get(record.ticket)
-                await self._loop.run_in_executor(
-                    self._io, lambda: self._store.save_update(record.version, payload, durable=True)
-                )
+            await self._hands.durable.save(effect.record)
         except StorageError as error:
-            self._complain(str(error))
-            self.post(ev.PersistFailed(effect.token, str(error)[:160]))
+            self._post.put(ev.PersistFailed(effect.token, str(error)[:160]))
             return
         for then in effect.then:
             self._do[type(then)](then)
-        self.post(ev.Persisted(effect.token))
-
-    def _complain(self, text: str) -> None:
-        """Tell the person, but not every time that a full disk is tried again, for whichever file."""
-        now, reason = self._loop.time(), text.rpartition(": ")[2]
-        if reason != self._complaint or now >= self._complain_again_s:
-            logger.error("%s", text)
-            self._complaint, self._complain_again_s = reason, now + COMPLAIN_EVERY_S
+        self._post.put(ev.Persisted(effect.token))
 
     def _left(self, _effect: ef.Left) -> None:
         if not self.left.done():
             self.left.set_result(None)
-
-    def _inputs(self, effect: ef.Merge | ef.MergePartial) -> tuple[list[Input], list[Payload]]:
-        """Payloads of a merge, held from now on: the core may release the tickets meanwhile."""
-        tickets = self._tickets
-        return (
-            [
-                (tickets.payload(i.ticket), i.contributor.tokens, i.contributor.inner_steps)
-                for i in effect.inputs
-            ],
-            [tickets.payload(ticket) for ticket in effect.partials],
-        )
-
-    def _merge(self, effect: ef.Merge) -> None:
-        self.spawn(self._run_merge(effect, *self._inputs(effect)))
-
-    async def _run_merge(self, effect: ef.Merge, inputs: list[Input], partials: list[Payload]) -> None:
-        key = (effect.fragment, effect.term, effect.number)
-        compute = self._compute
-        try:
-            done = await compute.run(
-                compute.merge, effect.fragment, effect.number, inputs, partials, effect.longest_steps
-            )
-        except (RemoteError, StorageError) as error:
-            self.post(ev.MergeFailed(*key, str(error)[:160]))
-            return
-        ticket = self._tickets.put(done.update)
-        self.post(ev.Merged(*key, ticket, done.update_digest, len(done.update), done.state_digest))
-
-    def _merge_partial(self, effect: ef.MergePartial) -> None:
-        self.spawn(self._run_merge_partial(effect, *self._inputs(effect)))
-
-    async def _run_merge_partial(
-        self, effect: ef.MergePartial, inputs: list[Input], partials: list[Payload]
-    ) -> None:
-        key = (effect.fragment, effect.group, effect.attempt)
-        compute = self._compute
-        try:
-            done = await compute.run(compute.merge_partial, effect.fragment, inputs, partials)
-        except (RemoteError, StorageError) as error:
-            self.post(ev.PartialFailed(*key, str(error)[:160]))
-            return
-        ticket = self._tickets.put(done.payload)
-        self.post(ev.PartialMerged(*key, ticket, done.digest, len(done.payload)))
-
-    def _apply(self, effect: ef.ApplyUpdate) -> None:
-        self.spawn(self._run_apply(effect, self._tickets.get(effect.ticket)))
-
-    async def _run_apply(self, effect: ef.ApplyUpdate, update: Buffer) -> None:
-        try:
-            digest = await self._compute.run(
-                self._compute.apply, effect.fragment, effect.number, update, effect.longest_steps
-            )
-        except RemoteError as error:
-            logger.warning(
-                "fragment %d: update %d cannot be applied: %s", effect.fragment, effect.number, error
-            )
-            digest = b""
-        self.post(ev.UpdateApplied(effect.fragment, effect.number, effect.ticket, digest))
-
-    def _commit(self, effect: ef.CommitVersion) -> None:
-        fragment = effect.version.header.fragment
-        own_merged = self.learner.committed(effect)
-        payload = None
-        if effect.update is None:
-            self._log.clear(fragment)
-        else:
-            payload = self._tickets.get(effect.update)
-            self._log.add(effect.version, payload)
-            self._tickets.release(effect.update)
-        self.spawn(self._run_commit(effect, own_merged, payload))
-
-    async def _run_commit(self, effect: ef.CommitVersion, own_merged: bool, payload: Buffer | None) -> None:
-        await self._compute.run(self._compute.commit, effect, own_merged)
-        fragment = effect.version.header.fragment
-        self.learner.after_commit(fragment)
-        if payload is not None and effect.version.header.syncer != self.core.shared.me:
-            kept = payload
-            try:
-                await self._loop.run_in_executor(
-                    self._io, lambda: self._store.save_update(effect.version, kept, durable=False)
-                )
-            except StorageError as error:
-                # Only a replay at the next start is lost; peers have the update as well.
-                self._complain(str(error))

@@ -11,6 +11,8 @@ from typing import Annotated, TypeVar
 import msgspec
 from msgspec import Meta
 
+from p2pdiloco.core.api.messages import Message
+from p2pdiloco.core.api.messages import encode as encode_message
 from p2pdiloco.core.api.reasons import Verdict
 from p2pdiloco.core.api.types import (
     MAX_WATERMARKS,
@@ -25,7 +27,6 @@ from p2pdiloco.core.api.types import (
     Watermark,
     Wire,
 )
-from p2pdiloco.daemon import wire
 from p2pdiloco.errors import RemoteError
 from p2pdiloco.learner.channel_messages import MAX_EPOCH, MAX_SHARDS
 from p2pdiloco.ports import Refusal
@@ -275,6 +276,11 @@ RUNS_KEY = "p2pdiloco/runs"
 """DHT key of the list of runs; every member and bootstrap has a record under it."""
 
 
+def message(run: str, content: Message) -> bytes:
+    """A core message as a control payload."""
+    return MESSAGE + encode_message(run, content)
+
+
 def refuse(reason: str) -> Refusal:
     """A pull's refusal, encoded."""
-    return Refusal(wire.encode(wire.Refused(reason)))
+    return Refusal(encode(Refused(reason)))

@@ -76,7 +76,7 @@ def exit_status(error: P2PDilocoError) -> int:
     return EXIT_TOO_LARGE if isinstance(error, PassTooLarge) else EXIT_FAILED
 
 
-def saving_s(parameters: int) -> float:
+def save_takes_s(parameters: int) -> float:
     """Seconds that the state of a model of so many parameters may take to be written at an orderly end."""
     return min(SAVE_AT_MOST_S, SAVE_S + STATE_BYTES * parameters / SAVE_BYTES_PER_S)
 

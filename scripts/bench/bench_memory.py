@@ -86,7 +86,7 @@ class Syncer:
         """Merge what has come; seconds of processor time."""
         inputs = [(self.tickets.payload(ticket), 1000, 10) for ticket in self.held]
         start = time.process_time()
-        await self.compute.run(self.compute.merge, 0, number, inputs, [], 24)
+        await self.compute.run(self.vault.merge, 0, number, inputs, [], 24)
         taken_s = time.process_time() - start
         for ticket in self.held:
             self.tickets.release(ticket)

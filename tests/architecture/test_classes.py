@@ -11,8 +11,6 @@ from arch_source import modules
 MOST_PARAMETERS = 8
 """Of a constructor, beside self. Records (dataclasses, structs) have none that is written out."""
 LARGE = {
-    "Transfers": "becomes a view of the chain",
-    "Member": "becomes an assembly",
     "ChaosRun": "takes its scenario as one",
 }
 """Constructors above it that stand, and why."""

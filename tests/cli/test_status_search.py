@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 
 import pytest
 
@@ -35,7 +36,7 @@ class Network:
         transport, door = self._transport(), FrontDoor()
         if state is not None:
             report = StatusReport(run_name="test", run_id=run, answered_by=transport.peer_id, state=state)
-            door.status, door.member_run = (lambda: report), RUN
+            door.enter(RUN, None, SimpleNamespace(status=lambda now: report))
         await transport.start(door)
         summary = wire.RunSummary(RUN, "test", transport.peer_id)
         await transport.put_record(wire.RUNS_KEY, wire.encode(wire.RunList((summary,))), 60)

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from p2pdiloco.adapters.disk.result_file import checksum, save_tensors
+from p2pdiloco.adapters.disk.run_store import RunStore
 from p2pdiloco.adapters.net.memory_net import MemoryNetwork, MemoryTransport
 from p2pdiloco.config.presets import for_run
 from p2pdiloco.config.settings import BootstrapSettings, NodeSettings
@@ -35,7 +36,9 @@ from p2pdiloco.daemon import bootstrap, wire
 from p2pdiloco.daemon.display.logs import RecentLines
 from p2pdiloco.daemon.frontdoor import FrontDoor
 from p2pdiloco.daemon.learner.host import LearnerExited
-from p2pdiloco.daemon.member import Member
+from p2pdiloco.daemon.life import Life
+from p2pdiloco.daemon.member import Member, OwnPeer
+from p2pdiloco.daemon.payloads.compute import Compute
 from p2pdiloco.daemon.run_files import signing
 from p2pdiloco.daemon.run_files.initial_file import beside
 from p2pdiloco.daemon.run_files.listing import PublishedRun
@@ -190,12 +193,17 @@ class QuickMember(Member):
 
     learner: ScriptedLearner
 
-    def _host_factory(self, me: str):  # type: ignore[no-untyped-def]
-        def make(on_event: Callable[[Any], None]) -> ScriptedLearner:
-            self.learner = ScriptedLearner(self._exchange, on_event)
-            return self.learner
+    def _make_host(self, on_event: Callable[[Any], None]) -> Any:
+        self.learner = ScriptedLearner(self.holdings.exchange, on_event)
+        return self.learner
 
-        return make
+    @property
+    def compute(self) -> Compute:
+        return self.holdings.compute
+
+    @property
+    def store(self) -> RunStore:
+        return self.holdings.store
 
     def number(self, fragment: int = 0) -> int:
         return self.core.fragments[fragment].chain.head.number
@@ -204,7 +212,7 @@ class QuickMember(Member):
         return self.core.fragments[fragment].chain.head
 
     def records(self, kind: str) -> list[dict[str, Any]]:
-        path = self._settings.data_dir / "events.jsonl"
+        path = self.settings.data_dir / "events.jsonl"
         lines = [json.loads(line) for line in path.read_text().splitlines()]
         return [line for line in lines if line["kind"] == kind]
 
@@ -223,6 +231,7 @@ class Neighbourhood:
         self.run = signed_run(folder, **group)
         self._timing = timing
         self._life: dict[QuickMember, asyncio.Task[None]] = {}
+        self.lives: dict[QuickMember, Life] = {}
         self._transports: list[MemoryTransport] = []
 
     async def __aenter__(self) -> Neighbourhood:
@@ -231,7 +240,7 @@ class Neighbourhood:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: object
     ) -> None:
-        broken = [m.runner.broken.exception() for m in self._life if m.runner.broken.done()]
+        broken = [m.background.broken.exception() for m in self._life if m.background.broken.done()]
         if error is not None and broken:
             error.add_note(f"a member broke: {broken}")
         for member in list(self._life):
@@ -256,9 +265,10 @@ class Neighbourhood:
         run, vault = open_run(self.run.signed, identity)
         more = {"daemon_nice": "0"} | more  # these threads are the test's own
         settings = NodeSettings(data_dir=data_dir, genesis=genesis, name=name, **more)
-        member = QuickMember(run, vault, identity, transport, door, settings, RecentLines(), self._timing)
-        member.transport = transport  # type: ignore[attr-defined]
-        self._life[member] = asyncio.create_task(member.run())
+        peer = OwnPeer(identity, transport, door)
+        member = QuickMember(peer, run, vault, settings, RecentLines(), self._timing)
+        self.lives[member] = Life(member)
+        self._life[member] = asyncio.create_task(self.lives[member].run())
         if trained:
             await until(lambda: member.report.state == "training", f"{name} trains")
         return member
@@ -269,9 +279,9 @@ class Neighbourhood:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         if orderly:
-            await member.leave()
-        await member.close()
-        await member.transport.close()  # type: ignore[attr-defined]
+            await self.lives[member].leave()
+        await self.lives[member].close()
+        await member.peer.transport.close()
 
     async def rogue(self) -> Rogue:
         """A peer that knows the run and keeps to no rule."""

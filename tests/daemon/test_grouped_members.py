@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import msgspec
@@ -46,21 +47,21 @@ async def test_every_contribution_of_every_group_is_merged_once(tmp_path: Path) 
         plans = {e["epoch"]: e["groups"] for m in members for e in m.records("groups")}
         assert plans and 3 in plans.values(), "the groups rotate; of five members there are three"
 
-        row = members[1].report.status(members[1]._loop.time()).fragments[0]
+        row = members[1].report.status(asyncio.get_running_loop().time()).fragments[0]
         header = members[1].core.fragments[0].chain.header
         # On a machine so busy that somebody was not heard in time, the newest plan may be one for four.
         assert (row.groups, row.epoch) == (header.groups, header.epoch) and row.groups in (2, 3)
         assert row.levels == row.groups
         assert row.root in {m.core.shared.me for m in members}
-        assert any("fragment 0 group " in line for m in members for line in m.report._recent.lines())
+        assert any("fragment 0 group " in line for m in members for line in m.diary.recent)
         for member in members:
             await until(lambda m=member: m.compute.vault.version(0) == m.number(), "the commit")
         thetas = [m.compute.vault.theta(0) for m in members]
         assert all(torch.equal(thetas[0], theta) for theta in thetas)
         for member in members:
-            held = member.tickets
+            held = member.holdings.tickets
             await until(lambda t=held: len(t) <= 4 * 3, "what was merged to be let go of")
-            assert member.runner.transfers.pushes_in._arriving_bytes == 0
+            assert member.transfers.pushes_in._arriving_bytes == 0
 
 
 async def test_a_vanished_root_costs_no_contribution_of_the_others(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,7 @@ async def test_a_good_bye_is_its_senders_and_nobody_elses(tmp_path: Path) -> Non
         peer = two.core.shared.me
         leaving = encode_message(around.run.id, Leaving(two.core.shared.incarnation))
         await rogue.transport.send(one.core.shared.me, wire.MESSAGE + leaving, 2.0)  # it has left, if anybody
-        assert peer in one.core.shared.view.members(one._loop.time())
+        assert peer in one.core.shared.view.members(asyncio.get_running_loop().time())
         await around.round(one, two)
 
 
@@ -117,7 +118,7 @@ async def test_bad_labels_are_refused_on_sight_and_rounds_go_on(tmp_path: Path) 
         faults = {"wrong-size", "wrong-codec", "implausible-tokens", "false-learner", "bad-signature"}
         assert faults | {"unknown-fragment", "other-run"} <= set(member.refused())
         await around.round(member)
-        assert len(member.tickets) <= 3  # nothing of the rogue's is kept
+        assert len(member.holdings.tickets) <= 3  # nothing of the rogue's is kept
 
 
 def not_a_number(payload: bytearray) -> bytes:

@@ -49,9 +49,9 @@ async def test_a_dead_learner_starts_again_from_the_vault(tmp_path: Path) -> Non
         await until(lambda: one.learner.running, "a new learner")
         await until(lambda: two.head() == one.head(), "equal heads")
         await around.round(one, two)
-        base = one._exchange.base(0, one.learner.bases[0].buffer)
+        base = one.holdings.exchange.base(0, one.learner.bases[0].buffer)
         await until(lambda: one.learner.bases[0].number == one.number(), "the newest version installed")
-        base = one._exchange.base(0, one.learner.bases[0].buffer)
+        base = one.holdings.exchange.base(0, one.learner.bases[0].buffer)
         assert torch.equal(base, one.compute.vault.theta(0))
 
 
@@ -63,8 +63,8 @@ async def test_a_process_started_ahead_that_dies_is_replaced_when_it_is_needed(t
         around.hub.cut(one.core.shared.me, two.core.shared.me)
         waiting = await around.member("two", trained=False)
         await until(lambda: waiting.learner.running, "the process")
-        restarts, restart = list[float](), waiting.runner.learner._restart
-        waiting.runner.learner._restart = lambda pause_s: (restarts.append(pause_s), restart(pause_s))[1]  # type: ignore[method-assign]
+        restarts, restart = list[float](), waiting.learner_link._restart
+        waiting.learner_link._restart = lambda pause_s: (restarts.append(pause_s), restart(pause_s))[1]  # type: ignore[method-assign]
         waiting.learner.die()
         assert not restarts, "it would begin before the versions are confirmed, and twice"
         around.hub.heal(one.core.shared.me, two.core.shared.me)
@@ -75,7 +75,7 @@ async def test_a_process_started_ahead_that_dies_is_replaced_when_it_is_needed(t
 async def test_three_learners_in_a_row_that_make_no_step_end_the_node_with_their_hint(tmp_path: Path) -> None:
     async with Neighbourhood(tmp_path) as around:
         one = await around.member("one", genesis=True)
-        link, restart = one.runner.learner, one.runner.learner._restart
+        link, restart = one.learner_link, one.learner_link._restart
         link._restart = lambda pause_s: restart(0.0)  # type: ignore[method-assign]
         for lives in ((False, False), (True,), (False, False, False)):  # a step in between: it begins anew
             for one.learner.steps in lives:
@@ -111,7 +111,7 @@ async def test_the_core_hears_that_a_payload_is_about_to_be_whole_before_it_hear
         await around.round(one, two)
         await until(lambda: not two.learner.slot_in_use, "a free slot")
         heard: list[type] = []
-        transfers, post = two.runner.transfers, two.runner.transfers._post
+        transfers, post = two.transfers, two.transfers._post
 
         def listen(event: Event) -> None:
             heard.append(type(event))
@@ -148,7 +148,7 @@ async def test_saved_updates_are_applied_with_their_own_steps(tmp_path: Path, ca
             await around.round(one)
         head, steps = one.head(), one.core.fragments[0].chain.header.longest_steps()
         assert 0 < steps < around.run.manifest.sync.inner_steps
-        await until(lambda: (one._store.folder / f"updates/000/{head.number}.update").exists(), "its file")
+        await until(lambda: (one.store.folder / f"updates/000/{head.number}.update").exists(), "its file")
         await around.end(one)
         again = await around.member("one")
         assert again.head() == head and again.compute.vault.version(0) == head.number
@@ -168,7 +168,7 @@ async def test_an_overwrite_makes_the_copy_under_way_void(tmp_path: Path) -> Non
     async with Neighbourhood(tmp_path) as around:
         one = await around.member("one", genesis=True)
         await around.round(one)
-        link = one.runner.learner
+        link = one.learner_link
         link._slots[0].next = "overwrite"
         one.learner.slot_in_use.add(0)
         one.learner._on_event(ch.CopiedOut(0, 256, 1, 1, one.learner.bases[0].buffer, 1, True))
@@ -186,7 +186,7 @@ async def test_versions_that_come_while_one_is_installed_are_folded(tmp_path: Pa
         two = await around.member("two")
         await around.round(one, two)
         await until(lambda: one.head() == two.head(), "equal heads")
-        link, sent = one.runner.learner, len(one.learner.commands)
+        link, sent = one.learner_link, len(one.learner.commands)
         obeyed = one.learner._obey
         held: list[object] = []
         one.learner._obey = held.append  # type: ignore[method-assign]  # a learner in a long inner step

@@ -9,7 +9,7 @@ from typing import BinaryIO
 from daemon_kit import Neighbourhood, until
 
 from p2pdiloco.adapters.disk.files import Files
-from p2pdiloco.daemon.member import UPDATES_IN_MEMORY
+from p2pdiloco.daemon.holdings import UPDATES_IN_MEMORY
 
 
 class FullDisk(Files):
@@ -29,12 +29,12 @@ async def test_older_updates_are_given_from_the_disk(tmp_path: Path) -> None:
         two = await around.member("two")
         for _ in range(UPDATES_IN_MEMORY + 2):
             await around.round(one, two)
-        assert one._updates.get(0, 1) is None, "no longer in memory"
-        await until(lambda: (one._store.folder / "updates/000/1.update").exists(), "its file")
-        found = await one.runner.transfers._chain.update_of(0, 1)
+        assert one.holdings.updates.get(0, 1) is None, "no longer in memory"
+        await until(lambda: (one.store.folder / "updates/000/1.update").exists(), "its file")
+        found = await one.chain.update_of(0, 1)
         assert found is not None and found[0] == one.core.fragments[0].chain.logged(1)
         assert one.compute.vault.check_payload(0, found[1], found[0].header.codec) is None
-        assert await one.runner.transfers._chain.update_of(0, 999) is None
+        assert await one.chain.update_of(0, 999) is None
 
 
 async def test_a_full_disk_costs_an_office_not_a_contribution(tmp_path: Path) -> None:
@@ -44,18 +44,18 @@ async def test_a_full_disk_costs_an_office_not_a_contribution(tmp_path: Path) ->
         await around.round(one, *others)
         disk = FullDisk()
         disk.full = True
-        one._store._files = disk
-        one._store._votes._files = disk
+        one.store._files = disk
+        one.store._votes._files = disk
         published = len([e for e in one.records("publish") if "digest" in e])
         # Whoever is in office, it must end with one that can save; nothing that was made is lost.
         await around.round(one, *others)
         await around.round(one, *others)
         assert one.head().tokens == 9 * 256
         assert len([e for e in one.records("publish") if "digest" in e]) == published
-        await one.save_fragments()
+        await one.checkpoints.save()
         assert "not saved" in one.records("checkpoint")[-1]["reason"]
         disk.full = False
-        await one.save_fragments()
+        await one.checkpoints.save()
         assert one.records("checkpoint")[-1]["reason"] == "all fragments are saved"
         await around.round(one, *others)
 
@@ -67,8 +67,8 @@ async def test_of_two_members_one_with_a_full_disk_does_not_stop_the_other(tmp_p
         await around.round(one, two)
         disk = FullDisk()
         disk.full = True
-        two._store._files = disk
-        two._store._votes._files = disk
+        two.store._files = disk
+        two.store._votes._files = disk
         for _ in range(8):  # more than a term: offices are filled again, by one vote of one
             await around.round(one, two)
         assert one.head().tokens == two.head().tokens == 9 * 2 * 256
@@ -87,8 +87,8 @@ async def test_a_full_disk_alone_waits_and_goes_on(tmp_path: Path, caplog) -> No
         await around.round(one)
         disk = FullDisk()
         disk.full = True
-        one._store._files = disk
-        one._store._votes._files = disk
+        one.store._files = disk
+        one.store._votes._files = disk
         number = one.number()
         one.learner.contribute(0)
         await until(

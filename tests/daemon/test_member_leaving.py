@@ -28,7 +28,7 @@ async def test_leaving_sends_what_there_is_and_comes_back_where_it_was(tmp_path:
         # Merged before it left, and not by a version that went away with it.
         assert one.head().tokens == tokens + 256
         assert [e["peer"] for e in one.records("leave")] == [me]
-        note = json.loads((two._store.folder / FILE).read_text())
+        note = json.loads((two.store.folder / FILE).read_text())
         assert note["0"]["slot"] is None  # nothing in flight
 
         await around.round(one)
@@ -50,7 +50,7 @@ async def test_what_nobody_answered_before_it_left_is_taken_up_again(tmp_path: P
         two.learner.contribute(0)
         await until(lambda: not two.core.fragments[0].own.idle, "its encoding")
         await around.end(two, orderly=True)
-        note = json.loads((two._store.folder / FILE).read_text())
+        note = json.loads((two.store.folder / FILE).read_text())
         assert note["0"]["slot"] is not None, "one was pending"
         around.hub.heal(*link)
         again = await around.member("two")
@@ -63,7 +63,7 @@ async def left_by_two(around: Neighbourhood) -> Path:
     two = await around.member("two")
     await around.round(one, two)
     await around.end(two, orderly=True)
-    return two._store.folder / FILE
+    return two.store.folder / FILE
 
 
 async def test_a_learner_that_dies_before_it_contributes_has_used_nothing_up(
@@ -97,7 +97,7 @@ async def test_who_leaves_before_its_learner_made_anything_leaves_what_it_found(
         note = await left_by_two(around)
         left = note.read_bytes()
         again = await around.member("two")
-        again.runner.learner._ready = False
+        again.learner_link._ready = False
         stop = again.learner.stop
 
         async def ready_only_now(path: Path | None, timeout_s: float) -> int | None:
@@ -115,11 +115,11 @@ async def test_a_note_that_cannot_be_removed_ends_the_node_and_nothing_goes_out(
         again = await around.member("two")
         note.unlink()
         note.mkdir()
-        tickets = len(again.tickets)
+        tickets = len(again.holdings.tickets)
         again.learner.contribute(0)
-        again.runner.learner.save()
-        fatal = again.runner.learner.fatal
-        assert isinstance(fatal.exception(), UserError) and len(again.tickets) == tickets
+        again.learner_link.save()
+        fatal = again.learner_link.fatal
+        assert isinstance(fatal.exception(), UserError) and len(again.holdings.tickets) == tickets
         assert not any(isinstance(command, ch.Save) for command in again.learner.commands)
         note.rmdir()
 
@@ -147,7 +147,7 @@ async def test_a_push_that_is_under_way_at_the_end_is_cut_and_is_no_bug(
     async with Neighbourhood(tmp_path) as around:
         one, rogue = await around.member("one", genesis=True), await around.rogue()
         await until(lambda: one.core.fragments[0].office.holding, "a syncer")
-        one.memory.room = lambda size: False  # type: ignore[method-assign]
+        one.holdings.memory.room = lambda size: False  # type: ignore[method-assign]
         began, chunk, write = asyncio.Event(), asyncio.Event(), Spool.write
 
         async def late(spool: Spool, at: int, data: memoryview) -> None:
@@ -162,7 +162,7 @@ async def test_a_push_that_is_under_way_at_the_end_is_cut_and_is_no_bug(
         training = around._life.pop(one)
         training.cancel()
         await asyncio.gather(training, return_exceptions=True)
-        await one.close()
+        await around.lives[one].close()
         chunk.set()
         with pytest.raises(TransportError):
             await pushing
@@ -189,7 +189,7 @@ async def test_what_was_merged_at_the_very_end_is_not_saved_as_unmerged(tmp_path
         await around.end(two, orderly=True)
         assert two.learner.slot_in_use == set() and copies[0] == set()
         assert two.learner.commands.count(ch.StopStepping()) == 1, "it need not come to the end of its step"
-        assert (two._store.folder / FILE).exists()
+        assert (two.store.folder / FILE).exists()
 
 
 async def test_while_leaving_nothing_new_is_taken_in(tmp_path: Path) -> None:
@@ -197,12 +197,12 @@ async def test_while_leaving_nothing_new_is_taken_in(tmp_path: Path) -> None:
         one = await around.member("one", genesis=True)
         two = await around.member("two")
         await around.round(one, two)
-        two.runner.post(LeaveRequested())
+        two.post.put(LeaveRequested())
         await until(two.runner.left.done, "it to have left")  # in far less than its whole patience
         assert "nothing was pending" in two.records("leave")[-1]["reason"]
-        tickets = len(two.tickets)
+        tickets = len(two.holdings.tickets)
         two.learner.contribute(0)  # the learner does not know yet
-        await until(lambda: len(two.tickets) == tickets, "the late copy to be let go")
+        await until(lambda: len(two.holdings.tickets) == tickets, "the late copy to be let go")
         assert two.core.fragments[0].own.idle
 
 
@@ -212,7 +212,7 @@ async def test_a_learner_that_could_not_save_leaves_no_note(tmp_path: Path) -> N
         await around.round(one)
         one.learner.save_works = False
         await around.end(one, orderly=True)
-        assert not (one._store.folder / FILE).exists()
+        assert not (one.store.folder / FILE).exists()
 
 
 async def test_a_node_that_never_trained_leaves_the_note_of_its_last_life(tmp_path: Path) -> None:
@@ -221,8 +221,8 @@ async def test_a_node_that_never_trained_leaves_the_note_of_its_last_life(tmp_pa
         two = await around.member("two")
         await around.round(one, two)
         await around.end(two, orderly=True)
-        note = (two._store.folder / FILE).read_bytes()
+        note = (two.store.folder / FILE).read_bytes()
         around.hub.cut(one.core.shared.me, two.core.shared.me)
         impatient = await around.member("two", trained=False)
         await around.end(impatient, orderly=True)
-        assert (two._store.folder / FILE).read_bytes() == note
+        assert (two.store.folder / FILE).read_bytes() == note

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from daemon_kit import signed_run, until, version
+from presence_kit import our_record
 
 from p2pdiloco import WIRE_VERSION
 from p2pdiloco.adapters.net.memory_net import MemoryNetwork, MemoryTransport
@@ -60,13 +61,11 @@ class Wire:
         return b""
 
 
-def outbound(
-    transport: Wire, failed: Callable[[str], None] = lambda peer: None, refused: Any = None
-) -> Outbound:
+def outbound(transport: Wire, post: Callable[[ev.SendFailed], None] = lambda event: None) -> Outbound:
     def encode(message: Message) -> bytes:
         return repr(message).encode()
 
-    return Outbound(transport, encode, failed, refused or (lambda peer, reason: None))  # type: ignore[arg-type]
+    return Outbound(transport, encode, post)  # type: ignore[arg-type]
 
 
 async def test_a_waiting_heartbeat_is_replaced_by_the_next() -> None:
@@ -105,18 +104,19 @@ async def test_a_full_queue_drops_its_oldest_and_other_peers_do_not_notice() -> 
     assert [peer for peer, _ in transport.sent].count("quick") == 1
 
 
-async def test_failures_and_refusals_become_events() -> None:
+async def test_failures_become_events_and_refusals_words(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
     transport = Wire()
     transport.gate.set()
     seen: list[Any] = []
-    out = outbound(transport, seen.append, lambda peer, reason: seen.append((peer, reason)))
+    out = outbound(transport, seen.append)
     transport.error = PeerUnreachable("gone")
     out.send("a", query(1))
     await until(lambda: seen, "the failure")
     transport.error = RemoteError("busy")
     out.send("b", query(1))
-    await until(lambda: len(seen) > 1, "the refusal")
-    assert seen == ["a", ("b", "busy")] and out.bytes_sent == 0
+    await until(lambda: "b refused a message: busy" in caplog.text, "the refusal")
+    assert seen == [ev.SendFailed("a")] and out.bytes_sent == 0
 
 
 async def test_closing_drops_what_is_left() -> None:
@@ -189,7 +189,7 @@ async def test_presence_reads_what_it_can_and_ignores_the_rest(
     for name, record in records.items():
         await transports[name].put_record(key, record, 60.0)
     seen: list[ev.PresenceSeen] = []
-    presence = Presence(transports["me"], run.id, 1, "me", seen.append)  # type: ignore[arg-type]
+    presence = Presence(transports["me"], run.id, our_record(), seen.append)  # type: ignore[arg-type]
     with caplog.at_level(logging.WARNING):
         await presence.look()
         await presence.look()
@@ -226,7 +226,7 @@ async def test_in_a_run_larger_than_a_group_only_some_are_dialled_and_all_are_li
         record = wire.encode(wire.Presence(WIRE_VERSION, 7, "", addresses))
         await transport.put_record(wire.members_key(run.id), record, 60.0)
     seen: list[ev.PresenceSeen] = []
-    presence = Presence(me, run.id, 1, "me", seen.append, dial_at_once=4)  # type: ignore[arg-type]
+    presence = Presence(me, run.id, our_record(), seen.append, dial_at_once=4)  # type: ignore[arg-type]
     for _ in range(3):
         await presence.look()
     assert len(me.dialled) == len(set(me.dialled)) == 4  # the same ones at every look
@@ -237,7 +237,7 @@ async def test_in_a_run_larger_than_a_group_only_some_are_dialled_and_all_are_li
 async def test_those_that_cannot_be_dialled_are_tried_now_and_then_however_many_come_and_go(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    presence = Presence(Book(MemoryNetwork(), "me"), "run", 1, "me", lambda event: None)
+    presence = Presence(Book(MemoryNetwork(), "me"), "run", our_record(), lambda event: None)
     now, most = 0.0, 3
     monkeypatch.setattr("p2pdiloco.daemon.finding.presence.MAX_NAMED", most)
     monkeypatch.setattr(asyncio.get_running_loop().__class__, "time", lambda _: now)
@@ -253,7 +253,7 @@ async def test_our_own_record_and_our_runs_are_published(tmp_path: Path) -> None
     me, other = hub.transport(Identity.generate().peer_id), hub.transport(Identity.generate().peer_id)
     await me.start(FrontDoor())
     await other.start(FrontDoor())
-    presence = Presence(me, run.id, 42, "me", lambda event: None)
+    presence = Presence(me, run.id, our_record(42), lambda event: None)
     tasks = [
         asyncio.create_task(presence.publish()),
         asyncio.create_task(publish_runs(me, lambda: [run.summary()])),

@@ -59,7 +59,7 @@ async def test_when_all_died_the_heaviest_saved_state_goes_on(tmp_path: Path) ->
         await until(lambda: same(one, two), "one head")
         heaviest = two.head()
         # Who follows keeps an update on the disk a moment after it holds it.
-        await until(lambda: two._store.load_update(0, heaviest.number), "the newest version on two's disk")
+        await until(lambda: two.store.load_update(0, heaviest.number), "the newest version on two's disk")
         await around.end(one)
         await around.end(two)
         (tmp_path / "new").mkdir()

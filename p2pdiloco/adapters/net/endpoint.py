@@ -46,6 +46,7 @@ class Endpoint(ABC):
         self.peer_id = peer_id
         self.refusals: dict[str, int] = {}
         self.restarts = 0
+        self.restarted = asyncio.Event()
         self._handlers: TransportHandlers | None = None
         self._limits = limits or Limits()
         self._flows: OrderedDict[str, Flow] = OrderedDict()

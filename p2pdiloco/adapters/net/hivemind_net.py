@@ -285,7 +285,9 @@ class HivemindTransport(Endpoint):
             failures += 1
             try:
                 await self._bring_up()
-                self.restarts += self._hidden is None
+                if self._hidden is None:
+                    self.restarts += 1
+                    self.restarted.set()
                 await self._meeting.rejoin(self._require(), self._records)
                 if self._hidden is not None:
                     self._hidden.set()

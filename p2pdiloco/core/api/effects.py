@@ -248,5 +248,9 @@ class Record(Effect, frozen=True):
     fields: tuple[tuple[str, str | int | float | bool | None], ...] = ()
 
 
+class Confirmed(Effect, frozen=True):
+    """The node is a full member from now on: its learner may begin. Comes once."""
+
+
 class Left(Effect, frozen=True):
     """Report that leaving is complete: the node may stop."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from p2pdiloco.core.api.config import Restored
+from p2pdiloco.core.api.effects import Confirmed
 from p2pdiloco.core.api.events import PresenceSeen
 from p2pdiloco.core.fragment import Fragment
 from p2pdiloco.core.shared import Shared
@@ -81,6 +82,7 @@ class Joining:
         self._shared.confirmed = True
         self.serves_saved = False
         self._shared.out.record("join", None, f"full member: {reason}")
+        self._shared.out.put(Confirmed())
         self.on_confirmed(now)
 
     def _returned(self, now: float) -> list[str]:

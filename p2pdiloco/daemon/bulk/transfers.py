@@ -220,7 +220,7 @@ class Transfers:
         try:
             header = await self.copying.fetch(effect)
         except _FETCH_ERRORS as error:
-            await self._compute.run(self._compute.drop_spare, effect.fragment)
+            await self._compute.run(self._compute.vault.drop_spare, effect.fragment)
             self._fetch_failed(effect, error)
             return
         self.pulling.unfinished.forget(effect.fragment)

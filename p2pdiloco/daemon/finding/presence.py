@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import logging
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.grouping import Roster
@@ -41,6 +42,55 @@ async def publish_runs(transport: Transport, runs: Callable[[], Sequence[wire.Ru
         await asyncio.sleep(REFRESH_S)
 
 
+class KnowsReach(Protocol):
+    """Knows how others can reach us (`core.shared.Shared`)."""
+
+    reach: Reach
+
+
+class KnowsResults(Protocol):
+    """Knows what was measured of the run (`daemon.learner.evaluating.Measurements`)."""
+
+    news: asyncio.Event
+
+    @property
+    def own(self) -> wire.Result | None:
+        """The last result of our own."""
+
+    def heard(self, peer: str, result: wire.Result) -> None:
+        """A peer says that it has measured."""
+
+
+class OurRecord:
+    """What we say of ourselves."""
+
+    def __init__(self, incarnation: int, name: str, reaches: KnowsReach, results: KnowsResults) -> None:
+        self.incarnation = incarnation
+        self._name = name
+        self._reaches = reaches
+        self._results = results
+
+    @property
+    def news(self) -> asyncio.Event:
+        """Set when there is something new to say."""
+        return self._results.news
+
+    def heard(self, peer: str, result: wire.Result) -> None:
+        """Another's record has a result."""
+        self._results.heard(peer, result)
+
+    def with_addresses(self, addresses: Sequence[str]) -> wire.Presence:
+        """The record, as it is now."""
+        return wire.Presence(
+            WIRE_VERSION,
+            self.incarnation,
+            self._name,
+            tuple(addresses[:MAX_ADDRESSES]),
+            self._reaches.reach is Reach.DIRECT,
+            self._results.own,
+        )
+
+
 class Presence:
     """Our presence record in one run, and the others'."""
 
@@ -48,8 +98,7 @@ class Presence:
         self,
         transport: Transport,
         run: str,
-        incarnation: int,
-        name: str,
+        ours: OurRecord,
         post: Callable[[ev.Event], None],
         keep: Callable[[Sequence[Sequence[str]]], None] = lambda _: None,
         dial_at_once: int = MAX_NAMED,
@@ -58,45 +107,30 @@ class Presence:
         listed peers are dialled unasked; of the others the transport only learns the addresses."""
         self._transport = transport
         self._run = run
-        self._incarnation = incarnation
-        self._name = name
+        self._ours = ours
         self._post = post
         self._keep = keep
         self._dial_at_once = dial_at_once
         self._redial: dict[str, float] = {}
         """Peers that said they cannot be dialled -> when the next attempt is due."""
-        self.reach: Callable[[], Reach] = lambda: Reach.DIRECT
-        """How others can reach us (set by the member)."""
-        self._twins = Twins(incarnation, LIFETIME_S)
+        self._twins = Twins(ours.incarnation, LIFETIME_S)
         self._connected: dict[str, tuple[str, ...]] = {}
         self._strangers: set[str] = set()
         self._roster = Roster(())
         """One object as long as it is true: what follows from it is worked out once."""
         self._dials: dict[str, asyncio.Task[None]] = {}
         self.names: dict[str, str] = {}
-        self.result: Callable[[], wire.Result | None] = lambda: None
-        """What we have measured (set by the member); `news` tells that it is new."""
-        self.heard: Callable[[str, wire.Result], None] = lambda peer, result: None
-        """What others have measured."""
-        self.news = asyncio.Event()
 
     async def publish(self) -> None:
         """Keep our record on the DHT, for ever."""
         key = wire.members_key(self._run)
         while True:
-            addresses = tuple(self._transport.addresses()[:MAX_ADDRESSES])
-            record = wire.Presence(
-                WIRE_VERSION,
-                self._incarnation,
-                self._name,
-                addresses,
-                self.reach() is Reach.DIRECT,
-                self.result(),
-            )
-            self.news.clear()
+            record = self._ours.with_addresses(self._transport.addresses())
+            news = self._ours.news
+            news.clear()
             await self._transport.put_record(key, wire.encode(record), LIFETIME_S)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.news.wait(), REFRESH_S)
+                await asyncio.wait_for(news.wait(), REFRESH_S)
 
     async def watch(self, settled: Callable[[], bool]) -> None:
         """Look who is there, for ever; more often until we are settled, and after every change."""
@@ -136,7 +170,7 @@ class Presence:
             members.append((peer, record.incarnation))
             self._remember(peer, record.name)
             if record.result is not None and peer != self._transport.peer_id:
-                self.heard(peer, record.result)
+                self._ours.heard(peer, record.result)
             if not record.dialable:
                 hidden.add(peer)
             if peer != self._transport.peer_id and (record.dialable or self._worth_a_try(peer)):

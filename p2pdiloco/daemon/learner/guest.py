@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from p2pdiloco.daemon.learner.host import LearnerExited, LearnerHost, Link
+from p2pdiloco.daemon.learner.host import LearnerExited, LearnerHost, LearnerSocket
 from p2pdiloco.errors import UserError
 from p2pdiloco.learner.channel_messages import BaseRef, Command, RestoreMode, Start, Stop
 from p2pdiloco.learner.join import HELLO
@@ -41,6 +41,9 @@ class GuestHost(LearnerHost):
         self._start: Start | None = None
         self._greeted = False
         self._pid = 0
+        self._here, self._gone = asyncio.Event(), asyncio.Event()
+        """Which of both is set says whether a program is connected."""
+        self._gone.set()
 
     @property
     def running(self) -> bool:
@@ -108,6 +111,16 @@ class GuestHost(LearnerHost):
             self.kill()
         return await asyncio.shield(exit_task)
 
+    async def left_alone(self, for_s: float) -> None:
+        """Wait until no program has been connected for so long."""
+        while True:
+            await self._gone.wait()
+            try:
+                async with asyncio.timeout(for_s):
+                    await self._here.wait()
+            except TimeoutError:
+                return
+
     def close(self) -> None:
         """Nobody is waited for any more."""
         if self._accepting is not None:
@@ -133,7 +146,7 @@ class GuestHost(LearnerHost):
         if self._link is not None:
             connection.close()  # one learner at a time
             return
-        link = Link(self._deliver)
+        link = LearnerSocket(self._deliver)
         try:
             socket.send_fds(connection, [HELLO], [self._exchange.fd])
             pid = _pid_of(connection)
@@ -143,6 +156,8 @@ class GuestHost(LearnerHost):
             connection.close()
             raise
         self._pid, self._link, self._failure, self._greeted = pid, link, "", False
+        self._here.set()
+        self._gone.clear()
         self._exit = asyncio.create_task(self._watch_link(link), name="learner-exit")
         self._greet()
 
@@ -152,7 +167,7 @@ class GuestHost(LearnerHost):
             start, self._start = self._start, None
             self.send(start)
 
-    async def _watch_link(self, link: Link) -> int:
+    async def _watch_link(self, link: LearnerSocket) -> int:
         """Wait for the connection's end, then report it, if the program had anything to do."""
         try:
             await link.closed.wait()
@@ -160,6 +175,8 @@ class GuestHost(LearnerHost):
             link.close()
             raise
         self._link = None
+        self._here.clear()
+        self._gone.set()
         if self._greeted:
             self._on_event(LearnerExited(0, self._failure or link.failure or "the training program is gone"))
         return 0

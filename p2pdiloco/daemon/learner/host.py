@@ -64,6 +64,9 @@ class LearnerExited(Struct, frozen=True):
     """Whether the next one computes half as many tokens at a time: this one did not fit."""
 
 
+OnEvent = Callable[[LearnerEvent | LearnerExited], None]
+
+
 class LearnerHost:
     """One learner process at a time, and the channel to it."""
 
@@ -76,7 +79,7 @@ class LearnerHost:
         layouts: Sequence[FragmentLayout],
         exchange: Exchange,
         options: LearnerOptions,
-        on_event: Callable[[LearnerEvent | LearnerExited], None],
+        on_event: OnEvent,
         log_path: Path,
     ) -> None:
         """`on_event` is called on the event loop; `log_path` takes the learner's stderr."""
@@ -87,7 +90,7 @@ class LearnerHost:
         self._on_event = on_event
         self._log_path = log_path
         self._process: asyncio.subprocess.Process | None = None
-        self._link: Link | None = None
+        self._link: LearnerSocket | None = None
         self._exit: asyncio.Task[int] | None = None
         self._failure = self._hint = ""
         self._memory_kills = 0
@@ -119,7 +122,7 @@ class LearnerHost:
             except BaseException:
                 ours.close()
                 raise
-        link = Link(self._deliver)
+        link = LearnerSocket(self._deliver)
         await asyncio.get_running_loop().create_unix_connection(lambda: link, sock=ours)
         self._process, self._link, self._failure, self._hint = process, link, "", ""
         self._exit = asyncio.create_task(self._watch(process, link), name="learner-exit")
@@ -180,6 +183,10 @@ class LearnerHost:
             self._signal(signal.SIGKILL)
         return await asyncio.shield(exit_task)
 
+    async def left_alone(self, for_s: float) -> None:
+        """Wait until no learner has been here for so long. Here that never is: another one is started."""
+        await asyncio.Event().wait()
+
     def close(self) -> None:
         """Let go of what outlives a learner: here, nothing."""
 
@@ -211,7 +218,7 @@ class LearnerHost:
         finally:
             os.close(log)
 
-    async def _watch(self, process: asyncio.subprocess.Process, link: Link) -> int:
+    async def _watch(self, process: asyncio.subprocess.Process, link: LearnerSocket) -> int:
         """Wait for process and channel to end, then report. A cancelled watch takes the learner along."""
         try:
             code = await process.wait()
@@ -243,7 +250,11 @@ class LearnerHost:
         self._on_event(event)
 
 
-class Link(asyncio.Protocol):
+MakeHost = Callable[[OnEvent], LearnerHost]
+"""Makes the host that tells its events there."""
+
+
+class LearnerSocket(asyncio.Protocol):
     """The daemon's end of the socket pair."""
 
     def __init__(self, deliver: Callable[[bytes], None]) -> None:

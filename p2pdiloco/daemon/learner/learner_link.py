@@ -9,45 +9,34 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.effects import CommitVersion
-from p2pdiloco.daemon.learner.host import LearnerExited, LearnerHost
+from p2pdiloco.daemon.learner.failures import Failures
+from p2pdiloco.daemon.learner.host import LearnerExited, MakeHost, OnEvent
 from p2pdiloco.daemon.learner.silence import TICK_S, Silence
+from p2pdiloco.daemon.learner.slots import Slot
 from p2pdiloco.daemon.payloads.compute import Compute
 from p2pdiloco.daemon.payloads.tickets import Tickets
 from p2pdiloco.daemon.run_files.resume import Resume
 from p2pdiloco.errors import UserError
 from p2pdiloco.learner import channel_messages as ch
-from p2pdiloco.learner.lifeline import EXIT_TOO_LARGE, SAVE_S
+from p2pdiloco.learner.lifeline import SAVE_S
 
 logger = logging.getLogger(__name__)
-RESTART_MAX_S = 30.0
-HEALTHY_S = 60.0
-"""A learner that lived this long died of something new: the back-off begins again."""
 STEP_AT_MOST_S = 60.0
 """Of an inner step whose end a leaving node waits for."""
-SEVERITY: dict[ch.InstallMode, int] = {"rebase": 0, "merged": 1, "overwrite": 2}
 
 
-class Slot:
-    """One fragment's state in the learner as the daemon sees it."""
+class KnowsLearners(Protocol):
+    """Knows who trains (`core.shared.Shared`)."""
 
-    def __init__(self) -> None:
-        self.buffer = 0
-        """The base buffer that the learner's parameters are measured against."""
-        self.installing: ch.InstallMode | None = None
-        self.next: ch.InstallMode | None = None
-        self.ticket: int | None = None
-        """Of the contribution whose copy occupies the slot."""
-        self.encoding = False
-        """A copy is being encoded: its contribution is the answer to a closing call."""
-        self.sent = False
-        """The learner has been told of the install under way."""
-        self.wanted = False
-        """A closing call waits for an install: before it the learner has no room for another copy."""
+    def training(self, now: float) -> int:
+        """How many learners are known to train, this one included."""
 
 
 class LearnerLink:
@@ -55,19 +44,21 @@ class LearnerLink:
 
     def __init__(
         self,
-        host_factory: Callable[[Callable[[ch.LearnerEvent | LearnerExited], None]], LearnerHost],
+        make_host: MakeHost,
         compute: Compute,
         tickets: Tickets,
-        fragments: int,
         state_path: Path,
         post: Callable[[ev.Event], None],
-        tell: Callable[[ch.LearnerEvent | LearnerExited], None],
+        tell: OnEvent,
         spawn: Callable[..., asyncio.Task[None]],
+        swarm: KnowsLearners,
     ) -> None:
-        self._host = host_factory(self._on_event)
+        """`tell`: who else hears what the learner says."""
+        self._host = make_host(self._on_event)
         self._compute = compute
         self._tickets = tickets
-        self._slots = [Slot() for _ in range(fragments)]
+        self._swarm = swarm
+        self._slots = [Slot() for _ in compute.vault.layouts]
         self._state_path = state_path
         self._post = post
         self._tell = tell
@@ -81,18 +72,12 @@ class LearnerLink:
         self._moved = asyncio.Event()
         """Set when the learner took a version over, or ended."""
         self._saved_at_end = False
-        self._failures = 0
-        self._failed_starts = 0
-        """Learners in a row that ended before they had made an inner step."""
-        self._stepped = False
+        self._failures = Failures()
         self._silence = Silence()
-        self._ready_s = 0.0
         self._every = 1
         self._share: ch.DataShare | None = None
         self._left: Resume | None = None
         self._begun = False
-        self.learners: Callable[[], int] = lambda: 1
-        """How many learners are known to train now, this one included."""
         self._merged_together = 0
         """Contributors of the version made last: in a run of many groups we hear of our neighbours only."""
         self._said_learners = 1
@@ -236,14 +221,7 @@ class LearnerLink:
         """A new version is being committed: the learner shall go over to it. Whether its copy is in it."""
         fragment = effect.version.header.fragment
         self._merged_together = len(effect.version.header.contributors)
-        slot = self._slots[fragment]
-        merged = effect.merged_ticket is not None and effect.merged_ticket == slot.ticket
-        mode: ch.InstallMode = "overwrite" if effect.overwrite else "merged" if merged else "rebase"
-        if mode != "rebase":
-            slot.ticket = None
-        if slot.next is None or SEVERITY[mode] > SEVERITY[slot.next]:
-            slot.next = mode
-        return merged
+        return self._slots[fragment].committed(effect.merged_ticket, effect.overwrite)
 
     def after_commit(self, fragment: int) -> None:
         """The vault holds the new version: post it unless an install is under way."""
@@ -276,7 +254,7 @@ class LearnerLink:
         match event:
             case ch.Ready():
                 self._ready, self.device, self._gives_up = True, event.device, event.gives_up
-                self._ready_s = asyncio.get_running_loop().time()
+                self._failures.ready(asyncio.get_running_loop().time())
                 self.ready.set()
                 self._said_learners = 1
                 self.count_learners()
@@ -306,8 +284,8 @@ class LearnerLink:
                 self.after_commit(event.fragment)
             case ch.Status():
                 self.status = event
-                if event.loss is not None:  # it has made a step, so nothing was lacking for one
-                    self._stepped, self._failed_starts = True, 0
+                if event.loss is not None:
+                    self._failures.made_step()
                 self._post(self._core_status(event))
                 self.count_learners()
             case ch.StateSaved():
@@ -318,15 +296,9 @@ class LearnerLink:
                 pass
         self._tell(event)
 
-    def _core_status(self, status: ch.Status) -> ev.LearnerStatus:
-        return ev.LearnerStatus(
-            True,
-            status.inner_step,
-            status.tokens_total,
-            status.tokens_per_s,
-            status.step_time_s,
-            status.loss,
-        )
+    def _core_status(self, found: ch.Status) -> ev.LearnerStatus:
+        step, tokens = found.inner_step, found.tokens_total
+        return ev.LearnerStatus(True, step, tokens, found.tokens_per_s, found.step_time_s, found.loss)
 
     def count_learners(self) -> None:
         """Tell the learner how many there are, if that has changed: it reckons by it where the run is. Told a
@@ -334,7 +306,7 @@ class LearnerLink:
         four times as long: a run of 700 steps ended 1 to 4 % worse."""
         if not self._ready:
             return
-        count = max(1, self.learners(), self._merged_together)
+        count = max(1, self._swarm.training(asyncio.get_running_loop().time()), self._merged_together)
         if count != self._said_learners and self._host.send(ch.Learners(count)):
             self._said_learners = count
 
@@ -342,7 +314,7 @@ class LearnerLink:
         """Encode what was copied out; an overwrite that the learner has not yet read makes the copy void."""
         fragment = copied.fragment
         slot = self._slots[fragment]
-        void = "overwrite" in (slot.installing, slot.next)
+        void = slot.void
         if not void:
             try:
                 encoded = await self._compute.run(self._compute.encode, fragment, copied.base_buffer)
@@ -352,7 +324,7 @@ class LearnerLink:
         if life != self._life or self._stopping:
             return  # a stopping learner saves this work; sent as well, it could be merged twice
         slot.encoding = False
-        if void or "overwrite" in (slot.installing, slot.next):
+        if void or slot.void:
             self._post(ev.NothingToContribute(fragment))
             return
         ticket = self._tickets.put(encoded.payload)
@@ -370,33 +342,30 @@ class LearnerLink:
         )
 
     def _exited(self, exited: LearnerExited) -> None:
-        started, stepped = self._ready, self._stepped
-        self._ready = self._stepped = False
+        self._ready = False
         self._moved.set()
         self.ready.clear()
         self._life += 1
         self._slots = [Slot() for _ in self._slots]
+        if self._stopping or not self._begun:
+            self._failures.reset()
         if self._stopping:
             return
         if not self._begun:  # a process that was started ahead: `start` makes another
             logger.warning("the learner ended before it was needed (%s)", exited.reason)
             return
         self._post(ev.LearnerLost())
-        if started and asyncio.get_running_loop().time() - self._ready_s >= HEALTHY_S:
-            self._failures = 0
-        fits_now = exited.code == EXIT_TOO_LARGE  # the next one takes less: it need not be waited for
-        self._failures += not fits_now
-        self._failed_starts += not stepped and not self._host.guest and not fits_now
-        if self._failed_starts >= 3 and not self.fatal.done():
-            self.fatal.set_exception(UserError(f"the learner cannot start: {exited.reason}", exited.hint))
+        pause_s = self._failures.ended(exited, self._host.guest, asyncio.get_running_loop().time())
+        if pause_s == math.inf:
+            if not self.fatal.done():
+                self.fatal.set_exception(UserError(f"the learner cannot start: {exited.reason}", exited.hint))
             return
         if self._host.guest:
             logger.warning("%s; waiting for another", exited.reason)
-            self._spawn(self._restart(0.0))
-            return
-        pause_s = min(RESTART_MAX_S, 0.2 * 4 ** min(max(self._failures - 1, 0), 4))
-        less = " with half as many tokens at a time" if exited.halved else ""
-        logger.warning("the learner ended (%s); starting it again%s in %.1f s", exited.reason, less, pause_s)
+        else:
+            less = " with half as many tokens at a time" if exited.halved else ""
+            words = "the learner ended (%s); starting it again%s in %.1f s"
+            logger.warning(words, exited.reason, less, pause_s)
         self._spawn(self._restart(pause_s))
 
     async def _listen(self, life: int) -> None:
@@ -405,13 +374,18 @@ class LearnerLink:
             await asyncio.sleep(TICK_S)
             if life != self._life or self._stopping:
                 return
-            found = self._silence.tick(self.status.step_time_s if self._stepped and self.status else 0.0)
+            step_s = self.status.step_time_s if self._failures.stepped and self.status else 0.0
+            found = self._silence.tick(step_s)
             if not found:
                 continue
             logger.warning("nothing has been heard of the learner for %.0f s", self._silence.silent_s)
             if found == "hangs" and not self._host.guest:
                 self._host.kill(f"it hung: nothing was heard of it for {self._silence.silent_s:.0f} s")
                 return
+
+    async def left_alone(self, for_s: float) -> None:
+        """Wait until no learner has been here for so long."""
+        await self._host.left_alone(for_s)
 
     async def _restart(self, pause_s: float) -> None:
         await asyncio.sleep(pause_s)

@@ -62,7 +62,7 @@ class LinkWatch:
     def __init__(self, manifest: Manifest, layouts: tuple[FragmentLayout, ...], meters: LinkMeters) -> None:
         self._manifest = manifest
         self._layouts = layouts
-        self._meters = meters
+        self.meters = meters
         self._rarer = Steady(1)
         self._behind = Steady(FOLLOWS)
         self.every = 1
@@ -76,8 +76,8 @@ class LinkWatch:
         contributions, few of them, or from an earlier life. While nothing is known of it, updates that came
         in say how much it has at most: of links to homes the uplink is the thinner part. It decides about
         offices; a mistake there costs no contribution."""
-        known = min(self._meters.limits.upload_bits_per_s, self._meters.uplink.bits_per_s)
-        return known if known < math.inf else self._meters.downlink.early_bits_per_s
+        known = min(self.meters.limits.upload_bits_per_s, self.meters.uplink.bits_per_s)
+        return known if known < math.inf else self.meters.downlink.early_bits_per_s
 
     def office_bits_per_s(self, members: int) -> float:
         """The uplink that carries as much of an office as this link does: a syncer takes in what all others
@@ -89,7 +89,7 @@ class LinkWatch:
             for name in (codecs.contribution, codecs.update)
         )
         up, down = contribution + UPDATE_COPIES * update, (group - 1) * contribution + update
-        return min(self.uplink_bits_per_s, self._meters.limits.download_bits_per_s * up / down)
+        return min(self.uplink_bits_per_s, self.meters.limits.download_bits_per_s * up / down)
 
     def judge(self, members: int, step_s: float, catching_up: bool = False) -> bool:
         """Look at the link; whether there is something new to say, and `every` may have changed. `members`:
@@ -97,7 +97,7 @@ class LinkWatch:
         count, since states come as slowly as suits those who give them."""
         if step_s <= 0:
             return False
-        link, sync = self._meters.limits if catching_up else self._meters.link, self._manifest.sync
+        link, sync = self.meters.limits if catching_up else self.meters.link, self._manifest.sync
         found = demand_of(self._manifest, self._layouts, link, members, step_s)
         changed = [self._rarer.look(found.every), self._behind.look(behind(found))]
         # Where the others are no quorum without us, rounds would wait for us all the longer.

@@ -19,19 +19,18 @@ from p2pdiloco.core.api.types import SignedVersion, Watermark
 from p2pdiloco.daemon.wire import StateHeader
 from p2pdiloco.errors import invariant
 from p2pdiloco.learner.channel_messages import BaseRef
-from p2pdiloco.ports import Buffer
 from p2pdiloco.tensors.exchange import Exchange
 from p2pdiloco.tensors.layout import FragmentLayout, scatter
 from p2pdiloco.tensors.own_contributions import Encoded
-from p2pdiloco.tensors.payload import Payload
-from p2pdiloco.tensors.state import Loan, Pin
-from p2pdiloco.tensors.vault import Input, MergeResult, Vault
+from p2pdiloco.tensors.state import Pin
+from p2pdiloco.tensors.vault import Vault
 
 T = TypeVar("T")
 
 
 class Compute:
-    """Vault and exchange behind one thread. Methods without `async` are the jobs, run in that thread."""
+    """Vault and exchange behind one thread. Methods without `async` are jobs to be run in that thread, as the
+    vault's own are."""
 
     def __init__(self, vault: Vault, exchange: Exchange | None) -> None:
         """Without an exchange there is no learner: states are copied only."""
@@ -66,36 +65,6 @@ class Compute:
         return self.vault.own.encode(
             fragment, self._exchange.base(fragment, base_buffer), self._exchange.sent(fragment)
         )
-
-    def merge(
-        self, fragment: int, number: int, inputs: list[Input], partials: list[Payload], longest_steps: int
-    ) -> MergeResult:
-        """See `Vault.merge`."""
-        return self.vault.merge(fragment, number, inputs, partials, longest_steps)
-
-    def merge_partial(self, fragment: int, inputs: list[Input], partials: list[Payload]) -> Encoded:
-        """See `Vault.merge_partial`."""
-        return self.vault.merge_partial(fragment, inputs, partials)
-
-    def combine(self, fragment: int, sources: list[Callable[[], Buffer]]) -> Encoded:
-        """See `Vault.combine`. Raises what a source raises, too."""
-        return self.vault.own.combine(fragment, sources)
-
-    def apply(self, fragment: int, number: int, update: Buffer, longest_steps: int) -> bytes:
-        """See `Vault.apply`."""
-        return self.vault.apply(fragment, number, update, longest_steps)
-
-    def lend_spare(self, fragment: int, before: Loan | None) -> Loan:
-        """See `Vault.lend_spare`."""
-        return self.vault.lend_spare(fragment, before)
-
-    def take_loan(self, fragment: int, number: int, loan: Loan) -> bytes:
-        """See `Vault.take_loan`."""
-        return self.vault.take_loan(fragment, number, loan)
-
-    def drop_spare(self, fragment: int) -> None:
-        """See `Vault.drop_spare`."""
-        self.vault.drop_spare(fragment)
 
     def commit(self, effect: CommitVersion, own_merged: bool) -> None:
         """The spare becomes the state."""

@@ -43,7 +43,6 @@ class Keeper:
         self._compute = compute
         self._io = io
         self._post = post
-        tickets.on_spilled_released = self._forget
 
     def spill(self, effect: Spill) -> Coroutine[Any, Any, None] | None:
         """Move a payload to the disk, unless there is room for it. Where the disk is full, it stays here.
@@ -66,7 +65,7 @@ class Keeper:
         except StorageError as error:
             logger.debug("a merged contribution stays in memory: %s", error)
             return
-        if not self._tickets.spilled(effect.ticket):
+        if not self._tickets.spilled(effect.ticket, self._forget):
             self._forget(effect.ticket)
 
     def _forget(self, ticket: int) -> None:
@@ -90,7 +89,7 @@ class Keeper:
         """Add them up in the tensors thread; of those on the disk, one at a time is in memory."""
         key = (effect.fragment, effect.attempt)
         try:
-            done = await self._compute.run(self._compute.combine, effect.fragment, sources)
+            done = await self._compute.run(self._compute.vault.own.combine, effect.fragment, sources)
         except (RemoteError, StorageError) as error:
             logger.error("contributions that a lost branch had merged cannot be sent again: %s", error)
             self._post(CombineFailed(*key, str(error)[:160]))

@@ -16,10 +16,8 @@ class Tickets:
     def __init__(self) -> None:
         self._payloads: dict[int, Payload] = {}
         self._pushed: set[int] = set()
-        self._spilled: set[int] = set()
+        self._spilled: dict[int, Callable[[int], None]] = {}
         self._next = 1
-        self.on_spilled_released: Callable[[int], None] = lambda ticket: None
-        """A ticket was released whose payload is on the disk."""
         self._when_released: dict[int, Callable[[], None]] = {}
 
     def put(
@@ -58,12 +56,13 @@ class Tickets:
         """The payload behind a ticket that is not released; None if it is on the disk."""
         return None if ticket in self._spilled else self.get(ticket)
 
-    def spilled(self, ticket: int) -> bool:
-        """The payload has been written to the disk and need not stay here. False: it was released."""
+    def spilled(self, ticket: int, forget: Callable[[int], None]) -> bool:
+        """The payload has been written to the disk and need not stay here; `forget` removes it there when the
+        ticket is released. False: it was released already."""
         if self._payloads.pop(ticket, None) is None:
             return False
         self._pushed.discard(ticket)
-        self._spilled.add(ticket)
+        self._spilled[ticket] = forget
         return True
 
     def release(self, ticket: int) -> None:
@@ -72,8 +71,7 @@ class Tickets:
         self._pushed.discard(ticket)
         self._when_released.pop(ticket, lambda: None)()
         if ticket in self._spilled:
-            self._spilled.remove(ticket)
-            self.on_spilled_released(ticket)
+            self._spilled.pop(ticket)(ticket)
 
     def __len__(self) -> int:
         return len(self._payloads)

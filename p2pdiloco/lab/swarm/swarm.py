@@ -27,7 +27,7 @@ from p2pdiloco.identity import Identity
 from p2pdiloco.lab.guard import Guard
 from p2pdiloco.lab.links.homes import ShapedLinks
 from p2pdiloco.lab.links.namespaces import Links
-from p2pdiloco.learner.lifeline import saving_s
+from p2pdiloco.learner.lifeline import save_takes_s
 from p2pdiloco.tasks.registry import task_of
 
 LISTEN = "/ip4/127.0.0.1/tcp/0"
@@ -193,7 +193,7 @@ class Swarm:
             StorageError: a data folder cannot be made.
         """
         self._folder = folder
-        self.leave_s = LEAVE_S + saving_s(sum(spec.numel for spec in task_of(manifest).specs()))
+        self.leave_s = LEAVE_S + save_takes_s(sum(spec.numel for spec in task_of(manifest).specs()))
         """Time that a node may take to leave."""
         self._min_step_s = min_step_s
         self.guard = Guard()

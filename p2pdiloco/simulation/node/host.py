@@ -100,6 +100,7 @@ class Host:
             fx.DropSpare: lambda e: self.stores[e.fragment].drop_spare(),
             fx.CommitVersion: self.worker.commit,
             fx.Record: self._record,
+            fx.Confirmed: lambda e: None,
             fx.Left: lambda e: self.world.later_left(self),
         }
 

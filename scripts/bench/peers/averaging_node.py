@@ -114,11 +114,11 @@ class Puppet:
 class BenchMember(Member):
     """A member whose learner is the puppet."""
 
-    def _host_factory(self, me: str) -> Callable[..., Puppet]:  # type: ignore[override]
-        manifest = self._run.manifest
+    def _make_host(self, on_event: Callable[..., None]) -> Puppet:  # type: ignore[override]
+        manifest = self.run.manifest
         steps = manifest.sync.inner_steps
         contributed = (manifest.inner.tokens_per_step * steps, steps)
-        return lambda on_event: Puppet(self._exchange, contributed, on_event)
+        return Puppet(self.holdings.exchange, contributed, on_event)
 
 
 def main(data_dir: str, join: str, run_file: str, name: str, daemon_nice: str) -> int:

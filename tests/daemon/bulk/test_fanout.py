@@ -332,7 +332,7 @@ async def test_members_follow_a_chain_whose_updates_fan_out(
         heads = lambda: {member.head() for member in members}  # noqa: E731
         await until(lambda: len(heads()) == 1, "equal heads")
         assert members[0].number() >= 3
-        assert sum(member.runner.transfers.gathering.from_others for member in members) > 0
+        assert sum(member.transfers.gathering.from_others for member in members) > 0
         assert not [line for member in members for line in member.refused() if "digest" in line]
 
 

@@ -6,7 +6,6 @@ The core is scripted here: it asks for what the test says and writes down what i
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,14 +34,17 @@ from p2pdiloco.core.api.types import (
     Watermark,
 )
 from p2pdiloco.daemon import wire
+from p2pdiloco.daemon.background import Background
 from p2pdiloco.daemon.bulk import pushes_in as arrivals
 from p2pdiloco.daemon.bulk.transfers import Transfers
 from p2pdiloco.daemon.frontdoor import FrontDoor
 from p2pdiloco.daemon.links.meters import LinkMeters
 from p2pdiloco.daemon.payloads.compute import Compute
+from p2pdiloco.daemon.payloads.merging import Merging
 from p2pdiloco.daemon.payloads.tickets import Tickets
+from p2pdiloco.daemon.post import Post
 from p2pdiloco.daemon.run_files.runs import Run, genesis_versions, open_run
-from p2pdiloco.daemon.runner import Runner
+from p2pdiloco.daemon.runner import Hands, Runner
 from p2pdiloco.hashing import content_digest
 from p2pdiloco.identity import Identity
 from p2pdiloco.tensors.codec import codec
@@ -89,21 +91,26 @@ class Node:
         self.transport = hub.transport(self.peer)
         self.compute = Compute(vault, None)  # type: ignore[arg-type]
         self.tickets, self.core = Tickets(), ScriptedCore()
-        records: Callable[[ef.Record], None] = lambda record: None  # noqa: E731
-        self.runner = Runner(self.core, self.compute, self.tickets, None, None, None, records)  # type: ignore[arg-type]
+        self.post, self.background = Post(), Background()
         self.meters = LinkMeters(self.transport)
         chain = PaperChain(HEAD)
         chain.run = self.run.id
-        self.transfers = Transfers(
-            chain, self.transport, self.compute, self.tickets, self.runner.post, self.meters
+        post, nothing = self.post.put, None
+        self.transfers = Transfers(chain, self.transport, self.compute, self.tickets, post, self.meters)
+        hands = Hands(
+            tickets=self.tickets,
+            transfers=self.transfers,
+            merging=Merging(self.compute, self.tickets, post),
+            record=lambda record: None,
+            **dict.fromkeys(["outbound", "learner", "keeper", "committing", "durable"], nothing),  # type: ignore[arg-type]
         )
-        self.runner.transfers = self.transfers
+        self.runner = Runner(self.core, self.post, self.background, hands)  # type: ignore[arg-type]
         self.door = FrontDoor()
-        self.door.member = self.transfers
+        self.door.enter(self.run.id, self.transfers, None)  # type: ignore[arg-type]
 
     def want(self, *effects: ef.Effect) -> None:
         self.core.wanted += effects
-        self.runner.post(ev.Tick())
+        self.post.put(ev.Tick())
 
     async def hears(self, kind: type[Any]) -> Any:
         def found() -> Any:
@@ -164,10 +171,11 @@ async def nodes(tmp_path: Path) -> Any:
         await node.transport.start(node.door)
     yield made
     for node in made:
-        await node.runner.close()
+        node.runner.close()
+        await node.background.close()
         node.compute.close()
         await node.transport.close()
-        assert not node.runner.broken.done() or node.runner.broken.exception() is None
+        assert not node.background.broken.done() or node.background.broken.exception() is None
 
 
 async def test_partials_of_two_levels_arrive_and_merge_like_everything_at_once(nodes: list[Node]) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 
 import pytest
+from presence_kit import our_record
 
 from p2pdiloco import WIRE_VERSION
 from p2pdiloco.core.api import events as ev
@@ -64,7 +65,7 @@ async def test_members_are_looked_up_less_often_while_they_stay_the_same(
 ) -> None:
     board = Board()
     seen: list[ev.Event] = []
-    presence = Presence(board, "run", 1, "me", seen.append)  # type: ignore[arg-type]
+    presence = Presence(board, "run", our_record(), seen.append)  # type: ignore[arg-type]
     settled = False
 
     def meanwhile(number: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
+from presence_kit import our_record
 
 from p2pdiloco import WIRE_VERSION
 from p2pdiloco.adapters.net.memory_net import MemoryNetwork
@@ -85,7 +86,9 @@ async def test_a_look_at_the_dht_ends_the_earlier_one(monkeypatch: pytest.Monkey
         monkeypatch.setattr(twins_module, bound, math.inf)
     transport = MemoryNetwork().transport(Identity.generate().peer_id)
     await transport.start(FrontDoor())
-    presences = {n: Presence(transport, "run", n, f"life {n}", lambda event: None) for n in (1, 2)}
+    presences = {
+        n: Presence(transport, "run", our_record(n, f"life {n}"), lambda event: None) for n in (1, 2)
+    }
 
     async def write(incarnation: int) -> None:
         record = wire.Presence(WIRE_VERSION, incarnation, f"life {incarnation}", ("/memory/p2p/x",))

@@ -25,7 +25,7 @@ def test_one_at_a_time_and_another_when_that_one_is_gone_or_mute() -> None:
     turns = swarm()
     assert due(turns, 0.0) == [] and due(turns, 4.9) == []
     (first,) = due(turns, 5.1)
-    turns[first].asked(5.1)
+    turns[first].begin(5.1)
     assert due(turns, 9.9) == []
     # Nothing came of it: the next in the order is more patient by half an interval, and does.
     (second,) = due(turns, 10.1)
@@ -64,10 +64,10 @@ async def test_members_share_the_work_and_the_result(tmp_path: Path, monkeypatch
         (who,) = [m for m in members if m.records("evaluation")]
         assert {m.report.snapshot(0.0).heldout_by for m in members} == {who.core.shared.me}
         # A record cannot take the place of all results to come.
-        member, before = members[0], members[0].turns.newest
-        member._on_result_heard("liar", wire.Result(1 << 40, 0.0, 64))
-        assert member.turns.newest == before
-        member._on_result_heard("peer", wire.Result(member.turns.newest.merges + 1, 1.4, 64))
-        assert member.turns.newest.loss == 1.4
+        member, before = members[0], members[0].measurements.newest
+        member.measurements.heard("liar", wire.Result(1 << 40, 0.0, 64))
+        assert member.measurements.newest == before
+        member.measurements.heard("peer", wire.Result(member.measurements.newest.merges + 1, 1.4, 64))
+        assert member.measurements.newest.loss == 1.4
         alone = await swarm.member("d", evaluate="each", eval_every_s=60.0)
         await until(lambda: alone.records("evaluation"), "one that measures for itself")

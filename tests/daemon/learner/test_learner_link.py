@@ -35,6 +35,8 @@ class PaperCompute:
         await self.gate.wait()
         return ch.BaseRef(5, arguments[1], 700)
 
+    vault = SimpleNamespace(layouts=[None])
+
     def post(self) -> None: ...
 
 
@@ -51,6 +53,7 @@ class Linked:
     def __init__(self, host: PaperHost, compute: PaperCompute | None = None) -> None:
         self.posted, self.tasks = list[Any](), list[asyncio.Task[Any]]()
         self.tell: Callable[[Any], None]
+        self.learners = 1
 
         def spawn(work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
             self.tasks.append(asyncio.create_task(work))
@@ -64,13 +67,16 @@ class Linked:
             factory,
             compute or PaperCompute(),  # type: ignore[arg-type]
             Tickets(),
-            1,
             Path("none"),
             self.posted.append,
             lambda _: None,
             spawn,
+            self,
         )
         self.tell(ch.Ready("cpu", 1, 1, 0, False, ""))
+
+    def training(self, _now: float) -> int:
+        return self.learners
 
 
 def test_a_regular_save_beside_the_end_s_is_not_taken_for_it() -> None:
@@ -143,10 +149,10 @@ def test_a_closing_call_waits_for_the_version_that_makes_room() -> None:
         for _ in range(2):
             tell(ch.Status(1, 256, 1.0, 0.01, 5.0, 0.01, 0.0))
         assert host.commands[4:] == [ch.Learners(3)]
-        link.learners = lambda: 5
+        linked.learners = 5
         tell(ch.Status(1, 256, 1.0, 0.01, 5.0, 0.01, 0.0))
         assert host.commands[5:] == [ch.Learners(5)]
-        link.learners = lambda: 7
+        linked.learners = 7
         link.count_learners()  # a peer's heartbeat says that it has begun
         link.count_learners()
         assert host.commands[6:] == [ch.Learners(7)]

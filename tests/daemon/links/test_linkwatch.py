@@ -107,7 +107,7 @@ def test_the_uplink_is_known_from_what_was_given_or_in_an_earlier_life_where_not
     assert watch(up).uplink_bits_per_s == given, "few long transfers say something already"
     up.move(LEAST_BYTES, LEAST_S)
     assert watch(up).uplink_bits_per_s == given, "that one was held up elsewhere"
-    assert watch(up)._meters.link.upload_bits_per_s == math.inf, "no contribution is left out for it"
+    assert watch(up).meters.link.upload_bits_per_s == math.inf, "no contribution is left out for it"
 
 
 def test_what_an_uplink_carried_is_believed_for_a_day(
@@ -139,10 +139,10 @@ async def test_a_member_remembers_its_uplink_over_a_restart(tmp_path: Path) -> N
         for _ in range(LEAST_SAMPLES):
             with uplink.given.moving():
                 uplink.given._from_bytes -= LEAST_BYTES
-        member.judge_link()
+        member.link_teller.judge()
         assert member.core.shared.uplink.bits_per_s == uplink.measured_bits_per_s > 3e6
-        await member.save_fragments()
-        assert load_uplink(member._settings.data_dir) == uplink.measured_bits_per_s
+        await town.lives[member].save()
+        assert load_uplink(member.settings.data_dir) == uplink.measured_bits_per_s
 
 
 def asked_down(share: str) -> float:
@@ -235,13 +235,13 @@ async def test_a_member_says_it_everywhere_and_tells_its_learner_and_the_next_on
             "alone a syncer has only its own update to take in"
         )
         meters.limits = Link(3.0, math.inf)
-        member.judge_link()
+        member.link_teller.judge()
         assert said.bits_per_s == 3.0, "what is known of the uplink decides who holds offices"
         meters.limits = Link(3e6, math.inf)
         judge = link.judge
         link.judge = lambda members, step_s, **_: members == 1 and step_s == 0.01  # type: ignore
         link.every, link.words = 3, "the link cannot keep up"
-        member.judge_link()
+        member.link_teller.judge()
         link.judge = judge  # type: ignore[method-assign]
         assert ch.TakePart(3) in member.learner.commands
         assert member.report.status(0.0).link == "the link cannot keep up"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -51,7 +52,7 @@ def test_a_budget_that_no_node_could_live_in_is_refused_at_the_start() -> None:
 async def test_the_setting_is_the_budget(tmp_path: Path) -> None:
     async with Neighbourhood(tmp_path) as town:
         member = await town.member("a", genesis=True, max_memory="300MB")
-        assert member.memory.most_bytes == 300e6
+        assert member.holdings.memory.most_bytes == 300e6
         with pytest.raises(UserError, match="too little for this run"):
             await town.member("b", max_memory="1kB")
 
@@ -65,7 +66,8 @@ async def test_a_push_that_fits_neither_memory_nor_disk_is_put_off_and_counted_a
         await until(lambda: member.core.fragments[0].office.holding, "a syncer")
         payload = rogue.payload(member)
         signed = rogue.sign(rogue.header(member, payload))
-        member.memory.most_bytes = member.memory.fetch_bytes + member.memory.used_bytes + len(payload) - 1
+        memory = member.holdings.memory
+        memory.most_bytes = memory.fetch_bytes + memory.used_bytes + len(payload) - 1
         with monkeypatch.context() as full_disk:
             full_disk.setattr(Spool, "fits", lambda *_: False)
             answer = await rogue.push(member, signed, payload)
@@ -82,23 +84,25 @@ async def test_no_round_loses_a_contributor_for_want_of_memory(tmp_path: Path) -
     async with Neighbourhood(tmp_path) as town:
         members = [await town.member("a", genesis=True)]
         members += [await town.member(name) for name in "bc"]
+        loop = asyncio.get_running_loop()
         for member in members:
-            await until(lambda m=member: len(m.core.shared.view.members(m._loop.time())) == 2, "all meet")
-            member.memory.most_bytes = member.memory.fetch_bytes + member.memory.used_bytes + (1 << 20)
-            member.memory.room = lambda size: False  # type: ignore[method-assign]
+            view, memory = member.core.shared.view, member.holdings.memory
+            await until(lambda view=view: len(view.members(loop.time())) == 2, "all meet")
+            memory.most_bytes = memory.fetch_bytes + memory.used_bytes + (1 << 20)
+            memory.room = lambda size: False  # type: ignore[method-assign]
         await town.round(*members)
-        assert not any(member.memory.refused for member in members)
-        await until(lambda: all(m.runner.transfers.pushes_in.spooled_bytes == 0 for m in members), "freed")
+        assert not any(member.holdings.memory.refused for member in members)
+        await until(lambda: all(m.transfers.pushes_in.spooled_bytes == 0 for m in members), "freed")
 
 
 async def test_what_cannot_be_fetched_for_want_of_memory_is_fetched_later(tmp_path: Path) -> None:
     async with Neighbourhood(tmp_path) as town:
         first = await town.member("a", genesis=True)
         second = await town.member("b")
-        second.memory.most_bytes = 1
+        second.holdings.memory.most_bytes = 1
         first.learner.contribute(0)
         await until(lambda: first.number() >= 1, "a version")
-        await until(lambda: second.memory.refused > 0, "a fetch that did not fit")
+        await until(lambda: second.holdings.memory.refused > 0, "a fetch that did not fit")
         assert second.number() == 0
-        second.memory.most_bytes = 1 << 40
+        second.holdings.memory.most_bytes = 1 << 40
         await until(lambda: second.number() >= 1, "the version is fetched")

@@ -121,7 +121,7 @@ class Copying:
             del self._kept[fragment]
             version = copy.header.version.header
             try:
-                take = self._compute.take_loan
+                take = self._compute.vault.take_loan
                 if await self._compute.run(take, fragment, version.number, copy.loan) == copy.digest:
                     return copy.header
                 raise RemoteError("digest-differs")
@@ -136,7 +136,7 @@ class Copying:
     async def _begin(self, fragment: int, anew: bool) -> Copy:
         """What is here of a state of this fragment, or nothing of it."""
         before = None if anew else self._kept.get(fragment)
-        loan = await self._compute.run(self._compute.lend_spare, fragment, before and before.loan)
+        loan = await self._compute.run(self._compute.vault.lend_spare, fragment, before and before.loan)
         if before is None or before.loan is not loan:
             before = Copy(self.versions.state_bytes(fragment), loan)
         before.begun = asyncio.Event()

@@ -1,0 +1,149 @@
+"""What happened on a node: lines of events.jsonl, latest reasons, log lines, and what is counted of them."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping
+
+from p2pdiloco.adapters.disk.events_log import EventsLog, FieldValue
+from p2pdiloco.core.api.effects import Record
+from p2pdiloco.core.api.types import WHOLE_RUN
+from p2pdiloco.daemon.display.logs import RecentLines
+from p2pdiloco.daemon.display.snapshot import MAX_LOSS_HISTORY
+from p2pdiloco.daemon.learner.evaluating import Measurements
+from p2pdiloco.daemon.learner.host import LearnerExited
+from p2pdiloco.learner import channel_messages as ch
+
+logger = logging.getLogger(__name__)
+LOUD = frozenset(
+    [
+        "join",
+        "silent",
+        "leave",
+        "reach",
+        "office",
+        "suspicion",
+        "catchup",
+        "fork",
+        "refusal",
+        "election",
+        "learner",
+    ]
+)
+"""Kinds that are shown among the latest reasons and logged; the others only go into the diary."""
+UPLOADS = frozenset({"pushed_bytes", "updates_given_bytes", "updates_passed_on_bytes"})
+"""What a node gives others of versions: its own contributions, updates that it made, and other updates."""
+
+
+class Diary:
+    """Writes down what happened, and remembers what is shown of it."""
+
+    def __init__(
+        self, me: str, name: str, names: Mapping[str, str], events: EventsLog, recent: RecentLines
+    ) -> None:
+        """`me`, `name`: our peer id and name; `names`: the others', as far as they are known."""
+        self.me = me
+        self.name = name
+        self.names = names
+        self._events = events
+        self._recent = recent
+        self.refusals: Counter[str] = Counter()
+        """What the core refused, by reason."""
+
+    @property
+    def recent(self) -> tuple[str, ...]:
+        """The latest reasons, for people."""
+        return tuple(self._recent.lines())
+
+    def on_record(self, record: Record) -> None:
+        """A decision of the core, with its reason."""
+        self._events.write(record.kind, record.fragment, record.reason, record.fields)
+        values = dict(record.fields)
+        if record.kind == "refusal":
+            self.refusals[record.reason[:80]] += 1
+        if record.kind in LOUD:
+            where = f"fragment {record.fragment} " if record.fragment is not None else ""
+            group = values.get("group")
+            where += f"group {group} " if group and group != WHOLE_RUN else ""
+            text = f"{record.kind}: {where}{record.reason}"
+            peer = values.get("syncer") or values.get("peer") or values.get("candidate")
+            if isinstance(peer, str) and peer:
+                text += f" ({self.label(peer)})"
+            self._recent.add(text)
+            level = logging.INFO if record.kind in ("join", "leave", "learner", "fork") else logging.DEBUG
+            logger.log(level, "%s", text)
+
+    def write(self, kind: str, reason: str, **fields: FieldValue) -> None:
+        """A line of the daemon's own."""
+        self._events.write(kind, None, reason, fields.items())
+
+    def label(self, peer: str) -> str:
+        """A peer's name, or the end of its id."""
+        if peer == self.me:
+            return self.name or "this node"
+        return self.names.get(peer) or f"…{peer[-6:]}"
+
+    def close(self, reason: str) -> None:
+        """Write the last line."""
+        self.write("shutdown", reason, dropped=self._events.dropped)
+
+
+class LearnerDiary:
+    """What the learner said, for people."""
+
+    def __init__(
+        self, diary: Diary, measurements: Measurements, counters: Callable[[], dict[str, int]]
+    ) -> None:
+        """`counters`: of bulk transfers, by kind."""
+        self._diary = diary
+        self._measurements = measurements
+        self._counters = counters
+        self.losses: list[float] = []
+        """Training losses, thinned out as they become many."""
+
+    def on_learner(self, event: ch.LearnerEvent | LearnerExited) -> None:
+        """Something that the learner said."""
+        write = self._diary.write
+        match event:
+            case ch.Ready():
+                write("learner", "running", device=event.device, parameters=event.parameters)
+                note = f"; {event.note}" if event.note else ""
+                logger.info("learner: %d parameters on %s%s", event.parameters, event.device, note)
+            case ch.Note():
+                write("learner", event.text)
+                logger.info("learner: %s", event.text)
+            case ch.Status():
+                self._on_status(event)
+            case ch.Evaluated():
+                self._measurements.measured(event.loss, event.tokens)
+                words, loss, tokens = "held-out samples", event.loss, event.tokens
+                write("evaluation", words, loss=loss, tokens=tokens, metrics=event.metrics)
+            case ch.StateSaved(ok=False):
+                write("checkpoint", f"learner state not saved: {event.reason}")
+                logger.error("learner state not saved: %s", event.reason)
+            case LearnerExited():
+                write("learner", f"ended: {event.reason}", code=event.code)
+            case _:
+                pass
+
+    def _on_status(self, status: ch.Status) -> None:
+        if status.loss is not None:
+            self.losses.append(status.loss)
+            if len(self.losses) > MAX_LOSS_HISTORY:
+                self.losses = self.losses[::2]
+        self._diary.write(
+            "progress",
+            "",
+            inner_step=status.inner_step,
+            tokens_total=status.tokens_total,
+            run_tokens=status.run_tokens,
+            learning_rate=status.learning_rate,
+            tokens_per_s=round(status.tokens_per_s, 1),
+            step_time_s=round(status.step_time_s, 6),
+            loss=status.loss,
+            longest_gap_s=round(status.longest_gap_s, 6),
+            cpu_s=round(status.cpu_s, 3),
+            deferred_copies=status.deferred_copies,
+            **{key: n for key, n in self._counters().items() if key in UPLOADS},
+        )

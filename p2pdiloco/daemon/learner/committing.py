@@ -1,0 +1,55 @@
+"""A new version becomes the state: in the vault, in the log of updates, on the disk, and in the learner."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from typing import Any
+
+from p2pdiloco.core.api.effects import CommitVersion
+from p2pdiloco.daemon.learner.learner_link import LearnerLink
+from p2pdiloco.daemon.payloads.compute import Compute
+from p2pdiloco.daemon.payloads.durable import Durable
+from p2pdiloco.daemon.payloads.tickets import Tickets
+from p2pdiloco.daemon.payloads.update_log import UpdateLog
+from p2pdiloco.ports import Buffer
+
+
+class Committing:
+    """Carries out `CommitVersion`."""
+
+    def __init__(
+        self,
+        me: str,
+        compute: Compute,
+        tickets: Tickets,
+        log: UpdateLog,
+        durable: Durable,
+        learner: LearnerLink,
+    ) -> None:
+        """`me`: our peer id; our own versions' updates are on the disk already."""
+        self._me = me
+        self._compute = compute
+        self._tickets = tickets
+        self._log = log
+        self._durable = durable
+        self._learner = learner
+
+    def commit(self, effect: CommitVersion) -> Coroutine[Any, Any, None]:
+        """Take the version into log and plans at once; the rest is work for the background."""
+        fragment = effect.version.header.fragment
+        own_merged = self._learner.committed(effect)
+        payload = None
+        if effect.update is None:
+            self._log.clear(fragment)
+        else:
+            payload = self._tickets.get(effect.update)
+            self._log.add(effect.version, payload)
+            self._tickets.release(effect.update)
+        return self._commit(effect, own_merged, payload)
+
+    async def _commit(self, effect: CommitVersion, own_merged: bool, payload: Buffer | None) -> None:
+        await self._compute.run(self._compute.commit, effect, own_merged)
+        header = effect.version.header
+        self._learner.after_commit(header.fragment)
+        if payload is not None and header.syncer != self._me:
+            await self._durable.keep(effect.version, payload)

@@ -1,0 +1,52 @@
+"""How learners ended lately: whether there is another one, and after what pause."""
+
+from __future__ import annotations
+
+import math
+
+from p2pdiloco.daemon.learner.host import LearnerExited
+from p2pdiloco.learner.lifeline import EXIT_TOO_LARGE
+
+RESTART_MAX_S = 30.0
+HEALTHY_S = 60.0
+"""A learner that lived this long died of something new: the back-off begins again."""
+FAILED_STARTS = 3
+"""After so many learners in a row without an inner step there is none."""
+
+
+class Failures:
+    """Counts ends of learners."""
+
+    def __init__(self) -> None:
+        self._in_a_row = 0
+        self._without_step = 0
+        """Learners in a row that ended before they had made an inner step."""
+        self.stepped = False
+        """The present one has made an inner step: nothing was lacking for one."""
+        self._ready_s = math.inf
+        """When the present one began to make inner steps."""
+
+    def ready(self, now: float) -> None:
+        """The learner begins to make inner steps."""
+        self._ready_s = now
+
+    def made_step(self) -> None:
+        """The learner has made an inner step."""
+        self.stepped, self._without_step = True, 0
+
+    def ended(self, exited: LearnerExited, guest: bool, now: float) -> float:
+        """Seconds until the next one is started; infinite: never, a learner cannot start here. A `guest`'s
+        start is its owner's."""
+        if now - self._ready_s >= HEALTHY_S:
+            self._in_a_row = 0
+        fits_now = exited.code == EXIT_TOO_LARGE  # the next one takes less: it need not be waited for
+        self._in_a_row += not fits_now
+        self._without_step += not self.stepped and not guest and not fits_now
+        self.reset()
+        if self._without_step >= FAILED_STARTS:
+            return math.inf
+        return 0.0 if guest else min(RESTART_MAX_S, 0.2 * 4 ** min(max(self._in_a_row - 1, 0), 4))
+
+    def reset(self) -> None:
+        """There is no learner."""
+        self.stepped, self._ready_s = False, math.inf

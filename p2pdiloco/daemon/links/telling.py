@@ -1,0 +1,70 @@
+"""What follows from what is known of our link: offices, how often we contribute, and words for people."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable
+
+from p2pdiloco.core.api import events as ev
+from p2pdiloco.core.shared import Shared
+from p2pdiloco.core.uplinks.meter import TELL_EVERY_S
+from p2pdiloco.daemon.diary import Diary
+from p2pdiloco.daemon.learner.learner_link import LearnerLink
+from p2pdiloco.daemon.links.linkwatch import LinkWatch
+
+logger = logging.getLogger(__name__)
+
+
+class LinkTeller:
+    """Tells the core, the learner and people."""
+
+    def __init__(
+        self,
+        watch: LinkWatch,
+        shared: Shared,
+        learner: LearnerLink,
+        diary: Diary,
+        post: Callable[[ev.Event], None],
+    ) -> None:
+        self._watch = watch
+        self._shared = shared
+        self._learner = learner
+        self._diary = diary
+        self._post = post
+        self._loop = asyncio.get_running_loop()
+        self._tell_uplink(1)
+
+    async def tell_regularly(self) -> None:
+        """Judge now and then, for ever."""
+        while True:
+            await asyncio.sleep(TELL_EVERY_S)
+            self.judge()
+
+    def judge(self) -> None:
+        """Look whether the link keeps up; what is new is said, and done."""
+        watch, learner, now = self._watch, self._learner, self._loop.time()
+        members = len(self._shared.view.members(now)) + 1
+        self._tell_uplink(members)
+        status, others_s = learner.status, self._shared.median_step_s(now)
+        step_s = others_s if status is None else status.step_time_s
+        if not watch.judge(members, step_s, catching_up=status is None):  # it may never catch up for the link
+            return
+        learner.take_part(watch.every)
+        words = watch.words or "the link keeps up again: contributing to every version"
+        logger.log(logging.WARNING if watch.words else logging.INFO, "%s", words)
+        up, down = watch.meters.link.upload_bits_per_s, watch.meters.link.download_bits_per_s
+        self._diary.write(
+            "link",
+            words,
+            every=watch.every,
+            upload_bits_per_s=round(up) if up < math.inf else None,
+            download_bits_per_s=round(down) if down < math.inf else None,
+        )
+
+    def _tell_uplink(self, members: int) -> None:
+        """What our link carries, or is permitted to, decides with others' how often we hold an office."""
+        rate = self._watch.office_bits_per_s(members)
+        if rate != self._shared.uplink.bits_per_s:
+            self._post(ev.UplinkMeasured(rate))

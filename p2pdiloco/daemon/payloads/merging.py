@@ -1,0 +1,95 @@
+"""Merges and outer steps that the core asks for, in the tensors thread; each ends in an event."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from p2pdiloco.core.api import effects as ef
+from p2pdiloco.core.api import events as ev
+from p2pdiloco.daemon.payloads.compute import Compute
+from p2pdiloco.daemon.payloads.tickets import Tickets
+from p2pdiloco.errors import RemoteError, StorageError
+from p2pdiloco.ports import Buffer
+from p2pdiloco.tensors.payload import Payload
+from p2pdiloco.tensors.vault import Input
+
+logger = logging.getLogger(__name__)
+Work = Coroutine[Any, Any, None]
+"""To be run in the background. Payloads are held from the call on: the core may release the tickets before
+the work begins."""
+
+
+class Merging:
+    """Carries out `Merge`, `MergePartial`, `ApplyUpdate` and `DropSpare`."""
+
+    def __init__(self, compute: Compute, tickets: Tickets, post: Callable[[ev.Event], None]) -> None:
+        self._compute = compute
+        self._tickets = tickets
+        self._post = post
+
+    def _inputs(self, effect: ef.Merge | ef.MergePartial) -> tuple[list[Input], list[Payload]]:
+        tickets = self._tickets
+        return (
+            [
+                (tickets.payload(i.ticket), i.contributor.tokens, i.contributor.inner_steps)
+                for i in effect.inputs
+            ],
+            [tickets.payload(ticket) for ticket in effect.partials],
+        )
+
+    def merge(self, effect: ef.Merge) -> Work:
+        """Merge into the spare, as a new version."""
+        return self._merge(effect, *self._inputs(effect))
+
+    async def _merge(self, effect: ef.Merge, inputs: list[Input], partials: list[Payload]) -> None:
+        key = (effect.fragment, effect.term, effect.number)
+        job = self._compute.vault.merge
+        try:
+            done = await self._compute.run(
+                job, effect.fragment, effect.number, inputs, partials, effect.longest_steps
+            )
+        except (RemoteError, StorageError) as error:
+            self._post(ev.MergeFailed(*key, str(error)[:160]))
+            return
+        ticket = self._tickets.put(done.update)
+        self._post(ev.Merged(*key, ticket, done.update_digest, len(done.update), done.state_digest))
+
+    def merge_partial(self, effect: ef.MergePartial) -> Work:
+        """Add up what a group contributed."""
+        return self._merge_partial(effect, *self._inputs(effect))
+
+    async def _merge_partial(
+        self, effect: ef.MergePartial, inputs: list[Input], partials: list[Payload]
+    ) -> None:
+        key = (effect.fragment, effect.group, effect.attempt)
+        job = self._compute.vault.merge_partial
+        try:
+            done = await self._compute.run(job, effect.fragment, inputs, partials)
+        except (RemoteError, StorageError) as error:
+            self._post(ev.PartialFailed(*key, str(error)[:160]))
+            return
+        ticket = self._tickets.put(done.payload)
+        self._post(ev.PartialMerged(*key, ticket, done.digest, len(done.payload)))
+
+    def apply(self, effect: ef.ApplyUpdate) -> Work:
+        """Make the outer step of somebody else's update into the spare."""
+        return self._apply(effect, self._tickets.get(effect.ticket))
+
+    async def _apply(self, effect: ef.ApplyUpdate, update: Buffer) -> None:
+        job = self._compute.vault.apply
+        try:
+            digest = await self._compute.run(
+                job, effect.fragment, effect.number, update, effect.longest_steps
+            )
+        except RemoteError as error:
+            logger.warning(
+                "fragment %d: update %d cannot be applied: %s", effect.fragment, effect.number, error
+            )
+            digest = b""
+        self._post(ev.UpdateApplied(effect.fragment, effect.number, effect.ticket, digest))
+
+    def drop_spare(self, effect: ef.DropSpare) -> Work:
+        """Give up what is in the spare."""
+        return self._compute.run(self._compute.vault.drop_spare, effect.fragment)
