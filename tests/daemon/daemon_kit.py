@@ -202,6 +202,10 @@ class QuickMember(Member):
         return self.holdings.compute
 
     @property
+    def transport(self) -> Any:
+        return self.peer.transport
+
+    @property
     def store(self) -> RunStore:
         return self.holdings.store
 
