@@ -181,7 +181,8 @@ async def test_a_replayed_contribution_is_merged_once(tmp_path: Path) -> None:
 
 def boast(rogue: Rogue, member: QuickMember, heads: tuple[Head, ...]) -> Progress:
     numbered = tuple(enumerate(heads))
-    return Progress(1, 0.01, 1, 1, 1.0, None, False, True, False, numbered, (), False, Reach.DIRECT, 0, True)
+    way = Reach.DIRECT
+    return Progress(1, 0.01, 1, 1, 1.0, None, False, True, False, numbered, (), False, way, False, True)
 
 
 def forged_version(
