@@ -22,8 +22,6 @@ from p2pdiloco.core.members.vanished import Vanished
 MAX_KNOWN = 4096
 MAX_WITNESSES = 256
 """In a run of more members it is not asked what members of other groups have."""
-QUIET_HEARTBEATS = 3.0
-"""Shorter silence means nothing, however even a peer's heartbeats are: two may be almost that far apart."""
 MAX_STEP_S = 3600.0
 """An inner step that is said to be longer (or infinite) counts in no average."""
 
@@ -258,16 +256,6 @@ class View:
         """Seconds since anything was heard from the peer (very large: never)."""
         member = self._members.get(peer)
         return now - member.heard_s if member else 1e18
-
-    def quiet_at_s(self, peer: str) -> float:
-        """When the peer's silence becomes longer than is usual for its heartbeats (mean and four deviations):
-        too early to count it as gone, but a round that has asked it for an answer need not wait any more."""
-        member = self._members.get(peer)
-        if member is None:
-            return -1e18
-        timing = self._timing
-        unusual_s = member.gaps.after_s(QUIET_HEARTBEATS * timing.heartbeat_s, timing.suspect_s)
-        return member.heard_s + min(unusual_s * self._stretch, member.patience_s)
 
     def newly_silent(self, now: float, neighbours: set[str] | None = None) -> list[str]:
         """Members (of these) that were counted on at the last call and are not any more, sorted."""

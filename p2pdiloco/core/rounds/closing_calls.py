@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from p2pdiloco.core.chain.chain import Chain
 from p2pdiloco.core.election.electorate import Electorate
-from p2pdiloco.core.rounds.inbox import Held, Inbox
+from p2pdiloco.core.rounds.inbox import Held
 from p2pdiloco.core.shared import Shared
 from p2pdiloco.core.timing import (
     ARRIVAL_INTERVALS,
@@ -83,17 +83,6 @@ class Calls:
                 patient_s = patience_s(floor_s, took_s, config.delay_steps, step_s)
                 until_s = min(until_s, held.ready_s + ARRIVAL_SHARE * patient_s)
         return until_s
-
-    def answerless_at_s(self, missing: list[str], inbox: Inbox) -> float:
-        """From when on no answer of these learners is to be expected. Never of a group, whose syncer may be
-        gone but not the others; nor while a payload is on its way, nor when we hear nobody at all: then it
-        is more likely us."""
-        me, view, here = self._shared.me, self._shared.view, {held.child for held in inbox.ready()}
-        if self._level or me in missing or any(inbox.has(child) for child in missing):
-            return math.inf
-        if len(missing) > 1 and not here - {me}:
-            return math.inf
-        return max((view.quiet_at_s(child) for child in missing), default=math.inf)
 
     def outruns(self, chain: Chain, ready: Iterable[Held], now: float) -> bool:
         """Whether we would merge, over a thin uplink, while none of the others here has our last version:

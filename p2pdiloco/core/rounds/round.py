@@ -7,9 +7,8 @@ merges of groups higher up. A round starts when K offers are in or, of learners,
 there are live children) and at least one of them arrived for this round; what arrived too late for a round
 waits for company in the next, so that slow links delay nobody and still take part every time. At quorum the
 syncer calls the others ("closing"): each sends what it has, or passes; a group that is called closes its own
-round. The round closes when all live children have answered, when no more answers are to be expected, or when
-the grace window ends; if no majority of the learners is in by then, it waits on for payloads that are on
-their way.
+round. The round closes when all live children have answered, or when the grace window ends; if no majority of
+the learners is in by then, it waits on for payloads that are on their way.
 
 What is in is then merged: by the syncer of the topmost group into the next version
 (`core.rounds.publishing`), by all others into a partial for the syncer of the group above
@@ -68,8 +67,6 @@ class Round:
         self._calls = Calls(context.shared, electorate, level)
         self._term = 0
         self._closes_at_s = 0.0
-        self._hopeless_at_s = 0.0
-        """When, if nobody is heard until then, all that are missing are quiet."""
         self._begins_at_s = math.inf
         """What is in could begin a round, but not before then."""
         self._waits = False
@@ -126,7 +123,7 @@ class Round:
         """When to look again."""
         state = self._machine.state
         if state is RoundState.CLOSING:
-            return min(self._closes_at_s, self._hopeless_at_s)
+            return self._closes_at_s
         if state is RoundState.COLLECTING:
             if self._begins_at_s < math.inf:
                 return self._begins_at_s
@@ -255,8 +252,7 @@ class Round:
             self._closes_at_s = max(self._closes_at_s, self._shared.gather_until_s)
         if self.state is RoundState.CLOSING and not (self._finish.last and self._context.spare.busy):
             missing = self._missing(now)
-            self._hopeless_at_s = self._calls.answerless_at_s(missing, self.inbox)
-            over = now >= min(self._closes_at_s, self._hopeless_at_s)
+            over = now >= self._closes_at_s
             alone = self._finish.last and self._calls.outruns(self._chain, self.inbox.ready(), now)
             if not alone and (not missing or (over and not self._waits_on(missing, now))):
                 self._close(now, missing)

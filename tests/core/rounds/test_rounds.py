@@ -168,10 +168,9 @@ def test_a_round_does_not_wait_for_a_learner_whose_heartbeats_stopped() -> None:
     solo.offer("p1", 1)
     solo.offer("p2", 2)
     assert solo.fragment.words(solo.now).startswith("closing: 2 of 3")
-    assert not found(solo.wait(1.4, silent=("p3",)), ef.Merge), "two heartbeats may be late"
-    effects = solo.wait(0.2, silent=("p3",))
+    assert not found(solo.wait(2.0, silent=("p3",)), ef.Merge), "some heartbeats may be late"
+    effects = solo.wait(solo.config.timing.suspect_s, silent=("p3",))
     assert len(found(effects, ef.Merge)) == 1
-    assert solo.core.shared.view.alive("p3", solo.now), "only this round goes on without it"
 
 
 def test_a_round_waits_for_a_learner_that_is_heard() -> None:
