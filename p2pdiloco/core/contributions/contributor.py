@@ -283,7 +283,7 @@ class Contributor:
             wait_s += 2 * config.inner_steps * step_s + timing.hold_floor_s
         # The syncers above are doubted first, by those below them.
         levels = len(level_sizes(self._chain.header.groups, config.group_size))
-        pending.deadline_s = now + wait_s * levels * self._shared.health.stretch(now)
+        pending.deadline_s = now + wait_s * levels
 
     def refused(self, pending: Pending, verdict: Verdict, now: float) -> None:
         """Mend what can be mended and try again; give up only what can never be merged."""

@@ -252,7 +252,7 @@ class Office:
         term = self._next_term()
         self._machine.go(OfficeSignal.STAND)
         self._candidacy = Candidacy(self._context, self._group, self._electorate, term, reason)
-        self._gives_up_s = now + shared.timing.election_timeout_s * shared.health.stretch(now)
+        self._gives_up_s = now + shared.timing.election_timeout_s
         shared.out.record("election", self._fragment, f"we stand: {reason}", term=term, **self._label())
         request = self._candidacy.request()
         sends = tuple(Send(peer, request) for peer in self._electorate.asked(now))

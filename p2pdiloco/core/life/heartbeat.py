@@ -57,7 +57,6 @@ class Heartbeats:
         for peer in shared.view.forget_stale(now):
             for fragment in self._fragments:
                 fragment.follower.gone(peer)
-        shared.view.stretch(shared.health.stretch(now))
         shared.claims.expire(now - shared.timing.member_ttl_s)
         shared.saving.poll(now)
         neighbours = self._neighbours(now)
@@ -225,7 +224,6 @@ class Heartbeats:
         """We did not run for so long; our own lateness is nobody's silence."""
         shared = self._shared
         shared.view.forgive(lag_s)
-        shared.view.stretch(shared.health.stretch(now))
         for fragment in self._fragments:
             fragment.own.forgive(lag_s)
             fragment.touched = True
@@ -234,7 +232,6 @@ class Heartbeats:
             None,
             f"this node did not run for {lag_s:.1f} s: others' silence is not counted",
             lag_s=round(lag_s, 3),
-            stretch=round(shared.health.stretch(now), 2),
         )
 
     def send_failed(self, peer: str, now: float) -> bool:

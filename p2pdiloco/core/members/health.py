@@ -2,8 +2,7 @@
 
 The core knows when it asked to be woken. If it is handed its next event much later, the process was stopped,
 starved, or its loop blocked; what others sent meanwhile waits in our own queues. So everybody's silence is
-counted from that much later, nobody is suspected and no office sought before we have listened for a while,
-and for some time after all patience is longer.
+counted from that much later; before we have listened for a while nobody is suspected, no office sought.
 """
 
 from __future__ import annotations
@@ -14,13 +13,6 @@ LAG_S = 0.5
 """Less is the ordinary lateness of a busy machine: a heartbeat."""
 LISTEN_S = 1.0
 """Two heartbeats: what waited in our queues, and what comes next."""
-MOST_STRETCH = 4.0
-HALF_LIFE_S = 10.0
-
-
-def stretch_after(lag_s: float) -> float:
-    """How much longer patience is right after a lag: 1.5 after half a second, 3 after two, 4 at most."""
-    return min(MOST_STRETCH, 1.0 + lag_s)
 
 
 class Health:
@@ -29,8 +21,6 @@ class Health:
     def __init__(self) -> None:
         self._promised_s = math.inf
         self._counted_s = -1e18
-        self._excess = 0.0
-        self._since_s = 0.0
         self.listens_until_s = -1e18
         """Until then silence and failed sends mean nothing, and we stand for no office."""
 
@@ -45,17 +35,5 @@ class Health:
         if late_s < LAG_S:
             return 0.0
         self._counted_s = now
-        self._excess = max(self.stretch(now), stretch_after(late_s)) - 1.0
-        self._since_s = now
         self.listens_until_s = now + LISTEN_S
         return late_s
-
-    def stretch(self, now: float) -> float:
-        """By what factor patience is longer at present; 1 when all is well."""
-        if self._excess == 0.0:
-            return 1.0
-        excess = self._excess * math.exp2((self._since_s - now) / HALF_LIFE_S)
-        if excess < 0.05:
-            self._excess = 0.0
-            return 1.0
-        return 1.0 + excess

@@ -88,7 +88,6 @@ class View:
         self._vanished = Vanished(MAX_KNOWN)
         self._lists: _Lists | None = None
         """Who is a member, live, and so on: asked for at every event, changed by few."""
-        self._stretch = 1.0
 
     def listed(self, peer: str, incarnation: int, now: float) -> None:
         """The DHT has an unexpired presence record of this peer."""
@@ -137,19 +136,10 @@ class View:
 
     def _patience_s(self, member: Member) -> float:
         timing = self._timing
-        after_s = member.gaps.after_s(timing.suspect_s, timing.suspect_cap_s)
-        return after_s if self._stretch == 1.0 else min(after_s * self._stretch, timing.suspect_cap_s)
+        return member.gaps.after_s(timing.suspect_s, timing.suspect_cap_s)
 
     def _fresh(self, member: Member, now: float) -> bool:
         return now - member.heard_s < member.patience_s
-
-    def stretch(self, factor: float) -> None:
-        """Our own health: everybody's silence means something only after so many times the usual."""
-        if factor != self._stretch:
-            self._stretch = factor
-            self._lists = None
-            for member in self._members.values():
-                member.patience_s = self._patience_s(member)
 
     def forgive(self, lag_s: float) -> None:
         """We did not run for so long: that was nobody's silence."""
