@@ -27,8 +27,8 @@ carry four of them and the links are what is measured.
 * participation: contributors of a merge over nodes.
 * delay: seconds from a version's publication to the moment when another node has it: median, 95th percentile.
 * silent, suspicion, void: times that a member took another for silent, a syncer for failed, a certificate
-  for void. All nodes live, so each is false. Heartbeats come every 0.5 s and a member is silent after 3 s
-  to 8 s, so a 0 bounds the worst gap. `lag`: times that a node itself did not run for half a second.
+  for void. All nodes live, so each is false. Heartbeats come every 0.5 s and a member is silent after 3 s,
+  so a 0 bounds the worst gap. `lag`: times that a node itself did not run for half a second.
 * ratio: payload that the syncer of a version sends over what a member does (`bench_wire.py`), at most 2.
 * every: the link watch's verdict, contributing to one in so many versions (of each node).
 

@@ -17,7 +17,7 @@ def same(*members: QuickMember) -> bool:
 
 
 async def test_a_healed_partition_keeps_the_work_of_both_sides(tmp_path: Path) -> None:
-    timing = msgspec.structs.replace(QUICK, suspect_s=0.5, suspect_cap_s=0.6, member_ttl_s=1.0, redial_s=0.2)
+    timing = msgspec.structs.replace(QUICK, suspect_s=0.5, member_ttl_s=1.0, redial_s=0.2)
     async with Neighbourhood(tmp_path, timing) as around:
         one = await around.member("one", genesis=True)
         two, three = await around.member("two"), await around.member("three")

@@ -14,11 +14,7 @@ class Timing(Struct, frozen=True, kw_only=True):
     heartbeat_s: float = 0.5
     """Pause between two heartbeats (`Progress`) to a member. Longer: deaths are noticed later."""
     suspect_s: float = 3.0
-    """Silence after which a member is not counted on, where its heartbeats come evenly
-    (`core/members/suspicion.py`). Below a few heartbeats: false elections."""
-    suspect_cap_s: float = 8.0
-    """Upper limit of that silence for a member whose heartbeats come unevenly. Must stay below
-    `member_ttl_s`."""
+    """Silence after which a member is not counted on. Below a few heartbeats: false elections."""
     failures_to_suspect: int = 2
     """Failed sends in a row, with nothing heard between, that count as silence."""
     probe_s: float = 0.1

@@ -16,7 +16,6 @@ from p2pdiloco.core.api.grouping import Roster
 from p2pdiloco.core.api.messages import Progress
 from p2pdiloco.core.api.reach import Reach
 from p2pdiloco.core.api.types import Head
-from p2pdiloco.core.members.suspicion import Gaps
 from p2pdiloco.core.members.vanished import Vanished
 
 MAX_KNOWN = 4096
@@ -31,22 +30,17 @@ class Member:
 
     __slots__ = (
         "failures",
-        "gaps",
         "heads",
         "heard_s",
         "incarnation",
         "left_incarnation",
         "listed_s",
-        "patience_s",
         "progress",
         "tried_s",
     )
 
-    def __init__(self, heartbeat_s: float) -> None:
+    def __init__(self) -> None:
         self.incarnation = 0
-        self.gaps = Gaps(heartbeat_s)
-        self.patience_s = 0.0
-        """How long its silence means nothing."""
         self.left_incarnation = 0
         self.progress: Progress | None = None
         self.heads: dict[int, Head] = {}
@@ -95,7 +89,7 @@ class View:
             return
         member = self._members.get(peer)
         if member is None:
-            member = self._members[peer] = Member(self._timing.heartbeat_s)
+            member = self._members[peer] = Member()
             self._vanished.add(peer, now)  # until we hear of it, it may hold anything
         if incarnation > member.left_incarnation:
             member.listed_s = now
@@ -107,7 +101,7 @@ class View:
         if member is None:
             if len(self._members) >= MAX_KNOWN:
                 return False
-            member = self._members[peer] = Member(self._timing.heartbeat_s)
+            member = self._members[peer] = Member()
         if progress.incarnation < member.incarnation or progress.incarnation <= member.left_incarnation:
             return False
         self._vanished.heard(peer)
@@ -115,7 +109,6 @@ class View:
         if before is None or _kind(before) != _kind(progress):
             self._lists = None
         if before is not None and progress.incarnation > before.incarnation:
-            member.gaps.last_s = None  # there was nothing to be heard: that tells nothing of its link
             member.heads = {}
         member.incarnation = progress.incarnation
         member.progress = progress
@@ -123,8 +116,6 @@ class View:
         member.heads.update(progress.heads)
         if len(member.heads) != known:
             member.heads = dict(sorted(member.heads.items()))
-        member.gaps.heard(now, self._timing.suspect_cap_s)
-        member.patience_s = self._patience_s(member)
         self._heard(member, now)
         return True
 
@@ -134,12 +125,8 @@ class View:
         member.heard_s = now
         member.failures = 0
 
-    def _patience_s(self, member: Member) -> float:
-        timing = self._timing
-        return member.gaps.after_s(timing.suspect_s, timing.suspect_cap_s)
-
     def _fresh(self, member: Member, now: float) -> bool:
-        return now - member.heard_s < member.patience_s
+        return now - member.heard_s < self._timing.suspect_s
 
     def forgive(self, lag_s: float) -> None:
         """We did not run for so long: that was nobody's silence."""
@@ -147,8 +134,6 @@ class View:
         for member in self._members.values():
             member.heard_s += lag_s
             member.listed_s += lag_s
-            if member.gaps.last_s is not None:
-                member.gaps.last_s += lag_s
 
     def touched(self, peer: str, now: float) -> None:
         """Something else than a heartbeat arrived from a peer that we already count as a member."""
@@ -184,7 +169,6 @@ class View:
             member.left_incarnation = incarnation
             member.progress = None
             member.heads = {}
-            member.gaps.last_s = None
             self._lists = None
 
     def progress(self, peer: str) -> Progress | None:
@@ -270,7 +254,7 @@ class View:
                 continue
             alive = self._alive(member, now)
             lists.members.append(peer)
-            lists.until_s = min(lists.until_s, member.heard_s + (member.patience_s if alive else ttl_s))
+            lists.until_s = min(lists.until_s, member.heard_s + (self._timing.suspect_s if alive else ttl_s))
             if progress.confirmed:
                 lists.confirmed.append(peer)
                 if progress.votes:
