@@ -91,15 +91,29 @@ def _first_word(text: str) -> str:
     return words[1] if words[:1] == ["the"] and words[1:2] == ["same"] else (words or [""])[0]
 
 
+def _without_subject(tree: ast.Module) -> list[str]:
+    """Docstrings that answer a question, with their lines."""
+    first = [(line, text.split("\n")[0], _first_word(text)) for line, text in docstrings(tree)]
+    return [f"line {line}: {text}" for line, text, word in first if word in NO_SUBJECT.split()]
+
+
 @pytest.mark.parametrize("module", [name for name in modules() if layer_of(name) not in NOT_YET])
 def test_docstrings_name_their_subject(module: str) -> None:
-    found = [
-        f"{module}:{line}: {text.split(chr(10))[0]}"
-        for line, text in docstrings(modules()[module])
-        if _first_word(text) in NO_SUBJECT.split() or NO_SOURCE.search(text)
-    ]
-    advice = "begin with a verb or a noun, and cite the paper or ARCHITECTURE.md"
-    assert not found, "\n".join([advice, *found])
+    assert not _without_subject(modules()[module]), "begin with a verb or a noun"
+
+
+def test_docstrings_of_scripts_name_their_subject() -> None:
+    for path in (ROOT / "scripts").rglob("*.py"):
+        assert not _without_subject(ast.parse(path.read_text(encoding="utf-8"))), f"{path}: a verb or a noun"
+
+
+@pytest.mark.parametrize("folder", ["p2pdiloco", "scripts", "tests"])
+def test_what_docstrings_cite_is_in_the_repository(folder: str) -> None:
+    for path in (ROOT / folder).rglob("*.py"):
+        if folder == "p2pdiloco" and path.relative_to(ROOT).parts[1] in NOT_YET:
+            continue
+        for line, text in docstrings(ast.parse(path.read_text(encoding="utf-8"))):
+            assert not NO_SOURCE.search(text), f"{path}:{line}: cite the paper or ARCHITECTURE.md"
 
 
 def test_test_files_have_different_names() -> None:
