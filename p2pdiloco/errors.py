@@ -8,7 +8,8 @@
     └── TransportError       the world: time-outs, cut links, absent peers; ordinary events
         └── PeerUnreachable  no connection to that peer can be had right now
 
-A broken invariant of our own is an `InvariantViolation`; nothing catches it, the process ends.
+A broken invariant of our own is an `InvariantViolation`, which no handler of errors takes for one: the process
+ends. Where a task would keep it to itself, the event loop's exception handler hears of it.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class PeerUnreachable(TransportError):
 
 
 class InvariantViolation(BaseException):
-    """Error of ours: a rule of the program is broken. Not an `Exception`: no handler may swallow it."""
+    """Error of ours: a rule of the program is broken. Not an `Exception`: whoever catches it hands it on."""
 
 
 def first_line(error: BaseException) -> str:

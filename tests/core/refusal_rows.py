@@ -328,7 +328,7 @@ ELSEWHERE = (Verdict.NOT_READY,)
 class Below:
     """A syncer of a leaf group that offers its partial to the group above; no partial arrives anywhere."""
 
-    def __init__(self) -> None:
+    def __init__(self, adds_up: bool = True) -> None:
         self.swarm = swarm = Swarm(config(group_size=3, term_versions=20, genesis_versions=(genesis(0, 3),)))
         self.offers: list[tuple[Member, ef.Offer]] = []
         self.records: list[tuple[str, ef.Record]] = []
@@ -348,11 +348,22 @@ class Below:
         swarm._Offer = hold  # type: ignore[method-assign]
         swarm._Merge = lambda member, effect: None  # type: ignore[method-assign]  # the chain stands still
         swarm.on_effect = lambda m, e: self.records.append((m.peer, e)) if isinstance(e, ef.Record) else None
+        if not adds_up:
+            swarm._MergePartial = self._fail  # type: ignore[method-assign]
         swarm.contribute()
         swarm.run(2.0)
+        if not adds_up:
+            return
         self.member, self.offer = next(
             (member, offer) for member, offer in self.offers if offer.signed.header.group.split("/")[1] == "0"
         )
+
+    def _fail(self, member: Member, effect: ef.MergePartial) -> None:
+        """The first time; a group of one would try it again at once, and again."""
+        self.member = member
+        del self.swarm._MergePartial  # type: ignore[method-assign]
+        failed = ev.PartialFailed(effect.fragment, effect.group, effect.attempt, "out of memory")
+        self.swarm.post(member.peer, failed)
 
     def again(self, seconds: float) -> list[ef.Offer]:
         """How it is offered again in the next so many seconds."""

@@ -22,20 +22,24 @@ class Voter:
         self._context = context
         self._shared = context.shared
         self._group = group
-        vote, self.durable = context.ballots.last(group)
-        self.term = vote.term if vote else context.ballots.floor(group)
-        """Of our newest vote."""
-        self.candidate = vote.candidate if vote else ""
         self.saving = 0
         """Votes on their way to the disk."""
 
+    @property
+    def term(self) -> int:
+        """The term of our newest vote."""
+        vote, _ = self._context.ballots.last(self._group)
+        return vote.term if vote else self._context.ballots.floor(self._group)
+
     def gave(self, candidate: str, term: int) -> bool:
         """Whether this is our vote, and durable."""
-        return (self.term, self.candidate, self.durable) == (term, candidate, True)
+        vote, durable = self._context.ballots.last(self._group)
+        return vote is not None and (vote.term, vote.candidate, durable) == (term, candidate, True)
 
     def why_not(self, candidate: str, term: int) -> VoteRefusal | None:
         """Why we cannot vote for that candidate in that term; None if we can."""
-        if term < self.term or (term == self.term and self.candidate != candidate):
+        vote, _ = self._context.ballots.last(self._group)
+        if term < self.term or (term == self.term and (vote is None or vote.candidate != candidate)):
             return VoteRefusal.VOTE_GIVEN
         return VoteRefusal.SAVING if self.saving >= MAX_SAVING else None
 
@@ -54,7 +58,6 @@ class Voter:
         failed: Callable[[float, str], None],
     ) -> None:
         """From now on this is our choice. `then` happens once it is durable, and `done` hears of it."""
-        self.term, self.candidate, self.durable = term, candidate, False
         record = VoteRecord(self._context.index, term, candidate, self._group)
         self._context.ballots.give(record, durable=False)
         self._save(record, then, done, failed)
@@ -73,12 +76,12 @@ class Voter:
 
     def _save_again(self) -> None:
         """Our newest vote here, so that nothing older is written after it."""
-        if self.saving < MAX_SAVING:
-            self._save(VoteRecord(self._context.index, self.term, self.candidate, self._group))
+        vote, _ = self._context.ballots.last(self._group)
+        if vote is not None and self.saving < MAX_SAVING:
+            self._save(vote)
 
     def _saved(self, record: VoteRecord, done: Callable[[float], None], now: float) -> None:
         self.saving -= 1
-        self.durable = self.durable or record.term == self.term
         if self._context.ballots.last(self._group)[0] == record:
             self._context.ballots.give(record, durable=True)
         self._shared.saving.saved(now)
