@@ -1,1 +1,1 @@
-"""A fragment's versions, watermarks, and how much of them everybody has."""
+"""Versions of a fragment, watermarks of its learners, and what other peers have of them."""

@@ -1,4 +1,4 @@
-"""One fragment's chain of versions as this node holds it: head, recent log, watermarks."""
+"""Chain of a fragment's versions as this node holds it: head, recent log, watermarks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from p2pdiloco.errors import invariant
 
 
 class Chain:
-    """Versions only forward: `extend` by a child of the head, or `replace` by a heavier chain's state."""
+    """Versions of one fragment. It only goes forward: `extend` by a child of the head, or `replace` by a
+    heavier chain's state."""
 
     def __init__(self, log: tuple[SignedVersion, ...], watermarks: Iterable[Watermark], keep: int) -> None:
         invariant(bool(log), "a chain starts with at least one version")
@@ -22,7 +23,7 @@ class Chain:
             self._remember(version, version.header.digest())
         self._marks = marks_of(tuple(watermarks))
         self.replaced = 0
-        """How often another chain's state was taken."""
+        """Number of times that another chain's state was taken."""
 
     def _remember(self, version: SignedVersion, digest: bytes) -> None:
         number = version.header.number
@@ -34,43 +35,43 @@ class Chain:
 
     @property
     def header(self) -> VersionHeader:
-        """The head's header."""
+        """Header of the head."""
         return self.signed.header
 
     def knows(self, number: int, digest: bytes) -> bool:
-        """Whether that version is the head or one of its logged ancestors."""
+        """Tell whether that version is the head or one of its logged ancestors."""
         return self._digests.get(number) == digest
 
     def digest_of(self, number: int) -> bytes | None:
-        """Digest of the header of a version of the log."""
+        """Find the digest of a logged version's header; None if it is not in the log."""
         return self._digests.get(number)
 
     def logged(self, number: int) -> SignedVersion | None:
-        """A version of the log."""
+        """Find a version of the log; None if it is not there."""
         return self._log.get(number)
 
     def logged_all(self) -> tuple[SignedVersion, ...]:
-        """The whole log, oldest first, the head last."""
+        """List the whole log, oldest first, the head last."""
         return tuple(version for _, version in sorted(self._log.items()))
 
     def table(self) -> tuple[Watermark, ...]:
-        """The complete watermark table, in canonical order."""
+        """List all watermarks in canonical order."""
         return self._marks.table
 
     def is_child(self, header: VersionHeader) -> bool:
-        """Whether the header continues this chain by one."""
+        """Tell whether the header continues this chain by one."""
         return header.number == self.head.number + 1 and header.parent == self.head.digest
 
     def watermark(self, learner: str) -> Stamp:
-        """The newest contribution of that learner in this chain."""
+        """Find the stamp of that learner's newest contribution in this chain."""
         return self._marks.stamp(learner)
 
     def merged_at(self, learner: str) -> int:
-        """The version that has that learner's newest merged contribution; 0 if there is none."""
+        """Find the version that has that learner's newest merged contribution; 0 if there is none."""
         return self._marks.number(learner)
 
     def marks_after(self, header: VersionHeader) -> Marks:
-        """The watermarks once `header` extends this chain."""
+        """Compute the watermarks once `header` extends this chain."""
         return self._marks.after(header)
 
     def extend(self, version: SignedVersion) -> None:

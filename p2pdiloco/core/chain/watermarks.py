@@ -1,4 +1,4 @@
-"""A chain's watermarks: the newest contribution of every learner in it. One immutable table per version.
+"""Watermarks of a chain: the newest merged contribution of every learner, one immutable table per version.
 
 In a large run a table names thousands of learners. Nodes of one process that follow the same chain (the
 simulator's) share one: it is worked out once for a header, however many ask.
@@ -9,34 +9,35 @@ from __future__ import annotations
 from p2pdiloco.core.api.types import MAX_WATERMARKS, NEVER, Stamp, VersionHeader, Watermark
 
 WATERMARK_VERSIONS = 1024
-"""A learner that was merged in none of so many versions is forgotten; its base is long too old by then."""
+"""Versions after which a learner that was merged in none of them is forgotten; its base is long too old by
+then."""
 REMEMBERED = 4
 """Successors that a table remembers: more than branches that start from one version."""
 
 
 class Marks:
-    """The table of one version."""
+    """Watermarks of one version."""
 
     __slots__ = ("_by", "_next", "table")
 
     def __init__(self, table: tuple[Watermark, ...]) -> None:
         self.table = table
-        """In canonical order."""
+        """Watermarks in canonical order."""
         self._by = {mark.learner: mark for mark in table}
         self._next: list[tuple[VersionHeader, Marks]] = []
 
     def stamp(self, learner: str) -> Stamp:
-        """Of the newest contribution of that learner."""
+        """Find the stamp of that learner's newest contribution."""
         mark = self._by.get(learner)
         return mark.stamp if mark else NEVER
 
     def number(self, learner: str) -> int:
-        """The version that has that learner's newest contribution; 0 if there is none."""
+        """Find the version that has that learner's newest contribution; 0 if there is none."""
         mark = self._by.get(learner)
         return mark.number if mark else 0
 
     def after(self, header: VersionHeader) -> Marks:
-        """The table of the version with this header, a child of ours."""
+        """Compute the table of the version with this header, a child of ours."""
         for known, marks in self._next:
             if known is header:
                 return marks
@@ -60,5 +61,5 @@ _NOTHING = Marks(())
 
 
 def marks_of(table: tuple[Watermark, ...]) -> Marks:
-    """A table that was read or received. Without entries it is the same object for everybody."""
+    """Make the table that was read or received. Without entries it is the same object for everybody."""
     return Marks(table) if table else _NOTHING

@@ -1,7 +1,8 @@
-"""How much of a fragment's chain everybody has: what is above may still lose against a heavier chain.
+"""Witnesses of a fragment's chain: up to which version every peer certainly has it.
 
-A peer that reports a head of our chain has everything below it too, so no fork of its making can lack that.
-It must have reported it some time ago: a crash may take it back to its last checkpoint.
+Versions above that may still lose against a heavier chain (ARCHITECTURE.md, "Forks"). A peer that reports a
+head of our chain has everything below it too, so no fork of its making can lack that. The report must be some
+time old: a crash may take the peer back to its last checkpoint.
 """
 
 from __future__ import annotations
@@ -13,31 +14,33 @@ from p2pdiloco.core.chain.chain import Chain
 
 NONE = -1
 LOOK_EVERY_S = 2.0
-"""Of the heartbeats of a peer one in so many seconds is looked at."""
+"""Interval at which a peer's heads are looked at; heartbeats in between are skipped."""
 
 
 MAX_SEEN = 8192
-"""As many peers as a view knows, twice; whose report is forgotten counts as never heard: more is kept."""
+"""Limit of remembered reports, twice as many as a view knows peers. A peer whose report is forgotten counts
+as never heard, so that more is kept."""
 
 
 class _Seen:
-    """What one peer reported."""
+    """Reports of one peer."""
 
     __slots__ = ("head", "lately", "lately_s", "look_at_s", "parted", "sure")
 
     def __init__(self) -> None:
         self.head: Head | None = None
         self.sure = NONE
-        """A version of our chain that it reported at least `durable_s` ago."""
+        """Version of our chain that it reported at least `durable_s` ago."""
         self.lately = NONE
         self.lately_s = 0.0
         self.look_at_s = -1e18
         self.parted: bool | None = None
-        """It left with `head`, and will not go further; true once that was found to be of our chain."""
+        """State of a peer that left with `head`, and will not go further; true once `head` was found to be of
+        our chain; None: it has not left."""
 
 
 class Common:
-    """Of one fragment: the versions of our chain that other peers are known to have."""
+    """Versions of our chain of one fragment that other peers are known to have."""
 
     def __init__(self, chain: Chain, durable_s: float) -> None:
         self._chain = chain
@@ -46,7 +49,7 @@ class Common:
         self._seen: dict[str, _Seen] = {}
 
     def heard(self, peer: str, head: Head, now: float) -> None:
-        """A peer reports its head."""
+        """Take in the head that a peer reports."""
         seen = self._seen.get(peer)
         if seen is None:
             while len(self._seen) >= MAX_SEEN:
@@ -67,25 +70,28 @@ class Common:
             seen.lately, seen.lately_s = max(number, seen.lately), now
 
     def witnessed(self, max_base_age: int, now: float) -> None:
-        """Who was merged into our chain held a version of it not long before: all that is known of members of
-        other groups, which do not report to us."""
+        """Count every learner merged into our chain as a witness: it held a version of it not long before.
+
+        Of members of other groups, which do not report to us, that is all that is known.
+        """
         for mark in self._chain.table():
             number = mark.number - 1 - max_base_age
             if number >= 0:
                 self._note(self._seen.setdefault(mark.learner, _Seen()), number, now)
 
     def left(self, peer: str, head: Head) -> None:
-        """A peer goes, with this head."""
+        """Remember the head with which a peer goes."""
         seen = self._seen.get(peer)
         if seen is not None:
             seen.head, seen.parted = head, self._chain.knows(head.number, head.digest)
 
     def restarted(self, peer: str) -> None:
-        """It may have come back with an older state."""
+        """Forget the reports of a peer that was restarted: it may have come back with an older state."""
         self._seen.pop(peer, None)
 
     def review(self, peers: Sequence[str], now: float) -> int:
-        """The newest version that all these peers certainly have, -1 if none is; others are forgotten."""
+        """Find the newest version that all these peers certainly have; -1 if there is none. Others are
+        forgotten."""
         if self._replaced != self._chain.replaced:
             self._replaced = self._chain.replaced
             for seen in self._seen.values():

@@ -1,1 +1,1 @@
-"""Keeping up with a fragment's chain."""
+"""Following: keeping up with the heaviest chain that others hold."""

@@ -1,18 +1,16 @@
-"""How a node keeps up with a fragment's chain: hear of a heavier head, get it, make the outer step.
+"""Follower of a fragment's chain: hears of a heavier head, gets it, makes the outer step.
 
-Theory of operation
--------------------
-Heads arrive in announcements (at once, from the syncer) and in every heartbeat (soon, from everybody).
-A head that is heavier than ours is a target. If it can be reached by replaying updates, they are pulled
-one by one, each checked against its parent; else the whole state is pulled from a donor. Either way the
-result must have the digest that the version's header states, or it is thrown away and counted.
+Heads arrive in announcements (at once, from the syncer) and in every heartbeat (soon, from everybody). A head
+that is heavier than ours is a target. If it can be reached by replaying updates, they are pulled one by one,
+each checked against its parent; else the whole state is pulled from a donor. Either way the result must have
+the digest that the version's header states, or it is thrown away and counted.
 
-Only confirmed members are believed and asked. A newcomer is confirmed once every fragment's head is one
-that a confirmed member holds too (design 5.1).
+Only confirmed members are believed and asked. A newcomer is confirmed once every fragment's head is one that
+a confirmed member holds too (ARCHITECTURE.md, "Membership" and "Following").
 
-    RESTING    nothing heavier is known
-    UPDATING   one outer update is being pulled or applied
-    COPYING    a whole state is being pulled
+- RESTING: nothing heavier is known
+- UPDATING: one outer update is being pulled or applied
+- COPYING: a whole state is being pulled
 """
 
 from __future__ import annotations
@@ -37,7 +35,7 @@ MOST_TERMS = 1 << 32
 
 @direct_members
 class FollowState(Enum):
-    """What is under way."""
+    """Work of a follower that is under way."""
 
     RESTING = auto()
     UPDATING = auto()
@@ -46,7 +44,7 @@ class FollowState(Enum):
 
 @direct_members
 class FollowSignal(Enum):
-    """What moves it."""
+    """Causes for its state to change."""
 
     PULL_UPDATE = auto()
     PULL_STATE = auto()
@@ -62,7 +60,7 @@ FOLLOW_TABLE = {
 
 
 class Follower:
-    """Keeps one fragment's chain up with the heaviest head that confirmed members hold."""
+    """Keeper of one fragment's chain: up with the heaviest head that confirmed members hold."""
 
     def __init__(self, context: FragmentContext, own: Contributor) -> None:
         self._context = context
@@ -74,35 +72,36 @@ class Follower:
         self._machine = Machine(FOLLOW_TABLE, FollowState.RESTING)
         self._heads: dict[str, Head] = {}
         self._unsure: set[str] = set()
-        """Whose heads are of a saved state that nobody confirmed yet."""
+        """Members whose heads are of a saved state that nobody confirmed yet."""
         self._doubts = Doubts()
         self._next: SignedVersion | None = None
         mine = hashlib.sha256(f"{context.shared.me}/{context.index}".encode()).digest()
         self._first_asked = int.from_bytes(mine[:4], "big")
-        """Where in the order of equal holders we begin: else all would ask the same one, and wait for it."""
+        """Place in the order of equal holders at which we begin: else all would ask the same one, and wait
+        for it."""
         self._attempts = 0
         self._retry_at_s = 0.0
         self._need_state = False
         self.verified = False
-        """A confirmed member's head is, or was, our head, one of its ancestors, or lighter."""
+        """True: a confirmed member's head is, or was, our head, one of its ancestors, or lighter."""
         self.on_moved: Callable[[float], None] = lambda now: None
-        """We hold another version (set by the fragment)."""
+        """Callback once we hold another version (set by the fragment)."""
 
     # --- questions -----------------------------------------------------------------------------------
 
     @property
     def state(self) -> FollowState:
-        """What is under way."""
+        """Work that is under way."""
         return self._machine.state
 
     def words(self) -> str:
-        """For people."""
+        """Say for people what is under way; empty: nothing."""
         if self.state is FollowState.UPDATING:
             return "applying an update"
         return "copying state" if self.state is FollowState.COPYING else ""
 
     def deadline(self) -> float | None:
-        """When to try again."""
+        """Time at which to try again; None: nothing to wait for."""
         if not self._heads or self.state is not FollowState.RESTING or self._spare.busy:
             return None
         ours = self._chain.head.weight
@@ -110,15 +109,15 @@ class Follower:
         return None if first_s is None else max(first_s, self._retry_at_s)
 
     def holders(self, digest: bytes) -> list[str]:
-        """Members whose head is that version, which is not ours."""
+        """List the members whose head is that version, which is not ours."""
         return sorted(peer for peer, head in self._heads.items() if head.digest == digest)
 
     def behind(self, now: float) -> bool:
-        """Something heavier is known, or on its way here."""
+        """Tell whether something heavier is known, or on its way here."""
         return self.state is not FollowState.RESTING or self._best(now) is not None
 
     def _best(self, now: float) -> tuple[str, Head] | None:
-        """The heaviest head above ours, and who holds it and is not in doubt."""
+        """Find the heaviest head above ours, and a holder of it that is not in doubt."""
         if not self._heads:
             return None
         ours = self._chain.head.weight
@@ -134,9 +133,10 @@ class Follower:
     # --- what happens --------------------------------------------------------------------------------
 
     def heard(self, peer: str, head: Head, confirmed: bool, saved: bool = False) -> bool:
-        """A member says which head it holds. Whether that is news.
+        """Take in which head a member holds. Tell whether that is news.
 
-        `saved`: nobody is confirmed, and it returns with this from its disk, as we do with ours."""
+        `saved`: nobody is confirmed, and it returns with this from its disk, as we do with ours.
+        """
         self._unsure.discard(peer)
         if not confirmed and not saved:
             return self._heads.pop(peer, None) is not None
@@ -153,7 +153,7 @@ class Follower:
         return news
 
     def gone(self, peer: str) -> None:
-        """The peer left the view: it can give nothing."""
+        """Forget a peer that left the view: it can give nothing."""
         self._heads.pop(peer, None)
         self._unsure.discard(peer)
 
@@ -193,7 +193,7 @@ class Follower:
         self._shared.out.put(FetchState(self._fragment, target.number, peer))
 
     def _disappointed(self, peer: str, fault: bool, now: float) -> None:
-        """The holder failed us; if that is its own fault, the next one is asked without a pause."""
+        """Count the failure of a holder. If it is that one's own fault, the next is asked without a pause."""
         self._doubts.add(peer, fault, self._shared.timing.retry_s, now)
         attempts = self._attempts
         self._done(now, ok=False)
@@ -210,7 +210,7 @@ class Follower:
             self._need_state = False
 
     def fetch_failed(self, event: FetchFailed, now: float) -> None:
-        """A holder did not deliver: try another one, or another way."""
+        """Try another holder, or another way: this one did not deliver."""
         if self.state is FollowState.RESTING:
             return
         failure, words = event.failure, f"not delivered: {event.detail or event.failure}"
@@ -269,7 +269,7 @@ class Follower:
         return None
 
     def update_applied(self, event: UpdateApplied, now: float) -> None:
-        """Equal digest: it is ours now. Else copy the whole state, and let it be known."""
+        """Take the version if its digest is equal. Else copy the whole state, and let it be known."""
         version = self._next
         if self.state is not FollowState.UPDATING or version is None or version.header.number != event.number:
             self._shared.out.put(DropSpare(self._fragment))
@@ -289,7 +289,7 @@ class Follower:
         self._moved("apply", version, now)
 
     def state_fetched(self, event: StateFetched, now: float) -> None:
-        """A donor's whole fragment is in the spare copy."""
+        """Take a donor's whole fragment from the spare copy, if it is sound and heavier."""
         fault = self._why_no_state(event.version)
         if self.state is not FollowState.COPYING or fault is not None:
             self._shared.out.put(DropSpare(self._fragment))
@@ -315,7 +315,7 @@ class Follower:
         return None if header.head().weight > self._chain.head.weight else VersionFault.BEHIND
 
     def _plausible(self, header: VersionHeader) -> bool:
-        """No syncer may take other contributions in: their steps say how far momentum goes."""
+        """Tell whether its contributions can be: their steps say how far momentum goes."""
         return header.plausible(self._shared.config.tokens_per_step)
 
     def _moved(self, kind: str, version: SignedVersion, now: float) -> None:

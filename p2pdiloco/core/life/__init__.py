@@ -1,1 +1,1 @@
-"""A node's life in a run: joining, heartbeats, leaving."""
+"""Life of a node in a run: joining, heartbeats, leaving."""

@@ -22,11 +22,11 @@ from p2pdiloco.core.timing import Ema
 from p2pdiloco.core.uplinks.uplink import asked_bits_per_s
 
 REVIEW_EVERY_S = 2.0
-"""How often it is looked at which merged contributions everybody has."""
+"""Interval at which merged contributions that everybody has are looked for."""
 
 
 class Heartbeats:
-    """Sends `Progress` in time, takes in that of others, and notices who has fallen silent."""
+    """Sender and receiver of `Progress`, which also notices who has fallen silent."""
 
     def __init__(
         self, shared: Shared, fragments: tuple[Fragment, ...], joining: Joining, genesis: bool, now: float
@@ -41,7 +41,7 @@ class Heartbeats:
         self._step_time = Ema()
         self._learner = LearnerStatus(False, 0, 0, 0.0, 0.0, None)
         self.next_s = now
-        """When the next one is due."""
+        """Time at which the next one is due."""
         self._review_at_s = now
         joining.on_confirmed = self._tell_all
         shared.saving.on_change = self._saving_changed
@@ -49,7 +49,7 @@ class Heartbeats:
         shared.on_regroup = self._regrouped
 
     def poll(self, now: float, left: bool) -> None:
-        """Greet everybody whose turn it is; drop and record who fell silent."""
+        """Greet everybody whose turn it is; drop and record members that fell silent."""
         if now < self.next_s:
             return
         shared = self._shared
@@ -78,7 +78,8 @@ class Heartbeats:
                 shared.out.send(peer, brief if shared.view.alive(peer, now) else whole)
 
     def _neighbours(self, now: float) -> set[str] | None:
-        """Whom to exchange heartbeats with: None for everybody, while a fragment has only one group."""
+        """Find the peers to exchange heartbeats with: None for everybody, while a fragment has only one
+        group."""
         found: set[str] = set()
         for fragment in self._fragments:
             some = fragment.seats.neighbours(now)
@@ -88,7 +89,10 @@ class Heartbeats:
         return found
 
     def _first_contacts(self) -> set[str] | None:
-        """A newcomer that finds a large run with a history of groups asks a few members for the heads."""
+        """Choose a few members to ask for heads, if we are new in a large run; None: everybody.
+
+        A newcomer does not know yet which groups such a run has had.
+        """
         shared = self._shared
         room = 2 * shared.config.group_size
         if shared.confirmed or self._genesis or len(shared.roster) <= 2 * room:
@@ -102,7 +106,7 @@ class Heartbeats:
         return self._sample
 
     def _regrouped(self, now: float) -> None:
-        """A fragment has new groups: their members are greeted at once."""
+        """Greet the members of new groups of a fragment at once."""
         self._list(now)
         self._news.all_anew()
         self.next_s = min(self.next_s, now)
@@ -120,7 +124,7 @@ class Heartbeats:
                 shared.view.listed(peer, known, now)
 
     def progress(self) -> Progress:
-        """What we say about ourselves, with the heads of all fragments."""
+        """Make our heartbeat, with the heads of all fragments."""
         shared, learner = self._shared, self._learner
         return Progress(
             incarnation=shared.incarnation,
@@ -148,7 +152,7 @@ class Heartbeats:
         )
 
     def tell_neighbours(self, now: float) -> None:
-        """There is news of us that others wait for: not before the next heartbeat, at once."""
+        """Send our heartbeat at once: there is news of us that others wait for."""
         neighbours = self._neighbours(now)
         progress = self.progress()
         for peer in self._shared.view.members(now):
@@ -156,7 +160,7 @@ class Heartbeats:
                 self._shared.out.send(peer, progress)
 
     def _saving_changed(self, reason: str, now: float) -> None:
-        """Our disk takes votes again, or no more: elections wait for this."""
+        """Say that our disk takes votes again, or no more: elections wait for this."""
         self._shared.out.record("disk", None, reason)
         for fragment in self._fragments:
             fragment.touched = True
@@ -170,8 +174,11 @@ class Heartbeats:
             self._shared.out.send(peer, progress)
 
     def learner_status(self, event: LearnerStatus, now: float) -> None:
-        """Where our own learner is. That it has begun, and what its steps take, is told at once: by the one
-        the others' learners reckon where the schedule is, by the other their rounds how long to wait."""
+        """Take in where our own learner is. Two things are told to others at once.
+
+        With its beginning the others' learners reckon where the schedule is; with its step time their rounds
+        reckon how long to wait.
+        """
         shared, self._learner = self._shared, event
         news = event.running and not shared.learning
         shared.learning = event.running
@@ -183,7 +190,7 @@ class Heartbeats:
             self.tell_neighbours(now)
 
     def presence(self, event: PresenceSeen, now: float) -> None:
-        """The DHT lists these: greet them at once."""
+        """Greet the members that the DHT lists, at once."""
         self._joining.listed(event)
         self._shared.roster = event.members
         self._list(now)
@@ -191,7 +198,7 @@ class Heartbeats:
         self._joining.poll(now)
 
     def reach(self, event: ReachChanged, now: float) -> None:
-        """How others can reach us: tell them soon."""
+        """Take in how others can reach us, and tell them soon."""
         shared = self._shared
         if event.reach is not shared.reach:
             shared.reach = event.reach
@@ -201,13 +208,13 @@ class Heartbeats:
                 fragment.touched = True
 
     def uplink(self, event: UplinkMeasured, now: float) -> None:
-        """What our uplink carries: tell them if offices ask for more, or no longer do."""
+        """Take in what our uplink carries. Members are told if offices ask for more, or no longer do."""
         self._shared.uplink.bits_per_s = event.bits_per_s
         if self._look_at_uplink(now):
             self.next_s = min(self.next_s, now)
 
     def _look_at_uplink(self, now: float) -> bool:
-        """Whether what we say of it is something new: learners' pace changes too."""
+        """Tell whether what we say of our uplink is something new: learners' pace changes too."""
         shared = self._shared
         asked = asked_bits_per_s(shared.config, shared.median_step_s(now))
         if not shared.uplink.look(asked, now):
@@ -221,7 +228,7 @@ class Heartbeats:
         return True
 
     def awake(self, lag_s: float, now: float) -> None:
-        """We did not run for so long; our own lateness is nobody's silence."""
+        """Forgive the silence of others for the time in which we did not run."""
         shared = self._shared
         shared.view.forgive(lag_s)
         for fragment in self._fragments:
@@ -235,7 +242,7 @@ class Heartbeats:
         )
 
     def send_failed(self, peer: str, now: float) -> bool:
-        """A send failed. Whether that was the failure that made the peer count as gone."""
+        """Count a failed send. Tell whether it was the failure that made the peer count as gone."""
         if now < self._shared.health.listens_until_s:
             return False  # a call that ran out while we did not run
         if self._shared.view.failed(peer):
@@ -246,7 +253,7 @@ class Heartbeats:
         return False
 
     def heard(self, sender: str, message: Progress, now: float) -> None:
-        """A heartbeat arrived; fragments that may go ahead because of it are polled."""
+        """Take in a heartbeat, and poll the fragments that may go ahead because of it."""
         shared = self._shared
         before = shared.view.progress(sender)
         named = [index for index, _ in message.heads]
@@ -288,14 +295,14 @@ class Heartbeats:
             fragment.poll(now)
 
     def _beside(self, message: Progress) -> bool:
-        """Whether the sender holds an office beside one of ours: then it is to know of ours."""
+        """Tell whether the sender holds an office beside one of ours: then it is to know of ours."""
         return any(
             index < len(self._fragments) and self._fragments[index].seats.beside(group)
             for group, index, _ in message.offices
         )
 
     def _stranger(self, sender: str, message: Progress, now: float) -> bool:
-        """Whether the sender is a newcomer that we would not greet by ourselves."""
+        """Tell whether the sender is a newcomer that we would not greet by ourselves."""
         if message.confirmed:
             return False
         neighbours = self._neighbours(now)

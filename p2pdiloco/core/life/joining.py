@@ -1,10 +1,11 @@
-"""Becoming a full member: design 5.1, "a newcomer neither votes nor gives state to others until…".
+"""Joining: how a node becomes a confirmed member, which votes, stands, and gives state to others.
 
 Where a confirmed member is heard, a node is confirmed once every fragment of its own is at a version that
-such a member has, or at a heavier one. Where none is, the whole swarm may be returning: those with saved
-state compare their heads, take the heaviest of every fragment from each other, and go on when nothing
-heavier is left, and everybody who took part lately is here or has been waited for. A node with nothing
-saved waits for them; only with `--genesis` it starts a run, where nobody returns with one.
+such a member has, or at a heavier one. Where none is heard, the whole swarm may be returning
+(ARCHITECTURE.md, "Membership"). Then nodes with saved state compare their heads, and take the heaviest of
+every fragment from each other. They go on when nothing heavier is left, and everybody who took part lately is
+here or has been waited for. A node with nothing saved waits for them; only with `--genesis` it starts a run,
+where nobody returns with one.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from p2pdiloco.core.fragment import Fragment
 from p2pdiloco.core.shared import Shared
 
 LATELY_VERSIONS = 16
-"""Who contributed to one of the last so many versions is waited for after the death of all."""
+"""Newest versions whose contributors are waited for after the death of all."""
 
 
 class Joining:
-    """Decides when this node is *confirmed*: votes, stands, and gives state to others."""
+    """Decision when this node is *confirmed*: votes, stands, and gives state to others."""
 
     def __init__(
         self, shared: Shared, fragments: tuple[Fragment, ...], genesis: bool, restored: Restored, now: float
@@ -31,7 +32,7 @@ class Joining:
         self._fragments = fragments
         self._genesis = genesis
         self.saved = restored.saved
-        """We came with saved state."""
+        """True: we came with saved state."""
         self._before = {
             mark.learner
             for found in restored.fragments
@@ -43,17 +44,17 @@ class Joining:
         self._others_listed = False
         self._unreached = 0
         self.serves_saved = False
-        """Others that return with saved state may take ours, though nobody is confirmed."""
+        """True: others that return with saved state may take ours, though nobody is confirmed."""
         self.on_confirmed: Callable[[float], None] = lambda now: None
 
     def listed(self, event: PresenceSeen) -> None:
-        """What the DHT says about who is here."""
+        """Take in what the DHT says about who is here."""
         self._presence_seen = True
         self._unreached = event.unreached
         self._others_listed = any(peer != self._shared.me for peer, _ in event.members.members)
 
     def returning(self, now: float) -> bool:
-        """Whether we and others may be all that is left of the run: what they saved counts."""
+        """Tell whether we and others may be all that is left of the run: what they saved counts."""
         shared = self._shared
         return self.saved and not shared.confirmed and not shared.view.confirmed(now)
 
@@ -86,27 +87,30 @@ class Joining:
         self.on_confirmed(now)
 
     def _returned(self, now: float) -> list[str]:
-        """Who is here with saved state, not confirmed either."""
+        """List the members that are here with saved state, not confirmed either."""
         view = self._shared.view
         return [peer for peer in view.members(now) if (p := view.progress(peer)) is not None and p.saved]
 
     def _absent(self, now: float) -> set[str]:
-        """Who took part lately and is not here."""
+        """Find the peers that took part lately and are not here."""
         return self._before.difference(self._shared.view.members(now))
 
     def _return_patience_s(self, now: float) -> float:
         return self._shared.timing.resume_alone_s if self._absent(now) else self._genesis_patience_s(now)
 
     def _genesis_patience_s(self, now: float) -> float:
-        """How long a node listens before it starts a run: others may be newcomers like itself, and say so
-        soon; or members that hold the run's history and cannot be reached just now."""
+        """Compute how long a node listens before it starts a run.
+
+        Others may be newcomers like itself, and say so soon. Or they hold the run's history and cannot be
+        reached just now.
+        """
         timing = self._shared.timing
         if self._unreached or self._shared.view.unheard(now):
             return timing.resume_alone_s
         return timing.genesis_wait_s if self._others_listed else 0.0
 
     def waits_for(self, now: float) -> str:
-        """For people: why we are not a full member yet; empty if we are."""
+        """Say for people why we are not a full member yet; empty if we are."""
         view = self._shared.view
         if self._shared.confirmed:
             return ""

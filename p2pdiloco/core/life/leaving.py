@@ -8,26 +8,26 @@ from p2pdiloco.core.fragment import Fragment
 from p2pdiloco.core.shared import Shared
 
 GATHER_SHARE = 0.5
-"""Of the time that leaving may take: so long a round of ours waits for answers. A merge, and perhaps another
-round, follow."""
+"""Share of the time that leaving may take, during which a round of ours waits for answers. A merge, and
+perhaps another round, follow."""
 
 
 class Departure:
-    """From the operator's wish to `Left`, in bounded time."""
+    """Way from the operator's wish to `Left`, in bounded time."""
 
     def __init__(self, shared: Shared, fragments: tuple[Fragment, ...]) -> None:
         self._shared = shared
         self._fragments = fragments
         self._leave_by_s: float | None = None
         self.done = False
-        """Leaving is complete."""
+        """True: leaving is complete."""
 
     def deadline(self) -> float | None:
-        """When our patience ends."""
+        """Time at which our patience ends; None: we are not leaving, or have left."""
         return None if self.done else self._leave_by_s
 
     def begin(self, now: float) -> bool:
-        """The operator wants us to leave. False: that is known already."""
+        """Begin to leave, as the operator wants. False: we leave already."""
         if self._leave_by_s is not None:
             return False
         self._shared.leaving = True
@@ -40,7 +40,8 @@ class Departure:
         return True
 
     def _handed_over(self, now: float) -> bool:
-        """Whether somebody else holds the newest versions that we made: they would go away with us."""
+        """Tell whether another member holds the newest versions that we made: else they would go away with
+        us."""
         shared, view = self._shared, self._shared.view
         others = [peer for peer in view.live(now) if (p := view.progress(peer)) and p.confirmed]
         made = [f for f in self._fragments if f.chain.signed.header.syncer == shared.me]

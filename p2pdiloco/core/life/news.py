@@ -1,6 +1,6 @@
-"""Which heads a heartbeat carries: those that changed lately, and a few of the others in turn.
+"""Choice of the heads that a heartbeat carries: those that changed lately, and a few others in turn.
 
-A head is some sixty bytes, and a run has up to hundreds of fragments: all heads twice a second to every
+A head is some sixty bytes, and a run has up to hundreds of fragments. All heads twice a second to every
 member would cost a small swarm more than its elections do, and a slow link its rounds. Heartbeats get lost,
 so what changed is said several times, and what did not change is said again every few seconds.
 """
@@ -16,14 +16,17 @@ from p2pdiloco.core.api.types import Head
 from p2pdiloco.core.chain.chain import Chain
 
 SAID_BEATS = 4
-"""How often a change is said: as many heartbeats in a row are rarely lost on a link that carries any."""
+"""Heartbeats that say a change: so many in a row are rarely lost on a link that carries any."""
 ROUND_BEATS = 17
-"""In so many heartbeats every head is said at least once. A prime: where every second or fourth beat finds
-nobody whose turn it is, as looks at the DHT make it, a head would else be said in just those, and never."""
+"""Heartbeats within which every head is said at least once.
+
+A prime: where every second or fourth beat finds nobody whose turn it is, as looks at the DHT make it, a head
+would else be said in just those, and never.
+"""
 
 
 class News:
-    """What the members have been told of our heads."""
+    """Memory of what the members have been told of our heads."""
 
     def __init__(self, chains: Sequence[Chain]) -> None:
         self._chains = chains
@@ -32,11 +35,11 @@ class News:
         self._beat = 0
 
     def all_anew(self) -> None:
-        """There are others to tell: every head counts as changed."""
+        """Count every head as changed: there are others to tell."""
         self._said = [None] * len(self._chains)
 
     def beat(self) -> tuple[tuple[int, Head], ...]:
-        """The heads that this heartbeat carries, with their fragments; to be called once for each."""
+        """Choose the heads that this heartbeat carries, with their fragments; to be called once for each."""
         self._beat += 1
         carried = []
         for index, chain in enumerate(self._chains):
@@ -49,7 +52,7 @@ class News:
 
 
 def in_one(older: Progress, newer: Progress) -> Progress:
-    """The newer heartbeat with what only the older one, which was not sent, says of heads."""
+    """Merge two heartbeats: the newer one, with heads that only the older, unsent one carries."""
     if older.incarnation != newer.incarnation:
         return newer
     return replace(newer, heads=tuple(sorted((dict(older.heads) | dict(newer.heads)).items())))

@@ -1,1 +1,1 @@
-"""Who is here, and whether to count on them."""
+"""Membership: which peers are here, and whether to count on them."""

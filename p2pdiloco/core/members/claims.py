@@ -1,4 +1,4 @@
-"""Which offices peers say that they hold: how the syncers of neighbouring groups know each other."""
+"""Claims of peers to offices: how the syncers of neighbouring groups know each other."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ NOTHING: dict[str, dict[str, int]] = {}
 
 
 class Claims:
-    """From heartbeats, by group. A peer's new heartbeat replaces all that it claimed before."""
+    """Claims from heartbeats, by group. A peer's new heartbeat replaces all that it claimed before."""
 
     def __init__(self, fragments: int) -> None:
         self._fragments = fragments
         self._of: dict[int, dict[str, dict[str, int]]] = {}
-        """Fragment -> group -> peer -> term."""
+        """Map fragment -> group -> peer -> term."""
         self._by: dict[str, tuple[Office, ...]] = {}
         self._heard_s: dict[str, float] = {}
-        """When whoever claims anything was last heard to do so."""
+        """Time at which each claimant was last heard to claim."""
         self.version = 0
-        """Grows with every change."""
+        """Counter that grows with every change."""
 
     def heard(self, peer: str, offices: tuple[Office, ...], now: float) -> bool:
-        """What that peer claims now. Whether that is news."""
+        """Take in what that peer claims now. Tell whether that is news."""
         if offices:
             self._heard_s[peer] = now
         else:
@@ -51,10 +51,10 @@ class Claims:
         return True
 
     def expire(self, before_s: float) -> None:
-        """Claims that were not repeated since then are void: a peer may have other neighbours by now."""
+        """Void the claims that were not repeated since then: a peer may have other neighbours by now."""
         for peer in [p for p, heard_s in self._heard_s.items() if heard_s < before_s]:
             self.heard(peer, (), before_s)
 
     def of(self, fragment: int, group: str) -> dict[str, int]:
-        """Who claims that office: peer -> term."""
+        """Find the claimants of that office: peer -> term."""
         return self._of.get(fragment, NOTHING).get(group, NOBODY)

@@ -1,9 +1,11 @@
-"""Who is here: the members that this node knows, what they said last, and whether to count on them.
+"""View of the members: which peers this node knows, what they said last, and whether to count on them.
 
 Three degrees, from strict to lax:
-  alive   heard from lately and reachable: expected to contribute, worth asking, able to hold an office
-  member  heard from within `member_ttl_s`: counts in every majority, also when silent just now
-  known   listed by the DHT or heard of: gets our progress, so that it can learn of us
+
+- alive: heard from lately and reachable; expected to contribute, worth asking, able to hold an office
+- member: heard from within `member_ttl_s`; counts in every majority, also when silent just now
+- known: listed by the DHT or heard of; gets our progress, so that it can learn of us
+
 A member that says good-bye leaves all three at once.
 """
 
@@ -20,13 +22,13 @@ from p2pdiloco.core.members.vanished import Vanished
 
 MAX_KNOWN = 4096
 MAX_WITNESSES = 256
-"""In a run of more members it is not asked what members of other groups have."""
+"""Peers that are waited for at most. In a larger run it is not asked what members of other groups have."""
 MAX_STEP_S = 3600.0
-"""An inner step that is said to be longer (or infinite) counts in no average."""
+"""Longest inner step that counts in an average, in seconds. Peers may say anything, infinity included."""
 
 
 class Member:
-    """What is known of one peer."""
+    """Knowledge of one peer."""
 
     __slots__ = (
         "failures",
@@ -44,7 +46,7 @@ class Member:
         self.left_incarnation = 0
         self.progress: Progress | None = None
         self.heads: dict[int, Head] = {}
-        """The newest that it said of every fragment, in this incarnation."""
+        """Newest head that it named of every fragment, in this incarnation."""
         self.heard_s = -1e18
         self.listed_s = -1e18
         self.tried_s = -1e18
@@ -52,7 +54,7 @@ class Member:
 
 
 class _Lists:
-    """Who was what from `from_s` until (excluding) `until_s`, unless something happens in between."""
+    """Lists of members by kind, valid from `from_s` until (excluding) `until_s`, unless something happens."""
 
     __slots__ = ("confirmed", "from_s", "learners", "live", "members", "until_s", "voters")
 
@@ -67,12 +69,12 @@ class _Lists:
 
 
 def _kind(said: Progress) -> tuple[bool, bool, bool]:
-    """What of a heartbeat decides in which lists its sender is."""
+    """Pick what decides in which lists a heartbeat's sender is."""
     return said.learning, said.confirmed, said.votes
 
 
 class View:
-    """The members of the group, without oneself."""
+    """Members of the run that this node knows, without itself."""
 
     def __init__(self, me: str, timing: Timing) -> None:
         self._me = me
@@ -81,10 +83,10 @@ class View:
         self._counted_on: set[str] = set()
         self._vanished = Vanished(MAX_KNOWN)
         self._lists: _Lists | None = None
-        """Who is a member, live, and so on: asked for at every event, changed by few."""
+        """Lists of members, live ones, and so on: asked for at every event, changed by few."""
 
     def listed(self, peer: str, incarnation: int, now: float) -> None:
-        """The DHT has an unexpired presence record of this peer."""
+        """Take in that the DHT has an unexpired presence record of this peer."""
         if peer == self._me or (peer not in self._members and len(self._members) >= MAX_KNOWN):
             return
         member = self._members.get(peer)
@@ -96,7 +98,7 @@ class View:
             member.incarnation = max(member.incarnation, incarnation)
 
     def heard(self, peer: str, progress: Progress, now: float) -> bool:
-        """A heartbeat arrived. False: it is from before the peer's restart or good-bye, and was ignored."""
+        """Take in a heartbeat. False: it is from before the peer's restart or good-bye, and was ignored."""
         member = self._members.get(peer)
         if member is None:
             if len(self._members) >= MAX_KNOWN:
@@ -129,20 +131,21 @@ class View:
         return now - member.heard_s < self._timing.suspect_s
 
     def forgive(self, lag_s: float) -> None:
-        """We did not run for so long: that was nobody's silence."""
+        """Count nobody's silence for the time in which we did not run."""
         self._lists = None
         for member in self._members.values():
             member.heard_s += lag_s
             member.listed_s += lag_s
 
     def touched(self, peer: str, now: float) -> None:
-        """Something else than a heartbeat arrived from a peer that we already count as a member."""
+        """Take in that something else than a heartbeat arrived from a peer that already counts as a
+        member."""
         member = self._members.get(peer)
         if member and member.progress and member.incarnation > member.left_incarnation:
             self._heard(member, now)
 
     def failed(self, peer: str) -> bool:
-        """A send failed. True when that was the failure that made the peer count as gone."""
+        """Count a failed send. Tell whether that was the failure that made the peer count as gone."""
         member = self._members.get(peer)
         if member is None:
             return False
@@ -153,7 +156,7 @@ class View:
         return True
 
     def try_soon(self, peer: str) -> bool:
-        """After a failure: let the next heartbeat to a peer that we still count on not wait its turn."""
+        """Let the next heartbeat to a peer that we still count on not wait its turn, after a failure."""
         member = self._members.get(peer)
         if member is None or member.progress is None or member.failures != 1:
             return False
@@ -161,7 +164,7 @@ class View:
         return True
 
     def left(self, peer: str, incarnation: int, now: float) -> None:
-        """The peer said good-bye. What it made last may be unknown to us: it may come back with it."""
+        """Take in a peer's good-bye. What it made last may be unknown to us: it may come back with it."""
         member = self._members.get(peer)
         if member and incarnation >= member.incarnation:
             if member.progress is not None:
@@ -172,39 +175,41 @@ class View:
             self._lists = None
 
     def progress(self, peer: str) -> Progress | None:
-        """The last heartbeat of that peer."""
+        """Find the last heartbeat of that peer."""
         member = self._members.get(peer)
         return member.progress if member else None
 
     def heads(self, peer: str) -> list[tuple[int, Head]]:
-        """Per fragment the newest head that the peer has said it holds; what it never spoke of is missing."""
+        """List per fragment the newest head that the peer named; fragments of which it never spoke are
+        missing."""
         member = self._members.get(peer)
         return list(member.heads.items()) if member else []
 
     def head(self, peer: str, fragment: int) -> Head | None:
-        """The newest head of that fragment that the peer has said it holds."""
+        """Find the newest head of that fragment that the peer named."""
         member = self._members.get(peer)
         return member.heads.get(fragment) if member else None
 
     def dialable(self, peer: str) -> bool:
-        """Whether others can reach that peer, by its last heartbeat; of one never heard it is believed."""
+        """Tell whether others can reach that peer, by its last heartbeat; of one never heard it is
+        believed."""
         member = self._members.get(peer)
         progress = member.progress if member else None
         return progress is None or progress.reach is Reach.DIRECT
 
     def thin(self, peer: str) -> bool:
-        """Whether that peer's uplink carries less than offices ask, by its last heartbeat."""
+        """Tell whether that peer's uplink carries less than offices ask, by its last heartbeat."""
         member = self._members.get(peer)
         progress = member.progress if member else None
         return progress is not None and progress.thin
 
     def has_left(self, peer: str) -> bool:
-        """Whether the peer said good-bye and has not come back."""
+        """Tell whether the peer said good-bye and has not come back."""
         member = self._members.get(peer)
         return member is not None and 0 < member.incarnation <= member.left_incarnation
 
     def alive(self, peer: str, now: float) -> bool:
-        """Heard from lately and reachable."""
+        """Tell whether the peer was heard from lately and is reachable."""
         member = self._members.get(peer)
         return member is not None and self._alive(member, now)
 
@@ -213,7 +218,7 @@ class View:
         return member.progress is not None and reachable and self._fresh(member, now)
 
     def may_come(self, peer: str, now: float) -> bool:
-        """A peer that does not count now, but will once it is heard: our knowledge of it is old, or none."""
+        """Tell whether a peer that does not count now will once it is heard: we know nothing new of it."""
         member = self._members.get(peer)
         if member is None:
             return True
@@ -227,12 +232,12 @@ class View:
         return not self._fresh(member, now)
 
     def silence_s(self, peer: str, now: float) -> float:
-        """Seconds since anything was heard from the peer (very large: never)."""
+        """Compute the seconds since anything was heard from the peer (very large: never)."""
         member = self._members.get(peer)
         return now - member.heard_s if member else 1e18
 
     def newly_silent(self, now: float, neighbours: set[str] | None = None) -> list[str]:
-        """Members (of these) that were counted on at the last call and are not any more, sorted."""
+        """List the members (of these) that were counted on at the last call and are not now, sorted."""
         live = set(self.live(now))
         if neighbours is not None:  # nobody else is expected to be heard
             live &= neighbours
@@ -242,7 +247,7 @@ class View:
         return gone
 
     def _now(self, now: float) -> _Lists:
-        """The lists as of now: those of last time while nobody can have fallen silent since."""
+        """Make the lists as of now, or return those of last time while nobody can have fallen silent."""
         lists = self._lists
         if lists is not None and lists.from_s <= now < lists.until_s:
             return lists
@@ -266,27 +271,28 @@ class View:
         return lists
 
     def members(self, now: float) -> list[str]:
-        """Peers heard of lately, sorted. The caller does not change it (nor the following ones)."""
+        """List the peers heard of lately, sorted. The caller does not change it (nor the following ones)."""
         return self._now(now).members
 
     def live(self, now: float) -> list[str]:
-        """Peers to count on, sorted."""
+        """List the peers to count on, sorted."""
         return self._now(now).live
 
     def confirmed(self, now: float) -> list[str]:
-        """Members whose versions are confirmed, sorted."""
+        """List the members whose versions are confirmed, sorted."""
         return self._now(now).confirmed
 
     def voters(self, now: float) -> list[str]:
-        """Those of them that can save a vote, sorted."""
+        """List the confirmed members that can save a vote, sorted."""
         return self._now(now).voters
 
     def live_learners(self, now: float) -> list[str]:
-        """Live confirmed peers with a running learner, sorted."""
+        """List the live confirmed peers with a running learner, sorted."""
         return self._now(now).learners
 
     def to_greet(self, now: float, neighbours: set[str] | None = None) -> list[str]:
-        """Peers (of these) that are due our heartbeat: members always, silent listed ones now and then."""
+        """List the peers (of these) that are due our heartbeat: members always, silent listed ones
+        sometimes."""
         timing = self._timing
         greet = []
         for peer, member in sorted(self._members.items()):
@@ -303,12 +309,12 @@ class View:
         return greet
 
     def unheard(self, now: float) -> bool:
-        """Whether the DHT lists somebody of whom we have heard nothing yet."""
+        """Tell whether the DHT lists a peer of which we have heard nothing yet."""
         ttl = self._timing.member_ttl_s
         return any(m.progress is None and now - m.listed_s < ttl for m in self._members.values())
 
     def remember(self, peers: Iterable[str], now: float) -> None:
-        """These have taken part in our chain: they may be somewhere, though we have not heard of them."""
+        """Remember that these took part in our chain: they may be somewhere, though not heard of."""
         for peer in peers:
             if self._vanished.full:
                 return
@@ -317,8 +323,9 @@ class View:
                 self._vanished.add(peer, now)
 
     def may_fork(self, now: float, roster: Roster, neighbours: set[str] | None) -> list[str]:
-        """Peers that may hold, or come back with, another chain than ours: also those that left. In a run
-        of many members, those listed elsewhere than beside us do not report to us, and are not waited for."""
+        """List the peers that may hold, or come back with, another chain than ours: also those that left. In
+        a run of many members, those listed elsewhere than beside us do not report to us, and are not waited
+        for."""
         horizon = now - self._timing.fork_horizon_s
         self._vanished.expire(horizon)
         here = [p for p, m in self._members.items() if m.progress is not None and m.heard_s >= horizon]
@@ -328,7 +335,7 @@ class View:
         return beside + self._vanished.counting(roster, neighbours)
 
     def forget_stale(self, now: float) -> list[str]:
-        """Drop peers that nobody lists and that have been silent for long; bounds the table. Who they are."""
+        """Drop and list the peers that nobody lists and that have been silent for long. Bounds the table."""
         horizon = self._timing.member_ttl_s * 6
         stale = [p for p, m in self._members.items() if now - max(m.heard_s, m.listed_s) > horizon]
         for peer in stale:
@@ -339,7 +346,7 @@ class View:
         return stale
 
     def step_times_s(self, own_step_s: float, now: float) -> list[float]:
-        """The inner step times of the live learners that say theirs (own included when positive), sorted."""
+        """List the inner step times of the live learners that say theirs (own if positive), sorted."""
         times = [own_step_s] if own_step_s > 0 else []
         times += [p.step_time_s for peer in self.live_learners(now) if (p := self.progress(peer)) is not None]
         return sorted(t for t in times if 0 < t <= MAX_STEP_S)

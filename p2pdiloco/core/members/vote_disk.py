@@ -1,8 +1,8 @@
-"""Whether this node's disk takes its votes.
+"""Ability of this node's disk to save votes: a vote that is not durable is not given.
 
-A vote that is not durable is not given (design 5.3). A member whose disk is full would so stand in the way of
-every majority that needs it, two members' always. So it says that it has no vote until its disk takes one,
-and counts in no majority meanwhile, its own view's included. It trains, contributes and follows as before.
+A member whose disk is full would so stand in the way of every majority that needs it, two members' always. So
+it says that it has no vote until its disk takes one, and counts in no majority meanwhile, its own view's
+included (ARCHITECTURE.md, "Election"). It trains, contributes and follows as before.
 """
 
 from __future__ import annotations
@@ -10,29 +10,31 @@ from __future__ import annotations
 from collections.abc import Callable
 
 TRY_EVERY_S = 3.0
-"""How often a disk that refused a vote is tried with it again."""
+"""Interval at which a disk that refused a vote is tried with it again."""
 HEARD_S = 1.0
-"""Who has a vote again stands only then: it and another that has its own again would each be one of one."""
+"""Pause before a member that has a vote again stands: another that has its own again in the same moment is
+heard of first."""
 
 
 class Saving:
-    """Set by the votes that are saved, or not; tries by itself whether there is room again."""
+    """State of the disk for votes. It tries by itself whether there is room again."""
 
     def __init__(self) -> None:
         self.works = True
-        """Votes can be saved, for all that is known."""
+        """True: votes can be saved, for all that is known."""
         self.on_change: Callable[[str, float], None] = lambda reason, now: None
         self._again: Callable[[], None] = lambda: None
         self._try_s = 0.0
 
     def saved(self, now: float) -> None:
-        """The disk took a vote."""
+        """Take in that the disk took a vote."""
         if not self.works:
             self.works = True
             self.on_change("votes can be saved again", now)
 
     def failed(self, again: Callable[[], None], why: str, now: float) -> None:
-        """It did not. `again`: saves that vote once more; it binds us, whoever heard of it."""
+        """Take in that the disk did not. `again` saves that vote once more: it binds us, whoever heard of
+        it."""
         self._again, self._try_s = again, now + TRY_EVERY_S
         if self.works:
             self.works = False
