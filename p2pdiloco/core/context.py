@@ -1,4 +1,4 @@
-"""What the parts of one fragment on one node have in common."""
+"""Context of one fragment: what its parts on one node share."""
 
 from __future__ import annotations
 
@@ -19,46 +19,46 @@ MAX_BALLOTS = 32
 
 
 class Tenure(Protocol):
-    """What the parts of a fragment ask of a group's office (`core.election.office`)."""
+    """Questions that the parts of a fragment ask of a group's office (`core.election.office`)."""
 
     certificate: Certificate | None
 
     @property
     def syncer(self) -> str | None:
-        """Who is in office, counted on or not."""
+        """Peer in office, counted on or not."""
 
     @property
     def holding(self) -> bool:
-        """Whether this node is the syncer."""
+        """True: this node is the syncer."""
 
     def takes(self, now: float) -> bool:
-        """Whether to send to the syncer."""
+        """Tell whether to send to the syncer."""
 
     def suspect(self, why: Suspicion, **details: float) -> None:
         """Stop counting on the syncer."""
 
 
 class OwnSeat(Protocol):
-    """What the parts of a fragment ask of a seat of theirs (`core.groups.seat`)."""
+    """Questions that the parts of a fragment ask of a seat of theirs (`core.groups.seat`)."""
 
     name: str
-    """Of the group."""
+    """Name of the group."""
     electorate: Electorate
 
     @property
     def office(self) -> Tenure:
-        """The group's office, as this node sees it."""
+        """Office of the group, as this node sees it."""
 
 
 class Spare:
-    """Whether the fragment's one spare copy is in use: by a merge, an outer step or a fetched state."""
+    """Mark whether the fragment's one spare copy is in use: by a merge, an outer step or a fetched state."""
 
     def __init__(self) -> None:
         self.busy = False
 
 
 class Ballots:
-    """Our newest vote in every group: it binds also when a seat was given up and is taken again."""
+    """Newest votes of ours in every group. They bind also when a seat was given up and is taken again."""
 
     def __init__(self, votes: Iterable[VoteRecord]) -> None:
         self._given: dict[str, tuple[VoteRecord, bool]] = {}
@@ -71,7 +71,7 @@ class Ballots:
             self.give(vote, durable=True)
 
     def give(self, vote: VoteRecord, durable: bool) -> None:
-        """We voted; `durable` once it is on the disk."""
+        """Remember our vote; `durable` once it is on the disk."""
         self._given.pop(vote.group, None)
         self._given[vote.group] = (vote, durable)
         while len(self._given) > MAX_BALLOTS:
@@ -83,17 +83,17 @@ class Ballots:
         self._forgotten = (max(epoch, _epoch(group)), max(highest, term))
 
     def last(self, group: str) -> tuple[VoteRecord | None, bool]:
-        """(our newest vote in that group, whether it is durable)."""
+        """Find (our newest vote in that group, whether it is durable)."""
         return self._given.get(group, (None, False))
 
     def floor(self, group: str) -> int:
-        """The highest term in which we may have voted there without remembering for whom."""
+        """Find the highest term in which we may have voted there without remembering for whom."""
         epoch, term = self._forgotten
         return term if group not in self._given and _epoch(group) <= epoch else 0
 
 
 class FragmentContext:
-    """One fragment: its chain, its spare copy, our votes, and the seats that we have at present.
+    """Chain, spare copy, votes and present seats of one fragment.
 
     Args:
         seats: our leaf group's first, then one more per level while we hold the office below it; taken and
@@ -115,23 +115,23 @@ class FragmentContext:
         self.ballots = Ballots(votes)
         self.seats = seats
         self.moved_s = -math.inf
-        """When the newest version was made, or became ours."""
+        """Time at which the newest version was made, or became ours."""
         self.needs_syncer = False
-        """We leave, and something of ours is not merged yet."""
+        """True: we leave, and something of ours is not merged yet."""
         self._attempts = 0
 
     @property
     def leaf(self) -> OwnSeat:
-        """Our seat in the group in which our learner takes part."""
+        """Seat in the group in which our learner takes part."""
         return self.seats[0]
 
     @property
     def grouped(self) -> bool:
-        """Whether the next version is made by more than one group."""
+        """True: the next version is made by more than one group."""
         return self.chain.header.groups > 1
 
     def next_attempt(self) -> int:
-        """Numbers partial merges, whatever the seat."""
+        """Number the next partial merge, whatever the seat."""
         self._attempts += 1
         return self._attempts
 

@@ -1,4 +1,4 @@
-"""One fragment on one node: wires chain, office, contributor, round and follower together."""
+"""One fragment on one node: wires chain, seats, own contributions and follower together."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from p2pdiloco.core.timing import earliest
 
 
 class Fragment:
-    """Routes what happens to the part that it concerns, and lets the parts look again afterwards."""
+    """Router of what happens to the part that it concerns; lets the parts look again afterwards."""
 
     def __init__(
         self, shared: Shared, index: int, restored: RestoredFragment, votes: list[VoteRecord], now: float
@@ -49,28 +49,28 @@ class Fragment:
         self.own.behind = self.follower.behind
         self.follower.on_moved = self._moved
         self.on_moved: Callable[[float], None] = lambda now: None
-        """We hold another peer's version (set by the node)."""
+        """Callback once we hold another peer's version (set by the node)."""
         self._asked_by: Closing | None = None
         self._asker = ""
         self._called_early: tuple[str, Closing] | None = None
         self.requested = False
-        """The learner was asked for this fragment and has not answered yet."""
+        """True: the learner was asked for this fragment and has not answered yet."""
         self._flushes = False
-        """Leaving: the learner is to be asked for the last time."""
+        """True: we leave, and the learner is to be asked for the last time."""
         self._settled = False
         self._remembered = (-1, 0)
         self.touched = True
-        """Something happened here since `deadline` was last worked out."""
+        """True: something happened here since `deadline` was last worked out."""
         self._due_s: float | None = None
 
     @property
     def office(self) -> Office:
-        """Of the group in which our learner takes part."""
+        """Office of the group in which our learner takes part."""
         return self.seats.leaf.office
 
     @property
     def round(self) -> Round:
-        """Of that group."""
+        """Round of the group in which our learner takes part."""
         return self.seats.leaf.round
 
     def poll(self, now: float) -> None:
@@ -94,7 +94,7 @@ class Fragment:
             self.poll(now)
 
     def _offer_own(self, pending: Pending, now: float) -> None:
-        """We are the syncer: our own contribution needs no stream."""
+        """Offer our own contribution to ourselves: a syncer's needs no stream."""
         me = self._shared.me
         signed = self.own.offer(pending, me, now)
         verdict = self.round.admit_own(signed, pending.ready.ticket, now)
@@ -115,15 +115,15 @@ class Fragment:
         self.on_moved(now)
 
     def deadline(self) -> float | None:
-        """When to look again without being told of anything. Kept until something happens here: most events
-        concern one fragment of many."""
+        """Find when to look again without being told of anything. Kept until something happens here: most
+        events concern one fragment of many."""
         if self.touched:
             self.touched = False
             self._due_s = earliest((self.seats.deadline(), self.own.deadline(), self.follower.deadline()))
         return self._due_s
 
     def words(self, now: float) -> str:
-        """One short phrase for people: what this fragment is doing or waiting for."""
+        """Say for people, in one short phrase, what this fragment is doing or waiting for."""
         for seat in reversed(self.seats.taken):
             if seat.round.state is not RoundState.IDLE:
                 return seat.round.words(now)
@@ -132,7 +132,8 @@ class Fragment:
     # --- closing calls -------------------------------------------------------------------------------
 
     def on_closing(self, sender: str, call: Closing, now: float) -> None:
-        """The syncer closes a round: send what we have, or pass at once so that nobody waits for us."""
+        """Answer the syncer, which closes a round: send what we have, or pass at once so that nobody waits
+        for us."""
         shared = self._shared
         if self.seats.on_closing(sender, call, now):
             return
@@ -157,7 +158,7 @@ class Fragment:
             self._shared.out.put(RequestFragment(self.index))
 
     def nothing_to_contribute(self, now: float) -> None:
-        """The learner has made no step since its last contribution."""
+        """Pass: the learner has made no step since its last contribution."""
         self.requested = False
         if self._asked_by is not None:
             self._shared.out.send(self._asker, _pass(self._asked_by))
@@ -165,7 +166,7 @@ class Fragment:
         self.round.own_pass(now)
 
     def contribution_ready(self, event: ContributionReady, now: float) -> None:
-        """The learner copied the fragment out."""
+        """Take in the fragment that the learner copied out."""
         self.requested = False
         self._asked_by = None
         if self._settled and not self.office.holding:
@@ -175,20 +176,20 @@ class Fragment:
         self.own.ready(event, now)
 
     def learner_lost(self, now: float) -> None:
-        """The learner crashed: what it had not copied out is gone."""
+        """Take in that the learner crashed: what it had not copied out is gone."""
         self.own.learner_lost()
         self._flushes = False
         if self.requested:
             self.nothing_to_contribute(now)
 
     def learner_applied(self, event: LearnerApplied) -> None:
-        """The learner's parameters are measured against this version now."""
+        """Take in against which version the learner's parameters are measured now."""
         digest = self.chain.digest_of(event.number)
         if digest is not None:
             self.own.learner_applied(event.number, digest)
 
     def answered(self, event: OfferAnswered, now: float) -> None:
-        """A syncer's word on our contribution, or on a partial of ours."""
+        """Take in a syncer's word on our contribution, or on a partial of ours."""
         header = event.offer.signed.header
         if event.head is not None:
             self.heard(event.offer.peer, event.head, True, now)
@@ -198,7 +199,7 @@ class Fragment:
             delegate.answered(event, now)
 
     def undelivered(self, offer: Offer, now: float) -> None:
-        """It did not arrive."""
+        """Take in that an offer of ours did not arrive."""
         header = offer.signed.header
         if isinstance(header, ContributionHeader):
             self.own.undelivered(offer, now)
@@ -206,13 +207,13 @@ class Fragment:
             delegate.undelivered(offer, now)
 
     def round_for(self, header: ContributionHeader | PartialHeader) -> Round | None:
-        """Which of our rounds an offer is for; None: of no group in which we have a seat now."""
+        """Find which of our rounds an offer is for; None: of no group in which we have a seat now."""
         if isinstance(header, PartialHeader):
             return self.seats.round_for(header.group)
         return self.round if header.group == self.seats.leaf.name else None
 
     def heard(self, peer: str, head: Head, confirmed: bool, now: float, saved: bool = False) -> None:
-        """A member says which head it holds."""
+        """Take in which head a member holds."""
         self.common.heard(peer, head, now)
         if self.follower.heard(peer, head, confirmed, saved):
             self.touched = True
@@ -231,12 +232,15 @@ class Fragment:
             self.own.review(self.common.review(peers, now))
 
     def flush(self) -> None:
-        """Leaving: ask the learner, once, for what it has when nothing of it is under way any more."""
+        """Ask a leaving node's learner, once, for what it has when nothing of it is under way any more."""
         self._flushes = self._shared.learning
 
     def settle(self, now: float) -> bool:
-        """Leaving: whether our part here is over, once and for all. A learner that goes on training must
-        not keep us with ever new contributions, nor the members' next round with ever new duties."""
+        """Tell whether a leaving node's part here is over, once and for all.
+
+        A learner that goes on training must not keep us with ever new contributions, nor the members' next
+        round with ever new duties.
+        """
         if self._settled and not self.office.holding:  # a candidacy of ours may be won late
             return True
         at_work = any(seat.at_work for seat in self.seats.taken)
@@ -247,13 +251,13 @@ class Fragment:
         return True
 
     def _all_merged(self) -> bool:
-        """Whether our learner had its last say and nothing of it is under way."""
+        """Tell whether our learner had its last say and nothing of it is under way."""
         return not self._flushes and not self.requested and self.own.idle
 
     # --- versions ------------------------------------------------------------------------------------
 
     def on_announce(self, sender: str, message: Announce, confirmed: bool, now: float) -> None:
-        """A new version exists."""
+        """Take in that a new version exists."""
         if not self.context.grouped:
             if message.syncer == sender == self.office.syncer:
                 self.office.trust()

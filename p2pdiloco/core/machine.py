@@ -12,10 +12,11 @@ EnumClass = TypeVar("EnumClass", bound=Enum)
 
 
 def direct_members(kind: type[EnumClass]) -> type[EnumClass]:
-    """Class decorator: members of this enumeration are plain attributes of it, as from Python 3.12 on.
+    """Make the members of a decorated enumeration plain attributes of it, as from Python 3.12 on.
 
     Python 3.11 finds each anew through a descriptor, fourteen times as slow, and the core asks for its states
-    many times an event."""
+    many times an event.
+    """
     for name, member in kind.__members__.items():
         type.__setattr__(kind, name, member)
     return kind
@@ -27,14 +28,18 @@ Table = Mapping[tuple[State, Signal], State]
 
 
 class Machine(Generic[State, Signal]):
-    """A state and the table of its legal transitions. An unlisted pair is a bug of ours, never a peer's."""
+    """State and the table of its legal transitions. An unlisted pair is a bug of ours, never a peer's."""
 
     def __init__(self, table: Table[State, Signal], start: State) -> None:
         self._table = table
         self.state = start
 
     def go(self, signal: Signal) -> State:
-        """Follow one transition. Raises: InvariantViolation when the table has none."""
+        """Follow one transition.
+
+        Raises:
+            InvariantViolation: the table has none.
+        """
         after = self._table.get((self.state, signal))
         if after is None:
             invariant(False, f"no transition {signal.name} in {self.state.name}")
@@ -43,12 +48,12 @@ class Machine(Generic[State, Signal]):
         return self.state
 
     def may(self, signal: Signal) -> bool:
-        """Whether the signal is legal now."""
+        """Tell whether the signal is legal now."""
         return (self.state, signal) in self._table
 
 
 def mermaid(table: Table[State, Signal], start: State) -> str:
-    """A Mermaid state diagram of a table, for ARCHITECTURE.md."""
+    """Draw a Mermaid state diagram of a table, for ARCHITECTURE.md."""
     lines = ["stateDiagram-v2", f"    [*] --> {start.name}"]
     lines += [f"    {a.name} --> {b.name}: {signal.name}" for (a, signal), b in table.items()]
     return "\n".join(lines)

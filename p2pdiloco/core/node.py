@@ -1,7 +1,7 @@
-"""The protocol core of one node: `handle(event, now) -> effects`, `next_deadline()`.
+"""Core of one node, sans-IO: `handle(event, now) -> effects`, `next_deadline()`.
 
-Sans-IO: no clock, no randomness but the RNG that is passed in, no files, no sockets, no tensors.
-Synchronous and total: every event in every state is accepted, or refused with a reason that is recorded.
+No clock, no randomness but the RNG that is passed in, no files, no sockets, no tensors. Synchronous and
+total: every event in every state is accepted, or refused with a reason that is recorded.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ PLAIN: dict[type, Callable[[Fragment, Any, float], object]] = {
     ev.UpdateApplied: lambda f, e, t: f.follower.update_applied(e, t),
     ev.StateFetched: lambda f, e, t: f.follower.state_fetched(e, t),
 }
-"""Events that concern one part of one fragment; the fragment is polled afterwards."""
+"""Handlers of events that concern one part of one fragment; the fragment is polled afterwards."""
 
 
 class Core:
-    """All fragments of one node, its membership, and its life."""
+    """Fragments of one node, its membership, and its life."""
 
     def __init__(
         self,
@@ -110,26 +110,27 @@ class Core:
 
     @property
     def confirmed(self) -> bool:
-        """Holds versions that peers confirm: gives state, and votes and stands if it can save a vote."""
+        """True: holds versions that peers confirm; gives state, and votes and stands if it can save a
+        vote."""
         return self._shared.confirmed
 
     @property
     def may_serve(self) -> bool:
-        """Whether others may pull updates and states from us."""
+        """True: others may pull updates and states from us."""
         return self._shared.confirmed or self._joining.serves_saved
 
     @property
     def came_with_run(self) -> bool:
-        """Whether we started with a saved state."""
+        """True: we started with a saved state."""
         return self._joining.saved
 
     def waits_for(self, now: float) -> str:
-        """For people: what must happen before we are a full member; empty if we are."""
+        """Say for people what must happen before we are a full member; empty if we are."""
         return self._joining.waits_for(now)
 
     @property
     def left(self) -> bool:
-        """Leaving is complete."""
+        """True: leaving is complete."""
         return self._departure.done
 
     @property
@@ -149,8 +150,11 @@ class Core:
         return self._shared.out.take()
 
     def next_deadline(self) -> float:
-        """When a `Tick` is due, on the clock of `now`. What was due when everything was last looked at, and
-        still is, waits for something else than time: it is looked at again at events and heartbeats only."""
+        """Compute when a `Tick` is due, on the clock of `now`.
+
+        What was due when everything was last looked at, and still is, waits for something else than time: it
+        is looked at again at events and heartbeats only.
+        """
         first_s = self._heartbeats.next_s
         for fragment in self.fragments:
             due_s = fragment.deadline()
@@ -165,7 +169,7 @@ class Core:
     # --- time and membership -------------------------------------------------------------------------
 
     def _at(self, index: int) -> Fragment:
-        """A fragment that something happens to: its deadline is to be asked anew."""
+        """Find a fragment that something happens to: its deadline is to be asked anew."""
         fragment = self.fragments[index]
         fragment.touched = True
         return fragment

@@ -1,4 +1,4 @@
-"""Collects what one `handle` call wants done, and numbers what must be answered."""
+"""Outbox: collects what one `handle` call wants done, and numbers what must be answered."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from p2pdiloco.core.api.messages import Message
 
 
 class Outbox:
-    """An ordered list of effects with helpers for the commonest ones."""
+    """Ordered list of effects with helpers for the commonest ones."""
 
     def __init__(self) -> None:
         self._effects: list[Effect] = []
@@ -35,6 +35,6 @@ class Outbox:
         self._effects.append(Record(kind, fragment, reason, tuple(fields.items())))
 
     def take(self) -> list[Effect]:
-        """All effects so far, in order; the outbox is empty afterwards."""
+        """Take all effects so far, in order; the outbox is empty afterwards."""
         effects, self._effects = self._effects, []
         return effects

@@ -1,4 +1,4 @@
-"""What the per-fragment machines of one node have in common."""
+"""State of one node that its fragments share."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from p2pdiloco.core.uplinks.uplink import OwnUplink
 
 
 class Shared:
-    """Node-wide state that fragments read; only `core.node.Core` writes it."""
+    """State of the node that fragments read; only `core.node.Core` and the life of the node write it."""
 
     def __init__(
         self, config: CoreConfig, me: str, incarnation: int, crypto: Crypto, rng: random.Random
@@ -38,29 +38,30 @@ class Shared:
         self.view = View(me, config.timing)
         self.derived = Derived()
         self.confirmed = False
-        """Holds versions that peers confirm: votes, stands, serves."""
+        """True: this node holds versions that peers confirm, so it votes, stands, and serves."""
         self.saving = Saving()
-        """Whether votes can be saved: while not, it does neither of the first two."""
+        """Ability to save votes: while it is lost, this node neither votes nor stands."""
         self.stands = True
-        """Willing to be a syncer; set by the environment."""
+        """True: this node is willing to be a syncer; set by the environment."""
         self.reach = Reach.DIRECT
-        """How others can reach us; set by the environment."""
+        """Ways in which others can reach us; set by the environment."""
         self.uplink = OwnUplink()
         self.learning = False
         self.leaving = False
         self.gather_until_s = -math.inf
-        """Leaving, rounds of ours wait until then for live learners: if all leave, none is to come back."""
+        """End of the time for which rounds of a leaving node wait for live learners: if all leave, none is to
+        come back."""
         self.left = False
-        """Nothing is offered any more: what is unmerged now is for our next life."""
+        """True: nothing is offered any more; what is unmerged now is for our next life."""
         self.step_s = 0.0
         """Moving average of this node's inner step time."""
         self.roster = Roster(())
-        """Everybody who is listed, as far as we know."""
+        """Members that are listed, as far as we know."""
         self.claims = Claims(config.fragments)
         self.greet: Callable[[str], None] = lambda peer: None
-        """Tell one peer at once how we stand."""
+        """Callback to tell one peer at once how we stand."""
         self.on_regroup: Callable[[float], None] = lambda now: None
-        """The groups of a fragment changed: there are others to be known."""
+        """Callback once the groups of a fragment changed: there are others to be known."""
         self._answer_times: dict[int, AnswerTime] = {}
         self._paces_at_s = -1e18
         self._median_s = self._fastest_s = 0.0
@@ -68,38 +69,38 @@ class Shared:
         self.on_persist_failed: dict[int, Callable[[float, str], None]] = {}
 
     def answer_time(self, level: int) -> AnswerTime:
-        """Of the calls that we sent as a syncer on that level, whatever the fragment."""
+        """Find how long calls are answered that we sent as a syncer on that level, whatever the fragment."""
         return self._answer_times.setdefault(level, AnswerTime())
 
     def sign(self, domain: str, value: Wire) -> bytes:
-        """Our signature over a wire value."""
+        """Sign a wire value."""
         return self.crypto.sign(signed_bytes(domain, value))
 
     def signed_by(self, peer: str, domain: str, value: Wire, signature: bytes) -> bool:
-        """Whether that peer signed the wire value."""
+        """Tell whether that peer signed the wire value."""
         return self.crypto.verify(peer, signed_bytes(domain, value), signature)
 
     @property
     def votes(self) -> bool:
-        """Whether we have a vote."""
+        """True: we have a vote."""
         return self.confirmed and self.saving.works
 
     def voters(self, now: float) -> list[str]:
-        """Everyone who counts in a majority now, oneself included with a vote."""
+        """List everyone that counts in a majority now, oneself included with a vote."""
         others = self.view.voters(now)
         return self.derived.of("voters", self.with_me, others) if self.votes else others
 
     def expected_learners(self, now: float) -> list[str]:
-        """Live learners that a round waits for, oneself included."""
+        """List the live learners that a round waits for, oneself included."""
         others = self.view.live_learners(now)
         return self.derived.of("learners", self.with_me, others) if self.learning else others
 
     def training(self, now: float) -> int:
-        """How many learners train, our own included, which may be about to say so."""
+        """Count the learners that train, our own included, which may be about to say so."""
         return len(self.expected_learners(now)) + (not self.learning)
 
     def with_me(self, others: list[str]) -> list[str]:
-        """Others and oneself, sorted."""
+        """List these others and oneself, sorted."""
         return sorted([*others, self.me])
 
     def median_step_s(self, now: float) -> float:
@@ -109,7 +110,7 @@ class Shared:
         return self._median_s
 
     def fastest_step_s(self, now: float) -> float:
-        """Of the fastest of them, by its own word."""
+        """Inner step time of the fastest live learner, by its own word; 0 if none is known."""
         self._look_at_paces(now)
         return self._fastest_s
 

@@ -1,4 +1,4 @@
-"""Moving averages and the grace window (algorithm.md section 1, "Grace window")."""
+"""Moving averages, time-outs, and the grace window (Decoupled DiLoCo, arXiv 2604.21428)."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ import math
 from collections.abc import Iterable
 
 EMA_SHARE = 0.2
-"""How much the newest sample counts."""
+"""Weight of the newest sample."""
 ANSWER_SHARE = 0.75
-"""Of the sync interval, H inner steps: what a round may wait for answers to its closing call."""
+"""Share of the sync interval, H inner steps, that a round may wait for answers to its closing call."""
 
 RHYTHM_SHARE = 0.5
-"""Of the time that the fastest learner takes for H inner steps: no round begins sooner after a version."""
+"""Share of the time that the fastest learner takes for H inner steps: no round begins sooner after a
+version."""
 ARRIVAL_INTERVALS = 16
-"""A round that no majority is in waits so many sync intervals for payloads that are on their way."""
+"""Sync intervals for which a round that no majority is in waits for payloads that are on their way."""
 ARRIVAL_SHARE = 0.75
-"""Of the patience of those that are in: a merge and a version follow."""
+"""Share of the patience of those that are in for which a round waits so: a merge and a version follow."""
 
 
 class Ema:
@@ -32,10 +33,10 @@ class Ema:
 
 
 class AnswerTime:
-    """How long it takes until the last live learner has answered a closing call.
+    """Time until the last live learner has answered a closing call.
 
-    Smoothed mean and mean deviation with the weights of TCP's retransmission timer (RFC 6298): samples have
-    a long tail, and waiting for nearly all of them costs nothing in the rounds in which all answer sooner.
+    Smoothed mean and mean deviation with the weights of TCP's retransmission timer (RFC 6298): samples have a
+    long tail, and waiting for nearly all of them costs nothing in the rounds in which all answer sooner.
     """
 
     def __init__(self) -> None:
@@ -43,7 +44,7 @@ class AnswerTime:
         self._deviation_s = 0.0
 
     def add(self, sample_s: float) -> None:
-        """A round's last answer came so long after the call (or had not come by then)."""
+        """Take in how long after the call a round's last answer came (or had not come by then)."""
         if self._mean_s is None:
             self._mean_s, self._deviation_s = sample_s, sample_s / 2
             return
@@ -52,8 +53,8 @@ class AnswerTime:
 
     @property
     def expected_s(self) -> float:
-        """Nearly all answers are in by then; infinite while nothing is known: a new syncer's first round
-        waits as long as it may, else it would close before anybody's answer and learn from that."""
+        """Time in which nearly all answers are in; infinite while nothing is known. A new syncer's first
+        round waits as long as it may: else it would close before anybody's answer and learn from that."""
         return math.inf if self._mean_s is None else self._mean_s + 4 * self._deviation_s
 
 
@@ -66,36 +67,38 @@ def grace_window_s(
     cap_s: float,
     answer_s: float = 0.0,
 ) -> float:
-    """How long a syncer waits after quorum: min(max(gamma * slack, answer time), cap), never negative.
+    """Compute how long a syncer waits after quorum: min(max(gamma * slack, answer time), cap), never
+    negative.
 
-    slack = tau * xi_step - (xi_quorum + xi_sync): the result is still back before step t + tau. Where tau
-    steps are shorter than a message's way there and back, nobody could answer in that time; hence
-    `answer_s`, what answers are expected to take, within `answer_bound_s`.
+    slack = tau * xi_step - (xi_quorum + xi_sync), as in the paper: the result is still back before step t +
+    tau. Where tau steps are shorter than a message's way there and back, nobody could answer in that time;
+    hence `answer_s`, what answers are expected to take, within `answer_bound_s`.
     """
     slack_s = delay_steps * step_s - (quorum_s + sync_s)
     return max(0.0, min(max(fraction * slack_s, answer_s), cap_s))
 
 
 def answer_bound_s(inner_steps: int, step_s: float, level: int = 0) -> float:
-    """The most that is waited beyond the slack: `ANSWER_SHARE` of the time between two contributions of a
-    learner, so that a round has ended before the next one is due; above the leaves, where those below have
-    such a window first, half as much again."""
+    """Compute the most that is waited beyond the slack: a share (`ANSWER_SHARE`) of the time between two
+    contributions of a learner, so that a round has ended before the next one is due. Above the leaves, where
+    those below have such a window first, half as much again."""
     return ANSWER_SHARE * inner_steps * step_s * (1.5 if level else 1.0)
 
 
 def patience_s(floor_s: float, round_s: float, delay_steps: int, step_s: float) -> float:
-    """How long a learner waits for the version that contains what its syncer took: four times what such
-    rounds take, their payloads' way included, or four times tau inner steps."""
+    """Compute how long a learner waits for the version that contains what its syncer took: four times what
+    such rounds take, their payloads' way included, or four times tau inner steps."""
     return max(floor_s, 4 * round_s, 4 * delay_steps * step_s)
 
 
 def grace_cap_s(cap_s: float, level: int) -> float:
-    """The cap of the windows on that level: whoever is called there first has a window of its own."""
+    """Compute the cap of the windows on that level: peers that are called there first have a window of their
+    own."""
     return cap_s * (level + 1)
 
 
 def earliest(times: Iterable[float | None]) -> float | None:
-    """The first of these times, None if there is none. A loop, since it is asked after every event."""
+    """Find the first of these times, None if there is none. A loop, since it is asked after every event."""
     first_s = None
     for time_s in times:
         if time_s is not None and (first_s is None or time_s < first_s):
@@ -104,5 +107,5 @@ def earliest(times: Iterable[float | None]) -> float | None:
 
 
 def backoff_s(first_s: float, attempt: int) -> float:
-    """Pause before attempt 1, 2, …: doubles, at most 16 times the first."""
+    """Compute the pause before attempt 1, 2, …: doubles, at most 16 times the first."""
     return first_s * min(16, 1 << min(attempt - 1, 4)) if attempt > 0 else 0.0

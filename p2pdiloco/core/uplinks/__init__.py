@@ -1,1 +1,1 @@
-"""Which members carry offices badly, and who takes them instead."""
+"""Uplinks: what a node's link carries, and whether that is enough for an office."""

@@ -1,4 +1,4 @@
-"""What a node's link carries, from transfers that it made: the best of the latest, once there were a few."""
+"""Meter of what a node's link carries: the best of its latest transfers, once there were a few."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ from collections import deque
 from collections.abc import Callable, Iterator
 
 LEAST_BYTES = 256 * 1024
-"""What is shorter says more about round trips than about the link."""
+"""Smallest transfer that counts: shorter ones say more about round trips than about the link."""
 LONG_S = 10.0
-"""On a busy link transfers overlap for ever: so often it is measured nevertheless."""
+"""Longest stretch that is one sample: on a busy link transfers overlap for ever."""
 SAMPLES = 32
 LEAST_SAMPLES = 6
-"""Fewer say nothing yet: each may have waited for its sender or our own tensors, or shared a peer's link."""
+"""Samples below which nothing is known: each may have waited for its sender or our own tensors, or shared a
+peer's link."""
 LEAST_S = 5.0
-"""What lasted so long together says something already, where a mistake is soon mended."""
+"""Time of all samples together that says something already, where a mistake is soon mended."""
 TELL_EVERY_S = 5.0
-"""How often the core is told what is new."""
+"""Interval at which the core is told what is new."""
 
 
 class Meter:
-    """The rate of transfers one way, while any of ours is under way."""
+    """Rate of transfers one way, while any of ours is under way."""
 
     def __init__(
         self,
@@ -30,7 +31,8 @@ class Meter:
         overhead: float = 1.0,
         least_bytes: int = LEAST_BYTES,
     ) -> None:
-        """`total_bytes`: counts everything that went this way; `overhead`: bytes on the link for each."""
+        """Begin without samples. `total_bytes` counts everything that went this way; `overhead`: bytes on the
+        link for each."""
         self._total_bytes = total_bytes
         self._now = now
         self._overhead = overhead
@@ -40,21 +42,21 @@ class Meter:
         self._from_bytes = 0.0
         self._rates: deque[float] = deque(maxlen=SAMPLES)
         self._measured_s = 0.0
-        """How long all samples took."""
+        """Time that all samples took."""
 
     @property
     def bits_per_s(self) -> float:
-        """The best of the latest, on the link; infinite while unknown."""
+        """Best of the latest rates, on the link; infinite while unknown."""
         return max(self._rates) if len(self._rates) >= LEAST_SAMPLES else math.inf
 
     @property
     def early_bits_per_s(self) -> float:
-        """The same, known sooner on a slow link: from fewer, longer transfers."""
+        """Best of the latest rates, known sooner on a slow link: from fewer, longer transfers."""
         return max(self._rates) if self._rates and self._measured_s >= LEAST_S else self.bits_per_s
 
     @contextlib.contextmanager
     def moving(self) -> Iterator[None]:
-        """While something is under way."""
+        """Count something as under way inside the block."""
         self.begin()
         try:
             yield
@@ -62,13 +64,13 @@ class Meter:
             self.end()
 
     def begin(self) -> None:
-        """Something is under way from now on."""
+        """Count something as under way from now on."""
         if not self._active:
             self._since_s, self._from_bytes = self._now(), self._total_bytes()
         self._active += 1
 
     def end(self) -> None:
-        """It no longer is."""
+        """Count it no more, and take a sample if one is complete."""
         self._active -= 1
         now, total = self._now(), self._total_bytes()
         took_s, moved = now - self._since_s, total - self._from_bytes
@@ -81,31 +83,32 @@ class Meter:
 
 
 class Uplink:
-    """What our uplink carries, for all that we know: whoever holds all offices contributes to itself only,
-    and whoever has just started has sent nothing."""
+    """Rate that our uplink carries, for all that we know. A node that holds all offices contributes to itself
+    only, and one that has just started has sent nothing."""
 
     def __init__(self, meter: Callable[[], Meter], remembered_bits_per_s: float = math.inf) -> None:
-        """`meter`: makes one of all that goes out. `remembered_bits_per_s`: of an earlier life; infinite: of
-        none."""
+        """Make the meters. `meter` makes one of all that goes out; `remembered_bits_per_s` is of an earlier
+        life, infinite if there is none."""
         self.own = meter()
-        """While contributions or partial merges of ours are under way."""
+        """Meter while contributions or partial merges of ours are under way."""
         self.given = meter()
-        """While updates are, to those who asked for them."""
+        """Meter while updates are under way to those who asked for them."""
         self._remembered = remembered_bits_per_s
 
     @property
     def measured_bits_per_s(self) -> float:
-        """In this life; infinite while unknown. The better of both: each may have been held up elsewhere."""
+        """Rate of this life; infinite while unknown. The better of both: each may have been held up
+        elsewhere."""
         known = [rate for m in (self.own, self.given) if (rate := m.early_bits_per_s) < math.inf]
         return max(known, default=math.inf)
 
     @property
     def sure_bits_per_s(self) -> float:
-        """The same, once contributions have shown it; else infinite."""
+        """Rate of this life once contributions have shown it; else infinite."""
         return self.measured_bits_per_s if self.own.bits_per_s < math.inf else math.inf
 
     @property
     def bits_per_s(self) -> float:
-        """Measured, else remembered; infinite while unknown."""
+        """Rate that was measured, else remembered; infinite while unknown."""
         measured = self.measured_bits_per_s
         return measured if measured < math.inf else self._remembered

@@ -1,7 +1,8 @@
-"""Whether our uplink is *thin*: carries less than what an office asks (ARCHITECTURE.md, "Election").
+"""Judgement whether our uplink is *thin*: carries less than what an office asks.
 
-What is asked follows from the manifest and the pace of all learners, so everybody judges by one measure.
-Whoever carries it counts like anybody else, however fast: offices spread, and nothing is won by bragging.
+What is asked follows from the manifest and the pace of all learners, so everybody judges by one measure
+(ARCHITECTURE.md, "Election"). An uplink that carries it counts like any other, however fast: offices spread,
+and nothing is won by bragging.
 """
 
 from __future__ import annotations
@@ -13,15 +14,15 @@ if TYPE_CHECKING:
     from p2pdiloco.core.api.config import CoreConfig
 
 UPDATE_COPIES = 2
-"""In the time of H inner steps a member sends its contributions once, and as a syncer each update to two."""
+"""Copies of each update that a syncer sends in the time of H inner steps, beside its own contributions."""
 MARGIN = 1.4
-"""What was measured must lie so far beyond what is asked to change what was said."""
+"""Factor by which a rate must lie beyond what is asked to change what was said."""
 KEEP_S = 20.0
-"""What was said stays so long: a change moves offices."""
+"""Time for which what was said stays: a change moves offices."""
 
 
 def asked_bits_per_s(config: CoreConfig, step_s: float) -> float:
-    """The uplink that offices ask for where learners' inner steps take `step_s`; 0: not known."""
+    """Compute the uplink that offices ask for where learners' inner steps take `step_s`; 0: not known."""
     cycle_s = config.inner_steps * step_s
     contributions = sum(config.max_payload_bytes)
     sent_bytes = contributions + UPDATE_COPIES * (config.update_bytes or contributions)
@@ -29,16 +30,16 @@ def asked_bits_per_s(config: CoreConfig, step_s: float) -> float:
 
 
 class OwnUplink:
-    """What is known of our own uplink, and what we say of it: changed rarely."""
+    """Knowledge of our own uplink, and what we say of it: changed rarely."""
 
     def __init__(self) -> None:
         self.thin = False
         self.bits_per_s = math.inf
-        """As measured; infinite while nothing is known."""
+        """Rate as measured; infinite while nothing is known."""
         self._changed_s = -math.inf
 
     def look(self, asked: float, now: float) -> bool:
-        """Whether what we say of ourselves changes."""
+        """Judge anew. Tell whether what we say of ourselves changes."""
         thin = self.bits_per_s < (asked * MARGIN if self.thin else asked / MARGIN)
         if thin == self.thin or now - self._changed_s < KEEP_S:
             return False
