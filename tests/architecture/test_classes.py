@@ -10,11 +10,6 @@ from arch_source import modules
 
 MOST_PARAMETERS = 8
 """Of a constructor, beside self. Records (dataclasses, structs) have none that is written out."""
-LARGE = {
-    "ChaosRun": "takes its scenario as one",
-}
-"""Constructors above it that stand, and why."""
-
 TWICE = {
     "Contributor": "a wire struct, beside who contributes",
     "Link": "a record of ports, beside a socket and a line of a plan",
@@ -43,7 +38,7 @@ def test_constructors_take_few_things() -> None:
                 given = method.args
                 count = len(given.posonlyargs) + len(given.args) + len(given.kwonlyargs) - 1
                 where = f"{module}:{method.lineno} {node.name} is made of {count} things"
-                assert count <= MOST_PARAMETERS or node.name in LARGE, where
+                assert count <= MOST_PARAMETERS, where
 
 
 def test_a_class_name_is_defined_once() -> None:

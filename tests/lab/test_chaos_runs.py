@@ -12,7 +12,7 @@ from p2pdiloco.config.settings import ChaosSettings
 from p2pdiloco.lab.chaos import chaos
 from p2pdiloco.lab.chaos import plot as chaos_plot
 from p2pdiloco.lab.chaos.facts import Facts
-from p2pdiloco.lab.chaos.run import Outcome
+from p2pdiloco.lab.chaos.run import Course, Outcome
 from p2pdiloco.lab.swarm import model as demo_model
 from p2pdiloco.lab.swarm.chronicle import Chronicle
 
@@ -22,12 +22,9 @@ class Played:
 
     runs: ClassVar[list[tuple[str, float, int, float]]] = []
 
-    def __init__(
-        self, folder: Path, manifest: Any, nodes: int, seconds: float, faults: Any, *rest: Any
-    ) -> None:
-        self._seconds, self._fragments = seconds, manifest.sync.fragments
-        min_step_s = rest[2]
-        Played.runs.append((folder.name, seconds, len(faults), min_step_s))
+    def __init__(self, course: Course, folder: Path, *_: Any) -> None:
+        self._seconds, self._fragments = course.seconds, course.manifest.sync.fragments
+        Played.runs.append((folder.name, course.seconds, len(course.faults), course.min_step_s))
 
     def play(self) -> Outcome:
         facts = Facts(Chronicle(self._fragments), began_s=100.0, ended_s=100.0 + self._seconds)

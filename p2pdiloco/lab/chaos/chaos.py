@@ -21,7 +21,7 @@ from p2pdiloco.lab.chaos import plan as chaos_plan
 from p2pdiloco.lab.chaos import plot as chaos_plot
 from p2pdiloco.lab.chaos import report as chaos_report
 from p2pdiloco.lab.chaos import verdict as chaos_verdict
-from p2pdiloco.lab.chaos.run import EXIT_VERDICT, ChaosRun, Outcome, Taped, line_of
+from p2pdiloco.lab.chaos.run import EXIT_VERDICT, ChaosRun, Course, Outcome, Taped, line_of
 from p2pdiloco.lab.chaos.scenarios import scenarios as chaos_scenarios
 from p2pdiloco.lab.links.namespaces import Links, LinksRefused
 from p2pdiloco.lab.swarm import model as demo_model
@@ -126,19 +126,15 @@ class Chaos:
             write(tape, b"")
         made = Links() if links else None
         try:
-            return ChaosRun(
-                self._folder / name,
-                self._manifest,
-                self._settings.nodes,
-                seconds,
-                faults,
-                made,
-                not self._settings.keep,
-                self._step_s,
-                self._say,
-                note,
-                self._stop,
-            ).play()
+            course = Course(
+                manifest=self._manifest,
+                nodes=self._settings.nodes,
+                seconds=seconds,
+                faults=faults,
+                min_step_s=self._step_s,
+                temporary=not self._settings.keep,
+            )
+            return ChaosRun(course, self._folder / name, made, self._say, note, self._stop).play()
         finally:
             if made is not None:
                 made.close()

@@ -70,27 +70,36 @@ class Outcome(Struct, kw_only=True):
     """Time from the last mending to equal new versions everywhere; None: not within the limit."""
 
 
+class Course(Struct, frozen=True, kw_only=True):
+    """Course of a run, fixed before it starts."""
+
+    manifest: Manifest
+    nodes: int
+    seconds: float
+    """Length of the part that counts."""
+    faults: Sequence[Fault] = ()
+    min_step_s: float
+    """Least time of an inner step of every learner; 0: as short as may be."""
+    temporary: bool
+    """The folder goes even if we are killed."""
+
+
 class ChaosRun:
     """One swarm from start to end."""
 
     def __init__(
         self,
+        course: Course,
         folder: Path,
-        manifest: Manifest,
-        nodes: int,
-        seconds: float,
-        faults: Sequence[Fault],
         links: Links | None,
-        temporary: bool,
-        min_step_s: float,
         tell: Callable[[str], None],
         tape: Callable[[Taped], None],
         stop: threading.Event,
     ) -> None:
         """Raises: StorageError, LinksRefused."""
-        self._manifest = manifest
-        self._seconds = seconds
-        self._due = list(faults)
+        self._manifest = manifest = course.manifest
+        self._seconds = course.seconds
+        self._due = list(course.faults)
         self._links = links
         self._tell = tell
         self._tape = tape
@@ -98,8 +107,8 @@ class ChaosRun:
         folder.mkdir(parents=True, exist_ok=True)
         run_file = folder / "run.toml"
         run_file.write_text(render_toml(manifest), encoding="utf-8")
-        self._swarm = Swarm(folder, run_file, manifest, nodes, temporary, min_step_s)
-        if temporary:
+        self._swarm = Swarm(folder, run_file, manifest, course.nodes, course.temporary, course.min_step_s)
+        if course.temporary:
             self._swarm.guard.adopt(folder.parent)
         self._address = ""
         self._watch = SwarmWatch(manifest.sync.fragments)

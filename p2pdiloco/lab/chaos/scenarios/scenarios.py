@@ -24,7 +24,7 @@ from p2pdiloco.config.settings import ChaosSettings
 from p2pdiloco.errors import UserError
 from p2pdiloco.lab.chaos import plot as chaos_plot
 from p2pdiloco.lab.chaos.plan import Fault
-from p2pdiloco.lab.chaos.run import EXIT_VERDICT, ChaosRun, Outcome, Taped, line_of
+from p2pdiloco.lab.chaos.run import EXIT_VERDICT, ChaosRun, Course, Outcome, Taped, line_of
 from p2pdiloco.lab.chaos.scenarios import story as chaos_story
 from p2pdiloco.lab.chaos.scenarios.outcome import Healed, Survived, healed, survived
 from p2pdiloco.lab.links.namespaces import Links, LinksRefused
@@ -58,20 +58,14 @@ class ScenarioRun(ChaosRun):
         stop: threading.Event,
     ) -> None:
         """Raises: StorageError, LinksRefused."""
-        temporary = not settings.keep
-        super().__init__(
-            folder,
-            manifest,
-            settings.nodes,
-            settings.seconds,
-            (),
-            links,
-            temporary,
-            min_step_s,
-            tell,
-            tape,
-            stop,
+        course = Course(
+            manifest=manifest,
+            nodes=settings.nodes,
+            seconds=settings.seconds,
+            min_step_s=min_step_s,
+            temporary=not settings.keep,
         )
+        super().__init__(course, folder, links, tell, tape, stop)
         self._settings = settings
         self._scenario_links = links
 
