@@ -8,8 +8,8 @@
     └── TransportError       the world: time-outs, cut links, absent peers; ordinary events
         └── PeerUnreachable  no connection to that peer can be had right now
 
-A broken invariant of our own is an `InvariantViolation`, which no handler of errors takes for one: the process
-ends. Where a task would keep it to itself, the event loop's exception handler hears of it.
+A broken invariant of our own is an `InvariantViolation`, which no handler of errors takes for one: the
+process ends. Where a task would keep it to itself, the event loop's exception handler hears of it.
 """
 
 from __future__ import annotations
