@@ -9,13 +9,14 @@ from arch_source import calls, imports, layer_of, modules
 
 OWN = {
     "errors": set(),
+    "bounded": set(),
     "release": set(),
     "ports": {"errors", "core.api"},
     "identity": {"errors", "core.api"},
     "hashing": {"ports"},
     "priority": set(),
     "config": {"errors"},
-    "core": {"config", "errors"},
+    "core": {"bounded", "config", "errors"},
     "tensors": {"core.api", "hashing", "config", "errors"},
     "tasks": {"tensors", "config", "errors"},
     "learner": {
@@ -29,6 +30,7 @@ OWN = {
         "errors",
     },
     "adapters": {
+        "bounded",
         "ports",
         "priority",
         "identity",
@@ -39,6 +41,7 @@ OWN = {
     },
     "simulation": {"core", "config", "errors"},
     "daemon": {
+        "bounded",
         "adapters",
         "learner",
         "tasks",
@@ -72,6 +75,7 @@ learner's channel, never its loop's inside."""
 THIRD_PARTY = {
     "": set(),
     "errors": set(),
+    "bounded": set(),
     "release": set(),
     "ports": {"msgspec"},
     "hashing": {"blake3"},

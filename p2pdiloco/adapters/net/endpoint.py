@@ -10,13 +10,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from p2pdiloco.adapters.net import framing, streams
 from p2pdiloco.adapters.net.flow import Flow, Limits
 from p2pdiloco.adapters.net.kept_streams import SERVER_KEEPS_S, KeptIncoming, KeptStreams, Stream, end_stream
+from p2pdiloco.bounded import BoundedDict
 from p2pdiloco.core.api.messages import MAX_MESSAGE_BYTES
 from p2pdiloco.errors import InvariantViolation, RemoteError, TransportError, invariant
 from p2pdiloco.ports import Buffer, PullSink, Refusal, TransportHandlers
@@ -49,7 +50,7 @@ class Endpoint(ABC):
         self.restarted = asyncio.Event()
         self._handlers: TransportHandlers | None = None
         self._limits = limits or Limits()
-        self._flows: OrderedDict[str, Flow] = OrderedDict()
+        self._flows: BoundedDict[str, Flow] = BoundedDict(MAX_FLOWS)
         self._slots_out = asyncio.Semaphore(MAX_STREAMS_OUT)
         self._kept, self._kept_in = KeptStreams(), KeptIncoming()
         self._streams_in: Counter[str] = Counter()
@@ -112,10 +113,8 @@ class Endpoint(ABC):
 
     def _flow(self, peer: str) -> Flow:
         """Window of a peer; those of peers that we had nothing to do with for longest are forgotten."""
-        flow = self._flows.pop(peer, None) or Flow(asyncio.get_running_loop().time)
+        flow = self._flows.get(peer) or Flow(asyncio.get_running_loop().time)
         self._flows[peer] = flow
-        while len(self._flows) > MAX_FLOWS:
-            self._flows.popitem(last=False)
         return flow
 
     async def _exchange(

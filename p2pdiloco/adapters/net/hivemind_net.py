@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from p2pdiloco.adapters.net.flow import Limits
 from p2pdiloco.adapters.net.hivemind_dht import MAX_KEYS, RecordTable
 from p2pdiloco.adapters.net.meeting import DIAL_TIMEOUT_S, Meeting, dialable_addresses
 from p2pdiloco.adapters.net.p2pd import P2PDaemon, P2PDOptions
+from p2pdiloco.bounded import BoundedDict
 from p2pdiloco.errors import PeerUnreachable, RemoteError, TransportError, UserError, invariant
 from p2pdiloco.identity import Identity
 from p2pdiloco.ports import Link, TransportHandlers
@@ -77,7 +77,7 @@ class HivemindTransport(Endpoint):
         self._attachment: binding.Attachment | None = None
         self._records: RecordTable | None = None
         self._meeting = Meeting(identity.peer_id, initial_peers, remembered)
-        self._expires: OrderedDict[str, float] = OrderedDict()
+        self._expires: BoundedDict[str, float] = BoundedDict(MAX_KEYS)
         self._observed: list[str] = []
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -184,9 +184,6 @@ class HivemindTransport(Endpoint):
         # The DHT takes only what expires strictly later than what it has.
         expires = max(time.time() + lifetime_s, self._expires.get(key, 0.0) + 0.001)
         self._expires[key] = expires
-        self._expires.move_to_end(key)
-        if len(self._expires) > MAX_KEYS:
-            self._expires.popitem(last=False)
         try:
             async with asyncio.timeout(DHT_TIMEOUT_S):
                 return await records.put(key, value, expires)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from p2pdiloco.bounded import BoundedDict
 from p2pdiloco.core.api.types import Head
 from p2pdiloco.core.chain.chain import Chain
 
@@ -46,14 +47,12 @@ class Common:
         self._chain = chain
         self._durable_s = durable_s
         self._replaced = chain.replaced
-        self._seen: dict[str, _Seen] = {}
+        self._seen: BoundedDict[str, _Seen] = BoundedDict(MAX_SEEN)
 
     def heard(self, peer: str, head: Head, now: float) -> None:
         """Take in the head that a peer reports."""
         seen = self._seen.get(peer)
         if seen is None:
-            while len(self._seen) >= MAX_SEEN:
-                del self._seen[next(iter(self._seen))]
             seen = self._seen[peer] = _Seen()
         if now < seen.look_at_s:
             return
@@ -98,7 +97,10 @@ class Common:
                 seen.sure = seen.lately = NONE
                 seen.parted = None if seen.parted is None else False
         if len(self._seen) > 2 * len(peers) + 16:
-            self._seen = {peer: self._seen[peer] for peer in peers if peer in self._seen}
+            seen_by, self._seen = self._seen, BoundedDict(MAX_SEEN)
+            for peer in peers:
+                if peer in seen_by:
+                    self._seen[peer] = seen_by[peer]
         lowest = self._chain.head.number
         for peer in peers:
             known = self._seen.get(peer)

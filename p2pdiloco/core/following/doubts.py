@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from p2pdiloco.bounded import BoundedDict
 from p2pdiloco.core.timing import backoff_s
 
 DISTRUST_S = 30.0
@@ -24,16 +25,14 @@ class Doubts:
     """Doubts about the holders of one fragment. Bounded; the longest known doubt is forgotten first."""
 
     def __init__(self) -> None:
-        self._until: dict[str, tuple[int, float, float]] = {}
+        self._until: BoundedDict[str, tuple[int, float, float]] = BoundedDict(MAX_DOUBTED)
 
     def add(self, peer: str, fault: bool, retry_s: float, now: float) -> None:
         """Count a failure of the holder, by its own fault or not."""
-        count = self._until.pop(peer, TRUSTED)[0] + 1
+        count = self._until.get(peer, TRUSTED)[0] + 1
         pause_s = backoff_s(DISTRUST_S if fault else retry_s, count)
         lonely_s = backoff_s(LONELY_S, count) if count <= LONELY_TIMES else pause_s
         self._until[peer] = (count, now + pause_s, now + min(pause_s, lonely_s))
-        while len(self._until) > MAX_DOUBTED:
-            del self._until[next(iter(self._until))]
 
     def drop(self, peer: str) -> None:
         """Forget the doubt: the holder delivered."""

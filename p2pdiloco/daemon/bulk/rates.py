@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable
+
+from p2pdiloco.bounded import BoundedDict
 
 MAX_PEERS = 256
 FORGET_S = 600.0
@@ -15,16 +16,13 @@ class Rates:
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
-        self._known: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        self._known: BoundedDict[str, tuple[float, float]] = BoundedDict(MAX_PEERS)
         """Peer -> rate, and when it was last measured; the oldest first."""
 
     def measured(self, peer: str, nbytes: int, seconds: float) -> float:
         """A transfer took so long; its own rate."""
         rate = nbytes / max(seconds, 1e-6)
         self._known[peer] = (self.of(peer, rate) + rate) / 2, self._now()
-        self._known.move_to_end(peer)
-        while len(self._known) > MAX_PEERS:
-            self._known.popitem(last=False)
         return rate
 
     def of(self, peer: str, unknown: float) -> float:

@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 
+from p2pdiloco.bounded import BoundedDict
 from p2pdiloco.core.api.types import SignedVersion
 from p2pdiloco.core.uplinks.meter import Meter
 from p2pdiloco.daemon import wire
@@ -80,7 +81,7 @@ class Fanout:
         self._me = me
         self._meter = meter
         self._now = now
-        self._given: OrderedDict[tuple[int, int, bytes], _Given] = OrderedDict()
+        self._given: BoundedDict[tuple[int, int, bytes], _Given] = BoundedDict(MAX_GIVEN)
         self._arriving: dict[int, Arriving] = {}
         self._waiting: Counter[str] = Counter()
         self._rates = Rates(now)
@@ -173,12 +174,10 @@ class Fanout:
     def _admit(self, sender: str, pull: wire.PullUpdate, digest: bytes, size: int) -> _Taker | wire.Elsewhere:
         now = self._now()
         key = (pull.fragment, pull.number, digest)
-        given = self._given.pop(key, None)
+        given = self._given.get(key)
         if given is None or given.old(now):
             given = _Given(now)
         self._given[key] = given
-        while len(self._given) > MAX_GIVEN:
-            self._given.popitem(last=False)
         given.last_s = now
         takers = given.takers
         placed = [peer for peer, taker in takers.items() if peer != sender and taker.holds_place(now)]

@@ -12,12 +12,12 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import math
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 import msgspec
 
+from p2pdiloco.bounded import BoundedDict
 from p2pdiloco.core.api.reasons import FetchFailure
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.bulk.rates import Rates
@@ -48,15 +48,12 @@ class LeftOut:
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
-        self._until: OrderedDict[str, float] = OrderedDict()
+        self._until: BoundedDict[str, float] = BoundedDict(MAX_PEERS)
 
     def add(self, *peers: str) -> None:
         """From now on."""
         for peer in peers:
-            self._until.pop(peer, None)
             self._until[peer] = self._now() + FORGIVE_S
-        while len(self._until) > MAX_PEERS:
-            self._until.popitem(last=False)
 
     def forgive(self, *peers: str) -> None:
         """It was somebody else."""
