@@ -13,7 +13,7 @@ MOST_PARAMETERS = 8
 TWICE = {
     "Contributor": "a wire struct, beside who contributes",
     "Link": "a record of ports, beside a socket and a line of a plan",
-    "Member": "of the view, of the daemon",
+    "Member": "of the view, and of the daemon",
     "Part": "of a state, beside a contribution's",
     "Presence": "a wire struct, beside who keeps it up",
     "Ranks": "processes of a learner, beside places among candidates",
