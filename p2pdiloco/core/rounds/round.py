@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from p2pdiloco.core.api.effects import AcceptTransfer, AnswerTransfer, Release
+from p2pdiloco.core.api.effects import AnswerTransfer
 from p2pdiloco.core.api.messages import Closing, Pass
 from p2pdiloco.core.api.reasons import Verdict
 from p2pdiloco.core.api.types import SignedOffer, Ticket
@@ -28,11 +28,13 @@ from p2pdiloco.core.context import FragmentContext
 from p2pdiloco.core.election.electorate import Electorate
 from p2pdiloco.core.election.office import Office
 from p2pdiloco.core.machine import Machine
+from p2pdiloco.core.rounds.admission import Admission
+from p2pdiloco.core.rounds.attendance import Attendance
 from p2pdiloco.core.rounds.closing_calls import Calls
 from p2pdiloco.core.rounds.handover import Finish, Job
 from p2pdiloco.core.rounds.inbox import Held, Inbox
 from p2pdiloco.core.rounds.round_table import MAKING, ROUND_TABLE, RoundSignal, RoundState
-from p2pdiloco.core.timing import RHYTHM_SHARE, Ema, grace_cap_s
+from p2pdiloco.core.timing import Ema, grace_cap_s
 
 CALLED_SHARE = 0.6
 """A group that is called closes within so much of the window above: the rest is for its merge to arrive."""
@@ -63,7 +65,8 @@ class Round:
         self._finish = finish
         self._machine = Machine(ROUND_TABLE, RoundState.IDLE)
         self._merging: tuple[Held, ...] = ()
-        self._passed: set[str] = set()
+        self._attendance = Attendance(context, level, electorate, inbox)
+        self._admission = Admission(context, office, inbox)
         self._calls = Calls(context.shared, electorate, level)
         self._term = 0
         self._closes_at_s = 0.0
@@ -108,7 +111,7 @@ class Round:
         have = len(self.inbox.ready())
         if self.state is RoundState.COLLECTING:
             what = "groups" if self._level else "contributions"
-            return f"waiting: {have} of {self._quorum(now)} {what}"
+            return f"waiting: {have} of {self._attendance.quorum(now)} {what}"
         if self.state is RoundState.CLOSING:
             expected = len(self._electorate.expected(now))
             what = "groups" if self._level else "learners"
@@ -128,50 +131,29 @@ class Round:
             if self._begins_at_s < math.inf:
                 return self._begins_at_s
             oldest = min((h.arrived_s for h in self.inbox.ready()), default=None)
-            return None if oldest is None else oldest + self._hold_s(oldest)
+            return None if oldest is None else oldest + self._attendance.patience_s(oldest)
         return None
-
-    def _quorum(self, now: float) -> int:
-        return max(1, min(self._shared.config.quorum, self._electorate.reachable(now)))
-
-    def _hold_s(self, now: float) -> float:
-        step_s = self._shared.median_step_s(now)
-        return max(self._shared.timing.hold_floor_s, self._shared.config.inner_steps * step_s)
 
     # --- admission -----------------------------------------------------------------------------------
 
     def _in_time(self) -> bool:
         return self.state in (RoundState.IDLE, RoundState.COLLECTING)
 
-    def _judge(self, signed: SignedOffer, sender: str, now: float) -> Verdict | None:
-        return self.inbox.judge(signed, sender, self._office.holding, self._in_time(), now)
-
     def offered(self, transfer: int, sender: str, signed: SignedOffer, now: float) -> bool:
         """A peer wants to stream something to us. Whether it may."""
-        refusal = self._judge(signed, sender, now)
-        if refusal is not None:
-            self._shared.out.put(AnswerTransfer(transfer, self._fragment, refusal))
-            self._count(refusal, sender)
+        held = self._admission.offered(transfer, sender, signed, self._in_time(), now)
+        if held is None:
             return False
-        held = self.inbox.add(signed, transfer, self._in_time(), now)
-        self._shared.out.put(AcceptTransfer(transfer, self._fragment, signed.header.payload_bytes))
         if held.begins:
             self._collect(now)
             self.poll(now)
         return True
 
-    def _count(self, verdict: Verdict, peer: str) -> None:
-        if verdict.counted:
-            self._shared.out.record("refusal", self._fragment, str(verdict), peer=peer)
-
     def admit_own(self, signed: SignedOffer, ticket: Ticket, now: float) -> Verdict:
         """What we made ourselves needs no stream. Tell `own_is_in` if it is in, and was not before."""
-        refusal = self._judge(signed, self._shared.me, now)
+        refusal = self._admission.own(signed, ticket, self._in_time(), now)
         if refusal is not None:
             return refusal
-        held = self.inbox.add(signed, 0, self._in_time(), now)
-        held.ticket = ticket
-        held.own = True
         return Verdict.HELD if self.closing else Verdict.IN_ROUND
 
     def own_is_in(self, child: str, now: float) -> None:
@@ -180,38 +162,24 @@ class Round:
 
     def received(self, transfer: int, ticket: Ticket, now: float) -> None:
         """The payload of an accepted transfer is sound."""
-        held = self.inbox.arriving(transfer)
-        out = self._shared.out
-        if held is None or not self._office.holding:
-            out.put(AnswerTransfer(transfer, self._fragment, Verdict.NOT_SYNCER))
-            out.put(Release(ticket))
-            return
-        if not self.inbox.fits(held):
-            # The chain changed while the payload was under way: it may contain this work already.
-            out.put(AnswerTransfer(transfer, self._fragment, Verdict.CHAIN_MOVED))
-            out.put(Release(ticket))
-            self.inbox.drop(held)
+        held = self._admission.received(transfer, ticket, now)
+        if held is None:
             self._rest()
             return
-        self.inbox.here(held, ticket, now)
-        begins = self._in_time() and held.starts_round and not self._too_soon(now)
+        begins = self._in_time() and held.starts_round and not self._attendance.too_soon(now)
         waits = self.state is not RoundState.CLOSING and not begins
         verdict = Verdict.HELD if waits else Verdict.IN_ROUND
-        out.put(AnswerTransfer(transfer, self._fragment, verdict))
+        self._shared.out.put(AnswerTransfer(transfer, self._fragment, verdict))
         self._arrived(held.child, now)
 
     def broken(self, transfer: int, verdict: Verdict) -> None:
         """An accepted transfer came to nothing: cut, or its payload was not sound."""
-        held = self.inbox.arriving(transfer)
-        if held is None:
-            return
-        self.inbox.broken(held)
-        self._rest()
-        self._count(verdict, held.author)
+        if self._admission.broken(transfer, verdict):
+            self._rest()
 
     def _arrived(self, child: str, now: float) -> None:
         self._collect(now)
-        self._passed.discard(child)
+        self._attendance.passed.discard(child)
         self._calls.answered(child, now)
         self.poll(now)
 
@@ -222,7 +190,8 @@ class Round:
 
     def _collect(self, now: float) -> None:
         if self.state is RoundState.IDLE:
-            self._first_in_s, self._passed = now, set()
+            self._first_in_s = now
+            self._attendance.passed.clear()
         self._machine.go(RoundSignal.CONTRIBUTION)
 
     def on_pass(self, sender: str, message: Pass, now: float) -> None:
@@ -230,14 +199,14 @@ class Round:
         child = self._electorate.child_of(sender, now)
         self._calls.answered(child, now, message.number)
         if self.state is RoundState.CLOSING and message.number == self._chain.head.number + 1:
-            self._passed.add(child)
+            self._attendance.passed.add(child)
             self.poll(now)
 
     def own_pass(self, now: float) -> None:
         """Our own learner has nothing to send this time."""
         self._calls.answered(self._shared.me, now)
         if self.state is RoundState.CLOSING:
-            self._passed.add(self._shared.me)
+            self._attendance.passed.add(self._shared.me)
             self.poll(now)
 
     # --- rounds --------------------------------------------------------------------------------------
@@ -251,7 +220,7 @@ class Round:
         if self.state is RoundState.CLOSING and not self._level and self._called_by is None:
             self._closes_at_s = max(self._closes_at_s, self._shared.gather_until_s)
         if self.state is RoundState.CLOSING and not (self._finish.last and self._context.spare.busy):
-            missing = self._missing(now)
+            missing = self._attendance.missing(now)
             over = now >= self._closes_at_s
             alone = self._finish.last and self._calls.outruns(self._chain, self.inbox.ready(), now)
             if not alone and (not missing or (over and not self._waits_on(missing, now))):
@@ -264,7 +233,7 @@ class Round:
         in are patient with us. Inner steps wait for nothing; streams that stand still are cut."""
         shared, ready = self._shared, self.inbox.ready()
         arriving = [child for child in missing if self.inbox.has(child)]
-        enough = len(ready) > len(missing) and not self._short(ready, now)
+        enough = len(ready) > len(missing) and not self._short(len(ready), now)
         if self._level or self._called_by is not None or shared.leaving or not arriving or enough:
             return False
         until_s = self._calls.arrivals_until_s(self._closes_at_s, ready, now)
@@ -275,17 +244,10 @@ class Round:
             shared.out.record("closing", self._fragment, reason, number=number, grace_s=until_s - now)
         return now < until_s
 
-    def _missing(self, now: float) -> list[str]:
-        have = {held.child for held in self.inbox.ready()} | self._passed
-        coming = [held.child for held in self.inbox.starting()]  # also whose heartbeats its upload keeps back
-        return [
-            child for child in dict.fromkeys([*self._electorate.expected(now), *coming]) if child not in have
-        ]
-
-    def _short(self, ready: list[Held], now: float) -> bool:
+    def _short(self, ready: int, now: float) -> bool:
         """What the round was begun for did not come: fewer are in than the quorum."""
         bound = not self._level and self._called_by is None and not self._shared.leaving
-        return bound and len(ready) < min(self._needs, self._quorum(now))
+        return bound and ready < min(self._needs, self._attendance.quorum(now))
 
     def _try_quorum(self, now: float) -> None:
         deferred, self._begins_at_s = self._begins_at_s < math.inf, math.inf
@@ -294,34 +256,23 @@ class Round:
         here = len(ready) + len(coming)
         if not here:
             return
-        patient = now < min((held.arrived_s for held in ready), default=now) + self._hold_s(now)
-        if here < self._quorum(now) and (patient or self._level == 0):
+        oldest_s = min((held.arrived_s for held in ready), default=now)
+        patient = now < oldest_s + self._attendance.patience_s(now)
+        if here < self._attendance.quorum(now) and (patient or self._level == 0):
             return  # a group whose learners are all away sends nothing: in the end it is not waited for
         fresh = bool(coming) or any(held.starts_round for held in ready)
-        if not fresh and self._missing(now) and patient and not self._shared.leaving:
+        if not fresh and self._attendance.missing(now) and patient and not self._shared.leaving:
             return
-        if self._too_soon(now):
-            self._begins_at_s = self._not_before_s(now)
+        if self._attendance.too_soon(now):
+            self._begins_at_s = self._attendance.not_before_s(now)
             return
-        self._due, self._needs = fresh, self._quorum(now)
+        self._due, self._needs = fresh, self._attendance.quorum(now)
         if not deferred:
             self._quorum_s.add(now - self._first_in_s)
         self._machine.go(RoundSignal.QUORUM)
         self._calls.give_up(now)
         grace_s = self._calls.grace_s(self._quorum_s.value, self._sync_s.value, now)
         self._call(f"quorum {here}", grace_s, now)
-
-    def _not_before_s(self, now: float) -> float:
-        """A learner whose work came too late for a version is due again as soon as it is told. A round of its
-        own then, in which the others have a step or two, would move all by a whole outer step for the sake of
-        one: it waits until there is more to merge. Only a syncer that leaves cannot wait."""
-        if self._level or self._shared.leaving:
-            return -math.inf
-        interval_s = self._shared.config.inner_steps * self._shared.fastest_step_s(now)
-        return self._context.moved_s + RHYTHM_SHARE * interval_s
-
-    def _too_soon(self, now: float) -> bool:
-        return now < self._not_before_s(now) and bool(self._missing(now))
 
     def on_called(self, sender: str, call: Closing, now: float) -> None:
         """The syncer above closes its round: so do we, in good time."""
@@ -365,8 +316,9 @@ class Round:
     def _call(self, reason: str, grace_s: float, now: float) -> None:
         """Ask those that are missing for what they have."""
         shared, number = self._shared, self._chain.head.number + 1
-        self._passed, self._waits = set(), False
-        missing = self._missing(now)
+        self._attendance.passed.clear()
+        self._waits = False
+        missing = self._attendance.missing(now)
         self._closes_at_s = now + grace_s
         self._calls.called(missing, number, now)
         called = [child for child in missing if not self.inbox.has(child)]
@@ -382,8 +334,9 @@ class Round:
 
     def _close(self, now: float, missing: list[str]) -> None:
         held = tuple(self.inbox.ready())
-        short = self._short(list(held), now)
-        called, self._called_by, self._passed = self._called_by, None, set()
+        short = self._short(len(held), now)
+        called, self._called_by = self._called_by, None
+        self._attendance.passed.clear()
         if not held or short:
             self._machine.go(RoundSignal.EMPTY)
             self.inbox.none_begins()

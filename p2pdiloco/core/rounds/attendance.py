@@ -1,0 +1,56 @@
+"""Attendance of a round: who is missing, how many suffice, and from when on there may be another round."""
+
+from __future__ import annotations
+
+import math
+
+from p2pdiloco.core.context import FragmentContext
+from p2pdiloco.core.election.electorate import Electorate
+from p2pdiloco.core.rounds.inbox import Inbox
+from p2pdiloco.core.timing import RHYTHM_SHARE
+
+
+class Attendance:
+    """Children of one group, as its syncer counts them. `passed`: who has nothing to send this time."""
+
+    def __init__(self, context: FragmentContext, level: int, electorate: Electorate, inbox: Inbox) -> None:
+        self._context = context
+        self._shared = context.shared
+        self._level = level
+        self._electorate = electorate
+        self._inbox = inbox
+        self.passed: set[str] = set()
+
+    def quorum(self, now: float) -> int:
+        """Offers with which a round may begin."""
+        return max(1, min(self._shared.config.quorum, self._electorate.reachable(now)))
+
+    def patience_s(self, now: float) -> float:
+        """Seconds for which a first offer waits for company: an interval of learners."""
+        step_s = self._shared.median_step_s(now)
+        return max(self._shared.timing.hold_floor_s, self._shared.config.inner_steps * step_s)
+
+    def missing(self, now: float) -> list[str]:
+        """Children that are expected, are not in and have not passed."""
+        have = {held.child for held in self._inbox.ready()} | self.passed
+        coming = [
+            held.child for held in self._inbox.starting()
+        ]  # also whose heartbeats its upload keeps back
+        return [
+            child for child in dict.fromkeys([*self._electorate.expected(now), *coming]) if child not in have
+        ]
+
+    def not_before_s(self, now: float) -> float:
+        """Time before which no round begins that somebody is missing in.
+
+        A learner whose work came too late for a version is due again as soon as it is told. A round of its
+        own then, in which the others have a step or two, would move all by a whole outer step for the sake of
+        one: it waits until there is more to merge. Only a syncer that leaves cannot wait."""
+        if self._level or self._shared.leaving:
+            return -math.inf
+        interval_s = self._shared.config.inner_steps * self._shared.fastest_step_s(now)
+        return self._context.moved_s + RHYTHM_SHARE * interval_s
+
+    def too_soon(self, now: float) -> bool:
+        """Whether a round has to wait for company, or for that time."""
+        return now < self.not_before_s(now) and bool(self.missing(now))
