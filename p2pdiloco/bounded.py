@@ -1,4 +1,4 @@
-"""Tables that forget: what peers make us remember of them must have a bound."""
+"""Tables that forget what was set longest ago: what peers make us remember must have a bound."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ V = TypeVar("V")
 
 
 class BoundedDict(OrderedDict[K, V]):
-    """At most so many entries: whoever sets one too many loses the one that was set longest ago."""
+    """Table of at most so many entries: one too many, and the one that was set longest ago is forgotten."""
 
     def __init__(self, most: int) -> None:
         super().__init__()

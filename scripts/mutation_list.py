@@ -16,7 +16,7 @@ from p2pdiloco.core.api.reach import Reach
 from p2pdiloco.core.api.reasons import Verdict, VoteRefusal
 from p2pdiloco.core.api.types import WHOLE_RUN, Head, SignedContribution, SignedPartial
 from p2pdiloco.core.chain.chain import Chain
-from p2pdiloco.core.contributions.contributor import Contributor
+from p2pdiloco.core.contributions.own import ContributionQueue
 from p2pdiloco.core.contributions.retained import Kept
 from p2pdiloco.core.election.office import Office
 from p2pdiloco.core.groups.group_inbox import GroupInbox
@@ -247,11 +247,11 @@ def a_copied_state_comes_without_its_watermarks(patch: Patch) -> None:
 def contributions_are_not_sent_again(patch: Patch) -> None:
     """A syncer's death costs a round of training."""
 
-    def forget(self: Contributor, now: float) -> None:
+    def forget(self: ContributionQueue, now: float) -> None:
         while self._queue:
             self._give_up(self._queue.popleft(), "forgotten")
 
-    patch.set(Contributor, "office_changed", forget)
+    patch.set(ContributionQueue, "office_changed", forget)
 
 
 @mutation("calm", 3, 5, "true-label")

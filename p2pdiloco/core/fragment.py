@@ -11,9 +11,9 @@ from p2pdiloco.core.api.messages import Announce, Closing, Pass
 from p2pdiloco.core.api.reasons import Verdict
 from p2pdiloco.core.api.types import ContributionHeader, Head, PartialHeader
 from p2pdiloco.core.chain.chain import Chain
-from p2pdiloco.core.chain.witnesses import Common
+from p2pdiloco.core.chain.witnesses import Witnesses
 from p2pdiloco.core.context import FragmentContext
-from p2pdiloco.core.contributions.contributor import Contributor
+from p2pdiloco.core.contributions.own import ContributionQueue
 from p2pdiloco.core.contributions.pending import Pending
 from p2pdiloco.core.election.office import Office
 from p2pdiloco.core.following.follower import Follower
@@ -39,8 +39,8 @@ class Fragment:
         self.chain = Chain(restored.log, restored.watermarks, keep)
         seats: list[Seat] = []
         self.context = FragmentContext(shared, index, self.chain, votes, seats)
-        self.common = Common(self.chain, shared.timing.durable_s)
-        self.own = Contributor(self.context)
+        self.witnesses = Witnesses(self.chain, shared.timing.durable_s)
+        self.own = ContributionQueue(self.context)
         self.seats = Seats(self.context, self.own, seats, now)
         self.seats.call_learner = self._request
         self.publisher = self.seats.publisher
@@ -57,7 +57,7 @@ class Fragment:
         """True: the learner was asked for this fragment and has not answered yet."""
         self._flushes = False
         """True: we leave, and the learner is to be asked for the last time."""
-        self._settled = False
+        self._over = False
         self._remembered = (-1, 0)
         self.touched = True
         """True: something happened here since `deadline` was last worked out."""
@@ -81,7 +81,7 @@ class Fragment:
         if self._flushes and self.own.idle:
             self._flushes = False
             self._request()
-        self.context.needs_syncer = self._shared.leaving and not (self._settled or self._all_merged())
+        self.context.needs_syncer = self._shared.leaving and not (self._over or self._all_merged())
         pending = self.own.next_offer(now)
         syncer = self.office.syncer
         if pending is not None and syncer is not None:
@@ -90,7 +90,7 @@ class Fragment:
             else:
                 self.own.send(pending, syncer, now)
         self.seats.poll_rounds(now)
-        if self.seats.unsettled:
+        if self.seats.changed:
             self.poll(now)
 
     def _offer_own(self, pending: Pending, now: float) -> None:
@@ -142,7 +142,7 @@ class Fragment:
             shared.out.send(sender, _pass(call))
         elif call.number <= self.chain.head.number:
             return  # it comes late: that round is over
-        elif self._settled or not shared.learning:
+        elif self._over or not shared.learning:
             shared.out.send(sender, _pass(call))
         elif not self.own.idle:
             # What we have is on its way or held, and answers the call by itself; or it is in a version that
@@ -169,7 +169,7 @@ class Fragment:
         """Take in the fragment that the learner copied out."""
         self.requested = False
         self._asked_by = None
-        if self._settled and not self.office.holding:
+        if self._over and not self.office.holding:
             # Nobody will merge it any more: it stays in the learner's displacement, which is saved.
             self._shared.out.put(DiscardContribution(self.index, event.ticket))
             return
@@ -214,7 +214,7 @@ class Fragment:
 
     def heard(self, peer: str, head: Head, confirmed: bool, now: float, saved: bool = False) -> None:
         """Take in which head a member holds."""
-        self.common.heard(peer, head, now)
+        self.witnesses.heard(peer, head, now)
         if self.follower.heard(peer, head, confirmed, saved):
             self.touched = True
 
@@ -228,25 +228,25 @@ class Fragment:
             self._shared.view.remember((mark.learner for mark in table), now)
         if self.own.keeps:
             if grouped:
-                self.common.witnessed(self._shared.config.max_base_age_versions, now)
-            self.own.review(self.common.review(peers, now))
+                self.witnesses.witnessed(self._shared.config.max_base_age_versions, now)
+            self.own.review(self.witnesses.review(peers, now))
 
     def flush(self) -> None:
         """Ask a leaving node's learner, once, for what it has when nothing of it is under way any more."""
         self._flushes = self._shared.learning
 
-    def settle(self, now: float) -> bool:
+    def leave(self, now: float) -> bool:
         """Tell whether a leaving node's part here is over, once and for all.
 
         A learner that goes on training must not keep us with ever new contributions, nor the members' next
         round with ever new duties.
         """
-        if self._settled and not self.office.holding:  # a candidacy of ours may be won late
+        if self._over and not self.office.holding:  # a candidacy of ours may be won late
             return True
         at_work = any(seat.at_work for seat in self.seats.taken)
         if at_work or not self._all_merged() or self.round.last_call(now):
             return False
-        self._settled = True
+        self._over = True
         self.office.lay_down("leaving")
         return True
 

@@ -214,11 +214,11 @@ class Core:
         self._shared.out.record("refusal", fragment, str(reason), peer=peer)
 
     def _on_leaving(self, sender: str, message: msg.Leaving, now: float) -> None:
-        self._shared.view.left(sender, message.incarnation, now)
+        self._shared.view.said_goodbye(sender, message.incarnation, now)
         for fragment in self.fragments:
             fragment.follower.gone(sender)
         for fragment, head in zip(self.fragments, message.heads, strict=False):
-            fragment.common.left(sender, head)
+            fragment.witnesses.said_goodbye(sender, head)
         self._shared.out.record("leave", None, "said good-bye", peer=sender)
         self._poll_all(now)
 

@@ -51,7 +51,7 @@ class Shared:
         self.gather_until_s = -math.inf
         """End of the time for which rounds of a leaving node wait for live learners: if all leave, none is to
         come back."""
-        self.left = False
+        self.departed = False
         """True: nothing is offered any more; what is unmerged now is for our next life."""
         self.step_s = 0.0
         """Moving average of this node's inner step time."""

@@ -11,7 +11,6 @@ from arch_source import modules
 MOST_PARAMETERS = 8
 """Of a constructor, beside self. Records (dataclasses, structs) have none that is written out."""
 TWICE = {
-    "Contributor": "a wire struct, beside who contributes",
     "Link": "a record of ports, beside a socket and a line of a plan",
     "Member": "of the view, and of the daemon",
     "Part": "of a state, beside a contribution's",

@@ -40,7 +40,7 @@ class _Seen:
         our chain; None: it has not left."""
 
 
-class Common:
+class Witnesses:
     """Versions of our chain of one fragment that other peers are known to have."""
 
     def __init__(self, chain: Chain, durable_s: float) -> None:
@@ -78,7 +78,7 @@ class Common:
             if number >= 0:
                 self._note(self._seen.setdefault(mark.learner, _Seen()), number, now)
 
-    def left(self, peer: str, head: Head) -> None:
+    def said_goodbye(self, peer: str, head: Head) -> None:
         """Remember the head with which a peer goes."""
         seen = self._seen.get(peer)
         if seen is not None:

@@ -77,11 +77,11 @@ class Kept:
                 part.number = number
         return tuple(part for part in self._parts if part.number == UNMERGED)
 
-    def review(self, common: int) -> None:
-        """Everybody has version `common`: what is merged by then is beyond doubt."""
+    def review(self, witnessed: int) -> None:
+        """Everybody has version `witnessed`: what is merged by then is beyond doubt."""
         if self._combining:
             return  # it is being read from the disk: without a part of it, all the rest would be given up
-        while self._parts and self._parts[0].number <= common:
+        while self._parts and self._parts[0].number <= witnessed:
             self._discard(self._parts.pop(0))
 
     def drop(self, parts: Sequence[Part], reason: str) -> None:

@@ -68,12 +68,12 @@ class Ranks:
             return ""
         fitness = self._electorate.fitness(certificate.syncer)
         made = max(self._context.chain.head.number, number) > certificate.start_number
-        ends = made and any(peer == candidate or self._level(peer) for peer in better)
+        ends = made and any(peer == candidate or self._up_to_date(peer) for peer in better)
         if fitness is Fitness.HIDDEN:
             ends = made or now - self.taken_s >= self._context.shared.timing.hidden_wait_s
         return LEAVES_TO_OTHERS[fitness] if ends else ""
 
-    def _level(self, peer: str) -> bool:
+    def _up_to_date(self, peer: str) -> bool:
         """Whether that peer, perhaps oneself, has our newest version."""
         chain, view = self._context.chain, self._context.shared.view
         head = chain.head if peer == self._context.shared.me else view.head(peer, self._context.index)

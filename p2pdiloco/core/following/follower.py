@@ -24,7 +24,7 @@ from p2pdiloco.core.api.events import FetchFailed, StateFetched, UpdateApplied, 
 from p2pdiloco.core.api.reasons import FetchFailure, VersionFault
 from p2pdiloco.core.api.types import WHOLE_RUN, Head, SignedVersion, Stamp, VersionHeader
 from p2pdiloco.core.context import FragmentContext
-from p2pdiloco.core.contributions.contributor import Contributor, commit_effect
+from p2pdiloco.core.contributions.own import ContributionQueue, commit_effect
 from p2pdiloco.core.following.doubts import Doubts
 from p2pdiloco.core.machine import Machine, direct_members
 from p2pdiloco.core.timing import backoff_s
@@ -62,7 +62,7 @@ FOLLOW_TABLE = {
 class Follower:
     """Keeper of one fragment's chain: up with the heaviest head that confirmed members hold."""
 
-    def __init__(self, context: FragmentContext, own: Contributor) -> None:
+    def __init__(self, context: FragmentContext, own: ContributionQueue) -> None:
         self._context = context
         self._shared = context.shared
         self._fragment = context.index

@@ -21,7 +21,7 @@ from p2pdiloco.core.api.messages import (
 from p2pdiloco.core.api.reasons import MessageFault, Verdict, VoteRefusal
 from p2pdiloco.core.api.types import SignedPartial, Ticket
 from p2pdiloco.core.context import FragmentContext
-from p2pdiloco.core.contributions.contributor import Contributor
+from p2pdiloco.core.contributions.own import ContributionQueue
 from p2pdiloco.core.groups.delegate import Delegate
 from p2pdiloco.core.groups.seat import Seat
 from p2pdiloco.core.rounds.publishing import Publisher
@@ -36,7 +36,9 @@ class Seats:
         taken: the context's list of seats, empty, which is kept up to date here.
     """
 
-    def __init__(self, context: FragmentContext, own: Contributor, taken: list[Seat], now: float) -> None:
+    def __init__(
+        self, context: FragmentContext, own: ContributionQueue, taken: list[Seat], now: float
+    ) -> None:
         self._context = context
         self._shared = context.shared
         self._own = own
@@ -153,7 +155,7 @@ class Seats:
             seat.round.poll(now)
 
     @property
-    def unsettled(self) -> bool:
+    def changed(self) -> bool:
         """An office changed since `poll_offices`."""
         return any([seat.office.changed for seat in self.taken])  # asked after every poll
 

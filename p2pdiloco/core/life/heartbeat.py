@@ -268,7 +268,7 @@ class Heartbeats:
         elif message.incarnation > before.incarnation:
             shared.greet(sender)
             for fragment in self._fragments:
-                fragment.common.restarted(sender)
+                fragment.witnesses.restarted(sender)
                 for seat in fragment.seats.taken:
                     if seat.office.syncer == sender:
                         seat.office.suspect(Suspicion.RESTARTED)

@@ -54,9 +54,9 @@ class Departure:
         """Go, once nothing of ours is pending or our patience is over."""
         if self._leave_by_s is None or self.done:
             return
-        unsettled = [f for f in self._fragments if not f.settle(now)]
+        remaining = [f for f in self._fragments if not f.leave(now)]
         helped = bool(self._shared.view.live(now))
-        waits = any(helped or f.office.holding for f in unsettled) or not self._handed_over(now)
+        waits = any(helped or f.office.holding for f in remaining) or not self._handed_over(now)
         if now < self._leave_by_s and waits:
             return
         making = any(seat.round.busy for f in self._fragments for seat in f.seats.taken)
@@ -66,8 +66,8 @@ class Departure:
         for peer in self._shared.view.members(now):
             self._shared.out.send(peer, Leaving(self._shared.incarnation, heads))
         reason = (
-            f"{len(unsettled)} contributions were not merged in time" if unsettled else "nothing was pending"
+            f"{len(remaining)} contributions were not merged in time" if remaining else "nothing was pending"
         )
         self._shared.out.record("leave", None, reason)
         self._shared.out.put(Left())
-        self.done = self._shared.left = True
+        self.done = self._shared.departed = True

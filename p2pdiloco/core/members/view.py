@@ -163,7 +163,7 @@ class View:
         member.tried_s = -1e18
         return True
 
-    def left(self, peer: str, incarnation: int, now: float) -> None:
+    def said_goodbye(self, peer: str, incarnation: int, now: float) -> None:
         """Take in a peer's good-bye. What it made last may be unknown to us: it may come back with it."""
         member = self._members.get(peer)
         if member and incarnation >= member.incarnation:

@@ -22,7 +22,7 @@ from p2pdiloco.core.api.grouping import next_plan
 from p2pdiloco.core.api.messages import Announce
 from p2pdiloco.core.api.types import WHOLE_RUN, ContributionHeader, SignedVersion, Ticket, VersionHeader
 from p2pdiloco.core.context import FragmentContext
-from p2pdiloco.core.contributions.contributor import Contributor, commit_effect
+from p2pdiloco.core.contributions.own import ContributionQueue, commit_effect
 from p2pdiloco.core.rounds.handover import Job
 
 
@@ -31,7 +31,7 @@ class Publisher:
 
     last = True
 
-    def __init__(self, context: FragmentContext, own: Contributor) -> None:
+    def __init__(self, context: FragmentContext, own: ContributionQueue) -> None:
         self._context = context
         self._shared = context.shared
         self._fragment = context.index

@@ -12,7 +12,7 @@ from p2pdiloco.core.api.grouping import Roster
 from p2pdiloco.core.api.reasons import FetchFailure, Verdict
 from p2pdiloco.core.api.types import NEVER, Contributor, Head, SignedVersion, Stamp, Watermark
 from p2pdiloco.core.chain.chain import Chain
-from p2pdiloco.core.chain.witnesses import Common
+from p2pdiloco.core.chain.witnesses import Witnesses
 from p2pdiloco.core.contributions.retained import IN_MEMORY, KEPT_MAX
 
 OURS = 4
@@ -233,7 +233,7 @@ def test_who_was_merged_lately_has_what_came_before() -> None:
     """All that is known of members of other groups: they do not report their heads to us."""
     log = branch(9, learners=("far",))
     chain = Chain(tuple(log), (Watermark("far", Stamp(1, 9), 9),), keep=16)
-    common = Common(chain, durable_s=20.0)
+    common = Witnesses(chain, durable_s=20.0)
     common.witnessed(3, 100.0)
     assert common.review(["far"], 100.0) == -1, "a crash may take it back"
     common.witnessed(3, 121.0)

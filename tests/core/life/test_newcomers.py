@@ -12,7 +12,7 @@ from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.grouping import Roster
 from p2pdiloco.core.api.reasons import FetchFailure, Verdict, VoteRefusal
 from p2pdiloco.core.api.types import Contributor, SignedVersion, Stamp
-from p2pdiloco.core.contributions.contributor import OTHER_OPINIONS
+from p2pdiloco.core.contributions.own import OTHER_OPINIONS
 
 NO_STEPS = Contributor("p1", Stamp(1, 1), 1000, 0)
 """No syncer may have merged that."""

@@ -50,9 +50,9 @@ def test_incarnations_tell_a_restart_from_an_echo() -> None:
     view = View("me", Timing())
     assert view.heard("p1", heartbeat(5), 0.0)
     assert not view.heard("p1", heartbeat(4), 0.1), "from before its restart"
-    view.left("p1", 4, 0.15)
+    view.said_goodbye("p1", 4, 0.15)
     assert view.alive("p1", 0.2), "a good-bye of an earlier life"
-    view.left("p1", 5, 0.2)
+    view.said_goodbye("p1", 5, 0.2)
     assert view.has_left("p1") and view.members(0.3) == []
     assert not view.heard("p1", heartbeat(5), 0.4), "overtaken by its own good-bye"
     view.touched("p1", 0.4)
@@ -119,5 +119,5 @@ def test_who_was_heard_long_ago_is_waited_for_like_who_never_was() -> None:
     view.heard("p", progress(heads), 60.0)
     assert not view.may_come("p", 61.0), "it counts as a member"
     assert view.may_come("p", 60.0 + timing.member_ttl_s), "it does not any more, though it may be here"
-    view.left("p", 1, 80.0)
+    view.said_goodbye("p", 1, 80.0)
     assert not view.may_come("p", 200.0)

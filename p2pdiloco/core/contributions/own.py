@@ -62,7 +62,7 @@ OTHER_OPINIONS = 3
 """A contribution that somebody took, or may have taken, must be called unusable so many times more often."""
 
 
-class Contributor:
+class ContributionQueue:
     """The queue of one fragment's contributions of this node."""
 
     def __init__(self, context: FragmentContext) -> None:
@@ -157,9 +157,9 @@ class Contributor:
             self._give_up(lost, "too many contributions are waiting")
             self._queue[1].after = lost.after
 
-    def review(self, common: int) -> None:
+    def review(self, witnessed: int) -> None:
         """Everybody has this version: what is merged by then is beyond doubt."""
-        self._kept.review(common)
+        self._kept.review(witnessed)
 
     def combined(self, event: Combined) -> None:
         """What is to be sent again has been added up."""
@@ -199,7 +199,7 @@ class Contributor:
 
     def next_offer(self, now: float) -> Pending | None:
         """The contribution to send now, if any."""
-        if not self._queue or self._shared.left:
+        if not self._queue or self._shared.departed:
             return None
         first = self._queue[0]
         syncer = self._office.syncer
@@ -367,7 +367,7 @@ class Contributor:
             self._give_up(pending, "it contains what was merged")
         number = self._chain.merged_at(self._shared.me)
         while self._queue and self._queue[0].stamp <= watermark:
-            self._settle(self._queue.popleft(), number, now)
+            self._merged(self._queue.popleft(), number, now)
         lost = self._kept.moved(watermark, number, self._chain.replaced != self._replaced)
         self._replaced = self._chain.replaced
         first = self._queue[0] if self._queue else None
@@ -385,7 +385,7 @@ class Contributor:
                 if first.state is SendState.HELD:  # not any more: it does not fit as it was labelled
                     first.retry(now)
 
-    def _settle(self, pending: Pending, number: int, now: float) -> None:
+    def _merged(self, pending: Pending, number: int, now: float) -> None:
         """It is in our chain."""
         if pending.held_since_s:
             self._round_s.add(now - pending.held_since_s)
@@ -441,7 +441,7 @@ class Contributor:
 
 
 def commit_effect(
-    shared: Shared, chain: Chain, own: Contributor, version: SignedVersion, update: Ticket | None
+    shared: Shared, chain: Chain, own: ContributionQueue, version: SignedVersion, update: Ticket | None
 ) -> CommitVersion:
     """The spare copy becomes the state; the learner hears whether its own contribution is in it."""
     marks = chain.marks_after(version.header)
