@@ -109,7 +109,7 @@ def test_we_lay_an_office_down_for_a_better_uplink_once_a_version_is_made() -> N
     assert laid_down == ["laid down: this node has a thin uplink, and others have none"]
 
 
-def strained_syncer() -> tuple[Solo, Head]:
+def thin_syncer() -> tuple[Solo, Head]:
     """It has made version 1, which nobody else holds: and the version before it. All have thin uplinks."""
     solo = Solo(config(quorum=1), PEERS)
     thin(solo, *PEERS)
@@ -122,7 +122,7 @@ def strained_syncer() -> tuple[Solo, Head]:
     return solo, before
 
 
-def test_a_strained_syncer_does_not_outrun_the_others_by_merging_alone() -> None:
+def test_a_thin_syncer_does_not_outrun_the_others_by_merging_alone() -> None:
     solo = Solo(config(quorum=1), PEERS)
     solo.take_office()
     before = solo.heads()
@@ -141,7 +141,7 @@ def test_a_strained_syncer_does_not_outrun_the_others_by_merging_alone() -> None
 
 
 def test_nor_with_one_of_them_that_is_behind_too() -> None:
-    solo, old = strained_syncer()
+    solo, old = thin_syncer()
     more = contribution("p1", old, stamp=Stamp(1, 2), after=Stamp(1, 1))
     solo.feed(ev.Offered(2, "p1", more))
     solo.feed(ev.PayloadReceived(2, 102))
@@ -153,7 +153,7 @@ def test_nor_with_one_of_them_that_is_behind_too() -> None:
 
 
 def test_who_contributes_upon_the_last_version_has_it_whatever_its_heartbeat_said() -> None:
-    solo, _ = strained_syncer()
+    solo, _ = thin_syncer()
     solo.offer("p1", 2, stamp=Stamp(1, 2), after=Stamp(1, 1))
     calls, chain, ready = solo.fragment.round._calls, solo.fragment.chain, solo.fragment.round.inbox.ready()
     assert [held.based_on for held in ready] == [1]
@@ -190,8 +190,8 @@ def test_who_gives_way_does_so_to_one_of_the_better_ones_until_it_has_laid_the_o
     assert not asks(solo, "p2", 6), "it has laid it down: whoever comes first"
 
 
-def test_a_strained_syncer_waits_for_nobody_who_is_leaving_nor_when_it_leaves_itself() -> None:
-    solo, old = strained_syncer()
+def test_a_thin_syncer_waits_for_nobody_who_is_leaving_nor_when_it_leaves_itself() -> None:
+    solo, old = thin_syncer()
     before = (old,)
     calls, chain = solo.fragment.round._calls, solo.fragment.chain
     calls.called((), 2, solo.now)
