@@ -1,6 +1,7 @@
-"""Addresses of members met before, so that a node finds its swarm again when all it was told is gone.
+"""Addresses of members met before, so that a node finds its swarm again when all others are gone.
 
-`<data_dir>/peers.txt`: one multiaddr with /p2p/ID a line, newest last. Losing it costs nothing but that.
+They are in `<data_dir>/peers.txt`: one multiaddr with /p2p/ID a line, newest last. Losing it costs nothing
+but that.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ MAX_BYTES = 64 * 1024
 
 
 def peers_file(data_dir: Path) -> Path:
-    """Where the addresses are kept."""
+    """Path of the file with the addresses."""
     return data_dir / "peers.txt"
 
 
 def load_peers(data_dir: Path) -> list[str]:
-    """The remembered addresses; lines that are none are left out."""
+    """Load the remembered addresses; lines that are none are left out."""
     try:
         text = peers_file(data_dir).read_bytes()[:MAX_BYTES].decode("ascii", "replace")
     except OSError:
@@ -39,8 +40,11 @@ def load_peers(data_dir: Path) -> list[str]:
 
 
 def save_peers(data_dir: Path, peers: Sequence[Sequence[str]]) -> None:
-    """Keep the addresses of the last `MAX_PEERS` peers, those of earlier lives as long as there is room: who
-    met only one peer this time must not forget all others. A failure is logged: it costs this memory only."""
+    """Save the addresses of the last `MAX_PEERS` peers, those of earlier lives as long as there is room.
+
+    So whoever met only one peer this time does not forget all others. A failure is logged: it costs this
+    memory only.
+    """
     path = peers_file(data_dir)
     temporary = path.with_name(path.name + ".tmp")
     kept = {_peer_of(addresses[0]): list(addresses[:4]) for addresses in peers if addresses}

@@ -1,4 +1,4 @@
-"""Being found and finding: presence records and the list of runs on the DHT."""
+"""Presence records and the list of runs on the DHT: how nodes are found, and find others."""
 
 from __future__ import annotations
 
@@ -24,14 +24,17 @@ REFRESH_S = 12.0
 LOOK_S = 3.0
 LOOK_FAST_S = 1.0
 CALMER, CALMEST = 1.25, 3.0
-"""While the same members are listed, each pause is so many times the last, up to so many times `LOOK_S`:
-looks every 3 s were a third of what a node of four sends while no round is under way. Newcomers dial."""
+"""Factor by which each pause is longer than the last while the same members are listed, up to so many times
+`LOOK_S`.
+
+Looks every 3 s were a third of what a node of four sends while no round is under way. Newcomers dial.
+"""
 MAX_ADDRESSES = 8
 MAX_DIALS = 16
 DIAL_PATIENCE_S = 1.5
 REDIAL_HIDDEN_S = 30.0
 MAX_NAMED = 4096
-"""Peers that are remembered by name, the longest unseen forgotten first."""
+"""Number of peers that are remembered by name; the one unseen for longest is forgotten first."""
 
 
 async def publish_runs(transport: Transport, runs: Callable[[], Sequence[wire.RunSummary]]) -> None:
@@ -43,26 +46,26 @@ async def publish_runs(transport: Transport, runs: Callable[[], Sequence[wire.Ru
 
 
 class KnowsReach(Protocol):
-    """Knows how others can reach us (`core.shared.Shared`)."""
+    """Source of how others can reach us (`core.shared.Shared`)."""
 
     reach: Reach
 
 
 class KnowsResults(Protocol):
-    """Knows what was measured of the run (`daemon.learner.evaluating.Measurements`)."""
+    """Source of what was measured of the run (`daemon.learner.evaluating.Measurements`)."""
 
     news: asyncio.Event
 
     @property
     def own(self) -> wire.Result | None:
-        """The last result of our own."""
+        """Newest result of our own; None: we have measured none."""
 
     def heard(self, peer: str, result: wire.Result) -> None:
-        """A peer says that it has measured."""
+        """Take in what a peer says that it has measured."""
 
 
 class OurRecord:
-    """What we say of ourselves."""
+    """Presence record of our own, made of what others know of us."""
 
     def __init__(self, incarnation: int, name: str, reaches: KnowsReach, results: KnowsResults) -> None:
         self.incarnation = incarnation
@@ -72,15 +75,15 @@ class OurRecord:
 
     @property
     def news(self) -> asyncio.Event:
-        """Set when there is something new to say."""
+        """Event that is set when there is something new to say."""
         return self._results.news
 
     def heard(self, peer: str, result: wire.Result) -> None:
-        """Another's record has a result."""
+        """Take in a result from another's record."""
         self._results.heard(peer, result)
 
     def with_addresses(self, addresses: Sequence[str]) -> wire.Presence:
-        """The record, as it is now."""
+        """Make the record as it is now."""
         return wire.Presence(
             WIRE_VERSION,
             self.incarnation,
@@ -92,7 +95,7 @@ class OurRecord:
 
 
 class Presence:
-    """Our presence record in one run, and the others'."""
+    """Presence records of one run: ours, and the others'."""
 
     def __init__(
         self,
@@ -103,8 +106,9 @@ class Presence:
         keep: Callable[[Sequence[Sequence[str]]], None] = lambda _: None,
         dial_at_once: int = MAX_NAMED,
     ) -> None:
-        """`keep` is told the addresses of the peers met so far whenever they change. `dial_at_once`: how many
-        listed peers are dialled unasked; of the others the transport only learns the addresses."""
+        """`keep` is told the addresses of the peers met so far whenever they change. `dial_at_once`:
+        number of listed peers that are dialled unasked; of the others the transport only learns the
+        addresses."""
         self._transport = transport
         self._run = run
         self._ours = ours
@@ -112,12 +116,13 @@ class Presence:
         self._keep = keep
         self._dial_at_once = dial_at_once
         self._redial: dict[str, float] = {}
-        """Peers that said they cannot be dialled -> when the next attempt is due."""
+        """Time of the next attempt by peers that said they cannot be dialled."""
         self._twins = Twins(ours.incarnation, LIFETIME_S)
         self._connected: dict[str, tuple[str, ...]] = {}
         self._strangers: set[str] = set()
         self._roster = Roster(())
-        """One object as long as it is true: what follows from it is worked out once."""
+        """Roster of those who are reached: one object as long as it is true, since what follows from it is
+        worked out once."""
         self._dials: dict[str, asyncio.Task[None]] = {}
         self.names: dict[str, str] = {}
 
@@ -133,7 +138,7 @@ class Presence:
                 await asyncio.wait_for(news.wait(), REFRESH_S)
 
     async def watch(self, settled: Callable[[], bool]) -> None:
-        """Look who is there, for ever; more often until we are settled, and after every change."""
+        """Look for ever who is there; more often until we are settled, and after every change."""
         calm, roster = 1.0, self._roster
         try:
             while True:
@@ -146,9 +151,11 @@ class Presence:
                 dial.cancel()
 
     async def look(self) -> None:
-        """One look: tell the core, and dial whom we do not know yet; a dead member's record delays nobody.
+        """Look once: tell the core, and dial whom we do not know yet. A dead member's record delays nobody.
 
-        Raises: UserError when another process has taken our identity over."""
+        Raises:
+            UserError: another process has taken our identity over.
+        """
         members: list[tuple[str, int]] = []
         others: list[tuple[str, tuple[str, ...]]] = []
         hidden: set[str] = set()
@@ -187,8 +194,10 @@ class Presence:
         self._post(ev.PresenceSeen(self._roster, len(members) - len(reached)))
 
     def _worth_a_try(self, peer: str) -> bool:
-        """A peer that says it cannot be dialled may be our neighbour at home, or be reached through a relay,
-        and then by a hole: now and then."""
+        """Tell whether to dial a peer that says it cannot be dialled: now and then.
+
+        It may be our neighbour at home, or be reached through a relay, and then by a hole.
+        """
         now = asyncio.get_running_loop().time()
         if peer in self._connected or now < self._redial.get(peer, 0.0):
             return False
@@ -202,8 +211,10 @@ class Presence:
         return True
 
     def _meet(self, others: list[tuple[str, tuple[str, ...]]]) -> None:
-        """Dial some, learn of the rest. Each node has some of its own choice, the same at every look, so that
-        together they know everybody."""
+        """Dial some, learn the addresses of the rest.
+
+        Each node has some of its own choice, the same at every look, so that together they know everybody.
+        """
         if len(others) > self._dial_at_once:
             others.sort(
                 key=lambda other: hashlib.sha256((self._transport.peer_id + other[0]).encode()).digest()

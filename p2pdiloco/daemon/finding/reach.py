@@ -1,20 +1,21 @@
-"""Whether others can dial this node, and under which address: asked of peers, never concluded by ourselves.
+"""Reachability of this node: whether others can dial it, and where. Peers are asked.
 
-The question names ports only. Who is asked dials the IP address from which the asker is connected to it,
-with a connection of its own, and looks whether that very peer answers there. So nobody who is asked can be
-made to dial a third party, and a single question costs a few handshakes at most (`DialBack`). Who asks dials
-what the answers name, since only it can prove that it is reached there: a liar can have it make a connection
-to any address, at a port of its own, but only one for each place that the liar is at, two a round.
+A node never concludes it by itself. The question names ports only. Who is asked dials the IP address from
+which the asker is connected to it, with a connection of its own, and looks whether that very peer answers
+there. So nobody who is asked can be made to dial a third party, and a single question costs a few handshakes
+at most (`DialBack`). Who asks dials what the answers name, since only it can prove that it is reached there.
+A liar can have it make a connection to any address, at a port of its own, but only one for each place that
+the liar is at, two a round.
 
 Answers count for as much as they know of the world: those of peers at a public address before those of
-neighbours in our own network. Where a peer is, our own connection to it says, not the peer. Two *voices*
-must say no before a node counts as hidden, in two rounds if it could be dialled before: peers at different
-places, so that one liar, under whatever names, demotes nobody who has others to ask. p2pd does not say which
+neighbours in our own network. Where a peer is, our own connection to it says, not the peer. Two *voices* must
+say no before a node counts as hidden, in two rounds if it could be dialled before: peers at different places,
+so that one liar, under whatever names, demotes nobody who has others to ask. p2pd does not say which
 connections it accepted and which it made, so accepted ones are no evidence.
 
 An address that is not ours is told to others once two voices have named it, or once this node has reached
-itself there, with the same proof. A hidden node is reached over connections that it keeps itself, and, for
-a first word, through a relay.
+itself there, with the same proof. A hidden node is reached over connections that it keeps itself, and, for a
+first word, through a relay.
 """
 
 from __future__ import annotations
@@ -37,18 +38,18 @@ from p2pdiloco.errors import RemoteError, TransportError
 from p2pdiloco.ports import Transport
 
 ASKED = 3
-"""Peers that are asked in one round."""
+"""Number of peers that are asked in one round."""
 DIAL_S = 3.0
 ANSWER_S = 5.0
 SOON_S = 3.0
-"""Until the next round, while nothing is known or a change is to be confirmed."""
+"""Pause until the next round, while nothing is known or a change is to be confirmed."""
 AGAIN_S = 120.0
 VOICES = 2
-"""Peers at different places that agree."""
+"""Number of peers at different places that must agree."""
 ROUNDS_ALONE = 4
-"""In so many rounds no second voice was found: the one is believed."""
+"""Number of rounds in which no second voice was found, after which the one is believed."""
 KEEP_S = 3 * AGAIN_S
-"""What was said counts for so long: of an address, and by those who know more of the world than others."""
+"""Time for which an answer counts: about an address, and of those who know more of the world than others."""
 MAX_NAMED = 64
 MAX_IPS = 2
 SAME_PEER_S = 2.0
@@ -59,17 +60,21 @@ logger = logging.getLogger(__name__)
 
 
 class DialBack:
-    """Answers peers that want to know whether they can be dialled."""
+    """Answers to peers that want to know whether they can be dialled."""
 
     def __init__(self, transport: Transport, now: Callable[[], float] = time.monotonic) -> None:
         self._transport = transport
         self._now = now
         self._asked: dict[str, float] = {}
-        """Peer -> when; of the last minute only."""
+        """Time at which each peer asked; of the last minute only."""
         self._running = 0
 
     async def answer(self, sender: str, query: wire.ReachQuery) -> wire.ReachAnswer:
-        """Raises: RemoteError (too often, or no direct connection to tell an address from)."""
+        """Dial the asker where it is seen, at the ports that it names; answer where it proved to be itself.
+
+        Raises:
+            RemoteError: it asks too often, or there is no direct connection to tell an address from.
+        """
         self._admit(sender)
         link = await self._transport.link(sender)
         if link is None or not link.ips:
@@ -94,27 +99,28 @@ class DialBack:
 
 
 Place = tuple[str, int]
-"""IP address and port."""
+"""Pair of IP address and port."""
 Outlook = tuple[bool, bool, bool]
 
 
 class Voice(Struct, frozen=True):
-    """One peer's answer."""
+    """Answer of one peer."""
 
     peer: str
     ips: tuple[str, ...]
-    """Where the peer is, as our connection to it says."""
+    """Addresses at which the peer is, as our connection to it says."""
     reached: tuple[Place, ...]
-    """Where it says that it reached us."""
+    """Places at which it says that it reached us."""
 
     @property
     def name(self) -> str:
-        """Two voices differ in it: at public addresses everybody can have many names."""
+        """Name in which two voices differ: at public addresses everybody can have many peer ids."""
         public = sorted(_site(ip) for ip in self.ips if ipaddress.ip_address(ip).is_global)
         return public[0] if public else self.peer
 
     def outlook(self, own_ips: set[str]) -> Outlook:
-        """How far from us that peer is: at a public address, on another machine, on another interface."""
+        """Tell how far from us that peer is: at a public address, on another machine, on another
+        interface."""
         found = [(False, False, False)]
         for text in self.ips:
             ip = ipaddress.ip_address(text)
@@ -123,12 +129,13 @@ class Voice(Struct, frozen=True):
 
 
 def _site(ip: str) -> str:
-    """What one customer of a provider has at least: an IPv4 address, or 64 bits of an IPv6 one."""
+    """Reduce an address to what one customer of a provider has at least: an IPv4 address, or 64 bits of an
+    IPv6 one."""
     return str(ipaddress.ip_network((ip, 64), strict=False)) if ":" in ip else ip
 
 
 def decisive(voices: Sequence[Voice], own_ips: set[str]) -> list[Voice]:
-    """Those who know most of the world."""
+    """Select the voices that know most of the world."""
     best = max((voice.outlook(own_ips) for voice in voices), default=None)
     return [voice for voice in voices if voice.outlook(own_ips) == best]
 
@@ -141,8 +148,10 @@ class Named:
         self._proved: dict[Place, float] = {}
 
     def add(self, voices: Sequence[Voice], own_ips: set[str], now: float) -> list[Place]:
-        """Take a round's answers in. Which places nobody has confirmed yet: one of each voice, the last that
-        it named, and those of the voices heard last first."""
+        """Take a round's answers in; return the places that nobody has confirmed yet.
+
+        It is one place of each voice, the last that it named; those of the voices heard last come first.
+        """
         for voice in voices:
             for place in voice.reached:
                 if place[0] not in own_ips:
@@ -161,11 +170,11 @@ class Named:
         return list(dict.fromkeys(doubtful.values()))
 
     def proved(self, place: Place, now: float) -> None:
-        """We reached ourselves there."""
+        """Note that we reached ourselves there."""
         self._proved[place] = now
 
     def addresses(self) -> list[str]:
-        """What may be told to others."""
+        """List the addresses that may be told to others, as multiaddrs."""
         good = sorted({*self._agreed(), *self._proved})
         return [f"/ip{4 if '.' in ip else 6}/{ip}/tcp/{port}" for ip, port in good]
 
@@ -175,7 +184,7 @@ class Named:
 
 
 class Reachability:
-    """What this node is, looked at again and again."""
+    """Reach of this node, looked at again and again."""
 
     def __init__(
         self, transport: Transport, wish: Wish = "auto", now: Callable[[], float] = time.monotonic
@@ -186,15 +195,15 @@ class Reachability:
         self._dialable: bool | None = {"public": True, "private": False}.get(wish)
         self._named = Named()
         self._against: set[str] = set()
-        """Voices that said no in all rounds since one said yes."""
+        """Names of the voices that said no in all rounds since one said yes."""
         self._bad_rounds = 0
         self._outlook: Outlook = (False, False, False)
-        """Of those who were believed last, and when."""
+        """Outlook of those who were believed last; `_heard_s`: when that was."""
         self._heard_s = -1e18
 
     @property
     def reach(self) -> Reach:
-        """As far as is known now."""
+        """Reach as far as it is known now."""
         if self._dialable is None:
             return Reach.UNKNOWN
         if self._dialable:
@@ -203,8 +212,10 @@ class Reachability:
         return Reach.RELAYED if relayed else Reach.OUTBOUND
 
     async def check(self) -> None:
-        """One round of questions. Never fails; takes `ANSWER_S` and, for an address that is not ours,
-        `DIAL_S` at most."""
+        """Ask one round of questions. Never fails.
+
+        It takes `ANSWER_S` at most and, for an address that is not ours, `DIAL_S` more.
+        """
         if self._wish != "auto":
             return
         peers = self._transport.connected()
@@ -234,7 +245,7 @@ class Reachability:
             await self._act_on(verdict)
 
     def _counts(self, outlook: Outlook) -> bool:
-        """Whether nobody who knows more of the world has been heard lately."""
+        """Tell whether nobody who knows more of the world has been heard lately."""
         now = self._now()
         if outlook < self._outlook and now - self._heard_s < KEEP_S:
             return False
@@ -244,7 +255,7 @@ class Reachability:
         return True
 
     async def _look_outside(self, voices: Sequence[Voice], own_ips: set[str]) -> None:
-        """What leads to us from outside."""
+        """Look for addresses that lead to us from outside, and tell the transport those that are proved."""
         now = self._now()
         for place in self._named.add(voices, own_ips, now)[:MAX_IPS]:
             if await self._transport.answers_at(self._transport.peer_id, *place, DIAL_S):
@@ -262,7 +273,7 @@ class Reachability:
         await self._transport.hide()
 
     async def watch(self, tell: Callable[[Reach], None]) -> None:
-        """Look for ever, and tell what is new."""
+        """Check for ever, and call `tell` with what is new."""
         told = None
         loop = asyncio.get_running_loop()
         checked_s = loop.time()
@@ -298,6 +309,6 @@ class Reachability:
 
 
 def tcp_ports(addresses: Sequence[str]) -> list[int]:
-    """Ports of the plain TCP addresses among these, each once."""
+    """List the ports of the plain TCP addresses among these, each once."""
     found = (multiaddrs.tcp_of(address) for address in addresses)
     return list(dict.fromkeys(place[1] for place in found if place is not None))

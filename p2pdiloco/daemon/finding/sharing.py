@@ -1,9 +1,9 @@
-"""Which part of the data is whose: what learners must know of each other (`learner.reading.shards`), over the
-DHT.
+"""Records on the DHT of who reads which part of the data, which learners must know of each other.
 
 Every member has a record under the run's key: which data its learner reads, the epoch, and a bit for every
-shard that was begun, by anybody as far as it knows. It is renewed when it changes, and before it expires; who
-is gone is forgotten with its record. Members that read other data are none of our learner's business.
+shard that was begun, by anybody as far as it knows (`learner.reading.shards`). It is renewed when it changes,
+and before it expires; whoever is gone is forgotten with its record. Members that read other data are none of
+our learner's business.
 """
 
 from __future__ import annotations
@@ -23,33 +23,36 @@ logger = logging.getLogger(__name__)
 LIFETIME_S = 60.0
 RENEW_S = 20.0
 FIRST_S, SETTLED_S, SLOWER = 5.0, 20.0, 1.25
-"""Between two looks at the records, and at least between two changes of ours: at first, later, and by what
-factor it grows each time once our learner is there. Of four nodes, looking every 5 s for ever cost each of
-them more than half of what heartbeats do, on a link that may have 1 Mbit/s; who sees a shard begun 40 s late
-(20 s until it is told, 20 s until it is looked up) at worst repeats that much."""
+"""Pause between two looks at the records, and least pause between two changes of ours: at first, later, and
+by what factor it grows each time once our learner is there.
+
+Of four nodes, looking every 5 s for ever cost each of them more than half of what heartbeats do, on a link
+that may have 1 Mbit/s. Whoever sees a shard begun 40 s late (20 s until it is told, 20 s until it is looked
+up) at worst repeats that much.
+"""
 AGAIN_S = 1.0
-"""First pause before what could not be told is told again; doubles up to the usual pause."""
+"""First pause before a record that could not be told is told again; it doubles up to the usual pause."""
 COMPLAIN_AFTER = 3
 """Failures in a row until a person hears of it."""
 NOT_TOLD = "data-shards-not-told"
-"""How they are called among what was refused."""
+"""Name of such failures among the refusals of a report."""
 LOOK_S_PER_READER = 0.25
 LOOK_AT_MOST_S = 60.0
-"""A look costs about 300 bytes for every reader: in large runs there is more time between, at most this."""
+"""Pause between looks for every reader, up to `LOOK_AT_MOST_S`: a look costs about 300 bytes for each."""
 MAX_READERS = 2048
 
 
 class Reader(Protocol):
-    """The learner, as far as this is concerned (`daemon.learner.learner_link`)."""
+    """Learner, as far as it matters here (`daemon.learner.learner_link`)."""
 
     status: Status | None
 
     def share_data(self, share: DataShare) -> None:
-        """Tell it."""
+        """Tell the learner what of its data is begun, and by whom else it is read."""
 
 
 class Sharing:
-    """Our record, and what follows from the others'."""
+    """Exchange of these records: ours, and what follows from the others'."""
 
     def __init__(self, transport: Transport, run: str, learner: Reader) -> None:
         self._transport = transport
@@ -59,9 +62,9 @@ class Sharing:
         self._written: wire.Reading | None = None
         self._renew_s = 0.0
         self._failed = 0
-        """Times in a row that nobody could be told, though there are others."""
+        """Number of times in a row that nobody could be told, though there are others."""
         self.failures = 0
-        """All of them."""
+        """Number of all such failures."""
 
     async def publish(self) -> None:
         """Keep our record on the DHT, for ever."""
@@ -74,7 +77,7 @@ class Sharing:
                 await asyncio.sleep(min(AGAIN_S * 2 ** min(self._failed - 1, 10), pause_s))
 
     async def tell(self) -> bool:
-        """Renew our record, if there is a reason. False: it is nowhere but here, and is to be told again."""
+        """Renew our record, if there is a reason. False: nobody else has it, and it is to be told again."""
         ours, now = self._ours(), asyncio.get_running_loop().time()
         if ours is None or (ours == self._written and now < self._renew_s):
             return True
@@ -98,7 +101,7 @@ class Sharing:
                 logger.warning(words, self._failed)
 
     async def watch(self) -> None:
-        """Look what the others read, and tell the learner, for ever."""
+        """Look for ever what the others read, and tell the learner."""
         pause_s = FIRST_S
         while True:
             readers = await self.look()
@@ -106,11 +109,12 @@ class Sharing:
             pause_s = self._later_s(pause_s)
 
     def _later_s(self, pause_s: float) -> float:
-        """Others are to hear soon of a learner that begins late, and it of them."""
+        """Lengthen the pause once the learner is there: others are to hear soon of one that begins late,
+        and it of them."""
         return min(SETTLED_S, SLOWER * pause_s) if self._learner.status is not None else FIRST_S
 
     async def look(self) -> int:
-        """One look; how many records there were."""
+        """Look once; return how many records there were."""
         records: dict[str, wire.Reading] = {}
         for peer, value in sorted((await self._transport.get_records(self._key)).items())[:MAX_READERS]:
             try:
@@ -135,10 +139,11 @@ class Sharing:
 def agreed(
     data: str, me: str, ours: wire.Reading | None, records: Mapping[str, wire.Reading]
 ) -> DataShare | None:
-    """What to tell the learner of `me`, which says `ours`, of all records; None: nobody reads its data.
+    """Work out what to tell the learner of `me`, which says `ours`, from all records. None: nobody reads its
+    data.
 
     A record is no more than its writer's word. A later epoch counts when most of the others are in it, two at
-    least; with a single other reader the next one does. Of the shards of our epoch every word counts: who
+    least; with a single other reader the next one does. Of the shards of our epoch every word counts: whoever
     began one may be the only one that knows.
     """
     bytes_of = {len(ours.taken)} if ours is not None else {len(record.taken) for record in records.values()}
@@ -160,7 +165,7 @@ def agreed(
 
 
 def united(sets: list[bytes]) -> bytes:
-    """Of sets of bits of the same length (others are left out) the bits that are in any."""
+    """Unite sets of bits of the same length (others are left out): the bits that are in any."""
     length = max(map(len, sets), default=0)
     bits = 0
     for one in sets:

@@ -1,7 +1,7 @@
-"""Another process with this node's identity: its data folder was copied, and both copies run.
+"""Detection of another process with this node's identity: its data folder was copied, and both run.
 
-Others take the two for lives of one node and listen to whoever began last, if to either: the one that they do
-not hear trains alone and cannot know it. Both keep one record on the DHT, in turns, and so find out: the
+Others take the two for lives of one node. They listen to whoever began last, if to either: the one that they
+do not hear trains alone and cannot know it. Both keep one record on the DHT, in turns, and so find out: the
 earlier one ends, or the one whose record is never seen.
 """
 
@@ -14,29 +14,36 @@ from p2pdiloco.errors import UserError
 logger = logging.getLogger(__name__)
 HINT = "give each node a --data-dir of its own: a copy of another node's folder is that node"
 MIN_TURNS = 3
-"""So often another's record has to come in the place of ours, over a record's lifetime at least."""
+"""Number of times that another's record has to come in the place of ours, over a record's lifetime at
+least."""
 STANDS_FOR = 2.0
-"""Lifetimes of a record: one of another stands in the place of ours for so long only if it is renewed. Of two
+"""Lifetimes of a record after which another's stands in the place of ours because it is renewed. Of two
 clocks that are seconds apart the DHT believes the faster one, and there are no turns."""
 FORGOTTEN_AFTER = 20.0
-"""The same: who ran beside us before that has been gone long since, perhaps."""
+"""Lifetimes after which a turn is forgotten: whoever ran beside us before that may have been gone long
+since."""
 
 
 class Twins:
-    """Judges the record of our own name, as the DHT has it."""
+    """Judge of the record of our own name, as the DHT has it."""
 
     def __init__(self, incarnation: int, lifetime_s: float) -> None:
-        """`lifetime_s`: of a record that is not renewed. One of an earlier life of ours is gone by then."""
+        """`lifetime_s`: lifetime of a record that is not renewed. One of an earlier life of ours is gone
+        by then."""
         self._incarnation = incarnation
         self._lifetime_s = lifetime_s
         self._ours = False
-        """The last that we saw was ours: what is there now was written after it."""
+        """True: the record seen last was ours, so what is there now was written after it."""
         self._turns = 0
         self._first_s = self._last_s = 0.0
         self._stands_since_s: float | None = None
 
     def look(self, incarnation: int, name: str, now: float) -> None:
-        """Take one look in. Raises: UserError when another process of this identity is here in our place."""
+        """Judge the record that is there now.
+
+        Raises:
+            UserError: another process of this identity is here in our place.
+        """
         if incarnation == self._incarnation:
             self._ours, self._stands_since_s = True, None
             return
@@ -53,7 +60,7 @@ class Twins:
         logger.warning("%s, and ends when it notices; %s", called, HINT)
 
     def _turn(self, now: float) -> bool:
-        """Another's record, perhaps in the place of ours. Whether it was so often enough."""
+        """Count another's record, perhaps in the place of ours; return whether it was so often enough."""
         if not self._ours:
             return False
         self._ours = False

@@ -1,1 +1,1 @@
-"""What the link to the others carries, and what a run asks of it."""
+"""Link to the others: what it carries, and what a run asks of it."""

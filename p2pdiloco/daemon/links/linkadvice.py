@@ -1,9 +1,9 @@
-"""Which H, P, tau and codec a link can carry: what is tried, in order of faithfulness, and what it costs.
+"""Advice about H, P, tau and codec: the most faithful setting that a link carries.
 
 A shorter H comes before 8 bits: what 4 bits leave out is made up for by error feedback, while a longer H
 costs loss. Top-k comes after 4 bits, but for very long H: what it costs was not measured. P is the run's own,
-or two or four times as large: a smaller fragment's round is shorter, so its work is merged less stale, which
-thin links and partial merges in full precision ask for. It costs messages, no loss that is known.
+or two or four times as large. A smaller fragment's round is shorter, so its work is merged less stale, which
+thin links and partial merges in full precision ask for. It costs messages, and no loss that is known.
 """
 
 from __future__ import annotations
@@ -23,9 +23,11 @@ from p2pdiloco.tensors.layout import FragmentLayout, plan_fragments
 COMFORT = 0.5
 """Share of a link that a plan uses: it has other users, and rounds come in bursts."""
 DELAYS = (0.5, 1.0)
-"""A tau of at most this share of H: more than half was not tried, and is taken only where nothing else is."""
+"""Largest tau that is taken, as shares of H. More than half was not tried, and is taken only where nothing
+else fits."""
 SHORT_DELAY = 1 / 6
-"""Of H: about what docs/experiments.md knows. Where the run's own P gives more, a larger one is advised."""
+"""Share of H up to which tau is short, about what docs/experiments.md knows. Where the run's own P gives a
+longer one, a larger P is advised."""
 USUAL_H = (24, 30, 50, 100, 200)
 STAGES: tuple[tuple[tuple[int, ...], tuple[CodecName, ...]], ...] = (
     (USUAL_H, ("int8", "e3m0")),
@@ -33,11 +35,12 @@ STAGES: tuple[tuple[tuple[int, ...], tuple[CodecName, ...]], ...] = (
     (USUAL_H, ("topk",)),
     ((500, 1000), ("e3m0", "topk")),
 )
-"""What is tried, one stage after the other; in each H goes up, every codec is tried with it, and every P."""
+"""Values of H and codecs that are tried, one stage after the other. In each, H goes up, and every codec
+and every P is tried with it."""
 SPLITS = (1, 2, 4)
-"""P is so many times the run's own."""
+"""Factors by which the run's own P is multiplied."""
 MOST_FRAGMENTS = 1024
-"""As `config.manifest` allows."""
+"""Largest P that a manifest may have (`config.manifest`)."""
 
 
 class Advice(Struct, frozen=True):
@@ -49,12 +52,13 @@ class Advice(Struct, frozen=True):
     codec: CodecName
     demand: Demand
     doubts: tuple[str, ...]
-    """What of the manifest, changed so, nobody has shown to work."""
+    """Warnings about the manifest with this setting: what nobody has shown to work."""
 
 
 def advise(manifest: Manifest, link: Link, members: int, step_s: float) -> Advice | None:
-    """The smallest H, and with it the most faithful codec, that the link carries with comfort, a P with which
-    rounds are short, and a tau that holds; None where nothing does.
+    """Find the smallest H, and with it the most faithful codec, that the link carries with comfort.
+
+    With them come a P with which rounds are short, and a tau that holds. None: the link carries no setting.
 
     Raises:
         UserError: as `tasks.registry.task_of`.
@@ -77,8 +81,11 @@ def advise(manifest: Manifest, link: Link, members: int, step_s: float) -> Advic
 
 
 def _shortest(splits: list[tuple[Manifest, Demand]], share: float) -> tuple[Manifest, Demand] | None:
-    """Of the same H and codec, the smallest P with which rounds are short, or that with the shortest; None:
-    the link does not carry it with comfort, or tau is above this share of H."""
+    """Choose among candidates of one H and codec: the smallest P with short rounds, or that with the
+    shortest.
+
+    None: the link does not carry any of them with comfort, or tau is above this share of H.
+    """
     fits = [
         (candidate, found)
         for candidate, found in splits
@@ -102,7 +109,7 @@ def _advice(chosen: Manifest, found: Demand, numel: int) -> Advice:
 
 
 def _cuts(manifest: Manifest) -> list[tuple[FragmentLayout, ...]]:
-    """The model in as many fragments as are tried: no more than it has rows, or a manifest may have."""
+    """Cut the model into as many fragments as are tried: no more than it has rows, or a manifest may have."""
     specs, own = task_of(manifest).specs(), manifest.sync.fragments
     most = min(MOST_FRAGMENTS, sum(spec.rows for spec in specs if spec.numel))
     return [plan_fragments(specs, own * times) for times in SPLITS if times == 1 or own * times <= most]
@@ -114,7 +121,7 @@ def _candidates(
     horizons: tuple[int, ...],
     names: tuple[CodecName, ...],
 ) -> Iterator[list[tuple[Manifest, tuple[FragmentLayout, ...]]]]:
-    """For every H and codec, the same with every P."""
+    """List the candidates: for every H and codec, the manifest with every P."""
     replace = msgspec.structs.replace
     for inner_steps in sorted({manifest.sync.inner_steps, *horizons}):
         for name in names:

@@ -1,17 +1,17 @@
-"""What a run asks of a link: arithmetic on a manifest. `daemon.links.linkadvice` has what suits a link.
+"""Demand of a run on a link: arithmetic on a manifest (what suits a link: `daemon.links.linkadvice`).
 
 A cycle is H inner steps, in which every fragment is merged once. In it a member sends each contribution once
-(C bytes for all fragments) and fetches each update once (U bytes). Offices rotate over the members, so on the
-average one of m members also receives (m - l)/m C as the syncer of one of l leaf groups; and it sends
-(m - 1)/m U, as a syncer or passing a large update on, which its syncer sends to a few members only.
+(C bytes for all fragments) and fetches each update once (U bytes). Offices rotate over the members. So on the
+average one of m members also receives (m - l)/m C as the syncer of one of l leaf groups. It also sends (m -
+1)/m U, as a syncer, or as a peer that passes a large update on.
 
 Where there are several leaf groups, all their syncers but one send a partial merge to one above them, four
 bytes a parameter whatever the codec; and so on, level by level. Up to the root that is l - 1 partials of
 every fragment, in both directions (l - 1)/m of four bytes a parameter on the average. The root itself gets
 all of its group's at one time, which takes far longer than anything else where the codec is small.
 
-Inner steps never wait for any of this, so a slow link costs no utilisation by itself: what it costs is delay,
-and from some point on participation, when a round takes longer than a fragment's H inner steps.
+Inner steps never wait for any of this, so a slow link costs no utilisation by itself. It costs delay, and
+from some point on participation, when a round takes longer than a fragment's H inner steps.
 """
 
 from __future__ import annotations
@@ -34,85 +34,94 @@ from p2pdiloco.tensors.layout import FragmentLayout, plan_fragments
 from p2pdiloco.tensors.partial import partial_bytes
 
 LABEL_BYTES = 400
-"""Of a contribution, a partial merge or a version, beside its contributors."""
+"""Bytes of the label of a contribution, a partial merge or a version, without its contributors."""
 CONTRIBUTOR_BYTES = 70
 HEARTBEAT_BYTES = 700
-"""With what carries it, and its answer: as `scripts/bench/bench_wire.py` counts a node's control bytes."""
+"""Bytes of one heartbeat with what carries it, and its answer: as `scripts/bench/bench_wire.py` counts a
+node's control bytes."""
 MAX_EVERY = 8
 TOLERANCE = 0.05
-"""So much more than the link carries is no reason yet to leave a version out."""
+"""Share above what the link carries that is no reason yet to leave a version out."""
 
 
 class Demand(Struct, frozen=True):
-    """What taking part asks of one node, with inner steps of a given length."""
+    """Demand of taking part on one node, with inner steps of a given length."""
 
     step_s: float
     upload_bytes_per_cycle: float
     download_bytes_per_cycle: float
     partial_bytes_per_cycle: float
-    """Of both, what partial merges cost: on the average of all members, whoever sends and gets them."""
+    """Part of both that partial merges cost, on the average of all members, whoever sends and gets them."""
     upload_bits_per_s: float
     download_bits_per_s: float
     upload_share: float
-    """Of the link. Above 1 the node takes part less often."""
+    """Share of the link's upload. Above 1 the node takes part less often."""
     download_share: float
     contribution_share: float
-    """Of the link's upload, by this node's own contributions alone."""
+    """Share of the link's upload that this node's own contributions take alone."""
     fetch_share: float
-    """Of the link's download, by what no node can do without: updates and control messages."""
+    """Share of the link's download by what no node can do without: updates and control messages."""
     member_round_s: float
-    """From a contribution's copy-out to its update being here, for the largest fragment."""
+    """Time from a contribution's copy-out until its update is here, for the largest fragment."""
     syncer_round_s: float
-    """The same where this node is the syncer, of every group up to the root, and the others' links are like
-    its own: contributions and partial merges come in, and updates go out."""
+    """Time of such a round where this node is the syncer of every group up to the root, and the others'
+    links are like its own: contributions and partial merges come in, and updates go out."""
     delay_steps: int
-    """The longer of both in inner steps: a tau that holds."""
+    """Longer one of both in inner steps: a tau that holds."""
     delay_cycles: float
-    """The longer of both in cycles of H inner steps: how stale merged work is."""
+    """Longer one of both in cycles of H inner steps: how stale merged work is."""
     participation: float
     """Share of the merges that this node can be in."""
 
     @property
     def every(self) -> int:
-        """To every how many-th version such a link can contribute in time: 1 to `MAX_EVERY`. What the node
-        sends as a syncer, and what it fetches, does not become less by that."""
+        """Stride of versions to which such a link can contribute in time: 1 (all) to `MAX_EVERY`.
+
+        What the node sends as a syncer, and what it fetches, does not become less by that.
+        """
         spare = 1.0 - (self.upload_share - self.contribution_share)
         by_bytes = self.contribution_share / spare if spare > 0 else MAX_EVERY
         return min(MAX_EVERY, max(1, math.ceil(by_bytes - TOLERANCE)))
 
     @property
     def carried(self) -> bool:
-        """Whether the node can be in every merge."""
+        """Tell whether the node can be in every merge."""
         return self.participation >= 1.0
 
 
 class _Bytes(Struct, frozen=True):
-    """The payloads of a run with their labels: of all fragments together, and of the largest."""
+    """Payload bytes of a run with their labels: of all fragments together, and of the largest."""
 
     contributions: int
     contribution: int
     updates: int
     update: int
     partials: float
-    """Sent, and received, by one member, on the average."""
+    """Partial merges that one member sends, and receives, on the average."""
     partial: int
 
 
 def control_bits_per_s(peers: float) -> float:
-    """What control messages take in each direction, with heartbeats to so many peers."""
+    """Compute the rate of control messages in each direction, with heartbeats to so many peers."""
     return 8 * peers * HEARTBEAT_BYTES / Timing().heartbeat_s
 
 
 def neighbours(manifest: Manifest, members: int) -> float:
-    """With how many others a member exchanges heartbeats, on the average: all that share a leaf group with it
-    for one of the fragments, whose groups are drawn independently."""
+    """Estimate with how many others a member exchanges heartbeats, on the average.
+
+    They are all that share a leaf group with it for one of the fragments, whose groups are drawn
+    independently.
+    """
     groups = -(-members // manifest.group.size)
     return (members - 1) * (1 - (1 - 1 / groups) ** manifest.sync.fragments)
 
 
 def control_doubts(manifest: Manifest, limits: Link) -> list[str]:
-    """What a person's limits leave to a run that has as many members as are expected, or as a group holds,
-    if that is nothing: control messages are never held up, and bulk gets what is left."""
+    """Warn about limits of a person that leave nothing beside control messages.
+
+    Counted are as many members as are expected, or as a group holds, if that is more. Control messages are
+    never held up, and bulk gets what is left.
+    """
     size, each = manifest.group.size, control_bits_per_s(1)
     met = neighbours(manifest, max(size, manifest.group.expected_members))
     return [
@@ -128,7 +137,7 @@ def control_doubts(manifest: Manifest, limits: Link) -> list[str]:
 
 
 def demand(manifest: Manifest, link: Link, members: int, step_s: float) -> Demand:
-    """What `manifest` asks of a member with this link, in a run of so many members.
+    """Compute what `manifest` asks of a member with this link, in a run of so many members.
 
     Raises:
         UserError: as `tasks.registry.task_of`.
@@ -140,7 +149,8 @@ def demand(manifest: Manifest, link: Link, members: int, step_s: float) -> Deman
 def demand_of(
     manifest: Manifest, layouts: tuple[FragmentLayout, ...], link: Link, members: int, step_s: float
 ) -> Demand:
-    """The same with the model cut into fragments already. An unknown rate of the link is infinite."""
+    """Compute the demand with the model cut into fragments already. An unknown rate of the link is
+    infinite."""
     size = manifest.group.size
     sizes = level_sizes(-(-members // size), size)
     moved = _bytes(manifest, layouts, members, sizes)
@@ -208,7 +218,10 @@ def _bytes(
 
 
 def _climb_s(sizes: tuple[int, ...], up_s: float, down_s: float, latency_s: float) -> float:
-    """How long partial merges take from the leaf groups' syncers to the root: on each level all of a group's
-    but the receiver's own, through its link. `up_s`, `down_s`: of one."""
+    """Compute how long partial merges take from the leaf groups' syncers to the root.
+
+    On each level all of a group's but the receiver's own go through its link. `up_s`, `down_s`: time of one
+    partial merge in each direction.
+    """
     fellows = [-(-below // above) - 1 for below, above in pairwise(sizes)]
     return sum(max(up_s, count * down_s) + 2 * latency_s for count in fellows if count)

@@ -1,17 +1,19 @@
-"""Whether this node's link keeps up with its run: says so once if not, and lets the node contribute to fewer
-versions rather than too late to all of them.
+"""Watch over the link: whether it keeps up with the run, and to how many versions it contributes.
+
+A node whose link does not keep up says so once, and contributes to fewer versions rather than too late to
+all.
 
 What the link carries is what a person permits (--max-upload), or what transfers achieved lately; what the run
 asks of it is `daemon.links.linkplan`'s arithmetic. Both change slowly, and a false alarm would cost
-contributions: the best of the last transfers counts, only long ones, and only what is found several times in
-a row. While one of ours is under way, everything that goes the same way counts, also updates that are given
-to others. The best of many, since a peer's own link may be what is full: with others' contributions to it,
-for instance.
+contributions. So the best of the last transfers counts, only long ones, and only what is found several times
+in a row. The best of many, since a peer's own link may be what is full: with others' contributions to it, for
+instance. While a transfer of ours is under way, everything that goes the same way counts, also updates that
+are given to others.
 
 Fewer contributions are for a thin uplink. A thin downlink is only said: every update is fetched and none can
-be left out, however little the node contributes. Where they come faster than the link carries them, the node
-falls further and further behind, copies the whole state in the end, is behind again when that has come, and
-what it measured against versions older than `group.max_base_age_versions` is refused.
+be left out, however little the node contributes. Where updates come faster than the link carries them, the
+node falls further and further behind, and copies the whole state in the end. It is behind again when that has
+come, and what it measured against versions older than `group.max_base_age_versions` is refused.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from p2pdiloco.tensors.codec import codec
 from p2pdiloco.tensors.layout import FragmentLayout
 
 RISE, FALL = 3, 24
-"""Judgements in a row until something worse, or again something better, is believed."""
+"""Judgements in a row until something worse (`RISE`), or again something better (`FALL`), is believed."""
 FOLLOWS, SLOW_OFFICES, FALLS_BEHIND = range(3)
 EFFECTS = {
     SLOW_OFFICES: "versions come late, and others' too where this node is syncer",
@@ -37,14 +39,14 @@ EFFECTS = {
 
 
 class Steady:
-    """A level that changes when it was found several times in a row: 0 or 1 is good, more is worse."""
+    """Level that changes when it was found several times in a row: 0 or 1 is good, more is worse."""
 
     def __init__(self, level: int) -> None:
         self.level = level
         self._streak: list[int] = []
 
     def look(self, wanted: int) -> bool:
-        """Another judgement; whether the level changes."""
+        """Take another judgement in; return whether the level changes."""
         level, streak = self.level, self._streak
         if wanted == level or (streak and (wanted > level) != (streak[0] > level)):
             streak.clear()
@@ -66,23 +68,27 @@ class LinkWatch:
         self._rarer = Steady(1)
         self._behind = Steady(FOLLOWS)
         self.every = 1
-        """The node contributes to every so-and-so-many-th version."""
+        """Stride of versions to which the node contributes; 1: to all."""
         self.words = ""
-        """What a person should know of the link; empty: it keeps up."""
+        """Sentence that a person should know about the link; empty: it keeps up."""
 
     @property
     def uplink_bits_per_s(self) -> float:
-        """What is known of the uplink, sooner than by `LinkMeters.link`: also from other transfers than
-        contributions, few of them, or from an earlier life. While nothing is known of it, updates that came
-        in say how much it has at most: of links to homes the uplink is the thinner part. It decides about
-        offices; a mistake there costs no contribution."""
+        """Rate of the uplink for decisions about offices, where a mistake costs no contribution.
+
+        It is known sooner than `LinkMeters.link`: also from other transfers than contributions, from few of
+        them, or from an earlier life. While nothing is known of it, updates that came in say how much it has
+        at most: of links to homes the uplink is the thinner part.
+        """
         known = min(self.meters.limits.upload_bits_per_s, self.meters.uplink.bits_per_s)
         return known if known < math.inf else self.meters.downlink.early_bits_per_s
 
     def office_bits_per_s(self, members: int) -> float:
-        """The uplink that carries as much of an office as this link does: a syncer takes in what all others
-        of its group contribute, so a person's limit of the downlink counts too. Not what transfers show of
-        it: mostly that is the uplink of whoever sent."""
+        """Rate of an uplink that carries as much of an office as this link does.
+
+        A syncer takes in what all others of its group contribute, so a person's limit of the downlink counts
+        too. What transfers show of the downlink does not count: mostly that is the uplink of whoever sent.
+        """
         codecs, group = self._manifest.codec, min(members, self._manifest.group.size)
         contribution, update = (
             sum(codec(name).encoded_bytes(layout.numel) for layout in self._layouts)
@@ -92,9 +98,11 @@ class LinkWatch:
         return min(self.uplink_bits_per_s, self.meters.limits.download_bits_per_s * up / down)
 
     def judge(self, members: int, step_s: float, catching_up: bool = False) -> bool:
-        """Look at the link; whether there is something new to say, and `every` may have changed. `members`:
-        with this node; `step_s`: of an inner step; 0: not known yet; `catching_up`: only a person's limits
-        count, since states come as slowly as suits those who give them."""
+        """Judge the link; return whether there is something new to say, and `every` may have changed.
+
+        `members`: with this node. `step_s`: length of an inner step; 0: not known yet. `catching_up`: only a
+        person's limits count, since states come as slowly as suits those who give them.
+        """
         if step_s <= 0:
             return False
         link, sync = self.meters.limits if catching_up else self.meters.link, self._manifest.sync
@@ -128,7 +136,7 @@ class LinkWatch:
 
 
 def behind(found: Demand) -> int:
-    """What a thin downlink costs: `FOLLOWS` (nothing), `SLOW_OFFICES`, `FALLS_BEHIND`."""
+    """Tell what a thin downlink costs: `FOLLOWS` (nothing), `SLOW_OFFICES`, `FALLS_BEHIND`."""
     if found.fetch_share > 1 + TOLERANCE:
         return FALLS_BEHIND
     return SLOW_OFFICES if found.download_share > 1 + TOLERANCE else FOLLOWS

@@ -1,4 +1,4 @@
-"""What our own transfers show of our link, each way, beside what a person permits."""
+"""Meters of our link, each way: what transfers show of it, beside what a person permits."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ class LinkMeters:
     def __init__(
         self, transport: Transport, limits: Link = UNLIMITED, remembered_bits_per_s: float = math.inf
     ) -> None:
-        """`limits`: what a person permits; infinite where nothing is said. `remembered_bits_per_s`: what the
-        uplink carried in an earlier life."""
+        """`limits`: rates that a person permits; infinite where nothing is said. `remembered_bits_per_s`:
+        what the uplink carried in an earlier life."""
         self.limits = limits
         self._transport = transport
         now = asyncio.get_running_loop().time
         self.uplink = Uplink(
             lambda: Meter(lambda: self.sent_bytes, now, LINK_OVERHEAD), remembered_bits_per_s
         )
-        """Metered while contributions and partial merges go out, and while updates are given to others."""
+        """Meter that runs while contributions and partial merges go out, and while updates are given to
+        others."""
         self.downlink = Meter(lambda: self._transport.payload_bytes()[1], now, LINK_OVERHEAD)
-        """Metered while updates that we asked for come."""
+        """Meter that runs while updates that we asked for come."""
 
     @property
     def sent_bytes(self) -> int:
@@ -37,7 +38,8 @@ class LinkMeters:
 
     @property
     def link(self) -> Link:
-        """What is known of the link. Round trips do not count: they cost delay, not participation."""
+        """Rates of the link as far as they are known. Round trips do not count: they cost delay, not
+        participation."""
         return Link(
             min(self.limits.upload_bits_per_s, self.uplink.sure_bits_per_s),
             min(self.limits.download_bits_per_s, self.downlink.bits_per_s),
@@ -46,5 +48,5 @@ class LinkMeters:
 
     @property
     def uplink_bytes_per_s(self) -> float:
-        """What is known of the uplink: what a person permits, or what was measured."""
+        """Rate of the uplink as far as it is known: what a person permits, or what was measured."""
         return self.link.upload_bits_per_s / 8

@@ -1,5 +1,6 @@
-"""Measuring a link: how fast bytes that mean nothing go to a live peer and come from it, over the streams
-that everything else takes. What arrives is forgotten.
+"""Measuring a link to a live peer: how fast bytes that mean nothing go there and come back.
+
+They take the streams that everything else takes. What arrives is forgotten.
 
 Anybody may ask, so whoever answers is stingy (`ProbeGate`): one measurement at a time, at most
 `wire.MAX_PROBE_BYTES` each way, one a minute for a peer. Peer ids cost nothing, so the turn of one, 20 s,
@@ -25,16 +26,16 @@ from p2pdiloco.ports import PullSource, Refusal, Transport
 TURN_S = 20.0
 AGAIN_S = 60.0
 LEAST_CHARGE_BYTES = 16 * 1024
-"""Even a request for nothing counts as so much, which bounds their number."""
+"""Bytes that every request counts as at least, which bounds the number of requests."""
 FIRST_BYTES = 32 * 1024
 GROWTH = 4
-"""Each transfer is at most so much longer than the last."""
+"""Factor by which each transfer may be longer than the last."""
 AIM_S = 2.0
-"""Of measuring, in each direction."""
+"""Time to measure in each direction."""
 GIVE_UP_S = 6.0
 PINGS = 4
 EMPTY = 3
-"""Transfers of nothing: the quickest counts."""
+"""Number of transfers of nothing, of which the quickest counts."""
 PAUSE_S = 5.0
 BUSY, TOO_OFTEN, TOO_MUCH = "probe-busy", "probe-too-often", "probe-too-much"
 NOT_NOW = {
@@ -49,7 +50,7 @@ NOT_NOW = {
 
 
 _NOISE = os.urandom(64 * 1024)
-"""Not zeros: something on the way might compress them."""
+"""Random bytes, since something on the way might compress zeros."""
 
 
 def _noise(size_bytes: int) -> tuple[bytes, ...]:
@@ -58,22 +59,22 @@ def _noise(size_bytes: int) -> tuple[bytes, ...]:
 
 
 class ProbeGate:
-    """Who may measure the link to us, and how much."""
+    """Admission of peers that measure the link to us: who, and how much."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
         self._peer = ""
         self._used_bytes = {"in": 0, "out": 0}
         self._turns: dict[str, float] = {}
-        """Peer -> when its turn began; of the last minute only, so a few."""
+        """Beginning of each peer's turn; of the last minute only, so a few."""
 
     def give(self, peer: str, request: wire.PullProbe) -> PullSource:
-        """A peer wants bytes. Raises: RemoteError (not now, not so many)."""
+        """Give bytes to a peer. Raises: RemoteError (not now, not so many)."""
         self._admit(peer, "out", request.size_bytes)
         return PullSource(b"", _noise(request.size_bytes), lambda: None)
 
     def take(self, peer: str, request: wire.PushProbe) -> Forgetful:
-        """A peer sends bytes. Raises: RemoteError (not now, not so many)."""
+        """Take bytes from a peer. Raises: RemoteError (not now, not so many)."""
         self._admit(peer, "in", request.size_bytes)
         return Forgetful(request.size_bytes)
 
@@ -94,7 +95,7 @@ class ProbeGate:
 
 
 class Forgetful:
-    """A sink that keeps nothing. Implements `ports.PushSink`."""
+    """Sink that keeps nothing. Implements `ports.PushSink`."""
 
     offset = 0
 
@@ -116,19 +117,19 @@ class Forgetful:
 
 
 class Measured(Struct, frozen=True):
-    """What a link to one peer carried."""
+    """Measurement of a link to one peer."""
 
     round_trip_s: float
     upload_bits_per_s: float
-    """On the link: headers and encryption included, as a provider counts."""
+    """Rate on the link: headers and encryption included, as a provider counts."""
     download_bits_per_s: float
     moved_bytes: int
-    """Both ways together."""
+    """Bytes of both directions together."""
     took_s: float
 
     @property
     def link(self) -> Link:
-        """For `daemon.links.linkplan`."""
+        """Measured rates and latency as `daemon.links.linkplan` takes them."""
         return Link(self.upload_bits_per_s, self.download_bits_per_s, self.round_trip_s / 2)
 
 
@@ -183,7 +184,7 @@ def _refused(peer: str, error: RemoteError) -> UserError:
 
 
 async def _round_trip_s(transport: Transport, peer: str, now: Callable[[], float]) -> float:
-    """The best of a few, without the one that dials."""
+    """Take the best of a few round trips, without the one that dials."""
     query = wire.QUERY + wire.encode(wire.RunsQuery())
     took = []
     for _ in range(PINGS):
@@ -194,7 +195,7 @@ async def _round_trip_s(transport: Transport, peer: str, now: Callable[[], float
 
 
 async def _twice(work: Callable[[], Awaitable[T]]) -> T:
-    """A peer out of breath resets a stream now and then: the second failure counts."""
+    """Try twice: a peer out of breath resets a stream now and then, so the second failure counts."""
     try:
         return await work()
     except TransportError:
@@ -202,9 +203,10 @@ async def _twice(work: Callable[[], Awaitable[T]]) -> T:
 
 
 async def _rate(move: Move, now: Callable[[], float], give_up_s: float) -> tuple[float, int]:
-    """(bytes per second, bytes moved): transfers that become longer, of which the last and longest counts,
-    less what one without any bytes takes (at most nine tenths: of a long fast link it is a lower bound). One
-    that does not end is an upper bound.
+    """Measure a rate: (bytes per second, bytes moved).
+
+    Transfers become longer, and the last and longest counts, less what one without any bytes takes (at most
+    nine tenths: of a long fast link it is a lower bound). A transfer that does not end is an upper bound.
 
     Raises:
         TimeoutError: not even the first came through.

@@ -1,4 +1,4 @@
-"""What follows from what is known of our link: offices, how often we contribute, and words for people."""
+"""Consequences of what is known of our link: offices, how often we contribute, words for people."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 class LinkTeller:
-    """Tells the core, the learner and people."""
+    """Teller of what is known of the link: to the core, the learner and people."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class LinkTeller:
             self.judge()
 
     def judge(self) -> None:
-        """Look whether the link keeps up; what is new is said, and done."""
+        """Judge the link; what is new is said, and done."""
         watch, learner, now = self._watch, self._learner, self._loop.time()
         members = len(self._shared.view.members(now)) + 1
         self._tell_uplink(members)
@@ -64,7 +64,8 @@ class LinkTeller:
         )
 
     def _tell_uplink(self, members: int) -> None:
-        """What our link carries, or is permitted to, decides with others' how often we hold an office."""
+        """Tell the core what our link carries, or is permitted to. With others' links it decides how often
+        we hold an office."""
         rate = self._watch.office_bits_per_s(members)
         if rate != self._shared.uplink.bits_per_s:
             self._post(ev.UplinkMeasured(rate))

@@ -1,6 +1,7 @@
-"""What our uplink carried in an earlier life: believed for a day, until this life has measured it.
+"""Memory of what our uplink carried in an earlier life, believed for a day, until it is measured.
 
-`<data_dir>/uplink.json`. Losing it costs the first minutes' rank among candidates for offices, nothing else.
+It is `<data_dir>/uplink.json`. Losing it costs the first minutes' rank among candidates for offices, nothing
+else.
 """
 
 from __future__ import annotations
@@ -14,16 +15,16 @@ import msgspec
 
 logger = logging.getLogger(__name__)
 MAX_AGE_S = 86_400.0
-"""The machine may be elsewhere by then."""
+"""Age after which the file counts no more: the machine may be elsewhere by then."""
 MAX_BYTES = 4096
 
 
 class Known(msgspec.Struct, forbid_unknown_fields=True):
-    """The file."""
+    """Content of the file."""
 
     bits_per_s: float
     at_s: float
-    """Seconds since 1970."""
+    """Time of the measurement, in seconds since 1970."""
 
 
 def _file(data_dir: Path) -> Path:
@@ -31,7 +32,8 @@ def _file(data_dir: Path) -> Path:
 
 
 def load_uplink(data_dir: Path) -> float:
-    """What is remembered, bits per second; infinite: nothing, or it is too old, or from the future."""
+    """Load the remembered rate in bits per second; infinite: there is none, or it is too old, or from the
+    future."""
     try:
         with _file(data_dir).open("rb") as file:
             known = msgspec.json.decode(file.read(MAX_BYTES), type=Known)
@@ -42,7 +44,7 @@ def load_uplink(data_dir: Path) -> float:
 
 
 def save_uplink(data_dir: Path, bits_per_s: float) -> None:
-    """Remember what was measured in this life. A failure is logged: it costs this memory only."""
+    """Save the rate that was measured in this life. A failure is logged: it costs this memory only."""
     if not bits_per_s < math.inf:
         return
     path = _file(data_dir)
