@@ -1,6 +1,6 @@
 """The commands for whoever wants the result of a run: export, generate, eval, checkpoint.
 
-All take the global parameters from a live run, a node's folder or a checkpoint file (`cli.theta`).
+All take the global parameters from a live run, a node's folder or a checkpoint file (`cli.result_source`).
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import click
 
 from p2pdiloco.adapters.disk.files import Files
 from p2pdiloco.cli.options import FILE, Number
-from p2pdiloco.cli.theta import read_theta, source_options
+from p2pdiloco.cli.result_source import read_result, source_options
 from p2pdiloco.errors import StorageError, UserError
 
 if TYPE_CHECKING:
-    from p2pdiloco.daemon.run_files.result import Theta
+    from p2pdiloco.daemon.run_files.result import RunResult
 
 DEVICE = click.option(
     "--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:N, rocm, xpu or mps."
@@ -36,24 +36,24 @@ def export(out: Path, force: bool, **source: Any) -> None:
     Models of causal-lm load as LlamaForCausalLM or, with experts, MixtralForCausalLM, those of hf-causal-lm
     as what they are. Of other tasks the folder has the parameters and the run's [model] table.
     """
-    theta = read_theta(**source)
-    files = theta.task().hub_files()
+    result = read_result(**source)
+    files = result.task().hub_files()
     _make_folder(out, force)
     # The label stays in: generate, eval and `run new --from` read the exported file too.
-    theta.save(out / WEIGHTS)
+    result.save(out / WEIGHTS)
     described: dict[str, Any] = {
-        "run": theta.manifest.run.name,
-        "run_id": theta.run,
-        "task": theta.manifest.run.task,
+        "run": result.manifest.run.name,
+        "run_id": result.run,
+        "task": result.manifest.run.task,
     }
-    described |= {"model": theta.manifest.model}
+    described |= {"model": result.manifest.model}
     for name, content in {**(files or {}), DESCRIPTION: json.dumps(described, indent=2).encode()}.items():
         Files().save(out / name, [content], durable=True)
     click.echo(out)
-    click.echo(f"exported {theta.words()}", err=True)
+    click.echo(f"exported {result.words()}", err=True)
     if files is None:
         words = f"parameters by name in {WEIGHTS}, the model's table in {DESCRIPTION}"
-        click.echo(f"{theta.manifest.run.task} is no model that transformers knows: {words}", err=True)
+        click.echo(f"{result.manifest.run.task} is no model that transformers knows: {words}", err=True)
     else:
         click.echo(f'load it: transformers.AutoModelForCausalLM.from_pretrained("{out}")', err=True)
 
@@ -76,15 +76,15 @@ def export(out: Path, force: bool, **source: Any) -> None:
 def generate(prompt: str, tokens: int, temperature: float, seed: int, device: str, **source: Any) -> None:
     """Let the model go on with a text."""
     text = _prompt(prompt)
-    theta = read_theta(**source)
-    click.echo(theta.words(), err=True)
+    result = read_result(**source)
+    click.echo(result.words(), err=True)
     from p2pdiloco.learner.device import choose_device, configure
 
     chosen = choose_device(device)
     configure(chosen, 0)
-    written = theta.task().written(theta.model(chosen).eval(), text, tokens, temperature, seed)
+    written = result.task().written(result.model(chosen).eval(), text, tokens, temperature, seed)
     if written is None:
-        raise UserError(f"the task {theta.manifest.run.task} writes no text", "p2pdiloco eval measures it")
+        raise UserError(f"the task {result.manifest.run.task} writes no text", "p2pdiloco eval measures it")
     click.echo(text + written)
 
 
@@ -117,20 +117,20 @@ def _prompt(given: str) -> str:
 @DEVICE
 def evaluate(data: Path | None, tokens: int, as_json: bool, device: str, **source: Any) -> None:
     """Measure the global parameters on data that nobody trains on."""
-    theta = read_theta(**source)
-    found = figures(theta, data, tokens, device)
+    result = read_result(**source)
+    found = figures(result, data, tokens, device)
     if as_json:
         click.echo(json.dumps(found))
         return
-    click.echo(theta.words(), err=True)
+    click.echo(result.words(), err=True)
     others = "".join(f", {name} {value:.4f}" for name, value in found["metrics"].items())
-    counted = theta.task().counted
+    counted = result.task().counted
     if found["tokens"] > tokens:
         click.echo(f"less than a sample cannot be measured: it has {found['tokens']} {counted}", err=True)
     click.echo(f"held-out loss {found['loss']:.4f} over {found['tokens']} {counted}{others}")
 
 
-def figures(theta: Theta, data: Path | None, tokens: int, device: str) -> dict[str, Any]:
+def figures(result: RunResult, data: Path | None, tokens: int, device: str) -> dict[str, Any]:
     """Held-out loss and metrics of the parameters, and which ones they are. Raises: UserError."""
     from p2pdiloco.learner.device import choose_device, configure
     from p2pdiloco.learner.evaluate import evaluate as measured
@@ -138,16 +138,16 @@ def figures(theta: Theta, data: Path | None, tokens: int, device: str) -> dict[s
 
     chosen = choose_device(device)
     configure(chosen, 0)
-    task = theta.task()
+    task = result.task()
     read = task.load_data(str(data) if data is not None else None)
     if read.note:
         click.echo(read.note, err=True)
-    found = measured(task, theta.model(chosen).eval(), heldout_batch(task, read.heldout, tokens))
+    found = measured(task, result.model(chosen).eval(), heldout_batch(task, read.heldout, tokens))
     return {
-        "run": theta.manifest.run.name,
-        "run_id": theta.run,
-        "versions": [label.number for label in theta.labels],
-        "merged_tokens": theta.tokens,
+        "run": result.manifest.run.name,
+        "run_id": result.run,
+        "versions": [label.number for label in result.labels],
+        "merged_tokens": result.tokens,
         "loss": found.loss,
         "tokens": found.tokens,
         "metrics": found.metrics,
@@ -159,10 +159,10 @@ def figures(theta: Theta, data: Path | None, tokens: int, device: str) -> dict[s
 @click.option("--out", type=FILE, required=True, metavar="FILE", help="File to write (safetensors).")
 def checkpoint(out: Path, **source: Any) -> None:
     """Write the global parameters and which versions they are as one safetensors file."""
-    theta = read_theta(**source)
-    theta.save(out)
+    result = read_result(**source)
+    result.save(out)
     click.echo(out)
-    click.echo(f"saved {theta.words()}", err=True)
+    click.echo(f"saved {result.words()}", err=True)
 
 
 def _make_folder(folder: Path, force: bool) -> None:

@@ -19,7 +19,7 @@ from p2pdiloco.cli.main import run
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.presets import DIGITS, MICRO
 from p2pdiloco.core.api.types import SignedVersion
-from p2pdiloco.daemon.run_files.result import load_theta, theta_of
+from p2pdiloco.daemon.run_files.result import load_result, result_of
 from p2pdiloco.daemon.run_files.runs import genesis_versions, save_run, sign_run
 from p2pdiloco.errors import ConfigError, StorageError
 from p2pdiloco.identity import Identity
@@ -37,7 +37,7 @@ def saved(folder: Path, manifest: Manifest) -> Path:
     (folder / "run.toml").write_text(render_toml(manifest))
     signed, vault = sign_run(folder / "run.toml", Identity.generate())
     versions: list[SignedVersion] = list(genesis_versions(signed, vault))
-    theta_of(signed, vault, versions).save(folder / "theta.safetensors")
+    result_of(signed, vault, versions).save(folder / "theta.safetensors")
     return folder / "theta.safetensors"
 
 
@@ -51,7 +51,7 @@ def test_transformers_loads_what_is_exported(
     assert run(["export", "--checkpoint", str(source), "--out", str(out)]) == 0
     theirs, info = transformers.AutoModelForCausalLM.from_pretrained(out, output_loading_info=True)
     assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-    ours = load_theta(source).model(torch.device("cpu")).eval()
+    ours = load_result(source).model(torch.device("cpu")).eval()
     ids = torch.randint(0, 256, (2, 64), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         torch.testing.assert_close(theirs(ids).logits, ours(ids)[0], rtol=1e-4, atol=1e-5)
@@ -153,12 +153,12 @@ def test_what_cannot_be_read_is_said_in_a_sentence(
 
 
 def test_a_checkpoint_must_fit_its_manifest(tmp_path: Path) -> None:
-    theta = load_theta(saved(tmp_path, MICRO))
+    theta = load_result(saved(tmp_path, MICRO))
     name = next(iter(theta.parameters))
     wrong = msgspec.structs.replace(theta, parameters=theta.parameters | {name: torch.zeros(3)})
     wrong.save(tmp_path / "wrong")
     with pytest.raises(StorageError, match="other parameters than its manifest"):
-        load_theta(tmp_path / "wrong")
+        load_result(tmp_path / "wrong")
 
 
 def test_the_folder_of_a_node_that_has_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -171,7 +171,7 @@ def test_the_folder_of_a_node_that_has_ended(tmp_path: Path, capsys: pytest.Capt
     assert (
         "version 0: this run has not trained them yet; a bootstrap keeps no others" in capsys.readouterr().err
     )
-    again, first = load_theta(out), load_theta(path)
+    again, first = load_result(out), load_result(path)
     assert all(torch.equal(again.parameters[name], value) for name, value in first.parameters.items())
 
 
@@ -183,7 +183,7 @@ def test_an_exported_model_is_version_0_of_a_new_run(manifest: Manifest, tmp_pat
     """From our own export, and from the same folder as anybody else would have saved it."""
     source, out = saved(tmp_path, manifest), tmp_path / "hub"
     assert run(["export", "--checkpoint", str(source), "--out", str(out)]) == 0
-    expected = load_theta(source)
+    expected = load_result(source)
     numpy = {name: value.numpy() for name, value in expected.parameters.items()}
     for label in ("ours", "theirs"):
         if label == "theirs":
@@ -197,7 +197,7 @@ def test_an_exported_model_is_version_0_of_a_new_run(manifest: Manifest, tmp_pat
         assert run(["run", "new", "tuned", "--preset", "micro", "--from", str(out), "--out", str(toml)]) == 0
         signed, vault = sign_run(toml, Identity.generate())
         assert signed.manifest.run.initial_name == "hub" and signed.manifest.run.name == "tuned"
-        theta = theta_of(signed, vault, list(genesis_versions(signed, vault)))
+        theta = result_of(signed, vault, list(genesis_versions(signed, vault)))
         assert theta.parameters.keys() == expected.parameters.keys()
         assert all(torch.equal(theta.parameters[n], value) for n, value in expected.parameters.items())
         if label == "ours":

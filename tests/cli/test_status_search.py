@@ -11,7 +11,7 @@ import pytest
 
 from p2pdiloco import WIRE_VERSION
 from p2pdiloco.adapters.net.memory_net import MemoryNetwork, MemoryTransport
-from p2pdiloco.cli import status, theta_live
+from p2pdiloco.cli import result_live, status
 from p2pdiloco.cli.status import Search
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.display.snapshot import NodeState, StatusReport
@@ -108,10 +108,10 @@ async def test_who_wants_the_result_is_told_once_what_is_waited_for(
 
     async def said(wanted: str) -> list[str]:
         with pytest.raises(Exception, match=r"within 1 s|the peers know no run"):
-            await theta_live._copied((), wanted, 1.0)
+            await result_live._copied((), wanted, 1.0)
         return capsys.readouterr().err.splitlines()
 
-    monkeypatch.setattr(theta_live, "visitor", visitor)
+    monkeypatch.setattr(result_live, "visitor", visitor)
     monkeypatch.setattr(status, "SAY_AFTER_S", 0.3)
     assert await said("") == ["no run is listed by these peers yet: waiting, for at most 1 s"]
     await network.add(None)

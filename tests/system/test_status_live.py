@@ -9,7 +9,7 @@ import psutil
 import pytest
 from system_kit import Daemon, Swarm
 
-from p2pdiloco.daemon.run_files.result import load_theta, theta_on_disk
+from p2pdiloco.daemon.run_files.result import load_result, result_on_disk
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
 
@@ -57,14 +57,14 @@ def test_status_of_a_living_run(visited_swarm: Swarm) -> None:
     saved = visited_swarm.folder / "theta.safetensors"
     asked = visited_swarm.command("checkpoint", "--join", _address(bootstrap), "--out", str(saved))
     assert asked.returncode == 0 and "saved run test (" in asked.stderr, asked.stderr
-    live = load_theta(saved)
+    live = load_result(saved)
     numbers = [label.number for label in live.labels]
     heads = node.heads()
     held = {f: heads.get((f, n), "") for f, n in enumerate(numbers) if n}
     assert held, "something was merged"
     assert all(live.labels[f].digest.startswith(digest) and digest for f, digest in held.items()), held
     node.terminate()
-    after = theta_on_disk(node.data_dir, "test")
+    after = result_on_disk(node.data_dir, "test")
     assert (
         all(b.number >= a for a, b in zip(numbers, after.labels, strict=True)) and after.merges > live.merges
     )

@@ -15,7 +15,7 @@ from p2pdiloco.cli.main import run
 from p2pdiloco.cli.start_from import begun_with
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.presets import ADAMW_RATE, for_run
-from p2pdiloco.daemon.run_files.result import load_theta, theta_of
+from p2pdiloco.daemon.run_files.result import load_result, result_of
 from p2pdiloco.daemon.run_files.runs import genesis_versions, sign_run
 from p2pdiloco.errors import ConfigError, UserError
 from p2pdiloco.identity import Identity
@@ -53,7 +53,7 @@ def test_an_architecture_becomes_a_run_and_comes_back(config: dict[str, object],
     task = task_of(manifest)
     names = [spec.name for spec in task.specs()]
     assert ("lm_head.weight" in names) == (config is QWEN), "a tied head is its embedding, once"
-    theta = theta_of(signed, vault, list(genesis_versions(signed, vault)))
+    theta = result_of(signed, vault, list(genesis_versions(signed, vault)))
     model = theta.model(torch.device("cpu"))
     data = task.load_data(None)
     held_out = heldout_batch(task, data.heldout, 1024)
@@ -69,7 +69,7 @@ def test_an_architecture_becomes_a_run_and_comes_back(config: dict[str, object],
     out = tmp_path / "out"
     assert run(["export", "--checkpoint", str(tmp_path / "theta"), "--out", str(out)]) == 0
     theirs = transformers.AutoModelForCausalLM.from_pretrained(out).eval()
-    ours = load_theta(tmp_path / "theta").model(torch.device("cpu")).eval()
+    ours = load_result(tmp_path / "theta").model(torch.device("cpu")).eval()
     ids = torch.randint(0, 256, (2, 32), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         torch.testing.assert_close(theirs(ids).logits, ours(ids).logits, rtol=1e-4, atol=1e-5)
@@ -79,7 +79,7 @@ def test_an_architecture_becomes_a_run_and_comes_back(config: dict[str, object],
     for source in ("theta", "out", "saved"):
         assert run([*new, "--force", "--from", str(tmp_path / source), "--out", str(again)]) == 0
         second, vault_2 = sign_run(again, Identity.generate())
-        found = theta_of(second, vault_2, list(genesis_versions(second, vault_2)))
+        found = result_of(second, vault_2, list(genesis_versions(second, vault_2)))
         assert all(torch.equal(found.parameters[n], value) for n, value in theta.parameters.items())
         task = task_of(second.manifest)
         Training(task, found.model(torch.device("cpu")), task.load_data(None).train, "peer").step()

@@ -14,7 +14,7 @@ from p2pdiloco.config.loader import MAX_MANIFEST_BYTES
 from p2pdiloco.config.outer import expected_merges, harms
 from p2pdiloco.config.signing import decode_signed, encode_signed, verify
 from p2pdiloco.daemon.run_files.initial_file import beside
-from p2pdiloco.daemon.run_files.result import theta_of
+from p2pdiloco.daemon.run_files.result import result_of
 from p2pdiloco.daemon.run_files.runs import genesis_versions, sign_run
 from p2pdiloco.errors import ConfigError, StorageError, UserError
 from p2pdiloco.identity import Identity
@@ -70,12 +70,12 @@ def test_a_run_starts_from_what_another_one_came_to(tmp_path: Path) -> None:
     model = Tied()
     path = new_run(model, tmp_path / "run.toml", "own", tokens_per_step=64, inner_steps=16, fragments=2)
     run, vault = sign_run(path, Identity.generate())
-    theta_of(run, vault, list(genesis_versions(run, vault))).save(tmp_path / "theta")
+    result_of(run, vault, list(genesis_versions(run, vault))).save(tmp_path / "theta")
     again = tmp_path / "again.toml"
     assert main(["run", "new", "next", "--from", str(tmp_path / "theta"), "--out", str(again)]) == 0
     second, vault_2 = sign_run(again, Identity.generate())
     assert second.manifest.run.task == "own-loop"
-    found = theta_of(second, vault_2, list(genesis_versions(second, vault_2))).parameters
+    found = result_of(second, vault_2, list(genesis_versions(second, vault_2))).parameters
     assert all(torch.equal(found[name], value) for name, value in named_parameters(model).items())
 
 

@@ -1,7 +1,7 @@
 """The global parameters for whoever wants the result: out of a vault, a data folder, a checkpoint file.
 
-Out of a live run: `cli.theta`. All of them end in a `Theta`, which export, generation, evaluation and
-checkpoints read.
+Out of a live run: `cli.result_live`. All of them end in a `RunResult`, which export, generation, evaluation
+and checkpoints read.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from p2pdiloco.tensors.layout import scatter
 from p2pdiloco.tensors.vault import Vault
 
 
-class Theta(Struct, frozen=True):
+class RunResult(Struct, frozen=True):
     """The global parameters of a run: of every fragment some version."""
 
     signed: SignedManifest
@@ -97,16 +97,16 @@ def label_of(version: SignedVersion) -> Label:
     return Label(version.header.number, version.header.digest().hex(), version.header.tokens)
 
 
-def theta_of(run: Run, vault: Vault, versions: Sequence[SignedVersion]) -> Theta:
+def result_of(run: Run, vault: Vault, versions: Sequence[SignedVersion]) -> RunResult:
     """The result that the vault has committed; `versions`: which ones, by fragment."""
     specs = task_of(run.manifest).specs()
     parameters = {spec.name: torch.zeros(spec.shape) for spec in specs}
     for layout in run.layouts:
         scatter(vault.result(layout.index), layout, parameters)
-    return Theta(run.signed, run.manifest, tuple(map(label_of, versions)), parameters)
+    return RunResult(run.signed, run.manifest, tuple(map(label_of, versions)), parameters)
 
 
-def load_theta(path: Path) -> Theta:
+def load_result(path: Path) -> RunResult:
     """From a checkpoint file; checksum, signature and the model's shape are compared.
 
     Raises:
@@ -125,10 +125,10 @@ def load_theta(path: Path) -> Theta:
         raise StorageError(f"{path} is damaged: it has other fragments than its manifest describes")
     parameters = {name: torch.from_numpy(array.copy()) for name, array in found.parameters.items()}
     tokenizer = tokenizer_on_disk(path.with_name("tokenizer.json"), manifest)
-    return Theta(found.signed, manifest, found.labels, parameters, tokenizer)
+    return RunResult(found.signed, manifest, found.labels, parameters, tokenizer)
 
 
-def theta_on_disk(data_dir: Path, wanted: str) -> Theta:
+def result_on_disk(data_dir: Path, wanted: str) -> RunResult:
     """From the folder of a node that does not run now: checkpoints and the updates that follow them.
 
     Raises:
@@ -157,9 +157,9 @@ def theta_on_disk(data_dir: Path, wanted: str) -> Theta:
             ) from error
         config = core_config(run, genesis_versions(run, vault), Timing())
         found = restore(config, RunStore(data_dir, run.id), vault, UpdateLog(1))
-        theta = theta_of(run, vault, [found.versions[layout.index][0] for layout in run.layouts])
+        result = result_of(run, vault, [found.versions[layout.index][0] for layout in run.layouts])
         tokenizer = tokenizer_on_disk(kept_tokenizer(data_dir, run.id), manifest)
-        return msgspec.structs.replace(theta, tokenizer=tokenizer)
+        return msgspec.structs.replace(result, tokenizer=tokenizer)
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from p2pdiloco.adapters.disk.files import Files
 from p2pdiloco.config.settings import NodeSettings
 from p2pdiloco.config.units import parse_every
 from p2pdiloco.daemon.payloads.compute import Compute
-from p2pdiloco.daemon.run_files.result import Theta, label_of
+from p2pdiloco.daemon.run_files.result import RunResult, label_of
 from p2pdiloco.daemon.run_files.runs import Run
 from p2pdiloco.errors import StorageError
 from p2pdiloco.tasks.registry import task_of
@@ -78,7 +78,7 @@ class Results:
             await self._compute.run(self._compute.copy_out, layout, parameters)
             for layout in self._run.layouts
         ]
-        found = Theta(self._run.signed, self._run.manifest, tuple(map(label_of, copied)), parameters)
+        found = RunResult(self._run.signed, self._run.manifest, tuple(map(label_of, copied)), parameters)
         self._saved_at = found.merges
         name = f"{self._run.name}-{self._run.id[:8]}-{found.merges:09d}.safetensors"
         try:
@@ -88,10 +88,10 @@ class Results:
         else:
             self._tell(f"result saved as {name}", True)
 
-    def _write(self, theta: Theta, name: str) -> None:
+    def _write(self, result: RunResult, name: str) -> None:
         files, folder = Files(), self._plan.folder
         files.make_folder(folder)
-        theta.save(folder / name)
+        result.save(folder / name)
         ours = re.compile(re.escape(f"{self._run.name}-{self._run.id[:8]}") + r"-\d{9,19}\.safetensors")
         others = [
             path for path in files.list_folder(folder) if ours.fullmatch(path.name) and path.name != name

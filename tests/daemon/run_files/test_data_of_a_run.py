@@ -21,7 +21,7 @@ from p2pdiloco.daemon.finding.sharing import Sharing
 from p2pdiloco.daemon.frontdoor import FrontDoor
 from p2pdiloco.daemon.run_files import runs
 from p2pdiloco.daemon.run_files.giving import MAX_GIVEN, Giving
-from p2pdiloco.daemon.run_files.result import theta_of
+from p2pdiloco.daemon.run_files.result import result_of
 from p2pdiloco.daemon.run_files.runs import find_run
 from p2pdiloco.daemon.run_files.tokenizers import (
     fetched_tokenizer,
@@ -90,7 +90,7 @@ def test_a_tokenizer_with_more_tokens_than_the_given_model_is_refused_before_any
     folder = written.parent
     (folder / "bytes.toml").write_text(render_toml(for_run("micro", "bytes")))
     run, vault = runs.sign_run(folder / "bytes.toml", Identity.generate())
-    theta_of(run, vault, list(runs.genesis_versions(run, vault))).save(folder / "theta")
+    result_of(run, vault, list(runs.genesis_versions(run, vault))).save(folder / "theta")
     gpt2 = {"model_type": "gpt2", "n_layer": 1, "n_head": 2, "n_embd": 16, "vocab_size": 256}
     (folder / "config.json").write_text(json.dumps(gpt2))
     before = sorted(folder.iterdir())

@@ -9,7 +9,7 @@ import torch
 from daemon_kit import Neighbourhood, until
 
 from p2pdiloco.config.units import parse_every
-from p2pdiloco.daemon.run_files.result import load_theta
+from p2pdiloco.daemon.run_files.result import load_result
 from p2pdiloco.errors import ConfigError
 
 
@@ -31,7 +31,7 @@ async def test_a_node_writes_the_result_after_so_many_merges_and_keeps_the_newes
             await until(lambda n=count: (folder / f"{name}-{n:09d}.safetensors").exists(), f"result {count}")
         await until(lambda: len(list(folder.iterdir())) == 3, "the older ones go")
         assert (folder / "test-01234567-900000001.safetensors").exists(), "not ours"
-        newest = load_theta(folder / f"{name}-000000004.safetensors")
+        newest = load_result(folder / f"{name}-000000004.safetensors")
         assert [label.number for label in newest.labels] == [2, 2, 0, 0]
         assert [label.digest for label in newest.labels] == [
             member.head(fragment).digest.hex() for fragment in range(4)

@@ -27,7 +27,7 @@ from p2pdiloco.daemon.display.snapshot import StatusReport
 from p2pdiloco.daemon.payloads.compute import Compute
 from p2pdiloco.daemon.run_files.initial import given_parameters
 from p2pdiloco.daemon.run_files.listing import known_runs, pull_manifest
-from p2pdiloco.daemon.run_files.result import Theta, theta_of
+from p2pdiloco.daemon.run_files.result import RunResult, result_of
 from p2pdiloco.daemon.run_files.runs import Run, fresh_vault, room_for
 from p2pdiloco.daemon.run_files.tokenizers import fetched_tokenizer
 from p2pdiloco.errors import ConfigError, RemoteError, TransportError, UserError
@@ -44,7 +44,7 @@ ROUNDS = 3
 RETRY_S = 1.0
 
 
-def theta_of_run(join: tuple[str, ...], wanted: str, timeout_s: float) -> Theta:
+def result_of_run(join: tuple[str, ...], wanted: str, timeout_s: float) -> RunResult:
     """Copy the global parameters from the members of a run.
 
     Raises:
@@ -54,7 +54,7 @@ def theta_of_run(join: tuple[str, ...], wanted: str, timeout_s: float) -> Theta:
     return visit(_copied(join, wanted, timeout_s))
 
 
-async def _copied(join: tuple[str, ...], wanted: str, timeout_s: float) -> Theta:
+async def _copied(join: tuple[str, ...], wanted: str, timeout_s: float) -> RunResult:
     search = Search(wanted, [address.rpartition("/p2p/")[2] for address in join])
     found: list[Run] = []
     try:
@@ -68,8 +68,8 @@ async def _copied(join: tuple[str, ...], wanted: str, timeout_s: float) -> Theta
             given = None
             if any(row.number == 0 for report in reports for row in report.fragments):
                 given = await given_parameters(transport, None, run.id, run.manifest, members)
-            theta = await _Visit(run, transport, reports, given).theta()
-            return msgspec.structs.replace(theta, tokenizer=tokenizer)
+            result = await _Visit(run, transport, reports, given).result()
+            return msgspec.structs.replace(result, tokenizer=tokenizer)
     except TransportError as error:
         raise UserError(f"the parameters of the run are not to be had: {error}", "try again") from error
     except TimeoutError:
@@ -121,7 +121,7 @@ class _Visit:
         """See `chain_view.Versions`."""
         return self._run.id
 
-    async def theta(self) -> Theta:
+    async def result(self) -> RunResult:
         """Fetch the global parameters of all fragments. Raises: UserError."""
         turns = asyncio.Semaphore(AT_ONCE)
         try:
@@ -131,7 +131,7 @@ class _Visit:
             raise errors.exceptions[0] from None
         finally:
             self._compute.close()
-        return theta_of(self._run, self._vault, [task.result() for task in tasks])
+        return result_of(self._run, self._vault, [task.result() for task in tasks])
 
     async def _fragment(self, fragment: int, turns: asyncio.Semaphore) -> SignedVersion:
         why = ""

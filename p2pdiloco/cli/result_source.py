@@ -14,7 +14,7 @@ from p2pdiloco.config.settings import check_peer_address
 from p2pdiloco.errors import UserError
 
 if TYPE_CHECKING:
-    from p2pdiloco.daemon.run_files.result import Theta
+    from p2pdiloco.daemon.run_files.result import RunResult
 
 _HINT = "--join ADDRESS (a live run), --data-dir DIR (of a node that has ended), or --checkpoint FILE"
 
@@ -50,48 +50,48 @@ def source_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def read_theta(
+def read_result(
     join: tuple[str, ...],
     data_dir: Path | None,
     checkpoint: Path | None,
     tokenizer: Path | None,
     run: str,
     timeout_s: float,
-) -> Theta:
+) -> RunResult:
     """The global parameters from the one source that is given, with the run's tokenizer.
 
     Raises:
         UserError: none or several are given, or it is not to be had.
     """
-    theta = _read(join, data_dir, checkpoint, run, timeout_s)
-    if not theta.merges:
+    result = _read(join, data_dir, checkpoint, run, timeout_s)
+    if not result.merges:
         where = "; a bootstrap keeps no others: ask a member with --join" if data_dir is not None else ""
         click.echo(f"these parameters are version 0: this run has not trained them yet{where}", err=True)
     if tokenizer is None:
-        return theta
+        return result
     from p2pdiloco.tasks.data.tokens import read_tokenizer
 
-    return msgspec.structs.replace(theta, tokenizer=read_tokenizer(tokenizer))
+    return msgspec.structs.replace(result, tokenizer=read_tokenizer(tokenizer))
 
 
 def _read(
     join: tuple[str, ...], data_dir: Path | None, checkpoint: Path | None, run: str, timeout_s: float
-) -> Theta:
+) -> RunResult:
     given = sum(map(bool, (join, data_dir, checkpoint)))
     if given != 1:
         raise UserError(f"{given or 'no'} sources of the parameters are given, one is needed", _HINT)
     if join:
         for address in join:
             check_peer_address(address)
-        from p2pdiloco.cli.theta_live import theta_of_run
+        from p2pdiloco.cli.result_live import result_of_run
 
-        return theta_of_run(join, run, timeout_s)
-    from p2pdiloco.daemon.run_files.result import load_theta, theta_on_disk
+        return result_of_run(join, run, timeout_s)
+    from p2pdiloco.daemon.run_files.result import load_result, result_on_disk
 
     if data_dir is not None:
-        return theta_on_disk(data_dir.expanduser(), run)
+        return result_on_disk(data_dir.expanduser(), run)
     assert checkpoint is not None
-    theta = load_theta(checkpoint)
-    if run and run != theta.manifest.run.name and not theta.run.startswith(run):
-        raise UserError(f"{checkpoint} is of {theta.words()}, not of {run}")
-    return theta
+    result = load_result(checkpoint)
+    if run and run != result.manifest.run.name and not result.run.startswith(run):
+        raise UserError(f"{checkpoint} is of {result.words()}, not of {run}")
+    return result
