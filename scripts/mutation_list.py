@@ -20,7 +20,7 @@ from p2pdiloco.core.contributions.own import ContributionQueue
 from p2pdiloco.core.contributions.retained import Kept
 from p2pdiloco.core.election.office import Office
 from p2pdiloco.core.groups.group_inbox import GroupInbox
-from p2pdiloco.core.members.vote_disk import Saving
+from p2pdiloco.core.members.vote_disk import VoteDisk
 from p2pdiloco.core.node import Core
 from p2pdiloco.core.outbox import Outbox
 from p2pdiloco.core.rounds.inbox import Inbox, LearnerInbox
@@ -332,7 +332,7 @@ def partials_are_offered_to_nobody(patch: Patch) -> None:
 
 @mutation("storm", 2, 40, "stuck")
 def a_full_disk_counts_in_majorities(patch: Patch) -> None:
-    patch.set(Saving, "failed", lambda self, again, why, now: None)
+    patch.set(VoteDisk, "failed", lambda self, again, why, now: None)
 
 
 # --- forks and membership ----------------------------------------------------------------------------

@@ -228,7 +228,7 @@ class Fragment:
             self._shared.view.remember((mark.learner for mark in table), now)
         if self.own.keeps:
             if grouped:
-                self.witnesses.witnessed(self._shared.config.max_base_age_versions, now)
+                self.witnesses.count_merged(self._shared.config.max_base_age_versions, now)
             self.own.review(self.witnesses.review(peers, now))
 
     def flush(self) -> None:

@@ -129,7 +129,7 @@ class Core:
         return self._joining.waits_for(now)
 
     @property
-    def left(self) -> bool:
+    def departed(self) -> bool:
         """True: leaving is complete."""
         return self._departure.done
 
@@ -175,7 +175,7 @@ class Core:
         return fragment
 
     def _on_tick(self, _event: ev.Tick, now: float) -> None:
-        self._heartbeats.poll(now, self._departure.done)
+        self._heartbeats.poll(now)
         self._joining.poll(now)
         self._poll_all(now)
 

@@ -15,7 +15,7 @@ from p2pdiloco.core.members.claims import Claims
 from p2pdiloco.core.members.derived import Derived
 from p2pdiloco.core.members.health import Health
 from p2pdiloco.core.members.view import View
-from p2pdiloco.core.members.vote_disk import Saving
+from p2pdiloco.core.members.vote_disk import VoteDisk
 from p2pdiloco.core.outbox import Outbox
 from p2pdiloco.core.timing import AnswerTime
 from p2pdiloco.core.uplinks.uplink import OwnUplink
@@ -39,7 +39,7 @@ class Shared:
         self.derived = Derived()
         self.confirmed = False
         """True: this node holds versions that peers confirm, so it votes, stands, and serves."""
-        self.saving = Saving()
+        self.vote_disk = VoteDisk()
         """Ability to save votes: while it is lost, this node neither votes nor stands."""
         self.stands = True
         """True: this node is willing to be a syncer; set by the environment."""
@@ -83,7 +83,7 @@ class Shared:
     @property
     def votes(self) -> bool:
         """True: we have a vote."""
-        return self.confirmed and self.saving.works
+        return self.confirmed and self.vote_disk.works
 
     def voters(self, now: float) -> list[str]:
         """List everyone that counts in a majority now, oneself included with a vote."""

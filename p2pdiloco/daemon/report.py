@@ -130,7 +130,7 @@ class Report:
             bulk=self._traffic.bulk(),
             reach=WORDS[self._core.shared.reach],
             thin=self._core.shared.uplink.thin,
-            votes=self._core.shared.saving.works,
+            votes=self._core.shared.vote_disk.works,
             link=self._link_watch.words[:240],
         )
 

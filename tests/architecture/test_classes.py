@@ -12,8 +12,6 @@ MOST_PARAMETERS = 8
 """Of a constructor, beside self. Records (dataclasses, structs) have none that is written out."""
 TWICE = {
     "Link": "a record of ports, beside a socket and a line of a plan",
-    "Member": "of the view, and of the daemon",
-    "Part": "of a state, beside a contribution's",
     "Presence": "a wire struct, beside who keeps it up",
     "Ranks": "processes of a learner, beside places among candidates",
     "Reader": "of shards, beside whom their readers are told of",

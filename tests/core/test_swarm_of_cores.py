@@ -106,7 +106,7 @@ def test_who_leaves_is_merged_first_and_missed_by_nobody(swarm: Swarm) -> None:
     swarm.contribute()
     swarm.post(leaver, LeaveRequested())
     swarm.run(6.0)
-    assert swarm.members[leaver].core.left and sorted(said) == [p for p in PEERS if p != leaver]
+    assert swarm.members[leaver].core.departed and sorted(said) == [p for p in PEERS if p != leaver]
     swarm.kill(leaver)
     train(swarm, 2)
     rest = next(iter(swarm.members.values())).core.fragments[0].chain

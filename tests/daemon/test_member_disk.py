@@ -74,7 +74,7 @@ async def test_of_two_members_one_with_a_full_disk_does_not_stop_the_other(tmp_p
         assert one.head().tokens == two.head().tokens == 9 * 2 * 256
         assert [row.votes for row in one.report.snapshot(0.0).peers] == [False]
         disk.full = False
-        await until(lambda: two.core.shared.saving.works, "the vote that is tried again")
+        await until(lambda: two.core.shared.vote_disk.works, "the vote that is tried again")
         await until(lambda: [row.votes for row in one.report.snapshot(0.0).peers] == [True], "the word of it")
         for _ in range(8):
             await around.round(one, two)

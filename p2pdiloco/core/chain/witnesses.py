@@ -68,7 +68,7 @@ class Witnesses:
             seen.sure = seen.lately
             seen.lately, seen.lately_s = max(number, seen.lately), now
 
-    def witnessed(self, max_base_age: int, now: float) -> None:
+    def count_merged(self, max_base_age: int, now: float) -> None:
         """Count every learner merged into our chain as a witness: it held a version of it not long before.
 
         Of members of other groups, which do not report to us, that is all that is known.

@@ -50,7 +50,7 @@ from p2pdiloco.core.api.types import (
 from p2pdiloco.core.chain.chain import Chain
 from p2pdiloco.core.context import FragmentContext, Tenure
 from p2pdiloco.core.contributions.pending import SEND_TABLE, Pending, SendSignal, SendState
-from p2pdiloco.core.contributions.retained import Kept, Part
+from p2pdiloco.core.contributions.retained import Kept, KeptPart
 from p2pdiloco.core.contributions.unmerged import TakeUp, Unmerged
 from p2pdiloco.core.machine import Machine
 from p2pdiloco.core.shared import Shared
@@ -114,9 +114,9 @@ class ContributionQueue:
         doubts = (*self._retired, slot.stamp) if slot.peer else tuple(self._retired)
         return Unmerged(tuple(whole_at), slot.stamp, slot.sent, doubts)
 
-    def take_up(self, left: Unmerged) -> TakeUp:
+    def take_up(self, unmerged: Unmerged) -> TakeUp:
         """How much of the displacement of an earlier life, which ended so, the learner may start with."""
-        mode, doubts = left.take_up(self._chain.watermark(self._shared.me))
+        mode, doubts = unmerged.take_up(self._chain.watermark(self._shared.me))
         self._retired.extend(doubts)
         return mode
 
@@ -414,7 +414,7 @@ class ContributionQueue:
         self._queue.remove(again)
         self._discard_payload(again)
 
-    def _send_again(self, lost: tuple[Part, ...], watermark: Stamp, now: float) -> None:
+    def _send_again(self, lost: tuple[KeptPart, ...], watermark: Stamp, now: float) -> None:
         """Our chain was replaced by one that lacks these."""
         nothing = ContributionReady(self._fragment, 0, 0, 0, b"", 0, True)
         head = self._chain.head

@@ -6,7 +6,7 @@ from enum import Enum, auto
 
 from p2pdiloco.core.api.events import ContributionReady
 from p2pdiloco.core.api.types import Stamp
-from p2pdiloco.core.contributions.retained import Part
+from p2pdiloco.core.contributions.retained import KeptPart
 from p2pdiloco.core.machine import Machine, direct_members
 from p2pdiloco.core.timing import backoff_s
 
@@ -96,7 +96,7 @@ class Pending(Underway):
         self.contains: tuple[Stamp, ...] = ()
         """Contributions that were given up, or left behind by an earlier life, and that this copy has as
         well: if a chain has one of them all the same, it must not get this one."""
-        self.parts: tuple[Part, ...] = ()
+        self.parts: tuple[KeptPart, ...] = ()
         """What an abandoned version had merged and is sent again in this one; its payload is ours alone."""
         self.combine_attempt = 0
         self.sent_after = after

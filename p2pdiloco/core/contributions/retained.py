@@ -23,7 +23,7 @@ UNMERGED = 1 << 62
 """Stands for the version number of what our chain lacks."""
 
 
-class Part:
+class KeptPart:
     """One merged contribution, or several combined."""
 
     __slots__ = ("first", "number", "ready", "spilled", "stamp")
@@ -39,9 +39,9 @@ class Kept:
     def __init__(self, shared: Shared, fragment: int) -> None:
         self._shared = shared
         self._fragment = fragment
-        self._parts: list[Part] = []
+        self._parts: list[KeptPart] = []
         self._attempts = 0
-        self._combining: tuple[Part, ...] = ()
+        self._combining: tuple[KeptPart, ...] = ()
         self._combining_attempt = 0
 
     def __len__(self) -> int:
@@ -50,7 +50,7 @@ class Kept:
     def add(self, first: Stamp, stamp: Stamp, ready: ContributionReady, number: int) -> None:
         """A contribution was merged into our chain's version `number`, or a later one. `first`: the oldest
         that it contains."""
-        self._parts.append(Part(first, stamp, ready, number))
+        self._parts.append(KeptPart(first, stamp, ready, number))
         for part in self._parts[:-IN_MEMORY]:
             if not part.spilled:
                 part.spilled = True
@@ -65,7 +65,7 @@ class Kept:
             if len(middle) > 1:
                 self._combining, self._combining_attempt = middle, self.combine(middle)
 
-    def moved(self, watermark: Stamp, number: int, replaced: bool) -> tuple[Part, ...]:
+    def moved(self, watermark: Stamp, number: int, replaced: bool) -> tuple[KeptPart, ...]:
         """Our chain has a new head, with this watermark of ours from version `number`. What it lacks."""
         straddling = [part for part in self._parts if part.first <= watermark < part.stamp]
         if straddling:
@@ -84,7 +84,7 @@ class Kept:
         while self._parts and self._parts[0].number <= witnessed:
             self._discard(self._parts.pop(0))
 
-    def drop(self, parts: Sequence[Part], reason: str) -> None:
+    def drop(self, parts: Sequence[KeptPart], reason: str) -> None:
         """These can never be sent again."""
         self._shared.out.record(
             "fork",
@@ -97,19 +97,19 @@ class Kept:
             self._parts.remove(part)
             self._discard(part)
 
-    def _discard(self, part: Part) -> None:
+    def _discard(self, part: KeptPart) -> None:
         self._shared.out.put(DiscardContribution(self._fragment, part.ready.ticket))
 
     # --- combining -----------------------------------------------------------------------------------
 
-    def combine(self, parts: Sequence[Part]) -> int:
+    def combine(self, parts: Sequence[KeptPart]) -> int:
         """Ask for the sum of these; the number that its answer will bear."""
         self._attempts += 1
         tickets = tuple(part.ready.ticket for part in parts)
         self._shared.out.put(Combine(self._fragment, self._attempts, tickets))
         return self._attempts
 
-    def together(self, parts: Sequence[Part], event: Combined) -> ContributionReady:
+    def together(self, parts: Sequence[KeptPart], event: Combined) -> ContributionReady:
         """What the sum of these is called."""
         return ContributionReady(
             self._fragment,
@@ -128,7 +128,7 @@ class Kept:
             return False
         at = self._parts.index(middle[0])
         ready = self.together(middle, event)
-        whole = Part(middle[0].first, middle[-1].stamp, ready, middle[-1].number)
+        whole = KeptPart(middle[0].first, middle[-1].stamp, ready, middle[-1].number)
         whole.spilled = True
         self._shared.out.put(Spill(self._fragment, event.ticket))
         self._parts[at : at + len(middle)] = [whole]
@@ -143,7 +143,7 @@ class Kept:
         if alive:
             self.drop(alive, reason)
 
-    def _take(self, attempt: int) -> tuple[tuple[Part, ...], tuple[Part, ...]]:
+    def _take(self, attempt: int) -> tuple[tuple[KeptPart, ...], tuple[KeptPart, ...]]:
         """(what was being combined in this attempt, what still is)."""
         if self._combining and attempt == self._combining_attempt:
             return self._combining, ()

@@ -84,12 +84,12 @@ class Voter:
         self.saving -= 1
         if self._context.ballots.last(self._group)[0] == record:
             self._context.ballots.give(record, durable=True)
-        self._shared.saving.saved(now)
+        self._shared.vote_disk.saved(now)
         done(now)
 
     def _not_saved(self, failed: Callable[[float, str], None], now: float, why: str) -> None:
         self.saving -= 1
-        self._shared.saving.failed(self._save_again, why, now)
+        self._shared.vote_disk.failed(self._save_again, why, now)
         failed(now, why)
 
 

@@ -44,11 +44,11 @@ class Heartbeats:
         """Time at which the next one is due."""
         self._review_at_s = now
         joining.on_confirmed = self._tell_all
-        shared.saving.on_change = self._saving_changed
+        shared.vote_disk.on_change = self._vote_disk_changed
         shared.greet = lambda peer: shared.out.send(peer, self.progress())
         shared.on_regroup = self._regrouped
 
-    def poll(self, now: float, left: bool) -> None:
+    def poll(self, now: float) -> None:
         """Greet everybody whose turn it is; drop and record members that fell silent."""
         if now < self.next_s:
             return
@@ -58,7 +58,7 @@ class Heartbeats:
             for fragment in self._fragments:
                 fragment.follower.gone(peer)
         shared.claims.expire(now - shared.timing.member_ttl_s)
-        shared.saving.poll(now)
+        shared.vote_disk.poll(now)
         neighbours = self._neighbours(now)
         if now >= self._review_at_s:
             self._review_at_s = now + REVIEW_EVERY_S
@@ -68,7 +68,7 @@ class Heartbeats:
                 fragment.review(peers, now)
         for peer in shared.view.newly_silent(now, neighbours):
             shared.out.record("silent", None, "not counted on: silent or unreachable", peer=peer)
-        if not left:
+        if not shared.departed:
             whole = self.progress()
             brief = replace(whole, heads=self._news.beat()) if shared.confirmed else whole
             greeted = neighbours
@@ -135,12 +135,12 @@ class Heartbeats:
             loss=learner.loss,
             learning=shared.learning,
             confirmed=shared.confirmed,
-            stands=shared.stands and shared.saving.works and not shared.leaving,
+            stands=shared.stands and shared.vote_disk.works and not shared.leaving,
             heads=tuple([(f.index, f.chain.head) for f in self._fragments]),
             saved=self._joining.saved and not shared.confirmed,
             reach=shared.reach,
             thin=shared.uplink.thin,
-            votes=shared.saving.works,
+            votes=shared.vote_disk.works,
             offices=tuple(
                 [
                     (seat.name, f.index, seat.office.term)
@@ -159,7 +159,7 @@ class Heartbeats:
             if neighbours is None or peer in neighbours:
                 self._shared.out.send(peer, progress)
 
-    def _saving_changed(self, reason: str, now: float) -> None:
+    def _vote_disk_changed(self, reason: str, now: float) -> None:
         """Say that our disk takes votes again, or no more: elections wait for this."""
         self._shared.out.record("disk", None, reason)
         for fragment in self._fragments:

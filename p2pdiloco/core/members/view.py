@@ -27,7 +27,7 @@ MAX_STEP_S = 3600.0
 """Longest inner step that counts in an average, in seconds. Peers may say anything, infinity included."""
 
 
-class Member:
+class KnownPeer:
     """Knowledge of one peer."""
 
     __slots__ = (
@@ -79,7 +79,7 @@ class View:
     def __init__(self, me: str, timing: Timing) -> None:
         self._me = me
         self._timing = timing
-        self._members: dict[str, Member] = {}
+        self._members: dict[str, KnownPeer] = {}
         self._counted_on: set[str] = set()
         self._vanished = Vanished(MAX_KNOWN)
         self._lists: _Lists | None = None
@@ -91,7 +91,7 @@ class View:
             return
         member = self._members.get(peer)
         if member is None:
-            member = self._members[peer] = Member()
+            member = self._members[peer] = KnownPeer()
             self._vanished.add(peer, now)  # until we hear of it, it may hold anything
         if incarnation > member.left_incarnation:
             member.listed_s = now
@@ -103,7 +103,7 @@ class View:
         if member is None:
             if len(self._members) >= MAX_KNOWN:
                 return False
-            member = self._members[peer] = Member()
+            member = self._members[peer] = KnownPeer()
         if progress.incarnation < member.incarnation or progress.incarnation <= member.left_incarnation:
             return False
         self._vanished.heard(peer)
@@ -121,13 +121,13 @@ class View:
         self._heard(member, now)
         return True
 
-    def _heard(self, member: Member, now: float) -> None:
+    def _heard(self, member: KnownPeer, now: float) -> None:
         if member.failures or not self._fresh(member, now):
             self._lists = None
         member.heard_s = now
         member.failures = 0
 
-    def _fresh(self, member: Member, now: float) -> bool:
+    def _fresh(self, member: KnownPeer, now: float) -> bool:
         return now - member.heard_s < self._timing.suspect_s
 
     def forgive(self, lag_s: float) -> None:
@@ -213,7 +213,7 @@ class View:
         member = self._members.get(peer)
         return member is not None and self._alive(member, now)
 
-    def _alive(self, member: Member, now: float) -> bool:
+    def _alive(self, member: KnownPeer, now: float) -> bool:
         reachable = member.failures < self._timing.failures_to_suspect
         return member.progress is not None and reachable and self._fresh(member, now)
 

@@ -16,7 +16,7 @@ HEARD_S = 1.0
 heard of first."""
 
 
-class Saving:
+class VoteDisk:
     """State of the disk for votes. It tries by itself whether there is room again."""
 
     def __init__(self) -> None:

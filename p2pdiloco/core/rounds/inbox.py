@@ -6,6 +6,7 @@ from p2pdiloco.core.api.effects import Release
 from p2pdiloco.core.api.reasons import Verdict
 from p2pdiloco.core.api.types import (
     ContributionHeader,
+    Contributor,
     PartialHeader,
     PartialPart,
     SignedContribution,
@@ -13,7 +14,6 @@ from p2pdiloco.core.api.types import (
     Ticket,
     plausible_work,
 )
-from p2pdiloco.core.api.types import Contributor as Part
 from p2pdiloco.core.chain.chain import Chain
 from p2pdiloco.core.context import FragmentContext
 
@@ -218,6 +218,6 @@ class LearnerInbox(Inbox):
         return held
 
 
-def part_of(header: ContributionHeader) -> Part:
+def part_of(header: ContributionHeader) -> Contributor:
     """A contribution's entry in the version that merges it."""
-    return Part(header.learner, header.stamp, header.tokens, header.inner_steps)
+    return Contributor(header.learner, header.stamp, header.tokens, header.inner_steps)

@@ -233,9 +233,9 @@ def test_who_was_merged_lately_has_what_came_before() -> None:
     """All that is known of members of other groups: they do not report their heads to us."""
     log = branch(9, learners=("far",))
     chain = Chain(tuple(log), (Watermark("far", Stamp(1, 9), 9),), keep=16)
-    common = Witnesses(chain, durable_s=20.0)
-    common.witnessed(3, 100.0)
-    assert common.review(["far"], 100.0) == -1, "a crash may take it back"
-    common.witnessed(3, 121.0)
-    assert common.review(["far"], 121.0) == 9 - 1 - 3
-    assert common.review(["far", "unheard"], 121.0) == -1
+    witnesses = Witnesses(chain, durable_s=20.0)
+    witnesses.count_merged(3, 100.0)
+    assert witnesses.review(["far"], 100.0) == -1, "a crash may take it back"
+    witnesses.count_merged(3, 121.0)
+    assert witnesses.review(["far"], 121.0) == 9 - 1 - 3
+    assert witnesses.review(["far", "unheard"], 121.0) == -1

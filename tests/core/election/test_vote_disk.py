@@ -71,7 +71,7 @@ def test_without_a_vote_we_count_in_no_majority_of_any_group() -> None:
         UpperElectorate(shared, 0, (1, 2), (1, 0), "1/0/0", since_s),
     )
     for works in (True, False):
-        shared.saving.works = works
+        shared.vote_disk.works = works
         assert [shared.me in group.voters(solo.now) for group in groups] == [works] * 3
 
 
@@ -122,7 +122,7 @@ def test_a_holder_without_a_vote_lays_its_office_down() -> None:
     solo.slow_disk = True
     request(solo, "p1", solo.fragment.office._next_term())
     assert solo.fragment.office.holding, "no reason to vote for another"
-    solo.core.shared.saving.failed(lambda: None, "disk full", solo.now)
+    solo.core.shared.vote_disk.failed(lambda: None, "disk full", solo.now)
     effects = solo.wait(1.0)
     assert "laid down: our disk takes no votes" in reasons(effects, "office")
     assert not solo.fragment.office.holding and not sent(effects, msg.VoteRequest)

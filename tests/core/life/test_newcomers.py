@@ -284,7 +284,7 @@ def test_leaving_flushes_and_says_good_bye() -> None:
     effects = solo.announce(child(genesis(0).header, learners=("me",))) + solo.wait(0.6)
     good_bye = msg.Leaving(1, solo.heads())
     assert [s.peer for s in found(effects, ef.Send) if s.message == good_bye] == ["p1", "p2"]
-    assert found(effects, ef.Left) and solo.core.left
+    assert found(effects, ef.Left) and solo.core.departed
 
 
 def test_leaving_waits_no_longer_than_it_may() -> None:
