@@ -14,8 +14,6 @@ TWICE = {
     "Link": "a record of ports, beside a socket and a line of a plan",
     "Presence": "a wire struct, beside who keeps it up",
     "Ranks": "processes of a learner, beside places among candidates",
-    "Reader": "of shards, beside whom their readers are told of",
-    "_Sink": "private, and one to a file",
 }
 """Names that several classes have, and why."""
 

@@ -147,7 +147,7 @@ class PushesIn:
             disk = self._spool if where is LandingPlace.DISK else None
             landing = Landing(size, disk.take(size) if disk else None)
             self._arriving_bytes += landing.memory_bytes
-        return _Sink(self, sender, transfer, label, landing)
+        return _PushSink(self, sender, transfer, label, landing)
 
     def _where(self, size: int) -> LandingPlace | Verdict:
         """Where a payload of this size may come; or why it may not."""
@@ -275,7 +275,7 @@ class PushesIn:
             vault.check_payload(label.fragment, payload, label.codec)
 
 
-class _Sink:
+class _PushSink:
     """Collects one accepted payload."""
 
     def __init__(

@@ -42,7 +42,7 @@ LOOK_AT_MOST_S = 60.0
 MAX_READERS = 2048
 
 
-class Reader(Protocol):
+class ReadingLearner(Protocol):
     """Learner, as far as it matters here (`daemon.learner.learner_link`)."""
 
     status: Status | None
@@ -54,7 +54,7 @@ class Reader(Protocol):
 class Sharing:
     """Exchange of these records: ours, and what follows from the others'."""
 
-    def __init__(self, transport: Transport, run: str, learner: Reader) -> None:
+    def __init__(self, transport: Transport, run: str, learner: ReadingLearner) -> None:
         self._transport = transport
         self._key = wire.reading_key(run)
         self._learner = learner

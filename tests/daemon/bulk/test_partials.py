@@ -285,7 +285,7 @@ async def test_a_cut_in_the_middle_leaves_nothing_behind(
     async def cut(*_: object) -> None:
         network.cut(leaf.peer, root.peer)
 
-    monkeypatch.setattr(arrivals._Sink, "write", cut)
+    monkeypatch.setattr(arrivals._PushSink, "write", cut)
     leaf.offer(root, leaf.label(payload), payload)
     assert (await leaf.hears(ev.OfferUndelivered)).offer.attempt == 5
     assert (await root.hears(ev.PayloadBroken)).verdict is Verdict.CUT

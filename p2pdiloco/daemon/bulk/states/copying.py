@@ -22,7 +22,7 @@ from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.bulk.chain_view import Versions
 from p2pdiloco.daemon.bulk.rates import Rates
 from p2pdiloco.daemon.bulk.states.donating import SHARE
-from p2pdiloco.daemon.bulk.states.pieces import Copy, Part
+from p2pdiloco.daemon.bulk.states.pieces import Copy, StatePart
 from p2pdiloco.daemon.bulk.updates.gathering import LeftOut
 from p2pdiloco.daemon.payloads.compute import Compute
 from p2pdiloco.errors import RemoteError, TransportError
@@ -39,10 +39,10 @@ SILENT_S = 3.0
 PAUSE_S = 15.0
 
 
-class _Sink:
+class _PieceSink:
     """Takes one piece."""
 
-    def __init__(self, copying: Copying, copy: Copy, part: Part, peer: str, fragment: int) -> None:
+    def __init__(self, copying: Copying, copy: Copy, part: StatePart, peer: str, fragment: int) -> None:
         self._copying, self._copy, self._part, self._peer = copying, copy, part, peer
         self._fragment = fragment
         self.first = not copy.begun.is_set()
@@ -235,10 +235,10 @@ class Copying:
                 part.pull.cancel()
                 return
 
-    async def _pull(self, copy: Copy, part: Part, peer: str, effect: ef.FetchState) -> bool:
+    async def _pull(self, copy: Copy, part: StatePart, peer: str, effect: ef.FetchState) -> bool:
         """One piece. False: it was taken from this holder, which is too slow. Raises: TransportError,
         RemoteError."""
-        sink = _Sink(self, copy, part, peer, effect.fragment)
+        sink = _PieceSink(self, copy, part, peer, effect.fragment)
         answer = await self._into(sink, copy, part, peer, effect)
         if answer is None:
             return False
@@ -249,7 +249,7 @@ class Copying:
         return True
 
     async def _into(
-        self, sink: _Sink, copy: Copy, part: Part, peer: str, effect: ef.FetchState
+        self, sink: _PieceSink, copy: Copy, part: StatePart, peer: str, effect: ef.FetchState
     ) -> Refusal | bool | None:
         """None: it was taken from this holder. Raises: TransportError, RemoteError."""
         request = wire.PullState(

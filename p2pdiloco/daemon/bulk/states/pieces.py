@@ -14,7 +14,7 @@ LEAST_PIECE_BYTES = 1 << 20
 MOST_PIECE_BYTES = 32 << 20
 
 
-class Part:
+class StatePart:
     """Bytes start to end of a state, of which those up to `have` are here."""
 
     def __init__(self, start: int, end: int) -> None:
@@ -39,7 +39,7 @@ class Copy:
         self.header: wire.StateHeader | None = None
         self.givers: set[str] = set()
         self.missing: deque[tuple[int, int]] = deque([(0, size)])
-        self.active: list[Part] = []
+        self.active: list[StatePart] = []
         self.begun, self.changed = asyncio.Event(), asyncio.Event()
 
     @property
@@ -52,7 +52,7 @@ class Copy:
         """All of it is here."""
         return not self.missing and not self.active
 
-    def take(self) -> Part | None:
+    def take(self) -> StatePart | None:
         """A piece that nobody fetches."""
         if not self.missing:
             return None
@@ -61,18 +61,18 @@ class Copy:
         if end - start > most:
             self.missing.appendleft((start + most, end))
             end = start + most
-        part = Part(start, end)
+        part = StatePart(start, end)
         self.active.append(part)
         return part
 
-    def done(self, part: Part) -> None:
+    def done(self, part: StatePart) -> None:
         """Nobody fetches it any more; what is missing of it is missing."""
         self.active.remove(part)
         if part.have < part.end:
             self.missing.appendleft((part.have, part.end))
         self.changed.set()
 
-    def anew(self, part: Part) -> None:
+    def anew(self, part: StatePart) -> None:
         """Another version comes than the one of which something is here."""
         self.givers.clear()
         part.have = part.began_at = 0
