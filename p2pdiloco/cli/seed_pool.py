@@ -7,14 +7,20 @@ import multiprocessing
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from typing import TYPE_CHECKING, TypeVar
 
 from p2pdiloco.simulation.node.substance import NOTHING, Substance
 from p2pdiloco.simulation.report import SeedResult
 from p2pdiloco.simulation.runner import run_seed
 from p2pdiloco.simulation.world.plan import WorldPlan
 
+if TYPE_CHECKING:
+    from p2pdiloco.lab.bulk_world.report import BulkResult
+
 Job = tuple[int, str | None, int | None, bool]
 Played = tuple[SeedResult, float]
+W = TypeVar("W")
+R = TypeVar("R")
 
 
 def play(
@@ -23,12 +29,20 @@ def play(
     """Every seed's result with the seconds that it took, in order, as they come.
 
     `vectors`: with real numbers. An abandoned iterator ends its processes."""
-    work = [(seed, mix, nodes, vectors) for seed in seeds]
+    return _shared([(seed, mix, nodes, vectors) for seed in seeds], _play, jobs)
+
+
+def play_bulk(seeds: range, mix: str | None, members: int | None, jobs: int = 1) -> Iterator[BulkResult]:
+    """Every seed's result in a bulk world, in order, as they come."""
+    return _shared([(seed, mix, members) for seed in seeds], _play_bulk, jobs)
+
+
+def _shared(work: list[W], play_one: Callable[[W], R], jobs: int) -> Iterator[R]:
     if jobs <= 1:
         before = gc.get_threshold()
         rare_collections()
         try:
-            yield from map(_play, work)
+            yield from map(play_one, work)
         finally:
             gc.set_threshold(*before)
             gc.unfreeze()
@@ -36,7 +50,7 @@ def play(
     # Spawned, not forked: the caller may have threads (a test runner, a terminal view).
     context = multiprocessing.get_context("spawn")
     with context.Pool(min(jobs, len(work)), initializer=rare_collections) as pool, closing(pool):
-        yield from pool.imap(_play, work, chunksize=max(1, min(8, len(work) // (4 * jobs))))
+        yield from pool.imap(play_one, work, chunksize=max(1, min(8, len(work) // (4 * jobs))))
 
 
 def _play(job: Job) -> Played:
@@ -44,6 +58,13 @@ def _play(job: Job) -> Played:
     seed, mix, nodes, vectors = job
     result = run_seed(seed, mix, nodes, substance=arithmetic(vectors))
     return result, time.process_time() - started_s
+
+
+def _play_bulk(job: tuple[int, str | None, int | None]) -> BulkResult:
+    # Imported here: worlds without bytes do without torch.
+    from p2pdiloco.lab.bulk_world.world import run_bulk_seed
+
+    return run_bulk_seed(*job)
 
 
 def arithmetic(vectors: bool) -> Callable[[WorldPlan], Substance]:

@@ -29,6 +29,7 @@ MIX_NAMES = ("calm", "churn", "datacentre", "partition", "storm", "wan")
 )
 @click.option("--mix", type=click.Choice(MIX_NAMES), default=None, help="Kind of faults (default: drawn).")
 @click.option("--vectors", is_flag=True, help="Learners really train a small model; reports its loss.")
+@click.option("--bulk", is_flag=True, help="The daemon's transfers in a virtual network, without a core.")
 @click.option("--jobs", type=click.IntRange(1, 64), default=1, help="Processes that share the seeds.")
 @click.option("--trace", is_flag=True, help="Print every decision with its reason, and every fault.")
 @click.option("--verbose", is_flag=True, help="With --trace: messages, events and effects too.")
@@ -39,6 +40,7 @@ def simulate(
     nodes: int | None,
     mix: str | None,
     vectors: bool,
+    bulk: bool,
     jobs: int,
     trace: bool,
     verbose: bool,
@@ -48,9 +50,19 @@ def simulate(
 
     The same core as in a real node; fragments are histories, so that "nothing lost, nothing twice" is
     checked exactly. With --vectors they are small real vectors too, made by the code that merges and steps
-    in a real node, and "equal state" means equal bytes. Exit status 1 if a rule was broken or the swarm did
-    not recover.
+    in a real node, and "equal state" means equal bytes. With --bulk the daemon's own code moves updates,
+    states and contributions, while links, peers and holders fail. Exit status 1 if a rule was broken or the
+    swarm did not recover.
     """
+    first = seed or 0
+    count = seeds if seeds is not None else (1 if seed is not None else 100)
+    if bulk:
+        if vectors or verbose or (nodes is not None and not 2 <= nodes <= MOST_DRAWN):
+            raise UserError(
+                f"bulk worlds have 2 to {MOST_DRAWN} members, and no core to be verbose about",
+                "leave out --vectors and --verbose",
+            )
+        return _bulk(range(first, first + count), mix, nodes, jobs, trace, as_json)
     if nodes is not None and nodes > MOST_DRAWN:
         if mix or vectors or trace or verbose or jobs > 1 or (seeds or 1) > 1:
             raise UserError(
@@ -63,8 +75,6 @@ def simulate(
     from p2pdiloco.simulation.report import SeedsSummary, rate
     from p2pdiloco.simulation.runner import run_seed
 
-    first = seed or 0
-    count = seeds if seeds is not None else (1 if seed is not None else 100)
     summary = SeedsSummary()
     started_s = time.perf_counter()
     last: SeedResult | None = None
@@ -85,6 +95,31 @@ def simulate(
         if count == 1 and last is not None:
             click.echo(f"seed {first}: digest {last.digest}, {last.virtual_s} virtual seconds")
         click.echo(summary.sentence(rate(summary.seeds, elapsed_s)))
+    return 1 if summary.failed else 0
+
+
+def _bulk(seeds: range, mix: str | None, members: int | None, jobs: int, trace: bool, as_json: bool) -> int:
+    """Play seeds of bulk worlds. Exit status 1 if one of them failed."""
+    from p2pdiloco.cli.seed_pool import play_bulk
+    from p2pdiloco.lab.bulk_world.report import BulkSummary, replay_command
+    from p2pdiloco.lab.bulk_world.world import run_bulk_seed
+
+    summary, started_s = BulkSummary(), time.perf_counter()
+    traced = (run_bulk_seed(seed, mix, members, click.echo) for seed in seeds)
+    for result in traced if trace else play_bulk(seeds, mix, members, jobs):
+        summary.add(result)
+        if not result.ok and not as_json:
+            if not trace:
+                click.echo("\n".join(result.tail))
+            click.echo(f"seed {result.seed} ({result.mix}, {result.members} members): ", nl=False)
+            click.echo(f"{result.detail or result.stuck}\n  {replay_command(result, members, mix)}")
+        if len(seeds) == 1 and not as_json:
+            click.echo(f"seed {result.seed}: digest {result.digest}, {result.virtual_s} virtual seconds")
+    elapsed_s = time.perf_counter() - started_s
+    if as_json:
+        click.echo(json.dumps(summary.as_dict(elapsed_s, members, mix)))
+    else:
+        click.echo(summary.sentence(elapsed_s))
     return 1 if summary.failed else 0
 
 

@@ -62,6 +62,8 @@ OWN = {
         "tasks",
         "tensors",
         "core",
+        "ports",
+        "hashing",
         "identity",
         "config",
         "errors",
