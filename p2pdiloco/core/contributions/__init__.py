@@ -1,1 +1,1 @@
-"""A learner's contributions until they are merged beyond doubt."""
+"""Contributions of this node's learner, until they are merged beyond doubt."""

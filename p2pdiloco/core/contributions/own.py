@@ -1,24 +1,23 @@
-"""A learner's side of the rounds: getting each contribution merged exactly once (design 5.2, 5.3).
+"""Queue of our own contributions: each is offered to the syncer until it is merged, exactly once.
 
-Theory of operation
--------------------
-A contribution is a displacement. It stays here, encoded, until a version that contains it is part of
-our chain; a syncer's death, a lost answer or a fork costs a re-send, never a trained token. Contributions
-of one learner are ordered: each names the one before it (`after`), and a syncer admits it only if its
-chain contains exactly that one. Hence at most the first of the queue is under way.
+A contribution is a displacement. It stays here, encoded, until a version that contains it is part of our
+chain (ARCHITECTURE.md, "Nothing twice, nothing lost"). A syncer's death, a lost answer or a fork costs a
+re-send, never a trained token. Contributions of one learner are ordered: each names the one before it
+(`after`), and a syncer admits it only if its chain contains exactly that one. Hence at most the first of the
+queue is under way.
 
 What our chain has merged is kept until that is beyond doubt (`kept`). If a heavier chain replaces ours and
-lacks several, they go out as one, ahead of everything else: with the sums of their tokens and steps, and
-the stamp of the last. The parts stay kept, so that another switch is answered from them again.
+lacks several, they go out as one, ahead of everything else: with the sums of their tokens and steps, and the
+stamp of the last. The parts stay kept, so that another switch is answered from them again.
 
-An *attached* contribution is still part of the learner's displacement (its slot is in use): when it is
-merged the learner must take it out. A *detached* one is not: the learner crashed since, or the version
-that had merged it lost against a heavier chain.
+An *attached* contribution is still part of the learner's displacement (its slot is in use): when it is merged
+the learner must take it out. A *detached* one is not: the learner crashed since, or the version that had
+merged it lost against a heavier chain.
 
-    COMBINING its parts are being added up
-    WAITING   to be sent (no syncer, or a pause after a refusal)
-    OFFERED   on its way to the syncer
-    HELD      the syncer has it; a version that contains it is due
+- COMBINING: its parts are being added up
+- WAITING: to be sent (no syncer, or a pause after a refusal)
+- OFFERED: on its way to the syncer
+- HELD: the syncer has it; a version that contains it is due
 """
 
 from __future__ import annotations
@@ -59,11 +58,12 @@ from p2pdiloco.core.timing import Ema, patience_s
 MAX_QUEUE = 4
 RETIRED_KEPT = 16
 OTHER_OPINIONS = 3
-"""A contribution that somebody took, or may have taken, must be called unusable so many times more often."""
+"""Number of further refusals as unusable until a contribution is given up that a peer took, or may have
+taken."""
 
 
 class ContributionQueue:
-    """The queue of one fragment's contributions of this node."""
+    """Queue of one fragment's contributions of this node."""
 
     def __init__(self, context: FragmentContext) -> None:
         self._context = context
@@ -74,35 +74,35 @@ class ContributionQueue:
         self._kept = Kept(context.shared, context.index)
         self._replaced = chain.replaced
         self._retired: deque[Stamp] = deque(maxlen=RETIRED_KEPT)
-        """Given up, or left behind by an earlier life, and still in the learner's displacement: if a chain
-        has one all the same, somebody who held it merged it, and the displacement must go."""
+        """Contributions given up, or left behind by an earlier life, and still in the learner's displacement.
+        If a chain has one all the same, a peer that held it merged it, and the displacement must go."""
         self._sequence = 0
         self._round_s = Ema()
         self.behind: Callable[[float], bool] = lambda now: False
-        """Whether a version is on its way here, or known (set by the fragment)."""
+        """Question whether a version is on its way here, or known (set by the fragment)."""
         self.base_number = chain.head.number
-        """The version that the learner's parameters are measured against."""
+        """Version that the learner's parameters are measured against."""
         self.base_digest = chain.head.digest
 
     # --- questions -----------------------------------------------------------------------------------
 
     @property
     def _office(self) -> Tenure:
-        """Of the group in which we take part at present."""
+        """Office of the group in which we take part at present."""
         return self._context.leaf.office
 
     @property
     def idle(self) -> bool:
-        """Nothing of ours is waiting to be merged."""
+        """True: no contribution of ours waits to be merged."""
         return not self._queue
 
     @property
     def keeps(self) -> bool:
-        """Whether merged contributions are kept."""
+        """True: merged contributions are kept."""
         return len(self._kept) > 0
 
     def unmerged(self) -> Unmerged:
-        """What is left if we end here."""
+        """Describe what is left if we end here."""
         whole_at, slot = [self._chain.watermark(self._shared.me)], None
         for pending in self._queue:
             if pending.attached:
@@ -115,13 +115,14 @@ class ContributionQueue:
         return Unmerged(tuple(whole_at), slot.stamp, slot.sent, doubts)
 
     def take_up(self, unmerged: Unmerged) -> TakeUp:
-        """How much of the displacement of an earlier life, which ended so, the learner may start with."""
+        """Decide how much of the displacement of an earlier life, which ended so, the learner may start
+        with."""
         mode, doubts = unmerged.take_up(self._chain.watermark(self._shared.me))
         self._retired.extend(doubts)
         return mode
 
     def words(self) -> str:
-        """For people: where the first contribution is."""
+        """Say for people where the first contribution is."""
         if not self._queue:
             return ""
         first = self._queue[0]
@@ -134,7 +135,7 @@ class ContributionQueue:
         return where[first.state]
 
     def deadline(self) -> float | None:
-        """When to look again."""
+        """Find when to look again; None: nothing waits for a time."""
         if not self._queue:
             return None
         return self._queue[0].deadline(self._office.syncer)
@@ -142,7 +143,7 @@ class ContributionQueue:
     # --- what happens --------------------------------------------------------------------------------
 
     def ready(self, event: ContributionReady, now: float) -> None:
-        """The learner made a new contribution."""
+        """Queue a new contribution of the learner."""
         shared = self._shared
         after = self._queue[-1].stamp if self._queue else self._chain.watermark(shared.me)
         self._sequence += 1
@@ -158,11 +159,11 @@ class ContributionQueue:
             self._queue[1].after = lost.after
 
     def review(self, witnessed: int) -> None:
-        """Everybody has this version: what is merged by then is beyond doubt."""
+        """Let go of what is merged in version `witnessed` or before: all others have that."""
         self._kept.review(witnessed)
 
     def combined(self, event: Combined) -> None:
-        """What is to be sent again has been added up."""
+        """Take in the sum of what is to be sent again, or of kept contributions."""
         first = self._combining(event.attempt)
         if first is not None:
             first.ready = self._kept.together(first.parts, event)
@@ -171,7 +172,7 @@ class ContributionQueue:
             self._shared.out.put(DiscardContribution(self._fragment, event.ticket))
 
     def combine_failed(self, event: CombineFailed) -> None:
-        """A payload cannot be read back: what it was part of is lost."""
+        """Give up what a payload that cannot be read back was part of."""
         first = self._combining(event.attempt)
         if first is None:
             self._kept.combine_failed(event.attempt, event.reason)
@@ -187,18 +188,18 @@ class ContributionQueue:
         return first if waits and first is not None and first.combine_attempt == attempt else None
 
     def forgive(self, lag_s: float) -> None:
-        """We did not run for so long: that was not the syncer's slowness."""
+        """Move deadlines by the time in which we did not run: that was not the syncer's slowness."""
         for pending in self._queue:
             pending.deadline_s += lag_s
 
     def learner_lost(self) -> None:
-        """The learner crashed: its displacement is gone, what was copied out is not."""
+        """Detach what was copied out: the learner crashed, and its displacement is gone."""
         self._retired.clear()
         for pending in self._queue:
             pending.attached = False
 
     def next_offer(self, now: float) -> Pending | None:
-        """The contribution to send now, if any."""
+        """Find the contribution to send now, if any."""
         if not self._queue or self._shared.departed:
             return None
         first = self._queue[0]
@@ -249,7 +250,7 @@ class ContributionQueue:
         self._shared.out.put(Offer(syncer, signed, pending.ready.ticket))
 
     def answered(self, event: OfferAnswered, now: float) -> None:
-        """The syncer's word."""
+        """Take in the syncer's word."""
         first = self._current(event.offer)
         if first is None:
             return
@@ -266,7 +267,7 @@ class ContributionQueue:
         self.refused(first, event.verdict, now)
 
     def accepted(self, pending: Pending, verdict: Verdict, now: float) -> None:
-        """The syncer has it; from now on a version that contains it is due."""
+        """Wait for a version that contains it: the syncer has it."""
         pending.machine.go(SendSignal.ACCEPT)
         pending.perhaps_held = True
         # A syncer of one group among several passes it on in a partial merge.
@@ -306,19 +307,19 @@ class ContributionQueue:
         pending.retry(now, self._shared.timing.retry_s)
 
     def sent(self, stamp: Stamp) -> None:
-        """All of it has gone out."""
+        """Note that all of it has gone out."""
         for pending in self._queue:
             pending.sent = pending.sent or pending.stamp == stamp
 
     def undelivered(self, offer: Offer, now: float) -> None:
-        """The stream broke."""
+        """Try again after a pause: the stream broke."""
         first = self._current(offer)
         if first is not None:
             first.perhaps_held = True
             first.retry(now, self._shared.timing.retry_s)
 
     def _current(self, offer: Offer) -> Pending | None:
-        """The first of the queue, if it is what that offer is about."""
+        """Find the first of the queue, if it is what that offer is about."""
         header = offer.signed.header
         if not self._queue or not isinstance(header, ContributionHeader):
             return None
@@ -327,7 +328,7 @@ class ContributionQueue:
         return first if matches else None
 
     def office_changed(self, now: float) -> None:
-        """Another syncer: whatever the old one holds is sent again, at once."""
+        """Send to another syncer, at once, what the old one holds."""
         for pending in self._queue:
             pending.office_changed(self._office.syncer, now)
 
@@ -352,14 +353,18 @@ class ContributionQueue:
     # --- versions ------------------------------------------------------------------------------------
 
     def would_merge(self, watermark: Stamp) -> tuple[Ticket | None, bool]:
-        """If our chain's watermark became this: (ticket of the attached contribution that is then merged,
-        whether the learner's displacement must be dropped: the chain has what we had given up)."""
+        """Tell what a new watermark of our chain would mean for the learner.
+
+        Returns (ticket of the attached contribution that is then merged, whether the learner's displacement
+        must be dropped). It must if the chain has what we had given up.
+        """
         merged = [p for p in self._queue if p.stamp <= watermark]
         attached = [p.ready.ticket for p in merged if p.attached]
         return (attached[0] if attached else None), watermark in self._retired
 
     def chain_moved(self, watermark: Stamp, now: float) -> None:
-        """The chain has a new head, with this watermark of ours: settle what it has, requeue what it lost."""
+        """Look at the chain's new head, with this watermark of ours: let go of what it has, requeue what it
+        lost."""
         if watermark in self._retired:  # somebody merged all the same what was given up here
             self._retired.clear()
         for pending in [p for p in self._queue if watermark in p.contains]:
@@ -386,7 +391,7 @@ class ContributionQueue:
                     first.retry(now)
 
     def _merged(self, pending: Pending, number: int, now: float) -> None:
-        """It is in our chain."""
+        """Record a contribution that is in our chain now, and keep it until that is beyond doubt."""
         if pending.held_since_s:
             self._round_s.add(now - pending.held_since_s)
         for stamp in set(pending.contains).intersection(self._retired):
@@ -410,12 +415,12 @@ class ContributionQueue:
             self._shared.out.put(DiscardContribution(self._fragment, pending.ready.ticket))
 
     def _withdraw(self, again: Pending) -> None:
-        """The chain moved on: what is to be sent again is not the same any more."""
+        """Withdraw what is to be sent again: the chain moved on, and it is not the same any more."""
         self._queue.remove(again)
         self._discard_payload(again)
 
     def _send_again(self, lost: tuple[KeptPart, ...], watermark: Stamp, now: float) -> None:
-        """Our chain was replaced by one that lacks these."""
+        """Send again, as one, what a chain that replaced ours lacks."""
         nothing = ContributionReady(self._fragment, 0, 0, 0, b"", 0, True)
         head = self._chain.head
         again = Pending(lost[-1].stamp, watermark, nothing, (head.number, head.digest))
@@ -436,14 +441,15 @@ class ContributionQueue:
         )
 
     def learner_applied(self, number: int, digest: bytes) -> None:
-        """The learner's parameters are measured against this version now."""
+        """Note against which version the learner's parameters are measured now."""
         self.base_number, self.base_digest = number, digest
 
 
 def commit_effect(
     shared: Shared, chain: Chain, own: ContributionQueue, version: SignedVersion, update: Ticket | None
 ) -> CommitVersion:
-    """The spare copy becomes the state; the learner hears whether its own contribution is in it."""
+    """Make the effect by which the spare copy becomes the state. It says whether our own contribution is in
+    it."""
     marks = chain.marks_after(version.header)
     after = max(marks.stamp(shared.me), chain.watermark(shared.me))
     merged_ticket, overwrite = own.would_merge(after)

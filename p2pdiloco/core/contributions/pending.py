@@ -13,7 +13,7 @@ from p2pdiloco.core.timing import backoff_s
 
 @direct_members
 class SendState(Enum):
-    """Where the first contribution of the queue is."""
+    """States of the first contribution of the queue."""
 
     COMBINING = auto()
     WAITING = auto()
@@ -23,7 +23,7 @@ class SendState(Enum):
 
 @direct_members
 class SendSignal(Enum):
-    """What moves it."""
+    """Causes for its state to change."""
 
     COMBINED = auto()
     OFFER = auto()
@@ -41,31 +41,31 @@ SEND_TABLE = {
 
 
 class Underway:
-    """What is to be merged by a syncer, and where it is: a contribution, or the partial merge of a group."""
+    """Work that a syncer is to merge, and where it is: a contribution, or the partial merge of a group."""
 
     def __init__(self, start: SendState = SendState.WAITING) -> None:
         self.machine = Machine(SEND_TABLE, start)
         self.peer = ""
-        """To whom it was offered last."""
+        """Peer to which it was offered last."""
         self.attempts = 0
         self.retry_at_s = 0.0
         self.deadline_s = 0.0
         self.held_since_s = 0.0
-        """When it was offered last."""
+        """Time at which it was offered last."""
 
     @property
     def state(self) -> SendState:
-        """Where it is."""
+        """Place where it is."""
         return self.machine.state
 
     def deadline(self, syncer: str | None) -> float | None:
-        """When to look again, if that one is in office."""
+        """Find when to look again, if that peer is in office."""
         if self.state is SendState.WAITING:
             return self.retry_at_s if syncer else None
         return self.deadline_s if self.state is SendState.HELD else None
 
     def offered(self, peer: str, now: float) -> None:
-        """It is on its way to that peer."""
+        """Note that it is on its way to that peer."""
         self.machine.go(SendSignal.OFFER)
         self.peer, self.held_since_s = peer, now
         self.attempts += 1
@@ -77,14 +77,14 @@ class Underway:
         self.retry_at_s = now + backoff_s(pause_s, self.attempts) if pause_s else now
 
     def office_changed(self, syncer: str | None, now: float) -> None:
-        """Another syncer: whatever the old one holds is sent again, at once."""
+        """Send to another syncer, at once, what the old one holds."""
         if self.state is not SendState.OFFERED or self.peer != syncer:
             self.retry(now)
         self.attempts = 0
 
 
 class Pending(Underway):
-    """One contribution that is not yet beyond doubt."""
+    """Contribution that is not yet beyond doubt."""
 
     def __init__(self, stamp: Stamp, after: Stamp, ready: ContributionReady, base: tuple[int, bytes]) -> None:
         super().__init__()
@@ -95,13 +95,14 @@ class Pending(Underway):
         self.attached = True
         self.contains: tuple[Stamp, ...] = ()
         """Contributions that were given up, or left behind by an earlier life, and that this copy has as
-        well: if a chain has one of them all the same, it must not get this one."""
+        well. If a chain has one of them all the same, it must not get this one."""
         self.parts: tuple[KeptPart, ...] = ()
-        """What an abandoned version had merged and is sent again in this one; its payload is ours alone."""
+        """Contributions that an abandoned version had merged and that are sent again in this one; its payload
+        is ours alone."""
         self.combine_attempt = 0
         self.sent_after = after
         self.sent = False
-        """All of it went out to another node, once at least, or may have."""
+        """True: all of it went out to another node, once at least, or may have."""
         self.perhaps_held = False
-        """Somebody took it, or may have: it may be in a merge that we have not heard of."""
+        """True: a peer took it, or may have; it may be in a merge that we have not heard of."""
         self.called_unusable = 0

@@ -1,8 +1,9 @@
-"""Our contributions that are merged, kept until that is beyond doubt (design 5.4).
+"""Merged contributions of ours, kept until the versions that have them are beyond doubt.
 
-A heavier chain may replace the one that has them. Then those that it lacks are sent once more, as one:
-displacements are additive. Payloads beyond the newest few wait on the disk; there is a bound, above which
-the middle is combined into one already, since a chain that branched off there is the least likely.
+A heavier chain may replace the one that has them (ARCHITECTURE.md, "Forks"). Then those that it lacks are
+sent once more, as one: displacements are additive. Payloads beyond the newest few wait on the disk. There is
+a bound, above which the middle is combined into one already, since a chain that branched off there is the
+least likely.
 """
 
 from __future__ import annotations
@@ -18,13 +19,14 @@ IN_MEMORY = 2
 """Payloads that stay in memory: enough for a fork of one version, the usual one."""
 KEPT_MAX = 256
 UNTOUCHED = 8
-"""The oldest so many are not combined: most chains that come back branched off among them."""
+"""Number of oldest contributions that are not combined: most chains that come back branched off among
+them."""
 UNMERGED = 1 << 62
-"""Stands for the version number of what our chain lacks."""
+"""Mark in place of the version number of what our chain lacks."""
 
 
 class KeptPart:
-    """One merged contribution, or several combined."""
+    """Merged contribution, or several combined."""
 
     __slots__ = ("first", "number", "ready", "spilled", "stamp")
 
@@ -34,7 +36,7 @@ class KeptPart:
 
 
 class Kept:
-    """One fragment's merged contributions, oldest first."""
+    """Merged contributions of one fragment, oldest first."""
 
     def __init__(self, shared: Shared, fragment: int) -> None:
         self._shared = shared
@@ -48,8 +50,8 @@ class Kept:
         return len(self._parts)
 
     def add(self, first: Stamp, stamp: Stamp, ready: ContributionReady, number: int) -> None:
-        """A contribution was merged into our chain's version `number`, or a later one. `first`: the oldest
-        that it contains."""
+        """Keep a contribution that was merged into our chain's version `number`, or a later one. `first`: the
+        oldest that it contains."""
         self._parts.append(KeptPart(first, stamp, ready, number))
         for part in self._parts[:-IN_MEMORY]:
             if not part.spilled:
@@ -66,7 +68,8 @@ class Kept:
                 self._combining, self._combining_attempt = middle, self.combine(middle)
 
     def moved(self, watermark: Stamp, number: int, replaced: bool) -> tuple[KeptPart, ...]:
-        """Our chain has a new head, with this watermark of ours from version `number`. What it lacks."""
+        """Look at our chain's new head, with this watermark of ours from version `number`. List what it
+        lacks."""
         straddling = [part for part in self._parts if part.first <= watermark < part.stamp]
         if straddling:
             self.drop(straddling, "the heavier chain has a part of what was combined")
@@ -78,14 +81,14 @@ class Kept:
         return tuple(part for part in self._parts if part.number == UNMERGED)
 
     def review(self, witnessed: int) -> None:
-        """Everybody has version `witnessed`: what is merged by then is beyond doubt."""
+        """Let go of what is merged in version `witnessed` or before: all others have that."""
         if self._combining:
             return  # it is being read from the disk: without a part of it, all the rest would be given up
         while self._parts and self._parts[0].number <= witnessed:
             self._discard(self._parts.pop(0))
 
     def drop(self, parts: Sequence[KeptPart], reason: str) -> None:
-        """These can never be sent again."""
+        """Give these up: they can never be sent again."""
         self._shared.out.record(
             "fork",
             self._fragment,
@@ -103,14 +106,14 @@ class Kept:
     # --- combining -----------------------------------------------------------------------------------
 
     def combine(self, parts: Sequence[KeptPart]) -> int:
-        """Ask for the sum of these; the number that its answer will bear."""
+        """Ask for the sum of these. Returns the number that its answer will bear."""
         self._attempts += 1
         tickets = tuple(part.ready.ticket for part in parts)
         self._shared.out.put(Combine(self._fragment, self._attempts, tickets))
         return self._attempts
 
     def together(self, parts: Sequence[KeptPart], event: Combined) -> ContributionReady:
-        """What the sum of these is called."""
+        """Describe the sum of these as one contribution."""
         return ContributionReady(
             self._fragment,
             event.ticket,
@@ -122,7 +125,7 @@ class Kept:
         )
 
     def combined(self, event: Combined) -> bool:
-        """The middle is one now, if that is still wanted. False: it was not."""
+        """Put the sum in place of the middle. False: it is not wanted any more."""
         middle, self._combining = self._take(event.attempt)
         if not middle or any(p not in self._parts or p.number == UNMERGED for p in middle):
             return False
@@ -137,14 +140,14 @@ class Kept:
         return True
 
     def combine_failed(self, attempt: int, reason: str) -> None:
-        """The middle cannot be read: it goes, for there must be a bound."""
+        """Drop the middle, which cannot be read: there must be a bound."""
         middle, self._combining = self._take(attempt)
         alive = [part for part in middle if part in self._parts]
         if alive:
             self.drop(alive, reason)
 
     def _take(self, attempt: int) -> tuple[tuple[KeptPart, ...], tuple[KeptPart, ...]]:
-        """(what was being combined in this attempt, what still is)."""
+        """Return (what was being combined in this attempt, what still is)."""
         if self._combining and attempt == self._combining_attempt:
             return self._combining, ()
         return (), self._combining

@@ -1,39 +1,41 @@
-"""How much of a learner's displacement one contribution carries (learner.fragments, and the simulator).
+"""Share of a learner's displacement that one contribution carries (`learner.fragments`, and the simulator).
 
-A learner that was cut off, or that found nobody to merge its work, comes back with a displacement of many
+A learner that was cut off, or that found no peer to merge its work, comes back with a displacement of many
 sync intervals. Merged at full length it is one stride of a single learner, in proportion to its tokens, which
 outer momentum then amplifies: it costs everybody loss for hundreds of steps. In shares of twice the usual
-length, one in each round, hardly anything (docs/benchmarks.md, `scripts/bench/study/bench_absence.py`).
+length, one in each round, it costs hardly any (docs/benchmarks.md, `scripts/bench/study/bench_absence.py`).
 """
 
 from __future__ import annotations
 
 PERIODS = 2
-"""Times the usual number of inner steps between two merged contributions."""
+"""Longest share, as a multiple of the usual number of inner steps between two merged contributions."""
 LEAST_SHARE = 8
-"""At least an eighth of a displacement goes out: however irregularly contributions are merged, what waits
-does not grow beyond eight times what is trained between two of them."""
+"""Divisor of the smallest share: at least an eighth of a displacement goes out. However irregularly
+contributions are merged, what waits does not grow beyond eight times what is trained between two of them."""
 
 
 class Stride:
-    """One fragment's measure of what is usual: H, or more where rounds take longer than H inner steps."""
+    """Measure of what is usual for one fragment: H inner steps, or more where rounds take longer."""
 
     def __init__(self, inner_steps: int) -> None:
-        """`inner_steps`: H."""
+        """Begin with H as usual. `inner_steps`: H."""
         self._least = inner_steps
         self._last = self._before = inner_steps
 
     def rarer(self, inner_steps: int) -> None:
-        """From now on so many inner steps between two contributions are usual."""
+        """Make so many inner steps between two contributions the usual."""
         self._least = inner_steps
 
     def merged(self, steps: int) -> None:
-        """A contribution was merged, so many inner steps after the one before."""
+        """Count a contribution that was merged, so many inner steps after the one before."""
         self._before, self._last = self._last, steps
 
     def carried(self, unmerged_steps: int) -> int:
-        """How many of a displacement's inner steps go into the next contribution: all of them, as a rule.
+        """Compute how many of a displacement's inner steps go into the next contribution: all of them, as a
+        rule.
 
-        One long interval is an absence; only two in a row are the pace of the rounds."""
+        One long interval is an absence; only two in a row are the pace of the rounds.
+        """
         usual = max(self._least, min(self._before, self._last))
         return min(unmerged_steps, max(PERIODS * usual, -(-unmerged_steps // LEAST_SHARE)))

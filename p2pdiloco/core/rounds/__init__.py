@@ -1,1 +1,1 @@
-"""A syncer's round: inbox, closing calls, merge, publishing."""
+"""Rounds of a syncer: contributions come in, are merged, and become a version."""

@@ -11,7 +11,8 @@ from p2pdiloco.core.timing import RHYTHM_SHARE
 
 
 class Attendance:
-    """Children of one group, as its syncer counts them. `passed`: who has nothing to send this time."""
+    """Children of one group, as its syncer counts them. `passed`: those that have nothing to send this
+    time."""
 
     def __init__(self, context: FragmentContext, level: int, electorate: Electorate, inbox: Inbox) -> None:
         self._context = context
@@ -41,16 +42,17 @@ class Attendance:
         ]
 
     def not_before_s(self, now: float) -> float:
-        """Time before which no round begins that somebody is missing in.
+        """Compute the time before which no round begins that a child is missing in.
 
         A learner whose work came too late for a version is due again as soon as it is told. A round of its
         own then, in which the others have a step or two, would move all by a whole outer step for the sake of
-        one: it waits until there is more to merge. Only a syncer that leaves cannot wait."""
+        one: it waits until there is more to merge. Only a syncer that leaves cannot wait.
+        """
         if self._level or self._shared.leaving:
             return -math.inf
         interval_s = self._shared.config.inner_steps * self._shared.fastest_step_s(now)
         return self._context.moved_s + RHYTHM_SHARE * interval_s
 
     def too_soon(self, now: float) -> bool:
-        """Whether a round has to wait for company, or for that time."""
+        """Tell whether a round has to wait for company, or for that time."""
         return now < self.not_before_s(now) and bool(self.missing(now))

@@ -1,4 +1,4 @@
-"""A syncer's closing calls: whose answer is still out, and how long answers take (design 5.2)."""
+"""Closing calls of a syncer: whose answer is still out, and how long answers take."""
 
 from __future__ import annotations
 
@@ -20,8 +20,11 @@ from p2pdiloco.core.timing import (
 
 
 class Calls:
-    """One group's last closing call. Answers count also when the round went on without them: only so
-    does a window that was too short for anybody learn that it was."""
+    """Last closing call of one group.
+
+    Answers count also when the round went on without them: only so does a window that was too short for any
+    learn that it was.
+    """
 
     def __init__(self, shared: Shared, electorate: Electorate, level: int) -> None:
         self._shared = shared
@@ -33,31 +36,34 @@ class Calls:
         self._number = 0
 
     def called(self, children: Iterable[str], number: int, now: float) -> None:
-        """These are asked for what they have, for version `number`."""
+        """Note that these are asked for what they have, for version `number`."""
         self._out, self._sent_s, self._number = set(children), now, number
 
     def answered(self, child: str, now: float, number: int | None = None) -> None:
-        """A contribution (or a pass, which names the `number`) of that child is here, in time or not."""
+        """Note that a contribution (or a pass, which names the `number`) of that child is here, in time or
+        not."""
         if child in self._out and number in (None, self._number):
             self._out.discard(child)
             if not self._out:
                 self._add(now)
 
     def give_up(self, now: float) -> None:
-        """The next call is about to go out: a live child that has not answered takes at least so long."""
+        """End the last call, as the next is about to go out: a live child that has not answered takes at
+        least so long."""
         if self._out & set(self._electorate.expected(now)):
             self._add(now)
         self.forget()
 
     def forget(self) -> None:
-        """We are no longer the syncer: answers go elsewhere."""
+        """Forget the call: we are no longer the syncer, and answers go elsewhere."""
         self._out = set()
 
     def grace_s(self, quorum_s: float, sync_s: float, now: float) -> float:
-        """The grace window of a round that reached its quorum now (`timing.grace_window_s`).
+        """Compute the grace window of a round that reached its quorum now (`timing.grace_window_s`).
 
-        Above the leaves it is as long as may be: whoever is missing is a whole group, whose own window may
-        have begun later, and no sum of answer times seen so far says how much later."""
+        Above the leaves it is as long as may be. Whoever is missing there is a whole group, whose own window
+        may have begun later, and no sum of answer times seen so far says how much later.
+        """
         shared, config = self._shared, self._shared.config
         step_s = shared.median_step_s(now)
         answer_s = math.inf if self._level else self._answer_time.expected_s
@@ -72,8 +78,8 @@ class Calls:
         )
 
     def arrivals_until_s(self, closes_at_s: float, ready: Iterable[Held], now: float) -> float:
-        """How long a round whose window ended then waits for payloads that are on their way: some sync
-        intervals, and no longer than those whose contributions are in are patient with us."""
+        """Compute how long a round whose window ended then waits for payloads that are on their way: some
+        sync intervals, and no longer than those whose contributions are in are patient with us."""
         shared, config = self._shared, self._shared.config
         step_s = shared.median_step_s(now)
         until_s = closes_at_s + ARRIVAL_INTERVALS * config.inner_steps * step_s
@@ -85,10 +91,13 @@ class Calls:
         return until_s
 
     def outruns(self, chain: Chain, ready: Iterable[Held], now: float) -> bool:
-        """Whether we would merge, over a thin uplink, while none of the others here has our last version:
-        made faster than they travel, versions keep newcomers out, and whoever else is in this round, with
-        work against an older one, behind. For some sync intervals; who leaves is not waited for, and waits
-        for nobody."""
+        """Tell whether we would merge, over a thin uplink, while none of the others here has our last
+        version.
+
+        Versions made faster than they travel keep newcomers out, and leave all others in this round, with
+        work against an older one, behind. For some sync intervals only. Members that leave are not waited
+        for; a syncer that leaves does not wait.
+        """
         shared, view = self._shared, self._shared.view
         if not shared.uplink.thin or shared.leaving:
             return False
@@ -106,8 +115,9 @@ class Calls:
         self._answer_time.add(min(now - self._sent_s, self._bound_s(now)))
 
     def _bound_s(self, now: float) -> float:
-        """The most that answers may take (`timing.answer_bound_s`). Before anybody has said how long its
-        inner steps are it is not nothing: a run's first versions would be made of whoever came first."""
+        """Compute the most that answers may take (`timing.answer_bound_s`). Before any learner has said how
+        long its inner steps are it is not nothing: a run's first versions would be made of whoever came
+        first."""
         step_s = self._shared.median_step_s(now)
         if step_s <= 0:
             return self._shared.timing.answer_floor_s

@@ -1,4 +1,4 @@
-"""What a closed round hands over to be merged, and to whom."""
+"""Handover of a closed round: what is to be merged, and who merges it."""
 
 from __future__ import annotations
 
@@ -9,50 +9,50 @@ from p2pdiloco.core.rounds.inbox import Held
 
 
 class ClosedRound(Protocol):
-    """What becomes of a job is told to the round that it is from (`core.rounds.round`)."""
+    """Round that hears what becomes of its job (`core.rounds.round`)."""
 
     def awaits(self, term: int, number: int) -> bool:
-        """Whether this merge is still wanted."""
+        """Tell whether this merge is still wanted."""
 
     def merged(self) -> None:
-        """The merge worker is done."""
+        """Note that the merge worker is done."""
 
     def published(self, sync_s: float | None) -> None:
-        """What was merged is in the chain, `sync_s` after the round closed."""
+        """Note that what was merged is in the chain, `sync_s` after the round closed."""
 
     def failed(self, reason: str) -> None:
-        """Nothing could be merged, or it could not be kept."""
+        """Lay the office down: nothing could be merged, or it could not be kept."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """What a round hands over to be merged."""
+    """Inputs of one merge, as a closed round hands them over."""
 
     round: ClosedRound
     group: str
     term: int
     number: int
-    """Of the version for which it is meant."""
+    """Number of the version for which it is meant."""
     held: tuple[Held, ...]
     due: bool
-    """It began with what was due, not with a call from above."""
+    """True: it began with what was due, not with a call from above."""
     closed_s: float
 
 
 class Finish(Protocol):
-    """What becomes of a closed round."""
+    """Taker of a closed round: the publisher of versions, or the delegate that sends a partial merge up."""
 
     last: bool
-    """The version is made here: the fragment's spare copy is needed."""
+    """True: the version is made here, and the fragment's spare copy is needed."""
 
     def begin(self, job: Job, missing: int, expected: int) -> None:
         """Merge what is in."""
 
     def withdraw(self, now: float) -> bool:
-        """The office is lost: forget what was not finished. False: it cannot be stopped any more."""
+        """Forget what was not finished: the office is lost. False: it cannot be stopped any more."""
 
     def chain_moved(self, now: float) -> None:
-        """The chain has a new head."""
+        """Take in that the chain has a new head."""
 
     def hurry(self, now: float) -> None:
-        """The group above calls and has nothing of us."""
+        """Do not wait any longer: the group above calls and has nothing of us."""

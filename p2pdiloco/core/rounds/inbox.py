@@ -1,4 +1,4 @@
-"""A syncer's inbox: what is admitted, what is in (design 5.8, hop 5; design 5.5 for partial merges)."""
+"""Inbox of a syncer: which offers are admitted, which are in (ARCHITECTURE.md, "Rounds")."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from p2pdiloco.core.chain.chain import Chain
 from p2pdiloco.core.context import FragmentContext
 
 ROOM = 4
-"""A group has `group_size` members on average; an inbox has room for so many times as many."""
+"""Room of an inbox, as a multiple of `group_size`, which is what a group has on average."""
 
 
 class Held:
-    """What one child sent; `ticket` is None while its payload is arriving."""
+    """Offer of one child; `ticket` is None while its payload is arriving."""
 
     def __init__(
         self,
@@ -35,19 +35,19 @@ class Held:
         now: float,
     ) -> None:
         self.child = child
-        """A learner; higher up, the name of a group."""
+        """Learner; higher up, the name of a group."""
         self.author = author
         self.header = header
         self.parts = parts
-        """The contributions in it."""
+        """Contributions in it."""
         self.transfer = transfer
         self.starts_round = starts_round
-        """Due and measured against the newest version: a round may start with it. What came late, or
+        """True: due and measured against the newest version, so a round may start with it. What came late, or
         early because of a closing call, waits for such a one."""
         self.arrived_s = self.ready_s = now
-        """Of its header, and of the whole payload."""
+        """Times at which its header, and the whole payload, came."""
         self.begins = starts_round
-        """A round may begin before its payload is here."""
+        """True: a round may begin before its payload is here."""
         self.ticket: Ticket | None = None
         self.own = False
 
@@ -59,7 +59,7 @@ class Held:
 
 
 class Inbox:
-    """At most one offer per child, at most `ROOM` times `group_size` in all."""
+    """Offers of the children: at most one each, at most `ROOM` times `group_size` in all."""
 
     def __init__(self, context: FragmentContext) -> None:
         self._context = context
@@ -73,9 +73,10 @@ class Inbox:
     def judge(
         self, signed: SignedOffer, sender: str, holding: bool, open_: bool, now: float
     ) -> Verdict | None:
-        """On sight of its header: why not to admit it; None: its payload may come.
+        """Say on sight of its header why not to admit an offer; None: its payload may come.
 
-        `open_`: no round is closing, so that what is in may still be replaced."""
+        `open_`: no round is closing, so that what is in may still be replaced.
+        """
         raise NotImplementedError
 
     def add(self, signed: SignedOffer, transfer: int, in_time: bool, now: float) -> Held:
@@ -91,72 +92,72 @@ class Inbox:
         return None if self._chain.knows(number, digest) else Verdict.UNKNOWN_BASE
 
     def fits(self, held: Held) -> bool:
-        """Whether the chain contains nothing of it, and everything that comes before it."""
+        """Tell whether the chain contains nothing of it, and everything that comes before it."""
         return all(self._chain.watermark(p.contributor.learner) == p.after for p in held.parts)
 
     def arriving(self, transfer: int) -> Held | None:
-        """The offer whose payload comes by this transfer."""
+        """Find the offer whose payload comes by this transfer."""
         return next((h for h in self._held.values() if h.transfer == transfer and h.ticket is None), None)
 
     def has(self, child: str) -> bool:
-        """Whether that child's offer is in or arriving."""
+        """Tell whether that child's offer is in or arriving."""
         return child in self._held
 
     def busy(self) -> bool:
-        """Whether anything is in or arriving."""
+        """Tell whether anything is in or arriving."""
         return bool(self._held)
 
     def ready(self) -> list[Held]:
-        """Offers whose payload is here, in the order in which they are merged."""
+        """List the offers whose payload is here, in the order in which they are merged."""
         here = [child for child, held in self._held.items() if held.ticket is not None]
         return [self._held[child] for child in sorted(here)]
 
     def starting(self) -> list[Held]:
-        """Offers on their way that a round may start with."""
+        """List the offers on their way that a round may start with."""
         return [held for held in self._held.values() if held.ticket is None and held.begins]
 
     def none_begins(self) -> None:
-        """The chain moved, or a round has waited in vain for what is on its way: a round may start with it
-        when it is here."""
+        """Let rounds start with offers only when their payloads are here. The chain moved, or a round has
+        waited for what is on its way in vain."""
         for held in self._held.values():
             held.begins = False
 
     def broken(self, held: Held) -> None:
-        """Its payload will not come. The next one of that child starts no round before it is here: headers
-        cost their sender nothing."""
+        """Drop an offer whose payload will not come. The next one of that child starts no round before it is
+        here: headers cost their sender nothing."""
         self.drop(held)
         self._cut.add(held.child)
 
     def here(self, held: Held, ticket: Ticket, now: float) -> None:
-        """Its payload is here."""
+        """Take in its payload."""
         held.ticket, held.ready_s = ticket, now
         self._cut.discard(held.child)
 
     def all_late(self) -> None:
-        """A version was made without these: none of them starts the next round by itself."""
+        """Let none of these start the next round by itself: a version was made without them."""
         for held in self._held.values():
             held.starts_round = held.begins = False
 
     def drop(self, held: Held) -> None:
-        """Merged, or broken: no longer here."""
+        """Remove an offer that was merged, or is broken."""
         if self._held.get(held.child) is held:
             del self._held[held.child]
             self._release(held)
 
     def drop_own(self, child: str) -> None:
-        """What we put in ourselves for that child is not to be merged."""
+        """Remove what we put in ourselves for that child: it is not to be merged."""
         held = self._held.get(child)
         if held is not None and held.own:
             self.drop(held)
 
     def drop_overlapping(self) -> None:
-        """The chain moved: what it contains already, or what no longer follows from it, goes."""
+        """Remove, after the chain moved, what it contains already, or what no longer follows from it."""
         for held in list(self._held.values()):
             if held.ticket is not None and not self.fits(held):
                 self.drop(held)
 
     def clear(self) -> None:
-        """All go; their senders send again, elsewhere."""
+        """Remove all; their senders send again, elsewhere."""
         self._cut.clear()
         for held in list(self._held.values()):
             self.drop(held)
@@ -167,7 +168,7 @@ class Inbox:
 
 
 class LearnerInbox(Inbox):
-    """Of a leaf group: contributions, one per learner."""
+    """Inbox of a leaf group: contributions, one per learner."""
 
     def judge(
         self, signed: SignedOffer, sender: str, holding: bool, open_: bool, now: float
@@ -219,5 +220,5 @@ class LearnerInbox(Inbox):
 
 
 def part_of(header: ContributionHeader) -> Contributor:
-    """A contribution's entry in the version that merges it."""
+    """Make a contribution's entry in the version that merges it."""
     return Contributor(header.learner, header.stamp, header.tokens, header.inner_steps)

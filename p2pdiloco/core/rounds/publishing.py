@@ -1,7 +1,8 @@
-"""Making a version: merge, sign, make durable, and only then let it be known (design 5.2).
+"""Publisher of versions: merges, signs, makes durable, and only then announces.
 
 Done by the syncer of the topmost group, which is the only one while the run fits into one group. Merging
-happens elsewhere; its completion is stamped and dropped if the chain or the office moved on.
+happens elsewhere; its completion is stamped and dropped if the chain or the office moved on (ARCHITECTURE.md,
+"Rounds").
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from p2pdiloco.core.rounds.handover import Job
 
 
 class Publisher:
-    """Of one fragment, whatever the seat in which we are the topmost syncer."""
+    """Maker of one fragment's versions, whatever the seat in which we are the topmost syncer."""
 
     last = True
 
@@ -39,7 +40,7 @@ class Publisher:
         self._own = own
         self._job: Job | None = None
         self.on_published: Callable[[float], None] = lambda now: None
-        """The chain has a version of ours more (set by the fragment)."""
+        """Callback once the chain has a version of ours more (set by the fragment)."""
 
     def begin(self, job: Job, missing: int, expected: int) -> None:
         """Merge what is in, and make the outer step into the spare copy."""
@@ -64,18 +65,18 @@ class Publisher:
         self._shared.out.put(Merge(self._fragment, job.term, job.number, inputs, partials, longest_steps))
 
     def withdraw(self, now: float) -> bool:
-        """A merge that is not wanted any more is noticed when it completes; a version that is being made
-        durable cannot be called back."""
+        """Answer that nothing can be stopped. A merge that is not wanted any more is noticed when it
+        completes; a version that is being made durable cannot be called back."""
         return False
 
     def chain_moved(self, now: float) -> None:
-        """Nothing is kept here."""
+        """Do nothing: a publisher keeps nothing."""
 
     def hurry(self, now: float) -> None:
-        """Nobody is above us."""
+        """Do nothing: no group is above us."""
 
     def merged(self, event: Merged, now: float) -> None:
-        """The merge worker is done: sign the version, make it durable, then let it be known."""
+        """Sign the merged version, make it durable, then let it be known."""
         job = self._job
         if job is None or not job.round.awaits(event.term, event.number):
             self._drop_spare()
@@ -116,7 +117,7 @@ class Publisher:
         return next_plan(head.epoch, head.groups, number, members, config.group_size, config.term_versions)
 
     def _continuation(self, version: SignedVersion, update: Ticket, now: float) -> tuple[Effect, ...]:
-        """What may happen once the version is durable: it becomes ours, and those around us may know."""
+        """List what may happen once the version is durable: it becomes ours, and those around us may know."""
         announce = Announce(self._fragment, version.header.head(), self._shared.me)
         told: dict[str, None] = {}
         for seat in self._context.seats:
@@ -144,7 +145,7 @@ class Publisher:
         self.on_published(now)
 
     def failed(self, event: MergeFailed, now: float) -> None:
-        """Every contribution turned out unusable, or the worker failed."""
+        """Take in that every contribution turned out unusable, or the worker failed."""
         self._drop_spare()
         self._shared.out.record("merge", self._fragment, f"failed: {event.reason}", number=event.number)
         job = self._job
@@ -163,7 +164,7 @@ class Publisher:
 
 
 def inputs_of(job: Job) -> tuple[tuple[MergeInput, ...], tuple[Ticket, ...]]:
-    """(contributions, partials) of a closed round, in the order in which they are merged."""
+    """List (contributions, partials) of a closed round, in the order in which they are merged."""
     inputs, partials = [], []
     for held in job.held:
         if held.ticket is None:

@@ -1,14 +1,13 @@
-"""The syncer's side of one group: collecting, closing, and handing over to be merged (design 5.2, 5.5).
+"""Round of a syncer in one group: collecting, closing, and handing over to be merged.
 
-Theory of operation
--------------------
 The syncer keeps an inbox of at most one offer per child: contributions of learners in a leaf group, partial
-merges of groups higher up. A round starts when K offers are in or, of learners, on their way (never more than
-there are live children) and at least one of them arrived for this round; what arrived too late for a round
-waits for company in the next, so that slow links delay nobody and still take part every time. At quorum the
-syncer calls the others ("closing"): each sends what it has, or passes; a group that is called closes its own
-round. The round closes when all live children have answered, or when the grace window ends; if no majority of
-the learners is in by then, it waits on for payloads that are on their way.
+merges of groups higher up (ARCHITECTURE.md, "Rounds" and "Groups"). A round starts when K offers are in or,
+of learners, on their way (never more than there are live children), and at least one of them arrived for this
+round. What arrived too late for a round waits for company in the next, so that slow links delay no other and
+still take part every time. At quorum the syncer calls the others ("closing"): each sends what it has, or
+passes; a group that is called closes its own round. The round closes when all live children have answered, or
+when the grace window ends. If no majority of the learners is in by then, it waits on for payloads that are on
+their way.
 
 What is in is then merged: by the syncer of the topmost group into the next version
 (`core.rounds.publishing`), by all others into a partial for the syncer of the group above
@@ -37,11 +36,12 @@ from p2pdiloco.core.rounds.round_table import MAKING, ROUND_TABLE, RoundSignal, 
 from p2pdiloco.core.timing import Ema, grace_cap_s
 
 CALLED_SHARE = 0.6
-"""A group that is called closes within so much of the window above: the rest is for its merge to arrive."""
+"""Share of the window above within which a group that is called closes: the rest is for its merge to
+arrive."""
 
 
 class Round:
-    """The rounds of one group while this node is its syncer."""
+    """Rounds of one group while this node is its syncer."""
 
     def __init__(
         self,
@@ -71,43 +71,44 @@ class Round:
         self._term = 0
         self._closes_at_s = 0.0
         self._begins_at_s = math.inf
-        """What is in could begin a round, but not before then."""
+        """Time before which no round begins, though what is in could begin one."""
         self._waits = False
-        """The window is over, but payloads are on their way."""
+        """True: the window is over, but payloads are on their way."""
         self._first_in_s = 0.0
         self._due = False
-        """It began with what was due."""
+        """True: it began with what was due."""
         self._asked_all = False
-        """Leaving, we have made our last call."""
+        """True: we leave, and have made our last call."""
         self._needs = 1
-        """Its quorum when it began."""
+        """Quorum when it began."""
         self._quorum_s = Ema()
         self._sync_s = Ema()
         self._called_by: tuple[str, Closing] | None = None
         self.call_own: Callable[[Closing, float], None] = lambda call, now: None
-        """We are a child of our own group, and it is called (set by the fragment)."""
+        """Callback that calls us as a child of our own group (set by the fragment)."""
         self.pass_up: Callable[[str, Pass, float], None] = lambda peer, message, now: None
-        """Tell the syncer above that we have nothing (set by the fragment)."""
+        """Callback that tells the syncer above that we have nothing (set by the fragment)."""
 
     # --- questions -----------------------------------------------------------------------------------
 
     @property
     def state(self) -> RoundState:
-        """Where the round is."""
+        """State of the round."""
         return self._machine.state
 
     @property
     def closing(self) -> bool:
-        """A version is in the making: not the moment to vote ourselves out of office."""
+        """True: a version is in the making, so it is not the moment to vote ourselves out of office."""
         return self._machine.state in MAKING
 
     @property
     def busy(self) -> bool:
-        """As `closing`, but not while our partial is with the syncer above: nothing of it is lost with us."""
+        """True: `closing`, but not while our partial is with the syncer above, since nothing of that is lost
+        with us."""
         return self.closing and (self._finish.last or self.state is not RoundState.PUBLISHING)
 
     def words(self, now: float) -> str:
-        """For people: what the round waits for."""
+        """Say for people what the round waits for."""
         have = len(self.inbox.ready())
         if self.state is RoundState.COLLECTING:
             what = "groups" if self._level else "contributions"
@@ -123,7 +124,7 @@ class Round:
         return self.state.name.lower()
 
     def deadline(self) -> float | None:
-        """When to look again."""
+        """Find when to look again; None: nothing waits for a time."""
         state = self._machine.state
         if state is RoundState.CLOSING:
             return self._closes_at_s
@@ -140,7 +141,7 @@ class Round:
         return self.state in (RoundState.IDLE, RoundState.COLLECTING)
 
     def offered(self, transfer: int, sender: str, signed: SignedOffer, now: float) -> bool:
-        """A peer wants to stream something to us. Whether it may."""
+        """Answer a peer that wants to stream something to us. Tell whether it may."""
         held = self._admission.offered(transfer, sender, signed, self._in_time(), now)
         if held is None:
             return False
@@ -150,18 +151,19 @@ class Round:
         return True
 
     def admit_own(self, signed: SignedOffer, ticket: Ticket, now: float) -> Verdict:
-        """What we made ourselves needs no stream. Tell `own_is_in` if it is in, and was not before."""
+        """Take in what we made ourselves, which needs no stream. Call `own_is_in` if it is in, and was not
+        before."""
         refusal = self._admission.own(signed, ticket, self._in_time(), now)
         if refusal is not None:
             return refusal
         return Verdict.HELD if self.closing else Verdict.IN_ROUND
 
     def own_is_in(self, child: str, now: float) -> None:
-        """After `admit_own`, once its sender knows that it is held."""
+        """Go on after `admit_own`, once its sender knows that it is held."""
         self._arrived(child, now)
 
     def received(self, transfer: int, ticket: Ticket, now: float) -> None:
-        """The payload of an accepted transfer is sound."""
+        """Take in the sound payload of an accepted transfer."""
         held = self._admission.received(transfer, ticket, now)
         if held is None:
             self._rest()
@@ -173,7 +175,7 @@ class Round:
         self._arrived(held.child, now)
 
     def broken(self, transfer: int, verdict: Verdict) -> None:
-        """An accepted transfer came to nothing: cut, or its payload was not sound."""
+        """Take in that an accepted transfer came to nothing: cut, or its payload was not sound."""
         if self._admission.broken(transfer, verdict):
             self._rest()
 
@@ -184,7 +186,7 @@ class Round:
         self.poll(now)
 
     def _rest(self) -> None:
-        """Nothing may be left of what was collected: the next to come is the first."""
+        """Go back to idle if nothing is left of what was collected: the next to come is the first."""
         if self.state is RoundState.COLLECTING and not self.inbox.busy():
             self._machine.go(RoundSignal.ABANDON)
 
@@ -195,7 +197,7 @@ class Round:
         self._machine.go(RoundSignal.CONTRIBUTION)
 
     def on_pass(self, sender: str, message: Pass, now: float) -> None:
-        """A child has nothing to send this time."""
+        """Take in that a child has nothing to send this time."""
         child = self._electorate.child_of(sender, now)
         self._calls.answered(child, now, message.number)
         if self.state is RoundState.CLOSING and message.number == self._chain.head.number + 1:
@@ -203,7 +205,7 @@ class Round:
             self.poll(now)
 
     def own_pass(self, now: float) -> None:
-        """Our own learner has nothing to send this time."""
+        """Take in that our own learner has nothing to send this time."""
         self._calls.answered(self._shared.me, now)
         if self.state is RoundState.CLOSING:
             self._attendance.passed.add(self._shared.me)
@@ -227,10 +229,13 @@ class Round:
                 self._close(now, missing)
 
     def _waits_on(self, missing: list[str], now: float) -> bool:
-        """Whether a round whose window is over waits for payloads that are on their way: on thin links the
-        syncer would else merge alone time and again, and all that the others send would come too late. Only
-        while no majority is in, so that a few slow links hold nobody up, and only as long as those that are
-        in are patient with us. Inner steps wait for nothing; streams that stand still are cut."""
+        """Tell whether a round whose window is over waits for payloads that are on their way.
+
+        On thin links the syncer would else merge alone time and again, and all that the others send would
+        come too late. It waits only while no majority is in, so that a few slow links hold no other up, and
+        only as long as those that are in are patient with us. Inner steps wait for nothing; streams that
+        stand still are cut.
+        """
         shared, ready = self._shared, self.inbox.ready()
         arriving = [child for child in missing if self.inbox.has(child)]
         enough = len(ready) > len(missing) and not self._short(len(ready), now)
@@ -245,7 +250,7 @@ class Round:
         return now < until_s
 
     def _short(self, ready: int, now: float) -> bool:
-        """What the round was begun for did not come: fewer are in than the quorum."""
+        """Tell whether what the round was begun for did not come: fewer are in than the quorum."""
         bound = not self._level and self._called_by is None and not self._shared.leaving
         return bound and ready < min(self._needs, self._attendance.quorum(now))
 
@@ -275,7 +280,7 @@ class Round:
         self._call(f"quorum {here}", grace_s, now)
 
     def on_called(self, sender: str, call: Closing, now: float) -> None:
-        """The syncer above closes its round: so do we, in good time."""
+        """Close our round in good time: the syncer above closes its own."""
         if call.number != self._chain.head.number + 1 or not self._office.holding:
             self._pass_to(sender, call, now)
             return
@@ -295,8 +300,8 @@ class Round:
             self._finish.hurry(now)
 
     def last_call(self, now: float) -> bool:
-        """We leave, and nobody would be syncer after us: ask everybody, once, for what there is. Whether
-        there is anything to wait for."""
+        """Ask everybody, once, for what there is, if we leave and no other would be syncer after us. Tell
+        whether there is anything to wait for."""
         last = self._finish.last and not self._level and self._office.holding
         if not last or self.closing or self._electorate.willing(now):
             return False
@@ -357,16 +362,17 @@ class Round:
     # --- what becomes of it --------------------------------------------------------------------------
 
     def awaits(self, term: int, number: int) -> bool:
-        """Whether this merge is still wanted."""
+        """Tell whether this merge is still wanted."""
         right = self.state is RoundState.MERGING and term == self._term
         return right and number == self._chain.head.number + 1
 
     def merged(self) -> None:
-        """The merge worker is done."""
+        """Note that the merge worker is done."""
         self._machine.go(RoundSignal.MERGED)
 
     def published(self, sync_s: float | None) -> None:
-        """What was merged is in the chain, or the chain went on without it; `poll_rest` starts the next."""
+        """Note that what was merged is in the chain, or that the chain went on without it. `poll_rest` starts
+        the next."""
         self._machine.go(RoundSignal.PUBLISHED)
         if sync_s is not None:
             self._sync_s.add(sync_s)
@@ -380,19 +386,19 @@ class Round:
         self.inbox.all_late()
 
     def poll_rest(self, now: float) -> None:
-        """What came too late starts the next collection."""
+        """Start the next collection with what came too late."""
         if self._office.holding and self.inbox.ready() and self._machine.may(RoundSignal.CONTRIBUTION):
             self._collect(now)
             self.poll(now)
 
     def failed(self, reason: str) -> None:
-        """Nothing could be merged, or it could not be kept: somebody else is to try."""
+        """Lay the office down: nothing could be merged, or it could not be kept. Another member is to try."""
         self._machine.go(RoundSignal.FAILED)
         self._empty_inbox()
         self._office.lay_down(reason)
 
     def abandon(self, reason: str, now: float) -> None:
-        """We are no longer the syncer: what is in is sent again elsewhere."""
+        """Drop the round: we are no longer the syncer, and what is in is sent again elsewhere."""
         if self.state is RoundState.PUBLISHING and self._finish.withdraw(now):
             self._machine.go(RoundSignal.FAILED)
             self._empty_inbox()
@@ -404,7 +410,7 @@ class Round:
             self._empty_inbox()
 
     def chain_moved(self, now: float) -> None:
-        """A version that is not ours arrived while we hold the office: what it did not merge stays in."""
+        """Take in a version that is not ours while we hold the office: what it did not merge stays in."""
         self.inbox.none_begins()
         if self._finish.last or self.state is not RoundState.PUBLISHING:
             if not self._machine.may(RoundSignal.ABANDON):

@@ -1,10 +1,10 @@
-"""Where a syncer's round is, and what moves it (`core.rounds.round`).
+"""States of a syncer's round, and their transitions (`core.rounds.round`).
 
-IDLE        nothing usable in the inbox
-COLLECTING  offers are in or on their way, quorum is not
-CLOSING     quorum is complete, or the group above called: the grace window runs
-MERGING     the merge worker has the inputs
-PUBLISHING  the version is being made durable, or the partial is with the syncer above
+- IDLE: nothing usable in the inbox
+- COLLECTING: offers are in or on their way, quorum is not
+- CLOSING: quorum is complete, or the group above called: the grace window runs
+- MERGING: the merge worker has the inputs
+- PUBLISHING: the version is being made durable, or the partial is with the syncer above
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from p2pdiloco.core.machine import direct_members
 
 @direct_members
 class RoundState(Enum):
-    """Where the round is."""
+    """States of a round."""
 
     IDLE = auto()
     COLLECTING = auto()
@@ -27,7 +27,7 @@ class RoundState(Enum):
 
 @direct_members
 class RoundSignal(Enum):
-    """What moves it."""
+    """Causes for a round's state to change."""
 
     CONTRIBUTION = auto()
     QUORUM = auto()
@@ -42,7 +42,7 @@ class RoundSignal(Enum):
 
 _R, _S = RoundState, RoundSignal
 MAKING = (_R.CLOSING, _R.MERGING, _R.PUBLISHING)
-"""A version is in the making."""
+"""States in which a version is in the making."""
 ROUND_TABLE = {
     (_R.IDLE, _S.CONTRIBUTION): _R.COLLECTING,
     (_R.IDLE, _S.CALLED): _R.CLOSING,
