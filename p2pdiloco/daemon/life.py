@@ -12,7 +12,7 @@ from p2pdiloco.core.api import events as ev
 from p2pdiloco.daemon.learner.evaluating import evaluate_regularly
 from p2pdiloco.daemon.links.uplink_file import save_uplink
 from p2pdiloco.daemon.member import Member
-from p2pdiloco.daemon.run_files.result_files import Plan, Results
+from p2pdiloco.daemon.run_files.result_files import Plan, ResultWriter
 from p2pdiloco.daemon.run_files.resume import Resume, write_resume
 from p2pdiloco.learner.lifeline import save_takes_s
 from p2pdiloco.priority import daemon_niceness, lower_session, lower_thread, patiently
@@ -151,7 +151,7 @@ class Life:
         plan = Plan.of(member.settings)
         if plan is not None:
             held = member.holdings
-            results = Results(member.run, held.compute, held.results_io, plan, self._on_result)
+            results = ResultWriter(member.run, held.compute, held.results_io, plan, self._on_result)
             spawn(results.watch())
 
     async def _step_back(self) -> None:

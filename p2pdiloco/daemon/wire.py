@@ -207,8 +207,8 @@ class RunList(Wire, frozen=True, tag=True):
     runs: Annotated[tuple[RunSummary, ...], Meta(max_length=MAX_RUNS)]
 
 
-class Result(Wire, frozen=True):
-    """What a member has measured of the global parameters."""
+class HeldoutLoss(Wire, frozen=True):
+    """Held-out loss of the global parameters that a member has measured."""
 
     merges: Count
     """Versions of all fragments together that they were made of, at most."""
@@ -226,7 +226,7 @@ class Presence(Wire, frozen=True, tag=True):
     addresses: Annotated[tuple[Annotated[str, Meta(max_length=256)], ...], Meta(max_length=16)]
     dialable: bool = True
     """False: others need not try for long. It dials them."""
-    result: Result | None = None
+    heldout: HeldoutLoss | None = None
     """The newest that it has measured itself."""
 
 

@@ -1,1 +1,1 @@
-"""What a person sees of a node: snapshot, terminal view, log lines."""
+"""Display of a node for people: snapshot, terminal view, log lines."""

@@ -1,7 +1,7 @@
-"""The live terminal view: draws the newest snapshot a few times a second, from a thread of its own.
+"""Live terminal view: draws the newest snapshot a few times a second, from a thread of its own.
 
-A thread, because writing to a terminal can block for as long as a person likes (Ctrl-S, a paused pager),
-and the daemon's loop must not wait for that.
+A thread, because writing to a terminal can block for as long as a person likes (Ctrl-S, a paused pager), and
+the daemon's loop must not wait for that.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ STOP_TIMEOUT_S = 1.0
 
 
 class LiveView:
-    """start, update as often as you like, stop. The terminal is as it was afterwards, whatever happened.
+    """Thread that draws snapshots between `start` and `stop`; afterwards the terminal is as it was, whatever
+    happened.
 
     If drawing fails, the thread gives the terminal back and ends with a traceback through
-    `threading.excepthook`; `drawing` is False then, `update` does nothing, and the node goes on.
+    `threading.excepthook`. `drawing` is False then, `update` does nothing, and the node goes on.
     """
 
     def __init__(self, console: Console | None = None, period_s: float = PERIOD_S) -> None:
@@ -36,7 +37,7 @@ class LiveView:
 
     @property
     def drawing(self) -> bool:
-        """Whether the view is on the terminal."""
+        """True: the view is on the terminal."""
         return self._thread is not None and self._thread.is_alive()
 
     def start(self) -> None:
@@ -49,7 +50,7 @@ class LiveView:
         atexit.register(self.stop)
 
     def update(self, snapshot: NodeSnapshot) -> None:
-        """Show this next. Never blocks."""
+        """Show this snapshot next. Never blocks."""
         self._snapshot = snapshot
         self._changed.set()
 

@@ -23,19 +23,20 @@ LEVELS = {10: "debug", 20: "info", 30: "warning", 40: "error", 50: "critical"}
 
 
 def resolve_style(asked: Literal["auto", "text", "json", "tui"], stream: TextIO | None = None) -> Style:
-    """What "auto" means: the live view on a terminal, plain lines otherwise. stream: stderr."""
+    """Resolve "auto": the live view on a terminal, plain lines otherwise. `stream`: stderr."""
     if asked != "auto":
         return asked
     return "tui" if (stream or sys.stderr).isatty() else "text"
 
 
 def level_name(record: logging.LogRecord) -> str:
-    """Our own word for the level: libraries rename the standard library's (hivemind: WARN)."""
+    """Name the level in our own words: libraries rename the standard library's (hivemind: WARN)."""
     return LEVELS.get(record.levelno, str(record.levelno))
 
 
 class JsonFormatter(logging.Formatter):
-    """One object a line: time (ISO 8601, UTC), level, logger, message, fields, and perhaps exception."""
+    """Formatter of one JSON object a line: time (ISO 8601, UTC), level, logger, message, fields, perhaps
+    exception."""
 
     def format(self, record: logging.LogRecord) -> str:
         entry: dict[str, object] = {
@@ -51,7 +52,8 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """`12:34:56 warning  message  key=value`; the level is left out where it is info."""
+    """Formatter of lines like `12:34:56 warning  message  key=value`; the level is left out where it is
+    info."""
 
     def format(self, record: logging.LogRecord) -> str:
         level = "" if record.levelno == logging.INFO else f"{level_name(record)}  "
@@ -66,14 +68,14 @@ class TextFormatter(logging.Formatter):
 
 
 class RecentLines(logging.Handler):
-    """Keeps the newest messages for the live view's "latest" lines."""
+    """Handler that keeps the newest messages for the live view's "latest" lines."""
 
     def __init__(self, level: int = logging.INFO) -> None:
         super().__init__(level)
         self._lines: deque[str] = deque(maxlen=MAX_RECENT_LINES)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Called by logging, from any thread."""
+        """Keep a message; called by logging, from any thread."""
         self.add(record.getMessage())
 
     def add(self, line: str) -> None:
@@ -81,7 +83,7 @@ class RecentLines(logging.Handler):
         self._lines.append(line)
 
     def lines(self) -> tuple[str, ...]:
-        """Newest last, as a snapshot carries them."""
+        """List the lines, newest last, as a snapshot carries them."""
         return newest_lines(list(self._lines))
 
 

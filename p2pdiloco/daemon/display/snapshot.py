@@ -1,9 +1,9 @@
-"""What a node says about itself: input of the live view, of log lines, and of `status` over the wire.
+"""Snapshots and reports of a node: for the live view, log lines, and `status` over the wire.
 
-Plain values only, encodable as msgpack and JSON. A `StatusReport` may come from a stranger, so its texts
-and sequences are bounded and its decoding is strict; the largest ordinary report (1024 fragments,
-64 peers) stays below the 256 KiB of a control message.
-Unknown numbers are None (never NaN), so that JSON readers need no special case.
+Plain values only, encodable as msgpack and JSON. A `StatusReport` may come from a stranger, so its texts and
+sequences are bounded and its decoding is strict. The largest ordinary report (1024 fragments, 64 peers) stays
+below the 256 KiB of a control message. Unknown numbers are None (never NaN), so that JSON readers need no
+special case.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ NodeState = Literal["joining", "waiting", "catching up", "training", "leaving"]
 Text = Annotated[str, Meta(max_length=80)]
 """Peer ids, node and run names."""
 Words = Annotated[str, Meta(max_length=48)]
-"""A few words for a table cell."""
+"""Words for a table cell."""
 Line = Annotated[str, Meta(max_length=240)]
 HexDigest = Annotated[str, Meta(max_length=16)]
-"""The first 8 (at most 16) hexadecimal digits of a digest, as shown to people."""
+"""Hexadecimal digits of a digest as shown to people: the first 8, at most 16."""
 Natural = Annotated[int, Meta(ge=0, le=1 << 62)]
 
 
 class Row(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base: immutable, keyword-only, encoded as a map with the field names."""
+    """Base of all rows: immutable, keyword-only, encoded as a map with the field names."""
 
 
 class PeerRow(Row, frozen=True, kw_only=True):
-    """One member of the run as this node knows it."""
+    """Row of one member of the run, as this node knows it."""
 
     peer: Text
     name: Text = ""
@@ -48,23 +48,23 @@ class PeerRow(Row, frozen=True, kw_only=True):
     tokens_per_s: float = 0.0
     tokens_total: Natural = 0
     last_seen_s: float | None = None
-    """Seconds since its last message; None: never heard directly (known from the DHT only)."""
+    """Seconds since its last message; None: it was never heard directly (known from the DHT only)."""
     confirmed: bool = False
-    """Holds versions that peers confirm."""
+    """True: it holds versions that peers confirm."""
     votes: bool = True
-    """It can save a vote, as it says; who cannot, because its disk is full, has none."""
+    """True: it can save a vote, as it says. A member that cannot, because its disk is full, has none."""
     learning: bool = True
     offices: Natural = 0
-    """How many fragments it is the syncer of."""
+    """Number of fragments whose syncer it is."""
     loss: float | None = None
     reach: Words = ""
-    """How others can reach it, as it says: "direct", "relayed" or "outbound only"; empty: not known."""
+    """Reach of the member, as it says: "direct", "relayed" or "outbound only"; empty: not known."""
     thin: bool = False
-    """Its uplink carries less than an office asks, as it says."""
+    """True: its uplink carries less than an office asks, as it says."""
 
 
 class FragmentRow(Row, frozen=True, kw_only=True):
-    """One fragment's head and what goes on around it."""
+    """Row of one fragment: its head, and what goes on around it."""
 
     index: Natural
     number: Natural
@@ -72,42 +72,43 @@ class FragmentRow(Row, frozen=True, kw_only=True):
     digest: HexDigest = ""
     term: Natural = 0
     syncer: Text = ""
-    """Peer id, of our leaf group's syncer; empty: nobody known to be in office."""
+    """Peer id of our leaf group's syncer; empty: nobody is known to be in office."""
     tokens: Natural = 0
     """Cumulative tokens merged into the head."""
     state: Words = "idle"
-    """"idle", "collecting 2/3", "grace 0.8 s", "merging", "electing", ..."""
+    """State of its round: "idle", "collecting 2/3", "grace 0.8 s", "merging", "electing", ..."""
     pending: Words = ""
-    """About our own contribution: "sent", "re-sending", "encoding"; empty: none pending."""
+    """State of our own contribution: "sent", "re-sending", "encoding"; empty: none is pending."""
     epoch: Natural = 0
-    """Of the groups; grows when they rotate."""
+    """Epoch of the groups; it grows when they rotate."""
     groups: Natural = 1
     """Leaf groups that make the next version; 1: all members are in one."""
     levels: Natural = 1
-    """Of groups: leaf groups, groups of their syncers, and so on up to the one at the top."""
+    """Levels of groups: leaf groups, groups of their syncers, and so on up to the one at the top."""
     group: Natural = 0
     """Index of our leaf group."""
     root: Text = ""
-    """Peer id of who made the newest version, as syncer of the topmost group."""
+    """Peer id of the member that made the newest version, as syncer of the topmost group."""
     level: Natural | None = None
     """Highest level of groups on which this node is a syncer, 0 for leaves; None: it is none."""
 
 
 class DataRow(Row, frozen=True, kw_only=True):
-    """How far a node has come in the data that it reads (docs/data.md)."""
+    """Progress of a node in the data that it reads (docs/data.md)."""
 
     epoch: Natural = 0
-    """The first one is 0."""
+    """Epoch of the data; the first one is 0."""
     shards: Natural = 0
-    """Into which the data of an epoch is cut."""
+    """Number of shards into which the data of an epoch is cut."""
     begun: Natural = 0
-    """Of these, in this epoch: by this node or, as far as it knows, by others that read the same."""
+    """Shards of this epoch that were begun: by this node or, as far as it knows, by others that read the
+    same."""
     tokens: Natural = 0
-    """That this node has trained on, in all epochs."""
+    """Tokens that this node has trained on, in all epochs."""
 
 
 class NodeSnapshot(Row, frozen=True, kw_only=True):
-    """Everything that the live view of one node shows. Taken by the daemon a few times a second."""
+    """Everything that the live view of one node shows, taken by the daemon a few times a second."""
 
     name: Text
     peer: Text
@@ -118,45 +119,45 @@ class NodeSnapshot(Row, frozen=True, kw_only=True):
     inner_step: Natural = 0
     loss: float | None = None
     loss_history: Annotated[tuple[float, ...], Meta(max_length=MAX_LOSS_HISTORY)] = ()
-    """Oldest first, evenly thinned."""
+    """Training losses, oldest first, evenly thinned."""
     heldout_loss: float | None = None
-    """Of the global parameters Theta on held-out text, nats per token; None: not evaluated yet."""
+    """Loss of the global parameters Theta on held-out text, nats per token; None: not evaluated yet."""
     heldout_by: Text = ""
-    """Peer id of who measured it."""
+    """Peer id of the member that measured it."""
     tokens_per_s: float = 0.0
     tokens_total: Natural = 0
-    """Trained by this node."""
+    """Tokens trained by this node."""
     data: DataRow | None = None
-    """None: no learner of ours reads any (yet)."""
+    """Progress in the data; None: no learner of ours reads any (yet)."""
     step_time_s: float | None = None
     peers: Annotated[tuple[PeerRow, ...], Meta(max_length=MAX_PEER_ROWS)] = ()
-    """Others, not this node."""
+    """Other members, without this node."""
     peers_total: Natural = 0
-    """Others including those beyond `peers`' bound."""
+    """Number of other members, with those beyond `peers`' bound."""
     fragments: Annotated[tuple[FragmentRow, ...], Meta(max_length=MAX_FRAGMENT_ROWS)] = ()
-    """By index."""
+    """Rows of the fragments, by index."""
     run_tokens: Natural = 0
     run_versions: Natural = 0
     refusals: Annotated[dict[Text, Natural], Meta(max_length=MAX_REFUSAL_REASONS)] = {}
-    """What peers did wrong: reason -> count."""
+    """Counts of what peers did wrong, by reason."""
     recent: Annotated[tuple[Line, ...], Meta(max_length=MAX_RECENT_LINES)] = ()
-    """Latest decisions with their reasons, newest last."""
+    """Decisions made last, with their reasons, newest last."""
     bytes_sent: Natural = 0
     bytes_received: Natural = 0
     bulk: Annotated[dict[Text, Natural], Meta(max_length=MAX_BULK_COUNTERS)] = {}
-    """What became of bulk transfers (`Transfers.counters`)."""
+    """Counters of bulk transfers (`Transfers.counters`)."""
     reach: Words = ""
-    """As in `PeerRow`."""
+    """Reach of this node, as in `PeerRow`."""
     thin: bool = False
-    """As in `PeerRow`."""
+    """True: the uplink of this node carries less than an office asks, as in `PeerRow`."""
     votes: bool = True
-    """The same."""
+    """True: this node can save a vote, as in `PeerRow`."""
     link: Line = ""
-    """Why the link does not keep up, and what is done about it; empty: it does."""
+    """Reason why the link does not keep up, and what is done about it; empty: it keeps up."""
 
 
 class StatusReport(Row, frozen=True, kw_only=True):
-    """The answer to `status`: the run as one node sees it."""
+    """Answer to `status`: the run as one node sees it."""
 
     run_name: Text
     run_id: Text
@@ -164,7 +165,7 @@ class StatusReport(Row, frozen=True, kw_only=True):
     """Peer id of the node whose view this is."""
     state: NodeState
     members: Annotated[tuple[PeerRow, ...], Meta(max_length=MAX_PEER_ROWS + 1)] = ()
-    """The answering node first."""
+    """Members, the answering node first."""
     members_total: Natural = 0
     fragments: Annotated[tuple[FragmentRow, ...], Meta(max_length=MAX_FRAGMENT_ROWS)] = ()
     run_tokens: Natural = 0
@@ -173,19 +174,20 @@ class StatusReport(Row, frozen=True, kw_only=True):
     """Mean training loss over the members that reported one."""
     heldout_loss: float | None = None
     heldout_by: Text = ""
-    """As in `NodeSnapshot`: the newest of all members' that the answering node knows of."""
+    """Peer id of the member that measured it: the newest result of all members' that the answering node
+    knows of."""
     refusals: Annotated[dict[Text, Natural], Meta(max_length=MAX_REFUSAL_REASONS)] = {}
     recent: Annotated[tuple[Line, ...], Meta(max_length=MAX_RECENT_LINES)] = ()
     link: Line = ""
-    """The answering node's, as in `NodeSnapshot`."""
+    """Reason why the answering node's link does not keep up, as in `NodeSnapshot`."""
     data: DataRow | None = None
-    """The same."""
+    """Progress of the answering node in its data, as in `NodeSnapshot`."""
     bulk: Annotated[dict[Text, Natural], Meta(max_length=MAX_BULK_COUNTERS)] = {}
-    """The same."""
+    """Counters of the answering node's transfers, as in `NodeSnapshot`."""
 
 
 def status_of(snapshot: NodeSnapshot) -> StatusReport:
-    """The status report that a node gives of its run: itself as the first member, then its peers."""
+    """Make the status report that a node gives of its run: itself as the first member, then its peers."""
     me = PeerRow(
         peer=snapshot.peer,
         name=snapshot.name,
@@ -225,12 +227,12 @@ def status_of(snapshot: NodeSnapshot) -> StatusReport:
 
 
 def offices_of(snapshot: NodeSnapshot) -> list[int]:
-    """Indices of the fragments whose syncer this node is."""
+    """List the indices of the fragments whose syncer this node is."""
     return [row.index for row in snapshot.fragments if row.syncer == snapshot.peer]
 
 
 def newest_lines(lines: Sequence[str]) -> tuple[str, ...]:
-    """The newest lines, cut to what a snapshot may carry."""
+    """Cut the lines to the newest, and each to what a snapshot may carry."""
     return tuple(line[:240] for line in lines[-MAX_RECENT_LINES:])
 
 
@@ -238,8 +240,10 @@ _decoder = msgspec.msgpack.Decoder(StatusReport)
 
 
 def encode_status(report: StatusReport) -> bytes:
-    """msgpack for the wire, below `MAX_REPORT_BYTES` for 1024 fragments and 64 peers; with so many fragments
-    without who made their versions."""
+    """Encode as msgpack for the wire, below `MAX_REPORT_BYTES` for 1024 fragments and 64 peers.
+
+    With so many fragments it is without who made their versions.
+    """
     data = msgspec.msgpack.encode(report)
     if len(data) <= MAX_REPORT_BYTES:
         return data
@@ -248,7 +252,7 @@ def encode_status(report: StatusReport) -> bytes:
 
 
 def decode_status(data: bytes) -> StatusReport:
-    """The inverse of `encode_status`, strict.
+    """Decode what `encode_status` made, strictly.
 
     Raises:
         RemoteError: "bad-status", for anything else than a legal report.

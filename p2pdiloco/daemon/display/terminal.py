@@ -1,7 +1,7 @@
-"""What the terminal of a node shows: pure functions of a `NodeSnapshot`.
+"""Terminal view of a node: pure functions of a `NodeSnapshot`.
 
-Drawn line by line and not with tables, because the whole must fit any terminal from 80x24 up: with too
-many fragments or peers the busiest are shown and the rest is counted.
+Drawn line by line and not with tables, because the whole must fit any terminal from 80x24 up. With too many
+fragments or peers the busiest are shown and the rest is counted.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from p2pdiloco.daemon.display.wording import (
 )
 
 CELL_WIDTH = 39
-"""Columns of one fragment: two fit on 80."""
+"""Columns of one fragment's cell: two fit on 80."""
 HEADER_LINES = 3
 STATE_STYLES = {"training": "bold green", "leaving": "bold red"}
 
 
 def log_line(snapshot: NodeSnapshot) -> str:
-    """One plain line: `step 1240  loss 2.31  tokens/s 15.2k  peers 3  versions 12-14  syncer of 2,5`."""
+    """Say it in one line: `step 1240  loss 2.31  tokens/s 15.2k  peers 3  versions 12-14  syncer of 2,5`."""
     parts = [] if snapshot.state == "training" else [f"{snapshot.state}:"]
     parts += [
         f"step {snapshot.inner_step}",
@@ -46,12 +46,12 @@ def log_line(snapshot: NodeSnapshot) -> str:
 
 
 def render(snapshot: NodeSnapshot) -> RenderableType:
-    """The live view; takes width and height from the console that it is printed on."""
+    """Make the live view; it takes width and height from the console that it is printed on."""
     return NodeView(snapshot)
 
 
 class NodeView:
-    """Rich renderable of one snapshot: at most one line less than the terminal has."""
+    """Rich renderable of one snapshot, with at most one line less than the terminal has."""
 
     def __init__(self, snapshot: NodeSnapshot) -> None:
         self._snapshot = snapshot
@@ -62,7 +62,7 @@ class NodeView:
 
 
 def view_lines(snapshot: NodeSnapshot, width: int, height: int) -> list[Text]:
-    """At most height - 1 lines of at most `width` columns each."""
+    """Draw at most height - 1 lines of at most `width` columns each."""
     columns = max(1, width // CELL_WIDTH)
     room = max(3, height - 1 - HEADER_LINES - 3)
     peers_need = max(1, len(snapshot.peers) + (_peers_total(snapshot) > len(snapshot.peers)))
@@ -89,7 +89,7 @@ def view_lines(snapshot: NodeSnapshot, width: int, height: int) -> list[Text]:
 
 
 def versions_text(fragments: Sequence[FragmentRow]) -> str:
-    """ "12-14": the lowest and the highest version number; "-" without fragments."""
+    """Word the lowest and the highest version number, as "12-14"; "-" without fragments."""
     numbers = [row.number for row in fragments]
     if not numbers:
         return "-"
@@ -97,7 +97,7 @@ def versions_text(fragments: Sequence[FragmentRow]) -> str:
 
 
 def peer_names(own_peer: str, own_label: str, peers: Sequence[PeerRow]) -> dict[str, str]:
-    """Peer id -> what to call it: its name if it has one, else the end of its id."""
+    """Choose what to call each peer id: its name if it has one, else the end of its id."""
     names = {row.peer: clean(row.name) or short_peer(row.peer) for row in peers}
     return {**names, own_peer: own_label, "": "-"}
 
@@ -136,12 +136,12 @@ def _header(snapshot: NodeSnapshot) -> list[Text]:
 
 
 def data_text(data: DataRow) -> str:
-    """ "epoch 1, 57/240 shards": those that were begun."""
+    """Word how many shards were begun, as "epoch 1, 57/240 shards"."""
     return f"epoch {data.epoch}, {data.begun}/{data.shards} shards"
 
 
 def refusals_text(refusals: dict[str, int]) -> str:
-    """`4: stale 3, nan 1`: the sum, then the reasons, most frequent first."""
+    """Word refusals, as `4: stale 3, nan 1`: the sum, then the reasons, most frequent first."""
     ordered = sorted(refusals.items(), key=lambda item: (-item[1], item[0]))
     reasons = ", ".join(f"{clean(reason)} {number}" for reason, number in ordered)
     return f"{sum(refusals.values())}: {reasons}"
@@ -180,7 +180,7 @@ def _peer_line(row: PeerRow) -> Text:
 
 
 def role_text(row: PeerRow) -> str:
-    """ "syncer of 3", "catching up", "not training", "cannot save": what a member is beside a learner."""
+    """Word what a member is beside a learner: "syncer of 3", "catching up", "not training", "cannot save"."""
     words = [] if row.confirmed else ["catching up"]
     words += [] if row.learning else ["not training"]
     words += [] if row.votes else ["cannot save"]
@@ -209,7 +209,7 @@ def _fragment_lines(snapshot: NodeSnapshot, rows: int, columns: int, width: int)
 
 
 def groups_text(fragments: Sequence[FragmentRow]) -> str:
-    """ ", 3 groups, epoch 12": how the members are divided; empty where all are in one group."""
+    """Word how the members are divided, as ", 3 groups, epoch 12"; empty where all are in one."""
     most = max((row.groups for row in fragments), default=1)
     if most == 1:
         return ""
@@ -219,7 +219,8 @@ def groups_text(fragments: Sequence[FragmentRow]) -> str:
 
 
 def seat_text(row: FragmentRow) -> str:
-    """ "g2", "g2 leaf", "g2 L1", "g2 root": our leaf group, and the highest level of which we are syncer."""
+    """Word our leaf group, and the highest level of which we are syncer: "g2", "g2 leaf", "g2 L1", "g2
+    root"."""
     if row.groups <= 1:
         return ""
     if row.level is None:
@@ -229,7 +230,7 @@ def seat_text(row: FragmentRow) -> str:
 
 
 def activity_text(row: FragmentRow) -> str:
-    """ "collecting 2/3 sent": what goes on around a fragment; "idle" only if nothing does."""
+    """Word what goes on around a fragment, as "collecting 2/3 sent"; "idle" only if nothing does."""
     words = (row.state if row.state != "idle" else "", row.pending)
     return " ".join(clean(word) for word in words if word) or "idle"
 

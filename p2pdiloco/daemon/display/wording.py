@@ -1,4 +1,4 @@
-"""How numbers, names and times are worded for people; and made safe: names and reasons come from peers."""
+"""Wording of numbers, names and times for people, made safe: names and reasons come from peers."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ SPARKS = "▁▂▃▄▅▆▇█"
 
 
 def clean(text: str) -> str:
-    """The text without control characters (a terminal would obey them) and direction overrides."""
+    """Clean a text of control characters (a terminal would obey them) and direction overrides."""
     return "".join(letter if letter.isprintable() else "·" for letter in text)
 
 
 def fit(text: str, cells: int) -> str:
-    """Clean text that takes exactly `cells` columns of a terminal, cut with an ellipsis if it is longer."""
+    """Fit a text, cleaned, into exactly `cells` columns of a terminal; a longer one is cut with an
+    ellipsis."""
     text = clean(text)
     if cell_len(text) > cells:
         text = set_cell_size(text, max(0, cells - 1)) + "…"
@@ -24,12 +25,12 @@ def fit(text: str, cells: int) -> str:
 
 
 def short_peer(peer: str) -> str:
-    """The end of a peer id; all beginnings are alike."""
+    """Shorten a peer id to its end: all beginnings are alike."""
     return clean(peer[-6:])
 
 
 def count(number: float | None) -> str:
-    """ "950", "15.2k", "3.4M": three significant digits; "-" for unknown."""
+    """Word a number with three significant digits: "950", "15.2k", "3.4M"; "-" for unknown."""
     if number is None or not math.isfinite(number):
         return "-"
     for unit, scale in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
@@ -41,13 +42,13 @@ def count(number: float | None) -> str:
 
 
 def size(number_bytes: float) -> str:
-    """ "120 B", "1.2 MB"."""
+    """Word a number of bytes: "120 B", "1.2 MB"."""
     text = count(number_bytes)
     return f"{text[:-1]} {text[-1]}B" if text[-1:].isalpha() else f"{text} B"
 
 
 def duration(seconds: float | None) -> str:
-    """ "62 ms", "1.3 s", "4 min", "2.5 h"; "-" for unknown."""
+    """Word a time: "62 ms", "1.3 s", "4 min", "2.5 h"; "-" for unknown."""
     if seconds is None or not math.isfinite(seconds):
         return "-"
     if seconds < 0.9995:
@@ -58,12 +59,12 @@ def duration(seconds: float | None) -> str:
 
 
 def loss_text(loss: float | None, digits: int = 2) -> str:
-    """ "2.31"; "-" for unknown, the word itself for a loss that blew up ("nan", "inf")."""
+    """Word a loss: "2.31"; "-" for unknown, the word itself for a loss that blew up ("nan", "inf")."""
     return "-" if loss is None else f"{loss:.{digits}f}"
 
 
 def ranges(numbers: Iterable[int], most: int = 8) -> str:
-    """ "0-3,7": at most `most` ranges, then an ellipsis; "-" for none."""
+    """Word numbers as ranges, "0-3,7": at most `most` ranges, then an ellipsis; "-" for none."""
     found: list[list[int]] = []
     for number in sorted(numbers):
         if found and number == found[-1][1] + 1:
@@ -75,7 +76,8 @@ def ranges(numbers: Iterable[int], most: int = 8) -> str:
 
 
 def sparkline(values: Sequence[float], cells: int) -> str:
-    """The last `cells` values as block characters, low to high; those that are not finite are left out."""
+    """Draw the last `cells` values as block characters, low to high; those that are not finite are left
+    out."""
     finite = [value for value in values if math.isfinite(value)][-cells:] if cells > 0 else []
     if not finite:
         return ""

@@ -51,36 +51,36 @@ class KnowsReach(Protocol):
     reach: Reach
 
 
-class KnowsResults(Protocol):
+class KnowsHeldout(Protocol):
     """Source of what was measured of the run (`daemon.learner.evaluating.Measurements`)."""
 
     news: asyncio.Event
 
     @property
-    def own(self) -> wire.Result | None:
-        """Newest result of our own; None: we have measured none."""
+    def own(self) -> wire.HeldoutLoss | None:
+        """Newest held-out loss of our own; None: we have measured none."""
 
-    def heard(self, peer: str, result: wire.Result) -> None:
+    def heard(self, peer: str, heldout: wire.HeldoutLoss) -> None:
         """Take in what a peer says that it has measured."""
 
 
 class OurRecord:
     """Presence record of our own, made of what others know of us."""
 
-    def __init__(self, incarnation: int, name: str, reaches: KnowsReach, results: KnowsResults) -> None:
+    def __init__(self, incarnation: int, name: str, reaches: KnowsReach, heldout: KnowsHeldout) -> None:
         self.incarnation = incarnation
         self._name = name
         self._reaches = reaches
-        self._results = results
+        self._heldout = heldout
 
     @property
     def news(self) -> asyncio.Event:
         """Event that is set when there is something new to say."""
-        return self._results.news
+        return self._heldout.news
 
-    def heard(self, peer: str, result: wire.Result) -> None:
-        """Take in a result from another's record."""
-        self._results.heard(peer, result)
+    def heard(self, peer: str, heldout: wire.HeldoutLoss) -> None:
+        """Take in a held-out loss from another's record."""
+        self._heldout.heard(peer, heldout)
 
     def with_addresses(self, addresses: Sequence[str]) -> wire.Presence:
         """Make the record as it is now."""
@@ -90,7 +90,7 @@ class OurRecord:
             self._name,
             tuple(addresses[:MAX_ADDRESSES]),
             self._reaches.reach is Reach.DIRECT,
-            self._results.own,
+            self._heldout.own,
         )
 
 
@@ -176,8 +176,8 @@ class Presence:
                 self._twins.look(record.incarnation, record.name, asyncio.get_running_loop().time())
             members.append((peer, record.incarnation))
             self._remember(peer, record.name)
-            if record.result is not None and peer != self._transport.peer_id:
-                self._ours.heard(peer, record.result)
+            if record.heldout is not None and peer != self._transport.peer_id:
+                self._ours.heard(peer, record.heldout)
             if not record.dialable:
                 hidden.add(peer)
             if peer != self._transport.peer_id and (record.dialable or self._worth_a_try(peer)):

@@ -1,1 +1,1 @@
-"""A run's files: manifests, version 0, tokenizers, results, what a restart finds."""
+"""Files of a run: manifests, version 0, tokenizers, results, what a restart finds."""

@@ -16,12 +16,12 @@ logger = logging.getLogger(__name__)
 
 
 class Checkpoints:
-    """Writes them."""
+    """Writer of checkpoints."""
 
     def __init__(
         self, compute: Compute, store: RunStore, io: Executor, log_versions: int, diary: Diary
     ) -> None:
-        """`io`: the thread for the disk. `log_versions`: updates older than that are not kept."""
+        """`io`: the thread for the disk. `log_versions`: number of versions whose updates are kept."""
         self._compute = compute
         self._store = store
         self._io = io

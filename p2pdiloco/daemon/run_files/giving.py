@@ -1,6 +1,7 @@
 """Files of a run that peers give to whoever asks: to a few at a time, who ask one peer after the other.
 
-One stream a peer: who takes its time keeps nobody else from them."""
+One stream a peer: whoever takes its time keeps nobody else from them.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +21,13 @@ T = TypeVar("T")
 PAUSE_S = 15.0
 MAX_ASKED = 8
 MAX_GIVEN = 4
-"""Streams of such files that go out at one time, of one kind."""
+"""Number of streams of such files that go out at one time, of one kind."""
 
 
 async def first_that_gives(what: str, peers: Sequence[str], ask: Callable[[str], Awaitable[T]]) -> T:
-    """What the first of these peers, asked in any order, gives; `ask` raises RemoteError or TransportError.
+    """Ask these peers in any order, and take what the first one gives.
+
+    `ask` raises RemoteError or TransportError where a peer gives nothing.
 
     Raises:
         TransportError: nobody gives it; why the last one did not.
@@ -39,20 +42,20 @@ async def first_that_gives(what: str, peers: Sequence[str], ask: Callable[[str],
 
 
 def check_given(answer: T | Refusal) -> T:
-    """The answer to a pull. Raises: RemoteError (it is a refusal)."""
+    """Check the answer to a pull. Raises: RemoteError (it is a refusal)."""
     if isinstance(answer, Refusal):
         raise RemoteError(wire.decode(answer.answer, wire.Refused).reason)
     return answer
 
 
 class Giving:
-    """Gives one kind of file out."""
+    """Giver of one kind of file."""
 
     def __init__(self) -> None:
         self._to: set[str] = set()
 
     def serve(self, peer: str, read: Callable[[], tuple[bytes, Buffer] | str]) -> PullSource | Refusal:
-        """For that peer what `read` finds, header and payload, or the reason why it is refused."""
+        """Serve a peer what `read` finds, header and payload, or the reason why it is refused."""
         if peer in self._to or len(self._to) >= MAX_GIVEN:
             return refuse("busy")
         found = read()
@@ -64,7 +67,7 @@ class Giving:
 
 
 def mapped(file: Path) -> memoryview | None:
-    """A file's bytes, read as they are sent; None if it is not there, or empty."""
+    """Map a file, whose bytes are read as they are sent; None: it is not there, or empty."""
     try:
         with file.open("rb") as opened:
             return memoryview(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ))

@@ -1,7 +1,7 @@
 """Version 0 of a run that starts from given parameters: its file, and how other nodes get it.
 
-The manifest has the parameters' checksum (`run.initial`). Whoever signs the run has them beside run.toml;
-every node keeps them in the run's folder and gives them to whoever asks, as raw bytes that go on where a
+The manifest has the parameters' checksum (`run.initial`). Whoever signs the run has them beside run.toml.
+Every node keeps them in the run's folder and gives them to whoever asks, as raw bytes that go on where a
 stream was cut. Only the checksum decides what is taken.
 """
 
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 def given_beside(path: Path, manifest: Manifest) -> dict[str, Tensor] | None:
-    """The parameters that a run.toml names; None: version 0 is drawn from the seed.
+    """Load the parameters that a run.toml names; None: version 0 is drawn from the seed.
 
     Raises:
         ConfigError: they are not there, or are others.
@@ -48,7 +48,7 @@ def given_beside(path: Path, manifest: Manifest) -> dict[str, Tensor] | None:
 
 
 def _tensors(file: Path, arrays: Arrays, manifest: Manifest) -> dict[str, Tensor]:
-    """Raises: ConfigError (they are not those of `[model]`)."""
+    """Make tensors of arrays. Raises: ConfigError (they are not those of `[model]`)."""
     specs = task_of(manifest).specs()
     if {spec.name: spec.shape for spec in specs} != {name: array.shape for name, array in arrays.items()}:
         raise ConfigError(f"{file} has other parameters than [model] of run {manifest.run.name} describes")
@@ -73,7 +73,7 @@ def keep_given(data_dir: Path, run: str, manifest: Manifest, vault: Vault) -> No
 def given_on_disk(
     data_dir: Path, run: str, manifest: Manifest, set_aside: bool = True
 ) -> dict[str, Tensor] | None:
-    """What was kept, as `kept_arrays` finds it.
+    """Load what was kept, as `kept_arrays` finds it.
 
     Raises:
         ConfigError: `[model]` is wrong, or describes other parameters.
@@ -85,8 +85,9 @@ def given_on_disk(
 async def given_parameters(
     transport: Transport, data_dir: Path | None, run: str, manifest: Manifest, peers: Sequence[str]
 ) -> dict[str, Tensor] | None:
-    """The given parameters from our folder, else from one of these peers after the other; None: version 0 is
-    drawn from the seed.
+    """Get the given parameters from our folder, else from one of these peers after the other.
+
+    None: version 0 is drawn from the seed.
 
     Raises:
         TransportError: nobody gives them.
@@ -102,7 +103,7 @@ async def given_parameters(
     sink = _Sink([bytes_of(parameters[spec.name]) for spec in specs])
 
     async def ask(peer: str) -> dict[str, Tensor]:
-        """The rest of it, from this one; where several gave and some of it is wrong, all of it."""
+        """Pull the rest from this peer; where several gave and some of it is wrong, all of it."""
         while True:
             alone = sink.have == 0
             request = wire.encode(wire.PullInitial(run, sink.have))
@@ -121,7 +122,7 @@ def _sum(parameters: Mapping[str, Tensor]) -> str:
 
 
 class _Sink:
-    """Takes the bytes of all parameters, in order."""
+    """Sink of the bytes of all parameters, in order."""
 
     def __init__(self, buffers: Sequence[memoryview]) -> None:
         self._buffers = buffers

@@ -1,4 +1,4 @@
-"""The file of a version 0 that was given, and how it goes out to other nodes. Needs no torch."""
+"""File of a version 0 that was given, and how it goes out to other nodes. Needs no torch."""
 
 from __future__ import annotations
 
@@ -22,24 +22,25 @@ logger = logging.getLogger(__name__)
 
 
 def beside(path: Path) -> Path:
-    """Where the given parameters of a run.toml are: run.initial.safetensors."""
+    """Path of the given parameters of a run.toml: run.initial.safetensors."""
     return path.with_suffix(".initial.safetensors")
 
 
 def kept(data_dir: Path, run: str) -> Path:
-    """Where a node keeps them."""
+    """Path at which a node keeps the given parameters of a run."""
     return run_folder(data_dir, run) / "initial.safetensors"
 
 
 def given_arrays(file: Path, manifest: Manifest) -> Arrays:
-    """Raises: StorageError (unreadable), ConfigError (others than the manifest names)."""
+    """Load the parameters of a file. Raises: StorageError (unreadable), ConfigError (others than the
+    manifest names)."""
     arrays, _ = load_tensors(file)
     _compare(file, checksum(arrays), manifest)
     return arrays
 
 
 def kept_arrays(data_dir: Path, run: str, manifest: Manifest, set_aside: bool = True) -> Arrays | None:
-    """What was kept; None: nothing that is sound, or the run draws its version 0 from the seed.
+    """Load what was kept; None: nothing that is sound, or the run draws its version 0 from the seed.
 
     `set_aside`: what is damaged becomes `*.corrupt`. What merely cannot be read now stays: it may be the last
     copy.
@@ -51,8 +52,10 @@ def kept_arrays(data_dir: Path, run: str, manifest: Manifest, set_aside: bool = 
 
 
 def is_kept(data_dir: Path, run: str, manifest: Manifest) -> bool:
-    """Whether all that was given is here and sound; what is damaged is set aside. A tensor is in memory at a
-    time."""
+    """Tell whether all that was given is here and sound; what is damaged is set aside.
+
+    One tensor at a time is in memory.
+    """
     file = kept(data_dir, run)
     if not manifest.run.initial:
         return True
@@ -85,7 +88,7 @@ def _if_sound(file: Path, look: Callable[[], T], set_aside: bool) -> T | None:
 
 
 def version_0_from(file: Path, offset: int) -> tuple[bytes, memoryview] | str:
-    """What is given of the file: a header and all of it from that byte on; or why nothing is."""
+    """Give out the file: a header and all of it from that byte on; or why nothing is given."""
     memory = mapped(file)
     if memory is None:
         return "not-here"
@@ -96,5 +99,5 @@ def version_0_from(file: Path, offset: int) -> tuple[bytes, memoryview] | str:
 
 
 def finite(arrays: Mapping[str, np.ndarray]) -> str:
-    """The name of the first parameter that is not finite; empty: all are."""
+    """Find the first parameter that is not finite; return its name. Empty: all are finite."""
     return next((name for name, array in arrays.items() if not np.isfinite(array).all()), "")

@@ -1,5 +1,6 @@
-"""Runs as peers list them: signed manifests, found in the DHT, fetched and saved. Needs neither a model nor
-torch: a bootstrap, and whoever only asks, has no more than this.
+"""Runs as peers list them: signed manifests, found in the DHT, fetched and saved.
+
+Needs neither a model nor torch: a bootstrap, and whoever only asks, has no more than this.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from p2pdiloco.ports import Refusal, Transport
 logger = logging.getLogger(__name__)
 PULL_TIMEOUT_S = 10.0
 MAX_ASKED = 8
-"""Peers that are asked for a manifest at one go."""
+"""Number of peers that are asked for a manifest at one go."""
 
 
 class PublishedRun(Struct, frozen=True, kw_only=True):
-    """A run whose manifest was verified."""
+    """Run whose manifest was verified."""
 
     id: str
     signed: SignedManifest
@@ -34,16 +35,16 @@ class PublishedRun(Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """Human name."""
+        """Name for people."""
         return self.manifest.run.name
 
     def summary(self) -> wire.RunSummary:
-        """As it is listed."""
+        """Summarize the run as it is listed."""
         return wire.RunSummary(self.id, self.name, self.signed.owner)
 
 
 async def known_runs(transport: Transport) -> dict[str, tuple[wire.RunSummary, list[str]]]:
-    """Run id -> (summary, peers that list it), as the DHT has it."""
+    """Look up all runs in the DHT: run id -> (summary, peers that list it)."""
     found: dict[str, tuple[wire.RunSummary, list[str]]] = {}
     for peer, value in sorted((await transport.get_records(wire.RUNS_KEY)).items()):
         try:
@@ -59,7 +60,8 @@ async def known_runs(transport: Transport) -> dict[str, tuple[wire.RunSummary, l
 def choose_run(
     found: dict[str, tuple[wire.RunSummary, list[str]]], wanted: str
 ) -> tuple[wire.RunSummary, list[str]] | None:
-    """The run that is meant by a name, an id or its beginning, or by nothing. None: nothing fits (yet).
+    """Choose the run that is meant by a name, an id or its beginning, or by nothing. None: nothing fits
+    (yet).
 
     Raises:
         UserError: several fit.
@@ -76,12 +78,13 @@ def choose_run(
 
 
 def run_names(entries: Iterable[tuple[wire.RunSummary, object]]) -> str:
-    """Of runs, for a person to choose from."""
+    """List names of runs, for a person to choose from."""
     return ", ".join(sorted(f"{summary.name} ({summary.run[:12]})" for summary, _ in entries))
 
 
 def saved_runs(data_dir: Path) -> dict[str, tuple[wire.RunSummary, SignedManifest]]:
-    """Runs that this node was a member of before, by id. A damaged manifest is passed over, and said."""
+    """Load the runs that this node was a member of before, by id. A damaged manifest is passed over, and
+    logged."""
     found = {}
     for path in sorted((data_dir / "runs").glob("*/manifest.signed")):
         try:
@@ -97,7 +100,7 @@ def saved_runs(data_dir: Path) -> dict[str, tuple[wire.RunSummary, SignedManifes
 async def pull_manifest(
     transport: Transport, summary: wire.RunSummary, peers: list[str]
 ) -> SignedManifest | None:
-    """The manifest from the first of some peers, in any order, that has the true one."""
+    """Pull the manifest from the first of some peers, in any order, that has the true one. None: none has."""
     for peer in random.sample(peers, min(MAX_ASKED, len(peers))):
         try:
             answer = await transport.pull(
@@ -118,5 +121,5 @@ async def pull_manifest(
 
 
 def encode_manifest(run: PublishedRun) -> bytes:
-    """As it is served."""
+    """Encode the manifest as it is served."""
     return encode_signed(run.signed)

@@ -1,4 +1,4 @@
-"""What a node finds in its data folder: every fragment's newest sound checkpoint and what follows it."""
+"""Restart from a node's data folder: each fragment's newest sound checkpoint and what follows it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 class Found(Struct, frozen=True):
-    """Restored core state, and which version the vault holds of every fragment."""
+    """State restored for the core, and the version that the vault holds of every fragment."""
 
     restored: Restored
     problems: list[str]
@@ -27,7 +27,7 @@ class Found(Struct, frozen=True):
 
 
 def restore(config: CoreConfig, store: RunStore, vault: Vault, updates: UpdateLog) -> Found:
-    """Load everything that is sound into the vault and the update log. Damage is told and set aside.
+    """Load everything that is sound into the vault and the update log. Damage is set aside and logged.
 
     Raises:
         StorageError: a file cannot be read at all.

@@ -1,7 +1,7 @@
-"""The global parameters for whoever wants the result: out of a vault, a data folder, a checkpoint file.
+"""Result of a run, its global parameters: out of a vault, a data folder, a result file.
 
 Out of a live run: `cli.result_live`. All of them end in a `RunResult`, which export, generation, evaluation
-and checkpoints read.
+and result files read.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ from p2pdiloco.tensors.vault import Vault
 
 
 class RunResult(Struct, frozen=True):
-    """The global parameters of a run: of every fragment some version."""
+    """Result of a run: its global parameters, of every fragment some version."""
 
     signed: SignedManifest
     manifest: Manifest
     labels: tuple[Label, ...]
-    """Which versions, by fragment."""
+    """Labels of the versions, by fragment."""
     parameters: dict[str, Tensor]
-    """Name -> fp32, as of `Vault.result`."""
+    """Parameters by name, fp32, as of `Vault.result`."""
     tokenizer: bytes | None = None
-    """Content of the file that the run names, if it names one and it is here."""
+    """Content of the tokenizer file that the run names, if it names one and it is here."""
 
     @property
     def run(self) -> str:
@@ -57,22 +57,22 @@ class RunResult(Struct, frozen=True):
 
     @property
     def merges(self) -> int:
-        """Versions that were made of all fragments together."""
+        """Number of versions that were made of all fragments together."""
         return sum(label.number for label in self.labels)
 
     @property
     def tokens(self) -> int:
-        """Merged into the fragment that has most."""
+        """Tokens merged into the fragment that has most."""
         return max(label.tokens for label in self.labels)
 
     def task(self) -> Task:
-        """The run's task. Raises: UserError (not installed)."""
+        """Make the run's task. Raises: UserError (not installed)."""
         task = task_of(self.manifest)
         task.tokenizer_file = self.tokenizer
         return task
 
     def model(self, device: torch.device) -> nn.Module:
-        """The task's model with these parameters."""
+        """Make the task's model with these parameters."""
         model = self.task().model()
         found = named_parameters(model)
         with torch.no_grad():
@@ -81,24 +81,24 @@ class RunResult(Struct, frozen=True):
         return model.to(device)
 
     def save(self, path: Path) -> None:
-        """As a checkpoint file. Raises: StorageError."""
+        """Save as a result file. Raises: StorageError."""
         arrays = {name: value.numpy() for name, value in self.parameters.items()}
         save_result_file(path, ResultFile(self.signed, self.labels, arrays))
 
     def words(self) -> str:
-        """Which ones these are, for people."""
+        """Word which result it is, for people."""
         numbers = [label.number for label in self.labels]
         versions = f"{min(numbers)} to {max(numbers)}" if min(numbers) < max(numbers) else f"{numbers[0]}"
         return f"run {self.manifest.run.name} ({self.run[:12]}), versions {versions}, {self.tokens} tokens"
 
 
 def label_of(version: SignedVersion) -> Label:
-    """What a checkpoint says of a version."""
+    """Make the label by which a result file names a version."""
     return Label(version.header.number, version.header.digest().hex(), version.header.tokens)
 
 
 def result_of(run: Run, vault: Vault, versions: Sequence[SignedVersion]) -> RunResult:
-    """The result that the vault has committed; `versions`: which ones, by fragment."""
+    """Copy the result that the vault has committed; `versions`: which ones, by fragment."""
     specs = task_of(run.manifest).specs()
     parameters = {spec.name: torch.zeros(spec.shape) for spec in specs}
     for layout in run.layouts:
@@ -107,7 +107,7 @@ def result_of(run: Run, vault: Vault, versions: Sequence[SignedVersion]) -> RunR
 
 
 def load_result(path: Path) -> RunResult:
-    """From a checkpoint file; checksum, signature and the model's shape are compared.
+    """Load a result from a file; checksum, signature and the model's shape are compared.
 
     Raises:
         StorageError: there is none, or it is damaged.
@@ -129,7 +129,8 @@ def load_result(path: Path) -> RunResult:
 
 
 def result_on_disk(data_dir: Path, wanted: str) -> RunResult:
-    """From the folder of a node that does not run now: checkpoints and the updates that follow them.
+    """Load the result from the folder of a node that does not run now: checkpoints and the updates after
+    them.
 
     Raises:
         StorageError: no such folder, a node runs in it, or it cannot be read.

@@ -1,4 +1,4 @@
-"""Checkpoints of the result that a node writes by itself: every so often, a bounded number of them kept."""
+"""Result files that a node writes by itself: every so often, a bounded number of them kept."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ LOOK_S = 1.0
 
 
 class Plan(Struct, frozen=True):
-    """Where, how often and how many."""
+    """Plan for result files: where, how often and how many."""
 
     folder: Path
     every_s: float
-    """0: by merges."""
+    """Time between two result files; 0: they are counted by merges."""
     every_merges: int
     keep: int
 
     @classmethod
     def of(cls, settings: NodeSettings) -> Plan | None:
-        """What the flags say; None: nothing is to be written."""
+        """Read the plan off the flags; None: nothing is to be written."""
         if settings.result_dir is None:
             return None
         every_s, merges = parse_every(settings.result_every, "--result-every")
         return cls(settings.result_dir.expanduser(), every_s, merges, settings.result_keep)
 
 
-class Results:
-    """Writes them."""
+class ResultWriter:
+    """Writer of result files."""
 
     def __init__(
         self, run: Run, compute: Compute, io: Executor, plan: Plan, tell: Callable[[str, bool], None]
@@ -60,7 +60,7 @@ class Results:
         return sum(self._compute.vault.version(layout.index) or 0 for layout in self._run.layouts)
 
     async def watch(self) -> None:
-        """Until cancelled: save when it is time and something was merged since the last one."""
+        """Save, until cancelled, when it is time and something was merged since the last one."""
         while True:
             if self._plan.every_s:
                 await asyncio.sleep(self._plan.every_s)
@@ -72,7 +72,7 @@ class Results:
                 await self.save()
 
     async def save(self) -> None:
-        """Write one, and forget the oldest beyond the bound. A full disk costs this one only."""
+        """Write one result file, and delete the oldest beyond the bound. A full disk costs this one only."""
         parameters = {spec.name: torch.zeros(spec.shape) for spec in task_of(self._run.manifest).specs()}
         copied = [
             await self._compute.run(self._compute.copy_out, layout, parameters)

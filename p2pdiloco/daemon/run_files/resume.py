@@ -1,7 +1,7 @@
-"""The note of an orderly end, from which the next start knows what saved displacements it may take up again.
+"""Note of an orderly end: which saved displacements the next start may take up again.
 
-A displacement that was saved while contributions went on (a regular checkpoint) may be in the chain by
-now, as part of a later contribution; only what an orderly end wrote is beyond that doubt
+A displacement that was saved while contributions went on (a regular checkpoint) may be in the chain by now,
+as part of a later contribution. Only what an orderly end wrote is beyond that doubt
 (`core.contributions.unmerged`).
 """
 
@@ -22,7 +22,7 @@ from p2pdiloco.learner.channel_messages import RestoreMode
 logger = logging.getLogger(__name__)
 FILE = "resume.json"
 Note = dict[int, Unmerged]
-"""By fragment."""
+"""State of our contributions, by fragment."""
 
 
 def write_resume(folder: Path, left: Note) -> None:
@@ -38,15 +38,18 @@ def write_resume(folder: Path, left: Note) -> None:
 
 
 class Resume:
-    """What the last life left, until something is made of it: of a learner that died before it contributed or
-    saved (its first step may have been too large), the next takes up the same."""
+    """Displacements that the last life left, until something is made of them.
+
+    Where a learner died before it contributed or saved (its first step may have been too large), the next one
+    takes up the same.
+    """
 
     def __init__(self, folder: Path, core: Core) -> None:
         self._path = folder / FILE
         self._core = core
 
     def modes(self) -> tuple[RestoreMode, ...]:
-        """Per fragment what a new learner may take from the saved state, as the chain is now."""
+        """Decide per fragment what a new learner may take from the saved state, as the chain is now."""
         left = self._read()
         modes = tuple(
             f.own.take_up(left[f.index]) if f.index in left else "none" for f in self._core.fragments
@@ -63,7 +66,9 @@ class Resume:
         return modes
 
     def used_up(self) -> None:
-        """It may be contributed, or saved in another state, from now on: nobody may take it up, in no life.
+        """Remove the note: what is left may be contributed, or saved in another state, from now on.
+
+        Nobody may take it up again, in no life.
 
         Raises:
             UserError: the note stays, which could have inner steps merged twice.

@@ -54,26 +54,26 @@ from p2pdiloco.tensors.vault import Vault, vault_bytes
 logger = logging.getLogger(__name__)
 SEARCH_PAUSE_S = 1.0
 LIST_PATIENCE_S = 15.0
-"""How long a list of runs that lacks the wanted one is asked for again before it is believed."""
+"""Time for which a list of runs that lacks the wanted one is asked for again before it is believed."""
 OWN_PATIENCE_S = 3.0
-"""How long a node that was a member before waits for somebody to list a run before it takes its own."""
+"""Time for which a node that was a member before waits for somebody to list a run before it takes its own."""
 
 
 class Run(PublishedRun, frozen=True, kw_only=True):
-    """A verified run and what follows from its manifest."""
+    """Verified run and what follows from its manifest."""
 
     layouts: tuple[FragmentLayout, ...]
     tokenizer: Path | None = None
-    """Of a run that is signed here: its tokenizer file, if it has one (`daemon.run_files.tokenizers`)."""
+    """Tokenizer file of a run that is signed here, if it has one (`daemon.run_files.tokenizers`)."""
 
     def doubts(self) -> list[str]:
-        """What its owner and members are warned of."""
+        """List what its owner and members are warned of."""
         return doubts(self.manifest, sum(layout.numel for layout in self.layouts))
 
 
 @contextlib.contextmanager
 def room_for(manifest: Manifest) -> Iterator[None]:
-    """While a run's model is put into this machine's memory.
+    """Context in which a run's model is put into this machine's memory.
 
     Raises:
         UserError: it does not fit.
@@ -96,7 +96,7 @@ def room_for(manifest: Manifest) -> Iterator[None]:
 def fresh_vault(
     manifest: Manifest, given: Mapping[str, Tensor] | None = None
 ) -> tuple[tuple[FragmentLayout, ...], Vault]:
-    """Layouts and a vault that holds version 0; `given`: the parameters of a run that starts from some.
+    """Make layouts and a vault that holds version 0; `given`: the parameters of a run that starts from some.
 
     Raises:
         UserError: the run's task is not installed, or the model does not fit into this machine's memory.
@@ -112,13 +112,13 @@ def fresh_vault(
 
 
 def genesis_digest(vault: Vault) -> bytes:
-    """What the manifest states of version 0, computed from a vault that holds it."""
+    """Compute what the manifest states of version 0, from a vault that holds it."""
     return genesis_digest_of(tuple(vault.state_digest_of(f.index, 0) for f in vault.layouts))
 
 
 def sign_run(path: Path, owner: Identity, manifest: Manifest | None = None) -> tuple[Run, Vault]:
-    """Read a run.toml (`manifest`: what it says, if it was read), compute its version 0, and sign it as its
-    owner.
+    """Read a run.toml, compute its version 0, and sign it as its owner. `manifest`: what it says, if it was
+    read.
 
     Raises:
         ConfigError: the file is wrong.
@@ -143,8 +143,9 @@ def open_run(
     expected_id: str = "",
     given: Mapping[str, Tensor] | None = None,
 ) -> tuple[Run, Vault]:
-    """Verify a manifest from elsewhere: signature, run id, and that we compute the same version 0. `given`:
-    see `fresh_vault`.
+    """Verify a manifest from elsewhere: signature, run id, and that we compute the same version 0.
+
+    `given`: see `fresh_vault`.
 
     Raises:
         RemoteError: the signature or the run id is wrong, or `[model]` is.
@@ -167,7 +168,7 @@ def open_run(
 
 
 def genesis_versions(run: Run, vault: Vault) -> tuple[SignedVersion, ...]:
-    """Version 0 of every fragment: equal on all peers, so it needs no signature."""
+    """Make version 0 of every fragment: equal on all peers, so it needs no signature."""
     return tuple(
         SignedVersion(
             VersionHeader(
@@ -193,7 +194,7 @@ def genesis_versions(run: Run, vault: Vault) -> tuple[SignedVersion, ...]:
 
 
 def core_config(run: Run, genesis: tuple[SignedVersion, ...], timing: Timing) -> CoreConfig:
-    """The protocol part of a manifest."""
+    """Read the protocol part off a manifest."""
     manifest = run.manifest
     contribution, update = codec(manifest.codec.contribution), codec(manifest.codec.update)
     return CoreConfig(
@@ -218,8 +219,9 @@ def core_config(run: Run, genesis: tuple[SignedVersion, ...], timing: Timing) ->
 
 
 def save_run(data_dir: Path, run: Run, vault: Vault) -> None:
-    """Keep the manifest beside the run's data, its version 0 where that was given (`vault` holds it), and its
-    tokenizer.
+    """Save the manifest beside the run's data, its version 0 where that was given, and its tokenizer.
+
+    `vault` holds version 0.
 
     Raises: StorageError.
     """
@@ -234,8 +236,10 @@ def save_run(data_dir: Path, run: Run, vault: Vault) -> None:
 async def find_run(
     transport: Transport, identity: Identity, wanted: str, data_dir: Path, say: Callable[[str], None]
 ) -> tuple[Run, Vault]:
-    """Wait for the wanted run to be listed, take its manifest from our folder or from whoever lists it, and
-    verify it. Where nobody lists any run, the one that we were a member of before will do.
+    """Wait for the wanted run to be listed, and verify its manifest, from our folder or from whoever lists
+    it.
+
+    Where nobody lists any run, the one that we were a member of before will do.
 
     Raises:
         UserError: other runs are listed, but not this one; or several fit; or as `open_run`.

@@ -1,6 +1,7 @@
-"""Signing the runs that a bootstrap is told to serve, in a process of its own: it has torch and, for the
-moment in which version 0 is computed, the whole model in memory, and ends. Who only serves what was signed
-before starts none.
+"""Signing the runs that a bootstrap is told to serve, in a process of its own.
+
+The process has torch and, for the moment in which version 0 is computed, the whole model in memory, and ends.
+A bootstrap that only serves what was signed before starts none.
 
     python -m p2pdiloco.daemon.run_files.signing SOCKET LOG DATA-DIR RUN.TOML...
 """
@@ -40,18 +41,18 @@ MAX_WORD_BYTES = 1 << 14
 
 
 class Saved(Struct):
-    """What a bootstrap's folder has of runs."""
+    """Content of a bootstrap's folder, as far as runs go."""
 
     runs: list[PublishedRun] = field(default_factory=list)
-    """Of which everything that newcomers ask for is here and sound."""
+    """Runs of which everything that newcomers ask for is here and sound."""
     lacking: list[Path] = field(default_factory=list)
-    """Manifests of runs whose tokenizer or given version 0 is not."""
+    """Paths of the manifests of runs whose tokenizer or given version 0 is lacking."""
     damaged: list[StorageError] = field(default_factory=list)
-    """What is wrong with other manifests."""
+    """Errors about other manifests."""
 
 
 def look_at_saved(data_dir: Path) -> Saved:
-    """Look through the folder. A damaged version 0 is set aside."""
+    """Look through the folder for runs. A damaged version 0 is set aside."""
     saved = Saved()
     for path in sorted((data_dir / "runs").glob("*/manifest.signed")):
         try:
@@ -70,12 +71,13 @@ def look_at_saved(data_dir: Path) -> Saved:
 
 
 def written(data_dir: Path, run: str) -> Path:
-    """Where the run.toml is kept from which a run was signed."""
+    """Path of the kept run.toml from which a run was signed."""
     return run_folder(data_dir, run) / "run.toml"
 
 
 def signed_from(file: Path, runs: Iterable[PublishedRun], data_dir: Path, owner: str) -> str:
-    """The id of the one of these that this owner signed from just this run.toml; else nothing."""
+    """Find the id of the one of these runs that this owner signed from just this run.toml; empty: there is
+    none."""
     content = _bytes_of(file)
     same = (
         run.id
@@ -94,7 +96,9 @@ def _bytes_of(file: Path) -> bytes | None:
 
 
 async def sign_apart(data_dir: Path, files: Sequence[Path], log: Style) -> None:
-    """Sign these run.toml as the owner whose key is in the data folder, and keep there what is served.
+    """Sign these run.toml in a process of its own, and keep in the data folder what is served.
+
+    The owner is the one whose key is in the data folder.
 
     Raises:
         UserError, ConfigError, StorageError: as `sign_all`; or the process was ended by a signal.
@@ -140,7 +144,7 @@ def _heed(said: bytes, code: int) -> None:
 
 
 def sign_all(data_dir: Path, files: Sequence[Path]) -> None:
-    """The same in this process.
+    """Sign these run.toml in this process, and keep in the data folder what is served.
 
     Raises:
         ConfigError, StorageError: a file is wrong, or cannot be read or kept.
@@ -181,7 +185,7 @@ def _warn(path: Path, manifest: Manifest) -> None:
 
 
 def main(fd: str, log: Style, data_dir: str, *files: str) -> None:
-    """The process."""
+    """Run as the process that signs; its last word to the starter is the error, or nothing."""
     ignore_signals()
     yield_memory()
     configure_logging(log)

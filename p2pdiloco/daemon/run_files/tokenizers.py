@@ -1,8 +1,8 @@
-"""The tokenizer file that a run names: where it is, and how other nodes get it.
+"""Tokenizer file that a run names: where it is, and how other nodes get it.
 
-The manifest has its digest (`data.tokenizer_digest`). Whoever signs the run has the file beside run.toml;
-every node keeps it in the run's folder and gives it to whoever asks. Size and digest are checked before it
-is kept; it is parsed as data.
+The manifest has its digest (`data.tokenizer_digest`). Whoever signs the run has the file beside run.toml.
+Every node keeps it in the run's folder and gives it to whoever asks. Size and digest are checked before it is
+kept; it is parsed as data.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ logger = logging.getLogger(__name__)
 
 
 def tokenizer_beside(path: Path) -> Path:
-    """Where the tokenizer of a run.toml is: run.tokenizer.json."""
+    """Path of the tokenizer of a run.toml: run.tokenizer.json."""
     return path.with_suffix(".tokenizer.json")
 
 
 def kept_tokenizer(data_dir: Path, run: str) -> Path:
-    """Where a node keeps it."""
+    """Path at which a node keeps the tokenizer of a run."""
     return run_folder(data_dir, run) / "tokenizer.json"
 
 
 def checked_tokenizer(path: Path, manifest: Manifest) -> bytes | None:
-    """The content of the file beside a run.toml; None: the run has no such file.
+    """Load the file beside a run.toml, checked; None: the run has no such file.
 
     Raises:
         ConfigError: it is not there, or is another one than the manifest names.
@@ -71,7 +71,7 @@ def keep_tokenizer(data_dir: Path, run: str, content: bytes) -> None:
 
 
 def tokenizer_on_disk(file: Path, manifest: Manifest) -> bytes | None:
-    """What was kept in this file; None: nothing that is sound, or the run has no such file."""
+    """Load what was kept in this file; None: nothing that is sound, or the run has no such file."""
     if manifest.data.tokenizer == BYTES or not file.exists():
         return None
     try:
@@ -85,8 +85,9 @@ def tokenizer_on_disk(file: Path, manifest: Manifest) -> bytes | None:
 async def fetched_tokenizer(
     transport: Transport, data_dir: Path | None, run: str, manifest: Manifest, peers: Sequence[str]
 ) -> bytes | None:
-    """The file's content from our folder, else from one of these peers, and then kept there; None: the run
-    has no such file.
+    """Get the file's content from our folder, else from one of these peers, and then keep it there.
+
+    None: the run has no such file.
 
     Raises:
         TransportError: nobody gives it.
@@ -113,6 +114,6 @@ async def fetched_tokenizer(
 
 
 def tokenizer_from(file: Path) -> tuple[bytes, memoryview] | str:
-    """What is given of the kept file: no header, and all of it; or why nothing is."""
+    """Give out the kept file: no header, and all of it; or why nothing is given."""
     memory = mapped(file)
     return "not-here" if memory is None else (b"", memory)

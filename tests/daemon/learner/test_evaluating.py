@@ -29,19 +29,19 @@ def test_one_at_a_time_and_another_when_that_one_is_gone_or_mute() -> None:
     assert due(turns, 9.9) == []
     # Nothing came of it: the next in the order is more patient by half an interval, and does.
     (second,) = due(turns, 10.1)
-    result = wire.Result(12, 3.0, 64)
-    turns[second].measured(result, 10.1)
+    heldout = wire.HeldoutLoss(12, 3.0, 64)
+    turns[second].measured(heldout, 10.1)
     for peer in PEERS:
         if peer != second:
-            turns[peer].heard(second, result, 11.0)
-    assert all(t.newest == result and t.by == second for t in turns.values())
+            turns[peer].heard(second, heldout, 11.0)
+    assert all(t.newest == heldout and t.by == second for t in turns.values())
     assert due(turns, 20.0) == []
     assert due(turns, 21.1) == [first]
     # Gone: the others close up.
     assert due(turns, 21.1, learners=[p for p in PEERS if p != first]) == [second]
     # Nobody believes that an older state is news.
-    turns[first].heard("x", wire.Result(11, 0.1, 64), 22.0)
-    assert turns[first].newest == result
+    turns[first].heard("x", wire.HeldoutLoss(11, 0.1, 64), 22.0)
+    assert turns[first].newest == heldout
 
 
 def test_turns_go_round() -> None:
@@ -65,9 +65,9 @@ async def test_members_share_the_work_and_the_result(tmp_path: Path, monkeypatch
         assert {m.report.snapshot(0.0).heldout_by for m in members} == {who.core.shared.me}
         # A record cannot take the place of all results to come.
         member, before = members[0], members[0].measurements.newest
-        member.measurements.heard("liar", wire.Result(1 << 40, 0.0, 64))
+        member.measurements.heard("liar", wire.HeldoutLoss(1 << 40, 0.0, 64))
         assert member.measurements.newest == before
-        member.measurements.heard("peer", wire.Result(member.measurements.newest.merges + 1, 1.4, 64))
+        member.measurements.heard("peer", wire.HeldoutLoss(member.measurements.newest.merges + 1, 1.4, 64))
         assert member.measurements.newest.loss == 1.4
         alone = await swarm.member("d", evaluate="each", eval_every_s=60.0)
         await until(lambda: alone.records("evaluation"), "one that measures for itself")
