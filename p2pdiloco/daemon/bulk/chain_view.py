@@ -1,4 +1,4 @@
-"""What the bulk of a run asks of its chain: the only way from streams to the core's state."""
+"""View of the chain for the bulk of a run: the only way from streams to the core's state."""
 
 from __future__ import annotations
 
@@ -22,46 +22,49 @@ logger = logging.getLogger(__name__)
 
 
 class Versions(Protocol):
-    """What whoever copies states knows of a run: a member from its core, a visitor from members' reports."""
+    """Versions of a run, for whoever copies states: a member knows its core, a visitor members' reports."""
 
     @property
     def run(self) -> str:
         """Run id."""
 
     def signed(self, version: SignedVersion) -> bool:
-        """Whether its syncer signed a version. The core looks at that too, but it knows only whom it asked,
-        not who of those that were named gave it."""
+        """Tell whether its syncer signed a version.
+
+        The core looks at that too, but it knows only whom it asked, not which of those that were named gave
+        it.
+        """
 
     def holders(self, fragment: int, digest: bytes) -> Sequence[str]:
-        """Peers that hold the fragment's version with this digest."""
+        """List peers that hold the fragment's version with this digest."""
 
     def state_bytes(self, fragment: int) -> int:
-        """Size of a fragment's whole state."""
+        """Return the size of a fragment's whole state in bytes."""
 
 
 class ChainView(Versions, Protocol):
-    """What the streams of a member know of its chain."""
+    """Chain of a member, as far as its streams need to know it."""
 
     @property
     def may_serve(self) -> bool:
-        """Whether our chain is one that others may get."""
+        """True: our chain is one that others may get."""
 
     @property
     def dialable(self) -> bool:
-        """Whether others can dial us; else nobody is sent to us."""
+        """True: others can dial us; else nobody is sent to us."""
 
     def head(self, fragment: int) -> Head:
-        """The newest version."""
+        """Return the newest version."""
 
     def most_update_bytes(self, fragment: int) -> int:
-        """Bound of an update of this fragment."""
+        """Return a bound of the size of this fragment's updates."""
 
     async def update_of(self, fragment: int, number: int) -> tuple[SignedVersion, Buffer] | None:
-        """An outer update of our chain; None: it is not, or no longer, to be had."""
+        """Get an outer update of our chain; None: it is not, or no longer, to be had."""
 
 
 class OwnChain:
-    """The `ChainView` of a member: its core, and the updates that it keeps in memory and on the disk."""
+    """View of a member's own chain: its core, and the updates that it keeps in memory and on the disk."""
 
     def __init__(
         self,

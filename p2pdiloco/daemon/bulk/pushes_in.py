@@ -1,9 +1,9 @@
-"""What peers push: contributions to a syncer, and partial merges of groups to the syncer of the group above.
+"""Receiver of what peers push: contributions to a syncer, and groups' partial merges to the one above.
 
-Header first: the core decides on sight of it whether the payload is read at all. What has arrived is judged
-in the tensors thread before the core hears of it. A small share of memory is for payloads that peers pushed,
-while they arrive and until they are merged; what finds no place there lies in scratch on the disk
-(`adapters.disk.spool`), so that memory does not grow with the number of contributors.
+The header comes first: the core decides on sight of it whether the payload is read at all. What has arrived
+is judged in the tensors thread before the core hears of it. A small share of memory is for payloads that
+peers pushed, while they arrive and until they are merged. What finds no place there lies in scratch on the
+disk (`adapters.disk.spool`), so that memory does not grow with the number of contributors.
 """
 
 from __future__ import annotations
@@ -31,38 +31,38 @@ from p2pdiloco.tensors.payload import digest_of
 
 logger = logging.getLogger(__name__)
 SHARE_BYTES = 128 << 20
-"""Of memory, for payloads that peers pushed, as long as the disk takes the others."""
+"""Share of memory for payloads that peers pushed, as long as the disk takes the others."""
 MAX_ARRIVING_BYTES = 1 << 30
-"""Payloads that are arriving in memory, all together, where there is no disk for them."""
+"""Bytes of payloads that may arrive in memory, all together, where there is no disk for them."""
 ABSURD_BYTES = 16 << 30
-"""No fragment has more: its label is the core's to refuse, and to count."""
+"""Size that no payload has: the label of a larger one is the core's to refuse, and to count."""
 MAX_UNFINISHED = 16
 KEEP_S = 120.0
-"""What came of a payload is kept so long after its stream was cut."""
+"""Time for which what came of a payload is kept after its stream was cut."""
 Label = ContributionHeader | PartialHeader
 
 
 class LandingPlace(Enum):
-    """Where a payload may come."""
+    """Kind of place where a payload may come."""
 
     MEMORY = auto()
     DISK = auto()
 
 
 class Landing:
-    """Where one payload arrives."""
+    """Place where one payload arrives."""
 
     def __init__(self, size: int, scratch: Scratch | None) -> None:
         self.size = size
         self.payload: bytearray | Scratch = bytearray(size) if scratch is None else scratch
         self.have = 0
-        """So much of it is here, from the beginning."""
+        """Bytes of it that are here, from the beginning."""
         self.since_s = 0.0
-        """When its stream was cut."""
+        """Time at which its stream was cut."""
 
     @property
     def memory_bytes(self) -> int:
-        """What it takes of memory."""
+        """Bytes of memory that it takes."""
         return self.size if isinstance(self.payload, bytearray) else 0
 
     async def write(self, offset: int, chunk: memoryview) -> None:
@@ -80,14 +80,14 @@ class Landing:
 
 
 class Heads(Protocol):
-    """What refusals and answers tell of our chain (`daemon.bulk.chain_view`)."""
+    """Heads of our chain, which refusals and answers tell (`daemon.bulk.chain_view`)."""
 
     def head(self, fragment: int) -> Head:
-        """The newest version."""
+        """Return the newest version."""
 
 
 class PushesIn:
-    """The receiving half of pushes in one run."""
+    """Receiver of pushes in one run."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class PushesIn:
         spool: Spool | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`spool`: for what finds no place in memory; None: it is refused."""
+        """`spool`: place for what finds none in memory; None: it is refused."""
         self._heads = heads
         self._spool = spool
         self._memory = memory or Memory()
@@ -109,16 +109,17 @@ class PushesIn:
         self._post = post
         self._next_transfer = 1
         self._decisions: dict[int, ef.Decision] = {}
-        """By transfer, until it is carried out."""
+        """Decisions of the core by transfer, until they are carried out."""
         self._arriving_bytes = 0
-        """In memory."""
+        """Bytes in memory of payloads that are arriving, and of cut ones."""
         self._unfinished: dict[tuple[str, bytes], Landing] = {}
-        """(sender, digest) of a payload whose stream was cut -> what came of it; oldest first. They count as
+        """Landings of payloads whose stream was cut, by (sender, digest); oldest first. They count as
         arriving, and go when there is no room."""
         self.bytes_in = 0
 
     def on_push(self, sender: str, request: wire.Push) -> PushSink | Refusal:
-        """A peer offers a contribution or a partial merge. Raises: RemoteError (of a size that none has)."""
+        """Take a peer's offer of a contribution or a partial merge. Raises: RemoteError (of a size that
+        none has)."""
         label = request.signed.header
         if isinstance(label, PartialHeader):
             self._check_size(label)
@@ -150,7 +151,7 @@ class PushesIn:
         return _PushSink(self, sender, transfer, label, landing)
 
     def _where(self, size: int) -> LandingPlace | Verdict:
-        """Where a payload of this size may come; or why it may not."""
+        """Decide where a payload of this size may come, or why it may not."""
         roomy = self._memory.room(size)
         if roomy and self._arriving_bytes + self._tickets.pushed_bytes + size <= SHARE_BYTES:
             return LandingPlace.MEMORY
@@ -166,16 +167,16 @@ class PushesIn:
 
     @property
     def held_bytes(self) -> int:
-        """Of payloads that are arriving and of what is kept of cut ones: in memory."""
+        """Bytes in memory of payloads that are arriving, and of what is kept of cut ones."""
         return self._arriving_bytes
 
     @property
     def spooled_bytes(self) -> int:
-        """Of what peers pushed: on the disk."""
+        """Bytes on the disk of what peers pushed."""
         return self._spool.held_bytes if self._spool else 0
 
     def _check_size(self, label: PartialHeader) -> None:
-        """The core does not know sizes of partial merges: they follow from the layout."""
+        """Check the size of a partial merge: the core does not know it, since it follows from the layout."""
         layouts = self._compute.vault.layouts
         if label.fragment >= len(layouts):
             raise RemoteError("unknown-fragment", f"{label.fragment} of {len(layouts)}")
@@ -190,7 +191,7 @@ class PushesIn:
         self._decisions[decision.transfer] = decision
 
     def _ask_core(self, transfer: int, event: ev.Event) -> ef.Decision:
-        """The core decides while it handles the event. Raises: InvariantViolation (it did not)."""
+        """Let the core decide while it handles the event. Raises: InvariantViolation (it did not)."""
         self._post(event)
         decision = self._decisions.pop(transfer, None)
         if decision is None:
@@ -229,7 +230,7 @@ class PushesIn:
         return self._answer(decision)
 
     def payload_broken(self, transfer: int, key: tuple[str, bytes], landing: Landing) -> None:
-        """The stream was cut. What came is kept for a while: the same will be offered again."""
+        """Keep what came of a stream that was cut, for a while: the same will be offered again."""
         if key in self._unfinished:  # offered twice at once
             self._forget(key)
         if landing.have:
@@ -245,14 +246,14 @@ class PushesIn:
         self._arriving_bytes -= self._unfinished.pop(key).memory_bytes
 
     def _forget_oldest(self, but: tuple[str, bytes]) -> bool:
-        """Whether there was one beside that."""
+        """Forget the oldest beside `but`; return whether there was one."""
         oldest = next((key for key in self._unfinished if key != but), None)
         if oldest is not None:
             self._forget(oldest)
         return oldest is not None
 
     def forget_all(self) -> None:
-        """There is no room for what came of streams that were cut."""
+        """Drop what came of streams that were cut, for want of room."""
         for key in list(self._unfinished):
             self._forget(key)
 
@@ -263,7 +264,8 @@ class PushesIn:
                 self._forget(key)
 
     def _judge(self, label: Label, landing: Landing) -> None:
-        """In the tensors thread: hashing would hold the loop up. Raises: RemoteError, StorageError."""
+        """Judge a payload in the tensors thread: hashing would hold the loop up. Raises: RemoteError,
+        StorageError."""
         payload = landing.payload
         if digest_of(payload) != label.payload_digest:
             raise RemoteError("wrong-digest")
@@ -276,7 +278,7 @@ class PushesIn:
 
 
 class _PushSink:
-    """Collects one accepted payload."""
+    """Sink of one accepted payload."""
 
     def __init__(
         self, pushes_in: PushesIn, sender: str, transfer: int, label: Label, landing: Landing

@@ -1,5 +1,6 @@
-"""The bulk of a run: contributions and partial merges pushed to syncers, updates and states pulled from
-holders. What peers push to us: `daemon.bulk.pushes_in`.
+"""Bulk of a run: what is pushed to syncers, and updates and states that are pulled from holders.
+
+Pushed are contributions and partial merges. `daemon.bulk.pushes_in` takes what peers push to us.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 
 class Transfers:
-    """The daemon's side of all streams and queries of one run."""
+    """Streams and queries of one run, on the daemon's side."""
 
     def __init__(
         self,
@@ -63,9 +64,9 @@ class Transfers:
         self._meters = meters
         self._bytes_out = 0
         self.bytes_pushed = 0
-        """Of our own contributions and partials."""
+        """Payload bytes of our own contributions and partial merges that were pushed."""
         self._checked_bytes = 0
-        """Of updates that have come and are being looked at."""
+        """Bytes of updates that have come and are being checked."""
         self.courtesy = Courtesy(meters, now)
         self.pushes_in = PushesIn(chain, compute, tickets, post, memory, spool, now)
         self.donating = Donating(compute, self.courtesy, now)
@@ -86,12 +87,14 @@ class Transfers:
 
     @property
     def held_bytes(self) -> int:
-        """Of payloads that are arriving or were not looked at yet, and of what is kept of cut streams; not of
-        fetches under way."""
+        """Bytes of payloads that are arriving or were not checked yet, and of what is kept of cut streams.
+
+        Fetches under way are not in it.
+        """
         return self.pushes_in.held_bytes + self.pulling.unfinished.held_bytes + self._checked_bytes
 
     def counters(self) -> dict[str, int]:
-        """For people: payload bytes by kind, and how updates and states were shared."""
+        """Count for people: payload bytes by kind, and how updates and states were shared."""
         return {
             "pushed_bytes": self.bytes_pushed,
             "states_given_bytes": self.donating.bytes_out,
@@ -108,11 +111,11 @@ class Transfers:
     # --- what peers ask ------------------------------------------------------------------------------
 
     def on_message(self, sender: str, data: bytes) -> None:
-        """A core message. Raises: RemoteError."""
+        """Post a message for the core. Raises: RemoteError."""
         self._post(ev.MessageReceived(sender, decode_message(self._chain.run, data)))
 
     async def on_pull(self, sender: str, pull: wire.PullUpdate | wire.PullState) -> PullSource | Refusal:
-        """A peer wants an update or a state."""
+        """Serve a peer an update or a state."""
         if isinstance(pull, wire.PullUpdate):
             return await self._serve_update(sender, pull)
         return await self._serve_state(sender, pull)
@@ -168,7 +171,7 @@ class Transfers:
         payload: Buffer,
         before_end: Callable[[], None] | None = None,
     ) -> wire.Answer | None:
-        """The peer's word; None: not delivered."""
+        """Push a payload; return the peer's word. None: not delivered."""
         label, parts = wire.encode(request), (payload,)
         try:
             with self._meters.uplink.own.moving(), self.courtesy.urgent():
@@ -184,7 +187,7 @@ class Transfers:
         return answer
 
     async def fetch_update(self, effect: ef.FetchUpdate) -> None:
-        """Get one outer update, from that peer or from whom it names. It is passed on meanwhile."""
+        """Get one outer update, from that peer or from whom it names. It is passed on while it arrives."""
         arriving = self.fanout.arriving(effect.fragment, effect.number)
         relays = self._chain.may_serve and self._chain.dialable
         request = wire.PullUpdate(self._chain.run, effect.fragment, effect.number, relays=relays)
@@ -216,7 +219,7 @@ class Transfers:
         self._post(ev.UpdateFetched(effect.fragment, effect.peer, fetch.header.version, ticket))
 
     async def fetch_state(self, effect: ef.FetchState) -> None:
-        """Copy a whole fragment into the spare, from that peer and others that hold the same."""
+        """Copy a whole state into the spare, from that peer and others that hold the same."""
         try:
             header = await self.copying.fetch(effect)
         except _FETCH_ERRORS as error:

@@ -1,1 +1,1 @@
-"""Who owns which bytes: tickets, the tensor thread, the memory budget, kept contributions."""
+"""Owners of bytes: tickets, the tensors thread, the memory budget, kept contributions."""

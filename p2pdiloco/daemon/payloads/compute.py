@@ -1,7 +1,8 @@
-"""The tensor worker: the one thread that reads and writes Theta, momentum and the exchange buffers.
+"""Tensors thread: the one that reads and writes Theta, momentum and the exchange buffers.
 
-Jobs run strictly in the order in which they were posted, which is the order of the core's effects; so a
-commit that was posted before a merge is done before it. Event loop in, thread out, event loop back.
+Jobs run strictly in the order in which they were posted, which is the order of the core's effects. So a
+commit that was posted before a merge is done before it. The event loop posts a job to the thread, and gets
+the result back.
 """
 
 from __future__ import annotations
@@ -29,18 +30,19 @@ T = TypeVar("T")
 
 
 class Compute:
-    """Vault and exchange behind one thread. Methods without `async` are jobs to be run in that thread, as the
-    vault's own are."""
+    """Vault and exchange behind one thread. Methods without `async` are jobs to be run in that thread, as
+    the vault's own are."""
 
     def __init__(self, vault: Vault, exchange: Exchange | None) -> None:
-        """Without an exchange there is no learner: states are copied only."""
+        """`exchange`: memory shared with the learner; None: there is no learner, and states are copied
+        only."""
         self.vault = vault
         self._given = exchange
         self._executor = ThreadPoolExecutor(1, "tensors")
         self._committed: dict[int, tuple[SignedVersion, tuple[Watermark, ...]]] = {}
 
     async def run(self, job: Callable[..., T], *arguments: object) -> T:
-        """Post a job; its result, or its exception."""
+        """Post a job; return its result, or raise its exception."""
         return await asyncio.get_running_loop().run_in_executor(self._executor, job, *arguments)
 
     @property
@@ -56,18 +58,18 @@ class Compute:
     # --- jobs ----------------------------------------------------------------------------------------
 
     def load(self, versions: Mapping[int, tuple[SignedVersion, tuple[Watermark, ...]]]) -> None:
-        """What the vault holds after start-up."""
+        """Note which versions the vault holds after start-up, with their watermarks."""
         torch.set_num_threads(1)
         self._committed = dict(versions)
 
     def encode(self, fragment: int, base_buffer: int) -> Encoded:
-        """Pseudo-gradient of what the learner copied out, encoded."""
+        """Encode the pseudo-gradient of what the learner copied out."""
         return self.vault.own.encode(
             fragment, self._exchange.base(fragment, base_buffer), self._exchange.sent(fragment)
         )
 
     def commit(self, effect: CommitVersion, own_merged: bool) -> None:
-        """The spare becomes the state."""
+        """Make the spare the state."""
         header = effect.version.header
         self.vault.commit(header.fragment, header.number, header.state_digest)
         self._committed[header.fragment] = (effect.version, effect.watermarks)
@@ -75,17 +77,18 @@ class Compute:
             self.vault.own.commit_residual(header.fragment)
 
     def post(self, fragment: int, buffer: int) -> BaseRef:
-        """Copy the committed Theta into a base buffer of the exchange; which version it is."""
+        """Copy the committed Theta into a base buffer of the exchange; return which version it is."""
         self._exchange.base(fragment, buffer).copy_(self.vault.theta(fragment))
         header = self._committed[fragment][0].header
         return BaseRef(header.number, buffer, header.tokens)
 
     def copy_out(self, layout: FragmentLayout, parameters: dict[str, Tensor]) -> SignedVersion:
-        """Copy a fragment's committed version, as a result, into the parameters by name; which one it is."""
+        """Copy a fragment's committed version, as a result, into the parameters by name; return which one
+        it is."""
         scatter(self.vault.result(layout.index), layout, parameters)
         return self._committed[layout.index][0]
 
     def pin(self, fragment: int) -> tuple[StateHeader, Pin]:
-        """The committed state for a reader that takes its time."""
+        """Pin the committed state for a reader that takes its time."""
         version, watermarks = self._committed[fragment]
         return StateHeader(version, watermarks), self.vault.pin(fragment)

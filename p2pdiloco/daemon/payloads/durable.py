@@ -1,4 +1,4 @@
-"""Votes and outer updates onto the disk, in the thread for it."""
+"""Durable records: votes and outer updates go onto the disk, in the thread for it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COMPLAIN_EVERY_S = 30.0
 
 
 class Durable:
-    """Writes records of the core. A full disk is told to the person now and then, not at every try."""
+    """Writer of the core's records. A full disk is told to the person now and then, not at every try."""
 
     def __init__(self, store: RunStore, tickets: Tickets, io: Executor) -> None:
         """`io`: the thread for the disk."""
@@ -43,8 +43,10 @@ class Durable:
             raise
 
     async def keep(self, version: SignedVersion, update: Buffer) -> None:
-        """Save an update of somebody else's version for a replay at the next start. A failure costs only
-        that: peers have the update as well."""
+        """Save an update of somebody else's version for a replay at the next start.
+
+        A failure costs only that: peers have the update as well.
+        """
         try:
             await self._loop.run_in_executor(
                 self._io, lambda: self._store.save_update(version, update, durable=False)

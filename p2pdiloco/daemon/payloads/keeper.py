@@ -1,5 +1,7 @@
-"""Merged contributions that are not yet beyond doubt: onto the disk, and back as one
-(`core/contributions/retained.py`)."""
+"""Merged contributions that are not beyond doubt yet: onto the disk, and back as one.
+
+`core/contributions/retained.py` decides which.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +21,12 @@ from p2pdiloco.ports import Buffer
 
 logger = logging.getLogger(__name__)
 IN_MEMORY_BYTES = 128 << 20
-"""Of what may go to the disk, so much stays in memory nevertheless: most of it is beyond doubt 20 s later,
-and to write and delete it took a twentieth of a round. Nothing where a person bounds memory."""
+"""Bytes of what may go to the disk that stay in memory nevertheless: most is beyond doubt 20 s later, and
+to write and delete it took a twentieth of a round. Nothing stays where a person bounds memory."""
 
 
 class Keeper:
-    """Carries out `Spill` and `Combine`."""
+    """Keeper of such contributions: carries out `Spill` and `Combine`."""
 
     def __init__(
         self,
@@ -37,7 +39,7 @@ class Keeper:
     ) -> None:
         self._most_bytes = in_memory_bytes
         self._here_bytes = 0
-        """In memory, of what may go to the disk."""
+        """Bytes in memory of what may go to the disk."""
         self._files = files
         self._tickets = tickets
         self._compute = compute
@@ -45,8 +47,11 @@ class Keeper:
         self._post = post
 
     def spill(self, effect: Spill) -> Coroutine[Any, Any, None] | None:
-        """Move a payload to the disk, unless there is room for it. Where the disk is full, it stays here.
-        The payload is taken at once, since the core may release its ticket before the coroutine starts."""
+        """Move a payload to the disk, unless there is room for it in memory. Where the disk is full, it stays
+        here.
+
+        The payload is taken at once, since the core may release its ticket before the coroutine starts.
+        """
         payload = self._tickets.get(effect.ticket)
         size = memoryview(payload).nbytes
         if self._here_bytes + size <= self._most_bytes:
@@ -78,7 +83,7 @@ class Keeper:
             logger.warning("%s", error)
 
     def sources(self, effect: Combine) -> list[Callable[[], Buffer]]:
-        """How to get at the payloads; asked at once, since the core may release their tickets."""
+        """Return functions that get the payloads; asked at once, since the core may release their tickets."""
         return [self._source(ticket) for ticket in effect.tickets]
 
     def _source(self, ticket: int) -> Callable[[], Buffer]:
@@ -86,7 +91,7 @@ class Keeper:
         return (lambda: self._files.load(ticket)) if payload is None else (lambda: payload)
 
     async def run_combine(self, effect: Combine, sources: list[Callable[[], Buffer]]) -> None:
-        """Add them up in the tensors thread; of those on the disk, one at a time is in memory."""
+        """Add payloads up in the tensors thread; of those on the disk, one at a time is in memory."""
         key = (effect.fragment, effect.attempt)
         try:
             done = await self._compute.run(self._compute.vault.own.combine, effect.fragment, sources)

@@ -1,7 +1,7 @@
-"""A person's bound on payloads in the daemon's memory (--max-memory): who asks for more is put off, counted.
+"""Bound on payloads in memory (--max-memory): whoever asks for more is put off, and counted.
 
-What is counted: payloads behind tickets (contributions, updates, partial merges), the newest outer updates,
-and whatever is arriving or kept of cut streams. Not counted: the model itself (the vault and what daemon and
+Counted are payloads behind tickets (contributions, updates, partial merges), the newest outer updates, and
+whatever is arriving or kept of cut streams. Not counted is the model itself (the vault and what daemon and
 learner share), which no node can do without.
 """
 
@@ -21,23 +21,24 @@ OUT_OF_BUDGET = Verdict.NO_MEMORY.value
 
 
 class Holder(Protocol):
-    """Something that holds payloads."""
+    """Holder of payloads."""
 
     @property
     def held_bytes(self) -> int:
-        """At this moment."""
+        """Bytes that it holds at this moment."""
 
 
 class Memory:
-    """How much of the budget is used, and how often it did not suffice."""
+    """Budget of payloads: how much of it is used, and how often it did not suffice."""
 
     def __init__(self, most_bytes: float = 0.0) -> None:
-        """0: no bound."""
+        """`most_bytes`: size of the budget; 0: no bound."""
         self.most_bytes = most_bytes or math.inf
         self._holders: list[Holder] = []
         self._reserved_bytes = 0
         self.fetch_bytes = 0
-        """Kept free of what peers push, so that a node whose inbox is full can follow nevertheless."""
+        """Bytes that are kept free of what peers push, so that a node whose inbox is full can follow
+        nevertheless."""
         self.refused = 0
 
     @classmethod
@@ -49,7 +50,7 @@ class Memory:
         update: str,
         updates_kept: int,
     ) -> Memory:
-        """For a run with these codecs.
+        """Make the budget for a run with these codecs.
 
         Raises:
             UserError: no node of this run could live within the budget.
@@ -60,27 +61,27 @@ class Memory:
         return memory
 
     def count(self, *holders: Holder) -> None:
-        """Payloads that these hold take of the budget from now on."""
+        """Count payloads of these holders in the budget from now on."""
         self._holders += holders
 
     @property
     def used_bytes(self) -> int:
-        """Held now, and promised to what is under way."""
+        """Bytes that are held now, and promised to what is under way."""
         return self._reserved_bytes + sum(holder.held_bytes for holder in self._holders)
 
     def room(self, size_bytes: int) -> bool:
-        """Whether a pushed payload of this size may come."""
+        """Tell whether a pushed payload of this size may come."""
         return (
             self.used_bytes + size_bytes + max(0, self.fetch_bytes - self._reserved_bytes) <= self.most_bytes
         )
 
     def fits(self, size_bytes: int) -> bool:
-        """Whether something of at most this size may be fetched now."""
+        """Tell whether something of at most this size may be fetched now."""
         return self.used_bytes + size_bytes <= self.most_bytes
 
     @contextlib.contextmanager
     def fetching(self, size_bytes: int) -> Iterator[None]:
-        """While something of at most this size is fetched.
+        """Context in which something of at most this size is fetched.
 
         Raises:
             RemoteError: "busy": there is no room just now. The peer is innocent.
@@ -96,25 +97,29 @@ class Memory:
 
 
 def least_bytes(layouts: Sequence[FragmentLayout], contribution: str, update: str, updates_kept: int) -> int:
-    """What a node of a run cannot do without: its own contributions, the updates that it keeps for others,
-    one update under way, and two contributions of others."""
+    """Work out what a node of a run cannot do without.
+
+    It is its own contributions, the updates that it keeps for others, one update under way, and two
+    contributions of others.
+    """
     sent = [codec(contribution).encoded_bytes(layout.numel) for layout in layouts]
     kept = [codec(update).encoded_bytes(layout.numel) for layout in layouts]
     return sum(sent) + (updates_kept + 1) * sum(kept) + fetched_bytes(layouts) + 2 * max(sent)
 
 
 def fetched_bytes(layouts: Sequence[FragmentLayout]) -> int:
-    """Bound of the largest update; states are written straight into the vault."""
+    """Return a bound of the largest update; states are written straight into the vault."""
     return max(map(most_update_bytes, layouts))
 
 
 def most_update_bytes(layout: FragmentLayout) -> int:
-    """Bound of one fragment's update: no codec takes more than four bytes a parameter, and scales."""
+    """Return a bound of one fragment's update: no codec takes more than four bytes a parameter, and
+    scales."""
     return 4 * layout.numel + 4096
 
 
 def check_budget(most_bytes: float, least: int) -> None:
-    """Raises: UserError (too little for this run)."""
+    """Check a budget. Raises: UserError (too little for this run)."""
     if most_bytes and most_bytes < least:
         raise UserError(
             f"--max-memory is too little for this run, which needs {math.ceil(least / 2**20)} MiB",

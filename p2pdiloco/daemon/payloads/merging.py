@@ -17,12 +17,12 @@ from p2pdiloco.tensors.vault import Input
 
 logger = logging.getLogger(__name__)
 Work = Coroutine[Any, Any, None]
-"""To be run in the background. Payloads are held from the call on: the core may release the tickets before
-the work begins."""
+"""Work to be run in the background. Payloads are held from the call on: the core may release the tickets
+before the work begins."""
 
 
 class Merging:
-    """Carries out `Merge`, `MergePartial`, `ApplyUpdate` and `DropSpare`."""
+    """Merging: carries out `Merge`, `MergePartial`, `ApplyUpdate` and `DropSpare`."""
 
     def __init__(self, compute: Compute, tickets: Tickets, post: Callable[[ev.Event], None]) -> None:
         self._compute = compute

@@ -1,5 +1,7 @@
-"""Payloads that the core knows by ticket only: encoded contributions, partial merges and outer updates, in
-host memory or, of what peers pushed, in scratch on the disk."""
+"""Tickets by which the core knows payloads: contributions, partial merges and outer updates.
+
+The payloads are in host memory or, of what peers pushed, in scratch on the disk.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ from p2pdiloco.tensors.payload import Payload, memory_bytes
 
 
 class Tickets:
-    """Ticket -> payload. What the core released is gone; what a running job still reads stays alive."""
+    """Table of payloads by ticket. What the core released is gone; what a running job still reads stays
+    alive."""
 
     def __init__(self) -> None:
         self._payloads: dict[int, Payload] = {}
@@ -23,8 +26,11 @@ class Tickets:
     def put(
         self, payload: Payload, pushed: bool = False, when_released: Callable[[], None] | None = None
     ) -> int:
-        """A new ticket for a payload. `pushed`: by a peer. `when_released`: called then; whoever refers to
-        the payload beside this table must not do so for longer: it counts nowhere from then on."""
+        """Give a payload a new ticket.
+
+        `pushed`: by a peer. `when_released`: called then. Whoever refers to the payload beside this table
+        must not do so for longer: it counts nowhere from then on.
+        """
         ticket = self._next
         self._next += 1
         self._payloads[ticket] = payload
@@ -35,30 +41,32 @@ class Tickets:
         return ticket
 
     def when_released(self, ticket: int, then: Callable[[], None]) -> None:
-        """Call this when an open ticket is released, for which nothing is to be called yet."""
+        """Register a call for when an open ticket is released, for which nothing is to be called yet."""
         invariant(ticket in self._payloads, f"ticket {ticket} is not open")
         invariant(ticket not in self._when_released, f"ticket {ticket} is looked after twice")
         self._when_released[ticket] = then
 
     def payload(self, ticket: int) -> Payload:
-        """The payload behind a ticket that is neither released nor spilled."""
+        """Return the payload behind a ticket that is neither released nor spilled."""
         invariant(ticket in self._payloads, f"ticket {ticket} is not open")
         return self._payloads[ticket]
 
     def get(self, ticket: int) -> Buffer:
-        """The same of one that is in memory: of what no peer pushed."""
+        """Return the payload of a ticket that is in memory, as all are that no peer pushed."""
         payload = self.payload(ticket)
         if not isinstance(payload, Buffer):
             raise InvariantViolation(f"ticket {ticket} is not in memory")
         return payload
 
     def in_memory(self, ticket: int) -> Buffer | None:
-        """The payload behind a ticket that is not released; None if it is on the disk."""
+        """Return the payload behind a ticket that is not released; None: it is on the disk."""
         return None if ticket in self._spilled else self.get(ticket)
 
     def spilled(self, ticket: int, forget: Callable[[int], None]) -> bool:
-        """The payload has been written to the disk and need not stay here; `forget` removes it there when the
-        ticket is released. False: it was released already."""
+        """Let go of a payload that has been written to the disk. False: its ticket was released already.
+
+        `forget` removes it from the disk when the ticket is released.
+        """
         if self._payloads.pop(ticket, None) is None:
             return False
         self._pushed.discard(ticket)
@@ -83,5 +91,5 @@ class Tickets:
 
     @property
     def pushed_bytes(self) -> int:
-        """Of them, those that peers pushed."""
+        """Payload bytes in memory that peers pushed."""
         return sum(memory_bytes(self._payloads[ticket]) for ticket in self._pushed)

@@ -1,4 +1,4 @@
-"""The newest outer updates of every fragment, in memory."""
+"""Log of the newest outer updates of every fragment, in memory."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from p2pdiloco.ports import Buffer
 
 
 class UpdateLog:
-    """The newest outer updates of every fragment in memory: what peers pull when a version is announced.
-    Stragglers' older ones come from the disk (`Member.update_of`), or memory would grow with the log."""
+    """Newest outer updates of every fragment: what peers pull when a version is announced.
+
+    Stragglers' older ones come from the disk (`OwnChain.update_of`), or memory would grow with the log.
+    """
 
     def __init__(self, keep: int) -> None:
         self._keep = keep
@@ -26,7 +28,7 @@ class UpdateLog:
             del log[number]
 
     def clear(self, fragment: int) -> None:
-        """Another chain's state was taken: the old log does not lead to it."""
+        """Drop a fragment's log: another chain's state was taken, to which it does not lead."""
         self._logs.pop(fragment, None)
 
     @property
@@ -35,5 +37,5 @@ class UpdateLog:
         return sum(memoryview(p).nbytes for log in self._logs.values() for _, p in log.values())
 
     def get(self, fragment: int, number: int) -> tuple[SignedVersion, Buffer] | None:
-        """A logged update."""
+        """Return a logged update; None: it is not in the log."""
         return self._logs.get(fragment, {}).get(number)

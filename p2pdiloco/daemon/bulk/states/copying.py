@@ -2,11 +2,13 @@
 
 The holder that the core names is asked first; its header says which version is copied. Then up to three
 others that hold the same one give pieces, the fastest first as far as we know. A piece that crawls while
-somebody else has nothing to do is taken from its giver. A holder that fails costs what it had not sent yet
-of one piece. What came stays, also when all fail: whoever is asked next goes on with it, as long as the
-version is to be had and nothing else was made in the spare. The digest of the whole decides. Where several
-gave and it is wrong, all is asked for once more, from the holder that the core named, and only that counts
-against it; the others help nobody for a while, unless it was the holder.
+somebody else has nothing to do is taken from its giver. A holder that fails costs what it had not sent yet of
+one piece. What came stays, also when all fail: whoever is asked next goes on with it, as long as the version
+is to be had and nothing else was made in the spare.
+
+The digest of the whole decides. Where several gave and it is wrong, all is asked for once more, from the
+holder that the core named, and only that counts against it. The others help nobody for a while, unless it was
+the holder.
 """
 
 from __future__ import annotations
@@ -29,18 +31,18 @@ from p2pdiloco.errors import RemoteError, TransportError
 from p2pdiloco.ports import Refusal, Transport
 
 MAX_HOLDERS = 4
-"""Of one fragment's state, at one time."""
+"""Number of holders of one fragment's state that are asked at one time."""
 MAX_STREAMS = 16
-"""At one time, of all fragments."""
+"""Number of streams at one time, of all fragments."""
 LOOK_S = 0.5
-"""Who has nothing to do looks so often whether somebody is too slow."""
+"""Time after which a worker that has nothing to do looks again whether somebody is too slow."""
 SILENT_S = 3.0
-"""Who has not begun to give a piece in this time loses it to who has nothing to do."""
+"""Time in which a holder must begin to give a piece, or lose it to who has nothing to do."""
 PAUSE_S = 15.0
 
 
 class _PieceSink:
-    """Takes one piece."""
+    """Sink of one piece."""
 
     def __init__(self, copying: Copying, copy: Copy, part: StatePart, peer: str, fragment: int) -> None:
         self._copying, self._copy, self._part, self._peer = copying, copy, part, peer
@@ -77,7 +79,7 @@ class _PieceSink:
 
 
 class Copying:
-    """The newcomer's side of state transfer."""
+    """Transfer of states on the newcomer's side."""
 
     def __init__(
         self,
@@ -97,10 +99,10 @@ class Copying:
         self._left_out = LeftOut(now)
         self.bytes_in = 0
         self.from_others_bytes = 0
-        """Of them, from others than the core named."""
+        """Bytes of them that came from others than the core named."""
 
     async def fetch(self, effect: ef.FetchState) -> wire.StateHeader:
-        """A whole state into the spare, checked. Raises: TransportError, RemoteError."""
+        """Fetch a whole state into the spare, checked. Raises: TransportError, RemoteError."""
         named = effect.peer
         while not self._free(named):
             self._freed.clear()
@@ -134,7 +136,7 @@ class Copying:
         raise RemoteError("digest-differs")
 
     async def _begin(self, fragment: int, anew: bool) -> Copy:
-        """What is here of a state of this fragment, or nothing of it."""
+        """Take up what is here of a state of this fragment, or nothing of it."""
         before = None if anew else self._kept.get(fragment)
         loan = await self._compute.run(self._compute.vault.lend_spare, fragment, before and before.loan)
         if before is None or before.loan is not loan:
@@ -144,7 +146,8 @@ class Copying:
         return before
 
     async def _complete(self, copy: Copy, effect: ef.FetchState, alone: bool) -> None:
-        """Until all of it is here. Raises: TransportError, RemoteError (of the holder that was named)."""
+        """Fetch until all of it is here. Raises: TransportError, RemoteError (of the holder that was
+        named)."""
         error: BaseException = TransportError("too slow")
         workers: dict[asyncio.Future[None], str] = {
             asyncio.ensure_future(self._work(copy, effect.peer, effect)): effect.peer
@@ -182,7 +185,7 @@ class Copying:
         return worker
 
     def _helpers(self, copy: Copy, fragment: int, asked: set[str]) -> list[str]:
-        """Others that hold the same version and were not asked yet, fast and unknown ones first."""
+        """List others that hold the same version and were not asked yet, fast and unknown ones first."""
         assert copy.header is not None
         if not copy.missing:
             return []
@@ -223,7 +226,7 @@ class Copying:
                 return
 
     def _take_over(self, copy: Copy, peer: str) -> None:
-        """A piece of which the rest comes sooner from this peer than from who gives it goes back."""
+        """Give a piece back of which the rest comes sooner from this peer than from who gives it."""
         mine, now = self._rates.of(peer, 0.0), self.now()
         for part in copy.active:
             if part.began_s:
@@ -236,8 +239,11 @@ class Copying:
                 return
 
     async def _pull(self, copy: Copy, part: StatePart, peer: str, effect: ef.FetchState) -> bool:
-        """One piece. False: it was taken from this holder, which is too slow. Raises: TransportError,
-        RemoteError."""
+        """Pull one piece. False: it was taken from this holder, which is too slow.
+
+        Raises:
+            TransportError, RemoteError.
+        """
         sink = _PieceSink(self, copy, part, peer, effect.fragment)
         answer = await self._into(sink, copy, part, peer, effect)
         if answer is None:
@@ -251,7 +257,8 @@ class Copying:
     async def _into(
         self, sink: _PieceSink, copy: Copy, part: StatePart, peer: str, effect: ef.FetchState
     ) -> Refusal | bool | None:
-        """None: it was taken from this holder. Raises: TransportError, RemoteError."""
+        """Pull one piece into the sink. None: it was taken from this holder. Raises: TransportError,
+        RemoteError."""
         request = wire.PullState(
             self.versions.run,
             effect.fragment,
@@ -285,6 +292,6 @@ class Copying:
 
 
 def _ends() -> bool:
-    """Whether the current task is to end, not only what it waits for."""
+    """Tell whether the current task is to end, not only what it waits for."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0

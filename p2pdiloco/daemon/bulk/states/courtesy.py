@@ -1,10 +1,11 @@
-"""States that we give to newcomers stand back for what rounds wait for: our contributions, and updates.
+"""Courtesy of states for newcomers: they stand back for contributions and updates, which rounds wait for.
 
 Control messages never wait (`adapters.net.flow`). While anything urgent goes out, a state's stream gets a
-chunk now and then, so that nobody takes it for dead or gives it up for its slowness; unless the uplink is
-known and all that goes out takes less than a share of it: then the urgent is slow on its receiver's account.
-At other times all states together get that share of what the uplink carries. While nothing is known of it,
-only the windows of `adapters.net.flow` hold them back, which give way to whatever else uses the link.
+chunk now and then, so that nobody takes it for dead or gives it up for its slowness. It stands back no
+further where the uplink is known and all that goes out takes less than a share of it: then the urgent is slow
+on its receiver's account. At other times all states together get that share of what the uplink carries. While
+nothing is known of it, only the windows of `adapters.net.flow` hold them back, which give way to whatever
+else uses the link.
 """
 
 from __future__ import annotations
@@ -18,40 +19,40 @@ from typing import Protocol
 from p2pdiloco.adapters.net.framing import MIN_BYTES_PER_S
 
 SHARE = 0.5
-"""Of the uplink, as far as it is known, for all states together."""
+"""Share of the uplink, as far as it is known, for all states together."""
 TRICKLE_S = 5.0
-"""While something urgent goes out, a stream waits so long for each chunk at most."""
+"""Longest wait of a stream for each chunk, while something urgent goes out."""
 TRICKLE_BYTES_PER_S = 1.5 * MIN_BYTES_PER_S
-"""No stream is held back further: what is slower on the whole than `MIN_BYTES_PER_S` is given up."""
+"""Rate below which no stream is held back: what is slower on the whole than `MIN_BYTES_PER_S` is given up."""
 URGENT_S = 60.0
-"""What takes longer than that is not slow on our account."""
+"""Time after which what is urgent counts no more: it is not slow on our account."""
 LOOK_S = 1.0
-"""What goes out is measured over such a time."""
+"""Time over which what goes out is measured."""
 MOST_S = 6.0
 """Longest wait for the share: a link is never as slow as that would be."""
 
 
 class KnownUplink(Protocol):
-    """What is known of our uplink (`daemon.links.meters`)."""
+    """Knowledge of our uplink (`daemon.links.meters`)."""
 
     @property
     def uplink_bytes_per_s(self) -> float:
-        """What a person permits, or what was measured; infinite while unknown."""
+        """Rate that a person permits, or that was measured; infinite while unknown."""
 
     @property
     def sent_bytes(self) -> int:
-        """Everything that has gone out."""
+        """Bytes that have gone out, of everything."""
 
 
 class Courtesy:
-    """Who goes first on our uplink."""
+    """Order on our uplink: who goes first."""
 
     def __init__(self, uplink: KnownUplink, now: Callable[[], float]) -> None:
         self._uplink = uplink
         self._now = now
         self._looked_s, self._looked_bytes = now(), 0
         self._rate = math.inf
-        """Of everything, while something urgent goes out."""
+        """Rate of everything that goes out, while something urgent does."""
         self._urgent: dict[int, float] = {}
         self._next = 0
         self._none_urgent = asyncio.Event()
@@ -59,7 +60,7 @@ class Courtesy:
         self._paid_until_s = 0.0
 
     def begin(self) -> int:
-        """Something urgent goes out; for `end`."""
+        """Note that something urgent goes out; return the token for `end`."""
         self._next += 1
         if not self._urgent:
             self._looked_s, self._looked_bytes, self._rate = self._now(), self._uplink.sent_bytes, math.inf
@@ -68,14 +69,14 @@ class Courtesy:
         return self._next
 
     def end(self, token: int) -> None:
-        """It is over."""
+        """Note that it is over."""
         self._urgent.pop(token, None)
         if not self._urgent:
             self._none_urgent.set()
 
     @contextmanager
     def urgent(self) -> Iterator[None]:
-        """While something urgent goes out."""
+        """Context in which something urgent goes out."""
         token = self.begin()
         try:
             yield
@@ -83,7 +84,7 @@ class Courtesy:
             self.end(token)
 
     def _roomy(self) -> bool:
-        """Whether the uplink has room beside what is urgent."""
+        """Tell whether the uplink has room beside what is urgent."""
         now, sent = self._now(), self._uplink.sent_bytes
         if now - self._looked_s >= LOOK_S:
             self._rate = (sent - self._looked_bytes) / (now - self._looked_s)

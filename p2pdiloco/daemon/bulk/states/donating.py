@@ -1,9 +1,4 @@
-"""Giving states out, in pieces: whoever copies a fragment asks several holders for parts of one version.
-
-Between two pieces the version stays pinned for its reader, for a while, so that it can be finished although
-the chain moves on. Each peer has a share of these pins; of those that nobody reads, the oldest goes when
-another is needed.
-"""
+"""Giving states out, in pieces: whoever copies a fragment asks several holders for parts of one version."""
 
 from __future__ import annotations
 
@@ -22,15 +17,15 @@ from p2pdiloco.ports import PullSource, Refusal
 from p2pdiloco.tensors.state import Pin
 
 MAX_PINS = 16
-"""States that are being read by others at one time."""
+"""Number of states that are being read by others at one time."""
 SHARE = 4
-"""Of them for one peer."""
+"""Number of them for one peer."""
 LEASE_S = 20.0
-"""So long a state stays pinned for a peer that does not read it."""
+"""Time for which a state stays pinned for a peer that does not read it."""
 
 
 class _Lease:
-    """One state, pinned for one peer."""
+    """State that is pinned for one peer."""
 
     def __init__(self, peer: str, header: wire.StateHeader, pin: Pin) -> None:
         self.peer = peer
@@ -41,14 +36,14 @@ class _Lease:
 
 
 class Donating:
-    """The donor's side of state transfer."""
+    """Transfer of states on the donor's side."""
 
     def __init__(self, compute: Compute, courtesy: Courtesy, now: Callable[[], float]) -> None:
         self._compute = compute
         self._courtesy = courtesy
         self._now = now
         self._leases: list[_Lease] = []
-        """The one read last comes last."""
+        """Leases; the one read last comes last."""
         self._pinning: list[str] = []
         """Peers for which a state is about to be pinned."""
         self._timer: asyncio.TimerHandle | None = None
@@ -56,11 +51,11 @@ class Donating:
 
     @property
     def pins(self) -> int:
-        """States that are pinned for others."""
+        """Number of states that are pinned for others."""
         return len(self._leases) + len(self._pinning)
 
     async def serve(self, sender: str, pull: wire.PullState) -> PullSource | Refusal:
-        """A piece of a state, or of all the rest. The caller has checked run and fragment."""
+        """Serve a piece of a state, or all the rest. The caller has checked run and fragment."""
         self.expire()
         lease = self._of(sender, pull)
         if lease is None:
@@ -74,7 +69,7 @@ class Donating:
         return self._give(lease, pull)
 
     def _of(self, sender: str, pull: wire.PullState) -> _Lease | None:
-        """What is pinned for that peer already, if it wants that one."""
+        """Find what is pinned for that peer already, if it wants that one."""
         for lease in self._leases:
             header = lease.header.version.header
             if lease.peer == sender and header.fragment == pull.fragment and header.state_digest == pull.have:
@@ -82,7 +77,8 @@ class Donating:
         return None
 
     def _room(self, sender: str) -> bool:
-        """Whether another state may be pinned for that peer; if need be instead of one that nobody reads."""
+        """Tell whether another state may be pinned for that peer; if need be instead of one that nobody
+        reads."""
         mine = self._pinning.count(sender) + sum(lease.peer == sender for lease in self._leases)
         idle = [x for x in self._leases if not x.streams and (mine < SHARE or x.peer == sender)]
         if mine < SHARE and self.pins < MAX_PINS:
@@ -106,7 +102,7 @@ class Donating:
         return lease
 
     def _unpin(self, sender: str, pinning: asyncio.Future[Any]) -> None:
-        """Nobody waits for this state any more."""
+        """Release a state that nobody waits for any more."""
         self._pinning.remove(sender)
         if not pinning.cancelled() and pinning.exception() is None:
             pinning.result()[1].release()
@@ -138,7 +134,7 @@ class Donating:
             self._timer = asyncio.get_running_loop().call_later(LEASE_S, self._on_timer)
 
     def expire(self) -> None:
-        """What nobody goes on with is given up."""
+        """Give up what nobody goes on with."""
         late = self._now() - LEASE_S
         for lease in [x for x in self._leases if not x.streams and x.last_s < late]:
             self._drop(lease)
@@ -150,7 +146,7 @@ class Donating:
 
 
 def _piece(buffers: Sequence[memoryview], start: int, end: int) -> list[memoryview]:
-    """The buffers' bytes from start to end."""
+    """Cut the buffers' bytes from start to end."""
     found, base = [], 0
     for buffer in buffers:
         part = buffer[max(0, start - base) : max(0, end - base)]

@@ -1,4 +1,4 @@
-"""Which parts of a state are here, are on their way, or are missing."""
+"""Parts of a state: which are here, are on their way, or are missing."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ class StatePart:
     def __init__(self, start: int, end: int) -> None:
         self.have, self.end = start, end
         self.asked_s = self.began_s = 0.0
-        """0: not yet."""
+        """Times at which it was asked for, and began to come; 0: not yet."""
         self.began_at = start
         self.pull: asyncio.Future[Any] | None = None
         self.stolen = False
 
     def rate(self, now: float) -> float:
-        """Bytes per second since it began to come."""
+        """Return the rate in bytes per second since it began to come."""
         return (self.have - self.began_at) / max(now - self.began_s, 1e-6)
 
 
 class Copy:
-    """One version of a fragment, of which a part is here."""
+    """Version of a fragment of which a part is here."""
 
     def __init__(self, size: int, loan: Loan) -> None:
         self.size = size
@@ -44,16 +44,16 @@ class Copy:
 
     @property
     def digest(self) -> bytes:
-        """Of the state; empty: not known yet."""
+        """Digest of the state; empty: not known yet."""
         return self.header.version.header.state_digest if self.header else b""
 
     @property
     def complete(self) -> bool:
-        """All of it is here."""
+        """True: all of it is here."""
         return not self.missing and not self.active
 
     def take(self) -> StatePart | None:
-        """A piece that nobody fetches."""
+        """Take a piece that nobody fetches; None: there is none."""
         if not self.missing:
             return None
         start, end = self.missing.popleft()
@@ -66,14 +66,14 @@ class Copy:
         return part
 
     def done(self, part: StatePart) -> None:
-        """Nobody fetches it any more; what is missing of it is missing."""
+        """Note that nobody fetches this part any more; what is missing of it is missing."""
         self.active.remove(part)
         if part.have < part.end:
             self.missing.appendleft((part.have, part.end))
         self.changed.set()
 
     def anew(self, part: StatePart) -> None:
-        """Another version comes than the one of which something is here."""
+        """Begin anew: another version comes than the one of which something is here."""
         self.givers.clear()
         part.have = part.began_at = 0
         part.end = min(part.end, self.size)

@@ -1,4 +1,4 @@
-"""An outer update that is on its way to us: others get what is here of it (`daemon.bulk.updates.fanout`)."""
+"""Outer updates on their way to us: others get what is here of them (`daemon.bulk.updates.fanout`)."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.bulk.updates.fetching import Unfinished, known_bytes
 
 LEAST_BYTES = 256 * 1024
-"""Smaller updates are passed on as a whole."""
+"""Size below which updates are passed on as a whole."""
 PIECES = 8
-"""What is still arriving goes on in pieces of about this part of it, and of at least `LEAST_BYTES`,"""
+"""Number of pieces: what is still arriving goes on in about this part of it, and at least `LEAST_BYTES`,"""
 PIECE_S = 0.1
-"""and of what comes in this time: a piece is a stream of its own, which costs more than it saves where the
-rest is here at once."""
+"""Time whose bytes make a piece at least: a piece is a stream of its own, which costs more than it saves
+where the rest is here at once."""
 WAIT_S = 4.0
-"""So long we let a peer wait for the next piece before it hears "later"."""
+"""Time for which a peer waits for the next piece before it hears "later"."""
 
 
 class Arriving:
-    """An update that is being fetched, or was: others get what is here of it."""
+    """Update that is being fetched, or was: others get what is here of it."""
 
     def __init__(self, number: int, now: Callable[[], float]) -> None:
         self.number = number
@@ -32,21 +32,21 @@ class Arriving:
         self.version: SignedVersion | None = None
         self.unfinished: Unfinished | None = None
         self.ended = False
-        """It failed: nothing more comes."""
+        """True: it failed, and nothing more comes."""
         self._changed = asyncio.Event()
 
     def begun(self, version: SignedVersion, unfinished: Unfinished) -> None:
-        """It is coming."""
+        """Note the version of which it is, and where its bytes are: it begins to come."""
         self.version, self.unfinished = version, unfinished
         self._began_s, self._began_bytes = self._now(), unfinished.have_bytes
         self._changed.set()
 
     def grew(self) -> None:
-        """More of it is here."""
+        """Note that more of it is here."""
         self._changed.set()
 
     def fail(self) -> None:
-        """Nothing more comes."""
+        """Note that nothing more comes."""
         self.ended = True
         self._changed.set()
 
@@ -57,7 +57,8 @@ class Arriving:
     async def piece(
         self, pull: wire.PullUpdate, until_s: float
     ) -> tuple[SignedVersion, memoryview, int] | None:
-        """A piece that is worth a stream: (version, all that is here, size of the whole). None: not now."""
+        """Wait for a piece that is worth a stream: (version, all that is here, size of the whole). None:
+        not now."""
         await self._wait(lambda: self._enough(pull), until_s)
         version, unfinished = self.version, self.unfinished
         if self.ended or version is None or unfinished is None:

@@ -1,12 +1,11 @@
 """Giving outer updates out: a holder serves a large one to two peers, and sends the others to those.
 
-The peers that it served pass it on, to two each, and so on: a tree that grows by itself, in which nobody
-uploads much more than twice the update, whatever the number of members. A small one goes to three peers each,
-as a whole; a tiny one everybody gets from the holder. Of a large one a peer passes on what has come so far,
-in pieces, while the rest is still on its way to it (`Arriving`), so a level of the tree costs an eighth of a
-transfer and not a whole one. Nobody has to be believed: the digest in the version's header decides, and
-whoever is disappointed comes back to the holder and insists (`daemon.bulk.updates.gathering`), and is then
-served.
+The peers that it served pass it on, to two each, and so on: a tree that grows by itself. In it nobody uploads
+much more than twice the update, whatever the number of members. A small one goes to three peers each, as a
+whole; a tiny one everybody gets from the holder. Of a large one a peer passes on what has come so far, in
+pieces, while the rest is still on its way to it (`Arriving`). So a level of the tree costs an eighth of a
+transfer and not a whole one. Nobody has to be believed: the digest in the version's header decides. Whoever
+is disappointed comes back to the holder and insists (`daemon.bulk.updates.gathering`), and is then served.
 """
 
 from __future__ import annotations
@@ -28,28 +27,28 @@ from p2pdiloco.daemon.wire import refuse
 from p2pdiloco.ports import Buffer, PullSource, Refusal
 
 DEGREE = 2
-"""To so many peers a holder gives an update by itself."""
+"""Number of peers to which a holder gives an update by itself."""
 SMALL_DEGREE = 3
-"""Updates below `LEAST_BYTES` go to one peer more: few are sent round then, in a group of four nobody."""
+"""Number of peers for an update below `LEAST_BYTES`: few are sent round then, in a group of four nobody."""
 TINY_BYTES = 16 * 1024
-"""These everybody gets at once: the labels of a version and a request weigh as much."""
+"""Size below which everybody gets an update at once: the labels of a version and a request weigh as much."""
 IDLE_S = 5.0
-"""A peer with a part of an update that does not ask for more loses its place."""
+"""Time after which a peer with a part of an update that does not ask for more loses its place."""
 FRESH_S = 30.0
-"""An update that nobody asked for in this time is given out anew."""
+"""Time after which an update that nobody asked for is given out anew."""
 PATIENCE_S = 30.0
-"""Of those sent elsewhere, while nothing is known of our link."""
+"""Patience of those sent elsewhere, while nothing is known of our link."""
 LEAST_PATIENCE_S, MOST_PATIENCE_S = 3.0, 120.0
 MAX_GIVEN = 256
 MAX_PEERS = 64
-"""Served with one update, and remembered."""
+"""Number of peers that are served with one update, and remembered."""
 MAX_WAITING = 32
 MAX_WAITING_PER_PEER = 4
-"""Pulls of updates that are arriving here."""
+"""Number of a peer's pulls of updates that are arriving here, which may wait."""
 
 
 class _Taker:
-    """A peer that gets an update from us."""
+    """Peer that gets an update from us."""
 
     def __init__(self, relays: bool, now: float) -> None:
         self.relays = relays
@@ -62,22 +61,22 @@ class _Taker:
 
 
 class _Given:
-    """An update that we give out."""
+    """Update that we give out."""
 
     def __init__(self, now: float) -> None:
         self.takers: dict[str, _Taker] = {}
         self.last_s = now
 
     def old(self, now: float) -> bool:
-        """Nobody gets it or asked for it lately."""
+        """Tell whether nobody gets it or asked for it lately."""
         return now - self.last_s > FRESH_S and not any(taker.streams for taker in self.takers.values())
 
 
 class Fanout:
-    """Who gets which update from us, and who is sent elsewhere."""
+    """Service of updates: who gets which one from us, and who is sent elsewhere."""
 
     def __init__(self, me: str, meter: Meter, now: Callable[[], float]) -> None:
-        """`meter`: of the uplink while updates are given out; it leaves out what is too short."""
+        """`meter`: meter of the uplink while updates are given out; it leaves out what is too short."""
         self._me = me
         self._meter = meter
         self._now = now
@@ -85,19 +84,19 @@ class Fanout:
         self._arriving: dict[int, Arriving] = {}
         self._waiting: Counter[str] = Counter()
         self._rates = Rates(now)
-        """At which peers took what we gave them."""
+        """Rates at which peers took what we gave them."""
         self._rate = 0.0
-        """The same, of all, averaged; 0: nothing is known."""
+        """Average of all these rates; 0: nothing is known."""
         self.sent_elsewhere = 0
         self.given_bytes = 0
-        """Of updates of versions that we made."""
+        """Bytes given out of updates of versions that we made."""
         self.passed_on_bytes = 0
-        """Of the others."""
+        """Bytes given out of all other updates."""
 
     # --- what we are fetching ------------------------------------------------------------------------
 
     def arriving(self, fragment: int, number: int) -> Arriving:
-        """We begin to fetch this update. Of each fragment there is one, the last."""
+        """Note that we begin to fetch this update. Of each fragment there is one, the last."""
         before = self._arriving.get(fragment)
         if before is not None:
             before.fail()
@@ -105,12 +104,12 @@ class Fanout:
         return found
 
     def failed(self, fragment: int, arriving: Arriving) -> None:
-        """It was not fetched."""
+        """Note that it was not fetched."""
         arriving.fail()
         self.over(fragment, arriving)
 
     def over(self, fragment: int, arriving: Arriving) -> None:
-        """It is in the log, or nobody wants it any more: we do not keep it."""
+        """Let go of it: it is in the log, or nobody wants it any more."""
         if self._arriving.get(fragment) is arriving:
             del self._arriving[fragment]
 
@@ -193,7 +192,11 @@ class Fanout:
         return taker
 
     def _patience_ms(self, size: int) -> int:
-        """Twice what the same stream takes from us: beyond that we had better serve it ourselves."""
+        """Work out the patience of those sent elsewhere, in milliseconds: twice what the same stream takes
+        from us.
+
+        Beyond that we had better serve it ourselves.
+        """
         if not self._rate:
             return int(1000 * PATIENCE_S)
         patience_s = LEAST_PATIENCE_S + 2 * size / self._rate
@@ -239,7 +242,7 @@ class Fanout:
 
 
 def degree(size: int) -> float:
-    """To so many peers a holder gives an update of so many bytes by itself."""
+    """Return the number of peers to which a holder gives an update of so many bytes by itself."""
     if size < TINY_BYTES:
         return math.inf
     return DEGREE if size >= LEAST_BYTES else SMALL_DEGREE

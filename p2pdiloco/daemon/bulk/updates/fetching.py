@@ -1,4 +1,4 @@
-"""Pulling outer updates: of a stream that was cut, what came is kept, and only the rest asked for.
+"""Parts of outer updates: what came of a stream that was cut is kept, and only the rest asked for.
 
 Of each fragment one unfinished update is kept, by its digest, so that any other holder of the same can go on
 with it. It goes when something of the fragment has been fetched, and after a while. States:
@@ -21,7 +21,7 @@ KEEP_S = 120.0
 
 
 class Unfinished:
-    """A payload of which a part is here."""
+    """Payload of which a part is here."""
 
     def __init__(self, digest: bytes, size: int) -> None:
         self.digest = digest
@@ -30,7 +30,7 @@ class Unfinished:
 
 
 class Parts:
-    """The payloads of which a part is here, by fragment."""
+    """Payloads of which a part is here, by fragment."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
@@ -41,49 +41,49 @@ class Parts:
 
     @property
     def held_bytes(self) -> int:
-        """Memory of all of them."""
+        """Bytes of memory that all of them take."""
         return sum(len(unfinished.payload) for unfinished, _ in self._kept.values())
 
     def take(self, key: int) -> Unfinished | None:
-        """To go on with: it is kept no longer."""
+        """Take the part of a fragment's update to go on with: it is kept no longer."""
         return self._kept.pop(key, (None, 0.0))[0]
 
     def keep(self, key: int, unfinished: Unfinished | None) -> None:
-        """For whoever asks next, if there is anything of it."""
+        """Keep a part for whoever asks next, if there is anything of it."""
         if unfinished is not None and unfinished.have_bytes:
             self._kept[key] = (unfinished, self._now())
 
     def have_bytes(self, key: int) -> int:
-        """How much of it is kept."""
+        """Return how much of a fragment's update is kept."""
         return self._kept[key][0].have_bytes if key in self._kept else 0
 
     def forget(self, fragment: int) -> None:
-        """Something of this fragment has come."""
+        """Drop the part of a fragment of which something has come."""
         self._kept.pop(fragment, None)
 
     def forget_all(self) -> None:
-        """There is no room for it."""
+        """Drop all parts, for want of room."""
         self._kept.clear()
 
     def forget_old(self) -> None:
-        """What nobody asked for in a while: the world has moved on."""
+        """Drop what nobody asked for in a while: the world has moved on."""
         for key, (_, since_s) in list(self._kept.items()):
             if self._now() - since_s > KEEP_S:
                 del self._kept[key]
 
 
 class Watcher(Protocol):
-    """Who passes on what arrives (`arriving.Arriving`)."""
+    """Watcher of what arrives, who passes it on (`arriving.Arriving`)."""
 
     def begun(self, version: SignedVersion, unfinished: Unfinished) -> None:
-        """It is coming."""
+        """Hear that it begins to come."""
 
     def grew(self) -> None:
-        """More of it is here."""
+        """Hear that more of it is here."""
 
 
 class Fetch:
-    """A `PullSink` for one request."""
+    """Sink of one request for an update. Implements `ports.PullSink`."""
 
     def __init__(
         self,
@@ -105,18 +105,18 @@ class Fetch:
 
     @property
     def complete(self) -> bool:
-        """Whether all of the payload is here."""
+        """True: all of the payload is here."""
         return self.unfinished is not None and self.unfinished.have_bytes == len(self.unfinished.payload)
 
     @property
     def header(self) -> wire.UpdateHeader:
-        """What the payload is."""
+        """Header of the stream: what the payload is."""
         assert self._header is not None
         return self._header
 
     @property
     def payload(self) -> bytearray:
-        """All of it."""
+        """Payload, all of it."""
         assert self.unfinished is not None
         return self.unfinished.payload
 
@@ -157,5 +157,5 @@ class Fetch:
 
 
 def known_bytes(pull: Asked, digest: bytes, size: int) -> int:
-    """How much of what is served the asker has already."""
+    """Return how much of what is served the asker has already."""
     return pull.have_bytes if pull.have == digest and pull.have_bytes <= size else 0

@@ -1,10 +1,10 @@
-"""Getting an outer update from whoever has it: the holder that the core names may send us to others.
+"""Getting an outer update from whoever has it: the holder that the core names may name others.
 
-Those are tried in turn (who delivered fast before comes first, equals in an order that differs between
-askers), and whoever they name: as long as something comes, for two minutes at most; while nothing comes, a
-third of what the holder said that it would take; in a bounded number of requests. Then we come back to the
-holder and insist. What came so far stays, whoever gave it. Bytes of several peers that turn out wrong say
-nothing against the holder: it is asked once more, for all of them.
+Those are tried in turn, and whoever they name. Who delivered fast before comes first, equals in an order that
+differs between askers. They are tried as long as something comes, for two minutes at most; while nothing
+comes, for a third of what the holder said that it would take; in a bounded number of requests. Then we come
+back to the holder and insist. What came so far stays, whoever gave it. Bytes of several peers that turn out
+wrong say nothing against the holder: it is asked once more, for all of them.
 """
 
 from __future__ import annotations
@@ -26,19 +26,20 @@ from p2pdiloco.daemon.bulk.updates.fetching import Fetch, Watcher
 from p2pdiloco.errors import RemoteError, TransportError
 
 MAX_PULLS = 40
-"""Requests to others for one update."""
+"""Number of requests to others for one update."""
 MAX_PATIENCE_S = 120.0
 LEAST_STALL_S = WAIT_S + 3.0
-"""So long, or for a third of the patience, we wait while nothing comes: longer than an honest peer that has
-nothing new takes to say "later"."""
+"""Least time that we wait while nothing comes; a third of the patience, if that is more. An honest peer
+that has nothing new takes less to say "later"."""
 FULL = 0.9
-"""Who had so much of that time to itself, and gave nothing, is left out."""
+"""Share of that time after which a peer that had it to itself, and gave nothing, is left out."""
 FORGIVE_S = 60.0
-"""So long a peer is left out that was named and was not reached, gave something wrong, or nothing in time."""
+"""Time for which a peer is left out that was named and was not reached, gave something wrong, or nothing
+in time."""
 NO_WORSE = (FetchFailure.GONE, FetchFailure.NOT_READY, FetchFailure.BUSY)
-"""Why who was named refuses and is no worse for it."""
+"""Reasons for which a named peer refuses and is no worse for it."""
 NOT_THE_HOLDERS = frozenset({"wrong-digest", "version-signature"})
-"""What is wrong with an update, where others gave part of it."""
+"""Faults of an update that are not the holder's, where others gave part of it."""
 MAX_PEERS = 256
 MEASURED_BYTES = 64 * 1024
 
@@ -51,12 +52,12 @@ class LeftOut:
         self._until: BoundedDict[str, float] = BoundedDict(MAX_PEERS)
 
     def add(self, *peers: str) -> None:
-        """From now on."""
+        """Leave these peers out from now on."""
         for peer in peers:
             self._until[peer] = self._now() + FORGIVE_S
 
     def forgive(self, *peers: str) -> None:
-        """It was somebody else."""
+        """Count on these peers again: it was somebody else."""
         for peer in peers:
             self._until.pop(peer, None)
 
@@ -65,21 +66,21 @@ class LeftOut:
 
 
 class Pulls(Protocol):
-    """Asks one peer (`daemon.bulk.updates.pulling`)."""
+    """Requests to one peer (`daemon.bulk.updates.pulling`)."""
 
     @property
     def me(self) -> str:
         """Our peer id."""
 
     async def pull(self, peer: str, request: wire.PullUpdate, watcher: Watcher) -> Fetch | wire.Elsewhere:
-        """What is not here yet of an update. Raises: TransportError, RemoteError."""
+        """Pull what is not here yet of an update. Raises: TransportError, RemoteError."""
 
     def have_bytes(self, fragment: int) -> int:
-        """How much of a fragment's update is here when no pull is under way."""
+        """Return how much of a fragment's update is here when no pull is under way."""
 
 
 class Gathering:
-    """Fetches updates, and remembers who was fast and who did not deliver."""
+    """Fetching of updates, with a memory of who was fast and who did not deliver."""
 
     def __init__(self, pulls: Pulls, now: Callable[[], float]) -> None:
         self._pulls = pulls
@@ -87,7 +88,7 @@ class Gathering:
         self._rates = Rates(now)
         self._failed = LeftOut(now)
         self.from_others = 0
-        """Updates of which nothing came from the holder that was asked first."""
+        """Number of updates of which nothing came from the holder that was asked first."""
 
     async def fetch(
         self,
@@ -96,8 +97,11 @@ class Gathering:
         check: Callable[[Fetch], Awaitable[None]],
         watcher: Watcher,
     ) -> Fetch:
-        """All of an update, checked; `watcher` hears of what comes. Raises: TransportError, RemoteError (from
-        the holder, or `check`)."""
+        """Fetch all of an update, checked; `watcher` hears of what comes.
+
+        Raises:
+            TransportError, RemoteError: from the holder, or `check`.
+        """
         found = await self._ask(holder, request, watcher)
         givers: set[str] = set()
         others = None
@@ -131,7 +135,7 @@ class Gathering:
         givers: set[str],
         watcher: Watcher,
     ) -> Fetch | None:
-        """All of the version that the holder named, from others (`givers`); None: not in time."""
+        """Fetch all of the version that the holder named from others (`givers`); None: not in time."""
         wanted = msgspec.structs.replace(request, version=answer.version)
         known = {holder, self._pulls.me}
         queue = self._ordered(answer.peers, known, request)
@@ -193,7 +197,7 @@ class Gathering:
         return found
 
     def _ordered(self, peers: Sequence[str], known: set[str], request: wire.PullUpdate) -> list[str]:
-        """Those that are new, in the order in which we try them; from now on they are known."""
+        """Order the peers that are new as we try them; from now on they are known."""
         fresh = {peer for peer in peers if peer not in known and peer not in self._failed}
         known.update(fresh)
         unknown = max((self._rates.of(peer, 1.0) for peer in fresh), default=1.0)

@@ -20,7 +20,7 @@ from p2pdiloco.ports import Refusal, Transport
 PAUSE_S = 15.0
 """Longest pause in a stream before it counts as cut."""
 NAMED_PAUSE_S = 6.0
-"""The same, of one from a peer that a holder named: there are others. Longer than `arriving.WAIT_S`."""
+"""Longest pause of a peer that a holder named: there are others. Longer than `arriving.WAIT_S`."""
 
 
 class Pulling:
@@ -29,8 +29,8 @@ class Pulling:
     def __init__(
         self, chain: ChainView, transport: Transport, memory: Memory, pushes_in: PushesIn, downlink: Meter
     ) -> None:
-        """`pushes_in`: what it keeps of others' cut streams makes room. `downlink`: metered while bytes come,
-        not while we ask."""
+        """`pushes_in`: what it keeps of others' cut streams makes room. `downlink`: meter that runs while
+        bytes come, not while we ask."""
         self.chain = chain
         self._transport = transport
         self._memory = memory
@@ -45,11 +45,11 @@ class Pulling:
         return self._transport.peer_id
 
     def have_bytes(self, fragment: int) -> int:
-        """How much of a fragment's update is here when no pull is under way."""
+        """Return how much of a fragment's update is here when no pull is under way."""
         return self.unfinished.have_bytes(fragment)
 
     async def pull(self, peer: str, request: wire.PullUpdate, watcher: Watcher) -> Fetch | wire.Elsewhere:
-        """What is served of the payload, after what is here already. `watcher` hears of what comes.
+        """Pull the payload, after what is here of it already. `watcher` hears of what comes.
 
         Raises:
             TransportError, RemoteError.
