@@ -1,4 +1,4 @@
-"""One fragment on one node: wires chain, seats, own contributions and follower together."""
+"""Fragment on one node: wires chain, seats, own contributions and follower together."""
 
 from __future__ import annotations
 
@@ -236,7 +236,7 @@ class Fragment:
         self._flushes = self._shared.learning
 
     def leave(self, now: float) -> bool:
-        """Tell whether a leaving node's part here is over, once and for all.
+        """Tell whether a leaving node's part here is over, once and for all; do the last things for it.
 
         A learner that goes on training must not keep us with ever new contributions, nor the members' next
         round with ever new duties.

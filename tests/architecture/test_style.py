@@ -32,7 +32,7 @@ not nothing nobody both each all or and but same
 """First words with which a docstring answers a question that its reader did not ask."""
 NO_SOURCE = re.compile(r"\bdesign \d|\balgorithm\.md\b|\bissues? #?\d")
 """Citations of texts that are not in the repository."""
-NOT_YET = frozenset({"core", "daemon"})
+NOT_YET = frozenset({"daemon"})
 """Rooms whose docstrings are still to be rewritten; take a room out when it is done."""
 
 

@@ -147,7 +147,7 @@ class Release(Effect, frozen=True):
 
 
 class MergeInput(Struct, frozen=True):
-    """One contribution of a merge, with its paper weight tokens^2 / inner steps computed by the worker."""
+    """Contribution of a merge; the worker computes its weight, tokens^2 / inner steps as in the paper."""
 
     contributor: Contributor
     ticket: Ticket
@@ -229,7 +229,7 @@ class CommitVersion(Effect, frozen=True):
     watermarks: tuple[Watermark, ...]
     """Complete watermarks of the fragment after this version."""
     after: Stamp
-    """Our own last merged stamp in this chain."""
+    """Stamp of our own last contribution that is merged in this chain."""
     overwrite: bool
     """True: the learner's unmerged displacement is in the chain already, so the parameters are taken as they
     are."""

@@ -44,7 +44,7 @@ class PresenceSeen(Event, frozen=True):
 
 
 class MessageReceived(Event, frozen=True):
-    """A decoded control message from an authenticated peer."""
+    """Control message, decoded, from an authenticated peer."""
 
     sender: str
     message: Message

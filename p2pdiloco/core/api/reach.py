@@ -12,7 +12,7 @@ class Reach(IntEnum):
     """Ways in which others can reach a member. Wire format: append only."""
 
     UNKNOWN = 0
-    """No peer has told it yet."""
+    """Reachable or not: peers have not told it yet."""
     DIRECT = 1
     """Others can dial it."""
     RELAYED = 2

@@ -191,7 +191,7 @@ def _facts(header: VersionHeader) -> _Facts:
 
 
 class SignedVersion(Wire, frozen=True):
-    """A version header with its syncer's signature over `signed_bytes("version", header)`."""
+    """Version header with its syncer's signature over `signed_bytes("version", header)`."""
 
     header: VersionHeader
     signature: Signature
@@ -220,7 +220,7 @@ class ContributionHeader(Wire, frozen=True):
 
 
 class SignedContribution(Wire, frozen=True):
-    """A contribution header signed by its learner over `signed_bytes("contribution", header)`."""
+    """Contribution header signed by its learner over `signed_bytes("contribution", header)`."""
 
     header: ContributionHeader
     signature: Signature
@@ -255,7 +255,7 @@ class PartialHeader(Wire, frozen=True):
 
 
 class SignedPartial(Wire, frozen=True):
-    """A partial's header signed by its author over `signed_bytes("partial", header)`."""
+    """Header of a partial merge, signed by its author over `signed_bytes("partial", header)`."""
 
     header: PartialHeader
     signature: Signature
@@ -277,7 +277,7 @@ class VoteBody(Wire, frozen=True):
 
 
 class Vote(Wire, frozen=True):
-    """A vote signed by its voter over `signed_bytes("vote", body)`."""
+    """Vote signed by its voter over `signed_bytes("vote", body)`."""
 
     body: VoteBody
     signature: Signature

@@ -1,1 +1,1 @@
-"""A group's office: who may hold it, who stands, who votes."""
+"""Election of a group's syncer: who may hold the office, who stands, who votes."""

@@ -1,8 +1,8 @@
-"""The members of one group as this node sees them: who votes, who may stand, of whom a round expects
-something (design 5.5).
+"""Electorate of one group as this node sees it: who votes, who may stand, whom a round expects.
 
 While the run fits into one group these are all members. In a leaf group they are the members that the seeded
-hash puts there. Higher up they are the peers that hold the offices of the groups below, by their own claim.
+hash puts there. Higher up they are the peers that hold the offices of the groups below, by their own claim
+(ARCHITECTURE.md, "Groups").
 
 A group is new at the beginning of an epoch, and its members have not heard each other yet. So for a while a
 majority counts those that are listed but unheard too: else each would be a majority of one.
@@ -18,12 +18,12 @@ from p2pdiloco.core.shared import Shared
 
 
 class Fitness(IntEnum):
-    """How well a member carries an office. It leaves offices to those that are fitter."""
+    """Ability of a member to carry an office. It leaves offices to those that are fitter."""
 
     HIDDEN = 0
-    """Nobody can dial it."""
+    """Member that no other can dial."""
     THIN = 1
-    """Its uplink carries less than an office asks."""
+    """Member whose uplink carries less than an office asks."""
     FIT = 2
 
 
@@ -31,47 +31,48 @@ LEAVES_TO_OTHERS = {
     Fitness.HIDDEN: "cannot be dialled, and others can",
     Fitness.THIN: "has a thin uplink, and others have none",
 }
-"""Why."""
+"""Reasons to leave offices to others, for people."""
 
 
 class Electorate:
-    """All members: the one group of a run that fits into one."""
+    """Electorate of all members: the one group of a run that fits into one."""
 
     def __init__(self, shared: Shared, fragment: int) -> None:
         self._shared = shared
         self._fragment = fragment
 
     def voters(self, now: float) -> list[str]:
-        """Everyone who counts in a majority and has been heard, oneself included with a vote. Sorted."""
+        """List everyone that counts in a majority and has been heard, oneself included with a vote.
+        Sorted."""
         return self._shared.voters(now)
 
     def size(self, now: float) -> int:
-        """Of how many a majority is needed."""
+        """Count the members of which a majority is needed."""
         return len(self.voters(now))
 
     def count(self, peers: Iterable[str], now: float) -> int:
-        """How many of these count in a majority."""
+        """Count those of these that count in a majority."""
         return len(set(peers).intersection(self.voters(now)))
 
     def admits(self, peer: str, now: float) -> bool:
-        """Whether that peer may stand, for all that we know."""
+        """Tell whether that peer may stand, for all that we know."""
         return True
 
     def ready(self, now: float) -> bool:
-        """Whether enough is known of the others for it to make sense to stand."""
+        """Tell whether enough is known of the others for it to make sense to stand."""
         return True
 
     def others(self, now: float) -> list[str]:
-        """Everyone who is told of elections and versions, without oneself."""
+        """List everyone that is told of elections and versions, without oneself."""
         return self._shared.view.members(now)
 
     def asked(self, now: float) -> list[str]:
-        """Whom a candidate asks for votes."""
+        """List the peers that a candidate asks for votes."""
         return self._shared.view.voters(now)
 
     def standing(self, now: float) -> list[str]:
-        """Everyone who would stand now, oneself first: ranked to decide who does. Only the fittest of the
-        others are ranked, if they are as fit as we are."""
+        """List everyone that would stand now, oneself first: ranked to decide who does. Only the fittest of
+        the others are ranked, if they are as fit as we are."""
         shared = self._shared
         willing = self.willing(now)
         fitness = {peer: self.fitness(peer) for peer in [shared.me, *willing]}
@@ -82,12 +83,12 @@ class Electorate:
         return [shared.me, *found]
 
     def willing(self, now: float) -> list[str]:
-        """Live others that would stand, by their own word: not who is leaving."""
+        """List the live others that would stand, by their own word: not those that are leaving."""
         progress = self._shared.view.progress
         return [peer for peer in self.live(now) if (p := progress(peer)) and p.confirmed and p.stands]
 
     def fitness(self, peer: str) -> Fitness:
-        """Of that peer, perhaps oneself."""
+        """Judge that peer, perhaps oneself."""
         shared, view = self._shared, self._shared.view
         own = peer == shared.me
         if not (shared.reach is Reach.DIRECT if own else view.dialable(peer)):
@@ -95,7 +96,7 @@ class Electorate:
         return Fitness.THIN if (shared.uplink.thin if own else view.thin(peer)) else Fitness.FIT
 
     def better(self, peer: str, now: float) -> list[str]:
-        """To whom that peer, perhaps oneself, leaves offices."""
+        """List the members to which that peer, perhaps oneself, leaves offices."""
         shared = self._shared
         fitness = self.fitness(peer)
         if fitness is Fitness.FIT:
@@ -106,8 +107,8 @@ class Electorate:
         return [other for other in others if self.fitness(other) > fitness]
 
     def out_of_earshot(self, peers: Iterable[str], now: float) -> int:
-        """How many of these vote by the list of members, though we cannot hear them: there is no link between
-        two that cannot be dialled. 0 where we can be."""
+        """Count those of these that vote by the list of members, though we cannot hear them: there is no link
+        between two that cannot be dialled. 0 where we can be."""
         shared = self._shared
         if shared.reach in (Reach.DIRECT, Reach.UNKNOWN):
             return 0
@@ -116,7 +117,8 @@ class Electorate:
         return sum(self.admits(peer, now) for peer in listed)
 
     def had_votes(self, peers: Iterable[str], now: float) -> int:
-        """How many of these are members that have no vote now. What they gave when they had one counts."""
+        """Count those of these that are members without a vote now. What they gave when they had one
+        counts."""
         shared = self._shared
         everybody = len(shared.view.voters(now)) == len(shared.view.confirmed(now))
         if everybody and shared.votes == shared.confirmed:
@@ -126,33 +128,33 @@ class Electorate:
         return sum(self.admits(peer, now) for peer in mute)
 
     def live(self, now: float) -> list[str]:
-        """Members to count on, without oneself."""
+        """List the members to count on, without oneself."""
         return self._shared.view.live(now)
 
     def expected(self, now: float) -> list[str]:
-        """What a round waits for: names of live learners here, of the groups below higher up."""
+        """List what a round waits for: names of live learners here, of the groups below higher up."""
         return self._shared.expected_learners(now)
 
     def reachable(self, now: float) -> int:
-        """Of how many of these a quorum may be asked for."""
+        """Count those of these of which a quorum may be asked for."""
         return len(self.expected(now))
 
     def peer_of(self, child: str, now: float) -> str:
-        """Who sends for that child; empty if nobody is known."""
+        """Find the peer that sends for that child; empty if none is known."""
         return child
 
     def child_of(self, peer: str, now: float) -> str:
-        """For which child that peer sends."""
+        """Find the child for which that peer sends."""
         return peer
 
     def unknown(self, now: float) -> list[str]:
-        """Groups below whose syncer is to be found out."""
+        """List the groups below whose syncer is to be found out."""
         return []
 
     def all_below(self, child: str, learners: Iterable[str]) -> bool:
-        """Whether all these learners belong to that group below."""
+        """Tell whether all these learners belong to that group below."""
         return False
 
     def neighbours(self, now: float) -> frozenset[str]:
-        """Whom to exchange heartbeats with because of this group."""
+        """List the peers to exchange heartbeats with because of this group."""
         return frozenset(self.others(now))

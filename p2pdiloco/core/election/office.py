@@ -1,20 +1,19 @@
-"""The office of one group's syncer: who holds it, for how long, and how it is filled again (design 5.3).
+"""Office of one group's syncer: who holds it, for how long, and how it is filled again.
 
-Theory of operation
--------------------
-A certificate (a majority's signed votes) puts a peer in office for one term. The term ends when the
-chain has grown by `term_versions`: the holder then stops by itself, and whoever holds that version sees
-that the office is open, so an orderly hand-over races with nothing. Earlier, the office is open for a
-member as soon as *this member* no longer counts on the holder: silent, unreachable, left, or slow.
+A certificate (a majority's signed votes) puts a peer in office for one term (ARCHITECTURE.md, "Election").
+The term ends when the chain has grown by `term_versions`. The holder then stops by itself, and a member that
+holds that version sees that the office is open, so an orderly hand-over races with nothing. Earlier, the
+office is open for a member as soon as *this member* no longer counts on the holder: silent, unreachable,
+left, or slow.
 
 An open office is filled by the first-ranked live candidate of the next term; each later rank waits
 `stagger_s` longer. A voter gives one vote per term, durable before it is sent; never to a candidate whose
 chain is lighter than its own, and not while it counts on a holder.
 
-    VACANT     nobody that we know of holds the office, or the holder's term is over
-    FOLLOWING  a peer holds it
-    CANDIDATE  we asked for votes
-    HOLDING    we hold it
+- VACANT: no known member holds the office, or the holder's term is over
+- FOLLOWING: a peer holds it
+- CANDIDATE: we asked for votes
+- HOLDING: we hold it
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ from p2pdiloco.core.election.voting import (
 from p2pdiloco.core.machine import Machine
 
 MAX_TERM_LEAP = 1000
-"""What one peer says moves our idea of the newest term by at most so much: terms are numbers that end."""
+"""Limit of how far one peer's word moves our idea of the newest term: terms are numbers that end."""
 
 
 class Office:
@@ -71,45 +70,47 @@ class Office:
         self._asked_s = -1e18
         self._binding = Binding(context, electorate)
         self._stand_due_s: float | None = None
-        """When our turn to stand comes, as the last look had it."""
+        """Time at which our turn to stand comes, as the last look had it."""
         self.busy: Callable[[], bool] = lambda: False
-        """Whether a round of ours is closing right now (set by the fragment): then we do not vote us away."""
+        """Question whether a round of ours is closing right now (set by the fragment): then we do not vote us
+        away."""
         self.changed = False
-        """The holder changed since the fragment last looked."""
+        """True: the holder changed since the fragment last looked."""
 
     # --- questions -----------------------------------------------------------------------------------
 
     @property
     def state(self) -> OfficeState:
-        """Where this member stands."""
+        """State of this member towards the office."""
         return self._machine.state
 
     @property
     def term(self) -> int:
-        """The highest term of which we hold a certificate."""
+        """Highest term of which we hold a certificate."""
         return self.certificate.term if self.certificate else 0
 
     @property
     def syncer(self) -> str | None:
-        """Who is in office for all that we know (also when we no longer count on it)."""
+        """Peer in office for all that we know (also when we no longer count on it)."""
         if self.certificate is None or self.term_over():
             return None
         return self.certificate.syncer
 
     @property
     def holding(self) -> bool:
-        """Whether we are the syncer now."""
+        """True: we are the syncer now."""
         return self.state is OfficeState.HOLDING
 
     def term_over(self) -> bool:
-        """Whether the certified term has made all its versions."""
+        """Tell whether the certified term has made all its versions."""
         certificate = self.certificate
         if certificate is None:
             return True
         return self._chain.head.number >= certificate.start_number + self._shared.config.term_versions
 
     def why_open(self, now: float, candidate: str = "") -> str:
-        """Why nobody can be counted on in this office (or is to leave it to that one); empty if not."""
+        """Say why no member can be counted on in this office (or is to leave it to that one); empty if one
+        can."""
         if self.certificate is None:
             return "no syncer was elected yet"
         if self.term_over():
@@ -119,12 +120,12 @@ class Office:
         return self._trust.why_not(self.certificate, now, candidate)
 
     def takes(self, now: float) -> bool:
-        """Whether to send to who is in office: it is counted on, or by so many others that it stays. Then it
+        """Tell whether to send to the holder: it is counted on, or by so many others that it stays. Then it
         is to have what it may have lost, or waits for."""
         return self.syncer is not None and (self._trust.outvoted or not self.why_open(now))
 
     def deadline(self) -> float | None:
-        """When to look again."""
+        """Find when to look again; None: nothing waits for a time."""
         if self.state is OfficeState.CANDIDATE:
             again_s = self._candidacy.again_s if self._candidacy else None
             return self._gives_up_s if again_s is None else min(self._gives_up_s, again_s)
@@ -133,23 +134,23 @@ class Office:
     # --- what happens --------------------------------------------------------------------------------
 
     def suspect(self, why: Suspicion, **details: float) -> None:
-        """Our contribution went unanswered for too long, or the holder says it is not the syncer. `details`:
-        for people."""
+        """Stop counting on the holder: our contribution went unanswered for too long, or it says that it is
+        not the syncer. `details`: for people."""
         if self._trust.suspected is None and not self.holding:
             self._trust.suspected = why
             known = {"syncer": self.syncer, "term": self.term, **details}
             self._shared.out.record("suspicion", self._fragment, str(why), **known)
 
     def trust(self) -> None:
-        """A new version arrived: the holder works."""
+        """Count on the holder again: a new version arrived."""
         self._trust.suspected, self._trust.outvoted = None, False
 
     def stand_later(self, from_s: float) -> None:
-        """Not before that."""
+        """Do not stand before that time."""
         self._not_before_s = max(self._not_before_s, from_s)
 
     def lay_down(self, reason: str) -> None:
-        """We cannot go on as syncer (term over, disk full, leaving)."""
+        """Lay the office down: we cannot go on as syncer (term over, disk full, leaving)."""
         if self.holding:
             self._machine.go(OfficeSignal.OPEN)
             self._shared.out.record("office", self._fragment, f"laid down: {reason}", term=self.term)
@@ -198,7 +199,8 @@ class Office:
         return self._candidacy.term if self._candidacy else 0
 
     def _is_held(self, now: float) -> bool:
-        """Whether a seat is new to us only, and its group has a syncer: ask that one for its certificate."""
+        """Ask for the certificate if a seat is new to us only, and its group has a syncer. Tell whether that
+        is so."""
         if self._group == WHOLE_RUN or self.certificate is not None:
             return False
         claims = self._shared.claims.of(self._fragment, self._group)
@@ -210,9 +212,10 @@ class Office:
         return True
 
     def _void_if_outgrown(self, now: float) -> None:
-        """Members came, or voters went: a certificate that nobody new would accept binds nobody any more.
+        """Void a certificate that no new member would accept any more: members came, or voters went.
 
-        Else two sides of a healed split would each keep to their own syncer, and a newcomer to none."""
+        Else two sides of a healed split would each keep to their own syncer, and a newcomer to none.
+        """
         certificate, shared = self.certificate, self._shared
         if certificate is None or not shared.confirmed or self.busy():
             return
@@ -235,7 +238,7 @@ class Office:
             self._stand(now, reason)
 
     def _saw(self, term: int) -> None:
-        """That term is in use somewhere."""
+        """Note that this term is in use somewhere."""
         self._seen_term = max(self._seen_term, min(term, self._seen_term + MAX_TERM_LEAP))
 
     def _next_term(self) -> int:
@@ -243,7 +246,7 @@ class Office:
         return max(self._seen_term, self._voter.term, floor) + 1
 
     def _stand_at_s(self, now: float) -> float:
-        """When our rank's turn comes: rank x stagger after the office was seen open."""
+        """Compute when our rank's turn comes: rank x stagger after the office was seen open."""
         opened = self._open_since_s if self._open_since_s is not None else now
         return opened + self._ranks.wait_s(self._next_term(), now)
 
@@ -272,11 +275,11 @@ class Office:
             self._lose(now, "our own vote could not be saved")
 
     def _label(self) -> dict[str, str]:
-        """The group, where there is more than one."""
+        """Name the group, where there is more than one."""
         return {} if self._group == WHOLE_RUN else {"group": self._group}
 
     def retire(self, reason: str) -> None:
-        """The seat is given up: neither candidate nor syncer here any more."""
+        """Give the seat up: neither candidate nor syncer here any more."""
         if self.state is OfficeState.CANDIDATE:
             self._machine.go(OfficeSignal.LOSE)
             self._candidacy = None
@@ -398,7 +401,7 @@ class Office:
             )
 
     def on_refused(self, sender: str, refused: VoteRefused, now: float) -> None:
-        """A voter said no; learn what it knows."""
+        """Learn from a voter that said no what it knows."""
         self._saw(refused.known_term)
         candidacy = self._candidacy
         if candidacy is None or refused.term != candidacy.term:
@@ -435,7 +438,7 @@ class Office:
             self._shared.out.send(sender, Elected(self.certificate))
 
     def on_claim(self, peer: str, term: int, now: float) -> None:
-        """A heartbeat claims an office: ask for a certificate that we lack."""
+        """Ask for a certificate that we lack: a heartbeat claims an office."""
         if term > self.term and now - self._asked_s >= self._shared.timing.query_s:
             self._asked_s = now
             self._shared.out.send(peer, OfficeQuery(self._group, self._fragment, self.term))

@@ -1,4 +1,4 @@
-"""How a member may stand towards a group's office, and what moves it (`core.election.office` says when)."""
+"""States of a member towards a group's office, and their transitions (`core.election.office`)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from p2pdiloco.core.machine import direct_members
 
 @direct_members
 class OfficeState(Enum):
-    """Where this member stands towards the office."""
+    """States of this member towards the office."""
 
     VACANT = auto()
     FOLLOWING = auto()
@@ -19,7 +19,7 @@ class OfficeState(Enum):
 
 @direct_members
 class OfficeSignal(Enum):
-    """What moves it."""
+    """Causes for a member's state to change."""
 
     STAND = auto()
     LOSE = auto()

@@ -1,7 +1,7 @@
-"""Who stands for which office: rendezvous hashing (ARCHITECTURE.md, "Election").
+"""Rendezvous hashing: the order in which candidates stand for an office (ARCHITECTURE.md, "Election").
 
-Every peer computes the same order from the same members, a different one for every fragment and term,
-so that offices spread over the members and rotate by themselves without a word exchanged.
+Every peer computes the same order from the same members, a different one for every fragment and term, so that
+offices spread over the members and rotate by themselves without a word exchanged.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 
 def ranking(run: str, group: str, fragment: int, term: int, candidates: Iterable[str]) -> list[str]:
-    """All candidates, first-ranked first."""
+    """Rank all candidates, the first first."""
 
     def score(peer: str) -> bytes:
         return hashlib.sha256(f"{run}/{group}/{fragment}/{term}/{peer}".encode()).digest()

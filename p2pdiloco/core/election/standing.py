@@ -1,4 +1,4 @@
-"""Whose turn it is to stand for an office, and who leaves it to others (design 5.3)."""
+"""Order of standing for an office: whose turn it is, and who leaves it to others."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from p2pdiloco.core.election.electorate import LEAVES_TO_OTHERS, Electorate, Fit
 from p2pdiloco.core.election.rendezvous import ranking
 
 MAX_DOUBLED = 3
-"""What each rank waits doubles so many times at most."""
+"""Limit of doublings of what each rank waits."""
 
 
 class Ranks:
-    """Our place among those that would stand, which is worked out anew only when they change."""
+    """Place of ours among those that would stand, worked out anew only when they change."""
 
     def __init__(self, context: FragmentContext, group: str, electorate: Electorate) -> None:
         self._context = context
@@ -21,44 +21,48 @@ class Ranks:
         self._of: tuple[int, list[str]] = (0, [])
         self._ours = 0
         self.losses = 0
-        """Candidacies of ours that failed since somebody was in office."""
+        """Candidacies of ours that failed since the office was last filled."""
         self.taken_s = -1e18
-        """When the office was last filled."""
+        """Time at which the office was last filled."""
 
     def may_stand(self, now: float) -> bool:
-        """Whether we would be syncer. Who leaves would not, but where nobody else would and work of its own
-        waits for one."""
+        """Tell whether we would be syncer. One that leaves would not, but where no other would and work of
+        its own waits for one."""
         shared = self._context.shared
         if not shared.votes or not shared.stands:
             return False
         return not shared.leaving or (self._context.needs_syncer and not self._electorate.willing(now))
 
     def filled(self, now: float) -> None:
-        """Somebody is in office."""
+        """Note that the office is filled."""
         self.losses, self.taken_s = 0, now
 
     def wait_s(self, term: int, now: float) -> float:
-        """How long our rank leaves the better ones alone.
+        """Compute how long our rank leaves the better ones alone.
 
         Members of a new group see its office open a message's way apart; and where candidates crossed each
-        other's path, messages take longer than a rank waited."""
+        other's path, messages take longer than a rank waited.
+        """
         shared = self._context.shared
         doubled = min(self.losses + (self._group != WHOLE_RUN), MAX_DOUBLED)
         later_s = shared.timing.hidden_wait_s if self.passed_over(now) else 0.0
         return self.ours(term, now) * shared.timing.stagger_s * (1 << doubled) + later_s
 
     def passed_over(self, now: float) -> bool:
-        """Whether we should leave the office to somebody fitter."""
+        """Tell whether we should leave the office to a fitter member."""
         return bool(self._electorate.better(self._context.shared.me, now))
 
     def give_way(
         self, certificate: Certificate | None, now: float, number: int = 0, candidate: str = ""
     ) -> str:
-        """Why the holder should leave the office to others: it was elected where those were not there, or
-        were no fitter. Empty if it should not, or not yet: it first makes a version (`number`: there is one
-        of it, though not here), so that work goes on if they fail, and goes on while none of the fitter ones
-        has that: they could not be elected. Who cannot be dialled has time for one. `candidate`: who asks for
-        the office; unless the holder has laid it down, it has to be one of the fitter ones itself."""
+        """Say why the holder should leave the office to others: it was elected where those were not there, or
+        were no fitter. Empty if it should not, or not yet.
+
+        It first makes a version (`number`: there is one of it, though not here), so that work goes on if they
+        fail. It goes on while none of the fitter ones has that: they could not be elected. A hidden holder
+        has a time for one. `candidate`: the member that asks for the office; unless the holder has laid it
+        down, it has to be one of the fitter ones itself.
+        """
         if certificate is None:
             return ""
         better = self._electorate.better(certificate.syncer, now)
@@ -74,25 +78,26 @@ class Ranks:
         return LEAVES_TO_OTHERS[fitness] if ends else ""
 
     def _up_to_date(self, peer: str) -> bool:
-        """Whether that peer, perhaps oneself, has our newest version."""
+        """Tell whether that peer, perhaps oneself, has our newest version."""
         chain, view = self._context.chain, self._context.shared.view
         head = chain.head if peer == self._context.shared.me else view.head(peer, self._context.index)
         return head is not None and head.number >= chain.head.number
 
     def _still_holds(self, certificate: Certificate) -> bool:
-        """By its last heartbeat."""
+        """Tell whether the certified syncer still holds the office, by its last heartbeat."""
         progress = self._context.shared.view.progress(certificate.syncer)
         office = self._group, self._context.index, certificate.term
         return certificate.syncer == self._context.shared.me or bool(progress and office in progress.offices)
 
     def is_news(self, syncer: str, now: float) -> bool:
-        """Elected just now among peers that had not met before: its heartbeat is on the way."""
+        """Tell whether it was elected just now among peers that had not met before: its heartbeat is on the
+        way."""
         shared = self._context.shared
         met = self._group == WHOLE_RUN or not shared.view.may_come(syncer, now)
         return not met and now - self.taken_s < shared.timing.suspect_s
 
     def ours(self, term: int, now: float) -> int:
-        """0: we are first-ranked in that term."""
+        """Find our rank in that term; 0: we are first."""
         shared = self._context.shared
         standing = self._electorate.standing(now)
         if (term, standing) != self._of:

@@ -1,4 +1,4 @@
-"""Whether a member counts on who is in office, by what it has seen itself (design 5.3)."""
+"""Trust of a member in the syncer in office, by what it has seen itself."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from p2pdiloco.core.election.standing import Ranks
 
 
 class Trust:
-    """One member's, in one group's syncer."""
+    """Trust of one member in one group's syncer."""
 
     def __init__(self, context: FragmentContext, group: str, ranks: Ranks) -> None:
         self._shared = context.shared
@@ -17,13 +17,13 @@ class Trust:
         self._group = group
         self._ranks = ranks
         self.suspected: Suspicion | None = None
-        """Why this one is not counted on, though it is alive; None if it is."""
+        """Reason why this one is not counted on, though it is alive; None if it is."""
         self.outvoted = False
-        """Others count on it, and so it stays."""
+        """True: others count on it, and so it stays."""
 
     def why_not(self, certificate: Certificate, now: float, candidate: str = "") -> str:
-        """Why the other that this certificate names cannot be counted on (or is to leave the office to
-        `candidate`); empty if it can."""
+        """Say why the certified syncer cannot be counted on (or is to leave the office to `candidate`); empty
+        if it can. For another than this node."""
         if self.suspected is not None:
             return str(self.suspected)
         if others := self._ranks.give_way(certificate, now, candidate=candidate):

@@ -1,4 +1,4 @@
-"""Our own vote in one group, and what others' votes prove (design 5.3)."""
+"""Votes in one group: our own, our candidacy for others' votes, and what a certificate proves."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from p2pdiloco.core.context import FragmentContext
 from p2pdiloco.core.election.electorate import Electorate
 
 MAX_SAVING = 2
-"""Votes that wait for the disk at one time; on a slow one, votes for ever new terms would only queue up."""
+"""Limit of votes that wait for the disk at one time; on a slow one, votes for ever new terms would only queue
+up."""
 
 
 class Voter:
-    """One vote per (group, fragment, term), durable before anybody hears of it."""
+    """Voter of one group: one vote per (group, fragment, term), durable before it is sent."""
 
     def __init__(self, context: FragmentContext, group: str) -> None:
         self._context = context
         self._shared = context.shared
         self._group = group
         self.saving = 0
-        """Votes on their way to the disk."""
+        """Number of votes on their way to the disk."""
 
     @property
     def term(self) -> int:
@@ -32,19 +33,19 @@ class Voter:
         return vote.term if vote else self._context.ballots.floor(self._group)
 
     def gave(self, candidate: str, term: int) -> bool:
-        """Whether this is our vote, and durable."""
+        """Tell whether this is our vote, and durable."""
         vote, durable = self._context.ballots.last(self._group)
         return vote is not None and (vote.term, vote.candidate, durable) == (term, candidate, True)
 
     def why_not(self, candidate: str, term: int) -> VoteRefusal | None:
-        """Why we cannot vote for that candidate in that term; None if we can."""
+        """Say why we cannot vote for that candidate in that term; None if we can."""
         vote, _ = self._context.ballots.last(self._group)
         if term < self.term or (term == self.term and (vote is None or vote.candidate != candidate)):
             return VoteRefusal.VOTE_GIVEN
         return VoteRefusal.SAVING if self.saving >= MAX_SAVING else None
 
     def sign(self, candidate: str, term: int) -> Vote:
-        """The vote itself; it must be durable before it leaves us."""
+        """Make the vote itself; it must be durable before it leaves us."""
         shared = self._shared
         body = VoteBody(shared.config.run, self._group, self._context.index, term, candidate, shared.me)
         return Vote(body, shared.sign("vote", body))
@@ -57,7 +58,8 @@ class Voter:
         done: Callable[[float], None],
         failed: Callable[[float, str], None],
     ) -> None:
-        """From now on this is our choice. `then` happens once it is durable, and `done` hears of it."""
+        """Choose that candidate from now on. `then` happens once the vote is durable, and `done` hears of
+        it."""
         record = VoteRecord(self._context.index, term, candidate, self._group)
         self._context.ballots.give(record, durable=False)
         self._save(record, then, done, failed)
@@ -75,7 +77,7 @@ class Voter:
         self._shared.on_persist_failed[token] = lambda t, why: self._not_saved(failed, t, why)
 
     def _save_again(self) -> None:
-        """Our newest vote here, so that nothing older is written after it."""
+        """Save our newest vote here once more, so that no older one is written after it."""
         vote, _ = self._context.ballots.last(self._group)
         if vote is not None and self.saving < MAX_SAVING:
             self._save(vote)
@@ -94,7 +96,7 @@ class Voter:
 
 
 class Candidacy:
-    """We ask for votes in one term."""
+    """Candidacy of ours in one term: asks for votes and counts them."""
 
     def __init__(
         self,
@@ -116,37 +118,37 @@ class Candidacy:
         self._again: set[str] = set()
         """Voters that could not judge our candidacy yet."""
         self.again_s: float | None = None
-        """When they are asked again."""
+        """Time at which they are asked again."""
 
     def request(self) -> VoteRequest:
-        """What voters are asked."""
+        """Make the question to the voters."""
         head = self._context.chain.head
         return VoteRequest(self._group, self._context.index, self.term, head, self._reason)
 
     def count(self, vote: Vote, now: float) -> bool:
-        """Take one vote in. Whether a majority is reached."""
+        """Take one vote in. Tell whether a majority is reached."""
         if self._electorate.count([vote.body.voter], now):
             self.votes[vote.body.voter] = vote
         return self.won(now)
 
     def won(self, now: float) -> bool:
-        """Whether it is a majority, of those who have a vote now."""
+        """Tell whether it is a majority, of those who have a vote now."""
         return 2 * self._electorate.count(self.votes, now) > self._electorate.size(now)
 
     def refused(self, voter: str, now: float) -> bool:
-        """That one says no. Whether a majority is impossible now."""
+        """Note that this voter says no. Tell whether a majority is impossible now."""
         self._refused.add(voter)
         size = self._electorate.size(now)
         return 2 * (size - self._electorate.count(self._refused, now)) <= size
 
     def later(self, voter: str, now: float) -> None:
-        """That one is to be asked again."""
+        """Note that this voter is to be asked again."""
         self._again.add(voter)
         if self.again_s is None:
             self.again_s = now + self._shared.timing.retry_s
 
     def ask_again(self, now: float) -> None:
-        """Those that could not judge, if it is time."""
+        """Ask those that could not judge once more, if it is time."""
         if self.again_s is None or now < self.again_s:
             return
         request = self.request()
@@ -155,14 +157,14 @@ class Candidacy:
         self._again, self.again_s = set(), None
 
     def certificate(self) -> Certificate:
-        """What the votes prove."""
+        """Make the proof of our election."""
         votes = tuple(vote for _, vote in sorted(self.votes.items()))
         me = self._shared.me
         return Certificate(self._group, self._context.index, self.term, me, self._starts, votes)
 
 
 def why_not_for(context: FragmentContext, group: str, vote: Vote) -> MessageFault | None:
-    """Why this is no vote for us in that group; None if it is one."""
+    """Say why this is no vote for us in that group; None if it is one."""
     body, shared = vote.body, context.shared
     if (body.run, body.group, body.fragment, body.candidate) != (
         shared.config.run,
@@ -176,7 +178,7 @@ def why_not_for(context: FragmentContext, group: str, vote: Vote) -> MessageFaul
 
 
 def binds(certificate: Certificate, electorate: Electorate, now: float) -> bool:
-    """Whether those who voted are still a majority of today's voters, as we see them."""
+    """Tell whether those who voted are still a majority of today's voters, as we see them."""
     voters = electorate.voters(now)
     gave = {vote.body.voter for vote in certificate.votes}
     unheard = electorate.out_of_earshot(gave, now) + electorate.had_votes(gave, now)
@@ -184,7 +186,7 @@ def binds(certificate: Certificate, electorate: Electorate, now: float) -> bool:
 
 
 class Binding:
-    """Whether the certificate of who is in office binds anybody still, looked at once a heartbeat."""
+    """Watch on whether the holder's certificate still binds anyone, looked at once a heartbeat."""
 
     def __init__(self, context: FragmentContext, electorate: Electorate) -> None:
         self._shared = context.shared
@@ -192,10 +194,10 @@ class Binding:
         self._look_s = -1e18
         self._lost_since_s: float | None = None
         self.term = 0
-        """Of the last one that did."""
+        """Term of the last certificate that did."""
 
     def lost(self, certificate: Certificate, patience_s: float, now: float) -> bool:
-        """Whether it has bound nobody for so long."""
+        """Tell whether it has bound no member for so long."""
         if now < self._look_s:
             return False
         self._look_s = now + self._shared.timing.heartbeat_s
@@ -213,7 +215,7 @@ class Binding:
 def why_not_certified(
     context: FragmentContext, electorate: Electorate, certificate: Certificate, now: float
 ) -> MessageFault | None:
-    """Why a certificate puts nobody in office, in the view that we have ourselves; None if it does."""
+    """Say why a certificate puts no one in office, in the view that we have ourselves; None if it does."""
     shared = context.shared
     named = {vote.body.voter for vote in certificate.votes}  # counted first: signatures take time
     if not named:

@@ -1,1 +1,1 @@
-"""Runs larger than one group: seats, partial merges, group inboxes."""
+"""Groups of runs that are larger than one: seats, partial merges, group inboxes."""

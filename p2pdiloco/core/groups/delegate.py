@@ -1,15 +1,14 @@
-"""A group's partial merge on its way to the syncer of the group above (design 5.5).
+"""Delegate of a group: brings its partial merges to the syncer of the group above.
 
-Theory of operation
--------------------
-A closed round of a group that is not the topmost is merged into one partial, which goes to the syncer of the
-group above as a contribution goes to its syncer: offered, held there, sent again if that syncer is replaced.
-It is kept until the chain moves past it: contains its parts, or something that contradicts them. What it
-was made of stays in the group's inbox as long, so that the group can merge again what is still unmerged.
+A closed round of a group that is not the topmost is merged into one partial (ARCHITECTURE.md, "Groups"). It
+goes to the syncer of the group above as a contribution goes to its syncer: offered, held there, sent again if
+that syncer is replaced. It is kept until the chain moves past it: contains its parts, or something that
+contradicts them. What it was made of stays in the group's inbox as long, so that the group can merge again
+what is still unmerged.
 
-    WAITING   to be sent (no syncer above, or a pause after a refusal)
-    OFFERED   on its way to the syncer above
-    HELD      the syncer above has it; a version that contains it is due
+- WAITING: to be sent (no syncer above, or a pause after a refusal)
+- OFFERED: on its way to the syncer above
+- HELD: the syncer above has it; a version that contains it is due
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from p2pdiloco.core.timing import Ema
 
 
 class Partial(Underway):
-    """One partial merge that is not yet beyond doubt."""
+    """Partial merge that is not yet beyond doubt."""
 
     def __init__(self, attempt: int, job: Job, event: PartialMerged) -> None:
         super().__init__()
@@ -42,7 +41,7 @@ class Partial(Underway):
 
 
 class Delegate:
-    """The partials of one group of which we are the syncer."""
+    """Maker and sender of the partials of one group of which we are the syncer."""
 
     last = False
 
@@ -56,12 +55,13 @@ class Delegate:
         self.partial: Partial | None = None
         self._round_s = Ema()
         self.above: Callable[[], Office | None] = lambda: None
-        """The office of the group above, if we have a seat there (set by the fragment)."""
+        """Question for the office of the group above, if we have a seat there (set by the fragment)."""
         self.hand_up: Callable[[SignedPartial, Ticket, float], Verdict] = lambda s, t, now: Verdict.NOT_SYNCER
-        """Put it into our own inbox of the group above (set by the fragment)."""
+        """Callback that puts it into our own inbox of the group above (set by the fragment)."""
 
         self.take_back: Callable[[], None] = lambda: None
-        """Out of our own inbox of the group above, if it is there (set by the fragment)."""
+        """Callback that takes it out of our own inbox of the group above, if it is there (set by the
+        fragment)."""
 
     # --- making it -----------------------------------------------------------------------------------
 
@@ -82,7 +82,7 @@ class Delegate:
         self._shared.out.put(MergePartial(self._fragment, self._group, self._attempt, inputs, partials))
 
     def merged(self, event: PartialMerged, now: float) -> None:
-        """The sums are ready: off to the syncer above."""
+        """Send the sums, which are ready, to the syncer above."""
         job = self._job
         if job is None or event.attempt != self._attempt or not job.round.awaits(job.term, job.number):
             self._shared.out.put(Release(event.ticket))
@@ -92,7 +92,7 @@ class Delegate:
         job.round.merged()
 
     def failed(self, event: PartialFailed) -> None:
-        """Every contribution turned out unusable, or the worker failed."""
+        """Take in that every contribution turned out unusable, or the worker failed."""
         job = self._job
         self._shared.out.record("partial", self._fragment, f"failed: {event.reason}", group=self._group)
         if job is not None and event.attempt == self._attempt and job.round.awaits(job.term, job.number):
@@ -101,7 +101,7 @@ class Delegate:
     # --- sending it ----------------------------------------------------------------------------------
 
     def deadline(self) -> float | None:
-        """When to look again."""
+        """Find when to look again; None: nothing waits for a time."""
         partial, office = self.partial, self.above()
         return None if partial is None or office is None else partial.deadline(office.syncer)
 
@@ -143,7 +143,7 @@ class Delegate:
             partial.retry(now, shared.timing.retry_s)
 
     def answered(self, event: OfferAnswered, now: float) -> None:
-        """The word of the syncer above."""
+        """Take in the word of the syncer above."""
         partial = self._current(event.offer)
         if partial is None:
             return
@@ -164,13 +164,13 @@ class Delegate:
         partial.retry(now, self._shared.timing.retry_s)
 
     def undelivered(self, offer: Offer, now: float) -> None:
-        """The stream broke."""
+        """Try again after a pause: the stream broke."""
         partial = self._current(offer)
         if partial is not None:
             partial.retry(now, self._shared.timing.retry_s)
 
     def _current(self, offer: Offer) -> Partial | None:
-        """The partial that we have, if it is what that offer is about."""
+        """Find the partial that we have, if it is what that offer is about."""
         partial = self.partial
         if partial is None:
             return None
@@ -189,7 +189,7 @@ class Delegate:
         partial.deadline_s = now + patience_s + 2 * config.inner_steps * step_s + timing.hold_floor_s
 
     def above_changed(self, now: float) -> None:
-        """Another syncer above: what the old one holds is sent again."""
+        """Send to another syncer above what the old one holds."""
         partial, office = self.partial, self.above()
         if partial is not None and office is not None:
             partial.office_changed(office.syncer, now)
@@ -197,7 +197,7 @@ class Delegate:
     # --- its end -------------------------------------------------------------------------------------
 
     def hurry(self, now: float) -> None:
-        """The syncer above misses it: do not wait out a pause."""
+        """Send without waiting out a pause: the syncer above misses it."""
         if self.partial is not None and self.partial.state is SendState.WAITING:
             self.partial.retry_at_s = now
         self.poll(now)
@@ -214,7 +214,7 @@ class Delegate:
             self._drop()
 
     def withdraw(self, now: float) -> bool:
-        """The office is lost: learners send to our successor."""
+        """Forget the partial: the office is lost, and learners send to our successor."""
         self._job = None
         self._drop()
         return True

@@ -1,4 +1,4 @@
-"""The members of a leaf group, and of a group of groups, as this node sees them."""
+"""Electorates of a leaf group, and of a group of groups: their members as this node sees them."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from p2pdiloco.core.members.derived import Derived
 from p2pdiloco.core.shared import Shared
 
 MEETING_S = 1.0
-"""So long the members of a new group are waited for before a mere majority elects."""
+"""Time for which the members of a new group are waited for before a mere majority elects."""
 
 
 BELIEF = 2.0
-"""Groups below whose syncer is unknown count in a majority for so many times `suspect_s`."""
+"""Multiple of `suspect_s` for which groups below whose syncer is unknown count in a majority."""
 
 
 class LeafElectorate(Electorate):
-    """The members of one leaf group."""
+    """Members of one leaf group."""
 
     def __init__(
         self, shared: Shared, fragment: int, plan: tuple[int, int], index: int, since_s: float
@@ -39,20 +39,21 @@ class LeafElectorate(Electorate):
         return found
 
     def _ours(self, name: str, peers: list[str]) -> list[str]:
-        """Those of `peers` that belong here."""
+        """List those of `peers` that belong here."""
         return self._derived.of(name, self._belonging, peers)
 
     def _belonging(self, peers: list[str]) -> list[str]:
         return [peer for peer in peers if self._belongs(peer)]
 
     def mates(self) -> tuple[str, ...]:
-        """Everybody who is listed here."""
+        """List everybody who is listed here."""
         shared = self._shared
         leaves = shared.roster.leaves(shared.config.run, self._fragment, self._epoch, self._groups)
         return leaves[self._index]
 
     def _unheard(self, now: float) -> list[str]:
-        """Listed and not heard of yet; believed in for the first seconds of the epoch."""
+        """List the members that are listed and not heard of yet; believed in for the first seconds of the
+        epoch."""
         if now >= self._since_s + self._shared.timing.suspect_s:
             return []
         shared = self._shared
@@ -100,7 +101,7 @@ class LeafElectorate(Electorate):
 
 
 class UpperElectorate(Electorate):
-    """The syncers of the groups below one group. We are one of them: else we have no seat here."""
+    """Syncers of the groups below one group. We are one of them: else we have no seat here."""
 
     def __init__(
         self,
@@ -121,18 +122,19 @@ class UpperElectorate(Electorate):
             group_name(epoch, groups, level - 1, child): leaf_span(sizes, level - 1, child)
             for child in children(sizes, level, index)
         }
-        """Name of every group below, and the leaf groups that are in it."""
+        """Leaf groups in every group below, by its name."""
         self._holders: dict[str, str] = {}
         self._seen_members: list[str] | None = None
         self._seen_claims = -1
 
     @property
     def children(self) -> dict[str, range]:
-        """The groups below: name -> leaf groups in it."""
+        """Leaf groups in every group below, by its name."""
         return self._children
 
     def holders(self, now: float) -> dict[str, str]:
-        """The groups below whose syncer is known: name -> peer. A live claimant goes before a silent one."""
+        """Find the groups below whose syncer is known: name -> peer. A live claimant goes before a silent
+        one."""
         shared = self._shared
         members = shared.view.members(now)
         if members is not self._seen_members or shared.claims.version != self._seen_claims:
@@ -154,7 +156,7 @@ class UpperElectorate(Electorate):
         return [peer for peer in among if peer in holders]
 
     def _occupied(self, child: str) -> bool:
-        """Whether anybody is listed in one of its leaf groups."""
+        """Tell whether any member is listed in one of its leaf groups."""
         shared = self._shared
         leaves = shared.roster.leaves(shared.config.run, self._fragment, *self._plan)
         return any(leaves[leaf] for leaf in self._children[child])
@@ -175,7 +177,8 @@ class UpperElectorate(Electorate):
         return len(self.voters(now)) + len(self._believed(now))
 
     def count(self, peers: Iterable[str], now: float) -> int:
-        """Whoever is unknown to us may be the syncer of a group whose syncer is unknown to us."""
+        """Count these voters. One that is unknown to us may be the syncer of a group whose syncer is unknown
+        to us."""
         given, voters = set(peers), set(self.voters(now))
         strangers = given.difference(voters, self.holders(now).values())
         return len(given & voters) + min(len(strangers), len(self._believed(now)))

@@ -1,4 +1,4 @@
-"""The inbox of a syncer above the leaves: partial merges, one for each group below."""
+"""Inbox of a syncer above the leaves: partial merges, one for each group below."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from p2pdiloco.core.rounds.inbox import Held, Inbox
 
 
 class GroupInbox(Inbox):
-    """Of a group of groups: partial merges, one per group below."""
+    """Inbox of a group of groups: partial merges, one per group below."""
 
     def __init__(self, context: FragmentContext, electorate: Electorate) -> None:
         super().__init__(context)

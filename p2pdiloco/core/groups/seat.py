@@ -1,4 +1,4 @@
-"""This node's part in one group of a fragment: who belongs to it, its office, its rounds (design 5.5)."""
+"""Seat of this node in one group of a fragment: its members, its office, its rounds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from p2pdiloco.core.timing import earliest
 
 
 class Seat:
-    """In our leaf group always; in the group above while we hold the office below; and so on.
+    """Seat in one group: in our leaf group always, in the group above while we hold the office below, and so
+    on.
 
     Args:
         plan: (epoch, number of leaf groups), as the head's header states them.
@@ -59,7 +60,7 @@ class Seat:
         self.office.busy = lambda: self.round.busy
 
     def deadline(self) -> float | None:
-        """When to look again."""
+        """Find when to look again; None: nothing waits for a time."""
         times = [self.office.deadline(), self.round.deadline()]
         if self.delegate is not None:
             times.append(self.delegate.deadline())
@@ -68,15 +69,16 @@ class Seat:
         return earliest(times)
 
     def asked(self, now: float) -> list[str]:
-        """Who gets our heartbeats because we look for others there, and need not send us any."""
+        """List the peers that get our heartbeats because we look for others there; they need not send us
+        any."""
         return self.seeking.neighbours(now) if self.seeking is not None else []
 
     def give_up(self, reason: str, now: float) -> None:
-        """We do not belong here any more."""
+        """Leave the office and drop the round: we do not belong here any more."""
         self.office.retire(reason)
         self.round.abandon(reason, now)
 
     @property
     def at_work(self) -> bool:
-        """A round of ours is not at its end yet."""
+        """True: a round of ours is not at its end yet."""
         return self.round.state not in (RoundState.IDLE, RoundState.COLLECTING)

@@ -1,4 +1,4 @@
-"""All seats of one fragment: taken and given up as offices and groups change (design 5.5)."""
+"""Seats of one fragment: taken and given up as offices and groups change."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from p2pdiloco.core.timing import earliest
 
 
 class Seats:
-    """From the leaf group upwards: whoever holds the office of a group has a seat in the group above.
+    """Seats from the leaf group upwards: the holder of a group's office has a seat in the group above.
 
     Args:
         taken: the context's list of seats, empty, which is kept up to date here.
@@ -43,16 +43,16 @@ class Seats:
         self._shared = context.shared
         self._own = own
         self.taken = taken
-        """Our leaf group's first, then one more per level while we hold the office below it."""
+        """Seat of our leaf group first, then one more per level while we hold the office below it."""
         self.publisher = Publisher(context, own)
         self.call_learner: Callable[[], None] = lambda: None
-        """Our own learner is asked for what it has (set by the fragment)."""
+        """Callback that asks our own learner for what it has (set by the fragment)."""
         self._plan = self._newest_plan()
         self._sit_down(now)
 
     @property
     def leaf(self) -> Seat:
-        """Our seat in the group in which our learner takes part."""
+        """Seat in the group in which our learner takes part."""
         return self.taken[0]
 
     def _newest_plan(self) -> tuple[int, int]:
@@ -87,16 +87,16 @@ class Seats:
         return level + 1 < len(self.taken)
 
     def named(self, group: str) -> Seat | None:
-        """Our seat in that group, if we have one."""
+        """Find our seat in that group, if we have one."""
         return next((seat for seat in self.taken if seat.name == group), None)
 
     def delegate_of(self, group: str) -> Delegate | None:
-        """Who sends that group's partials, if we are in it and it is not the topmost."""
+        """Find the sender of that group's partials, if we are in it and it is not the topmost."""
         seat = self.named(group)
         return seat.delegate if seat is not None else None
 
     def above(self, group: str) -> Seat | None:
-        """Our seat in the group to which the syncer of `group` belongs."""
+        """Find our seat in the group to which the syncer of `group` belongs."""
         parsed = parse_group(group)
         if parsed is None:
             return None
@@ -156,15 +156,15 @@ class Seats:
 
     @property
     def changed(self) -> bool:
-        """An office changed since `poll_offices`."""
+        """True: an office changed since `poll_offices`."""
         return any([seat.office.changed for seat in self.taken])  # asked after every poll
 
     def deadline(self) -> float | None:
-        """When to look again."""
+        """Find when to look again; None: nothing waits for a time."""
         return earliest([seat.deadline() for seat in self.taken])
 
     def neighbours(self, now: float) -> frozenset[str] | None:
-        """Whom to exchange heartbeats with because of this fragment; None: with everybody."""
+        """List the peers to exchange heartbeats with because of this fragment; None: everybody."""
         if self._plan[1] == 1:
             return None
         leaf, *above = self.taken
@@ -172,7 +172,7 @@ class Seats:
         return found.union(*(seat.electorate.neighbours(now) for seat in above)) if above else found
 
     def asked(self, now: float) -> set[str]:
-        """Who gets our heartbeats besides."""
+        """List the peers that get our heartbeats besides."""
         return set().union(*(seat.asked(now) for seat in self.taken))
 
     def leave(self, now: float, reason: str) -> None:
@@ -184,7 +184,7 @@ class Seats:
     # --- the chain -----------------------------------------------------------------------------------
 
     def published(self, now: float) -> None:
-        """We made a version, as syncer of the topmost group."""
+        """Take in a version that we made, as syncer of the topmost group."""
         for seat in self.taken:
             if not seat.top:
                 seat.round.chain_moved(now)
@@ -195,7 +195,7 @@ class Seats:
                 seat.round.poll_rest(now)
 
     def chain_moved(self, now: float, merged: bool) -> None:
-        """We hold a version that another peer made. `merged`: with our work, or we had none."""
+        """Take in a version that another peer made. `merged`: with our work, or we had none."""
         if self._plan[1] > 1:
             self._relay(now)
         for seat in tuple(self.taken):
@@ -212,7 +212,7 @@ class Seats:
                 seat.office.trust()
 
     def _relay(self, now: float) -> None:
-        """Those around us hear of the new version from us, and pull it from us."""
+        """Tell those around us of the new version; they pull it from us."""
         context = self._context
         told: dict[str, None] = {}
         for seat in self.taken:
@@ -224,7 +224,7 @@ class Seats:
                 self._shared.out.send(peer, Announce(context.index, context.chain.head, syncer))
 
     def _regroup(self, now: float) -> None:
-        """If the new head says so: into new groups."""
+        """Go into new groups, if the new head says so."""
         plan = self._newest_plan()
         if plan == self._plan:
             return
@@ -242,7 +242,7 @@ class Seats:
     # --- partial merges ------------------------------------------------------------------------------
 
     def _hand_up(self, level: int, signed: SignedPartial, ticket: Ticket, now: float) -> Verdict:
-        """Our own partial goes into our own inbox of the group above."""
+        """Put our own partial into our own inbox of the group above."""
         if level >= len(self.taken):
             return Verdict.NOT_SYNCER
         round_ = self.taken[level].round
@@ -252,12 +252,12 @@ class Seats:
         return verdict
 
     def _take_back(self, level: int, group: str) -> None:
-        """Our own partial is not to be merged any more, unless that has begun."""
+        """Take our own partial out again: it is not to be merged, unless that has begun."""
         if level < len(self.taken):
             self.taken[level].round.inbox.drop_own(group)
 
     def partial_merged(self, event: PartialMerged, now: float) -> None:
-        """The sums of one of our groups are ready."""
+        """Take in the sums of one of our groups."""
         delegate = self.delegate_of(event.group)
         if delegate is None:
             self._shared.out.put(Release(event.ticket))
@@ -265,7 +265,7 @@ class Seats:
             delegate.merged(event, now)
 
     def partial_failed(self, event: PartialFailed) -> None:
-        """They cannot be made."""
+        """Take in that the sums of one of our groups cannot be made."""
         delegate = self.delegate_of(event.group)
         if delegate is not None:
             delegate.failed(event)
@@ -273,7 +273,7 @@ class Seats:
     # --- messages ------------------------------------------------------------------------------------
 
     def on_closing(self, sender: str, call: Closing, now: float) -> bool:
-        """A call from above to a group of ours. False: it is for our learner, or for nobody here."""
+        """Take a call from above to a group of ours. False: it is for our learner, or for no one here."""
         seat = self.named(call.group)
         if seat is None or seat.level == 0:
             return False
@@ -292,13 +292,13 @@ class Seats:
             seat.round.on_pass(peer, message, now)
 
     def on_pass(self, sender: str, message: Pass, now: float) -> None:
-        """A child has nothing."""
+        """Take in that a child has nothing."""
         seat = self.named(message.group)
         if seat is not None:
             seat.round.on_pass(sender, message, now)
 
     def on_vote_request(self, sender: str, request: VoteRequest, now: float) -> None:
-        """A candidate wants our vote."""
+        """Answer a candidate that wants our vote."""
         seat = self.named(request.group)
         if seat is not None:
             seat.office.on_vote_request(sender, request, now)
@@ -310,18 +310,19 @@ class Seats:
         self._shared.greet(sender)  # it may count on a claim that we do not make any more
 
     def on_vote(self, sender: str, message: VoteGranted, now: float) -> MessageFault | None:
-        """A vote for us. Returns what is wrong with it."""
+        """Count a vote for us. Returns what is wrong with it."""
         seat = self.named(message.vote.body.group)
         return seat.office.on_vote(sender, message.vote, now) if seat is not None else None
 
     def on_refused(self, sender: str, message: VoteRefused, now: float) -> None:
-        """No vote for us."""
+        """Take in that a voter refused us its vote."""
         seat = self.named(message.group)
         if seat is not None:
             seat.office.on_refused(sender, message, now)
 
     def on_elected(self, sender: str, message: Elected, now: float) -> MessageFault | None:
-        """Somebody is in office, in a group of ours or beside it. Returns what is wrong with the message."""
+        """Take in who is in office, in a group of ours or beside it. Returns what is wrong with the
+        message."""
         certificate = message.certificate
         seat = self.named(certificate.group)
         if seat is not None:
@@ -358,16 +359,16 @@ class Seats:
                 return
 
     def on_claim(self, peer: str, group: str, term: int, now: float) -> None:
-        """A heartbeat says that its sender holds that office."""
+        """Take in the claim of a heartbeat that its sender holds that office."""
         seat = self.named(group)
         if seat is not None:
             seat.office.on_claim(peer, term, now)
 
     def beside(self, group: str) -> bool:
-        """Whether that group's syncer is one of our fellows in a seat above the leaves."""
+        """Tell whether that group's syncer is one of our fellows in a seat above the leaves."""
         return self.above(group) is not None
 
     def round_for(self, group: str) -> Round | None:
-        """Where a partial of that group is to be merged."""
+        """Find the round in which a partial of that group is to be merged."""
         seat = self.above(group)
         return seat.round if seat is not None else None

@@ -1,9 +1,10 @@
-"""Finding the syncers of the neighbouring groups, when groups are new (design 5.5).
+"""Search for the syncers of the neighbouring groups, when groups are new.
 
-Whoever holds a group's office asks, for every group beside its own whose syncer it does not know, one
-probable member after the other, each several times. Who knows the certificate sends it; who only knows that
-of a smaller group inside sends that one, and its holder is asked next. The asked one also learns of the
-asker: that saves it the search, and a group of newcomers only would hear of no confirmed member otherwise.
+The holder of a group's office asks, for every group beside its own whose syncer it does not know, one
+probable member after the other, each several times. A member that knows the certificate sends it. One that
+knows only that of a smaller group inside sends that one, and its holder is asked next. The asked one also
+learns of the asker: that saves it the search, and a group of newcomers only would hear of no confirmed member
+otherwise (ARCHITECTURE.md, "Groups").
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ from p2pdiloco.core.groups.electorates import UpperElectorate
 from p2pdiloco.core.timing import backoff_s
 
 KEPT_S = 10.0
-"""An asked peer gets our heartbeats for so long."""
+"""Time for which an asked peer gets our heartbeats."""
 TRIES_EACH = 3
-"""A probable member is asked so often before the next one: whoever is elected there, it will know."""
+"""Questions to a probable member before the next is asked: whoever is elected there, it will know."""
 ASKED_PER_CHILD = 8
-"""Peers asked in `KEPT_S` at most, per group below: strangers' certificates may name any number of them."""
+"""Limit of peers asked in `KEPT_S`, per group below: strangers' certificates may name any number of them."""
 
 
 class _Search:
-    """For the syncer of one group."""
+    """Search for the syncer of one group."""
 
     __slots__ = ("at_s", "tries")
 
@@ -35,7 +36,7 @@ class _Search:
 
 
 class Seeking:
-    """Of one seat above the leaves."""
+    """Searches of one seat above the leaves."""
 
     def __init__(self, context: FragmentContext, plan: tuple[int, int], electorate: UpperElectorate) -> None:
         self._context = context
@@ -44,10 +45,11 @@ class Seeking:
         self._electorate = electorate
         self._searches: dict[str, _Search] = {}
         self._asked: dict[str, float] = {}
-        """Peer -> when. Bounded: entries are dropped after `KEPT_S`, and searches back off."""
+        """Time at which each peer was asked. Bounded: entries are dropped after `KEPT_S`, and searches back
+        off."""
 
         self.due_s: float | None = None
-        """When the next one is to be asked."""
+        """Time at which the next one is to be asked."""
 
     def poll(self, now: float) -> None:
         """Ask for those that are unknown, each in its time."""
@@ -63,12 +65,12 @@ class Seeking:
             self.due_s = search.at_s if self.due_s is None else min(self.due_s, search.at_s)
 
     def neighbours(self, now: float) -> list[str]:
-        """Whom we asked lately."""
+        """List the peers that we asked lately."""
         self._asked = {peer: at_s for peer, at_s in self._asked.items() if now - at_s < KEPT_S}
         return list(self._asked)
 
     def learned(self, child: str, certificate: Certificate, now: float) -> None:
-        """A certificate of that group below, or of one inside it."""
+        """Take in a certificate of that group below, or of one inside it."""
         syncer, shared, plan = certificate.syncer, self._shared, (self._epoch, self._groups)
         if syncer == shared.me or self._asked.get(syncer, -1e18) > now - 0.1:
             return
@@ -85,7 +87,8 @@ class Seeking:
             self._shared.out.send(peer, OfficeQuery(child, self._context.index, 0))
 
     def _note(self, peer: str, now: float) -> bool:
-        """Count it among our neighbours for a while. False: what we were told has led to too many already."""
+        """Count a peer among our neighbours for a while. False: what we were told has led to too many
+        already."""
         if peer not in self._asked and len(self._asked) >= ASKED_PER_CHILD * len(self._electorate.children):
             self.neighbours(now)
             if len(self._asked) >= ASKED_PER_CHILD * len(self._electorate.children):
@@ -95,7 +98,7 @@ class Seeking:
         return True
 
     def _whom(self, child: str, tries: int) -> str:
-        """First the one that is ranked first in the election there, then the others."""
+        """Choose whom to ask: first the one that is ranked first in the election there, then the others."""
         shared, fragment = self._shared, self._context.index
         run, span = shared.config.run, self._electorate.children[child]
         turn = tries // TRIES_EACH
