@@ -13,7 +13,6 @@ MOST_PARAMETERS = 8
 TWICE = {
     "Link": "a record of ports, beside a socket and a line of a plan",
     "Presence": "a wire struct, beside who keeps it up",
-    "Ranks": "processes of a learner, beside places among candidates",
 }
 """Names that several classes have, and why."""
 

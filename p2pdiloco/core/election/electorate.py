@@ -70,7 +70,7 @@ class Electorate:
         """List the peers that a candidate asks for votes."""
         return self._shared.view.voters(now)
 
-    def standing(self, now: float) -> list[str]:
+    def candidates(self, now: float) -> list[str]:
         """List everyone that would stand now, oneself first: ranked to decide who does. Only the fittest of
         the others are ranked, if they are as fit as we are."""
         shared = self._shared

@@ -25,13 +25,13 @@ from p2pdiloco.core.api.messages import Elected, OfficeQuery, VoteGranted, VoteR
 from p2pdiloco.core.api.reasons import MessageFault, Suspicion, VoteRefusal
 from p2pdiloco.core.api.types import WHOLE_RUN, Certificate, Vote
 from p2pdiloco.core.context import FragmentContext
+from p2pdiloco.core.election.candidates import Candidates
 from p2pdiloco.core.election.electorate import Electorate
 from p2pdiloco.core.election.office_table import (
     OFFICE_TABLE,
     OfficeSignal,
     OfficeState,
 )
-from p2pdiloco.core.election.standing import Ranks
 from p2pdiloco.core.election.trust import Trust
 from p2pdiloco.core.election.voting import (
     Binding,
@@ -62,11 +62,11 @@ class Office:
         self._voter = Voter(context, group)
         self._seen_term = self._voter.term
         self._candidacy: Candidacy | None = None
-        self._ranks = Ranks(context, group, electorate)
+        self._candidates = Candidates(context, group, electorate)
         self._gives_up_s = 0.0
         self._not_before_s = 0.0
         self._open_since_s: float | None = None
-        self._trust = Trust(context, group, self._ranks)
+        self._trust = Trust(context, group, self._candidates)
         self._asked_s = -1e18
         self._binding = Binding(context, electorate)
         self._stand_due_s: float | None = None
@@ -160,7 +160,11 @@ class Office:
         """Notice an open office, stand when it is our turn, give up a lost candidacy."""
         if self.holding and self.term_over():
             self.lay_down(f"term {self.term} is over")
-        elif self.holding and not self.busy() and (others := self._ranks.give_way(self.certificate, now)):
+        elif (
+            self.holding
+            and not self.busy()
+            and (others := self._candidates.why_give_way(self.certificate, now))
+        ):
             self.lay_down(f"this node {others}")
         elif self.holding and not self.busy() and not self._shared.votes:
             self.lay_down("our disk takes no votes")  # and would take no version
@@ -183,7 +187,7 @@ class Office:
             self.changed = True
         if self._open_since_s is None:
             self._open_since_s = now
-        if self._voter.saving or not self._ranks.may_stand(now):
+        if self._voter.saving or not self._candidates.may_stand(now):
             return
         if not self._electorate.ready(now) or self._is_held(now):
             self._open_since_s = now
@@ -248,7 +252,7 @@ class Office:
     def _stand_at_s(self, now: float) -> float:
         """Compute when our rank's turn comes: rank x stagger after the office was seen open."""
         opened = self._open_since_s if self._open_since_s is not None else now
-        return opened + self._ranks.wait_s(self._next_term(), now)
+        return opened + self._candidates.wait_s(self._next_term(), now)
 
     def _stand(self, now: float, reason: str) -> None:
         shared = self._shared
@@ -288,7 +292,7 @@ class Office:
     def _lose(self, now: float, reason: str) -> None:
         self._machine.go(OfficeSignal.LOSE)
         timing = self._shared.timing
-        self._ranks.losses += 1
+        self._candidates.losses += 1
         self._not_before_s = now + timing.stagger_s * (1 + 2 * self._shared.rng.random())
         self._open_since_s = now
         self._stand_due_s = self._not_before_s
@@ -350,7 +354,7 @@ class Office:
             certificate is None
             or certificate.syncer == sender  # it laid that office down
             or request.head.number >= certificate.start_number + shared.config.term_versions
-            or bool(self._ranks.give_way(certificate, now, request.head.number, sender))
+            or bool(self._candidates.why_give_way(certificate, now, request.head.number, sender))
         )
         if not over and not self.why_open(now, sender):
             return VoteRefusal.COUNTED_ON
@@ -390,7 +394,7 @@ class Office:
         self.changed = True
         certificate = self.certificate
         if certificate:
-            self._ranks.filled(now)
+            self._candidates.filled(now)
             self._shared.out.record(
                 "office",
                 self._fragment,

@@ -5,17 +5,17 @@ from __future__ import annotations
 from p2pdiloco.core.api.reasons import Suspicion
 from p2pdiloco.core.api.types import Certificate
 from p2pdiloco.core.context import FragmentContext
-from p2pdiloco.core.election.standing import Ranks
+from p2pdiloco.core.election.candidates import Candidates
 
 
 class Trust:
     """Trust of one member in one group's syncer."""
 
-    def __init__(self, context: FragmentContext, group: str, ranks: Ranks) -> None:
+    def __init__(self, context: FragmentContext, group: str, candidates: Candidates) -> None:
         self._shared = context.shared
         self._fragment = context.index
         self._group = group
-        self._ranks = ranks
+        self._candidates = candidates
         self.suspected: Suspicion | None = None
         """Reason why this one is not counted on, though it is alive; None if it is."""
         self.outvoted = False
@@ -26,7 +26,7 @@ class Trust:
         if it can. For another than this node."""
         if self.suspected is not None:
             return str(self.suspected)
-        if others := self._ranks.give_way(certificate, now, candidate=candidate):
+        if others := self._candidates.why_give_way(certificate, now, candidate=candidate):
             return f"the syncer {others}"
         view, syncer = self._shared.view, certificate.syncer
         if view.has_left(syncer):
@@ -34,7 +34,7 @@ class Trust:
         said = view.progress(syncer)
         if said and not said.votes and (self._group, self._fragment, certificate.term) not in said.offices:
             return "the syncer cannot save, and has laid the office down"
-        if not view.alive(syncer, now) and not self._ranks.is_news(syncer, now):
+        if not view.alive(syncer, now) and not self._candidates.is_news(syncer, now):
             silent = view.silence_s(syncer, now) >= self._shared.timing.suspect_s
             return "the syncer is silent" if silent else "the syncer is unreachable"
         return ""

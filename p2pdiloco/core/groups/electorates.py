@@ -83,8 +83,8 @@ class LeafElectorate(Electorate):
     def asked(self, now: float) -> list[str]:
         return [*self._ours("voters", self._shared.view.voters(now)), *self._unheard(now)]
 
-    def standing(self, now: float) -> list[str]:
-        return [*super().standing(now), *self._unheard(now)]
+    def candidates(self, now: float) -> list[str]:
+        return [*super().candidates(now), *self._unheard(now)]
 
     def live(self, now: float) -> list[str]:
         return self._ours("live", self._shared.view.live(now))

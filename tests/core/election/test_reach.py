@@ -47,12 +47,12 @@ def test_where_nobody_can_be_dialled_somebody_stands_at_once() -> None:
 
 def test_the_rank_of_those_who_cannot_be_dialled_is_not_waited_for() -> None:
     solo = Solo(peers=PEERS)
-    ranks = solo.fragment.office._ranks
-    assert {ranks.ours(term, solo.now) for term in range(40)} == {0, 1, 2, 3, 4}
+    candidates = solo.fragment.office._candidates
+    assert {candidates.our_rank(term, solo.now) for term in range(40)} == {0, 1, 2, 3, 4}
     hide(solo, *PEERS[:3])
-    assert {ranks.ours(term, solo.now) for term in range(40)} == {0, 1}
+    assert {candidates.our_rank(term, solo.now) for term in range(40)} == {0, 1}
     hide(solo, "p4")
-    assert {ranks.ours(term, solo.now) for term in range(40)} == {0}
+    assert {candidates.our_rank(term, solo.now) for term in range(40)} == {0}
 
 
 def test_a_syncer_that_cannot_be_dialled_gives_way_but_has_time_for_a_version() -> None:

@@ -62,19 +62,19 @@ def test_a_node_says_that_its_uplink_is_thin() -> None:
 
 def test_the_rank_of_thin_uplinks_is_not_waited_for() -> None:
     solo = Solo(peers=PEERS)
-    ranks = solo.fragment.office._ranks
-    assert {ranks.ours(term, solo.now) for term in range(40)} == {0, 1, 2, 3, 4}
+    candidates = solo.fragment.office._candidates
+    assert {candidates.our_rank(term, solo.now) for term in range(40)} == {0, 1, 2, 3, 4}
     thin(solo, "p1", "p2", "p3")
-    assert {ranks.ours(term, solo.now) for term in range(40)} == {0, 1}
-    assert not ranks.passed_over(solo.now)
+    assert {candidates.our_rank(term, solo.now) for term in range(40)} == {0, 1}
+    assert not candidates.passed_over(solo.now)
     measured(solo, ASKED / 2)
-    assert ranks.passed_over(solo.now), "p4 is there"
+    assert candidates.passed_over(solo.now), "p4 is there"
     thin(solo, "p4")
-    assert not ranks.passed_over(solo.now), "no better than we"
-    assert {ranks.ours(term, solo.now) for term in range(40)} == {0, 1, 2, 3, 4}
+    assert not candidates.passed_over(solo.now), "no better than we"
+    assert {candidates.our_rank(term, solo.now) for term in range(40)} == {0, 1, 2, 3, 4}
     solo.says["p4"] = {"reach": Reach.OUTBOUND}
     solo.hear("p4")
-    assert not ranks.passed_over(solo.now), "a thin uplink is better than none that can be dialled"
+    assert not candidates.passed_over(solo.now), "a thin uplink is better than none that can be dialled"
 
 
 def test_a_syncer_with_a_thin_uplink_gives_way_after_a_version() -> None:

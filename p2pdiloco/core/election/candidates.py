@@ -1,4 +1,4 @@
-"""Order of standing for an office: whose turn it is, and who leaves it to others."""
+"""Candidates for an office: whose turn it is to stand, and who leaves it to others."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ MAX_DOUBLED = 3
 """Limit of doublings of what each rank waits."""
 
 
-class Ranks:
-    """Place of ours among those that would stand, worked out anew only when they change."""
+class Candidates:
+    """Candidates for one group's office, this node among them, ranked anew only when they change."""
 
     def __init__(self, context: FragmentContext, group: str, electorate: Electorate) -> None:
         self._context = context
@@ -46,13 +46,13 @@ class Ranks:
         shared = self._context.shared
         doubled = min(self.losses + (self._group != WHOLE_RUN), MAX_DOUBLED)
         later_s = shared.timing.hidden_wait_s if self.passed_over(now) else 0.0
-        return self.ours(term, now) * shared.timing.stagger_s * (1 << doubled) + later_s
+        return self.our_rank(term, now) * shared.timing.stagger_s * (1 << doubled) + later_s
 
     def passed_over(self, now: float) -> bool:
         """Tell whether we should leave the office to a fitter member."""
         return bool(self._electorate.better(self._context.shared.me, now))
 
-    def give_way(
+    def why_give_way(
         self, certificate: Certificate | None, now: float, number: int = 0, candidate: str = ""
     ) -> str:
         """Say why the holder should leave the office to others: it was elected where those were not there, or
@@ -60,8 +60,8 @@ class Ranks:
 
         It first makes a version (`number`: there is one of it, though not here), so that work goes on if they
         fail. It goes on while none of the fitter ones has that: they could not be elected. A hidden holder
-        has a time for one. `candidate`: the member that asks for the office; unless the holder has laid it
-        down, it has to be one of the fitter ones itself.
+        has a limited time for it. `candidate`: the member that asks for the office; unless the holder has
+        laid it down, it has to be one of the fitter ones itself.
         """
         if certificate is None:
             return ""
@@ -96,10 +96,10 @@ class Ranks:
         met = self._group == WHOLE_RUN or not shared.view.may_come(syncer, now)
         return not met and now - self.taken_s < shared.timing.suspect_s
 
-    def ours(self, term: int, now: float) -> int:
+    def our_rank(self, term: int, now: float) -> int:
         """Find our rank in that term; 0: we are first."""
         shared = self._context.shared
-        standing = self._electorate.standing(now)
+        standing = self._electorate.candidates(now)
         if (term, standing) != self._of:
             order = ranking(shared.config.run, self._group, self._context.index, term, standing)
             self._of, self._ours = (term, standing), order.index(shared.me)
