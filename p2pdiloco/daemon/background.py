@@ -8,13 +8,13 @@ from typing import Any
 
 
 class Background:
-    """Starts tasks and ends them."""
+    """Group of tasks: starts them and ends them."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[Any]] = set()
         self.broken: asyncio.Future[None] = self._loop.create_future()
-        """Fails with our own bug; the daemon ends then."""
+        """Future that fails with our own bug; the daemon ends then."""
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Run a task of ours; an error in it that nobody expected ends the daemon."""

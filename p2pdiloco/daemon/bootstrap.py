@@ -1,5 +1,7 @@
-"""`p2pdiloco bootstrap`: a well-known address. It has neither a model nor torch in memory: what needs them
-when a run is signed is a process of its own (`daemon.run_files.signing`).
+"""Program `p2pdiloco bootstrap`: a well-known address, at which peers find each other.
+
+It has neither a model nor torch in memory: what needs them when a run is signed is a process of its own
+(`daemon.run_files.signing`).
 """
 
 from __future__ import annotations
@@ -73,8 +75,9 @@ async def _serve(transport: HivemindTransport, door: FrontDoor) -> None:
 
 
 async def _served_runs(settings: BootstrapSettings, stop: asyncio.Event) -> list[PublishedRun]:
-    """What is asked for, signed if it was not, then whatever else was signed here earlier. Whether it
-    computes their version 0 each node sees itself.
+    """List the runs to serve: what is asked for, signed if it was not, then whatever was signed here earlier.
+
+    Whether it computes their version 0 each node sees itself.
 
     Raises:
         UserError, ConfigError: as `sign_apart`.

@@ -1,4 +1,4 @@
-"""What happened on a node: lines of events.jsonl, latest reasons, log lines, and what is counted of them."""
+"""Diary of a node: lines of events.jsonl, latest reasons, log lines, and what is counted of them."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ LOUD = frozenset(
 )
 """Kinds that are shown among the latest reasons and logged; the others only go into the diary."""
 UPLOADS = frozenset({"pushed_bytes", "updates_given_bytes", "updates_passed_on_bytes"})
-"""What a node gives others of versions: its own contributions, updates that it made, and other updates."""
+"""Counters of what a node gives others of versions: its contributions, updates that it made, and others."""
 
 
 class Diary:
-    """Writes down what happened, and remembers what is shown of it."""
+    """Diary that writes down what happened, and remembers what is shown of it."""
 
     def __init__(
         self, me: str, name: str, names: Mapping[str, str], events: EventsLog, recent: RecentLines
@@ -49,15 +49,15 @@ class Diary:
         self._events = events
         self._recent = recent
         self.refusals: Counter[str] = Counter()
-        """What the core refused, by reason."""
+        """Refusals of the core, by reason."""
 
     @property
     def recent(self) -> tuple[str, ...]:
-        """The latest reasons, for people."""
+        """Reasons of the latest decisions, for people."""
         return tuple(self._recent.lines())
 
     def on_record(self, record: Record) -> None:
-        """A decision of the core, with its reason."""
+        """Write a decision of the core down, with its reason."""
         self._events.write(record.kind, record.fragment, record.reason, record.fields)
         values = dict(record.fields)
         if record.kind == "refusal":
@@ -75,11 +75,11 @@ class Diary:
             logger.log(level, "%s", text)
 
     def write(self, kind: str, reason: str, **fields: FieldValue) -> None:
-        """A line of the daemon's own."""
+        """Write a line of the daemon's own."""
         self._events.write(kind, None, reason, fields.items())
 
     def label(self, peer: str) -> str:
-        """A peer's name, or the end of its id."""
+        """Name a peer: by its name, or the end of its id."""
         if peer == self.me:
             return self.name or "this node"
         return self.names.get(peer) or f"…{peer[-6:]}"
@@ -90,12 +90,12 @@ class Diary:
 
 
 class LearnerDiary:
-    """What the learner said, for people."""
+    """Diary of the learner: what it said, for people."""
 
     def __init__(
         self, diary: Diary, measurements: Measurements, counters: Callable[[], dict[str, int]]
     ) -> None:
-        """`counters`: of bulk transfers, by kind."""
+        """`counters`: bytes of bulk transfers, by kind."""
         self._diary = diary
         self._measurements = measurements
         self._counters = counters
@@ -103,7 +103,7 @@ class LearnerDiary:
         """Training losses, thinned out as they become many."""
 
     def on_learner(self, event: ch.LearnerEvent | LearnerExited) -> None:
-        """Something that the learner said."""
+        """Take in something that the learner said."""
         write = self._diary.write
         match event:
             case ch.Ready():

@@ -1,7 +1,7 @@
-"""What this peer answers to anybody: which runs it knows, their manifests, and, as a member, everything else.
+"""Front door of a peer: answers anybody about runs it knows, and, as a member, everything else.
 
-Anybody may also measure the link to us, within bounds. A bootstrap peer has only this; a node opens it before
-it knows its run, and adds its membership later.
+Anybody may ask for manifests and what belongs to them, and measure the link to us, within bounds. A bootstrap
+peer has only this; a node opens it before it knows its run, and adds its membership later.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ if TYPE_CHECKING:  # a bootstrap has no run's tensors, nor torch
 
 
 class Reports(Protocol):
-    """Says what a member is and does (`daemon.report`)."""
+    """Source of what a member is and does (`daemon.report`)."""
 
     def status(self, now: float) -> StatusReport:
-        """The answer to a status query."""
+        """Answer a status query."""
 
 
 class FrontDoor:
-    """Implements `ports.TransportHandlers`."""
+    """Handlers of what peers send. Implements `ports.TransportHandlers`."""
 
     def __init__(self, dial_back: DialBack | None = None) -> None:
-        """`dial_back`: answers who asks whether we can dial it; None: such questions are refused."""
+        """`dial_back`: answers whoever asks whether we can dial it; None: such questions are refused."""
         self._runs: dict[str, tuple[PublishedRun, bytes]] = {}
         self._initial: dict[str, Path] = {}
         self._giving = Giving()
@@ -53,12 +53,14 @@ class FrontDoor:
         self._dials_back = dial_back
 
     def enter(self, run: str, member: Transfers | None, reports: Reports) -> None:
-        """We are a member of a run from now on: `member` takes what its peers send, `reports` answers who
-        asks for its status."""
+        """Become a member of a run, from now on.
+
+        `member` takes what its peers send, `reports` answers whoever asks for its status.
+        """
         self._member_run, self._member, self._reports = run, member, reports
 
     def leave(self) -> None:
-        """We are no longer."""
+        """Be no member any more."""
         self._member = self._reports = None
 
     def add_run(self, run: PublishedRun, data_dir: Path | None = None) -> None:
@@ -70,11 +72,11 @@ class FrontDoor:
             self._tokenizers[run.id] = kept_tokenizer(data_dir, run.id)
 
     def runs(self) -> list[wire.RunSummary]:
-        """The runs that are listed here."""
+        """List the runs that are listed here."""
         return [run.summary() for run, _ in self._runs.values()]
 
     async def on_message(self, sender: str, data: bytes) -> bytes:
-        """A core message of the run that we are a member of, or a query."""
+        """Take a core message of the run that we are a member of, or answer a query."""
         if data[:1] == wire.QUERY:
             query = wire.decode(data[1:], cast(Any, wire.Query))
             if isinstance(query, wire.ReachQuery):
@@ -88,7 +90,7 @@ class FrontDoor:
         return b""
 
     async def on_push(self, sender: str, header: bytes) -> PushSink | Refusal:
-        """A contribution, a partial merge, or bytes that measure the link."""
+        """Take a contribution, a partial merge, or bytes that measure the link."""
         request = wire.decode(header, cast(Any, wire.Push | wire.PushProbe))
         if isinstance(request, wire.PushProbe):
             return self.probes.take(sender, request)
@@ -97,7 +99,7 @@ class FrontDoor:
         return self._member.pushes_in.on_push(sender, request)
 
     async def on_pull(self, sender: str, request: bytes) -> PullSource | Refusal:
-        """A manifest, version 0, a tokenizer, an update, a state, or bytes that measure the link."""
+        """Give a manifest, version 0, a tokenizer, an update, a state, or bytes that measure the link."""
         pull = wire.decode(request, cast(Any, wire.Pull))
         if isinstance(pull, wire.PullProbe):
             return self.probes.give(sender, pull)

@@ -1,4 +1,4 @@
-"""What a node holds of a run: its state in memory, payloads, and its files, as they were left."""
+"""Holdings of a node in a run: its state in memory, payloads, and its files, as they were left."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ UPDATES_IN_MEMORY = 3
 
 
 class RunHoldings:
-    """Opens and restores all of it, and closes it."""
+    """Holdings of one run: opens and restores all of them, and closes them."""
 
     def __init__(self, run: Run, vault: Vault, settings: NodeSettings, timing: Timing) -> None:
         codecs, data_dir = run.manifest.codec, settings.data_dir

@@ -1,4 +1,4 @@
-"""The life of a member: joining, training and its regular work, an orderly end."""
+"""Life of a member: joining, training and its regular work, an orderly end."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ logger = logging.getLogger(__name__)
 FLUSH_S = 0.5
 SAY_EVERY_S = 10
 SAY_ALONE_S, SAY_WAITING_S = 3, 5
-"""Of these seconds: when it is said that nobody is here, and what is waited for."""
+"""Seconds out of each `SAY_EVERY_S` at which it is said that nobody is here, and what is waited for."""
 
 
 class Life:
-    """Runs one member from its start to its end."""
+    """Life of one member, from its start to its end."""
 
     def __init__(self, member: Member) -> None:
         self._member = member
@@ -56,7 +56,7 @@ class Life:
 
     @property
     def ends_in_s(self) -> float:
-        """So long the learner may take to listen, and all that is saved to be written."""
+        """Time that the learner may take to listen, and all that is saved to be written."""
         return self._save_s + self._member.learner_link.listens_in_s
 
     async def leave(self) -> None:
@@ -135,7 +135,7 @@ class Life:
             self._member.background.spawn(self._leave_without_guest(settings.learner_wait_s))
 
     async def _leave_without_guest(self, wait_s: float) -> None:
-        """A node whose training program is gone for good leaves as if it had been told to."""
+        """Leave as if the node had been told to, when its training program is gone for good."""
         await self._member.learner_link.left_alone(wait_s)
         logger.warning("no training program for %g s: leaving", wait_s)
         signal.raise_signal(signal.SIGTERM)
@@ -155,8 +155,11 @@ class Life:
             spawn(results.watch())
 
     async def _step_back(self) -> None:
-        """Behind the learner and everybody else on this machine: rounds can wait, and now we have caught up.
-        The event loop stays first in our session, which answers others."""
+        """Step back behind the learner and everybody else on this machine: rounds can wait, and we have
+        caught up.
+
+        The event loop, which answers others, stays first in our session.
+        """
         member = self._member
         await member.learner_link.ready.wait()
         niceness = daemon_niceness(member.learner_link.device, member.settings.daemon_nice)

@@ -1,4 +1,4 @@
-"""A member of a run: everything between an open transport and a training learner. Its life: `daemon.life`."""
+"""Member of a run: all that is between an open transport and a training learner (life: `daemon.life`)."""
 
 from __future__ import annotations
 
@@ -55,18 +55,18 @@ logger = logging.getLogger(__name__)
 
 
 class OwnPeer(Struct, frozen=True):
-    """This node among its peers, before it is a member of anything."""
+    """Peer that this node is, before it is a member of anything."""
 
     identity: Identity
     transport: Transport
     door: FrontDoor
-    """What answers peers; the transport is open already."""
+    """Front door that answers peers; the transport is open already."""
     reach: Reachability | None = None
-    """Whether others can dial us, and what to look at again; None: they can."""
+    """Reachability of this node: whether others can dial it, and what to look at again; None: they can."""
 
 
 class Member:
-    """The parts of one node in one run, each made of those above it."""
+    """Parts of one node in one run, each made of those above it."""
 
     def __init__(
         self,
@@ -186,8 +186,11 @@ class Member:
 
 
 def next_incarnation(restored: Restored, me: str) -> int:
-    """Milliseconds since 1970, but never below an earlier life of ours that is in a restored chain: with the
-    clock set back, our contributions would be taken for ones that are merged already."""
+    """Make the incarnation of this life: milliseconds since 1970, but more than any in a restored chain.
+
+    With the clock set back, our contributions would be taken for ones of an earlier life that are merged
+    already.
+    """
     marks = (mark for fragment in restored.fragments for mark in fragment.watermarks)
     earlier = max((mark.stamp.incarnation for mark in marks if mark.learner == me), default=0)
     return max(time.time_ns() // 1_000_000, earlier + 1)

@@ -1,4 +1,5 @@
-"""`p2pdiloco node`: finds its run, is a member of it until it is told to stop, and leaves in good order."""
+"""Program `p2pdiloco node`: finds its run, is a member of it until it is told to stop, and leaves in
+order."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ LINE_EVERY_S = 10.0
 VIEW_EVERY_S = 0.5
 UNFINISHED = 75
 LEAVE_AT_MOST_S = 6.5
-"""And as long as the learner's end may take: of a model of some millions of parameters 10 s in all."""
+"""Time for leaving, beside what the learner's end may take: of a model of some millions of parameters 10 s
+in all."""
 
 
 def run_node(settings: NodeSettings) -> int:
@@ -118,7 +120,7 @@ def _leave_unfinished() -> None:
 
 
 async def _show(member: Member, settings: NodeSettings, recent: RecentLines) -> None:
-    """Live view on a terminal, a plain line now and then elsewhere."""
+    """Show the live view on a terminal, a plain line now and then elsewhere."""
     loop = asyncio.get_running_loop()
     if resolve_style(settings.log) != "tui":
         while True:
@@ -138,7 +140,7 @@ async def _show(member: Member, settings: NodeSettings, recent: RecentLines) -> 
 
 
 def _own_run(settings: NodeSettings) -> tuple[Run, Vault] | None:
-    """The run that this node owns and starts, from --run-file."""
+    """Sign the run that this node owns and starts, from --run-file."""
     if settings.run_file is None:
         return None
     owner = Identity.load_or_create(settings.data_dir / "owner.key")
@@ -148,7 +150,8 @@ def _own_run(settings: NodeSettings) -> tuple[Run, Vault] | None:
 
 
 def _check_data(settings: NodeSettings, section: DataSection) -> None:
-    """Raises: UserError (a learner would not find what it trains on: said before one is started)."""
+    """Check the data path. Raises: UserError (a learner would not find what it trains on: said before it
+    starts)."""
     if settings.learner_socket is not None:
         return  # the program has its own
     if settings.data is None and section.is_each_nodes_own:

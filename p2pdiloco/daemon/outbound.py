@@ -20,7 +20,10 @@ TIMEOUT_S = 5.0
 
 
 class Outbound:
-    """One queue per peer. A heartbeat takes in one that still waits; a full queue drops its oldest."""
+    """Queues of control messages, one per peer.
+
+    A heartbeat takes in one that still waits; a full queue drops its oldest.
+    """
 
     def __init__(
         self,

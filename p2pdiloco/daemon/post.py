@@ -1,4 +1,4 @@
-"""The core's letter box: made before everything that has something to tell the core."""
+"""Letter box of the core: made before everything that has something to tell the core."""
 
 from __future__ import annotations
 
@@ -16,16 +16,18 @@ class Post:
         self._empty: Callable[[], None] | None = None
 
     def put(self, event: Event) -> None:
-        """Take an event in. It is handled before this returns, or right after the one that is being handled;
-        what comes before there is anybody to handle it waits."""
+        """Take an event in. It is handled before this returns, or right after the one that is being handled.
+
+        An event that comes before there is anybody to handle it waits.
+        """
         self._waiting.append(event)
         if self._empty is not None:
             self._empty()
 
     def take(self) -> Event | None:
-        """The event that has waited longest; None: there is none."""
+        """Take out the event that has waited longest; None: there is none."""
         return self._waiting.popleft() if self._waiting else None
 
     def emptied_by(self, empty: Callable[[], None]) -> None:
-        """Let this handle what comes from now on."""
+        """Let `empty` handle what comes from now on."""
         self._empty = empty

@@ -1,4 +1,4 @@
-"""What node and bootstrap have in common: signals, a bug's end, the transport, what is printed first."""
+"""Process of a node or bootstrap: signals, a bug's end, the transport, what is printed first."""
 
 from __future__ import annotations
 
@@ -67,8 +67,11 @@ def run_program(body: Callable[[asyncio.Event], Coroutine[Any, Any, None]], log:
 
 
 def silence(terminals: Sequence[int]) -> None:
-    """Send what is written to those of these descriptors whose terminal is closed to nowhere: every write
-    would fail, and leaving has more to do than that."""
+    """Send what is written to a closed terminal to nowhere, of those of these descriptors whose terminal is
+    closed.
+
+    Every write would fail, and leaving has more to do than that.
+    """
     for descriptor in terminals:
         if not os.isatty(descriptor):
             nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -77,14 +80,16 @@ def silence(terminals: Sequence[int]) -> None:
 
 
 def plain(log: LogStyle) -> Style:
-    """How to log while there is no live view: a person at a terminal must see what is waited for."""
+    """Choose how to log while there is no live view: a person at a terminal must see what is waited for."""
     style = resolve_style(log)
     return "text" if style == "tui" else style
 
 
 def _fail_loudly(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """A bug of ours in a callback ends the daemon (a service manager starts it again); the rest is logged:
-    hivemind's tasks complain here about closed connections."""
+    """End the daemon for a bug of ours in a callback (a service manager starts it again); log the rest.
+
+    hivemind's tasks complain here about closed connections.
+    """
     error = context.get("exception")
     if context.get("bug") or isinstance(error, InvariantViolation) or _is_ours(error):
         loop.default_exception_handler(context)
@@ -93,7 +98,7 @@ def _fail_loudly(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> No
 
 
 def _is_ours(error: BaseException | None) -> bool:
-    """Whether an error that nobody handled comes out of this package, and is not the network's."""
+    """Tell whether an error that nobody handled comes out of this package, and is not the network's."""
     if error is None or isinstance(error, asyncio.CancelledError | OSError):
         return False
     frames = traceback.extract_tb(error.__traceback__)
@@ -105,7 +110,7 @@ def _is_ours(error: BaseException | None) -> bool:
 def transport_of(
     settings: NodeSettings | BootstrapSettings, identity: Identity, options: P2PDOptions
 ) -> HivemindTransport:
-    """That of a program with these settings; not started. In a running event loop."""
+    """Make the transport of a program with these settings; not started. In a running event loop."""
     return HivemindTransport(
         identity,
         settings.data_dir / "identity.key",
@@ -119,12 +124,12 @@ def transport_of(
 
 
 def default_dir(settings: type[NodeSettings] | type[BootstrapSettings]) -> Path:
-    """Where such a program keeps its data if nobody says otherwise."""
+    """Return the folder where such a program keeps its data if nobody says otherwise."""
     return settings().data_dir.expanduser()
 
 
 async def unless_stopped(work: Coroutine[Any, Any, T], stop: asyncio.Event) -> T | None:
-    """The work's result; None if we were told to stop first."""
+    """Do the work; return its result, or None if we were told to stop first."""
     task, stopping = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
     await asyncio.wait({task, stopping}, return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
@@ -137,7 +142,8 @@ async def unless_stopped(work: Coroutine[Any, Any, T], stop: asyncio.Event) -> T
 
 
 def print_addresses(addresses: list[str], role: str) -> None:
-    """hivemind's familiar line, and the ready-made command beneath it; on stdout, for people and scripts."""
+    """Print hivemind's familiar line, and the ready-made command beneath it; on stdout, for people and
+    scripts."""
     if not addresses:
         raise UserError(
             "there is no address on which others could reach this peer", "give --announce ADDRESS"

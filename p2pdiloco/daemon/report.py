@@ -1,4 +1,4 @@
-"""What a node says about itself: the snapshot for the live view and `status`."""
+"""Report of a node about itself: the snapshot for the live view and `status`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from p2pdiloco.ports import Transport
 
 
 class Traffic:
-    """Bytes that a node moved, and what peers did wrong before the core heard of it."""
+    """Traffic of a node: bytes that it moved, and what peers did wrong before the core heard of it."""
 
     def __init__(
         self, outbound: Outbound, transfers: Transfers, transport: Transport, memory: Memory, sharing: Sharing
@@ -46,20 +46,20 @@ class Traffic:
 
     @property
     def sent_bytes(self) -> int:
-        """Messages and payloads."""
+        """Bytes of messages and payloads that were sent."""
         return self._outbound.bytes_sent + self._transfers.bytes_out
 
     @property
     def received_bytes(self) -> int:
-        """Payloads."""
+        """Bytes of payloads that were received."""
         return self._transfers.bytes_in
 
     def bulk(self) -> dict[str, int]:
-        """What became of bulk transfers."""
+        """Count what became of bulk transfers."""
         return self._transfers.counters()
 
     def refusals(self) -> Counter[str]:
-        """Counts by reason."""
+        """Count refusals by reason."""
         counts = Counter(self._transport.refusals)
         if self._memory.refused:
             counts[OUT_OF_BUDGET] = self._memory.refused
@@ -69,7 +69,7 @@ class Traffic:
 
 
 class Report:
-    """Shows what a node is and does."""
+    """Report of what a node is and does."""
 
     def __init__(
         self,
@@ -93,11 +93,11 @@ class Report:
         self.state: NodeState = "joining"
 
     def enter(self, state: NodeState) -> None:
-        """A new part of the node's life begins."""
+        """Note that a new part of the node's life begins."""
         self.state = state
 
     def snapshot(self, now: float) -> NodeSnapshot:
-        """Everything that the live view shows."""
+        """Take a snapshot: everything that the live view shows."""
         status, newest = self._learner.status, self._measurements.newest
         fragments = self._fragment_rows(now)
         peers = self._peer_rows(now)
@@ -135,7 +135,7 @@ class Report:
         )
 
     def status(self, now: float) -> StatusReport:
-        """The answer to a status query."""
+        """Make the answer to a status query."""
         return status_of(self.snapshot(now))
 
     def _fragment_rows(self, now: float) -> tuple[FragmentRow, ...]:

@@ -1,9 +1,4 @@
-"""Carries out what the core wants: the only place where events go in and effects come out.
-
-Events are handled one after the other, and the effects of one are carried out before the next is handled.
-Whatever takes time becomes a task that posts the answering event. A bug of ours in any of them ends the
-daemon.
-"""
+"""Runner of the core: the only place where events go in and effects come out."""
 
 from __future__ import annotations
 
@@ -30,7 +25,7 @@ from p2pdiloco.errors import StorageError
 
 
 class Hands(Struct, frozen=True):
-    """What carries effects out."""
+    """Objects that carry effects out."""
 
     tickets: Tickets
     outbound: Outbound
@@ -41,11 +36,11 @@ class Hands(Struct, frozen=True):
     committing: Committing
     durable: Durable
     record: Callable[[ef.Record], None]
-    """Writes a decision of the core down."""
+    """Writer of the core's decisions."""
 
 
 class Runner:
-    """Pumps events through the core."""
+    """Pump of events through the core."""
 
     def __init__(self, core: Core, post: Post, background: Background, hands: Hands) -> None:
         self._core = core
@@ -58,7 +53,7 @@ class Runner:
         self._armed_for_s = 0.0
         self._offers: set[asyncio.Task[Any]] = set()
         self.confirmed: asyncio.Future[None] = self._loop.create_future()
-        """The core counts as a full member."""
+        """Future that is done when the core counts as a full member."""
         self.left: asyncio.Future[None] = self._loop.create_future()
         self._do = self._effects()
         post.emptied_by(self._pump)

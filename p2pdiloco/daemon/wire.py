@@ -1,8 +1,4 @@
-"""What daemons say to each other outside the core's control messages: bulk headers and queries.
-
-A control payload starts with one byte: a core message or a query. Bulk streams start with one of the
-tagged headers below. Everything is strict, positional msgpack with bounded fields.
-"""
+"""Wire of daemons beside the core's control messages: headers of bulk streams, queries, DHT records."""
 
 from __future__ import annotations
 
@@ -34,9 +30,9 @@ from p2pdiloco.ports import Refusal
 MESSAGE, QUERY = b"m", b"q"
 MAX_RUNS = 64
 MAX_PROBE_BYTES = 8 * 1024 * 1024
-"""In each direction, of all that one measurement of a link moves."""
+"""Bytes in each direction of all that one measurement of a link moves."""
 MAX_NAMED = 8
-"""Peers in an `Elsewhere`."""
+"""Number of peers in an `Elsewhere`."""
 Text = Annotated[str, Meta(max_length=200)]
 MAX_PORTS = 4
 Port = Annotated[int, Meta(ge=1, le=65535)]
@@ -57,52 +53,53 @@ class PushPartial(Wire, frozen=True, tag=True):
 
 
 class Answer(Wire, frozen=True, tag=True):
-    """The receiver's word on a contribution or a partial merge, before or after its payload."""
+    """Word of the receiver on a contribution or a partial merge, before or after its payload."""
 
     verdict: Verdict
     head: Head | None
 
 
 class PullUpdate(Wire, frozen=True, tag=True):
-    """Give me this version's outer update."""
+    """Request for a version's outer update."""
 
     run: RunId
     fragment: Count
     number: Count
     have_bytes: Count = 0
-    """So much of the payload with the digest `have` is here already, from a stream that was cut."""
+    """Bytes of the payload with the digest `have` that are here already, from a stream that was cut."""
     have: Annotated[bytes, Meta(max_length=64)] = b""
     version: Annotated[bytes, Meta(max_length=64)] = b""
-    """Not empty: a holder named you. Only the version with this digest, and a part of the update will do."""
+    """Digest of the version; not empty: a holder named you. Only that version, and a part of the update
+    will do."""
     relays: bool = False
-    """Whoever asks can give it to others."""
+    """True: whoever asks can give it to others."""
     insist: bool = False
-    """Those who were named did not deliver."""
+    """True: those who were named did not deliver."""
 
 
 class PullState(Wire, frozen=True, tag=True):
-    """Give me this fragment's newest state, at least this version."""
+    """Request for a fragment's newest state, at least this version."""
 
     run: RunId
     fragment: Count
     number: Count
     have_bytes: Count = 0
-    """As in `PullUpdate`; `have` is the state's digest."""
+    """Bytes that are here already, as in `PullUpdate`; `have` is the state's digest."""
     have: Annotated[bytes, Meta(max_length=64)] = b""
     most_bytes: Count = 0
-    """No more than so many; 0: all the rest."""
+    """Bytes to give at most; 0: all the rest."""
     exact: bool = False
-    """Nothing but the rest of `have` will do."""
+    """True: nothing but the rest of `have` will do."""
 
 
 class PullManifest(Wire, frozen=True, tag=True):
-    """Give me the signed manifest of this run."""
+    """Request for the signed manifest of a run."""
 
     run: RunId
 
 
 class PullInitial(Wire, frozen=True, tag=True):
-    """Give me the parameters that version 0 of this run is, from this byte on
+    """Request for the parameters that version 0 of a run is, from this byte on
     (`daemon.run_files.initial`)."""
 
     run: RunId
@@ -110,25 +107,25 @@ class PullInitial(Wire, frozen=True, tag=True):
 
 
 class InitialHeader(Wire, frozen=True, tag=True):
-    """Header of their stream: fp32 little-endian, in the order of the model's parameters."""
+    """Header of the stream of version 0: fp32 little-endian, in the order of the model's parameters."""
 
     offset: Count
 
 
 class PullTokenizer(Wire, frozen=True, tag=True):
-    """Give me the tokenizer file of this run (`daemon.run_files.tokenizers`)."""
+    """Request for the tokenizer file of a run (`daemon.run_files.tokenizers`)."""
 
     run: RunId
 
 
 class PullProbe(Wire, frozen=True, tag=True):
-    """Give me so many bytes of nothing: I measure the link (`daemon.links.probing`)."""
+    """Request for so many bytes of nothing, by which a link is measured (`daemon.links.probing`)."""
 
     size_bytes: Probed
 
 
 class PushProbe(Wire, frozen=True, tag=True):
-    """Take so many bytes and forget them."""
+    """Header of so many bytes to take and forget, by which a link is measured."""
 
     size_bytes: Probed
 
@@ -138,12 +135,13 @@ class UpdateHeader(Wire, frozen=True, tag=True):
 
     version: SignedVersion
     offset: Count = 0
-    """The payload begins there: what comes before is with the asker."""
+    """Offset at which the payload begins: what comes before is with the asker."""
     total: Count = 0
-    """Size of the whole update; more than offset and payload: this is a part, the rest is still on its way to
-    whoever serves it. 0: no part."""
+    """Size of the whole update; 0: no part. More than offset and payload: this is a part, the rest is
+    still on its way to whoever serves it."""
     waited_ms: Annotated[int, Meta(ge=0, le=600_000)] = 0
-    """So long it was not there yet to be served: that says nothing about the way to whoever serves it."""
+    """Time for which it was not there yet to be served: that says nothing about the way to whoever serves
+    it."""
 
 
 class StateHeader(Wire, frozen=True, tag=True):
@@ -155,33 +153,33 @@ class StateHeader(Wire, frozen=True, tag=True):
 
 
 class Refused(Wire, frozen=True, tag=True):
-    """Why a pull is not served."""
+    """Refusal of a pull, with its reason."""
 
     reason: Text
 
 
 class Elsewhere(Wire, frozen=True, tag=True):
-    """A pull of an update is not served here: these have it, or are getting it."""
+    """Answer to a pull of an update that is not served here: these peers have it, or are getting it."""
 
     version: Digest
-    """Of the version whose update it is."""
+    """Digest of the version whose update it is."""
     patience_ms: Annotated[int, Meta(ge=0, le=600_000)]
-    """After so long without all of it, come back and insist."""
+    """Time after which the asker comes back and insists, if all of it is not there."""
     peers: Annotated[tuple[PeerId, ...], Meta(max_length=MAX_NAMED)]
 
 
 class RunsQuery(Wire, frozen=True, tag=True):
-    """Which runs do you know?"""
+    """Question which runs a peer knows."""
 
 
 class StatusQuery(Wire, frozen=True, tag=True):
-    """How is this run doing?"""
+    """Question how a run is doing."""
 
     run: RunId
 
 
 class ReachQuery(Wire, frozen=True, tag=True):
-    """Can you dial me at these ports, where you see me?"""
+    """Question whether a peer can dial the asker at these ports, where it sees the asker."""
 
     ports: Annotated[tuple[Port, ...], Meta(min_length=1, max_length=MAX_PORTS)]
 
@@ -190,11 +188,11 @@ class ReachAnswer(Wire, frozen=True, tag=True):
     """Answer to `ReachQuery`."""
 
     reached: Annotated[tuple[tuple[Ip, Port], ...], Meta(max_length=MAX_PORTS * MAX_PORTS)]
-    """Where it proved to be itself."""
+    """Places at which the asker proved to be itself."""
 
 
 class RunSummary(Wire, frozen=True):
-    """A run as it is listed."""
+    """Run as it is listed."""
 
     run: RunId
     name: Annotated[str, Meta(max_length=63)]
@@ -211,27 +209,27 @@ class HeldoutLoss(Wire, frozen=True):
     """Held-out loss of the global parameters that a member has measured."""
 
     merges: Count
-    """Versions of all fragments together that they were made of, at most."""
+    """Number of versions of all fragments together that the parameters were made of, at most."""
     loss: Annotated[float, Meta(ge=-1e30, le=1e30)]
     tokens: Count
-    """Held-out ones that it is a mean over."""
+    """Number of held-out tokens that it is a mean over."""
 
 
 class Presence(Wire, frozen=True, tag=True):
-    """A member's record on the DHT, under its run's key."""
+    """Record of a member on the DHT, under its run's key."""
 
     wire_version: Count
     incarnation: Count
     name: Annotated[str, Meta(max_length=63)]
     addresses: Annotated[tuple[Annotated[str, Meta(max_length=256)], ...], Meta(max_length=16)]
     dialable: bool = True
-    """False: others need not try for long. It dials them."""
+    """True: others can dial it. False: they need not try for long, it dials them."""
     heldout: HeldoutLoss | None = None
-    """The newest that it has measured itself."""
+    """Newest held-out loss that it has measured itself."""
 
 
 class Reading(Wire, frozen=True, tag=True):
-    """A member's record on the DHT of what of the run's data is begun (`learner.reading.shards`)."""
+    """Record of a member on the DHT of what of the run's data is begun (`learner.reading.shards`)."""
 
     data: Annotated[str, Meta(max_length=64)]
     epoch: Annotated[int, Meta(ge=0, le=MAX_EPOCH)]
@@ -246,12 +244,12 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def encode(value: Wire) -> bytes:
-    """The wire bytes of a header, query or record."""
+    """Encode a header, query or record for the wire."""
     return _encoder.encode(value)
 
 
 def decode(data: bytes, expected: type[T]) -> T:
-    """Strictly decode one of the types above (or a union of them).
+    """Decode one of the types above (or a union of them), strictly.
 
     Raises:
         RemoteError: "garbage".
@@ -263,12 +261,12 @@ def decode(data: bytes, expected: type[T]) -> T:
 
 
 def members_key(run: str) -> str:
-    """DHT key of a run's presence records."""
+    """Return the DHT key of a run's presence records."""
     return f"p2pdiloco/{run}/members"
 
 
 def reading_key(run: str) -> str:
-    """DHT key of what the members of a run read."""
+    """Return the DHT key of what the members of a run read."""
     return f"p2pdiloco/{run}/reading"
 
 
@@ -282,5 +280,5 @@ def message(run: str, content: Message) -> bytes:
 
 
 def refuse(reason: str) -> Refusal:
-    """A pull's refusal, encoded."""
+    """Encode the refusal of a pull."""
     return Refusal(encode(Refused(reason)))

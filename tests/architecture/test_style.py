@@ -7,7 +7,7 @@ import re
 from collections import Counter
 
 import pytest
-from arch_source import ROOT, calls, docstrings, imports, layer_of, modules
+from arch_source import ROOT, calls, docstrings, imports, modules
 
 MAX_FILE_LINES = 400
 LONG = {
@@ -32,8 +32,6 @@ not nothing nobody both each all or and but same
 """First words with which a docstring answers a question that its reader did not ask."""
 NO_SOURCE = re.compile(r"\bdesign \d|\balgorithm\.md\b|\bissues? #?\d")
 """Citations of texts that are not in the repository."""
-NOT_YET = frozenset({"daemon"})
-"""Rooms whose docstrings are still to be rewritten; take a room out when it is done."""
 
 
 @pytest.mark.parametrize("file", sorted(FILES - LONG))
@@ -95,7 +93,7 @@ def _without_subject(tree: ast.Module) -> list[str]:
     return [f"line {line}: {text}" for line, text, word in first if word in NO_SUBJECT.split()]
 
 
-@pytest.mark.parametrize("module", [name for name in modules() if layer_of(name) not in NOT_YET])
+@pytest.mark.parametrize("module", modules())
 def test_docstrings_name_their_subject(module: str) -> None:
     assert not _without_subject(modules()[module]), "begin with a verb or a noun"
 
@@ -108,8 +106,6 @@ def test_docstrings_of_scripts_name_their_subject() -> None:
 @pytest.mark.parametrize("folder", ["p2pdiloco", "scripts", "tests"])
 def test_what_docstrings_cite_is_in_the_repository(folder: str) -> None:
     for path in (ROOT / folder).rglob("*.py"):
-        if folder == "p2pdiloco" and path.relative_to(ROOT).parts[1] in NOT_YET:
-            continue
         for line, text in docstrings(ast.parse(path.read_text(encoding="utf-8"))):
             assert not NO_SOURCE.search(text), f"{path}:{line}: cite the paper or ARCHITECTURE.md"
 

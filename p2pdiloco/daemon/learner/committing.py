@@ -1,4 +1,4 @@
-"""A new version becomes the state: in the vault, in the log of updates, on the disk, and in the learner."""
+"""Commits: a new version becomes the state in the vault, the log of updates, the disk and the learner."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from p2pdiloco.ports import Buffer
 
 
 class Committing:
-    """Carries out `CommitVersion`."""
+    """Committing of new versions: carries out `CommitVersion`."""
 
     def __init__(
         self,

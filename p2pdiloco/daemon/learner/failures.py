@@ -1,4 +1,4 @@
-"""How learners ended lately: whether there is another one, and after what pause."""
+"""Failures of learners: whether there is another one, and after what pause."""
 
 from __future__ import annotations
 
@@ -9,34 +9,36 @@ from p2pdiloco.learner.lifeline import EXIT_TOO_LARGE
 
 RESTART_MAX_S = 30.0
 HEALTHY_S = 60.0
-"""A learner that lived this long died of something new: the back-off begins again."""
+"""Life of a learner after which it died of something new: the back-off begins again."""
 FAILED_STARTS = 3
-"""After so many learners in a row without an inner step there is none."""
+"""Number of learners in a row without an inner step after which there is none."""
 
 
 class Failures:
-    """Counts ends of learners."""
+    """Count of learners' ends."""
 
     def __init__(self) -> None:
         self._in_a_row = 0
         self._without_step = 0
         """Learners in a row that ended before they had made an inner step."""
         self.stepped = False
-        """The present one has made an inner step: nothing was lacking for one."""
+        """True: the present one has made an inner step, so nothing was lacking for one."""
         self._ready_s = math.inf
-        """When the present one began to make inner steps."""
+        """Time at which the present one began to make inner steps."""
 
     def ready(self, now: float) -> None:
-        """The learner begins to make inner steps."""
+        """Note that the learner begins to make inner steps."""
         self._ready_s = now
 
     def made_step(self) -> None:
-        """The learner has made an inner step."""
+        """Note that the learner has made an inner step."""
         self.stepped, self._without_step = True, 0
 
     def ended(self, exited: LearnerExited, guest: bool, now: float) -> float:
-        """Seconds until the next one is started; infinite: never, a learner cannot start here. A `guest`'s
-        start is its owner's."""
+        """Return the seconds until the next one is started; infinite: never, a learner cannot start here.
+
+        A `guest`'s start is its owner's.
+        """
         if now - self._ready_s >= HEALTHY_S:
             self._in_a_row = 0
         fits_now = exited.code == EXIT_TOO_LARGE  # the next one takes less: it need not be waited for
@@ -48,5 +50,5 @@ class Failures:
         return 0.0 if guest else min(RESTART_MAX_S, 0.2 * 4 ** min(max(self._in_a_row - 1, 0), 4))
 
     def reset(self) -> None:
-        """There is no learner."""
+        """Note that there is no learner."""
         self.stepped, self._ready_s = False, math.inf

@@ -1,7 +1,7 @@
-"""A learner that the daemon did not start: a program of somebody's with a training loop of its own.
+"""Guest: a learner that the daemon did not start, somebody's program with a training loop of its own.
 
-It connects to a socket in the file system, gets the descriptor of the exchange with the first bytes, and is
-from then on what a learner process is (`learner.channel`). Its end is a learner's absence; the next one to
+It connects to a socket in the file system, and gets the descriptor of the exchange with the first bytes. From
+then on it is what a learner process is (`learner.channel`). Its end is a learner's absence; the next one to
 connect goes on. It is never signalled: a program that hangs loses its connection only.
 """
 
@@ -23,17 +23,17 @@ from p2pdiloco.learner.channel_messages import BaseRef, Command, RestoreMode, St
 from p2pdiloco.learner.join import HELLO
 
 ACCEPT_PAUSE_S = 1.0
-"""After a connection that could not be taken, such as for want of file descriptors."""
+"""Pause after a connection that could not be taken, such as for want of file descriptors."""
 logger = logging.getLogger(__name__)
 
 
 class GuestHost(LearnerHost):
-    """Waits for a learner instead of starting one."""
+    """Host that waits for a learner instead of starting one."""
 
     guest = True
 
     def __init__(self, socket_path: Path, *host: Any) -> None:
-        """`socket_path`: where learners connect; made anew. `host`: see `LearnerHost`."""
+        """`socket_path`: path where learners connect; made anew. `host`: see `LearnerHost`."""
         super().__init__(*host)
         self._socket_path = socket_path
         self._listener: socket.socket | None = None
@@ -42,17 +42,17 @@ class GuestHost(LearnerHost):
         self._greeted = False
         self._pid = 0
         self._here, self._gone = asyncio.Event(), asyncio.Event()
-        """Which of both is set says whether a program is connected."""
+        """Events of which exactly one is set: a program is connected, or none is."""
         self._gone.set()
 
     @property
     def running(self) -> bool:
-        """Whether a learner is here."""
+        """True: a learner is here."""
         return self._link is not None
 
     @property
     def pid(self) -> int | None:
-        """Of the program that is connected; 0: this system does not say."""
+        """Process id of the program that is connected; 0: this system does not say."""
         return self._pid if self.running else None
 
     async def prepare(self) -> None:
@@ -84,7 +84,7 @@ class GuestHost(LearnerHost):
         restore_path: Path | None = None,
         restore: Sequence[RestoreMode] = (),
     ) -> None:
-        """Let the program that is here, or the next one, learn from the versions in the exchange."""
+        """Start the program that is here, or the next one, from the versions in the exchange."""
         await self.prepare()
         self._start = self.start_command(bases, restore_path, restore)
         self._greet()
@@ -100,8 +100,11 @@ class GuestHost(LearnerHost):
             self._link.close()
 
     async def stop(self, save_path: Path | None, timeout_s: float) -> int | None:
-        """Tell it to save (if a path is given) and to stop; after timeout_s its connection is dropped. See
-        `LearnerHost.stop`."""
+        """Tell the program to save (if a path is given) and to stop; after timeout_s its connection is
+        dropped.
+
+        See `LearnerHost.stop`.
+        """
         self._start = None
         exit_task = self._exit
         if self._link is None or exit_task is None:
@@ -122,7 +125,7 @@ class GuestHost(LearnerHost):
                 return
 
     def close(self) -> None:
-        """Nobody is waited for any more."""
+        """Stop listening: nobody is waited for any more."""
         if self._accepting is not None:
             self._accepting.cancel()
         if self._listener is not None:
@@ -142,7 +145,8 @@ class GuestHost(LearnerHost):
                 await asyncio.sleep(ACCEPT_PAUSE_S)
 
     async def _take(self, connection: socket.socket) -> None:
-        """Raises: OSError (it is gone, or this process has no room for it); the connection is closed then."""
+        """Take a connection. Raises: OSError (it is gone, or this process has no room for it); it is
+        closed then."""
         if self._link is not None:
             connection.close()  # one learner at a time
             return

@@ -1,6 +1,6 @@
-"""The daemon's side of the learner process: start it, talk to it, end it.
+"""Host of the learner process, on the daemon's side: starts it, talks to it, ends it.
 
-Runs in the daemon's event loop and needs no torch beyond the exchange. Whether and from what a dead
+It runs in the daemon's event loop and needs no torch beyond the exchange. Whether and from what a dead
 learner is started again is the daemon's policy: the host only reports `LearnerExited`.
 """
 
@@ -36,42 +36,46 @@ from p2pdiloco.tensors.exchange import Exchange
 from p2pdiloco.tensors.layout import FragmentLayout
 
 MAX_UNREAD_BYTES = 1024 * 1024
-"""Commands that a learner may leave unread. One that leaves more is hung, and is killed."""
+"""Bytes of commands that a learner may leave unread. One that leaves more is hung, and is killed."""
 MAX_LOG_BYTES = 1024 * 1024
 QUOTED_LOG_BYTES = 1500
 ENVIRONMENT = {"GOMP_SPINCOUNT": "1000"}
-"""Of learners, unless the node's own says how threads wait. Threads that wait for each other at the end of an
-operation spin; for ever so long, also for one whose processor something else has, and an inner step took a
-hundred times as long where one other process computed. For some microseconds it costs little there, less
-than sleeping at once costs on an idle machine (docs/devices.md, `scripts/bench/bench_threads.py`)."""
+"""Environment of learners, unless the node's own says how threads wait.
+
+Threads that wait for each other at the end of an operation spin. Where they spin for ever so long, also for a
+thread whose processor something else has, an inner step took a hundred times as long while one other process
+computed. For some microseconds it costs little there, less than sleeping at once costs on an idle machine
+(docs/devices.md, `scripts/bench/bench_threads.py`).
+"""
 WAITING = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 
 KILLED = "killed by SIGKILL"
-"""In a reason: the process, or one that computes with it, and not by us."""
+"""Words of a reason: the process was killed, or one that computes with it, and not by us."""
 STARVED = "this machine ran out of memory"
 MORE_MEMORY = "a machine with more memory, or less beside it: p2pdiloco run check says how much a node needs"
 
 
 class LearnerExited(Struct, frozen=True):
-    """The learner process is gone and all its events have been delivered.
+    """Event: the learner process is gone and all its events have been delivered.
 
-    `code` is the exit status, negative for a signal. 0 only after a stop that was asked for."""
+    `code` is the exit status, negative for a signal. It is 0 only after a stop that was asked for.
+    """
 
     code: int
     reason: str
     hint: str = ""
     halved: bool = False
-    """Whether the next one computes half as many tokens at a time: this one did not fit."""
+    """True: the next one computes half as many tokens at a time, since this one did not fit."""
 
 
 OnEvent = Callable[[LearnerEvent | LearnerExited], None]
 
 
 class LearnerHost:
-    """One learner process at a time, and the channel to it."""
+    """Host of one learner process at a time, and the channel to it."""
 
     guest = False
-    """Whether learners are programs of somebody else's (`daemon.learner.guest`)."""
+    """True: learners are programs of somebody else's (`daemon.learner.guest`)."""
 
     def __init__(
         self,
@@ -94,13 +98,13 @@ class LearnerHost:
         self._exit: asyncio.Task[int] | None = None
         self._failure = self._hint = ""
         self._memory_kills = 0
-        """Of the whole system, when this process began."""
+        """Kills for want of memory on the whole system, when this process began."""
         self._log_bytes = 0
-        """Of the log, when this process began."""
+        """Bytes of the log, when this process began."""
 
     @property
     def running(self) -> bool:
-        """Whether there is a learner process whose exit has not been reported yet."""
+        """True: there is a learner process whose exit has not been reported yet."""
         return self._process is not None
 
     @property
@@ -133,8 +137,9 @@ class LearnerHost:
         restore_path: Path | None = None,
         restore: Sequence[RestoreMode] = (),
     ) -> None:
-        """Let the prepared process (or a new one) learn from the versions that lie in the exchange; `Ready`
-        follows as an event.
+        """Start learning from the versions that lie in the exchange, in the prepared process or a new one.
+
+        `Ready` follows as an event.
 
         Raises:
             StorageError: the log file cannot be written.
@@ -147,7 +152,7 @@ class LearnerHost:
     def start_command(
         self, bases: Sequence[BaseRef], restore_path: Path | None, restore: Sequence[RestoreMode]
     ) -> Start:
-        """What a learner hears first."""
+        """Make the command that a learner hears first."""
         invariant(len(bases) == self._fragments, "one base per fragment")
         invariant(len(restore) in (0, self._fragments), "one restore mode per fragment, or none at all")
         return Start(
@@ -159,7 +164,7 @@ class LearnerHost:
         )
 
     def send(self, command: Command) -> bool:
-        """Post a command; False when there is no learner to take it. Never blocks."""
+        """Post a command. False: there is no learner to take it. Never blocks."""
         if self._link is None:
             return False
         if self._link.unread_bytes() > MAX_UNREAD_BYTES:
@@ -168,13 +173,15 @@ class LearnerHost:
         return self._link.write(frame(command))
 
     def kill(self, reason: str = "") -> None:
-        """SIGKILL; `LearnerExited` follows, with that reason unless there is one already."""
+        """Kill the process; `LearnerExited` follows, with that reason unless there is one already."""
         self._failure = self._failure or reason
         self._signal(signal.SIGKILL)
 
     async def stop(self, save_path: Path | None, timeout_s: float) -> int | None:
-        """Ask it to save (if a path is given) and to end; SIGKILL after timeout_s. Returns the exit status
-        (None: no learner runs). `LearnerExited` has been delivered then."""
+        """Ask the learner to save (if a path is given) and to end; SIGKILL after timeout_s.
+
+        Returns the exit status (None: no learner runs). `LearnerExited` has been delivered then.
+        """
         exit_task = self._exit
         if not self.running or exit_task is None:
             return None
@@ -184,7 +191,8 @@ class LearnerHost:
         return await asyncio.shield(exit_task)
 
     async def left_alone(self, for_s: float) -> None:
-        """Wait until no learner has been here for so long. Here that never is: another one is started."""
+        """Wait until no learner has been here for so long. That never is so with this host: another one is
+        started."""
         await asyncio.Event().wait()
 
     def close(self) -> None:
@@ -251,11 +259,11 @@ class LearnerHost:
 
 
 MakeHost = Callable[[OnEvent], LearnerHost]
-"""Makes the host that tells its events there."""
+"""Factory of the host that tells its events there."""
 
 
 class LearnerSocket(asyncio.Protocol):
-    """The daemon's end of the socket pair."""
+    """Daemon's end of the socket pair."""
 
     def __init__(self, deliver: Callable[[bytes], None]) -> None:
         self.closed = asyncio.Event()
@@ -310,8 +318,10 @@ def _open_log(path: Path) -> int:
 
 
 def _describe(code: int, log_path: Path, since: int) -> str:
-    """Why a learner ended that did not say so itself: its status and the end of what it wrote into the log,
-    which was so many bytes long when it began."""
+    """Describe why a learner ended that did not say so itself: its status and the end of what it wrote.
+
+    The log was `since` bytes long when the learner began.
+    """
     if code == 0:
         return "stopped"
     how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"

@@ -1,9 +1,4 @@
-"""Between the core and the learner process: who measures against what, and who owns which buffer.
-
-Per fragment there is at most one `Install` under way. While it is, newer versions are folded into the next
-one: if any of them merged the learner's copy, the next install does too. The buffer that is written is
-never the one that the learner's parameters are measured against (`tensors.exchange`).
-"""
+"""Link between the core and the learner: who measures against what, and who owns which buffer."""
 
 from __future__ import annotations
 
@@ -29,18 +24,18 @@ from p2pdiloco.learner.lifeline import SAVE_S
 
 logger = logging.getLogger(__name__)
 STEP_AT_MOST_S = 60.0
-"""Of an inner step whose end a leaving node waits for."""
+"""Longest inner step whose end a leaving node waits for."""
 
 
 class KnowsLearners(Protocol):
-    """Knows who trains (`core.shared.Shared`)."""
+    """Source of how many train (`core.shared.Shared`)."""
 
     def training(self, now: float) -> int:
-        """How many learners are known to train, this one included."""
+        """Return how many learners are known to train, this one included."""
 
 
 class LearnerLink:
-    """Starts, feeds and restarts the learner; translates its events for the core."""
+    """Link to the learner: starts, feeds and restarts it, and translates its events for the core."""
 
     def __init__(
         self,
@@ -53,7 +48,7 @@ class LearnerLink:
         spawn: Callable[..., asyncio.Task[None]],
         swarm: KnowsLearners,
     ) -> None:
-        """`tell`: who else hears what the learner says."""
+        """`tell`: who else hears what the learner says. `state_path`: file of the learner's state."""
         self._host = make_host(self._on_event)
         self._compute = compute
         self._tickets = tickets
@@ -64,13 +59,13 @@ class LearnerLink:
         self._tell = tell
         self._spawn = spawn
         self._life = 0
-        """Counts learner processes: what was started for an earlier one is dropped."""
+        """Number of learner processes: what was started for an earlier one is dropped."""
         self._ready = self._gives_up = False
         self.ready = asyncio.Event()
-        """Set while a learner makes inner steps."""
+        """Event that is set while a learner makes inner steps."""
         self._stopping = False
         self._moved = asyncio.Event()
-        """Set when the learner took a version over, or ended."""
+        """Event that is set when the learner took a version over, or ended."""
         self._saved_at_end = False
         self._failures = Failures()
         self._silence = Silence()
@@ -79,7 +74,8 @@ class LearnerLink:
         self._left: Resume | None = None
         self._begun = False
         self._merged_together = 0
-        """Contributors of the version made last: in a run of many groups we hear of our neighbours only."""
+        """Number of contributors of the version made last: in a run of many groups we hear of our
+        neighbours only."""
         self._said_learners = 1
         self.device = ""
         self.status: ch.Status | None = None
@@ -87,7 +83,7 @@ class LearnerLink:
 
     @property
     def pid(self) -> int | None:
-        """The learner's process id."""
+        """Process id of the learner."""
         return self._host.pid
 
     # --- life ----------------------------------------------------------------------------------------
@@ -97,8 +93,9 @@ class LearnerLink:
         await self._host.prepare()
 
     async def start(self, left: Resume | None = None) -> None:
-        """Start a learner from the vault's versions, with what its state file has (`learner.checkpoint`): of
-        displacements what an earlier life `left`, which learners are given until one contributes or saves."""
+        """Start a learner from the vault's versions, with what its state file has (`learner.checkpoint`):
+        of displacements what an earlier life `left`. Learners are given that until one contributes or
+        saves."""
         self._left, self._begun = left or self._left, True
         self._life += 1
         self._slots = [Slot() for _ in self._slots]
@@ -114,7 +111,7 @@ class LearnerLink:
             self._catch_up(fragment, base.number)
 
     def _used_up(self) -> bool:
-        """Something is made of what an earlier life left, and no later learner takes it up: whether so."""
+        """Use up what an earlier life left: no later learner takes it up. False: it could not be."""
         left, self._left = self._left, None
         try:
             if left is not None:
@@ -127,14 +124,14 @@ class LearnerLink:
 
     @property
     def listens_in_s(self) -> float:
-        """So long it may take until the learner hears that it is to end: to the end of its inner step, if it
-        cannot give that up."""
+        """Time until the learner hears that it is to end: to the end of its inner step, if it cannot give
+        that up."""
         if not self._ready or self._gives_up or self.status is None:
             return 0.0
         return min(STEP_AT_MOST_S, 1.5 * self.status.step_time_s)
 
     async def stop(self, timeout_s: float) -> bool:
-        """Save and end the learner, in that time and `listens_in_s`. Whether what it had at its end, not
+        """Save and end the learner, in that time and `listens_in_s`. True: what it had at its end, not
         earlier, is on the disk, and nothing of it is in a version already."""
         loop = asyncio.get_running_loop()
         step_s = self.listens_in_s
@@ -152,8 +149,8 @@ class LearnerLink:
         return self._saved_at_end and told
 
     async def _told_everything(self, timeout_s: float) -> bool:
-        """Wait until the learner has taken over all that was committed: a copy of its own that was merged
-        just now must not be saved as unmerged, for it would be merged a second time after the return."""
+        """Wait until the learner has taken over all that was committed. A copy of its own that was merged
+        just now must not be saved as unmerged: it would be merged a second time after the return."""
         try:
             async with asyncio.timeout(timeout_s):
                 while self._ready and any(slot.installing or slot.next for slot in self._slots):
@@ -167,7 +164,7 @@ class LearnerLink:
         return True
 
     def close(self) -> None:
-        """After the learner's end: no other one comes."""
+        """Close the host after the learner's end: no other one comes."""
         self._stopping = True
         self._host.close()
 
@@ -183,13 +180,14 @@ class LearnerLink:
             self._host.send(ch.Evaluate(tag))
 
     def take_part(self, every: int) -> None:
-        """Contribute to every so-and-so-many-th version only; 1: to all. Holds for later learners too."""
+        """Let the learner contribute to every so-and-so-many-th version only; 1: to all. Holds for later
+        ones too."""
         self._every = every
         if self._ready:
             self._host.send(ch.TakePart(every))
 
     def share_data(self, share: ch.DataShare) -> None:
-        """Who else reads the learner's data, and what of it is begun. Holds for later learners too."""
+        """Tell the learner who else reads its data, and what of it is begun. Holds for later ones too."""
         self._share = share
         if self._ready:
             self._host.send(ch.ShareData(share))
@@ -197,7 +195,8 @@ class LearnerLink:
     # --- from the core -------------------------------------------------------------------------------
 
     def request(self, fragment: int) -> None:
-        """A closing call: copy out what there is, if a version is about to be taken over then after it."""
+        """Carry out a closing call: copy out what there is. If a version is about to be taken over, then
+        after it."""
         slot = self._slots[fragment]
         slot.wanted = self._ready and not slot.sent and bool(slot.installing or slot.next)
         if not slot.wanted:
@@ -209,7 +208,7 @@ class LearnerLink:
             self._post(ev.NothingToContribute(fragment))
 
     def retire(self, fragment: int, ticket: int) -> None:
-        """The copy will not be merged as it stands."""
+        """Free the slot: the copy in it will not be merged as it stands."""
         slot = self._slots[fragment]
         self._tickets.release(ticket)
         if slot.ticket == ticket:
@@ -218,13 +217,13 @@ class LearnerLink:
             self._spawn(self._compute.run(self._compute.vault.own.discard_residual, fragment))
 
     def committed(self, effect: CommitVersion) -> bool:
-        """A new version is being committed: the learner shall go over to it. Whether its copy is in it."""
+        """Let the learner go over to a version that is being committed; return whether its copy is in it."""
         fragment = effect.version.header.fragment
         self._merged_together = len(effect.version.header.contributors)
         return self._slots[fragment].committed(effect.merged_ticket, effect.overwrite)
 
     def after_commit(self, fragment: int) -> None:
-        """The vault holds the new version: post it unless an install is under way."""
+        """Post the new version, which the vault holds, unless an install is under way."""
         slot = self._slots[fragment]
         if self._ready and slot.installing is None and slot.next is not None:
             slot.installing, slot.next = slot.next, None
@@ -240,10 +239,11 @@ class LearnerLink:
             if self._slots[fragment].wanted:
                 self._copy_out(fragment)
 
-    def _catch_up(self, fragment: int, started_from: int) -> None:
-        """Versions may have been committed between reading the vault and the learner's start."""
+    def _catch_up(self, fragment: int, base_number: int) -> None:
+        """Let the learner catch up with versions that were committed between reading the vault and its
+        start."""
         slot = self._slots[fragment]
-        if self._compute.vault.version(fragment) != started_from and slot.next is None:
+        if self._compute.vault.version(fragment) != base_number and slot.next is None:
             slot.next = "rebase"
 
     # --- from the learner ----------------------------------------------------------------------------
@@ -301,9 +301,9 @@ class LearnerLink:
         return ev.LearnerStatus(True, step, tokens, found.tokens_per_s, found.step_time_s, found.loss)
 
     def count_learners(self) -> None:
-        """Tell the learner how many there are, if that has changed: it reckons by it where the run is. Told a
-        second late, a whole swarm's first steps were a fourth as long as they should be, and the next ones
-        four times as long: a run of 700 steps ended 1 to 4 % worse."""
+        """Tell the learner how many there are, if that has changed: it reckons by it where the run is.
+        Told a second late, a whole swarm's first steps were a fourth as long as they should be, and the
+        next ones four times as long: a run of 700 steps ended 1 to 4 % worse."""
         if not self._ready:
             return
         count = max(1, self._swarm.training(asyncio.get_running_loop().time()), self._merged_together)

@@ -1,4 +1,4 @@
-"""What the learner process is told of its node."""
+"""Options of the learner process: what it is told of its node."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from p2pdiloco.learner.channel_messages import LearnerOptions
 
 
 def learner_options(settings: NodeSettings, run: Run, peer: str, place: Path) -> LearnerOptions:
-    """`place`: the file that keeps the place in the data."""
+    """Make the learner's options. `place`: file that keeps the place in the data."""
     plain = run.manifest.data.tokenizer == BYTES
     return LearnerOptions(
         peer=peer,

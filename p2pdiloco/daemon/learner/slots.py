@@ -1,4 +1,4 @@
-"""One fragment's state in the learner, as the daemon sees it."""
+"""State of one fragment in the learner, as the daemon sees it."""
 
 from __future__ import annotations
 
@@ -8,24 +8,29 @@ SEVERITY: dict[InstallMode, int] = {"rebase": 0, "merged": 1, "overwrite": 2}
 
 
 class Slot:
-    """Which buffer is whose, what the learner is to take over, and whether a copy of it is on its way."""
+    """Slot of a fragment: whose which buffer is, what the learner is to take over, and its copy on its
+    way."""
 
     def __init__(self) -> None:
         self.buffer = 0
-        """The base buffer that the learner's parameters are measured against."""
+        """Number of the base buffer that the learner's parameters are measured against."""
         self.installing: InstallMode | None = None
         self.next: InstallMode | None = None
         self.ticket: int | None = None
-        """Of the contribution whose copy occupies the slot."""
+        """Ticket of the contribution whose copy occupies the slot."""
         self.encoding = False
-        """A copy is being encoded: its contribution is the answer to a closing call."""
+        """True: a copy is being encoded, whose contribution is the answer to a closing call."""
         self.sent = False
-        """The learner has been told of the install under way."""
+        """True: the learner has been told of the install under way."""
         self.wanted = False
-        """A closing call waits for an install: before it the learner has no room for another copy."""
+        """True: a closing call waits for an install, before which the learner has no room for another
+        copy."""
 
     def committed(self, merged_ticket: int | None, overwrite: bool) -> bool:
-        """A new version is being committed: the next install takes it over. Whether our copy is in it."""
+        """Note that a new version is being committed, which the next install takes over.
+
+        Returns whether our copy is in it.
+        """
         merged = merged_ticket is not None and merged_ticket == self.ticket
         mode: InstallMode = "overwrite" if overwrite else "merged" if merged else "rebase"
         if mode != "rebase":
@@ -36,5 +41,5 @@ class Slot:
 
     @property
     def void(self) -> bool:
-        """An overwrite that the learner has not yet taken over makes its copy void."""
+        """True: an overwrite that the learner has not yet taken over makes its copy void."""
         return "overwrite" in (self.installing, self.next)
