@@ -58,6 +58,7 @@ class Fragment:
         self._flushes = False
         """True: we leave, and the learner is to be asked for the last time."""
         self._over = False
+        """True: we leave, and our part here is over."""
         self._remembered = (-1, 0)
         self.touched = True
         """True: something happened here since `deadline` was last worked out."""

@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from mutation_kit import Patch
 from p2pdiloco.core.api.effects import CommitVersion, Effect
 from p2pdiloco.core.election.electorate import Electorate, Fitness
-from p2pdiloco.core.rounds.closing_calls import Calls
+from p2pdiloco.core.rounds.closing_calls import ClosingCalls
 from p2pdiloco.core.rounds.round import Round
 from p2pdiloco.simulation.node.host import Host
 from p2pdiloco.simulation.world.plan import WorldPlan, draw_plan, genesis_version
@@ -61,7 +61,7 @@ WITHOUT: dict[str, Callable[[Patch], None]] = {
     "as it is": lambda patch: None,
     "thin uplinks hold offices": _thin_is_fit,
     "payloads are not waited for": lambda patch: patch.set(Round, "_waits_on", lambda *_: False),
-    "thin syncers outrun others": lambda patch: patch.set(Calls, "outruns", lambda *_: False),
+    "thin syncers outrun others": lambda patch: patch.set(ClosingCalls, "outruns", lambda *_: False),
 }
 
 

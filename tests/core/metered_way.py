@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from p2pdiloco.core.uplinks.meter import Meter, Uplink
+from p2pdiloco.core.uplinks.meter import Meter, UplinkMeter
 
 
 class MeteredWay:
@@ -12,7 +12,7 @@ class MeteredWay:
 
     def __init__(self, overhead: float, remembered: float = math.inf) -> None:
         self.now_s, self.bytes = 0.0, 0
-        self.uplink = Uplink(lambda: Meter(lambda: self.bytes, lambda: self.now_s, overhead), remembered)
+        self.uplink = UplinkMeter(lambda: Meter(lambda: self.bytes, lambda: self.now_s, overhead), remembered)
         self.meter = self.uplink.own
 
     def move(self, size: int, took_s: float, meter: Meter | None = None) -> None:

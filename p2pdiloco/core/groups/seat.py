@@ -68,7 +68,7 @@ class Seat:
             times.append(self.seeking.due_s)
         return earliest(times)
 
-    def asked(self, now: float) -> list[str]:
+    def contacts(self, now: float) -> list[str]:
         """List the peers that get our heartbeats because we look for others there; they need not send us
         any."""
         return self.seeking.neighbours(now) if self.seeking is not None else []

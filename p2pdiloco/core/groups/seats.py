@@ -171,9 +171,9 @@ class Seats:
         found = leaf.electorate.neighbours(now)
         return found.union(*(seat.electorate.neighbours(now) for seat in above)) if above else found
 
-    def asked(self, now: float) -> set[str]:
+    def contacts(self, now: float) -> set[str]:
         """List the peers that get our heartbeats besides."""
-        return set().union(*(seat.asked(now) for seat in self.taken))
+        return set().union(*(seat.contacts(now) for seat in self.taken))
 
     def leave(self, now: float, reason: str) -> None:
         """Give up every office."""

@@ -73,7 +73,7 @@ class Heartbeats:
             brief = replace(whole, heads=self._news.beat()) if shared.confirmed else whole
             greeted = neighbours
             if neighbours is not None:
-                greeted = neighbours.union(*(fragment.seats.asked(now) for fragment in self._fragments))
+                greeted = neighbours.union(*(fragment.seats.contacts(now) for fragment in self._fragments))
             for peer in shared.view.to_greet(now, greeted):
                 shared.out.send(peer, brief if shared.view.alive(peer, now) else whole)
 

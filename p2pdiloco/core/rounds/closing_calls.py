@@ -19,7 +19,7 @@ from p2pdiloco.core.timing import (
 )
 
 
-class Calls:
+class ClosingCalls:
     """Last closing call of one group.
 
     Answers count also when the round went on without them: only so does a window that was too short for any
@@ -47,7 +47,7 @@ class Calls:
             if not self._out:
                 self._add(now)
 
-    def give_up(self, now: float) -> None:
+    def end_last(self, now: float) -> None:
         """End the last call, as the next is about to go out: a live child that has not answered takes at
         least so long."""
         if self._out & set(self._electorate.expected(now)):

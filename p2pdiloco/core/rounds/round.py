@@ -29,7 +29,7 @@ from p2pdiloco.core.election.office import Office
 from p2pdiloco.core.machine import Machine
 from p2pdiloco.core.rounds.admission import Admission
 from p2pdiloco.core.rounds.attendance import Attendance
-from p2pdiloco.core.rounds.closing_calls import Calls
+from p2pdiloco.core.rounds.closing_calls import ClosingCalls
 from p2pdiloco.core.rounds.handover import Finish, Job
 from p2pdiloco.core.rounds.inbox import Held, Inbox
 from p2pdiloco.core.rounds.round_table import MAKING, ROUND_TABLE, RoundSignal, RoundState
@@ -67,7 +67,7 @@ class Round:
         self._merging: tuple[Held, ...] = ()
         self._attendance = Attendance(context, level, electorate, inbox)
         self._admission = Admission(context, office, inbox)
-        self._calls = Calls(context.shared, electorate, level)
+        self._calls = ClosingCalls(context.shared, electorate, level)
         self._term = 0
         self._closes_at_s = 0.0
         self._begins_at_s = math.inf
@@ -275,7 +275,7 @@ class Round:
         if not deferred:
             self._quorum_s.add(now - self._first_in_s)
         self._machine.go(RoundSignal.QUORUM)
-        self._calls.give_up(now)
+        self._calls.end_last(now)
         grace_s = self._calls.grace_s(self._quorum_s.value, self._sync_s.value, now)
         self._call(f"quorum {here}", grace_s, now)
 
@@ -290,7 +290,7 @@ class Round:
         if self.state in (RoundState.IDLE, RoundState.COLLECTING):
             self._called_by, self._due = (sender, call), False
             self._machine.go(RoundSignal.CALLED)
-            self._calls.give_up(now)
+            self._calls.end_last(now)
             self._call("called from above", window_s, now)
             self.poll(now)
         elif self.state is RoundState.CLOSING:
@@ -310,7 +310,7 @@ class Round:
             return self.inbox.busy()
         self._asked_all, self._due = True, False
         self._machine.go(RoundSignal.CALLED)
-        self._calls.give_up(now)
+        self._calls.end_last(now)
         self._call("we leave, nobody else stands", max(0.0, self._shared.gather_until_s - now), now)
         self.poll(now)
         return True

@@ -82,8 +82,8 @@ class Meter:
         self._since_s, self._from_bytes = now, total
 
 
-class Uplink:
-    """Rate that our uplink carries, for all that we know. A node that holds all offices contributes to itself
+class UplinkMeter:
+    """Meter of our uplink, and what an earlier life knew. A node that holds all offices contributes to itself
     only, and one that has just started has sent nothing."""
 
     def __init__(self, meter: Callable[[], Meter], remembered_bits_per_s: float = math.inf) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 
-from p2pdiloco.core.uplinks.meter import Meter, Uplink
+from p2pdiloco.core.uplinks.meter import Meter, UplinkMeter
 from p2pdiloco.daemon.links.link import LINK_OVERHEAD, Link
 from p2pdiloco.ports import Transport
 
@@ -23,7 +23,7 @@ class LinkMeters:
         self.limits = limits
         self._transport = transport
         now = asyncio.get_running_loop().time
-        self.uplink = Uplink(
+        self.uplink = UplinkMeter(
             lambda: Meter(lambda: self.sent_bytes, now, LINK_OVERHEAD), remembered_bits_per_s
         )
         """Meter that runs while contributions and partial merges go out, and while updates are given to

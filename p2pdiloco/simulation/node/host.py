@@ -13,7 +13,7 @@ from p2pdiloco.core.api.messages import Message, Progress
 from p2pdiloco.core.api.reach import Reach
 from p2pdiloco.core.api.types import ContributionHeader
 from p2pdiloco.core.node import Core
-from p2pdiloco.core.uplinks.meter import LEAST_BYTES, TELL_EVERY_S, Meter, Uplink
+from p2pdiloco.core.uplinks.meter import LEAST_BYTES, TELL_EVERY_S, Meter, UplinkMeter
 from p2pdiloco.errors import InvariantViolation
 from p2pdiloco.simulation.node.learner_side import LearnerSide
 from p2pdiloco.simulation.node.lineage import Displacement, PartialSum
@@ -73,7 +73,7 @@ class Host:
         self.core = Core(self.config, self.peer, incarnation, crypto, rng, restored, genesis, self.local_now)
         sent = partial(world.network.sent_bytes, self.peer)
         least_bytes = min(LEAST_BYTES, max(self.config.max_payload_bytes) // 2)
-        self.uplink = Uplink(
+        self.uplink = UplinkMeter(
             lambda: Meter(sent, lambda: self.local_now, least_bytes=least_bytes), disk.uplink_bits_per_s
         )
         self._handlers = self._effect_handlers()
