@@ -1,4 +1,4 @@
-"""Transition tables: states and signals as data, so that diagrams and tests come from the same source."""
+"""Transition tables: states and signals as data, from which diagrams and tests come, too."""
 
 from __future__ import annotations
 

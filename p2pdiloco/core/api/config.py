@@ -1,4 +1,4 @@
-"""Inputs of a new core: the run's protocol numbers, timing constants, and what a restart finds saved."""
+"""Inputs of a new core: the run's protocol numbers, timing constants, and what was saved."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Reasons for refusals and failures: codes that may cross the wire, texts, and what follows from each.
+"""Reasons for refusals and failures: codes, texts for people, and what follows from each.
 
-Code compares members and asks their properties, never texts. An unknown code in a message or an answer is
-garbage, as any other value that its schema lacks: nothing of it reaches the core.
+Codes may cross the wire. Code compares members and asks their properties, never texts. An unknown code in a
+message or an answer is garbage, as any other value that its schema lacks: nothing of it reaches the core.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Values that the protocol is about: versions, contributions, votes, stamps; with their canonical encoding.
+"""Values of the protocol: versions, contributions, votes, stamps, with their one encoding.
 
 All are immutable and hashable, and each has one canonical msgpack encoding. Peers are named by their libp2p
 peer id (base58 text), fragments by their index. Digests are 32 raw bytes: SHA-256 of headers,

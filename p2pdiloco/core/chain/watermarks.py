@@ -1,7 +1,8 @@
-"""Watermarks of a chain: the newest merged contribution of every learner, one immutable table per version.
+"""Watermarks of a chain: the newest merged contribution of every learner, by version.
 
-In a large run a table names thousands of learners. Nodes of one process that follow the same chain (the
-simulator's) share one: it is worked out once for a header, however many ask.
+A table is immutable, and there is one per version. In a large run it names thousands of learners. Nodes of
+one process that follow the same chain (the simulator's) share one: it is worked out once for a header,
+however many ask.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""Share of a learner's displacement that one contribution carries (`learner.fragments`, and the simulator).
+"""Share of a learner's displacement that one contribution carries, after an absence.
 
-A learner that was cut off, or that found no peer to merge its work, comes back with a displacement of many
-sync intervals. Merged at full length it is one stride of a single learner, in proportion to its tokens, which
-outer momentum then amplifies: it costs everybody loss for hundreds of steps. In shares of twice the usual
-length, one in each round, it costs hardly any (docs/benchmarks.md, `scripts/bench/study/bench_absence.py`).
+`learner.fragments` and the simulator ask for it. A learner that was cut off, or that found no peer to merge
+its work, comes back with a displacement of many sync intervals. Merged at full length it is one stride of a
+single learner, in proportion to its tokens, which outer momentum then amplifies: it costs everybody loss for
+hundreds of steps. In shares of twice the usual length, one in each round, it costs hardly any
+(docs/benchmarks.md, `scripts/bench/study/bench_absence.py`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Doubts about holders that did not deliver what they named: left alone for a while, longer every time.
+"""Doubts about holders that did not deliver: left alone for a while, longer every time.
 
 Else one member that boasts of a heavy head, and cannot or will not give it, would keep all others from the
 heads that they could have had.

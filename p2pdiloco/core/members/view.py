@@ -1,4 +1,4 @@
-"""View of the members: which peers this node knows, what they said last, and whether to count on them.
+"""View of the members: peers this node knows, what they said last, whether they count.
 
 Three degrees, from strict to lax:
 

@@ -1,4 +1,4 @@
-"""Admission to a syncer's inbox: an offer is judged by its header, and again when its payload is here."""
+"""Admission to a syncer's inbox: an offer's header is judged, then its payload."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attendance of a round: who is missing, how many suffice, and from when on there may be another round."""
+"""Attendance of a round: which children are missing, and whether a round may begin."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Design 5.4: what our chain has merged is kept until beyond doubt, and sent again if the chain loses."""
+"""Forks: what our chain has merged is kept until beyond doubt, and sent again if the chain loses."""
 
 from __future__ import annotations
 
