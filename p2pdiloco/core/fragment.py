@@ -50,8 +50,9 @@ class Fragment:
         self.follower.on_moved = self._moved
         self.on_moved: Callable[[float], None] = lambda now: None
         """Callback once we hold another peer's version (set by the node)."""
-        self._asked_by: Closing | None = None
-        self._asker = ""
+        self._open_call: Closing | None = None
+        """Closing call that the learner was asked for and that is not answered yet; `_caller` sent it."""
+        self._caller = ""
         self._called_early: tuple[str, Closing] | None = None
         self.requested = False
         """True: the learner was asked for this fragment and has not answered yet."""
@@ -150,7 +151,7 @@ class Fragment:
             # is on its way to us, and this is the call for the next one.
             self._called_early = (sender, call)
         else:
-            self._asked_by, self._asker = call, sender
+            self._open_call, self._caller = call, sender
             self._request()
 
     def _request(self) -> None:
@@ -161,15 +162,15 @@ class Fragment:
     def nothing_to_contribute(self, now: float) -> None:
         """Pass: the learner has made no step since its last contribution."""
         self.requested = False
-        if self._asked_by is not None:
-            self._shared.out.send(self._asker, _pass(self._asked_by))
-            self._asked_by = None
+        if self._open_call is not None:
+            self._shared.out.send(self._caller, _pass(self._open_call))
+            self._open_call = None
         self.round.own_pass(now)
 
     def contribution_ready(self, event: ContributionReady, now: float) -> None:
         """Take in the fragment that the learner copied out."""
         self.requested = False
-        self._asked_by = None
+        self._open_call = None
         if self._over and not self.office.holding:
             # Nobody will merge it any more: it stays in the learner's displacement, which is saved.
             self._shared.out.put(DiscardContribution(self.index, event.ticket))

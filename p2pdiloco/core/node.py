@@ -202,7 +202,7 @@ class Core:
         if event.sender == self._shared.me:
             self._refuse(event.sender, None, MessageFault.OUR_OWN_NAME)
             return
-        self._shared.view.touched(event.sender, now)
+        self._shared.view.heard_message(event.sender, now)
         index = getattr(message, "fragment", 0)
         group = getattr(message, "group", WHOLE_RUN)
         if index >= len(self.fragments) or not is_group(group):

@@ -9,13 +9,10 @@ on any change.
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, Annotated, Protocol
+from typing import Annotated, Protocol
 
 import msgspec
 from msgspec import Meta, Struct
-
-if TYPE_CHECKING:
-    pass
 
 PeerId = Annotated[str, Meta(min_length=1, max_length=80)]
 GroupId = Annotated[str, Meta(min_length=1, max_length=64)]

@@ -210,13 +210,13 @@ class ContributionQueue:
                 first.deadline_s = now + self._shared.timing.answer_floor_s
                 return None
             if first.peer == syncer:
-                self._office.suspect(Suspicion.NO_VERSION, waited_s=round(now - first.held_since_s, 1))
+                self._office.suspect(Suspicion.NO_VERSION, waited_s=round(now - first.offered_s, 1))
             first.retry(now)
         waiting = first.state is SendState.WAITING
         return first if waiting and self._office.takes(now) and now >= first.retry_at_s else None
 
     def offer(self, pending: Pending, syncer: str, now: float) -> SignedContribution:
-        """Sign the label anew and count it as under way to `syncer`."""
+        """Sign a contribution's label anew and count it as under way to `syncer`."""
         pending.offered(syncer, now)
         pending.sent_after = pending.after
         config, shared = self._shared.config, self._shared
@@ -245,7 +245,7 @@ class ContributionQueue:
         return SignedContribution(header, shared.sign("contribution", header))
 
     def send(self, pending: Pending, syncer: str, now: float) -> None:
-        """Stream it to another peer."""
+        """Stream a contribution to another peer."""
         signed = self.offer(pending, syncer, now)
         self._shared.out.put(Offer(syncer, signed, pending.ready.ticket))
 
@@ -267,7 +267,7 @@ class ContributionQueue:
         self.refused(first, event.verdict, now)
 
     def accepted(self, pending: Pending, verdict: Verdict, now: float) -> None:
-        """Wait for a version that contains it: the syncer has it."""
+        """Wait for a version that contains a contribution: the syncer has it."""
         pending.machine.go(SendSignal.ACCEPT)
         pending.perhaps_held = True
         # A syncer of one group among several passes it on in a partial merge.
@@ -278,7 +278,7 @@ class ContributionQueue:
         config, timing = self._shared.config, self._shared.timing
         step_s = self._shared.median_step_s(now)
         # Others' payloads may well take as long as ours has taken.
-        round_s = max(self._round_s.value, now - pending.held_since_s)
+        round_s = max(self._round_s.value, now - pending.offered_s)
         wait_s = patience_s(timing.answer_floor_s, round_s, config.delay_steps, step_s)
         if verdict.then is Then.WAIT_LONGER or config.quorum > 1:
             wait_s += 2 * config.inner_steps * step_s + timing.hold_floor_s
@@ -307,7 +307,7 @@ class ContributionQueue:
         pending.retry(now, self._shared.timing.retry_s)
 
     def sent(self, stamp: Stamp) -> None:
-        """Note that all of it has gone out."""
+        """Note that all of a contribution has gone out."""
         for pending in self._queue:
             pending.sent = pending.sent or pending.stamp == stamp
 
@@ -392,8 +392,8 @@ class ContributionQueue:
 
     def _merged(self, pending: Pending, number: int, now: float) -> None:
         """Record a contribution that is in our chain now, and keep it until that is beyond doubt."""
-        if pending.held_since_s:
-            self._round_s.add(now - pending.held_since_s)
+        if pending.offered_s:
+            self._round_s.add(now - pending.offered_s)
         for stamp in set(pending.contains).intersection(self._retired):
             self._retired.remove(stamp)  # with this one it went out of the displacement
         self._shared.out.record(

@@ -50,7 +50,7 @@ class Underway:
         self.attempts = 0
         self.retry_at_s = 0.0
         self.deadline_s = 0.0
-        self.held_since_s = 0.0
+        self.offered_s = 0.0
         """Time at which it was offered last."""
 
     @property
@@ -67,7 +67,7 @@ class Underway:
     def offered(self, peer: str, now: float) -> None:
         """Note that it is on its way to that peer."""
         self.machine.go(SendSignal.OFFER)
-        self.peer, self.held_since_s = peer, now
+        self.peer, self.offered_s = peer, now
         self.attempts += 1
 
     def retry(self, now: float, pause_s: float = 0.0) -> None:

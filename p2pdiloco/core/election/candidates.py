@@ -50,7 +50,7 @@ class Candidates:
 
     def passed_over(self, now: float) -> bool:
         """Tell whether we should leave the office to a fitter member."""
-        return bool(self._electorate.better(self._context.shared.me, now))
+        return bool(self._electorate.fitter(self._context.shared.me, now))
 
     def why_give_way(
         self, certificate: Certificate | None, now: float, number: int = 0, candidate: str = ""
@@ -65,14 +65,14 @@ class Candidates:
         """
         if certificate is None:
             return ""
-        better = self._electorate.better(certificate.syncer, now)
+        fitter = self._electorate.fitter(certificate.syncer, now)
         if candidate and self._still_holds(certificate):
-            better = [peer for peer in better if peer == candidate]
-        if not better:
+            fitter = [peer for peer in fitter if peer == candidate]
+        if not fitter:
             return ""
         fitness = self._electorate.fitness(certificate.syncer)
         made = max(self._context.chain.head.number, number) > certificate.start_number
-        ends = made and any(peer == candidate or self._up_to_date(peer) for peer in better)
+        ends = made and any(peer == candidate or self._up_to_date(peer) for peer in fitter)
         if fitness is Fitness.HIDDEN:
             ends = made or now - self.taken_s >= self._context.shared.timing.hidden_wait_s
         return LEAVES_TO_OTHERS[fitness] if ends else ""

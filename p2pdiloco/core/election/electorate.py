@@ -95,7 +95,7 @@ class Electorate:
             return Fitness.HIDDEN
         return Fitness.THIN if (shared.uplink.thin if own else view.thin(peer)) else Fitness.FIT
 
-    def better(self, peer: str, now: float) -> list[str]:
+    def fitter(self, peer: str, now: float) -> list[str]:
         """List the members to which that peer, perhaps oneself, leaves offices."""
         shared = self._shared
         fitness = self.fitness(peer)

@@ -113,7 +113,7 @@ class Delegate:
         syncer = office.syncer
         if partial.state is SendState.HELD and (partial.peer != syncer or now >= partial.deadline_s):
             if partial.peer == syncer:
-                office.suspect(Suspicion.NO_VERSION, waited_s=round(now - partial.held_since_s, 1))
+                office.suspect(Suspicion.NO_VERSION, waited_s=round(now - partial.offered_s, 1))
             partial.retry(now)
         waiting = partial.state is SendState.WAITING and now >= partial.retry_at_s
         if waiting and syncer is not None and office.takes(now):
@@ -209,8 +209,8 @@ class Delegate:
             return
         mark = self._context.chain.watermark
         if any(mark(part.contributor.learner) != part.after for part in partial.parts):
-            if partial.held_since_s:
-                self._round_s.add(now - partial.held_since_s)
+            if partial.offered_s:
+                self._round_s.add(now - partial.offered_s)
             self._drop()
 
     def withdraw(self, now: float) -> bool:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from p2pdiloco.core.api.types import WHOLE_RUN
 
-Office = tuple[str, int, int]
-"""(group, fragment, term)."""
+Claim = tuple[str, int, int]
+"""(group, fragment, term) of an office that a peer says it holds."""
 NOBODY: dict[str, int] = {}
 NOTHING: dict[str, dict[str, int]] = {}
 
@@ -17,13 +17,13 @@ class Claims:
         self._fragments = fragments
         self._of: dict[int, dict[str, dict[str, int]]] = {}
         """Map fragment -> group -> peer -> term."""
-        self._by: dict[str, tuple[Office, ...]] = {}
+        self._by: dict[str, tuple[Claim, ...]] = {}
         self._heard_s: dict[str, float] = {}
         """Time at which each claimant was last heard to claim."""
         self.version = 0
         """Counter that grows with every change."""
 
-    def heard(self, peer: str, offices: tuple[Office, ...], now: float) -> bool:
+    def heard(self, peer: str, offices: tuple[Claim, ...], now: float) -> bool:
         """Take in what that peer claims now. Tell whether that is news."""
         if offices:
             self._heard_s[peer] = now

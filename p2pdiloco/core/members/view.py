@@ -137,8 +137,8 @@ class View:
             member.heard_s += lag_s
             member.listed_s += lag_s
 
-    def touched(self, peer: str, now: float) -> None:
-        """Take in that something else than a heartbeat arrived from a peer that already counts as a
+    def heard_message(self, peer: str, now: float) -> None:
+        """Take in that another message than a heartbeat arrived from a peer that already counts as a
         member."""
         member = self._members.get(peer)
         if member and member.progress and member.incarnation > member.left_incarnation:
@@ -246,7 +246,7 @@ class View:
         self._counted_on = live
         return gone
 
-    def _now(self, now: float) -> _Lists:
+    def _lists_at(self, now: float) -> _Lists:
         """Make the lists as of now, or return those of last time while nobody can have fallen silent."""
         lists = self._lists
         if lists is not None and lists.from_s <= now < lists.until_s:
@@ -272,23 +272,23 @@ class View:
 
     def members(self, now: float) -> list[str]:
         """List the peers heard of lately, sorted. The caller does not change it (nor the following ones)."""
-        return self._now(now).members
+        return self._lists_at(now).members
 
     def live(self, now: float) -> list[str]:
         """List the peers to count on, sorted."""
-        return self._now(now).live
+        return self._lists_at(now).live
 
     def confirmed(self, now: float) -> list[str]:
         """List the members whose versions are confirmed, sorted."""
-        return self._now(now).confirmed
+        return self._lists_at(now).confirmed
 
     def voters(self, now: float) -> list[str]:
         """List the confirmed members that can save a vote, sorted."""
-        return self._now(now).voters
+        return self._lists_at(now).voters
 
     def live_learners(self, now: float) -> list[str]:
         """List the live confirmed peers with a running learner, sorted."""
-        return self._now(now).learners
+        return self._lists_at(now).learners
 
     def to_greet(self, now: float, neighbours: set[str] | None = None) -> list[str]:
         """List the peers (of these) that are due our heartbeat: members always, silent listed ones

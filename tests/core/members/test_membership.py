@@ -41,7 +41,7 @@ def test_failed_sends_count_as_silence_until_something_is_heard() -> None:
     view.heard("p1", heartbeat(), 0.0)
     assert not view.failed("p1") and view.alive("p1", 0.1)
     assert view.failed("p1") and not view.alive("p1", 0.1) and view.members(0.1) == ["p1"]
-    view.touched("p1", 0.2)
+    view.heard_message("p1", 0.2)
     assert view.alive("p1", 0.2)
     assert not view.failed("stranger")
 
@@ -55,7 +55,7 @@ def test_incarnations_tell_a_restart_from_an_echo() -> None:
     view.said_goodbye("p1", 5, 0.2)
     assert view.has_left("p1") and view.members(0.3) == []
     assert not view.heard("p1", heartbeat(5), 0.4), "overtaken by its own good-bye"
-    view.touched("p1", 0.4)
+    view.heard_message("p1", 0.4)
     view.listed("p1", 5, 0.4)
     assert view.has_left("p1") and view.to_greet(10.0) == []
     assert view.heard("p1", heartbeat(6), 0.5) and not view.has_left("p1")
