@@ -15,7 +15,7 @@ from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.models import table
 from p2pdiloco.config.outer import LENGTHS, with_schedule
 from p2pdiloco.config.presets import for_other_model, for_run
-from p2pdiloco.daemon.run_files.initial_file import beside, finite
+from p2pdiloco.daemon.run_files.initial_file import first_not_finite, initial_beside
 from p2pdiloco.errors import StorageError, UserError
 from p2pdiloco.tasks.manifests import manifest_from_table, render_toml
 from p2pdiloco.tasks.models.parameters import named_parameters, tensor_specs
@@ -51,8 +51,8 @@ def new_run(
         raise UserError("the model has no parameters", "new_run takes the module that is trained")
     found = named_parameters(model)
     arrays = {spec.name: found[spec.name].detach().float().cpu().contiguous().numpy() for spec in specs}
-    if finite(arrays):
-        raise UserError(f"the parameter {finite(arrays)} has values that are not finite")
+    if first_not_finite(arrays):
+        raise UserError(f"the parameter {first_not_finite(arrays)} has values that are not finite")
     base = for_other_model(for_run("tiny", name))
     try:
         manifest = msgspec.structs.replace(
@@ -69,7 +69,7 @@ def new_run(
     # Before the schedule, too: it is reckoned from these keys.
     manifest = with_schedule(_accepted(manifest, out), schedule_steps)
     text = render_toml(_accepted(manifest, out))
-    save_tensors(beside(out), arrays, {})  # first: a run.toml is never without them
+    save_tensors(initial_beside(out), arrays, {})  # first: a run.toml is never without them
     try:
         with out.open("x", encoding="utf-8") as file:
             file.write(text)

@@ -10,7 +10,7 @@ from p2pdiloco.cli.visitor import visit, visitor
 from p2pdiloco.config.loader import manifest_from_canonical
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.daemon import wire
-from p2pdiloco.daemon.links.probing import PAUSE_S, Measured, measure
+from p2pdiloco.daemon.links.probing import PAUSE_S, MeasuredLink, measure
 from p2pdiloco.daemon.run_files.listing import choose_run, pull_manifest, run_names
 from p2pdiloco.errors import RemoteError, TransportError, UserError
 from p2pdiloco.ports import Transport
@@ -19,7 +19,7 @@ TIMEOUT_S = 45.0
 """Time of the whole measurement: more than its parts take on the slowest link that can be measured."""
 
 
-def measured_link(join: str, run: str, with_manifest: bool) -> tuple[Measured, Manifest | None]:
+def measured_link(join: str, run: str, with_manifest: bool) -> tuple[MeasuredLink, Manifest | None]:
     """The link to a peer (a checked multiaddr), and, if wanted, the manifest of the run that it lists.
 
     Raises:
@@ -29,7 +29,7 @@ def measured_link(join: str, run: str, with_manifest: bool) -> tuple[Measured, M
     return visit(_visit(join, run, with_manifest))
 
 
-async def _visit(join: str, run: str, with_manifest: bool) -> tuple[Measured, Manifest | None]:
+async def _visit(join: str, run: str, with_manifest: bool) -> tuple[MeasuredLink, Manifest | None]:
     peer = join.rpartition("/p2p/")[2]
     try:
         async with asyncio.timeout(TIMEOUT_S), visitor((join,)) as transport:

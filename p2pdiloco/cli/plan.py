@@ -21,7 +21,7 @@ from p2pdiloco.tasks.manifests import load_manifest
 if TYPE_CHECKING:
     from p2pdiloco.daemon.links.linkadvice import Advice
     from p2pdiloco.daemon.links.linkplan import Demand
-    from p2pdiloco.daemon.links.probing import Measured
+    from p2pdiloco.daemon.links.probing import MeasuredLink
 
 LATENCY_MS = 50.0
 STEP_TIMES_S = (0.1, 0.3, 1.0, 3.0, 10.0)
@@ -112,14 +112,14 @@ def plan(
     _table(manifest, members, rows)
 
 
-def _measured(join: str, run: str, with_manifest: bool) -> tuple[Measured, Manifest | None]:
+def _measured(join: str, run: str, with_manifest: bool) -> tuple[MeasuredLink, Manifest | None]:
     check_peer_address(join)
     from p2pdiloco.cli.measure import measured_link
 
     return measured_link(join, run, with_manifest)
 
 
-def _measured_row(measured: Measured) -> str:
+def _measured_row(measured: MeasuredLink) -> str:
     up, down = rate_text(measured.upload_bits_per_s), rate_text(measured.download_bits_per_s)
     return (
         f"measured: {up}bit/s up, {down}bit/s down, round trip {measured.round_trip_s * 1e3:.3g} ms "

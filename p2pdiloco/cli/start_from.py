@@ -27,7 +27,7 @@ from p2pdiloco.config.loader import manifest_from_canonical
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.models import table
 from p2pdiloco.config.presets import for_other_model
-from p2pdiloco.daemon.run_files.initial_file import beside, finite
+from p2pdiloco.daemon.run_files.initial_file import first_not_finite, initial_beside
 from p2pdiloco.errors import UserError
 from p2pdiloco.tasks.data.hub_file import hub_file, may_be_on_the_hub
 from p2pdiloco.tasks.hub_causal_lm import NAME, built, check_causal, existing
@@ -92,8 +92,8 @@ def started_from(source: Path, base: Manifest) -> tuple[Manifest, Arrays]:
             f"{source}: {len(wrong)} parameters are not those of {manifest.run.task}, the first is {wrong[0]}"
         )
     parameters = {spec.name: found[spec.name] for spec in specs}
-    if finite(parameters):
-        raise UserError(f"{source}: {finite(parameters)} has values that are not finite")
+    if first_not_finite(parameters):
+        raise UserError(f"{source}: {first_not_finite(parameters)} has values that are not finite")
     run = msgspec.structs.replace(
         manifest.run, initial=checksum(parameters), initial_name=source.resolve().name[:100]
     )
@@ -141,8 +141,8 @@ def _arrays(model: Any) -> Arrays:
 
 def save_beside(out: Path, parameters: Arrays) -> Path:
     """The parameters, where the manifest's reader looks for them. Raises: StorageError."""
-    save_tensors(beside(out), parameters, {})
-    return beside(out)
+    save_tensors(initial_beside(out), parameters, {})
+    return initial_beside(out)
 
 
 def _config(source: Path) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from p2pdiloco.daemon.display.snapshot import StatusReport, encode_status
 from p2pdiloco.daemon.finding.reach import DialBack
 from p2pdiloco.daemon.links.probing import ProbeGate
 from p2pdiloco.daemon.run_files.giving import Giving
-from p2pdiloco.daemon.run_files.initial_file import kept, version_0_from
+from p2pdiloco.daemon.run_files.initial_file import kept_initial, version_0_from
 from p2pdiloco.daemon.run_files.listing import PublishedRun, encode_manifest
 from p2pdiloco.daemon.run_files.tokenizers import kept_tokenizer, tokenizer_from
 from p2pdiloco.daemon.wire import refuse
@@ -67,7 +67,7 @@ class FrontDoor:
         """List and serve a run's manifest, and what of it is kept there: a given version 0, a tokenizer."""
         self._runs[run.id] = (run, encode_manifest(run))
         if data_dir is not None and run.manifest.run.initial:
-            self._initial[run.id] = kept(data_dir, run.id)
+            self._initial[run.id] = kept_initial(data_dir, run.id)
         if data_dir is not None and run.manifest.data.tokenizer != BYTES:
             self._tokenizers[run.id] = kept_tokenizer(data_dir, run.id)
 

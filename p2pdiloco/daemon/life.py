@@ -12,7 +12,7 @@ from p2pdiloco.core.api import events as ev
 from p2pdiloco.daemon.learner.evaluating import evaluate_regularly
 from p2pdiloco.daemon.links.uplink_file import save_uplink
 from p2pdiloco.daemon.member import Member
-from p2pdiloco.daemon.run_files.result_files import Plan, ResultWriter
+from p2pdiloco.daemon.run_files.result_files import ResultPlan, ResultWriter
 from p2pdiloco.daemon.run_files.resume import Resume, write_resume
 from p2pdiloco.learner.lifeline import save_takes_s
 from p2pdiloco.priority import daemon_niceness, lower_session, lower_thread, patiently
@@ -148,7 +148,7 @@ class Life:
         every_s = member.settings.eval_every_s
         spawn(evaluate_regularly(member.measurements, member.learner_link, member.core, every_s))
         spawn(self._save_regularly())
-        plan = Plan.of(member.settings)
+        plan = ResultPlan.of(member.settings)
         if plan is not None:
             held = member.holdings
             results = ResultWriter(member.run, held.compute, held.results_io, plan, self._on_result)

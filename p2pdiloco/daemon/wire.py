@@ -275,7 +275,7 @@ RUNS_KEY = "p2pdiloco/runs"
 
 
 def message(run: str, content: Message) -> bytes:
-    """A core message as a control payload."""
+    """Encode a core message as a control payload."""
     return MESSAGE + encode_message(run, content)
 
 

@@ -40,7 +40,7 @@ from p2pdiloco.daemon.life import Life
 from p2pdiloco.daemon.member import Member, OwnPeer
 from p2pdiloco.daemon.payloads.compute import Compute
 from p2pdiloco.daemon.run_files import signing
-from p2pdiloco.daemon.run_files.initial_file import beside
+from p2pdiloco.daemon.run_files.initial_file import initial_beside
 from p2pdiloco.daemon.run_files.listing import PublishedRun
 from p2pdiloco.daemon.run_files.runs import Run, open_run, sign_run
 from p2pdiloco.hashing import content_digest
@@ -93,7 +93,7 @@ def write_given(path: Path, name: str) -> dict[str, np.ndarray]:
     parameters = {name: value.numpy() + 0.5 for name, value in task_of(base).initial_parameters().items()}
     section = msgspec.structs.replace(base.run, initial=checksum(parameters), initial_name="hub")
     path.write_text(render_toml(msgspec.structs.replace(base, run=section)))
-    save_tensors(beside(path), parameters, {})
+    save_tensors(initial_beside(path), parameters, {})
     return parameters
 
 

@@ -147,7 +147,7 @@ async def test_a_push_that_is_under_way_at_the_end_is_cut_and_is_no_bug(
     async with Neighbourhood(tmp_path) as around:
         one, rogue = await around.member("one", genesis=True), await around.rogue()
         await until(lambda: one.core.fragments[0].office.holding, "a syncer")
-        one.holdings.memory.room = lambda size: False  # type: ignore[method-assign]
+        one.holdings.memory.fits_push = lambda size: False  # type: ignore[method-assign]
         began, chunk, write = asyncio.Event(), asyncio.Event(), Spool.write
 
         async def late(spool: Spool, at: int, data: memoryview) -> None:

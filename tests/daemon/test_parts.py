@@ -290,7 +290,7 @@ def test_a_note_is_read_back_as_it_was_until_a_learner_has_it(tmp_path: Path) ->
     note = Resume(tmp_path, core_that_takes(taken))
     for _ in range(2):
         assert note.modes() == ("none", "rest")
-    note.used_up()
+    note.use_up()
     assert Resume(tmp_path, core_that_takes(taken)).modes() == ("none", "none")
     assert taken == [LEFT, LEFT]
 
@@ -301,14 +301,14 @@ def test_without_a_sound_note_nothing_is_taken(content: bytes | None, tmp_path: 
         (tmp_path / FILE).write_bytes(content)
     note = Resume(tmp_path, core_that_takes([]))
     assert note.modes() == ("none", "none")
-    note.used_up()
+    note.use_up()
     assert not list(tmp_path.iterdir())
 
 
 def test_a_note_that_cannot_be_removed_is_an_error(tmp_path: Path) -> None:
     (tmp_path / FILE).mkdir()
     with pytest.raises(UserError, match=r"resume\.json cannot be removed"):
-        Resume(tmp_path, core_that_takes([])).used_up()
+        Resume(tmp_path, core_that_takes([])).use_up()
 
 
 def test_a_note_that_cannot_be_written_is_said_and_leaves_nothing(

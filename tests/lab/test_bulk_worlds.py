@@ -71,30 +71,30 @@ def digest_not_checked(patch: pytest.MonkeyPatch) -> None:
 
 
 def resumes_beyond_what_is_here(patch: pytest.MonkeyPatch) -> None:
-    keep = fetching.Parts.keep
+    keep = fetching.UnfinishedUpdates.keep
 
-    def more(self: fetching.Parts, key: int, unfinished: fetching.Unfinished | None) -> None:
+    def more(self: fetching.UnfinishedUpdates, key: int, unfinished: fetching.Unfinished | None) -> None:
         if unfinished is not None and unfinished.have_bytes:
             end = len(unfinished.payload) - 1
             unfinished.have_bytes = min(unfinished.have_bytes + LEAST_CHUNK_BYTES, end)
         keep(self, key, unfinished)
 
-    patch.setattr(fetching.Parts, "keep", more)
+    patch.setattr(fetching.UnfinishedUpdates, "keep", more)
 
 
 def begins_anew_after_a_cut(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(fetching.Parts, "keep", lambda *_: None)
+    patch.setattr(fetching.UnfinishedUpdates, "keep", lambda *_: None)
 
 
 def pieces_of_states_begin_anew_after_a_cut(patch: pytest.MonkeyPatch) -> None:
-    done = pieces.Copy.done
+    done = pieces.StateCopy.done
 
-    def forgetting(self: pieces.Copy, part: pieces.Part) -> None:
+    def forgetting(self: pieces.StateCopy, part: pieces.StatePart) -> None:
         if part.have < part.end:
             part.have = part.began_at
         done(self, part)
 
-    patch.setattr(pieces.Copy, "done", forgetting)
+    patch.setattr(pieces.StateCopy, "done", forgetting)
 
 
 def pins_are_never_released(patch: pytest.MonkeyPatch) -> None:

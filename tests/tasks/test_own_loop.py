@@ -13,7 +13,7 @@ from p2pdiloco.cli.main import run as main
 from p2pdiloco.config.loader import MAX_MANIFEST_BYTES
 from p2pdiloco.config.outer import expected_merges, harms
 from p2pdiloco.config.signing import decode_signed, encode_signed, verify
-from p2pdiloco.daemon.run_files.initial_file import beside
+from p2pdiloco.daemon.run_files.initial_file import initial_beside
 from p2pdiloco.daemon.run_files.result import result_of
 from p2pdiloco.daemon.run_files.runs import genesis_versions, sign_run
 from p2pdiloco.errors import ConfigError, StorageError, UserError
@@ -55,12 +55,12 @@ def test_a_run_begins_at_the_program_s_parameters(tmp_path: Path) -> None:
     compare(tensor_specs(model), task.specs())
     with pytest.raises(UserError, match=r"table.weight has shape \(10, 4\) there, \(10, 5\) here"):
         compare(tensor_specs(Tied(5)), task.specs())
-    given = {file: file.read_bytes() for file in (path, beside(path))}
+    given = {file: file.read_bytes() for file in (path, initial_beside(path))}
     with pytest.raises(UserError, match=r"run\.toml exists already"):
         new_run(Tied(5), path, "own", tokens_per_step=64, inner_steps=16, fragments=2)
     assert given == {file: file.read_bytes() for file in given}
     blocked = tmp_path / "blocked.toml"
-    beside(blocked).mkdir()
+    initial_beside(blocked).mkdir()
     with pytest.raises(StorageError):
         new_run(model, blocked, "own", tokens_per_step=64, inner_steps=16, fragments=2)
     assert not blocked.exists()

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 class Versions(Protocol):
-    """Versions of a run, for whoever copies states: a member knows its core, a visitor members' reports."""
+    """Versions of a run as whoever copies states knows them: from its core, or from members' reports."""
 
     @property
     def run(self) -> str:

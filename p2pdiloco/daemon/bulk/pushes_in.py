@@ -152,7 +152,7 @@ class PushesIn:
 
     def _where(self, size: int) -> LandingPlace | Verdict:
         """Decide where a payload of this size may come, or why it may not."""
-        roomy = self._memory.room(size)
+        roomy = self._memory.fits_push(size)
         if roomy and self._arriving_bytes + self._tickets.pushed_bytes + size <= SHARE_BYTES:
             return LandingPlace.MEMORY
         if self._spool is not None and self._spool.fits(size):

@@ -174,7 +174,7 @@ class StatusReport(Row, frozen=True, kw_only=True):
     """Mean training loss over the members that reported one."""
     heldout_loss: float | None = None
     heldout_by: Text = ""
-    """Peer id of the member that measured it: the newest result of all members' that the answering node
+    """Peer id of the member that measured it: the newest loss of all members' that the answering node
     knows of."""
     refusals: Annotated[dict[Text, Natural], Meta(max_length=MAX_REFUSAL_REASONS)] = {}
     recent: Annotated[tuple[Line, ...], Meta(max_length=MAX_RECENT_LINES)] = ()

@@ -9,9 +9,9 @@ the liar is at, two a round.
 
 Answers count for as much as they know of the world: those of peers at a public address before those of
 neighbours in our own network. Where a peer is, our own connection to it says, not the peer. Two *voices* must
-say no before a node counts as hidden, in two rounds if it could be dialled before: peers at different places,
-so that one liar, under whatever names, demotes nobody who has others to ask. p2pd does not say which
-connections it accepted and which it made, so accepted ones are no evidence.
+say no before a node counts as hidden, in two rounds if it could be dialled before. Voices are peers at
+different places: one liar, under whatever names, demotes nobody who has others to ask. p2pd does not say
+which connections it accepted and which it made, so accepted ones are no evidence.
 
 An address that is not ours is told to others once two voices have named it, or once this node has reached
 itself there, with the same proof. A hidden node is reached over connections that it keeps itself, and, for a
@@ -114,7 +114,8 @@ class Voice(Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """Name in which two voices differ: at public addresses everybody can have many peer ids."""
+        """Name by which voices are told apart: a site on the Internet, where everybody can have many peer
+        ids, else the peer id."""
         public = sorted(_site(ip) for ip in self.ips if ipaddress.ip_address(ip).is_global)
         return public[0] if public else self.peer
 
@@ -140,7 +141,7 @@ def decisive(voices: Sequence[Voice], own_ips: set[str]) -> list[Voice]:
     return [voice for voice in voices if voice.outlook(own_ips) == best]
 
 
-class Named:
+class NamedPlaces:
     """Addresses that are not ours but lead to us (a forwarded port), as peers say: who named which, when."""
 
     def __init__(self) -> None:
@@ -184,7 +185,7 @@ class Named:
 
 
 class Reachability:
-    """Reach of this node, looked at again and again."""
+    """Reachability of this node, looked at again and again."""
 
     def __init__(
         self, transport: Transport, wish: Wish = "auto", now: Callable[[], float] = time.monotonic
@@ -193,7 +194,7 @@ class Reachability:
         self._wish = wish
         self._now = now
         self._dialable: bool | None = {"public": True, "private": False}.get(wish)
-        self._named = Named()
+        self._named = NamedPlaces()
         self._against: set[str] = set()
         """Names of the voices that said no in all rounds since one said yes."""
         self._bad_rounds = 0

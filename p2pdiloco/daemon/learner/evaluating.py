@@ -119,7 +119,7 @@ class Measurements:
             self.turns.heard(peer, heldout, self._loop.time())
 
 
-class Measures(Protocol):
+class MeasuringLearner(Protocol):
     """Learner, as far as this is concerned (`daemon.learner.learner_link`)."""
 
     ready: asyncio.Event
@@ -129,7 +129,7 @@ class Measures(Protocol):
 
 
 async def evaluate_regularly(
-    measurements: Measurements, learner: Measures, core: Core, every_s: float
+    measurements: Measurements, learner: MeasuringLearner, core: Core, every_s: float
 ) -> None:
     """Measure when it is our turn, for ever; alone or with --evaluate each it always is."""
     tag, look_s = 0, min(LOOK_FOR_TURN_S, every_s / 4)

@@ -110,12 +110,12 @@ class LearnerLink:
         for fragment, base in enumerate(bases):
             self._catch_up(fragment, base.number)
 
-    def _used_up(self) -> bool:
+    def _use_up(self) -> bool:
         """Use up what an earlier life left: no later learner takes it up. False: it could not be."""
         left, self._left = self._left, None
         try:
             if left is not None:
-                left.used_up()
+                left.use_up()
         except UserError as error:
             self._left = left
             if not self.fatal.done():
@@ -140,7 +140,7 @@ class LearnerLink:
             self._host.send(ch.StopStepping())
         told = await self._told_everything(timeout_s / 2 + step_s)
         self._stopping = True
-        saves = self._ready and self._used_up()
+        saves = self._ready and self._use_up()
         left_s = ends_s - loop.time()
         if saves:
             await self._host.stop(self._state_path, left_s)
@@ -170,7 +170,7 @@ class LearnerLink:
 
     def save(self) -> None:
         """Ask the learner for its state at the next boundary, for its moments (a program keeps its own)."""
-        if not self._ready or self._stopping or self._host.guest or not self._used_up():
+        if not self._ready or self._stopping or self._host.guest or not self._use_up():
             return
         self._host.send(ch.Save(str(self._state_path)))
 
@@ -264,7 +264,7 @@ class LearnerLink:
                 for fragment in range(len(self._slots)):
                     self.after_commit(fragment)
             case ch.CopiedOut():
-                if self._stopping or self._used_up():
+                if self._stopping or self._use_up():
                     self._slots[event.fragment].encoding = True
                     self._spawn(self._encode(event, self._life))
             case ch.NothingToCopy():

@@ -44,7 +44,7 @@ MOST_FRAGMENTS = 1024
 
 
 class Advice(Struct, frozen=True):
-    """The most faithful setting that a link carries with comfort."""
+    """Advice: the most faithful setting that a link carries with comfort."""
 
     inner_steps: int
     fragments: int

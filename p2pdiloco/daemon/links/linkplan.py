@@ -64,8 +64,8 @@ class Demand(Struct, frozen=True):
     member_round_s: float
     """Time from a contribution's copy-out until its update is here, for the largest fragment."""
     syncer_round_s: float
-    """Time of such a round where this node is the syncer of every group up to the root, and the others'
-    links are like its own: contributions and partial merges come in, and updates go out."""
+    """Time of such a round where this node is the syncer of every group up to the root. The others' links
+    are like its own: contributions and partial merges come in, and updates go out."""
     delay_steps: int
     """Longer one of both in inner steps: a tau that holds."""
     delay_cycles: float

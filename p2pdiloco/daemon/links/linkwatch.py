@@ -38,7 +38,7 @@ EFFECTS = {
 }
 
 
-class Steady:
+class SteadyLevel:
     """Level that changes when it was found several times in a row: 0 or 1 is good, more is worse."""
 
     def __init__(self, level: int) -> None:
@@ -59,14 +59,14 @@ class Steady:
 
 
 class LinkWatch:
-    """Judges the link now and then."""
+    """Judge of the link, who looks now and then."""
 
     def __init__(self, manifest: Manifest, layouts: tuple[FragmentLayout, ...], meters: LinkMeters) -> None:
         self._manifest = manifest
         self._layouts = layouts
         self.meters = meters
-        self._rarer = Steady(1)
-        self._behind = Steady(FOLLOWS)
+        self._rarer = SteadyLevel(1)
+        self._behind = SteadyLevel(FOLLOWS)
         self.every = 1
         """Stride of versions to which the node contributes; 1: to all."""
         self.words = ""

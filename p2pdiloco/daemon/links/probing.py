@@ -116,7 +116,7 @@ class Forgetful:
 # --- who asks ----------------------------------------------------------------------------------------
 
 
-class Measured(Struct, frozen=True):
+class MeasuredLink(Struct, frozen=True):
     """Measurement of a link to one peer."""
 
     round_trip_s: float
@@ -142,7 +142,7 @@ async def measure(
     peer: str,
     now: Callable[[], float] = time.monotonic,
     give_up_s: float = GIVE_UP_S,
-) -> Measured:
+) -> MeasuredLink:
     """Measure the link to a peer: about 2 s or 8 MiB each way, whichever comes first.
 
     Raises:
@@ -168,7 +168,7 @@ async def measure(
     except TransportError as error:
         raise UserError(f"the link to {peer} was cut while it was measured: {error}", "try again") from error
     bits = 8 * LINK_OVERHEAD
-    return Measured(round_trip_s, up * bits, down * bits, sent + received, now() - began)
+    return MeasuredLink(round_trip_s, up * bits, down * bits, sent + received, now() - began)
 
 
 def _refused(peer: str, error: RemoteError) -> UserError:

@@ -19,7 +19,7 @@ MAX_AGE_S = 86_400.0
 MAX_BYTES = 4096
 
 
-class Known(msgspec.Struct, forbid_unknown_fields=True):
+class RememberedUplink(msgspec.Struct, forbid_unknown_fields=True):
     """Content of the file."""
 
     bits_per_s: float
@@ -36,7 +36,7 @@ def load_uplink(data_dir: Path) -> float:
     future."""
     try:
         with _file(data_dir).open("rb") as file:
-            known = msgspec.json.decode(file.read(MAX_BYTES), type=Known)
+            known = msgspec.json.decode(file.read(MAX_BYTES), type=RememberedUplink)
     except (OSError, msgspec.MsgspecError):
         return math.inf
     fresh = 0 <= time.time() - known.at_s <= MAX_AGE_S
@@ -50,7 +50,7 @@ def save_uplink(data_dir: Path, bits_per_s: float) -> None:
     path = _file(data_dir)
     temporary = path.with_name(path.name + ".tmp")
     try:
-        temporary.write_bytes(msgspec.json.encode(Known(bits_per_s, time.time())))
+        temporary.write_bytes(msgspec.json.encode(RememberedUplink(bits_per_s, time.time())))
         temporary.replace(path)
     except OSError as error:
         # A temporary file that may be left behind is overwritten the next time.

@@ -65,19 +65,20 @@ class Memory:
         self._holders += holders
 
     @property
-    def used_bytes(self) -> int:
-        """Bytes that are held now, and promised to what is under way."""
+    def claimed_bytes(self) -> int:
+        """Bytes that are held now, or promised to what is under way."""
         return self._reserved_bytes + sum(holder.held_bytes for holder in self._holders)
 
-    def room(self, size_bytes: int) -> bool:
+    def fits_push(self, size_bytes: int) -> bool:
         """Tell whether a pushed payload of this size may come."""
         return (
-            self.used_bytes + size_bytes + max(0, self.fetch_bytes - self._reserved_bytes) <= self.most_bytes
+            self.claimed_bytes + size_bytes + max(0, self.fetch_bytes - self._reserved_bytes)
+            <= self.most_bytes
         )
 
-    def fits(self, size_bytes: int) -> bool:
+    def fits_fetch(self, size_bytes: int) -> bool:
         """Tell whether something of at most this size may be fetched now."""
-        return self.used_bytes + size_bytes <= self.most_bytes
+        return self.claimed_bytes + size_bytes <= self.most_bytes
 
     @contextlib.contextmanager
     def fetching(self, size_bytes: int) -> Iterator[None]:
@@ -86,7 +87,7 @@ class Memory:
         Raises:
             RemoteError: "busy": there is no room just now. The peer is innocent.
         """
-        if not self.fits(size_bytes):
+        if not self.fits_fetch(size_bytes):
             self.refused += 1
             raise RemoteError("busy", OUT_OF_BUDGET)
         self._reserved_bytes += size_bytes

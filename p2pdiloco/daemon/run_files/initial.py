@@ -19,7 +19,7 @@ from p2pdiloco.adapters.disk.result_file import Arrays, checksum, save_tensors
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.run_files.giving import PAUSE_S, check_given, first_that_gives
-from p2pdiloco.daemon.run_files.initial_file import beside, given_arrays, kept, kept_arrays
+from p2pdiloco.daemon.run_files.initial_file import given_arrays, initial_beside, kept_arrays, kept_initial
 from p2pdiloco.errors import ConfigError, RemoteError
 from p2pdiloco.ports import Transport
 from p2pdiloco.tasks.registry import task_of
@@ -38,7 +38,7 @@ def given_beside(path: Path, manifest: Manifest) -> dict[str, Tensor] | None:
     """
     if not manifest.run.initial:
         return None
-    file = beside(path)
+    file = initial_beside(path)
     if not file.exists():
         raise ConfigError(
             f"{path}: run.initial names parameters, but there is no {file.name} beside it",
@@ -60,7 +60,7 @@ def keep_given(data_dir: Path, run: str, manifest: Manifest, vault: Vault) -> No
 
     Raises: StorageError.
     """
-    file = kept(data_dir, run)
+    file = kept_initial(data_dir, run)
     if not manifest.run.initial or file.exists():
         return
     parameters = {spec.name: torch.zeros(spec.shape) for spec in task_of(manifest).specs()}
@@ -79,7 +79,7 @@ def given_on_disk(
         ConfigError: `[model]` is wrong, or describes other parameters.
     """
     arrays = kept_arrays(data_dir, run, manifest, set_aside)
-    return None if arrays is None else _tensors(kept(data_dir, run), arrays, manifest)
+    return None if arrays is None else _tensors(kept_initial(data_dir, run), arrays, manifest)
 
 
 async def given_parameters(

@@ -21,12 +21,12 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 
-def beside(path: Path) -> Path:
+def initial_beside(path: Path) -> Path:
     """Path of the given parameters of a run.toml: run.initial.safetensors."""
     return path.with_suffix(".initial.safetensors")
 
 
-def kept(data_dir: Path, run: str) -> Path:
+def kept_initial(data_dir: Path, run: str) -> Path:
     """Path at which a node keeps the given parameters of a run."""
     return run_folder(data_dir, run) / "initial.safetensors"
 
@@ -45,7 +45,7 @@ def kept_arrays(data_dir: Path, run: str, manifest: Manifest, set_aside: bool = 
     `set_aside`: what is damaged becomes `*.corrupt`. What merely cannot be read now stays: it may be the last
     copy.
     """
-    file = kept(data_dir, run)
+    file = kept_initial(data_dir, run)
     if not manifest.run.initial or not file.exists():
         return None
     return _if_sound(file, lambda: given_arrays(file, manifest), set_aside)
@@ -56,7 +56,7 @@ def is_kept(data_dir: Path, run: str, manifest: Manifest) -> bool:
 
     One tensor at a time is in memory.
     """
-    file = kept(data_dir, run)
+    file = kept_initial(data_dir, run)
     if not manifest.run.initial:
         return True
     if not file.exists():
@@ -98,6 +98,6 @@ def version_0_from(file: Path, offset: int) -> tuple[bytes, memoryview] | str:
     return wire.encode(wire.InitialHeader(offset)), memory[start:]
 
 
-def finite(arrays: Mapping[str, np.ndarray]) -> str:
+def first_not_finite(arrays: Mapping[str, np.ndarray]) -> str:
     """Find the first parameter that is not finite; return its name. Empty: all are finite."""
     return next((name for name, array in arrays.items() if not np.isfinite(array).all()), "")

@@ -23,7 +23,7 @@ from p2pdiloco.tasks.registry import task_of
 LOOK_S = 1.0
 
 
-class Plan(Struct, frozen=True):
+class ResultPlan(Struct, frozen=True):
     """Plan for result files: where, how often and how many."""
 
     folder: Path
@@ -33,7 +33,7 @@ class Plan(Struct, frozen=True):
     keep: int
 
     @classmethod
-    def of(cls, settings: NodeSettings) -> Plan | None:
+    def of(cls, settings: NodeSettings) -> ResultPlan | None:
         """Read the plan off the flags; None: nothing is to be written."""
         if settings.result_dir is None:
             return None
@@ -45,7 +45,7 @@ class ResultWriter:
     """Writer of result files."""
 
     def __init__(
-        self, run: Run, compute: Compute, io: Executor, plan: Plan, tell: Callable[[str, bool], None]
+        self, run: Run, compute: Compute, io: Executor, plan: ResultPlan, tell: Callable[[str, bool], None]
     ) -> None:
         """`tell(sentence, saved)` hears of every attempt; `io` runs what touches the disk: a thread of its
         own, since nothing else can wait for a whole model."""

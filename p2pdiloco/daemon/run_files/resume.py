@@ -65,10 +65,9 @@ class Resume:
             )
         return modes
 
-    def used_up(self) -> None:
-        """Remove the note: what is left may be contributed, or saved in another state, from now on.
-
-        Nobody may take it up again, in no life.
+    def use_up(self) -> None:
+        """Remove the note: what is left may be contributed, or saved in another state, from now on. No life
+        may take it up again.
 
         Raises:
             UserError: the note stays, which could have inner steps merged twice.

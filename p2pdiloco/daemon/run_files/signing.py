@@ -28,7 +28,7 @@ from p2pdiloco.config.models import BYTES
 from p2pdiloco.config.signing import load_signed, run_id
 from p2pdiloco.config.strict import parse_toml, read_settings
 from p2pdiloco.daemon.display.logs import Style, configure_logging
-from p2pdiloco.daemon.run_files.initial_file import is_kept, kept
+from p2pdiloco.daemon.run_files.initial_file import is_kept, kept_initial
 from p2pdiloco.daemon.run_files.listing import PublishedRun
 from p2pdiloco.daemon.run_files.tokenizers import kept_tokenizer, tokenizer_on_disk
 from p2pdiloco.errors import ConfigError, InvariantViolation, StorageError, UserError
@@ -40,7 +40,7 @@ ERRORS = {error.__name__: error for error in (ConfigError, StorageError)}
 MAX_WORD_BYTES = 1 << 14
 
 
-class Saved(Struct):
+class SavedRuns(Struct):
     """Content of a bootstrap's folder, as far as runs go."""
 
     runs: list[PublishedRun] = field(default_factory=list)
@@ -51,9 +51,9 @@ class Saved(Struct):
     """Errors about other manifests."""
 
 
-def look_at_saved(data_dir: Path) -> Saved:
+def look_at_saved(data_dir: Path) -> SavedRuns:
     """Look through the folder for runs. A damaged version 0 is set aside."""
-    saved = Saved()
+    saved = SavedRuns()
     for path in sorted((data_dir / "runs").glob("*/manifest.signed")):
         try:
             signed, manifest = load_signed(path, verify)
@@ -70,7 +70,7 @@ def look_at_saved(data_dir: Path) -> Saved:
     return saved
 
 
-def written(data_dir: Path, run: str) -> Path:
+def kept_run_toml(data_dir: Path, run: str) -> Path:
     """Path of the kept run.toml from which a run was signed."""
     return run_folder(data_dir, run) / "run.toml"
 
@@ -82,7 +82,7 @@ def signed_from(file: Path, runs: Iterable[PublishedRun], data_dir: Path, owner:
     same = (
         run.id
         for run in runs
-        if run.signed.owner == owner and _bytes_of(written(data_dir, run.id)) == content
+        if run.signed.owner == owner and _bytes_of(kept_run_toml(data_dir, run.id)) == content
     )
     return next(same, "") if content is not None else ""
 
@@ -168,11 +168,11 @@ def _sign(data_dir: Path, path: Path, owner: Identity) -> None:
     if not identifier:
         run, vault = sign_run(path, owner, manifest)
         identifier = run.id
-        file = kept(data_dir, identifier)
+        file = kept_initial(data_dir, identifier)
         if not is_kept(data_dir, identifier, manifest) and file.exists():  # it cannot be read
             Files().move(file, file.with_name(file.name + ".corrupt"))
         save_run(data_dir, run, vault)
-    Files().save(written(data_dir, identifier), [content], durable=True)
+    Files().save(kept_run_toml(data_dir, identifier), [content], durable=True)
     _warn(path, manifest)
 
 

@@ -39,7 +39,7 @@ def too_large(member: BulkMember) -> str:
     for path, value in _found(member.transfers, "transfers", set()):
         if isinstance(value, CONTAINERS) and len(value) > LIMIT:
             return f"{path} holds {len(value)}"
-    used, most = member.memory.used_bytes, member.memory.most_bytes
+    used, most = member.memory.claimed_bytes, member.memory.most_bytes
     if used > most:
         return f"{used} bytes of {most:.0f} that it may have"
     return ""
@@ -61,8 +61,8 @@ def left_over(member: BulkMember) -> str:
         return f"{member.vault.pins} pins"
     if len(member.tickets):
         return f"{len(member.tickets)} tickets"
-    if member.memory.used_bytes != member.log.held_bytes:
-        return f"{member.memory.used_bytes} bytes of memory, of which the log has {member.log.held_bytes}"
+    if member.memory.claimed_bytes != member.log.held_bytes:
+        return f"{member.memory.claimed_bytes} bytes of memory, of which the log has {member.log.held_bytes}"
     return ""
 
 

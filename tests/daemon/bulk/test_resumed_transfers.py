@@ -20,7 +20,7 @@ from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.bulk import pushes_in as arrivals_module
 from p2pdiloco.daemon.bulk.pushes_in import MAX_UNFINISHED, PushesIn
 from p2pdiloco.daemon.bulk.transfers import Transfers
-from p2pdiloco.daemon.bulk.updates.fetching import KEEP_S, Parts, Unfinished
+from p2pdiloco.daemon.bulk.updates.fetching import KEEP_S, Unfinished, UnfinishedUpdates
 from p2pdiloco.daemon.links.meters import LinkMeters
 from p2pdiloco.daemon.payloads.tickets import Tickets
 from p2pdiloco.errors import RemoteError, TransportError
@@ -214,15 +214,15 @@ async def test_what_has_come_and_waits_to_be_judged_counts() -> None:
     counted.clear()
 
     async def check(job: Any, *arguments: Any) -> Any:
-        counted.append(made.pulling._memory.used_bytes)
+        counted.append(made.pulling._memory.claimed_bytes)
         return job(*arguments)
 
     compute.run = check  # type: ignore[method-assign]
     await made.fetch_update(ef.FetchUpdate(0, 1, "a"))
-    assert counted == [len(PAYLOAD)] and made.pulling._memory.used_bytes == len(PAYLOAD)
+    assert counted == [len(PAYLOAD)] and made.pulling._memory.claimed_bytes == len(PAYLOAD)
     assert made.fanout._arriving, "it is passed on until it is in the log"
     tickets.release(posted[-1].ticket)  # type: ignore[attr-defined]
-    assert made.pulling._memory.used_bytes == 0 and not made.fanout._arriving
+    assert made.pulling._memory.claimed_bytes == 0 and not made.fanout._arriving
 
 
 async def test_the_same_offered_twice_at_once_is_counted_once() -> None:
@@ -240,7 +240,7 @@ async def test_what_nobody_goes_on_with_is_forgotten() -> None:
     sink: Any = arrivals.on_push("a", push(1000))
     await sink.write(0, memoryview(b"x" * 600))
     sink.abort("cut")
-    parts, part = Parts(lambda: now), Unfinished(DIGEST, 1000)
+    parts, part = UnfinishedUpdates(lambda: now), Unfinished(DIGEST, 1000)
     part.have_bytes = 1
     parts.keep(0, part)
     now = KEEP_S - 1

@@ -15,7 +15,7 @@ from p2pdiloco.daemon.finding.reach import (
     MAX_NAMED,
     ROUNDS_ALONE,
     DialBack,
-    Named,
+    NamedPlaces,
     Reachability,
     Voice,
     decisive,
@@ -40,7 +40,7 @@ def test_those_who_know_most_of_the_world_decide_and_our_own_connection_says_who
 
 
 def test_an_address_that_is_not_ours_is_told_to_others_once_two_at_different_places_named_it() -> None:
-    named, one = Named(), voice("a", "8.8.8.8", "1.1.1.1", "192.168.1.2")
+    named, one = NamedPlaces(), voice("a", "8.8.8.8", "1.1.1.1", "192.168.1.2")
     assert named.add([one], OWN, 0.0) == [("1.1.1.1", 4001)]
     named.add([one, voice("b", "8.8.8.8", "1.1.1.1")], OWN, 1.0)
     assert named.addresses() == [], "many names at one place are one voice"
@@ -56,7 +56,7 @@ def test_an_address_that_is_not_ours_is_told_to_others_once_two_at_different_pla
 
 
 def test_a_liar_with_many_addresses_does_not_keep_us_from_trying_an_honest_ones() -> None:
-    named, many = Named(), [f"1.0.0.{i}" for i in range(8)]
+    named, many = NamedPlaces(), [f"1.0.0.{i}" for i in range(8)]
     liar, honest = voice("a", "8.8.8.8", *many), voice("b", "9.9.9.9", "198.51.100.1")
     assert named.add([honest, liar], OWN, 0.0) == [("1.0.0.7", 4001), ("198.51.100.1", 4001)]
     assert named.add([honest], OWN, 1.0) == [("198.51.100.1", 4001), ("1.0.0.7", 4001)], "the newest first"

@@ -23,18 +23,18 @@ def test_room_for_what_peers_push_leaves_room_for_what_we_fetch() -> None:
     memory = Memory(100)
     memory.count(inbox)
     memory.fetch_bytes = 40
-    assert memory.room(60) and not memory.room(61)
+    assert memory.fits_push(60) and not memory.fits_push(61)
     with memory.fetching(30):
-        assert memory.used_bytes == 30
-        assert memory.room(60) and not memory.room(61)  # of the 40, 30 are in use
+        assert memory.claimed_bytes == 30
+        assert memory.fits_push(60) and not memory.fits_push(61)  # of the 40, 30 are in use
         with pytest.raises(RemoteError, match="busy"), memory.fetching(71):
             pass
-    assert (memory.used_bytes, memory.refused) == (0, 1)
+    assert (memory.claimed_bytes, memory.refused) == (0, 1)
     inbox.held_bytes = 70
-    assert not memory.room(1)
+    assert not memory.fits_push(1)
     with memory.fetching(30):
-        assert memory.used_bytes == 100
-    assert Memory().room(1 << 60)
+        assert memory.claimed_bytes == 100
+    assert Memory().fits_push(1 << 60)
 
 
 def test_a_budget_that_no_node_could_live_in_is_refused_at_the_start() -> None:
@@ -67,7 +67,7 @@ async def test_a_push_that_fits_neither_memory_nor_disk_is_put_off_and_counted_a
         payload = rogue.payload(member)
         signed = rogue.sign(rogue.header(member, payload))
         memory = member.holdings.memory
-        memory.most_bytes = memory.fetch_bytes + memory.used_bytes + len(payload) - 1
+        memory.most_bytes = memory.fetch_bytes + memory.claimed_bytes + len(payload) - 1
         with monkeypatch.context() as full_disk:
             full_disk.setattr(Spool, "fits", lambda *_: False)
             answer = await rogue.push(member, signed, payload)
@@ -88,8 +88,8 @@ async def test_no_round_loses_a_contributor_for_want_of_memory(tmp_path: Path) -
         for member in members:
             view, memory = member.core.shared.view, member.holdings.memory
             await until(lambda view=view: len(view.members(loop.time())) == 2, "all meet")
-            memory.most_bytes = memory.fetch_bytes + memory.used_bytes + (1 << 20)
-            memory.room = lambda size: False  # type: ignore[method-assign]
+            memory.most_bytes = memory.fetch_bytes + memory.claimed_bytes + (1 << 20)
+            memory.fits_push = lambda size: False  # type: ignore[method-assign]
         await town.round(*members)
         assert not any(member.holdings.memory.refused for member in members)
         await until(lambda: all(m.transfers.pushes_in.spooled_bytes == 0 for m in members), "freed")

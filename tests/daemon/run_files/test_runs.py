@@ -21,7 +21,7 @@ from p2pdiloco.daemon.frontdoor import FrontDoor
 from p2pdiloco.daemon.run_files import listing, runs
 from p2pdiloco.daemon.run_files.giving import MAX_GIVEN, Giving
 from p2pdiloco.daemon.run_files.initial import given_on_disk, given_parameters
-from p2pdiloco.daemon.run_files.initial_file import kept, version_0_from
+from p2pdiloco.daemon.run_files.initial_file import kept_initial, version_0_from
 from p2pdiloco.daemon.run_files.listing import choose_run
 from p2pdiloco.daemon.run_files.runs import Run, find_run
 from p2pdiloco.daemon.wire import refuse
@@ -301,7 +301,7 @@ async def test_version_0_that_was_given_comes_from_peers(
         runs.save_run(tmp_path / name, run, vault)
         doors.append(await server(hub, run))
         doors[-1].add_run(run, tmp_path / name)
-    file = kept(tmp_path / "liar", run.id)
+    file = kept_initial(tmp_path / "liar", run.id)
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.write_bytes(content)
@@ -314,9 +314,9 @@ async def test_version_0_that_was_given_comes_from_peers(
     # Nobody gives it any more, but the own folder has it.
     await find_run(await newcomer(MemoryNetwork()), Identity.generate(), "", tmp_path / "me", ignore)
     # What is not sound there is fetched again.
-    kept(tmp_path / "me", run.id).write_bytes(content)
+    kept_initial(tmp_path / "me", run.id).write_bytes(content)
     assert given_on_disk(tmp_path / "me", run.id, manifest, set_aside=False) is None
-    mine = kept(tmp_path / "me", run.id)
+    mine = kept_initial(tmp_path / "me", run.id)
     assert mine.exists() and given_on_disk(tmp_path / "me", run.id, manifest) is None
     assert not mine.exists() and mine.with_name("initial.safetensors.corrupt").read_bytes() == content
     # What cannot be read stays: it may be the last copy.
@@ -324,7 +324,7 @@ async def test_version_0_that_was_given_comes_from_peers(
     assert given_on_disk(tmp_path / "me", run.id, manifest) is None and mine.is_dir()
 
     # A stream goes on where it is asked to; beyond the end there is nothing, and there are so many at a time.
-    file, giving = kept(tmp_path / "honest", run.id), Giving()
+    file, giving = kept_initial(tmp_path / "honest", run.id), Giving()
     sources = [giving.serve(f"peer {i}", lambda: version_0_from(file, 40)) for i in range(MAX_GIVEN)]
     whole = sum(array.nbytes for array in parameters.values())
     assert all(isinstance(s, PullSource) and memoryview(s.payload[0]).nbytes == whole - 40 for s in sources)

@@ -14,8 +14,8 @@ from daemon_kit import served_runs, write_given
 from p2pdiloco.config.presets import for_run
 from p2pdiloco.config.signing import load_signed
 from p2pdiloco.daemon.run_files import runs, signing
-from p2pdiloco.daemon.run_files.initial_file import kept
-from p2pdiloco.daemon.run_files.signing import written
+from p2pdiloco.daemon.run_files.initial_file import kept_initial
+from p2pdiloco.daemon.run_files.signing import kept_run_toml
 from p2pdiloco.errors import ConfigError, InvariantViolation, StorageError, UserError
 from p2pdiloco.identity import verify
 from p2pdiloco.tasks.manifests import render_toml
@@ -66,7 +66,7 @@ async def test_what_was_signed_is_not_computed_again(
         assert await served_runs(tmp_path, file) == await served_runs(tmp_path) == [run]
     other = toml_of("test", file, "# mine\n")
     assert await served_runs(tmp_path, file) == [run] and computed == ["test"]
-    assert written(tmp_path, run.id).read_text() == other
+    assert kept_run_toml(tmp_path, run.id).read_text() == other
 
 
 async def test_another_owner_s_or_another_manifest_is_another_run_and_what_is_asked_for_comes_first(
@@ -87,7 +87,7 @@ async def test_a_given_version_0_is_taken_from_beside_run_toml_again(
 ) -> None:
     write_given(file, "given")
     (run,) = await served_runs(tmp_path, file)
-    here = kept(tmp_path, run.id)
+    here = kept_initial(tmp_path, run.id)
     content = here.read_bytes()
     for times, damaged in ((2, b""), (3, content[:-1] + b"x"), (4, content[:30]), (5, None)):
         here.unlink() if damaged is None else here.write_bytes(damaged)
@@ -124,7 +124,7 @@ async def test_an_edit_while_version_0_is_computed_is_signed_next_time(
 async def test_a_given_version_0_that_cannot_be_read_is_moved_away(tmp_path: Path, file: Path) -> None:
     write_given(file, "given")
     (run,) = await served_runs(tmp_path, file)
-    here = kept(tmp_path, run.id)
+    here = kept_initial(tmp_path, run.id)
     here.unlink()
     here.mkdir()
     assert await served_runs(tmp_path) == [] and here.is_dir()
@@ -139,7 +139,7 @@ async def test_a_folder_that_cannot_be_made_is_a_sentence(tmp_path: Path, file: 
 
 async def test_what_an_ended_signing_left_is_removed(tmp_path: Path, file: Path) -> None:
     (run,) = await served_runs(tmp_path, file)
-    left = kept(tmp_path, run.id).with_suffix(".safetensors.tmp")
+    left = kept_initial(tmp_path, run.id).with_suffix(".safetensors.tmp")
     left.write_bytes(b"half of it")
     assert await served_runs(tmp_path) == [run] and not left.exists()
 

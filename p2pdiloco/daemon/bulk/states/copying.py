@@ -24,7 +24,7 @@ from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.bulk.chain_view import Versions
 from p2pdiloco.daemon.bulk.rates import Rates
 from p2pdiloco.daemon.bulk.states.donating import SHARE
-from p2pdiloco.daemon.bulk.states.pieces import Copy, StatePart
+from p2pdiloco.daemon.bulk.states.pieces import StateCopy, StatePart
 from p2pdiloco.daemon.bulk.updates.gathering import LeftOut
 from p2pdiloco.daemon.payloads.compute import Compute
 from p2pdiloco.errors import RemoteError, TransportError
@@ -44,7 +44,7 @@ PAUSE_S = 15.0
 class _PieceSink:
     """Sink of one piece."""
 
-    def __init__(self, copying: Copying, copy: Copy, part: StatePart, peer: str, fragment: int) -> None:
+    def __init__(self, copying: Copying, copy: StateCopy, part: StatePart, peer: str, fragment: int) -> None:
         self._copying, self._copy, self._part, self._peer = copying, copy, part, peer
         self._fragment = fragment
         self.first = not copy.begun.is_set()
@@ -92,7 +92,7 @@ class Copying:
         self._transport = transport
         self._compute = compute
         self.now = now
-        self._kept: dict[int, Copy] = {}
+        self._kept: dict[int, StateCopy] = {}
         self._streams: Counter[str] = Counter()
         self._freed = asyncio.Event()
         self._rates = Rates(now)
@@ -135,17 +135,17 @@ class Copying:
                 self._left_out.add(*suspects)
         raise RemoteError("digest-differs")
 
-    async def _begin(self, fragment: int, anew: bool) -> Copy:
+    async def _begin(self, fragment: int, anew: bool) -> StateCopy:
         """Take up what is here of a state of this fragment, or nothing of it."""
         before = None if anew else self._kept.get(fragment)
         loan = await self._compute.run(self._compute.vault.lend_spare, fragment, before and before.loan)
         if before is None or before.loan is not loan:
-            before = Copy(self.versions.state_bytes(fragment), loan)
+            before = StateCopy(self.versions.state_bytes(fragment), loan)
         before.begun = asyncio.Event()
         self._kept[fragment] = before
         return before
 
-    async def _complete(self, copy: Copy, effect: ef.FetchState, alone: bool) -> None:
+    async def _complete(self, copy: StateCopy, effect: ef.FetchState, alone: bool) -> None:
         """Fetch until all of it is here. Raises: TransportError, RemoteError (of the holder that was
         named)."""
         error: BaseException = TransportError("too slow")
@@ -178,13 +178,13 @@ class Copying:
         if not copy.complete:
             raise error
 
-    def _help(self, copy: Copy, peer: str, effect: ef.FetchState) -> asyncio.Future[None]:
+    def _help(self, copy: StateCopy, peer: str, effect: ef.FetchState) -> asyncio.Future[None]:
         self._take_place(peer)
         worker = asyncio.ensure_future(self._work(copy, peer, effect))
         worker.add_done_callback(lambda _: self._leave_place(peer))
         return worker
 
-    def _helpers(self, copy: Copy, fragment: int, asked: set[str]) -> list[str]:
+    def _helpers(self, copy: StateCopy, fragment: int, asked: set[str]) -> list[str]:
         """List others that hold the same version and were not asked yet, fast and unknown ones first."""
         assert copy.header is not None
         if not copy.missing:
@@ -213,7 +213,7 @@ class Copying:
             del self._streams[peer]
         self._freed.set()
 
-    async def _work(self, copy: Copy, peer: str, effect: ef.FetchState) -> None:
+    async def _work(self, copy: StateCopy, peer: str, effect: ef.FetchState) -> None:
         """Fetch pieces from one holder. Raises: TransportError, RemoteError."""
         while not copy.complete:
             part = copy.take()
@@ -225,7 +225,7 @@ class Copying:
             elif not await self._pull(copy, part, peer, effect):
                 return
 
-    def _take_over(self, copy: Copy, peer: str) -> None:
+    def _take_over(self, copy: StateCopy, peer: str) -> None:
         """Give a piece back of which the rest comes sooner from this peer than from who gives it."""
         mine, now = self._rates.of(peer, 0.0), self.now()
         for part in copy.active:
@@ -238,7 +238,7 @@ class Copying:
                 part.pull.cancel()
                 return
 
-    async def _pull(self, copy: Copy, part: StatePart, peer: str, effect: ef.FetchState) -> bool:
+    async def _pull(self, copy: StateCopy, part: StatePart, peer: str, effect: ef.FetchState) -> bool:
         """Pull one piece. False: it was taken from this holder, which is too slow.
 
         Raises:
@@ -255,7 +255,7 @@ class Copying:
         return True
 
     async def _into(
-        self, sink: _PieceSink, copy: Copy, part: StatePart, peer: str, effect: ef.FetchState
+        self, sink: _PieceSink, copy: StateCopy, part: StatePart, peer: str, effect: ef.FetchState
     ) -> Refusal | bool | None:
         """Pull one piece into the sink. None: it was taken from this holder. Raises: TransportError,
         RemoteError."""

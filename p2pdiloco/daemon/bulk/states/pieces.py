@@ -30,7 +30,7 @@ class StatePart:
         return (self.have - self.began_at) / max(now - self.began_s, 1e-6)
 
 
-class Copy:
+class StateCopy:
     """Version of a fragment of which a part is here."""
 
     def __init__(self, size: int, loan: Loan) -> None:

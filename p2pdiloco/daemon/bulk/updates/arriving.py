@@ -13,9 +13,10 @@ from p2pdiloco.daemon.bulk.updates.fetching import Unfinished, known_bytes
 LEAST_BYTES = 256 * 1024
 """Size below which updates are passed on as a whole."""
 PIECES = 8
-"""Number of pieces: what is still arriving goes on in about this part of it, and at least `LEAST_BYTES`,"""
+"""Number of pieces of one update, about: what is still arriving goes on when at least this part of it, and
+`LEAST_BYTES`, are new."""
 PIECE_S = 0.1
-"""Time whose bytes make a piece at least: a piece is a stream of its own, which costs more than it saves
+"""Time whose bytes make a piece at least. A piece is a stream of its own, which costs more than it saves
 where the rest is here at once."""
 WAIT_S = 4.0
 """Time for which a peer waits for the next piece before it hears "later"."""

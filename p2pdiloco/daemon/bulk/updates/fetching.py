@@ -29,7 +29,7 @@ class Unfinished:
         self.have_bytes = 0
 
 
-class Parts:
+class UnfinishedUpdates:
     """Payloads of which a part is here, by fragment."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:

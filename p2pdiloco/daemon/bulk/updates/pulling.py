@@ -12,7 +12,7 @@ from p2pdiloco.core.uplinks.meter import Meter
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.bulk.chain_view import ChainView
 from p2pdiloco.daemon.bulk.pushes_in import PushesIn
-from p2pdiloco.daemon.bulk.updates.fetching import Fetch, Parts, Unfinished, Watcher
+from p2pdiloco.daemon.bulk.updates.fetching import Fetch, Unfinished, UnfinishedUpdates, Watcher
 from p2pdiloco.daemon.payloads.memory import Memory
 from p2pdiloco.errors import RemoteError, TransportError
 from p2pdiloco.ports import Refusal, Transport
@@ -36,7 +36,7 @@ class Pulling:
         self._memory = memory
         self._pushes_in = pushes_in
         self._downlink = downlink
-        self.unfinished = Parts(asyncio.get_running_loop().time)
+        self.unfinished = UnfinishedUpdates(asyncio.get_running_loop().time)
         self.bytes_in = 0
 
     @property
@@ -58,7 +58,7 @@ class Pulling:
         self.unfinished.forget_old()
         self._pushes_in.forget_old()
         before = self.unfinished.take(fragment)  # what is reserved for the whole counts it from here on
-        if not self._memory.fits(limit):
+        if not self._memory.fits_fetch(limit):
             self.unfinished.forget_all()
             self._pushes_in.forget_all()
         try:
