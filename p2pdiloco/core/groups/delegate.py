@@ -43,7 +43,7 @@ class Partial(Underway):
 class Delegate:
     """Maker and sender of the partials of one group of which we are the syncer."""
 
-    last = False
+    makes_version = False
 
     def __init__(self, context: FragmentContext, group: str) -> None:
         self._context = context
@@ -89,7 +89,7 @@ class Delegate:
             return
         self._drop()
         self.partial = Partial(event.attempt, job, event)
-        job.round.merged()
+        job.round.merge_done()
 
     def failed(self, event: PartialFailed) -> None:
         """Take in that every contribution turned out unusable, or the worker failed."""

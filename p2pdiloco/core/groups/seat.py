@@ -55,8 +55,8 @@ class Seat:
             inbox = LearnerInbox(context)
         self.office = Office(context, self.name, self.electorate, now)
         self.delegate = None if self.top else Delegate(context, self.name)
-        finish = self.delegate or publisher
-        self.round = Round(context, self.name, self.level, self.office, self.electorate, inbox, finish)
+        merger = self.delegate or publisher
+        self.round = Round(context, self.name, self.level, self.office, self.electorate, inbox, merger)
         self.office.busy = lambda: self.round.busy
 
     def deadline(self) -> float | None:

@@ -14,7 +14,7 @@ class ClosedRound(Protocol):
     def awaits(self, term: int, number: int) -> bool:
         """Tell whether this merge is still wanted."""
 
-    def merged(self) -> None:
+    def merge_done(self) -> None:
         """Note that the merge worker is done."""
 
     def published(self, sync_s: float | None) -> None:
@@ -39,10 +39,10 @@ class Job:
     closed_s: float
 
 
-class Finish(Protocol):
-    """Taker of a closed round: the publisher of versions, or the delegate that sends a partial merge up."""
+class Merger(Protocol):
+    """Merger of a closed round: the publisher of versions, or the delegate that sends a partial merge up."""
 
-    last: bool
+    makes_version: bool
     """True: the version is made here, and the fragment's spare copy is needed."""
 
     def begin(self, job: Job, missing: int, expected: int) -> None:

@@ -30,7 +30,7 @@ from p2pdiloco.core.rounds.handover import Job
 class Publisher:
     """Maker of one fragment's versions, whatever the seat in which we are the topmost syncer."""
 
-    last = True
+    makes_version = True
 
     def __init__(self, context: FragmentContext, own: ContributionQueue) -> None:
         self._context = context
@@ -83,7 +83,7 @@ class Publisher:
             self._shared.out.put(Release(event.ticket))
             self._shared.out.record("merge", self._fragment, "stale: the world moved on", number=event.number)
             return
-        job.round.merged()
+        job.round.merge_done()
         config, head = self._shared.config, self._chain.head
         parts = sorted((p.contributor for h in job.held for p in h.parts), key=lambda p: p.learner)
         epoch, groups = self._next_plan(event.number, now)

@@ -30,7 +30,7 @@ from p2pdiloco.core.machine import Machine
 from p2pdiloco.core.rounds.admission import Admission
 from p2pdiloco.core.rounds.attendance import Attendance
 from p2pdiloco.core.rounds.closing_calls import ClosingCalls
-from p2pdiloco.core.rounds.handover import Finish, Job
+from p2pdiloco.core.rounds.handover import Job, Merger
 from p2pdiloco.core.rounds.inbox import Held, Inbox
 from p2pdiloco.core.rounds.round_table import MAKING, ROUND_TABLE, RoundSignal, RoundState
 from p2pdiloco.core.timing import Ema, grace_cap_s
@@ -51,7 +51,7 @@ class Round:
         office: Office,
         electorate: Electorate,
         inbox: Inbox,
-        finish: Finish,
+        merger: Merger,
     ) -> None:
         self._context = context
         self._shared = context.shared
@@ -62,7 +62,7 @@ class Round:
         self._office = office
         self._electorate = electorate
         self.inbox = inbox
-        self._finish = finish
+        self._merger = merger
         self._machine = Machine(ROUND_TABLE, RoundState.IDLE)
         self._merging: tuple[Held, ...] = ()
         self._attendance = Attendance(context, level, electorate, inbox)
@@ -105,7 +105,7 @@ class Round:
     def busy(self) -> bool:
         """True: `closing`, but not while our partial is with the syncer above, since nothing of that is lost
         with us."""
-        return self.closing and (self._finish.last or self.state is not RoundState.PUBLISHING)
+        return self.closing and (self._merger.makes_version or self.state is not RoundState.PUBLISHING)
 
     def words(self, now: float) -> str:
         """Say for people what the round waits for."""
@@ -119,7 +119,7 @@ class Round:
             left_s = max(0.0, self._closes_at_s - now)
             why = "others are on their way" if self._waits else f"grace ends in {left_s:.1f} s"
             return f"closing: {have} of {expected} {what}, {why}"
-        if self.state is RoundState.PUBLISHING and not self._finish.last:
+        if self.state is RoundState.PUBLISHING and not self._merger.makes_version:
             return "waiting: the syncer above has our partial"
         return self.state.name.lower()
 
@@ -221,10 +221,10 @@ class Round:
             self._try_quorum(now)
         if self.state is RoundState.CLOSING and not self._level and self._called_by is None:
             self._closes_at_s = max(self._closes_at_s, self._shared.gather_until_s)
-        if self.state is RoundState.CLOSING and not (self._finish.last and self._context.spare.busy):
+        if self.state is RoundState.CLOSING and not (self._merger.makes_version and self._context.spare.busy):
             missing = self._attendance.missing(now)
             over = now >= self._closes_at_s
-            alone = self._finish.last and self._calls.outruns(self._chain, self.inbox.ready(), now)
+            alone = self._merger.makes_version and self._calls.outruns(self._chain, self.inbox.ready(), now)
             if not alone and (not missing or (over and not self._waits_on(missing, now))):
                 self._close(now, missing)
 
@@ -297,12 +297,12 @@ class Round:
             self._called_by = (sender, call)
             self._closes_at_s = min(self._closes_at_s, now + window_s)
         elif self.state is RoundState.PUBLISHING:
-            self._finish.hurry(now)
+            self._merger.hurry(now)
 
     def last_call(self, now: float) -> bool:
         """Ask everybody, once, for what there is, if we leave and no other would be syncer after us. Tell
         whether there is anything to wait for."""
-        last = self._finish.last and not self._level and self._office.holding
+        last = self._merger.makes_version and not self._level and self._office.holding
         if not last or self.closing or self._electorate.willing(now):
             return False
         others = [peer for peer in self._electorate.expected(now) if peer != self._shared.me]
@@ -357,7 +357,7 @@ class Round:
         expected = len({*self._electorate.expected(now), *(h.child for h in held)})
         due = self._due or any(h.starts_round for h in held)
         job = Job(self, self._group, self._term, self._chain.head.number + 1, held, due, now)
-        self._finish.begin(job, len(missing), expected)
+        self._merger.begin(job, len(missing), expected)
 
     # --- what becomes of it --------------------------------------------------------------------------
 
@@ -366,7 +366,7 @@ class Round:
         right = self.state is RoundState.MERGING and term == self._term
         return right and number == self._chain.head.number + 1
 
-    def merged(self) -> None:
+    def merge_done(self) -> None:
         """Note that the merge worker is done."""
         self._machine.go(RoundSignal.MERGED)
 
@@ -399,20 +399,20 @@ class Round:
 
     def abandon(self, reason: str, now: float) -> None:
         """Drop the round: we are no longer the syncer, and what is in is sent again elsewhere."""
-        if self.state is RoundState.PUBLISHING and self._finish.withdraw(now):
+        if self.state is RoundState.PUBLISHING and self._merger.withdraw(now):
             self._machine.go(RoundSignal.FAILED)
             self._empty_inbox()
         elif self._machine.may(RoundSignal.ABANDON):
             if self.state is not RoundState.IDLE:
                 self._shared.out.record("round", self._fragment, f"abandoned: {reason}")
             self._machine.go(RoundSignal.ABANDON)
-            self._finish.withdraw(now)
+            self._merger.withdraw(now)
             self._empty_inbox()
 
     def chain_moved(self, now: float) -> None:
         """Take in a version that is not ours while we hold the office: what it did not merge stays in."""
         self.inbox.none_begins()
-        if self._finish.last or self.state is not RoundState.PUBLISHING:
+        if self._merger.makes_version or self.state is not RoundState.PUBLISHING:
             if not self._machine.may(RoundSignal.ABANDON):
                 return
             self._machine.go(RoundSignal.ABANDON)
@@ -421,7 +421,7 @@ class Round:
         else:
             self.published(None)
         self._called_by = None
-        self._finish.chain_moved(now)
+        self._merger.chain_moved(now)
         self.poll_rest(now)
 
     def _empty_inbox(self) -> None:

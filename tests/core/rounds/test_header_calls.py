@@ -161,7 +161,7 @@ def test_a_round_that_began_with_what_is_due_is_due_although_that_did_not_come(
 ) -> None:
     solo = syncer(quorum=1, peers=("p1", "p2"), **LONG)
     jobs: list[Job] = []
-    monkeypatch.setattr(solo.fragment.round._finish, "begin", lambda job, *_: jobs.append(job))
+    monkeypatch.setattr(solo.fragment.round._merger, "begin", lambda job, *_: jobs.append(job))
     header(solo, "p1", 1)
     cut(solo, 1)
     solo.offer("p2", 2, due=False)
