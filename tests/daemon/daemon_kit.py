@@ -98,7 +98,7 @@ def write_given(path: Path, name: str) -> dict[str, np.ndarray]:
 
 
 async def served_runs(data_dir: Path, *files: Path) -> list[PublishedRun]:
-    """What a bootstrap serves that is started with these. It signs in this process, which has torch."""
+    """List what a bootstrap serves that is started with these. It signs in this process, which has torch."""
     settings = BootstrapSettings(data_dir=data_dir, run=files)
 
     async def sign(data_dir: Path, files: Sequence[Path], _log: str) -> None:
@@ -122,7 +122,7 @@ class ScriptedLearner:
         self.restored: tuple[str, ...] = ()
         self.save_works = True
         self.steps = True
-        """Whether it comes to make an inner step."""
+        """True: it comes to make an inner step."""
 
     async def prepare(self) -> None:
         self.running, self.pid = True, 1
@@ -137,7 +137,7 @@ class ScriptedLearner:
     guest = False
 
     def close(self) -> None:
-        """Nothing outlives it."""
+        """Close nothing: nothing outlives it."""
 
     def send(self, command: Any) -> bool:
         self.commands.append(command)

@@ -1,4 +1,4 @@
-"""What a node says of itself, without a node."""
+"""Presence record of a node, without a node."""
 
 from __future__ import annotations
 

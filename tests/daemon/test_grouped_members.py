@@ -117,7 +117,7 @@ BAD_PARTS: dict[str, tuple[str, list[Contributor]]] = {
 
 
 def pass_for_syncer(patch: pytest.MonkeyPatch, seat: Seat, group: str, peer: str) -> None:
-    """That peer counts as the syncer of that group below the seat."""
+    """Let that peer count as the syncer of that group below the seat."""
     true = seat.electorate.child_of
     patch.setattr(seat.electorate, "child_of", lambda p, now: group if p == peer else true(p, now))
 

@@ -1,4 +1,4 @@
-"""What a member that leaves hands over, saves and notes, and takes up again."""
+"""Leaving of a member: what it hands over, saves and notes, and takes up again."""
 
 from __future__ import annotations
 

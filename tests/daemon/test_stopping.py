@@ -1,4 +1,4 @@
-"""What tells a daemon to stop: signals, and a terminal that closes under it."""
+"""Stopping a daemon: signals, and a terminal that closes under it."""
 
 from __future__ import annotations
 

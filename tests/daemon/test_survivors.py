@@ -9,7 +9,7 @@ import msgspec
 from daemon_kit import QUICK, Neighbourhood, QuickMember, until
 
 TOKENS = 256
-"""Of every contribution."""
+"""Tokens of every contribution."""
 
 
 def same(*members: QuickMember) -> bool:

@@ -18,7 +18,7 @@ class PaperChain:
         self.run = "run"
         self.may_serve = self.dialable = True
         self.peers: list[str] = []
-        """Who holds every version."""
+        """Peers that hold every version."""
         self.updates: dict[int, Any] = {}
         """(version, payload) by number."""
         self._head = head
@@ -44,7 +44,7 @@ class PaperChain:
 
 
 class Welcome:
-    """In the core's place: takes every contribution that is offered, and writes down what it hears."""
+    """Stand-in for the core: takes every contribution that is offered, and writes down what it hears."""
 
     def __init__(self, compute: Any, tickets: Any, spool: Any = None, **more: Any) -> None:
         self.heard: list[ev.Event] = []

@@ -98,5 +98,5 @@ class Members:
             assert not peer.failures
 
     def uploads(self, peer: Peer) -> float:
-        """How many times the update's bytes this peer gave out."""
+        """Number of times that this peer gave the update's bytes out."""
         return peer.transfers.bytes_out / len(self.payload)

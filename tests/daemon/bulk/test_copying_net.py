@@ -1,4 +1,4 @@
-"""The same over libp2p: a newcomer, and three that hold what it wants, of which the first dies."""
+"""Copying over libp2p: a newcomer, and three that hold what it wants, of which the first dies."""
 
 from __future__ import annotations
 

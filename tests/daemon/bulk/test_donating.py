@@ -99,7 +99,7 @@ async def test_a_version_stays_for_its_reader_for_a_while() -> None:
 
 
 class Waits:
-    """What a stream waits for, instead of the time: it goes on when the test says so."""
+    """Waits of a stream, instead of the time: it goes on when the test says so."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0

@@ -289,7 +289,7 @@ async def test_a_round_trip_counts_in_the_choice_of_peers_and_the_wait_of_a_peer
     }
 
     async def pull(peer: str, request: wire.PullUpdate) -> Any:
-        """All have the same bandwidth: a mebibyte in half a second."""
+        """Pull as if all had the same bandwidth: a mebibyte in half a second."""
         nonlocal now
         round_trip_s, waits_s, says_ms = ways[peer]
         now += round_trip_s + waits_s

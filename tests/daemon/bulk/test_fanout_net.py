@@ -1,4 +1,4 @@
-"""The same over libp2p: four members, one holder."""
+"""Fan-out over libp2p: four members, one holder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whom to choose: moving averages that are forgotten."""
+"""Rates, by which peers are chosen: moving averages that are forgotten."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How often the DHT is looked at: soon after what is new, rarely where nothing is."""
+"""Looks at the DHT: soon after what is new, rarely where nothing is."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ EARLIER, OURS, LATER = 10, 20, 30
 
 
 def told(looks: list[tuple[float, int]], log: pytest.LogCaptureFixture) -> tuple[str, int]:
-    """(what ends us, how often we warn), of looks of (time, incarnation) each."""
+    """Take looks of (time, incarnation) each; return what ends us, and how often we warn."""
     twins = Twins(OURS, LIFETIME_S)
     log.clear()
     try:

@@ -55,7 +55,7 @@ async def waiting(folder: Path) -> AsyncIterator[tuple[GuestHost, Path, asyncio.
 
 @contextmanager
 def process() -> Iterator[subprocess.Popen[bytes]]:
-    """In a daemon's place, so that what a session would end is not this test."""
+    """Program in a daemon's place, so that what a session would end is not this test."""
     started = subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE)
     try:
         yield started
@@ -126,7 +126,7 @@ async def test_a_session_begins_with_what_the_one_before_had_not_contributed(tmp
 
 
 async def test_a_daemon_of_another_run_is_not_taken(tmp_path: Path) -> None:
-    """By its name and by its run.toml; it goes on waiting."""
+    """Tell the daemon's run by its name and by its run.toml; the program goes on waiting."""
     other, same = tmp_path / "other.toml", tmp_path / "same.toml"
     text = render_toml(MICRO)
     same.write_text(text)

@@ -1,4 +1,4 @@
-"""What the daemon's side of the learner does with closing calls, against a learner of paper."""
+"""Closing calls on the daemon's side of the learner, against a learner of paper."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Linked:
 
 
 def test_a_regular_save_beside_the_end_s_is_not_taken_for_it() -> None:
-    """It was, and what the end's had saved was dropped."""
+    """Regression: it was taken for it, and what the end's had saved was dropped."""
 
     async def main() -> None:
         class EndingHost(PaperHost):

@@ -1,4 +1,4 @@
-"""When a learner is taken for one that hangs."""
+"""Silence of a learner, and when it is taken for one that hangs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ TICKS = 400
 
 
 def said(step_s: float) -> list[tuple[float, str]]:
-    """What a silence comes to, and when."""
+    """List what a silence comes to, and when."""
     silence = Silence()
     found = []
     for _ in range(TICKS):

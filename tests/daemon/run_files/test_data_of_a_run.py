@@ -1,4 +1,4 @@
-"""What nodes give each other for a run's data: its tokenizer file, and what of the data is begun."""
+"""Data of a run that nodes give each other: its tokenizer file, and what of the data is begun."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ async def test_a_tokenizer_comes_from_whoever_has_the_true_one(
 
 
 class Learner:
-    """What `Sharing` sees of one."""
+    """Learner, as far as `Sharing` sees one."""
 
     def __init__(self, data: str, epoch: int, taken: bytes) -> None:
         self.status: Status | None = Status(1, 1, 1.0, 0.1, None, 0.1, 0.0)

@@ -50,7 +50,7 @@ async def newcomer(hub: MemoryNetwork) -> MemoryTransport:
 
 
 def ignore(sentence: str) -> None:
-    """What would be said to the person."""
+    """Drop what would be said to the person."""
 
 
 def serve_instead(door: FrontDoor, run: Run, manifest: bytes) -> None:
@@ -290,7 +290,7 @@ async def test_a_manifest_with_given_parameters_and_a_wrong_model_is_refused(
 async def test_version_0_that_was_given_comes_from_peers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From whoever has the true one, and from the own folder at the next start."""
+    """Take it from whoever has the true one, and from the own folder at the next start."""
     monkeypatch.setattr(runs, "SEARCH_PAUSE_S", 0.01)
     path = tmp_path / "run.toml"
     parameters, manifest = write_given(path, "tuned"), load_manifest(path)

@@ -1,4 +1,4 @@
-"""What a bootstrap is told to serve is signed once, by a process that ends."""
+"""Runs that a bootstrap is told to serve are signed once, by a process that ends."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ uvloop.run(main(*sys.argv[1:]))
 
 
 def apart(ends: str, data_dir: Path, *files: Path) -> tuple[list[object], str]:
-    """What came of signing in a process of its own that ended so, and what was logged."""
+    """Sign in a process of its own that ends so; return what came of it, and what was logged."""
     command = [sys.executable, "-P", "-c", PROBE, ends, str(data_dir), *map(str, files)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr
