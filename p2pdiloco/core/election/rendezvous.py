@@ -1,7 +1,7 @@
 """Rendezvous hashing: the order in which candidates stand for an office.
 
-Every peer computes the same order from the same members, a different one for every fragment and term, so that
-offices spread over the members and rotate by themselves without a word exchanged (ARCHITECTURE.md,
+Every peer computes the same order from the same members, and a different one for every fragment and term. So
+offices spread over the members and rotate by themselves, without a word exchanged (ARCHITECTURE.md,
 "Election").
 """
 

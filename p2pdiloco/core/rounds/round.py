@@ -2,12 +2,12 @@
 
 The syncer keeps an inbox of at most one offer per child: contributions of learners in a leaf group, partial
 merges of groups higher up (ARCHITECTURE.md, "Rounds" and "Groups"). A round starts when K offers are in or,
-of learners, on their way (never more than there are live children), and at least one of them arrived for this
-round. What arrived too late for a round waits for company in the next, so that slow links delay no other and
-still take part every time. At quorum the syncer calls the others ("closing"): each sends what it has, or
-passes; a group that is called closes its own round. The round closes when all live children have answered, or
-when the grace window ends. If no majority of the learners is in by then, it waits on for payloads that are on
-their way.
+of learners, on their way, and at least one of them arrived for this round. (There need never be more than
+there are live children.) What arrived too late for a round waits for company in the next, so that slow links
+delay no other and still take part every time. At quorum the syncer calls the others ("closing"): each sends
+what it has, or passes; a group that is called closes its own round. The round closes when all live children
+have answered, or when the grace window ends. If no majority of the learners is in by then, it waits on for
+payloads that are on their way.
 
 What is in is then merged: by the syncer of the topmost group into the next version
 (`core.rounds.publishing`), by all others into a partial for the syncer of the group above
@@ -232,9 +232,9 @@ class Round:
         """Tell whether a round whose window is over waits for payloads that are on their way.
 
         On thin links the syncer would else merge alone time and again, and all that the others send would
-        come too late. It waits only while no majority is in, so that a few slow links hold no other up, and
-        only as long as those that are in are patient with us. Inner steps wait for nothing; streams that
-        stand still are cut.
+        come too late. It waits only while no majority is in, so that a few slow links hold no other up. Nor
+        does it wait longer than those that are in are patient with us. Inner steps wait for nothing; streams
+        that stand still are cut.
         """
         shared, ready = self._shared, self.inbox.ready()
         arriving = [child for child in missing if self.inbox.has(child)]
