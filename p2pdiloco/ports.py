@@ -5,11 +5,13 @@ Addresses are libp2p multiaddrs as text, peers are libp2p peer ids as base58 tex
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from msgspec import Struct
+
+if TYPE_CHECKING:  # `--help` of every command is without an event loop
+    import asyncio
 
 Buffer = bytes | bytearray | memoryview
 

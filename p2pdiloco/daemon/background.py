@@ -1,4 +1,4 @@
-"""Tasks of a member that run beside its event handling: a bug of ours in any of them ends the daemon."""
+"""Tasks of a member beside its event handling: a bug of ours in any of them ends the daemon."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Member of a run: all that is between an open transport and a training learner (life: `daemon.life`)."""
+"""Member of a run: the parts between an open transport and a training learner.
+
+Its life is `daemon.life`.
+"""
 
 from __future__ import annotations
 

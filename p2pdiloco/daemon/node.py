@@ -1,5 +1,4 @@
-"""Program `p2pdiloco node`: finds its run, is a member of it until it is told to stop, and leaves in
-order."""
+"""Program `p2pdiloco node`: finds its run, is a member of it until told to stop, and leaves."""
 
 from __future__ import annotations
 

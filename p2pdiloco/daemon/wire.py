@@ -1,4 +1,8 @@
-"""Wire of daemons beside the core's control messages: headers of bulk streams, queries, DHT records."""
+"""Wire of daemons: headers of bulk streams, queries, DHT records.
+
+A control payload starts with one byte: a core message or a query. Bulk streams start with one of the tagged
+headers below. Everything is strict, positional msgpack with bounded fields.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bulk of a run: what is pushed to syncers, and updates and states that are pulled from holders.
+"""Bulk of a run: pushes to syncers, and pulls of updates and states from holders.
 
 Pushed are contributions and partial merges. `daemon.bulk.pushes_in` takes what peers push to us.
 """

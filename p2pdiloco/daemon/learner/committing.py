@@ -1,4 +1,4 @@
-"""Commits: a new version becomes the state in the vault, the log of updates, the disk and the learner."""
+"""Commits of new versions: into the vault, the log of updates, the disk and the learner."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Guest: a learner that the daemon did not start, somebody's program with a training loop of its own.
+"""Guest: a learner that the daemon did not start, a program with a training loop of its own.
 
 It connects to a socket in the file system, and gets the descriptor of the exchange with the first bytes. From
 then on it is what a learner process is (`learner.channel`). Its end is a learner's absence; the next one to

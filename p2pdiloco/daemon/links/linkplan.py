@@ -1,4 +1,6 @@
-"""Demand of a run on a link: arithmetic on a manifest (what suits a link: `daemon.links.linkadvice`).
+"""Demand of a run on a link: arithmetic on a manifest.
+
+What suits a link is in `daemon.links.linkadvice`.
 
 A cycle is H inner steps, in which every fragment is merged once. In it a member sends each contribution once
 (C bytes for all fragments) and fetches each update once (U bytes). Offices rotate over the members. So on the

@@ -1,4 +1,4 @@
-"""Files of a run that peers give to whoever asks: to a few at a time, who ask one peer after the other.
+"""Giving files of a run to peers that ask: to a few at a time, who ask one peer after the other.
 
 One stream a peer: whoever takes its time keeps nobody else from them.
 """

@@ -1,4 +1,7 @@
-"""Outer updates on their way to us: others get what is here of them (`daemon.bulk.updates.fanout`)."""
+"""Outer updates on their way to us: others get what is here of them.
+
+`daemon.bulk.updates.fanout` gives it out.
+"""
 
 from __future__ import annotations
 
