@@ -14,14 +14,15 @@ import bench_merge
 import bench_rivals
 import bench_wire
 from bench_wire import Count, Made
+from p2pdiloco.lab.swarm.event_log import Line
 from peers import rival_peer
 from study import bench_nodes
 from study.setting import Setting
 from study.suites import every, of_optimizer, parallel
 
 
-def line(kind: str, fragment: int, **fields: Any) -> dict[str, Any]:
-    return {"kind": kind, "fragment": fragment, "reason": "", **fields}
+def line(kind: str, fragment: int, **fields: Any) -> Line:
+    return Line(mono=fields.pop("mono", 0.0), kind=kind, about=fragment, **fields)
 
 
 def test_tokens_of_all_lives_count_and_the_last_second_is_reckoned() -> None:
@@ -150,7 +151,7 @@ def test_an_averaging_that_did_not_average_does_not_count(said: list[str], right
 
 
 async def test_the_memory_benchmark_merges_what_it_sends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_memory.arrivals_module, "SHARE_BYTES", 0)  # put back afterwards
+    monkeypatch.setattr(bench_memory.pushes_in, "SHARE_BYTES", 0)  # put back afterwards
     found = await bench_memory.one(20_000, "int8", 3, bounded=True)
     assert found["payloads_mib"] > 3 * 20_000 / bench_memory.MIB
 

@@ -31,7 +31,8 @@ class Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     term: int = 0
     tokens: int = 0
     syncer: str = ""
-    group: int = -1
+    group: int | str = ""
+    """Name of a group; in lines of kind `groups`, the number of the node's leaf group."""
     contributors: int = 0
     live: int = 0
     stamp: int = 0
