@@ -25,35 +25,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from p2pdiloco.core.api.effects import (
-    CommitVersion,
-    DiscardContribution,
-    Offer,
-    RetireSlot,
-)
-from p2pdiloco.core.api.events import (
-    Combined,
-    CombineFailed,
-    ContributionReady,
-    OfferAnswered,
-)
-from p2pdiloco.core.api.grouping import level_sizes
+from p2pdiloco.core.api.effects import DiscardContribution, Offer, RetireSlot
+from p2pdiloco.core.api.events import Combined, CombineFailed, ContributionReady, OfferAnswered
 from p2pdiloco.core.api.reasons import Suspicion, Then, Verdict
-from p2pdiloco.core.api.types import (
-    ContributionHeader,
-    SignedContribution,
-    SignedVersion,
-    Stamp,
-    Ticket,
-)
-from p2pdiloco.core.chain.chain import Chain
+from p2pdiloco.core.api.types import ContributionHeader, SignedContribution, Stamp, Ticket
 from p2pdiloco.core.context import FragmentContext, Tenure
-from p2pdiloco.core.contributions.pending import SEND_TABLE, Pending, SendSignal, SendState
+from p2pdiloco.core.contributions.label import signed_label
+from p2pdiloco.core.contributions.patience import Patience
+from p2pdiloco.core.contributions.pending import Again, Pending, SendSignal, SendState
 from p2pdiloco.core.contributions.retained import Kept, KeptPart
 from p2pdiloco.core.contributions.unmerged import TakeUp, Unmerged
-from p2pdiloco.core.machine import Machine
-from p2pdiloco.core.shared import Shared
-from p2pdiloco.core.timing import Ema, patience_s
 
 MAX_QUEUE = 4
 RETIRED_KEPT = 16
@@ -63,9 +44,13 @@ taken."""
 
 
 class ContributionQueue:
-    """Queue of one fragment's contributions of this node."""
+    """Queue of one fragment's contributions of this node.
 
-    def __init__(self, context: FragmentContext) -> None:
+    Args:
+        behind: question whether a version is on its way here, or known.
+    """
+
+    def __init__(self, context: FragmentContext, behind: Callable[[float], bool]) -> None:
         self._context = context
         self._shared = context.shared
         self._fragment = context.index
@@ -77,9 +62,8 @@ class ContributionQueue:
         """Contributions given up, or left behind by an earlier life, and still in the learner's displacement.
         If a chain has one all the same, a peer that held it merged it, and the displacement must go."""
         self._sequence = 0
-        self._round_s = Ema()
-        self.behind: Callable[[float], bool] = lambda now: False
-        """Question whether a version is on its way here, or known (set by the fragment)."""
+        self._patience = Patience(context)
+        self._behind = behind
         self.base_number = chain.head.number
         """Version that the learner's parameters are measured against."""
         self.base_digest = chain.head.digest
@@ -123,16 +107,7 @@ class ContributionQueue:
 
     def words(self) -> str:
         """Say for people where the first contribution is."""
-        if not self._queue:
-            return ""
-        first = self._queue[0]
-        where = {
-            SendState.COMBINING: "being combined",
-            SendState.WAITING: "waits for a syncer",
-            SendState.OFFERED: "on its way to the syncer",
-            SendState.HELD: "held by the syncer",
-        }
-        return where[first.state]
+        return self._queue[0].words() if self._queue else ""
 
     def deadline(self) -> float | None:
         """Find when to look again; None: nothing waits for a time."""
@@ -205,7 +180,7 @@ class ContributionQueue:
         first = self._queue[0]
         syncer = self._office.syncer
         if first.state is SendState.HELD and (first.peer != syncer or now >= first.deadline_s):
-            if first.peer == syncer and self.behind(now):
+            if first.peer == syncer and self._behind(now):
                 # It makes versions: what is slow is their way to us, and perhaps ours is in one of them.
                 first.deadline_s = now + self._shared.timing.answer_floor_s
                 return None
@@ -219,30 +194,7 @@ class ContributionQueue:
         """Sign a contribution's label anew and count it as under way to `syncer`."""
         pending.offered(syncer, now)
         pending.sent_after = pending.after
-        config, shared = self._shared.config, self._shared
-        age = self._chain.head.number - pending.base_number
-        known = self._chain.knows(pending.base_number, pending.base_digest)
-        if not known or age > config.max_base_age_versions:
-            # A displacement is the same measured from any base that the learner was rebased to.
-            pending.base_number, pending.base_digest = self._chain.head.number, self._chain.head.digest
-        ready = pending.ready
-        header = ContributionHeader(
-            run=config.run,
-            group=self._context.leaf.name,
-            fragment=self._fragment,
-            learner=shared.me,
-            stamp=pending.stamp,
-            after=pending.after,
-            base_number=pending.base_number,
-            base_digest=pending.base_digest,
-            tokens=ready.tokens,
-            inner_steps=ready.inner_steps,
-            payload_digest=ready.payload_digest,
-            payload_bytes=ready.payload_bytes,
-            codec=config.contribution_codec,
-            due=ready.due or shared.leaving,
-        )
-        return SignedContribution(header, shared.sign("contribution", header))
+        return signed_label(self._context, pending)
 
     def send(self, pending: Pending, syncer: str, now: float) -> None:
         """Stream a contribution to another peer."""
@@ -275,16 +227,7 @@ class ContributionQueue:
         if pending.sent_after != pending.after:  # our chain moved meanwhile: theirs will, and drop it
             pending.retry(now, self._shared.timing.retry_s)
             return
-        config, timing = self._shared.config, self._shared.timing
-        step_s = self._shared.median_step_s(now)
-        # Others' payloads may well take as long as ours has taken.
-        round_s = max(self._round_s.value, now - pending.offered_s)
-        wait_s = patience_s(timing.answer_floor_s, round_s, config.delay_steps, step_s)
-        if verdict.then is Then.WAIT_LONGER or config.quorum > 1:
-            wait_s += 2 * config.inner_steps * step_s + timing.hold_floor_s
-        # The syncers above are doubted first, by those below them.
-        levels = len(level_sizes(self._chain.header.groups, config.group_size))
-        pending.deadline_s = now + wait_s * levels
+        pending.deadline_s = now + self._patience.wait_s(now - pending.offered_s, verdict, now)
 
     def refused(self, pending: Pending, verdict: Verdict, now: float) -> None:
         """Mend what can be mended and try again; give up only what can never be merged."""
@@ -298,11 +241,9 @@ class ContributionQueue:
                 self._queue[0].after = pending.after
             return
         if verdict.then is Then.RELABEL:
-            pending.base_number, pending.base_digest = self._chain.head.number, self._chain.head.digest
+            pending.rebase(self._chain.head)
         denied = verdict.then is Then.DOUBT and pending.attempts > 1 and pending.peer == self._office.syncer
-        if denied and not self.behind(
-            now
-        ):  # else its term may be over, by a version that is on its way to us
+        if denied and not self._behind(now):  # else a version that ends its term may be on its way to us
             self._office.suspect(Suspicion.NOT_IN_OFFICE)
         pending.retry(now, self._shared.timing.retry_s)
 
@@ -393,7 +334,7 @@ class ContributionQueue:
     def _merged(self, pending: Pending, number: int, now: float) -> None:
         """Record a contribution that is in our chain now, and keep it until that is beyond doubt."""
         if pending.offered_s:
-            self._round_s.add(now - pending.offered_s)
+            self._patience.merged(now - pending.offered_s)
         for stamp in set(pending.contains).intersection(self._retired):
             self._retired.remove(stamp)  # with this one it went out of the displacement
         self._shared.out.record(
@@ -421,13 +362,7 @@ class ContributionQueue:
 
     def _send_again(self, lost: tuple[KeptPart, ...], watermark: Stamp, now: float) -> None:
         """Send again, as one, what a chain that replaced ours lacks."""
-        nothing = ContributionReady(self._fragment, 0, 0, 0, b"", 0, True)
-        head = self._chain.head
-        again = Pending(lost[-1].stamp, watermark, nothing, (head.number, head.digest))
-        again.attached, again.parts = False, lost
-        again.perhaps_held = True  # merged once already: whoever finds it unusable got it damaged
-        again.machine = Machine(SEND_TABLE, SendState.COMBINING)
-        again.combine_attempt = self._kept.combine(lost)
+        again = Again(lost, watermark, self._chain.head, self._kept.combine(lost))
         for other in self._queue:  # only the first may be under way
             other.retry(now)
         self._queue.appendleft(again)
@@ -443,14 +378,3 @@ class ContributionQueue:
     def learner_applied(self, number: int, digest: bytes) -> None:
         """Note against which version the learner's parameters are measured now."""
         self.base_number, self.base_digest = number, digest
-
-
-def commit_effect(
-    shared: Shared, chain: Chain, own: ContributionQueue, version: SignedVersion, update: Ticket | None
-) -> CommitVersion:
-    """Make the effect by which the spare copy becomes the state. It says whether our own contribution is in
-    it."""
-    marks = chain.marks_after(version.header)
-    after = max(marks.stamp(shared.me), chain.watermark(shared.me))
-    merged_ticket, overwrite = own.would_merge(after)
-    return CommitVersion(version, update, merged_ticket, marks.table, after, overwrite)

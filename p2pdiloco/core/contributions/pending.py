@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum, auto
 
 from p2pdiloco.core.api.events import ContributionReady
-from p2pdiloco.core.api.types import Stamp
+from p2pdiloco.core.api.types import Head, Stamp
 from p2pdiloco.core.contributions.retained import KeptPart
 from p2pdiloco.core.machine import Machine, direct_members
 from p2pdiloco.core.timing import backoff_s
@@ -39,6 +39,13 @@ SEND_TABLE = {
     (SendState.HELD, SendSignal.RETRY): SendState.WAITING,
 }
 
+WORDS = {
+    SendState.COMBINING: "being combined",
+    SendState.WAITING: "waits for a syncer",
+    SendState.OFFERED: "on its way to the syncer",
+    SendState.HELD: "held by the syncer",
+}
+
 
 class Underway:
     """Work that a syncer is to merge, and where it is: a contribution, or the partial merge of a group."""
@@ -57,6 +64,10 @@ class Underway:
     def state(self) -> SendState:
         """Place where it is."""
         return self.machine.state
+
+    def words(self) -> str:
+        """Say for people where it is."""
+        return WORDS[self.state]
 
     def deadline(self, syncer: str | None) -> float | None:
         """Find when to look again, if that peer is in office."""
@@ -86,8 +97,15 @@ class Underway:
 class Pending(Underway):
     """Contribution that is not yet beyond doubt."""
 
-    def __init__(self, stamp: Stamp, after: Stamp, ready: ContributionReady, base: tuple[int, bytes]) -> None:
-        super().__init__()
+    def __init__(
+        self,
+        stamp: Stamp,
+        after: Stamp,
+        ready: ContributionReady,
+        base: tuple[int, bytes],
+        start: SendState = SendState.WAITING,
+    ) -> None:
+        super().__init__(start)
         self.stamp = stamp
         self.after = after
         self.ready = ready
@@ -106,3 +124,24 @@ class Pending(Underway):
         self.perhaps_held = False
         """True: a peer took it, or may have; it may be in a merge that we have not heard of."""
         self.called_unusable = 0
+
+    def rebase(self, head: Head) -> None:
+        """Measure the displacement from that version."""
+        self.base_number, self.base_digest = head.number, head.digest
+
+
+class Again(Pending):
+    """Merged contributions that a heavier chain lacks, sent again as one; first their payloads are added up.
+
+    Args:
+        lost: oldest first.
+        attempt: number that the answer to the question for their sum bears.
+    """
+
+    def __init__(self, lost: tuple[KeptPart, ...], after: Stamp, head: Head, attempt: int) -> None:
+        nothing = ContributionReady(lost[-1].ready.fragment, 0, 0, 0, b"", 0, True)
+        base = (head.number, head.digest)
+        super().__init__(lost[-1].stamp, after, nothing, base, SendState.COMBINING)
+        self.attached, self.parts = False, lost
+        self.perhaps_held = True  # merged once already: whoever finds it unusable got it damaged
+        self.combine_attempt = attempt

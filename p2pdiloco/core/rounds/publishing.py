@@ -23,7 +23,8 @@ from p2pdiloco.core.api.grouping import next_plan
 from p2pdiloco.core.api.messages import Announce
 from p2pdiloco.core.api.types import WHOLE_RUN, ContributionHeader, SignedVersion, Ticket, VersionHeader
 from p2pdiloco.core.context import FragmentContext
-from p2pdiloco.core.contributions.own import ContributionQueue, commit_effect
+from p2pdiloco.core.contributions.commit import commit_effect
+from p2pdiloco.core.contributions.own import ContributionQueue
 from p2pdiloco.core.rounds.handover import Job
 
 
