@@ -28,4 +28,4 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     """Names that programs use, those included that are imported when they are asked for."""
-    return sorted({*globals(), *__all__})
+    return sorted(__all__)

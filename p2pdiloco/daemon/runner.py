@@ -82,8 +82,8 @@ class Runner:
             ef.DropSpare: lambda e: spawn(merging.drop_spare(e)),
             ef.CommitVersion: lambda e: spawn(hands.committing.commit(e)),
             ef.Record: hands.record,
-            ef.Confirmed: lambda e: self.confirmed.set_result(None),
-            ef.Left: self._left,
+            ef.Confirmed: lambda _effect: _happened(self.confirmed),
+            ef.Left: lambda _effect: _happened(self.left),
         }
 
     # --- pump ----------------------------------------------------------------------------------------
@@ -156,6 +156,8 @@ class Runner:
             self._do[type(then)](then)
         self._post.put(ev.Persisted(effect.token))
 
-    def _left(self, _effect: ef.Left) -> None:
-        if not self.left.done():
-            self.left.set_result(None)
+
+def _happened(future: asyncio.Future[None]) -> None:
+    """Tell those that wait for a future, unless they have stopped waiting."""
+    if not future.done():
+        future.set_result(None)

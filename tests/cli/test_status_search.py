@@ -10,13 +10,13 @@ from types import SimpleNamespace
 import pytest
 
 from p2pdiloco import WIRE_VERSION
-from p2pdiloco.adapters.net.memory_net import MemoryNetwork, MemoryTransport
 from p2pdiloco.cli import result_live, status
 from p2pdiloco.cli.status import Search
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.display.snapshot import NodeState, StatusReport
 from p2pdiloco.daemon.frontdoor import FrontDoor
 from p2pdiloco.identity import Identity
+from p2pdiloco.lab.memory_net import MemoryNetwork, MemoryTransport
 
 RUN = "ab" * 32
 

@@ -15,7 +15,6 @@ import torch
 
 from p2pdiloco.adapters.disk.result_file import checksum, save_tensors
 from p2pdiloco.adapters.disk.run_store import RunStore
-from p2pdiloco.adapters.net.memory_net import MemoryNetwork, MemoryTransport
 from p2pdiloco.config.presets import for_run
 from p2pdiloco.config.settings import BootstrapSettings, NodeSettings
 from p2pdiloco.core.api.config import Timing
@@ -45,6 +44,7 @@ from p2pdiloco.daemon.run_files.listing import PublishedRun
 from p2pdiloco.daemon.run_files.runs import Run, open_run, sign_run
 from p2pdiloco.hashing import content_digest
 from p2pdiloco.identity import Identity
+from p2pdiloco.lab.memory_net import MemoryNetwork, MemoryTransport
 from p2pdiloco.learner import channel_messages as ch
 from p2pdiloco.ports import PullSource, PushSink, Refusal
 from p2pdiloco.tasks.manifests import render_toml

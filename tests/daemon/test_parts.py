@@ -14,7 +14,6 @@ from daemon_kit import signed_run, until, version
 from presence_kit import our_record
 
 from p2pdiloco import WIRE_VERSION
-from p2pdiloco.adapters.net.memory_net import MemoryNetwork, MemoryTransport
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.messages import Message, OfficeQuery, Progress
 from p2pdiloco.core.api.reach import Reach
@@ -29,6 +28,7 @@ from p2pdiloco.daemon.payloads.update_log import UpdateLog
 from p2pdiloco.daemon.run_files.resume import FILE, Resume, write_resume
 from p2pdiloco.errors import InvariantViolation, PeerUnreachable, RemoteError, UserError
 from p2pdiloco.identity import Identity
+from p2pdiloco.lab.memory_net import MemoryNetwork, MemoryTransport
 
 
 def progress(step: int) -> Progress:

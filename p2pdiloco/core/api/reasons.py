@@ -133,7 +133,7 @@ class FetchFailure(Reason):
     GONE = "gone"
     """Version that is no longer in the holder's log."""
     BEHIND = "behind"
-    LATER = "later"
+    LATER = "later", False
     """Version that is still on its way to the holder itself."""
     FALSE = "false", False
     """Any other fault of the holder's answer."""

@@ -182,7 +182,7 @@ def _facts(header: VersionHeader) -> _Facts:
     found = _remembered.get(id(header))
     if found is None:
         while len(_remembered) >= _REMEMBERED_HEADERS:
-            del _remembered[next(iter(_remembered))]
+            _remembered.pop(next(iter(_remembered)), None)
         found = _remembered[id(header)] = _Facts(header)
     return found
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from p2pdiloco.adapters.net.memory_net import MemoryTransport
 from p2pdiloco.core.api.types import VersionHeader
 from p2pdiloco.daemon import wire
 from p2pdiloco.errors import RemoteError
 from p2pdiloco.lab.bulk_world.ledger import forged
+from p2pdiloco.lab.memory_net import MemoryTransport
 from p2pdiloco.ports import PullSink, PullSource, PushSink, Refusal
 
 if TYPE_CHECKING:

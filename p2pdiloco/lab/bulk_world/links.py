@@ -20,7 +20,7 @@ class OutLane:
 
 
 class Ways:
-    """Links of a world. Implements `adapters.net.memory_pipe.Delays`."""
+    """Links of a world. Implements `lab.memory_pipe.Delays`."""
 
     def __init__(self, plan: BulkPlan) -> None:
         self._uplinks = {spec.name: OutLane(spec.uplink_bytes_s) for spec in plan.members}

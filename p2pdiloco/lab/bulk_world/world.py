@@ -12,7 +12,6 @@ from random import Random
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from p2pdiloco.adapters.net.memory_net import MemoryNetwork
 from p2pdiloco.lab.bulk_world.ledger import Ledger
 from p2pdiloco.lab.bulk_world.links import Ways
 from p2pdiloco.lab.bulk_world.member import BulkMember
@@ -20,6 +19,7 @@ from p2pdiloco.lab.bulk_world.plan import INTERVAL_S, BulkFault, BulkPlan, draw_
 from p2pdiloco.lab.bulk_world.report import BulkResult
 from p2pdiloco.lab.bulk_world.rules import Rules
 from p2pdiloco.lab.bulk_world.virtual_loop import in_virtual_time
+from p2pdiloco.lab.memory_net import MemoryNetwork
 from p2pdiloco.simulation.rules.violation import Violation
 from p2pdiloco.simulation.trace import Trace
 from p2pdiloco.simulation.world.plan import stream

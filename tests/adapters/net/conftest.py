@@ -9,8 +9,8 @@ import pytest
 from net_helpers import Recorder
 
 from p2pdiloco.adapters.net.endpoint import Endpoint
-from p2pdiloco.adapters.net.memory_net import MemoryNetwork, MemoryTransport
 from p2pdiloco.identity import Identity
+from p2pdiloco.lab.memory_net import MemoryNetwork, MemoryTransport
 
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
 

@@ -14,9 +14,9 @@ from net_helpers import Recorder
 
 from p2pdiloco.adapters.net import framing, streams
 from p2pdiloco.adapters.net.flow import OVERHEAD, Allowance, Limits
-from p2pdiloco.adapters.net.memory_pipe import AtOnce, Pipe, PipeWriter
 from p2pdiloco.errors import InvariantViolation, RemoteError, TransportError
 from p2pdiloco.lab.bulk_world.virtual_loop import in_virtual_time
+from p2pdiloco.lab.memory_pipe import AtOnce, Pipe, PipeWriter
 from p2pdiloco.ports import Refusal
 
 

@@ -13,7 +13,6 @@ from chain_kit import PaperChain
 from daemon_kit import version
 
 from p2pdiloco.adapters.net.endpoint import Endpoint
-from p2pdiloco.adapters.net.memory_net import MemoryNetwork
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.daemon import wire
@@ -22,6 +21,7 @@ from p2pdiloco.daemon.bulk.updates.arriving import LEAST_BYTES
 from p2pdiloco.daemon.links.meters import LinkMeters
 from p2pdiloco.daemon.payloads.tickets import Tickets
 from p2pdiloco.hashing import content_digest
+from p2pdiloco.lab.memory_net import MemoryNetwork
 from p2pdiloco.ports import PullSource, Refusal
 
 PAYLOAD = random.Random(0).randbytes(1 << 20)

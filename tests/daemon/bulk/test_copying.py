@@ -14,12 +14,12 @@ from copying_kit import LAYOUTS, NUMEL, SIZE, Peer
 from daemon_kit import Neighbourhood, until
 
 from p2pdiloco.adapters.net.flow import Allowance, Limits
-from p2pdiloco.adapters.net.memory_net import MemoryNetwork
 from p2pdiloco.config.manifest import OuterSection
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.bulk.states import copying, donating, pieces
 from p2pdiloco.errors import RemoteError
+from p2pdiloco.lab.memory_net import MemoryNetwork
 from p2pdiloco.ports import PullSource, Refusal
 from p2pdiloco.tensors.vault import Vault
 

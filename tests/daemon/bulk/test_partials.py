@@ -16,7 +16,6 @@ from chain_kit import PaperChain
 from daemon_kit import signed_run, until
 
 from p2pdiloco.adapters.net import framing
-from p2pdiloco.adapters.net.memory_net import MemoryNetwork
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.reasons import Verdict
@@ -47,6 +46,7 @@ from p2pdiloco.daemon.run_files.runs import Run, genesis_versions, open_run
 from p2pdiloco.daemon.runner import Hands, Runner
 from p2pdiloco.hashing import content_digest
 from p2pdiloco.identity import Identity
+from p2pdiloco.lab.memory_net import MemoryNetwork
 from p2pdiloco.tensors.codec import codec
 from p2pdiloco.tensors.partial import partial_bytes
 

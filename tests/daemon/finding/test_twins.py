@@ -8,7 +8,6 @@ import pytest
 from presence_kit import our_record
 
 from p2pdiloco import WIRE_VERSION
-from p2pdiloco.adapters.net.memory_net import MemoryNetwork
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.finding import presence as presence_module
 from p2pdiloco.daemon.finding import twins as twins_module
@@ -17,6 +16,7 @@ from p2pdiloco.daemon.finding.twins import MIN_TURNS, Twins
 from p2pdiloco.daemon.frontdoor import FrontDoor
 from p2pdiloco.errors import UserError
 from p2pdiloco.identity import Identity
+from p2pdiloco.lab.memory_net import MemoryNetwork
 
 LIFETIME_S = 45.0
 EARLIER, OURS, LATER = 10, 20, 30

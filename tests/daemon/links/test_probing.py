@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from daemon_kit import until
 
-from p2pdiloco.adapters.net.memory_net import MemoryNetwork
 from p2pdiloco.cli.measure import listed_manifest
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.frontdoor import FrontDoor
 from p2pdiloco.daemon.links.link import LINK_OVERHEAD
 from p2pdiloco.daemon.links.probing import AGAIN_S, TURN_S, Forgetful, ProbeGate, measure
 from p2pdiloco.errors import RemoteError, TransportError, UserError
+from p2pdiloco.lab.memory_net import MemoryNetwork
 
 
 class Shaped:

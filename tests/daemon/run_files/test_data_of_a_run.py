@@ -11,7 +11,6 @@ import pytest
 from daemon_kit import served_runs
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from p2pdiloco.adapters.net.memory_net import MemoryNetwork, MemoryTransport
 from p2pdiloco.cli import main as cli_main
 from p2pdiloco.config.manifest import DataSection
 from p2pdiloco.config.presets import for_run
@@ -31,6 +30,7 @@ from p2pdiloco.daemon.run_files.tokenizers import (
 )
 from p2pdiloco.errors import ConfigError, TransportError, UserError
 from p2pdiloco.identity import Identity
+from p2pdiloco.lab.memory_net import MemoryNetwork, MemoryTransport
 from p2pdiloco.learner.channel_messages import DataShare, Status
 from p2pdiloco.ports import PullSource, Refusal
 from p2pdiloco.tasks.manifests import load_manifest, render_toml

@@ -13,7 +13,6 @@ import torch
 from daemon_kit import signed_run, until, write_given
 
 from p2pdiloco.adapters.disk.result_file import checksum
-from p2pdiloco.adapters.net.memory_net import MemoryNetwork, MemoryTransport
 from p2pdiloco.config.presets import for_run
 from p2pdiloco.config.signing import encode_signed, run_id, sign_manifest
 from p2pdiloco.daemon import wire
@@ -27,6 +26,7 @@ from p2pdiloco.daemon.run_files.runs import Run, find_run
 from p2pdiloco.daemon.wire import refuse
 from p2pdiloco.errors import RemoteError, TransportError, UserError
 from p2pdiloco.identity import Identity
+from p2pdiloco.lab.memory_net import MemoryNetwork, MemoryTransport
 from p2pdiloco.ports import PullSource, Refusal
 from p2pdiloco.tasks.manifests import load_manifest, render_toml
 from p2pdiloco.tasks.registry import task_of

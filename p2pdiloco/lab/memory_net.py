@@ -16,8 +16,8 @@ from typing import Any
 from p2pdiloco.adapters.net.endpoint import MAX_RECORD_BYTES, Endpoint
 from p2pdiloco.adapters.net.flow import Limits
 from p2pdiloco.adapters.net.framing import ByteReader, ByteWriter
-from p2pdiloco.adapters.net.memory_pipe import AtOnce, Delays, Pipe, PipeWriter
 from p2pdiloco.errors import PeerUnreachable, UserError, invariant
+from p2pdiloco.lab.memory_pipe import AtOnce, Delays, Pipe, PipeWriter
 from p2pdiloco.ports import Link, TransportHandlers
 
 HANDSHAKE_BYTES = 200
