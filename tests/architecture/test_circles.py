@@ -19,7 +19,7 @@ def one(module: str) -> str:
 
 
 def circle(graph: dict[str, set[str]]) -> list[str]:
-    """Find names of which each needs the one before it and the last is the first; none: there are no circles."""
+    """Find the names of a circle, in order; none: there is no circle."""
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
