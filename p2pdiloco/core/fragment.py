@@ -41,12 +41,9 @@ class Fragment:
         self.context = FragmentContext(shared, index, self.chain, votes, seats)
         self.witnesses = Witnesses(self.chain, shared.timing.durable_s)
         self.own = ContributionQueue(self.context, lambda now: self.follower.behind(now))
-        self.seats = Seats(self.context, self.own, seats, now)
-        self.seats.call_learner = self._request
+        self.seats = Seats(self.context, self.own, seats, self._request, now)
         self.publisher = self.seats.publisher
-        self.publisher.on_published = self.seats.published
-        self.follower = Follower(self.context, self.own)
-        self.follower.on_moved = self._moved
+        self.follower = Follower(self.context, self.own, self._moved)
         self.on_moved: Callable[[float], None] = lambda now: None
         """Callback once we hold another peer's version (set by the node)."""
         self._open_call: Closing | None = None

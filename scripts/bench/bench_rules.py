@@ -29,7 +29,7 @@ from mutation_kit import Patch
 from p2pdiloco.core.api.effects import CommitVersion, Effect
 from p2pdiloco.core.election.electorate import Electorate, Fitness
 from p2pdiloco.core.rounds.closing_calls import ClosingCalls
-from p2pdiloco.core.rounds.round import Round
+from p2pdiloco.core.rounds.closing_window import ClosingWindow
 from p2pdiloco.simulation.node.host import Host
 from p2pdiloco.simulation.world.plan import WorldPlan, draw_plan, genesis_version
 from p2pdiloco.simulation.world.world import World
@@ -60,7 +60,7 @@ def _thin_is_fit(patch: Patch) -> None:
 WITHOUT: dict[str, Callable[[Patch], None]] = {
     "as it is": lambda patch: None,
     "thin uplinks hold offices": _thin_is_fit,
-    "payloads are not waited for": lambda patch: patch.set(Round, "_waits_on", lambda *_: False),
+    "payloads are not waited for": lambda patch: patch.set(ClosingWindow, "_waits_on", lambda *_: False),
     "thin syncers outrun others": lambda patch: patch.set(ClosingCalls, "outruns", lambda *_: False),
 }
 

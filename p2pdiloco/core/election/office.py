@@ -47,15 +47,27 @@ MAX_TERM_LEAP = 1000
 
 
 class Office:
-    """Election and tenure of one group's syncer, as one member sees it."""
+    """Election and tenure of one group's syncer, as one member sees it.
 
-    def __init__(self, context: FragmentContext, group: str, electorate: Electorate, now: float) -> None:
+    Args:
+        busy: question whether a round of ours is closing right now: then we do not vote us away.
+    """
+
+    def __init__(
+        self,
+        context: FragmentContext,
+        group: str,
+        electorate: Electorate,
+        busy: Callable[[], bool],
+        now: float,
+    ) -> None:
         self._context = context
         self._shared = context.shared
         self._group = group
         self._fragment = context.index
         self._chain = context.chain
         self._electorate = electorate
+        self._busy = busy
         self._machine = Machine(OFFICE_TABLE, OfficeState.VACANT)
         self._since_s = now
         self.certificate: Certificate | None = None
@@ -71,9 +83,6 @@ class Office:
         self._binding = Binding(context, electorate)
         self._stand_due_s: float | None = None
         """Time at which our turn to stand comes, as the last look had it."""
-        self.busy: Callable[[], bool] = lambda: False
-        """Question whether a round of ours is closing right now (set by the fragment): then we do not vote us
-        away."""
         self.changed = False
         """True: the holder changed since the fragment last looked."""
 
@@ -162,11 +171,11 @@ class Office:
             self.lay_down(f"term {self.term} is over")
         elif (
             self.holding
-            and not self.busy()
+            and not self._busy()
             and (others := self._candidates.why_give_way(self.certificate, now))
         ):
             self.lay_down(f"this node {others}")
-        elif self.holding and not self.busy() and not self._shared.votes:
+        elif self.holding and not self._busy() and not self._shared.votes:
             self.lay_down("our disk takes no votes")  # and would take no version
         self._void_if_outgrown(now)
         self._stand_due_s = None
@@ -221,7 +230,7 @@ class Office:
         Else two sides of a healed split would each keep to their own syncer, and a newcomer to none.
         """
         certificate, shared = self.certificate, self._shared
-        if certificate is None or not shared.confirmed or self.busy():
+        if certificate is None or not shared.confirmed or self._busy():
             return
         # The holder goes first, between two rounds; the others only if it does not: two at once would fork.
         patience_s = 0.0 if self.holding else shared.timing.suspect_s
@@ -358,7 +367,7 @@ class Office:
         )
         if not over and not self.why_open(now, sender):
             return VoteRefusal.COUNTED_ON
-        if self.busy():
+        if self._busy():
             return VoteRefusal.CLOSING
         return None
 

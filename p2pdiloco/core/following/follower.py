@@ -61,9 +61,15 @@ FOLLOW_TABLE = {
 
 
 class Follower:
-    """Keeper of one fragment's chain: up with the heaviest head that confirmed members hold."""
+    """Keeper of one fragment's chain: up with the heaviest head that confirmed members hold.
 
-    def __init__(self, context: FragmentContext, own: ContributionQueue) -> None:
+    Args:
+        on_moved: called once we hold another peer's version.
+    """
+
+    def __init__(
+        self, context: FragmentContext, own: ContributionQueue, on_moved: Callable[[float], None]
+    ) -> None:
         self._context = context
         self._shared = context.shared
         self._fragment = context.index
@@ -85,8 +91,7 @@ class Follower:
         self._need_state = False
         self.verified = False
         """True: a confirmed member's head is, or was, our head, one of its ancestors, or lighter."""
-        self.on_moved: Callable[[float], None] = lambda now: None
-        """Callback once we hold another version (set by the fragment)."""
+        self._on_moved = on_moved
 
     # --- questions -----------------------------------------------------------------------------------
 
@@ -335,4 +340,4 @@ class Follower:
             self.verified = self.verified or peer not in self._unsure
             del self._heads[peer]
         self._own.chain_moved(self._chain.watermark(self._shared.me), now)
-        self.on_moved(now)
+        self._on_moved(now)

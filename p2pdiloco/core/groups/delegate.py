@@ -13,16 +13,14 @@ what is still unmerged.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from p2pdiloco.core.api.effects import MergePartial, Offer, Release
 from p2pdiloco.core.api.events import OfferAnswered, PartialFailed, PartialMerged
-from p2pdiloco.core.api.reasons import Suspicion, Then, Verdict
+from p2pdiloco.core.api.reasons import Suspicion, Then
 from p2pdiloco.core.api.types import PartialHeader, PartialPart, SignedPartial, Ticket
-from p2pdiloco.core.context import FragmentContext
+from p2pdiloco.core.context import FragmentContext, Tenure
 from p2pdiloco.core.contributions.pending import SendSignal, SendState, Underway
-from p2pdiloco.core.election.office import Office
 from p2pdiloco.core.rounds.handover import Job
+from p2pdiloco.core.rounds.hierarchy import Hierarchy
 from p2pdiloco.core.rounds.publishing import inputs_of
 from p2pdiloco.core.timing import Ema
 
@@ -45,23 +43,22 @@ class Delegate:
 
     makes_version = False
 
-    def __init__(self, context: FragmentContext, group: str) -> None:
+    def __init__(self, context: FragmentContext, group: str, level: int, hierarchy: Hierarchy) -> None:
         self._context = context
         self._shared = context.shared
         self._fragment = context.index
         self._group = group
+        self._level = level
+        self._hierarchy = hierarchy
         self._job: Job | None = None
         self._attempt = 0
         self.partial: Partial | None = None
         self._round_s = Ema()
-        self.above: Callable[[], Office | None] = lambda: None
-        """Question for the office of the group above, if we have a seat there (set by the fragment)."""
-        self.hand_up: Callable[[SignedPartial, Ticket, float], Verdict] = lambda s, t, now: Verdict.NOT_SYNCER
-        """Callback that puts it into our own inbox of the group above (set by the fragment)."""
 
-        self.take_back: Callable[[], None] = lambda: None
-        """Callback that takes it out of our own inbox of the group above, if it is there (set by the
-        fragment)."""
+    @property
+    def _above(self) -> Tenure | None:
+        """Office of the group above, if we have a seat there."""
+        return self._hierarchy.office_above(self._level)
 
     # --- making it -----------------------------------------------------------------------------------
 
@@ -102,12 +99,12 @@ class Delegate:
 
     def deadline(self) -> float | None:
         """Find when to look again; None: nothing waits for a time."""
-        partial, office = self.partial, self.above()
+        partial, office = self.partial, self._above
         return None if partial is None or office is None else partial.deadline(office.syncer)
 
     def poll(self, now: float) -> None:
         """Send what is to be sent; doubt a syncer above that does nothing with it."""
-        partial, office = self.partial, self.above()
+        partial, office = self.partial, self._above
         if partial is None or office is None:
             return
         syncer = office.syncer
@@ -137,7 +134,7 @@ class Delegate:
         partial.offered(syncer, now)
         if syncer != shared.me:
             shared.out.put(Offer(syncer, signed, partial.ticket, partial.attempt))
-        elif self.hand_up(signed, partial.ticket, now).taken:
+        elif self._hierarchy.hand_up(self._level, signed, partial.ticket, now).taken:
             self._accepted(partial, now)
         else:
             partial.retry(now, shared.timing.retry_s)
@@ -157,7 +154,7 @@ class Delegate:
             syncer=event.offer.peer,
             group=self._group,
         )
-        office = self.above()
+        office = self._above
         again = event.verdict.then is Then.DOUBT and partial.attempts > 1
         if again and office is not None and partial.peer == office.syncer:
             office.suspect(Suspicion.NOT_IN_OFFICE)
@@ -190,7 +187,7 @@ class Delegate:
 
     def above_changed(self, now: float) -> None:
         """Send to another syncer above what the old one holds."""
-        partial, office = self.partial, self.above()
+        partial, office = self.partial, self._above
         if partial is not None and office is not None:
             partial.office_changed(office.syncer, now)
 
@@ -221,6 +218,6 @@ class Delegate:
 
     def _drop(self) -> None:
         if self.partial is not None:
-            self.take_back()
+            self._hierarchy.take_back(self._level, self._group)
             self._shared.out.put(Release(self.partial.ticket))
             self.partial = None

@@ -10,6 +10,7 @@ from p2pdiloco.core.groups.delegate import Delegate
 from p2pdiloco.core.groups.electorates import LeafElectorate, UpperElectorate
 from p2pdiloco.core.groups.group_inbox import GroupInbox
 from p2pdiloco.core.groups.seeking import Seeking
+from p2pdiloco.core.rounds.hierarchy import Hierarchy
 from p2pdiloco.core.rounds.inbox import Inbox, LearnerInbox
 from p2pdiloco.core.rounds.publishing import Publisher
 from p2pdiloco.core.rounds.round import Round
@@ -22,6 +23,7 @@ class Seat:
     on.
 
     Args:
+        hierarchy: our other seats of that fragment.
         plan: (epoch, number of leaf groups), as the head's header states them.
         place: (level, index) of the group.
         below: name of the group of which we are the syncer; empty for a leaf group.
@@ -31,6 +33,7 @@ class Seat:
         self,
         context: FragmentContext,
         publisher: Publisher,
+        hierarchy: Hierarchy,
         plan: tuple[int, int],
         place: tuple[int, int],
         below: str,
@@ -53,11 +56,12 @@ class Seat:
         else:
             self.electorate = LeafElectorate(shared, context.index, plan, self.index, now)
             inbox = LearnerInbox(context)
-        self.office = Office(context, self.name, self.electorate, now)
-        self.delegate = None if self.top else Delegate(context, self.name)
+        self.office = Office(context, self.name, self.electorate, lambda: self.round.busy, now)
+        self.delegate = None if self.top else Delegate(context, self.name, self.level, hierarchy)
         merger = self.delegate or publisher
-        self.round = Round(context, self.name, self.level, self.office, self.electorate, inbox, merger)
-        self.office.busy = lambda: self.round.busy
+        self.round = Round(
+            context, self.name, self.level, self.office, self.electorate, inbox, merger, hierarchy
+        )
 
     def deadline(self) -> float | None:
         """Find when to look again; None: nothing waits for a time."""

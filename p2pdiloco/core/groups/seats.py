@@ -22,6 +22,7 @@ from p2pdiloco.core.api.reasons import MessageFault, Verdict, VoteRefusal
 from p2pdiloco.core.api.types import SignedPartial, Ticket
 from p2pdiloco.core.context import FragmentContext
 from p2pdiloco.core.contributions.own import ContributionQueue
+from p2pdiloco.core.election.office import Office
 from p2pdiloco.core.groups.delegate import Delegate
 from p2pdiloco.core.groups.seat import Seat
 from p2pdiloco.core.rounds.publishing import Publisher
@@ -34,19 +35,24 @@ class Seats:
 
     Args:
         taken: the context's list of seats, empty, which is kept up to date here.
+        call_learner: asks our own learner for what it has.
     """
 
     def __init__(
-        self, context: FragmentContext, own: ContributionQueue, taken: list[Seat], now: float
+        self,
+        context: FragmentContext,
+        own: ContributionQueue,
+        taken: list[Seat],
+        call_learner: Callable[[], None],
+        now: float,
     ) -> None:
         self._context = context
         self._shared = context.shared
         self._own = own
         self.taken = taken
         """Seat of our leaf group first, then one more per level while we hold the office below it."""
-        self.publisher = Publisher(context, own)
-        self.call_learner: Callable[[], None] = lambda: None
-        """Callback that asks our own learner for what it has (set by the fragment)."""
+        self.publisher = Publisher(context, own, self.published)
+        self._call_learner = call_learner
         self._plan = self._newest_plan()
         self._sit_down(now)
 
@@ -65,23 +71,7 @@ class Seats:
     def _sit_down(self, now: float) -> None:
         context, shared = self._context, self._shared
         leaf = leaf_index(shared.config.run, context.index, *self._plan, shared.me)
-        self.taken[:] = [Seat(context, self.publisher, self._plan, (0, leaf), "", now)]
-        self._wire(self.leaf)
-
-    def _wire(self, seat: Seat) -> None:
-        """Connect a seat with those below and above."""
-        level = seat.level
-        if level == 0:
-            seat.round.call_own = lambda call, now: self.call_learner()
-        else:
-            seat.round.call_own = lambda call, now: self.taken[level - 1].round.on_called(
-                self._shared.me, call, now
-            )
-        seat.round.pass_up = self._pass_up
-        if seat.delegate is not None:
-            seat.delegate.above = lambda: self.taken[level + 1].office if self._is_above(level) else None
-            seat.delegate.hand_up = lambda signed, ticket, now: self._hand_up(level + 1, signed, ticket, now)
-            seat.delegate.take_back = lambda: self._take_back(level + 1, seat.name)
+        self.taken[:] = [Seat(context, self.publisher, self, self._plan, (0, leaf), "", now)]
 
     def _is_above(self, level: int) -> bool:
         return level + 1 < len(self.taken)
@@ -135,9 +125,8 @@ class Seats:
         elif not seat.top and not self._is_above(level):
             sizes = self._sizes()
             place = (level + 1, parent_index(sizes, level, seat.index))
-            above = Seat(self._context, self.publisher, self._plan, place, seat.name, now)
+            above = Seat(self._context, self.publisher, self, self._plan, place, seat.name, now)
             seats.append(above)
-            self._wire(above)
             for peer in above.electorate.others(now):
                 self._shared.greet(peer)
         if level == 0:
@@ -239,22 +228,43 @@ class Seats:
         self._own.office_changed(now)
         self._shared.on_regroup(now)
 
-    # --- partial merges ------------------------------------------------------------------------------
+    # --- from one level to another -------------------------------------------------------------------
 
-    def _hand_up(self, level: int, signed: SignedPartial, ticket: Ticket, now: float) -> Verdict:
-        """Put our own partial into our own inbox of the group above."""
-        if level >= len(self.taken):
+    def call_own(self, level: int, call: Closing, now: float) -> None:
+        """Call this node as a child of its own group on that level: its learner, or the group below."""
+        if level == 0:
+            self._call_learner()
+        else:
+            self.taken[level - 1].round.on_called(self._shared.me, call, now)
+
+    def pass_up(self, peer: str, message: Pass, now: float) -> None:
+        """Tell the syncer above, perhaps ourselves, that a group has nothing."""
+        if peer != self._shared.me:
+            self._shared.out.send(peer, message)
+        else:
+            self.on_pass(peer, message, now)
+
+    def office_above(self, level: int) -> Office | None:
+        """Find the office of the group above that level, if we have a seat there."""
+        return self.taken[level + 1].office if self._is_above(level) else None
+
+    def hand_up(self, level: int, signed: SignedPartial, ticket: Ticket, now: float) -> Verdict:
+        """Put that level's partial into our own inbox of the group above."""
+        if not self._is_above(level):
             return Verdict.NOT_SYNCER
-        round_ = self.taken[level].round
+        round_ = self.taken[level + 1].round
         verdict = round_.admit_own(signed, ticket, now)
         if verdict.taken and verdict is not Verdict.ALREADY_HELD:
             round_.own_is_in(signed.header.group, now)
         return verdict
 
-    def _take_back(self, level: int, group: str) -> None:
-        """Take our own partial out again: it is not to be merged, unless that has begun."""
-        if level < len(self.taken):
-            self.taken[level].round.inbox.drop_own(group)
+    def take_back(self, level: int, group: str) -> None:
+        """Take that group's partial out of our own inbox of the group above, if it is there. It is not to be
+        merged, unless that has begun."""
+        if self._is_above(level):
+            self.taken[level + 1].round.inbox.drop_own(group)
+
+    # --- partial merges ------------------------------------------------------------------------------
 
     def partial_merged(self, event: PartialMerged, now: float) -> None:
         """Take in the sums of one of our groups."""
@@ -282,14 +292,6 @@ class Seats:
         else:
             self._shared.out.send(sender, Pass(call.group, call.fragment, call.term, call.number))
         return True
-
-    def _pass_up(self, peer: str, message: Pass, now: float) -> None:
-        if peer != self._shared.me:
-            self._shared.out.send(peer, message)
-            return
-        seat = self.named(message.group)
-        if seat is not None:
-            seat.round.on_pass(peer, message, now)
 
     def on_pass(self, sender: str, message: Pass, now: float) -> None:
         """Take in that a child has nothing."""

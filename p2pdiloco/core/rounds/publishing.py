@@ -29,19 +29,24 @@ from p2pdiloco.core.rounds.handover import Job
 
 
 class Publisher:
-    """Maker of one fragment's versions, whatever the seat in which we are the topmost syncer."""
+    """Maker of one fragment's versions, whatever the seat in which we are the topmost syncer.
+
+    Args:
+        on_published: called once the chain has a version of ours more.
+    """
 
     makes_version = True
 
-    def __init__(self, context: FragmentContext, own: ContributionQueue) -> None:
+    def __init__(
+        self, context: FragmentContext, own: ContributionQueue, on_published: Callable[[float], None]
+    ) -> None:
         self._context = context
         self._shared = context.shared
         self._fragment = context.index
         self._chain = context.chain
         self._own = own
         self._job: Job | None = None
-        self.on_published: Callable[[float], None] = lambda now: None
-        """Callback once the chain has a version of ours more (set by the fragment)."""
+        self._on_published = on_published
 
     def begin(self, job: Job, missing: int, expected: int) -> None:
         """Merge what is in, and make the outer step into the spare copy."""
@@ -143,7 +148,7 @@ class Publisher:
             term=header.term,
             tokens=header.tokens,
         )
-        self.on_published(now)
+        self._on_published(now)
 
     def failed(self, event: MergeFailed, now: float) -> None:
         """Take in that every contribution turned out unusable, or the worker failed."""

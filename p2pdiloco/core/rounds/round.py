@@ -17,7 +17,6 @@ What is in is then merged: by the syncer of the topmost group into the next vers
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 from p2pdiloco.core.api.effects import AnswerTransfer
 from p2pdiloco.core.api.messages import Closing, Pass
@@ -30,14 +29,12 @@ from p2pdiloco.core.machine import Machine
 from p2pdiloco.core.rounds.admission import Admission
 from p2pdiloco.core.rounds.attendance import Attendance
 from p2pdiloco.core.rounds.closing_calls import ClosingCalls
+from p2pdiloco.core.rounds.closing_window import ClosingWindow
 from p2pdiloco.core.rounds.handover import Job, Merger
+from p2pdiloco.core.rounds.hierarchy import Hierarchy
 from p2pdiloco.core.rounds.inbox import Held, Inbox
 from p2pdiloco.core.rounds.round_table import MAKING, ROUND_TABLE, RoundSignal, RoundState
-from p2pdiloco.core.timing import Ema, grace_cap_s
-
-CALLED_SHARE = 0.6
-"""Share of the window above within which a group that is called closes: the rest is for its merge to
-arrive."""
+from p2pdiloco.core.timing import Ema
 
 
 class Round:
@@ -52,6 +49,7 @@ class Round:
         electorate: Electorate,
         inbox: Inbox,
         merger: Merger,
+        hierarchy: Hierarchy,
     ) -> None:
         self._context = context
         self._shared = context.shared
@@ -63,31 +61,23 @@ class Round:
         self._electorate = electorate
         self.inbox = inbox
         self._merger = merger
+        self._hierarchy = hierarchy
         self._machine = Machine(ROUND_TABLE, RoundState.IDLE)
         self._merging: tuple[Held, ...] = ()
         self._attendance = Attendance(context, level, electorate, inbox)
         self._admission = Admission(context, office, inbox)
         self._calls = ClosingCalls(context.shared, electorate, level)
+        self._window = ClosingWindow(context, level, inbox, self._attendance, self._calls)
         self._term = 0
-        self._closes_at_s = 0.0
         self._begins_at_s = math.inf
         """Time before which no round begins, though what is in could begin one."""
-        self._waits = False
-        """True: the window is over, but payloads are on their way."""
         self._first_in_s = 0.0
         self._due = False
         """True: it began with what was due."""
         self._asked_all = False
         """True: we leave, and have made our last call."""
-        self._needs = 1
-        """Quorum when it began."""
         self._quorum_s = Ema()
         self._sync_s = Ema()
-        self._called_by: tuple[str, Closing] | None = None
-        self.call_own: Callable[[Closing, float], None] = lambda call, now: None
-        """Callback that calls us as a child of our own group (set by the fragment)."""
-        self.pass_up: Callable[[str, Pass, float], None] = lambda peer, message, now: None
-        """Callback that tells the syncer above that we have nothing (set by the fragment)."""
 
     # --- questions -----------------------------------------------------------------------------------
 
@@ -116,9 +106,7 @@ class Round:
         if self.state is RoundState.CLOSING:
             expected = len(self._electorate.expected(now))
             what = "groups" if self._level else "learners"
-            left_s = max(0.0, self._closes_at_s - now)
-            why = "others are on their way" if self._waits else f"grace ends in {left_s:.1f} s"
-            return f"closing: {have} of {expected} {what}, {why}"
+            return f"closing: {have} of {expected} {what}, {self._window.words(now)}"
         if self.state is RoundState.PUBLISHING and not self._merger.makes_version:
             return "waiting: the syncer above has our partial"
         return self.state.name.lower()
@@ -127,7 +115,7 @@ class Round:
         """Find when to look again; None: nothing waits for a time."""
         state = self._machine.state
         if state is RoundState.CLOSING:
-            return self._closes_at_s
+            return self._window.until_s
         if state is RoundState.COLLECTING:
             if self._begins_at_s < math.inf:
                 return self._begins_at_s
@@ -219,40 +207,13 @@ class Round:
             return
         if self.state is RoundState.COLLECTING:
             self._try_quorum(now)
-        if self.state is RoundState.CLOSING and not self._level and self._called_by is None:
-            self._closes_at_s = max(self._closes_at_s, self._shared.gather_until_s)
+        if self.state is RoundState.CLOSING:
+            self._window.gather()
         if self.state is RoundState.CLOSING and not (self._merger.makes_version and self._context.spare.busy):
             missing = self._attendance.missing(now)
-            over = now >= self._closes_at_s
             alone = self._merger.makes_version and self._calls.outruns(self._chain, self.inbox.ready(), now)
-            if not alone and (not missing or (over and not self._waits_on(missing, now))):
+            if not alone and (not missing or self._window.over(missing, now)):
                 self._close(now, missing)
-
-    def _waits_on(self, missing: list[str], now: float) -> bool:
-        """Tell whether a round whose window is over waits for payloads that are on their way.
-
-        On thin links the syncer would else merge alone time and again, and all that the others send would
-        come too late. It waits only while no majority is in, so that a few slow links hold no other up. Nor
-        does it wait longer than those that are in are patient with us. Inner steps wait for nothing; streams
-        that stand still are cut.
-        """
-        shared, ready = self._shared, self.inbox.ready()
-        arriving = [child for child in missing if self.inbox.has(child)]
-        enough = len(ready) > len(missing) and not self._short(len(ready), now)
-        if self._level or self._called_by is not None or shared.leaving or not arriving or enough:
-            return False
-        until_s = self._calls.arrivals_until_s(self._closes_at_s, ready, now)
-        if now < until_s and not self._waits:
-            self._waits = True
-            reason = f"{len(ready)} in, waits for {len(arriving)} on their way"
-            number = self._chain.head.number + 1
-            shared.out.record("closing", self._fragment, reason, number=number, grace_s=until_s - now)
-        return now < until_s
-
-    def _short(self, ready: int, now: float) -> bool:
-        """Tell whether what the round was begun for did not come: fewer are in than the quorum."""
-        bound = not self._level and self._called_by is None and not self._shared.leaving
-        return bound and ready < min(self._needs, self._attendance.quorum(now))
 
     def _try_quorum(self, now: float) -> None:
         deferred, self._begins_at_s = self._begins_at_s < math.inf, math.inf
@@ -271,7 +232,8 @@ class Round:
         if self._attendance.too_soon(now):
             self._begins_at_s = self._attendance.not_before_s(now)
             return
-        self._due, self._needs = fresh, self._attendance.quorum(now)
+        self._due = fresh
+        self._window.begin(self._attendance.quorum(now))
         if not deferred:
             self._quorum_s.add(now - self._first_in_s)
         self._machine.go(RoundSignal.QUORUM)
@@ -284,18 +246,15 @@ class Round:
         if call.number != self._chain.head.number + 1 or not self._office.holding:
             self._pass_to(sender, call, now)
             return
-        cap_s = grace_cap_s(self._shared.config.grace_cap_s, self._level + 1)
-        closes_in_s = call.closes_in_s if 0.0 <= call.closes_in_s <= cap_s else cap_s
-        window_s = CALLED_SHARE * closes_in_s
         if self.state in (RoundState.IDLE, RoundState.COLLECTING):
-            self._called_by, self._due = (sender, call), False
+            self._due = False
+            window_s = self._window.called(sender, call)
             self._machine.go(RoundSignal.CALLED)
             self._calls.end_last(now)
             self._call("called from above", window_s, now)
             self.poll(now)
         elif self.state is RoundState.CLOSING:
-            self._called_by = (sender, call)
-            self._closes_at_s = min(self._closes_at_s, now + window_s)
+            self._window.shorten(now + self._window.called(sender, call))
         elif self.state is RoundState.PUBLISHING:
             self._merger.hurry(now)
 
@@ -316,15 +275,14 @@ class Round:
         return True
 
     def _pass_to(self, peer: str, call: Closing, now: float) -> None:
-        self.pass_up(peer, Pass(call.group, call.fragment, call.term, call.number), now)
+        self._hierarchy.pass_up(peer, Pass(call.group, call.fragment, call.term, call.number), now)
 
     def _call(self, reason: str, grace_s: float, now: float) -> None:
         """Ask those that are missing for what they have."""
         shared, number = self._shared, self._chain.head.number + 1
         self._attendance.passed.clear()
-        self._waits = False
         missing = self._attendance.missing(now)
-        self._closes_at_s = now + grace_s
+        self._window.open(grace_s, now)
         self._calls.called(missing, number, now)
         called = [child for child in missing if not self.inbox.has(child)]
         words = f"{reason}, {len(called)} called"
@@ -333,14 +291,14 @@ class Round:
         for child in called:
             peer = self._electorate.peer_of(child, now)
             if peer == shared.me:
-                self.call_own(call, now)
+                self._hierarchy.call_own(self._level, call, now)
             elif peer:
                 shared.out.send(peer, call)
 
     def _close(self, now: float, missing: list[str]) -> None:
         held = tuple(self.inbox.ready())
-        short = self._short(len(held), now)
-        called, self._called_by = self._called_by, None
+        short = self._window.short(len(held), now)
+        called = self._window.take_caller()
         self._attendance.passed.clear()
         if not held or short:
             self._machine.go(RoundSignal.EMPTY)
@@ -420,12 +378,12 @@ class Round:
             self.inbox.drop_overlapping()
         else:
             self.published(None)
-        self._called_by = None
+        self._window.take_caller()
         self._merger.chain_moved(now)
         self.poll_rest(now)
 
     def _empty_inbox(self) -> None:
         self._merging = ()
-        self._called_by = None
+        self._window.take_caller()
         self._calls.forget()
         self.inbox.clear()
