@@ -1,4 +1,4 @@
-"""Holdings of a node in a run: its state in memory, payloads, and its files, as they were left."""
+"""Holdings of a node in a run: its files, and what of them is in memory from the start."""
 
 from __future__ import annotations
 

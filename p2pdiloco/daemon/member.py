@@ -30,7 +30,6 @@ from p2pdiloco.daemon.finding.reach import Reachability
 from p2pdiloco.daemon.finding.sharing import Sharing
 from p2pdiloco.daemon.frontdoor import FrontDoor
 from p2pdiloco.daemon.holdings import RunHoldings
-from p2pdiloco.daemon.learner.committing import Committing
 from p2pdiloco.daemon.learner.evaluating import FIRST_EVALUATION_S, Measurements, Turns
 from p2pdiloco.daemon.learner.guest import GuestHost
 from p2pdiloco.daemon.learner.host import LearnerHost, OnEvent
@@ -43,6 +42,7 @@ from p2pdiloco.daemon.links.meters import LinkMeters
 from p2pdiloco.daemon.links.telling import LinkTeller
 from p2pdiloco.daemon.links.uplink_file import load_uplink
 from p2pdiloco.daemon.outbound import Outbound
+from p2pdiloco.daemon.payloads.committing import Committing
 from p2pdiloco.daemon.payloads.keeper import IN_MEMORY_BYTES, Keeper
 from p2pdiloco.daemon.payloads.merging import Merging
 from p2pdiloco.daemon.post import Post

@@ -1,4 +1,4 @@
-"""Runner of the core: the only place where events go in and effects come out."""
+"""Runner of the core: the only place where events go in and effects are carried out."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.node import Core
 from p2pdiloco.daemon.background import Background
 from p2pdiloco.daemon.bulk.transfers import Transfers
-from p2pdiloco.daemon.learner.committing import Committing
 from p2pdiloco.daemon.learner.learner_link import LearnerLink
 from p2pdiloco.daemon.outbound import Outbound
+from p2pdiloco.daemon.payloads.committing import Committing
 from p2pdiloco.daemon.payloads.durable import Durable
 from p2pdiloco.daemon.payloads.keeper import Keeper
 from p2pdiloco.daemon.payloads.merging import Merging

@@ -1,4 +1,4 @@
-"""Obedience to the daemon between inner steps, without ever waiting for it."""
+"""Mailbox of the daemon's commands: carried out between inner steps, and never waited for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Contributions of this node: encoded with error feedback, and added up after a fork."""
+"""Contributions of this node: encoded with error feedback, and added up after a fork.
+
+Called by `daemon.learner.learner_link`, in the tensors thread."""
 
 from __future__ import annotations
 

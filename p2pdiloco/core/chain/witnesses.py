@@ -1,4 +1,4 @@
-"""Witnesses of a fragment's chain: up to which version every peer certainly has it.
+"""Witnesses of a fragment's chain: the version below which no fork can reach.
 
 Versions above that may still lose against a heavier chain (ARCHITECTURE.md, "Forks"). A peer that reports a
 head of our chain has everything below it too, so no fork of its making can lack that. The report must be some

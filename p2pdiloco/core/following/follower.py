@@ -24,7 +24,7 @@ from p2pdiloco.core.api.events import FetchFailed, StateFetched, UpdateApplied, 
 from p2pdiloco.core.api.reasons import FetchFailure, VersionFault
 from p2pdiloco.core.api.types import WHOLE_RUN, Head, SignedVersion, Stamp, VersionHeader
 from p2pdiloco.core.context import FragmentContext
-from p2pdiloco.core.contributions.commit import commit_effect
+from p2pdiloco.core.contributions.commit_effect import commit_effect
 from p2pdiloco.core.contributions.own import ContributionQueue
 from p2pdiloco.core.following.doubts import Doubts
 from p2pdiloco.core.machine import Machine, direct_members

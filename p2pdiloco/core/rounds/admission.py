@@ -1,4 +1,4 @@
-"""Admission to a syncer's inbox: an offer's header is judged, then its payload."""
+"""Admission of offers: answers to their headers, then to their payloads."""
 
 from __future__ import annotations
 

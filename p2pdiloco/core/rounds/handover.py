@@ -1,4 +1,7 @@
-"""Handover of a closed round: what is to be merged, and who merges it."""
+"""Handover of a closed round: what is to be merged, and who takes it.
+
+The topmost group's goes to `core.rounds.publishing`, any other's to `core.groups.delegate`. Both ask the
+daemon for the arithmetic by an effect (`daemon.payloads.merging`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Inbox of a syncer: which offers are admitted, which are in (ARCHITECTURE.md, "Rounds")."""
+"""Inbox of a syncer: which offers it holds, and what is wrong with others (ARCHITECTURE.md, "Rounds")."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Publisher of versions: merges, signs, makes durable, and only then announces.
 
 Done by the syncer of the topmost group, which is the only one while the run fits into one group. Merging
-happens elsewhere; its completion is stamped and dropped if the chain or the office moved on (ARCHITECTURE.md,
-"Rounds").
+happens in `daemon.payloads.merging`. Its completion is stamped, and dropped if the chain or the office moved
+on (ARCHITECTURE.md, "Rounds").
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from p2pdiloco.core.api.grouping import next_plan
 from p2pdiloco.core.api.messages import Announce
 from p2pdiloco.core.api.types import WHOLE_RUN, ContributionHeader, SignedVersion, Ticket, VersionHeader
 from p2pdiloco.core.context import FragmentContext
-from p2pdiloco.core.contributions.commit import commit_effect
+from p2pdiloco.core.contributions.commit_effect import commit_effect
 from p2pdiloco.core.contributions.own import ContributionQueue
 from p2pdiloco.core.rounds.handover import Job
 

@@ -1,4 +1,7 @@
-"""Link between the core and the learner: who measures against what, and who owns which buffer."""
+"""Link between the core and the learner process: copies out, encodings, and bases to train from.
+
+A fragment that the learner copied out is encoded here (`tensors.own_contributions`) and becomes a
+contribution of the core. Versions go the other way, as the base that the learner measures against."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""State of one fragment in the learner, as the daemon sees it."""
+"""Slot of one fragment in the learner, as the daemon sees it."""
 
 from __future__ import annotations
 

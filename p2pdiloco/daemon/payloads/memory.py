@@ -1,4 +1,4 @@
-"""Bound on payloads in memory (--max-memory): whoever asks for more is put off, and counted.
+"""Budget of memory for payloads (--max-memory): whoever asks for more is put off, and counted.
 
 Counted are payloads behind tickets (contributions, updates, partial merges), the newest outer updates, and
 whatever is arriving or kept of cut streams. Not counted is the model itself (the vault and what daemon and

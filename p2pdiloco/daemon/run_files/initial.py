@@ -1,4 +1,4 @@
-"""Version 0 of a run that starts from given parameters: its file, and how other nodes get it.
+"""Version 0 of a run that starts from given parameters: read, checked and fetched (with torch).
 
 The manifest has the parameters' checksum (`run.initial`). Whoever signs the run has them beside run.toml.
 Every node keeps them in the run's folder and gives them to whoever asks, as raw bytes that go on where a

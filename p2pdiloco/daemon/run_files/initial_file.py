@@ -1,4 +1,4 @@
-"""File of a version 0 that was given, and how it goes out to other nodes. Needs no torch."""
+"""File of a given version 0, and how it goes out to other nodes (without torch)."""
 
 from __future__ import annotations
 

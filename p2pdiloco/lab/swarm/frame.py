@@ -1,4 +1,4 @@
-"""Frame of the demo: its folder, its signals, and files that can be written."""
+"""Frame of a swarm's command (demo, chaos): its folder, its signals, files that can be written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Substance of contributions, merges and states: the bytes beyond their lineage. By default there are none.
+"""Substance of simulated payloads and states: bytes beside their lineage, by default none.
 
 The simulator moves *matter*, opaque bytes, wherever a real node would move a payload or a state. `Substance`
 says what is done with them; `p2pdiloco.lab.vectors` has one that trains a small model with the real tensors

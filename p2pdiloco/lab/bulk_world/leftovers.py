@@ -1,4 +1,6 @@
-"""Tables, counters and pins of a member, whatever they are called: all of its objects are searched."""
+"""Leftovers of a member: tables, counters and pins that must be empty at the end.
+
+All of its objects are searched, whatever they are called."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commits of new versions: into the vault, the log of updates, the disk and the learner."""
+"""Commits of new versions: told to vault, log of updates, disk and learner."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commit of a version on this node, with what it means for our own contribution."""
+"""Effect that commits a version, with what becomes of our own contribution."""
 
 from __future__ import annotations
 
