@@ -19,6 +19,7 @@ from p2pdiloco.core.chain.chain import Chain
 from p2pdiloco.core.contributions.own import ContributionQueue
 from p2pdiloco.core.contributions.retained import Kept
 from p2pdiloco.core.election.office import Office
+from p2pdiloco.core.election.vote_judge import VoteJudge
 from p2pdiloco.core.groups.group_inbox import GroupInbox
 from p2pdiloco.core.members.vote_disk import VoteDisk
 from p2pdiloco.core.node import Core
@@ -92,13 +93,13 @@ def votes_are_forgotten_at_restart(patch: Patch) -> None:
 
 
 def _no_refusal(patch: Patch, never: VoteRefusal) -> None:
-    original = Office._why_no_vote
+    original = VoteJudge._why_no_vote
 
-    def why(self: Office, *arguments: Any) -> VoteRefusal | None:
+    def why(self: VoteJudge, *arguments: Any) -> VoteRefusal | None:
         reason = original(self, *arguments)
         return None if reason is never else reason
 
-    patch.set(Office, "_why_no_vote", why)
+    patch.set(VoteJudge, "_why_no_vote", why)
 
 
 @mutation("storm", 4, 10, "one-vote", "durable-first")

@@ -33,6 +33,10 @@ class Candidates:
             return False
         return not shared.leaving or (self._context.needs_syncer and not self._electorate.willing(now))
 
+    def lost(self) -> None:
+        """Note that a candidacy of ours failed."""
+        self.losses += 1
+
     def filled(self, now: float) -> None:
         """Note that the office is filled."""
         self.losses, self.taken_s = 0, now

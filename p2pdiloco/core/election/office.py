@@ -27,23 +27,14 @@ from p2pdiloco.core.api.types import WHOLE_RUN, Certificate, Vote
 from p2pdiloco.core.context import FragmentContext
 from p2pdiloco.core.election.candidates import Candidates
 from p2pdiloco.core.election.electorate import Electorate
-from p2pdiloco.core.election.office_table import (
-    OFFICE_TABLE,
-    OfficeSignal,
-    OfficeState,
-)
+from p2pdiloco.core.election.inquiry import Inquiry
+from p2pdiloco.core.election.office_table import OFFICE_TABLE, OfficeSignal, OfficeState
+from p2pdiloco.core.election.terms import Terms
 from p2pdiloco.core.election.trust import Trust
-from p2pdiloco.core.election.voting import (
-    Binding,
-    Candidacy,
-    Voter,
-    why_not_certified,
-    why_not_for,
-)
+from p2pdiloco.core.election.turn import Turn
+from p2pdiloco.core.election.vote_judge import VoteJudge
+from p2pdiloco.core.election.voting import Binding, Candidacy, Voter, why_not_certified, why_not_for
 from p2pdiloco.core.machine import Machine
-
-MAX_TERM_LEAP = 1000
-"""Limit of how far one peer's word moves our idea of the newest term: terms are numbers that end."""
 
 
 class Office:
@@ -69,20 +60,19 @@ class Office:
         self._electorate = electorate
         self._busy = busy
         self._machine = Machine(OFFICE_TABLE, OfficeState.VACANT)
-        self._since_s = now
         self.certificate: Certificate | None = None
         self._voter = Voter(context, group)
-        self._seen_term = self._voter.term
+        self._terms = Terms(context, group, self._voter)
         self._candidacy: Candidacy | None = None
-        self._candidates = Candidates(context, group, electorate)
         self._gives_up_s = 0.0
-        self._not_before_s = 0.0
-        self._open_since_s: float | None = None
+        self._candidates = Candidates(context, group, electorate)
+        self._turn = Turn(context, self._candidates, self._terms)
+        self._judge = VoteJudge(
+            context, group, self, electorate, self._voter, self._terms, self._candidates, busy
+        )
         self._trust = Trust(context, group, self._candidates)
-        self._asked_s = -1e18
+        self._inquiry = Inquiry(context, group, now)
         self._binding = Binding(context, electorate)
-        self._stand_due_s: float | None = None
-        """Time at which our turn to stand comes, as the last look had it."""
         self.changed = False
         """True: the holder changed since the fragment last looked."""
 
@@ -138,7 +128,7 @@ class Office:
         if self.state is OfficeState.CANDIDATE:
             again_s = self._candidacy.again_s if self._candidacy else None
             return self._gives_up_s if again_s is None else min(self._gives_up_s, again_s)
-        return self._stand_due_s
+        return self._turn.due_s
 
     # --- what happens --------------------------------------------------------------------------------
 
@@ -146,17 +136,17 @@ class Office:
         """Stop counting on the holder: our contribution went unanswered for too long, or it says that it is
         not the syncer. `details`: for people."""
         if self._trust.suspected is None and not self.holding:
-            self._trust.suspected = why
+            self._trust.doubt(why)
             known = {"syncer": self.syncer, "term": self.term, **details}
             self._shared.out.record("suspicion", self._fragment, str(why), **known)
 
     def trust(self) -> None:
         """Count on the holder again: a new version arrived."""
-        self._trust.suspected, self._trust.outvoted = None, False
+        self._trust.renew()
 
     def stand_later(self, from_s: float) -> None:
         """Do not stand before that time."""
-        self._not_before_s = max(self._not_before_s, from_s)
+        self._turn.not_before(from_s)
 
     def lay_down(self, reason: str) -> None:
         """Lay the office down: we cannot go on as syncer (term over, disk full, leaving)."""
@@ -178,7 +168,7 @@ class Office:
         elif self.holding and not self._busy() and not self._shared.votes:
             self.lay_down("our disk takes no votes")  # and would take no version
         self._void_if_outgrown(now)
-        self._stand_due_s = None
+        self._turn.unknown()
         if self.state is OfficeState.CANDIDATE:
             if now >= self._gives_up_s:
                 self._lose(now, f"no majority in time for term {self._candidate_term}")
@@ -189,22 +179,16 @@ class Office:
             return
         reason = self.why_open(now)
         if not reason:
-            self._open_since_s = None
+            self._turn.filled()
             return
         if self.state is OfficeState.FOLLOWING:
             self._machine.go(OfficeSignal.OPEN)
             self.changed = True
-        if self._open_since_s is None:
-            self._open_since_s = now
+        self._turn.opened(now)
         if self._voter.saving or not self._candidates.may_stand(now):
             return
-        if not self._electorate.ready(now) or self._is_held(now):
-            self._open_since_s = now
-            self._stand_due_s = now + self._shared.timing.retry_s
-            return
-        listens_until_s = self._shared.health.listens_until_s
-        self._stand_due_s = max(self._not_before_s, self._stand_at_s(now), listens_until_s)
-        if now >= self._stand_due_s:
+        waits = not self._electorate.ready(now) or self._is_held(now)
+        if self._turn.look(waits, now):
             self._stand(now, reason)
 
     @property
@@ -214,15 +198,7 @@ class Office:
     def _is_held(self, now: float) -> bool:
         """Ask for the certificate if a seat is new to us only, and its group has a syncer. Tell whether that
         is so."""
-        if self._group == WHOLE_RUN or self.certificate is not None:
-            return False
-        claims = self._shared.claims.of(self._fragment, self._group)
-        live = [(term, peer) for peer, term in claims.items() if self._shared.view.alive(peer, now)]
-        if not live or now >= self._since_s + self._shared.timing.suspect_s:
-            return False
-        term, peer = max(live)
-        self.on_claim(peer, term, now)
-        return True
+        return self.certificate is None and self._inquiry.finds_holder(now)
 
     def _void_if_outgrown(self, now: float) -> None:
         """Void a certificate that no new member would accept any more: members came, or voters went.
@@ -235,7 +211,7 @@ class Office:
         # The holder goes first, between two rounds; the others only if it does not: two at once would fork.
         patience_s = 0.0 if self.holding else shared.timing.suspect_s
         if not self._binding.lost(certificate, patience_s, now):
-            self._seen_term = max(self._seen_term, self._binding.term)
+            self._terms.used(self._binding.term)
             return
         reason = "its votes are no longer a majority of the members"
         stands_again = self.holding and shared.stands and not shared.leaving
@@ -247,25 +223,12 @@ class Office:
             self.changed = True
         self.certificate = None
         if stands_again:
-            self._open_since_s = now
+            self._turn.again(now)
             self._stand(now, reason)
-
-    def _saw(self, term: int) -> None:
-        """Note that this term is in use somewhere."""
-        self._seen_term = max(self._seen_term, min(term, self._seen_term + MAX_TERM_LEAP))
-
-    def _next_term(self) -> int:
-        floor = 0 if self._group == WHOLE_RUN else self._chain.head.term
-        return max(self._seen_term, self._voter.term, floor) + 1
-
-    def _stand_at_s(self, now: float) -> float:
-        """Compute when our rank's turn comes: rank x stagger after the office was seen open."""
-        opened = self._open_since_s if self._open_since_s is not None else now
-        return opened + self._candidates.wait_s(self._next_term(), now)
 
     def _stand(self, now: float, reason: str) -> None:
         shared = self._shared
-        term = self._next_term()
+        term = self._terms.next()
         self._machine.go(OfficeSignal.STAND)
         self._candidacy = Candidacy(self._context, self._group, self._electorate, term, reason)
         self._gives_up_s = now + shared.timing.election_timeout_s
@@ -278,7 +241,7 @@ class Office:
     def _give_vote(
         self, candidate: str, term: int, then: tuple[Effect, ...], done: Callable[[float], None]
     ) -> None:
-        self._seen_term = max(self._seen_term, term)
+        self._terms.used(term)
         self._voter.give(candidate, term, then, done, lambda t, why: self._vote_lost(candidate, t, why))
 
     def _vote_lost(self, candidate: str, now: float, why: str) -> None:
@@ -300,11 +263,8 @@ class Office:
 
     def _lose(self, now: float, reason: str) -> None:
         self._machine.go(OfficeSignal.LOSE)
-        timing = self._shared.timing
-        self._candidates.losses += 1
-        self._not_before_s = now + timing.stagger_s * (1 + 2 * self._shared.rng.random())
-        self._open_since_s = now
-        self._stand_due_s = self._not_before_s
+        self._candidates.lost()
+        self._turn.lost(now)
         self._shared.out.record(
             "election", self._fragment, f"not elected: {reason}", term=self._candidate_term
         )
@@ -314,62 +274,18 @@ class Office:
 
     def on_vote_request(self, sender: str, request: VoteRequest, now: float) -> None:
         """Give our vote, or say why not."""
-        shared = self._shared
-        self._saw(request.term - 1)
-        refusal = self._why_no_vote(sender, request, now)
-        if refusal is not None and not refusal.soft:
-            # Its own vote of that term is gone: standing in it ourselves would only cross its path again.
-            self._saw(request.term)
-        words = f"given: {request.reason}" if refusal is None else str(refusal)
-        shared.out.record("vote", self._fragment, words, candidate=sender, term=request.term)
-        if refusal is not None:
-            head = self._chain.head if shared.confirmed else None
-            known = max(self.term, self._voter.term)
-            shared.out.send(
-                sender, VoteRefused(self._group, self._fragment, request.term, known, head, refusal)
-            )
+        if not self._judge.grants(sender, request, now):
             return
         if self.state is OfficeState.CANDIDATE:
             self._lose(now, f"{sender[-6:]} stands in a later term")
         granted = Send(sender, VoteGranted(self._voter.sign(sender, request.term)))
         if self.holding:
             self.lay_down("a majority may elect another")
-        self._not_before_s = now + shared.timing.election_timeout_s
+        self._turn.pause(now + self._shared.timing.election_timeout_s)
         if self._voter.gave(sender, request.term):
-            shared.out.put(granted)
+            self._shared.out.put(granted)
         else:
             self._give_vote(sender, request.term, (granted,), lambda _t: None)
-
-    def _why_no_vote(self, sender: str, request: VoteRequest, now: float) -> VoteRefusal | None:
-        shared = self._shared
-        progress = shared.view.progress(sender)
-        if not shared.votes:
-            return VoteRefusal.NO_DISK if shared.confirmed else VoteRefusal.CATCHING_UP
-        if self._group != WHOLE_RUN and (progress is None or not self._electorate.admits(sender, now)):
-            return VoteRefusal.NOT_HEARD_OF
-        if progress is None or not progress.confirmed:
-            return VoteRefusal.NOT_CONFIRMED
-        if request.term > max(self._seen_term, self.term) + 1:
-            return VoteRefusal.FAR_AHEAD
-        if request.term <= self.term:
-            return VoteRefusal.CERTIFIED
-        given = self._voter.why_not(sender, request.term)
-        if given is not None:
-            return given
-        if request.head.weight < self._chain.head.weight:
-            return VoteRefusal.LIGHTER
-        certificate = self.certificate
-        over = (
-            certificate is None
-            or certificate.syncer == sender  # it laid that office down
-            or request.head.number >= certificate.start_number + shared.config.term_versions
-            or bool(self._candidates.why_give_way(certificate, now, request.head.number, sender))
-        )
-        if not over and not self.why_open(now, sender):
-            return VoteRefusal.COUNTED_ON
-        if self._busy():
-            return VoteRefusal.CLOSING
-        return None
 
     def on_vote(self, sender: str, vote: Vote, now: float) -> MessageFault | None:
         """Count a vote for us. Returns what is wrong with a false one."""
@@ -399,7 +315,7 @@ class Office:
     def _taken(self, reason: str, now: float) -> None:
         self.trust()
         self._candidacy = None
-        self._open_since_s = None
+        self._turn.filled()
         self.changed = True
         certificate = self.certificate
         if certificate:
@@ -415,7 +331,7 @@ class Office:
 
     def on_refused(self, sender: str, refused: VoteRefused, now: float) -> None:
         """Learn from a voter that said no what it knows."""
-        self._saw(refused.known_term)
+        self._terms.said(refused.known_term)
         candidacy = self._candidacy
         if candidacy is None or refused.term != candidacy.term:
             return
@@ -423,10 +339,9 @@ class Office:
             candidacy.later(sender, now)
         elif candidacy.refused(sender, now):
             self._lose(now, f"a majority is impossible: {refused.reason}")
-            counted_on = refused.reason is VoteRefusal.COUNTED_ON
-            self._trust.outvoted = counted_on and self._trust.suspected is not None
+            self._trust.overruled(refused.reason is VoteRefusal.COUNTED_ON)
             if refused.head is not None and refused.head.weight > self._chain.head.weight:
-                self._not_before_s += self._shared.timing.election_timeout_s  # first catch up
+                self._turn.pause_longer(self._shared.timing.election_timeout_s)  # first catch up
 
     def on_elected(self, sender: str, certificate: Certificate, now: float) -> MessageFault | None:
         """Accept a certificate that our own view bears out. Returns what is wrong with it."""
@@ -434,12 +349,12 @@ class Office:
             return None
         fault = why_not_certified(self._context, self._electorate, certificate, now)
         if fault is not None:
-            self._saw(certificate.term if self._shared.confirmed else 0)  # it is used up all the same
+            self._terms.said(certificate.term if self._shared.confirmed else 0)  # used up all the same
             return fault
         was_holding = self.holding
         if certificate.syncer == self._shared.me:
             return None  # of an earlier life of ours: we do not hold that office any more
-        self._seen_term = max(self._seen_term, certificate.term if self._shared.confirmed else 0)
+        self._terms.used(certificate.term if self._shared.confirmed else 0)
         self.certificate = certificate
         self._machine.go(OfficeSignal.FOLLOW)
         self._taken("deposed" if was_holding else "follows", now)
@@ -452,6 +367,4 @@ class Office:
 
     def on_claim(self, peer: str, term: int, now: float) -> None:
         """Ask for a certificate that we lack: a heartbeat claims an office."""
-        if term > self.term and now - self._asked_s >= self._shared.timing.query_s:
-            self._asked_s = now
-            self._shared.out.send(peer, OfficeQuery(self._group, self._fragment, self.term))
+        self._inquiry.claimed(peer, term, self.term, now)

@@ -21,6 +21,18 @@ class Trust:
         self.outvoted = False
         """True: others count on it, and so it stays."""
 
+    def doubt(self, why: Suspicion) -> None:
+        """Stop counting on it."""
+        self.suspected = why
+
+    def renew(self) -> None:
+        """Count on it again, or on the next."""
+        self.suspected, self.outvoted = None, False
+
+    def overruled(self, counted_on: bool) -> None:
+        """Take in whether those that refused us their votes count on it, where we do not."""
+        self.outvoted = counted_on and self.suspected is not None
+
     def why_not(self, certificate: Certificate, now: float, candidate: str = "") -> str:
         """Say why the certified syncer cannot be counted on (or is to leave the office to `candidate`); empty
         if it can. For another than this node."""

@@ -26,9 +26,9 @@ from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.reasons import Suspicion, Verdict, VoteRefusal
 from p2pdiloco.core.api.types import NEVER, Contributor, Stamp
-from p2pdiloco.core.election.office import MAX_TERM_LEAP
 from p2pdiloco.core.election.office_table import OfficeState
 from p2pdiloco.core.election.rendezvous import ranking
+from p2pdiloco.core.election.terms import MAX_TERM_LEAP
 
 PEERS = ("p1", "p2", "p3", "p4")
 
@@ -81,7 +81,7 @@ def test_the_term_of_a_certificate_that_is_refused_is_used_up() -> None:
     solo = Solo(peers=PEERS)
     refused = solo.message("p1", msg.Elected(certificate("p1", ("p1",), 5)))
     assert reasons(refused, "refusal") == ["certificate-minority"]
-    assert solo.fragment.office._next_term() == 6
+    assert solo.fragment.office._terms.next() == 6
 
 
 def test_our_own_vote_is_durable_before_we_ask() -> None:
@@ -108,7 +108,7 @@ def test_no_vote_while_the_syncer_is_alive() -> None:
     solo.elect("p1")
     assert refusal(request(solo, "p2", 2)) is VoteRefusal.COUNTED_ON
     solo.wait(solo.config.timing.suspect_s + 1, silent=("p1",))
-    assert sent(request(solo, "p2", solo.fragment.office._next_term()), msg.VoteGranted)
+    assert sent(request(solo, "p2", solo.fragment.office._terms.next()), msg.VoteGranted)
 
 
 def test_a_vote_for_the_holder_itself_who_laid_the_office_down() -> None:
@@ -129,7 +129,7 @@ def test_no_vote_for_strangers_or_newcomers_or_terms_that_were() -> None:
 def test_nobody_can_use_the_terms_up_at_once() -> None:
     solo = Solo(peers=PEERS)
     assert refusal(request(solo, "p1", 1 << 62)) is VoteRefusal.FAR_AHEAD
-    assert solo.fragment.office._next_term() <= 3 * MAX_TERM_LEAP
+    assert solo.fragment.office._terms.next() <= 3 * MAX_TERM_LEAP
     # One who was away for long catches up in a few requests.
     solo = Solo(peers=PEERS)
     answers = [sent(request(solo, "p1", 2500), msg.VoteGranted) for _ in range(3)]

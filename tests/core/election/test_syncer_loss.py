@@ -27,7 +27,7 @@ def test_a_dead_syncers_contribution_goes_to_the_next_one() -> None:
     first = found(solo.ready(), ef.Offer)[0]
     solo.feed(ev.OfferAnswered(first, Verdict.IN_ROUND, None))
     solo.wait(solo.config.timing.suspect_s + 0.1, silent=("p1",))
-    again = found(solo.elect("p2", term=solo.fragment.office._next_term()), ef.Offer)
+    again = found(solo.elect("p2", term=solo.fragment.office._terms.next()), ef.Offer)
     assert [(o.peer, o.ticket) for o in again] == [("p2", first.ticket)]
     assert again[0].signed.header.stamp == first.signed.header.stamp, "the same one: it cannot count twice"
 
@@ -37,7 +37,7 @@ def test_a_syncer_that_was_restarted_holds_its_office_no_more() -> None:
     solo.elect("p1")
     assert refusal(request(solo, "p2", 2)) is VoteRefusal.COUNTED_ON
     solo.hear("p1", incarnation=solo.core.shared.view.progress("p1").incarnation + 1)
-    assert sent(request(solo, "p2", solo.fragment.office._next_term()), msg.VoteGranted)
+    assert sent(request(solo, "p2", solo.fragment.office._terms.next()), msg.VoteGranted)
 
 
 def test_a_first_failed_send_is_followed_by_a_probe_and_a_second_one_is_believed() -> None:

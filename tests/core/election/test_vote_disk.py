@@ -49,7 +49,7 @@ def test_who_cannot_save_a_vote_has_none_until_it_can() -> None:
     assert says_votes(effects) == {True}
     assert not sent(effects, msg.VoteGranted), "nobody waits for it any more"
     solo.slow_disk = False
-    assert sent(request(solo, "p1", solo.fragment.office._next_term()), msg.VoteGranted, to="p1")
+    assert sent(request(solo, "p1", solo.fragment.office._terms.next()), msg.VoteGranted, to="p1")
 
 
 def test_who_has_no_vote_counts_in_no_majority() -> None:
@@ -120,7 +120,7 @@ def test_a_holder_without_a_vote_lays_its_office_down() -> None:
     solo = Solo(peers=PEERS)
     solo.take_office()
     solo.slow_disk = True
-    request(solo, "p1", solo.fragment.office._next_term())
+    request(solo, "p1", solo.fragment.office._terms.next())
     assert solo.fragment.office.holding, "no reason to vote for another"
     solo.core.shared.vote_disk.failed(lambda: None, "disk full", solo.now)
     effects = solo.wait(1.0)
