@@ -16,6 +16,10 @@ from p2pdiloco.adapters.disk.files import storage_error
 from p2pdiloco.errors import StorageError, invariant
 
 
+class DataDirInUse(StorageError):
+    """Error of a data folder that another running node has."""
+
+
 class DataDir:
     """A usable data folder: it exists, is a folder, and can be read and written."""
 
@@ -60,7 +64,8 @@ class DataDir:
         us does not keep the lock; processes made by a bare fork do keep it.
 
         Raises:
-            StorageError: another running node has it (names its process), or it cannot be opened.
+            DataDirInUse: another running node has it (names its process).
+            StorageError: it cannot be opened.
         """
         invariant(self._lock is None, "the data folder is locked twice")
         path = self.path / "lock"
@@ -78,7 +83,7 @@ class DataDir:
             who = f" (process {owner})" if owner else ""
             hint = "stop that node first, or give this one its own folder with --data-dir"
             message = f"the data folder {self.path} is in use by another running node{who}"
-            raise StorageError(message, hint) from error
+            raise DataDirInUse(message, hint) from error
         except OSError as error:
             os.close(descriptor)
             raise storage_error(error, "lock", path) from error

@@ -15,7 +15,7 @@ import torch
 from msgspec import Struct
 from torch import Tensor, nn
 
-from p2pdiloco.adapters.disk.data_dir import DataDir
+from p2pdiloco.adapters.disk.data_dir import DataDir, DataDirInUse
 from p2pdiloco.adapters.disk.result_file import Label, ResultFile, load_result_file, save_result_file
 from p2pdiloco.adapters.disk.run_store import RunStore
 from p2pdiloco.config.manifest import Manifest
@@ -168,9 +168,8 @@ def _locked(data_dir: Path) -> Iterator[None]:
     folder = DataDir(data_dir, create=False)
     try:
         folder.lock()
-    except StorageError as error:
-        hint = "ask the running node instead: --join ADDRESS"
-        raise StorageError(str(error), hint if "in use" in str(error) else error.hint) from error
+    except DataDirInUse as error:
+        raise StorageError(str(error), "ask the running node instead: --join ADDRESS") from error
     try:
         yield
     finally:
