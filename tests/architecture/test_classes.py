@@ -41,3 +41,4 @@ def test_a_class_name_is_defined_once() -> None:
         found[node.name].append(module)
     again = {name: where for name, where in found.items() if len(where) > 1 and name not in TWICE}
     assert not again, "give one of them a name of its own, or say why not"
+    assert all(len(found[name]) > 1 for name in TWICE), "an exception that nobody needs any more"
