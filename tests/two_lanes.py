@@ -11,7 +11,7 @@ from xdist.workermanage import WorkerController
 
 WAITING = ["system", "adapters/net", "daemon", "learner"]
 COMPUTING = [
-    *("simulation", "bench", "tasks", "cli", "lab", "adapters/disk", "core", "tensors", "daemon/display"),
+    *("lab/simulation", "bench", "tasks", "cli", "lab", "adapters/disk", "core", "tensors", "daemon/display"),
     *("config", "architecture"),
 ]
 """Long tests first: at the end nobody waits long for the other, and only then two swarms may share the

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import TYPE_CHECKING, TypeVar
 
-from p2pdiloco.simulation.node.substance import NOTHING, Substance
-from p2pdiloco.simulation.report import SeedResult
-from p2pdiloco.simulation.runner import run_seed
-from p2pdiloco.simulation.world.plan import WorldPlan
+from p2pdiloco.lab.simulation.node.substance import NOTHING, Substance
+from p2pdiloco.lab.simulation.report import SeedResult
+from p2pdiloco.lab.simulation.runner import run_seed
+from p2pdiloco.lab.simulation.world.plan import WorldPlan
 
 if TYPE_CHECKING:
     from p2pdiloco.lab.bulk_world.report import BulkResult

@@ -11,7 +11,7 @@ import click
 from p2pdiloco.errors import UserError
 
 if TYPE_CHECKING:
-    from p2pdiloco.simulation.report import SeedResult
+    from p2pdiloco.lab.simulation.report import SeedResult
 
 MOST_DRAWN = 64
 """Nodes of a world with faults. Larger ones are calm, and measured."""
@@ -72,8 +72,8 @@ def simulate(
         return _measure(nodes, seed or 0, as_json)
     # Imported here so that --help does not pay for it.
     from p2pdiloco.cli.seed_pool import arithmetic, play
-    from p2pdiloco.simulation.report import SeedsSummary, rate
-    from p2pdiloco.simulation.runner import run_seed
+    from p2pdiloco.lab.simulation.report import SeedsSummary, rate
+    from p2pdiloco.lab.simulation.runner import run_seed
 
     summary = SeedsSummary()
     started_s = time.perf_counter()
@@ -128,9 +128,9 @@ def _measure(nodes: int, seed: int, as_json: bool) -> int:
     from msgspec import to_builtins
 
     from p2pdiloco.cli.seed_pool import rare_collections
-    from p2pdiloco.simulation.report import rate
-    from p2pdiloco.simulation.rules.violation import Violation
-    from p2pdiloco.simulation.scale import run_scale
+    from p2pdiloco.lab.simulation.report import rate
+    from p2pdiloco.lab.simulation.rules.violation import Violation
+    from p2pdiloco.lab.simulation.scale import run_scale
 
     rare_collections()
     started_s = time.perf_counter()
@@ -150,7 +150,7 @@ def _measure(nodes: int, seed: int, as_json: bool) -> int:
 
 
 def _tell_failure(result: SeedResult, nodes: int | None, mix: str | None, with_tail: bool) -> None:
-    from p2pdiloco.simulation.report import replay_command
+    from p2pdiloco.lab.simulation.report import replay_command
 
     if with_tail:
         click.echo("\n".join(result.tail))

@@ -1,1 +1,1 @@
-"""Real swarms on one machine: demo, chaos, shaped links; and vectors for the simulator."""
+"""Simulators, and real swarms on one machine (demo, chaos, shaped links): what one experiments with."""

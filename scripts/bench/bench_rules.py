@@ -30,9 +30,9 @@ from p2pdiloco.core.api.effects import CommitVersion, Effect
 from p2pdiloco.core.election.electorate import Electorate, Fitness
 from p2pdiloco.core.rounds.closing_calls import ClosingCalls
 from p2pdiloco.core.rounds.closing_window import ClosingWindow
-from p2pdiloco.simulation.node.host import Host
-from p2pdiloco.simulation.world.plan import WorldPlan, draw_plan, genesis_version
-from p2pdiloco.simulation.world.world import World
+from p2pdiloco.lab.simulation.node.host import Host
+from p2pdiloco.lab.simulation.world.plan import WorldPlan, draw_plan, genesis_version
+from p2pdiloco.lab.simulation.world.world import World
 
 MBIT_BYTES = 125_000.0
 STEP_S = 0.97

@@ -23,8 +23,11 @@ def modules() -> dict[str, ast.Module]:
 
 
 def layer_of(module: str) -> str:
-    """`p2pdiloco.core.api.types` is in layer `core`; the package itself is layer ""."""
+    """`p2pdiloco.core.api.types` is in layer `core`; the package itself is layer ""; the simulator,
+    which is pure, is one of its own in the lab."""
     parts = module.split(".")
+    if parts[1:3] == ["lab", "simulation"]:
+        return "lab.simulation"
     return parts[1] if len(parts) > 1 else ""
 
 

@@ -8,7 +8,7 @@ from graphlib import CycleError, TopologicalSorter
 import pytest
 from arch_source import PACKAGE, imported_modules, modules
 
-KNOW_EACH_OTHER = ("p2pdiloco.simulation.", "p2pdiloco.lab.bulk_world.")
+KNOW_EACH_OTHER = ("p2pdiloco.lab.simulation.", "p2pdiloco.lab.bulk_world.")
 """Host or member, world and rules of a simulator are one thing in several files."""
 PACKAGES = {".".join(path.parent.relative_to(PACKAGE.parent).parts) for path in PACKAGE.rglob("__init__.py")}
 

@@ -39,7 +39,7 @@ OWN = {
         "config",
         "errors",
     },
-    "simulation": {"core", "config", "errors"},
+    "lab.simulation": {"core", "config", "errors"},
     "daemon": {
         "bounded",
         "adapters",
@@ -57,7 +57,6 @@ OWN = {
     "lab": {
         "daemon",
         "adapters",
-        "simulation",
         "learner",
         "tasks",
         "tensors",
@@ -85,7 +84,7 @@ THIRD_PARTY = {
     "identity": {"base58", "cryptography", "msgspec"},
     "config": {"msgspec"},
     "core": {"msgspec"},
-    "simulation": {"msgspec"},
+    "lab.simulation": {"msgspec"},
     "lab": {"click", "matplotlib", "msgspec", "numpy", "psutil", "rich", "torch", "uvloop"},
     "tensors": {"msgspec", "numpy", "torch"},
     "tasks": {
@@ -125,7 +124,7 @@ PURE_STDLIB = {
     "heapq", "itertools", "math", "operator", "random", "re", "statistics", "string", "struct",
     "traceback", "types", "typing",
 }  # fmt: skip
-"""What core and simulation may use of the standard library: nothing that knows time, files, sockets,
+"""What core and the simulator may use of the standard library: nothing that knows time, files, sockets,
 processes, loggers or event loops. `random` only as `random.Random`, seeded and passed in."""
 
 
@@ -154,7 +153,7 @@ def test_hivemind_is_imported_by_its_bindings_only() -> None:
     assert importers == [f"p2pdiloco.adapters.net.hivemind_{name}" for name in ("binding", "dht")]
 
 
-@pytest.mark.parametrize("module", [m for m in modules() if layer_of(m) in {"core", "simulation"}])
+@pytest.mark.parametrize("module", [m for m in modules() if layer_of(m) in {"core", "lab.simulation"}])
 def test_core_and_simulation_are_pure(module: str) -> None:
     tree = modules()[module]
     for line, name in imports(tree):

@@ -16,7 +16,7 @@ from p2pdiloco.core.api.grouping import Roster
 from p2pdiloco.core.api.reasons import FetchFailure
 from p2pdiloco.core.api.types import SignedPartial, SignedVersion
 from p2pdiloco.core.node import Core
-from p2pdiloco.simulation.world.crypto import HashCrypto
+from p2pdiloco.lab.simulation.world.crypto import HashCrypto
 
 
 class Member:

@@ -30,7 +30,7 @@ from p2pdiloco.core.api.types import (
 )
 from p2pdiloco.core.fragment import Fragment
 from p2pdiloco.core.node import Core
-from p2pdiloco.simulation.world.crypto import HashCrypto
+from p2pdiloco.lab.simulation.world.crypto import HashCrypto
 
 RUN = "run"
 STEP_S = 0.1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from p2pdiloco.lab.bulk_world.plan import BulkPlan
-from p2pdiloco.simulation.world.plan import stream
+from p2pdiloco.lab.simulation.world.plan import stream
 
 
 class OutLane:

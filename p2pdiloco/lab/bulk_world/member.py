@@ -22,8 +22,8 @@ from p2pdiloco.lab.bulk_world.door import Door, WatchedTransport
 from p2pdiloco.lab.bulk_world.inbox import PushInbox
 from p2pdiloco.lab.bulk_world.ledger import INNER_STEPS, RUN, sound
 from p2pdiloco.lab.bulk_world.plan import MemberSpec
+from p2pdiloco.lab.simulation.world.plan import stream
 from p2pdiloco.ports import Buffer
-from p2pdiloco.simulation.world.plan import stream
 
 if TYPE_CHECKING:
     from p2pdiloco.lab.bulk_world.world import BulkWorld

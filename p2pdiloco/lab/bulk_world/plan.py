@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from random import Random
 
-from p2pdiloco.simulation.world.plan import stream
+from p2pdiloco.lab.simulation.world.plan import stream
 
 MIX_NAMES = ("calm", "churn", "datacentre", "partition", "storm", "wan")
 """Names as in the simulator of the core."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec import Struct, field, to_builtins
 
-from p2pdiloco.simulation.report import rate
+from p2pdiloco.lab.simulation.report import rate
 
 
 class BulkResult(Struct, frozen=True, kw_only=True):

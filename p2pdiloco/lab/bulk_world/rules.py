@@ -11,7 +11,7 @@ from p2pdiloco.core.api.reasons import Verdict
 from p2pdiloco.core.api.types import ContributionHeader, SignedVersion, VersionHeader
 from p2pdiloco.daemon import wire
 from p2pdiloco.lab.bulk_world.leftovers import left_over, too_large
-from p2pdiloco.simulation.rules.violation import Violation
+from p2pdiloco.lab.simulation.rules.violation import Violation
 from p2pdiloco.tensors.payload import Payload, digest_of
 
 if TYPE_CHECKING:

@@ -20,9 +20,9 @@ from p2pdiloco.lab.bulk_world.report import BulkResult
 from p2pdiloco.lab.bulk_world.rules import Rules
 from p2pdiloco.lab.bulk_world.virtual_loop import in_virtual_time
 from p2pdiloco.lab.memory_net import MemoryNetwork
-from p2pdiloco.simulation.rules.violation import Violation
-from p2pdiloco.simulation.trace import Trace
-from p2pdiloco.simulation.world.plan import stream
+from p2pdiloco.lab.simulation.rules.violation import Violation
+from p2pdiloco.lab.simulation.trace import Trace
+from p2pdiloco.lab.simulation.world.plan import stream
 
 LOOK_S = 0.1
 """Pause between two looks of a fault whether its member has started."""

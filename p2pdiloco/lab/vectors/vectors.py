@@ -16,13 +16,13 @@ from torch import Tensor
 
 from p2pdiloco.config.manifest import OuterSection
 from p2pdiloco.config.outer import EQUALS, USUAL
+from p2pdiloco.lab.simulation.node.substance import Losses, Mode, Resumed, Substance, Trainer, Work
+from p2pdiloco.lab.simulation.rules.violation import Violation
+from p2pdiloco.lab.simulation.world.plan import WorldPlan, stream
 from p2pdiloco.lab.vectors.bigrams import SPECS, MarkovChain, Model, initial_params
 from p2pdiloco.learner.channel_messages import BaseRef, Install, NothingToCopy
 from p2pdiloco.learner.fragments import Fragments
 from p2pdiloco.learner.parallel.holding import HeldParameters
-from p2pdiloco.simulation.node.substance import Losses, Mode, Resumed, Substance, Trainer, Work
-from p2pdiloco.simulation.rules.violation import Violation
-from p2pdiloco.simulation.world.plan import WorldPlan, stream
 from p2pdiloco.tensors.codec import CODECS
 from p2pdiloco.tensors.digest import bytes_of
 from p2pdiloco.tensors.exchange import Exchange

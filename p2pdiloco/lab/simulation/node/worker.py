@@ -1,0 +1,219 @@
+"""Work of a node with "tensors": merging, outer steps, states, and going over to a version."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from p2pdiloco.core.api.effects import ApplyUpdate, Combine, CommitVersion, FetchState, Merge, MergePartial
+from p2pdiloco.core.api.events import (
+    Combined,
+    Merged,
+    MergeFailed,
+    PartialFailed,
+    PartialMerged,
+    StateFetched,
+    UpdateApplied,
+)
+from p2pdiloco.core.api.types import SignedVersion, Watermark
+from p2pdiloco.lab.simulation.node.learner import CommittedVersion
+from p2pdiloco.lab.simulation.node.lineage import (
+    Displacement,
+    FragmentLineage,
+    MergedPart,
+    OuterUpdate,
+    PartialSum,
+    combine,
+)
+from p2pdiloco.lab.simulation.node.substance import Work
+from p2pdiloco.lab.simulation.rules.violation import Violation
+
+if TYPE_CHECKING:
+    from p2pdiloco.lab.simulation.node.host import Host
+
+PARTIAL_PER_UPDATE_BYTES = 4
+"""A partial merge (sums in fp32) is so many times as large as an encoded update."""
+MAX_GROUPED_ERROR = 1e-4
+"""Largest error as a share of the contributions' mean length.
+
+The sums are fp32 in another order, stretched where directions cancel.
+"""
+
+
+class Worker:
+    """Carries out the effects that fill or take the spare copies, each after a while."""
+
+    def __init__(self, host: Host, rng: random.Random) -> None:
+        self._host = host
+        self._rng = rng
+
+    def _work_s(self) -> float:
+        return self._rng.uniform(0.002, 0.15)
+
+    def _take_spare(self, fragment: int) -> int:
+        generation = self._host.stores[fragment].take_spare()
+        if generation is None:
+            where = f"{self._host.peer} fragment {fragment}"
+            raise Violation("one-spare", f"{where}: two jobs want the spare copy at once")
+        return generation
+
+    def merge(self, effect: Merge) -> None:
+        """Merge contributions into a new state."""
+        host = self._host
+        before = host.stores[effect.fragment].state
+        update = self._update(effect, before)
+        state = before.apply(update, host.world.substance)
+        host.world.watch.merged(host, before, state, update.parts)
+        generation = self._take_spare(effect.fragment)
+        if host.world.faults.chance(host.world.plan.mix.merge_fails):
+            host.later(self._work_s(), self._merge_failed, effect, generation)
+            return
+        host.later(self._work_s(), self._merged, effect, update, state, generation)
+
+    def _merge_failed(self, effect: Merge, generation: int) -> None:
+        self._host.stores[effect.fragment].fill_spare(generation, None)
+        self._host.feed(MergeFailed(effect.fragment, effect.term, effect.number, "worker failed"))
+
+    def _parts(self, effect: Merge | MergePartial) -> tuple[MergedPart, ...]:
+        """List what contributions and partial merges carry together."""
+        tickets = self._host.tickets
+        parts = []
+        for part in effect.inputs:
+            content = tickets.contribution(part.ticket)
+            if content.learner != part.contributor.learner:
+                raise Violation("tickets", f"{self._host.peer} merges the wrong buffer {part.ticket}")
+            stamp = part.contributor.stamp
+            parts += [MergedPart(content.learner, stamp, first, end) for first, end in content.spans]
+        for ticket in effect.partials:
+            parts += tickets.partial(ticket).parts
+        return tuple(parts)
+
+    def _matter(self, effect: Merge | MergePartial) -> tuple[list[Work], list[bytes], tuple[Work, ...]]:
+        """Payloads of contributions, of partial merges, and of all the contributions in both."""
+        tickets, inputs = self._host.tickets, []
+        for part in effect.inputs:
+            who = part.contributor
+            inputs.append((tickets.contribution(part.ticket).matter, who.tokens, who.inner_steps))
+        partials = [tickets.partial(ticket) for ticket in effect.partials]
+        flat = tuple(inputs) + tuple(work for partial in partials for work in partial.flat)
+        return inputs, [partial.matter for partial in partials], flat
+
+    def _update(self, effect: Merge, before: FragmentLineage) -> OuterUpdate:
+        """Make the update that the syncer publishes.
+
+        Raises:
+            Violation: groups make another merge than all contributions at once.
+        """
+        fragment, number, substance = effect.fragment, effect.number, self._host.world.substance
+        inputs, partials, flat = self._matter(effect)
+        steps = effect.longest_steps
+        matter = substance.merge(fragment, number, before.matter, inputs, partials, steps)
+        if partials:
+            error = substance.grouped_error(fragment, inputs, partials, list(flat))
+            if error > MAX_GROUPED_ERROR:
+                where = f"{self._host.peer} fragment {fragment} version {number}"
+                raise Violation("global-merge", f"{where}: off by {error:.2g} of the mean length")
+        return OuterUpdate.of(fragment, number, self._parts(effect), matter, steps)
+
+    def merge_partial(self, effect: MergePartial) -> None:
+        """Add a group's contributions up."""
+        inputs, partials, flat = self._matter(effect)
+        matter = self._host.world.substance.partial(effect.fragment, inputs, partials)
+        whole = PartialSum(effect.fragment, self._parts(effect), matter, flat)
+        self._host.later(self._work_s(), self._partial_merged, effect, whole)
+
+    def _partial_merged(self, effect: MergePartial, whole: PartialSum) -> None:
+        host, faults = self._host, self._host.world.faults
+        key = (effect.fragment, effect.group, effect.attempt)
+        if faults.chance(host.world.plan.mix.merge_fails):
+            host.feed(PartialFailed(*key, "worker failed"))
+            return
+        size = host.max_payload_bytes(effect.fragment) * PARTIAL_PER_UPDATE_BYTES
+        host.feed(PartialMerged(*key, host.tickets.new(whole), whole.digest(), size))
+
+    def combine(self, effect: Combine) -> None:
+        """Add several contributions of ours up."""
+        host = self._host
+        parts = [host.tickets.contribution(ticket) for ticket in effect.tickets]
+        try:
+            whole = combine(parts)
+        except ValueError as error:
+            raise Violation("nothing-twice", str(error)) from error
+        matter = host.world.substance.combine(effect.fragment, [part.matter for part in parts])
+        whole = replace(whole, matter=matter)
+        host.later(self._work_s(), self._combined, effect, whole)
+
+    def _combined(self, effect: Combine, whole: Displacement) -> None:
+        host, fragment = self._host, effect.fragment
+        ticket, size = host.tickets.new(whole), host.max_payload_bytes(fragment)
+        host.feed(Combined(fragment, effect.attempt, ticket, whole.digest(), size))
+
+    def _merged(self, effect: Merge, update: OuterUpdate, state: FragmentLineage, generation: int) -> None:
+        host, fragment = self._host, effect.fragment
+        host.stores[fragment].fill_spare(generation, state)
+        ticket = host.tickets.new(update)
+        size = host.max_payload_bytes(fragment)
+        host.feed(Merged(fragment, effect.term, effect.number, ticket, update.digest, size, state.digest))
+
+    def apply_update(self, effect: ApplyUpdate) -> None:
+        """The outer step of a fetched update."""
+        host = self._host
+        update = host.tickets.update(effect.ticket)
+        if effect.longest_steps != update.longest_steps:
+            where = f"{host.peer} fragment {effect.fragment} version {effect.number}"
+            said, made = effect.longest_steps, update.longest_steps
+            raise Violation("longest-steps", f"{where}: applied as of {said} inner steps, made of {made}")
+        generation = self._take_spare(effect.fragment)
+        state = host.stores[effect.fragment].state.apply(update, host.world.substance)
+        if host.world.faults.chance(host.world.plan.mix.miscompute):
+            state = state.miscomputed()
+        host.later(self._work_s(), self._applied, effect, state, generation)
+
+    def _applied(self, effect: ApplyUpdate, state: FragmentLineage, generation: int) -> None:
+        host = self._host
+        host.stores[effect.fragment].fill_spare(generation, state)
+        host.feed(UpdateApplied(effect.fragment, effect.number, effect.ticket, state.digest))
+
+    def fetch_state(self, effect: FetchState) -> None:
+        """Pull a whole fragment into the spare copy."""
+        self._host.world.bulk.fetch_state(self._host, effect, self._take_spare(effect.fragment))
+
+    def state_arrived(
+        self,
+        effect: FetchState,
+        generation: int,
+        version: SignedVersion,
+        state: FragmentLineage,
+        watermarks: tuple[Watermark, ...],
+    ) -> None:
+        """A donor's fragment is here."""
+        self._host.stores[effect.fragment].fill_spare(generation, state)
+        self._host.feed(StateFetched(effect.fragment, effect.peer, version, watermarks))
+
+    def state_failed(self, effect: FetchState, generation: int) -> None:
+        """No donor's fragment came."""
+        self._host.stores[effect.fragment].fill_spare(generation, None)
+
+    def commit(self, effect: CommitVersion) -> None:
+        """The spare copy becomes the state; the learner is told; now and then a checkpoint is written."""
+        host, header = self._host, effect.version.header
+        store = host.stores[header.fragment]
+        if store.spare is None:
+            where = f"{host.peer} fragment {header.fragment}"
+            raise Violation("equal-state", f"{where}: version {header.number} from an empty spare copy")
+        host.world.watch.committed(host, effect.version, store.version, store.spare)
+        update = None
+        if effect.update is not None:
+            update = host.tickets.update(effect.update)
+            host.tickets.free(effect.update)
+        store.commit(effect.version, update, effect.watermarks, host.config.log_versions)
+        ticket = effect.merged_ticket
+        merged = host.tickets.contribution(ticket) if ticket is not None else None
+        state, number = store.state.matter, header.number
+        install = CommittedVersion(header.fragment, number, header.digest(), merged, effect.overwrite, state)
+        host.learner.install(install)
+        host.world.committed(host, header)
+        if host.now - store.saved_s >= host.spec.checkpoint_every_s:
+            store.saved_s = host.now
+            host.writer.write(store.checkpoint())

@@ -1,0 +1,256 @@
+"""Rules that must hold at every instant, whatever the weather. A broken one ends the seed."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from p2pdiloco.core.api.effects import VoteRecord
+from p2pdiloco.core.api.messages import Announce, Elected, Message, Progress, VoteGranted, VoteRequest
+from p2pdiloco.core.api.types import (
+    WHOLE_RUN,
+    Certificate,
+    ContributionHeader,
+    Head,
+    SignedVersion,
+    Vote,
+    signed_bytes,
+)
+from p2pdiloco.lab.simulation.node.lineage import Displacement, FragmentLineage, MergedPart
+from p2pdiloco.lab.simulation.rules.violation import Violation
+
+if TYPE_CHECKING:
+    from p2pdiloco.lab.simulation.node.host import Host
+
+
+class InvariantWatch:
+    """Sees everything that nodes do, and raises `Violation`. Knows what no node can know: the whole world."""
+
+    def __init__(self, versions: tuple[SignedVersion, ...], calm_from_s: float = math.inf) -> None:
+        self._calm_from_s = calm_from_s
+        """Time from which nothing splits the swarm: no two sides can each have a syncer of their own."""
+        self.headers = {v.header.digest(): v for v in versions}
+        """Every version that was ever committed by anybody, by header digest."""
+        self.states: dict[bytes, FragmentLineage] = {}
+        self.versions = 0
+        self.forks = 0
+        self.elections = 0
+        self.switches = 0
+        self._last: Message | None = None
+        self._begins: dict[tuple[str, int], list[int]] = {}
+        self._reports: dict[str, tuple[float, int, tuple[float, ...]]] = {}
+        self._candidates: dict[tuple[str, str, int, int], Head] = {}
+        self._votes: dict[tuple[str, str, int, int], str] = {}
+        self._first_s: dict[Any, float] = {}
+        """Time at which somebody was first elected into an office."""
+        self._offices: dict[tuple[int, int, str], list[Certificate]] = {}
+
+    # --- versions ------------------------------------------------------------------------------------
+
+    def committed(
+        self, host: Host, version: SignedVersion, old: SignedVersion, state: FragmentLineage
+    ) -> None:
+        """A node makes `version` its own, with this state."""
+        header, parent = version.header, old.header
+        digest, where = header.digest(), f"{host.peer} fragment {header.fragment} version {header.number}"
+        if header.head().weight <= parent.head().weight:
+            raise Violation("only-forward", f"{where} is lighter than {parent.number}")
+        if header.parent == old.header.digest():
+            if header.number != parent.number + 1:
+                raise Violation("only-forward", f"{where} follows {parent.number}")
+        elif header.number <= parent.number or not self._descends(digest, old):
+            self.switches += 1
+        if state.digest != header.state_digest:
+            raise Violation("equal-state", f"{where}: the state is not the one that the header names")
+        known = self.states.setdefault(digest, state)
+        if known.digest != state.digest or known.matter != state.matter:
+            raise Violation("equal-state", f"{where}: two states under one header")
+        if digest not in self.headers:
+            if header.syncer != host.peer:
+                raise Violation("durable-first", f"{where}: its syncer {header.syncer} never had it")
+            self._durable(host, version)
+            self._new_version(version, where)
+
+    def _durable(self, host: Host, version: SignedVersion) -> None:
+        """A version that `host` made must be on its disk before anybody, itself included, goes by it."""
+        header = version.header
+        saved = host.disk.checkpoints.get(header.fragment)
+        covered = saved is not None and saved.version.header.number >= header.number
+        if header.digest() not in host.disk.updates.get(header.fragment, {}) and not covered:
+            where = f"{host.peer} fragment {header.fragment} version {header.number}"
+            raise Violation("durable-first", f"{where}: let out before it is saved")
+
+    def restored(self, version: SignedVersion, state: FragmentLineage) -> None:
+        """A node starts from this: durable, though perhaps nobody lived to see it committed."""
+        digest = version.header.digest()
+        if digest not in self.headers:
+            self._new_version(version, f"restored fragment {version.header.fragment}")
+        if self.states.setdefault(digest, state).matter != state.matter:
+            where = f"fragment {version.header.fragment} version {version.header.number}"
+            raise Violation("equal-state", f"{where}: other bytes come back from the disk")
+
+    def _new_version(self, version: SignedVersion, where: str) -> None:
+        header = version.header
+        parent = self.headers.get(header.parent)
+        if parent is None:
+            raise Violation("known-parent", f"{where}: nobody ever had its parent")
+        merged = sum(part.tokens for part in header.contributors)
+        if header.tokens != parent.header.tokens + merged:
+            raise Violation("token-sum", f"{where}: {header.tokens} tokens after {parent.header.tokens}")
+        self.headers[header.digest()] = version
+        self.versions += 1
+
+    def _descends(self, digest: bytes, ancestor: SignedVersion) -> bool:
+        sought, floor = ancestor.header.digest(), ancestor.header.number
+        version = self.headers.get(digest)
+        while version is not None and version.header.number > floor:
+            if version.header.parent == sought:
+                return True
+            version = self.headers.get(version.header.parent)
+        return False
+
+    def ancestors(self, version: SignedVersion) -> set[bytes]:
+        """Header digests of a version and everything before it."""
+        found = set()
+        at: SignedVersion | None = version
+        while at is not None and at.header.number > 0:
+            found.add(at.header.digest())
+            at = self.headers.get(at.header.parent)
+        return found
+
+    def merged(
+        self, host: Host, before: FragmentLineage, state: FragmentLineage, parts: tuple[MergedPart, ...]
+    ) -> None:
+        """A merge worker made a new state of the one before."""
+        where = f"fragment {state.fragment} version {state.number} at {host.peer}"
+        if state.repeated:
+            part = state.repeated[0]
+            raise Violation("nothing-twice", f"{where}: steps {part.first}..{part.end} of {part.learner}")
+        for part in parts:
+            spans = before.covered.get(part.learner, ())
+            end = spans[-1][1] if spans else 0
+            begins = self._begins.get((part.learner, state.fragment), [])
+            # Work of an earlier life, never copied out, may be missing; of this life nothing, except after
+            # a fork: what only the other branch had is sent again, but not always first.
+            if end < part.first and not self.switches and not any(end < b <= part.first for b in begins):
+                text = f"{where}: {part.learner} goes on at step {part.first}, the base contains {end}"
+                raise Violation("right-base", text)
+
+    def begins(self, peer: str, fragment: int, step: int) -> None:
+        """Note the step from which a learner's displacement is made: a new life, or an overwrite."""
+        self._begins.setdefault((peer, fragment), []).append(step)
+
+    def reports(self, host: Host, steps: int, life: tuple[float, ...]) -> None:
+        """A learner says how far it is. While `life` is the same, nothing has slowed it down."""
+        known = self._reports.get(host.peer)
+        self._reports[host.peer] = (host.now, steps, life)
+        if known is not None and known[2] == life and host.learner.model.running:
+            expected = (host.now - known[0]) / host.learner.model.step_time_s
+            if abs(steps - known[1] - expected) > 1.0 + 1e-3:
+                where = f"{host.peer} made {steps - known[1]} inner steps, not {expected:.1f}"
+                raise Violation("steady-pace", f"{where}, in {host.now - known[0]:.2f} s")
+
+    def offered(
+        self, host: Host, header: ContributionHeader, held: Displacement, tokens_per_step: int
+    ) -> None:
+        """A node labels a contribution."""
+        steps = held.steps
+        honest = header.learner == host.peer == held.learner and header.inner_steps == steps
+        if not honest or header.tokens != steps * tokens_per_step or header.fragment != held.fragment:
+            raise Violation("true-label", f"{host.peer} offers {held} as {header}")
+        base = self.headers.get(header.base_digest)
+        if base is None or base.header.number != header.base_number:
+            raise Violation("right-base", f"{host.peer} names base {header.base_number}, which nobody has")
+        state = self.states.get(header.base_digest)
+        spans = state.covered.get(held.learner, ()) if state is not None else ()
+        if any(first < held.end and held.first < end for first, end in spans):
+            text = f"{host.peer} offers {held.first}..{held.end} over a base that contains {spans[-1]}"
+            raise Violation("right-base", text)
+
+    # --- votes and offices ---------------------------------------------------------------------------
+
+    def sent(self, host: Host, message: Message) -> None:
+        """A node lets a control message out (the same object for every receiver of a broadcast)."""
+        if message is self._last:
+            return
+        self._last = message
+        if isinstance(message, Announce):
+            self._announced(host, message)
+        elif isinstance(message, VoteGranted):
+            self._voted(message.vote)
+            body = message.vote.body
+            if host.disk.votes.get((body.group, body.fragment, body.term)) != body.candidate:
+                raise Violation("durable-first", f"{host.peer} sends a vote that is not on its disk")
+        elif isinstance(message, VoteRequest):
+            self._candidates[(host.peer, message.group, message.fragment, message.term)] = message.head
+        elif isinstance(message, Elected):
+            self._elected(host, message.certificate)
+            self._in_reach(host, message.certificate)
+        elif isinstance(message, Progress):
+            for fragment, head in message.heads:
+                if head.digest not in self.headers:
+                    raise Violation("durable-first", f"{host.peer} fragment {fragment} shows an unknown head")
+
+    def _announced(self, host: Host, message: Announce) -> None:
+        number, held = message.head.number, host.stores[message.fragment].version
+        if held.header.number < number:
+            raise Violation(
+                "durable-first", f"{host.peer} announces version {number}, holds {held.header.number}"
+            )
+        if message.syncer == host.peer and held.header.digest() == message.head.digest:
+            self._durable(host, held)
+
+    def votes_for(self, host: Host, record: VoteRecord) -> None:
+        """A node makes up its mind to vote."""
+        head = self._candidates.get((record.candidate, record.group, record.fragment, record.term))
+        own = host.stores[record.fragment].version.header.head()
+        if record.candidate != host.peer and head is not None and head.weight < own.weight:
+            where = f"{host.peer} at version {own.number}, fragment {record.fragment}"
+            raise Violation("no-lighter-syncer", f"{where}: votes for {record.candidate} at {head.number}")
+
+    def _voted(self, vote: Vote) -> None:
+        body = vote.body
+        first = self._votes.setdefault((body.voter, body.group, body.fragment, body.term), body.candidate)
+        if first != body.candidate:
+            where = f"{body.voter} fragment {body.fragment} group {body.group} term {body.term}"
+            raise Violation("one-vote", f"{where}: for {first} and for {body.candidate}")
+
+    def _in_reach(self, host: Host, certificate: Certificate) -> None:
+        """Check who takes an office of the whole run in calm weather.
+
+        Nobody takes it whom others cannot dial, while there is a member whom they can.
+        """
+        world, hidden = host.world, host.world.network.hidden
+        own = certificate.syncer == host.peer and certificate.group == WHOLE_RUN
+        if not own or host.peer not in hidden or host.now <= self._calm_from_s or world.network.was_cut:
+            return
+        if any(other.may_serve and other.peer not in hidden for other in world.up_hosts()):
+            raise Violation("hidden-syncer", f"{host.peer} fragment {certificate.fragment}")
+
+    def _elected(self, host: Host, certificate: Certificate) -> None:
+        key = (certificate.fragment, certificate.term, certificate.group)
+        known = self._offices.setdefault(key, [])
+        if any(other.syncer == certificate.syncer for other in known):
+            return
+        voters = {vote.body.voter for vote in certificate.votes}
+        for vote in certificate.votes:
+            self._voted(vote)
+            signed = signed_bytes("vote", vote.body)
+            if not vote.signature or vote.body.candidate != certificate.syncer or not signed:
+                raise Violation("certificate", f"{certificate.syncer} fragment {key[0]} term {key[1]}")
+        for other in known:
+            shared = voters & {vote.body.voter for vote in other.votes}
+            # Two that nobody can dial have no link: as if it were cut.
+            whole = not host.world.network.was_cut and not host.world.plan.hidden
+            calm = self._first_s[key] > self._calm_from_s and whole
+            if shared or calm:
+                names = f"{other.syncer} and {certificate.syncer}"
+                raise Violation(
+                    "one-syncer",
+                    f"fragment {key[0]} group {key[2]} term {key[1]}: {names} share {sorted(shared)}",
+                )
+        self._first_s.setdefault(key, host.now)
+        if known:
+            self.forks += 1
+        known.append(certificate)
+        self.elections += 1

@@ -1,0 +1,60 @@
+"""Small calm swarms for hand-made scenarios: what happens is said in the test, not drawn."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import msgspec
+
+from p2pdiloco.core.api.effects import CommitVersion, Effect
+from p2pdiloco.lab.simulation.node.host import Host
+from p2pdiloco.lab.simulation.world.plan import WorldPlan, draw_plan, genesis_version
+from p2pdiloco.lab.simulation.world.world import World
+
+
+def calm_plan(
+    nodes: int, until_s: float = 30.0, quorum: int = 1, seed: int = 7, fragments: int = 2
+) -> WorldPlan:
+    """Equal machines, no faults: one round takes about two seconds."""
+    plan = draw_plan(seed, "calm", nodes)
+    config = msgspec.structs.replace(
+        plan.config,
+        inner_steps=10,
+        delay_steps=2,
+        quorum=quorum,
+        grace_fraction=0.5,
+        grace_cap_s=0.5,
+        term_versions=6,
+        log_versions=8,
+        max_base_age_versions=6,
+        tokens_per_step=64,
+        genesis_versions=tuple(genesis_version(f) for f in range(fragments)),
+        max_payload_bytes=(100_000,) * fragments,
+    )
+    specs = tuple(dataclasses.replace(spec, step_time_s=0.2, write_s=0.02) for spec in plan.nodes)
+    joins = tuple(0.3 * i for i in range(nodes))
+    return dataclasses.replace(
+        plan, config=config, nodes=specs, joins_s=joins, faults_until_s=until_s, settle_s=90.0, hidden=()
+    )
+
+
+class Commits:
+    """Notes when which node made which version its own, and lets a test act on effects."""
+
+    def __init__(self, world: World) -> None:
+        self.seen: list[tuple[float, str, int, int]] = []
+        """(time, peer, fragment, number)."""
+        self.act: Callable[[Host, Effect], None] | None = None
+        world.on_effect = self._effect
+
+    def _effect(self, host: Host, effect: Effect) -> None:
+        if isinstance(effect, CommitVersion):
+            header = effect.version.header
+            self.seen.append((host.now, host.peer, header.fragment, header.number))
+        if self.act is not None:
+            self.act(host, effect)
+
+    def first(self, fragment: int, after_s: float, number: int) -> float:
+        """When anybody first held at least that version of the fragment, after a time."""
+        return min(t for t, _, f, n in self.seen if f == fragment and t > after_s and n >= number)

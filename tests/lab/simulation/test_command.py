@@ -1,0 +1,84 @@
+"""`p2pdiloco simulate`: exit status, replay command, JSON."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from p2pdiloco.cli.simulate import simulate
+from p2pdiloco.core.api.effects import Effect, UpdateRecord, VoteRecord
+from p2pdiloco.core.outbox import Outbox
+from p2pdiloco.errors import UserError
+from p2pdiloco.lab.simulation.rules.violation import Violation
+from p2pdiloco.lab.simulation.scale import ScaleReport
+
+
+def test_json_has_the_promised_keys() -> None:
+    result = CliRunner().invoke(simulate, ["--seeds", "2", "--nodes", "2", "--mix", "calm", "--json"])
+    report = json.loads(result.output)
+    assert report["seeds"] == 2 and report["violations"] == 0 and report["stuck"] == 0
+    assert report["seeds_per_minute"] > 0
+    assert report["mixes"]["calm"]["seeds"] == 2 and report["mixes"]["calm"]["seeds_per_minute"] > 0
+
+
+def test_two_processes_give_the_same_summary_as_one() -> None:
+    reports = []
+    for jobs in ("1", "2"):
+        arguments = [
+            "--seed",
+            "3",
+            "--seeds",
+            "4",
+            "--nodes",
+            "2",
+            "--mix",
+            "storm",
+            "--jobs",
+            jobs,
+            "--json",
+        ]
+        report = json.loads(CliRunner().invoke(simulate, arguments).output)
+        for part in (report, *report["mixes"].values()):
+            del part["seeds_per_minute"]
+        reports.append(report)
+    assert reports[0] == reports[1] and reports[0]["versions"] > 0
+
+
+def test_a_broken_rule_is_exit_status_1_and_names_the_command_that_replays_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    persist = Outbox.persist
+
+    def hurry(self: Outbox, record: VoteRecord | UpdateRecord, then: tuple[Effect, ...]) -> int:
+        for effect in then:
+            self.put(effect)
+        return persist(self, record, ())
+
+    monkeypatch.setattr(Outbox, "persist", hurry)
+    arguments = ["--seed", "5", "--nodes", "3", "--mix", "calm"]
+    result = CliRunner().invoke(simulate, arguments, standalone_mode=False)
+    assert result.return_value == 1
+    assert "durable-first" in result.output
+    assert "while handling" in result.output, "the last decisions, and what was being handled"
+    assert "p2pdiloco simulate --seed 5 --nodes 3 --mix calm --trace" in result.output
+
+
+def test_a_large_world_has_the_same_keys_and_a_broken_rule_is_exit_status_1(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(*_: object, **__: object) -> ScaleReport:
+        raise Violation("nothing-twice", "steps 1..9 of n3")
+
+    monkeypatch.setattr("p2pdiloco.lab.simulation.scale.run_scale", broken)
+    result = CliRunner().invoke(simulate, ["--nodes", "100", "--json"], standalone_mode=False)
+    report = json.loads(result.output)
+    assert (report["seeds"], report["violations"], report["stuck"]) == (1, 1, 0)
+    assert "nothing-twice" in report["detail"] and result.return_value == 1
+
+
+@pytest.mark.parametrize("more", [["--mix", "storm"], ["--seeds", "2"], ["--trace"]])
+def test_what_a_large_world_cannot_do_is_said(more: list[str]) -> None:
+    result = CliRunner().invoke(simulate, ["--nodes", "100", *more], standalone_mode=False)
+    assert isinstance(result.exception, UserError)

@@ -1,0 +1,44 @@
+"""A seed is a bug report: it must mean the same in every process, with every hash seed."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+
+from p2pdiloco.lab.simulation.runner import run_seed
+
+CODE = """
+from p2pdiloco.lab.simulation.runner import run_seed
+for seed in range(5):
+    print(run_seed(seed, "storm", 4).digest)
+"""
+
+
+def digests(hash_seed: str) -> str:
+    environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+    command = [sys.executable, "-c", CODE]
+    return subprocess.run(
+        command, env=environment, check=True, capture_output=True, text=True, timeout=60
+    ).stdout
+
+
+def test_equal_digests_in_two_processes_with_different_hash_seeds() -> None:
+    first = digests("1")
+    assert len(first.split()) == 5
+    assert len(set(first.split())) == 5, "different seeds do different things"
+    assert digests("4242") == first
+
+
+def test_a_trace_changes_nothing_and_says_who_decided_what_and_why() -> None:
+    lines: list[str] = []
+    assert run_seed(3, "churn", 3, lines.append).digest == run_seed(3, "churn", 3).digest
+    # virtual time, node, fragment, decision: reason
+    decision = re.compile(r" *\d+\.\d{3}  n\d +f\d +publish: version \d+ with \d+ contributions")
+    assert any(decision.match(line) for line in lines)
+    assert any("fault: " in line for line in lines)
+    assert not any("<- " in line or "-> " in line for line in lines), "messages only when asked for"
+    everything: list[str] = []
+    run_seed(3, "churn", 3, everything.append, verbose=True)
+    assert any("<- Announce<" in line for line in everything) and len(everything) > len(lines)

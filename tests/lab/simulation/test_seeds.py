@@ -1,0 +1,40 @@
+"""Hundreds of seeds over all mixes: no rule broken, everything live again, nothing lost."""
+
+from __future__ import annotations
+
+import pytest
+from past_failures import PAST_FAILURES
+
+from p2pdiloco.cli.seed_pool import play
+from p2pdiloco.cli.simulate import MIX_NAMES
+from p2pdiloco.lab.simulation.report import SeedsSummary, replay_command
+from p2pdiloco.lab.simulation.runner import run_seed
+from p2pdiloco.lab.simulation.world.plan import MIXES
+
+SEEDS_PER_MIX = 85
+
+
+@pytest.mark.timeout(300)  # counted in seeds, not in seconds: a busy machine may take its time
+@pytest.mark.parametrize("mix", MIX_NAMES)
+def test_eighty_five_seeds(mix: str) -> None:
+    summary = SeedsSummary()
+    for result, seconds in play(range(SEEDS_PER_MIX), mix, None):
+        summary.add(result, seconds)
+    failed = [f"{r.detail or r.stuck}: {replay_command(r, None, mix)}" for r in summary.failed]
+    assert not failed, "\n".join(failed)
+    assert summary.seeds == SEEDS_PER_MIX and summary.versions > 1000
+    for kind in ("crash", "partition", "freeze", "blackout", "leave"):
+        assert bool(summary.fault_kinds.get(kind)) == bool(getattr(MIXES[mix], kind)), kind
+    if MIXES[mix].partition == MIXES[mix].crash == 0.0:
+        assert summary.lost_to_forks == summary.switches == 0
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("seed", "mix", "nodes", "wrong"), PAST_FAILURES)
+def test_what_once_failed(seed: int, mix: str | None, nodes: int | None, wrong: str) -> None:
+    result = run_seed(seed, mix, nodes)
+    assert result.ok, f"again? {wrong}: {result.detail or result.stuck}"
+
+
+def test_mix_names_of_the_command_line_are_those_of_the_simulator() -> None:
+    assert set(MIX_NAMES) == set(MIXES)
