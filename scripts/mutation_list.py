@@ -70,12 +70,12 @@ def who_cannot_be_dialled_stands_like_any_other(patch: Patch) -> None:
 def a_vote_is_not_persisted_at_all(patch: Patch) -> None:
     persist = Outbox.persist
 
-    def forget(self: Outbox, record: Any, then: tuple[fx.Effect, ...]) -> int:
+    def forget(self: Outbox, record: Any, then: tuple[fx.Effect, ...], *answers: Any) -> None:
         if isinstance(record, fx.VoteRecord) and any(isinstance(e, fx.Send) for e in then):
             for effect in then:
                 self.put(effect)
-            return -1
-        return persist(self, record, then)
+        else:
+            persist(self, record, then, *answers)
 
     patch.set(Outbox, "persist", forget)
 
@@ -358,7 +358,7 @@ def a_newcomer_counts_at_once(patch: Patch) -> None:
 
     def confirmed(self: Core, *arguments: Any) -> None:
         init(self, *arguments)
-        self._shared.confirmed = True
+        self._shared.confirm()
 
     patch.set(Core, "__init__", confirmed)
 

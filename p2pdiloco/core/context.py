@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from p2pdiloco.core.api.effects import VoteRecord
@@ -13,6 +13,7 @@ from p2pdiloco.core.api.types import Certificate
 from p2pdiloco.core.chain.chain import Chain
 from p2pdiloco.core.election.electorate import Electorate
 from p2pdiloco.core.shared import Shared
+from p2pdiloco.errors import invariant
 
 MAX_BALLOTS = 32
 """Groups of one fragment in which our last vote is remembered, as many as the votes log keeps."""
@@ -54,6 +55,15 @@ class Spare:
     """Mark whether the fragment's one spare copy is in use: by a merge, an outer step or a fetched state."""
 
     def __init__(self) -> None:
+        self.busy = False
+
+    def take(self) -> None:
+        """Use it, which nobody does just now."""
+        invariant(not self.busy, "a fragment's spare copy is used twice at a time")
+        self.busy = True
+
+    def free(self) -> None:
+        """Note that nobody uses it any more."""
         self.busy = False
 
 
@@ -98,6 +108,7 @@ class FragmentContext:
     Args:
         seats: our leaf group's first, then one more per level while we hold the office below it; taken and
             given up by `core.groups.seats`.
+        needs_syncer: question of a node that leaves: whether something of ours is not merged yet.
     """
 
     def __init__(
@@ -107,6 +118,7 @@ class FragmentContext:
         chain: Chain,
         votes: Iterable[VoteRecord],
         seats: Sequence[OwnSeat],
+        needs_syncer: Callable[[], bool],
     ) -> None:
         self.shared = shared
         self.index = index
@@ -116,8 +128,7 @@ class FragmentContext:
         self.seats = seats
         self.moved_s = -math.inf
         """Time at which the newest version was made, or became ours."""
-        self.needs_syncer = False
-        """True: we leave, and something of ours is not merged yet."""
+        self.needs_syncer = needs_syncer
         self._attempts = 0
 
     @property
@@ -129,6 +140,10 @@ class FragmentContext:
     def grouped(self) -> bool:
         """True: the next version is made by more than one group."""
         return self.chain.header.groups > 1
+
+    def moved(self, now: float) -> None:
+        """Note that the newest version was made, or became ours."""
+        self.moved_s = now
 
     def next_attempt(self) -> int:
         """Number the next partial merge, whatever the seat."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from p2pdiloco.core.api.config import RestoredFragment
 from p2pdiloco.core.api.effects import DiscardContribution, Offer, RequestFragment, VoteRecord
 from p2pdiloco.core.api.events import ContributionReady, LearnerApplied, OfferAnswered
@@ -38,14 +36,12 @@ class Fragment:
         self.index = index
         self.chain = Chain(restored.log, restored.watermarks, keep)
         seats: list[Seat] = []
-        self.context = FragmentContext(shared, index, self.chain, votes, seats)
+        self.context = FragmentContext(shared, index, self.chain, votes, seats, self._needs_syncer)
         self.witnesses = Witnesses(self.chain, shared.timing.durable_s)
         self.own = ContributionQueue(self.context, lambda now: self.follower.behind(now))
         self.seats = Seats(self.context, self.own, seats, self._request, now)
         self.publisher = self.seats.publisher
         self.follower = Follower(self.context, self.own, self._moved)
-        self.on_moved: Callable[[float], None] = lambda now: None
-        """Callback once we hold another peer's version (set by the node)."""
         self._open_call: Closing | None = None
         """Closing call that the learner was asked for and that is not answered yet; `_caller` sent it."""
         self._caller = ""
@@ -57,7 +53,7 @@ class Fragment:
         self._over = False
         """True: we leave, and our part here is over."""
         self._remembered = (-1, 0)
-        self.touched = True
+        self._touched = True
         """True: something happened here since `deadline` was last worked out."""
         self._due_s: float | None = None
 
@@ -71,15 +67,18 @@ class Fragment:
         """Round of the group in which our learner takes part."""
         return self.seats.leaf.round
 
+    def touch(self) -> None:
+        """Note that something happened here: the deadline is to be worked out anew."""
+        self._touched = True
+
     def poll(self, now: float) -> None:
         """Let every part look at the clock and at each other."""
-        self.touched = True
+        self.touch()
         self.seats.poll_offices(now)
         self.follower.poll(now)
         if self._flushes and self.own.idle:
             self._flushes = False
             self._request()
-        self.context.needs_syncer = self._shared.leaving and not (self._over or self._all_merged())
         pending = self.own.next_offer(now)
         syncer = self.office.syncer
         if pending is not None and syncer is not None:
@@ -104,19 +103,19 @@ class Fragment:
             self.round.own_is_in(me, now)
 
     def _moved(self, now: float) -> None:
-        self.context.moved_s = now
+        self.context.moved(now)
         merged = self.own.idle or self.chain.merged_at(self._shared.me) == self.chain.head.number
         self.seats.chain_moved(now, merged)
         early, self._called_early = self._called_early, None
         if early is not None:
             self.on_closing(*early, now)
-        self.on_moved(now)
+        self._shared.notices.moved(now)
 
     def deadline(self) -> float | None:
         """Find when to look again without being told of anything. Kept until something happens here: most
         events concern one fragment of many."""
-        if self.touched:
-            self.touched = False
+        if self._touched:
+            self._touched = False
             self._due_s = earliest((self.seats.deadline(), self.own.deadline(), self.follower.deadline()))
         return self._due_s
 
@@ -214,7 +213,7 @@ class Fragment:
         """Take in which head a member holds."""
         self.witnesses.heard(peer, head, now)
         if self.follower.heard(peer, head, confirmed, saved):
-            self.touched = True
+            self.touch()
 
     def review(self, peers: list[str], now: float) -> None:
         """Let go of merged contributions that all of these peers have, and note who took part elsewhere."""
@@ -247,6 +246,10 @@ class Fragment:
         self._over = True
         self.office.lay_down("leaving")
         return True
+
+    def _needs_syncer(self) -> bool:
+        """Tell whether we leave, and something of ours is not merged yet."""
+        return self._shared.leaving and not (self._over or self._all_merged())
 
     def _all_merged(self) -> bool:
         """Tell whether our learner had its last say and nothing of it is under way."""

@@ -22,7 +22,7 @@ from p2pdiloco.core.life.heartbeat import Heartbeats
 from p2pdiloco.core.life.joining import Joining
 from p2pdiloco.core.life.leaving import Departure
 from p2pdiloco.core.rounds.round import Round
-from p2pdiloco.core.shared import Shared
+from p2pdiloco.core.shared import Notices, Shared
 from p2pdiloco.errors import invariant
 
 MAX_TRANSFERS = 4096
@@ -56,7 +56,14 @@ class Core:
         genesis: bool,
         now: float,
     ) -> None:
-        self._shared = Shared(config, me, incarnation, crypto, rng)
+        notices = Notices(
+            greet=lambda peer: self._heartbeats.greet(peer),
+            confirmed=lambda t: self._heartbeats.tell_all(t),
+            moved=lambda t: self._joining.poll(t),
+            regrouped=lambda t: self._heartbeats.regrouped(t),
+            vote_disk=lambda why, t: self._heartbeats.vote_disk_changed(why, t),
+        )
+        self._shared = Shared(config, me, incarnation, crypto, rng, notices)
         votes: dict[int, list[VoteRecord]] = {}
         for vote in restored.votes:
             votes.setdefault(vote.fragment, []).append(vote)
@@ -67,8 +74,6 @@ class Core:
         self._joining = Joining(self._shared, self.fragments, genesis, restored, now)
         self._heartbeats = Heartbeats(self._shared, self.fragments, self._joining, genesis, now)
         self._departure = Departure(self._shared, self.fragments)
-        for fragment in self.fragments:
-            fragment.on_moved = self._joining.poll
         self._last_poll_s = now
         self._transfers: dict[int, tuple[Fragment, Round]] = {}
         self._handlers: dict[type, Callable[..., None]] = {
@@ -131,7 +136,7 @@ class Core:
     @property
     def departed(self) -> bool:
         """True: leaving is complete."""
-        return self._departure.done
+        return self._shared.departed
 
     @property
     def shared(self) -> Shared:
@@ -171,7 +176,7 @@ class Core:
     def _at(self, index: int) -> Fragment:
         """Find a fragment that something happens to: its deadline is to be asked anew."""
         fragment = self.fragments[index]
-        fragment.touched = True
+        fragment.touch()
         return fragment
 
     def _on_tick(self, _event: ev.Tick, now: float) -> None:
@@ -181,7 +186,7 @@ class Core:
 
     def _poll_all(self, now: float) -> None:
         self._last_poll_s = now
-        if self._departure.done:
+        if self._shared.departed:
             return
         for fragment in self.fragments:
             fragment.poll(now)
@@ -291,9 +296,9 @@ class Core:
         self._heartbeats.learner_status(event, now)
 
     def _on_learner_lost(self, _event: ev.LearnerLost, now: float) -> None:
-        self._shared.learning = False
+        self._shared.learner.lost()
         for fragment in self.fragments:
-            fragment.touched = True
+            fragment.touch()
             fragment.learner_lost(now)
         self._shared.out.record("learner", None, "lost: contributions already copied out are kept")
 
@@ -334,21 +339,15 @@ class Core:
         found = self._transfers.pop(event.transfer, None)
         if found is not None:
             fragment, whose = found
-            fragment.touched = True
+            fragment.touch()
             whose.broken(event.transfer, event.verdict)
 
     def _on_persisted(self, event: ev.Persisted, now: float) -> None:
-        self._shared.on_persist_failed.pop(event.token, None)
-        done = self._shared.on_persisted.pop(event.token, None)
-        if done is not None:
-            done(now)
+        if self._shared.out.persisted(event.token, now):
             self._poll_all(now)
 
     def _on_persist_failed(self, event: ev.PersistFailed, now: float) -> None:
-        self._shared.on_persisted.pop(event.token, None)
-        failed = self._shared.on_persist_failed.pop(event.token, None)
-        if failed is not None:
-            failed(now, event.reason)
+        if self._shared.out.persist_failed(event.token, event.reason, now):
             self._poll_all(now)
 
     # --- leaving -------------------------------------------------------------------------------------

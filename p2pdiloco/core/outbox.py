@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from p2pdiloco.core.api.effects import Effect, Persist, Record, Send, UpdateRecord, VoteRecord
 from p2pdiloco.core.api.messages import Message
 
@@ -12,6 +14,7 @@ class Outbox:
     def __init__(self) -> None:
         self._effects: list[Effect] = []
         self._next_token = 1
+        self._answers: dict[int, tuple[Callable[[float], None], Callable[[float, str], None]]] = {}
 
     def put(self, effect: Effect) -> None:
         """Append one effect."""
@@ -21,12 +24,32 @@ class Outbox:
         """Append a message."""
         self._effects.append(Send(peer, message))
 
-    def persist(self, record: VoteRecord | UpdateRecord, then: tuple[Effect, ...]) -> int:
-        """Append a durable write with its continuation; returns the token that will answer it."""
+    def persist(
+        self,
+        record: VoteRecord | UpdateRecord,
+        then: tuple[Effect, ...],
+        done: Callable[[float], None],
+        failed: Callable[[float, str], None],
+    ) -> None:
+        """Append a durable write with its continuation. One of `done` and `failed` hears what came of it."""
         token = self._next_token
         self._next_token += 1
+        self._answers[token] = done, failed
         self._effects.append(Persist(token, record, then))
-        return token
+
+    def persisted(self, token: int, now: float) -> bool:
+        """Take in that a write is durable. False: nothing was asked under that token."""
+        done, _ = self._answers.pop(token, (None, None))
+        if done is not None:
+            done(now)
+        return done is not None
+
+    def persist_failed(self, token: int, why: str, now: float) -> bool:
+        """Take in that a write failed. False: nothing was asked under that token."""
+        _, failed = self._answers.pop(token, (None, None))
+        if failed is not None:
+            failed(now, why)
+        return failed is not None
 
     def record(
         self, kind: str, fragment: int | None, reason: str, **fields: str | int | float | bool | None

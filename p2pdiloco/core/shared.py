@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
 from statistics import median
 
 from p2pdiloco.core.api.config import CoreConfig
@@ -14,6 +15,7 @@ from p2pdiloco.core.api.types import Crypto, Wire, signed_bytes
 from p2pdiloco.core.members.claims import Claims
 from p2pdiloco.core.members.derived import Derived
 from p2pdiloco.core.members.health import Health
+from p2pdiloco.core.members.own_learner import OwnLearner
 from p2pdiloco.core.members.view import View
 from p2pdiloco.core.members.vote_disk import VoteDisk
 from p2pdiloco.core.outbox import Outbox
@@ -21,11 +23,33 @@ from p2pdiloco.core.timing import AnswerTime
 from p2pdiloco.core.uplinks.uplink import OwnUplink
 
 
+@dataclass(frozen=True)
+class Notices:
+    """Ways to tell the rest of the node at once what it, or others, wait for."""
+
+    greet: Callable[[str], None]
+    """Tells one peer how we stand."""
+    confirmed: Callable[[float], None]
+    """Says that we are a full member."""
+    moved: Callable[[float], None]
+    """Says that a fragment holds another peer's version."""
+    regrouped: Callable[[float], None]
+    """Says that the groups of a fragment changed: there are others to be known."""
+    vote_disk: Callable[[str, float], None]
+    """Says, with the reason, that our disk takes votes again, or no more."""
+
+
 class Shared:
-    """State of the node that fragments read; only `core.node.Core` and the life of the node write it."""
+    """State of the node that its fragments read; the life of the node tells it what changes."""
 
     def __init__(
-        self, config: CoreConfig, me: str, incarnation: int, crypto: Crypto, rng: random.Random
+        self,
+        config: CoreConfig,
+        me: str,
+        incarnation: int,
+        crypto: Crypto,
+        rng: random.Random,
+        notices: Notices,
     ) -> None:
         self.config = config
         self.timing = config.timing
@@ -33,40 +57,57 @@ class Shared:
         self.incarnation = incarnation
         self.crypto = crypto
         self.rng = rng
+        self.notices = notices
         self.out = Outbox()
         self.health = Health()
         self.view = View(me, config.timing)
         self.derived = Derived()
         self.confirmed = False
         """True: this node holds versions that peers confirm, so it votes, stands, and serves."""
-        self.vote_disk = VoteDisk()
+        self.vote_disk = VoteDisk(notices.vote_disk)
         """Ability to save votes: while it is lost, this node neither votes nor stands."""
-        self.stands = True
-        """True: this node is willing to be a syncer; set by the environment."""
         self.reach = Reach.DIRECT
-        """Ways in which others can reach us; set by the environment."""
+        """Ways in which others can reach us."""
         self.uplink = OwnUplink()
-        self.learning = False
+        self.learner = OwnLearner()
         self.leaving = False
         self.gather_until_s = -math.inf
         """End of the time for which rounds of a leaving node wait for live learners: if all leave, none is to
         come back."""
         self.departed = False
         """True: nothing is offered any more; what is unmerged now is for our next life."""
-        self.step_s = 0.0
-        """Moving average of this node's inner step time."""
         self.roster = Roster(())
         """Members that are listed, as far as we know."""
         self.claims = Claims(config.fragments)
-        self.greet: Callable[[str], None] = lambda peer: None
-        """Callback to tell one peer at once how we stand."""
-        self.on_regroup: Callable[[float], None] = lambda now: None
-        """Callback once the groups of a fragment changed: there are others to be known."""
         self._answer_times: dict[int, AnswerTime] = {}
         self._paces_at_s = -1e18
         self._median_s = self._fastest_s = 0.0
-        self.on_persisted: dict[int, Callable[[float], None]] = {}
-        self.on_persist_failed: dict[int, Callable[[float, str], None]] = {}
+
+    def confirm(self) -> None:
+        """Count this node as a full member from now on."""
+        self.confirmed = True
+
+    def leave(self, gather_until_s: float) -> None:
+        """Begin to leave; rounds of ours wait for live learners until that time."""
+        self.leaving, self.gather_until_s = True, gather_until_s
+
+    def depart(self) -> None:
+        """Offer nothing any more: leaving is complete."""
+        self.departed = True
+
+    def listed(self, members: Roster) -> None:
+        """Take in which members are listed."""
+        self.roster = members
+
+    def reached(self, reach: Reach) -> bool:
+        """Take in how others can reach us. Tell whether that is news."""
+        news, self.reach = reach is not self.reach, reach
+        return news
+
+    @property
+    def learning(self) -> bool:
+        """True: this node's learner runs."""
+        return self.learner.running
 
     def answer_time(self, level: int) -> AnswerTime:
         """Find how long calls are answered that we sent as a syncer on that level, whatever the fragment."""
@@ -118,5 +159,5 @@ class Shared:
         if abs(now - self._paces_at_s) <= self.timing.heartbeat_s / 2:
             return
         self._paces_at_s = now
-        times = self.view.step_times_s(self.step_s if self.learning else 0.0, now)
+        times = self.view.step_times_s(self.learner.step_s if self.learning else 0.0, now)
         self._median_s, self._fastest_s = (median(times), times[0]) if times else (0.0, 0.0)

@@ -29,9 +29,9 @@ class Candidates:
         """Tell whether we would be syncer. One that leaves would not, but where no other would and work of
         its own waits for one."""
         shared = self._context.shared
-        if not shared.votes or not shared.stands:
+        if not shared.votes:
             return False
-        return not shared.leaving or (self._context.needs_syncer and not self._electorate.willing(now))
+        return not shared.leaving or (self._context.needs_syncer() and not self._electorate.willing(now))
 
     def lost(self) -> None:
         """Note that a candidacy of ours failed."""

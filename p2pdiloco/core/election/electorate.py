@@ -102,7 +102,7 @@ class Electorate:
         if fitness is Fitness.FIT:
             return []
         others = self.willing(now)
-        if shared.votes and shared.stands and not shared.leaving:
+        if shared.votes and not shared.leaving:
             others = [shared.me, *others]
         return [other for other in others if self.fitness(other) > fitness]
 

@@ -74,7 +74,7 @@ class Office:
         self._inquiry = Inquiry(context, group, now)
         self._binding = Binding(context, electorate)
         self.changed = False
-        """True: the holder changed since the fragment last looked."""
+        """True: the holder changed since `take_change`."""
 
     # --- questions -----------------------------------------------------------------------------------
 
@@ -139,6 +139,11 @@ class Office:
             self._trust.doubt(why)
             known = {"syncer": self.syncer, "term": self.term, **details}
             self._shared.out.record("suspicion", self._fragment, str(why), **known)
+
+    def take_change(self) -> bool:
+        """Tell whether the holder changed since this was last asked."""
+        changed, self.changed = self.changed, False
+        return changed
 
     def trust(self) -> None:
         """Count on the holder again: a new version arrived."""
@@ -214,7 +219,7 @@ class Office:
             self._terms.used(self._binding.term)
             return
         reason = "its votes are no longer a majority of the members"
-        stands_again = self.holding and shared.stands and not shared.leaving
+        stands_again = self.holding and not shared.leaving
         if self.holding:
             self.lay_down(reason)
         elif self.state is OfficeState.FOLLOWING:

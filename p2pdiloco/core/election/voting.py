@@ -72,9 +72,12 @@ class Voter:
         failed: Callable[[float, str], None] = lambda now, why: None,
     ) -> None:
         self.saving += 1
-        token = self._shared.out.persist(record, then)
-        self._shared.on_persisted[token] = lambda t: self._saved(record, done, t)
-        self._shared.on_persist_failed[token] = lambda t, why: self._not_saved(failed, t, why)
+        self._shared.out.persist(
+            record,
+            then,
+            lambda t: self._saved(record, done, t),
+            lambda t, why: self._not_saved(failed, t, why),
+        )
 
     def _save_again(self) -> None:
         """Save our newest vote here once more, so that no older one is written after it."""

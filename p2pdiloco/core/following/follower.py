@@ -182,12 +182,12 @@ class Follower:
         if self._need_state or not 0 < distance <= self._shared.config.log_versions:
             self._pull_state(peer, target)
         else:
-            self._spare.busy = True
+            self._spare.take()
             self._machine.go(FollowSignal.PULL_UPDATE)
             self._shared.out.put(FetchUpdate(self._fragment, self._chain.head.number + 1, peer))
 
     def _pull_state(self, peer: str, target: Head) -> None:
-        self._spare.busy = True
+        self._spare.take()
         self._machine.go(FollowSignal.PULL_STATE)
         self._shared.out.record(
             "catchup",
@@ -208,7 +208,7 @@ class Follower:
 
     def _done(self, now: float, ok: bool) -> None:
         self._machine.go(FollowSignal.DONE)
-        self._spare.busy = False
+        self._spare.free()
         self._next = None
         self._attempts = 0 if ok else self._attempts + 1
         self._retry_at_s = now + backoff_s(self._shared.timing.retry_s, self._attempts)

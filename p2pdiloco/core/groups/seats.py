@@ -105,8 +105,7 @@ class Seats:
         while level < len(seats):
             seat = seats[level]
             seat.office.poll(now)
-            if seat.office.changed:
-                seat.office.changed = False
+            if seat.office.take_change():
                 self._office_changed(seat, now)
             if seat.seeking is not None:
                 seat.seeking.poll(now)
@@ -121,14 +120,14 @@ class Seats:
             del seats[level + 1 :]
             seat.round.abandon("no longer the syncer", now)
             for peer in sorted(fellows):  # they count on our claim
-                self._shared.greet(peer)
+                self._shared.notices.greet(peer)
         elif not seat.top and not self._is_above(level):
             sizes = self._sizes()
             place = (level + 1, parent_index(sizes, level, seat.index))
             above = Seat(self._context, self.publisher, self, self._plan, place, seat.name, now)
             seats.append(above)
             for peer in above.electorate.others(now):
-                self._shared.greet(peer)
+                self._shared.notices.greet(peer)
         if level == 0:
             self._own.office_changed(now)
         else:
@@ -226,7 +225,7 @@ class Seats:
             "groups", self._context.index, "the groups rotate", epoch=plan[0], groups=plan[1], group=leaf.name
         )
         self._own.office_changed(now)
-        self._shared.on_regroup(now)
+        self._shared.notices.regrouped(now)
 
     # --- from one level to another -------------------------------------------------------------------
 
@@ -309,7 +308,7 @@ class Seats:
         reason = VoteRefusal.OTHER_EPOCH
         refusal = VoteRefused(request.group, self._context.index, request.term, 0, head, reason)
         self._shared.out.send(sender, refusal)
-        self._shared.greet(sender)  # it may count on a claim that we do not make any more
+        self._shared.notices.greet(sender)  # it may count on a claim that we do not make any more
 
     def on_vote(self, sender: str, message: VoteGranted, now: float) -> MessageFault | None:
         """Count a vote for us. Returns what is wrong with it."""

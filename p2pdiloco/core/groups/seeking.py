@@ -94,7 +94,7 @@ class Seeking:
             if len(self._asked) >= ASKED_PER_CHILD * len(self._electorate.children):
                 return False
         self._asked[peer] = now
-        self._shared.greet(peer)
+        self._shared.notices.greet(peer)
         return True
 
     def _whom(self, child: str, tries: int) -> str:

@@ -18,7 +18,6 @@ from p2pdiloco.core.life.joining import Joining
 from p2pdiloco.core.life.news import News
 from p2pdiloco.core.members.vote_disk import HEARD_S
 from p2pdiloco.core.shared import Shared
-from p2pdiloco.core.timing import Ema
 from p2pdiloco.core.uplinks.uplink import asked_bits_per_s
 
 REVIEW_EVERY_S = 2.0
@@ -38,15 +37,9 @@ class Heartbeats:
         self._fragments = fragments
         self._joining = joining
         self._news = News(tuple(f.chain for f in fragments))
-        self._step_time = Ema()
-        self._learner = LearnerStatus(False, 0, 0, 0.0, 0.0, None)
         self.next_s = now
         """Time at which the next one is due."""
         self._review_at_s = now
-        joining.on_confirmed = self._tell_all
-        shared.vote_disk.on_change = self._vote_disk_changed
-        shared.greet = lambda peer: shared.out.send(peer, self.progress())
-        shared.on_regroup = self._regrouped
 
     def poll(self, now: float) -> None:
         """Greet everybody whose turn it is; drop and record members that fell silent."""
@@ -105,7 +98,11 @@ class Heartbeats:
             self._sample = {order[(start + i) % len(order)] for i in range(room)}
         return self._sample
 
-    def _regrouped(self, now: float) -> None:
+    def greet(self, peer: str) -> None:
+        """Tell one peer at once how we stand."""
+        self._shared.out.send(peer, self.progress())
+
+    def regrouped(self, now: float) -> None:
         """Greet the members of new groups of a fragment at once."""
         self._list(now)
         self._news.all_anew()
@@ -125,17 +122,17 @@ class Heartbeats:
 
     def progress(self) -> Progress:
         """Make our heartbeat, with the heads of all fragments."""
-        shared, learner = self._shared, self._learner
+        shared, learner = self._shared, self._shared.learner.status
         return Progress(
             incarnation=shared.incarnation,
-            step_time_s=shared.step_s,
+            step_time_s=shared.learner.step_s,
             inner_step=learner.inner_step,
             tokens_total=learner.tokens_total,
             tokens_per_s=learner.tokens_per_s,
             loss=learner.loss,
             learning=shared.learning,
             confirmed=shared.confirmed,
-            stands=shared.stands and shared.vote_disk.works and not shared.leaving,
+            stands=shared.vote_disk.works and not shared.leaving,
             heads=tuple([(f.index, f.chain.head) for f in self._fragments]),
             saved=self._joining.saved and not shared.confirmed,
             reach=shared.reach,
@@ -159,16 +156,17 @@ class Heartbeats:
             if neighbours is None or peer in neighbours:
                 self._shared.out.send(peer, progress)
 
-    def _vote_disk_changed(self, reason: str, now: float) -> None:
+    def vote_disk_changed(self, reason: str, now: float) -> None:
         """Say that our disk takes votes again, or no more: elections wait for this."""
         self._shared.out.record("disk", None, reason)
         for fragment in self._fragments:
-            fragment.touched = True
+            fragment.touch()
             for seat in fragment.seats.taken:
                 seat.office.stand_later(now + HEARD_S)
         self.tell_neighbours(now)
 
-    def _tell_all(self, now: float) -> None:
+    def tell_all(self, now: float) -> None:
+        """Send our heartbeat to every member at once."""
         progress = self.progress()
         for peer in self._shared.view.members(now):
             self._shared.out.send(peer, progress)
@@ -179,20 +177,13 @@ class Heartbeats:
         With its beginning the others' learners reckon where the schedule is; with its step time their rounds
         reckon how long to wait.
         """
-        shared, self._learner = self._shared, event
-        news = event.running and not shared.learning
-        shared.learning = event.running
-        if event.running and event.step_time_s > 0:
-            news = news or shared.step_s == 0
-            self._step_time.add(event.step_time_s)
-            shared.step_s = self._step_time.value
-        if news:
+        if self._shared.learner.said(event):
             self.tell_neighbours(now)
 
     def presence(self, event: PresenceSeen, now: float) -> None:
         """Greet the members that the DHT lists, at once."""
         self._joining.listed(event)
-        self._shared.roster = event.members
+        self._shared.listed(event.members)
         self._list(now)
         self.next_s = min(self.next_s, now)
         self._joining.poll(now)
@@ -200,16 +191,15 @@ class Heartbeats:
     def reach(self, event: ReachChanged, now: float) -> None:
         """Take in how others can reach us, and tell them soon."""
         shared = self._shared
-        if event.reach is not shared.reach:
-            shared.reach = event.reach
+        if shared.reached(event.reach):
             self.next_s = min(self.next_s, now)
             shared.out.record("reach", None, WORDS[event.reach] or "not known")
             for fragment in self._fragments:
-                fragment.touched = True
+                fragment.touch()
 
     def uplink(self, event: UplinkMeasured, now: float) -> None:
         """Take in what our uplink carries. Members are told if offices ask for more, or no longer do."""
-        self._shared.uplink.bits_per_s = event.bits_per_s
+        self._shared.uplink.measured(event.bits_per_s)
         if self._look_at_uplink(now):
             self.next_s = min(self.next_s, now)
 
@@ -224,7 +214,7 @@ class Heartbeats:
         reason = f"offices ask for {'more than' if thin else 'no more than'} it carries"
         shared.out.record("uplink", None, reason, bits_per_s=carried, asked_bits_per_s=round(asked))
         for fragment in self._fragments:
-            fragment.touched = True
+            fragment.touch()
         return True
 
     def awake(self, lag_s: float, now: float) -> None:
@@ -233,7 +223,7 @@ class Heartbeats:
         shared.view.forgive(lag_s)
         for fragment in self._fragments:
             fragment.own.forgive(lag_s)
-            fragment.touched = True
+            fragment.touch()
         shared.out.record(
             "health",
             None,
@@ -264,9 +254,9 @@ class Heartbeats:
             return
         if before is None:
             shared.out.record("join", None, "heard of for the first time", peer=sender)
-            shared.greet(sender)
+            self.greet(sender)
         elif message.incarnation > before.incarnation:
-            shared.greet(sender)
+            self.greet(sender)
             for fragment in self._fragments:
                 fragment.witnesses.restarted(sender)
                 for seat in fragment.seats.taken:
@@ -276,7 +266,7 @@ class Heartbeats:
         if before is not None and (
             (claimed and self._beside(message)) or self._stranger(sender, message, now)
         ):
-            shared.greet(sender)
+            self.greet(sender)
         moved = []
         returns = message.saved and self._joining.returning(now)
         for index, head in shared.view.heads(sender):

@@ -10,8 +10,6 @@ where nobody returns with one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from p2pdiloco.core.api.config import Restored
 from p2pdiloco.core.api.effects import Confirmed
 from p2pdiloco.core.api.events import PresenceSeen
@@ -45,7 +43,6 @@ class Joining:
         self._unreached = 0
         self.serves_saved = False
         """True: others that return with saved state may take ours, though nobody is confirmed."""
-        self.on_confirmed: Callable[[float], None] = lambda now: None
 
     def listed(self, event: PresenceSeen) -> None:
         """Take in what the DHT says about who is here."""
@@ -80,11 +77,11 @@ class Joining:
             self._confirm("starts the run", now)
 
     def _confirm(self, reason: str, now: float) -> None:
-        self._shared.confirmed = True
+        self._shared.confirm()
         self.serves_saved = False
         self._shared.out.record("join", None, f"full member: {reason}")
         self._shared.out.put(Confirmed())
-        self.on_confirmed(now)
+        self._shared.notices.confirmed(now)
 
     def _returned(self, now: float) -> list[str]:
         """List the members that are here with saved state, not confirmed either."""

@@ -19,20 +19,18 @@ class Departure:
         self._shared = shared
         self._fragments = fragments
         self._leave_by_s: float | None = None
-        self.done = False
-        """True: leaving is complete."""
 
     def deadline(self) -> float | None:
         """Time at which our patience ends; None: we are not leaving, or have left."""
-        return None if self.done else self._leave_by_s
+        return None if self._shared.departed else self._leave_by_s
 
     def begin(self, now: float) -> bool:
         """Begin to leave, as the operator wants. False: we leave already."""
         if self._leave_by_s is not None:
             return False
-        self._shared.leaving = True
-        self._leave_by_s = now + self._shared.timing.leave_s
-        self._shared.gather_until_s = now + GATHER_SHARE * self._shared.timing.leave_s
+        leave_s = self._shared.timing.leave_s
+        self._shared.leave(now + GATHER_SHARE * leave_s)
+        self._leave_by_s = now + leave_s
         alone = not self._shared.view.live(now)
         for fragment in self._fragments:
             if self._shared.confirmed and (fragment.office.holding or not alone):
@@ -52,7 +50,7 @@ class Departure:
 
     def poll(self, now: float) -> None:
         """Go, once nothing of ours is pending or our patience is over."""
-        if self._leave_by_s is None or self.done:
+        if self._leave_by_s is None or self._shared.departed:
             return
         remaining = [f for f in self._fragments if not f.leave(now)]
         helped = bool(self._shared.view.live(now))
@@ -70,4 +68,4 @@ class Departure:
         )
         self._shared.out.record("leave", None, reason)
         self._shared.out.put(Left())
-        self.done = self._shared.departed = True
+        self._shared.depart()

@@ -17,12 +17,16 @@ heard of first."""
 
 
 class VoteDisk:
-    """State of the disk for votes. It tries by itself whether there is room again."""
+    """State of the disk for votes. It tries by itself whether there is room again.
 
-    def __init__(self) -> None:
+    Args:
+        on_change: called with the reason once votes can be saved no more, or again.
+    """
+
+    def __init__(self, on_change: Callable[[str, float], None]) -> None:
         self.works = True
         """True: votes can be saved, for all that is known."""
-        self.on_change: Callable[[str, float], None] = lambda reason, now: None
+        self._on_change = on_change
         self._again: Callable[[], None] = lambda: None
         self._try_s = 0.0
 
@@ -30,7 +34,7 @@ class VoteDisk:
         """Take in that the disk took a vote."""
         if not self.works:
             self.works = True
-            self.on_change("votes can be saved again", now)
+            self._on_change("votes can be saved again", now)
 
     def failed(self, again: Callable[[], None], why: str, now: float) -> None:
         """Take in that the disk did not. `again` saves that vote once more: it binds us, whoever heard of
@@ -38,7 +42,7 @@ class VoteDisk:
         self._again, self._try_s = again, now + TRY_EVERY_S
         if self.works:
             self.works = False
-            self.on_change(f"no vote until one can be saved: {why}", now)
+            self._on_change(f"no vote until one can be saved: {why}", now)
 
     def poll(self, now: float) -> None:
         """Try again, if it is time."""

@@ -50,7 +50,7 @@ class Publisher:
 
     def begin(self, job: Job, missing: int, expected: int) -> None:
         """Merge what is in, and make the outer step into the spare copy."""
-        self._context.spare.busy = True
+        self._context.spare.take()
         self._job = job
         inputs, partials = inputs_of(job)
         parts = [part.contributor for held in job.held for part in held.parts]
@@ -111,11 +111,12 @@ class Publisher:
             groups=groups,
         )
         version = SignedVersion(header, self._shared.sign("version", header))
-        token = self._shared.out.persist(
-            UpdateRecord(version, event.ticket), self._continuation(version, event.ticket, now)
+        self._shared.out.persist(
+            UpdateRecord(version, event.ticket),
+            self._continuation(version, event.ticket, now),
+            lambda t: self._published(version, job, t),
+            lambda t, why: self._not_published(event, job, t, why),
         )
-        self._shared.on_persisted[token] = lambda t: self._published(version, job, t)
-        self._shared.on_persist_failed[token] = lambda t, why: self._not_published(event, job, t, why)
 
     def _next_plan(self, number: int, now: float) -> tuple[int, int]:
         shared, config, head = self._shared, self._shared.config, self._chain.header
@@ -133,9 +134,9 @@ class Publisher:
         return (commit_effect(self._shared, self._chain, self._own, version, update), *sends)
 
     def _published(self, version: SignedVersion, job: Job, now: float) -> None:
-        self._context.spare.busy = False
+        self._context.spare.free()
         self._chain.extend(version)
-        self._context.moved_s = now
+        self._context.moved(now)
         self._own.chain_moved(self._chain.watermark(self._shared.me), now)
         job.round.published(now - job.closed_s)
         header = version.header
@@ -165,7 +166,7 @@ class Publisher:
         job.round.failed(f"cannot save: {why}")
 
     def _drop_spare(self) -> None:
-        self._context.spare.busy = False
+        self._context.spare.free()
         self._shared.out.put(DropSpare(self._fragment))
 
 

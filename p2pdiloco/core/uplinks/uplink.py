@@ -38,6 +38,10 @@ class OwnUplink:
         """Rate as measured; infinite while nothing is known."""
         self._changed_s = -math.inf
 
+    def measured(self, bits_per_s: float) -> None:
+        """Take in what it carries."""
+        self.bits_per_s = bits_per_s
+
     def look(self, asked: float, now: float) -> bool:
         """Judge anew. Tell whether what we say of ourselves changes."""
         thin = self.bits_per_s < (asked * MARGIN if self.thin else asked / MARGIN)

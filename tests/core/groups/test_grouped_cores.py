@@ -201,7 +201,7 @@ def test_who_lays_down_an_office_takes_its_claim_back_with_its_fellows() -> None
 
     assert believers() == others
     office.lay_down("test")
-    swarm.members[loser].core.shared.stands = False
+    swarm.members[loser].core.shared.vote_disk.failed(lambda: None, "disk full", swarm.now)
     swarm.post(loser, Tick())
     swarm.run(0.0)
     assert not believers()

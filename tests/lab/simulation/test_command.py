@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -51,10 +52,12 @@ def test_a_broken_rule_is_exit_status_1_and_names_the_command_that_replays_it(
 ) -> None:
     persist = Outbox.persist
 
-    def hurry(self: Outbox, record: VoteRecord | UpdateRecord, then: tuple[Effect, ...]) -> int:
+    def hurry(
+        self: Outbox, record: VoteRecord | UpdateRecord, then: tuple[Effect, ...], *answers: Any
+    ) -> None:
         for effect in then:
             self.put(effect)
-        return persist(self, record, ())
+        persist(self, record, (), *answers)
 
     monkeypatch.setattr(Outbox, "persist", hurry)
     arguments = ["--seed", "5", "--nodes", "3", "--mix", "calm"]
