@@ -1,12 +1,10 @@
-"""Moving averages, time-outs, and the grace window (Decoupled DiLoCo, arXiv 2604.21428)."""
+"""Answer times, time-outs, and the grace window (Decoupled DiLoCo, arXiv 2604.21428)."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
 
-EMA_SHARE = 0.2
-"""Weight of the newest sample."""
 ANSWER_SHARE = 0.75
 """Share of the sync interval, H inner steps, that a round may wait for answers to its closing call."""
 
@@ -17,19 +15,6 @@ ARRIVAL_INTERVALS = 16
 """Sync intervals for which a round that no majority is in waits for payloads that are on their way."""
 ARRIVAL_SHARE = 0.75
 """Share of the patience of those that are in for which a round waits so: a merge and a version follow."""
-
-
-class Ema:
-    """Exponential moving average; the first sample stands as it is."""
-
-    def __init__(self, start: float = 0.0) -> None:
-        self.value = start
-        self._empty = True
-
-    def add(self, sample: float) -> None:
-        """Take one sample in."""
-        self.value = sample if self._empty else (1 - EMA_SHARE) * self.value + EMA_SHARE * sample
-        self._empty = False
 
 
 class AnswerTime:

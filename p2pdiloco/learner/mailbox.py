@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
+from p2pdiloco.average import MovingAverage
 from p2pdiloco.errors import StorageError, invariant
 from p2pdiloco.learner import checkpoint
 from p2pdiloco.learner.channel import LearnerEnd
@@ -44,8 +45,6 @@ MAX_LATE_S = 2.0
 the pace is kept on average."""
 FINISH_POLL_S = 1.0
 """Seconds between two looks for commands while the end is waited for."""
-SMOOTHING = 0.2
-"""Weight of the newest value in moving averages."""
 
 
 class StepTimes:
@@ -54,9 +53,19 @@ class StepTimes:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._last: float | None = None
-        self.step_time_s = 0.0
-        self.loss: float | None = None
+        self._step_time_s = MovingAverage()
+        self._loss = MovingAverage()
         self.longest_gap_s = 0.0
+
+    @property
+    def step_time_s(self) -> float:
+        """Average of the inner steps' times; 0 before the second."""
+        return self._step_time_s.value
+
+    @property
+    def loss(self) -> float | None:
+        """Average of the training loss, nats per token; None before the first step."""
+        return None if self._loss.empty else self._loss.value
 
     def step(self, report: StepReport) -> float:
         """Count an inner step that has ended; returns the time."""
@@ -64,11 +73,10 @@ class StepTimes:
         if self._last is not None:  # the first step warms the libraries up, and has no gap before it
             gap_s = now - self._last
             self.longest_gap_s = max(self.longest_gap_s, gap_s)
-            self.step_time_s += (gap_s - self.step_time_s) * (SMOOTHING if self.step_time_s else 1.0)
+            self._step_time_s.add(gap_s)
         self._last = now
         if report.tokens:
-            old = report.loss if self.loss is None else self.loss
-            self.loss = old + (report.loss - old) * SMOOTHING
+            self._loss.add(report.loss)
         return now
 
     def exclude(self, since: float) -> None:

@@ -9,6 +9,7 @@ from arch_source import calls, imports, layer_of, modules
 
 OWN = {
     "errors": set(),
+    "average": set(),
     "bounded": set(),
     "release": set(),
     "ports": {"errors", "core.api"},
@@ -16,10 +17,11 @@ OWN = {
     "hashing": {"ports"},
     "priority": set(),
     "config": {"errors"},
-    "core": {"bounded", "config", "errors"},
+    "core": {"average", "bounded", "config", "errors"},
     "tensors": {"core.api", "hashing", "config", "errors"},
     "tasks": {"tensors", "config", "errors"},
     "learner": {
+        "average",
         "tasks",
         "tensors",
         "ports",
@@ -41,6 +43,7 @@ OWN = {
     },
     "lab.simulation": {"core", "config", "errors"},
     "daemon": {
+        "average",
         "bounded",
         "adapters",
         "learner",
@@ -76,6 +79,7 @@ learner's channel, never its loop's inside."""
 THIRD_PARTY = {
     "": set(),
     "errors": set(),
+    "average": set(),
     "bounded": set(),
     "release": set(),
     "ports": {"msgspec"},

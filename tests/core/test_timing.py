@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2pdiloco.core.timing import AnswerTime, Ema, answer_bound_s, backoff_s, grace_window_s
+from p2pdiloco.average import MovingAverage
+from p2pdiloco.core.timing import AnswerTime, answer_bound_s, backoff_s, grace_window_s
 
 seconds = st.floats(0, 1e6)
 
@@ -38,8 +39,8 @@ def test_the_result_is_back_in_time(
     assert grace_s == 0 or quorum_s + sync_s + grace_s <= tau * step_s * (1 + 1e-9)
 
 
-def test_ema_starts_at_the_first_sample_and_moves_by_a_fifth() -> None:
-    average = Ema()
+def test_an_average_starts_at_the_first_sample_and_moves_by_a_fifth() -> None:
+    average = MovingAverage()
     average.add(10.0)
     assert average.value == 10.0
     average.add(20.0)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 
+from p2pdiloco.bounded import BoundedDict
 from p2pdiloco.core.api.types import WHOLE_RUN
 
 OUTGROWN = 2
@@ -106,7 +107,9 @@ class Roster:
 
     def __init__(self, members: tuple[tuple[str, int], ...]) -> None:
         self.members = tuple(sorted(members))
-        self._leaves: dict[tuple[str, int, int, int], tuple[tuple[str, ...], ...]] = {}
+        self._leaves: BoundedDict[tuple[str, int, int, int], tuple[tuple[str, ...], ...]] = BoundedDict(
+            MAX_REMEMBERED
+        )
         self._incarnations: dict[str, int] = {}
 
     def __len__(self) -> int:
@@ -128,8 +131,6 @@ class Roster:
             for peer, _ in self.members:
                 lists[leaf_index(run, fragment, epoch, groups, peer)].append(peer)
             found = tuple(tuple(peers) for peers in lists)
-            while len(self._leaves) >= MAX_REMEMBERED:
-                del self._leaves[next(iter(self._leaves))]
             self._leaves[key] = found
         return found
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from p2pdiloco.average import MovingAverage
 from p2pdiloco.core.api.grouping import level_sizes
 from p2pdiloco.core.api.reasons import Then, Verdict
 from p2pdiloco.core.context import FragmentContext
-from p2pdiloco.core.timing import Ema, patience_s
+from p2pdiloco.core.timing import patience_s
 
 
 class Patience:
@@ -13,7 +14,7 @@ class Patience:
 
     def __init__(self, context: FragmentContext) -> None:
         self._context = context
-        self._round_s = Ema()
+        self._round_s = MovingAverage()
 
     def merged(self, took_s: float) -> None:
         """Note how long after its last offer a contribution was in our chain."""

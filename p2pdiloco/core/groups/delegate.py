@@ -13,6 +13,7 @@ what is still unmerged.
 
 from __future__ import annotations
 
+from p2pdiloco.average import MovingAverage
 from p2pdiloco.core.api.effects import MergePartial, Offer, Release
 from p2pdiloco.core.api.events import OfferAnswered, PartialFailed, PartialMerged
 from p2pdiloco.core.api.reasons import Suspicion, Then
@@ -22,7 +23,6 @@ from p2pdiloco.core.contributions.pending import SendSignal, SendState, Underway
 from p2pdiloco.core.rounds.handover import Job
 from p2pdiloco.core.rounds.hierarchy import Hierarchy
 from p2pdiloco.core.rounds.publishing import inputs_of
-from p2pdiloco.core.timing import Ema
 
 
 class Partial(Underway):
@@ -53,7 +53,7 @@ class Delegate:
         self._job: Job | None = None
         self._attempt = 0
         self.partial: Partial | None = None
-        self._round_s = Ema()
+        self._round_s = MovingAverage()
 
     @property
     def _above(self) -> Tenure | None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from p2pdiloco.average import MovingAverage
 from p2pdiloco.core.api.events import LearnerStatus
-from p2pdiloco.core.timing import Ema
 
 
 class OwnLearner:
@@ -12,7 +12,7 @@ class OwnLearner:
     def __init__(self) -> None:
         self.status = LearnerStatus(False, 0, 0, 0.0, 0.0, None)
         self.running = False
-        self._step_time = Ema()
+        self._step_time = MovingAverage()
 
     @property
     def step_s(self) -> float:

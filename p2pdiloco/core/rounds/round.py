@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 
+from p2pdiloco.average import MovingAverage
 from p2pdiloco.core.api.effects import AnswerTransfer
 from p2pdiloco.core.api.messages import Closing, Pass
 from p2pdiloco.core.api.reasons import Verdict
@@ -34,7 +35,6 @@ from p2pdiloco.core.rounds.handover import Job, Merger
 from p2pdiloco.core.rounds.hierarchy import Hierarchy
 from p2pdiloco.core.rounds.inbox import Held, Inbox
 from p2pdiloco.core.rounds.round_table import MAKING, ROUND_TABLE, RoundSignal, RoundState
-from p2pdiloco.core.timing import Ema
 
 
 class Round:
@@ -76,8 +76,8 @@ class Round:
         """True: it began with what was due."""
         self._asked_all = False
         """True: we leave, and have made our last call."""
-        self._quorum_s = Ema()
-        self._sync_s = Ema()
+        self._quorum_s = MovingAverage()
+        self._sync_s = MovingAverage()
 
     # --- questions -----------------------------------------------------------------------------------
 

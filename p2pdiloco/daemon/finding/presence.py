@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from p2pdiloco.bounded import BoundedDict
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.grouping import Roster
 from p2pdiloco.core.api.reach import Reach
@@ -118,13 +119,13 @@ class Presence:
         self._redial: dict[str, float] = {}
         """Time of the next attempt by peers that said they cannot be dialled."""
         self._twins = Twins(ours.incarnation, LIFETIME_S)
-        self._connected: dict[str, tuple[str, ...]] = {}
+        self._connected: BoundedDict[str, tuple[str, ...]] = BoundedDict(MAX_NAMED)
         self._strangers: set[str] = set()
         self._roster = Roster(())
         """Roster of those who are reached: one object as long as it is true, since what follows from it is
         worked out once."""
         self._dials: dict[str, asyncio.Task[None]] = {}
-        self.names: dict[str, str] = {}
+        self.names: BoundedDict[str, str] = BoundedDict(MAX_NAMED)
 
     async def publish(self) -> None:
         """Keep our record on the DHT, for ever."""
@@ -175,7 +176,7 @@ class Presence:
             if peer == self._transport.peer_id:
                 self._twins.look(record.incarnation, record.name, asyncio.get_running_loop().time())
             members.append((peer, record.incarnation))
-            self._remember(peer, record.name)
+            self.names[peer] = record.name
             if record.heldout is not None and peer != self._transport.peer_id:
                 self._ours.heard(peer, record.heldout)
             if not record.dialable:
@@ -226,14 +227,6 @@ class Presence:
                 self._start_dial(peer, addresses)
             else:
                 self._transport.learn(peer, addresses)
-
-    def _remember(self, peer: str, name: str) -> None:
-        self.names.pop(peer, None)
-        self.names[peer] = name
-        while len(self.names) > MAX_NAMED:
-            oldest = next(iter(self.names))
-            del self.names[oldest]
-            self._connected.pop(oldest, None)
 
     def _start_dial(self, peer: str, addresses: tuple[str, ...]) -> None:
         if peer not in self._dials and len(self._dials) < MAX_DIALS:

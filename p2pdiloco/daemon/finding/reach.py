@@ -32,6 +32,7 @@ from typing import Literal
 from msgspec import Struct
 
 from p2pdiloco.adapters.net import multiaddrs
+from p2pdiloco.bounded import BoundedDict
 from p2pdiloco.core.api.reach import Reach
 from p2pdiloco.daemon import wire
 from p2pdiloco.errors import RemoteError, TransportError
@@ -145,7 +146,7 @@ class NamedPlaces:
     """Addresses that are not ours but lead to us (a forwarded port), as peers say: who named which, when."""
 
     def __init__(self) -> None:
-        self._when: dict[tuple[Place, str], float] = {}
+        self._when: BoundedDict[tuple[Place, str], float] = BoundedDict(MAX_NAMED)
         self._proved: dict[Place, float] = {}
 
     def add(self, voices: Sequence[Voice], own_ips: set[str], now: float) -> list[Place]:
@@ -156,10 +157,9 @@ class NamedPlaces:
         for voice in voices:
             for place in voice.reached:
                 if place[0] not in own_ips:
-                    self._when.pop((place, voice.name), None)
                     self._when[place, voice.name] = now
         for key, when_s in list(self._when.items()):
-            if now - when_s > KEEP_S or len(self._when) > MAX_NAMED:
+            if now - when_s > KEEP_S:
                 del self._when[key]
         named = {place for place, _ in self._when}
         self._proved = {p: s for p, s in self._proved.items() if now - s <= KEEP_S and p in named}

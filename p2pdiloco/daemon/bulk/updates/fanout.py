@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 
+from p2pdiloco.average import MovingAverage
 from p2pdiloco.bounded import BoundedDict
 from p2pdiloco.core.api.types import SignedVersion
 from p2pdiloco.core.uplinks.meter import Meter
@@ -64,7 +65,7 @@ class _Given:
     """Update that we give out."""
 
     def __init__(self, now: float) -> None:
-        self.takers: dict[str, _Taker] = {}
+        self.takers: BoundedDict[str, _Taker] = BoundedDict(MAX_PEERS)
         self.last_s = now
 
     def old(self, now: float) -> bool:
@@ -85,8 +86,8 @@ class Fanout:
         self._waiting: Counter[str] = Counter()
         self._rates = Rates(now)
         """Rates at which peers took what we gave them."""
-        self._rate = 0.0
-        """Average of all these rates; 0: nothing is known."""
+        self._rate = MovingAverage(0.25)
+        """Average of all these rates."""
         self.sent_elsewhere = 0
         self.given_bytes = 0
         """Bytes given out of updates of versions that we made."""
@@ -187,8 +188,6 @@ class Fanout:
             return wire.Elsewhere(digest, self._patience_ms(size), tuple(names[: wire.MAX_NAMED]))
         taker = takers.setdefault(sender, _Taker(pull.relays, now))
         taker.last_s = now
-        while len(takers) > MAX_PEERS:
-            del takers[next(iter(takers))]
         return taker
 
     def _patience_ms(self, size: int) -> int:
@@ -197,9 +196,9 @@ class Fanout:
 
         Beyond that we had better serve it ourselves.
         """
-        if not self._rate:
+        if self._rate.empty:
             return int(1000 * PATIENCE_S)
-        patience_s = LEAST_PATIENCE_S + 2 * size / self._rate
+        patience_s = LEAST_PATIENCE_S + 2 * size / self._rate.value
         return int(1000 * min(patience_s, MOST_PATIENCE_S))
 
     def _give(
@@ -237,8 +236,7 @@ class Fanout:
         return PullSource(header, (here[offset:],), release, delivered)
 
     def _measured(self, peer: str, nbytes: int, seconds: float) -> None:
-        rate = self._rates.measured(peer, nbytes, seconds)
-        self._rate = (3 * self._rate + rate) / 4 if self._rate else rate
+        self._rate.add(self._rates.measured(peer, nbytes, seconds))
 
 
 def degree(size: int) -> float:
