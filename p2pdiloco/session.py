@@ -264,7 +264,7 @@ class Session:
             run_tokens=0,
             skipped_steps=0,
             # The program's data are its own: it is told of no share.
-            stream=SimpleNamespace(shared=None, share=lambda share: None, settle=lambda: None),
+            stream=SimpleNamespace(shared=None, share=lambda share: None, save_place=lambda: None),
             run_is_at=lambda tokens: setattr(training, "run_tokens", max(tokens, training.run_tokens)),
             take_notes=list,
         )

@@ -16,8 +16,8 @@ from p2pdiloco.core.api.reach import Reach
 from p2pdiloco.core.api.reasons import Verdict, VoteRefusal
 from p2pdiloco.core.api.types import WHOLE_RUN, Head, SignedContribution, SignedPartial
 from p2pdiloco.core.chain.chain import Chain
+from p2pdiloco.core.contributions.kept import KeptContributions
 from p2pdiloco.core.contributions.own import ContributionQueue
-from p2pdiloco.core.contributions.retained import Kept
 from p2pdiloco.core.election.office import Office
 from p2pdiloco.core.election.vote_judge import VoteJudge
 from p2pdiloco.core.groups.group_inbox import GroupInbox
@@ -342,13 +342,13 @@ def a_full_disk_counts_in_majorities(patch: Patch) -> None:
 @mutation("partition", 6, 60, "nothing-lost", "stuck", "right-base")
 def what_was_merged_is_forgotten_at_once(patch: Patch) -> None:
     """A fork's loser does not send again what only its branch had."""
-    add = Kept.add
+    add = KeptContributions.add
 
-    def forget(self: Kept, *arguments: Any) -> None:
+    def forget(self: KeptContributions, *arguments: Any) -> None:
         add(self, *arguments)
         self.review(1 << 61)
 
-    patch.set(Kept, "add", forget)
+    patch.set(KeptContributions, "add", forget)
 
 
 @mutation("calm", 4, 20, "stuck", "one-syncer", "nothing-lost")

@@ -93,9 +93,9 @@ def new(
         manifest = for_length(manifest, length)
     parameters = None
     if source is not None or architecture:
-        from p2pdiloco.cli.start_from import begun_with, save_beside
+        from p2pdiloco.cli.given_model import save_beside, with_given_model
 
-        manifest, parameters = begun_with(source, architecture, manifest)
+        manifest, parameters = with_given_model(source, architecture, manifest)
     content = None
     if source is not None or tokenizer is not None:
         from p2pdiloco.cli.name_tokenizer import chosen_tokenizer, save_tokenizer

@@ -68,7 +68,7 @@ class Life:
             member.learner_link.take_part(1)
             member.post.put(ev.LeaveRequested())
             patience_s = member.core.shared.timing.leave_s + 0.5
-            ends = {member.runner.left, broken}
+            ends = {member.runner.departure, broken}
             await asyncio.wait(ends, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
             await member.outbound.flush(FLUSH_S)
         await member.runner.end_offers()

@@ -43,7 +43,7 @@ from p2pdiloco.daemon.links.telling import LinkTeller
 from p2pdiloco.daemon.links.uplink_file import load_uplink
 from p2pdiloco.daemon.outbound import Outbound
 from p2pdiloco.daemon.payloads.committing import Committing
-from p2pdiloco.daemon.payloads.keeper import IN_MEMORY_BYTES, Keeper
+from p2pdiloco.daemon.payloads.kept_payloads import IN_MEMORY_BYTES, KeptPayloads
 from p2pdiloco.daemon.payloads.merging import Merging
 from p2pdiloco.daemon.post import Post
 from p2pdiloco.daemon.report import Report, Traffic
@@ -162,7 +162,7 @@ class Member:
             outbound=self.outbound,
             transfers=self.transfers,
             learner=link,
-            keeper=Keeper(held.kept, tickets, compute, held.disk_io, post, in_memory_bytes),
+            kept=KeptPayloads(held.kept, tickets, compute, held.disk_io, post, in_memory_bytes),
             merging=Merging(compute, tickets, post),
             committing=Committing(self._me, compute, tickets, held.updates, held.durable, link),
             durable=held.durable,

@@ -17,7 +17,7 @@ from p2pdiloco.daemon.learner.learner_link import LearnerLink
 from p2pdiloco.daemon.outbound import Outbound
 from p2pdiloco.daemon.payloads.committing import Committing
 from p2pdiloco.daemon.payloads.durable import Durable
-from p2pdiloco.daemon.payloads.keeper import Keeper
+from p2pdiloco.daemon.payloads.kept_payloads import KeptPayloads
 from p2pdiloco.daemon.payloads.merging import Merging
 from p2pdiloco.daemon.payloads.tickets import Tickets
 from p2pdiloco.daemon.post import Post
@@ -31,7 +31,7 @@ class Hands(Struct, frozen=True):
     outbound: Outbound
     transfers: Transfers
     learner: LearnerLink
-    keeper: Keeper
+    kept: KeptPayloads
     merging: Merging
     committing: Committing
     durable: Durable
@@ -54,14 +54,15 @@ class Runner:
         self._offers: set[asyncio.Task[Any]] = set()
         self.confirmed: asyncio.Future[None] = self._loop.create_future()
         """Future that is done when the core counts as a full member."""
-        self.left: asyncio.Future[None] = self._loop.create_future()
+        self.departure: asyncio.Future[None] = self._loop.create_future()
+        """Done once the core has left (`Left`)."""
         self._do = self._effects()
         post.emptied_by(self._pump)
 
     def _effects(self) -> dict[type, Callable[[Any], object]]:
         hands, spawn = self._hands, self._background.spawn
         tickets, learner, transfers = hands.tickets, hands.learner, hands.transfers
-        keeper, merging = hands.keeper, hands.merging
+        kept, merging = hands.kept, hands.merging
         return {
             ef.Send: lambda e: hands.outbound.send(e.peer, e.message),
             ef.Persist: lambda e: spawn(self._persist(e)),
@@ -69,7 +70,7 @@ class Runner:
             ef.Offer: lambda e: self._up(transfers.offer(e, tickets.get(e.ticket))),
             ef.DiscardContribution: lambda e: tickets.release(e.ticket),
             ef.Spill: self._spill,
-            ef.Combine: lambda e: spawn(keeper.run_combine(e, keeper.sources(e))),
+            ef.Combine: lambda e: spawn(kept.run_combine(e, kept.sources(e))),
             ef.RetireSlot: lambda e: learner.retire(e.fragment, e.ticket),
             ef.AcceptTransfer: lambda e: transfers.pushes_in.decided(e),
             ef.AnswerTransfer: lambda e: transfers.pushes_in.decided(e),
@@ -83,7 +84,7 @@ class Runner:
             ef.CommitVersion: lambda e: spawn(hands.committing.commit(e)),
             ef.Record: hands.record,
             ef.Confirmed: lambda _effect: _happened(self.confirmed),
-            ef.Left: lambda _effect: _happened(self.left),
+            ef.Left: lambda _effect: _happened(self.departure),
         }
 
     # --- pump ----------------------------------------------------------------------------------------
@@ -129,7 +130,7 @@ class Runner:
     # --- effects -------------------------------------------------------------------------------------
 
     def _spill(self, effect: ef.Spill) -> None:
-        writing = self._hands.keeper.spill(effect)
+        writing = self._hands.kept.spill(effect)
         if writing is not None:
             self._background.spawn(writing)
 

@@ -269,7 +269,7 @@ class Mailbox:
         since = self._clock()
         try:
             checkpoint.save(Path(path), self._training, self._fragments)
-            self._training.stream.settle()
+            self._training.stream.save_place()
             saved = StateSaved(path, True, last=last)
         except StorageError as error:
             saved = StateSaved(path, False, str(error)[:4096], last)

@@ -198,7 +198,7 @@ async def test_while_leaving_nothing_new_is_taken_in(tmp_path: Path) -> None:
         two = await around.member("two")
         await around.round(one, two)
         two.post.put(LeaveRequested())
-        await until(two.runner.left.done, "it to have left")  # in far less than its whole patience
+        await until(two.runner.departure.done, "it to have left")  # in far less than its whole patience
         assert "nothing was pending" in two.records("leave")[-1]["reason"]
         tickets = len(two.holdings.tickets)
         two.learner.contribute(0)  # the learner does not know yet

@@ -13,7 +13,7 @@ from p2pdiloco.lab.chaos import chaos
 from p2pdiloco.lab.chaos import plot as chaos_plot
 from p2pdiloco.lab.chaos.facts import Facts
 from p2pdiloco.lab.chaos.run import Course, Outcome
-from p2pdiloco.lab.swarm import model as demo_model
+from p2pdiloco.lab.swarm import judge
 from p2pdiloco.lab.swarm.chronicle import Chronicle
 
 
@@ -38,8 +38,8 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     Played.runs = []
     monkeypatch.setattr(chaos, "ChaosRun", Played)
     monkeypatch.setattr(chaos_plot, "draw", lambda *args: None)
-    monkeypatch.setattr(demo_model.Judge, "step_time_s", lambda self: 0.01)
-    monkeypatch.setattr(demo_model.os, "sched_getaffinity", lambda pid: {0, 1}, raising=False)
+    monkeypatch.setattr(judge.Judge, "step_time_s", lambda self: 0.01)
+    monkeypatch.setattr(judge.os, "sched_getaffinity", lambda pid: {0, 1}, raising=False)
 
 
 def test_the_run_without_faults_may_be_shorter(tmp_path: Path) -> None:

@@ -17,20 +17,12 @@ from p2pdiloco.lab.chaos import plot as chaos_plot
 from p2pdiloco.lab.chaos.facts import Facts
 from p2pdiloco.lab.demo import plot as demo_plot
 from p2pdiloco.lab.demo.demo import _headline
+from p2pdiloco.lab.demo.verdict import DemoSummary, Kill, choose_victim, failures, pauses
 from p2pdiloco.lab.demo.view import render_summary, words_of
 from p2pdiloco.lab.swarm.chronicle import Chronicle
 from p2pdiloco.lab.swarm.event_log import Line, Tail, read_log
-from p2pdiloco.lab.swarm.verdict import (
-    DemoSummary,
-    Holdings,
-    Kill,
-    choose_victim,
-    conflicts,
-    failures,
-    loss_unit,
-    of_traces,
-    pauses,
-)
+from p2pdiloco.lab.swarm.holdings import Holdings, conflicts, of_traces
+from p2pdiloco.lab.swarm.judge import loss_unit
 
 PEERS = {"one": "12D3KooWone", "two": "12D3KooWtwo", "three": "12D3KooWthree"}
 

@@ -114,7 +114,7 @@ def test_a_killed_learner_repeats_nothing_and_one_that_ended_leaves_nothing_out(
     path = tmp_path / "data.place"
     source = stream(path=path)
     seen = taken(source, 21)
-    source.settle()
+    source.save_place()
     again = stream(path=path)
     seen += taken(again, 3)
     # Killed here: the samples of at most 16 inner steps are left out, in each of the two kills.
@@ -141,7 +141,7 @@ def test_samples_that_are_given_back_are_taken_again_and_nothing_is_written_afte
     lost = source.take(2 * STEP)[0].tolist()  # over the end of an epoch
     source.give_back()
     source.take(STEP)
-    source.settle()
+    source.save_place()
     assert taken(stream(path=path), 2) == lost
     done = stream(path=path)
     seen = taken(done, 3)

@@ -11,8 +11,8 @@ import pytest
 import torch
 from one_rank import assert_same_gradients, one_rank
 
+from p2pdiloco.cli.given_model import with_given_model
 from p2pdiloco.cli.main import run
-from p2pdiloco.cli.start_from import begun_with
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.presets import ADAMW_RATE, for_run
 from p2pdiloco.daemon.run_files.result import load_result, result_of
@@ -124,7 +124,7 @@ def test_of_several_configs_in_a_folder_the_one_that_is_named_is_read(tmp_path: 
     (tmp_path / "config.json").write_text(json.dumps(QWEN))
     (tmp_path / "mine.json").write_text(json.dumps(GPT2))
     for name, kind in (("mine.json", "gpt2"), ("config.json", "qwen2"), ("", "qwen2")):
-        manifest = begun_with(None, str(tmp_path / name), for_run("micro", "hub"))[0]
+        manifest = with_given_model(None, str(tmp_path / name), for_run("micro", "hub"))[0]
         assert json.loads(str(manifest.model["config"]))["model_type"] == kind
 
 
@@ -182,7 +182,7 @@ def manifest_with(config: dict[str, object], tmp_path: Path, tokens: int = 64) -
     base = for_run("micro", "hub")
     base = msgspec.structs.replace(base, inner=msgspec.structs.replace(base.inner, tokens_per_step=tokens))
     (tmp_path / "config.json").write_text(json.dumps(config))
-    return begun_with(None, str(tmp_path / "config.json"), base)[0]
+    return with_given_model(None, str(tmp_path / "config.json"), base)[0]
 
 
 @pytest.mark.parametrize(
@@ -258,7 +258,7 @@ def test_there_is_no_dropout_also_where_a_config_does_not_name_it(
 def test_another_model_than_the_preset_s_gets_adamw_at_a_rate_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(GPT2))
     for preset, rate in (("tiny", ADAMW_RATE), ("tiny-moe", ADAMW_RATE), ("small", 1e-3)):
-        inner = begun_with(None, str(tmp_path / "config.json"), for_run(preset, "hub"))[0].inner
+        inner = with_given_model(None, str(tmp_path / "config.json"), for_run(preset, "hub"))[0].inner
         assert (inner.optimizer, inner.learning_rate) == ("adamw", rate)
     assert for_run("tiny", "own").inner.optimizer == "muon"
 

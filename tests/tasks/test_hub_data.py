@@ -110,7 +110,7 @@ def test_a_local_data_set_is_streamed_in_shards_that_lose_nothing_and_go_on_anyw
     assert len(windows) == 4 * steps and stream.shared.epoch == 0
     stream.take(4)
     assert stream.shared.epoch == 1
-    stream.settle()
+    stream.save_place()
     again = SampleStream(train, 0, "a", 4, tmp_path / "place")
     assert torch.equal(again.take(4)[0], stream.take(4)[0])
 

@@ -30,10 +30,10 @@ from p2pdiloco.core.api.events import Combined, CombineFailed, ContributionReady
 from p2pdiloco.core.api.reasons import Suspicion, Then, Verdict
 from p2pdiloco.core.api.types import ContributionHeader, SignedContribution, Stamp, Ticket
 from p2pdiloco.core.context import FragmentContext, Tenure
+from p2pdiloco.core.contributions.kept import KeptContributions, KeptPart
 from p2pdiloco.core.contributions.label import signed_label
 from p2pdiloco.core.contributions.patience import Patience
 from p2pdiloco.core.contributions.pending import Again, Pending, SendSignal, SendState
-from p2pdiloco.core.contributions.retained import Kept, KeptPart
 from p2pdiloco.core.contributions.unmerged import TakeUp, Unmerged
 
 MAX_QUEUE = 4
@@ -56,7 +56,7 @@ class ContributionQueue:
         self._fragment = context.index
         self._chain = chain = context.chain
         self._queue: deque[Pending] = deque()
-        self._kept = Kept(context.shared, context.index)
+        self._kept = KeptContributions(context.shared, context.index)
         self._replaced = chain.replaced
         self._retired: deque[Stamp] = deque(maxlen=RETIRED_KEPT)
         """Contributions given up, or left behind by an earlier life, and still in the learner's displacement.

@@ -6,7 +6,7 @@ from enum import Enum, auto
 
 from p2pdiloco.core.api.events import ContributionReady
 from p2pdiloco.core.api.types import Head, Stamp
-from p2pdiloco.core.contributions.retained import KeptPart
+from p2pdiloco.core.contributions.kept import KeptPart
 from p2pdiloco.core.machine import Machine, direct_members
 from p2pdiloco.core.timing import backoff_s
 

@@ -190,7 +190,7 @@ class Office:
             self._machine.go(OfficeSignal.OPEN)
             self.changed = True
         self._turn.opened(now)
-        if self._voter.saving or not self._candidates.may_stand(now):
+        if self._voter.unsaved_votes or not self._candidates.may_stand(now):
             return
         waits = not self._electorate.ready(now) or self._is_held(now)
         if self._turn.look(waits, now):

@@ -11,7 +11,7 @@ from p2pdiloco.core.api.types import Certificate, Vote, VoteBody
 from p2pdiloco.core.context import FragmentContext
 from p2pdiloco.core.election.electorate import Electorate
 
-MAX_SAVING = 2
+MAX_UNSAVED = 2
 """Limit of votes that wait for the disk at one time; on a slow one, votes for ever new terms would only queue
 up."""
 
@@ -23,7 +23,7 @@ class Voter:
         self._context = context
         self._shared = context.shared
         self._group = group
-        self.saving = 0
+        self.unsaved_votes = 0
         """Number of votes on their way to the disk."""
 
     @property
@@ -42,7 +42,7 @@ class Voter:
         vote, _ = self._context.ballots.last(self._group)
         if term < self.term or (term == self.term and (vote is None or vote.candidate != candidate)):
             return VoteRefusal.VOTE_GIVEN
-        return VoteRefusal.SAVING if self.saving >= MAX_SAVING else None
+        return VoteRefusal.SAVING if self.unsaved_votes >= MAX_UNSAVED else None
 
     def sign(self, candidate: str, term: int) -> Vote:
         """Make the vote itself; it must be durable before it leaves us."""
@@ -71,7 +71,7 @@ class Voter:
         done: Callable[[float], None] = lambda now: None,
         failed: Callable[[float, str], None] = lambda now, why: None,
     ) -> None:
-        self.saving += 1
+        self.unsaved_votes += 1
         self._shared.out.persist(
             record,
             then,
@@ -82,18 +82,18 @@ class Voter:
     def _save_again(self) -> None:
         """Save our newest vote here once more, so that no older one is written after it."""
         vote, _ = self._context.ballots.last(self._group)
-        if vote is not None and self.saving < MAX_SAVING:
+        if vote is not None and self.unsaved_votes < MAX_UNSAVED:
             self._save(vote)
 
     def _saved(self, record: VoteRecord, done: Callable[[float], None], now: float) -> None:
-        self.saving -= 1
+        self.unsaved_votes -= 1
         if self._context.ballots.last(self._group)[0] == record:
             self._context.ballots.give(record, durable=True)
         self._shared.vote_disk.saved(now)
         done(now)
 
     def _not_saved(self, failed: Callable[[float, str], None], now: float, why: str) -> None:
-        self.saving -= 1
+        self.unsaved_votes -= 1
         self._shared.vote_disk.failed(self._save_again, why, now)
         failed(now, why)
 

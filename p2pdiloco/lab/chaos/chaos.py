@@ -24,10 +24,9 @@ from p2pdiloco.lab.chaos import verdict as chaos_verdict
 from p2pdiloco.lab.chaos.run import EXIT_VERDICT, ChaosRun, Course, Outcome, Taped, line_of
 from p2pdiloco.lab.chaos.scenarios import scenarios as chaos_scenarios
 from p2pdiloco.lab.links.namespaces import Links, LinksRefused
-from p2pdiloco.lab.swarm import model as demo_model
-from p2pdiloco.lab.swarm.frame import Interrupted, demo_folder, stop_signals, write
+from p2pdiloco.lab.swarm.command import Interrupted, demo_folder, stop_signals, write
+from p2pdiloco.lab.swarm.judge import loss_unit, paced
 from p2pdiloco.lab.swarm.swarm import DemoFailed
-from p2pdiloco.lab.swarm.verdict import loss_unit
 
 EXIT_INTERRUPTED = 130
 TOLD = 3
@@ -72,9 +71,7 @@ class Chaos:
     ) -> None:
         self._settings = settings
         self._seconds = settings.seconds or 60 * settings.minutes
-        self._manifest, self._step_s = demo_model.paced(
-            manifest, self._seconds, settings.nodes, settings.load
-        )
+        self._manifest, self._step_s = paced(manifest, self._seconds, settings.nodes, settings.load)
         self._folder = folder
         self._console = console
         self._stop = stop

@@ -20,7 +20,7 @@ from p2pdiloco.lab.chaos.plan import Fault
 from p2pdiloco.lab.chaos.strikes import Strike, Striker
 from p2pdiloco.lab.chaos.watch import SwarmWatch
 from p2pdiloco.lab.links.namespaces import Links
-from p2pdiloco.lab.swarm.frame import Interrupted
+from p2pdiloco.lab.swarm.command import Interrupted
 from p2pdiloco.lab.swarm.swarm import DemoFailed, Swarm, SwarmNode
 from p2pdiloco.tasks.manifests import render_toml
 

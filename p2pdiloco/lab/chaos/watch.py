@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.errors import StorageError
 from p2pdiloco.lab.chaos.facts import Act, Facts
-from p2pdiloco.lab.swarm import model as demo_model
-from p2pdiloco.lab.swarm import verdict as holdings
 from p2pdiloco.lab.swarm.chronicle import Chronicle
 from p2pdiloco.lab.swarm.event_log import Tail
+from p2pdiloco.lab.swarm.holdings import conflicts, of_traces
+from p2pdiloco.lab.swarm.judge import read_saved
 from p2pdiloco.lab.swarm.swarm import SwarmNode
 
 
@@ -87,13 +87,13 @@ class SwarmWatch:
 
         A node that is gone for good does not count: perhaps nobody heard of its last version.
         """
-        found, _ = holdings.conflicts(holdings.of_traces(self._log.nodes[node.name] for node in nodes))
+        found, _ = conflicts(of_traces(self._log.nodes[node.name] for node in nodes))
         found += self._log.wrong_digests()
         saved = []
         for node in nodes:
             try:
-                saved.append(demo_model.read_saved(manifest, node.name, node.data_dir))
+                saved.append(read_saved(manifest, node.name, node.data_dir))
             except StorageError as error:
                 found.append(f"{node.name}: {error}")
         found += [f"{s.holdings.name} saved other bytes of fragment {f}" for s in saved for f in s.unsound]
-        return found + holdings.conflicts([s.holdings for s in saved])[0]
+        return found + conflicts([s.holdings for s in saved])[0]

@@ -20,14 +20,15 @@ from p2pdiloco.config.outer import with_schedule
 from p2pdiloco.config.presets import for_run
 from p2pdiloco.config.settings import DemoSettings
 from p2pdiloco.lab.demo import plot as demo_plot
+from p2pdiloco.lab.demo import verdict
+from p2pdiloco.lab.demo.verdict import DemoSummary, Kill
 from p2pdiloco.lab.demo.view import Screen, render_summary, words_of
-from p2pdiloco.lab.swarm import model as demo_model
-from p2pdiloco.lab.swarm import verdict
 from p2pdiloco.lab.swarm.chronicle import Chronicle
+from p2pdiloco.lab.swarm.command import Interrupted, check_writable, demo_folder, stop_signals, write
 from p2pdiloco.lab.swarm.event_log import Tail
-from p2pdiloco.lab.swarm.frame import Interrupted, check_writable, demo_folder, stop_signals, write
+from p2pdiloco.lab.swarm.holdings import conflicts, of_traces
+from p2pdiloco.lab.swarm.judge import Judge, loss_unit, read_saved, schedule_steps
 from p2pdiloco.lab.swarm.swarm import DemoFailed, Swarm
-from p2pdiloco.lab.swarm.verdict import DemoSummary, Kill
 from p2pdiloco.tasks.manifests import render_toml
 
 EXIT_VERDICT = 1
@@ -120,13 +121,13 @@ class Demo:
 
     # --- before ------------------------------------------------------------------------------------------
 
-    def _prepare(self) -> tuple[demo_model.Judge, float]:
+    def _prepare(self) -> tuple[Judge, float]:
         """run.toml with a schedule that fits this machine, and the loss of version 0."""
         settings, manifest = self._settings, self._manifest
-        judge = demo_model.Judge(manifest)
+        judge = Judge(manifest)
         loss_before = judge.loss_at_version_0()
         step_time_s = judge.step_time_s()
-        steps = demo_model.schedule_steps(step_time_s, settings.seconds, settings.nodes)
+        steps = schedule_steps(step_time_s, settings.seconds, settings.nodes)
         self._manifest = with_schedule(manifest, steps, settings.nodes)
         (self._folder / "run.toml").write_text(render_toml(self._manifest), encoding="utf-8")
         self._screen.note(
@@ -238,13 +239,11 @@ class Demo:
 
     # --- after -------------------------------------------------------------------------------------------
 
-    def _judge(
-        self, judge: demo_model.Judge, loss_before: float, began_s: float, ended_s: float
-    ) -> DemoSummary:
+    def _judge(self, judge: Judge, loss_before: float, began_s: float, ended_s: float) -> DemoSummary:
         chronicle, manifest = self._chronicle, self._manifest
-        saved = [demo_model.read_saved(manifest, n.name, n.data_dir) for n in self._swarm.nodes]
-        logged, in_logs = verdict.conflicts(verdict.of_traces(chronicle.nodes.values()))
-        on_disk, _ = verdict.conflicts([s.holdings for s in saved])
+        saved = [read_saved(manifest, n.name, n.data_dir) for n in self._swarm.nodes]
+        logged, in_logs = conflicts(of_traces(chronicle.nodes.values()))
+        on_disk, _ = conflicts([s.holdings for s in saved])
         wrong = [
             f"{s.holdings.name} saved other bytes of fragment {f} than its version"
             for s in saved
@@ -288,7 +287,7 @@ class Demo:
         restarts = [self._restarted_s] if self._restarted_s is not None else []
         losses = (summary.loss_before, summary.loss_after)
         title = f"p2pdiloco demo: {settings.nodes} nodes, preset {settings.preset}"
-        unit = verdict.loss_unit(self._manifest.run.task)
+        unit = loss_unit(self._manifest.run.task)
         demo_plot.draw(self._plot, self._chronicle, began_s, self._kills, restarts, losses, title, unit)
         if settings.report is not None:
             write(settings.report, msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n")

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from p2pdiloco.errors import StorageError
+from p2pdiloco.lab.demo.verdict import Kill
 from p2pdiloco.lab.swarm.chronicle import Chronicle, NodeTrace
-from p2pdiloco.lab.swarm.verdict import Kill
 
 COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377")
 

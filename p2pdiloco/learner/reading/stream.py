@@ -176,7 +176,7 @@ class SampleStream:
                 self._put(saved)
             self._given_back = True
 
-    def settle(self) -> None:
+    def save_place(self) -> None:
         """Write down exactly where we are: an orderly end follows, or a save."""
         if self._reader is not None:
             self._write(self._reader.place, 0)

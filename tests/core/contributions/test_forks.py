@@ -13,7 +13,7 @@ from p2pdiloco.core.api.reasons import FetchFailure, Verdict
 from p2pdiloco.core.api.types import NEVER, Contributor, Head, SignedVersion, Stamp, Watermark
 from p2pdiloco.core.chain.chain import Chain
 from p2pdiloco.core.chain.witnesses import Witnesses
-from p2pdiloco.core.contributions.retained import IN_MEMORY, KEPT_MAX
+from p2pdiloco.core.contributions.kept import IN_MEMORY, KEPT_MAX
 
 OURS = 4
 """Tokens per step and steps of our contributions: 40 tokens each."""

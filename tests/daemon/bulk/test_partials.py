@@ -102,7 +102,7 @@ class Node:
             transfers=self.transfers,
             merging=Merging(self.compute, self.tickets, post),
             record=lambda record: None,
-            **dict.fromkeys(["outbound", "learner", "keeper", "committing", "durable"], nothing),  # type: ignore[arg-type]
+            **dict.fromkeys(["outbound", "learner", "kept", "committing", "durable"], nothing),  # type: ignore[arg-type]
         )
         self.runner = Runner(self.core, self.post, self.background, hands)  # type: ignore[arg-type]
         self.door = FrontDoor()

@@ -28,10 +28,9 @@ from p2pdiloco.lab.chaos.run import EXIT_VERDICT, ChaosRun, Course, Outcome, Tap
 from p2pdiloco.lab.chaos.scenarios import story as chaos_story
 from p2pdiloco.lab.chaos.scenarios.outcome import Healed, Survived, healed, survived
 from p2pdiloco.lab.links.namespaces import Links, LinksRefused
-from p2pdiloco.lab.swarm import model as demo_model
-from p2pdiloco.lab.swarm.frame import write
+from p2pdiloco.lab.swarm.command import write
+from p2pdiloco.lab.swarm.judge import loss_unit, paced
 from p2pdiloco.lab.swarm.swarm import SwarmNode
-from p2pdiloco.lab.swarm.verdict import loss_unit
 
 BEFORE_S = 20.0
 """Training before anything happens, unless --seconds says otherwise."""
@@ -210,7 +209,7 @@ def run(
         console.print(escape(words), highlight=False)
 
     try:
-        manifest, step_s = demo_model.paced(manifest, whole_s, settings.nodes, settings.load)
+        manifest, step_s = paced(manifest, whole_s, settings.nodes, settings.load)
         kind = SplitRun if split else SurvivorRun
         play = kind(settings, manifest, step_s, folder / settings.scenario, links, tell, tape, stop)
         verdict = msgspec.structs.replace(play.verdict(play.play()), min_step_s=round(step_s, 4))

@@ -191,7 +191,7 @@ class LearnerModel:
             self._take_over(self.fragments[fragment], now)
         self.plan(now)
 
-    def settle(self, now: float) -> None:
+    def take_all_over(self, now: float) -> None:
         """Asked to end: every version that was handed over is taken over before anything is saved."""
         for counters in self.fragments:
             counters.encoding = False

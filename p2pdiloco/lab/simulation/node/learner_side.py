@@ -82,7 +82,7 @@ class LearnerSide:
         host = self._host
         if host.disk.full:
             return
-        self.model.settle(host.now)
+        self.model.take_all_over(host.now)
         for fragment, store in enumerate(host.stores):
             host.disk.keep_checkpoint(store.checkpoint())
             counters = self.model.fragments[fragment]

@@ -18,7 +18,7 @@ from p2pdiloco.config.manifest import OuterSection
 from p2pdiloco.core.api.effects import Combine, Spill
 from p2pdiloco.core.api.events import Combined, CombineFailed, Event
 from p2pdiloco.daemon.payloads.compute import Compute
-from p2pdiloco.daemon.payloads.keeper import Keeper
+from p2pdiloco.daemon.payloads.kept_payloads import KeptPayloads
 from p2pdiloco.daemon.payloads.tickets import Tickets
 from p2pdiloco.errors import InvariantViolation
 from p2pdiloco.hashing import content_digest
@@ -43,7 +43,7 @@ class Fickle(Files):
 
 
 class Rig:
-    """A keeper, and what it works with."""
+    """Kept payloads, and what it works with."""
 
     def __init__(self, folder: Path, codec_name: str) -> None:
         self.folder = folder
@@ -56,7 +56,7 @@ class Rig:
         self.compute = Compute(vault, self.exchange)
         self.told: list[Event] = []
         files = KeptFiles(folder, self.disk)
-        self.keeper = Keeper(files, self.tickets, self.compute, self.io, self.told.append)
+        self.kept = KeptPayloads(files, self.tickets, self.compute, self.io, self.told.append)
 
     def add(self, seed: int) -> tuple[int, torch.Tensor]:
         """An encoded contribution, and what it decodes to."""
@@ -70,13 +70,13 @@ class Rig:
         return out
 
     def spill(self, effect: Spill) -> Coroutine[Any, Any, None]:
-        writing = self.keeper.spill(effect)
+        writing = self.kept.spill(effect)
         assert writing is not None, "there is no room in memory"
         return writing
 
     async def combine(self, *tickets: int) -> Event:
         effect = Combine(0, 7, tickets)
-        await self.keeper.run_combine(effect, self.keeper.sources(effect))
+        await self.kept.run_combine(effect, self.kept.sources(effect))
         return self.told.pop()
 
     async def disk_is_done(self) -> None:
@@ -168,12 +168,12 @@ async def test_a_new_process_finds_an_empty_folder(rig: Rig) -> None:
 async def test_what_there_is_room_for_stays_in_memory(rig: Rig) -> None:
     tickets = [rig.add(seed)[0] for seed in range(4)]
     size = len(rig.tickets.get(tickets[0]))
-    rig.keeper._most_bytes = 2 * size
-    assert rig.keeper.spill(Spill(0, tickets[0])) is None and rig.keeper.spill(Spill(0, tickets[1])) is None
+    rig.kept._most_bytes = 2 * size
+    assert rig.kept.spill(Spill(0, tickets[0])) is None and rig.kept.spill(Spill(0, tickets[1])) is None
     await rig.spill(Spill(0, tickets[2]))
     assert len(list(rig.folder.iterdir())) == 1
     rig.tickets.release(tickets[1])
     rig.tickets.release(tickets[1])
-    assert rig.keeper.spill(Spill(0, tickets[3])) is None, "there is room again"
+    assert rig.kept.spill(Spill(0, tickets[3])) is None, "there is room again"
     assert isinstance(await rig.combine(tickets[0], tickets[2], tickets[3]), Combined)
     assert len(list(rig.folder.iterdir())) == 1

@@ -1,6 +1,6 @@
 """Merged contributions that are not beyond doubt yet: onto the disk, and back as one.
 
-`core/contributions/retained.py` decides which.
+`core/contributions/kept.py` decides which.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ IN_MEMORY_BYTES = 128 << 20
 to write and delete it took a twentieth of a round. Nothing stays where a person bounds memory."""
 
 
-class Keeper:
-    """Keeper of such contributions: carries out `Spill` and `Combine`."""
+class KeptPayloads:
+    """Payloads of such contributions: carries out `Spill` and `Combine`."""
 
     def __init__(
         self,

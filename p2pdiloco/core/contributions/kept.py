@@ -35,7 +35,7 @@ class KeptPart:
         self.spilled = False
 
 
-class Kept:
+class KeptContributions:
     """Merged contributions of one fragment, oldest first."""
 
     def __init__(self, shared: Shared, fragment: int) -> None:

@@ -1,4 +1,4 @@
-"""Frame of a swarm's command (demo, chaos): its folder, its signals, files that can be written."""
+"""Frame of the commands demo and chaos: their folder, signals, files that can be written."""
 
 from __future__ import annotations
 

@@ -12,13 +12,6 @@ from msgspec import Struct
 from p2pdiloco.lab.swarm.chronicle import WARM_UP_LINES, Chronicle, NodeTrace
 
 
-class Holdings(Struct, frozen=True):
-    """Versions that somebody holds: fragment -> number -> digest (of the version's header)."""
-
-    name: str
-    versions: dict[int, dict[int, str]]
-
-
 class Kill(Struct, frozen=True):
     """One `kill -9`, and what followed."""
 
@@ -30,11 +23,6 @@ class Kill(Struct, frozen=True):
     """Fragment -> seconds from the kill to the next published version of it."""
     back_s: float | None
     """Seconds from the restart of the process to its first inner step; None: it did not come back."""
-
-
-def loss_unit(task: str) -> str:
-    """Name the unit of a loss on the data that every machine has, of which text is bytes."""
-    return "nats per image" if task == "image-classification" else "nats per byte"
 
 
 class DemoSummary(Struct, kw_only=True, frozen=True):
@@ -68,27 +56,6 @@ class DemoSummary(Struct, kw_only=True, frozen=True):
     failures: tuple[str, ...]
     """Reasons why the demo did not show what it is about; empty: all is well."""
     sample: str
-
-
-def conflicts(holdings: Sequence[Holdings]) -> tuple[list[str], int]:
-    """Versions that two of them hold with different digests, in words; and how many were compared."""
-    found, compared = [], 0
-    seen: dict[tuple[int, int], dict[str, list[str]]] = {}
-    for held in holdings:
-        for fragment, chain in held.versions.items():
-            for number, digest in chain.items():
-                seen.setdefault((fragment, number), {}).setdefault(digest, []).append(held.name)
-    for (fragment, number), by_digest in sorted(seen.items()):
-        compared += sum(map(len, by_digest.values())) > 1
-        if len(by_digest) > 1:
-            camps = " against ".join(", ".join(names) for names in by_digest.values())
-            found.append(f"version {number} of fragment {fragment} differs: {camps}")
-    return found, compared
-
-
-def of_traces(traces: Iterable[NodeTrace]) -> list[Holdings]:
-    """List what the nodes hold by their logs."""
-    return [Holdings(trace.name, trace.chains) for trace in traces]
 
 
 def choose_victim(chronicle: Chronicle, alive: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""The demo's own look at the model: how fast this machine trains it, and what the swarm's result is worth.
+"""Judge of the model: how fast this machine trains it, and what a swarm's result is worth.
 
 Reads nodes' data folders only after the nodes have ended.
 """
@@ -20,7 +20,7 @@ from p2pdiloco.config.signing import load_signed, run_id
 from p2pdiloco.daemon.run_files.runs import fresh_vault
 from p2pdiloco.errors import RemoteError
 from p2pdiloco.identity import verify
-from p2pdiloco.lab.swarm.verdict import Holdings
+from p2pdiloco.lab.swarm.holdings import Holdings
 from p2pdiloco.learner.channel_messages import LearnerOptions
 from p2pdiloco.learner.device import choose_device, configure
 from p2pdiloco.learner.evaluate import evaluate, heldout_batch
@@ -81,7 +81,7 @@ class Judge:
         return min(times) * inner.tokens_per_step / tokens
 
     def loss_of(self, vault: Vault) -> float:
-        """Held-out loss of a vault's global parameters (`verdict.loss_unit`)."""
+        """Held-out loss of a vault's global parameters (`loss_unit`)."""
         return evaluate(self._task, self._model(vault), self._heldout).loss
 
     def loss_at_version_0(self) -> float:
@@ -164,3 +164,8 @@ def read_saved(manifest: Manifest, name: str, data_dir: Path) -> SavedNode:
         if chain.get(header.number) == versions[index][header.number]:
             versions[index] = chain
     return SavedNode(vault, Holdings(name, versions), unsound)
+
+
+def loss_unit(task: str) -> str:
+    """Name the unit of a loss on the data that every machine has, of which text is bytes."""
+    return "nats per image" if task == "image-classification" else "nats per byte"

@@ -45,7 +45,7 @@ NOT_PARAMETERS = (".inv_freq", ".attn.bias", ".attn.masked_bias")
 """Ends of names of what older exports hold beside parameters."""
 
 
-def started_from(source: Path, base: Manifest) -> tuple[Manifest, Arrays]:
+def with_existing_model(source: Path, base: Manifest) -> tuple[Manifest, Arrays]:
     """The manifest `base` with the task and model of what is at `source`, and the parameters.
 
     Raises:
@@ -100,9 +100,9 @@ def started_from(source: Path, base: Manifest) -> tuple[Manifest, Arrays]:
     return msgspec.structs.replace(manifest, run=run), parameters
 
 
-def begun_with(source: Path | None, architecture: str, base: Manifest) -> tuple[Manifest, Arrays]:
-    """`started_from` a model, or from a new one of an architecture: a config.json, its folder, or a name.
-    With AdamW, whatever `base` has.
+def with_given_model(source: Path | None, architecture: str, base: Manifest) -> tuple[Manifest, Arrays]:
+    """Do that with the model at `source`, or a new one of an architecture: a config.json, its folder, or a
+    name. With AdamW, whatever `base` has.
 
     Raises:
         UserError: both are given, or one is not what it should be.
@@ -111,7 +111,7 @@ def begun_with(source: Path | None, architecture: str, base: Manifest) -> tuple[
     if source is not None:
         if architecture:
             raise UserError("--from and --architecture are both given", "a model that exists has its own")
-        return started_from(source, base)
+        return with_existing_model(source, base)
     path, (name, _, revision) = Path(architecture), architecture.partition("@")
     if path.is_dir():
         path /= CONFIG
