@@ -145,14 +145,14 @@ class Life:
     def _begin_regular_work(self) -> None:
         member, spawn = self._member, self._member.background.spawn
         spawn(self._step_back())
-        every_s = member.settings.eval_every_s
-        spawn(evaluate_regularly(member.measurements, member.learner_link, member.core, every_s))
+        committed = member.committing.done
+        spawn(evaluate_regularly(member.measurements, member.learner_link, member.core, committed))
         spawn(self._save_regularly())
         plan = ResultPlan.of(member.settings)
         if plan is not None:
             held = member.holdings
             results = ResultWriter(member.run, held.compute, held.results_io, plan, self._on_result)
-            spawn(results.watch())
+            spawn(results.watch(committed))
 
     async def _step_back(self) -> None:
         """Step back behind the learner and everybody else on this machine: rounds can wait, and we have

@@ -156,6 +156,7 @@ class Member:
     def _carry_out_effects(self) -> None:
         held, link = self.holdings, self.learner_link
         compute, tickets, post = held.compute, held.tickets, self.post.put
+        self.committing = Committing(self._me, compute, tickets, held.updates, held.durable, link)
         in_memory_bytes = 0 if held.memory_is_bounded else IN_MEMORY_BYTES
         hands = Hands(
             tickets=tickets,
@@ -164,7 +165,7 @@ class Member:
             learner=link,
             kept=KeptPayloads(held.kept, tickets, compute, held.disk_io, post, in_memory_bytes),
             merging=Merging(compute, tickets, post),
-            committing=Committing(self._me, compute, tickets, held.updates, held.durable, link),
+            committing=self.committing,
             durable=held.durable,
             record=self.diary.on_record,
         )

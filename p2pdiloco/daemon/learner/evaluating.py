@@ -10,6 +10,7 @@ measurement per interval and neighbourhood, not one in all.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 from collections.abc import Sequence
 from typing import Protocol
@@ -22,7 +23,6 @@ from p2pdiloco.tensors.vault import Vault
 FIRST_EVALUATION_S = 5.0
 """Time until the first evaluation: who has just come back has something better to do, as others wait for
 its work."""
-LOOK_FOR_TURN_S = 1.0
 PATIENCE = 0.5
 """Share of an interval by which each rank is more patient than the one before."""
 OFFICE = "evaluation"
@@ -43,16 +43,17 @@ class Turns:
         """Peer id of the member that measured the newest."""
         self.own: wire.HeldoutLoss | None = None
 
-    def mine(self, now: float, number: int, learners: Sequence[str]) -> bool:
-        """Tell whether to measure now. `number`: of the first fragment's version; `learners`: live ones."""
+    def due_s(self, now: float, number: int, learners: Sequence[str]) -> float:
+        """Compute when to measure, unless a loss is heard of before. `number`: of the first fragment's
+        version; `learners`: the live ones."""
         if self._began_s is None:
             self._began_s = now
             self._known_s = max(self._known_s, now - self._interval_s + self._first_s)
-        if now - self._known_s < self._interval_s:
-            return False  # not even for the first
+        first_s = self._known_s + self._interval_s
+        if now < first_s:
+            return first_s  # whose turn it is then may change
         order = ranking(self._run, OFFICE, 0, number // self._term_versions, {*learners, self._me})
-        patience_s = self._interval_s * (1 + PATIENCE * order.index(self._me))
-        return now - self._known_s >= patience_s
+        return first_s + self._interval_s * PATIENCE * order.index(self._me)
 
     def begin(self, now: float) -> None:
         """Note that we measure: not again before the next interval, whatever comes of it."""
@@ -129,17 +130,25 @@ class MeasuringLearner(Protocol):
 
 
 async def evaluate_regularly(
-    measurements: Measurements, learner: MeasuringLearner, core: Core, every_s: float
+    measurements: Measurements, learner: MeasuringLearner, core: Core, committed: asyncio.Event
 ) -> None:
-    """Measure when it is our turn, for ever; alone or with --evaluate each it always is."""
-    tag, look_s = 0, min(LOOK_FOR_TURN_S, every_s / 4)
+    """Measure when it is our turn, for ever; alone or with --evaluate each it always is.
+
+    `committed` is set with every version: the order may be another one then.
+    """
+    tag = 0
     loop, turns = asyncio.get_running_loop(), measurements.turns
     while True:
         await learner.ready.wait()
         now = loop.time()
-        learners = () if measurements.alone else core.shared.expected_learners(now)
-        if turns.mine(now, core.fragments[0].chain.head.number, learners):
+        learners = [] if measurements.alone else core.shared.expected_learners(now)
+        due_s = turns.due_s(now, core.fragments[0].chain.head.number, learners)
+        if now >= due_s:
             turns.begin(now)
             learner.evaluate(tag)
             tag += 1
-        await asyncio.sleep(look_s)
+            continue
+        committed.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(due_s):
+                await committed.wait()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
@@ -33,6 +34,9 @@ class Committing:
         self._log = log
         self._durable = durable
         self._learner = learner
+        self.done = asyncio.Event()
+        """Event that is set with every version that the vault has taken in. Who waits looks, clears it,
+        and waits."""
 
     def commit(self, effect: CommitVersion) -> Coroutine[Any, Any, None]:
         """Take the version into log and plans at once; the rest is work for the background."""
@@ -49,6 +53,7 @@ class Committing:
 
     async def _commit(self, effect: CommitVersion, own_merged: bool, payload: Buffer | None) -> None:
         await self._compute.run(self._compute.commit, effect, own_merged)
+        self.done.set()
         header = effect.version.header
         self._learner.after_commit(header.fragment)
         if payload is not None and header.syncer != self._me:

@@ -20,8 +20,6 @@ from p2pdiloco.daemon.run_files.runs import Run
 from p2pdiloco.errors import StorageError
 from p2pdiloco.tasks.registry import task_of
 
-LOOK_S = 1.0
-
 
 class ResultPlan(Struct, frozen=True):
     """Plan for result files: where, how often and how many."""
@@ -59,17 +57,15 @@ class ResultWriter:
     def _merges(self) -> int:
         return sum(self._compute.vault.version(layout.index) or 0 for layout in self._run.layouts)
 
-    async def watch(self) -> None:
-        """Save, until cancelled, when it is time and something was merged since the last one."""
+    async def watch(self, committed: asyncio.Event) -> None:
+        """Save, until cancelled, when it is time and enough was merged since the last one. `committed` is set
+        with every version."""
         while True:
-            if self._plan.every_s:
-                await asyncio.sleep(self._plan.every_s)
-                due = self._merges() > self._saved_at
-            else:
-                await asyncio.sleep(LOOK_S)
-                due = self._merges() >= self._saved_at + self._plan.every_merges
-            if due:
-                await self.save()
+            await asyncio.sleep(self._plan.every_s)
+            while self._merges() < self._saved_at + max(1, self._plan.every_merges):
+                committed.clear()
+                await committed.wait()
+            await self.save()
 
     async def save(self) -> None:
         """Write one result file, and delete the oldest beyond the bound. A full disk costs this one only."""

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from daemon_kit import Neighbourhood, until
 
 from p2pdiloco.daemon import wire
-from p2pdiloco.daemon.learner.evaluating import Turns
+from p2pdiloco.daemon.learner.evaluating import Measurements, Turns, evaluate_regularly
+from p2pdiloco.lab.bulk_world.virtual_loop import in_virtual_time
 
 PEERS = ["a", "b", "c", "d"]
 
@@ -18,7 +22,7 @@ def swarm() -> dict[str, Turns]:
 
 
 def due(turns: dict[str, Turns], now: float, number: int = 0, learners: list[str] = PEERS) -> list[str]:
-    return [peer for peer in learners if turns[peer].mine(now, number, learners)]
+    return [peer for peer in learners if now >= turns[peer].due_s(now, number, learners)]
 
 
 def test_one_at_a_time_and_another_when_that_one_is_gone_or_mute() -> None:
@@ -52,6 +56,44 @@ def test_turns_go_round() -> None:
 
     assert {first(0)} == {first(number) for number in range(8)}, "for a term of versions"
     assert {first(8 * term) for term in range(30)} == set(PEERS)
+
+
+def test_who_waits_for_its_turn_looks_when_it_may_have_come_and_at_every_version() -> None:
+    looks: list[float] = []
+    asked: list[float] = []
+
+    async def run() -> None:
+        loop, committed = asyncio.get_running_loop(), asyncio.Event()
+        head = SimpleNamespace(number=0)
+
+        def learners(now: float) -> list[str]:
+            looks.append(round(now, 6))
+            return PEERS
+
+        core: Any = SimpleNamespace(
+            shared=SimpleNamespace(expected_learners=learners),
+            fragments=[SimpleNamespace(chain=SimpleNamespace(head=head))],
+        )
+        learner: Any = SimpleNamespace(
+            ready=asyncio.Event(), evaluate=lambda tag: asked.append(round(loop.time(), 6))
+        )
+        learner.ready.set()
+        vault: Any = SimpleNamespace(layouts=())
+        last = next(peer for peer in PEERS if Turns("run", peer, 10.0, 0.0, 1).due_s(0.0, 0, PEERS) == 15.0)
+        turns = Turns("run", last, 10.0, 0.0, 1)
+        work = asyncio.create_task(
+            evaluate_regularly(Measurements(turns, vault, 8, False), learner, core, committed)
+        )
+        await asyncio.sleep(2.0)
+        # With that version it is the first.
+        head.number = next(n for n in range(99) if turns.due_s(loop.time(), n, PEERS) == 0.0)
+        committed.set()
+        await asyncio.sleep(7.0)
+        work.cancel()
+
+    in_virtual_time(run())
+    assert asked == [2.0]
+    assert looks == [0.0, 2.0, 2.0]
 
 
 async def test_members_share_the_work_and_the_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,10 +13,7 @@ from p2pdiloco.daemon.run_files.result import load_result
 from p2pdiloco.errors import ConfigError
 
 
-async def test_a_node_writes_the_result_after_so_many_merges_and_keeps_the_newest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("p2pdiloco.daemon.run_files.result_files.LOOK_S", 0.01)
+async def test_a_node_writes_the_result_after_so_many_merges_and_keeps_the_newest(tmp_path: Path) -> None:
     folder = tmp_path / "deep" / "results"
     async with Neighbourhood(tmp_path) as swarm:
         member = await swarm.member(
