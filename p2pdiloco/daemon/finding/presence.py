@@ -136,7 +136,8 @@ class Presence:
             news.clear()
             await self._transport.put_record(key, wire.encode(record), LIFETIME_S)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(news.wait(), REFRESH_S)
+                async with asyncio.timeout(REFRESH_S):
+                    await news.wait()
 
     async def watch(self, settled: Callable[[], bool]) -> None:
         """Look for ever who is there; more often until we are settled, and after every change."""

@@ -18,6 +18,7 @@ from p2pdiloco.daemon.finding.sharing import AGAIN_S, COMPLAIN_AFTER, FIRST_S, R
 from p2pdiloco.learner.channel_messages import DataShare
 
 LOOKS = 12
+PATIENCE_S = 5.0
 
 
 class Board:
@@ -31,6 +32,9 @@ class Board:
 
     def enter(self, peer: str) -> None:
         self.records[peer] = wire.encode(wire.Presence(WIRE_VERSION, 1, peer, ("/ip4/1.2.3.4/tcp/1",), True))
+
+    def addresses(self) -> list[str]:
+        return []
 
     async def get_records(self, _key: str) -> dict[str, bytes]:
         return dict(self.records)
@@ -58,6 +62,20 @@ def paused(monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[int], None]) ->
 
     monkeypatch.setattr(asyncio, "sleep", pause)
     return pauses
+
+
+async def test_our_record_is_published_no_more_though_it_changed_in_the_moment_of_the_end() -> None:
+    board, ours = Board(), our_record()
+    presence = Presence(board, "run", ours, lambda event: None)  # type: ignore[arg-type]
+    publishing = asyncio.create_task(presence.publish())
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert len(board.puts) == 1, "it waits for news"
+    ours.news.set()
+    publishing.cancel()
+    done, _ = await asyncio.wait({publishing}, timeout=PATIENCE_S)
+    publishing.cancel()
+    assert done and len(board.puts) == 1
 
 
 async def test_members_are_looked_up_less_often_while_they_stay_the_same(

@@ -220,7 +220,8 @@ class Copying:
             if part is None:
                 copy.changed.clear()
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(copy.changed.wait(), LOOK_S)
+                    async with asyncio.timeout(LOOK_S):
+                        await copy.changed.wait()
                 self._take_over(copy, peer)
             elif not await self._pull(copy, part, peer, effect):
                 return

@@ -100,7 +100,8 @@ class Courtesy:
         trickle_s = self._now() + min(TRICKLE_S, size / TRICKLE_BYTES_PER_S)
         while self._urgent and not self._roomy() and (left_s := trickle_s - self._now()) > 0:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._none_urgent.wait(), min(LOOK_S, left_s))
+                async with asyncio.timeout(min(LOOK_S, left_s)):
+                    await self._none_urgent.wait()
         rate = SHARE * self._uplink.uplink_bytes_per_s
         if rate < math.inf:
             now = self._now()
