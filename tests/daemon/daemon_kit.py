@@ -25,12 +25,14 @@ from p2pdiloco.core.api.types import (
     NEVER,
     WHOLE_RUN,
     ContributionHeader,
+    Head,
     SignedContribution,
     SignedVersion,
     Stamp,
     VersionHeader,
     signed_bytes,
 )
+from p2pdiloco.core.chain.chain import Chain
 from p2pdiloco.daemon import bootstrap, wire
 from p2pdiloco.daemon.display.logs import RecentLines
 from p2pdiloco.daemon.frontdoor import FrontDoor
@@ -209,11 +211,14 @@ class QuickMember(Member):
     def store(self) -> RunStore:
         return self.holdings.store
 
-    def number(self, fragment: int = 0) -> int:
-        return self.core.fragments[fragment].chain.head.number
+    def chain_of(self, fragment: int) -> Chain:
+        return self.core.fragments[fragment].chain
 
-    def head(self, fragment: int = 0):  # type: ignore[no-untyped-def]
-        return self.core.fragments[fragment].chain.head
+    def number(self, fragment: int = 0) -> int:
+        return self.chain_of(fragment).head.number
+
+    def head(self, fragment: int = 0) -> Head:
+        return self.chain_of(fragment).head
 
     def records(self, kind: str) -> list[dict[str, Any]]:
         path = self.settings.data_dir / "events.jsonl"
@@ -295,16 +300,16 @@ class Neighbourhood:
         return rogue
 
     async def round(self, *members: QuickMember, fragment: int = 0) -> None:
-        """Everybody contributes once and all of it is merged: what must go on working whatever was tried."""
-        before = {m: m.core.fragments[fragment].chain.watermark(m.core.shared.me) for m in members}
+        """Everybody contributes once and all of it is merged, in everybody's chain: what must go on working
+        whatever was tried."""
+        mine = [m.core.shared.me for m in members]
+        before = {m.core.shared.me: m.chain_of(fragment).watermark(m.core.shared.me) for m in members}
         for member in members:
             await until(lambda m=member: fragment not in m.learner.slot_in_use, "a free slot")
             member.learner.contribute(fragment)
         for member in members:
-            mark = member.core.fragments[fragment].chain
-            await until(
-                lambda m=member, c=mark: c.watermark(m.core.shared.me) > before[m], "its contribution merged"
-            )
+            chain = member.chain_of(fragment)
+            await until(lambda c=chain: all(c.watermark(p) > before[p] for p in mine), "all merged, here too")
 
 
 class Rogue:
