@@ -14,6 +14,7 @@ from p2pdiloco.cli.options import FILE, Number, SpacedLists, build, config_optio
 from p2pdiloco.config.settings import (
     BootstrapSettings,
     ChaosSettings,
+    Compile,
     DemoSettings,
     LogStyle,
     NodeSettings,
@@ -94,7 +95,11 @@ def bootstrap(**values: Any) -> int | None:
     type=click.Choice(get_args(Precision)),
     help="Of forward and backward passes; auto: bf16 where the device is fast at it.",
 )
-@NODE("--compile", is_flag=True, help="Compile the model: a later start, faster steps.")
+@NODE(
+    "--compile",
+    type=click.Choice(get_args(Compile)),
+    help="Of passes; auto: on a GPU, beside the first steps, if the run is long enough; always: at once.",
+)
 @NODE("--threads", type=int, help="CPU threads of the learner; 0: chosen by itself.")
 @NODE("--listen", "--host_maddrs", **LISTEN)
 @NODE("--announce", "--announce_maddrs", **ANNOUNCE)

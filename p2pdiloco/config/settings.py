@@ -23,6 +23,7 @@ ENVIRONMENT_PREFIX = "P2PDILOCO_"
 LogStyle = Literal["auto", "text", "json", "tui"]
 Shard = Literal["auto", "never", "always"]
 Precision = Literal["auto", "fp32"]
+Compile = Literal["auto", "never", "always"]
 Reachability = Literal["auto", "public", "private"]
 LEAST_MEMORY = 2**20
 Seconds = Annotated[float, Meta(gt=0, le=1e6)]
@@ -47,8 +48,9 @@ class NodeSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     hold them."""
     precision: Precision = "auto"
     """Arithmetic of forward and backward passes; auto: bf16 where the device is fast at it."""
-    compile: bool = False
-    """Compile the model with torch.compile."""
+    compile: Compile = "auto"
+    """Compiling of passes by torch.compile; auto: on a GPU, beside the first steps, if enough of the run is
+    left; always: at the first step; never."""
     threads: Annotated[int, Meta(ge=0, le=1024)] = 0
     """Threads of the learner; 0: it chooses by itself."""
     listen: tuple[str, ...] = ANY_ADDRESS

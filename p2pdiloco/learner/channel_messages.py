@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from p2pdiloco.config.manifest import Manifest
+from p2pdiloco.config.settings import Compile
 
 MAX_SHARDS = 1024
 """Shards into which the data of an epoch is cut, at most (`learner.reading.shards`)."""
@@ -73,8 +74,11 @@ class LearnerOptions(Struct, frozen=True, kw_only=True):
     """Sharing of the parameters among these processes: auto, never, always (`learner.parallel.sharding`)."""
     precision: str = "auto"
     """Arithmetic of forward and backward passes: "auto", bf16 where the device is fast at it, or "fp32"."""
-    compile: bool = False
-    """True: compile with torch.compile; what cannot be compiled is trained as it is."""
+    compile: Compile = "never"
+    """Compiling of passes (`learner.compiling`): "auto", where it pays, beside the inner steps; "always", at
+    the first step. What cannot be compiled is trained as it is."""
+    compile_cache: str = ""
+    """Folder for compiled code; empty: torch's own."""
     micro_batch_tokens: int = 0
     """Tokens of one pass, to begin with; 0: the whole step, within a bound on an accelerator. Halved for as
     long as memory does not suffice."""

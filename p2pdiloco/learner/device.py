@@ -20,12 +20,11 @@ refused there: the system ends the process."""
 ACCELERATOR_MICRO_BATCH_TOKENS = 65_536
 """Tokens of a pass on an accelerator, to begin with. With a fourth of them passes are a tenth slower (`gpt2`
 on an H100; docs/devices.md). A pass that does not fit is halved until it does (`learner.passes`)."""
-COMPILED_PARAMETERS = 100_000_000
-"""Parameters from which on a person is told of the compiler. With 124 million, inner steps on an H100 were
-1.7 times as fast; smaller models were not measured."""
 SHARED_MICRO_BATCH_TOKENS = 16_384
 """Tokens of a pass on MPS, whose memory is the whole machine's: asking for too much makes it swap before it
 is refused."""
+STAGED_BYTES = 64 << 20
+"""Samples of a step that are brought to a GPU ahead and all at once, at most; more go pass by pass."""
 AMPERE = 8
 """NVIDIA's first compute capability (major) with bf16."""
 NVIDIA_DRIVER = "/proc/driver/nvidia/version"
@@ -169,21 +168,23 @@ def step_back(niceness: int) -> None:
         print("niceness stays as it is, of the session or of threads", file=sys.stderr)
 
 
+def staged(batch: tuple[torch.Tensor, ...], device: torch.device) -> tuple[torch.Tensor, ...]:
+    """The batch, or a copy of it that is queued on its way to a CUDA device, which may still compute."""
+    if device.type != "cuda" or sum(tensor.nbytes for tensor in batch) > STAGED_BYTES:
+        return batch
+    return tuple(tensor.pin_memory().to(device, non_blocking=True) for tensor in batch)
+
+
 def micro_batch_tokens(device: torch.device, wanted: int, tokens_per_step: int) -> int:
     """Tokens of one forward and backward pass, to begin with: as wanted, or all at once within a bound."""
     most = {"cpu": CPU_MICRO_BATCH_TOKENS, "mps": SHARED_MICRO_BATCH_TOKENS}
     return min(wanted or most.get(device.type, ACCELERATOR_MICRO_BATCH_TOKENS), tokens_per_step)
 
 
-def hints(wanted: str, device: torch.device, parameters: int, compiled: bool) -> list[str]:
+def hints(wanted: str, device: torch.device) -> list[str]:
     """Advice for somebody whose model could train much faster, as far as is known. `wanted`: as in
     `choose_device`."""
     found = []
-    if device.type == "cuda" and not compiled and parameters >= COMPILED_PARAMETERS:
-        found.append(
-            "--compile makes inner steps faster (of 124 M parameters on an H100 1.7 times as fast), and the "
-            "first one later"
-        )
     has_driver = os.path.exists(NVIDIA_DRIVER)  # noqa: PTH110 (pathlib's raises where a sandbox hides /proc)
     if wanted == "auto" and device.type == "cpu" and has_driver:
         why = (

@@ -8,21 +8,26 @@ from __future__ import annotations
 
 import contextlib
 import math
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from msgspec import Struct
 from torch import nn
 
 from p2pdiloco.errors import P2PDilocoError, UserError
-from p2pdiloco.learner.device import micro_batch_tokens, passes_in_bf16
+from p2pdiloco.learner.device import micro_batch_tokens, passes_in_bf16, staged
 from p2pdiloco.learner.optimizer.build import clip, make_optimizer, set_learning_rate
 from p2pdiloco.learner.optimizer.schedule import learning_rate
 from p2pdiloco.learner.parallel.ranks import ALONE, Ranks
 from p2pdiloco.learner.passes import Passes, PassOptions
 from p2pdiloco.learner.reading.stream import SampleStream
 from p2pdiloco.tasks.task import Samples, Shards, Task
+
+if TYPE_CHECKING:
+    from p2pdiloco.tasks.task import Batch
 
 MAX_SKIPPED_IN_A_ROW = 10
 
@@ -82,6 +87,7 @@ class Training:
         """Number of optimizer steps that the moments are made of."""
         self.skipped_steps = 0
         self._skipped_in_a_row = 0
+        self._learners = 1
         self._samples = self.section.tokens_per_step // per_sample
         self.ranks = ranks
         self.meanwhile: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
@@ -95,7 +101,9 @@ class Training:
         # Of processes that compute together a pass is a rank's part of the step at most.
         at_once = min(max(1, tokens // per_sample), -(-self._samples // together))
         first = max(1, at_once >> options.halvings)
-        self._passes = Passes(task, model, first, options.compiled, together, self.bf16)
+        self._passes = Passes(task, model, first, options, together, self.bf16)
+        self._ahead: Batch | None = None
+        """Samples of the next step, taken and on their way to the accelerator while that computes."""
 
     def step(self) -> StepReport:
         """Make an inner step: forward, backward, clip, optimizer.
@@ -105,13 +113,17 @@ class Training:
             UserError: not even a single sample fits into memory.
             ChannelBroken: the daemon is gone.
         """
+        self._passes.before_step(self.steps_left)
+        began = time.perf_counter()
         rate = learning_rate(self.section, self.run_tokens, self.optimizer_steps)
         set_learning_rate(self.optimizer, rate)
         with self.meanwhile():
-            batch = self.ranks.deal(lambda: self.stream.take(self._samples), self._samples)
+            batch, self._ahead = self._ahead or self._take(), None
             loss = self._passes.gradients(batch, self._samples)
             self.ranks.sum_gradients(self.model, loss)
             norm = clip(self.model, self.section)
+            if self.device.type != "cpu":
+                self._ahead = self._take()
             loss_value, norm_value = torch.stack((loss, norm)).tolist()  # the one wait for an accelerator
         tokens = self._update(math.isfinite(loss_value) and math.isfinite(norm_value))
         if self.ranks.rank == 0:
@@ -119,6 +131,7 @@ class Training:
         self.inner_step += 1
         self.tokens_total += tokens
         self.run_tokens += tokens
+        self._passes.step_took(time.perf_counter() - began)
         return StepReport(self.inner_step, loss_value, tokens)
 
     @property
@@ -128,12 +141,24 @@ class Training:
 
     def take_notes(self) -> list[str]:
         """Remarks for a person since the last call."""
-        notes, self._passes.notes = self._passes.notes, []
-        return notes
+        return self._passes.take_notes()
 
-    def run_is_at(self, run_tokens: int) -> None:
-        """Tell the schedule how many tokens the run has consumed; it only goes forward."""
+    @property
+    def steps_left(self) -> float:
+        """Inner steps of this learner until the end of the schedule, if the others go on as well."""
+        tokens = self.section.schedule_tokens - self.run_tokens
+        return max(0, tokens) / self.section.tokens_per_step / self._learners
+
+    def run_is_at(self, run_tokens: int, learners: int = 1) -> None:
+        """Tell the schedule how many tokens the run has consumed, by so many learners; it only goes
+        forward."""
         self.run_tokens = max(self.run_tokens, run_tokens)
+        self._learners = max(1, learners)
+
+    def _take(self) -> Batch:
+        """Take this rank's samples of the next step."""
+        batch = self.ranks.deal(lambda: self.stream.take(self._samples), self._samples)
+        return staged(batch, self.device)
 
     def _update(self, finite: bool) -> int:
         """Make the optimizer step, or skip it: a bad batch must not become a peer's parameters."""

@@ -145,7 +145,7 @@ class Mailbox:
         self.obey()
         if not self._goes_on():
             return False
-        self._training.run_is_at(self._fragments.run_tokens(self._learners))
+        self._training.run_is_at(self._fragments.run_tokens(self._learners), self._learners)
         for note in self._training.take_notes():
             self._channel.emit(Note(note[:4096]))
         for copied in self._fragments.copy_due(self._training.inner_step):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import torch
 from msgspec import Struct
 from torch import Tensor, nn
 
+from p2pdiloco.config.settings import Compile
 from p2pdiloco.errors import UserError, first_line
+from p2pdiloco.learner.compiling import Forms
 from p2pdiloco.learner.device import autocast, give_memory_back, out_of_memory
 from p2pdiloco.learner.lifeline import PassTooLarge
 from p2pdiloco.tasks.task import Task
@@ -24,7 +26,9 @@ class PassOptions(Struct, frozen=True):
     """Tokens of one pass; 0: `learner.device` decides."""
     halvings: int = 0
     """Times that they are halved, since earlier processes lacked memory for them."""
-    compiled: bool = False
+    compile: Compile = "never"
+    compile_cache: str = ""
+    """Folder for compiled code; empty: torch's own."""
     precision: str = "auto"
 
 
@@ -38,29 +42,40 @@ class Passes:
     """
 
     def __init__(
-        self,
-        task: Task,
-        model: nn.Module,
-        samples: int,
-        compiled: bool = False,
-        together: int = 1,
-        bf16: bool = False,
+        self, task: Task, model: nn.Module, samples: int, options: PassOptions, together: int, bf16: bool
     ) -> None:
         """`samples`: of one pass, to begin with; `together`: processes that make their passes together."""
         self._task, self._model = task, model
-        self._device = next(model.parameters()).device
+        self._parameters = list(model.parameters())
+        self._device = self._parameters[0].device
         self.samples = samples
-        self._bf16 = bf16
-        self.notes: list[str] = []
+        self.made = 0
+        """Passes of the last step."""
         self._together = together
-        self._compiled: nn.Module | None = None
-        if compiled and together > 1:
-            self._leave_compiler("not with sharded parameters")
-        elif compiled:
-            try:
-                self._compiled = cast(nn.Module, torch.compile(model))
-            except RuntimeError as error:  # no compiler for this Python or this system
-                self._leave_compiler(first_line(error))
+        choice: Compile = "never" if together > 1 else options.compile
+
+        def forward(*part: Tensor) -> Tensor:
+            with autocast(self._device, bf16):
+                return task.loss(model, part)
+
+        self._forms = Forms(forward, self._parameters, choice, options.compile_cache)
+        self._notes: list[str] = []
+        if options.compile == "always" and together > 1:
+            self._notes.append("torch.compile failed (not with sharded parameters): training without it")
+
+    def before_step(self, steps_left: float) -> None:
+        """Compile, or take what was compiled, if it is time to; nothing else computes on the device now."""
+        self._forms.before_step(steps_left)
+
+    def step_took(self, step_s: float) -> None:
+        """Take the length of the last inner step, by which forms of passes are judged."""
+        self._forms.step_took(step_s, self.made)
+
+    def take_notes(self) -> list[str]:
+        """Remarks for a person since the last call."""
+        notes = [*self._notes, *self._forms.notes]
+        self._notes, self._forms.notes = [], []
+        return notes
 
     def gradients(self, batch: Batch, whole: int) -> Tensor:
         """Put into every parameter's `grad` the gradient of the mean loss over a step of `whole` samples.
@@ -72,20 +87,21 @@ class Passes:
             PassTooLarge: a pass does not fit, and others make theirs with it.
         """
         while True:
-            for parameter in self._model.parameters():
+            for parameter in self._parameters:
                 parameter.grad = None
+            self.made = 0
             try:
                 return self._passes(batch, whole)
             except (RuntimeError, MemoryError) as error:
                 problem = out_of_memory(error)
-                if not problem and self._compiled is None:
-                    raise
                 said = problem or first_line(error)
+                if not problem and not self._forms.leave(said):
+                    raise
             # Here the failed pass's tensors, which the error's traceback held, are gone.
-            self._halve(said) if problem else self._leave_compiler(said)
+            if problem and not self._forms.has_waited_for_compiler():
+                self._halve(said)
 
     def _passes(self, batch: Batch, whole: int) -> Tensor:
-        model = self._model if self._compiled is None else self._compiled
         total = torch.zeros((), device=self._device)
         most = len(batch[0]) if self._together == 1 else -(-whole // self._together)
         for start in range(0, most, self.samples):
@@ -93,10 +109,8 @@ class Passes:
             counts = len(part[0])
             if not counts:  # others have one more sample, and need us for its pass
                 part = tuple(tensor[:1].to(self._device) for tensor in batch)
-            with autocast(self._device, self._bf16):
-                loss = self._task.loss(model, part) * (counts / whole)
-            torch.autograd.backward(loss)
-            total += loss.detach()
+            total += self._forms.make_pass(part, counts / whole)
+            self.made += 1
         return total
 
     def _halve(self, said: str) -> None:
@@ -106,13 +120,10 @@ class Passes:
                 f"a single sample of {before} tokens does not fit into the memory of {self._device}: {said}",
                 "this run needs a larger device",
             )
+        self._forms.begin_anew()
         give_memory_back(self._device)
         self.samples = (self.samples + 1) // 2
         after = self.samples * self._task.tokens_per_sample
         if self._together > 1:
             raise PassTooLarge(f"a pass of {before} tokens does not fit ({said}): half as many from now on")
-        self.notes.append(f"a pass of {before} tokens does not fit ({said}): going on with {after} tokens")
-
-    def _leave_compiler(self, said: str) -> None:
-        self._compiled = None
-        self.notes.append(f"torch.compile failed ({said}): training without it")
+        self._notes.append(f"a pass of {before} tokens does not fit ({said}): going on with {after} tokens")

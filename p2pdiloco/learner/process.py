@@ -155,7 +155,9 @@ def _build(start: Start, rank: int = 0, count: int = 1, folder: Path | None = No
         options.peer,
         place,
         ranks,
-        PassOptions(options.micro_batch_tokens, options.halvings, options.compile, precision),
+        PassOptions(
+            options.micro_batch_tokens, options.halvings, options.compile, options.compile_cache, precision
+        ),
     )
     return LearnerParts(threads, data, layouts, training, held, ranks)
 
@@ -231,8 +233,7 @@ def _lead(channel: LearnerEnd, start: Start, exchange_fd: int, parts: LearnerPar
     answers = device.type in DEVICES and not ranks.sharded  # of shares, other ranks copy at boundaries only
     gives_up = answers and ranks is ALONE  # others wait in the middle of a step until all are there
     channel.emit(Ready(where, parameters, parts.threads, training.inner_step, restored, note, gives_up))
-    compiled = options.compile or ranks.sharded
-    for text in (data.note, *hints(options.device, device, parameters, compiled)):
+    for text in (data.note, *hints(options.device, device)):
         if text:
             channel.emit(Note(text[:4096]))
     if not mailbox.begin():

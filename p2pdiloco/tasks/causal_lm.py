@@ -147,11 +147,9 @@ class CausalLM(Task):
         return {"loss": loss} if balance is None else {"loss": loss, "balance": balance}
 
     def _losses(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor | None]:
-        from torch.nn import functional
-
         (windows,) = batch
-        logits, balance = model(windows[:, :-1])
-        return functional.cross_entropy(logits.float().flatten(0, 1), windows[:, 1:].flatten()), balance
+        loss, balance = model(windows[:, :-1], windows[:, 1:])
+        return loss, balance
 
     def written(self, model: nn.Module, prompt: str, tokens: int, temperature: float, seed: int) -> str:
         from p2pdiloco.tasks.models.transformer import generate

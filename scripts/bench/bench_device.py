@@ -2,22 +2,27 @@
 """Training speed of a device: tokens per second of one learner process, by model, precision and compiler.
 
     python scripts/bench/bench_device.py --device cuda [--presets gpt2 350m] [--seconds 10] [--json FILE]
+    python scripts/bench/bench_device.py --device cuda --yardstick --presets gpt2 --micro-batch-tokens 16384
     .venv/bin/python scripts/bench/bench_device.py --device cpu --presets micro tiny --variants fp32 auto
 
 Without a daemon, in whole inner steps (passes, clipping, the optimizer), after the first ten. "of the
 ceiling", for dense text models: the operations that the model needs (6 for each parameter and token, and
 attention's), by what one large matrix product on the device reaches in bf16, as measured at the beginning.
 Memory is what a CUDA device has less of than before, looked at every 0.2 s. `bench_inner --device` compares a
-learner in a swarm with one alone.
+learner in a swarm with one alone. `--yardstick` compares a learner's inner step with a plain GPT-2's
+(`yardstick.py`); memory is the most that torch had allocated there.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import itertools
+import statistics
 import tempfile
 import time
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 import torch
@@ -26,14 +31,16 @@ from bench_inner import Ended, alone, rate
 from benchkit import arguments, finish
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.presets import for_run
+from p2pdiloco.config.settings import Compile
 from p2pdiloco.learner.channel_messages import LearnerOptions
 from p2pdiloco.learner.device import choose_device, free_bytes
 from p2pdiloco.tasks.registry import task_of
+from yardstick import WINDOWS, apart, ours, plain
 
 VARIANTS = {
     "fp32": LearnerOptions(peer="", precision="fp32"),
     "auto": LearnerOptions(peer=""),
-    "auto, compiled": LearnerOptions(peer="", compile=True),
+    "auto, compiled": LearnerOptions(peer="", compile="always"),
 }
 PRODUCT = 8192
 """Rows and columns of matrices on accelerators."""
@@ -108,6 +115,33 @@ async def measured(manifest: Manifest, options: LearnerOptions, seconds: float) 
     )
 
 
+def beside_yardstick(
+    manifest: Manifest, args: argparse.Namespace, pass_tokens: int, top: float
+) -> dict[str, object]:
+    """Measure and print a plain GPT-2, and a learner in each of the forms asked for."""
+    of = (manifest, args.device, pass_tokens, args.seconds / WINDOWS)
+    found = {"yardstick": apart(plain, *of)}
+    for choice in args.compile:
+        found[f"ours, --compile {choice}"] = apart(ours, *of, choice)
+    base = statistics.median(found["yardstick"].tokens_per_s)
+    operations = operations_per_token(manifest) or 0.0
+    for name, each in found.items():
+        speed = statistics.median(each.tokens_per_s)
+        words = [
+            f"{speed:.0f} tokens/s ({min(each.tokens_per_s):.0f} to {max(each.tokens_per_s):.0f})",
+            f"{speed / base:.3f} of the yardstick",
+            f"{each.memory_bytes / 2**30:.2f} GiB, {each.memory_bytes / max(1, found['yardstick'].memory_bytes):.2f}",
+        ]
+        if name != "yardstick":
+            words.append(f"{speed * operations / top:.3f} of the ceiling")
+        if each.outside is not None:
+            words.append(f"{each.outside:.1%} outside passes")
+        words.append(f"start {each.start_s:.0f} s")
+        what = f"{manifest.run.name}, {manifest.inner.optimizer}, passes of {pass_tokens or 'its choice'}, {name}"
+        print("\n    ".join([what, ", ".join(words), *each.notes]), flush=True)
+    return {name: msgspec.to_builtins(each) for name, each in found.items()}
+
+
 def main() -> None:
     """Measure and print."""
     parser = arguments(__doc__ or "")
@@ -117,6 +151,9 @@ def main() -> None:
     parser.add_argument("--micro-batch-tokens", type=int, nargs="+", default=[0], help="0: as a node chooses")
     parser.add_argument("--tokens-per-step", type=int, default=0, help="0: the preset's")
     parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--yardstick", action="store_true", help="beside a plain GPT-2, instead of variants")
+    parser.add_argument("--compile", nargs="+", default=["always"], choices=get_args(Compile))
+    parser.add_argument("--optimizer", choices=["adamw", "muon"], help="instead of the preset's")
     args = parser.parse_args()
     device = choose_device(args.device)
     top = ceiling(device)
@@ -125,10 +162,15 @@ def main() -> None:
     figures: dict[str, object] = {"device": name, "torch": torch.__version__, "ceiling_flops": top}
     figures["seconds"] = args.seconds
     for preset in args.presets:
-        manifest = for_run(preset, "bench")
+        manifest = for_run(preset, preset)
         tokens = args.tokens_per_step or manifest.inner.tokens_per_step
-        inner = msgspec.structs.replace(manifest.inner, tokens_per_step=tokens)
+        optimizer = args.optimizer or manifest.inner.optimizer
+        inner = msgspec.structs.replace(manifest.inner, tokens_per_step=tokens, optimizer=optimizer)
         manifest = msgspec.structs.replace(manifest, inner=inner)
+        if args.yardstick:
+            for pass_tokens in args.micro_batch_tokens:
+                figures[f"{preset}, {pass_tokens}"] = beside_yardstick(manifest, args, pass_tokens, top)
+            continue
         operations = operations_per_token(manifest)
         for variant, pass_tokens in itertools.product(args.variants, args.micro_batch_tokens):
             options = msgspec.structs.replace(

@@ -18,12 +18,14 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 
 from benchkit import NEVER, arguments, finish, running_swarm, spread, table, wait_until
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.presets import for_run
+from p2pdiloco.config.settings import Compile
 from p2pdiloco.daemon.learner.host import LearnerExited, LearnerHost
 from p2pdiloco.lab.swarm.event_log import of_kind, read_log
 from p2pdiloco.learner.channel_messages import BaseRef, LearnerOptions, Note, Status
@@ -163,7 +165,7 @@ def in_swarm(
     """Run as many learners inside a real swarm: (their rates, versions merged). Raises:
     Ended, TimeoutError."""
     flags = ["--device", options.device, "--threads", str(options.threads), "--precision", options.precision]
-    flags += ["--micro-batch-tokens", str(options.micro_batch_tokens), *["--compile"] * options.compile]
+    flags += ["--micro-batch-tokens", str(options.micro_batch_tokens), "--compile", options.compile]
     with running_swarm(folder, manifest, nodes, *NEVER, *flags) as swarm:
         diaries = [node.events for node in swarm.nodes]
 
@@ -202,7 +204,7 @@ def main() -> None:
     parser.add_argument("--learners", type=int, default=2)
     parser.add_argument("--device", default="cpu", help="of all learners, as of a node")
     parser.add_argument("--micro-batch-tokens", type=int, default=0, help="0: as a node chooses")
-    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--compile", default="never", choices=get_args(Compile))
     args = parser.parse_args()
     manifest = for_run(args.preset, "bench-inner")
     options = LearnerOptions(

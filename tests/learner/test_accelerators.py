@@ -47,7 +47,7 @@ def test_a_compiled_model_learns_the_same(kind):
     model = task.model().to(kind)
     model.load_state_dict(task.initial_parameters())
     training = Training(
-        task, model, data().train, "peer-a", options=PassOptions(compiled=True, precision="fp32")
+        task, model, data().train, "peer-a", options=PassOptions(compile="always", precision="fp32")
     )
     found = [training.step().loss for _ in range(STEPS)]
     assert training.take_notes() == []

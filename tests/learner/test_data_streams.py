@@ -36,7 +36,12 @@ def stream(peer="a", path=None, size=SIZE, seed=3):
 
 
 def taken(source, steps):
-    return [n for _ in range(steps) for n in source.take(STEP)[0].tolist()]
+    """Numbers of the samples of so many steps, which are used."""
+    found = []
+    for _ in range(steps):
+        found += source.take(STEP)[0].tolist()
+        source.used()
+    return found
 
 
 def record(share):
@@ -137,7 +142,6 @@ def test_samples_that_are_given_back_are_taken_again_and_nothing_is_written_afte
     source, seen = stream(path=path), []
     for _ in range(SIZE // STEP - 1):
         seen += taken(source, 1)
-        source.used()
     lost = source.take(2 * STEP)[0].tolist()  # over the end of an epoch
     source.give_back()
     source.take(STEP)
@@ -145,7 +149,6 @@ def test_samples_that_are_given_back_are_taken_again_and_nothing_is_written_afte
     assert taken(stream(path=path), 2) == lost
     done = stream(path=path)
     seen = taken(done, 3)
-    done.used()
     done.give_back()
     assert set(taken(stream(path=path), 3)).isdisjoint(seen)
 
@@ -159,7 +162,6 @@ def test_a_step_that_begins_while_samples_are_given_back_is_not_written_down(tmp
         for attempt in range(300):
             source = stream(path=tmp_path / str(attempt))
             taken(source, 3)
-            source.used()
             both = [
                 threading.Thread(target=source.take, args=(STEP,)),
                 threading.Thread(target=source.give_back),

@@ -8,7 +8,7 @@ import sys
 import msgspec
 import pytest
 import torch
-from learner_kit import BASES, LAYOUTS, TASK, Bench, alone, data
+from learner_kit import BASES, TASK, Bench, alone, data
 
 from p2pdiloco.config.presets import MICRO
 from p2pdiloco.errors import UserError
@@ -131,7 +131,7 @@ def loss_that_never_fits(model, batch):
 def test_notes_reach_the_daemon_and_a_compiler_that_fails_is_left(bench, monkeypatch, at_once):
     _, expected = alone(2)
 
-    def broken_compiler(model):
+    def broken_compiler(function, dynamic):
         def forward(*_):
             raise RuntimeError("no C++ compiler is installed")
 
@@ -143,7 +143,7 @@ def test_notes_reach_the_daemon_and_a_compiler_that_fails_is_left(bench, monkeyp
         bench.training.model,
         data().train,
         "peer-a",
-        options=PassOptions(compiled=True, precision="fp32"),
+        options=PassOptions(compile="always", precision="fp32"),
     )
     assert [training.step().loss for _ in range(2)] == expected
     bench.mailbox._training = training
@@ -152,24 +152,16 @@ def test_notes_reach_the_daemon_and_a_compiler_that_fails_is_left(bench, monkeyp
     assert [e for e in bench.events() if isinstance(e, Note)] == [Note(words)]
 
 
-def test_who_trains_a_large_model_on_a_gpu_without_the_compiler_is_told():
-    gpu, cpu = torch.device("cuda:0"), torch.device("cpu")
-    (told,) = hints("auto", gpu, 124_000_000, compiled=False)
-    assert told.startswith("--compile makes")
-    for others in ((gpu, 124_000_000, True), (gpu, 10_000_000, False), (cpu, 124_000_000, False)):
-        assert hints("cpu", *others) == []
-
-
 @pytest.mark.parametrize(("cuda", "why"), [(None, "it is built without"), ("13.0", "its driver may be")])
 def test_who_has_a_gpu_that_torch_cannot_use_is_told(monkeypatch, tmp_path, cuda, why):
     driver, gpu, cpu = tmp_path / "version", torch.device("cuda:0"), torch.device("cpu")
     monkeypatch.setattr(device, "NVIDIA_DRIVER", str(driver))
     monkeypatch.setattr(torch.version, "cuda", cuda)
-    assert hints("auto", cpu, 1, False) == []
+    assert hints("auto", cpu) == []
     driver.touch()
-    (told,) = hints("auto", cpu, 1, False)
+    (told,) = hints("auto", cpu)
     assert told.startswith(f"this machine has an NVIDIA GPU that torch {torch.__version__} cannot use ({why}")
-    assert hints("cpu", cpu, 1, False) == hints("auto", gpu, 1, False) == []
+    assert hints("cpu", cpu) == hints("auto", gpu) == []
 
 
 def test_a_learner_says_it_at_its_start(bench, monkeypatch):
@@ -185,7 +177,7 @@ def test_a_learner_says_it_at_its_start(bench, monkeypatch):
     bench.post(Stop(None))
     process._lead(bench.channel, start, os.dup(bench.exchange.fd), process._build(start))
     assert [e.text for e in bench.events() if isinstance(e, Note)] == ["do this", "do that"]
-    assert asked == [("cpu", torch.device("cpu"), sum(layout.numel for layout in LAYOUTS), False)]
+    assert asked == [("cpu", torch.device("cpu"))]
 
 
 def test_a_device_that_is_not_there_is_one_sentence():

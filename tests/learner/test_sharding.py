@@ -40,7 +40,7 @@ from p2pdiloco.learner.parallel import sharding
 from p2pdiloco.learner.parallel.holding import HeldParameters
 from p2pdiloco.learner.parallel.ranks import Distributed, Ranks
 from p2pdiloco.learner.parallel.sharding import blocks_of, wants_shards
-from p2pdiloco.learner.passes import Passes
+from p2pdiloco.learner.passes import Passes, PassOptions
 from p2pdiloco.tasks.models.parameters import named_parameters
 from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tensors.layout import plan_fragments
@@ -276,7 +276,7 @@ def test_a_pass_that_does_not_fit_ends_processes_that_compute_together(monkeypat
 
     monkeypatch.setattr(TASK, "loss", never_fits)
     with pytest.raises(PassTooLarge, match="half as many") as caught:
-        Passes(TASK, model, 8, together=2).gradients(batch, 16)
+        Passes(TASK, model, 8, PassOptions(), together=2, bf16=False).gradients(batch, 16)
     assert exit_status(caught.value) == 75
 
 

@@ -106,9 +106,13 @@ def test_a_local_data_set_is_streamed_in_shards_that_lose_nothing_and_go_on_anyw
     # A learner walks through all of it, what is left over of one shard goes on in the next.
     stream = SampleStream(train, 0, "a", 4, tmp_path / "place")
     steps = (expected - 1) // CONTEXT // 4
-    windows = {tuple(row) for _ in range(steps) for row in stream.take(4)[0].tolist()}
+    windows = set()
+    for _ in range(steps):
+        windows |= {tuple(row) for row in stream.take(4)[0].tolist()}
+        stream.used()
     assert len(windows) == 4 * steps and stream.shared.epoch == 0
     stream.take(4)
+    stream.used()
     assert stream.shared.epoch == 1
     stream.save_place()
     again = SampleStream(train, 0, "a", 4, tmp_path / "place")

@@ -10,6 +10,9 @@ from p2pdiloco.daemon.run_files.runs import Run
 from p2pdiloco.daemon.run_files.tokenizers import kept_tokenizer
 from p2pdiloco.learner.channel_messages import LearnerOptions
 
+COMPILED_CODE = "compiled"
+"""Folder in the data folder for what the learner's compiler made: for all runs, and for its next start."""
+
 
 def learner_options(settings: NodeSettings, run: Run, peer: str, place: Path) -> LearnerOptions:
     """Make the learner's options. `place`: file that keeps the place in the data."""
@@ -25,6 +28,7 @@ def learner_options(settings: NodeSettings, run: Run, peer: str, place: Path) ->
         shard=settings.shard,
         precision=settings.precision,
         compile=settings.compile,
+        compile_cache=str(settings.data_dir / COMPILED_CODE),
         micro_batch_tokens=settings.micro_batch_tokens,
         niceness=settings.learner_nice,
         min_step_s=settings.min_step_s,

@@ -10,19 +10,21 @@ processor 16 times as long (`scripts/bench/study/bench_muon.py`).
 from __future__ import annotations
 
 import math
-from collections.abc import MutableMapping
+from collections.abc import Iterator, MutableMapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from p2pdiloco.learner.device import multiplies_bf16
-from p2pdiloco.learner.parallel.sharding import own, own_rows, whole
+from p2pdiloco.learner.parallel.sharding import is_shared_out, own, own_rows, whole
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 NEWTON_SCHULZ_STEPS = 5
 EPSILON = 1e-7
 RMS_OF_ADAMW = 0.2
+STACK_NUMEL = 1 << 24
+"""Numbers in matrices that are orthogonalised together, at most: 64 MiB in fp32."""
 
 
 class Muon:
@@ -43,34 +45,56 @@ class Muon:
     def step(self) -> None:
         """Update all parameters that have a gradient, once."""
         for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._update(parameter, own(parameter.grad), group["lr"], group["weight_decay"])
+            given = [parameter for parameter in group["params"] if parameter.grad is not None]
+            for alike in stacks(given):
+                self._update(alike, group["lr"], group["weight_decay"])
 
-    def _update(self, parameter: Tensor, gradient: Tensor, rate: float, weight_decay: float) -> None:
-        state = self.state.setdefault(parameter, {})
-        if not state:
-            state["momentum_buffer"] = torch.zeros_like(gradient)
-        momentum = state["momentum_buffer"].lerp_(gradient, 1 - self._momentum)
-        # Nesterov's. A matrix that is shared out among processes is whole here, one at a time.
-        update = orthogonal(whole(gradient.lerp(momentum, self._momentum), parameter))
-        mine = own(parameter)
-        mine.mul_(1 - rate * weight_decay)
-        mine.add_(own_rows(update, parameter), alpha=-rate * (RMS_OF_ADAMW * math.sqrt(max(parameter.shape))))
+    def _update(self, alike: list[Tensor], rate: float, weight_decay: float) -> None:
+        """Update matrices of one shape together: few launches on a GPU, where small ones wait for those."""
+        gradients = [own(parameter.grad) for parameter in alike if parameter.grad is not None]
+        for parameter, gradient in zip(alike, gradients, strict=True):
+            if not self.state.setdefault(parameter, {}):
+                self.state[parameter]["momentum_buffer"] = torch.zeros_like(gradient)
+        momenta = [self.state[parameter]["momentum_buffer"] for parameter in alike]
+        torch._foreach_lerp_(momenta, gradients, 1 - self._momentum)
+        nesterov = torch._foreach_lerp(gradients, momenta, self._momentum)
+        # A matrix that is shared out among processes is whole here, one at a time.
+        matrices = [whole(part, parameter) for part, parameter in zip(nesterov, alike, strict=True)]
+        updates = orthogonal(torch.stack(matrices)).float()
+        mine = [own(parameter) for parameter in alike]
+        rows = [own_rows(update, parameter) for update, parameter in zip(updates, alike, strict=True)]
+        torch._foreach_mul_(mine, 1 - rate * weight_decay)
+        scale = RMS_OF_ADAMW * math.sqrt(max(alike[0].shape))
+        torch._foreach_add_(mine, rows, alpha=-rate * scale)
 
 
-def orthogonal(matrix: Tensor) -> Tensor:
-    """The nearest semi-orthogonal matrix, about: singular values between 0.5 and 1.5. Same shape, new memory;
-    bf16, or fp32 where that is faster (`device.multiplies_bf16`)."""
+def stacks(parameters: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """Matrices of one shape, together as long as they are not more than `STACK_NUMEL`; one that is shared out
+    among processes is alone."""
+    by_shape: dict[torch.Size, list[Tensor]] = {}
+    for parameter in parameters:
+        if is_shared_out(parameter):
+            yield [parameter]
+        else:
+            by_shape.setdefault(parameter.shape, []).append(parameter)
+    for shape, alike in by_shape.items():
+        most = max(1, STACK_NUMEL // shape.numel())
+        yield from (alike[start : start + most] for start in range(0, len(alike), most))
+
+
+def orthogonal(matrices: Tensor) -> Tensor:
+    """The nearest semi-orthogonal matrix, about, to each of a stack (or to one): singular values between 0.5
+    and 1.5. Same shape, new memory; bf16, or fp32 where that is faster (`device.multiplies_bf16`)."""
     a, b, c = NEWTON_SCHULZ
-    tall = matrix.size(0) > matrix.size(1)
-    x = matrix.to(torch.bfloat16 if multiplies_bf16(matrix.device.type) else torch.float32, copy=True)
-    x = x.T if tall else x
-    x.div_(x.norm().clamp(min=EPSILON))
+    tall = matrices.size(-2) > matrices.size(-1)
+    x = matrices.to(torch.bfloat16 if multiplies_bf16(matrices.device.type) else torch.float32, copy=True)
+    x = x.mT if tall else x
+    x.div_(x.norm(dim=(-2, -1), keepdim=True).clamp(min=EPSILON))
+    multiplied = torch.addmm if x.dim() == 2 else torch.baddbmm
     for _ in range(NEWTON_SCHULZ_STEPS):
-        gram = x @ x.T
-        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    return x.T if tall else x
+        gram = x @ x.mT
+        x = multiplied(x, multiplied(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.mT if tall else x
 
 
 def hidden_matrices(model: nn.Module) -> list[Tensor]:

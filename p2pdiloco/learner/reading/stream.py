@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import sys
 import threading
+from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -114,8 +115,8 @@ class SampleStream:
         self._ahead = 0
         """Samples that are used already as far as the file knows."""
         self._unwritable = False
-        self._before: SavedPlace | None = None
-        """Place of the samples that were taken last, until they are used."""
+        self._unused: deque[SavedPlace] = deque()
+        """Places of the samples that were taken, a step's each, until they are used."""
         self._given_back = False
         self._writing = threading.Lock()
         self._resume()
@@ -141,7 +142,7 @@ class SampleStream:
         missing, empty = samples, 0
         reader = self._reader or self._begin(Place())
         with self._writing:
-            self._before = self._at(reader.place, 0)
+            self._unused.append(self._at(reader.place, 0))
         while missing:
             if self._ahead < missing:
                 self._write(reader.place, max(missing, AHEAD_STEPS * self._step_samples))
@@ -161,25 +162,33 @@ class SampleStream:
         )
 
     def used(self) -> None:
-        """Declare that what was taken last has gone into the parameters."""
-        self._before = None
+        """Declare that what was taken first, of what is not used, has gone into the parameters."""
+        with self._writing:
+            self._unused.popleft()
 
     def give_back(self) -> None:
-        """Give back what was taken last and not used: the next life takes it again.
+        """Give back what was taken and not used: the next life takes it again.
 
         The place is kept as it is now from here on; another thread may be in `take`, whose samples nobody
         uses.
         """
         with self._writing:
-            here = self._at(self._reader.place, 0) if self._reader is not None else None
-            if (saved := self._before or here) is not None:
+            if (saved := self._first_unused()) is not None:
                 self._put(saved)
             self._given_back = True
 
     def save_place(self) -> None:
-        """Write down exactly where we are: an orderly end follows, or a save."""
-        if self._reader is not None:
-            self._write(self._reader.place, 0)
+        """Write down exactly where we are: an orderly end follows, or a save. (What was taken ahead is used
+        only after more was taken, which is written down before.)"""
+        self._ahead = 0
+        with self._writing:
+            if (saved := self._first_unused()) is not None and not self._given_back:
+                self._put(saved)
+
+    def _first_unused(self) -> SavedPlace | None:
+        if self._unused:
+            return self._unused[0]
+        return self._at(self._reader.place, 0) if self._reader is not None else None
 
     def _begin(self, place: Place) -> Reader:
         self._reading = self._allotment.next()

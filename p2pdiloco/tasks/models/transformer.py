@@ -15,11 +15,13 @@ from torch.nn import functional
 
 from p2pdiloco.config.models import CausalLMSection
 from p2pdiloco.tasks.models.cpu_bf16 import attention, by_rows
+from p2pdiloco.tasks.models.head_loss import narrowed, next_token_loss
 
 
 class Transformer(nn.Module):
-    """Token ids (batch, length <= context) to logits (batch, length, vocabulary), and the mean of the blocks'
-    balance losses (None where there are no experts). Weights are torch's own random ones at first."""
+    """Token ids (batch, length <= context) to logits (batch, length, vocabulary), or, where the next tokens
+    are given, to their mean loss; and the mean of the blocks' balance losses (None where there are no
+    experts). Weights are torch's own random ones at first."""
 
     def __init__(self, section: CausalLMSection) -> None:
         super().__init__()
@@ -27,11 +29,14 @@ class Transformer(nn.Module):
         if not section.tied_head:
             self.lm_head = nn.Linear(section.width, section.vocabulary, bias=False)
 
-    def forward(self, ids: Tensor) -> tuple[Tensor, Tensor | None]:
+    def forward(self, ids: Tensor, targets: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         hidden, balance = self.model(ids)
         tied = self.model.embed_tokens.weight
+        # Read in here, not by whoever computes a loss: of a model that is shared out it is whole only now.
         head = self.lm_head.weight if hasattr(self, "lm_head") else tied
-        return functional.linear(hidden, head), balance
+        if targets is None:
+            return functional.linear(hidden, head), balance
+        return next_token_loss(hidden.flatten(0, 1), head, targets.flatten()), balance
 
 
 class Body(nn.Module):
@@ -72,12 +77,12 @@ class Block(nn.Module):
             self.mlp = FeedForward(section.width, section.feed_forward_width)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor | None]:
-        x = x + self.self_attn(self.input_layernorm(x), cos, sin)
+        x = x + self.self_attn(narrowed(self.input_layernorm(x)), cos, sin)
         normed = self.post_attention_layernorm(x)
         if hasattr(self, "block_sparse_moe"):
             mixed, balance = self.block_sparse_moe(normed)
             return x + mixed, balance
-        return x + self.mlp(normed), None
+        return x + self.mlp(narrowed(normed)), None
 
 
 class Attention(nn.Module):
@@ -95,7 +100,7 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         query, key, value = (
-            self._by_head(projected(x)) for projected in (self.q_proj, self.k_proj, self.v_proj)
+            self._by_head(y) for y in projections(x, (self.q_proj, self.k_proj, self.v_proj))
         )
         query, key = _rotated(query, cos, sin), _rotated(key, cos, sin)
         if self._served > 1:
@@ -108,6 +113,18 @@ class Attention(nn.Module):
         return x.view(*x.shape[:2], -1, self._head_width).transpose(1, 2)
 
 
+def projections(x: Tensor, layers: Sequence[nn.Linear]) -> Sequence[Tensor]:
+    """Outputs of several layers without biases that read the same input.
+
+    Where a compiler makes one copy of their weights anyway, in the type of the product, it is one wide
+    product: a GPU reaches more with it than with narrow ones."""
+    if not torch.compiler.is_compiling():
+        return [layer(x) for layer in layers]
+    weights = [layer.weight for layer in layers]
+    wide = functional.linear(x, torch.cat(weights))
+    return torch.split(wide, [len(weight) for weight in weights], dim=-1)
+
+
 class FeedForward(nn.Module):
     """SwiGLU (2002.05202)."""
 
@@ -118,7 +135,8 @@ class FeedForward(nn.Module):
         self.down_proj = nn.Linear(hidden, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
+        gate, up = projections(x, (self.gate_proj, self.up_proj))
+        out: Tensor = self.down_proj(functional.silu(gate) * up)
         return out
 
 
@@ -150,14 +168,15 @@ class Experts(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         tokens = x.flatten(0, -2)
-        chances = functional.softmax(self.gate(tokens).float(), dim=-1)
+        read = narrowed(tokens)
+        chances = functional.softmax(self.gate(read).float(), dim=-1)
         weights, chosen = chances.topk(self._chosen, dim=-1)
         weights = (weights / weights.sum(dim=-1, keepdim=True)).type_as(tokens)
         mixed = torch.zeros_like(tokens)
         # Every expert is asked, also for no token: so all parameters have a gradient at every step.
         for index, expert in enumerate(self.experts):
             rows, choices = torch.where(chosen == index)
-            answers = by_rows(expert, tokens[rows]) * weights[rows, choices, None]
+            answers = by_rows(expert, read[rows]) * weights[rows, choices, None]
             mixed = mixed.index_add(0, rows, answers.type_as(mixed))
         shares = functional.one_hot(chosen, len(self.experts)).float().mean(dim=(0, 1))
         return mixed.view_as(x), len(self.experts) * (shares * chances.mean(dim=0)).sum()

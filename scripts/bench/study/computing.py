@@ -28,7 +28,11 @@ class Computing(Struct, frozen=True):
         # A CPU's is the setting's (`passes`), not the machine's: equal settings make equal runs.
         precision = "fp32" if self.device.type == "cpu" else "auto"
         made = Training(
-            task, model, samples, name, options=PassOptions(compiled=self.bf16, precision=precision)
+            task,
+            model,
+            samples,
+            name,
+            options=PassOptions(compile="always" if self.bf16 else "never", precision=precision),
         )
         made.meanwhile = self.passes
         return made

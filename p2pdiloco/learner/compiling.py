@@ -1,0 +1,286 @@
+"""Forms of a pass, from slow to fast: as it is, compiled, recorded as a CUDA graph.
+
+Compiling takes half a minute or more. So with "auto" a thread does it beside the inner steps, once it is
+known that enough of the run is left. The thread makes one pass of its own, which compiles forward and
+backward, and touches no gradient. Then the inner loop calls the same function, and nothing is left to
+compile. A compiled function is of one shape: other passes (an odd last one) are made as they are.
+
+A model whose passes are short waits for its launches. Where a step is one pass, that pass is recorded then,
+and replayed: one launch. What a replay reads and writes stays where it is: parameters are written in place,
+and the gradients are the graph's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Sequence
+from enum import Enum, auto
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import torch
+from torch import Tensor
+
+from p2pdiloco.config.settings import Compile
+from p2pdiloco.errors import first_line
+from p2pdiloco.learner.device import give_memory_back, out_of_memory
+from p2pdiloco.learner.recorded import RecordedPass
+
+if TYPE_CHECKING:
+    from p2pdiloco.tasks.task import Batch
+
+TIMED_STEPS = 8
+"""Inner steps by which a form is judged."""
+UNTIMED_STEPS = 2
+"""First ones of a form, which warm up."""
+PAYS_AFTER_S = 300.0
+"""Seconds of inner steps that must be left of a run for "auto" to compile: several times what it takes."""
+RECORDED_BELOW_S = 0.03
+"""Length of compiled inner steps below which they may wait for launches: a pass has some hundreds, each some
+microseconds."""
+VOLTA = 7
+"""NVIDIA's first compute capability (major) that torch compiles for."""
+CACHE_BYTES = 2 << 30
+"""Size of the folder of compiled code at which it is begun anew."""
+CACHE_VARIABLES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+
+
+class Form(Enum):
+    """Form that passes are made in."""
+
+    PLAIN = auto()
+    COMPILING = auto()
+    """As it is, while a thread compiles."""
+    COMPILED = auto()
+    RECORDED = auto()
+    LEFT = auto()
+    """As it is, for good: it cannot be compiled, or is not to be."""
+
+
+class Forms:
+    """Form of one model's passes, and the changes between forms. Changes are made between inner steps."""
+
+    def __init__(
+        self, forward: Callable[..., Tensor], parameters: Sequence[Tensor], choice: Compile, cache: str = ""
+    ) -> None:
+        """`forward`: the loss of a pass's tensors; `cache`: folder for compiled code, empty: torch's own."""
+        self._forward, self._parameters = forward, parameters
+        self._device = parameters[0].device
+        self._choice, self._cache = choice, cache
+        self.notes: list[str] = []
+        self._compiled: Callable[..., Tensor] | None = None
+        self._recorded: RecordedPass | None = None
+        self._compiling: _Compiling | None = None
+        self._seen: Batch | None = None
+        """First pass of the last step: the shape that is compiled."""
+        self._shape: tuple[torch.Size, ...] = ()
+        """Shape of the compiled pass's tensors; (): whichever comes first."""
+        self._share = 1.0
+        self._alone = False
+        """True: the last step was one pass."""
+        self._times_s: dict[Form, list[float]] = {}
+        self._compiled_after_s = 0.0
+        self.form = Form.PLAIN
+        if choice == "never" or (choice == "auto" and not compiles_by_itself(self._device)):
+            self.form = Form.LEFT
+
+    def before_step(self, steps_left: float) -> None:
+        """Change the form, if it is time to. `steps_left`: inner steps until the end of the run."""
+        if self.form is Form.PLAIN:
+            if self._choice == "always":
+                self._make()
+            elif (step_s := self._step_s(Form.PLAIN)) is not None and step_s * steps_left >= PAYS_AFTER_S:
+                self._begin()
+        elif self.form is Form.COMPILING and self._compiling is not None and self._compiling.over:
+            self._take_compiled(self._compiling)
+        elif self.form is Form.COMPILED and (step_s := self._step_s(Form.COMPILED)) is not None:
+            if self._records(step_s):
+                self._record()
+            self._tell_gain()
+        elif self.form is Form.RECORDED and (step_s := self._step_s(Form.RECORDED)) is not None:
+            if step_s > (self._step_s(Form.COMPILED) or step_s):
+                self._forget_recorded()
+            self._tell_gain()
+
+    def step_took(self, step_s: float, passes: int) -> None:
+        """Take the length of the last step, of so many passes."""
+        self._alone = passes == 1
+        times = self._times_s.setdefault(self.form, [])
+        if len(times) < UNTIMED_STEPS + TIMED_STEPS:
+            times.append(step_s)
+
+    def make_pass(self, part: Batch, share: float) -> Tensor:
+        """Make a pass: add its gradient, times `share`, to every parameter's `grad`; returns the loss times
+        `share`."""
+        self._seen, self._share = part, share
+        if self._recorded is not None and self._recorded.fits(part, share):
+            return self._recorded.replay(part)
+        forward = self._forward
+        if self._compiled is not None and self._shape in ((), _shape(part)):
+            forward, self._shape = self._compiled, _shape(part)
+        loss = forward(*part) * share
+        torch.autograd.backward(loss)
+        return loss.detach()
+
+    def has_waited_for_compiler(self) -> bool:
+        """Wait for the thread that compiles, whose memory may be what lacks; False: there is none, or it was
+        waited for already."""
+        if self._compiling is None or self._compiling.waited_for:
+            return False
+        self._compiling.wait()
+        return True
+
+    def begin_anew(self) -> None:
+        """Forget what was made for passes of another size."""
+        self._forget_recorded()
+        self._compiled, self._compiling, self._shape, self._seen = None, None, (), None
+        self._times_s.clear()
+        if self.form is not Form.LEFT:
+            self.form = Form.PLAIN
+
+    def leave(self, said: str) -> bool:
+        """Go back to passes as they are, because of these words of an error; False: they are that already."""
+        if self._compiled is None and self._recorded is None:
+            return False
+        self._leave(said)
+        return True
+
+    def _leave(self, said: str) -> None:
+        self.begin_anew()
+        self.form = Form.LEFT
+        self.notes.append(f"torch.compile failed ({said}): training without it")
+
+    def _step_s(self, form: Form) -> float | None:
+        """Usual length of a step in this form; None: not known yet."""
+        times = self._times_s.get(form, [])
+        if len(times) < UNTIMED_STEPS + TIMED_STEPS:
+            return None
+        return sorted(times[UNTIMED_STEPS:])[TIMED_STEPS // 2]
+
+    def _function(self) -> Callable[..., Tensor] | None:
+        use_cache(self._cache)
+        try:
+            return cast(Callable[..., Tensor], torch.compile(self._forward, dynamic=False))
+        except RuntimeError as error:  # no compiler for this Python or this system
+            self._leave(first_line(error))
+            return None
+
+    def _make(self) -> None:
+        """Compile at the next pass."""
+        self._compiled = self._function()
+        if self._compiled is not None:
+            self.form = Form.COMPILED
+
+    def _begin(self) -> None:
+        """Begin to compile beside the steps."""
+        function = self._function()
+        if function is None or self._seen is None:
+            return
+        self.form = Form.COMPILING
+        self._shape = _shape(self._seen)
+        self._compiling = _Compiling(function, self._seen, self._parameters)
+
+    def _take_compiled(self, made: _Compiling) -> None:
+        self._compiling = None
+        if made.failure is not None and not out_of_memory(made.failure):
+            self._leave(first_line(made.failure))
+            return
+        # Without room for a pass beside ours, the rest is compiled by our own next one.
+        self._compiled, self._compiled_after_s = made.function, made.took_s
+        self.form = Form.COMPILED
+        give_memory_back(self._device)
+
+    def _records(self, step_s: float) -> bool:
+        is_tried = Form.RECORDED in self._times_s
+        return self._device.type == "cuda" and self._alone and step_s < RECORDED_BELOW_S and not is_tried
+
+    def _record(self) -> None:
+        self._times_s[Form.RECORDED] = []
+        if self._seen is None or self._compiled is None:
+            return
+        try:
+            self._recorded = RecordedPass(self._compiled, self._parameters, self._seen, self._share)
+            self.form = Form.RECORDED
+        except RuntimeError as error:
+            self.notes.append(f"no CUDA graph of this model ({first_line(error)}): it is compiled")
+            give_memory_back(self._device)
+
+    def _forget_recorded(self) -> None:
+        if self._recorded is not None:
+            self._recorded = None
+            self.form = Form.COMPILED
+            give_memory_back(self._device)
+
+    def _tell_gain(self) -> None:
+        """Say once what came of it."""
+        plain_s, now_s = self._step_s(Form.PLAIN), self._step_s(self.form)
+        if plain_s is None or now_s is None or not self._compiled_after_s:
+            return
+        graph = " and recorded as a CUDA graph" if self.form is Form.RECORDED else ""
+        gain = f"inner steps are {plain_s / now_s:.1f} times as fast"
+        self.notes.append(f"compiled after {self._compiled_after_s:.0f} s{graph}: {gain}")
+        self._compiled_after_s = 0.0
+
+
+class _Compiling:
+    """Thread that compiles a function, by a pass of its own that leaves every `grad` alone."""
+
+    def __init__(self, function: Callable[..., Tensor], part: Batch, parameters: Sequence[Tensor]) -> None:
+        self.function = function
+        self.failure: Exception | None = None
+        self.took_s = 0.0
+        self.waited_for = False
+        self._part, self._parameters = part, parameters
+        self._threads = torch.get_num_threads()
+        # At the learner's end nobody waits for it.
+        self._thread = threading.Thread(target=self._run, name="compiling", daemon=True)
+        self._thread.start()
+
+    @property
+    def over(self) -> bool:
+        """True: it is made, or has failed."""
+        return not self._thread.is_alive()
+
+    def wait(self) -> None:
+        """Wait for the end."""
+        self._thread.join()
+        self.waited_for = True
+
+    def _run(self) -> None:
+        began = time.monotonic()
+        torch.set_num_threads(self._threads)  # what is compiled is for just so many
+        device = self._part[0].device
+        with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
+            try:
+                loss = self.function(*self._part)
+                torch.autograd.grad(loss, list(self._parameters), allow_unused=True)
+            except Exception as error:  # noqa: BLE001 (whatever it is: the loop goes on without, and says it)
+                self.failure = error
+        self.took_s = time.monotonic() - began
+
+
+def compiles_by_itself(device: torch.device) -> bool:
+    """Tell whether "auto" may compile for this device: GPUs for which torch has a compiler here."""
+    if device.type != "cuda" or importlib.util.find_spec("triton") is None:
+        return False
+    return torch.version.hip is not None or torch.cuda.get_device_capability(device)[0] >= VOLTA
+
+
+def use_cache(folder: str) -> None:
+    """Let torch keep compiled code in this folder, unless its user named others. It has a bound."""
+    if not folder:
+        return
+    path = Path(folder)
+    if path.is_dir() and sum(f.stat().st_size for f in path.rglob("*") if f.is_file()) > CACHE_BYTES:
+        shutil.rmtree(path, ignore_errors=True)
+    for variable in CACHE_VARIABLES:
+        os.environ.setdefault(variable, str(path / variable.partition("_")[0].lower()))
+
+
+def _shape(part: Batch) -> tuple[torch.Size, ...]:
+    return tuple(tensor.shape for tensor in part)
