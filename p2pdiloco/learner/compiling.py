@@ -83,6 +83,8 @@ class Forms:
         self._share = 1.0
         self._alone = False
         """True: the last step was one pass."""
+        self.is_replayed = False
+        """True: the last pass was replayed, so that gradients are where they always are."""
         self._times_s: dict[Form, list[float]] = {}
         self._compiled_after_s = 0.0
         self.form = Form.PLAIN
@@ -118,7 +120,8 @@ class Forms:
         """Make a pass: add its gradient, times `share`, to every parameter's `grad`; returns the loss times
         `share`."""
         self._seen, self._share = part, share
-        if self._recorded is not None and self._recorded.fits(part, share):
+        self.is_replayed = self._recorded is not None and self._recorded.fits(part, share)
+        if self._recorded is not None and self.is_replayed:
             return self._recorded.replay(part)
         forward = self._forward
         if self._compiled is not None and self._shape in ((), _shape(part)):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,13 +18,14 @@ import torch
 from msgspec import Struct
 from torch import nn
 
-from p2pdiloco.errors import P2PDilocoError, UserError
+from p2pdiloco.errors import P2PDilocoError, UserError, first_line
 from p2pdiloco.learner.device import micro_batch_tokens, passes_in_bf16, staged
 from p2pdiloco.learner.optimizer.build import clip, make_optimizer, set_learning_rate
 from p2pdiloco.learner.optimizer.schedule import learning_rate
 from p2pdiloco.learner.parallel.ranks import ALONE, Ranks
 from p2pdiloco.learner.passes import Passes, PassOptions
 from p2pdiloco.learner.reading.stream import SampleStream
+from p2pdiloco.learner.recorded import RecordedUpdate
 from p2pdiloco.tasks.task import Samples, Shards, Task
 
 if TYPE_CHECKING:
@@ -102,6 +104,8 @@ class Training:
         at_once = min(max(1, tokens // per_sample), -(-self._samples // together))
         first = max(1, at_once >> options.halvings)
         self._passes = Passes(task, model, first, options, together, self.bf16)
+        self._recorded_update: RecordedUpdate | None = None
+        self._records_updates = True
         self._ahead: Batch | None = None
         """Samples of the next step, taken and on their way to the accelerator while that computes."""
 
@@ -164,7 +168,8 @@ class Training:
         """Make the optimizer step, or skip it: a bad batch must not become a peer's parameters."""
         if finite:
             self._skipped_in_a_row = 0
-            self.optimizer.step()
+            if not self._replay_update():
+                self.optimizer.step()
             self.optimizer_steps += 1
             return self.section.tokens_per_step
         self.skipped_steps += 1
@@ -175,6 +180,19 @@ class Training:
                 f"(up to inner step {self.inner_step})"
             )
         return 0
+
+    def _replay_update(self) -> bool:
+        """Make the optimizer step as it was recorded, if it can be; False: it is to be made."""
+        if not self._passes.gradients_stay:
+            self._recorded_update = None  # its gradients are gone
+            return False
+        if self._recorded_update is None and self._records_updates:
+            try:
+                self._recorded_update = RecordedUpdate(self.optimizer, self.device)
+            except RuntimeError as error:
+                print(f"the optimizer step is not recorded: {first_line(error)}", file=sys.stderr, flush=True)
+                self._records_updates = False
+        return self._recorded_update is not None and self._recorded_update.replay()
 
 
 def train(training: Training, boundary: Callable[[StepReport], bool]) -> None:

@@ -71,6 +71,11 @@ class Passes:
         """Take the length of the last inner step, by which forms of passes are judged."""
         self._forms.step_took(step_s, self.made)
 
+    @property
+    def gradients_stay(self) -> bool:
+        """True: the step's gradients are in the same memory as those of the last one."""
+        return self._forms.is_replayed
+
     def take_notes(self) -> list[str]:
         """Remarks for a person since the last call."""
         notes = [*self._notes, *self._forms.notes]

@@ -1,4 +1,4 @@
-"""Passes recorded as a CUDA graph: forward and backward are one launch."""
+"""Passes and updates recorded as CUDA graphs: all kernels of one are a single launch."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from p2pdiloco.learner.device import give_memory_back
+from p2pdiloco.learner.optimizer.build import Optimizer, set_learning_rate
 
 if TYPE_CHECKING:
     from p2pdiloco.tasks.task import Batch
@@ -66,3 +67,36 @@ class RecordedPass:
     def _clear(self) -> None:
         for parameter in self._parameters:
             parameter.grad = None
+
+
+class RecordedUpdate:
+    """An optimizer step on gradients that are always in the same memory (`RecordedPass`)."""
+
+    def __init__(self, optimizer: Optimizer, device: torch.device) -> None:
+        """Record the next step, of an optimizer that has made some; nothing is updated yet.
+
+        Raises:
+            RuntimeError: the device lacks memory for it, or something in the step waits for the device.
+        """
+        self._optimizer = optimizer
+        self._rate = torch.zeros((), device=device)
+        self._moments = self._all_moments()
+        rate = optimizer.param_groups[0]["lr"]
+        self._graph = torch.cuda.CUDAGraph()
+        set_learning_rate(optimizer, self._rate)
+        try:
+            with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
+                optimizer.step()
+        finally:
+            set_learning_rate(optimizer, rate)
+
+    def replay(self) -> bool:
+        """Make the step, with the learning rate that is set; False: the moments are elsewhere by now."""
+        if any(now is not then for now, then in zip(self._all_moments(), self._moments, strict=False)):
+            return False
+        self._rate.fill_(self._optimizer.param_groups[0]["lr"])
+        self._graph.replay()
+        return True
+
+    def _all_moments(self) -> list[Tensor]:
+        return [moment for state in self._optimizer.state.values() for moment in state.values()]

@@ -125,20 +125,22 @@ def beside_yardstick(
         found[f"ours, --compile {choice}"] = apart(ours, *of, choice)
     base = statistics.median(found["yardstick"].tokens_per_s)
     operations = operations_per_token(manifest) or 0.0
+    least = max(1, found["yardstick"].memory_bytes)
     for name, each in found.items():
         speed = statistics.median(each.tokens_per_s)
         words = [
             f"{speed:.0f} tokens/s ({min(each.tokens_per_s):.0f} to {max(each.tokens_per_s):.0f})",
             f"{speed / base:.3f} of the yardstick",
-            f"{each.memory_bytes / 2**30:.2f} GiB, {each.memory_bytes / max(1, found['yardstick'].memory_bytes):.2f}",
+            f"{each.memory_bytes / 2**30:.2f} GiB, {each.memory_bytes / least:.2f}",
         ]
         if name != "yardstick":
             words.append(f"{speed * operations / top:.3f} of the ceiling")
         if each.outside is not None:
             words.append(f"{each.outside:.1%} outside passes")
         words.append(f"start {each.start_s:.0f} s")
-        what = f"{manifest.run.name}, {manifest.inner.optimizer}, passes of {pass_tokens or 'its choice'}, {name}"
-        print("\n    ".join([what, ", ".join(words), *each.notes]), flush=True)
+        size = f"passes of {pass_tokens or 'its choice'}"
+        what = [manifest.run.name, manifest.inner.optimizer, size, name]
+        print("\n    ".join([", ".join(what), ", ".join(words), *each.notes]), flush=True)
     return {name: msgspec.to_builtins(each) for name, each in found.items()}
 
 

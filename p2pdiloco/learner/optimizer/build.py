@@ -89,8 +89,9 @@ def _adamw(parameters: Sequence[Tensor], section: InnerSection) -> Optimizer:
     return torch.optim.AdamW(groups, lr=section.learning_rate, betas=betas, eps=EPSILON)  # type: ignore[return-value]
 
 
-def set_learning_rate(optimizer: Optimizer, rate: float) -> None:
-    """Set the learning rate of the next optimizer step."""
+def set_learning_rate(optimizer: Optimizer, rate: float | Tensor) -> None:
+    """Set the learning rate of the next optimizer step: a number, or a scalar on the device, for a step that
+    is recorded."""
     for group in optimizer.param_groups:
         group["lr"] = rate
 

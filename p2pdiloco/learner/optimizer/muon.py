@@ -49,7 +49,7 @@ class Muon:
             for alike in stacks(given):
                 self._update(alike, group["lr"], group["weight_decay"])
 
-    def _update(self, alike: list[Tensor], rate: float, weight_decay: float) -> None:
+    def _update(self, alike: list[Tensor], rate: float | Tensor, weight_decay: float) -> None:
         """Update matrices of one shape together: few launches on a GPU, where small ones wait for those."""
         gradients = [own(parameter.grad) for parameter in alike if parameter.grad is not None]
         for parameter, gradient in zip(alike, gradients, strict=True):
@@ -60,12 +60,16 @@ class Muon:
         nesterov = torch._foreach_lerp(gradients, momenta, self._momentum)
         # A matrix that is shared out among processes is whole here, one at a time.
         matrices = [whole(part, parameter) for part, parameter in zip(nesterov, alike, strict=True)]
-        updates = orthogonal(torch.stack(matrices)).float()
+        updates = orthogonal(torch.stack(matrices))
+        updates = updates.to(torch.float32, memory_format=torch.contiguous_format)
         mine = [own(parameter) for parameter in alike]
         rows = [own_rows(update, parameter) for update, parameter in zip(updates, alike, strict=True)]
         torch._foreach_mul_(mine, 1 - rate * weight_decay)
-        scale = RMS_OF_ADAMW * math.sqrt(max(alike[0].shape))
-        torch._foreach_add_(mine, rows, alpha=-rate * scale)
+        step = -rate * (RMS_OF_ADAMW * math.sqrt(max(alike[0].shape)))
+        if isinstance(step, Tensor):
+            torch._foreach_add_(mine, torch._foreach_mul(rows, step))
+        else:
+            torch._foreach_add_(mine, rows, alpha=step)
 
 
 def stacks(parameters: Sequence[Tensor]) -> Iterator[list[Tensor]]:

@@ -26,7 +26,9 @@ def next_token_loss(hidden: Tensor, head: Tensor, targets: Tensor) -> Tensor:
     sums and the head's gradient are fp32.
     """
     chunks = chunks_of(hidden, head)
-    if chunks == 1:
+    # A compiler fuses the softmax into what reads the logits, and keeps these in the type of the product. That
+    # is faster than chunks (docs/devices.md).
+    if chunks == 1 or torch.compiler.is_compiling():
         return functional.cross_entropy(functional.linear(hidden, head).float(), targets)
     wants_gradient = torch.is_grad_enabled() and (hidden.requires_grad or head.requires_grad)
     at_once = -(-len(hidden) // chunks)
