@@ -97,8 +97,13 @@ class HubCausalLM(Task):
     def specs(self) -> tuple[TensorSpec, ...]:
         return specs_from_texts(self.section.parameters)
 
+    _plain_head = False
+    """True: the models made here are a body and a plain matrix behind it."""
+
     def model(self) -> nn.Module:
-        return built(json.loads(self.section.config), self.specs())
+        model = built(json.loads(self.section.config), self.specs())
+        self._plain_head = has_plain_head(model)
+        return model
 
     def load_data(self, path: str | None) -> Data:
         from p2pdiloco.tasks.data.corpus import load_corpus
@@ -108,9 +113,17 @@ class HubCausalLM(Task):
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         from torch.nn import functional
 
+        from p2pdiloco.tasks.models.head_loss import next_token_loss
+
         (windows,) = batch
-        logits = model(input_ids=windows[:, :-1], use_cache=False).logits
-        return functional.cross_entropy(logits.float().flatten(0, 1), windows[:, 1:].flatten())
+        ids, targets = windows[:, :-1], windows[:, 1:].flatten()
+        whole: Any = model
+        # Of a model that is shared out, the head is whole only inside of its own forward pass.
+        if self._plain_head and not hasattr(head := whole.get_output_embeddings().weight, "to_local"):
+            hidden = whole.base_model(input_ids=ids, use_cache=False).last_hidden_state
+            return next_token_loss(hidden.flatten(0, 1), head, targets)
+        logits = whole(input_ids=ids, use_cache=False).logits
+        return functional.cross_entropy(logits.float().flatten(0, 1), targets)
 
     def metrics(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         return {"loss": self.loss(model, batch)}
@@ -234,6 +247,29 @@ def _made(config: dict[str, Any]) -> nn.Module:
             f'transformers cannot build a causal model "{kind}": {first_line(error)}'[:500]
         ) from error
     return model
+
+
+def has_plain_head(model: nn.Module) -> bool:
+    """Tell whether the model's logits are what its body says times one matrix: no bias, no cap, no scale. It
+    is asked about some tokens."""
+    import torch
+
+    whole: Any = model
+    ids = torch.arange(CAUSAL_TOKENS).unsqueeze(0)
+    was_training = model.training
+    try:
+        with torch.no_grad():
+            head, body = model.eval() and whole.get_output_embeddings(), whole.base_model
+            if body is model or getattr(head, "bias", None) is not None:
+                return False
+            expected = whole(input_ids=ids, use_cache=False).logits
+            found = body(input_ids=ids, use_cache=False).last_hidden_state @ head.weight.T
+    except Exception:  # noqa: BLE001 (whatever an architecture lacks or thinks: its own logits are taken then)
+        return False
+    finally:
+        model.train(was_training)
+    noise = CAUSAL_NOISE * expected.abs().max()
+    return found.shape == expected.shape and bool((found - expected).abs().max() <= noise)
 
 
 def check_causal(model: nn.Module, kind: object) -> None:

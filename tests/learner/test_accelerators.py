@@ -6,7 +6,9 @@ import torch
 from learner_kit import DEVICES, Bench, alone, data
 
 from p2pdiloco.config.presets import MICRO
+from p2pdiloco.learner import compiling
 from p2pdiloco.learner.checkpoint import restore, save
+from p2pdiloco.learner.compiling import Form
 from p2pdiloco.learner.device import choose_device, computes_in_bf16
 from p2pdiloco.learner.loop import Training
 from p2pdiloco.learner.optimizer.build import moments
@@ -52,6 +54,33 @@ def test_a_compiled_model_learns_the_same(kind):
     found = [training.step().loss for _ in range(STEPS)]
     assert training.take_notes() == []
     assert found == pytest.approx(expected, rel=2e-3)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_what_is_compiled_beside_the_steps_and_recorded_learns_the_same(kind, optimizer, monkeypatch):
+    if kind != "cuda":
+        pytest.skip("others record nothing")
+    monkeypatch.setattr(compiling, "PAYS_AFTER_S", 0.0)
+    inner = msgspec.structs.replace(MICRO.inner, optimizer=optimizer)
+    manifest = msgspec.structs.replace(MICRO, inner=inner)
+    task = task_of(manifest)
+    model = task.model().to(kind)
+    model.load_state_dict(task.initial_parameters())
+    options = PassOptions(compile="auto", precision="fp32")
+    training = Training(task, model, data().train, "peer-a", options=options)
+    forms = training._passes._forms
+    found, seen = [], []
+    while len(found) < 5000 and (forms.form is not Form.RECORDED or training._recorded_update is None):
+        found.append(training.step().loss)
+        seen += [] if forms.form in seen else [forms.form]
+        if forms.form is Form.COMPILING and forms._compiling is not None:
+            forms._compiling.wait()
+    assert seen == [Form.PLAIN, Form.COMPILING, Form.COMPILED, Form.RECORDED]
+    found += [training.step().loss for _ in range(STEPS)]
+    _, expected = alone(len(found), manifest, device=kind)
+    assert found == pytest.approx(expected, rel=2e-2 if optimizer == "muon" else 2e-3)
+    (told,) = training.take_notes()
+    assert "and recorded as a CUDA graph: inner steps are" in told
 
 
 def test_a_pass_that_does_not_fit_is_halved_and_the_step_is_the_same(kind):

@@ -216,3 +216,24 @@ def test_few_samples_do_and_none_is_one_sentence():
     with pytest.raises(UserError, match="nothing to train on"):
         SampleStream(Numbers(0), 0, "a")
     assert np.unique(few.take(300)[0].numpy(), return_counts=True)[1].tolist() == [100] * 3
+
+
+def test_what_was_taken_ahead_is_given_back_and_its_place_is_saved(tmp_path):
+    """As on a GPU: a step's samples are taken while it computes the step before."""
+    path = tmp_path / "data.place"
+    whole = taken(stream(), 4)
+    for ends in ("save_place", "give_back"):
+        source = stream(path=path)
+        source.take(STEP)
+        source.take(STEP)
+        source.used()
+        getattr(source, ends)()
+        assert taken(stream(path=path), 2) == whole[STEP : 3 * STEP]
+        path.unlink()
+    source = stream(path=path)
+    for _ in range(2):
+        source.take(STEP)
+    source.used()
+    source.save_place()
+    source.take(STEP)  # the second one's are used after this
+    assert set(taken(stream(path=path), 1)).isdisjoint(whole[: 3 * STEP]), "killed: nothing is taken twice"

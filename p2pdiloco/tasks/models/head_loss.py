@@ -26,8 +26,8 @@ def next_token_loss(hidden: Tensor, head: Tensor, targets: Tensor) -> Tensor:
     sums and the head's gradient are fp32.
     """
     chunks = chunks_of(hidden, head)
-    # A compiler fuses the softmax into what reads the logits, and keeps these in the type of the product. That
-    # is faster than chunks (docs/devices.md).
+    # A compiler fuses the softmax into what reads the logits, and keeps these in the product's type. That is
+    # faster than chunks (docs/devices.md).
     if chunks == 1 or torch.compiler.is_compiling():
         return functional.cross_entropy(functional.linear(hidden, head).float(), targets)
     wants_gradient = torch.is_grad_enabled() and (hidden.requires_grad or head.requires_grad)
