@@ -14,7 +14,7 @@ from p2pdiloco.config.loader import canonical_bytes
 from p2pdiloco.config.manifest import DataSection, Manifest
 from p2pdiloco.config.models import BYTES
 from p2pdiloco.config.outer import LEARNERS, LENGTHS, doubts, expected_merges, for_length, with_outer
-from p2pdiloco.config.presets import PRESETS, for_run
+from p2pdiloco.config.presets import PRESETS, for_bytes, for_run
 from p2pdiloco.errors import StorageError, UserError
 from p2pdiloco.tasks.manifests import load_manifest, manifest_from_table, render_toml
 from p2pdiloco.tasks.registry import task_of
@@ -101,6 +101,8 @@ def new(
         from p2pdiloco.cli.name_tokenizer import chosen_tokenizer, save_tokenizer
 
         manifest, content = chosen_tokenizer(manifest, tokenizer, end_of_document, source)
+    elif not architecture:
+        manifest = for_bytes(manifest)
     manifest = with_outer(manifest)
     text = render_toml(manifest)
     # Through the strict reader: what is written is what every node accepts, the name included.

@@ -4,7 +4,7 @@
     tiny       about 1 M: learns visibly within two minutes on two CPU cores (the demo)
     tiny-moe   the same blocks with four experts each, of which a token uses two
     small      about 10 M: one small GPU, or patience
-    gpt2       124 M: as large as GPT-2 small, ids of its vocabulary (without a tokenizer: bytes, 0-255)
+    gpt2       as large as GPT-2 small: 124 M with its vocabulary (`run new` fits it to the run's tokenizer)
     350m       like GPT-2 medium in size
     1.3b       the largest
     digits     some 100 thousand: a vision transformer for scikit-learn's digits (needs the extra `vision`)
@@ -28,7 +28,7 @@ from p2pdiloco.config.manifest import (
     RunSection,
     SyncSection,
 )
-from p2pdiloco.config.models import CausalLMSection, ImageSection, table, vocabulary_for
+from p2pdiloco.config.models import BYTE_VALUES, BYTES, CausalLMSection, ImageSection, table, vocabulary_for
 from p2pdiloco.config.outer import with_outer
 from p2pdiloco.errors import ConfigError
 
@@ -36,6 +36,8 @@ GPT2_IDS = vocabulary_for(50_257)
 """GPT-2's own number, rounded up."""
 ADAMW_RATE = 2e-3
 """Learning rate of `tiny` with AdamW."""
+ADAMW_RATES = {6e-3: ADAMW_RATE, 3e-3: 1e-3}
+"""Rates with AdamW by the preset's with Muon, where they differ."""
 
 MICRO = with_outer(
     Manifest(
@@ -84,7 +86,7 @@ SMALL = with_outer(
     Manifest(
         run=RunSection(name="small"),
         model=table(CausalLMSection(layers=6, heads=6, width=384, context_tokens=256)),
-        # After 1000 steps of a swarm, Muon with H = 100 ended 7 % below AdamW with H = 24 (docs/devices.md).
+        # After 1000 steps of a swarm, Muon with H = 100 ended 7 % below AdamW with H = 24 (docs/experiments.md).
         inner=InnerSection(
             optimizer="muon",
             learning_rate=3e-3,
@@ -102,7 +104,10 @@ GPT2 = with_outer(
         model=table(
             CausalLMSection(layers=12, heads=12, width=768, context_tokens=1024, vocabulary=GPT2_IDS)
         ),
+        # Muon's updates are as large as AdamW's. For models of this size and above 2502.16982 takes AdamW's
+        # rates; in swarms that was not tried.
         inner=InnerSection(
+            optimizer="muon",
             learning_rate=6e-4,
             warmup_tokens=370_000_000,
             schedule_tokens=26_000_000_000,
@@ -119,6 +124,7 @@ GPT2_MEDIUM = with_outer(
             CausalLMSection(layers=24, heads=16, width=1024, context_tokens=1024, vocabulary=GPT2_IDS)
         ),
         inner=InnerSection(
+            optimizer="muon",
             learning_rate=3e-4,
             warmup_tokens=730_000_000,
             schedule_tokens=52_000_000_000,
@@ -144,6 +150,7 @@ LARGEST = with_outer(
             )
         ),
         inner=InnerSection(
+            optimizer="muon",
             learning_rate=2e-4,
             warmup_tokens=2_100_000_000,
             schedule_tokens=105_000_000_000,
@@ -192,8 +199,16 @@ def for_other_model(manifest: Manifest) -> Manifest:
     and its rate is no rate for AdamW."""
     if manifest.inner.optimizer == "adamw":
         return manifest
-    inner = msgspec.structs.replace(manifest.inner, optimizer="adamw", learning_rate=ADAMW_RATE)
+    rate = ADAMW_RATES.get(manifest.inner.learning_rate, manifest.inner.learning_rate)
+    inner = msgspec.structs.replace(manifest.inner, optimizer="adamw", learning_rate=rate)
     return msgspec.structs.replace(manifest, inner=inner)
+
+
+def for_bytes(manifest: Manifest) -> Manifest:
+    """A preset's run with the vocabulary of raw bytes, if it reads those: other ids would never occur."""
+    if manifest.data.tokenizer != BYTES or "vocabulary" not in manifest.model:
+        return manifest
+    return msgspec.structs.replace(manifest, model=manifest.model | {"vocabulary": BYTE_VALUES})
 
 
 def for_run(preset: str, name: str, seed: int = 0) -> Manifest:

@@ -40,6 +40,11 @@ UNTIMED_STEPS = 2
 """First ones of a form, which warm up."""
 PAYS_AFTER_S = 300.0
 """Seconds of inner steps that must be left of a run for "auto" to compile: several times what it takes."""
+COMPILERS_PART = 3.0
+"""Time for the thread that compiles, by what the loop computes on the CPU. Without, it took 1.9 times as long
+as alone, with 3 1.3 times (`micro` on a CPU)."""
+LONGEST_REST_S = 0.5
+"""Longest rest of the loop before a step, for the compiler."""
 RECORDED_BELOW_S = 0.03
 """Length of compiled inner steps below which they may wait for launches: a pass has some hundreds, each some
 microseconds."""
@@ -81,6 +86,7 @@ class Forms:
         self._shape: tuple[torch.Size, ...] = ()
         """Shape of the compiled pass's tensors; (): whichever comes first."""
         self._share = 1.0
+        self._computing_s = 0.0
         self._alone = False
         """True: the last step was one pass."""
         self.is_replayed = False
@@ -109,9 +115,15 @@ class Forms:
                 self._forget_recorded()
             self._tell_gain()
 
-    def step_took(self, step_s: float, passes: int) -> None:
-        """Take the length of the last step, of so many passes."""
-        self._alone = passes == 1
+    def give_way(self) -> None:
+        """Leave the interpreter to the thread that compiles, for most of the time. A loop that launches small
+        kernels would hold it nearly always, and compiling take several times as long."""
+        if self.form is Form.COMPILING:
+            time.sleep(min(LONGEST_REST_S, COMPILERS_PART * self._computing_s))
+
+    def step_took(self, step_s: float, computing_s: float, passes: int) -> None:
+        """Take the length of the last step, of so many passes, and what of it the loop was computing."""
+        self._alone, self._computing_s = passes == 1, computing_s
         times = self._times_s.setdefault(self.form, [])
         if len(times) < UNTIMED_STEPS + TIMED_STEPS:
             times.append(step_s)

@@ -118,10 +118,11 @@ class Training:
             ChannelBroken: the daemon is gone.
         """
         self._passes.before_step(self.steps_left)
-        began = time.perf_counter()
+        began, computed = time.perf_counter(), time.thread_time()
         rate = learning_rate(self.section, self.run_tokens, self.optimizer_steps)
         set_learning_rate(self.optimizer, rate)
         with self.meanwhile():
+            self._passes.give_way()
             batch, self._ahead = self._ahead or self._take(), None
             loss = self._passes.gradients(batch, self._samples)
             self.ranks.sum_gradients(self.model, loss)
@@ -135,7 +136,7 @@ class Training:
         self.inner_step += 1
         self.tokens_total += tokens
         self.run_tokens += tokens
-        self._passes.step_took(time.perf_counter() - began)
+        self._passes.step_took(time.perf_counter() - began, time.thread_time() - computed)
         return StepReport(self.inner_step, loss_value, tokens)
 
     @property

@@ -67,9 +67,14 @@ class Passes:
         """Compile, or take what was compiled, if it is time to; nothing else computes on the device now."""
         self._forms.before_step(steps_left)
 
-    def step_took(self, step_s: float) -> None:
-        """Take the length of the last inner step, by which forms of passes are judged."""
-        self._forms.step_took(step_s, self.made)
+    def give_way(self) -> None:
+        """Leave time to the thread that compiles, if there is one."""
+        self._forms.give_way()
+
+    def step_took(self, step_s: float, computing_s: float) -> None:
+        """Take the length of the last inner step, by which forms of passes are judged, and what of it this
+        thread was computing."""
+        self._forms.step_took(step_s, computing_s, self.made)
 
     @property
     def gradients_stay(self) -> bool:

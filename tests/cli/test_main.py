@@ -196,9 +196,12 @@ def test_run_new_then_check(
     assert cli_main.run(["run", "check", "run.toml"]) == 0
     said = capfd.readouterr()
     assert 'run "shakespeare", causal-lm, 10.7 M parameters' in said.out
-    # 16 bytes a parameter of state, 12 of shared memory; parameters, gradients and two moments.
-    assert "memory of a node: at least 286 MiB for its daemon, and 164 MiB of" in said.out
+    # 16 bytes a parameter of state, 12 of shared memory; parameters, gradients and Muon's moment.
+    assert "memory of a node: at least 286 MiB for its daemon, and 123 MiB of" in said.out
     assert f"10.7 M parameters ({SHOWN.numel / 1e6:g} M)" in said.err
+    assert cli_main.run(["run", "new", "large", "--preset", "gpt2", "--out", "large.toml"]) == 0
+    assert load_manifest(Path("large.toml")).model["vocabulary"] == 256, "raw bytes have no other ids"
+    capfd.readouterr()
     assert cli_main.run(["run", "new", "other"]) == 2
     assert "run.toml: exists already" in capfd.readouterr().err
     assert load_manifest(Path("run.toml")).run.name == "shakespeare"

@@ -164,9 +164,10 @@ def test_what_made_short_runs_level_is_told_of_such_runs_only():
     assert "AdamW" not in images, "nobody tried Muon with images"
 
 
-def test_the_small_language_models_train_with_muon_and_no_other_preset_does():
+def test_language_models_train_with_muon_but_the_smallest():
     muon = {name: its.inner.learning_rate for name, its in PRESETS.items() if its.inner.optimizer == "muon"}
-    assert muon == {"tiny": 6e-3, "tiny-moe": 6e-3}
+    large = {"gpt2": 6e-4, "350m": 3e-4, "1.3b": 2e-4}
+    assert muon == {"tiny": 6e-3, "tiny-moe": 6e-3, "small": 3e-3} | large
     assert PRESETS["tiny"].inner.muon_momentum == 0.85
 
 

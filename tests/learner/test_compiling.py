@@ -61,7 +61,7 @@ class Steps:
             self.forms.before_step(steps_left)
             self.layer.zero_grad()
             self.forms.make_pass(part, 1.0)
-            self.forms.step_took(step_s, passes=1)
+            self.forms.step_took(step_s, computing_s=0.0, passes=1)
 
     def compile_ends(self) -> None:
         compiling_now = self.forms._compiling
@@ -97,6 +97,19 @@ def test_a_run_that_is_nearly_over_is_not_compiled_for(compiler):
     assert steps.forms.form is Form.PLAIN
     steps.make(step_s=0.1, steps_left=PAYS_AFTER_S / 0.1 + 1)
     assert steps.forms.form is Form.COMPILING
+
+
+def test_the_loop_leaves_the_interpreter_to_the_compiler(compiler, monkeypatch):
+    steps, rests = Steps(), []
+    monkeypatch.setattr(compiling.time, "sleep", rests.append)
+    steps.make(STEPS)
+    steps.forms.give_way()
+    assert rests == [], "nobody compiles"
+    steps.make()
+    for computing_s in (0.01, 10.0):
+        steps.forms.step_took(1.0, computing_s, passes=1)
+        steps.forms.give_way()
+    assert rests == [0.03, compiling.LONGEST_REST_S]
 
 
 def test_passes_of_another_shape_are_made_as_they_are(compiler):
