@@ -169,7 +169,7 @@ class Round:
 
     def _arrived(self, child: str, now: float) -> None:
         self._collect(now)
-        self._attendance.passed.discard(child)
+        self._attendance.came(child)
         self._calls.answered(child, now)
         self.poll(now)
 
@@ -181,7 +181,7 @@ class Round:
     def _collect(self, now: float) -> None:
         if self.state is RoundState.IDLE:
             self._first_in_s = now
-            self._attendance.passed.clear()
+            self._attendance.begin()
         self._machine.go(RoundSignal.CONTRIBUTION)
 
     def on_pass(self, sender: str, message: Pass, now: float) -> None:
@@ -189,14 +189,14 @@ class Round:
         child = self._electorate.child_of(sender, now)
         self._calls.answered(child, now, message.number)
         if self.state is RoundState.CLOSING and message.number == self._chain.head.number + 1:
-            self._attendance.passed.add(child)
+            self._attendance.passes(child)
             self.poll(now)
 
     def own_pass(self, now: float) -> None:
         """Take in that our own learner has nothing to send this time."""
         self._calls.answered(self._shared.me, now)
         if self.state is RoundState.CLOSING:
-            self._attendance.passed.add(self._shared.me)
+            self._attendance.passes(self._shared.me)
             self.poll(now)
 
     # --- rounds --------------------------------------------------------------------------------------
@@ -280,7 +280,7 @@ class Round:
     def _call(self, reason: str, grace_s: float, now: float) -> None:
         """Ask those that are missing for what they have."""
         shared, number = self._shared, self._chain.head.number + 1
-        self._attendance.passed.clear()
+        self._attendance.begin()
         missing = self._attendance.missing(now)
         self._window.open(grace_s, now)
         self._calls.called(missing, number, now)
@@ -299,7 +299,7 @@ class Round:
         held = tuple(self.inbox.ready())
         short = self._window.short(len(held), now)
         called = self._window.take_caller()
-        self._attendance.passed.clear()
+        self._attendance.begin()
         if not held or short:
             self._machine.go(RoundSignal.EMPTY)
             self.inbox.none_begins()
