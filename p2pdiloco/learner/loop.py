@@ -16,6 +16,7 @@ from msgspec import Struct
 from torch import nn
 
 from p2pdiloco.errors import P2PDilocoError, UserError
+from p2pdiloco.learner.counts import TrainingCounts
 from p2pdiloco.learner.device import micro_batch_tokens, passes_in_bf16
 from p2pdiloco.learner.optimizer.build import clip, make_optimizer, set_learning_rate
 from p2pdiloco.learner.optimizer.schedule import learning_rate
@@ -42,7 +43,7 @@ class StepReport(Struct, frozen=True):
     """Tokens that went into the parameters; 0 if the step was skipped."""
 
 
-class Training:
+class Training(TrainingCounts):
     """State that inner steps read and write. Public attributes are what a checkpoint keeps."""
 
     def __init__(
@@ -54,13 +55,16 @@ class Training:
         place: Path | None = None,
         ranks: Ranks = ALONE,
         options: PassOptions = PassOptions(),  # noqa: B008 (frozen)
+        meanwhile: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> None:
         """`model` is on its device already. `place`: the file that keeps the place in the data. `samples` is
-        None if rank 0 of `ranks` has them.
+        None if rank 0 of `ranks` has them. `meanwhile`: context for computations that take long and write no
+        parameters.
 
         Raises:
             UserError: tokens_per_step is no whole number of samples, or there are none.
         """
+        super().__init__()
         per_sample = task.tokens_per_sample
         self.section = task.manifest.inner
         if self.section.tokens_per_step % per_sample:
@@ -74,18 +78,11 @@ class Training:
         self.bf16 = passes_in_bf16(self.device, options.precision)
         """True: passes are made in bf16."""
         self.optimizer = make_optimizer(model, self.section)
-        self.inner_step = 0
-        self.tokens_total = 0
-        self.run_tokens = 0
-        """Tokens that all learners of the run have consumed, as far as known: the schedule's clock."""
-        self.optimizer_steps = 0
-        """Number of optimizer steps that the moments are made of."""
         self.skipped_steps = 0
         self._skipped_in_a_row = 0
         self._samples = self.section.tokens_per_step // per_sample
         self.ranks = ranks
-        self.meanwhile: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
-        """Context for computations that take long and write no parameters."""
+        self.meanwhile = meanwhile
         self.stream: SampleStream
         """Samples of rank 0, which deals; other ranks have no stream."""
         if samples is not None:
@@ -116,9 +113,7 @@ class Training:
         tokens = self._update(math.isfinite(loss_value) and math.isfinite(norm_value))
         if self.ranks.rank == 0:
             self.stream.used()
-        self.inner_step += 1
-        self.tokens_total += tokens
-        self.run_tokens += tokens
+        self.count(tokens)
         return StepReport(self.inner_step, loss_value, tokens)
 
     @property
@@ -128,12 +123,7 @@ class Training:
 
     def take_notes(self) -> list[str]:
         """Remarks for a person since the last call."""
-        notes, self._passes.notes = self._passes.notes, []
-        return notes
-
-    def run_is_at(self, run_tokens: int) -> None:
-        """Tell the schedule how many tokens the run has consumed; it only goes forward."""
-        self.run_tokens = max(self.run_tokens, run_tokens)
+        return self._passes.take_notes()
 
     def _update(self, finite: bool) -> int:
         """Make the optimizer step, or skip it: a bad batch must not become a peer's parameters."""

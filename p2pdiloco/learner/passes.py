@@ -51,7 +51,7 @@ class Passes:
         self._device = next(model.parameters()).device
         self.samples = samples
         self._bf16 = bf16
-        self.notes: list[str] = []
+        self._notes: list[str] = []
         self._together = together
         self._compiled: nn.Module | None = None
         if compiled and together > 1:
@@ -111,8 +111,13 @@ class Passes:
         after = self.samples * self._task.tokens_per_sample
         if self._together > 1:
             raise PassTooLarge(f"a pass of {before} tokens does not fit ({said}): half as many from now on")
-        self.notes.append(f"a pass of {before} tokens does not fit ({said}): going on with {after} tokens")
+        self._notes.append(f"a pass of {before} tokens does not fit ({said}): going on with {after} tokens")
+
+    def take_notes(self) -> list[str]:
+        """Remarks for a person since the last call."""
+        notes, self._notes = self._notes, []
+        return notes
 
     def _leave_compiler(self, said: str) -> None:
         self._compiled = None
-        self.notes.append(f"torch.compile failed ({said}): training without it")
+        self._notes.append(f"torch.compile failed ({said}): training without it")
