@@ -273,11 +273,11 @@ class Seats:
         else:
             delegate.merged(event, now)
 
-    def partial_failed(self, event: PartialFailed) -> None:
+    def partial_failed(self, event: PartialFailed, now: float) -> None:
         """Take in that the sums of one of our groups cannot be made."""
         delegate = self.delegate_of(event.group)
         if delegate is not None:
-            delegate.failed(event)
+            delegate.failed(event, now)
 
     # --- messages ------------------------------------------------------------------------------------
 

@@ -332,6 +332,7 @@ class Round:
         """Note that what was merged is in the chain, or that the chain went on without it. `poll_rest` starts
         the next."""
         self._machine.go(RoundSignal.PUBLISHED)
+        self._office.served()
         if sync_s is not None:
             self._sync_s.add(sync_s)
             for held in self._merging:
@@ -349,11 +350,11 @@ class Round:
             self._collect(now)
             self.poll(now)
 
-    def failed(self, reason: str) -> None:
+    def failed(self, reason: str, now: float) -> None:
         """Lay the office down: nothing could be merged, or it could not be kept. Another member is to try."""
         self._machine.go(RoundSignal.FAILED)
         self._empty_inbox()
-        self._office.lay_down(reason)
+        self._office.failed(reason, now)
 
     def abandon(self, reason: str, now: float) -> None:
         """Drop the round: we are no longer the syncer, and what is in is sent again elsewhere."""
