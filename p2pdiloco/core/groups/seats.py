@@ -254,7 +254,7 @@ class Seats:
         round_ = self.taken[level + 1].round
         verdict = round_.admit_own(signed, ticket, now)
         if verdict.taken and verdict is not Verdict.ALREADY_HELD:
-            round_.own_is_in(signed.header.group, now)
+            round_.arrived(signed.header.group, now)
         return verdict
 
     def take_back(self, level: int, group: str) -> None:

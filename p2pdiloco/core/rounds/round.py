@@ -139,16 +139,12 @@ class Round:
         return True
 
     def admit_own(self, signed: SignedOffer, ticket: Ticket, now: float) -> Verdict:
-        """Take in what we made ourselves, which needs no stream. Call `own_is_in` if it is in, and was not
+        """Take in what we made ourselves, which needs no stream. Call `arrived` if it is in, and was not
         before."""
         refusal = self._admission.own(signed, ticket, self._in_time(), now)
         if refusal is not None:
             return refusal
         return Verdict.HELD if self.closing else Verdict.IN_ROUND
-
-    def own_is_in(self, child: str, now: float) -> None:
-        """Go on after `admit_own`, once its sender knows that it is held."""
-        self._arrived(child, now)
 
     def received(self, transfer: int, ticket: Ticket, now: float) -> None:
         """Take in the sound payload of an accepted transfer."""
@@ -160,14 +156,15 @@ class Round:
         waits = self.state is not RoundState.CLOSING and not begins
         verdict = Verdict.HELD if waits else Verdict.IN_ROUND
         self._shared.out.put(AnswerTransfer(transfer, self._fragment, verdict))
-        self._arrived(held.child, now)
+        self.arrived(held.child, now)
 
     def broken(self, transfer: int, verdict: Verdict) -> None:
         """Take in that an accepted transfer came to nothing: cut, or its payload was not sound."""
         if self._admission.broken(transfer, verdict):
             self._rest()
 
-    def _arrived(self, child: str, now: float) -> None:
+    def arrived(self, child: str, now: float) -> None:
+        """Go on with one more that is in; after `admit_own`, once its sender knows that it is held."""
         self._collect(now)
         self._attendance.came(child)
         self._calls.answered(child, now)
