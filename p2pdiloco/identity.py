@@ -112,11 +112,6 @@ def verify(peer: str, message: bytes, signature: bytes) -> bool:
     return True
 
 
-def is_peer_id(text: str) -> bool:
-    """Tell whether the text is the peer id of an Ed25519 key."""
-    return _public_key(text) is not None
-
-
 @lru_cache(maxsize=4096)
 def _public_key(peer: str) -> Ed25519PublicKey | None:
     if not 40 <= len(peer) <= 80:  # before base58, whose cost grows with the square of the length

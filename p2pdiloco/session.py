@@ -11,18 +11,21 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Self, SupportsFloat, SupportsInt, cast
+from typing import Any, Self, SupportsFloat, SupportsInt, cast
 
 from torch import nn
 from torch.optim import Optimizer
 
+from p2pdiloco.config.manifest import InnerSection
 from p2pdiloco.errors import UserError
 from p2pdiloco.learner import checkpoint
-from p2pdiloco.learner.answering import DEVICES, Answering
+from p2pdiloco.learner.answering import DEVICES, Answering, Stillness
 from p2pdiloco.learner.channel import ChannelBroken, LearnerEnd
 from p2pdiloco.learner.channel_messages import Ready, Start
+from p2pdiloco.learner.counts import TrainingCounts
 from p2pdiloco.learner.evaluate import Evaluation
 from p2pdiloco.learner.fragments import Fragments
 from p2pdiloco.learner.lifeline import save_takes_s
@@ -125,9 +128,7 @@ class Session:
         most = self._training.section.tokens_per_step
         if not 0 <= tokens <= most:
             raise UserError(f"{tokens} tokens in one inner step: this run allows 0 to {most}")
-        self._training.inner_step += 1
-        self._training.tokens_total += tokens
-        self._training.run_tokens += tokens
+        self._training.count(tokens)
         try:
             goes_on = self._mailbox.boundary(StepReport(self._training.inner_step, mean, tokens))
         except ChannelBroken as error:
@@ -153,10 +154,12 @@ class Session:
             yield
             return
         if self._answering is None:
-            self._answering = Answering(self._channel.wait_or, self._mailbox.answer_calls, device).__enter__()
+            answer = partial(self._mailbox.answer_calls, None)
+            made = Answering(Stillness(device), self._channel.wait_or, answer, device)
+            self._answering = made.__enter__()
         self._computing = True
         try:
-            with self._answering.meanwhile():
+            with self._answering.still.meanwhile():
                 yield
         except ChannelBroken as error:
             raise self._broke(error) from error
@@ -237,7 +240,7 @@ class Session:
 
     def _attach(
         self, start: Start, descriptor: int, optimizer: Optimizer | None
-    ) -> tuple[Mailbox, SimpleNamespace]:
+    ) -> tuple[Mailbox, _ProgramTraining]:
         manifest = start.manifest
         specs = task_of(manifest).specs()
         compare(tensor_specs(self._model), specs)
@@ -253,21 +256,7 @@ class Session:
         )
         fragments.scatter_bases(parameters)
         groups = optimizer.param_groups if optimizer is not None else [{"lr": 0.0}]
-        training: SimpleNamespace = SimpleNamespace(
-            section=manifest.inner,
-            model=self._model,
-            # Its moments are the program's to save: none are kept here.
-            optimizer=SimpleNamespace(kind=NAME, param_groups=groups, state={}),
-            optimizer_steps=0,
-            inner_step=0,
-            tokens_total=0,
-            run_tokens=0,
-            skipped_steps=0,
-            # The program's data are its own: it is told of no share.
-            stream=SimpleNamespace(shared=None, share=lambda share: None, save_place=lambda: None),
-            run_is_at=lambda tokens: setattr(training, "run_tokens", max(tokens, training.run_tokens)),
-            take_notes=list,
-        )
+        training = _ProgramTraining(manifest.inner, self._model, groups)
         restored, note = checkpoint.take_up(start, cast(Training, training), fragments)
         training.run_is_at(fragments.run_tokens(learners=1))
         self._before = training.inner_step
@@ -293,12 +282,29 @@ class Session:
                 parameters[name].copy_(value)
 
 
+class _ProgramTraining(TrainingCounts):
+    """Training of the program's own loop, as mailbox and checkpoints ask for it."""
+
+    def __init__(self, section: InnerSection, model: nn.Module, groups: list[dict[str, Any]]) -> None:
+        super().__init__()
+        self.section, self.model = section, model
+        # Its moments are the program's to save: none are kept here.
+        self.optimizer = SimpleNamespace(kind=NAME, param_groups=groups, state={})
+        self.skipped_steps = 0
+        # The program's data are its own: it is told of no share.
+        self.stream = SimpleNamespace(shared=None, share=lambda share: None, save_place=lambda: None)
+
+    def take_notes(self) -> list[str]:
+        """List remarks for a person: none."""
+        return []
+
+
 class _Mailbox(Mailbox):
     """Mailbox of the program's loop, as a learner process has one; task, data and checkpoints are the
     program's."""
 
     def __init__(
-        self, session: Session, fragments: Fragments, training: SimpleNamespace, status_interval_s: float
+        self, session: Session, fragments: Fragments, training: _ProgramTraining, status_interval_s: float
     ) -> None:
         channel = session._channel
         assert channel is not None

@@ -19,6 +19,7 @@ from p2pdiloco.core.chain.chain import Chain
 from p2pdiloco.core.contributions.kept import KeptContributions
 from p2pdiloco.core.contributions.own import ContributionQueue
 from p2pdiloco.core.election.office import Office
+from p2pdiloco.core.election.turn import Turn
 from p2pdiloco.core.election.vote_judge import VoteJudge
 from p2pdiloco.core.groups.group_inbox import GroupInbox
 from p2pdiloco.core.members.vote_disk import VoteDisk
@@ -27,6 +28,7 @@ from p2pdiloco.core.outbox import Outbox
 from p2pdiloco.core.rounds.inbox import Inbox, LearnerInbox
 from p2pdiloco.core.rounds.round import Round
 from p2pdiloco.core.shared import Shared
+from p2pdiloco.lab.simulation.node.worker import Worker
 
 __all__ = ["MUTATIONS"]
 
@@ -366,6 +368,17 @@ def a_newcomer_counts_at_once(patch: Patch) -> None:
 @mutation("churn", 5, 10, "leaves-in-time", "stuck")
 def nobody_ever_leaves(patch: Patch) -> None:
     each_effect(patch, lambda _core, e: [] if isinstance(e, fx.Left) else [e])
+
+
+@mutation("calm", 2, 3, "no-spinning")
+def a_merge_that_always_fails_is_repeated_at_once(patch: Patch) -> None:
+    """Every merge fails, and nobody pauses before the next."""
+
+    def fail(self: Worker, effect: fx.Merge) -> None:
+        self._host.later(self._work_s(), self._merge_failed, effect, self._take_spare(effect.fragment))
+
+    patch.set(Worker, "merge", fail)
+    patch.set(Turn, "failed", lambda self, now: None)
 
 
 @mutation("calm", 2, 3, "no-spinning")

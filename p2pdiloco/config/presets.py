@@ -86,7 +86,7 @@ SMALL = with_outer(
     Manifest(
         run=RunSection(name="small"),
         model=table(CausalLMSection(layers=6, heads=6, width=384, context_tokens=256)),
-        # After 1000 steps of a swarm, Muon with H = 100 ended 7 % below AdamW with H = 24 (docs/experiments.md).
+        # After 1000 steps of a swarm Muon, H = 100, ended 7 % below AdamW, H = 24 (docs/experiments.md).
         inner=InnerSection(
             optimizer="muon",
             learning_rate=3e-3,

@@ -100,7 +100,7 @@ class Fragment:
             return
         self.own.accepted(pending, verdict, now)
         if verdict is not Verdict.ALREADY_HELD:
-            self.round.own_is_in(me, now)
+            self.round.arrived(me, now)
 
     def _moved(self, now: float) -> None:
         self.context.moved(now)

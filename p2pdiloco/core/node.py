@@ -33,7 +33,7 @@ PLAIN: dict[type, Callable[[Fragment, Any, float], object]] = {
     ev.Merged: lambda f, e, t: f.publisher.merged(e, t),
     ev.MergeFailed: lambda f, e, t: f.publisher.failed(e, t),
     ev.PartialMerged: lambda f, e, t: f.seats.partial_merged(e, t),
-    ev.PartialFailed: lambda f, e, t: f.seats.partial_failed(e),
+    ev.PartialFailed: lambda f, e, t: f.seats.partial_failed(e, t),
     ev.UpdateFetched: lambda f, e, t: f.follower.update_fetched(e, t),
     ev.FetchFailed: lambda f, e, t: f.follower.fetch_failed(e, t),
     ev.UpdateApplied: lambda f, e, t: f.follower.update_applied(e, t),

@@ -107,12 +107,12 @@ def restore(path: Path, modes: Sequence[RestoreMode], training: Training, fragme
             continue
         whole = mode == "all" or not counted.slot_in_use
         displacement = tensors.get(f"displacement.{index}" if whole else f"rest.{index}")
-        fragments.reset_to_base(index, displacement)
-        fragments.counters[index] = FragmentCounters(
+        counters = FragmentCounters(
             unmerged_tokens=counted.unmerged_tokens - (0 if whole else counted.sent_tokens),
             unmerged_steps=counted.unmerged_steps - (0 if whole else counted.sent_steps),
             steps_since_base=counted.steps_since_base,
         )
+        fragments.take_up(index, displacement, counters)
     return note
 
 
@@ -134,11 +134,10 @@ def restore_training(
             set_moments(training.model, training.optimizer, saved)
         except ValueError as error:
             raise StorageError(f"the learner state {path} is incomplete: {error}") from error
-        training.optimizer_steps = meta.optimizer_steps
+        training.moments_are_of(meta.optimizer_steps)
     else:
         note = f"the saved moments are of {meta.optimizer}: those of {wanted} begin anew"
-    training.inner_step, training.tokens_total = meta.inner_step, meta.tokens_total
-    training.run_is_at(meta.run_tokens)
+    training.goes_on_from(meta.inner_step, meta.tokens_total, meta.run_tokens)
     return meta, tensors, note
 
 

@@ -60,11 +60,11 @@ class Form(Enum):
 
     PLAIN = auto()
     COMPILING = auto()
-    """As it is, while a thread compiles."""
+    """Plain passes, while a thread compiles."""
     COMPILED = auto()
     RECORDED = auto()
     LEFT = auto()
-    """As it is, for good: it cannot be compiled, or is not to be."""
+    """Plain passes for good: they cannot be compiled, or are not to be."""
 
 
 class Forms:
@@ -77,10 +77,12 @@ class Forms:
         self._forward, self._parameters = forward, parameters
         self._device = parameters[0].device
         self._choice, self._cache = choice, cache
-        self.notes: list[str] = []
+        self._notes: list[str] = []
         self._compiled: Callable[..., Tensor] | None = None
         self._recorded: RecordedPass | None = None
         self._compiling: _Compiling | None = None
+        self._has_waited = False
+        """True: a lack of memory was put down to this thread already."""
         self._seen: Batch | None = None
         """First pass of the last step: the shape that is compiled."""
         self._shape: tuple[torch.Size, ...] = ()
@@ -118,8 +120,8 @@ class Forms:
     def give_way(self) -> None:
         """Leave the interpreter to the thread that compiles, for most of the time. A loop that launches small
         kernels would hold it nearly always, and compiling take several times as long."""
-        if self.form is Form.COMPILING:
-            time.sleep(min(LONGEST_REST_S, COMPILERS_PART * self._computing_s))
+        if self.form is Form.COMPILING and self._compiling is not None:
+            self._compiling.wait(min(LONGEST_REST_S, COMPILERS_PART * self._computing_s))
 
     def step_took(self, step_s: float, computing_s: float, passes: int) -> None:
         """Take the length of the last step, of so many passes, and what of it the loop was computing."""
@@ -142,12 +144,18 @@ class Forms:
         torch.autograd.backward(loss)
         return loss.detach()
 
+    def take_notes(self) -> list[str]:
+        """Remarks for a person since the last call."""
+        notes, self._notes = self._notes, []
+        return notes
+
     def has_waited_for_compiler(self) -> bool:
         """Wait for the thread that compiles, whose memory may be what lacks; False: there is none, or it was
         waited for already."""
-        if self._compiling is None or self._compiling.waited_for:
+        if self._compiling is None or self._has_waited:
             return False
         self._compiling.wait()
+        self._has_waited = True
         return True
 
     def begin_anew(self) -> None:
@@ -168,7 +176,7 @@ class Forms:
     def _leave(self, said: str) -> None:
         self.begin_anew()
         self.form = Form.LEFT
-        self.notes.append(f"torch.compile failed ({said}): training without it")
+        self._notes.append(f"torch.compile failed ({said}): training without it")
 
     def _step_s(self, form: Form) -> float | None:
         """Usual length of a step in this form; None: not known yet."""
@@ -197,7 +205,7 @@ class Forms:
         if function is None or self._seen is None:
             return
         self.form = Form.COMPILING
-        self._shape = _shape(self._seen)
+        self._shape, self._has_waited = _shape(self._seen), False
         self._compiling = _Compiling(function, self._seen, self._parameters)
 
     def _take_compiled(self, made: _Compiling) -> None:
@@ -222,7 +230,7 @@ class Forms:
             self._recorded = RecordedPass(self._compiled, self._parameters, self._seen, self._share)
             self.form = Form.RECORDED
         except RuntimeError as error:
-            self.notes.append(f"no CUDA graph of this model ({first_line(error)}): it is compiled")
+            self._notes.append(f"no CUDA graph of this model ({first_line(error)}): it is compiled")
             give_memory_back(self._device)
 
     def _forget_recorded(self) -> None:
@@ -238,7 +246,7 @@ class Forms:
             return
         graph = " and recorded as a CUDA graph" if self.form is Form.RECORDED else ""
         gain = f"inner steps are {plain_s / now_s:.1f} times as fast"
-        self.notes.append(f"compiled after {self._compiled_after_s:.0f} s{graph}: {gain}")
+        self._notes.append(f"compiled after {self._compiled_after_s:.0f} s{graph}: {gain}")
         self._compiled_after_s = 0.0
 
 
@@ -249,7 +257,6 @@ class _Compiling:
         self.function = function
         self.failure: Exception | None = None
         self.took_s = 0.0
-        self.waited_for = False
         self._part, self._parameters = part, parameters
         self._threads = torch.get_num_threads()
         # At the learner's end nobody waits for it.
@@ -261,10 +268,9 @@ class _Compiling:
         """True: it is made, or has failed."""
         return not self._thread.is_alive()
 
-    def wait(self) -> None:
-        """Wait for the end."""
-        self._thread.join()
-        self.waited_for = True
+    def wait(self, longest_s: float | None = None) -> None:
+        """Wait for the end, no longer than told."""
+        self._thread.join(longest_s)
 
     def _run(self) -> None:
         began = time.monotonic()

@@ -211,6 +211,11 @@ class Fragments:
         return rest.add_(self._shift[fragment]) if fragment in self._shift else rest
 
     @torch.no_grad()
+    def take_up(self, fragment: int, displacement: Tensor | None, counters: FragmentCounters) -> None:
+        """Go on with the displacement of an earlier life, which was counted so."""
+        self.reset_to_base(fragment, displacement)
+        self.counters[fragment] = counters
+
     def reset_to_base(self, fragment: int, displacement: Tensor | None = None) -> None:
         """theta <- base - displacement (None: the base itself)."""
         base = self._exchange.base(fragment, self.bases[fragment].buffer)

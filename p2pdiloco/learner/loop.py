@@ -19,6 +19,7 @@ from msgspec import Struct
 from torch import nn
 
 from p2pdiloco.errors import P2PDilocoError, UserError, first_line
+from p2pdiloco.learner.counts import TrainingCounts
 from p2pdiloco.learner.device import micro_batch_tokens, passes_in_bf16, staged
 from p2pdiloco.learner.optimizer.build import clip, make_optimizer, set_learning_rate
 from p2pdiloco.learner.optimizer.schedule import learning_rate
@@ -49,7 +50,7 @@ class StepReport(Struct, frozen=True):
     """Tokens that went into the parameters; 0 if the step was skipped."""
 
 
-class Training:
+class Training(TrainingCounts):
     """State that inner steps read and write. Public attributes are what a checkpoint keeps."""
 
     def __init__(
@@ -61,13 +62,16 @@ class Training:
         place: Path | None = None,
         ranks: Ranks = ALONE,
         options: PassOptions = PassOptions(),  # noqa: B008 (frozen)
+        meanwhile: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> None:
         """`model` is on its device already. `place`: the file that keeps the place in the data. `samples` is
-        None if rank 0 of `ranks` has them.
+        None if rank 0 of `ranks` has them. `meanwhile`: context for computations that take long and write no
+        parameters.
 
         Raises:
             UserError: tokens_per_step is no whole number of samples, or there are none.
         """
+        super().__init__()
         per_sample = task.tokens_per_sample
         self.section = task.manifest.inner
         if self.section.tokens_per_step % per_sample:
@@ -81,19 +85,11 @@ class Training:
         self.bf16 = passes_in_bf16(self.device, options.precision)
         """True: passes are made in bf16."""
         self.optimizer = make_optimizer(model, self.section)
-        self.inner_step = 0
-        self.tokens_total = 0
-        self.run_tokens = 0
-        """Tokens that all learners of the run have consumed, as far as known: the schedule's clock."""
-        self.optimizer_steps = 0
-        """Number of optimizer steps that the moments are made of."""
         self.skipped_steps = 0
         self._skipped_in_a_row = 0
-        self._learners = 1
         self._samples = self.section.tokens_per_step // per_sample
         self.ranks = ranks
-        self.meanwhile: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
-        """Context for computations that take long and write no parameters."""
+        self.meanwhile = meanwhile
         self.stream: SampleStream
         """Samples of rank 0, which deals; other ranks have no stream."""
         if samples is not None:
@@ -133,9 +129,7 @@ class Training:
         tokens = self._update(math.isfinite(loss_value) and math.isfinite(norm_value))
         if self.ranks.rank == 0:
             self.stream.used()
-        self.inner_step += 1
-        self.tokens_total += tokens
-        self.run_tokens += tokens
+        self.count(tokens)
         self._passes.step_took(time.perf_counter() - began, time.thread_time() - computed)
         return StepReport(self.inner_step, loss_value, tokens)
 
@@ -152,13 +146,7 @@ class Training:
     def steps_left(self) -> float:
         """Inner steps of this learner until the end of the schedule, if the others go on as well."""
         tokens = self.section.schedule_tokens - self.run_tokens
-        return max(0, tokens) / self.section.tokens_per_step / self._learners
-
-    def run_is_at(self, run_tokens: int, learners: int = 1) -> None:
-        """Tell the schedule how many tokens the run has consumed, by so many learners; it only goes
-        forward."""
-        self.run_tokens = max(self.run_tokens, run_tokens)
-        self._learners = max(1, learners)
+        return max(0, tokens) / self.section.tokens_per_step / self.learners
 
     def _take(self) -> Batch:
         """Take this rank's samples of the next step."""

@@ -129,9 +129,6 @@ class Mailbox:
         self.stopping = False
         """True: the end is at the next boundary."""
         self._finishing = False
-        self.give_up: Callable[[], None] | None = None
-        """Ends the process in the middle of an inner step, when all is saved and said. Without it the end
-        waits for the next boundary."""
 
     def boundary(self, report: StepReport) -> bool:
         """Do what is due between two inner steps: commands, copies, a status. False: stop.
@@ -218,21 +215,25 @@ class Mailbox:
             case _:
                 invariant(False, f"a second {type(command).__name__}")
 
-    def answer_calls(self) -> None:
-        """Answer closing calls that came since the last boundary, as it was there; or end there, if nobody
-        waits for the step that is under way. Only while nothing writes parameters (`learner.answering`).
+    def answer_calls(self, give_up: Callable[[], None] | None) -> None:
+        """Answer closing calls that came since the last boundary, as it was there. Only while nothing writes
+        parameters (`learner.answering`).
+
+        `give_up` ends the process in the middle of an inner step, if nobody waits for that and when all is
+        saved and said; None: the end waits for the next boundary.
+
         Raises: ChannelBroken (the daemon is gone)."""
         for call in self._channel.take_calls():
             copied = self._fragments.copy_out(call.fragment, self._training.inner_step, under_way=True)
             self._channel.emit(copied)
         self._channel.flush()
-        if self.give_up is not None and self._channel.told_to_finish():
+        if give_up is not None and self._channel.told_to_finish():
             self._finishing = True
             # It may read parameters that change under it: nobody will see what it makes of them.
             self._training.stream.give_back()
             self.obey()
             self._goes_on()
-            self.give_up()
+            give_up()
 
     def attend(self, timeout_s: float) -> None:
         """Wait so long for commands, and obey them. Raises: ChannelBroken."""

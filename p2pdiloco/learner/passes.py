@@ -83,9 +83,8 @@ class Passes:
 
     def take_notes(self) -> list[str]:
         """Remarks for a person since the last call."""
-        notes = [*self._notes, *self._forms.notes]
-        self._notes, self._forms.notes = [], []
-        return notes
+        notes, self._notes = self._notes, []
+        return notes + self._forms.take_notes()
 
     def gradients(self, batch: Batch, whole: int) -> Tensor:
         """Put into every parameter's `grad` the gradient of the mean loss over a step of `whole` samples.

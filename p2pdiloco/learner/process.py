@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import NoReturn, cast
 
@@ -15,7 +16,7 @@ from torch import nn
 from p2pdiloco.config.settings import Shard
 from p2pdiloco.errors import InvariantViolation, UserError, invariant
 from p2pdiloco.learner import checkpoint
-from p2pdiloco.learner.answering import DEVICES, Answering
+from p2pdiloco.learner.answering import DEVICES, Answering, Stillness
 from p2pdiloco.learner.channel import LearnerEnd
 from p2pdiloco.learner.channel_messages import LearnerOptions, Note, Ready, Start
 from p2pdiloco.learner.device import choose_device, configure, hints, step_back, threads_of
@@ -56,6 +57,7 @@ class LearnerParts(Struct, frozen=True):
     held: HeldParameters
     """The model's parameters."""
     ranks: Ranks
+    still: Stillness
 
 
 def run(channel: LearnerEnd, start: Start, exchange_fd: int) -> None:
@@ -139,15 +141,15 @@ def _build(start: Start, rank: int = 0, count: int = 1, folder: Path | None = No
     device = choose_device(device_of(rank, count, options.device))
     threads = configure(device, options.threads or threads_of(count, device))
     ranks = ALONE if folder is None else Distributed(rank, count, folder, device)
-    task = task_of(manifest)
-    if options.tokenizer_path is not None:
-        task.tokenizer_file = read_tokenizer(Path(options.tokenizer_path))
+    path = options.tokenizer_path
+    task = task_of(manifest, None if path is None else read_tokenizer(Path(path)))
     data = task.load_data(options.data_path) if rank == 0 else None
     layouts = plan_fragments(task.specs(), manifest.sync.fragments)
     model = task.model()
     held = _place(model, device, task, options, ranks)
     place = Path(options.place_path) if options.place_path and rank == 0 else None
     precision = precision_of_shares(device, options.precision) if ranks.sharded else options.precision
+    still = Stillness(device)
     training = Training(
         task,
         model,
@@ -158,8 +160,9 @@ def _build(start: Start, rank: int = 0, count: int = 1, folder: Path | None = No
         PassOptions(
             options.micro_batch_tokens, options.halvings, options.compile, options.compile_cache, precision
         ),
+        still.meanwhile,
     )
-    return LearnerParts(threads, data, layouts, training, held, ranks)
+    return LearnerParts(threads, data, layouts, training, held, ranks, still)
 
 
 def _place(
@@ -168,8 +171,9 @@ def _place(
     """Bring the model to its device, all of it or a share."""
     numel = sum(parameter.numel() for parameter in model.parameters())
     samples = task.manifest.inner.tokens_per_step // task.tokens_per_sample
-    if isinstance(ranks, Distributed):
-        ranks.sharded = wants_shards(cast(Shard, options.shard), numel, device, samples, ranks)
+    wished = cast(Shard, options.shard)
+    if isinstance(ranks, Distributed) and wants_shards(wished, numel, device, samples, ranks):
+        ranks.shard()
     if not ranks.sharded:
         model.to(device)
         params = named_parameters(model)
@@ -241,10 +245,9 @@ def _lead(channel: LearnerEnd, start: Start, exchange_fd: int, parts: LearnerPar
         return
     with contextlib.ExitStack() as stack:
         if answers:
-            answering = Answering(channel.wait_or, mailbox.answer_calls, device)
-            training.meanwhile = stack.enter_context(answering).meanwhile
-            if gives_up:
-                mailbox.give_up = lambda: _give_up(channel)
+            give_up = (lambda: _give_up(channel)) if gives_up else None
+            answer = partial(mailbox.answer_calls, give_up)
+            stack.enter_context(Answering(parts.still, channel.wait_or, answer, device))
         ranks.order("step", training.run_tokens)
         goes_on = boundary(training.step())
         # Only now: starting up, of which the first step is a part, is waited for; training is not.

@@ -66,8 +66,9 @@ def _loaded(entry: EntryPoint) -> type[Task]:
     return found
 
 
-def task_of(manifest: Manifest) -> Task:
-    """Make the run's task.
+def task_of(manifest: Manifest, tokenizer_file: bytes | None = None) -> Task:
+    """Make the run's task. `tokenizer_file`: content of the file that `data.tokenizer` names, if text is
+    needed.
 
     Raises:
         UserError: it is not installed.
@@ -76,7 +77,7 @@ def task_of(manifest: Manifest) -> Task:
     run = manifest.run
     kind = task_class(run.task, run.task_package)
     try:
-        task = kind(manifest)
+        task = kind(manifest, tokenizer_file)
     except msgspec.ValidationError as error:
         raise ConfigError(f'[model] of run "{run.name}" is not for the task {run.task}: {error}') from error
     # Else the same run would be another one where the task's defaults are others.

@@ -95,15 +95,15 @@ class Task(ABC):
     counted: ClassVar[str] = "tokens"
     """Name of what `tokens_per_sample` counts, for people."""
 
-    def __init__(self, manifest: Manifest) -> None:
-        """Decode `manifest.model` by `Section`.
+    def __init__(self, manifest: Manifest, tokenizer_file: bytes | None) -> None:
+        """Decode `manifest.model` by `Section`. `tokenizer_file`: content of the file that `data.tokenizer`
+        names, if it names one and text is needed.
 
         Raises:
             msgspec.ValidationError: it does not fit.
         """
         self.manifest = manifest
-        self.tokenizer_file: bytes | None = None
-        """Content of the file that `data.tokenizer` names, if it names one (set by whoever needs text)."""
+        self.tokenizer_file = tokenizer_file
         self.section: Any = msgspec.convert(manifest.model, self.Section, strict=True)
 
     @property

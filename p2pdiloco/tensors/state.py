@@ -55,6 +55,23 @@ class FragmentState:
         self.uses = 0
         """Number of times that something began to be made in this state."""
 
+    def begin(self) -> None:
+        """Begin to make something else in it."""
+        self.empty()
+        self.uses += 1
+
+    def empty(self) -> None:
+        """Declare that it holds no version."""
+        self.number = EMPTY
+
+    def pin(self) -> None:
+        """Count a reader more: what it holds stays."""
+        self.pins += 1
+
+    def unpin(self) -> None:
+        """Count a reader less."""
+        self.pins -= 1
+
     def seal(self, number: int) -> bytes:
         """Declare that the state holds this version; returns its state digest."""
         self.number, self.digest = number, state_digest(number, self.theta, self.momentum)

@@ -139,13 +139,14 @@ class Vault:
         """
         state = self._committed(fragment)
         with self._pin_lock:
-            state.pins += 1
+            state.pin()
         released = False
 
         def release() -> None:
             nonlocal released
             with self._pin_lock:
-                state.pins -= 0 if released else 1
+                if not released:
+                    state.unpin()
                 released = True
 
         return Pin(state.number, state.digest, state.buffers(), release)
@@ -279,7 +280,7 @@ class Vault:
 
     def drop_spare(self, fragment: int) -> None:
         """Forget what is in the spare. Nothing happens where it is empty."""
-        self._spares[fragment].number = EMPTY
+        self._spares[fragment].empty()
         left_out = self._left_out[fragment]
         if left_out is not None:
             left_out.discard()
@@ -325,7 +326,7 @@ class Vault:
         if pinned:
             self._spares[fragment] = FragmentState(self.layouts[fragment].numel)
         self.drop_spare(fragment)
-        self._spares[fragment].uses += 1
+        self._spares[fragment].begin()
         return self._spares[fragment]
 
     def _momentum_at(self, number: int) -> float:

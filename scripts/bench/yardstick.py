@@ -33,7 +33,7 @@ class Found(msgspec.Struct, frozen=True):
     """Speed and memory of one of the two."""
 
     tokens_per_s: list[float]
-    """Of each window."""
+    """Speed in each window."""
     memory_bytes: int
     """Largest sum of what torch had allocated on a GPU; 0 on a CPU."""
     outside: float | None

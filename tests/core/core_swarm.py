@@ -7,11 +7,11 @@ import random
 from collections import deque
 from collections.abc import Callable
 
-from kit import STEP_S, digest
+from kit import STEP_S, digest, restored_nothing
 
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
-from p2pdiloco.core.api.config import CoreConfig, restored_nothing
+from p2pdiloco.core.api.config import CoreConfig
 from p2pdiloco.core.api.grouping import Roster
 from p2pdiloco.core.api.reasons import FetchFailure
 from p2pdiloco.core.api.types import SignedPartial, SignedVersion

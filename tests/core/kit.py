@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
-from p2pdiloco.core.api.config import CoreConfig, Restored, RestoredFragment, Timing, restored_nothing
+from p2pdiloco.core.api.config import CoreConfig, Restored, RestoredFragment, Timing
 from p2pdiloco.core.api.grouping import Roster
 from p2pdiloco.core.api.reach import Reach
 from p2pdiloco.core.api.types import (
@@ -36,6 +36,11 @@ RUN = "run"
 STEP_S = 0.1
 FIRST = Stamp(1, 1)
 Found = TypeVar("Found")
+
+
+def restored_nothing(config: CoreConfig) -> Restored:
+    """The state of a first start: version 0 everywhere, no vote given."""
+    return Restored(fragments=tuple(RestoredFragment(log=(v,)) for v in config.genesis_versions))
 
 
 def digest(*parts: object) -> bytes:

@@ -23,6 +23,7 @@ from kit import (
     found,
     offer_to,
     progress,
+    restored_nothing,
     vote,
 )
 from wire_strategies import contributions, message_strategies
@@ -30,7 +31,7 @@ from wire_strategies import contributions, message_strategies
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
-from p2pdiloco.core.api.config import Restored, RestoredFragment, restored_nothing
+from p2pdiloco.core.api.config import Restored, RestoredFragment
 from p2pdiloco.core.api.grouping import Roster
 from p2pdiloco.core.api.reasons import FetchFailure, Verdict
 from p2pdiloco.core.api.types import WHOLE_RUN, Head, SignedVersion, Stamp

@@ -6,6 +6,7 @@ import socket
 import torch
 
 from p2pdiloco.config.presets import MICRO
+from p2pdiloco.learner.answering import Stillness
 from p2pdiloco.learner.channel import Deframer, LearnerEnd, decode_event, frame
 from p2pdiloco.learner.channel_messages import BaseRef
 from p2pdiloco.learner.device import accelerators
@@ -52,8 +53,16 @@ class Bench:
         self.exchange = filled_exchange(manifest)
         task = task_of(manifest)
         model = task.model().to(device)
-        self.training = Training(task, model, data().train, "peer-a", options=PassOptions(precision="fp32"))
-        self.device = self.training.device
+        self.device = torch.device(device)
+        self.still = Stillness(self.device)
+        self.training = Training(
+            task,
+            model,
+            data().train,
+            "peer-a",
+            options=PassOptions(precision="fp32"),
+            meanwhile=self.still.meanwhile,
+        )
         self.fragments = Fragments(
             HeldParameters(named_parameters(model)),
             LAYOUTS,

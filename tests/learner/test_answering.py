@@ -1,6 +1,7 @@
 """Closing calls are answered while a step is computed, with what the last boundary would have given."""
 
 import contextlib
+import functools
 import select
 
 import pytest
@@ -42,10 +43,9 @@ def bench(request):
 
 
 @contextlib.contextmanager
-def answering(bench):
-    made = Answering(bench.channel.wait_or, bench.mailbox.answer_calls, bench.device)
-    with made:
-        bench.training.meanwhile = made.meanwhile
+def answering(bench, give_up=None):
+    answer = functools.partial(bench.mailbox.answer_calls, give_up)
+    with Answering(bench.still, bench.channel.wait_or, answer, bench.device) as made:
         yield made
 
 
@@ -147,7 +147,7 @@ def test_a_daemon_that_is_gone_ends_the_step_and_a_stop_is_the_last_word(bench, 
     with answering(bench):
         bench.post(Stop(None))
         bench.post(CopyOut(1))
-        bench.mailbox.answer_calls()
+        bench.mailbox.answer_calls(None)
         assert bench.events() == [], "the end is what was asked for first"
         assert not bench.mailbox.boundary(bench.training.step())
         bench.events()
@@ -155,7 +155,7 @@ def test_a_daemon_that_is_gone_ends_the_step_and_a_stop_is_the_last_word(bench, 
     assert bench.events() == [], "nobody answers after the end"
     with answering(bench) as made, pytest.raises(ChannelBroken):
         bench.daemon.close()
-        with made.meanwhile():
+        with bench.still.meanwhile():
             made._thread.join(PATIENCE_S)  # it has seen it
 
 
@@ -171,8 +171,7 @@ def test_a_step_is_given_up_when_the_end_does_not_wait_for_it(bench, monkeypatch
     def over():
         raise GivenUp
 
-    bench.mailbox.give_up = over
-    with answering(bench), pytest.raises(GivenUp):
+    with answering(bench, over), pytest.raises(GivenUp):
         for _ in range(2):
             assert bench.mailbox.boundary(bench.training.step())
         bench.post(CopyOut(0))
@@ -218,8 +217,7 @@ def test_an_end_that_comes_between_two_looks_is_seen_all_the_same(bench, monkeyp
 
     with monkeypatch.context() as patch:
         patch.setattr(bench.channel, "told_to_finish", told_just_before)
-        bench.mailbox.give_up = lambda: None
-        bench.mailbox.answer_calls()
+        bench.mailbox.answer_calls(lambda: None)
     assert select.select([bench._theirs], [], [], 0)[0], "the thread that answers wakes up for it"
 
 
@@ -231,7 +229,7 @@ def test_before_a_step_or_where_one_cannot_be_given_up_the_end_waits_for_command
     other = Bench(device=bench.device)
     with answering(other):
         other.post(StopStepping())
-        other.mailbox.answer_calls()  # a program's process is not ours to end
+        other.mailbox.answer_calls(None)  # a program's process is not ours to end
         other.post(Stop(None))
         assert not other.mailbox.boundary(other.training.step())
     other.close()
@@ -243,4 +241,4 @@ def test_commands_that_nobody_takes_are_bounded(bench):
         for count in range(MAX_WAITING_COMMANDS + 64):
             bench.post(HEARD)
             if count % 64 == 63:
-                bench.mailbox.answer_calls()
+                bench.mailbox.answer_calls(None)

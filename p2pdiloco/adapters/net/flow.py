@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 CHUNK_BYTES = 256 * 1024
 """Bytes of the longest chunk."""
@@ -152,13 +153,22 @@ class Allowance:
         self.bytes_per_s = bytes_per_s
         self._now = now
         self._paid_until_s = now()
-        self.streams = 0
-        """Number of streams that are receiving."""
+        self._streams = 0
+        """Number of streams that share it."""
 
     @property
     def chunk_bytes(self) -> int:
         """Bytes of a chunk: a tenth of a second's."""
         return max(LEAST_CHUNK_BYTES // 2, min(int(self.bytes_per_s / 10), CHUNK_BYTES))
+
+    @contextmanager
+    def shared(self) -> Iterator[int]:
+        """Context of one stream more: gives how many bytes it may have on its way at once."""
+        self._streams += 1
+        try:
+            yield max(LEAST_CHUNK_BYTES, 2 * self.chunk_bytes // self._streams)
+        finally:
+            self._streams -= 1
 
     async def take(self, size: int) -> None:
         """Wait until `size` bytes are allowed."""
@@ -198,6 +208,14 @@ class Limits:
             Allowance(bits / 8, now) if bits else None for bits in (upload_bits_per_s, download_bits_per_s)
         )
         return cls(up, down)
+
+    def sent(self, size: int) -> None:
+        """Count bytes of a payload that a peer acknowledged."""
+        self.sent_bytes += size
+
+    def received(self, size: int) -> None:
+        """Count bytes of a payload that came."""
+        self.received_bytes += size
 
     def control(self, sent: int, received: int) -> None:
         """Count control messages that went by."""

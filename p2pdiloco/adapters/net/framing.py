@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from p2pdiloco.adapters.net.direct_stream import DirectStream
-from p2pdiloco.adapters.net.flow import CHUNK_BYTES, LEAST_CHUNK_BYTES, MOST_BYTES, Flow, Limits, Sending
+from p2pdiloco.adapters.net.flow import CHUNK_BYTES, MOST_BYTES, Flow, Limits, Sending
 from p2pdiloco.errors import RemoteError, TransportError
 from p2pdiloco.ports import Buffer
 
@@ -253,7 +253,7 @@ class Channel:
                 self._in_time(sending.deadline_s)
         status, body = final.result()
         if status == ACK and sending.unacknowledged_bytes:  # of all the rest
-            self._limits.sent_bytes += sending.unacknowledged_bytes
+            self._limits.sent(sending.unacknowledged_bytes)
             sending.arrived(sending.unacknowledged_bytes)
         return status, body
 
@@ -290,7 +290,7 @@ class Channel:
                     raise RemoteError("damaged-chunk")
                 await take(offset, chunk)
                 offset += chunk_bytes
-                self._limits.received_bytes += chunk_bytes
+                self._limits.received(chunk_bytes)
             if length & ASK and offset > acknowledged:
                 await self._allow(acknowledged, offset, size, prepaid_bytes)
                 await self.write(bytes([GOT]) + U32.pack(offset - acknowledged))
@@ -306,13 +306,9 @@ class Channel:
         if download is None:
             yield MOST_BYTES
             return
-        download.streams += 1
-        try:
-            most = max(LEAST_CHUNK_BYTES, 2 * download.chunk_bytes // download.streams)
+        with download.shared() as most:
             await download.take(most)
             yield most
-        finally:
-            download.streams -= 1
 
     def unused(self, most_bytes: int, size: int) -> None:
         """Give back what `admitted` let come beyond `size` bytes."""
@@ -339,7 +335,7 @@ class Channel:
                 raise RemoteError(
                     "garbage", f"{size} bytes acknowledged, {sending.unacknowledged_bytes} sent"
                 )
-            self._limits.sent_bytes += size
+            self._limits.sent(size)
             status = (await self.some(1, None))[0]
         if status == ACK:
             return status, b""

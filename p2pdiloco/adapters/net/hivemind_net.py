@@ -127,7 +127,7 @@ class HivemindTransport(Endpoint):
             raise PeerUnreachable(f"no usable address of {peer}")
         self._meeting.book.met(peer, dialable)
         await self._require().connect(peer, dialable, DIAL_TIMEOUT_S)
-        self._meeting.connected.add(peer)
+        self._meeting.met(peer)
 
     def learn(self, peer: str, addresses: Sequence[str]) -> None:
         """See `ports.Transport.learn`."""
@@ -166,7 +166,7 @@ class HivemindTransport(Endpoint):
         if not options.relay or options.force_reachability is not None or not self._relays:
             return
         private = msgspec.structs.replace(options, force_reachability="private", auto_relay=True)
-        self._daemon.options = _with_relays(private, self._relays)
+        self._daemon.use(_with_relays(private, self._relays))
         self._hidden = hidden_now = asyncio.Event()
         await self._daemon.end()
         try:
@@ -204,7 +204,7 @@ class HivemindTransport(Endpoint):
             return records.get_here(key)
 
     async def _serve_message(self, sender: str, data: bytes) -> bytes:
-        self._meeting.connected.add(sender)
+        self._meeting.met(sender)
         return await super()._serve_message(sender, data)
 
     async def _call(self, peer: str, data: bytes, timeout_s: float) -> bytes:
@@ -258,7 +258,7 @@ class HivemindTransport(Endpoint):
 
     async def _tear_down(self) -> None:
         attachment, self._attachment = self._attachment, None
-        self._meeting.connected.clear()
+        self._meeting.connected_to(())
         self._kept.clear()
         if self._records is not None:
             self._records.close()
@@ -312,7 +312,7 @@ class HivemindTransport(Endpoint):
 
     async def _maintain_once(self) -> None:
         attachment, records = self._require(), self._records
-        self._meeting.connected = set(await attachment.peers(CONTROL_TIMEOUT_S))
+        self._meeting.connected_to(await attachment.peers(CONTROL_TIMEOUT_S))
         self._observed = await attachment.observed_addresses(CONTROL_TIMEOUT_S)
         if not self._meeting.connected:
             await self._meeting.rejoin(self._require(), self._records)

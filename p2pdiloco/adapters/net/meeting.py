@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from p2pdiloco.adapters.net import multiaddrs
 from p2pdiloco.adapters.net.address_book import AddressBook
@@ -35,7 +35,15 @@ class Meeting:
             if peer != me:
                 self.book.met(peer, [*self.book.addresses_of(peer), address])
         self.connected: set[str] = set()
-        """Ids of connected peers; refreshed by the transport."""
+        """Ids of connected peers, as the transport last said."""
+
+    def met(self, peer: str) -> None:
+        """Note that a peer is connected."""
+        self.connected.add(peer)
+
+    def connected_to(self, peers: Iterable[str]) -> None:
+        """Take in who is connected, and that no other is."""
+        self.connected = set(peers)
 
     async def join_initial(self, attachment: Attachment, records: RecordTable | None) -> None:
         """Reach at least one initial peer. Raises: UserError (none; names them and says why)."""

@@ -154,11 +154,6 @@ def direct_ips(ends: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(value for protocol, value in hosts if protocol in {"ip4", "ip6"}))
 
 
-def port_of(parts: Parts) -> int | None:
-    """Find the first TCP or UDP port, if any."""
-    return next((int(value) for protocol, value in parts if protocol in _PORTS), None)
-
-
 def claim_ports(listen: Sequence[str]) -> list[str]:
     """Claim ports: the listen addresses with every port 0 replaced by a free one, and every other one found
     free.

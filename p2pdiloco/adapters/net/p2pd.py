@@ -91,6 +91,10 @@ class P2PDaemon:
         process = self._process
         return process.pid if process is not None and process.returncode is None else None
 
+    def use(self, options: P2PDOptions) -> None:
+        """Start with these options next time."""
+        self.options = options
+
     def new_client_socket(self) -> Path:
         """A path for our own listening socket, never the same one twice: uvloop and hivemind both remove a
         closed socket's path late, when a new one of that name may already be there."""

@@ -98,8 +98,3 @@ class Restored(Struct, frozen=True, kw_only=True):
     votes: tuple[VoteRecord, ...] = ()
     saved: bool = False
     """True: something newer than version 0 was found."""
-
-
-def restored_nothing(config: CoreConfig) -> Restored:
-    """Make the state of a first start: version 0 everywhere, no vote given."""
-    return Restored(fragments=tuple(RestoredFragment(log=(v,)) for v in config.genesis_versions))

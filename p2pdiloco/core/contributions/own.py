@@ -33,7 +33,7 @@ from p2pdiloco.core.context import FragmentContext, Tenure
 from p2pdiloco.core.contributions.kept import KeptContributions, KeptPart
 from p2pdiloco.core.contributions.label import signed_label
 from p2pdiloco.core.contributions.patience import Patience
-from p2pdiloco.core.contributions.pending import Again, Pending, SendSignal, SendState
+from p2pdiloco.core.contributions.pending import Again, Pending, SendState
 from p2pdiloco.core.contributions.unmerged import TakeUp, Unmerged
 
 MAX_QUEUE = 4
@@ -123,15 +123,14 @@ class ContributionQueue:
         after = self._queue[-1].stamp if self._queue else self._chain.watermark(shared.me)
         self._sequence += 1
         stamp = Stamp(shared.incarnation, self._sequence)
-        pending = Pending(stamp, after, event, (self.base_number, self.base_digest))
-        pending.contains = tuple(self._retired)
-        self._queue.append(pending)
+        base = (self.base_number, self.base_digest)
+        self._queue.append(Pending(stamp, after, event, base, tuple(self._retired)))
         while len(self._queue) > MAX_QUEUE:
             # The second: the first may be in a merge at this moment.
             lost = self._queue[1]
             del self._queue[1]
             self._give_up(lost, "too many contributions are waiting")
-            self._queue[1].after = lost.after
+            self._queue[1].follow(lost.after)
 
     def review(self, witnessed: int) -> None:
         """Let go of what is merged in version `witnessed` or before: all others have that."""
@@ -141,8 +140,7 @@ class ContributionQueue:
         """Take in the sum of what is to be sent again, or of kept contributions."""
         first = self._combining(event.attempt)
         if first is not None:
-            first.ready = self._kept.together(first.parts, event)
-            first.machine.go(SendSignal.COMBINED)
+            first.combined(self._kept.together(first.parts, event))
         elif not self._kept.combined(event):
             self._shared.out.put(DiscardContribution(self._fragment, event.ticket))
 
@@ -155,7 +153,7 @@ class ContributionQueue:
         self._queue.popleft()
         self._kept.drop(first.parts, event.reason)
         if self._queue:
-            self._queue[0].after = first.after
+            self._queue[0].follow(first.after)
 
     def _combining(self, attempt: int) -> Pending | None:
         first = self._queue[0] if self._queue else None
@@ -163,15 +161,15 @@ class ContributionQueue:
         return first if waits and first is not None and first.combine_attempt == attempt else None
 
     def forgive(self, lag_s: float) -> None:
-        """Move deadlines by the time in which we did not run: that was not the syncer's slowness."""
+        """Expect everything later by the time in which we did not run."""
         for pending in self._queue:
-            pending.deadline_s += lag_s
+            pending.forgive(lag_s)
 
     def learner_lost(self) -> None:
         """Detach what was copied out: the learner crashed, and its displacement is gone."""
         self._retired.clear()
         for pending in self._queue:
-            pending.attached = False
+            pending.detach()
 
     def next_offer(self, now: float) -> Pending | None:
         """Find the contribution to send now, if any."""
@@ -182,7 +180,7 @@ class ContributionQueue:
         if first.state is SendState.HELD and (first.peer != syncer or now >= first.deadline_s):
             if first.peer == syncer and self._behind(now):
                 # It makes versions: what is slow is their way to us, and perhaps ours is in one of them.
-                first.deadline_s = now + self._shared.timing.answer_floor_s
+                first.wait_until(now + self._shared.timing.answer_floor_s)
                 return None
             if first.peer == syncer:
                 self._office.suspect(Suspicion.NO_VERSION, waited_s=round(now - first.offered_s, 1))
@@ -193,7 +191,6 @@ class ContributionQueue:
     def offer(self, pending: Pending, syncer: str, now: float) -> SignedContribution:
         """Sign a contribution's label anew and count it as under way to `syncer`."""
         pending.offered(syncer, now)
-        pending.sent_after = pending.after
         return signed_label(self._context, pending)
 
     def send(self, pending: Pending, syncer: str, now: float) -> None:
@@ -220,25 +217,24 @@ class ContributionQueue:
 
     def accepted(self, pending: Pending, verdict: Verdict, now: float) -> None:
         """Wait for a version that contains a contribution: the syncer has it."""
-        pending.machine.go(SendSignal.ACCEPT)
-        pending.perhaps_held = True
-        # A syncer of one group among several passes it on in a partial merge.
-        pending.sent = pending.sent or self._chain.header.groups > 1
-        if pending.sent_after != pending.after:  # our chain moved meanwhile: theirs will, and drop it
+        pending.accepted()
+        if self._chain.header.groups > 1:
+            pending.went_out()  # a syncer of one group among several passes it on in a partial merge
+        if pending.relabelled:  # our chain moved meanwhile: theirs will, and drop it
             pending.retry(now, self._shared.timing.retry_s)
             return
-        pending.deadline_s = now + self._patience.wait_s(now - pending.offered_s, verdict, now)
+        pending.wait_until(now + self._patience.wait_s(now - pending.offered_s, verdict, now))
 
     def refused(self, pending: Pending, verdict: Verdict, now: float) -> None:
         """Mend what can be mended and try again; give up only what can never be merged."""
         hopeless = verdict.then is Then.GIVE_UP
         if hopeless and pending.perhaps_held and pending.called_unusable < OTHER_OPINIONS:
-            pending.called_unusable += 1  # it was sound for somebody, or may have been: damaged on the way
+            pending.was_called_unusable()  # damaged on the way
         elif hopeless:
             self._queue.remove(pending)
             self._give_up(pending, str(verdict))
             if self._queue:
-                self._queue[0].after = pending.after
+                self._queue[0].follow(pending.after)
             return
         if verdict.then is Then.RELABEL:
             pending.rebase(self._chain.head)
@@ -250,14 +246,14 @@ class ContributionQueue:
     def sent(self, stamp: Stamp) -> None:
         """Note that all of a contribution has gone out."""
         for pending in self._queue:
-            pending.sent = pending.sent or pending.stamp == stamp
+            if pending.stamp == stamp:
+                pending.went_out()
 
     def undelivered(self, offer: Offer, now: float) -> None:
         """Try again after a pause: the stream broke."""
         first = self._current(offer)
         if first is not None:
-            first.perhaps_held = True
-            first.retry(now, self._shared.timing.retry_s)
+            first.undelivered(now, self._shared.timing.retry_s)
 
     def _current(self, offer: Offer) -> Pending | None:
         """Find the first of the queue, if it is what that offer is about."""
@@ -327,7 +323,7 @@ class ContributionQueue:
             # is queued here is a displacement of its own, disjoint from whatever the chain contains of us.
             first = self._queue[0]
             if first.after != watermark:
-                first.after = watermark
+                first.follow(watermark)
                 if first.state is SendState.HELD:  # not any more: it does not fit as it was labelled
                     first.retry(now)
 

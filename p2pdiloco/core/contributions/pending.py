@@ -51,7 +51,7 @@ class Underway:
     """Work that a syncer is to merge, and where it is: a contribution, or the partial merge of a group."""
 
     def __init__(self, start: SendState = SendState.WAITING) -> None:
-        self.machine = Machine(SEND_TABLE, start)
+        self._machine = Machine(SEND_TABLE, start)
         self.peer = ""
         """Peer to which it was offered last."""
         self.attempts = 0
@@ -63,7 +63,7 @@ class Underway:
     @property
     def state(self) -> SendState:
         """Place where it is."""
-        return self.machine.state
+        return self._machine.state
 
     def words(self) -> str:
         """Say for people where it is."""
@@ -77,14 +77,31 @@ class Underway:
 
     def offered(self, peer: str, now: float) -> None:
         """Note that it is on its way to that peer."""
-        self.machine.go(SendSignal.OFFER)
+        self._machine.go(SendSignal.OFFER)
         self.peer, self.offered_s = peer, now
         self.attempts += 1
 
+    def accepted(self) -> None:
+        """Note that the syncer has it."""
+        self._machine.go(SendSignal.ACCEPT)
+
+    def wait_until(self, deadline_s: float) -> None:
+        """Expect a version that contains it by then."""
+        self.deadline_s = deadline_s
+
+    def forgive(self, lag_s: float) -> None:
+        """Expect it later by time in which we did not run: that was not the syncer's slowness."""
+        self.deadline_s += lag_s
+
+    def hurry(self, now: float) -> None:
+        """Wait out no pause."""
+        if self.state is SendState.WAITING:
+            self.retry_at_s = now
+
     def retry(self, now: float, pause_s: float = 0.0) -> None:
         """Send it again: at once, or after a pause that grows with the attempts."""
-        if self.machine.may(SendSignal.RETRY):
-            self.machine.go(SendSignal.RETRY)
+        if self._machine.may(SendSignal.RETRY):
+            self._machine.go(SendSignal.RETRY)
         self.retry_at_s = now + backoff_s(pause_s, self.attempts) if pause_s else now
 
     def office_changed(self, syncer: str | None, now: float) -> None:
@@ -103,6 +120,7 @@ class Pending(Underway):
         after: Stamp,
         ready: ContributionReady,
         base: tuple[int, bytes],
+        contains: tuple[Stamp, ...] = (),
         start: SendState = SendState.WAITING,
     ) -> None:
         super().__init__(start)
@@ -111,19 +129,58 @@ class Pending(Underway):
         self.ready = ready
         self.base_number, self.base_digest = base
         self.attached = True
-        self.contains: tuple[Stamp, ...] = ()
+        self.contains = contains
         """Contributions that were given up, or left behind by an earlier life, and that this copy has as
         well. If a chain has one of them all the same, it must not get this one."""
         self.parts: tuple[KeptPart, ...] = ()
         """Contributions that an abandoned version had merged and that are sent again in this one; its payload
         is ours alone."""
         self.combine_attempt = 0
-        self.sent_after = after
+        self._offered_after = after
         self.sent = False
         """True: all of it went out to another node, once at least, or may have."""
         self.perhaps_held = False
         """True: a peer took it, or may have; it may be in a merge that we have not heard of."""
         self.called_unusable = 0
+
+    @property
+    def relabelled(self) -> bool:
+        """True: our chain moved since it was offered, and it follows something else now."""
+        return self._offered_after != self.after
+
+    def offered(self, peer: str, now: float) -> None:
+        super().offered(peer, now)
+        self._offered_after = self.after
+
+    def accepted(self) -> None:
+        super().accepted()
+        self.perhaps_held = True
+
+    def undelivered(self, now: float, pause_s: float) -> None:
+        """Try again after a pause: the stream broke, at one end perhaps only."""
+        self.perhaps_held = True
+        self.retry(now, pause_s)
+
+    def went_out(self) -> None:
+        """Note that all of it went out to another node, or may have."""
+        self.sent = True
+
+    def was_called_unusable(self) -> None:
+        """Count a refusal of what was sound for somebody, or may have been."""
+        self.called_unusable += 1
+
+    def follow(self, after: Stamp) -> None:
+        """Follow another one than before."""
+        self.after = after
+
+    def detach(self) -> None:
+        """Note that it is no part of the learner's displacement any more."""
+        self.attached = False
+
+    def combined(self, ready: ContributionReady) -> None:
+        """Take in the sum of its parts, which can be sent."""
+        self.ready = ready
+        self._machine.go(SendSignal.COMBINED)
 
     def rebase(self, head: Head) -> None:
         """Measure the displacement from that version."""
@@ -141,7 +198,7 @@ class Again(Pending):
     def __init__(self, lost: tuple[KeptPart, ...], after: Stamp, head: Head, attempt: int) -> None:
         nothing = ContributionReady(lost[-1].ready.fragment, 0, 0, 0, b"", 0, True)
         base = (head.number, head.digest)
-        super().__init__(lost[-1].stamp, after, nothing, base, SendState.COMBINING)
+        super().__init__(lost[-1].stamp, after, nothing, base, start=SendState.COMBINING)
         self.attached, self.parts = False, lost
         self.perhaps_held = True  # merged once already: whoever finds it unusable got it damaged
         self.combine_attempt = attempt

@@ -160,6 +160,15 @@ class Office:
             self._shared.out.record("office", self._fragment, f"laid down: {reason}", term=self.term)
             self.changed = True
 
+    def failed(self, reason: str, now: float) -> None:
+        """Lay the office down: a round of ours came to nothing. Whoever stands next, we pause first."""
+        self._turn.failed(now)
+        self.lay_down(reason)
+
+    def served(self) -> None:
+        """Note that a round of ours was merged."""
+        self._turn.served()
+
     def poll(self, now: float) -> None:
         """Notice an open office, stand when it is our turn, give up a lost candidacy."""
         if self.holding and self.term_over():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from p2pdiloco.core.context import FragmentContext
 from p2pdiloco.core.election.candidates import Candidates
 from p2pdiloco.core.election.terms import Terms
+from p2pdiloco.core.timing import backoff_s
 
 
 class Turn:
@@ -16,6 +17,8 @@ class Turn:
         self._terms = terms
         self._open_since_s: float | None = None
         self._not_before_s = 0.0
+        self._failures = 0
+        """Rounds of ours in a row that came to nothing."""
         self.due_s: float | None = None
         """Time at which it comes, as the last look had it; None: not worked out."""
 
@@ -50,6 +53,19 @@ class Turn:
         self._not_before_s = now + shared.timing.stagger_s * (1 + 2 * shared.rng.random())
         self._open_since_s = now
         self.due_s = self._not_before_s
+
+    def failed(self, now: float) -> None:
+        """Pause after a round of ours that came to nothing, longer every time, up to a bound.
+
+        Where nobody else stands and all merges fail, they would else follow each other as fast as our disk
+        takes votes.
+        """
+        self._failures += 1
+        self.not_before(now + backoff_s(self._shared.timing.retry_s, self._failures))
+
+    def served(self) -> None:
+        """Note that a round of ours was merged."""
+        self._failures = 0
 
     def unknown(self) -> None:
         """Forget when it comes, until the next look."""

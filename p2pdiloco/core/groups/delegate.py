@@ -19,7 +19,7 @@ from p2pdiloco.core.api.events import OfferAnswered, PartialFailed, PartialMerge
 from p2pdiloco.core.api.reasons import Suspicion, Then
 from p2pdiloco.core.api.types import PartialHeader, PartialPart, SignedPartial, Ticket
 from p2pdiloco.core.context import FragmentContext, Tenure
-from p2pdiloco.core.contributions.pending import SendSignal, SendState, Underway
+from p2pdiloco.core.contributions.pending import SendState, Underway
 from p2pdiloco.core.rounds.handover import Job
 from p2pdiloco.core.rounds.hierarchy import Hierarchy
 from p2pdiloco.core.rounds.publishing import inputs_of
@@ -88,12 +88,12 @@ class Delegate:
         self.partial = Partial(event.attempt, job, event)
         job.round.merge_done()
 
-    def failed(self, event: PartialFailed) -> None:
+    def failed(self, event: PartialFailed, now: float) -> None:
         """Take in that every contribution turned out unusable, or the worker failed."""
         job = self._job
         self._shared.out.record("partial", self._fragment, f"failed: {event.reason}", group=self._group)
         if job is not None and event.attempt == self._attempt and job.round.awaits(job.term, job.number):
-            job.round.failed(event.reason)
+            job.round.failed(event.reason, now)
 
     # --- sending it ----------------------------------------------------------------------------------
 
@@ -179,11 +179,11 @@ class Delegate:
         return partial if right else None
 
     def _accepted(self, partial: Partial, now: float) -> None:
-        partial.machine.go(SendSignal.ACCEPT)
+        partial.accepted()
         timing, config = self._shared.timing, self._shared.config
         step_s = self._shared.median_step_s(now)
         patience_s = max(timing.answer_floor_s, 4 * self._round_s.value, 4 * config.delay_steps * step_s)
-        partial.deadline_s = now + patience_s + 2 * config.inner_steps * step_s + timing.hold_floor_s
+        partial.wait_until(now + patience_s + 2 * config.inner_steps * step_s + timing.hold_floor_s)
 
     def above_changed(self, now: float) -> None:
         """Send to another syncer above what the old one holds."""
@@ -195,8 +195,8 @@ class Delegate:
 
     def hurry(self, now: float) -> None:
         """Send without waiting out a pause: the syncer above misses it."""
-        if self.partial is not None and self.partial.state is SendState.WAITING:
-            self.partial.retry_at_s = now
+        if self.partial is not None:
+            self.partial.hurry(now)
         self.poll(now)
 
     def chain_moved(self, now: float) -> None:

@@ -77,7 +77,7 @@ class GroupInbox(Inbox):
         if replaced is not None:
             self.drop(replaced)
         starts = in_time and header.due and header.number == self._chain.head.number
-        held = Held(header.group, header.syncer, header, header.parts, transfer, starts, now)
-        held.begins = False  # whoever sends partials makes them when it is called
+        begins = False  # whoever sends partials makes them when it is called
+        held = Held(header.group, header.syncer, header, header.parts, transfer, starts, begins, now)
         self._held[header.group] = held
         return held

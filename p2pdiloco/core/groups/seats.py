@@ -254,7 +254,7 @@ class Seats:
         round_ = self.taken[level + 1].round
         verdict = round_.admit_own(signed, ticket, now)
         if verdict.taken and verdict is not Verdict.ALREADY_HELD:
-            round_.own_is_in(signed.header.group, now)
+            round_.arrived(signed.header.group, now)
         return verdict
 
     def take_back(self, level: int, group: str) -> None:
@@ -273,11 +273,11 @@ class Seats:
         else:
             delegate.merged(event, now)
 
-    def partial_failed(self, event: PartialFailed) -> None:
+    def partial_failed(self, event: PartialFailed, now: float) -> None:
         """Take in that the sums of one of our groups cannot be made."""
         delegate = self.delegate_of(event.group)
         if delegate is not None:
-            delegate.failed(event)
+            delegate.failed(event, now)
 
     # --- messages ------------------------------------------------------------------------------------
 

@@ -37,15 +37,14 @@ class Admission:
         if refusal is not None:
             return refusal
         held = self._inbox.add(signed, 0, open_, now)
-        held.ticket = ticket
-        held.own = True
+        self._inbox.here(held, ticket, True, now)
         return None
 
     def received(self, transfer: int, ticket: Ticket, now: float) -> Held | None:
         """Take the sound payload of an accepted transfer. None: it is not wanted any more, and told so."""
         held, out = self._inbox.arriving(transfer), self._shared.out
         if held is not None and self._office.holding and self._inbox.fits(held):
-            self._inbox.here(held, ticket, now)
+            self._inbox.here(held, ticket, False, now)
             return held
         refusal = Verdict.NOT_SYNCER
         if held is not None and self._office.holding:

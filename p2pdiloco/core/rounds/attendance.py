@@ -11,8 +11,7 @@ from p2pdiloco.core.timing import RHYTHM_SHARE
 
 
 class Attendance:
-    """Children of one group, as its syncer counts them. `passed`: those that have nothing to send this
-    time."""
+    """Children of one group, as its syncer counts them."""
 
     def __init__(self, context: FragmentContext, level: int, electorate: Electorate, inbox: Inbox) -> None:
         self._context = context
@@ -20,7 +19,20 @@ class Attendance:
         self._level = level
         self._electorate = electorate
         self._inbox = inbox
-        self.passed: set[str] = set()
+        self._passed: set[str] = set()
+        """Children that have nothing to send this time."""
+
+    def begin(self) -> None:
+        """Count anew, for another round."""
+        self._passed.clear()
+
+    def passes(self, child: str) -> None:
+        """Note that a child has nothing to send this time."""
+        self._passed.add(child)
+
+    def came(self, child: str) -> None:
+        """Note that a child has sent something after all."""
+        self._passed.discard(child)
 
     def quorum(self, now: float) -> int:
         """Offers with which a round may begin."""
@@ -33,7 +45,7 @@ class Attendance:
 
     def missing(self, now: float) -> list[str]:
         """Children that are expected, are not in and have not passed."""
-        have = {held.child for held in self._inbox.ready()} | self.passed
+        have = {held.child for held in self._inbox.ready()} | self._passed
         coming = [
             held.child for held in self._inbox.starting()
         ]  # also whose heartbeats its upload keeps back

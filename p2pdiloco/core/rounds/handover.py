@@ -23,7 +23,7 @@ class ClosedRound(Protocol):
     def published(self, sync_s: float | None) -> None:
         """Note that what was merged is in the chain, `sync_s` after the round closed."""
 
-    def failed(self, reason: str) -> None:
+    def failed(self, reason: str, now: float) -> None:
         """Lay the office down: nothing could be merged, or it could not be kept."""
 
 

@@ -32,6 +32,7 @@ class Held:
         parts: tuple[PartialPart, ...],
         transfer: int,
         starts_round: bool,
+        begins: bool,
         now: float,
     ) -> None:
         self.child = child
@@ -46,7 +47,7 @@ class Held:
         early because of a closing call, waits for such a one."""
         self.arrived_s = self.ready_s = now
         """Times at which its header, and the whole payload, came."""
-        self.begins = starts_round
+        self.begins = begins
         """True: a round may begin before its payload is here."""
         self.ticket: Ticket | None = None
         self.own = False
@@ -128,9 +129,9 @@ class Inbox:
         self.drop(held)
         self._cut.add(held.child)
 
-    def here(self, held: Held, ticket: Ticket, now: float) -> None:
-        """Take in its payload."""
-        held.ticket, held.ready_s = ticket, now
+    def here(self, held: Held, ticket: Ticket, own: bool, now: float) -> None:
+        """Take in its payload. `own`: this node made it, and keeps the ticket."""
+        held.ticket, held.own, held.ready_s = ticket, own, now
         self._cut.discard(held.child)
 
     def all_late(self) -> None:
@@ -213,8 +214,8 @@ class LearnerInbox(Inbox):
         assert isinstance(header, ContributionHeader)
         starts = in_time and header.due and header.base_number == self._chain.head.number
         part = PartialPart(part_of(header), header.after)
-        held = Held(header.learner, header.learner, header, (part,), transfer, starts, now)
-        held.begins = starts and header.learner not in self._cut
+        begins = starts and header.learner not in self._cut
+        held = Held(header.learner, header.learner, header, (part,), transfer, starts, begins, now)
         self._held[header.learner] = held
         return held
 

@@ -157,13 +157,13 @@ class Publisher:
         self._shared.out.record("merge", self._fragment, f"failed: {event.reason}", number=event.number)
         job = self._job
         if job is not None and job.round.awaits(event.term, event.number):
-            job.round.failed(event.reason)
+            job.round.failed(event.reason, now)
 
     def _not_published(self, event: Merged, job: Job, now: float, why: str) -> None:
         self._drop_spare()
         self._shared.out.put(Release(event.ticket))
         self._shared.out.record("publish", self._fragment, f"could not be saved: {why}", number=event.number)
-        job.round.failed(f"cannot save: {why}")
+        job.round.failed(f"cannot save: {why}", now)
 
     def _drop_spare(self) -> None:
         self._context.spare.free()

@@ -139,16 +139,12 @@ class Round:
         return True
 
     def admit_own(self, signed: SignedOffer, ticket: Ticket, now: float) -> Verdict:
-        """Take in what we made ourselves, which needs no stream. Call `own_is_in` if it is in, and was not
+        """Take in what we made ourselves, which needs no stream. Call `arrived` if it is in, and was not
         before."""
         refusal = self._admission.own(signed, ticket, self._in_time(), now)
         if refusal is not None:
             return refusal
         return Verdict.HELD if self.closing else Verdict.IN_ROUND
-
-    def own_is_in(self, child: str, now: float) -> None:
-        """Go on after `admit_own`, once its sender knows that it is held."""
-        self._arrived(child, now)
 
     def received(self, transfer: int, ticket: Ticket, now: float) -> None:
         """Take in the sound payload of an accepted transfer."""
@@ -160,16 +156,17 @@ class Round:
         waits = self.state is not RoundState.CLOSING and not begins
         verdict = Verdict.HELD if waits else Verdict.IN_ROUND
         self._shared.out.put(AnswerTransfer(transfer, self._fragment, verdict))
-        self._arrived(held.child, now)
+        self.arrived(held.child, now)
 
     def broken(self, transfer: int, verdict: Verdict) -> None:
         """Take in that an accepted transfer came to nothing: cut, or its payload was not sound."""
         if self._admission.broken(transfer, verdict):
             self._rest()
 
-    def _arrived(self, child: str, now: float) -> None:
+    def arrived(self, child: str, now: float) -> None:
+        """Go on with one more that is in; after `admit_own`, once its sender knows that it is held."""
         self._collect(now)
-        self._attendance.passed.discard(child)
+        self._attendance.came(child)
         self._calls.answered(child, now)
         self.poll(now)
 
@@ -181,7 +178,7 @@ class Round:
     def _collect(self, now: float) -> None:
         if self.state is RoundState.IDLE:
             self._first_in_s = now
-            self._attendance.passed.clear()
+            self._attendance.begin()
         self._machine.go(RoundSignal.CONTRIBUTION)
 
     def on_pass(self, sender: str, message: Pass, now: float) -> None:
@@ -189,14 +186,14 @@ class Round:
         child = self._electorate.child_of(sender, now)
         self._calls.answered(child, now, message.number)
         if self.state is RoundState.CLOSING and message.number == self._chain.head.number + 1:
-            self._attendance.passed.add(child)
+            self._attendance.passes(child)
             self.poll(now)
 
     def own_pass(self, now: float) -> None:
         """Take in that our own learner has nothing to send this time."""
         self._calls.answered(self._shared.me, now)
         if self.state is RoundState.CLOSING:
-            self._attendance.passed.add(self._shared.me)
+            self._attendance.passes(self._shared.me)
             self.poll(now)
 
     # --- rounds --------------------------------------------------------------------------------------
@@ -280,7 +277,7 @@ class Round:
     def _call(self, reason: str, grace_s: float, now: float) -> None:
         """Ask those that are missing for what they have."""
         shared, number = self._shared, self._chain.head.number + 1
-        self._attendance.passed.clear()
+        self._attendance.begin()
         missing = self._attendance.missing(now)
         self._window.open(grace_s, now)
         self._calls.called(missing, number, now)
@@ -299,7 +296,7 @@ class Round:
         held = tuple(self.inbox.ready())
         short = self._window.short(len(held), now)
         called = self._window.take_caller()
-        self._attendance.passed.clear()
+        self._attendance.begin()
         if not held or short:
             self._machine.go(RoundSignal.EMPTY)
             self.inbox.none_begins()
@@ -332,6 +329,7 @@ class Round:
         """Note that what was merged is in the chain, or that the chain went on without it. `poll_rest` starts
         the next."""
         self._machine.go(RoundSignal.PUBLISHED)
+        self._office.served()
         if sync_s is not None:
             self._sync_s.add(sync_s)
             for held in self._merging:
@@ -349,11 +347,11 @@ class Round:
             self._collect(now)
             self.poll(now)
 
-    def failed(self, reason: str) -> None:
+    def failed(self, reason: str, now: float) -> None:
         """Lay the office down: nothing could be merged, or it could not be kept. Another member is to try."""
         self._machine.go(RoundSignal.FAILED)
         self._empty_inbox()
-        self._office.lay_down(reason)
+        self._office.failed(reason, now)
 
     def abandon(self, reason: str, now: float) -> None:
         """Drop the round: we are no longer the syncer, and what is in is sent again elsewhere."""

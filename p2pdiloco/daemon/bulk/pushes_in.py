@@ -162,7 +162,8 @@ class PushesIn:
         return LandingPlace.MEMORY if self._arriving_bytes + size <= MAX_ARRIVING_BYTES else Verdict.BUSY
 
     def _no_place(self, why: Verdict) -> Refusal:
-        self._memory.refused += why is Verdict.NO_MEMORY
+        if why is Verdict.NO_MEMORY:
+            self._memory.refuse()
         return Refusal(wire.encode(wire.Answer(why, None)))
 
     @property

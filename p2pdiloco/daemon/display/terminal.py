@@ -83,7 +83,6 @@ def view_lines(snapshot: NodeSnapshot, width: int, height: int) -> list[Text]:
         lines.append(_title("latest", width))
         lines += [Text(clean(line)) for line in snapshot.recent[-recent_rows:]]
     for line in lines:
-        line.no_wrap = True
         line.truncate(width, overflow="ellipsis")
     return lines[: max(1, height - 1)]
 

@@ -200,22 +200,18 @@ class LearnerLink:
     def request(self, fragment: int) -> None:
         """Carry out a closing call: copy out what there is. If a version is about to be taken over, then
         after it."""
-        slot = self._slots[fragment]
-        slot.wanted = self._ready and not slot.sent and bool(slot.installing or slot.next)
-        if not slot.wanted:
+        if self._slots[fragment].call(self._ready):
             self._copy_out(fragment)
 
     def _copy_out(self, fragment: int) -> None:
-        self._slots[fragment].wanted = False
+        self._slots[fragment].copies()
         if not self._ready or not self._host.send(ch.CopyOut(fragment)):
             self._post(ev.NothingToContribute(fragment))
 
     def retire(self, fragment: int, ticket: int) -> None:
         """Free the slot: the copy in it will not be merged as it stands."""
-        slot = self._slots[fragment]
         self._tickets.release(ticket)
-        if slot.ticket == ticket:
-            slot.ticket = None
+        if self._slots[fragment].freed(ticket):
             self._host.send(ch.FreeSlot(fragment))
             self._spawn(self._compute.run(self._compute.vault.own.discard_residual, fragment))
 
@@ -227,9 +223,7 @@ class LearnerLink:
 
     def after_commit(self, fragment: int) -> None:
         """Post the new version, which the vault holds, unless an install is under way."""
-        slot = self._slots[fragment]
-        if self._ready and slot.installing is None and slot.next is not None:
-            slot.installing, slot.next = slot.next, None
+        if self._ready and self._slots[fragment].begin_install():
             self._spawn(self._install(fragment, self._life))
 
     async def _install(self, fragment: int, life: int) -> None:
@@ -238,16 +232,15 @@ class LearnerLink:
         mode = self._slots[fragment].installing
         if life == self._life and mode is not None:
             self._host.send(ch.Install(fragment, base.number, buffer, mode, base.tokens))
-            self._slots[fragment].sent = True
+            self._slots[fragment].told()
             if self._slots[fragment].wanted:
                 self._copy_out(fragment)
 
     def _catch_up(self, fragment: int, base_number: int) -> None:
         """Let the learner catch up with versions that were committed between reading the vault and its
         start."""
-        slot = self._slots[fragment]
-        if self._compute.vault.version(fragment) != base_number and slot.next is None:
-            slot.next = "rebase"
+        if self._compute.vault.version(fragment) != base_number:
+            self._slots[fragment].lags()
 
     # --- from the learner ----------------------------------------------------------------------------
 
@@ -268,18 +261,14 @@ class LearnerLink:
                     self.after_commit(fragment)
             case ch.CopiedOut():
                 if self._stopping or self._use_up():
-                    self._slots[event.fragment].encoding = True
+                    self._slots[event.fragment].copied()
                     self._spawn(self._encode(event, self._life))
             case ch.NothingToCopy():
-                slot = self._slots[event.fragment]
-                # It crossed the version that makes room: ask again when the learner has that.
-                free = event.slot_in_use and slot.ticket is None and not slot.encoding
-                slot.wanted = free and bool(slot.installing)
-                if not slot.encoding and not slot.wanted:
+                if self._slots[event.fragment].had_nothing(event.slot_in_use):
                     self._post(ev.NothingToContribute(event.fragment))
             case ch.Applied():
                 slot = self._slots[event.fragment]
-                slot.buffer, slot.installing, slot.sent = 1 - slot.buffer, None, False
+                slot.applied()
                 self._moved.set()
                 if slot.wanted and slot.next is None:
                     self._copy_out(event.fragment)
@@ -326,12 +315,11 @@ class LearnerLink:
                 void = True
         if life != self._life or self._stopping:
             return  # a stopping learner saves this work; sent as well, it could be merged twice
-        slot.encoding = False
-        if void or slot.void:
+        if not slot.encoded() or void:
             self._post(ev.NothingToContribute(fragment))
             return
         ticket = self._tickets.put(encoded.payload)
-        slot.ticket = ticket
+        slot.holds(ticket)
         self._post(
             ev.ContributionReady(
                 fragment,

@@ -31,12 +31,12 @@ class Holder(Protocol):
 class Memory:
     """Budget of payloads: how much of it is used, and how often it did not suffice."""
 
-    def __init__(self, most_bytes: float = 0.0) -> None:
+    def __init__(self, most_bytes: float = 0.0, fetch_bytes: int = 0) -> None:
         """`most_bytes`: size of the budget; 0: no bound."""
         self.most_bytes = most_bytes or math.inf
         self._holders: list[Holder] = []
         self._reserved_bytes = 0
-        self.fetch_bytes = 0
+        self.fetch_bytes = fetch_bytes
         """Bytes that are kept free of what peers push, so that a node whose inbox is full can follow
         nevertheless."""
         self.refused = 0
@@ -56,9 +56,7 @@ class Memory:
             UserError: no node of this run could live within the budget.
         """
         check_budget(most_bytes, least_bytes(layouts, contribution, update, updates_kept))
-        memory = cls(most_bytes)
-        memory.fetch_bytes = fetched_bytes(layouts)
-        return memory
+        return cls(most_bytes, fetched_bytes(layouts))
 
     def count(self, *holders: Holder) -> None:
         """Count payloads of these holders in the budget from now on."""
@@ -68,6 +66,10 @@ class Memory:
     def claimed_bytes(self) -> int:
         """Bytes that are held now, or promised to what is under way."""
         return self._reserved_bytes + sum(holder.held_bytes for holder in self._holders)
+
+    def refuse(self) -> None:
+        """Count what did not fit."""
+        self.refused += 1
 
     def fits_push(self, size_bytes: int) -> bool:
         """Tell whether a pushed payload of this size may come."""
@@ -88,7 +90,7 @@ class Memory:
             RemoteError: "busy": there is no room just now. The peer is innocent.
         """
         if not self.fits_fetch(size_bytes):
-            self.refused += 1
+            self.refuse()
             raise RemoteError("busy", OUT_OF_BUDGET)
         self._reserved_bytes += size_bytes
         try:

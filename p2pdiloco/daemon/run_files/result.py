@@ -67,9 +67,7 @@ class RunResult(Struct, frozen=True):
 
     def task(self) -> Task:
         """Make the run's task. Raises: UserError (not installed)."""
-        task = task_of(self.manifest)
-        task.tokenizer_file = self.tokenizer
-        return task
+        return task_of(self.manifest, self.tokenizer)
 
     def model(self, device: torch.device) -> nn.Module:
         """Make the task's model with these parameters."""

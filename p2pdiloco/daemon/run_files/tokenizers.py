@@ -56,8 +56,7 @@ def checked_tokenizer(path: Path, manifest: Manifest) -> bytes | None:
             f"{file.name}: this is not the tokenizer of the run: its SHA-256 is "
             f"{digest_of(content)[:16]}..., not {manifest.data.tokenizer_digest[:16]}..."
         )
-    task = task_of(manifest)
-    task.tokenizer_file = content
+    task = task_of(manifest, content)
     if task.vocabulary:
         task.tokenizer()
     return content

@@ -73,6 +73,10 @@ class Ranks:
         self.sharded = False
         """True: each rank has a part of the parameters."""
 
+    def shard(self) -> None:
+        """Note that each rank has a part of the parameters from now on."""
+        self.sharded = True
+
     def deal(self, take: Callable[[], Batch], samples: int) -> Batch:
         """Take this rank's part of a step's samples, which rank 0 takes."""
         return take()

@@ -15,7 +15,6 @@ import hashlib
 import sys
 import threading
 from collections import deque
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -238,12 +237,6 @@ class SampleStream:
         left = saved.used
         while left and (batch := self._reader.take(min(left, self._step_samples))) is not None:
             left -= len(batch[0])
-
-
-def acquainted(streams: Mapping[str, SampleStream]) -> None:
-    """Let readers in one process know of each other, by name, so that they divide the data."""
-    for stream in streams.values():
-        stream.share(msgspec.structs.replace(stream.shared, readers=tuple(streams)))
 
 
 def fingerprint(samples: Samples) -> str:

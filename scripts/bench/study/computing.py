@@ -27,15 +27,8 @@ class Computing(Struct, frozen=True):
         """Prepare the training of a model that is on the device already."""
         # A CPU's is the setting's (`passes`), not the machine's: equal settings make equal runs.
         precision = "fp32" if self.device.type == "cpu" else "auto"
-        made = Training(
-            task,
-            model,
-            samples,
-            name,
-            options=PassOptions(compile="always" if self.bf16 else "never", precision=precision),
-        )
-        made.meanwhile = self.passes
-        return made
+        options = PassOptions(compile="always" if self.bf16 else "never", precision=precision)
+        return Training(task, model, samples, name, options=options, meanwhile=self.passes)
 
     def passes(self) -> contextlib.AbstractContextManager[None]:
         """Around forward and backward."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
+from p2pdiloco.learner.reading.stream import SampleStream
 from p2pdiloco.tasks.task import Data, Task
 from study.glyphs import glyphs
 
@@ -18,3 +21,9 @@ def data_of(task: Task) -> Data:
         _data.clear()
         _data[key] = task.load_data(str(glyphs()) if manifest.data.source == "files" else None)
     return _data[key]
+
+
+def acquainted(streams: Mapping[str, SampleStream]) -> None:
+    """Let readers in one process know of each other, by name, so that they divide the data."""
+    for stream in streams.values():
+        stream.share(msgspec.structs.replace(stream.shared, readers=tuple(streams)))

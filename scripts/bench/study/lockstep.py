@@ -21,14 +21,13 @@ from p2pdiloco.learner.evaluate import evaluate, heldout_batch
 from p2pdiloco.learner.fragments import Fragments, first_due
 from p2pdiloco.learner.optimizer.build import moments, set_moments
 from p2pdiloco.learner.parallel.holding import HeldParameters
-from p2pdiloco.learner.reading.stream import acquainted
 from p2pdiloco.tasks.models.parameters import named_parameters
 from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tensors.exchange import Exchange
 from p2pdiloco.tensors.layout import plan_fragments, scatter
 from p2pdiloco.tensors.vault import Input, Vault
 from study.computing import FP32, Computing
-from study.data import data_of
+from study.data import acquainted, data_of
 
 HELDOUT_TOKENS = 32_768
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from kit import Solo, certificate, child, config, contribution, found, reasons, sent
 from scenes import due_again, one_round, syncer
@@ -298,6 +300,37 @@ def test_a_failed_merge_opens_the_office() -> None:
     merge = found(solo.offer("p1", 1) + solo.offer("p2", 2) + solo.wait(0.5), ef.Merge)[0]
     solo.feed(ev.MergeFailed(0, merge.term, merge.number, "out of memory"))
     assert not solo.fragment.office.holding and solo.fragment.round.state is RoundState.IDLE
+
+
+def failing(solo: Solo, effects: list[ef.Effect], seconds: float) -> list[float]:
+    """Let every merge fail at once, beginning with those of `effects`; when they were tried."""
+    tried: list[float] = []
+    end = solo.now + seconds
+    while solo.now < end and len(tried) < 1000:
+        for merge in found(effects, ef.Merge):
+            tried.append(solo.now)
+            effects = solo.feed(ev.MergeFailed(merge.fragment, merge.term, merge.number, "a bug of ours"))
+        if not found(effects, ef.Merge):
+            solo.now = max(solo.now, min(solo.core.next_deadline(), end))
+            effects = solo.feed(ev.Tick())
+    return tried
+
+
+def test_a_merge_that_always_fails_is_tried_again_after_pauses_that_grow_up_to_a_bound() -> None:
+    """A group of one elected itself again in the same moment, and merged as fast as its disk took votes."""
+    solo = Solo(peers=(), genesis=True)
+    solo.learn()
+    solo.wait(1.0)
+    tried = failing(solo, solo.ready(), 60.0)
+    pauses = [later - earlier for earlier, later in itertools.pairwise(tried)]
+    longest_s = 16 * solo.config.timing.retry_s
+    assert 10 <= len(tried) <= 20 and pauses == sorted(pauses)
+    assert longest_s <= pauses[-1] < longest_s + 1.0
+    (merge,) = found(solo.wait(longest_s + 1.0), ef.Merge)
+    solo.merged(merge)
+    assert solo.head.number == 1
+    tried = failing(solo, solo.ready(2), 2.0)
+    assert len(tried) > 2, "after a version the pauses begin anew"
 
 
 def test_a_merge_that_the_world_moved_past_is_dropped() -> None:

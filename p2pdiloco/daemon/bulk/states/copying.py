@@ -64,17 +64,15 @@ class _PieceSink:
                 raise RemoteError("version-signature")
             if not goes_on:
                 copy.anew(part)
-            copy.header = found
         if payload_bytes > part.end - part.have:
             raise RemoteError("oversized", f"payload of {payload_bytes} bytes, asked for less")
-        part.began_s, part.began_at = self._copying.now(), part.have
-        copy.givers.add(self._peer)
-        copy.begun.set()
+        part.began(self._copying.now())
+        copy.begins(self._peer, found if self.first else None)
 
     def write(self, offset: int, chunk: memoryview) -> None:
         part = self._part
         self._copy.loan.write(part.began_at + offset, chunk)
-        part.have = part.began_at + offset + len(chunk)
+        part.came(part.began_at + offset + len(chunk))
         self.received_bytes += len(chunk)
 
 
@@ -141,7 +139,7 @@ class Copying:
         loan = await self._compute.run(self._compute.vault.lend_spare, fragment, before and before.loan)
         if before is None or before.loan is not loan:
             before = StateCopy(self.versions.state_bytes(fragment), loan)
-        before.begun = asyncio.Event()
+        before.ask_anew()
         self._kept[fragment] = before
         return before
 
@@ -235,8 +233,7 @@ class Copying:
             else:
                 slow = now - part.asked_s > SILENT_S
             if slow and part.pull is not None and not part.stolen and not copy.missing:
-                part.stolen = True
-                part.pull.cancel()
+                part.steal()
                 return
 
     async def _pull(self, copy: StateCopy, part: StatePart, peer: str, effect: ef.FetchState) -> bool:
@@ -270,10 +267,10 @@ class Copying:
             exact=not sink.first,
         )
         encoded = wire.encode(request)
-        part.asked_s = self.now()
-        part.pull = asyncio.ensure_future(self._transport.pull_into(peer, encoded, sink, PAUSE_S))
+        pull = asyncio.ensure_future(self._transport.pull_into(peer, encoded, sink, PAUSE_S))
+        part.asked(pull, self.now())
         try:
-            return await part.pull or True
+            return await pull or True
         except asyncio.CancelledError:
             if _ends():
                 raise
@@ -281,9 +278,9 @@ class Copying:
                 return None
             raise TransportError("cut") from None
         finally:
-            if not part.pull.done():
-                part.pull.cancel()
-                await asyncio.gather(part.pull, return_exceptions=True)
+            if not pull.done():
+                pull.cancel()
+                await asyncio.gather(pull, return_exceptions=True)
             self.bytes_in += sink.received_bytes
             self.from_others_bytes += sink.received_bytes if peer != effect.peer else 0
             if sink.received_bytes:

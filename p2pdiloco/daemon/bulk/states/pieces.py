@@ -25,6 +25,24 @@ class StatePart:
         self.pull: asyncio.Future[Any] | None = None
         self.stolen = False
 
+    def asked(self, pull: asyncio.Future[Any], now: float) -> None:
+        """Note that it is asked for."""
+        self.pull, self.asked_s = pull, now
+
+    def began(self, now: float) -> None:
+        """Note that it begins to come."""
+        self.began_s, self.began_at = now, self.have
+
+    def came(self, to: int) -> None:
+        """Note that all before that byte is here."""
+        self.have = to
+
+    def steal(self) -> None:
+        """Take it from who gives it too slowly."""
+        self.stolen = True
+        if self.pull is not None:
+            self.pull.cancel()
+
     def rate(self, now: float) -> float:
         """Return the rate in bytes per second since it began to come."""
         return (self.have - self.began_at) / max(now - self.began_s, 1e-6)
@@ -51,6 +69,16 @@ class StateCopy:
     def complete(self) -> bool:
         """True: all of it is here."""
         return not self.missing and not self.active
+
+    def ask_anew(self) -> None:
+        """Begin with another holder: nobody has begun to give yet."""
+        self.begun = asyncio.Event()
+
+    def begins(self, giver: str, header: wire.StateHeader | None) -> None:
+        """Note that a holder begins to give; `header`: of what is copied, if this is the first."""
+        self.header = header or self.header
+        self.givers.add(giver)
+        self.begun.set()
 
     def take(self) -> StatePart | None:
         """Take a piece that nobody fetches; None: there is none."""

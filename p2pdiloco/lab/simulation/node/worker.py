@@ -39,6 +39,9 @@ MAX_GROUPED_ERROR = 1e-4
 
 The sums are fp32 in another order, stretched where directions cancel.
 """
+MAX_FAILURES = 20
+"""Merges of a fragment that may fail on one node within `FAILURES_S`: after each it pauses."""
+FAILURES_S = 10.0
 
 
 class Worker:
@@ -47,6 +50,8 @@ class Worker:
     def __init__(self, host: Host, rng: random.Random) -> None:
         self._host = host
         self._rng = rng
+        self._failed: dict[int, tuple[float, int]] = {}
+        """Failed merges of each fragment: since when, and how many."""
 
     def _work_s(self) -> float:
         return self._rng.uniform(0.002, 0.15)
@@ -72,8 +77,14 @@ class Worker:
         host.later(self._work_s(), self._merged, effect, update, state, generation)
 
     def _merge_failed(self, effect: Merge, generation: int) -> None:
-        self._host.stores[effect.fragment].fill_spare(generation, None)
-        self._host.feed(MergeFailed(effect.fragment, effect.term, effect.number, "worker failed"))
+        host = self._host
+        since_s, count = self._failed.get(effect.fragment, (host.now, 0))
+        since_s, count = (since_s, count + 1) if host.now - since_s < FAILURES_S else (host.now, 1)
+        self._failed[effect.fragment] = since_s, count
+        if count > MAX_FAILURES:
+            raise Violation("no-spinning", f"{host.peer} repeats a failed merge without a pause")
+        host.stores[effect.fragment].fill_spare(generation, None)
+        host.feed(MergeFailed(effect.fragment, effect.term, effect.number, "worker failed"))
 
     def _parts(self, effect: Merge | MergePartial) -> tuple[MergedPart, ...]:
         """List what contributions and partial merges carry together."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import random
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 
 from msgspec.structs import replace
 
@@ -167,7 +167,6 @@ class WorldPlan:
     faults: bool = True
     hidden: tuple[str, ...] = ()
     """Nodes that nobody can dial: they open links to others themselves, and have none to each other."""
-    extra: dict[str, float] = field(default_factory=dict)
 
     @property
     def calm_from_s(self) -> float:

@@ -1,0 +1,38 @@
+"""Counters of a training: what a checkpoint keeps of it beside moments and displacements."""
+
+from __future__ import annotations
+
+
+class TrainingCounts:
+    """Steps and tokens of one learner, and of its run as far as known."""
+
+    def __init__(self) -> None:
+        self.inner_step = 0
+        self.tokens_total = 0
+        self.run_tokens = 0
+        """Tokens that all learners of the run have consumed, as far as known: the schedule's clock."""
+        self.learners = 1
+        """Learners of the run now, as far as known, this one included."""
+        self.optimizer_steps = 0
+        """Number of optimizer steps that the moments are made of."""
+
+    def count(self, tokens: int) -> None:
+        """Count an inner step over so many tokens."""
+        self.inner_step += 1
+        self.tokens_total += tokens
+        self.run_tokens += tokens
+
+    def run_is_at(self, run_tokens: int, learners: int = 1) -> None:
+        """Tell the schedule how many tokens the run has consumed, by so many learners; it only goes
+        forward."""
+        self.run_tokens = max(self.run_tokens, run_tokens)
+        self.learners = max(1, learners)
+
+    def goes_on_from(self, inner_step: int, tokens_total: int, run_tokens: int) -> None:
+        """Go on where an earlier life ended."""
+        self.inner_step, self.tokens_total = inner_step, tokens_total
+        self.run_is_at(run_tokens)
+
+    def moments_are_of(self, optimizer_steps: int) -> None:
+        """Take in how many optimizer steps restored moments are made of."""
+        self.optimizer_steps = optimizer_steps
