@@ -51,7 +51,7 @@ def test_without_delay_compression_and_fragments_a_swarm_is_synchronous_diloco()
 @pytest.mark.parametrize("kind", ["swarm", "oracle", "parallel"])
 def test_in_bf16_only_passes_are_less_precise(kind, monkeypatch):
     compiled: list[Any] = []
-    monkeypatch.setattr(torch, "compile", lambda model: (compiled.append(model), model)[1])
+    monkeypatch.setattr(torch, "compile", lambda it, dynamic: (compiled.append(it), it)[1])
     exact = play(msgspec.structs.replace(SMALL, kind=kind), 512)
     assert not compiled
     rough = play(msgspec.structs.replace(SMALL, kind=kind, precision="bf16"), 512)
