@@ -64,8 +64,8 @@ def run_program(body: Callable[[asyncio.Event], Coroutine[Any, Any, None]], log:
         await body(stop)
 
     uvloop.run(main())
-    # All is saved and said. Without this, Python looks once more through all that was imported, torch above all:
-    # most of a second of a processor, several where it is busy, in which nobody would end a node that hangs.
+    # All is saved and said. Without this, Python looks once more at all that torch made: most of a second
+    # of a processor, several where it is busy, in which nobody would end a node that hangs.
     gc.freeze()
     return 0
 
