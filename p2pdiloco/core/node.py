@@ -180,8 +180,10 @@ class Core:
         return fragment
 
     def _on_tick(self, _event: ev.Tick, now: float) -> None:
+        self._joining.poll(
+            now
+        )  # first, or a heartbeat that says "not confirmed" may come after one that does
         self._heartbeats.poll(now)
-        self._joining.poll(now)
         self._poll_all(now)
 
     def _poll_all(self, now: float) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -63,6 +64,9 @@ def run_program(body: Callable[[asyncio.Event], Coroutine[Any, Any, None]], log:
         await body(stop)
 
     uvloop.run(main())
+    # All is saved and said. Without this, Python looks once more at all that torch made: most of a second
+    # of a processor, several where it is busy, in which nobody would end a node that hangs.
+    gc.freeze()
     return 0
 
 

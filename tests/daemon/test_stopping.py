@@ -57,3 +57,28 @@ def test_a_terminal_that_closes_lets_a_daemon_leave_in_order(hangup: str, tmp_pa
         process.kill()
         process.wait()
     assert told.read_text() == "left"
+
+
+GARBAGE = """
+import os, sys
+from p2pdiloco.daemon import process as program
+
+class Ring:
+    def __init__(self):
+        self.itself = self
+
+    def __del__(self):
+        os.write(1, b"found")
+
+async def body(stop):
+    Ring()
+
+status = program.run_program(body, "text")
+os.write(1, b"over ")
+sys.exit(status)
+"""
+
+
+def test_a_daemon_that_ends_does_not_look_through_all_that_it_imported() -> None:
+    done = subprocess.run([sys.executable, "-c", GARBAGE], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.returncode) == ("over ", 0), done.stderr

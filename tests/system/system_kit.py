@@ -29,7 +29,9 @@ from p2pdiloco.lab.swarm.event_log import Line, Tail, of_kind
 POLL_S = 0.05
 TAG = "SWARM_UNDER_TEST"
 START_S = 90.0
-EXIT_S = 10.0
+EXIT_S = 30.0
+"""Who hangs at its end is not waited for longer. That leaving takes 9.5 s at most is the daemon's own rule:
+else its status is 75 (`daemon.node.UNFINISHED`)."""
 ORPHANS_S = 10.0
 LOOPBACK = "/ip4/127.0.0.1/tcp/0"
 PACE = ("--threads", "1", "--min-step-s", "0.05")
@@ -139,22 +141,20 @@ class Daemon:
         self._process.kill()
         self._process.wait()
 
-    def terminate(self) -> float:
-        """SIGTERM; must end with status 0 within 10 s. How long it took."""
+    def terminate(self) -> None:
+        """SIGTERM; must end with status 0."""
         self.expected_to_live = False
-        began = time.monotonic()
         self._process.terminate()
-        return self.wait_exit(0, EXIT_S) - began
+        self.wait_exit(0)
 
-    def wait_exit(self, status: int, timeout_s: float) -> float:
-        """It must end with that status in time; when it had."""
+    def wait_exit(self, status: int, timeout_s: float = EXIT_S) -> None:
+        """It must end with that status."""
         self.expected_to_live = False
         try:
             got = self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"{self.name} did not end within {timeout_s:g} s\n{self.tail()}") from None
         assert got == status, f"{self.name} ended with {got}, not {status}\n{self.tail()}"
-        return time.monotonic()
 
     def tail(self) -> str:
         """For messages of failed assertions."""
@@ -317,7 +317,7 @@ class Swarm:
             daemon.expected_to_live = False
             daemon.signal(signal.SIGTERM)
         for daemon in living:
-            daemon.wait_exit(0, EXIT_S)
+            daemon.wait_exit(0)
         if self._launcher is not None:
             self._launcher.close(EXIT_S)
         deadline = time.monotonic() + ORPHANS_S

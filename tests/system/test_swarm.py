@@ -286,7 +286,7 @@ def test_a_node_alone_starts_only_when_told_and_goes_on_from_what_it_saved(tmp_p
             again.signal(signal.SIGTERM)
             swarm.until(lambda: "leaving" in again.said(), "it to leave")
             again.signal(signal.SIGTERM)
-            again.wait_exit(130, 1.0)  # the person means it
+            again.wait_exit(130)  # the person means it
         finally:
             learner.resume()
 

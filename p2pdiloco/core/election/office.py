@@ -198,7 +198,8 @@ class Office:
         if self.state is OfficeState.FOLLOWING:
             self._machine.go(OfficeSignal.OPEN)
             self.changed = True
-        self._turn.opened(now)
+        if self._shared.confirmed:  # before, nobody may have been here who could be elected
+            self._turn.opened(now)
         if self._voter.unsaved_votes or not self._candidates.may_stand(now):
             return
         waits = not self._electorate.ready(now) or self._is_held(now)

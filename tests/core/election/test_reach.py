@@ -39,6 +39,16 @@ def test_who_cannot_be_dialled_says_so_and_leaves_the_office_to_others_for_a_whi
     assert stands_within(solo, len(PEERS) * solo.config.timing.stagger_s + 2), "somebody must in the end"
 
 
+def test_who_cannot_be_dialled_waits_from_when_it_could_be_elected_itself() -> None:
+    solo = Solo(peers=("p1",), confirmed=False)
+    solo.feed(ev.ReachChanged(Reach.OUTBOUND))
+    patience_s = solo.config.timing.hidden_wait_s
+    solo.wait(patience_s)  # nobody could have been elected: that says nothing of p1
+    solo.heard["confirmed"] = True
+    assert not stands_within(solo, patience_s - 1.5)
+    assert stands_within(solo, 3.0)
+
+
 def test_where_nobody_can_be_dialled_somebody_stands_at_once() -> None:
     solo = Solo(peers=PEERS, reach=Reach.OUTBOUND)
     solo.feed(ev.ReachChanged(Reach.RELAYED))

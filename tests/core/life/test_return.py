@@ -55,6 +55,19 @@ def test_the_heaviest_goes_on_as_soon_as_all_are_back() -> None:
     ]
 
 
+def test_who_is_confirmed_says_nothing_else_in_the_same_moment() -> None:
+    """Messages overtake each other: others would count it out, and elect a syncer without it."""
+    head = FAR[2].header.head()
+    back = {"confirmed": False, "saved": True, "heads": (head,)}
+    solo = Solo(peers=("p1",), restored=took_part(saved(FAR[:3]), "p1", "p9"), **back)
+    said: list[msg.Progress] = []
+    while not solo.core.confirmed:
+        solo.now = solo.core.next_deadline()
+        said = sent(solo.feed(ev.Tick()), msg.Progress, "p1")
+        solo.hear("p1")
+    assert said and all(p.confirmed for p in said)
+
+
 def test_a_lighter_one_takes_the_heavier_state_first() -> None:
     solo = returning(2, theirs=4)
     assert solo.core.waits_for(solo.now) == "a heavier saved state of others that return"
