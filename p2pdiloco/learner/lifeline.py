@@ -36,10 +36,16 @@ EXIT_ORPHANED = 70
 EXIT_TOO_LARGE = 75
 """Exit status of a learner whose processes together compute what does not fit: the next one takes half as
 much at a time."""
+EXIT_RANK_KILLED = 76
+"""Exit status of a learner of which one process was killed, as the system does for lack of memory."""
 
 
 class PassTooLarge(P2PDilocoError):
     """Lack of memory in one process while others compute the same pass: all must take less at a time."""
+
+
+class RankKilled(P2PDilocoError):
+    """Error: another process of this learner was killed."""
 
 
 def ignore_signals() -> None:
@@ -73,6 +79,8 @@ def memory_kills() -> int:
 
 def exit_status(error: P2PDilocoError) -> int:
     """Exit status of a learner's process that ends for this error."""
+    if isinstance(error, RankKilled):
+        return EXIT_RANK_KILLED
     return EXIT_TOO_LARGE if isinstance(error, PassTooLarge) else EXIT_FAILED
 
 

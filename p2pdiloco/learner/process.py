@@ -22,7 +22,7 @@ from p2pdiloco.learner.channel_messages import LearnerOptions, Note, Ready, Star
 from p2pdiloco.learner.device import choose_device, configure, hints, step_back, threads_of
 from p2pdiloco.learner.evaluate import evaluate, heldout_batch
 from p2pdiloco.learner.fragments import Fragments
-from p2pdiloco.learner.lifeline import DRAIN_TIMEOUT_S, PassTooLarge
+from p2pdiloco.learner.lifeline import DRAIN_TIMEOUT_S
 from p2pdiloco.learner.loop import StepReport, Training, train
 from p2pdiloco.learner.mailbox import Mailbox
 from p2pdiloco.learner.parallel.holding import HeldCopies, HeldParameters, HeldShares
@@ -66,7 +66,7 @@ def run(channel: LearnerEnd, start: Start, exchange_fd: int) -> None:
     Raises:
         UserError: device or data cannot be used.
         TrainingDiverged: see there.
-        RankLost: another process of this learner is gone.
+        RankLost, RankKilled, PassTooLarge: another process of this learner is gone.
         ChannelBroken: the daemon is gone.
     """
     count = count_ranks(start.options.nproc, start.options.device)
@@ -81,12 +81,10 @@ def run(channel: LearnerEnd, start: Start, exchange_fd: int) -> None:
             siblings.met()
             _lead(channel, start, exchange_fd, parts)
         except (RankLost, RuntimeError) as error:
-            reason = siblings.why()
-            if siblings.too_large:
-                raise PassTooLarge(reason) from error
-            if not reason and not isinstance(error, RankLost):
+            why = siblings.why()
+            if why is None:
                 raise
-            raise RankLost(reason or str(error)) from error
+            raise why from error
 
 
 def follow(start: Start, rank: int, count: int, folder: Path) -> None:

@@ -21,6 +21,7 @@ from safetensors import safe_open
 
 from p2pdiloco.config.manifest import DataSection
 from p2pdiloco.config.presets import MICRO
+from p2pdiloco.daemon.learner import host
 from p2pdiloco.daemon.learner.host import ENVIRONMENT, WAITING, LearnerExited, LearnerHost, _environment
 from p2pdiloco.learner import checkpoint
 from p2pdiloco.learner.channel import frame
@@ -45,6 +46,7 @@ from p2pdiloco.learner.channel_messages import (
     StopStepping,
 )
 from p2pdiloco.learner.device import computes_in_bf16
+from p2pdiloco.learner.lifeline import EXIT_RANK_KILLED
 from p2pdiloco.learner.optimizer.build import moments
 from p2pdiloco.learner.reading.stream import SavedPlace
 
@@ -207,8 +209,6 @@ def memory_score(pid):
 
 async def test_one_that_the_system_ended_for_lack_of_memory_computes_less_at_a_time(tmp_path, monkeypatch):
     """On a processor nobody refuses memory: three learners in a row were killed, and the node ended."""
-    from p2pdiloco.daemon.learner import host
-
     monkeypatch.setattr(host, "memory_kills", itertools.chain([3], itertools.repeat(4)).__next__)
     async with Daemon(tmp_path) as daemon:
         await daemon.host.start(BASES)
@@ -235,6 +235,8 @@ async def test_two_processes_are_one_learner_and_end_together(tmp_path, monkeypa
     meeting.mkdir()
     monkeypatch.setenv("TMPDIR", str(meeting))
     training, _ = alone(2)
+    kills = host.memory_kills()
+    monkeypatch.setattr(host, "memory_kills", lambda: kills)
     options = msgspec.structs.replace(OPTIONS, nproc=2, min_step_s=0.05, precision="fp32")
     async with Daemon(tmp_path, options=options) as daemon:
         await daemon.host.start(BASES)
@@ -257,8 +259,10 @@ async def test_two_processes_are_one_learner_and_end_together(tmp_path, monkeypa
         [sibling] = leader.children()
         assert not list(meeting.iterdir()), "they have met"
         sibling.kill()
+        monkeypatch.setattr(host, "memory_kills", lambda: kills + 1)
         exited = await daemon.expect(LearnerExited)
-        assert exited == LearnerExited(1, "rank 1 of this learner ended (killed by SIGKILL)")
+        reason = f"rank 1 of this learner ended (killed by SIGKILL): {host.STARVED}"
+        assert exited == LearnerExited(EXIT_RANK_KILLED, reason, host.MORE_MEMORY, True)
         assert not leader.is_running()
 
         # As the daemon does it: another learner, from the last saved state; here its processes share the

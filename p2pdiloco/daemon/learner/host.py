@@ -31,7 +31,7 @@ from p2pdiloco.learner.channel_messages import (
     Start,
     Stop,
 )
-from p2pdiloco.learner.lifeline import EXIT_TOO_LARGE, memory_kills
+from p2pdiloco.learner.lifeline import EXIT_RANK_KILLED, EXIT_TOO_LARGE, memory_kills
 from p2pdiloco.tensors.exchange import Exchange
 from p2pdiloco.tensors.layout import FragmentLayout
 
@@ -49,8 +49,6 @@ computed. For some microseconds it costs little there, less than sleeping at onc
 """
 WAITING = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 
-KILLED = "killed by SIGKILL"
-"""Words of a reason: the process was killed, or one that computes with it, and not by us."""
 STARVED = "this machine ran out of memory"
 MORE_MEMORY = "a machine with more memory, or less beside it: p2pdiloco run check says how much a node needs"
 
@@ -236,8 +234,11 @@ class LearnerHost:
             raise
         # Events written just before the end are still in the socket; EOF comes behind them.
         await link.closed.wait()
-        reason = self._failure or link.failure or _describe(code, self._log_path, self._log_bytes)
-        starved = KILLED in reason and memory_kills() > self._memory_kills
+        said = self._failure or link.failure
+        reason = said or _describe(code, self._log_path, self._log_bytes)
+        # Not by us: that it would say.
+        killed = code == EXIT_RANK_KILLED or (code == -signal.SIGKILL and not said)
+        starved = killed and memory_kills() > self._memory_kills
         if starved:
             reason, self._hint = f"{reason}: {STARVED}", self._hint or MORE_MEMORY
         halved = starved or code == EXIT_TOO_LARGE

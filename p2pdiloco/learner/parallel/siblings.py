@@ -11,10 +11,17 @@ import threading
 from pathlib import Path
 from types import TracebackType
 
+from p2pdiloco.errors import P2PDilocoError
 from p2pdiloco.learner.channel import frame
 from p2pdiloco.learner.channel_messages import Start
-from p2pdiloco.learner.lifeline import EXIT_FAILED, EXIT_TOO_LARGE
-from p2pdiloco.learner.parallel.ranks import meeting_place
+from p2pdiloco.learner.lifeline import (
+    EXIT_FAILED,
+    EXIT_RANK_KILLED,
+    EXIT_TOO_LARGE,
+    PassTooLarge,
+    RankKilled,
+)
+from p2pdiloco.learner.parallel.ranks import RankLost, meeting_place
 
 SAY_IT_S = 3.0
 """Seconds that the training thread has to notice by itself that a rank is gone, and to tell the daemon."""
@@ -33,8 +40,7 @@ class Siblings:
         self._ending = False
         self._lost = threading.Event()
         self._reason = ""
-        self.too_large = False
-        """True: what a rank computed did not fit (`learner.passes`)."""
+        self._status = EXIT_FAILED
 
     def __enter__(self) -> Siblings:
         for rank in range(1, self.count):
@@ -60,10 +66,10 @@ class Siblings:
         """Clean up after all ranks have found each other."""
         self._meeting.cleanup()
 
-    def why(self) -> str:
-        """Say which rank ended and how, if one did or does at once; else ""."""
+    def why(self) -> P2PDilocoError | None:
+        """Say which rank ended and how, if one did or does at once."""
         self._lost.wait(SAY_IT_S / 2)
-        return self._reason
+        return _ERRORS[self._status](self._reason) if self._reason else None
 
     def _spawn(self, rank: int) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -84,12 +90,27 @@ class Siblings:
         if self._ending:
             return
         how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
-        self.too_large = self.too_large or code == EXIT_TOO_LARGE
         if code == EXIT_TOO_LARGE:
             how = "a pass does not fit into its memory"
+        self._status = _status(self._status, code)
         self._reason = self._reason or f"rank {rank} of this learner ended ({how})"
         self._lost.set()
         # Collectives of some backends wait for ever for one who is gone.
         if not threading.Event().wait(SAY_IT_S) and not self._ending:
             print(self._reason, file=sys.stderr, flush=True)
-            os._exit(EXIT_TOO_LARGE if self.too_large else EXIT_FAILED)
+            os._exit(self._status)
+
+
+_ERRORS: dict[int, type[P2PDilocoError]] = {
+    EXIT_FAILED: RankLost,
+    EXIT_TOO_LARGE: PassTooLarge,
+    EXIT_RANK_KILLED: RankKilled,
+}
+"""Error by which this process ends, by its exit status."""
+
+
+def _status(before: int, code: int) -> int:
+    """Find this process's exit status after another rank ended so: what did not fit counts most."""
+    if EXIT_TOO_LARGE in (before, code):
+        return EXIT_TOO_LARGE
+    return EXIT_RANK_KILLED if code == -signal.SIGKILL else before
