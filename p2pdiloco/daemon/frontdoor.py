@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from p2pdiloco.config.models import BYTES
-from p2pdiloco.core.api.reasons import Verdict
+from p2pdiloco.core.api.reasons import PullRefusal, Unheard, Verdict
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.display.snapshot import StatusReport, encode_status
 from p2pdiloco.daemon.finding.reach import DialBack
@@ -85,7 +85,7 @@ class FrontDoor:
         if data[:1] != wire.MESSAGE:
             raise RemoteError("garbage", "neither message nor query")
         if self._member is None:
-            raise RemoteError("not-ready", "no member of a run yet")
+            raise RemoteError(Unheard.NOT_READY.value, "no member of a run yet")
         self._member.on_message(sender, data[1:])
         return b""
 
@@ -105,24 +105,24 @@ class FrontDoor:
             return self.probes.give(sender, pull)
         if isinstance(pull, wire.PullManifest):
             found = self._runs.get(pull.run)
-            return PullSource(found[1], (), lambda: None) if found else refuse("unknown-run")
+            return PullSource(found[1], (), lambda: None) if found else refuse(PullRefusal.UNKNOWN_RUN)
         if isinstance(pull, wire.PullInitial):
             file = self._initial.get(pull.run)
             if file is None:
-                return refuse("unknown-run")
+                return refuse(PullRefusal.UNKNOWN_RUN)
             return self._giving.serve(sender, partial(version_0_from, file, pull.offset))
         if isinstance(pull, wire.PullTokenizer):
             file = self._tokenizers.get(pull.run)
             if file is None:
-                return refuse("unknown-run")
+                return refuse(PullRefusal.UNKNOWN_RUN)
             return self._giving_tokenizers.serve(sender, partial(tokenizer_from, file))
         if self._member is None:
-            return refuse("not-ready")
+            return refuse(PullRefusal.NOT_READY)
         return await self._member.on_pull(sender, pull)
 
     async def _dial_back(self, sender: str, query: wire.ReachQuery) -> bytes:
         if self._dials_back is None:
-            raise RemoteError("not-ready")
+            raise RemoteError(Unheard.NOT_READY.value)
         return wire.encode(await self._dials_back.answer(sender, query))
 
     def _query(self, query: wire.RunsQuery | wire.StatusQuery) -> bytes:

@@ -13,7 +13,7 @@ from msgspec import Meta
 
 from p2pdiloco.core.api.messages import Message
 from p2pdiloco.core.api.messages import encode as encode_message
-from p2pdiloco.core.api.reasons import Verdict
+from p2pdiloco.core.api.reasons import ProbeRefusal, PullRefusal, Verdict
 from p2pdiloco.core.api.types import (
     MAX_WATERMARKS,
     Count,
@@ -37,7 +37,6 @@ MAX_PROBE_BYTES = 8 * 1024 * 1024
 """Bytes in each direction of all that one measurement of a link moves."""
 MAX_NAMED = 8
 """Number of peers in an `Elsewhere`."""
-Text = Annotated[str, Meta(max_length=200)]
 MAX_PORTS = 4
 Port = Annotated[int, Meta(ge=1, le=65535)]
 Ip = Annotated[str, Meta(max_length=45)]
@@ -159,7 +158,15 @@ class StateHeader(Wire, frozen=True, tag=True):
 class Refused(Wire, frozen=True, tag=True):
     """Refusal of a pull, with its reason."""
 
-    reason: Text
+    reason: PullRefusal
+
+
+class ProbeRefused(Wire, frozen=True, tag=True):
+    """Refusal to measure a link, either way."""
+
+    reason: ProbeRefusal
+    again_s: Annotated[int, Meta(ge=0, le=600)]
+    """Time after which it is worth while to ask again."""
 
 
 class Elsewhere(Wire, frozen=True, tag=True):
@@ -283,6 +290,19 @@ def message(run: str, content: Message) -> bytes:
     return MESSAGE + encode_message(run, content)
 
 
-def refuse(reason: str) -> Refusal:
+def refuse(reason: PullRefusal) -> Refusal:
     """Encode the refusal of a pull."""
     return Refusal(encode(Refused(reason)))
+
+
+class PullRefused(RemoteError):
+    """Error: a peer did not give what it was asked for."""
+
+    def __init__(self, why: PullRefusal) -> None:
+        super().__init__(why.value)
+        self.why = why
+
+
+def refused(answer: Refusal) -> PullRefused:
+    """Make the error that a refusal of a pull stands for. Raises: RemoteError ("garbage")."""
+    return PullRefused(decode(answer.answer, Refused).reason)

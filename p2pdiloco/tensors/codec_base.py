@@ -14,8 +14,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from p2pdiloco.errors import RemoteError, invariant
+from p2pdiloco.core.api.reasons import Verdict
+from p2pdiloco.errors import invariant
 from p2pdiloco.tensors.digest import Buffer
+from p2pdiloco.tensors.unsound import Unsound
 
 TILE = 64 * 1024
 """Elements worked on at a time, so that the passes over a tile find it in cache."""
@@ -93,15 +95,15 @@ class Codec:
         """Find an upper bound of the magnitudes in a payload of numel elements, without decoding it.
 
         Raises:
-            RemoteError: "wrong-size", "non-finite" (also where decoding would overflow), "out-of-range"
+            Unsound: "wrong-size", "non-finite" (also where decoding would overflow), "out-of-range"
                 (bytes that no encoder writes).
         """
         size, expected = memoryview(payload).nbytes, self.encoded_bytes(numel)
         if size != expected:
-            raise RemoteError("wrong-size", f"{size} bytes of {self.name}, expected {expected}")
+            raise Unsound(Verdict.WRONG_SIZE, f"{size} bytes of {self.name}, expected {expected}")
         peak = self._payload_peak(writable(payload), numel) if numel else 0.0
         if not peak <= FP32_MAX:
-            raise RemoteError("non-finite", f"a value of {peak} in a {self.name} payload")
+            raise Unsound(Verdict.NON_FINITE, f"a value of {peak} in a {self.name} payload")
         return peak
 
     def _encode(self, source: Tensor, peak: float, payload: bytearray) -> None:

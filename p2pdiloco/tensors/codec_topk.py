@@ -12,9 +12,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from p2pdiloco.errors import RemoteError
+from p2pdiloco.core.api.reasons import Verdict
 from p2pdiloco.tensors.codec_base import BF16_MAX, Codec, blocks_of, largest, scaled, tiles
 from p2pdiloco.tensors.digest import Buffer
+from p2pdiloco.tensors.unsound import Unsound
 
 CHUNK = 4096
 KEPT = 64
@@ -64,7 +65,7 @@ class TopK(Codec):
             index = _unpack_12(indices[at : at + 1024]).sort(dim=1).values
             if bool((index[:, 1:] == index[:, :-1]).any()):
                 # Which of two values counts would be up to the machine.
-                raise RemoteError("out-of-range", "a topk payload names an element twice")
+                raise Unsound(Verdict.OUT_OF_RANGE, "a topk payload names an element twice")
         return largest(magnitudes.float())
 
 

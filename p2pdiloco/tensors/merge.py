@@ -22,8 +22,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from p2pdiloco.errors import RemoteError, invariant
+from p2pdiloco.core.api.reasons import Verdict
+from p2pdiloco.errors import invariant
 from p2pdiloco.tensors.layout import FragmentLayout
+from p2pdiloco.tensors.unsound import Unsound
 
 DEGENERATE = 1e-3
 """Least length of a mean direction that is stretched: shorter ones cancel out (256 orthogonal ones have
@@ -45,10 +47,10 @@ def contribution_weight(tokens: int, inner_steps: int) -> float:
     DiLoCo).
 
     Raises:
-        RemoteError: "implausible-tokens", without tokens or inner steps, or above `MAX_WEIGHT`.
+        Unsound: "implausible-tokens", without tokens or inner steps, or above `MAX_WEIGHT`.
     """
     if tokens < 1 or inner_steps < 1 or tokens * tokens > MAX_WEIGHT * inner_steps:
-        raise RemoteError("implausible-tokens", f"{tokens} tokens in {inner_steps} inner steps")
+        raise Unsound(Verdict.IMPLAUSIBLE_TOKENS, f"{tokens} tokens in {inner_steps} inner steps")
     return tokens * tokens / inner_steps
 
 
@@ -82,7 +84,7 @@ class Accumulator:
         """Take in one pseudo-gradient, fp32 [layout.numel], not kept.
 
         Raises:
-            RemoteError: "implausible-tokens" (see `contribution_weight`).
+            Unsound: "implausible-tokens" (see `contribution_weight`).
         """
         invariant(delta.shape == (self.layout.numel,), "a pseudo-gradient of another fragment")
         weight = contribution_weight(tokens, inner_steps)

@@ -26,8 +26,9 @@ import torch
 from msgspec import Struct
 from torch import Tensor
 
+from p2pdiloco.core.api.reasons import Verdict
 from p2pdiloco.core.api.types import MAX_CONTRIBUTORS
-from p2pdiloco.errors import RemoteError, invariant
+from p2pdiloco.errors import invariant
 from p2pdiloco.tensors.digest import Buffer, bytes_of
 from p2pdiloco.tensors.layout import FragmentLayout
 from p2pdiloco.tensors.merge import (
@@ -40,6 +41,7 @@ from p2pdiloco.tensors.merge import (
     norm,
 )
 from p2pdiloco.tensors.payload import Payload, size_of
+from p2pdiloco.tensors.unsound import Unsound
 
 ROUNDING = 1.03
 """Factor by which a sum of thousands of fp32 terms may exceed its bound and still be honest."""
@@ -83,12 +85,14 @@ def decode_partial(layout: FragmentLayout, payload: Payload, storage: Tensor | N
     read into `storage` (fp32, at least numel elements), or a new tensor.
 
     Raises:
-        RemoteError: "wrong-size", "non-finite", "implausible-weight", "out-of-range" (sums that no
+        Unsound: "wrong-size", "non-finite", "implausible-weight", "out-of-range" (sums that no
             contributions of that weight have). StorageError.
     """
     size = size_of(payload)
     if size != partial_bytes(layout):
-        raise RemoteError("wrong-size", f"{size} bytes of a partial merge, expected {partial_bytes(layout)}")
+        raise Unsound(
+            Verdict.WRONG_SIZE, f"{size} bytes of a partial merge, expected {partial_bytes(layout)}"
+        )
     head = _head(layout)
     if isinstance(payload, Buffer):
         view = memoryview(payload)
@@ -123,12 +127,12 @@ def check_partial(
     found, work = decode_partial(layout, payload, storage), list(work)
     weights = [contribution_weight(tokens, inner_steps) for tokens, inner_steps in work]
     if found.contributions != len(weights):
-        raise RemoteError("wrong-count", f"{found.contributions} contributions, {len(weights)} labels")
+        raise Unsound(Verdict.WRONG_COUNT, f"{found.contributions} contributions, {len(weights)} labels")
     if not math.isclose(found.weight, math.fsum(weights), rel_tol=WEIGHT_TOLERANCE):
-        raise RemoteError("wrong-weight", f"{found.weight:.9g}, the labels say {math.fsum(weights):.9g}")
+        raise Unsound(Verdict.WRONG_WEIGHT, f"{found.weight:.9g}, the labels say {math.fsum(weights):.9g}")
     reach = math.fsum(contribution_reach(tokens, inner_steps, period) for tokens, inner_steps in work)
     if not math.isclose(found.reach, reach, rel_tol=WEIGHT_TOLERANCE):
-        raise RemoteError("wrong-weight", f"a reach of {found.reach:.9g}, the labels say {reach:.9g}")
+        raise Unsound(Verdict.WRONG_WEIGHT, f"a reach of {found.reach:.9g}, the labels say {reach:.9g}")
 
 
 def _head(layout: FragmentLayout) -> struct.Struct:
@@ -138,21 +142,22 @@ def _head(layout: FragmentLayout) -> struct.Struct:
 def _check(layout: FragmentLayout, found: PartialSums) -> None:
     weight, reach = found.weight, found.reach
     if not math.isfinite(weight + reach) or not all(map(math.isfinite, found.norms)):
-        raise RemoteError("non-finite", "in the sums of a partial merge")
+        raise Unsound(Verdict.NON_FINITE, "in the sums of a partial merge")
     # contribution_weight is at most MAX_WEIGHT, and at least a token's in as many inner steps as fit a count.
     if not 1 <= found.contributions <= MAX_CONTRIBUTORS or not (
         2.0**-62 <= weight <= found.contributions * MAX_WEIGHT
         and weight / LONGEST_PERIOD <= reach <= (1 + WEIGHT_TOLERANCE) * weight
     ):
-        raise RemoteError(
-            "implausible-weight", f"{weight:.3g}, reach {reach:.3g} of {found.contributions} contributions"
+        raise Unsound(
+            Verdict.IMPLAUSIBLE_WEIGHT,
+            f"{weight:.3g}, reach {reach:.3g} of {found.contributions} contributions",
         )
     for piece, radius in zip(layout.pieces, found.norms, strict=True):
         part = found.sums[piece.fragment_offset : piece.fragment_offset + piece.numel]
         low, high = (float(end) for end in torch.aminmax(part))
         peak = max(-low, high) if low == low and high == high else math.nan
         if not math.isfinite(peak):
-            raise RemoteError("non-finite", f"in the sums of {piece.tensor}")
+            raise Unsound(Verdict.NON_FINITE, f"in the sums of {piece.tensor}")
         if piece.plain_mean:
             sound = radius == 0.0 and peak <= ROUNDING * MAX_MAGNITUDE * reach
         else:
@@ -161,4 +166,4 @@ def _check(layout: FragmentLayout, found: PartialSums) -> None:
             sound = length <= ROUNDING * weight and MIN_LENGTH * length <= ROUNDING * LONGEST_PERIOD * radius
             sound = sound and 0.0 <= radius <= ROUNDING * longest * reach
         if not sound:
-            raise RemoteError("out-of-range", f"the sums of {piece.tensor}")
+            raise Unsound(Verdict.OUT_OF_RANGE, f"the sums of {piece.tensor}")

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Protocol
 
-from p2pdiloco.errors import RemoteError
+from p2pdiloco.core.api.reasons import Verdict
 from p2pdiloco.hashing import Hash, content_digest
 from p2pdiloco.tensors.codec_base import Codec
 from p2pdiloco.tensors.digest import Buffer
 from p2pdiloco.tensors.merge import MAX_MAGNITUDE
+from p2pdiloco.tensors.unsound import Unsound
 
 READ_TILE = 1 << 20
 """Elements of a stored payload in memory at one time; a multiple of every codec's block."""
@@ -58,14 +59,14 @@ def parts_of(chosen: Codec, payload: Payload, numel: int) -> Iterator[tuple[Buff
     A payload in memory is one part. Another one comes in tiles, each valid until the next.
 
     Raises:
-        RemoteError: "wrong-size". StorageError.
+        Unsound: "wrong-size". StorageError.
     """
     if isinstance(payload, Buffer):
         yield payload, 0, numel
         return
     size = chosen.encoded_bytes(numel)
     if payload.nbytes != size:
-        raise RemoteError("wrong-size", f"{payload.nbytes} bytes of {chosen.name}, expected {size}")
+        raise Unsound(Verdict.WRONG_SIZE, f"{payload.nbytes} bytes of {chosen.name}, expected {size}")
     room = memoryview(bytearray(chosen.encoded_bytes(min(numel, READ_TILE))))
     for start in range(0, numel, READ_TILE):
         stop = min(start + READ_TILE, numel)
@@ -80,8 +81,8 @@ def check_magnitude(chosen: Codec, payload: Buffer, numel: int, limit: float = M
     """Judge an encoding of `numel` values by its largest.
 
     Raises:
-        RemoteError: "out-of-range", and as `Codec.peak`.
+        Unsound: "out-of-range", and as `Codec.peak`.
     """
     peak = chosen.peak(payload, numel)
     if peak > 1.01 * limit:  # int8's bound is looser than its values, 128 for 127 parts
-        raise RemoteError("out-of-range", f"a magnitude of {peak:.3g}")
+        raise Unsound(Verdict.OUT_OF_RANGE, f"a magnitude of {peak:.3g}")

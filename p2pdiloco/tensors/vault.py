@@ -16,7 +16,8 @@ from msgspec import Struct
 from torch import Tensor
 
 from p2pdiloco.config.manifest import Manifest, OuterSection
-from p2pdiloco.errors import RemoteError, invariant
+from p2pdiloco.core.api.reasons import Verdict
+from p2pdiloco.errors import invariant
 from p2pdiloco.hashing import content_digest
 from p2pdiloco.tensors.codec import codec
 from p2pdiloco.tensors.digest import Buffer, bytes_of
@@ -28,6 +29,7 @@ from p2pdiloco.tensors.own_contributions import Encoded, OwnContributions
 from p2pdiloco.tensors.partial import check_partial, decode_partial, encode_partial
 from p2pdiloco.tensors.payload import Payload, check_magnitude, parts_of
 from p2pdiloco.tensors.state import EMPTY, FragmentState, Loan, Pin
+from p2pdiloco.tensors.unsound import Unsound
 
 _MAX_STATE = 2.0**100
 
@@ -157,12 +159,12 @@ class Vault:
         """Judge a contribution or an update on receipt, without decoding it.
 
         Raises:
-            RemoteError: "wrong-codec" (not one of this run's), "wrong-size", "non-finite", "out-of-range".
+            Unsound: "wrong-codec" (not one of this run's), "wrong-size", "non-finite", "out-of-range".
             StorageError: a payload that is not in memory cannot be read; so of all that take payloads.
         """
         chosen = next((c for c in (self._contribution, self._update) if c.name == codec_name), None)
         if chosen is None:
-            raise RemoteError("wrong-codec", f"{codec_name[:16]!r} is not used in this run")
+            raise Unsound(Verdict.WRONG_CODEC, f"{codec_name[:16]!r} is not used in this run")
         for part, start, stop in parts_of(chosen, payload, self.layouts[fragment].numel):
             check_magnitude(chosen, part, stop - start)
 
@@ -232,7 +234,7 @@ class Vault:
         """Take a whole state (fp32 bytes) from a peer or a checkpoint into the spare: its state digest.
 
         Raises:
-            RemoteError: "wrong-size", "non-finite", "out-of-range"; the spare is then empty.
+            Unsound: "wrong-size", "non-finite", "out-of-range"; the spare is then empty.
         """
         spare, raw = self._free_spare(fragment), codec("fp32")
         for payload, out in ((theta, spare.theta), (momentum, spare.momentum)):
@@ -257,7 +259,7 @@ class Vault:
         """Take what was written as version `number`; returns its state digest.
 
         Raises:
-            RemoteError: "non-finite", "out-of-range"; the spare is then empty.
+            Unsound: "non-finite", "out-of-range"; the spare is then empty.
         """
         spare = self._spares[fragment]
         invariant(spare is loan.state and spare.uses == loan.uses, "the spare was used while it was lent")

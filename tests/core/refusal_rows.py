@@ -316,7 +316,6 @@ PAYLOAD = (
     Verdict.WRONG_COUNT,
     Verdict.WRONG_WEIGHT,
     Verdict.IMPLAUSIBLE_WEIGHT,
-    Verdict.UNUSABLE,
     Verdict.NON_FINITE,
     Verdict.OUT_OF_RANGE,
 )

@@ -63,13 +63,6 @@ def test_a_failure_of_the_only_holder_is_forgiven_soon_if_it_is_nobodys_fault(fa
     assert found(solo.wait(4.0), ef.FetchUpdate) or failure.innocent, "in the end it is asked all the same"
 
 
-def test_what_a_failure_is_called_by_its_code() -> None:
-    assert [FetchFailure.of(failure.value) for failure in FetchFailure] == list(FetchFailure)
-    assert FetchFailure.of("wrong-digest") is FetchFailure.FALSE
-    assert [Verdict.of(verdict.value) for verdict in Verdict] == list(Verdict)
-    assert Verdict.of("a word of another build") is Verdict.UNUSABLE
-
-
 # --- versions ----------------------------------------------------------------------------------------
 
 

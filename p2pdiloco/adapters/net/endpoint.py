@@ -19,6 +19,7 @@ from p2pdiloco.adapters.net.flow import Flow, Limits
 from p2pdiloco.adapters.net.kept_streams import SERVER_KEEPS_S, KeptIncoming, KeptStreams, Stream, end_stream
 from p2pdiloco.bounded import BoundedDict
 from p2pdiloco.core.api.messages import MAX_MESSAGE_BYTES
+from p2pdiloco.core.api.reasons import Unheard
 from p2pdiloco.errors import InvariantViolation, RemoteError, TransportError, invariant
 from p2pdiloco.ports import Buffer, PullSink, Refusal, TransportHandlers
 
@@ -167,7 +168,7 @@ class Endpoint(ABC):
         try:
             with _Slot(self._messages_in, sender, MAX_MESSAGES_IN, MAX_MESSAGES_IN_PER_PEER):
                 if self._handlers is None:
-                    raise RemoteError("not-ready")
+                    raise RemoteError(Unheard.NOT_READY.value)
                 if len(data) > MAX_MESSAGE_BYTES:
                     raise RemoteError("oversized", f"{len(data)} bytes of at most {MAX_MESSAGE_BYTES}")
                 reply = await self._handlers.on_message(sender, data)
@@ -217,7 +218,7 @@ class Endpoint(ABC):
         try:
             with _Slot(self._streams_in, sender, MAX_STREAMS_IN, MAX_STREAMS_IN_PER_PEER):
                 if self._handlers is None:
-                    raise RemoteError("not-ready")
+                    raise RemoteError(Unheard.NOT_READY.value)
                 await streams.serve(channel, sender, self._handlers, kind)
         except _Busy as error:  # raised before anything was read, so nobody has told the peer yet
             if self._refusing < MAX_STREAMS_IN:  # beyond that a flood: no words, no waiting
@@ -252,7 +253,7 @@ class _Slot:
 
     def __enter__(self) -> None:
         if self._full:
-            raise _Busy("busy", "too many requests at once")
+            raise _Busy(Unheard.BUSY.value, "too many requests at once")
         self._counts[self._peer] += 1
 
     def __exit__(self, *_: object) -> None:

@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from p2pdiloco.adapters.net.direct_stream import DirectStream
 from p2pdiloco.adapters.net.flow import CHUNK_BYTES, MOST_BYTES, Flow, Limits, Sending
+from p2pdiloco.core.api.reasons import Unheard
 from p2pdiloco.errors import RemoteError, TransportError
 from p2pdiloco.ports import Buffer
 
@@ -351,11 +352,19 @@ class PeerSilent(TransportError):
 class RefusedByPeer(RemoteError):
     """Error: the peer refused us, with its reason. Not an offence of the peer: never counted against it."""
 
+    def __init__(self, reason: str, detail: str, unheard: Unheard | None) -> None:
+        """`unheard`: why it did not even look at what we asked; None: it found fault with that."""
+        super().__init__(reason, detail)
+        self.unheard = unheard
+
+
+_UNHEARD = {why.value: why for why in Unheard}
+
 
 def refused_by_peer(body: bytes) -> RefusedByPeer:
     """Make the error that a peer's encoded refusal stands for."""
     reason, _, detail = body.decode("utf-8", "replace").partition("\n")
-    return RefusedByPeer(reason[:64] or "unknown", detail)
+    return RefusedByPeer(reason[:64] or "unknown", detail, _UNHEARD.get(reason))
 
 
 def encode_refusal(error: RemoteError) -> bytes:

@@ -57,11 +57,6 @@ class Verdict(Reason):
         """True: the receiver has it."""
         return self.then in (Then.WAIT, Then.WAIT_LONGER)
 
-    @staticmethod
-    def of(code: str) -> Verdict:
-        """Find the verdict on a payload in which this fault was found."""
-        return _VERDICTS.get(code, Verdict.UNUSABLE)
-
     IN_ROUND = "in-round", Then.WAIT
     HELD = "held", Then.WAIT_LONGER
     ALREADY_HELD = "already-held", Then.WAIT_LONGER
@@ -104,13 +99,8 @@ class Verdict(Reason):
     WRONG_COUNT = "wrong-count", Then.RETRY, True
     WRONG_WEIGHT = "wrong-weight", Then.RETRY, True
     IMPLAUSIBLE_WEIGHT = "implausible-weight", Then.RETRY, True
-    UNUSABLE = "unusable", Then.RETRY, True
-    """Any other fault of the payload."""
     NON_FINITE = "non-finite", Then.GIVE_UP, True
     OUT_OF_RANGE = "out-of-range", Then.GIVE_UP, True
-
-
-_VERDICTS = {verdict.value: verdict for verdict in Verdict}
 
 
 @direct_members
@@ -138,13 +128,61 @@ class FetchFailure(Reason):
     FALSE = "false", False
     """Any other fault of the holder's answer."""
 
-    @staticmethod
-    def of(code: str) -> FetchFailure:
-        """Find the failure that a peer's refusal, or an error found in its answer, stands for."""
-        return _FAILURES.get(code, FetchFailure.FALSE)
+
+@direct_members
+class PullRefusal(Reason):
+    """Word of a peer that does not give what it was asked for."""
+
+    failure: FetchFailure
+    """Failure that it is to the core, where an update or a state was asked for."""
+
+    def __new__(cls, code: str, failure: FetchFailure = FetchFailure.FALSE) -> PullRefusal:
+        self = object.__new__(cls)
+        self._value_ = self.text = code
+        self.failure = failure
+        return self
+
+    NOT_READY = "not-ready", FetchFailure.NOT_READY
+    """Peer that is no member of a run, or has nothing yet that others may have."""
+    BUSY = "busy", FetchFailure.BUSY
+    GONE = "gone", FetchFailure.GONE
+    BEHIND = "behind", FetchFailure.BEHIND
+    LATER = "later", FetchFailure.LATER
+    OTHER_RUN = "other-run"
+    UNKNOWN_RUN = "unknown-run"
+    UNKNOWN_FRAGMENT = "unknown-fragment"
+    NOT_HERE = "not-here"
+    BEYOND_THE_END = "beyond-the-end"
 
 
-_FAILURES = {failure.value: failure for failure in FetchFailure}
+@direct_members
+class ProbeRefusal(Reason):
+    """Word of a peer that does not measure a link with us now."""
+
+    def __new__(cls, code: str, text: str) -> ProbeRefusal:
+        self = object.__new__(cls)
+        self._value_, self.text = code, text
+        return self
+
+    BUSY = "probe-busy", "measures a link for somebody else just now"
+    TOO_OFTEN = "probe-too-often", "has measured this link just now"
+    TOO_MUCH = "probe-too-much", "has sent and taken enough for one measurement"
+
+
+@direct_members
+class Unheard(Reason):
+    """Reasons for which a peer does not even look at what it is asked; any other word of its transport is
+    about a fault of what it got."""
+
+    failure: FetchFailure
+
+    def __new__(cls, code: str, text: str, failure: FetchFailure) -> Unheard:
+        self = object.__new__(cls)
+        self._value_, self.text, self.failure = code, text, failure
+        return self
+
+    BUSY = "busy", "has too many requests just now", FetchFailure.BUSY
+    NOT_READY = "not-ready", "is not ready yet", FetchFailure.NOT_READY
 
 
 @direct_members

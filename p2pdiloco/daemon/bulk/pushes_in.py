@@ -28,6 +28,7 @@ from p2pdiloco.errors import InvariantViolation, RemoteError, StorageError, Tran
 from p2pdiloco.ports import PushSink, Refusal
 from p2pdiloco.tensors.partial import partial_bytes
 from p2pdiloco.tensors.payload import digest_of
+from p2pdiloco.tensors.unsound import Unsound
 
 logger = logging.getLogger(__name__)
 SHARE_BYTES = 128 << 20
@@ -210,8 +211,8 @@ class PushesIn:
         fault: Verdict | None = None
         try:
             await self._compute.run(self._judge, label, landing)
-        except RemoteError as error:
-            fault = Verdict.of(error.reason)
+        except Unsound as error:
+            fault = error.verdict
         except StorageError as error:
             logger.warning("%s", error)
             fault = Verdict.BUSY
@@ -265,11 +266,11 @@ class PushesIn:
                 self._forget(key)
 
     def _judge(self, label: Label, landing: Landing) -> None:
-        """Judge a payload in the tensors thread: hashing would hold the loop up. Raises: RemoteError,
+        """Judge a payload in the tensors thread: hashing would hold the loop up. Raises: Unsound,
         StorageError."""
         payload = landing.payload
         if digest_of(payload) != label.payload_digest:
-            raise RemoteError("wrong-digest")
+            raise Unsound(Verdict.WRONG_DIGEST)
         vault = self._compute.vault
         if isinstance(label, PartialHeader):
             work = [(part.contributor.tokens, part.contributor.inner_steps) for part in label.parts]

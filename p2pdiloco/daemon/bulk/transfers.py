@@ -16,24 +16,25 @@ from p2pdiloco.adapters.disk.spool import Spool
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.messages import decode as decode_message
-from p2pdiloco.core.api.reasons import FetchFailure
+from p2pdiloco.core.api.reasons import PullRefusal, Verdict, VersionFault
 from p2pdiloco.core.api.types import SignedPartial
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.bulk.chain_view import ChainView
+from p2pdiloco.daemon.bulk.failing import failure_of
 from p2pdiloco.daemon.bulk.pushes_in import PushesIn
 from p2pdiloco.daemon.bulk.states.copying import Copying
 from p2pdiloco.daemon.bulk.states.courtesy import Courtesy
 from p2pdiloco.daemon.bulk.states.donating import Donating
 from p2pdiloco.daemon.bulk.updates.fanout import Fanout
 from p2pdiloco.daemon.bulk.updates.fetching import Fetch
-from p2pdiloco.daemon.bulk.updates.gathering import Gathering
+from p2pdiloco.daemon.bulk.updates.gathering import Gathering, NotAsSigned
 from p2pdiloco.daemon.bulk.updates.pulling import PAUSE_S, Pulling
 from p2pdiloco.daemon.links.meters import LinkMeters
 from p2pdiloco.daemon.payloads.compute import Compute
 from p2pdiloco.daemon.payloads.memory import Memory
 from p2pdiloco.daemon.payloads.tickets import Tickets
 from p2pdiloco.daemon.wire import refuse
-from p2pdiloco.errors import PeerUnreachable, RemoteError, TransportError
+from p2pdiloco.errors import RemoteError, TransportError
 from p2pdiloco.hashing import content_digest
 from p2pdiloco.ports import Buffer, PullSource, Refusal, Transport
 
@@ -120,16 +121,16 @@ class Transfers:
             return await self._serve_update(sender, pull)
         return await self._serve_state(sender, pull)
 
-    def _why_not_serve(self, run: str, fragment: int) -> str:
+    def _why_not_serve(self, run: str, fragment: int) -> PullRefusal | None:
         if run != self._chain.run:
-            return "other-run"
+            return PullRefusal.OTHER_RUN
         if not 0 <= fragment < len(self._compute.vault.layouts):
-            return "unknown-fragment"
-        return "" if self._chain.may_serve else "not-ready"
+            return PullRefusal.UNKNOWN_FRAGMENT
+        return None if self._chain.may_serve else PullRefusal.NOT_READY
 
     async def _serve_update(self, sender: str, pull: wire.PullUpdate) -> PullSource | Refusal:
         reason = self._why_not_serve(pull.run, pull.fragment)
-        if reason:
+        if reason is not None:
             return refuse(reason)
         found = await self._chain.update_of(pull.fragment, pull.number)
         answer = await self.fanout.serve(sender, pull, found)
@@ -146,7 +147,7 @@ class Transfers:
 
     async def _serve_state(self, sender: str, pull: wire.PullState) -> PullSource | Refusal:
         reason = self._why_not_serve(pull.run, pull.fragment)
-        return refuse(reason) if reason else await self.donating.serve(sender, pull)
+        return refuse(reason) if reason is not None else await self.donating.serve(sender, pull)
 
     # --- what the core asks of peers -----------------------------------------------------------------
 
@@ -196,7 +197,7 @@ class Transfers:
         async def check(fetch: Fetch) -> None:
             version, size = fetch.header.version, len(fetch.payload)
             if not self._chain.signed(version):
-                raise RemoteError("version-signature")
+                raise NotAsSigned(VersionFault.SIGNATURE)
             self._checked_bytes += size
             try:
                 await self._check(
@@ -234,19 +235,16 @@ class Transfers:
 
         def check() -> None:
             if content_digest(payload) != digest:
-                raise RemoteError("wrong-digest")
+                raise NotAsSigned(Verdict.WRONG_DIGEST)
             self._compute.vault.check_payload(fragment, payload, codec)
 
         await self._compute.run(check)
 
-    def _fetch_failed(self, effect: ef.FetchUpdate | ef.FetchState, error: Exception) -> None:
-        detail = ""
-        if isinstance(error, RemoteError):
-            failure = FetchFailure.of(error.reason)
-            detail = "" if failure.innocent else error.reason[:64]
-        else:
-            unreachable = isinstance(error, PeerUnreachable)
-            failure = FetchFailure.UNREACHABLE if unreachable else FetchFailure.CUT
+    def _fetch_failed(
+        self, effect: ef.FetchUpdate | ef.FetchState, error: RemoteError | TransportError
+    ) -> None:
+        failure = failure_of(error)
+        detail = error.reason[:64] if isinstance(error, RemoteError) and not failure.innocent else ""
         logger.debug("fragment %d not fetched from %s: %s", effect.fragment, effect.peer, error)
         self._post(ev.FetchFailed(effect.fragment, effect.number, effect.peer, failure, detail))
 

@@ -18,6 +18,8 @@ from typing import TypeVar
 
 from msgspec import Struct
 
+from p2pdiloco.adapters.net.framing import RefusedByPeer
+from p2pdiloco.core.api.reasons import ProbeRefusal
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.links.link import LINK_OVERHEAD, Link
 from p2pdiloco.errors import PeerUnreachable, RemoteError, TransportError, UserError
@@ -37,13 +39,6 @@ PINGS = 4
 EMPTY = 3
 """Number of transfers of nothing, of which the quickest counts."""
 PAUSE_S = 5.0
-BUSY, TOO_OFTEN, TOO_MUCH = "probe-busy", "probe-too-often", "probe-too-much"
-NOT_NOW = {
-    BUSY: "measures a link for somebody else just now",
-    TOO_OFTEN: "has measured this link just now",
-    TOO_MUCH: "has sent and taken enough for one measurement",
-    "busy": "has too many requests just now",
-}
 
 
 # --- who answers -------------------------------------------------------------------------------------
@@ -68,30 +63,37 @@ class ProbeGate:
         self._turns: dict[str, float] = {}
         """Beginning of each peer's turn; of the last minute only, so a few."""
 
-    def give(self, peer: str, request: wire.PullProbe) -> PullSource:
-        """Give bytes to a peer. Raises: RemoteError (not now, not so many)."""
-        self._admit(peer, "out", request.size_bytes)
+    def give(self, peer: str, request: wire.PullProbe) -> PullSource | Refusal:
+        """Give bytes to a peer, or say why not now, or not so many."""
+        refusal = self._why_not(peer, "out", request.size_bytes)
+        if refusal is not None:
+            return Refusal(wire.encode(refusal))
         return PullSource(b"", _noise(request.size_bytes), lambda: None)
 
-    def take(self, peer: str, request: wire.PushProbe) -> Forgetful:
-        """Take bytes from a peer. Raises: RemoteError (not now, not so many)."""
-        self._admit(peer, "in", request.size_bytes)
-        return Forgetful(request.size_bytes)
+    def take(self, peer: str, request: wire.PushProbe) -> Forgetful | Refusal:
+        """Take bytes from a peer, or say why not now, or not so many."""
+        refusal = self._why_not(peer, "in", request.size_bytes)
+        return Forgetful(request.size_bytes) if refusal is None else Refusal(wire.encode(refusal))
 
-    def _admit(self, peer: str, way: str, size_bytes: int) -> None:
+    def _why_not(self, peer: str, way: str, size_bytes: int) -> wire.ProbeRefused | None:
         now = self._now()
         self._turns = {p: began for p, began in self._turns.items() if now - began < AGAIN_S}
         left_s = self._turns.get(self._peer, -TURN_S) + TURN_S - now
         if left_s <= 0 or peer != self._peer:
             if peer in self._turns:
-                raise RemoteError(TOO_OFTEN, f"again in {self._turns[peer] + AGAIN_S - now:.0f} s")
+                return _again_in(ProbeRefusal.TOO_OFTEN, self._turns[peer] + AGAIN_S - now)
             if left_s > 0:
-                raise RemoteError(BUSY, f"again in {left_s:.0f} s")
+                return _again_in(ProbeRefusal.BUSY, left_s)
             self._peer, self._turns[peer], self._used_bytes = peer, now, {"in": 0, "out": 0}
         used = self._used_bytes[way] + max(size_bytes, LEAST_CHARGE_BYTES)
         if used > wire.MAX_PROBE_BYTES:
-            raise RemoteError(TOO_MUCH, f"{wire.MAX_PROBE_BYTES >> 20} MiB each way")
+            return _again_in(ProbeRefusal.TOO_MUCH, self._turns[peer] + AGAIN_S - now)
         self._used_bytes[way] = used
+        return None
+
+
+def _again_in(why: ProbeRefusal, left_s: float) -> wire.ProbeRefused:
+    return wire.ProbeRefused(why, max(0, round(left_s)))
 
 
 class Forgetful:
@@ -171,12 +173,22 @@ async def measure(
     return MeasuredLink(round_trip_s, up * bits, down * bits, sent + received, now() - began)
 
 
+class _NotNow(RemoteError):
+    """Error: the peer does not measure the link now."""
+
+    def __init__(self, answer: wire.ProbeRefused) -> None:
+        super().__init__(answer.reason.value)
+        self.words = f"{answer.reason} (again in {answer.again_s} s)"
+
+
 def _refused(peer: str, error: RemoteError) -> UserError:
-    detail = str(error).removeprefix(error.reason).removeprefix(": ")
-    if error.reason in NOT_NOW:
-        return UserError(
-            f"{peer} {NOT_NOW[error.reason]} ({detail})", "try again later, or give the rate with --upload"
-        )
+    words = ""
+    if isinstance(error, _NotNow):
+        words = error.words
+    elif isinstance(error, RefusedByPeer) and error.unheard is not None:
+        words = str(error.unheard)
+    if words:
+        return UserError(f"{peer} {words}", "try again later, or give the rate with --upload")
     return UserError(
         f"{peer} does not know how to measure a link (it answers: {error})",
         "it runs another version of p2pdiloco; ask another peer, or give the rate with --upload",
@@ -239,12 +251,14 @@ async def _rate(move: Move, now: Callable[[], float], give_up_s: float) -> tuple
 
 async def _pull(transport: Transport, peer: str, size_bytes: int) -> None:
     answer = await transport.pull(peer, wire.encode(wire.PullProbe(size_bytes)), size_bytes, PAUSE_S)
-    if isinstance(answer, Refusal) or len(answer[1]) != size_bytes:
+    if isinstance(answer, Refusal):
+        raise _NotNow(wire.decode(answer.answer, wire.ProbeRefused))
+    if len(answer[1]) != size_bytes:
         raise RemoteError("bad-probe", "not what was asked for")
 
 
 async def _push(transport: Transport, peer: str, size_bytes: int) -> None:
     request = wire.encode(wire.PushProbe(size_bytes))
-    accepted, _ = await transport.push(peer, request, _noise(size_bytes), PAUSE_S)
+    accepted, answer = await transport.push(peer, request, _noise(size_bytes), PAUSE_S)
     if not accepted:
-        raise RemoteError("bad-probe", "not taken")
+        raise _NotNow(wire.decode(answer, wire.ProbeRefused))

@@ -20,6 +20,10 @@ from p2pdiloco.tensors.layout import FragmentLayout
 OUT_OF_BUDGET = Verdict.NO_MEMORY.value
 
 
+class OutOfBudget(RemoteError):
+    """Error: there is no room for what a peer would give us."""
+
+
 class Holder(Protocol):
     """Holder of payloads."""
 
@@ -87,11 +91,11 @@ class Memory:
         """Context in which something of at most this size is fetched.
 
         Raises:
-            RemoteError: "busy": there is no room just now. The peer is innocent.
+            OutOfBudget: there is no room just now. The peer is innocent.
         """
         if not self.fits_fetch(size_bytes):
             self.refuse()
-            raise RemoteError("busy", OUT_OF_BUDGET)
+            raise OutOfBudget("busy", OUT_OF_BUDGET)
         self._reserved_bytes += size_bytes
         try:
             yield

@@ -12,8 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from p2pdiloco.daemon import wire
-from p2pdiloco.daemon.wire import refuse
+from p2pdiloco.core.api.reasons import PullRefusal
+from p2pdiloco.daemon.wire import refuse, refused
 from p2pdiloco.errors import RemoteError, TransportError
 from p2pdiloco.ports import Buffer, PullSource, Refusal
 
@@ -42,9 +42,9 @@ async def first_that_gives(what: str, peers: Sequence[str], ask: Callable[[str],
 
 
 def check_given(answer: T | Refusal) -> T:
-    """Check the answer to a pull. Raises: RemoteError (it is a refusal)."""
+    """Check the answer to a pull. Raises: PullRefused."""
     if isinstance(answer, Refusal):
-        raise RemoteError(wire.decode(answer.answer, wire.Refused).reason)
+        raise refused(answer)
     return answer
 
 
@@ -54,12 +54,14 @@ class Giving:
     def __init__(self) -> None:
         self._to: set[str] = set()
 
-    def serve(self, peer: str, read: Callable[[], tuple[bytes, Buffer] | str]) -> PullSource | Refusal:
+    def serve(
+        self, peer: str, read: Callable[[], tuple[bytes, Buffer] | PullRefusal]
+    ) -> PullSource | Refusal:
         """Serve a peer what `read` finds, header and payload, or the reason why it is refused."""
         if peer in self._to or len(self._to) >= MAX_GIVEN:
-            return refuse("busy")
+            return refuse(PullRefusal.BUSY)
         found = read()
-        if isinstance(found, str):
+        if isinstance(found, PullRefusal):
             return refuse(found)
         self._to.add(peer)
         header, payload = found

@@ -13,6 +13,7 @@ from p2pdiloco.adapters.disk.files import Files
 from p2pdiloco.adapters.disk.result_file import Arrays, checksum, checksum_of, load_tensors
 from p2pdiloco.adapters.disk.run_store import run_folder
 from p2pdiloco.config.manifest import Manifest
+from p2pdiloco.core.api.reasons import PullRefusal
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.run_files.giving import mapped
 from p2pdiloco.errors import ConfigError, StorageError
@@ -87,14 +88,14 @@ def _if_sound(file: Path, look: Callable[[], T], set_aside: bool) -> T | None:
         return None
 
 
-def version_0_from(file: Path, offset: int) -> tuple[bytes, memoryview] | str:
+def version_0_from(file: Path, offset: int) -> tuple[bytes, memoryview] | PullRefusal:
     """Give out the file: a header and all of it from that byte on; or why nothing is given."""
     memory = mapped(file)
     if memory is None:
-        return "not-here"
+        return PullRefusal.NOT_HERE
     start = 8 + int.from_bytes(memory[:8], "little") + offset
     if start > len(memory):
-        return "beyond-the-end"
+        return PullRefusal.BEYOND_THE_END
     return wire.encode(wire.InitialHeader(offset)), memory[start:]
 
 

@@ -15,6 +15,7 @@ from p2pdiloco.adapters.disk.files import Files
 from p2pdiloco.adapters.disk.run_store import run_folder
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.models import BYTES
+from p2pdiloco.core.api.reasons import PullRefusal
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.run_files.giving import PAUSE_S, check_given, first_that_gives, mapped
 from p2pdiloco.errors import ConfigError, RemoteError, UserError
@@ -112,7 +113,7 @@ async def fetched_tokenizer(
     return content
 
 
-def tokenizer_from(file: Path) -> tuple[bytes, memoryview] | str:
+def tokenizer_from(file: Path) -> tuple[bytes, memoryview] | PullRefusal:
     """Give out the kept file: no header, and all of it; or why nothing is given."""
     memory = mapped(file)
-    return "not-here" if memory is None else (b"", memory)
+    return PullRefusal.NOT_HERE if memory is None else (b"", memory)

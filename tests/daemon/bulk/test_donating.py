@@ -16,6 +16,7 @@ from daemon_kit import PATIENCE_S, version
 
 from p2pdiloco.adapters.net.flow import CHUNK_BYTES
 from p2pdiloco.adapters.net.framing import MIN_BYTES_PER_S
+from p2pdiloco.core.api.reasons import PullRefusal
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.bulk.states import donating
 from p2pdiloco.daemon.bulk.states.courtesy import TRICKLE_S, Courtesy
@@ -62,7 +63,7 @@ class Donor:
 async def test_a_peer_has_its_share_of_the_pins_and_no_more() -> None:
     donor = Donor()
     given = [await donor.ask("greedy", i) for i in range(donating.SHARE)]
-    assert await donor.ask("greedy", 77) == "busy"
+    assert await donor.ask("greedy", 77) is PullRefusal.BUSY
     assert isinstance(await donor.ask("modest", 77), PullSource), "there is room for others"
     given[0].release()
     assert isinstance(await donor.ask("greedy", 78), PullSource), "what is not read any more makes room"
@@ -72,7 +73,7 @@ async def test_a_peer_has_its_share_of_the_pins_and_no_more() -> None:
 async def test_all_peers_together_have_a_bound_and_idle_pins_make_room() -> None:
     donor = Donor()
     given = [await donor.ask(f"peer {i}", i) for i in range(donating.MAX_PINS)]
-    assert await donor.ask("one more", 77) == "busy"
+    assert await donor.ask("one more", 77) is PullRefusal.BUSY
     given[3].release()
     assert isinstance(await donor.ask("one more", 77), PullSource)
     assert donor.pins.pinned[3] == 0 and donor.donating.pins == donating.MAX_PINS
@@ -93,7 +94,7 @@ async def test_a_version_stays_for_its_reader_for_a_while() -> None:
     donor.donating.expire()
     assert donor.pins.pinned[0] == 0
     gone = await donor.ask("joiner", 0, have_bytes=4, have=have, exact=True)
-    assert gone == "gone" and donor.pins.pinned[0] == 0, "and nothing stays pinned for nothing"
+    assert gone is PullRefusal.GONE and donor.pins.pinned[0] == 0, "and nothing stays pinned for nothing"
     newer = await donor.ask("joiner", 0, have_bytes=4, have=have)
     assert wire.decode(newer.header, wire.StateHeader).offset == 0
 

@@ -12,10 +12,11 @@ import pytest
 from daemon_kit import Neighbourhood, until
 from fanout_kit import PAYLOAD, SMALL, Members, update
 
+from p2pdiloco.core.api.reasons import PullRefusal
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.bulk.updates import arriving as arriving_updates
 from p2pdiloco.daemon.bulk.updates import fanout, gathering
-from p2pdiloco.errors import RemoteError, TransportError
+from p2pdiloco.errors import TransportError
 from p2pdiloco.ports import PullSource, Refusal
 
 
@@ -268,7 +269,7 @@ async def test_who_had_only_what_others_left_of_the_time_is_not_left_out(
             return whole if request.insist else wire.Elsewhere(bytes(32), 0, ("a", "b"))
         if len(asked) == 2:
             now += 0.03
-            raise RemoteError("later")
+            raise wire.PullRefused(PullRefusal.LATER)
         await asyncio.Event().wait()
 
     async def check(fetch: Any) -> None: ...
@@ -314,7 +315,7 @@ async def test_requests_to_named_peers_are_bounded(started: Any) -> None:
     members = await started()
     asker, named = members.others[:2]
     twice(members, named.name)
-    named.answers = lambda pull: fanout.refuse("later")
+    named.answers = lambda pull: fanout.refuse(PullRefusal.LATER)
     await members.fetch_all(asker)
     members.check(asker)
     assert len(named.asked) == gathering.MAX_PULLS

@@ -10,6 +10,7 @@ from chain_kit import no_meter
 from daemon_kit import until
 from fanout_kit import PAYLOAD, update
 
+from p2pdiloco.core.api.reasons import PullRefusal
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.bulk.updates import arriving as arriving_updates
 from p2pdiloco.daemon.bulk.updates import fanout
@@ -44,7 +45,7 @@ async def test_places_tables_and_waiting_are_bounded(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(fanout, "MAX_WAITING", 0)
     fan.arriving(0, 1)
     waits: Any = await fan.serve("z", asking(version=found[0].header.digest()), None)
-    assert wire.decode(waits.answer, wire.Refused).reason == "later"
+    assert wire.decode(waits.answer, wire.Refused).reason is PullRefusal.LATER
 
 
 async def test_invented_versions_take_no_place_and_one_peer_not_all_that_wait() -> None:
@@ -57,7 +58,7 @@ async def test_invented_versions_take_no_place_and_one_peer_not_all_that_wait() 
     ]
     await until(lambda: fan._waiting.total() == len(waiting), "all of them to wait")
     one_more: Any = await fan.serve("liar", asking(version=true.header.digest()), None)
-    assert wire.decode(one_more.answer, wire.Refused).reason == "later"
+    assert wire.decode(one_more.answer, wire.Refused).reason is PullRefusal.LATER
     child = asyncio.create_task(fan.serve("child", asking(version=true.header.digest()), None))
     await until(lambda: fan._waiting.total() == len(waiting) + 1, "the child too")
     now = 1.5
@@ -65,13 +66,13 @@ async def test_invented_versions_take_no_place_and_one_peer_not_all_that_wait() 
     part.payload[:], part.have_bytes = PAYLOAD, len(PAYLOAD)
     arriving.begun(true, part)
     for answer in await asyncio.gather(*waiting):
-        assert wire.decode(answer.answer, wire.Refused).reason == "gone"  # type: ignore[union-attr]
+        assert wire.decode(answer.answer, wire.Refused).reason is PullRefusal.GONE  # type: ignore[union-attr]
     given = await child
     assert isinstance(given, PullSource)
     assert wire.decode(given.header, wire.UpdateHeader).waited_ms == 1500
     for i in range(5):
         late: Any = await fan.serve("liar", asking(version=bytes([i]) * 32), None)
-        assert wire.decode(late.answer, wire.Refused).reason == "gone"
+        assert wire.decode(late.answer, wire.Refused).reason is PullRefusal.GONE
     assert len(fan._given) == 1, "only what there is"
 
 
@@ -97,7 +98,7 @@ async def test_an_update_that_was_not_fetched_is_not_passed_on() -> None:
     await until(lambda: fan._waiting.total() == 1, "the child to wait")
     fan.failed(0, arriving)
     answer: Any = await waiting
-    assert wire.decode(answer.answer, wire.Refused).reason == "gone"
+    assert wire.decode(answer.answer, wire.Refused).reason is PullRefusal.GONE
     assert not fan._arriving and not fan._waiting and not fan._given
     with pytest.raises(RemoteError):
         wire.decode(wire.encode(wire.Elsewhere(digest, 1, ("p",) * 9)), wire.Elsewhere)

@@ -13,9 +13,10 @@ from chain_kit import PaperChain, Welcome
 from daemon_kit import version
 
 from p2pdiloco.adapters.disk.spool import Spool
+from p2pdiloco.adapters.net.framing import refused_by_peer
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
-from p2pdiloco.core.api.reasons import FetchFailure, Verdict
+from p2pdiloco.core.api.reasons import FetchFailure, PullRefusal, Verdict
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.bulk import pushes_in as arrivals_module
 from p2pdiloco.daemon.bulk.pushes_in import MAX_UNFINISHED, PushesIn
@@ -23,7 +24,7 @@ from p2pdiloco.daemon.bulk.transfers import Transfers
 from p2pdiloco.daemon.bulk.updates.fetching import KEEP_S, Unfinished, UnfinishedUpdates
 from p2pdiloco.daemon.links.meters import LinkMeters
 from p2pdiloco.daemon.payloads.tickets import Tickets
-from p2pdiloco.errors import RemoteError, TransportError
+from p2pdiloco.errors import TransportError
 from p2pdiloco.hashing import content_digest
 from p2pdiloco.ports import PullSink, Refusal
 
@@ -68,9 +69,9 @@ class Holders:
         asked = wire.decode(request, wire.PullUpdate)
         self.asked.append(asked)
         if self.busy:
-            raise RemoteError("busy")
+            raise refused_by_peer(b"busy")
         if self.refuses:
-            return Refusal(wire.encode(wire.Refused("busy")))
+            return Refusal(wire.encode(wire.Refused(PullRefusal.BUSY)))
         offset = asked.have_bytes if asked.have == DIGEST and self.honours_offset else 0
         sink.begin(wire.encode(wire.UpdateHeader(update_version(), offset)), len(PAYLOAD) - offset)
         most = self.served.pop(0)

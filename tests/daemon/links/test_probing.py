@@ -6,15 +6,17 @@ import asyncio
 from typing import Any
 
 import pytest
-from daemon_kit import until
 
+from p2pdiloco.adapters.net.framing import refused_by_peer
 from p2pdiloco.cli.measure import listed_manifest
+from p2pdiloco.core.api.reasons import ProbeRefusal
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.frontdoor import FrontDoor
 from p2pdiloco.daemon.links.link import LINK_OVERHEAD
 from p2pdiloco.daemon.links.probing import AGAIN_S, TURN_S, Forgetful, ProbeGate, measure
 from p2pdiloco.errors import RemoteError, TransportError, UserError
 from p2pdiloco.lab.memory_net import MemoryNetwork
+from p2pdiloco.ports import PullSource, Refusal
 
 
 class Shaped:
@@ -73,30 +75,35 @@ def test_one_at_a_time_one_a_minute_and_only_so_much() -> None:
     now = 0.0
     gate = ProbeGate(lambda: now)
 
-    def why(peer: str, size: int = 1 << 20) -> str:
-        with pytest.raises(RemoteError) as refused:
-            gate.give(peer, wire.PullProbe(size))
-        return refused.value.reason
+    def refused(answer: Any) -> tuple[ProbeRefusal, int]:
+        found = wire.decode(answer.answer, wire.ProbeRefused)
+        return found.reason, found.again_s
 
-    assert sum(map(len, gate.give("a", wire.PullProbe(7 << 20)).payload)) == 7 << 20
-    assert gate.take("a", wire.PushProbe(7 << 20)).payload_bytes == 7 << 20  # the other way counts apart
-    assert why("a", 2 << 20) == "probe-too-much" and why("b") == "probe-busy"
+    def give(peer: str, size: int = 1 << 20) -> Any:
+        return gate.give(peer, wire.PullProbe(size))
+
+    assert sum(map(len, give("a", 7 << 20).payload)) == 7 << 20
+    taken = gate.take("a", wire.PushProbe(7 << 20))
+    assert isinstance(taken, Forgetful) and taken.payload_bytes == 7 << 20  # the other way counts apart
+    assert refused(give("a", 2 << 20)) == (ProbeRefusal.TOO_MUCH, AGAIN_S)
+    assert refused(gate.take("a", wire.PushProbe(2 << 20))) == (ProbeRefusal.TOO_MUCH, AGAIN_S)
+    assert refused(give("b")) == (ProbeRefusal.BUSY, TURN_S)
     for _ in range(64):
-        gate.give("a", wire.PullProbe(0))
-    assert why("a", 0) == "probe-too-much"  # also of nothing
+        assert isinstance(give("a", 0), PullSource)
+    assert refused(give("a", 0))[0] is ProbeRefusal.TOO_MUCH  # also of nothing
     now = TURN_S + 1
-    assert why("a") == "probe-too-often"
-    gate.give("b", wire.PullProbe(1 << 20))
-    assert why("a") == "probe-too-often"
+    assert refused(give("a")) == (ProbeRefusal.TOO_OFTEN, AGAIN_S - TURN_S - 1)
+    assert isinstance(give("b"), PullSource)
+    assert refused(give("a"))[0] is ProbeRefusal.TOO_OFTEN
     now = AGAIN_S + 1
-    gate.give("a", wire.PullProbe(1 << 20))
+    assert isinstance(give("a"), PullSource)
     for number in range(100):
         now += TURN_S
-        gate.give(f"peer {number}", wire.PullProbe(0))
+        assert isinstance(give(f"peer {number}", 0), PullSource)
     assert len(gate._turns) <= AGAIN_S / TURN_S
 
 
-async def test_on_a_network_it_is_measured_once_then_refused_and_counted() -> None:
+async def test_on_a_network_it_is_measured_once_then_refused() -> None:
     hub, door = MemoryNetwork(), FrontDoor()
     node, asker, other = hub.transport("node"), hub.transport("asker"), hub.transport("other")
     for transport, handlers in ((node, door), (asker, FrontDoor()), (other, FrontDoor())):
@@ -107,12 +114,36 @@ async def test_on_a_network_it_is_measured_once_then_refused_and_counted() -> No
     with pytest.raises(UserError, match=r"measures a link for somebody else just now \(again in") as refused:
         await measure(other, "node")
     assert "--upload" in refused.value.hint
-    await until(lambda: node.refusals == {"probe-busy": 1}, "the refusal counted")
+    assert not node.refusals, "to ask is no offence"
     with pytest.raises(UserError, match="knows no run"):
         await listed_manifest(asker, "node", "")
     await node.close()
     with pytest.raises(UserError, match="node cannot be reached"):
         await measure(asker, "node")
+
+
+@pytest.mark.parametrize("why", ProbeRefusal)
+@pytest.mark.parametrize("way", ["give", "take"])
+async def test_what_a_person_hears_who_is_refused(why: ProbeRefusal, way: str) -> None:
+    door, hub = FrontDoor(), MemoryNetwork()
+    refusal = Refusal(wire.encode(wire.ProbeRefused(why, 7)))
+    setattr(door.probes, way, lambda peer, request: refusal)
+    node, asker = hub.transport("node"), hub.transport("asker")
+    await node.start(door)
+    await asker.start(FrontDoor())
+    with pytest.raises(UserError, match=rf"^node {why} \(again in 7 s\)$"):
+        await measure(asker, "node")
+
+
+async def test_a_peer_with_too_many_requests_is_asked_later() -> None:
+    class Full(Shaped):
+        async def pull(self, *_: Any) -> Any:
+            raise refused_by_peer(b"busy\ntoo many requests at once")
+
+    full = Full(1e6, 1e6, 0.0)
+    with pytest.raises(UserError, match=r"^peer has too many requests just now$") as refused:
+        await measure(full, "peer", full.now)  # type: ignore[arg-type]
+    assert "later" in refused.value.hint
 
 
 async def test_what_is_pushed_is_forgotten() -> None:

@@ -15,6 +15,7 @@ from daemon_kit import signed_run, until, write_given
 from p2pdiloco.adapters.disk.result_file import checksum
 from p2pdiloco.config.presets import for_run
 from p2pdiloco.config.signing import encode_signed, run_id, sign_manifest
+from p2pdiloco.core.api.reasons import PullRefusal
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.frontdoor import FrontDoor
 from p2pdiloco.daemon.run_files import listing, runs
@@ -197,13 +198,13 @@ async def test_a_bootstrap_serves_manifests_and_the_list_and_nothing_else(tmp_pa
     source = await door.on_pull("peer", wire.encode(wire.PullManifest(run.id)))
     assert isinstance(source, PullSource) and source.header == encode_signed(run.signed)
     for pull, reason in (
-        (wire.PullManifest("f" * 64), "unknown-run"),
-        (wire.PullUpdate(run.id, 0, 1), "not-ready"),
-        (wire.PullState(run.id, 0, 1), "not-ready"),
+        (wire.PullManifest("f" * 64), PullRefusal.UNKNOWN_RUN),
+        (wire.PullUpdate(run.id, 0, 1), PullRefusal.NOT_READY),
+        (wire.PullState(run.id, 0, 1), PullRefusal.NOT_READY),
     ):
         refusal = await door.on_pull("peer", wire.encode(pull))
         assert isinstance(refusal, Refusal)
-        assert wire.decode(refusal.answer, wire.Refused).reason == reason
+        assert wire.decode(refusal.answer, wire.Refused).reason is reason
     with pytest.raises(RemoteError, match="garbage"):
         await door.on_pull("peer", b"\x91\xa3???")
     with pytest.raises(RemoteError, match="garbage"):
@@ -236,7 +237,7 @@ class Givers:
         offset, half = wire.decode(request, wire.PullInitial).offset, len(self._content) // 2
         self.asked.append((peer, offset))
         if peer == "busy":
-            return refuse("busy")
+            return refuse(PullRefusal.BUSY)
         rest = self._content[offset:]
         sink.begin(wire.encode(wire.InitialHeader(offset)), len(rest))
         if peer == "honest":

@@ -247,7 +247,7 @@ class Copying:
         if answer is None:
             return False
         if isinstance(answer, Refusal):
-            raise RemoteError(wire.decode(answer.answer, wire.Refused).reason)
+            raise wire.refused(answer)
         if not sink.received_bytes:
             raise RemoteError("garbage", "nothing where something was asked for")
         return True

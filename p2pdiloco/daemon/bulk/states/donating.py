@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from p2pdiloco.core.api.reasons import PullRefusal
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.bulk.states.courtesy import Courtesy
 from p2pdiloco.daemon.bulk.updates.fetching import known_bytes
@@ -60,12 +61,12 @@ class Donating:
         lease = self._of(sender, pull)
         if lease is None:
             if not self._room(sender):
-                return refuse("busy")
+                return refuse(PullRefusal.BUSY)
             lease = await self._pin(sender, pull.fragment)
         header = lease.header.version.header
         if header.number < pull.number or (pull.exact and header.state_digest != pull.have):
             self._drop(lease)
-            return refuse("gone" if pull.exact else "behind")
+            return refuse(PullRefusal.GONE if pull.exact else PullRefusal.BEHIND)
         return self._give(lease, pull)
 
     def _of(self, sender: str, pull: wire.PullState) -> _Lease | None:

@@ -18,6 +18,7 @@ from contextlib import ExitStack
 
 from p2pdiloco.average import MovingAverage
 from p2pdiloco.bounded import BoundedDict
+from p2pdiloco.core.api.reasons import PullRefusal
 from p2pdiloco.core.api.types import SignedVersion
 from p2pdiloco.core.uplinks.meter import Meter
 from p2pdiloco.daemon import wire
@@ -127,19 +128,19 @@ class Fanout:
             if here is not None and here.number <= pull.number:
                 del self._arriving[pull.fragment]  # it is in the log by now
             if pull.version and pull.version != version.header.digest():
-                return refuse("gone")
+                return refuse(PullRefusal.GONE)
             answer = self._admit(sender, pull, version.header.digest(), size)
             if isinstance(answer, wire.Elsewhere):
                 return Refusal(wire.encode(answer))
             return self._give(sender, answer, version, memoryview(payload), size, pull)
         arriving = self._arriving.get(pull.fragment)
         if not pull.version or arriving is None or arriving.number != pull.number:
-            return refuse("gone")
+            return refuse(PullRefusal.GONE)
         return await self._pass_on(sender, pull, arriving)
 
     async def _pass_on(self, sender: str, pull: wire.PullUpdate, arriving: Arriving) -> PullSource | Refusal:
         if self._waiting.total() >= MAX_WAITING or self._waiting[sender] >= MAX_WAITING_PER_PEER:
-            return refuse("later")
+            return refuse(PullRefusal.LATER)
         self._waiting[sender] += 1
         try:
             return await self._piece(sender, pull, arriving)
@@ -151,9 +152,9 @@ class Fanout:
         until_s = asyncio.get_running_loop().time() + WAIT_S
         await arriving.started(until_s)
         if arriving.version is None:
-            return refuse("gone" if arriving.ended else "later")
+            return refuse(PullRefusal.GONE if arriving.ended else PullRefusal.LATER)
         if arriving.version.header.digest() != pull.version:  # anybody can invent one: it costs no memory
-            return refuse("gone")
+            return refuse(PullRefusal.GONE)
         assert arriving.unfinished is not None
         answer = self._admit(sender, pull, pull.version, len(arriving.unfinished.payload))
         if isinstance(answer, wire.Elsewhere):
@@ -165,10 +166,10 @@ class Fanout:
             answer.streams -= 1
             answer.last_s = self._now()
         if piece is None:
-            return refuse("gone" if arriving.ended else "later")
+            return refuse(PullRefusal.GONE if arriving.ended else PullRefusal.LATER)
         version, payload, size = piece
         if version.header.digest() != pull.version:  # it began anew
-            return refuse("gone")
+            return refuse(PullRefusal.GONE)
         return self._give(sender, answer, version, payload, size, pull, self._now() - began_s)
 
     def _admit(self, sender: str, pull: wire.PullUpdate, digest: bytes, size: int) -> _Taker | wire.Elsewhere:

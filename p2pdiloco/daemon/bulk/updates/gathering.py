@@ -18,8 +18,9 @@ from typing import Protocol
 import msgspec
 
 from p2pdiloco.bounded import BoundedDict
-from p2pdiloco.core.api.reasons import FetchFailure
+from p2pdiloco.core.api.reasons import FetchFailure, PullRefusal, Verdict, VersionFault
 from p2pdiloco.daemon import wire
+from p2pdiloco.daemon.bulk.failing import failure_of
 from p2pdiloco.daemon.bulk.rates import Rates
 from p2pdiloco.daemon.bulk.updates.arriving import WAIT_S
 from p2pdiloco.daemon.bulk.updates.fetching import Fetch, Watcher
@@ -38,10 +39,16 @@ FORGIVE_S = 60.0
 in time."""
 NO_WORSE = (FetchFailure.GONE, FetchFailure.NOT_READY, FetchFailure.BUSY)
 """Reasons for which a named peer refuses and is no worse for it."""
-NOT_THE_HOLDERS = frozenset({"wrong-digest", "version-signature"})
-"""Faults of an update that are not the holder's, where others gave part of it."""
 MAX_PEERS = 256
 MEASURED_BYTES = 64 * 1024
+
+
+class NotAsSigned(RemoteError):
+    """Error: an update is not what its syncer signed. Where several gave of it, that is not the holder's
+    fault."""
+
+    def __init__(self, why: Verdict | VersionFault) -> None:
+        super().__init__(why.value)
 
 
 class LeftOut:
@@ -112,8 +119,8 @@ class Gathering:
             fetch = _all_of(found)
         try:
             await check(fetch)
-        except RemoteError as error:
-            if error.reason not in NOT_THE_HOLDERS or not (others or fetch.header.offset):
+        except NotAsSigned:
+            if not (others or fetch.header.offset):
                 raise  # all of it came from the holder
             self._failed.add(*givers)
             fetch, others = await self._insist(holder, request, watcher), None
@@ -124,7 +131,7 @@ class Gathering:
     async def _insist(self, holder: str, request: wire.PullUpdate, watcher: Watcher) -> Fetch:
         found = await self._ask(holder, msgspec.structs.replace(request, insist=True), watcher)
         if isinstance(found, wire.Elsewhere):
-            raise RemoteError("busy")
+            raise wire.PullRefused(PullRefusal.BUSY)
         return _all_of(found)
 
     async def _elsewhere(
@@ -166,7 +173,7 @@ class Gathering:
                 self._failed.add(peer)
                 continue
             except RemoteError as error:
-                failure = FetchFailure.of(error.reason)
+                failure = failure_of(error)
                 if failure is FetchFailure.LATER:
                     queue.append(peer)
                 elif failure not in NO_WORSE:

@@ -89,7 +89,7 @@ class Pulling:
             answer = wire.decode(refusal.answer, cast(Any, wire.Refused | wire.Elsewhere))
             if isinstance(answer, wire.Elsewhere):
                 return answer
-            raise RemoteError(answer.reason)
+            raise wire.PullRefused(answer.reason)
         if fetch.complete:
             self.unfinished.forget(fragment)
         else:
