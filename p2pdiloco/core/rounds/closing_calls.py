@@ -91,15 +91,14 @@ class ClosingCalls:
         return until_s
 
     def outruns(self, chain: Chain, ready: Iterable[Held], now: float) -> bool:
-        """Tell whether we would merge, over a thin uplink, while none of the others here has our last
-        version.
+        """Tell whether we would merge while none of the others here has our last version.
 
         Versions made faster than they travel keep newcomers out, and leave all others in this round, with
         work against an older one, behind. For some sync intervals only. Members that leave are not waited
         for; a syncer that leaves does not wait.
         """
         shared, view = self._shared, self._shared.view
-        if not shared.uplink.thin or shared.leaving:
+        if shared.leaving:
             return False
         head = chain.head.number
         if any(not held.own and held.based_on >= head for held in ready):

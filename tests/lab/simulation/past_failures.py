@@ -62,4 +62,5 @@ PAST_FAILURES: tuple[tuple[int, str | None, int | None, str], ...] = (
         "a leaf group's holder without a vote kept its office, and the group above had none",
     ),
     (2266, None, None, "a genesis node on a thin uplink made versions faster than newcomers could take them"),
+    (39, "wan", 5, "one whose uplink just sufficed did so, too"),
 )
