@@ -40,6 +40,7 @@ class Mutation:
     nodes: int
     within_seeds: int
     rules: frozenset[str]
+    first_seed: int
 
     @property
     def name(self) -> str:
@@ -51,11 +52,13 @@ MUTATIONS: list[Mutation] = []
 Make = Callable[[Patch], None]
 
 
-def mutation(mix: str, nodes: int, within_seeds: int, *rules: str) -> Callable[[Make], Make]:
-    """Add a bug to the list."""
+def mutation(
+    mix: str, nodes: int, within_seeds: int, *rules: str, first_seed: int = 0
+) -> Callable[[Make], Make]:
+    """Add a bug to the list. `first_seed`: where a rare one is looked for."""
 
     def add(apply: Make) -> Make:
-        MUTATIONS.append(Mutation(apply, mix, nodes, within_seeds, frozenset(rules)))
+        MUTATIONS.append(Mutation(apply, mix, nodes, within_seeds, frozenset(rules), first_seed))
         return apply
 
     return add

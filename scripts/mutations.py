@@ -21,11 +21,11 @@ def hunt(mutation: Mutation) -> tuple[str, int, set[str]]:
     others: set[str] = set()
     with Patch() as patch:
         mutation.apply(patch)
-        for seed in range(mutation.within_seeds):
+        for seed in range(mutation.first_seed, mutation.first_seed + mutation.within_seeds):
             result = run_seed(seed, mutation.mix, mutation.nodes)
             found = result.violation or ("stuck" if result.stuck else "")
             if found in mutation.rules:
-                return found, seed + 1, others
+                return found, seed + 1 - mutation.first_seed, others
             if found:
                 others.add(found)
     return "", mutation.within_seeds, others

@@ -10,12 +10,16 @@ Seeds draw clocks, disks and delays; the same seeds are played with every rule.
 * participation: contributors of a merge over nodes. contributions: the product of both.
 * in step: seeds in which afterwards all nodes come to one version, with work of everybody in it.
 * silent: times that a member took another for silent. All nodes live.
+* gain: what the rule adds to contributions, to seeds in step and to silent, with its standard error: means of
+  the differences seed by seed.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
+import statistics
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -26,9 +30,8 @@ import msgspec
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from mutation_kit import Patch
+from mutation_links import a_syncer_outruns_the_others, a_thin_uplink_is_as_fit_as_any
 from p2pdiloco.core.api.effects import CommitVersion, Effect
-from p2pdiloco.core.election.electorate import Electorate, Fitness
-from p2pdiloco.core.rounds.closing_calls import ClosingCalls
 from p2pdiloco.core.rounds.closing_window import ClosingWindow
 from p2pdiloco.lab.simulation.node.host import Host
 from p2pdiloco.lab.simulation.world.plan import WorldPlan, draw_plan, genesis_version
@@ -48,20 +51,11 @@ CELLS = {
 }
 
 
-def _thin_is_fit(patch: Patch) -> None:
-    fitness = Electorate.fitness
-
-    def blind(self: Electorate, peer: str) -> Fitness:
-        return Fitness.FIT if fitness(self, peer) is Fitness.THIN else fitness(self, peer)
-
-    patch.set(Electorate, "fitness", blind)
-
-
 WITHOUT: dict[str, Callable[[Patch], None]] = {
     "as it is": lambda patch: None,
-    "thin uplinks hold offices": _thin_is_fit,
+    "thin uplinks hold offices": a_thin_uplink_is_as_fit_as_any,
     "payloads are not waited for": lambda patch: patch.set(ClosingWindow, "_waits_on", lambda *_: False),
-    "thin syncers outrun others": lambda patch: patch.set(ClosingCalls, "outruns", lambda *_: False),
+    "syncers outrun others": a_syncer_outruns_the_others,
 }
 
 
@@ -124,6 +118,13 @@ def played(rates: tuple[int, ...], seconds: float, seed: int) -> dict[str, float
     }
 
 
+def gain(with_rule: list[dict[str, float]], without: list[dict[str, float]], key: str) -> str:
+    """Work out what the rule adds to a figure: mean and standard error of the differences seed by seed."""
+    differences = [a[key] - b[key] for a, b in zip(with_rule, without, strict=True)]
+    error = statistics.stdev(differences) / math.sqrt(len(differences)) if len(differences) > 1 else math.nan
+    return f"{statistics.fmean(differences):+7.2f} ± {error:.2f}"
+
+
 def main(arguments: list[str]) -> None:
     """A line for every cell and rule."""
     parser = argparse.ArgumentParser(
@@ -135,16 +136,22 @@ def main(arguments: list[str]) -> None:
     asked: Any = parser.parse_args(arguments)
     print(
         f"{'cell':12}{'without':30}{'merges':>10}{'particip.':>11}{'contrib.':>10}{'in step':>9}{'silent':>8}"
+        f"{'gain: contrib.':>17}{'in step':>17}{'silent':>17}"
     )
     for cell in asked.cell or CELLS:
+        as_it_is: list[dict[str, float]] = []
         for name, apply in WITHOUT.items():
             with Patch() as patch:
                 apply(patch)
                 found = [played(CELLS[cell], asked.seconds, seed) for seed in range(asked.seeds)]
+            as_it_is = as_it_is or found
             mean = {key: sum(figures[key] for figures in found) / len(found) for key in found[0]}
             print(
                 f"{cell:12}{name:30}{mean['merges']:8.0f} %{mean['participation']:9.0f} %"
-                f"{mean['contributions']:8.1f} %{mean['in step']:7.0f} %{mean['silent']:8.1f}",
+                f"{mean['contributions']:8.1f} %{mean['in step']:7.0f} %{mean['silent']:8.1f}"
+                + "".join(
+                    f"{gain(as_it_is, found, key):>17}" for key in ("contributions", "in step", "silent")
+                ),
                 flush=True,
             )
 
