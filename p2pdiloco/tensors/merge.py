@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from p2pdiloco.core.api.reasons import Verdict
+from p2pdiloco.core.api.types import can_be_weighed
 from p2pdiloco.errors import invariant
 from p2pdiloco.tensors.layout import FragmentLayout
 from p2pdiloco.tensors.unsound import Unsound
@@ -30,9 +31,6 @@ from p2pdiloco.tensors.unsound import Unsound
 DEGENERATE = 1e-3
 """Least length of a mean direction that is stretched: shorter ones cancel out (256 orthogonal ones have
 0.06)."""
-MAX_WEIGHT = 2.0**62
-"""Largest weight of a contribution: two thousand million tokens in one inner step. With `MIN_LENGTH` it keeps
-every sum inside fp32's range."""
 MIN_LENGTH = 2.0**-60
 """Least length of a pseudo-gradient that has a direction. A shorter one is below one rounding of any
 parameter."""
@@ -47,9 +45,9 @@ def contribution_weight(tokens: int, inner_steps: int) -> float:
     DiLoCo).
 
     Raises:
-        Unsound: "implausible-tokens", without tokens or inner steps, or above `MAX_WEIGHT`.
+        Unsound: "implausible-tokens" (see `can_be_weighed`, which who admits contributions asks, too).
     """
-    if tokens < 1 or inner_steps < 1 or tokens * tokens > MAX_WEIGHT * inner_steps:
+    if not can_be_weighed(tokens, inner_steps):
         raise Unsound(Verdict.IMPLAUSIBLE_TOKENS, f"{tokens} tokens in {inner_steps} inner steps")
     return tokens * tokens / inner_steps
 

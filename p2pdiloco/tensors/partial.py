@@ -27,13 +27,12 @@ from msgspec import Struct
 from torch import Tensor
 
 from p2pdiloco.core.api.reasons import Verdict
-from p2pdiloco.core.api.types import MAX_CONTRIBUTORS
+from p2pdiloco.core.api.types import MAX_CONTRIBUTORS, MAX_WEIGHT
 from p2pdiloco.errors import invariant
 from p2pdiloco.tensors.digest import Buffer, bytes_of
 from p2pdiloco.tensors.layout import FragmentLayout
 from p2pdiloco.tensors.merge import (
     MAX_MAGNITUDE,
-    MAX_WEIGHT,
     MIN_LENGTH,
     Accumulator,
     contribution_reach,

@@ -29,7 +29,7 @@ from p2pdiloco.tensors.own_contributions import Encoded, OwnContributions
 from p2pdiloco.tensors.partial import check_partial, decode_partial, encode_partial
 from p2pdiloco.tensors.payload import Payload, check_magnitude, parts_of
 from p2pdiloco.tensors.state import EMPTY, FragmentState, Loan, Pin
-from p2pdiloco.tensors.unsound import Unsound
+from p2pdiloco.tensors.unsound import Unsound, UnusableInputs
 
 _MAX_STATE = 2.0**100
 
@@ -180,7 +180,7 @@ class Vault:
         """Add up contributions, then partials, in the given order. State and spare are not touched.
 
         Raises:
-            RemoteError: as `merge`.
+            UnusableInputs: as `merge`.
         """
         payload = encode_partial(self._accumulate(fragment, inputs, partials))
         return Encoded(payload, content_digest(payload))
@@ -199,8 +199,8 @@ class Vault:
         are no partials: of the inputs.
 
         Raises:
-            RemoteError: as `check_payload` or `tensors.partial.decode_partial`, or "implausible-tokens";
-                the spare is then empty.
+            UnusableInputs: those at fault, as `check_payload` or `tensors.partial.decode_partial`, or
+                "implausible-tokens"; the spare is then empty.
         """
         if longest_steps is None:
             invariant(not partials, "partials do not say how long their contributions are")
@@ -307,14 +307,24 @@ class Vault:
         layout = self.layouts[fragment]
         accumulator = Accumulator(layout, self._period, self._sums)
         delta = self._delta[: layout.numel]
-        for payload, tokens, inner_steps in inputs:
-            for content, start, stop in parts_of(self._contribution, payload, layout.numel):
-                check_magnitude(self._contribution, content, stop - start)
-                self._contribution.decode(content, delta[start:stop])
-            accumulator.add(delta, tokens, inner_steps)
-        for payload in partials:
-            part = decode_partial(layout, payload, delta)
-            accumulator.combine(part.weight, part.reach, part.contributions, part.norms, part.sums)
+        faults: dict[int, Unsound] = {}
+        for index, (payload, tokens, inner_steps) in enumerate(inputs):
+            try:
+                for content, start, stop in parts_of(self._contribution, payload, layout.numel):
+                    check_magnitude(self._contribution, content, stop - start)
+                    self._contribution.decode(content, delta[start:stop])
+                accumulator.add(delta, tokens, inner_steps)
+            except Unsound as error:
+                faults[index] = error
+        for index, payload in enumerate(partials, len(inputs)):
+            try:
+                part = decode_partial(layout, payload, delta)
+            except Unsound as error:
+                faults[index] = error
+            else:
+                accumulator.combine(part.weight, part.reach, part.contributions, part.norms, part.sums)
+        if faults:
+            raise UnusableInputs(faults)
         return accumulator
 
     def _begin_next(self, fragment: int, number: int) -> None:

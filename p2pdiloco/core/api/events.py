@@ -194,12 +194,15 @@ class PartialMerged(Event, frozen=True):
 
 
 class PartialFailed(Event, frozen=True):
-    """Failure of the merge worker: nothing could be added up."""
+    """Failure of the merge worker: nothing was added up."""
 
     fragment: int
     group: str
     attempt: int
     reason: str
+    unusable: tuple[tuple[Ticket, Verdict], ...] = ()
+    """Inputs because of which it failed, each with its fault; the others can be merged. Empty: it failed for
+    reasons of ours."""
 
 
 class Merged(Event, frozen=True):
@@ -216,12 +219,14 @@ class Merged(Event, frozen=True):
 
 
 class MergeFailed(Event, frozen=True):
-    """Failure of the merge worker: every contribution turned out unusable."""
+    """Failure of the merge worker: no version was made."""
 
     fragment: int
     term: int
     number: int
     reason: str
+    unusable: tuple[tuple[Ticket, Verdict], ...] = ()
+    """Inputs because of which it failed, as of `PartialFailed`."""
 
 
 class Persisted(Event, frozen=True):

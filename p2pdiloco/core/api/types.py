@@ -70,9 +70,20 @@ MAX_INNER_STEPS = 1 << 32
 counts."""
 
 
+MAX_WEIGHT = 1 << 62
+"""Limit of a contribution's weight, tokens^2 / inner steps: two thousand million tokens in one inner step.
+With `tensors.merge.MIN_LENGTH` it keeps every sum of a merge inside fp32's range."""
+
+
+def can_be_weighed(tokens: int, inner_steps: int) -> bool:
+    """Tell whether a merge can weigh so many tokens in so many inner steps."""
+    return tokens > 0 and 0 < inner_steps <= MAX_INNER_STEPS and tokens * tokens <= MAX_WEIGHT * inner_steps
+
+
 def plausible_work(tokens: int, inner_steps: int, tokens_per_step: int) -> bool:
-    """Tell whether a learner can have trained so many tokens in so many inner steps."""
-    return inner_steps <= MAX_INNER_STEPS and 0 < tokens <= inner_steps * tokens_per_step
+    """Tell whether a learner can have trained so many tokens in so many inner steps, and a merge can weigh
+    them: what it raises at would cost a whole round."""
+    return tokens <= inner_steps * tokens_per_step and can_be_weighed(tokens, inner_steps)
 
 
 class Contributor(Wire, frozen=True):

@@ -89,11 +89,11 @@ class Delegate:
         job.round.merge_done()
 
     def failed(self, event: PartialFailed, now: float) -> None:
-        """Take in that every contribution turned out unusable, or the worker failed."""
+        """Take in that contributions turned out unusable, or the worker failed."""
         job = self._job
         self._shared.out.record("partial", self._fragment, f"failed: {event.reason}", group=self._group)
         if job is not None and event.attempt == self._attempt and job.round.awaits(job.term, job.number):
-            job.round.failed(event.reason, now)
+            job.round.failed(event.reason, now, event.unusable)
 
     # --- sending it ----------------------------------------------------------------------------------
 

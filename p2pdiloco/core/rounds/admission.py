@@ -6,6 +6,7 @@ from p2pdiloco.core.api.effects import AcceptTransfer, AnswerTransfer, Release
 from p2pdiloco.core.api.reasons import Verdict
 from p2pdiloco.core.api.types import SignedOffer, Ticket
 from p2pdiloco.core.context import FragmentContext, Tenure
+from p2pdiloco.core.rounds.handover import Unusable
 from p2pdiloco.core.rounds.inbox import Held, Inbox
 
 
@@ -22,7 +23,7 @@ class Admission:
         self, transfer: int, sender: str, signed: SignedOffer, open_: bool, now: float
     ) -> Held | None:
         """Judge what a peer wants to stream to us. None: it is refused, and told so."""
-        refusal = self._inbox.judge(signed, sender, self._office.holding, open_, now)
+        refusal = self._judge(signed, sender, open_, now)
         if refusal is not None:
             self._shared.out.put(AnswerTransfer(transfer, self._fragment, refusal))
             self._count(refusal, sender)
@@ -33,7 +34,7 @@ class Admission:
 
     def own(self, signed: SignedOffer, ticket: Ticket, open_: bool, now: float) -> Verdict | None:
         """Take what this node made itself: no stream is needed. Returns why not, or None."""
-        refusal = self._inbox.judge(signed, self._shared.me, self._office.holding, open_, now)
+        refusal = self._judge(signed, self._shared.me, open_, now)
         if refusal is not None:
             return refusal
         held = self._inbox.add(signed, 0, open_, now)
@@ -64,6 +65,20 @@ class Admission:
         self._inbox.broken(held)
         self._count(verdict, held.author)
         return True
+
+    def unusable(self, merged: tuple[Held, ...], found: Unusable) -> bool:
+        """Refuse those of `merged` in which the merge found a fault; the same are not admitted again. False:
+        there are none."""
+        faults = dict(found)
+        faulty = [(held, faults[held.ticket]) for held in merged if held.ticket in faults]
+        for held, verdict in faulty:
+            self._inbox.unusable(held, verdict)
+            self._count(verdict, held.author)
+        return bool(faulty)
+
+    def _judge(self, signed: SignedOffer, sender: str, open_: bool, now: float) -> Verdict | None:
+        refusal = self._inbox.judge(signed, sender, self._office.holding, open_, now)
+        return refusal or self._inbox.fault(signed.header.payload_digest)
 
     def _count(self, verdict: Verdict, peer: str) -> None:
         if verdict.counted:

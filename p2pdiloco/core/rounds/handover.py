@@ -8,7 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from p2pdiloco.core.api.reasons import Verdict
+from p2pdiloco.core.api.types import Ticket
 from p2pdiloco.core.rounds.inbox import Held
+
+Unusable = tuple[tuple[Ticket, Verdict], ...]
+"""Inputs in which a merge found a fault, by their tickets."""
 
 
 class ClosedRound(Protocol):
@@ -23,8 +28,9 @@ class ClosedRound(Protocol):
     def published(self, sync_s: float | None) -> None:
         """Note that what was merged is in the chain, `sync_s` after the round closed."""
 
-    def failed(self, reason: str, now: float) -> None:
-        """Lay the office down: nothing could be merged, or it could not be kept."""
+    def failed(self, reason: str, now: float, unusable: Unusable = ()) -> None:
+        """Hand over again without what was unusable; or lay the office down: nothing could be merged, for
+        reasons of ours, or it could not be kept."""
 
 
 @dataclass(frozen=True)

@@ -70,6 +70,8 @@ class Inbox:
         self._held: dict[str, Held] = {}
         self._cut: set[str] = set()
         """Children whose last payload did not come."""
+        self._faults: dict[str, tuple[bytes, Verdict]] = {}
+        """Digest of each child's newest payload in which a merge found a fault, and which."""
 
     def judge(
         self, signed: SignedOffer, sender: str, holding: bool, open_: bool, now: float
@@ -129,6 +131,15 @@ class Inbox:
         self.drop(held)
         self._cut.add(held.child)
 
+    def unusable(self, held: Held, verdict: Verdict) -> None:
+        """Drop an offer in whose payload a merge found a fault, and remember that."""
+        self._faults[held.child] = held.header.payload_digest, verdict
+        self.broken(held)
+
+    def fault(self, payload_digest: bytes) -> Verdict | None:
+        """Find the fault that a merge found in this payload."""
+        return next((why for digest, why in self._faults.values() if digest == payload_digest), None)
+
     def here(self, held: Held, ticket: Ticket, own: bool, now: float) -> None:
         """Take in its payload. `own`: this node made it, and keeps the ticket."""
         held.ticket, held.own, held.ready_s = ticket, own, now
@@ -160,6 +171,7 @@ class Inbox:
     def clear(self) -> None:
         """Remove all; their senders send again, elsewhere."""
         self._cut.clear()
+        self._faults.clear()
         for held in list(self._held.values()):
             self.drop(held)
 

@@ -152,12 +152,12 @@ class Publisher:
         self._on_published(now)
 
     def failed(self, event: MergeFailed, now: float) -> None:
-        """Take in that every contribution turned out unusable, or the worker failed."""
+        """Take in that contributions turned out unusable, or the worker failed."""
         self._drop_spare()
         self._shared.out.record("merge", self._fragment, f"failed: {event.reason}", number=event.number)
         job = self._job
         if job is not None and job.round.awaits(event.term, event.number):
-            job.round.failed(event.reason, now)
+            job.round.failed(event.reason, now, event.unusable)
 
     def _not_published(self, event: Merged, job: Job, now: float, why: str) -> None:
         self._drop_spare()

@@ -31,7 +31,7 @@ from p2pdiloco.core.rounds.admission import Admission
 from p2pdiloco.core.rounds.attendance import Attendance
 from p2pdiloco.core.rounds.closing_calls import ClosingCalls
 from p2pdiloco.core.rounds.closing_window import ClosingWindow
-from p2pdiloco.core.rounds.handover import Job, Merger
+from p2pdiloco.core.rounds.handover import Job, Merger, Unusable
 from p2pdiloco.core.rounds.hierarchy import Hierarchy
 from p2pdiloco.core.rounds.inbox import Held, Inbox
 from p2pdiloco.core.rounds.round_table import MAKING, ROUND_TABLE, RoundSignal, RoundState
@@ -306,13 +306,20 @@ class Round:
                 self._collect(now)  # they wait for company
             return
         self._machine.go(RoundSignal.CLOSE)
-        self._merging = held
         self._term = self._office.term
+        self._hand_over(held, len(missing), now)
+
+    def _hand_over(self, held: tuple[Held, ...], missing: int, now: float) -> None:
+        self._merging = held
+        if not held:
+            self._machine.go(RoundSignal.ABANDON)
+            self.poll_rest(now)
+            return
         # A child whose heartbeat has not been heard yet is alive all the same.
         expected = len({*self._electorate.expected(now), *(h.child for h in held)})
         due = self._due or any(h.starts_round for h in held)
         job = Job(self, self._group, self._term, self._chain.head.number + 1, held, due, now)
-        self._merger.begin(job, len(missing), expected)
+        self._merger.begin(job, missing, expected)
 
     # --- what becomes of it --------------------------------------------------------------------------
 
@@ -347,8 +354,14 @@ class Round:
             self._collect(now)
             self.poll(now)
 
-    def failed(self, reason: str, now: float) -> None:
-        """Lay the office down: nothing could be merged, or it could not be kept. Another member is to try."""
+    def failed(self, reason: str, now: float, unusable: Unusable = ()) -> None:
+        """Merge what is left without the unusable. Lay the office down, for another member to try, where
+        nothing could be merged for reasons of ours, or it could not be kept."""
+        if self._admission.unusable(self._merging, unusable):
+            ready = self.inbox.ready()  # what was taken back meanwhile is not
+            left = tuple(held for held in self._merging if held in ready)
+            self._hand_over(left, len(self._merging) - len(left), now)
+            return
         self._machine.go(RoundSignal.FAILED)
         self._empty_inbox()
         self._office.failed(reason, now)

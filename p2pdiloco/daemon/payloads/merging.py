@@ -8,11 +8,14 @@ from typing import Any
 
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
+from p2pdiloco.core.api.reasons import Verdict
+from p2pdiloco.core.api.types import Ticket
 from p2pdiloco.daemon.payloads.compute import Compute
 from p2pdiloco.daemon.payloads.tickets import Tickets
 from p2pdiloco.errors import RemoteError, StorageError
 from p2pdiloco.ports import Buffer
 from p2pdiloco.tensors.payload import Payload
+from p2pdiloco.tensors.unsound import UnusableInputs
 from p2pdiloco.tensors.vault import Input
 
 logger = logging.getLogger(__name__)
@@ -50,8 +53,8 @@ class Merging:
             done = await self._compute.run(
                 job, effect.fragment, effect.number, inputs, partials, effect.longest_steps
             )
-        except (RemoteError, StorageError) as error:
-            self._post(ev.MergeFailed(*key, str(error)[:160]))
+        except (UnusableInputs, StorageError) as error:
+            self._post(ev.MergeFailed(*key, str(error)[:160], _unusable(effect, error)))
             return
         ticket = self._tickets.put(done.update)
         self._post(ev.Merged(*key, ticket, done.update_digest, len(done.update), done.state_digest))
@@ -67,8 +70,8 @@ class Merging:
         job = self._compute.vault.merge_partial
         try:
             done = await self._compute.run(job, effect.fragment, inputs, partials)
-        except (RemoteError, StorageError) as error:
-            self._post(ev.PartialFailed(*key, str(error)[:160]))
+        except (UnusableInputs, StorageError) as error:
+            self._post(ev.PartialFailed(*key, str(error)[:160], _unusable(effect, error)))
             return
         ticket = self._tickets.put(done.payload)
         self._post(ev.PartialMerged(*key, ticket, done.digest, len(done.payload)))
@@ -93,3 +96,13 @@ class Merging:
     def drop_spare(self, effect: ef.DropSpare) -> Work:
         """Give up what is in the spare."""
         return self._compute.run(self._compute.vault.drop_spare, effect.fragment)
+
+
+def _unusable(
+    effect: ef.Merge | ef.MergePartial, error: UnusableInputs | StorageError
+) -> tuple[tuple[Ticket, Verdict], ...]:
+    """List the inputs of a merge that are at fault, by ticket; none, if it is our disk."""
+    if isinstance(error, StorageError):
+        return ()
+    tickets = [*(part.ticket for part in effect.inputs), *effect.partials]
+    return tuple((tickets[index], fault.verdict) for index, fault in error.faults.items())

@@ -36,6 +36,8 @@ def test_an_old_base_starts_no_round_but_is_merged() -> None:
         ("implausible-tokens", {"tokens": 0}),
         ("implausible-tokens", {"tokens": 1 << 60, "inner_steps": 1 << 58}),
         ("implausible-tokens", {"inner_steps": 1 << 40}),
+        ("implausible-tokens", {"inner_steps": 1, "tokens": 1 << 32, "tokens_per_step": 1 << 32}),
+        ("implausible-tokens", {"inner_steps": 1 << 32, "tokens": 1 << 48, "tokens_per_step": 1 << 16}),
         ("other-run", {"run": "other"}),
         ("unknown-fragment", {"fragment": 7}),
         ("unknown-fragment", {"group": "half"}),
@@ -46,7 +48,9 @@ def test_an_old_base_starts_no_round_but_is_merged() -> None:
     ],
 )
 def test_what_is_refused_on_sight_of_the_header(reason: str, odd: dict[str, Any]) -> None:
-    solo = syncer()
+    odd = dict(odd)
+    run = {"tokens_per_step": odd.pop("tokens_per_step")} if "tokens_per_step" in odd else {}
+    solo = syncer(**run)
     signed = contribution("p1", solo.head, **odd)
     if reason == "bad-signature":
         signed = type(signed)(signed.header, contribution("p1", solo.head).signature)

@@ -302,6 +302,33 @@ def test_a_failed_merge_opens_the_office() -> None:
     assert not solo.fragment.office.holding and solo.fragment.round.state is RoundState.IDLE
 
 
+def test_a_contribution_that_fails_a_merge_is_refused_and_the_others_are_merged() -> None:
+    solo = syncer()
+    merge = found(solo.offer("p1", 1) + solo.offer("p2", 2) + solo.wait(0.5), ef.Merge)[0]
+    at_fault = (merge.inputs[0].ticket, Verdict.IMPLAUSIBLE_TOKENS)
+    effects = solo.feed(ev.MergeFailed(0, merge.term, merge.number, "one cannot be weighed", (at_fault,)))
+    refusals = [e for e in found(effects, ef.Record) if e.kind == "refusal"]
+    assert [(e.reason, dict(e.fields)["peer"]) for e in refusals] == [("implausible-tokens", "p1")]
+    assert [e.ticket for e in found(effects, ef.Release)] == [at_fault[0]]
+    again = found(effects, ef.Merge)[0]
+    assert again.inputs == merge.inputs[1:] and solo.fragment.office.holding
+    kinds = [type(e) for e in effects if isinstance(e, ef.Merge | ef.DropSpare)]
+    assert kinds == [ef.DropSpare, ef.Merge], "the spare is empty before the next is made in it"
+    solo.merged(again)
+    assert [part.learner for part in solo.fragment.chain.header.contributors] == ["p2"]
+
+
+def test_where_all_are_at_fault_the_office_is_kept_and_the_same_is_not_admitted_again() -> None:
+    solo = syncer()
+    merge = found(solo.offer("p1", 1) + solo.offer("p2", 2) + solo.wait(0.5), ef.Merge)[0]
+    unusable = tuple((part.ticket, Verdict.NON_FINITE) for part in merge.inputs)
+    effects = solo.feed(ev.MergeFailed(0, merge.term, merge.number, "none is usable", unusable))
+    assert not found(effects, ef.Merge) and len(reasons(effects, "refusal")) == 2
+    assert solo.fragment.office.holding and solo.fragment.round.state is RoundState.IDLE
+    answer = found(solo.offer("p1", 3), ef.AnswerTransfer)[0]
+    assert answer.verdict is Verdict.NON_FINITE and answer.verdict.counted
+
+
 def failing(solo: Solo, effects: list[ef.Effect], seconds: float) -> list[float]:
     """Let every merge fail at once, beginning with those of `effects`; when they were tried."""
     tried: list[float] = []

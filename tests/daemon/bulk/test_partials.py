@@ -311,6 +311,7 @@ async def test_a_merge_with_an_unusable_partial_fails_and_the_worker_goes_on(nod
     root.want(ef.MergePartial(0, GROUP, 9, root.inputs(), (bad,)))
     failed = await root.hears(ev.PartialFailed)
     assert (failed.fragment, failed.group, failed.attempt) == (0, GROUP, 9) and "non-finite" in failed.reason
+    assert failed.unusable == ((bad, Verdict.NON_FINITE),), "not our own inputs"
     root.want(ef.Merge(0, 1, 1, (), (bad,), 24))
     assert "non-finite" in (await root.hears(ev.MergeFailed)).reason
     assert await root.partial()
