@@ -14,6 +14,8 @@ process ends. Where a task would keep it to itself, the event loop's exception h
 
 from __future__ import annotations
 
+from p2pdiloco.printable import clean
+
 
 class P2PDilocoError(Exception):
     """Base of all errors below."""
@@ -36,17 +38,26 @@ class StorageError(UserError):
     """Error of a data folder that cannot be used: missing, unreadable, full, or owned by a running node."""
 
 
+MAX_TOLD = 300
+"""Characters of what a peer, or an error about its bytes, has to say."""
+
+
 class RemoteError(P2PDilocoError):
     """Error of a peer, which sent something that is not acceptable. `reason` is a short stable word for
-    counters."""
+    counters. Both may be the peer's own words: they are made printable, and cut."""
 
     def __init__(self, reason: str, detail: str = "") -> None:
+        reason, detail = clean(reason[:MAX_TOLD]), clean(detail[:MAX_TOLD])
         super().__init__(f"{reason}: {detail}" if detail else reason)
         self.reason = reason
 
 
 class TransportError(P2PDilocoError):
-    """Error of the network, which did not do what was asked: a time-out, a cut stream, a dead daemon."""
+    """Error of the network, which did not do what was asked: a time-out, a cut stream, a dead daemon. What it
+    says may be a peer's own words, as those of `RemoteError`."""
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(clean(message[:MAX_TOLD]))
 
 
 class PeerUnreachable(TransportError):

@@ -24,6 +24,7 @@ from p2pdiloco.cli.runs import run_group
 from p2pdiloco.cli.simulate import simulate
 from p2pdiloco.config.settings import check_environment
 from p2pdiloco.errors import UserError
+from p2pdiloco.printable import clean
 from p2pdiloco.release import VERSION
 
 EXIT_USER = 2
@@ -59,7 +60,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _complain(sentence: str, hint: str) -> int:
-    click.echo(f"error: {sentence}", err=True)
+    click.echo(clean(f"error: {sentence}"), err=True)
     if hint:
-        click.echo(f"hint: {hint}", err=True)
+        click.echo(clean(f"hint: {hint}"), err=True)
     return EXIT_USER

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import click
@@ -33,6 +33,7 @@ from p2pdiloco.daemon.run_files.tokenizers import fetched_tokenizer
 from p2pdiloco.errors import ConfigError, RemoteError, TransportError, UserError
 from p2pdiloco.identity import verify as verify_signature
 from p2pdiloco.ports import Transport
+from p2pdiloco.printable import clean
 from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tensors.layout import plan_fragments
 from p2pdiloco.tensors.vault import Vault
@@ -59,7 +60,7 @@ async def _copied(join: tuple[str, ...], wanted: str, timeout_s: float) -> RunRe
     found: list[Run] = []
     try:
         async with asyncio.timeout(timeout_s), visitor(join) as transport:
-            with search.said(timeout_s, partial(click.echo, err=True)):
+            with search.said(timeout_s, lambda text: click.echo(clean(text), err=True)):
                 reports = await search.reports(transport)
             run = await _run(transport, reports[0])
             found.append(run)

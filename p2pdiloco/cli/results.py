@@ -16,6 +16,7 @@ from p2pdiloco.adapters.disk.files import Files
 from p2pdiloco.cli.options import FILE, Number
 from p2pdiloco.cli.result_source import read_result, source_options
 from p2pdiloco.errors import StorageError, UserError
+from p2pdiloco.printable import clean
 
 if TYPE_CHECKING:
     from p2pdiloco.daemon.run_files.result import RunResult
@@ -50,7 +51,7 @@ def export(out: Path, force: bool, **source: Any) -> None:
     for name, content in {**(files or {}), DESCRIPTION: json.dumps(described, indent=2).encode()}.items():
         Files().save(out / name, [content], durable=True)
     click.echo(out)
-    click.echo(f"exported {result.words()}", err=True)
+    click.echo(clean(f"exported {result.words()}"), err=True)
     if files is None:
         words = f"parameters by name in {WEIGHTS}, the model's table in {DESCRIPTION}"
         click.echo(f"{result.manifest.run.task} is no model that transformers knows: {words}", err=True)
@@ -77,7 +78,7 @@ def generate(prompt: str, tokens: int, temperature: float, seed: int, device: st
     """Let the model go on with a text."""
     text = _prompt(prompt)
     result = read_result(**source)
-    click.echo(result.words(), err=True)
+    click.echo(clean(result.words()), err=True)
     from p2pdiloco.learner.device import choose_device, configure
 
     chosen = choose_device(device)
@@ -85,7 +86,17 @@ def generate(prompt: str, tokens: int, temperature: float, seed: int, device: st
     written = result.task().written(result.model(chosen).eval(), text, tokens, temperature, seed)
     if written is None:
         raise UserError(f"the task {result.manifest.run.task} writes no text", "p2pdiloco eval measures it")
-    click.echo(text + written)
+    _show(text + written)
+
+
+def _show(text: str) -> None:
+    """Print a model's text: on a terminal what prints, elsewhere all of it."""
+    shown = clean(text, keep="\n\t") if sys.stdout.isatty() else text
+    click.echo(shown, color=True)  # as it is: click would take some of it out, not all
+    if shown != text:
+        click.echo(
+            "what a terminal would obey is shown as ·: send the text to a file for all of it", err=True
+        )
 
 
 def _prompt(given: str) -> str:
@@ -122,8 +133,8 @@ def evaluate(data: Path | None, tokens: int, as_json: bool, device: str, **sourc
     if as_json:
         click.echo(json.dumps(found))
         return
-    click.echo(result.words(), err=True)
-    others = "".join(f", {name} {value:.4f}" for name, value in found["metrics"].items())
+    click.echo(clean(result.words()), err=True)
+    others = "".join(f", {clean(name)} {value:.4f}" for name, value in found["metrics"].items())
     counted = result.task().counted
     if found["tokens"] > tokens:
         click.echo(f"less than a sample cannot be measured: it has {found['tokens']} {counted}", err=True)
@@ -141,7 +152,7 @@ def figures(result: RunResult, data: Path | None, tokens: int, device: str) -> d
     task = result.task()
     read = task.load_data(str(data) if data is not None else None)
     if read.note:
-        click.echo(read.note, err=True)
+        click.echo(clean(read.note), err=True)
     found = measured(task, result.model(chosen).eval(), heldout_batch(task, read.heldout, tokens))
     return {
         "run": result.manifest.run.name,
@@ -162,7 +173,7 @@ def checkpoint(out: Path, **source: Any) -> None:
     result = read_result(**source)
     result.save(out)
     click.echo(out)
-    click.echo(f"saved {result.words()}", err=True)
+    click.echo(clean(f"saved {result.words()}"), err=True)
 
 
 def _make_folder(folder: Path, force: bool) -> None:

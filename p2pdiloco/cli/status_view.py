@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Literal
 
-import msgspec
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -20,12 +19,13 @@ from p2pdiloco.daemon.display.terminal import (
     seat_text,
     versions_text,
 )
-from p2pdiloco.daemon.display.wording import clean, count, duration, loss_text, short_peer
+from p2pdiloco.daemon.display.wording import count, duration, loss_text, short_peer
+from p2pdiloco.printable import clean, json_line
 
 
 def status_json(report: StatusReport) -> str:
     """One JSON object with the fields of `StatusReport`; numbers that are not finite become null."""
-    return msgspec.json.encode(report).decode()
+    return json_line(report)
 
 
 def render_status(report: StatusReport) -> RenderableType:

@@ -11,6 +11,7 @@ from typing import Annotated, TypeVar
 import msgspec
 from msgspec import Meta
 
+from p2pdiloco.config.manifest import Name
 from p2pdiloco.core.api.messages import Message
 from p2pdiloco.core.api.messages import encode as encode_message
 from p2pdiloco.core.api.reasons import ProbeRefusal, PullRefusal, Verdict
@@ -37,6 +38,8 @@ MAX_PROBE_BYTES = 8 * 1024 * 1024
 """Bytes in each direction of all that one measurement of a link moves."""
 MAX_NAMED = 8
 """Number of peers in an `Elsewhere`."""
+VISIBLE_PATTERN = r"^[!-~]+\Z"
+"""ASCII without blanks: ids that a person may be shown in a list."""
 MAX_PORTS = 4
 Port = Annotated[int, Meta(ge=1, le=65535)]
 Ip = Annotated[str, Meta(max_length=45)]
@@ -205,9 +208,9 @@ class ReachAnswer(Wire, frozen=True, tag=True):
 class RunSummary(Wire, frozen=True):
     """Run as it is listed."""
 
-    run: RunId
-    name: Annotated[str, Meta(max_length=63)]
-    owner: PeerId
+    run: Annotated[str, Meta(pattern=VISIBLE_PATTERN, max_length=64)]
+    name: Name
+    owner: Annotated[str, Meta(pattern=VISIBLE_PATTERN, max_length=80)]
 
 
 class RunList(Wire, frozen=True, tag=True):

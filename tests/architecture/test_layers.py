@@ -8,7 +8,8 @@ import pytest
 from arch_source import calls, imports, layer_of, modules
 
 OWN = {
-    "errors": set(),
+    "printable": set(),
+    "errors": {"printable"},
     "average": set(),
     "bounded": set(),
     "release": set(),
@@ -40,6 +41,7 @@ OWN = {
         "core.api",
         "config",
         "errors",
+        "printable",
     },
     "lab.simulation": {"core", "config", "errors"},
     "daemon": {
@@ -56,6 +58,7 @@ OWN = {
         "hashing",
         "config",
         "errors",
+        "printable",
     },
     "lab": {
         "daemon",
@@ -69,6 +72,7 @@ OWN = {
         "identity",
         "config",
         "errors",
+        "printable",
     },
 }
 """Layer -> what it may import of p2pdiloco, beside itself and the numbers of the release. `cli`,
@@ -78,6 +82,7 @@ learner's channel, never its loop's inside."""
 
 THIRD_PARTY = {
     "": set(),
+    "printable": {"msgspec"},
     "errors": set(),
     "average": set(),
     "bounded": set(),

@@ -7,16 +7,14 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-import msgspec
-
 from p2pdiloco.adapters.disk.files import is_full, storage_error
+from p2pdiloco.printable import json_line
 
 FieldValue = str | int | float | bool | dict[str, float] | None
 MAX_TEXT = 500
 """Characters of one text value; a peer's words are in here."""
 OWN_KEYS = frozenset({"t", "mono", "kind", "fragment", "reason"})
 ROTATED_SUFFIX = ".1"
-_encoder = msgspec.json.Encoder()
 
 
 class EventsLog:
@@ -73,7 +71,7 @@ class EventsLog:
             name = f"{key}_" if key in OWN_KEYS else key
             entry[name] = value[:MAX_TEXT] if isinstance(value, str) else value
         try:
-            self._append(_encoder.encode(entry) + b"\n")
+            self._append(json_line(entry).encode() + b"\n")
         except OSError:
             self.dropped += 1
 

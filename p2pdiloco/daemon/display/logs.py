@@ -12,13 +12,10 @@ from collections import deque
 from datetime import UTC, datetime
 from typing import Literal, TextIO
 
-import msgspec
-
 from p2pdiloco.daemon.display.snapshot import MAX_RECENT_LINES, newest_lines
-from p2pdiloco.daemon.display.wording import clean
+from p2pdiloco.printable import clean, json_line
 
 Style = Literal["text", "json", "tui"]
-_encoder = msgspec.json.Encoder(enc_hook=str)
 LEVELS = {10: "debug", 20: "info", 30: "warning", 40: "error", 50: "critical"}
 
 
@@ -48,7 +45,7 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)
-        return _encoder.encode(entry).decode()
+        return json_line(entry)
 
 
 class TextFormatter(logging.Formatter):

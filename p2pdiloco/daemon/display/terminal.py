@@ -14,7 +14,6 @@ from rich.text import Text
 
 from p2pdiloco.daemon.display.snapshot import DataRow, FragmentRow, NodeSnapshot, PeerRow, offices_of
 from p2pdiloco.daemon.display.wording import (
-    clean,
     count,
     duration,
     fit,
@@ -24,6 +23,7 @@ from p2pdiloco.daemon.display.wording import (
     size,
     sparkline,
 )
+from p2pdiloco.printable import clean
 
 CELL_WIDTH = 39
 """Columns of one fragment's cell: two fit on 80."""

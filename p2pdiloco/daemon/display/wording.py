@@ -7,12 +7,9 @@ from collections.abc import Iterable, Sequence
 
 from rich.cells import cell_len, set_cell_size
 
+from p2pdiloco.printable import clean
+
 SPARKS = "▁▂▃▄▅▆▇█"
-
-
-def clean(text: str) -> str:
-    """Clean a text of control characters (a terminal would obey them) and direction overrides."""
-    return "".join(letter if letter.isprintable() else "·" for letter in text)
 
 
 def fit(text: str, cells: int) -> str:

@@ -11,10 +11,11 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from p2pdiloco.daemon.display.wording import clean, count, duration, loss_text, ranges, sparkline
+from p2pdiloco.daemon.display.wording import count, duration, loss_text, ranges, sparkline
 from p2pdiloco.lab.demo.verdict import DemoSummary, Kill
 from p2pdiloco.lab.swarm.chronicle import Chronicle, NodeTrace
 from p2pdiloco.lab.swarm.event_log import Line
+from p2pdiloco.printable import clean
 
 LINE_EVERY_S = 10.0
 KEPT_NOTES = 30

@@ -7,7 +7,8 @@ from view_kit import HOSTILE, ME, empty, fragment_rows, peer_rows, printed, snap
 
 from p2pdiloco.daemon.display.snapshot import NodeSnapshot, status_of
 from p2pdiloco.daemon.display.terminal import log_line, render
-from p2pdiloco.daemon.display.wording import clean, count, duration, fit, loss_text, ranges, size, sparkline
+from p2pdiloco.daemon.display.wording import count, duration, fit, loss_text, ranges, size, sparkline
+from p2pdiloco.printable import clean
 
 SNAPSHOTS = {
     "usual": snapshot(),
