@@ -17,7 +17,7 @@ from p2pdiloco.adapters.disk.data_dir import DataDir
 from p2pdiloco.adapters.net.p2pd import socket_folder
 from p2pdiloco.config.loader import canonical_bytes
 from p2pdiloco.config.manifest import Manifest
-from p2pdiloco.daemon.run_files.listing import saved_runs
+from p2pdiloco.daemon.run_files.listing import is_beginning, saved_runs
 from p2pdiloco.errors import StorageError, UserError
 from p2pdiloco.learner.join import join_daemon
 from p2pdiloco.tasks.manifests import load_manifest
@@ -109,7 +109,7 @@ class SessionDaemon:
                 fits = canonical_bytes(load_manifest(run)) == found
             else:
                 ours = [run_id for run_id, (_, s) in saved_runs(self._folder).items() if s.manifest == found]
-                fits = run == manifest.run.name or (len(run) >= 6 and any(i.startswith(run) for i in ours))
+                fits = run == manifest.run.name or any(is_beginning(run, one) for one in ours)
             if not fits:
                 assert self._process is not None
                 raise UserError(

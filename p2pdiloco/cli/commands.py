@@ -81,7 +81,7 @@ def bootstrap(**values: Any) -> int | None:
 
 @click.command(cls=SpacedLists)
 @NODE("--join", *JOIN_ALIASES, **JOIN)
-@NODE("--run", metavar="NAME", help="Name or id of the run; not needed when the peers know only one.")
+@NODE("--run", metavar="ID|NAME", help="Id of the run, 8 digits of it or more, or its name.")
 @NODE("--data-dir", type=FILE, help="Folder of identity, checkpoints and events.jsonl.")
 @NODE("--device", help="auto, cpu, mps, or cuda, rocm, xpu, perhaps with :N.")
 @NODE("--nproc", help="Processes of the learner, a device each; auto: one for every GPU.")
@@ -156,7 +156,7 @@ def node(**values: Any) -> int | None:
 
 @click.command(cls=SpacedLists)
 @STATUS("--join", *JOIN_ALIASES, **(JOIN | {"required": True}))
-@STATUS("--run", metavar="NAME", help="Name or id of the run; not needed when the peers know only one.")
+@STATUS("--run", metavar="ID|NAME", help="Id of the run, 8 digits of it or more, or its name.")
 @STATUS("--json", is_flag=True, help="Print JSON.")
 @STATUS("--timeout-s", type=Number(min=0.1, max=3600), help="Give up after this many seconds.")
 def status(**values: Any) -> int | None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any, cast
 
 from p2pdiloco.cli.visitor import visit, visitor
-from p2pdiloco.config.loader import manifest_from_canonical
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.daemon import wire
+from p2pdiloco.daemon.display.wording import clean
 from p2pdiloco.daemon.links.probing import PAUSE_S, MeasuredLink, measure
-from p2pdiloco.daemon.run_files.listing import choose_run, pull_manifest, run_names
+from p2pdiloco.daemon.run_files.listing import ListedRun, choose_run, pull_manifest, run_names
 from p2pdiloco.errors import RemoteError, TransportError, UserError
 from p2pdiloco.ports import Transport
 
@@ -49,15 +48,18 @@ async def listed_manifest(transport: Transport, peer: str, wanted: str) -> Manif
     """
     try:
         reply = await transport.send(peer, wire.QUERY + wire.encode(wire.RunsQuery()), PAUSE_S)
-        listed = wire.decode(reply, cast(Any, wire.RunList))
+        runs = wire.decode(reply, wire.RunList).runs
     except (RemoteError, TransportError) as error:
         raise UserError(f"{peer} does not say which runs it knows: {error}", "give a run.toml") from error
-    found = {summary.run: (summary, [peer]) for summary in listed.runs}
+    found = {summary.run: ListedRun(summary.run, [summary.name], [peer]) for summary in runs}
     chosen = choose_run(found, wanted)
     if chosen is None:
         names = run_names(found.values()) or "none"
         raise UserError(f'{peer} knows no run "{wanted}"', f"it knows: {names}; or give a run.toml")
-    signed = await pull_manifest(transport, *chosen)
+    try:
+        signed = await pull_manifest(transport, chosen)
+    except RemoteError as error:
+        raise UserError(f"the manifest of {chosen.name} is not valid: {clean(str(error))}") from error
     if signed is None:
-        raise UserError(f"{peer} does not give the manifest of {chosen[0].name}", "give the run.toml")
-    return manifest_from_canonical(signed.manifest)
+        raise UserError(f"{peer} does not give the manifest of {chosen.name}", "give the run.toml")
+    return signed[1]

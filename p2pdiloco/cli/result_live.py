@@ -18,17 +18,17 @@ import msgspec
 
 from p2pdiloco.cli.status import Search
 from p2pdiloco.cli.visitor import visit, visitor
-from p2pdiloco.config.loader import manifest_from_canonical
 from p2pdiloco.config.signing import run_id
 from p2pdiloco.core.api.effects import FetchState
 from p2pdiloco.core.api.types import SignedVersion, signed_bytes
 from p2pdiloco.daemon.bulk.states.copying import Copying
 from p2pdiloco.daemon.display.snapshot import StatusReport
+from p2pdiloco.daemon.display.wording import clean
 from p2pdiloco.daemon.payloads.compute import Compute
 from p2pdiloco.daemon.run_files.initial import given_parameters
-from p2pdiloco.daemon.run_files.listing import known_runs, pull_manifest
 from p2pdiloco.daemon.run_files.result import RunResult, result_of
 from p2pdiloco.daemon.run_files.runs import Run, fresh_vault, room_for
+from p2pdiloco.daemon.run_files.searching import RunSearch
 from p2pdiloco.daemon.run_files.tokenizers import fetched_tokenizer
 from p2pdiloco.errors import ConfigError, RemoteError, TransportError, UserError
 from p2pdiloco.identity import verify as verify_signature
@@ -62,7 +62,7 @@ async def _copied(join: tuple[str, ...], wanted: str, timeout_s: float) -> RunRe
         async with asyncio.timeout(timeout_s), visitor(join) as transport:
             with search.said(timeout_s, lambda text: click.echo(clean(text), err=True)):
                 reports = await search.reports(transport)
-            run = await _run(transport, reports[0])
+            run = await _run(transport, reports[0], search.joined)
             found.append(run)
             members = [report.answered_by for report in reports]
             tokenizer = await fetched_tokenizer(transport, None, run.id, run.manifest, members)
@@ -82,19 +82,19 @@ async def _copied(join: tuple[str, ...], wanted: str, timeout_s: float) -> RunRe
         ) from None
 
 
-async def _run(transport: Transport, report: StatusReport) -> Run:
-    """The run, from the manifest that is listed. Raises: UserError."""
-    listed = (await known_runs(transport)).get(report.run_id)
-    if listed is None:
-        raise UserError(f"run {report.run_name} is not listed any more", "try again")
-    signed = await pull_manifest(transport, *listed)
-    if signed is None:
-        raise UserError(f"nobody gives the manifest of {report.run_name}", "try again")
-    manifest = manifest_from_canonical(signed.manifest)  # its signature was looked at
+async def _run(transport: Transport, report: StatusReport, hosts: Sequence[str]) -> Run:
+    """The run, from whoever has its true manifest. Raises: UserError."""
+    name = clean(report.run_name)
+    search = RunSearch(transport, report.run_id, [report.answered_by, *hosts])
     try:
+        listed = await search.look()
+        found = await search.manifest(listed) if listed is not None else None
+        if found is None:
+            raise UserError(f"nobody gives the manifest of {name}", "try again")
+        signed, manifest = found
         layouts = plan_fragments(task_of(manifest).specs(), manifest.sync.fragments)
-    except ConfigError as error:
-        raise UserError(f"the manifest of {report.run_name} is not valid: {error}") from error
+    except (RemoteError, ConfigError) as error:
+        raise UserError(f"the manifest of {name} is not valid: {clean(str(error))}") from error
     return Run(id=run_id(signed), signed=signed, manifest=manifest, layouts=layouts)
 
 

@@ -15,7 +15,9 @@ from p2pdiloco.cli.visitor import visit, visitor
 from p2pdiloco.config.settings import StatusSettings
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.display.snapshot import StatusReport, decode_status
-from p2pdiloco.daemon.run_files.listing import choose_run, known_runs, run_names
+from p2pdiloco.daemon.display.wording import clean
+from p2pdiloco.daemon.run_files.listing import ListedRun
+from p2pdiloco.daemon.run_files.searching import RunSearch
 from p2pdiloco.errors import RemoteError, TransportError, UserError
 from p2pdiloco.ports import Transport
 from p2pdiloco.release import WIRE_VERSION
@@ -61,8 +63,9 @@ class Search:
     def __init__(self, wanted: str, joined: Iterable[str]) -> None:
         """wanted: name, id, beginning of an id, or empty; joined: peers that we are connected to."""
         self._wanted = wanted
-        self._joined = list(dict.fromkeys(joined))
-        self._run: wire.RunSummary | None = None
+        self.joined = list(dict.fromkeys(joined))
+        """Peers that a person named to join through."""
+        self._run: ListedRun | None = None
         self._listed = ""
         self._refusals: dict[str, str] = {}
 
@@ -80,13 +83,13 @@ class Search:
         Raises:
             UserError: several runs fit.
         """
+        search = RunSearch(transport, self._wanted, self.joined)
         while True:
-            found = await known_runs(transport)
-            self._listed = run_names(found.values())
-            chosen = choose_run(found, self._wanted)
+            chosen = await search.look()
+            self._listed = search.known
             if chosen is not None:
-                self._run = chosen[0]
-                answers = await self._ask_members(transport, chosen[0].run, enough)
+                self._run = chosen if chosen.peers else None
+                answers = await self._ask_members(transport, chosen.run, enough)
                 if answers:
                     return answers
             await asyncio.sleep(PAUSE_S)
@@ -131,13 +134,13 @@ class Search:
         settled: list[StatusReport] = []
         others: list[StatusReport] = []
         addresses = await self._members(transport, run)
-        for peer in [*self._joined, *(peer for peer in addresses if peer not in self._joined)][:MAX_ASKED]:
+        for peer in [*self.joined, *(peer for peer in addresses if peer not in self.joined)][:MAX_ASKED]:
             try:
-                if peer in addresses and peer not in self._joined:
+                if peer in addresses and peer not in self.joined:
                     await transport.connect(peer, addresses[peer])
                 answer = await _ask(transport, peer, run)
             except (RemoteError, TransportError) as error:
-                self._refusals[peer] = str(error)[:120]
+                self._refusals[peer] = clean(str(error))[:120]
                 continue
             (settled if answer.state in SETTLED else others).append(answer)
             if len(settled) == enough:
@@ -151,7 +154,7 @@ class Search:
             try:
                 record = wire.decode(value, wire.Presence)
             except RemoteError as error:
-                self._refusals[peer] = f"its presence record is not readable: {error}"[:120]
+                self._refusals[peer] = clean(f"its presence record is not readable: {error}")[:120]
                 continue
             if record.wire_version == WIRE_VERSION:
                 records[peer] = record

@@ -18,6 +18,9 @@ from p2pdiloco.config.schema import as_toml, keys_of
 from p2pdiloco.errors import RemoteError
 
 MAX_MANIFEST_BYTES = 64 * 1024
+DECODING = (msgspec.MsgspecError, ValueError, ArithmeticError, RecursionError)
+"""Errors of a decoder that is given garbage: bad UTF-8, numbers out of range and deep nesting are not
+msgspec's own."""
 
 _encoder = msgspec.msgpack.Encoder(order="deterministic")
 _decoder = msgspec.msgpack.Decoder(Manifest, strict=True)
@@ -91,8 +94,7 @@ def manifest_from_canonical(data: bytes) -> Manifest:
         raise RemoteError("manifest-oversized", f"{len(data)} bytes")
     try:
         manifest = _decoder.decode(data)
-    # Deeply nested garbage raises RecursionError, not msgspec's own error.
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except DECODING as error:
         raise RemoteError("manifest-garbage", str(error)) from error
     if canonical_bytes(manifest) != data:
         raise RemoteError("manifest-garbage", "not the canonical encoding of this version of p2pdiloco")

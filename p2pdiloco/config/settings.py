@@ -36,7 +36,8 @@ class NodeSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     join: tuple[str, ...] = ()
     """Multiaddrs (with /p2p/ID) of bootstrap peers or of any live node."""
     run: str = ""
-    """Name or run id; empty: the only run that the peers know."""
+    """Run id, its beginning, or a name; empty: the run of before, else that of the peers in `join`, else the
+    only one."""
     data_dir: Path = Path("~/.p2pdiloco/node")
     """Identity, checkpoints, event log; one running process at a time."""
     device: str = "auto"

@@ -11,7 +11,7 @@ from typing import Annotated, Protocol
 import msgspec
 from msgspec import Meta, Struct
 
-from p2pdiloco.config.loader import MAX_MANIFEST_BYTES, canonical_bytes, manifest_from_canonical
+from p2pdiloco.config.loader import DECODING, MAX_MANIFEST_BYTES, canonical_bytes, manifest_from_canonical
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.errors import RemoteError, StorageError
 
@@ -68,9 +68,18 @@ def verify(signed: SignedManifest, crypto_verify: Verify) -> Manifest:
     Raises:
         RemoteError: "manifest-signature", or as `manifest_from_canonical`.
     """
+    check_signature(signed, crypto_verify)
+    return manifest_from_canonical(signed.manifest)
+
+
+def check_signature(signed: SignedManifest, crypto_verify: Verify) -> None:
+    """Check that the owner signed it; nothing of the manifest is decoded.
+
+    Raises:
+        RemoteError: "manifest-signature".
+    """
     if not crypto_verify(signed.owner, _covered("manifest", signed), signed.signature):
         raise RemoteError("manifest-signature", f"not signed by {signed.owner}")
-    return manifest_from_canonical(signed.manifest)
 
 
 def encode_signed(signed: SignedManifest) -> bytes:
@@ -88,8 +97,7 @@ def decode_signed(data: bytes) -> SignedManifest:
         raise RemoteError("manifest-oversized", f"{len(data)} bytes")
     try:
         return _decoder.decode(data)
-    # Deeply nested or badly encoded garbage raises other errors than msgspec's own.
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except DECODING as error:
         raise RemoteError("manifest-garbage", str(error)) from error
 
 

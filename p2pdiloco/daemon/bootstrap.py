@@ -21,6 +21,7 @@ from p2pdiloco.daemon.process import (
     default_dir,
     plain,
     print_addresses,
+    print_join,
     run_program,
     transport_of,
     unless_stopped,
@@ -58,6 +59,7 @@ async def _bootstrap(settings: BootstrapSettings, stop: asyncio.Event) -> None:
             return
         try:
             print_addresses(transport.addresses(), "bootstrap")
+            print_join(transport.addresses()[0], [run.id for run in served])
             await unless_stopped(_serve(transport, door), stop)
         finally:
             await transport.close()

@@ -23,11 +23,14 @@ from p2pdiloco.daemon.process import (
     default_dir,
     plain,
     print_addresses,
+    print_join,
     run_program,
     transport_of,
     unless_stopped,
 )
-from p2pdiloco.daemon.run_files.runs import Run, find_run, sign_run
+from p2pdiloco.daemon.run_files.find import find_run
+from p2pdiloco.daemon.run_files.joined import remember_joined
+from p2pdiloco.daemon.run_files.runs import Run, sign_run
 from p2pdiloco.errors import UserError
 from p2pdiloco.identity import Identity
 from p2pdiloco.learner.device import check_device
@@ -68,11 +71,14 @@ async def _node(settings: NodeSettings, stop: asyncio.Event) -> None:
             await transport.close()
             return
         try:
+            hosts = [address.rpartition("/p2p/")[2] for address in settings.join]
             print_addresses(transport.addresses(), "node")
             found = prepared or await unless_stopped(
-                find_run(transport, identity, settings.run, settings.data_dir, logger.info), stop
+                find_run(transport, identity, settings.run, settings.data_dir, logger.info, hosts), stop
             )
             if found is not None:
+                remember_joined(settings.data_dir, found[0].id)
+                print_join(transport.addresses()[0], [found[0].id])
                 await _membership(settings, peer, recent, found, stop)
         finally:
             await transport.close()

@@ -146,13 +146,23 @@ async def unless_stopped(work: Coroutine[Any, Any, T], stop: asyncio.Event) -> T
 
 
 def print_addresses(addresses: list[str], role: str) -> None:
-    """Print hivemind's familiar line, and the ready-made command beneath it; on stdout, for people and
-    scripts."""
+    """Print hivemind's familiar line on stdout, for people and scripts. Raises: UserError (no address)."""
     if not addresses:
         raise UserError(
             "there is no address on which others could reach this peer", "give --announce ADDRESS"
         )
     visible = " ".join(addresses)
-    print(f"Running a DHT instance. To connect other peers to this one, use --initial_peers {visible}")
-    print(f"p2pdiloco node --join {addresses[0]}", flush=True)
+    print(
+        f"Running a DHT instance. To connect other peers to this one, use --initial_peers {visible}",
+        flush=True,
+    )
     logger.info("%s ready, %d addresses", role, len(addresses))
+
+
+def print_join(address: str, runs: Sequence[str]) -> None:
+    """Print the ready-made command for others on stdout, one for each of these runs (ids).
+
+    The id makes it sure: by its name, or by nothing, a stranger may list another run beside it.
+    """
+    for run in runs or ("",):
+        print(f"p2pdiloco node --join {address}" + (f" --run {run}" if run else ""), flush=True)

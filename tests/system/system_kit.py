@@ -76,9 +76,9 @@ class Daemon:
         return self._err.read_text(errors="replace")
 
     def address(self) -> str | None:
-        """What the ready-made command on stdout joins; None while it is not printed."""
-        lines = self._out.read_text().splitlines()
-        return lines[1].split()[-1] if len(lines) > 1 else None
+        """Its best address, of those that it prints first; None while they are not printed."""
+        _, found, addresses = self._out.read_text().partition("--initial_peers ")
+        return addresses.split()[0] if found and "\n" in addresses else None
 
     def events(self, *kinds: str) -> list[Line]:
         """Lines of the event log in this life, of these kinds or of all."""

@@ -51,7 +51,7 @@ def address(folder: Path) -> str:
         if log.exists()
         else []
     )
-    return said[0].split()[-1] if said else ""
+    return said[0].split()[3] if said else ""
 
 
 @pytest.fixture(autouse=True)

@@ -24,6 +24,7 @@ from p2pdiloco.core.api.config import Timing
 from p2pdiloco.core.api.types import SignedVersion
 from p2pdiloco.daemon.payloads.update_log import UpdateLog
 from p2pdiloco.daemon.run_files.initial import given_on_disk
+from p2pdiloco.daemon.run_files.joined import joined_runs
 from p2pdiloco.daemon.run_files.listing import choose_run, run_names, saved_runs
 from p2pdiloco.daemon.run_files.restore import restore
 from p2pdiloco.daemon.run_files.runs import Run, core_config, genesis_versions, open_run
@@ -136,23 +137,22 @@ def result_on_disk(data_dir: Path, wanted: str) -> RunResult:
     """
     with _locked(data_dir):
         saved = saved_runs(data_dir)
-        chosen = choose_run({run: (summary, []) for run, (summary, _) in saved.items()}, wanted)
+        runs = {run: listed for run, (listed, _) in saved.items()}
+        chosen = choose_run(runs, wanted, joined_runs(data_dir))
         if chosen is None:
             if not saved:
                 raise UserError(f"{data_dir} has no run", "give the --data-dir of a node that was in one")
-            raise UserError(f'{data_dir} has no run "{wanted}"', f"it has {run_names(saved.values())}")
-        signed = saved[chosen[0].run][1]
+            raise UserError(f'{data_dir} has no run "{wanted}"', f"it has {run_names(runs.values())}")
+        signed = saved[chosen.run][1]
         try:
             manifest = verify(signed, verify_signature)
-            given = given_on_disk(data_dir, chosen[0].run, manifest, set_aside=False)
+            given = given_on_disk(data_dir, chosen.run, manifest, set_aside=False)
             if manifest.run.initial and given is None:
-                raise StorageError(
-                    f"version 0 of {chosen[0].name} is not in {data_dir}", "start its node once"
-                )
+                raise StorageError(f"version 0 of {chosen.name} is not in {data_dir}", "start its node once")
             run, vault = open_run(signed, Identity.generate(), given=given)
         except (RemoteError, ConfigError) as error:
             raise StorageError(
-                f"the manifest of {chosen[0].name} in {data_dir} is not valid: {error}"
+                f"the manifest of {chosen.name} in {data_dir} is not valid: {error}"
             ) from error
         config = core_config(run, genesis_versions(run, vault), Timing())
         found = restore(config, RunStore(data_dir, run.id), vault, UpdateLog(1))

@@ -1,12 +1,10 @@
-"""Runs: publishing and finding their signed manifests, and what every node derives from one."""
+"""Runs: signing and opening their manifests, and what every node derives from one."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import hashlib
-import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from torch import Tensor
@@ -25,38 +23,22 @@ from p2pdiloco.config.signing import (
 )
 from p2pdiloco.core.api.config import CoreConfig, Timing
 from p2pdiloco.core.api.types import WHOLE_RUN, SignedVersion, VersionHeader
-from p2pdiloco.daemon.run_files.initial import given_beside, given_parameters, keep_given
-from p2pdiloco.daemon.run_files.listing import (
-    PublishedRun,
-    choose_run,
-    known_runs,
-    pull_manifest,
-    run_names,
-    saved_runs,
-)
+from p2pdiloco.daemon.run_files.initial import given_beside, keep_given
+from p2pdiloco.daemon.run_files.listing import PublishedRun
 from p2pdiloco.daemon.run_files.tokenizers import (
     checked_tokenizer,
-    fetched_tokenizer,
     keep_tokenizer,
     tokenizer_beside,
 )
-from p2pdiloco.errors import ConfigError, RemoteError, TransportError, UserError, invariant
+from p2pdiloco.errors import ConfigError, RemoteError, UserError, invariant
 from p2pdiloco.identity import Identity
 from p2pdiloco.learner.device import out_of_memory
-from p2pdiloco.ports import Transport
 from p2pdiloco.tasks.data.tokens import read_tokenizer
 from p2pdiloco.tasks.manifests import load_manifest
 from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tensors.codec import codec
 from p2pdiloco.tensors.layout import FragmentLayout, plan_fragments
 from p2pdiloco.tensors.vault import Vault, vault_bytes
-
-logger = logging.getLogger(__name__)
-SEARCH_PAUSE_S = 1.0
-LIST_PATIENCE_S = 15.0
-"""Time for which a list of runs that lacks the wanted one is asked for again before it is believed."""
-OWN_PATIENCE_S = 3.0
-"""Time for which a node that was a member before waits for somebody to list a run before it takes its own."""
 
 
 class Run(PublishedRun, frozen=True, kw_only=True):
@@ -231,53 +213,3 @@ def save_run(data_dir: Path, run: Run, vault: Vault) -> None:
     keep_given(data_dir, run.id, run.manifest, vault)
     if run.tokenizer is not None:
         keep_tokenizer(data_dir, run.id, read_tokenizer(run.tokenizer))
-
-
-async def find_run(
-    transport: Transport, identity: Identity, wanted: str, data_dir: Path, say: Callable[[str], None]
-) -> tuple[Run, Vault]:
-    """Wait for the wanted run to be listed, and verify its manifest, from our folder or from whoever lists
-    it.
-
-    Where nobody lists any run, the one that we were a member of before will do.
-
-    Raises:
-        UserError: other runs are listed, but not this one; or several fit; or as `open_run`.
-    """
-    waited_s, said = 0.0, False
-    ours = saved_runs(data_dir)
-    while True:
-        found = await known_runs(transport)
-        if not found and waited_s >= OWN_PATIENCE_S:
-            found = {identifier: (summary, []) for identifier, (summary, _) in ours.items()}
-        chosen = choose_run(found, wanted)
-        if chosen is not None:
-            saved = ours.get(chosen[0].run)
-            signed = saved[1] if saved else await pull_manifest(transport, *chosen)
-            if signed is not None:
-                try:
-                    manifest = verify(signed, identity.verify)
-                    with room_for(manifest):
-                        given = await given_parameters(
-                            transport, data_dir, run_id(signed), manifest, chosen[1]
-                        )
-                    await fetched_tokenizer(transport, data_dir, run_id(signed), manifest, chosen[1])
-                    return open_run(signed, identity, chosen[0].run, given)
-                except (RemoteError, ConfigError) as error:
-                    # Where version 0 is given, a wrong `[model]` shows while that is asked for.
-                    reason = error if isinstance(error, RemoteError) else f"manifest-invalid: {error}"
-                    say(f"the manifest of {chosen[0].name} is refused: {reason}")
-                    ours.pop(chosen[0].run, None)
-                except TransportError as error:
-                    say(f"nobody gives all of {chosen[0].name} yet: {error}")
-        elif found and waited_s >= LIST_PATIENCE_S:
-            raise UserError(f'the peers know no run "{wanted}"', f"they know: {run_names(found.values())}")
-        elif not said and waited_s >= 3:
-            said = True
-            if found:
-                known = run_names(found.values())
-                say(f'no run "{wanted}" is listed by these peers yet: waiting for it; they know: {known}')
-            else:
-                say("no run is listed by these peers yet: waiting for one")
-        await asyncio.sleep(SEARCH_PAUSE_S)
-        waited_s += SEARCH_PAUSE_S

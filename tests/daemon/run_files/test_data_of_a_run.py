@@ -18,10 +18,10 @@ from p2pdiloco.config.settings import NodeSettings
 from p2pdiloco.daemon import node, wire
 from p2pdiloco.daemon.finding.sharing import Sharing
 from p2pdiloco.daemon.frontdoor import FrontDoor
-from p2pdiloco.daemon.run_files import runs
+from p2pdiloco.daemon.run_files import find, runs
+from p2pdiloco.daemon.run_files.find import find_run
 from p2pdiloco.daemon.run_files.giving import MAX_GIVEN, Giving
 from p2pdiloco.daemon.run_files.result import result_of
-from p2pdiloco.daemon.run_files.runs import find_run
 from p2pdiloco.daemon.run_files.tokenizers import (
     fetched_tokenizer,
     kept_tokenizer,
@@ -143,7 +143,7 @@ async def test_a_bootstrap_takes_a_tokenizer_that_is_lost_or_damaged_from_beside
 async def test_a_tokenizer_comes_from_whoever_has_the_true_one(
     tmp_path: Path, written: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runs, "SEARCH_PAUSE_S", 0.01)
+    monkeypatch.setattr(find, "SEARCH_PAUSE_S", 0.01)
     run, vault = runs.sign_run(written, Identity.generate())
     monkeypatch.setattr(random, "sample", lambda peers, count: list(peers)[:count])
     hub, peers = MemoryNetwork(), []

@@ -18,12 +18,13 @@ from p2pdiloco.config.signing import encode_signed, run_id, sign_manifest
 from p2pdiloco.core.api.reasons import PullRefusal
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.frontdoor import FrontDoor
-from p2pdiloco.daemon.run_files import listing, runs
+from p2pdiloco.daemon.run_files import find, listing, runs
+from p2pdiloco.daemon.run_files.find import find_run
 from p2pdiloco.daemon.run_files.giving import MAX_GIVEN, Giving
 from p2pdiloco.daemon.run_files.initial import given_on_disk, given_parameters
 from p2pdiloco.daemon.run_files.initial_file import kept_initial, version_0_from
-from p2pdiloco.daemon.run_files.listing import choose_run
-from p2pdiloco.daemon.run_files.runs import Run, find_run
+from p2pdiloco.daemon.run_files.listing import ListedRun, choose_run
+from p2pdiloco.daemon.run_files.runs import Run
 from p2pdiloco.daemon.wire import refuse
 from p2pdiloco.errors import RemoteError, TransportError, UserError
 from p2pdiloco.identity import Identity
@@ -84,7 +85,7 @@ def changed(run: Run, what: str, other: Run) -> bytes:
 async def test_a_false_manifest_is_refused_with_a_sentence_and_the_true_one_taken(
     what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(runs, "SEARCH_PAUSE_S", 0.01)
+    monkeypatch.setattr(find, "SEARCH_PAUSE_S", 0.01)
     hub, run = MemoryNetwork(), signed_run(tmp_path)
     door = await server(hub, run)
     serve_instead(door, run, changed(run, what, signed_run(tmp_path, "other")))
@@ -101,7 +102,7 @@ async def test_a_false_manifest_is_refused_with_a_sentence_and_the_true_one_take
 async def test_an_honest_peer_is_asked_when_the_first_one_lies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runs, "SEARCH_PAUSE_S", 0.01)
+    monkeypatch.setattr(find, "SEARCH_PAUSE_S", 0.01)
     hub, run = MemoryNetwork(), signed_run(tmp_path)
     doors = [await server(hub, run) for _ in range(3)]
     liars = doors[:2]
@@ -114,15 +115,15 @@ async def test_an_honest_peer_is_asked_when_the_first_one_lies(
 
 
 async def test_a_run_that_does_not_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runs, "LIST_PATIENCE_S", 0.0)
+    monkeypatch.setattr(find, "LIST_PATIENCE_S", 0.0)
     hub, run = MemoryNetwork(), signed_run(tmp_path)
     await server(hub, run)
     with pytest.raises(UserError, match='the peers know no run "tset"') as caught:
         await find_run(await newcomer(hub), Identity.generate(), "tset", tmp_path, ignore)
     assert run.id[:12] in caught.value.hint and "test" in caught.value.hint
 
-    monkeypatch.setattr(runs, "SEARCH_PAUSE_S", 0.05)
-    monkeypatch.setattr(runs, "LIST_PATIENCE_S", 3.2)
+    monkeypatch.setattr(find, "SEARCH_PAUSE_S", 0.05)
+    monkeypatch.setattr(find, "LIST_PATIENCE_S", 3.2)
     said: list[str] = []
     with pytest.raises(UserError, match='the peers know no run "tset"'):
         await find_run(await newcomer(hub), Identity.generate(), "tset", tmp_path, said.append)
@@ -134,7 +135,10 @@ async def test_a_peer_that_is_gone_gave_no_false_manifest(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     run, gone = signed_run(tmp_path), Identity.generate().peer_id
-    assert await listing.pull_manifest(await newcomer(MemoryNetwork()), run.summary(), [gone]) is None
+    assert (
+        await listing.pull_manifest(await newcomer(MemoryNetwork()), ListedRun(run.id, ["test"], [gone]))
+        is None
+    )
     assert f"the manifest of test cannot be fetched from {gone}" in caplog.text
     assert "refused" not in caplog.text
 
@@ -155,7 +159,7 @@ async def test_two_runs_of_one_name_need_an_id(tmp_path: Path) -> None:
 async def test_no_list_yet_is_said_once_and_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runs, "SEARCH_PAUSE_S", 0.01)
+    monkeypatch.setattr(find, "SEARCH_PAUSE_S", 0.01)
     hub, run = MemoryNetwork(), signed_run(tmp_path)
     transport = await newcomer(hub)
     said: list[str] = []
@@ -168,9 +172,9 @@ async def test_no_list_yet_is_said_once_and_waited_for(
 
 def test_a_beginning_of_an_id_must_be_long_enough(tmp_path: Path) -> None:
     run = signed_run(tmp_path)
-    found = {run.id: (run.summary(), ["peer"])}
-    assert choose_run(found, run.id[:6]) is not None
-    assert choose_run(found, run.id[:5]) is None
+    found = {run.id: ListedRun(run.id, ["test"], ["peer"])}
+    assert choose_run(found, run.id[:8]) is not None
+    assert choose_run(found, run.id[:7]) is None
 
 
 async def test_an_unreadable_list_is_no_list(tmp_path: Path) -> None:
@@ -270,7 +274,7 @@ async def test_what_came_of_version_0_is_thrown_away_only_when_it_is_wrong(
 async def test_a_manifest_with_given_parameters_and_a_wrong_model_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runs, "SEARCH_PAUSE_S", 0.01)
+    monkeypatch.setattr(find, "SEARCH_PAUSE_S", 0.01)
     base = for_run("micro", "wrong")
     wrong = msgspec.structs.replace(
         base, run=msgspec.structs.replace(base.run, initial="0" * 64), model={"no": "model"}
@@ -292,7 +296,7 @@ async def test_version_0_that_was_given_comes_from_peers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Take it from whoever has the true one, and from the own folder at the next start."""
-    monkeypatch.setattr(runs, "SEARCH_PAUSE_S", 0.01)
+    monkeypatch.setattr(find, "SEARCH_PAUSE_S", 0.01)
     path = tmp_path / "run.toml"
     parameters, manifest = write_given(path, "tuned"), load_manifest(path)
     run, vault = runs.sign_run(path, Identity.generate())
