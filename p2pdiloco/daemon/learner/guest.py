@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 import socket
+import stat
 import struct
 import sys
 from collections.abc import Sequence
@@ -37,6 +38,8 @@ class GuestHost(LearnerHost):
         super().__init__(*host)
         self._socket_path = socket_path
         self._listener: socket.socket | None = None
+        self._made: tuple[int, int] | None = None
+        """Inode of the socket that we made."""
         self._accepting: asyncio.Task[None] | None = None
         self._start: Start | None = None
         self._greeted = False
@@ -59,15 +62,16 @@ class GuestHost(LearnerHost):
         """Wait for a program from now on.
 
         Raises:
-            UserError: the socket cannot be made.
+            UserError: the socket cannot be made, or there is something else at its path.
         """
         if self._listener is not None:
             return
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self._socket_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._socket_path.unlink(missing_ok=True)
+            _make_room(self._socket_path)
             listener.bind(str(self._socket_path))
+            self._made = _inode(self._socket_path)
             self._socket_path.chmod(0o600)
         except OSError as error:
             listener.close()
@@ -130,7 +134,8 @@ class GuestHost(LearnerHost):
             self._accepting.cancel()
         if self._listener is not None:
             self._listener.close()
-            self._socket_path.unlink(missing_ok=True)
+            if self._made is not None and _inode(self._socket_path) == self._made:
+                self._socket_path.unlink(missing_ok=True)
         self._listener = self._accepting = None
         self.kill()
 
@@ -184,6 +189,41 @@ class GuestHost(LearnerHost):
         if self._greeted:
             self._on_event(LearnerExited(0, self._failure or link.failure or "the training program is gone"))
         return 0
+
+
+def _make_room(path: Path) -> None:
+    """Remove a socket that nobody listens on, which a daemon that was killed leaves behind.
+
+    Raises:
+        UserError: there is something else at that path. It may be dear to somebody.
+        OSError: it cannot be looked at, or not be removed.
+    """
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    hint = "name another path with --learner-socket, or move away what is there"
+    if not stat.S_ISSOCK(mode):
+        raise UserError(f"cannot listen for a learner at {path}: there is something that is no socket", hint)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink(missing_ok=True)
+            return
+        except BlockingIOError:
+            pass  # somebody listens, and is busy
+    raise UserError(f"cannot listen for a learner at {path}: another program listens there", hint)
+
+
+def _inode(path: Path) -> tuple[int, int] | None:
+    """Identify what is at a path, not followed; None: nothing, or nothing that can be looked at."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _pid_of(connection: socket.socket) -> int:

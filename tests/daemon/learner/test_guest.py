@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -31,6 +32,7 @@ from p2pdiloco.learner.join import join_daemon
 from p2pdiloco.tasks.manifests import render_toml
 from p2pdiloco.tasks.models.parameters import named_parameters
 from p2pdiloco.tasks.registry import task_of
+from p2pdiloco.tensors.exchange import Exchange
 
 PATIENCE_S = 20.0
 MERGED_TOKENS = 50_000
@@ -145,6 +147,55 @@ async def test_a_daemon_of_another_run_is_not_taken(tmp_path: Path) -> None:
                 if run != same:
                     assert daemon.poll() is None
                     await host.start(BASES)
+
+
+def put(path: Path, what: str, listener: socket.socket) -> None:
+    """Put something at a path that is not a daemon's to remove."""
+    if what == "file":
+        path.write_text("dear")
+    elif what == "folder":
+        path.mkdir()
+    elif what == "link":
+        path.symlink_to("elsewhere")
+    else:
+        listener.bind(str(path))
+        listener.listen()
+
+
+def host_at(path: Path, exchange: Exchange) -> GuestHost:
+    return GuestHost(path, MICRO, LAYOUTS, exchange, LearnerOptions(peer="p"), print, path.parent / "log")
+
+
+@pytest.mark.parametrize("what", ["file", "folder", "link", "socket of another program"])
+async def test_what_is_at_the_sockets_path_stays(what: str, tmp_path: Path) -> None:
+    path, exchange = tmp_path / "s", filled_exchange()
+    with socket.socket(socket.AF_UNIX) as listener:
+        put(path, what, listener)
+        before = path.lstat()
+        host = host_at(path, exchange)
+        with pytest.raises(UserError, match="cannot listen for a learner at") as refused:
+            await host.prepare()
+        host.close()
+        exchange.close()
+        assert "\n" not in str(refused.value) and "--learner-socket" in refused.value.hint
+        assert (path.lstat().st_ino, path.lstat().st_mode) == (before.st_ino, before.st_mode)
+
+
+async def test_a_socket_that_nobody_listens_on_is_replaced_and_only_ours_goes(
+    tmp_path: Path,
+) -> None:
+    path, exchange = tmp_path / "s", filled_exchange()
+    with socket.socket(socket.AF_UNIX) as left_over:
+        left_over.bind(str(path))
+    for replaced in (False, True):
+        host = host_at(path, exchange)
+        await host.prepare()
+        if replaced:
+            path.unlink()
+            path.write_text("dear")
+        host.close()
+        assert path.exists() == replaced
+    exchange.close()
 
 
 async def test_a_connection_that_fails_is_not_the_last(
