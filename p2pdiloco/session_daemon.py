@@ -83,8 +83,9 @@ class SessionDaemon:
 
     def _start(self, path: Path, words: Sequence[str]) -> None:
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            log = (self._folder / LOG).open("wb")
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+            log = os.fdopen(os.open(self._folder / LOG, flags, 0o600), "wb")
         except OSError as error:
             raise StorageError(f"cannot write into {self._folder}: {error.strerror}") from error
         command = [sys.executable, "-P", "-m", "p2pdiloco", "node", "--data-dir", str(self._folder)]

@@ -34,6 +34,7 @@ HURRIED, BROKEN = 130, 70
 def run_program(body: Callable[[asyncio.Event], Coroutine[Any, Any, None]], log: LogStyle) -> int:
     """Run the body in an event loop; its event is set when it is to stop. Returns the exit status."""
     configure_logging(plain(log))
+    umask = os.umask(0o077)  # what we and our processes write is this user's, unless it is for others
     terminals = [descriptor for descriptor in (1, 2) if os.isatty(descriptor)]
 
     async def main() -> None:
@@ -63,7 +64,10 @@ def run_program(body: Callable[[asyncio.Event], Coroutine[Any, Any, None]], log:
         loop.set_exception_handler(_fail_loudly)
         await body(stop)
 
-    uvloop.run(main())
+    try:
+        uvloop.run(main())
+    finally:
+        os.umask(umask)
     # All is saved and said. Without this, Python looks once more at all that torch made: most of a second
     # of a processor, several where it is busy, in which nobody would end a node that hangs.
     gc.freeze()

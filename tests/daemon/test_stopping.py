@@ -57,6 +57,7 @@ def test_a_terminal_that_closes_lets_a_daemon_leave_in_order(hangup: str, tmp_pa
         process.kill()
         process.wait()
     assert told.read_text() == "left"
+    assert told.stat().st_mode & 0o777 == 0o600, "what a daemon writes is its user's"
 
 
 GARBAGE = """

@@ -9,11 +9,15 @@
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
+import stat
 from pathlib import Path
 
 from p2pdiloco.adapters.disk.files import storage_error
 from p2pdiloco.errors import StorageError, invariant
+
+logger = logging.getLogger(__name__)
 
 
 class DataDirInUse(StorageError):
@@ -26,7 +30,7 @@ class DataDir:
     def __init__(self, path: Path, *, create: bool = True, parents: bool = False) -> None:
         """
         Args:
-            create: make the folder if it is missing (its parent must exist).
+            create: make the folder if it is missing (its parent must exist), and private if it is ours.
             parents: make missing parents too; for default locations. A folder that a person typed
                 should have a parent, else it is more likely a typo or a disk that is not mounted.
 
@@ -56,6 +60,28 @@ class DataDir:
         if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
             hint = "check owner and permissions of the folder, or choose another one with --data-dir"
             raise StorageError(f"cannot write into the data folder {path}: permission denied", hint)
+        if create:
+            self._make_private()
+
+    def _make_private(self) -> None:
+        """Keep others out of a folder that was there before; say so where that is not ours to do."""
+        try:
+            found = self.path.stat()
+            mode = stat.S_IMODE(found.st_mode)
+            if not mode & 0o077:
+                return
+            # A sticky bit is on folders that are everybody's, such as /tmp.
+            if found.st_uid == os.geteuid() and not mode & stat.S_ISVTX:
+                self.path.chmod(0o700)
+                logger.info("the data folder %s had mode %04o, and is its owner's only now", self.path, mode)
+                return
+        except OSError as error:
+            raise storage_error(error, "make private", self.path) from error
+        logger.warning(
+            "the data folder %s has mode %04o: others may see what is in it, and it is not ours to change",
+            self.path,
+            mode,
+        )
 
     def lock(self) -> None:
         """Take the folder for this process, until `unlock` or the process ends, however it ends.

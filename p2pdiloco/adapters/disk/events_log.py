@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Iterable
@@ -99,6 +100,8 @@ class EventsLog:
 
     def _open(self) -> None:
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-        self._descriptor = os.open(self.path, flags, 0o644)
+        self._descriptor = os.open(self.path, flags, 0o600)
+        with contextlib.suppress(OSError):  # not ours
+            os.fchmod(self._descriptor, 0o600)  # of earlier versions
         self._bytes = os.fstat(self._descriptor).st_size
         self._torn = bool(self._bytes) and os.pread(self._descriptor, 1, self._bytes - 1) != b"\n"

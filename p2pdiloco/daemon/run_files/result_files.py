@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from msgspec import Struct
 
-from p2pdiloco.adapters.disk.files import Files
+from p2pdiloco.adapters.disk.files import Files, storage_error
 from p2pdiloco.config.settings import NodeSettings
 from p2pdiloco.config.units import parse_every
 from p2pdiloco.daemon.payloads.compute import Compute
@@ -88,6 +88,10 @@ class ResultWriter:
         files, folder = Files(), self._plan.folder
         files.make_folder(folder)
         result.save(folder / name)
+        try:  # for whom the folder is for
+            (folder / name).chmod(folder.stat().st_mode & 0o644)
+        except OSError as error:
+            raise storage_error(error, "save", folder / name) from error
         ours = re.compile(re.escape(f"{self._run.name}-{self._run.id[:8]}") + r"-\d{9,19}\.safetensors")
         others = [
             path for path in files.list_folder(folder) if ours.fullmatch(path.name) and path.name != name

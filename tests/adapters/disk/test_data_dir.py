@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from p2pdiloco.adapters.disk.data_dir import DataDir
+from p2pdiloco.adapters.disk.events_log import EventsLog
 from p2pdiloco.errors import StorageError
 
 HOLD = """
@@ -63,6 +65,35 @@ def test_new_folder_is_made_private_but_only_in_an_existing_parent(tmp_path: Pat
     with pytest.raises(StorageError, match="does not exist"):
         DataDir(tmp_path / "absent", create=False)
     assert DataDir(tmp_path / "deep" / "er", parents=True).path.is_dir()
+
+
+def test_a_folder_that_others_could_see_is_closed_to_them_or_it_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "open"
+    folder.mkdir()
+    folder.chmod(0o755)
+    DataDir(folder, create=False)
+    assert folder.stat().st_mode & 0o777 == 0o755, "who only reads leaves it as it is"
+    DataDir(folder)
+    assert folder.stat().st_mode & 0o777 == 0o700
+    caplog.clear()
+    folder.chmod(0o1777)
+    DataDir(folder)
+    assert folder.stat().st_mode & 0o1777 == 0o1777, "such as /tmp"
+    folder.chmod(0o755)
+    monkeypatch.setattr(os, "geteuid", lambda: folder.stat().st_uid + 1)
+    DataDir(folder)
+    assert folder.stat().st_mode & 0o777 == 0o755
+    assert [record.levelno for record in caplog.records] == [logging.WARNING] * 2
+    assert all("not ours to change" in record.getMessage() for record in caplog.records)
+
+
+def test_an_event_log_that_others_could_read_is_closed_to_them(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    path.touch(mode=0o644)
+    EventsLog(path).close()
+    assert path.stat().st_mode & 0o777 == 0o600
 
 
 def test_a_parent_that_takes_no_folders_is_not_called_missing(

@@ -21,6 +21,7 @@ async def test_a_node_writes_the_result_after_so_many_merges_and_keeps_the_newes
         )
         name = f"test-{swarm.run.id[:8]}"
         folder.mkdir(parents=True)
+        folder.chmod(0o750)
         for other in (f"{name}-900000000.safetensors", "test-01234567-900000001.safetensors"):
             (folder / other).write_bytes(b"of a state that was lost, or of another run of that name")
         for count in range(1, 5):
@@ -28,6 +29,8 @@ async def test_a_node_writes_the_result_after_so_many_merges_and_keeps_the_newes
             await until(lambda n=count: (folder / f"{name}-{n:09d}.safetensors").exists(), f"result {count}")
         await until(lambda: len(list(folder.iterdir())) == 3, "the older ones go")
         assert (folder / "test-01234567-900000001.safetensors").exists(), "not ours"
+        mode = (folder / f"{name}-000000004.safetensors").stat().st_mode & 0o777
+        assert mode == 0o640, "for whom the folder is for"
         newest = load_result(folder / f"{name}-000000004.safetensors")
         assert [label.number for label in newest.labels] == [2, 2, 0, 0]
         assert [label.digest for label in newest.labels] == [
