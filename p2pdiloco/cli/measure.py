@@ -8,7 +8,6 @@ import logging
 from p2pdiloco.cli.visitor import visit, visitor
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.daemon import wire
-from p2pdiloco.daemon.display.wording import clean
 from p2pdiloco.daemon.links.probing import PAUSE_S, MeasuredLink, measure
 from p2pdiloco.daemon.run_files.listing import ListedRun, choose_run, pull_manifest, run_names
 from p2pdiloco.errors import RemoteError, TransportError, UserError
@@ -59,7 +58,7 @@ async def listed_manifest(transport: Transport, peer: str, wanted: str) -> Manif
     try:
         signed = await pull_manifest(transport, chosen)
     except RemoteError as error:
-        raise UserError(f"the manifest of {chosen.name} is not valid: {clean(str(error))}") from error
+        raise UserError(f"the manifest of {chosen.name} is not valid: {error}") from error
     if signed is None:
         raise UserError(f"{peer} does not give the manifest of {chosen.name}", "give the run.toml")
     return signed[1]

@@ -23,7 +23,6 @@ from p2pdiloco.core.api.effects import FetchState
 from p2pdiloco.core.api.types import SignedVersion, signed_bytes
 from p2pdiloco.daemon.bulk.states.copying import Copying
 from p2pdiloco.daemon.display.snapshot import StatusReport
-from p2pdiloco.daemon.display.wording import clean
 from p2pdiloco.daemon.payloads.compute import Compute
 from p2pdiloco.daemon.run_files.initial import given_parameters
 from p2pdiloco.daemon.run_files.result import RunResult, result_of
@@ -94,7 +93,7 @@ async def _run(transport: Transport, report: StatusReport, hosts: Sequence[str])
         signed, manifest = found
         layouts = plan_fragments(task_of(manifest).specs(), manifest.sync.fragments)
     except (RemoteError, ConfigError) as error:
-        raise UserError(f"the manifest of {name} is not valid: {clean(str(error))}") from error
+        raise UserError(f"the manifest of {name} is not valid: {error}") from error
     return Run(id=run_id(signed), signed=signed, manifest=manifest, layouts=layouts)
 
 

@@ -15,7 +15,6 @@ from p2pdiloco.cli.visitor import visit, visitor
 from p2pdiloco.config.settings import StatusSettings
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.display.snapshot import StatusReport, decode_status
-from p2pdiloco.daemon.display.wording import clean
 from p2pdiloco.daemon.run_files.listing import ListedRun
 from p2pdiloco.daemon.run_files.searching import RunSearch
 from p2pdiloco.errors import RemoteError, TransportError, UserError
@@ -140,7 +139,7 @@ class Search:
                     await transport.connect(peer, addresses[peer])
                 answer = await _ask(transport, peer, run)
             except (RemoteError, TransportError) as error:
-                self._refusals[peer] = clean(str(error))[:120]
+                self._refusals[peer] = str(error)[:120]
                 continue
             (settled if answer.state in SETTLED else others).append(answer)
             if len(settled) == enough:
@@ -154,7 +153,7 @@ class Search:
             try:
                 record = wire.decode(value, wire.Presence)
             except RemoteError as error:
-                self._refusals[peer] = clean(f"its presence record is not readable: {error}")[:120]
+                self._refusals[peer] = f"its presence record is not readable: {error}"[:120]
                 continue
             if record.wire_version == WIRE_VERSION:
                 records[peer] = record

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.signing import SignedManifest, run_id, verify
-from p2pdiloco.daemon.display.wording import clean
 from p2pdiloco.daemon.run_files.initial import given_parameters
 from p2pdiloco.daemon.run_files.joined import joined_runs
 from p2pdiloco.daemon.run_files.listing import (
@@ -142,7 +141,7 @@ class _Finding:
         return open_run(signed, self._identity, chosen.run, given)
 
     def _refuse(self, chosen: ListedRun, error: RemoteError) -> None:
-        words = f"the manifest of {chosen.name} is refused: {clean(str(error))}"
+        words = f"the manifest of {chosen.name} is refused: {error}"
         if self._ours.pop(chosen.run, None) is not None:  # peers may have a sound one
             self._say(words)
             return

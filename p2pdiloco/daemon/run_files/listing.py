@@ -17,7 +17,6 @@ from p2pdiloco.config.loader import manifest_from_canonical
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.signing import SignedManifest, check_signature, decode_signed, encode_signed, run_id
 from p2pdiloco.daemon import wire
-from p2pdiloco.daemon.display.wording import clean
 from p2pdiloco.errors import RemoteError, TransportError, UserError
 from p2pdiloco.identity import verify as verify_signature
 from p2pdiloco.ports import Refusal, Transport
@@ -69,7 +68,7 @@ class ListedRun(Struct):
     @property
     def name(self) -> str:
         """Name for people, until the manifest says the true one; the id's beginning where nobody names it."""
-        return clean(self.names[0]) if self.names else self.run[:12]
+        return self.names[0] if self.names else self.run[:SHORT]
 
 
 async def known_runs(transport: Transport) -> dict[str, ListedRun]:
@@ -79,7 +78,7 @@ async def known_runs(transport: Transport) -> dict[str, ListedRun]:
         try:
             listed = wire.decode(value, wire.RunList)
         except RemoteError as error:
-            logger.warning("the list of runs of %s is not readable: %s", peer, clean(str(error)))
+            logger.warning("the list of runs of %s is not readable: %s", peer, error)
             continue
         for summary in listed.runs:
             found.setdefault(summary.run, ListedRun(summary.run)).add(summary.name, peer)
@@ -182,8 +181,7 @@ async def pull_manifest(
         except TransportError as error:
             logger.warning("the manifest of %s cannot be fetched from %s: %s", listed.name, peer, error)
         except RemoteError as error:
-            words = clean(str(error))
-            logger.warning("the manifest of %s from %s is refused: %s", listed.name, peer, words)
+            logger.warning("the manifest of %s from %s is refused: %s", listed.name, peer, error)
             refused(peer, error)
         else:
             return signed, manifest_from_canonical(signed.manifest)

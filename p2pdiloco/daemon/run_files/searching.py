@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.signing import SignedManifest
 from p2pdiloco.daemon import wire
-from p2pdiloco.daemon.display.wording import clean
 from p2pdiloco.daemon.run_files.listing import (
     ListedRun,
     choose_run,
@@ -123,8 +122,8 @@ class RunSearch:
 
     def _refused(self, peer: str, error: RemoteError) -> None:
         self.refusals[error.reason] += 1
-        logger.debug("refused %s: %s", peer, clean(str(error)))
+        logger.debug("refused %s: %s", peer, error)
 
     def refused_words(self) -> str:
         """Word what was refused on the way, as `manifest-run-id 2, garbage 1`; empty: nothing."""
-        return ", ".join(f"{clean(reason)[:40]} {number}" for reason, number in self.refusals.most_common(6))
+        return ", ".join(f"{reason[:40]} {number}" for reason, number in self.refusals.most_common(6))

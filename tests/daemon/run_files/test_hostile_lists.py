@@ -20,7 +20,6 @@ from p2pdiloco.daemon.frontdoor import FrontDoor
 from p2pdiloco.daemon.run_files import find
 from p2pdiloco.daemon.run_files.find import find_run
 from p2pdiloco.daemon.run_files.joined import MAX_JOINED, joined_file, joined_runs, remember_joined
-from p2pdiloco.daemon.run_files.listing import ListedRun, choose_run
 from p2pdiloco.daemon.run_files.runs import Run
 from p2pdiloco.daemon.run_files.searching import RunSearch
 from p2pdiloco.errors import UserError
@@ -191,8 +190,7 @@ async def test_whoever_only_asks_is_settled_the_same_way(tmp_path: Path) -> None
 async def test_the_true_id_by_a_false_name_hides_nothing(tmp_path: Path) -> None:
     hub, run = MemoryNetwork(), signed_run(tmp_path)
     await server(hub, run)
-    for name in ("other", "\x1b]0;title\x07"):
-        await stranger(hub, run.id, name, b"?")
+    await stranger(hub, run.id, "other", b"?")
     assert await joined(hub, "test", tmp_path / "me") == run.id
     # And a run is not what a stranger calls it.
     said: list[str] = []
@@ -201,13 +199,6 @@ async def test_the_true_id_by_a_false_name_hides_nothing(tmp_path: Path) -> None
     assert "manifest-name: the run is called test" in said[0]
     search.cancel()
     await asyncio.gather(search, return_exceptions=True)
-
-
-def test_what_is_shown_of_names_is_clean() -> None:
-    found = {run: ListedRun(run, ["\x1b]0;title\x07\u202e"], ["peer"]) for run in ("ab" * 32, "cd" * 32)}
-    with pytest.raises(UserError) as caught:
-        choose_run(found, "")
-    assert "\x1b" not in str(caught.value) and "\u202e" not in str(caught.value)
 
 
 def test_the_newest_run_that_was_joined_comes_first(tmp_path: Path) -> None:
