@@ -14,6 +14,7 @@ from msgspec import Meta, Struct
 from p2pdiloco.config.loader import DECODING, MAX_MANIFEST_BYTES, canonical_bytes, manifest_from_canonical
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.errors import RemoteError, StorageError
+from p2pdiloco.notes import clear_folder_at
 
 MAX_SIGNED_BYTES = MAX_MANIFEST_BYTES + 1024
 """Bytes of a manifest with owner, digest and signature: whatever manifest is allowed can be signed."""
@@ -115,6 +116,7 @@ def save_signed(path: Path, signed: SignedManifest) -> None:
                 file.write(encode_signed(signed))
                 file.flush()
                 os.fsync(file.fileno())
+            clear_folder_at(path)
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)

@@ -27,6 +27,7 @@ from p2pdiloco.learner.channel_messages import RestoreMode, Start
 from p2pdiloco.learner.fragments import FragmentCounters, Fragments
 from p2pdiloco.learner.loop import Training
 from p2pdiloco.learner.optimizer.build import kind, set_moments
+from p2pdiloco.notes import clear_folder_at, set_aside
 
 FORMAT = 2
 
@@ -86,9 +87,7 @@ def take_up(start: Start, training: Training, fragments: Fragments) -> tuple[boo
     except StorageError as error:
         if not path.exists():
             return False, str(error)
-        aside = path.with_name(path.name + ".corrupt")
-        path.replace(aside)
-        return False, f"{error}; set aside as {aside.name}"[:4096]
+        return False, f"{error}; {set_aside(path)}"[:4096]
 
 
 def restore(path: Path, modes: Sequence[RestoreMode], training: Training, fragments: Fragments) -> str:
@@ -152,7 +151,7 @@ def _read(path: Path) -> tuple[LearnerMeta, dict[str, Tensor]]:
         meta = msgspec.json.decode(text, type=LearnerMeta)
     except FileNotFoundError as error:
         raise StorageError(f"there is no learner state {path}") from error
-    except (OSError, SafetensorError, KeyError, msgspec.DecodeError) as error:
+    except (OSError, SafetensorError, KeyError, ValueError, msgspec.DecodeError) as error:
         raise StorageError(f"the learner state {path} is torn or corrupt: {error}") from error
     if meta.format != FORMAT:
         raise StorageError(f"the learner state {path} has format {meta.format}, this version reads {FORMAT}")
@@ -164,6 +163,7 @@ def _write_atomically(path: Path, write: Callable[[Path], None]) -> None:
     try:
         write(temporary)
         _sync(temporary)
+        clear_folder_at(path)
         temporary.replace(path)
         _sync(path.parent)
     except (OSError, SafetensorError) as error:

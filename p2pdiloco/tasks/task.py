@@ -8,10 +8,10 @@ rest is the learner's. Importing a task should be cheap: torch is imported insid
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, runtime_checkable
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.models import ModelSection
@@ -42,9 +42,9 @@ class Samples(Protocol):
 class Place(Struct, frozen=True):
     """Position of a reader in its shard; it is written to disk now and then."""
 
-    offset: int = 0
+    offset: Annotated[int, Meta(ge=0)] = 0
     """Samples or documents of the shard before this place, as its reader counts."""
-    taken: int = 0
+    taken: Annotated[int, Meta(ge=0)] = 0
     """Samples taken of what is read at once from there."""
     carry: bytes = b""
     """Bytes that were left over by then, in a form of the reader's own. The next shard's reader goes on with

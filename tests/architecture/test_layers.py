@@ -9,6 +9,7 @@ from arch_source import calls, imports, layer_of, modules
 
 OWN = {
     "printable": set(),
+    "notes": set(),
     "errors": {"printable"},
     "average": set(),
     "bounded": set(),
@@ -17,7 +18,7 @@ OWN = {
     "identity": {"errors", "core.api"},
     "hashing": {"ports"},
     "priority": set(),
-    "config": {"errors"},
+    "config": {"errors", "notes"},
     "core": {"average", "bounded", "config", "errors"},
     "tensors": {"core.api", "hashing", "config", "errors"},
     "tasks": {"tensors", "config", "errors"},
@@ -31,6 +32,7 @@ OWN = {
         "core.contributions.stride",
         "config",
         "errors",
+        "notes",
     },
     "adapters": {
         "bounded",
@@ -41,6 +43,7 @@ OWN = {
         "core.api",
         "config",
         "errors",
+        "notes",
         "printable",
     },
     "lab.simulation": {"core", "config", "errors"},
@@ -58,6 +61,7 @@ OWN = {
         "hashing",
         "config",
         "errors",
+        "notes",
         "printable",
     },
     "lab": {
@@ -83,6 +87,7 @@ learner's channel, never its loop's inside."""
 THIRD_PARTY = {
     "": set(),
     "printable": {"msgspec"},
+    "notes": {"msgspec"},
     "errors": set(),
     "average": set(),
     "bounded": set(),

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from p2pdiloco.adapters.disk.files import is_full, storage_error
+from p2pdiloco.notes import clear_folder_at
 from p2pdiloco.printable import json_line
 
 FieldValue = str | int | float | bool | dict[str, float] | None
@@ -99,6 +100,7 @@ class EventsLog:
             self.dropped += 1
 
     def _open(self) -> None:
+        clear_folder_at(self.path)
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
         self._descriptor = os.open(self.path, flags, 0o600)
         with contextlib.suppress(OSError):  # not ours

@@ -137,7 +137,7 @@ class RunStore:
         if not path.exists():
             return None
         try:
-            version, payload = decode_update(self._files.read(path))
+            version, payload = decode_update(self._content(path))
             self._check_label(version.header, fragment, number)
         except CorruptFile as error:
             self._set_aside(path, error)
@@ -187,7 +187,7 @@ class RunStore:
         for number in sorted(self._numbers(folder, _CHECKPOINT), reverse=True):
             path = folder / f"checkpoint-{number}.safetensors"
             try:
-                saved = decode_checkpoint(self._files.read(path))
+                saved = decode_checkpoint(self._content(path))
                 self._check_label(saved.version.header, fragment, number)
             except CorruptFile as error:
                 self._set_aside(path, error)
@@ -208,6 +208,11 @@ class RunStore:
             return set()
         matches = (pattern.fullmatch(path.name) for path in self._files.list_folder(folder))
         return {int(match[1]) for match in matches if match}
+
+    def _content(self, path: Path) -> bytes:
+        if path.is_dir():
+            raise CorruptFile("it is a folder")
+        return self._files.read(path)
 
     def _check_run(self, header: VersionHeader) -> None:
         invariant(header.run == self.run_id, f"a version of run {header.run} in the store of {self.run_id}")

@@ -18,6 +18,7 @@ from p2pdiloco.adapters.disk.files import Files
 from p2pdiloco.core.api.effects import VoteRecord
 from p2pdiloco.core.api.types import WHOLE_RUN
 from p2pdiloco.errors import invariant
+from p2pdiloco.notes import set_aside
 
 COMPACT_ABOVE_BYTES = 64 * 1024
 KEPT_GROUPS = 32
@@ -58,7 +59,9 @@ class VotesLog:
         self._compact_above = COMPACT_ABOVE_BYTES
         self._rewrite = True
         """True: the next vote replaces the file with the newest votes instead of appending to it."""
-        if path.exists():
+        if path.is_dir():
+            report(f"{path} is a folder: {set_aside(path)}; the votes that were there are forgotten")
+        elif path.exists():
             self._load(files.read(path))
 
     def newest(self) -> Votes:

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from p2pdiloco.config.settings import check_peer_address
 from p2pdiloco.errors import ConfigError
+from p2pdiloco.notes import read_note
 
 logger = logging.getLogger(__name__)
 MAX_PEERS = 16
-MAX_BYTES = 64 * 1024
 
 
 def peers_file(data_dir: Path) -> Path:
@@ -25,17 +25,20 @@ def peers_file(data_dir: Path) -> Path:
 
 def load_peers(data_dir: Path) -> list[str]:
     """Load the remembered addresses; lines that are none are left out."""
-    try:
-        text = peers_file(data_dir).read_bytes()[:MAX_BYTES].decode("ascii", "replace")
-    except OSError:
-        return []
+    return read_note(peers_file(data_dir), _decode, logger.warning) or []
+
+
+def _decode(content: bytes) -> list[str]:
+    """Raises: ValueError: of all that is there, nothing is an address."""
     found = []
-    for line in text.splitlines():
+    for line in content.decode("ascii", "replace").splitlines():
         try:
             check_peer_address(line)
         except ConfigError:
             continue
         found.append(line)
+    if content and not found:
+        raise ValueError("there is no address in it")
     return found[-4 * MAX_PEERS :]
 
 

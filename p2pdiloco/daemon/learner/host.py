@@ -32,6 +32,7 @@ from p2pdiloco.learner.channel_messages import (
     Stop,
 )
 from p2pdiloco.learner.lifeline import EXIT_RANK_KILLED, EXIT_TOO_LARGE, memory_kills
+from p2pdiloco.notes import clear_folder_at
 from p2pdiloco.tensors.exchange import Exchange
 from p2pdiloco.tensors.layout import FragmentLayout
 
@@ -311,6 +312,7 @@ def _environment() -> dict[str, str]:
 def _open_log(path: Path) -> int:
     """Append to the log, begun anew when it has grown."""
     try:
+        clear_folder_at(path)
         grown = path.exists() and path.stat().st_size > MAX_LOG_BYTES
         mode = os.O_TRUNC if grown else os.O_APPEND
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | mode, 0o600)

@@ -13,10 +13,11 @@ from pathlib import Path
 
 import msgspec
 
+from p2pdiloco.notes import read_note
+
 logger = logging.getLogger(__name__)
 MAX_AGE_S = 86_400.0
 """Age after which the file counts no more: the machine may be elsewhere by then."""
-MAX_BYTES = 4096
 
 
 class RememberedUplink(msgspec.Struct, forbid_unknown_fields=True):
@@ -27,6 +28,9 @@ class RememberedUplink(msgspec.Struct, forbid_unknown_fields=True):
     """Time of the measurement, in seconds since 1970."""
 
 
+_decoder = msgspec.json.Decoder(RememberedUplink)
+
+
 def _file(data_dir: Path) -> Path:
     return data_dir / "uplink.json"
 
@@ -34,10 +38,8 @@ def _file(data_dir: Path) -> Path:
 def load_uplink(data_dir: Path) -> float:
     """Load the remembered rate in bits per second; infinite: there is none, or it is too old, or from the
     future."""
-    try:
-        with _file(data_dir).open("rb") as file:
-            known = msgspec.json.decode(file.read(MAX_BYTES), type=RememberedUplink)
-    except (OSError, msgspec.MsgspecError):
+    known = read_note(_file(data_dir), _decoder.decode, logger.warning)
+    if known is None:
         return math.inf
     fresh = 0 <= time.time() - known.at_s <= MAX_AGE_S
     return known.bits_per_s if fresh and known.bits_per_s > 0 else math.inf

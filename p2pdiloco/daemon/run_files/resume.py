@@ -18,11 +18,13 @@ from p2pdiloco.core.contributions.unmerged import Unmerged
 from p2pdiloco.core.node import Core
 from p2pdiloco.errors import UserError
 from p2pdiloco.learner.channel_messages import RestoreMode
+from p2pdiloco.notes import read_note
 
 logger = logging.getLogger(__name__)
 FILE = "resume.json"
 Note = dict[int, Unmerged]
 """State of our contributions, by fragment."""
+_decoder = msgspec.json.Decoder(Note)
 
 
 def write_resume(folder: Path, left: Note) -> None:
@@ -80,10 +82,4 @@ class Resume:
             raise UserError(f"{self._path} cannot be removed: {error}", "see whose the folder is") from error
 
     def _read(self) -> Note:
-        try:
-            return msgspec.json.decode(self._path.read_bytes(), type=Note)
-        except FileNotFoundError:
-            return {}
-        except (OSError, msgspec.MsgspecError) as error:
-            logger.warning("%s cannot be used, inner steps that it is about are lost: %s", self._path, error)
-            return {}
+        return read_note(self._path, _decoder.decode, logger.warning) or {}

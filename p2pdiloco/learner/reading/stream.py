@@ -16,17 +16,18 @@ import sys
 import threading
 from collections import deque
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import numpy as np
 import torch
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from p2pdiloco.errors import UserError
-from p2pdiloco.learner.channel_messages import MAX_SHARDS, DataShare
+from p2pdiloco.learner.channel_messages import MAX_EPOCH, MAX_SHARDS, DataShare
 from p2pdiloco.learner.reading.permutation import permuted
 from p2pdiloco.learner.reading.shards import Allotment
+from p2pdiloco.notes import read_note
 from p2pdiloco.tasks.task import Place, Reader, Samples, Shards
 
 if TYPE_CHECKING:
@@ -41,13 +42,16 @@ class SavedPlace(Struct, frozen=True):
 
     data: str
     """Identity of the data that these are places of (`SampleStream.data`)."""
-    epoch: int
-    taken: bytes
-    reading: tuple[int, int]
+    epoch: Annotated[int, Meta(ge=0, le=MAX_EPOCH)]
+    taken: Annotated[bytes, Meta(max_length=MAX_SHARDS)]
+    reading: tuple[Annotated[int, Meta(ge=0, le=MAX_EPOCH)], Annotated[int, Meta(ge=0)]]
     """Epoch and number of the shard."""
     place: Place
-    used: int
+    used: Annotated[int, Meta(ge=0)]
     """Number of samples from there on that are used."""
+
+
+_decoder = msgspec.msgpack.Decoder(SavedPlace)
 
 
 class Ordered:
@@ -220,16 +224,19 @@ class SampleStream:
                 print(f"the place in the data cannot be kept: {error}", file=sys.stderr)
             self._unwritable = True
 
+    def _decoded(self, content: bytes) -> SavedPlace:
+        """Raises: ValueError, msgspec.MsgspecError: it is no place of any data, or of this data."""
+        saved = _decoder.decode(content)
+        if saved.data == self.data and saved.reading[1] >= self._shards.count:
+            raise ValueError(f"shard {saved.reading[1]} of {self._shards.count}")
+        return saved
+
     def _resume(self) -> None:
         """Go on from the file, if there is one of this data."""
-        if self._path is None or not self._path.exists():
+        if self._path is None:
             return
-        try:
-            saved = msgspec.msgpack.decode(self._path.read_bytes(), type=SavedPlace)
-        except (OSError, msgspec.MsgspecError) as error:
-            print(f"the place in the data is not readable, the order begins anew: {error}", file=sys.stderr)
-            return
-        if saved.data != self.data:
+        saved = read_note(self._path, self._decoded, lambda text: print(text, file=sys.stderr))
+        if saved is None or saved.data != self.data:
             return
         self._allotment.share((), saved.epoch, saved.taken)
         self._reading = saved.reading
