@@ -12,7 +12,6 @@ from p2pdiloco.daemon.links.probing import PAUSE_S, MeasuredLink, measure
 from p2pdiloco.daemon.run_files.listing import ListedRun, choose_run, pull_manifest, run_names
 from p2pdiloco.errors import RemoteError, TransportError, UserError
 from p2pdiloco.ports import Transport
-from p2pdiloco.printable import clean
 
 TIMEOUT_S = 45.0
 """Time of the whole measurement: more than its parts take on the slowest link that can be measured."""

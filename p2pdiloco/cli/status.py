@@ -19,7 +19,6 @@ from p2pdiloco.daemon.run_files.listing import ListedRun
 from p2pdiloco.daemon.run_files.searching import RunSearch
 from p2pdiloco.errors import RemoteError, TransportError, UserError
 from p2pdiloco.ports import Transport
-from p2pdiloco.printable import clean
 from p2pdiloco.release import WIRE_VERSION
 
 ASK_TIMEOUT_S = 3.0

@@ -24,7 +24,6 @@ from p2pdiloco.daemon.run_files.tokenizers import fetched_tokenizer
 from p2pdiloco.errors import ConfigError, RemoteError, TransportError, UserError
 from p2pdiloco.identity import Identity
 from p2pdiloco.ports import Transport
-from p2pdiloco.printable import clean
 from p2pdiloco.tensors.vault import Vault
 
 logger = logging.getLogger(__name__)

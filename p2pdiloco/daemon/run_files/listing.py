@@ -20,7 +20,6 @@ from p2pdiloco.daemon import wire
 from p2pdiloco.errors import RemoteError, TransportError, UserError
 from p2pdiloco.identity import verify as verify_signature
 from p2pdiloco.ports import Refusal, Transport
-from p2pdiloco.printable import clean
 
 logger = logging.getLogger(__name__)
 PULL_TIMEOUT_S = 10.0

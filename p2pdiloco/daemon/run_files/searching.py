@@ -24,7 +24,6 @@ from p2pdiloco.daemon.run_files.listing import (
 )
 from p2pdiloco.errors import RemoteError, TransportError
 from p2pdiloco.ports import Transport
-from p2pdiloco.printable import clean
 
 logger = logging.getLogger(__name__)
 HOST_TIMEOUT_S = 3.0
