@@ -120,6 +120,12 @@ def bootstrap(**values: Any) -> int | None:
     metavar="SIZE",
     help="Hold at most so many bytes of peers' payloads, such as 2GiB; default: as many as come.",
 )
+@NODE(
+    "--max-disk",
+    metavar="SIZE",
+    help="Join no run that takes more of the data folder than this, such as 20GiB.",
+)
+@NODE("--yes", is_flag=True, help="Join without a question, where somebody at a terminal would be asked.")
 @NODE("--genesis", is_flag=True, help="Start the run from version 0 if no peer holds any of it.")
 @NODE("--run-file", type=FILE, help="run.toml of a new run, which this node then owns (with --genesis).")
 @NODE("--name", help="What people see beside the peer id.")

@@ -181,13 +181,12 @@ def _memory_words(manifest: Manifest) -> str:
     """Say how much memory no node can do without, whatever it trains on."""
     from p2pdiloco.tensors.exchange import exchange_bytes
     from p2pdiloco.tensors.layout import plan_fragments
-    from p2pdiloco.tensors.vault import vault_bytes
+    from p2pdiloco.tensors.sizes import training_bytes, vault_bytes
 
     layouts = plan_fragments(task_of(manifest).specs(), manifest.sync.fragments)
     numel = sum(layout.numel for layout in layouts)
     daemon = vault_bytes(numel, manifest.codec.contribution) + exchange_bytes(layouts)
-    # Parameters, gradients and moments, of which Muon has one for most.
-    learner = (12 if manifest.inner.optimizer == "muon" else 16) * numel
+    learner = training_bytes(numel, manifest.inner.optimizer)
     return (
         f"memory of a node: at least {daemon / 2**20:.0f} MiB for its daemon, and {learner / 2**20:.0f} MiB "
         "of the learner's device, or devices together"

@@ -66,7 +66,12 @@ class NodeSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Bits per second that this node may use, such as "20Mbit"; empty: all that the link carries."""
     max_download: str = ""
     max_memory: str = ""
-    """Bytes of payloads that the daemon holds at most, such as "2GiB"; empty: as many as it needs."""
+    """Bytes of payloads that the daemon holds at most, such as "2GiB"; empty: as many as it needs. The model
+    itself is apart."""
+    max_disk: str = ""
+    """Bytes that a run may take of the data folder, or it is not joined; empty: whatever fits."""
+    yes: bool = False
+    """Joining without a question, where a person at a terminal would be asked."""
     genesis: bool = False
     """Permission to start the run from version 0 when no peer holds any of it."""
     run_file: Path | None = None
@@ -234,6 +239,7 @@ def check_node(settings: NodeSettings) -> NodeSettings:
             f'--max-memory must be at least 1MiB, it is "{settings.max_memory}"',
             "a million parameters need about five; what the run needs is checked when it is known",
         )
+    parse_size(settings.max_disk, "--max-disk")
     parse_every(settings.result_every, "--result-every")
     if not re.fullmatch(r"auto|cpu|mps|(cuda|rocm|xpu)(:\d{1,3})?", settings.device):
         raise ConfigError(

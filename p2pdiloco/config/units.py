@@ -65,6 +65,18 @@ def rate_text(bits_per_s: float) -> str:
     return f"{bits_per_s:.0f} "
 
 
+def size_text(number_bytes: float) -> str:
+    """Size as text: "1.25 GiB", "312 MiB"."""
+    for factor, unit in ((2.0**50, "PiB"), (2.0**40, "TiB"), (2.0**30, "GiB")):
+        if number_bytes >= factor:
+            return f"{number_bytes / factor:.3g} {unit}"
+    return (
+        f"{number_bytes / 2**20:.3g} MiB"
+        if number_bytes < 2**20 * 999.5
+        else f"{number_bytes / 2**20:.0f} MiB"
+    )
+
+
 def _parse(text: str, units: dict[str, float]) -> float | None:
     if not text:
         return 0.0

@@ -17,13 +17,12 @@ from p2pdiloco.daemon.payloads.durable import Durable
 from p2pdiloco.daemon.payloads.memory import Memory
 from p2pdiloco.daemon.payloads.tickets import Tickets
 from p2pdiloco.daemon.payloads.update_log import UpdateLog
+from p2pdiloco.daemon.run_files.footprint import UPDATES_IN_MEMORY
 from p2pdiloco.daemon.run_files.restore import restore
 from p2pdiloco.daemon.run_files.runs import Run, core_config, genesis_versions, save_run
 from p2pdiloco.errors import StorageError
 from p2pdiloco.tensors.exchange import Exchange
 from p2pdiloco.tensors.vault import Vault
-
-UPDATES_IN_MEMORY = 3
 
 
 class RunHoldings:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from functools import partial
+from pathlib import Path
 
 from p2pdiloco.adapters.disk.data_dir import DataDir
 from p2pdiloco.adapters.net.p2pd import P2PDOptions
 from p2pdiloco.config.manifest import DataSection
 from p2pdiloco.config.settings import NodeSettings
 from p2pdiloco.core.api.config import Timing
+from p2pdiloco.daemon.apart import apart
+from p2pdiloco.daemon.approval import Approval, ask_terminal, at_terminal
 from p2pdiloco.daemon.display.live import LiveView
 from p2pdiloco.daemon.display.logs import RecentLines, configure_logging, resolve_style
 from p2pdiloco.daemon.display.terminal import log_line
@@ -34,6 +38,7 @@ from p2pdiloco.daemon.run_files.runs import Run, sign_run
 from p2pdiloco.errors import UserError
 from p2pdiloco.identity import Identity
 from p2pdiloco.learner.device import check_device
+from p2pdiloco.tasks.manifests import load_manifest
 from p2pdiloco.tensors.vault import Vault
 
 logger = logging.getLogger("p2pdiloco")
@@ -58,7 +63,12 @@ async def _node(settings: NodeSettings, stop: asyncio.Event) -> None:
         configure_logging(plain(settings.log), recent=recent)
         if settings.learner_socket is None:  # a learner would say it, when all others have been found
             check_device(settings.device)
-        prepared = _own_run(settings)
+        approval = Approval(settings, logger.info, ask_terminal if at_terminal() else None)
+        prepared = None
+        if settings.run_file is not None:
+            prepared = await unless_stopped(_own_run(settings, settings.run_file, approval), stop)
+            if prepared is None:
+                return
         wish = settings.reachability
         force = None if wish == "auto" else wish
         options = P2PDOptions(relay=settings.relay, force_reachability=force)
@@ -73,11 +83,11 @@ async def _node(settings: NodeSettings, stop: asyncio.Event) -> None:
         try:
             hosts = [address.rpartition("/p2p/")[2] for address in settings.join]
             print_addresses(transport.addresses(), "node")
+            approve, where = approval.approve, settings.data_dir
             found = prepared or await unless_stopped(
-                find_run(transport, identity, settings.run, settings.data_dir, logger.info, hosts), stop
+                find_run(transport, identity, settings.run, where, logger.info, hosts, approve), stop
             )
             if found is not None:
-                remember_joined(settings.data_dir, found[0].id)
                 print_join(transport.addresses()[0], [found[0].id])
                 await _membership(settings, peer, recent, found, stop)
         finally:
@@ -144,13 +154,14 @@ async def _show(member: Member, settings: NodeSettings, recent: RecentLines) -> 
         configure_logging("text", recent=recent)
 
 
-def _own_run(settings: NodeSettings) -> tuple[Run, Vault] | None:
+async def _own_run(settings: NodeSettings, run_file: Path, approval: Approval) -> tuple[Run, Vault]:
     """Sign the run that this node owns and starts, from --run-file."""
-    if settings.run_file is None:
-        return None
     owner = Identity.load_or_create(settings.data_dir / "owner.key")
-    prepared = sign_run(settings.run_file, owner)
-    _check_data(settings, prepared[0].manifest.data)
+    manifest = load_manifest(run_file)
+    _check_data(settings, manifest.data)
+    approval.check(manifest)
+    prepared = await apart(partial(sign_run, run_file, owner, manifest))
+    remember_joined(settings.data_dir, prepared[0].id)
     return prepared
 
 

@@ -21,6 +21,7 @@ from p2pdiloco.adapters.net.flow import Limits
 from p2pdiloco.adapters.net.hivemind_net import HivemindTransport
 from p2pdiloco.adapters.net.p2pd import P2PDOptions
 from p2pdiloco.config.settings import BootstrapSettings, LogStyle, NodeSettings, rates
+from p2pdiloco.daemon.apart import is_working
 from p2pdiloco.daemon.display.logs import Style, configure_logging, resolve_style
 from p2pdiloco.daemon.finding.peers_file import load_peers
 from p2pdiloco.errors import InvariantViolation, UserError
@@ -71,6 +72,9 @@ def run_program(body: Callable[[asyncio.Event], Coroutine[Any, Any, None]], log:
     # All is saved and said. Without this, Python looks once more at all that torch made: most of a second
     # of a processor, several where it is busy, in which nobody would end a node that hangs.
     gc.freeze()
+    if is_working():
+        sys.stdout.flush()
+        os._exit(0)
     return 0
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from p2pdiloco.config.models import BYTE_VALUES, BYTES, CausalLMSection, ModelSection
 from p2pdiloco.tasks.task import Data, Task
-from p2pdiloco.tensors.spec import TensorSpec
+from p2pdiloco.tensors.spec import MAX_TENSORS, TensorSpec
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -64,12 +64,22 @@ class CausalLM(Task):
                 f"it is {model.experts_per_token}",
             ),
             (
+                self._tensors() <= MAX_TENSORS,  # before anything is made for each of them
+                f"a model must have at most {MAX_TENSORS} tensors, this one has {self._tensors()}",
+            ),
+            (
                 tokens % model.context_tokens == 0,
                 f"inner.tokens_per_step must be a multiple of model.context_tokens ({model.context_tokens}), "
                 f"it is {tokens}",
             ),
         )
         return next((sentence for holds, sentence in rules if not holds), None) or self._too_much_shuffled()
+
+    def _tensors(self) -> int:
+        """Count what `specs` lists."""
+        section = self.section
+        feed_forward = 1 + 3 * section.experts if section.experts else 3
+        return section.layers * (6 + feed_forward) + 2 + (not section.tied_head)
 
     def _too_much_shuffled(self) -> str | None:
         """Say that the manifest wants more shuffled tokens than a volunteer's memory should hold; None: it

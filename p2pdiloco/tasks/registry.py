@@ -18,6 +18,7 @@ from p2pdiloco.tasks.hub_causal_lm import HubCausalLM
 from p2pdiloco.tasks.image_classification import ImageClassification
 from p2pdiloco.tasks.own_loop import OwnLoop
 from p2pdiloco.tasks.task import Task
+from p2pdiloco.tensors.spec import MAX_NUMEL, MAX_TENSORS
 
 GROUP = "p2pdiloco.tasks"
 BUILT_IN: dict[str, type[Task]] = {
@@ -83,15 +84,21 @@ def task_of(manifest: Manifest, tokenizer_file: bytes | None = None) -> Task:
     # Else the same run would be another one where the task's defaults are others.
     if _encoder.encode(table(task.section)) != _encoder.encode(manifest.model):
         raise ConfigError(f'[model] of run "{run.name}" does not state every key of the task {run.task}')
-    broken = task.broken_rule() or _too_many_fragments(task)
+    broken = task.broken_rule() or _out_of_bounds(task)
     if broken:
         raise ConfigError(broken)
     return task
 
 
-def _too_many_fragments(task: Task) -> str | None:
-    fragments = task.manifest.sync.fragments
-    rows = sum(spec.rows for spec in task.specs() if spec.numel)
+def _out_of_bounds(task: Task) -> str | None:
+    fragments, specs = task.manifest.sync.fragments, task.specs()
+    if len(specs) > MAX_TENSORS:
+        return f"a model must have at most {MAX_TENSORS} tensors, this one has {len(specs)}"
+    if (numel := sum(spec.numel for spec in specs)) > MAX_NUMEL:
+        return (
+            f"a model must have at most 2^{MAX_NUMEL.bit_length() - 1} parameters, this one has {numel:.3g}"
+        )
+    rows = sum(spec.rows for spec in specs if spec.numel)
     if fragments <= rows:
         return None
     return f"sync.fragments must be at most {rows} for a model of this shape, it is {fragments}"

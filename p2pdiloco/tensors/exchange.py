@@ -27,8 +27,8 @@ import torch
 
 from p2pdiloco.errors import UserError, invariant
 from p2pdiloco.tensors.layout import FragmentLayout
+from p2pdiloco.tensors.sizes import AREAS
 
-AREAS = 3
 ALIGN_ELEMENTS = 16
 """Alignment of every area: a cache line (64 bytes)."""
 

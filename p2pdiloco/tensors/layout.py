@@ -23,6 +23,9 @@ BALANCED = 1.1
 """Largest fragment of a good plan, as a multiple of the mean one."""
 _LIMIT_RATIO = 1.5
 _MAX_LIMITS = 24
+MAX_CUTS = 1 << 17
+"""Cuts of a plan: only shapes that never come out even would ask for more, some for a minute and a gigabyte.
+"""
 
 
 class Piece(Struct, frozen=True):
@@ -70,7 +73,7 @@ def plan_fragments(specs: Sequence[TensorSpec], fragments: int) -> tuple[Fragmen
     Deterministic.
 
     Raises:
-        ConfigError: more fragments than there are rows to share out.
+        ConfigError: more fragments than there are rows to share out, or rows too uneven for a bounded plan.
     """
     invariant(fragments >= 1, "a plan needs at least one fragment")
     invariant(len({spec.name for spec in specs}) == len(specs), "two tensors share one name")
@@ -86,6 +89,8 @@ def plan_fragments(specs: Sequence[TensorSpec], fragments: int) -> tuple[Fragmen
     best_largest = math.inf
     limit = mean
     for _ in range(_MAX_LIMITS):
+        if best and _parts(specs, limit) > MAX_CUTS:
+            break
         bins = _fill(_cut(specs, limit), fragments)
         largest = math.inf if not all(bins) else max(map(_bin_numel, bins))
         if largest < best_largest:
@@ -94,6 +99,8 @@ def plan_fragments(specs: Sequence[TensorSpec], fragments: int) -> tuple[Fragmen
             break
         limit /= _LIMIT_RATIO
     if not best:  # a few huge rows beside many tiny ones: only the finest cut fills every bin
+        if rows > MAX_CUTS:
+            raise ConfigError("this model's tensors are too uneven to be cut into fragments")
         best = _fill(_cut(specs, 0.0), fragments)
     return tuple(_layout(index, cuts, specs) for index, cuts in enumerate(best))
 
@@ -104,11 +111,20 @@ def _cut(specs: Sequence[TensorSpec], limit: float) -> list[_Cut]:
     for position, spec in enumerate(specs):
         if spec.numel == 0:
             continue
-        parts = spec.rows if limit < 1 else min(spec.rows, math.ceil(spec.numel / limit))
+        parts = _parts((spec,), limit)
         row_numel = spec.numel // spec.rows
         edges = [spec.rows * part // parts * row_numel for part in range(parts + 1)]
         cuts += [_Cut(low - high, position, low) for low, high in itertools.pairwise(edges)]
     return sorted(cuts)
+
+
+def _parts(specs: Sequence[TensorSpec], limit: float) -> int:
+    """Count the cuts at that limit."""
+    return sum(
+        spec.rows if limit < 1 else min(spec.rows, math.ceil(spec.numel / limit))
+        for spec in specs
+        if spec.numel
+    )
 
 
 def _fill(cuts: Sequence[_Cut], fragments: int) -> list[list[_Cut]]:

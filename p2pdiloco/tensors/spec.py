@@ -6,6 +6,11 @@ import math
 
 from msgspec import Struct
 
+MAX_TENSORS = 1 << 15
+"""Tensors of one model: more, and only looking at a manifest would take seconds."""
+MAX_NUMEL = 1 << 46
+"""Elements of one model: beyond it are mistakes, and numbers that overflow."""
+
 
 class TensorSpec(Struct, frozen=True):
     """A named parameter. `embedding` tensors are merged by plain weighted mean (Decoupled DiLoCo, arXiv

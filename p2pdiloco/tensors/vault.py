@@ -46,11 +46,6 @@ class MergeResult(Struct, frozen=True):
     state_digest: bytes
 
 
-def vault_bytes(numel: int, contribution_codec: str) -> int:
-    """Host memory of a vault of so many parameters, at least."""
-    return (24 if codec(contribution_codec).feedback else 16) * numel
-
-
 class Vault:
     """Global parameters of all fragments. Host memory: 16 bytes per parameter, and 8 where contributions have
     error feedback; 8 more of what we merge ourselves where updates are sparse."""

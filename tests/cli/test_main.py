@@ -105,7 +105,7 @@ def test_defaults_are_the_structs_own(called: list[Any], monkeypatch: pytest.Mon
 def test_every_flag_arrives(called: list[Any], tmp_path: Path) -> None:
     line = (
         f"node --join {ONE} --run r --data-dir /d --device cpu --threads 3 --listen /ip4/127.0.0.1/tcp/5 "
-        "--nproc 2 --shard always --precision fp32 --compile always "
+        "--max-disk 1GiB --yes --nproc 2 --shard always --precision fp32 --compile always "
         "--announce /ip4/203.0.113.9/tcp/5 --max-upload 20Mbit --max-download 1Gbit --max-memory 2GiB "
         "--genesis --run-file run.toml --name n --data /t --log text --checkpoint-every-s 5 --eval-every-s 6 "
         "--micro-batch-tokens 7 --learner-nice 8 --daemon-nice 9 --min-step-s 0.5 "

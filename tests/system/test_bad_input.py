@@ -5,10 +5,14 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 from system_kit import LOOPBACK, Swarm
 
+from p2pdiloco.adapters.disk.run_store import run_folder
+from p2pdiloco.config.presets import for_run
+from p2pdiloco.config.signing import run_id, save_signed, sign_manifest
 from p2pdiloco.identity import Identity
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
@@ -93,3 +97,28 @@ def test_a_full_disk_costs_checkpoints_and_nothing_else(tmp_path: Path) -> None:
             process.rlimit(psutil.RLIMIT_FSIZE, limit)
         one.terminate()
         assert list((one.data_dir / "runs").glob("*/learner.safetensors"))  # there was room again at the end
+
+
+def test_a_run_beyond_this_machine_is_refused_before_anything_is_made_of_it(tmp_path: Path) -> None:
+    """A bootstrap serves what its owner signed, whatever that is: 2 kB that describe terabytes."""
+    base = for_run("micro", "large")
+    model = base.model | {"layers": 256, "width": 4096, "hidden_width": 1 << 17}
+    owner = Identity.generate()
+    signed = sign_manifest(msgspec.structs.replace(base, model=model), bytes(32), owner, owner.peer_id)
+    with Swarm(tmp_path) as swarm:
+        folder = run_folder(tmp_path / "bootstrap", run_id(signed))
+        folder.mkdir(parents=True)
+        save_signed(folder / "manifest.signed", signed)
+        bootstrap = swarm.bootstrap("--log", "text")
+        words = ("node", "--listen", LOOPBACK, "--log", "text", "--data-dir", str(tmp_path / "n"), "--join")
+        done = swarm.command(*words, bootstrap.address() or "")
+        said = complaint(done)
+        assert "run large takes more than this machine has: at least" in said and "are free" in said
+        for line in (
+            f"run large ({run_id(signed)[:12]}) of owner {owner.peer_id}",
+            "memory: at least",
+            "disk: about",
+        ):
+            assert line in done.stderr
+        assert f"--join {bootstrap.address()} --run {run_id(signed)}\n" in bootstrap._out.read_text()
+        assert not (tmp_path / "n" / "runs").exists()

@@ -1,11 +1,14 @@
 """Fragment plans: complete, balanced, deterministic; gather and scatter are inverse."""
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2pdiloco.errors import ConfigError, InvariantViolation
+from p2pdiloco.tensors import layout as plans
 from p2pdiloco.tensors.layout import BALANCED, TensorSpec, gather, plan_fragments, scatter
 
 
@@ -96,3 +99,23 @@ def test_gather_refuses_a_buffer_of_another_size():
 def test_more_fragments_than_rows_is_a_mistake_of_the_manifest():
     with pytest.raises(ConfigError, match="fragments is 5"):
         plan_fragments([TensorSpec("a", (4, 100))], 5)
+
+
+@pytest.mark.parametrize(
+    "shapes", [{"a": (1, 20_000_000), "b": (20_000_000,)}, {"a": (1, 3_000_000), "b": (1 << 20, 1)}]
+)
+def test_shapes_that_never_come_out_even_have_a_bounded_plan(
+    shapes: dict[str, tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, most = plans._fill, list[int]()
+
+    def fill(cuts: Any, fragments: int) -> Any:
+        assert len(cuts) <= plans.MAX_CUTS
+        most.append(len(cuts))
+        return real(cuts, fragments)
+
+    monkeypatch.setattr(plans, "_fill", fill)
+    specs = [TensorSpec(name, shape) for name, shape in shapes.items()]
+    plan = plan_fragments(specs, 1024)
+    assert sum(part.numel for part in plan) == sum(spec.numel for spec in specs)
+    assert all(part.numel for part in plan) and len(most) < 24

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.signing import SignedManifest, run_id, verify
+from p2pdiloco.daemon.apart import apart
 from p2pdiloco.daemon.run_files.initial import given_parameters
 from p2pdiloco.daemon.run_files.joined import joined_runs
 from p2pdiloco.daemon.run_files.listing import (
     ListedRun,
+    PublishedRun,
     choose_run,
     is_beginning,
     run_names,
@@ -33,6 +36,8 @@ LIST_PATIENCE_S = 15.0
 OWN_PATIENCE_S = 3.0
 """Time for which a node that was a member before waits for somebody to list a run before it takes its own."""
 SAY_AFTER_S = 3.0
+Approve = Callable[[PublishedRun, bool], Awaitable[None]]
+"""Look at a run before anything is made of it; True: this data folder has not been in it."""
 
 
 async def find_run(
@@ -42,18 +47,19 @@ async def find_run(
     data_dir: Path,
     say: Callable[[str], None],
     hosts: Sequence[str] = (),
+    approve: Approve | None = None,
 ) -> tuple[Run, Vault]:
     """Wait for the wanted run to be listed, and verify its manifest, from our folder or from whoever lists
     it.
 
     Where nobody lists any run, the one that we were a member of before will do. `hosts`: the peers that we
-    were told to join through (`listing.choose_run`).
+    were told to join through (`listing.choose_run`). `approve` looks at a run before anything is made of it.
 
     Raises:
         UserError: other runs are listed, but not this one; or several fit; or the run of the wanted id is not
-            valid; or as `open_run`.
+            valid; or as `approve` and `open_run`.
     """
-    return await _Finding(transport, identity, wanted, data_dir, say, hosts).run()
+    return await _Finding(transport, identity, wanted, data_dir, say, hosts, approve).run()
 
 
 class _Finding:
@@ -65,7 +71,9 @@ class _Finding:
         data_dir: Path,
         say: Callable[[str], None],
         hosts: Sequence[str],
+        approve: Approve | None,
     ) -> None:
+        self._approve = approve
         self._transport, self._identity, self._data_dir = transport, identity, data_dir
         self._wanted, self._say = wanted, say
         self._ours = saved_runs(data_dir)
@@ -135,10 +143,13 @@ class _Finding:
         self, chosen: ListedRun, signed: SignedManifest, manifest: Manifest
     ) -> tuple[Run, Vault]:
         run, peers = run_id(signed), self._search.givers(chosen)
+        if self._approve is not None:
+            listed = PublishedRun(id=run, signed=signed, manifest=manifest)
+            await self._approve(listed, run not in self._ours and run not in self._before)
         with room_for(manifest):
             given = await given_parameters(self._transport, self._data_dir, run, manifest, peers)
         await fetched_tokenizer(self._transport, self._data_dir, run, manifest, peers)
-        return open_run(signed, self._identity, chosen.run, given)
+        return await apart(partial(open_run, signed, self._identity, chosen.run, given))
 
     def _refuse(self, chosen: ListedRun, error: RemoteError) -> None:
         words = f"the manifest of {chosen.name} is refused: {error}"

@@ -23,6 +23,7 @@ from p2pdiloco.config.signing import (
 )
 from p2pdiloco.core.api.config import CoreConfig, Timing
 from p2pdiloco.core.api.types import WHOLE_RUN, SignedVersion, VersionHeader
+from p2pdiloco.daemon.machine import free_memory_bytes
 from p2pdiloco.daemon.run_files.initial import given_beside, keep_given
 from p2pdiloco.daemon.run_files.listing import PublishedRun
 from p2pdiloco.daemon.run_files.tokenizers import (
@@ -38,7 +39,8 @@ from p2pdiloco.tasks.manifests import load_manifest
 from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tensors.codec import codec
 from p2pdiloco.tensors.layout import FragmentLayout, plan_fragments
-from p2pdiloco.tensors.vault import Vault, vault_bytes
+from p2pdiloco.tensors.sizes import vault_bytes
+from p2pdiloco.tensors.vault import Vault
 
 
 class Run(PublishedRun, frozen=True, kw_only=True):
@@ -58,21 +60,29 @@ def room_for(manifest: Manifest) -> Iterator[None]:
     """Context in which a run's model is put into this machine's memory.
 
     Raises:
-        UserError: it does not fit.
+        UserError: it does not fit, or its task is not installed.
+        ConfigError: as `tasks.registry.task_of`.
     """
+    numel = sum(spec.numel for spec in task_of(manifest).specs())
+    needed = vault_bytes(numel, manifest.codec.contribution)
+    # Asked first: Linux gives memory that it does not have, and ends somebody when that is used.
+    if needed > free_memory_bytes():
+        raise _no_room(manifest, numel, needed)
     try:
         yield
     except (RuntimeError, MemoryError) as error:  # torch has no class for it
         if not out_of_memory(error):
             raise
-        numel = sum(spec.numel for spec in task_of(manifest).specs())
-        needed = vault_bytes(numel, manifest.codec.contribution) / 2**30
-        raise UserError(
-            f"the model of run {manifest.run.name} has {numel / 1e6:.3g} M parameters and needs at least "
-            f"{needed:.3g} GiB of memory, which this machine does not give",
-            "close other programs, raise the container's or the shell's limit, or take a machine with more "
-            "memory: `p2pdiloco run check` says how much a node needs",
-        ) from error
+        raise _no_room(manifest, numel, needed) from error
+
+
+def _no_room(manifest: Manifest, numel: int, needed: int) -> UserError:
+    return UserError(
+        f"the model of run {manifest.run.name} has {numel / 1e6:.3g} M parameters and needs at least "
+        f"{needed / 2**30:.3g} GiB of memory, which this machine does not give",
+        "close other programs, raise the container's or the shell's limit, or take a machine with more "
+        "memory: `p2pdiloco run check` says how much a node needs",
+    )
 
 
 def fresh_vault(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 from pathlib import Path
@@ -16,6 +17,7 @@ from p2pdiloco.config.manifest import DataSection
 from p2pdiloco.config.presets import for_run
 from p2pdiloco.config.settings import NodeSettings
 from p2pdiloco.daemon import node, wire
+from p2pdiloco.daemon.approval import Approval
 from p2pdiloco.daemon.finding.sharing import Sharing
 from p2pdiloco.daemon.frontdoor import FrontDoor
 from p2pdiloco.daemon.run_files import find, runs
@@ -103,6 +105,11 @@ def test_a_tokenizer_with_more_tokens_than_the_given_model_is_refused_before_any
     assert sorted(folder.iterdir()) == before
 
 
+def own_run(settings: NodeSettings) -> object:
+    assert settings.run_file is not None
+    return asyncio.run(node._own_run(settings, settings.run_file, Approval(settings, print, None)))
+
+
 def test_a_node_that_must_say_where_its_data_lie_is_told_before_anything_is_started(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,11 +122,11 @@ def test_a_node_that_must_say_where_its_data_lie_is_told_before_anything_is_star
     assert "every node says where its own lies: --data PATH" in capsys.readouterr().out
     settings = NodeSettings(data_dir=tmp_path, genesis=True, run_file=file)
     with pytest.raises(UserError, match="each node's own data, and none are given"):
-        node._own_run(settings)
+        own_run(settings)
     with pytest.raises(UserError, match=r"the data path .*nowhere does not exist"):
-        node._own_run(msgspec.structs.replace(settings, data=tmp_path / "nowhere"))
+        own_run(msgspec.structs.replace(settings, data=tmp_path / "nowhere"))
     for fine in ({"data": tmp_path}, {"learner_socket": tmp_path / "socket"}):
-        assert node._own_run(msgspec.structs.replace(settings, **fine)) is not None
+        assert own_run(msgspec.structs.replace(settings, **fine)) is not None
     hub = DataSection(source="hub")
     assert hub.is_each_nodes_own and not msgspec.structs.replace(hub, dataset="a/b").is_each_nodes_own
 

@@ -1,0 +1,67 @@
+"""Footprint of a run on a node: memory, disk and downloads, worked out from the shapes in its manifest.
+
+By arithmetic and without torch, for every built-in task: a manifest is a stranger's, and is looked at before
+anything is made of it. All figures are least ones: a pass's activations, p2pd and Python itself come on top.
+"""
+
+from __future__ import annotations
+
+import math
+
+from msgspec import Struct
+
+from p2pdiloco.config.manifest import Manifest
+from p2pdiloco.tasks.registry import task_of
+from p2pdiloco.tensors.sizes import ENCODINGS, shared_bytes, training_bytes, vault_bytes
+
+UPDATES_IN_MEMORY = 3
+CHECKPOINTS = 2
+STATE_BYTES = 8
+"""Bytes of a fragment's state for every parameter: Theta and outer momentum."""
+
+
+class Footprint(Struct, frozen=True):
+    """Figures of one run on one node."""
+
+    parameters: int
+    tensors: int
+    daemon_bytes: int
+    """Memory of the daemon: global parameters, and what it shares with its learner."""
+    payload_bytes: int
+    """Memory that no node of the run can do without for contributions and updates (`--max-memory`)."""
+    learner_bytes: int
+    """Memory of the learner's device, or devices together: parameters, gradients, moments."""
+    disk_bytes: int
+    """Disk: checkpoints of daemon and learner, the log of updates, and a given version 0."""
+    download_bytes: int
+    """Bytes that peers are asked for before the first inner step, beside a tokenizer."""
+
+
+def footprint_of(manifest: Manifest) -> Footprint:
+    """Work out the footprint of a run.
+
+    Raises:
+        UserError: its task is not installed.
+        ConfigError: `[model]` is wrong, or has more or larger tensors than any model (`tasks.registry`).
+    """
+    specs = task_of(manifest).specs()
+    numel, fragments = sum(spec.numel for spec in specs), manifest.sync.fragments
+    sent, kept = (
+        ENCODINGS[name].bytes_per_parameter for name in (manifest.codec.contribution, manifest.codec.update)
+    )
+    fetched = 4 * numel / fragments
+    payloads = sent * numel * (1 + 2 / fragments) + (UPDATES_IN_MEMORY + 1) * kept * numel + fetched
+    training = training_bytes(numel, manifest.inner.optimizer)
+    given = 4 * numel if manifest.run.initial else 0
+    return Footprint(
+        parameters=numel,
+        tensors=len(specs),
+        daemon_bytes=vault_bytes(numel, manifest.codec.contribution) + shared_bytes(numel),
+        payload_bytes=math.floor(payloads),
+        learner_bytes=training,
+        # The learner's state is written anew beside the old one.
+        disk_bytes=math.ceil(
+            (CHECKPOINTS * STATE_BYTES + kept * manifest.group.log_versions) * numel + 2 * training + given
+        ),
+        download_bytes=STATE_BYTES * numel + given,
+    )

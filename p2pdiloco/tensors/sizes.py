@@ -1,0 +1,47 @@
+"""Sizes of what a model takes in memory, by arithmetic and without torch: known before anything is made."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+from msgspec import Struct
+
+AREAS = 3
+"""Flat fp32 areas of every fragment that daemon and learner share (`tensors.exchange`)."""
+
+
+class Encoding(Struct, frozen=True):
+    """Figures of a codec (`tensors.codec`)."""
+
+    bytes_per_parameter: float
+    """Bytes of a payload for every parameter, whole blocks."""
+    feedback: bool
+    """True: what an encoding leaves out is kept and added to the next one."""
+
+
+ENCODINGS = MappingProxyType(
+    {
+        "fp32": Encoding(4, feedback=False),
+        "bf16": Encoding(2, feedback=False),
+        "int8": Encoding(1 + 4 / 1024, feedback=False),
+        "int4": Encoding(34 / 64, feedback=True),
+        "e3m0": Encoding(34 / 64, feedback=True),
+        "topk": Encoding(108 / 4096, feedback=True),
+    }
+)
+"""Figures by codec."""
+
+
+def vault_bytes(numel: int, contribution_codec: str) -> int:
+    """Host memory of a vault of so many parameters, at least."""
+    return (24 if ENCODINGS[contribution_codec].feedback else 16) * numel
+
+
+def shared_bytes(numel: int) -> int:
+    """Memory that daemon and learner share for so many parameters, at least."""
+    return 4 * AREAS * numel
+
+
+def training_bytes(numel: int, optimizer: str) -> int:
+    """Memory of parameters, gradients and moments of so many parameters; Muon has one moment for most."""
+    return (12 if optimizer == "muon" else 16) * numel
