@@ -299,6 +299,20 @@ class Neighbourhood:
         self._transports.append(rogue.transport)
         return rogue
 
+    async def syncer(self, *members: QuickMember, fragment: int = 0) -> QuickMember:
+        """Who stays in that office, for all of these: a majority of them elected it. That is not always the
+        first one, whose vote alone is no majority once there are others."""
+
+        def found() -> QuickMember | None:
+            for member in members:
+                me, proof = member.core.shared.me, member.core.fragments[fragment].office.certificate
+                elected = proof is not None and proof.syncer == me and 2 * len(proof.votes) > len(members)
+                if elected and all(m.core.fragments[fragment].office.syncer == me for m in members):
+                    return member
+            return None
+
+        return await until(found, "a syncer of them all")
+
     async def round(self, *members: QuickMember, fragment: int = 0) -> None:
         """Everybody contributes once and all of it is merged, in everybody's chain: what must go on working
         whatever was tried."""

@@ -45,8 +45,7 @@ async def test_what_nobody_answered_before_it_left_is_taken_up_again(tmp_path: P
         two = await around.member("two")
         await around.round(one, two)
         # Who is syncer merges its own work also when it is cut off: the other one goes.
-        stays = await until(lambda: [m for m in (one, two) if m.core.fragments[0].office.holding], "a syncer")
-        goes = two if stays == [one] else one
+        goes = two if await around.syncer(one, two) is one else one
         await until(lambda: not goes.learner.slot_in_use, "a free slot")
         link = (one.core.shared.me, two.core.shared.me)
         around.hub.cut(*link)

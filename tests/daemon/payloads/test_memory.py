@@ -97,8 +97,9 @@ async def test_no_round_loses_a_contributor_for_want_of_memory(tmp_path: Path) -
 
 async def test_what_cannot_be_fetched_for_want_of_memory_is_fetched_later(tmp_path: Path) -> None:
     async with Neighbourhood(tmp_path) as town:
-        first = await town.member("a", genesis=True)
-        second = await town.member("b")
+        pair = [await town.member("a", genesis=True), await town.member("b")]
+        first = await town.syncer(*pair)
+        second = next(member for member in pair if member is not first)
         second.holdings.memory.most_bytes = 1
         first.learner.contribute(0)
         await until(lambda: first.number() >= 1, "a version")
