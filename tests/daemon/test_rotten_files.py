@@ -15,10 +15,12 @@ import pytest
 import torch
 from daemon_kit import Neighbourhood
 
+from p2pdiloco.adapters.disk.files import Files
 from p2pdiloco.adapters.disk.run_store import run_folder
 from p2pdiloco.daemon.finding.peers_file import load_peers, peers_file
 from p2pdiloco.daemon.learner.host import _open_log
 from p2pdiloco.daemon.links.uplink_file import load_uplink
+from p2pdiloco.errors import StorageError
 from p2pdiloco.identity import Identity
 from p2pdiloco.learner import checkpoint
 from p2pdiloco.learner.reading.stream import SampleStream
@@ -178,3 +180,10 @@ def test_what_is_set_aside_is_bounded_and_never_in_the_way(tmp_path: Path) -> No
         assert read_note(path, refuse, told.append) is None
     assert len(told) == 8 and len(list(tmp_path.iterdir())) <= 1 + len(ASIDE)
     assert all(str(path) in line and "\n" not in line for line in told)
+
+
+def test_a_folder_where_a_person_wants_a_file_is_not_ours_to_rename(tmp_path: Path) -> None:
+    folder(tmp_path / "out.safetensors")
+    with pytest.raises(StorageError):
+        Files().save(tmp_path / "out.safetensors", [b"new"], durable=True)
+    assert (tmp_path / "out.safetensors" / "within").exists()

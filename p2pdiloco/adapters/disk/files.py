@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import BinaryIO
 
 from p2pdiloco.errors import StorageError
-from p2pdiloco.notes import clear_folder_at
 from p2pdiloco.ports import Buffer
 
 TEMP_SUFFIX = ".tmp"
@@ -87,7 +86,6 @@ class Files:
                     self.write(file, chunk)
                 if durable:
                     self.sync(file)
-            clear_folder_at(path)
             self.replace(temporary, path)
             if durable:
                 self.sync_folder(path.parent)

@@ -29,6 +29,7 @@ from p2pdiloco.adapters.disk.votes_log import VotesLog
 from p2pdiloco.core.api.effects import VoteRecord
 from p2pdiloco.core.api.types import SignedVersion, VersionHeader, Watermark
 from p2pdiloco.errors import invariant
+from p2pdiloco.notes import clear_folder_at
 from p2pdiloco.ports import Buffer
 
 __all__ = ["RunStore", "SavedFragment", "run_folder"]
@@ -99,7 +100,9 @@ class RunStore:
         self._check_run(header)
         folder = self._updates(header.fragment)
         self._files.make_folder(folder)
-        self._files.save(folder / f"{header.number}.update", encode_update(version, payload), durable=durable)
+        path = folder / f"{header.number}.update"
+        clear_folder_at(path)
+        self._files.save(path, encode_update(version, payload), durable=durable)
 
     def load_updates(
         self, fragment: int, above_number: int, parent: bytes | None = None
@@ -169,7 +172,9 @@ class RunStore:
         folder = self._fragment(header.fragment)
         self._files.make_folder(folder)
         content = encode_checkpoint(version, watermarks, theta, momentum)
-        self._files.save(folder / f"checkpoint-{header.number}.safetensors", content, durable=True)
+        path = folder / f"checkpoint-{header.number}.safetensors"
+        clear_folder_at(path)
+        self._files.save(path, content, durable=True)
         older = sorted(number for number in self._numbers(folder, _CHECKPOINT) if number < header.number)
         keep = {header.number, *older[len(older) - (KEPT_CHECKPOINTS - 1) :]}
         for number in self._numbers(folder, _CHECKPOINT) - keep:

@@ -19,6 +19,7 @@ from p2pdiloco.core.api.reasons import PullRefusal
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.run_files.giving import PAUSE_S, check_given, first_that_gives, mapped
 from p2pdiloco.errors import ConfigError, RemoteError, UserError
+from p2pdiloco.notes import clear_folder_at
 from p2pdiloco.ports import Transport
 from p2pdiloco.tasks.data.tokens import MAX_TOKENIZER_BYTES, digest_of, read_tokenizer
 from p2pdiloco.tasks.registry import task_of
@@ -67,6 +68,7 @@ def keep_tokenizer(data_dir: Path, run: str, content: bytes) -> None:
     """Keep the file for the learner, for the next start and for others. Raises: StorageError."""
     file = kept_tokenizer(data_dir, run)
     Files().make_folder(file.parent)
+    clear_folder_at(file)
     Files().save(file, [content], durable=True)
 
 
