@@ -6,6 +6,7 @@ manifest only names a task; its code is what this machine's owner installed.
 
 from __future__ import annotations
 
+import math
 from importlib.metadata import EntryPoint, entry_points
 
 import msgspec
@@ -94,7 +95,9 @@ def _out_of_bounds(task: Task) -> str | None:
     fragments, specs = task.manifest.sync.fragments, task.specs()
     if len(specs) > MAX_TENSORS:
         return f"a model must have at most {MAX_TENSORS} tensors, this one has {len(specs)}"
-    if (numel := sum(spec.numel for spec in specs)) > MAX_NUMEL:
+    # A size of 0 counts as 1: strides beside it are computed, and overflow, all the same.
+    numel = sum(math.prod(max(1, size) for size in spec.shape) for spec in specs)
+    if numel > MAX_NUMEL:
         return (
             f"a model must have at most 2^{MAX_NUMEL.bit_length() - 1} parameters, this one has {numel:.3g}"
         )

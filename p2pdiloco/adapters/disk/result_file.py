@@ -86,7 +86,7 @@ def checksum_of(path: Path) -> str:
             return checksum(_Tensors(file))
     except OSError as error:
         raise StorageError(f"{path} cannot be read: {error.strerror}") from error
-    except (safetensors.SafetensorError, TypeError) as error:
+    except (safetensors.SafetensorError, TypeError, ValueError) as error:  # numpy's of absurd shapes
         raise StorageError(f"{path} cannot be read as safetensors: {error}") from error
 
 
@@ -170,7 +170,7 @@ def load_metadata(path: Path) -> dict[str, str]:
             return msgspec.json.decode(file.read(min(size, MAX_HEADER_BYTES)), type=_ResultHeader).metadata
     except OSError as error:
         raise StorageError(f"{path} cannot be read: {error.strerror}") from error
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise StorageError(f"{path} cannot be read as safetensors: {error}") from error
 
 
@@ -189,7 +189,7 @@ def load_tensors(path: Path, left_out: tuple[str, ...] = ()) -> tuple[Arrays, di
         )
     except OSError as error:
         raise StorageError(f"{path} cannot be read: {error.strerror}") from error
-    except (safetensors.SafetensorError, msgspec.MsgspecError) as error:
+    except (safetensors.SafetensorError, msgspec.MsgspecError, ValueError) as error:
         raise StorageError(f"{path} cannot be read as safetensors: {error}") from error
     parameters = {}
     for name, tensor in data:
@@ -208,7 +208,10 @@ def _fp32(path: Path, name: str, tensor: dict[str, Any]) -> NDArray[np.float32]:
         flat = (np.frombuffer(raw, dtype="<u2").astype(np.uint32) << 16).view(np.float32)
     else:
         raise StorageError(f"{path}: {name} is of type {kind}: only F32, F16 and BF16 are read")
-    return flat.reshape(tensor["shape"])
+    try:
+        return flat.reshape(tensor["shape"])
+    except ValueError as error:  # sizes without elements may be as absurd as they like
+        raise StorageError(f"{path}: {name} has an impossible shape: {error}") from error
 
 
 def _bytes(array: NDArray[Any]) -> memoryview:
