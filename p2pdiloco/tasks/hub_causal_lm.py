@@ -250,26 +250,28 @@ def _made(config: dict[str, Any]) -> nn.Module:
 
 
 def has_plain_head(model: nn.Module) -> bool:
-    """Tell whether the model's logits are what its body says times one matrix: no bias, no cap, no scale. It
-    is asked about some tokens."""
+    """Tell whether the model's logits are what its body says times one matrix, bit for bit: no bias, no cap
+    (which fresh logits, being small, hardly feel), no scale. It is asked about some tokens."""
     import torch
+    from torch.nn import functional
 
     whole: Any = model
     ids = torch.arange(CAUSAL_TOKENS).unsqueeze(0)
     was_training = model.training
     try:
         with torch.no_grad():
-            head, body = model.eval() and whole.get_output_embeddings(), whole.base_model
+            model.eval()
+            head, body = whole.get_output_embeddings(), whole.base_model
             if body is model or getattr(head, "bias", None) is not None:
                 return False
             expected = whole(input_ids=ids, use_cache=False).logits
-            found = body(input_ids=ids, use_cache=False).last_hidden_state @ head.weight.T
+            hidden = body(input_ids=ids, use_cache=False).last_hidden_state
+            found = functional.linear(hidden, head.weight)
     except Exception:  # noqa: BLE001 (whatever an architecture lacks or thinks: its own logits are taken then)
         return False
     finally:
         model.train(was_training)
-    noise = CAUSAL_NOISE * expected.abs().max()
-    return found.shape == expected.shape and bool((found - expected).abs().max() <= noise)
+    return torch.equal(found, expected)
 
 
 def check_causal(model: nn.Module, kind: object) -> None:

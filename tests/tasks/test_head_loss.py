@@ -84,6 +84,16 @@ def test_a_model_s_step_is_the_same_in_chunks(monkeypatch, experts):
     torch.testing.assert_close(gradients[0], gradients[1], atol=1e-7, rtol=1e-4)
 
 
+def test_chunks_are_made_unless_this_very_call_is_compiled(monkeypatch):
+    """torch says `is_compiling` in all threads while one compiles; a pass made meanwhile is none of that."""
+    monkeypatch.setattr(head_loss, "CPU_CHUNK_NUMEL", 30 * IDS)
+    compiled = torch.compile(next_token_loss, backend="eager", dynamic=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.compiler, "_is_compiling_flag", True)
+        assert "Chunked" in next_token_loss(*inputs()).grad_fn.name()
+    assert "Chunked" not in compiled(*inputs()).grad_fn.name()
+
+
 def test_which_models_of_transformers_have_a_plain_head():
     transformers = pytest.importorskip("transformers")
 
@@ -93,7 +103,9 @@ def test_which_models_of_transformers_have_a_plain_head():
         return transformers.AutoModelForCausalLM.from_config(config)
 
     assert has_plain_head(made("llama", num_key_value_heads=2))
+    assert has_plain_head(made("mixtral", num_key_value_heads=2, num_local_experts=2))
+    assert has_plain_head(made("gpt2"))
     gemma = {"num_key_value_heads": 2, "head_dim": 8, "query_pre_attn_scalar": 8}
-    assert not has_plain_head(made("gemma2", **gemma, final_logit_softcapping=0.1))
+    assert not has_plain_head(made("gemma2", **gemma, final_logit_softcapping=30.0, initializer_range=2e-3))
     assert not has_plain_head(made("phi"))  # its head has a bias
     assert not has_plain_head(torch.nn.Linear(3, 3))

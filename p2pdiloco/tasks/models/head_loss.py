@@ -27,8 +27,8 @@ def next_token_loss(hidden: Tensor, head: Tensor, targets: Tensor) -> Tensor:
     """
     chunks = chunks_of(hidden, head)
     # A compiler fuses the softmax into what reads the logits, and keeps these in the product's type. That is
-    # faster than chunks (docs/devices.md).
-    if chunks == 1 or torch.compiler.is_compiling():
+    # faster than chunks (docs/devices.md). (`is_compiling` is true in all threads while one compiles.)
+    if chunks == 1 or torch.compiler.is_dynamo_compiling():
         return functional.cross_entropy(functional.linear(hidden, head).float(), targets)
     wants_gradient = torch.is_grad_enabled() and (hidden.requires_grad or head.requires_grad)
     at_once = -(-len(hidden) // chunks)

@@ -118,7 +118,7 @@ def projections(x: Tensor, layers: Sequence[nn.Linear]) -> Sequence[Tensor]:
 
     Where a compiler makes one copy of their weights anyway, in the type of the product, it is one wide
     product: a GPU reaches more with it than with narrow ones."""
-    if not torch.compiler.is_compiling():
+    if not torch.compiler.is_dynamo_compiling():
         return [layer(x) for layer in layers]
     weights = [layer.weight for layer in layers]
     wide = functional.linear(x, torch.cat(weights))
