@@ -16,8 +16,6 @@ import contextlib
 import importlib.util
 import os
 import shutil
-import threading
-import time
 from collections.abc import Callable, Sequence
 from enum import Enum, auto
 from pathlib import Path
@@ -28,6 +26,7 @@ from torch import Tensor
 
 from p2pdiloco.config.settings import Compile
 from p2pdiloco.errors import first_line
+from p2pdiloco.learner.compiling_thread import CompilingThread
 from p2pdiloco.learner.device import give_memory_back, out_of_memory
 from p2pdiloco.learner.recorded import RecordedPass
 
@@ -80,11 +79,11 @@ class Forms:
         self._notes: list[str] = []
         self._compiled: Callable[..., Tensor] | None = None
         self._recorded: RecordedPass | None = None
-        self._compiling: _Compiling | None = None
+        self._compiling: CompilingThread | None = None
         self._has_waited = False
-        """True: a lack of memory was put down to this thread already."""
+        """True: that thread was waited for, and is over."""
         self._seen: Batch | None = None
-        """First pass of the last step: the shape that is compiled."""
+        """Latest of the largest passes: the shape that is compiled."""
         self._shape: tuple[torch.Size, ...] = ()
         """Shape of the compiled pass's tensors; (): whichever comes first."""
         self._share = 1.0
@@ -133,7 +132,8 @@ class Forms:
     def make_pass(self, part: Batch, share: float) -> Tensor:
         """Make a pass: add its gradient, times `share`, to every parameter's `grad`; returns the loss times
         `share`."""
-        self._seen, self._share = part, share
+        if self._seen is None or len(part[0]) >= len(self._seen[0]):
+            self._seen, self._share = part, share
         self.is_replayed = self._recorded is not None and self._recorded.fits(part, share)
         if self._recorded is not None and self.is_replayed:
             return self._recorded.replay(part)
@@ -149,14 +149,17 @@ class Forms:
         notes, self._notes = self._notes, []
         return notes
 
-    def has_waited_for_compiler(self) -> bool:
-        """Wait for the thread that compiles, whose memory may be what lacks; False: there is none, or it was
-        waited for already."""
-        if self._compiling is None or self._has_waited:
-            return False
-        self._compiling.wait()
-        self._has_waited = True
-        return True
+    @property
+    def disturbs(self) -> bool:
+        """True: an error may be due to the thread that compiles, which was not waited for yet. It takes
+        memory, and at times it traces: torch replaces `nn.Module.__call__` then, in all threads."""
+        return self._compiling is not None and not self._has_waited
+
+    def wait_for_compiler(self) -> None:
+        """Wait for the thread that compiles, if there is one."""
+        if self._compiling is not None:
+            self._compiling.wait()
+            self._has_waited = True
 
     def begin_anew(self) -> None:
         """Forget what was made for passes of another size."""
@@ -174,9 +177,12 @@ class Forms:
         return True
 
     def _leave(self, said: str) -> None:
+        self._go_back(f"torch.compile failed ({said}): training without it")
+
+    def _go_back(self, note: str) -> None:
         self.begin_anew()
         self.form = Form.LEFT
-        self._notes.append(f"torch.compile failed ({said}): training without it")
+        self._notes.append(note)
 
     def _step_s(self, form: Form) -> float | None:
         """Usual length of a step in this form; None: not known yet."""
@@ -201,14 +207,13 @@ class Forms:
 
     def _begin(self) -> None:
         """Begin to compile beside the steps."""
-        function = self._function()
-        if function is None or self._seen is None:
+        if self._seen is None or (function := self._function()) is None:
             return
         self.form = Form.COMPILING
         self._shape, self._has_waited = _shape(self._seen), False
-        self._compiling = _Compiling(function, self._seen, self._parameters)
+        self._compiling = CompilingThread(function, self._seen, self._parameters)
 
-    def _take_compiled(self, made: _Compiling) -> None:
+    def _take_compiled(self, made: CompilingThread) -> None:
         self._compiling = None
         if made.failure is not None and not out_of_memory(made.failure):
             self._leave(first_line(made.failure))
@@ -240,49 +245,17 @@ class Forms:
             give_memory_back(self._device)
 
     def _tell_gain(self) -> None:
-        """Say once what came of it."""
+        """Say once what came of compiling beside the steps; go back, if that is nothing."""
         plain_s, now_s = self._step_s(Form.PLAIN), self._step_s(self.form)
         if plain_s is None or now_s is None or not self._compiled_after_s:
             return
-        graph = " and recorded as a CUDA graph" if self.form is Form.RECORDED else ""
-        gain = f"inner steps are {plain_s / now_s:.1f} times as fast"
-        self._notes.append(f"compiled after {self._compiled_after_s:.0f} s{graph}: {gain}")
+        told = f"compiled after {self._compiled_after_s:.0f} s"
         self._compiled_after_s = 0.0
-
-
-class _Compiling:
-    """Thread that compiles a function, by a pass of its own that leaves every `grad` alone."""
-
-    def __init__(self, function: Callable[..., Tensor], part: Batch, parameters: Sequence[Tensor]) -> None:
-        self.function = function
-        self.failure: Exception | None = None
-        self.took_s = 0.0
-        self._part, self._parameters = part, parameters
-        self._threads = torch.get_num_threads()
-        # At the learner's end nobody waits for it.
-        self._thread = threading.Thread(target=self._run, name="compiling", daemon=True)
-        self._thread.start()
-
-    @property
-    def over(self) -> bool:
-        """True: it is made, or has failed."""
-        return not self._thread.is_alive()
-
-    def wait(self, longest_s: float | None = None) -> None:
-        """Wait for the end, no longer than told."""
-        self._thread.join(longest_s)
-
-    def _run(self) -> None:
-        began = time.monotonic()
-        torch.set_num_threads(self._threads)  # what is compiled is for just so many
-        device = self._part[0].device
-        with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
-            try:
-                loss = self.function(*self._part)
-                torch.autograd.grad(loss, list(self._parameters), allow_unused=True)
-            except Exception as error:  # noqa: BLE001 (whatever it is: the loop goes on without, and says it)
-                self.failure = error
-        self.took_s = time.monotonic() - began
+        if now_s > plain_s:
+            self._go_back(f"{told}, and inner steps are no faster: training without it")
+            return
+        graph = " and recorded as a CUDA graph" if self.form is Form.RECORDED else ""
+        self._notes.append(f"{told}{graph}: inner steps are {plain_s / now_s:.1f} times as fast")
 
 
 def compiles_by_itself(device: torch.device) -> bool:
@@ -297,10 +270,19 @@ def use_cache(folder: str) -> None:
     if not folder:
         return
     path = Path(folder)
-    if path.is_dir() and sum(f.stat().st_size for f in path.rglob("*") if f.is_file()) > CACHE_BYTES:
+    if _size(path) > CACHE_BYTES:
         shutil.rmtree(path, ignore_errors=True)
     for variable in CACHE_VARIABLES:
         os.environ.setdefault(variable, str(path / variable.partition("_")[0].lower()))
+
+
+def _size(folder: Path) -> int:
+    """Bytes of all files in a folder, to which another process of this learner may just be writing."""
+    found = 0
+    with contextlib.suppress(OSError):  # a file is gone: the next time counts it all
+        for path in folder.rglob("*"):
+            found += path.stat().st_size
+    return found
 
 
 def _shape(part: Batch) -> tuple[torch.Size, ...]:

@@ -125,13 +125,20 @@ class Training(TrainingCounts):
             norm = clip(self.model, self.section)
             if self.device.type != "cpu":
                 self._ahead = self._take()
+            waits = time.thread_time()
             loss_value, norm_value = torch.stack((loss, norm)).tolist()  # the one wait for an accelerator
+            computed += time.thread_time() - waits  # drivers spin
         tokens = self._update(math.isfinite(loss_value) and math.isfinite(norm_value))
         if self.ranks.rank == 0:
             self.stream.used()
         self.count(tokens)
         self._passes.step_took(time.perf_counter() - began, time.thread_time() - computed)
         return StepReport(self.inner_step, loss_value, tokens)
+
+    def wait_for_compiler(self) -> None:
+        """Wait for the thread that compiles, if there is one: another model is to compute."""
+        with self.meanwhile():
+            self._passes.wait_for_compiler()
 
     @property
     def samples_at_once(self) -> int:

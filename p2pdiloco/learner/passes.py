@@ -71,6 +71,10 @@ class Passes:
         """Leave time to the thread that compiles, if there is one."""
         self._forms.give_way()
 
+    def wait_for_compiler(self) -> None:
+        """Wait for the thread that compiles, if there is one: another model is to compute."""
+        self._forms.wait_for_compiler()
+
     def step_took(self, step_s: float, computing_s: float) -> None:
         """Take the length of the last inner step, by which forms of passes are judged, and what of it this
         thread was computing."""
@@ -101,13 +105,19 @@ class Passes:
             self.made = 0
             try:
                 return self._passes(batch, whole)
-            except (RuntimeError, MemoryError) as error:
+            except Exception as error:
                 problem = out_of_memory(error)
                 said = problem or first_line(error)
-                if not problem and not self._forms.leave(said):
+                disturbed = self._forms.disturbs
+                if not (problem or disturbed or self._forms.leave(said)):
                     raise
             # Here the failed pass's tensors, which the error's traceback held, are gone.
-            if problem and not self._forms.has_waited_for_compiler():
+            if disturbed:
+                self._forms.wait_for_compiler()
+            if disturbed or not problem:
+                continue
+            # What is compiled may need more than a pass as it is, which makes its loss in chunks.
+            if self.samples > 1 or not self._forms.leave(said):
                 self._halve(said)
 
     def _passes(self, batch: Batch, whole: int) -> Tensor:

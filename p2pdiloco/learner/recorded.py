@@ -80,7 +80,7 @@ class RecordedUpdate:
         """
         self._optimizer = optimizer
         self._rate = torch.zeros((), device=device)
-        self._moments = self._all_moments()
+        self._used = self._gradients_and_moments()
         rate = optimizer.param_groups[0]["lr"]
         self._graph = torch.cuda.CUDAGraph()
         set_learning_rate(optimizer, self._rate)
@@ -91,12 +91,16 @@ class RecordedUpdate:
             set_learning_rate(optimizer, rate)
 
     def replay(self) -> bool:
-        """Make the step, with the learning rate that is set; False: the moments are elsewhere by now."""
-        if any(now is not then for now, then in zip(self._all_moments(), self._moments, strict=False)):
+        """Make the step, with the learning rate that is set; False: a gradient or a moment is elsewhere by
+        now."""
+        used = self._gradients_and_moments()
+        if len(used) != len(self._used) or any(a is not b for a, b in zip(used, self._used, strict=True)):
             return False
         self._rate.fill_(self._optimizer.param_groups[0]["lr"])
         self._graph.replay()
         return True
 
-    def _all_moments(self) -> list[Tensor]:
-        return [moment for state in self._optimizer.state.values() for moment in state.values()]
+    def _gradients_and_moments(self) -> list[Tensor | None]:
+        groups, states = self._optimizer.param_groups, self._optimizer.state.values()
+        gradients = [parameter.grad for group in groups for parameter in group["params"]]
+        return gradients + [moment for state in states for moment in state.values()]

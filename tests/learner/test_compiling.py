@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 
 import pytest
 import torch
+from learner_kit import Bench, alone, data
 from torch import nn
 
 from p2pdiloco.learner import compiling
+from p2pdiloco.learner.channel_messages import Evaluate
 from p2pdiloco.learner.compiling import PAYS_AFTER_S, TIMED_STEPS, UNTIMED_STEPS, Form, Forms, use_cache
+from p2pdiloco.learner.loop import Training
+from p2pdiloco.learner.optimizer.adamw import FusedAdamW
+from p2pdiloco.learner.passes import PassOptions
+from p2pdiloco.learner.recorded import RecordedUpdate
 
 STEPS = TIMED_STEPS + UNTIMED_STEPS
 LONG = 10 * PAYS_AFTER_S
@@ -23,6 +30,7 @@ class Compiler:
     def __init__(self) -> None:
         self.may_end, self.began = threading.Event(), threading.Event()
         self.failure: Exception | None = None
+        self.backward_failure: Exception | None = None
         self.threads: list[str] = []
 
     def __call__(self, function, dynamic):
@@ -35,9 +43,16 @@ class Compiler:
                 assert self.may_end.wait(30)
                 if self.failure is not None:
                     raise self.failure
+                if self.backward_failure is not None:
+                    loss = function(*part)
+                    loss.register_hook(self.fail)
+                    return loss
             return function(*part)
 
         return compiled
+
+    def fail(self, gradient):
+        raise self.backward_failure
 
 
 @pytest.fixture
@@ -91,6 +106,69 @@ def test_it_compiles_beside_the_steps_and_says_what_it_gained(compiler):
     assert told.startswith("compiled after ") and told.endswith(": inner steps are 4.0 times as fast")
 
 
+def test_what_is_no_faster_is_left(compiler):
+    compiler.may_end.set()
+    steps = Steps()
+    steps.make(STEPS + 1)
+    steps.compile_ends()
+    steps.make(STEPS + 1, step_s=1.5)
+    (told,) = steps.forms.take_notes()
+    assert told.endswith("and inner steps are no faster: training without it")
+    assert steps.forms.form is Form.LEFT
+    steps.make()
+    assert compiler.threads == ["compiling"] + ["MainThread"] * STEPS
+
+
+def test_of_a_step_s_passes_the_largest_is_compiled(compiler):
+    compiler.may_end.set()
+    steps = Steps()
+    for _ in range(STEPS):
+        steps.make()
+        steps.forms.make_pass((torch.ones(1, 3),), 1.0)
+    steps.make()
+    steps.compile_ends()
+    steps.make(2)
+    assert compiler.threads == ["compiling", "MainThread", "MainThread"]
+
+
+def test_a_parameter_that_changes_under_the_compiler_s_backward_pass_is_no_failure(compiler):
+    compiler.backward_failure = RuntimeError("a variable has been modified by an inplace operation")
+    compiler.may_end.set()
+    steps = Steps()
+    steps.make(STEPS + 1)
+    steps.compile_ends()
+    steps.make()
+    assert steps.forms.form is Form.COMPILED and steps.forms.take_notes() == []
+
+
+def test_the_thread_compiles_the_backward_pass_with_the_forward_pass(monkeypatch):
+    """Left to autograd, its one thread for a GPU would, while the loop waits to make its own."""
+    from functorch.compile import make_boxed_func
+    from torch._dynamo.backends.common import aot_autograd
+
+    done, compile_it = [], torch.compile
+
+    def made(which):
+        return lambda graph, _: (done.append(which), make_boxed_func(graph.forward))[1]
+
+    backend = aot_autograd(fw_compiler=made("forward"), bw_compiler=made("backward"))
+
+    def compiler(function, dynamic):
+        compiled = compile_it(function, backend=backend, dynamic=dynamic)
+        return lambda *part: (compiled(*part), done.append("made"))[0]
+
+    monkeypatch.setattr(torch, "compile", compiler)
+    monkeypatch.setattr(compiling, "compiles_by_itself", lambda device: True)
+    steps = Steps()
+    steps.make(STEPS + 1)
+    steps.compile_ends()
+    assert done == ["forward", "backward", "made"]
+    gradient = steps.layer.weight.grad.clone()
+    steps.make()
+    assert done == ["forward", "backward", "made", "made"]
+    torch.testing.assert_close(steps.layer.weight.grad, gradient)
+
+
 def test_a_run_that_is_nearly_over_is_not_compiled_for(compiler):
     steps = Steps()
     steps.make(3 * STEPS, step_s=0.1, steps_left=PAYS_AFTER_S / 0.1 - 1)
@@ -139,13 +217,60 @@ def test_a_compiler_that_fails_is_left_and_one_without_room_goes_on_in_the_loop(
     assert compiler.threads == ["compiling"] + ["MainThread"] * fits
 
 
-def test_a_lack_of_memory_beside_the_compiler_is_waited_out_once(compiler):
+@pytest.mark.parametrize("told", ["CUDA out of memory", "module is not installed as a submodule"])
+def test_a_pass_that_the_compiler_disturbs_waits_for_it_and_is_made_again(compiler, monkeypatch, told):
+    """While torch traces in one thread, modules fail in others (`NameError`, `module is not installed`)."""
+    monkeypatch.setattr(compiling, "PAYS_AFTER_S", 0.0)
+    options = PassOptions(compile="auto", precision="fp32")
+    training, expected = alone(STEPS + 2)
+    task, model = training.task, training.task.model()
+    model.load_state_dict(task.initial_parameters())
+    training = Training(task, model, data().train, "peer-a", options=options)
+    losses = [training.step().loss for _ in range(STEPS)]
+    passes, loss, failed = training._passes, task.loss, []
+
+    def disturbed(model, batch):
+        if threading.current_thread().name != "compiling" and not compiler.may_end.is_set():
+            assert compiler.began.wait(30)
+            compiler.may_end.set()
+            failed.append(training.samples_at_once)
+            raise NameError(told)
+        return loss(model, batch)
+
+    monkeypatch.setattr(task, "loss", disturbed)
+    losses += [training.step().loss for _ in range(2)]
+    assert len(failed) == 1 and losses == expected
+    assert training.samples_at_once == failed[0] and passes.take_notes() == []
+    monkeypatch.setattr(task, "loss", loss_without_a_name)
+    with pytest.raises(NameError, match="undefined"):
+        training.step()
+
+
+def loss_without_a_name(model, batch):
+    raise NameError("undefined")
+
+
+def test_another_model_computes_when_the_compiler_is_over(compiler):
     steps = Steps()
-    assert not steps.forms.has_waited_for_compiler()
+    steps.forms.wait_for_compiler()
+    assert not steps.forms.disturbs
     steps.make(STEPS + 1)
+    assert steps.forms.disturbs
     compiler.may_end.set()
-    assert steps.forms.has_waited_for_compiler()
-    assert not steps.forms.has_waited_for_compiler(), "the next lack is not the compiler's"
+    steps.forms.wait_for_compiler()
+    assert not steps.forms.disturbs, "the next error is not the compiler's"
+    assert steps.forms._compiling.over
+
+
+def test_an_evaluation_waits_for_the_compiler_before_it_makes_its_model(monkeypatch):
+    bench, seen = Bench(), []
+    monkeypatch.setattr(bench.training, "wait_for_compiler", lambda: seen.append("waited"))
+    make = bench.mailbox._spare_model
+    monkeypatch.setattr(bench.mailbox, "_spare_model", lambda: (seen.append("made"), make())[1])
+    bench.post(Evaluate(1))
+    bench.mailbox.obey()
+    assert seen == ["waited", "made"]
+    bench.close()
 
 
 def test_never_is_never_and_what_is_not_compiled_cannot_be_left(compiler):
@@ -170,3 +295,38 @@ def test_compiled_code_is_kept_in_a_folder_with_a_bound(tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", "/elsewhere")
     use_cache(str(folder))
     assert not folder.exists() and os.environ["TRITON_CACHE_DIR"] == "/elsewhere", "its user's choice stays"
+
+
+def test_a_file_that_another_process_removes_meanwhile_is_no_error(tmp_path, monkeypatch):
+    for variable in compiling.CACHE_VARIABLES:
+        monkeypatch.setenv(variable, "/elsewhere")
+    (tmp_path / "gone").symlink_to(tmp_path / "target")
+    use_cache(str(tmp_path))
+    assert tmp_path.exists()
+
+
+class Graph:
+    """`torch.cuda.CUDAGraph` that counts."""
+
+    replays = 0
+
+    def replay(self):
+        self.replays += 1
+
+
+def test_a_recorded_update_is_not_replayed_on_gradients_or_moments_of_other_memory(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "graph", lambda *_, **__: contextlib.nullcontext())
+    layer = nn.Linear(3, 2)
+    optimizer = FusedAdamW([{"params": list(layer.parameters()), "weight_decay": 0.0}], 0.1, (0.9, 0.99))
+    layer(PART[0]).sum().backward()
+    optimizer.step()
+    update = RecordedUpdate(optimizer, torch.device("cpu"))
+    assert update.replay() and update._graph.replays == 1
+    kept = layer.bias.grad
+    layer.bias.grad = torch.zeros_like(layer.bias)
+    assert not update.replay()
+    layer.bias.grad = kept
+    assert update.replay()
+    optimizer.state[layer.bias]["exp_avg"] = torch.zeros(2)
+    assert not update.replay() and update._graph.replays == 2

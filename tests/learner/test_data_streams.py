@@ -237,3 +237,16 @@ def test_what_was_taken_ahead_is_given_back_and_its_place_is_saved(tmp_path):
     source.save_place()
     source.take(STEP)  # the second one's are used after this
     assert set(taken(stream(path=path), 1)).isdisjoint(whole[: 3 * STEP]), "killed: nothing is taken twice"
+
+
+def test_others_hear_of_a_shard_when_its_samples_are_used():
+    """One that was begun ahead, told of and given back at the end would be left out in that epoch."""
+    one, ahead = stream(), stream()
+    taken(one, 1)
+    for _ in range(2):
+        ahead.take(STEP)
+    ahead.used()
+    assert ahead.shared == one.shared
+    ahead.used()
+    taken(one, 1)
+    assert ahead.shared == one.shared

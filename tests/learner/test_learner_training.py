@@ -105,6 +105,25 @@ def test_a_pass_that_does_not_fit_is_halved_and_the_step_is_the_same(bench, monk
         bench.training.step()
 
 
+def test_a_single_sample_that_only_fits_uncompiled_is_trained_uncompiled(monkeypatch):
+    _, expected = alone(2, micro_batch=64)
+
+    def hungry_compiler(function, dynamic):
+        return loss_that_never_fits_compiled
+
+    monkeypatch.setattr(torch, "compile", hungry_compiler)
+    task = task_of(MICRO)
+    model = task.model()
+    model.load_state_dict(task.initial_parameters())
+    options = PassOptions(64, compile="always", precision="fp32")
+    training = Training(task, model, data().train, "peer-a", options=options)
+    assert [training.step().loss for _ in range(2)] == expected
+    (told,) = training.take_notes()
+    assert told.startswith("torch.compile failed (CUDA out of memory") and told.endswith(
+        "training without it"
+    )
+
+
 def test_an_evaluation_that_does_not_fit_goes_on_in_smaller_parts(monkeypatch):
     task = task_of(MICRO)
     heldout = heldout_batch(task, data().heldout, 4096)
@@ -121,6 +140,10 @@ def test_an_evaluation_that_does_not_fit_goes_on_in_smaller_parts(monkeypatch):
     found = evaluate(task, model, heldout)
     assert parts == [64, 64, 32, 16, 16, 16, 16]
     assert (found.tokens, found.loss) == (whole.tokens, pytest.approx(whole.loss))
+
+
+def loss_that_never_fits_compiled(*part):
+    raise RuntimeError("CUDA out of memory. Tried to allocate 20.00 GiB")
 
 
 def loss_that_never_fits(model, batch):

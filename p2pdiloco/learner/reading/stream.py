@@ -131,9 +131,9 @@ class SampleStream:
 
     @property
     def shared(self) -> DataShare:
-        """Progress of ours that others should know."""
-        allotment = self._allotment
-        return DataShare(self.data, allotment.epoch, allotment.taken, shards=allotment.count)
+        """Progress of ours that others should know. A shard that was begun ahead may be given back."""
+        at = self._unused[0] if self._unused else self._allotment
+        return DataShare(self.data, at.epoch, at.taken, shards=self._allotment.count)
 
     def take(self, samples: int) -> Batch:
         """Take the next so many samples.
