@@ -7,7 +7,8 @@ a peer (`daemon.run_files.tokenizers`), so size and digest are checked before it
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,6 +23,13 @@ from p2pdiloco.tasks.data.hub_file import INSTALL
 MAX_TOKENIZER_BYTES = 64 << 20
 FILE = "tokenizer.json"
 """Name of the file in a model's folder."""
+PATIENCE_S = 60.0
+"""Time that any call of the library may take: the largest file takes some seconds."""
+LEAST_BYTES_PER_S = 10_000.0
+"""Least rate at which a text is encoded; usual are millions."""
+PANIC = "PanicException"
+"""Name of the class of what a panic of the library becomes: a `BaseException` of no module."""
+WORDS_OF_REGEX = "a regular expression in the tokenizer file may be to blame: ask the run's owner"
 _USUAL_ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "[SEP]")
 
 Tokens = NDArray[Any]
@@ -78,11 +86,21 @@ class FileTokenizer:
 
     def encode(self, documents: Sequence[bytes]) -> list[Tokens]:
         texts = [document.decode(errors="replace") for document in documents]
-        found = self._backend.encode_batch_fast(texts, add_special_tokens=False)
+        patience_s = PATIENCE_S + sum(map(len, documents)) / LEAST_BYTES_PER_S
+        found = _asked(
+            "the tokenizer cannot encode this text",
+            lambda: self._backend.encode_batch_fast(texts, add_special_tokens=False),
+            patience_s,
+        )
         return [np.array(encoding.ids, dtype=self._type) for encoding in found]
 
     def decode(self, ids: Sequence[int]) -> str:
-        return str(self._backend.decode(list(ids), skip_special_tokens=False))
+        return str(
+            _asked(
+                "the tokenizer cannot decode these tokens",
+                lambda: self._backend.decode(list(ids), skip_special_tokens=False),
+            )
+        )
 
 
 def end_of_document(content: bytes) -> str:
@@ -106,10 +124,39 @@ def _parsed(content: bytes) -> Any:
         raise UserError(
             "a tokenizer file needs the package tokenizers, which is not installed", INSTALL
         ) from error
-    try:
-        return Backend.from_str(content.decode())
-    except Exception as error:  # (the library raises bare Exceptions; told as one sentence)
-        raise UserError(f"the tokenizer file cannot be read: {first_line(error)}") from error
+    return _asked("the tokenizer file cannot be read", lambda: Backend.from_str(content.decode()))
+
+
+def _asked(what: str, ask: Callable[[], Any], patience_s: float = PATIENCE_S) -> Any:
+    """Answer of the library, which works by what a stranger's file says.
+
+    A regex that backtracks for ever does so in a thread that is left behind: nothing can stop it but the
+    process's end, which a `UserError` is for whoever asks.
+
+    Raises:
+        UserError: it refuses, panics, or takes too long; `what` is the sentence's beginning.
+    """
+    answers: list[Any] = []
+    faults: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            answers.append(ask())
+        except BaseException as error:  # noqa: BLE001 (a panic is no Exception; all are looked at below)
+            faults.append(error)
+
+    thread = threading.Thread(target=work, name="tokenizer", daemon=True)
+    thread.start()
+    thread.join(patience_s)
+    if answers:
+        return answers[0]
+    if not faults:
+        raise UserError(f"{what}: it takes more than {patience_s:.0f} s", WORDS_OF_REGEX)
+    (error,) = faults
+    if not isinstance(error, Exception) and type(error).__name__ != PANIC:
+        raise error
+    hint = "" if isinstance(error, Exception) else WORDS_OF_REGEX
+    raise UserError(f"{what}: {first_line(error)}"[:500], hint) from error
 
 
 def _usual_ends(backend: Any) -> list[str]:
