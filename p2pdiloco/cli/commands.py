@@ -98,7 +98,7 @@ def bootstrap(**values: Any) -> int | None:
 @NODE(
     "--compile",
     type=click.Choice(get_args(Compile)),
-    help="Of passes; auto: on a GPU, beside the first steps, if the run is long enough; always: at once.",
+    help="Of passes; auto: on a GPU, after some steps, if the run is long enough; always: at once.",
 )
 @NODE("--threads", type=int, help="CPU threads of the learner; 0: chosen by itself.")
 @NODE("--listen", "--host_maddrs", **LISTEN)

@@ -50,8 +50,8 @@ class NodeSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     precision: Precision = "auto"
     """Arithmetic of forward and backward passes; auto: bf16 where the device is fast at it."""
     compile: Compile = "auto"
-    """Compiling of passes by torch.compile; auto: on a GPU, beside the first steps, if enough of the run is
-    left; always: at the first step; never."""
+    """Compiling of passes by torch.compile; auto: on a GPU, after some steps, if enough of the run is left;
+    always: at the first step; never."""
     threads: Annotated[int, Meta(ge=0, le=1024)] = 0
     """Threads of the learner; 0: it chooses by itself."""
     listen: tuple[str, ...] = ANY_ADDRESS

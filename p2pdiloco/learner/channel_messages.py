@@ -75,8 +75,8 @@ class LearnerOptions(Struct, frozen=True, kw_only=True):
     precision: str = "auto"
     """Arithmetic of forward and backward passes: "auto", bf16 where the device is fast at it, or "fp32"."""
     compile: Compile = "never"
-    """Compiling of passes (`learner.compiling`): "auto", where it pays, beside the inner steps; "always", at
-    the first step. What cannot be compiled is trained as it is."""
+    """Compiling of passes (`learner.compiling`): "auto", where it pays, after some inner steps; "always", at
+    the first one. What cannot be compiled is trained as it is."""
     compile_cache: str = ""
     """Folder for compiled code; empty: torch's own."""
     micro_batch_tokens: int = 0

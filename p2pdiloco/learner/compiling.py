@@ -1,9 +1,10 @@
 """Forms of a pass, from slow to fast: as it is, compiled, recorded as a CUDA graph.
 
-Compiling takes half a minute or more. So with "auto" a thread does it beside the inner steps, once it is
-known that enough of the run is left. The thread makes one pass of its own, which compiles forward and
-backward, and touches no gradient. Then the inner loop calls the same function, and nothing is left to
-compile. A compiled function is of one shape: other passes (an odd last one) are made as they are.
+Compiling takes half a minute, in which the learner makes no step; closing calls are answered. So with "auto"
+the first steps are made as they are, and show what is at stake. A compiled function is of one shape: other
+passes (an odd last one) are made as they are. A thread beside the steps was tried and left: torch replaces
+`nn.Module.__call__` in all threads while one traces, and a loop that launches small kernels leaves a thread
+hardly any time (docs/devices.md).
 
 A model whose passes are short waits for its launches. Where a step is one pass, that pass is recorded then,
 and replayed: one launch. What a replay reads and writes stays where it is: parameters are written in place,
@@ -26,8 +27,7 @@ from torch import Tensor
 
 from p2pdiloco.config.settings import Compile
 from p2pdiloco.errors import first_line
-from p2pdiloco.learner.compiling_thread import CompilingThread
-from p2pdiloco.learner.device import give_memory_back, out_of_memory
+from p2pdiloco.learner.device import give_memory_back
 from p2pdiloco.learner.recorded import RecordedPass
 
 if TYPE_CHECKING:
@@ -39,11 +39,6 @@ UNTIMED_STEPS = 2
 """First ones of a form, which warm up."""
 PAYS_AFTER_S = 300.0
 """Seconds of inner steps that must be left of a run for "auto" to compile: several times what it takes."""
-COMPILERS_PART = 3.0
-"""Time for the thread that compiles, by what the loop computes on the CPU. Without, it took 1.9 times as long
-as alone, with 3 1.3 times (`micro` on a CPU)."""
-LONGEST_REST_S = 0.5
-"""Longest rest of the loop before a step, for the compiler."""
 RECORDED_BELOW_S = 0.03
 """Length of compiled inner steps below which they may wait for launches: a pass has some hundreds, each some
 microseconds."""
@@ -58,8 +53,6 @@ class Form(Enum):
     """Form that passes are made in."""
 
     PLAIN = auto()
-    COMPILING = auto()
-    """Plain passes, while a thread compiles."""
     COMPILED = auto()
     RECORDED = auto()
     LEFT = auto()
@@ -79,21 +72,17 @@ class Forms:
         self._notes: list[str] = []
         self._compiled: Callable[..., Tensor] | None = None
         self._recorded: RecordedPass | None = None
-        self._compiling: CompilingThread | None = None
-        self._has_waited = False
-        """True: that thread was waited for, and is over."""
         self._seen: Batch | None = None
         """Latest of the largest passes: the shape that is compiled."""
         self._shape: tuple[torch.Size, ...] = ()
         """Shape of the compiled pass's tensors; (): whichever comes first."""
         self._share = 1.0
-        self._computing_s = 0.0
         self._alone = False
         """True: the last step was one pass."""
         self.is_replayed = False
         """True: the last pass was replayed, so that gradients are where they always are."""
         self._times_s: dict[Form, list[float]] = {}
-        self._compiled_after_s = 0.0
+        self._gain_is_told = False
         self.form = Form.PLAIN
         if choice == "never" or (choice == "auto" and not compiles_by_itself(self._device)):
             self.form = Form.LEFT
@@ -101,12 +90,9 @@ class Forms:
     def before_step(self, steps_left: float) -> None:
         """Change the form, if it is time to. `steps_left`: inner steps until the end of the run."""
         if self.form is Form.PLAIN:
-            if self._choice == "always":
-                self._make()
-            elif (step_s := self._step_s(Form.PLAIN)) is not None and step_s * steps_left >= PAYS_AFTER_S:
-                self._begin()
-        elif self.form is Form.COMPILING and self._compiling is not None and self._compiling.over:
-            self._take_compiled(self._compiling)
+            step_s = self._step_s(Form.PLAIN)
+            if self._choice == "always" or (step_s is not None and step_s * steps_left >= PAYS_AFTER_S):
+                self._compile()
         elif self.form is Form.COMPILED and (step_s := self._step_s(Form.COMPILED)) is not None:
             if self._records(step_s):
                 self._record()
@@ -116,15 +102,9 @@ class Forms:
                 self._forget_recorded()
             self._tell_gain()
 
-    def give_way(self) -> None:
-        """Leave the interpreter to the thread that compiles, for most of the time. A loop that launches small
-        kernels would hold it nearly always, and compiling take several times as long."""
-        if self.form is Form.COMPILING and self._compiling is not None:
-            self._compiling.wait(min(LONGEST_REST_S, COMPILERS_PART * self._computing_s))
-
-    def step_took(self, step_s: float, computing_s: float, passes: int) -> None:
-        """Take the length of the last step, of so many passes, and what of it the loop was computing."""
-        self._alone, self._computing_s = passes == 1, computing_s
+    def step_took(self, step_s: float, passes: int) -> None:
+        """Take the length of the last step, of so many passes."""
+        self._alone = passes == 1
         times = self._times_s.setdefault(self.form, [])
         if len(times) < UNTIMED_STEPS + TIMED_STEPS:
             times.append(step_s)
@@ -149,23 +129,12 @@ class Forms:
         notes, self._notes = self._notes, []
         return notes
 
-    @property
-    def disturbs(self) -> bool:
-        """True: an error may be due to the thread that compiles, which was not waited for yet. It takes
-        memory, and at times it traces: torch replaces `nn.Module.__call__` then, in all threads."""
-        return self._compiling is not None and not self._has_waited
-
-    def wait_for_compiler(self) -> None:
-        """Wait for the thread that compiles, if there is one."""
-        if self._compiling is not None:
-            self._compiling.wait()
-            self._has_waited = True
-
     def begin_anew(self) -> None:
         """Forget what was made for passes of another size."""
         self._forget_recorded()
-        self._compiled, self._compiling, self._shape, self._seen = None, None, (), None
+        self._compiled, self._shape, self._seen = None, (), None
         self._times_s.clear()
+        self._gain_is_told = False
         if self.form is not Form.LEFT:
             self.form = Form.PLAIN
 
@@ -191,37 +160,16 @@ class Forms:
             return None
         return sorted(times[UNTIMED_STEPS:])[TIMED_STEPS // 2]
 
-    def _function(self) -> Callable[..., Tensor] | None:
+    def _compile(self) -> None:
+        """Compile at the next pass."""
         use_cache(self._cache)
         try:
-            return cast(Callable[..., Tensor], torch.compile(self._forward, dynamic=False))
+            self._compiled = cast(Callable[..., Tensor], torch.compile(self._forward, dynamic=False))
         except RuntimeError as error:  # no compiler for this Python or this system
             self._leave(first_line(error))
-            return None
-
-    def _make(self) -> None:
-        """Compile at the next pass."""
-        self._compiled = self._function()
-        if self._compiled is not None:
-            self.form = Form.COMPILED
-
-    def _begin(self) -> None:
-        """Begin to compile beside the steps."""
-        if self._seen is None or (function := self._function()) is None:
             return
-        self.form = Form.COMPILING
-        self._shape, self._has_waited = _shape(self._seen), False
-        self._compiling = CompilingThread(function, self._seen, self._parameters)
-
-    def _take_compiled(self, made: CompilingThread) -> None:
-        self._compiling = None
-        if made.failure is not None and not out_of_memory(made.failure):
-            self._leave(first_line(made.failure))
-            return
-        # Without room for a pass beside ours, the rest is compiled by our own next one.
-        self._compiled, self._compiled_after_s = made.function, made.took_s
+        self._shape = _shape(self._seen) if self._seen is not None else ()
         self.form = Form.COMPILED
-        give_memory_back(self._device)
 
     def _records(self, step_s: float) -> bool:
         is_tried = Form.RECORDED in self._times_s
@@ -245,12 +193,12 @@ class Forms:
             give_memory_back(self._device)
 
     def _tell_gain(self) -> None:
-        """Say once what came of compiling beside the steps; go back, if that is nothing."""
+        """Say once what came of compiling after some plain steps; go back, if that is nothing."""
         plain_s, now_s = self._step_s(Form.PLAIN), self._step_s(self.form)
-        if plain_s is None or now_s is None or not self._compiled_after_s:
+        if plain_s is None or now_s is None or self._gain_is_told:
             return
-        told = f"compiled after {self._compiled_after_s:.0f} s"
-        self._compiled_after_s = 0.0
+        told = f"compiled in {self._times_s[Form.COMPILED][0]:.0f} s"
+        self._gain_is_told = True
         if now_s > plain_s:
             self._go_back(f"{told}, and inner steps are no faster: training without it")
             return

@@ -114,31 +114,23 @@ class Training(TrainingCounts):
             ChannelBroken: the daemon is gone.
         """
         self._passes.before_step(self.steps_left)
-        began, computed = time.perf_counter(), time.thread_time()
+        began = time.perf_counter()
         rate = learning_rate(self.section, self.run_tokens, self.optimizer_steps)
         set_learning_rate(self.optimizer, rate)
         with self.meanwhile():
-            self._passes.give_way()
             batch, self._ahead = self._ahead or self._take(), None
             loss = self._passes.gradients(batch, self._samples)
             self.ranks.sum_gradients(self.model, loss)
             norm = clip(self.model, self.section)
             if self.device.type != "cpu":
                 self._ahead = self._take()
-            waits = time.thread_time()
             loss_value, norm_value = torch.stack((loss, norm)).tolist()  # the one wait for an accelerator
-            computed += time.thread_time() - waits  # drivers spin
         tokens = self._update(math.isfinite(loss_value) and math.isfinite(norm_value))
         if self.ranks.rank == 0:
             self.stream.used()
         self.count(tokens)
-        self._passes.step_took(time.perf_counter() - began, time.thread_time() - computed)
+        self._passes.step_took(time.perf_counter() - began)
         return StepReport(self.inner_step, loss_value, tokens)
-
-    def wait_for_compiler(self) -> None:
-        """Wait for the thread that compiles, if there is one: another model is to compute."""
-        with self.meanwhile():
-            self._passes.wait_for_compiler()
 
     @property
     def samples_at_once(self) -> int:

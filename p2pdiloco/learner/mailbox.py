@@ -245,7 +245,6 @@ class Mailbox:
         held = self._fragments.held
         if isinstance(held, HeldShares):
             return self._evaluate_together(held)
-        self._training.wait_for_compiler()
         if self._spare is None:
             self._spare = self._spare_model()
         self._fragments.scatter_bases(named_parameters(self._spare))

@@ -52,7 +52,9 @@ class Passes:
         self.made = 0
         """Passes of the last step."""
         self._together = together
-        choice: Compile = "never" if together > 1 else options.compile
+        choice: Compile = options.compile
+        if together > 1 or (choice == "auto" and task.shapes_change):
+            choice = "never"
 
         def forward(*part: Tensor) -> Tensor:
             with autocast(self._device, bf16):
@@ -64,21 +66,12 @@ class Passes:
             self._notes.append("torch.compile failed (not with sharded parameters): training without it")
 
     def before_step(self, steps_left: float) -> None:
-        """Compile, or take what was compiled, if it is time to; nothing else computes on the device now."""
+        """Compile or record, if it is time to; nothing else computes on the device now."""
         self._forms.before_step(steps_left)
 
-    def give_way(self) -> None:
-        """Leave time to the thread that compiles, if there is one."""
-        self._forms.give_way()
-
-    def wait_for_compiler(self) -> None:
-        """Wait for the thread that compiles, if there is one: another model is to compute."""
-        self._forms.wait_for_compiler()
-
-    def step_took(self, step_s: float, computing_s: float) -> None:
-        """Take the length of the last inner step, by which forms of passes are judged, and what of it this
-        thread was computing."""
-        self._forms.step_took(step_s, computing_s, self.made)
+    def step_took(self, step_s: float) -> None:
+        """Take the length of the last inner step, by which forms of passes are judged."""
+        self._forms.step_took(step_s, self.made)
 
     @property
     def gradients_stay(self) -> bool:
@@ -108,16 +101,11 @@ class Passes:
             except Exception as error:
                 problem = out_of_memory(error)
                 said = problem or first_line(error)
-                disturbed = self._forms.disturbs
-                if not (problem or disturbed or self._forms.leave(said)):
+                if not (problem or self._forms.leave(said)):
                     raise
-            # Here the failed pass's tensors, which the error's traceback held, are gone.
-            if disturbed:
-                self._forms.wait_for_compiler()
-            if disturbed or not problem:
-                continue
-            # What is compiled may need more than a pass as it is, which makes its loss in chunks.
-            if self.samples > 1 or not self._forms.leave(said):
+            # Here the failed pass's tensors, which the error's traceback held, are gone. What is compiled may
+            # need more than a pass as it is, which makes its loss in chunks.
+            if problem and (self.samples > 1 or not self._forms.leave(said)):
                 self._halve(said)
 
     def _passes(self, batch: Batch, whole: int) -> Tensor:

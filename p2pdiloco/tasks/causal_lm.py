@@ -35,6 +35,10 @@ class CausalLM(Task):
         return self.section.context_tokens
 
     @property
+    def shapes_change(self) -> bool:
+        return self.section.experts > 0
+
+    @property
     def vocabulary(self) -> int:
         return self.section.vocabulary
 

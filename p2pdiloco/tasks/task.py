@@ -113,6 +113,11 @@ class Task(ABC):
         return 1
 
     @property
+    def shapes_change(self) -> bool:
+        """True: shapes inside the model change from pass to pass; a compiler hardly gains anything then."""
+        return False
+
+    @property
     def vocabulary(self) -> int:
         """Token ids that the model knows; 0: it reads no text."""
         return 0

@@ -57,7 +57,7 @@ def test_a_compiled_model_learns_the_same(kind):
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_what_is_compiled_beside_the_steps_and_recorded_learns_the_same(kind, optimizer, monkeypatch):
+def test_what_is_compiled_after_some_steps_and_recorded_learns_the_same(kind, optimizer, monkeypatch):
     if kind != "cuda":
         pytest.skip("others record nothing")
     monkeypatch.setattr(compiling, "PAYS_AFTER_S", 0.0)
@@ -73,9 +73,7 @@ def test_what_is_compiled_beside_the_steps_and_recorded_learns_the_same(kind, op
     while len(found) < 5000 and (forms.form is not Form.RECORDED or training._recorded_update is None):
         found.append(training.step().loss)
         seen += [] if forms.form in seen else [forms.form]
-        if forms.form is Form.COMPILING and forms._compiling is not None:
-            forms._compiling.wait()
-    assert seen == [Form.PLAIN, Form.COMPILING, Form.COMPILED, Form.RECORDED]
+    assert seen == [Form.PLAIN, Form.COMPILED, Form.RECORDED]
     found += [training.step().loss for _ in range(STEPS)]
     _, expected = alone(len(found), manifest, device=kind)
     assert found == pytest.approx(expected, rel=2e-2 if optimizer == "muon" else 2e-3)
