@@ -337,6 +337,9 @@ class Rogue:
         self.pulls: Callable[[Any], PullSource | Refusal] | None = None
         self.heard: list[bytes] = []
 
+    def is_member(self, sender: str) -> None:
+        return None
+
     async def on_message(self, sender: str, data: bytes) -> bytes:
         self.heard.append(data)
         return b""
