@@ -77,6 +77,10 @@ class TransportHandlers(Protocol):
     """Handlers that a transport's owner gives it. They must raise only `RemoteError`: refused with its
     reason, counted."""
 
+    def is_member(self, sender: str) -> bool | None:
+        """Tell whether the peer is a member of our run, whose streams strangers cannot crowd out; None: we
+        have no run."""
+
     async def on_message(self, sender: str, data: bytes) -> bytes:
         """Take a control message; the returned bytes are the reply (often empty)."""
 

@@ -22,6 +22,7 @@ from p2pdiloco.core.contributions.own import ContributionQueue
 from p2pdiloco.core.election.office import Office
 from p2pdiloco.core.election.turn import Turn
 from p2pdiloco.core.election.vote_judge import VoteJudge
+from p2pdiloco.core.following.doubts import Doubts
 from p2pdiloco.core.groups.group_inbox import GroupInbox
 from p2pdiloco.core.members.vote_disk import VoteDisk
 from p2pdiloco.core.node import Core
@@ -364,6 +365,11 @@ def a_newcomer_counts_at_once(patch: Patch) -> None:
         self._shared.confirm()
 
     patch.set(Core, "__init__", confirmed)
+
+
+@mutation("strangers", 3, 10, "stuck")
+def who_never_delivers_is_asked_all_the_same(patch: Patch) -> None:
+    patch.set(Doubts, "add", lambda self, *arguments, **more: None)
 
 
 @mutation("churn", 5, 10, "leaves-in-time", "stuck")

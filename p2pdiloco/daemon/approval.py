@@ -13,6 +13,7 @@ from p2pdiloco.config.manifest import DataSection, Manifest
 from p2pdiloco.config.models import BYTES
 from p2pdiloco.config.settings import NodeSettings
 from p2pdiloco.config.units import parse_size, size_text
+from p2pdiloco.daemon.display.wording import count
 from p2pdiloco.daemon.machine import free_disk_bytes, free_memory_bytes
 from p2pdiloco.daemon.payloads.memory import check_budget
 from p2pdiloco.daemon.run_files.footprint import Footprint, footprint_of
@@ -107,7 +108,7 @@ class Approval:
         most = f"; --max-disk {settings.max_disk}" if settings.max_disk else ""
         return [
             f"run {run.name} ({run.id[:SHORT]}) of owner {clean(run.signed.owner)}, task {manifest.run.task}",
-            f"model: {takes.parameters / 1e6:.3g} M parameters in {takes.tensors} tensors",
+            f"model: {count(takes.parameters)} parameters in {takes.tensors} tensors",
             f"memory: at least {size_text(self._memory_bytes(takes))} of {size_text(memory)} that are free: "
             f"daemon {size_text(takes.daemon_bytes)}, {learner}, payloads {payloads}{budget}",
             f"disk: about {size_text(takes.disk_bytes)} of {size_text(disk)} that are free{most}",

@@ -75,6 +75,10 @@ class FrontDoor:
         """List the runs that are listed here."""
         return [run.summary() for run, _ in self._runs.values()]
 
+    def is_member(self, sender: str) -> bool | None:
+        """Tell whether the peer is a member of our run; None: we are no member ourselves."""
+        return None if self._member is None else self._member.is_member(sender)
+
     async def on_message(self, sender: str, data: bytes) -> bytes:
         """Take a core message of the run that we are a member of, or answer a query."""
         if data[:1] == wire.QUERY:

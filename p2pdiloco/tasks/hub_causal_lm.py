@@ -17,6 +17,7 @@ from msgspec import Meta
 
 from p2pdiloco.config.models import BYTE_VALUES, BYTES, ModelSection
 from p2pdiloco.errors import UserError, first_line
+from p2pdiloco.tasks.models.hub_bounds import bounded
 from p2pdiloco.tasks.models.hub_config import CONTEXTS, broken_config, harmless, longest, without_dropout
 from p2pdiloco.tasks.own_loop import MAX_PARAMETERS, broken_shapes, specs_from_texts, texts_from_specs
 from p2pdiloco.tasks.task import Data, Task
@@ -81,7 +82,11 @@ class HubCausalLM(Task):
         if not isinstance(found, dict) or not isinstance(found.get("model_type"), str):
             return "model.config must be a JSON object with a model_type"
         try:
-            broken = broken_config(found, len(self.section.parameters), context)
+            broken = broken_shapes(self.section.parameters)
+            if not broken:
+                specs = self.specs()
+                largest = max((size for spec in specs for size in spec.shape), default=0)
+                broken = broken_config(found, len(specs), context, largest)
         except RecursionError:
             broken = "model.config is nested too deeply"
         if broken:
@@ -92,7 +97,7 @@ class HubCausalLM(Task):
             )
         if not self.manifest.run.initial:
             return "run.initial must name version 0: p2pdiloco run new --architecture writes such a run.toml"
-        return broken_shapes(self.section.parameters)
+        return None
 
     def specs(self) -> tuple[TensorSpec, ...]:
         return specs_from_texts(self.section.parameters)
@@ -181,7 +186,7 @@ def built(config: dict[str, Any], expected: tuple[TensorSpec, ...], seed: int = 
     from p2pdiloco.tasks.models.parameters import tensor_specs
 
     # First without memory: what a manifest's config comes to is not known before.
-    if tensor_specs(_meta(config)) != expected:
+    if tensor_specs(_meta(config, expected)) != expected:
         raise UserError(
             "the installed transformers builds other parameters than model.parameters of this run says",
             "install the release that the run's owner has",
@@ -191,10 +196,19 @@ def built(config: dict[str, Any], expected: tuple[TensorSpec, ...], seed: int = 
         return _made(config).float()
 
 
-def _meta(config: dict[str, Any]) -> nn.Module:
+def _meta(config: dict[str, Any], expected: tuple[TensorSpec, ...] | None = None) -> nn.Module:
+    """Build without memory, in bounds if it is known what parameters are `expected`.
+
+    Raises:
+        UserError: as `_made`; or it is beyond these bounds.
+    """
     import torch
 
-    with torch.device("meta"):
+    if expected is None:
+        with torch.device("meta"):
+            return _made(config)
+    _model_class(_config(config))  # importing takes as long as it takes
+    with torch.device("meta"), bounded(len(expected), sum(spec.numel for spec in expected)):
         return _made(config)
 
 
@@ -225,16 +239,24 @@ def _config(config: dict[str, Any]) -> Any:
         ) from error
 
 
-def _made(config: dict[str, Any]) -> nn.Module:
-    made = _config(config)
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
+def _model_class(made: Any) -> Any:
+    """Import the model's class, which is the library's. Raises: UserError: it has none."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
     known: Any = MODEL_FOR_CAUSAL_LM_MAPPING
     if type(made) not in known:
         raise UserError(
-            f'transformers cannot build a causal model "{config["model_type"]}": it has no such one',
+            f'transformers cannot build a causal model "{made.model_type}": it has no such one',
             "only models that predict the next token of a text can be trained",
         )
+    return known[type(made)]
+
+
+def _made(config: dict[str, Any]) -> nn.Module:
+    made = _config(config)
+    _model_class(made)
+    from transformers import AutoModelForCausalLM
+
     factory: Any = AutoModelForCausalLM
     try:
         # The library's own implementations, in torch: of attention sdpa, or eager where the model has none.

@@ -103,6 +103,11 @@ class Vault:
         number = self._states[fragment].number
         return None if number == EMPTY else number
 
+    @property
+    def merges(self) -> int:
+        """Number of versions of all fragments together."""
+        return sum(self.version(layout.index) or 0 for layout in self.layouts)
+
     def state_digest_of(self, fragment: int, number: int) -> bytes:
         """Digest of the committed version, which must be `number`."""
         return self._committed(fragment, number).digest

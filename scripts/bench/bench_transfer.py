@@ -46,6 +46,9 @@ class Holder:
         self.bare = False
         self.content = bytes(PIECE)
 
+    def is_member(self, sender: str) -> None:
+        return None
+
     async def on_message(self, sender: str, data: bytes) -> bytes:
         if data in (BARE, FRAMED):
             self.bare = data == BARE

@@ -12,6 +12,7 @@ from unittest import mock
 import msgspec
 import numpy as np
 import torch
+from scripted_learner import MOVE, ScriptedLearner
 
 from p2pdiloco.adapters.disk.result_file import checksum, save_tensors
 from p2pdiloco.adapters.disk.run_store import RunStore
@@ -36,7 +37,6 @@ from p2pdiloco.core.chain.chain import Chain
 from p2pdiloco.daemon import bootstrap, wire
 from p2pdiloco.daemon.display.logs import RecentLines
 from p2pdiloco.daemon.frontdoor import FrontDoor
-from p2pdiloco.daemon.learner.host import LearnerExited
 from p2pdiloco.daemon.life import Life
 from p2pdiloco.daemon.member import Member, OwnPeer
 from p2pdiloco.daemon.payloads.compute import Compute
@@ -47,12 +47,10 @@ from p2pdiloco.daemon.run_files.runs import Run, open_run, sign_run
 from p2pdiloco.hashing import content_digest
 from p2pdiloco.identity import Identity
 from p2pdiloco.lab.memory_net import MemoryNetwork, MemoryTransport
-from p2pdiloco.learner import channel_messages as ch
 from p2pdiloco.ports import PullSource, PushSink, Refusal
 from p2pdiloco.tasks.manifests import render_toml
 from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tensors.codec import codec
-from p2pdiloco.tensors.exchange import Exchange
 
 torch.set_num_threads(1)
 QUICK = Timing(
@@ -68,7 +66,6 @@ QUICK = Timing(
     member_ttl_s=3.0,
 )
 PATIENCE_S = 20.0
-MOVE = 0.01
 
 
 async def until(condition: Callable[[], Any], what: str = "") -> Any:
@@ -108,86 +105,6 @@ async def served_runs(data_dir: Path, *files: Path) -> list[PublishedRun]:
 
     with mock.patch.object(bootstrap, "sign_apart", sign):
         return await bootstrap._served_runs(settings, asyncio.Event())
-
-
-class ScriptedLearner:
-    """Stands for `LearnerHost`: makes inner steps when the test says so."""
-
-    def __init__(self, exchange: Exchange, on_event: Callable[[Any], None]) -> None:
-        self._exchange = exchange
-        self._on_event = on_event
-        self.pid: int | None = None
-        self.running = False
-        self.bases: list[ch.BaseRef] = []
-        self.slot_in_use: set[int] = set()
-        self.commands: list[Any] = []
-        self.restored: tuple[str, ...] = ()
-        self.save_works = True
-        self.steps = True
-        """True: it comes to make an inner step."""
-
-    async def prepare(self) -> None:
-        self.running, self.pid = True, 1
-
-    async def start(self, bases: list[ch.BaseRef], path: Path | None, restore: tuple[str, ...]) -> None:
-        await self.prepare()
-        self.bases, self.restored = list(bases), restore
-        self._on_event(ch.Ready("cpu", 1, 1, 0, path is not None))
-        if self.steps:
-            self._on_event(ch.Status(1, 256, 1.0, 0.01, 5.0, 0.01, 0.0))
-
-    guest = False
-
-    def close(self) -> None:
-        """Close nothing: nothing outlives it."""
-
-    def send(self, command: Any) -> bool:
-        self.commands.append(command)
-        if self.pid is not None:
-            asyncio.get_running_loop().call_soon(self._obey, command)
-        return self.pid is not None
-
-    def _obey(self, command: Any) -> None:
-        match command:
-            case ch.Install(fragment, number, buffer, mode):
-                self.bases[fragment] = ch.BaseRef(number, buffer)
-                if mode != "rebase":
-                    self.slot_in_use.discard(fragment)
-                self._on_event(ch.Applied(fragment, number, 1))
-            case ch.CopyOut(fragment):
-                self._on_event(ch.NothingToCopy(fragment, fragment in self.slot_in_use))
-            case ch.FreeSlot(fragment):
-                self.slot_in_use.discard(fragment)
-            case ch.Evaluate(tag):
-                self._on_event(ch.Evaluated(tag, 1.5, 64))
-
-    def contribute(self, fragment: int, due: bool = True) -> None:
-        """One inner step, and its copy-out."""
-        base = self.bases[fragment]
-        self._exchange.sent(fragment).copy_(self._exchange.base(fragment, base.buffer) - MOVE)
-        self.slot_in_use.add(fragment)
-        self._on_event(ch.CopiedOut(fragment, 256, 1, base.number, base.buffer, 1, due))
-
-    def kill(self, reason: str) -> None:
-        self.die(reason=reason)
-
-    def die(self, hint: str = "", reason: str = "killed by SIGKILL") -> None:
-        self.pid, self.running = None, False
-        self.slot_in_use.clear()
-        self._on_event(LearnerExited(-9, reason, hint))
-
-    async def stop(self, save_path: Path | None, timeout_s: float) -> int | None:
-        if self.pid is None:
-            return None
-        if save_path is not None:
-            if self.save_works:
-                save_path.write_bytes(b"state")  # noqa: ASYNC240
-            self._on_event(
-                ch.StateSaved(str(save_path), self.save_works, "" if self.save_works else "full", True)
-            )
-        self.pid, self.running = None, False
-        self._on_event(LearnerExited(0, "stopped"))
-        return 0
 
 
 class QuickMember(Member):
@@ -336,6 +253,9 @@ class Rogue:
         self.transport = hub.transport(self.id)
         self.pulls: Callable[[Any], PullSource | Refusal] | None = None
         self.heard: list[bytes] = []
+
+    def is_member(self, sender: str) -> None:
+        return None
 
     async def on_message(self, sender: str, data: bytes) -> bytes:
         self.heard.append(data)

@@ -103,20 +103,26 @@ async def test_absurd_shapes_are_refused_by_arithmetic(name: str, tmp_path: Path
     assert joined_runs(tmp_path) == []
 
 
+def test_numbers_that_overflow_are_no_model() -> None:
+    with pytest.raises(ConfigError, match=r"at most 2\^46 parameters, this one has 1e\+24"):
+        task_of(ABSURD["two dimensions that overflow"])
+
+
 LOOKS = """
-import resource, sys
+import sys, tracemalloc
 sys.modules["torch"] = None  # importing it is an error
 import msgspec
 from p2pdiloco.config.loader import manifest_from_canonical
 from p2pdiloco.daemon.run_files.footprint import footprint_of
 from p2pdiloco.errors import ConfigError
 for number, line in enumerate(sys.stdin):
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    tracemalloc.start()
     try:
         footprint_of(manifest_from_canonical(bytes.fromhex(line)))
     except ConfigError:
         pass
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50 * 1024, number
+    assert tracemalloc.get_traced_memory()[1] < 50 * 2**20, number
+    tracemalloc.stop()
 print("looked at", number + 1)
 """
 
@@ -156,7 +162,7 @@ async def test_a_run_beyond_the_machine_is_refused_with_its_figures_before_anyth
     text = "\n".join(said)
     for words in (
         f"run run ({run.id[:12]}) of owner {run.signed.owner}, task causal-lm",
-        "M parameters in ",
+        "model: 2.72G parameters in 218 tensors",
         "memory: at least ",
         "disk: about ",
         "data: what the task brings along; to download: ",

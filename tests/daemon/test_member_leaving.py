@@ -7,7 +7,8 @@ import json
 from pathlib import Path
 
 import pytest
-from daemon_kit import Neighbourhood, ScriptedLearner, until
+from daemon_kit import Neighbourhood, until
+from scripted_learner import ScriptedLearner
 
 from p2pdiloco.adapters.disk.spool import Spool
 from p2pdiloco.core.api.events import LeaveRequested

@@ -3,6 +3,7 @@
 <data_dir>/identity.key                      the node's Ed25519 key
            lock                              flock held while a node runs here
            events.jsonl                      adapters.disk.events_log
+           joined.txt                        daemon.run_files.joined
            runs/<first 16 of run id>/        adapters.disk.run_store, learner.safetensors
 """
 

@@ -166,14 +166,14 @@ class DirectStream(asyncio.BufferedProtocol):
 
         def look() -> None:
             nonlocal before, in_time, watch
-            if self._arrived_bytes == before or loop.time() > deadline_s:
+            if self._arrived_bytes == before or loop.time() >= deadline_s:
                 in_time = False
                 self._wake()
             else:
                 before = self._arrived_bytes
-                watch = loop.call_later(idle_s, look)
+                watch = loop.call_at(min(loop.time() + idle_s, deadline_s), look)
 
-        watch = loop.call_later(idle_s, look)
+        watch = loop.call_at(min(loop.time() + idle_s, deadline_s), look)
         try:
             await self._wait()
         finally:

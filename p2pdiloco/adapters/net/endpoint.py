@@ -17,6 +17,13 @@ from typing import TypeVar
 from p2pdiloco.adapters.net import framing, streams
 from p2pdiloco.adapters.net.flow import Flow, Limits
 from p2pdiloco.adapters.net.kept_streams import SERVER_KEEPS_S, KeptIncoming, KeptStreams, Stream, end_stream
+from p2pdiloco.adapters.net.places import MAX_STREAMS_IN, Busy, Places, StreamRefusal
+from p2pdiloco.adapters.net.refusals import (
+    MAX_REASON_BYTES,
+    RefusedByPeer,
+    encode_refusal,
+    refused_by_peer,
+)
 from p2pdiloco.bounded import BoundedDict
 from p2pdiloco.core.api.messages import MAX_MESSAGE_BYTES
 from p2pdiloco.core.api.reasons import Unheard
@@ -24,8 +31,6 @@ from p2pdiloco.errors import InvariantViolation, RemoteError, TransportError, in
 from p2pdiloco.ports import Buffer, PullSink, Refusal, TransportHandlers
 
 MAX_STREAMS_OUT = 32
-MAX_STREAMS_IN = 64
-MAX_STREAMS_IN_PER_PEER = 48  # above MAX_STREAMS_OUT: our slot is free a moment after the peer's
 MAX_MESSAGES_IN = 256
 MAX_MESSAGES_IN_PER_PEER = 64
 MAX_RECORD_BYTES = 32 * 1024
@@ -54,7 +59,7 @@ class Endpoint(ABC):
         self._flows: BoundedDict[str, Flow] = BoundedDict(MAX_FLOWS)
         self._slots_out = asyncio.Semaphore(MAX_STREAMS_OUT)
         self._kept, self._kept_in = KeptStreams(), KeptIncoming()
-        self._streams_in: Counter[str] = Counter()
+        self._places = Places(lambda: self._count(StreamRefusal.GAVE_WAY.value))
         self._serving: set[asyncio.Task[None]] = set()
         """Tasks that serve one incoming stream each."""
         self._refusing = 0
@@ -82,7 +87,7 @@ class Endpoint(ABC):
         self._limits.control(len(data), len(reply))
         status, body = reply[:1], reply[1:]
         if status == _REFUSED:
-            raise framing.refused_by_peer(body[: framing.MAX_REASON_BYTES])
+            raise refused_by_peer(body[:MAX_REASON_BYTES])
         if status != _OK:
             raise self._offence(peer, RemoteError("garbage", "malformed reply"))
         if len(body) > MAX_MESSAGE_BYTES:
@@ -177,7 +182,7 @@ class Endpoint(ABC):
                 return _OK + reply
         except RemoteError as error:
             self._offence(sender, error)
-            return _REFUSED + framing.encode_refusal(error)
+            return _REFUSED + encode_refusal(error)
         except (Exception, InvariantViolation) as error:  # noqa: BLE001 - our own bug, reported below
             report_bug("message handler", error)
             return _REFUSED + b"internal-error"
@@ -206,6 +211,8 @@ class Endpoint(ABC):
         except RemoteError as error:
             self._offence(sender, error)
         except TransportError as error:
+            if isinstance(error, framing.TooSlow):
+                self._count(StreamRefusal.TOO_SLOW.value)
             logger.debug("stream from %s ended: %s", sender, error)
         except (Exception, InvariantViolation) as error:  # noqa: BLE001 - our own bug, reported below
             report_bug("stream handler", error)
@@ -216,11 +223,12 @@ class Endpoint(ABC):
     async def _serve_one(self, channel: framing.Channel, sender: str, kind: int | None) -> None:
         """Answer one request. Raises: as `streams.serve`."""
         try:
-            with _Slot(self._streams_in, sender, MAX_STREAMS_IN, MAX_STREAMS_IN_PER_PEER):
+            member = None if self._handlers is None else self._handlers.is_member(sender)
+            with self._places.taken(sender, member):
                 if self._handlers is None:
                     raise RemoteError(Unheard.NOT_READY.value)
-                await streams.serve(channel, sender, self._handlers, kind)
-        except _Busy as error:  # raised before anything was read, so nobody has told the peer yet
+                await streams.serve(channel, sender, self._handlers, kind, member is False)
+        except Busy as error:  # raised before anything was read, so nobody has told the peer yet
             if self._refusing < MAX_STREAMS_IN:  # beyond that a flood: no words, no waiting
                 self._refusing += 1
                 try:
@@ -231,17 +239,15 @@ class Endpoint(ABC):
 
     def _offence(self, peer: str, error: RemoteError) -> RemoteError:
         """Count what a peer did wrong; a peer's refusal of us is none. Returns the error, to be raised."""
-        if not isinstance(error, framing.RefusedByPeer):
-            reason = error.reason
-            if reason not in self.refusals and len(self.refusals) >= MAX_REASONS:
-                reason = "other"
-            self.refusals[reason] = self.refusals.get(reason, 0) + 1
+        if not isinstance(error, RefusedByPeer):
+            self._count(error.counted if isinstance(error, Busy) else error.reason)
             logger.debug("refused %s: %s", peer, error)
         return error
 
-
-class _Busy(RemoteError):
-    """Refusal: a limit of concurrent requests is reached."""
+    def _count(self, reason: str) -> None:
+        if reason not in self.refusals and len(self.refusals) >= MAX_REASONS:
+            reason = "other"
+        self.refusals[reason] = self.refusals.get(reason, 0) + 1
 
 
 class _Slot:
@@ -253,7 +259,7 @@ class _Slot:
 
     def __enter__(self) -> None:
         if self._full:
-            raise _Busy(Unheard.BUSY.value, "too many requests at once")
+            raise Busy
         self._counts[self._peer] += 1
 
     def __exit__(self, *_: object) -> None:

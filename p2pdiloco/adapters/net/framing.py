@@ -19,20 +19,27 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from p2pdiloco.adapters.net.direct_stream import DirectStream
 from p2pdiloco.adapters.net.flow import CHUNK_BYTES, MOST_BYTES, Flow, Limits, Sending
-from p2pdiloco.core.api.reasons import Unheard
+from p2pdiloco.adapters.net.refusals import MAX_REASON_BYTES, refused_by_peer
 from p2pdiloco.errors import RemoteError, TransportError
 from p2pdiloco.ports import Buffer
 
 MAX_HEADER_BYTES = 4 * 1024 * 1024
 """Most bytes of the header of a push, or of what is given. A label names each of up to `MAX_CONTRIBUTORS`
-learners in about 100 bytes; a state's header has as many watermarks on top. 64 incoming streams hold at most
-256 MiB of them, and only of what was really sent."""
+learners in about 100 bytes; a state's header has as many watermarks on top."""
+OTHERS_HEADER_BYTES = 64 * 1024
+"""Most bytes of a header, or a request, of somebody who is no member of our run."""
+STEP_BYTES = 64 * 1024
+"""Memory for what was announced is taken in steps of so many bytes, each when the one before is full."""
 MAX_ANSWER_BYTES = 256 * 1024
 """Most bytes of a pull request, and of an answer to a push."""
-MAX_REASON_BYTES = 1024
 MIN_BYTES_PER_S = 4096
 """Least rate of a payload: one that is slower on the whole is given up, so that no peer holds a slot for
 ever."""
+HEADER_S = 10.0
+"""Time for a header, beside that of its bytes."""
+PIECE_BYTES_PER_S = 16 * 1024
+"""Least rate of a header, and of a chunk. A sender's chunk is a small part of what the link carries at a
+time, so it is on its way for seconds also where many share 1 Mbit/s; what is slow are the pauses between."""
 
 PUSH, PULL = 0x51, 0x52
 ACCEPT, REFUSE, ERROR, DONE, GIVE, ACK, GOT = range(0x61, 0x68)
@@ -114,45 +121,64 @@ class Channel:
         self.heard = True
         return data
 
-    async def exact(self, size: int) -> bytes | bytearray:
-        """Read exactly that many bytes; the caller has capped `size`."""
-        data = await self.some(size) if size else b""
-        if len(data) == size:
-            return data
-        whole = bytearray(size)
-        whole[: len(data)] = data
-        await self.fill(memoryview(whole)[len(data) :])
-        return whole
+    async def exact(self, size: int) -> bytes:
+        """Read exactly that many bytes, a few, of which the first may come after a pause.
 
-    async def fill(self, space: memoryview) -> None:
-        """Read exactly as many bytes as there is space for. Raises: TransportError (also: slower than the
-        least rate, so that nobody makes a chunk or a header last for ever with a byte now and then)."""
+        Raises: TransportError (cut, idle for too long), TooSlow.
+        """
+        data = await self.some(size)
+        return data if len(data) == size else data + await self.body(size - len(data))
+
+    async def body(self, size: int) -> bytes:
+        """Read exactly that many bytes, which are due now; the caller has capped `size`. Memory is taken as
+        they come, whatever was announced.
+
+        Raises: TransportError (cut, idle for too long), TooSlow.
+        """
+        deadline_s = asyncio.get_running_loop().time() + HEADER_S + size / PIECE_BYTES_PER_S
+        parts = []
+        for start in range(0, size, STEP_BYTES):
+            part = bytearray(min(size - start, STEP_BYTES))
+            await self.fill(memoryview(part), deadline_s)
+            parts.append(part)
+        return b"".join(parts)
+
+    async def fill(self, space: memoryview, deadline_s: float) -> None:
+        """Read exactly as many bytes as there is space for, until then at the latest, so that nobody makes a
+        chunk or a header last for ever with a byte now and then.
+
+        Raises: TransportError (cut, idle for too long), TooSlow.
+        """
         size, have = len(space), 0
-        deadline_s = self._deadline_s(size)
         if isinstance(self._reader, DirectStream):
             if not await self._reader.fill(space, self.idle_s, deadline_s):
-                raise TransportError(f"nothing received for {self.idle_s:g} s, or too slowly")
+                self._in_time(deadline_s, PIECE_BYTES_PER_S)
+                raise TransportError(f"nothing received for {self.idle_s:g} s")
             return
         while have < size:
-            piece = await self.some(size - have)
+            left_s = deadline_s - asyncio.get_running_loop().time()
+            try:
+                piece = await self.some(size - have, max(0.0, min(self.idle_s, left_s)))
+            except PeerSilent:
+                self._in_time(deadline_s, PIECE_BYTES_PER_S)
+                raise
             space[have : have + len(piece)] = piece
             have += len(piece)
-            self._in_time(deadline_s)
 
-    def _deadline_s(self, size: int) -> float:
-        return asyncio.get_running_loop().time() + self.idle_s + size / MIN_BYTES_PER_S
+    def _deadline_s(self, size: int, bytes_per_s: int = MIN_BYTES_PER_S) -> float:
+        return asyncio.get_running_loop().time() + self.idle_s + size / bytes_per_s
 
     @staticmethod
-    def _in_time(deadline_s: float) -> None:
-        if asyncio.get_running_loop().time() > deadline_s:
-            raise TransportError(f"slower than {MIN_BYTES_PER_S} bytes/s")
+    def _in_time(deadline_s: float, bytes_per_s: int = MIN_BYTES_PER_S) -> None:
+        if asyncio.get_running_loop().time() >= deadline_s:
+            raise TooSlow(f"slower than {bytes_per_s} bytes/s")
 
     async def sized(self, cap: int) -> bytes:
         """Read a length and that many bytes. Raises: RemoteError (longer than cap)."""
         (size,) = U32.unpack(await self.exact(4))
         if size > cap:
             raise RemoteError("oversized", f"{size} bytes of at most {cap}")
-        return bytes(await self.exact(size))
+        return await self.body(size)
 
     async def write(self, *parts: Buffer) -> None:
         """Send the parts, waiting while the other side is slower. Raises: TransportError."""
@@ -271,7 +297,7 @@ class Channel:
         offset = acknowledged = 0
         deadline_s = self._deadline_s(size)
         frames = MORE_FRAMES + size // BYTES_PER_FRAME
-        room = memoryview(bytearray(min(size, CHUNK_BYTES)))
+        room = memoryview(b"")
         while True:
             self._in_time(deadline_s)
             length, expected = CHUNK_HEAD.unpack(await self.exact(CHUNK_HEAD.size))
@@ -285,8 +311,10 @@ class Channel:
             if frames < 0:
                 raise RemoteError("chunks-too-small", f"{offset} bytes in too many of them")
             if chunk_bytes:
+                if chunk_bytes > len(room):
+                    room = memoryview(bytearray(chunk_bytes))
                 chunk = room[:chunk_bytes]
-                await self.fill(chunk)
+                await self.fill(chunk, self._deadline_s(chunk_bytes, PIECE_BYTES_PER_S))
                 if checksum(chunk) != expected:
                     raise RemoteError("damaged-chunk")
                 await take(offset, chunk)
@@ -349,26 +377,5 @@ class PeerSilent(TransportError):
     """Error: too long a pause; the peer may be there, but does nothing."""
 
 
-class RefusedByPeer(RemoteError):
-    """Error: the peer refused us, with its reason. Not an offence of the peer: never counted against it."""
-
-    def __init__(self, reason: str, detail: str, unheard: Unheard | None) -> None:
-        """`unheard`: why it did not even look at what we asked; None: it found fault with that."""
-        super().__init__(reason, detail)
-        self.unheard = unheard
-
-
-_UNHEARD = {why.value: why for why in Unheard}
-
-
-def refused_by_peer(body: bytes) -> RefusedByPeer:
-    """Make the error that a peer's encoded refusal stands for."""
-    reason, _, detail = body.decode("utf-8", "replace").partition("\n")
-    return RefusedByPeer(reason[:64] or "unknown", detail, _UNHEARD.get(reason))
-
-
-def encode_refusal(error: RemoteError) -> bytes:
-    """Encode reason and detail as they go to the peer, capped."""
-    detail = str(error).removeprefix(error.reason).removeprefix(": ")
-    text = f"{error.reason}\n{detail}".encode()[:MAX_REASON_BYTES]
-    return text.decode("utf-8", "ignore").encode()
+class TooSlow(TransportError):
+    """Error: bytes come, but below the least rate."""

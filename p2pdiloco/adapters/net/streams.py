@@ -38,14 +38,16 @@ from p2pdiloco.adapters.net.framing import (
     GIVE,
     MAX_ANSWER_BYTES,
     MAX_HEADER_BYTES,
+    OTHERS_HEADER_BYTES,
     PULL,
     PUSH,
     REFUSE,
     U32,
     U64,
     Channel,
-    encode_refusal,
 )
+from p2pdiloco.adapters.net.places import StreamRefusal
+from p2pdiloco.adapters.net.refusals import encode_refusal
 from p2pdiloco.errors import RemoteError, TransportError, invariant
 from p2pdiloco.ports import Buffer, PullSink, PullSource, PushSink, Refusal, TransportHandlers
 
@@ -125,10 +127,10 @@ class Collected:
         """See `ports.PullSink.begin`."""
         if payload_bytes > self._most:
             raise RemoteError("oversized", f"payload of {payload_bytes} bytes, at most {self._most}")
-        self.header, self.payload = header, bytearray(payload_bytes)
+        self.header, self.payload = header, bytearray()
 
     def write(self, offset: int, chunk: memoryview) -> None:
-        """See `ports.PullSink.write`."""
+        """See `ports.PullSink.write`. The payload grows as chunks come, in order."""
         self.payload[offset : offset + len(chunk)] = chunk
 
 
@@ -162,8 +164,15 @@ def _from(payload: Sequence[Buffer], offset: int) -> list[memoryview]:
     return rest
 
 
-async def serve(channel: Channel, sender: str, handlers: TransportHandlers, kind: int | None = None) -> None:
-    """Serve one transfer. `kind`: its first byte, where that was read already.
+async def serve(
+    channel: Channel,
+    sender: str,
+    handlers: TransportHandlers,
+    kind: int | None = None,
+    others: bool = False,
+) -> None:
+    """Serve one transfer. `kind`: its first byte, where that was read already. `others`: the sender is none
+    of our run's members, so its header is short.
 
     Raises:
         RemoteError: the client broke a rule, or a handler refused it; the client has been told.
@@ -173,9 +182,12 @@ async def serve(channel: Channel, sender: str, handlers: TransportHandlers, kind
         if kind is None:
             kind = (await channel.exact(1))[0]
         if kind == PUSH:
-            await _serve_push(channel, sender, handlers)
+            header = await _header(channel, MAX_HEADER_BYTES, others)
+            await _serve_push(channel, sender, handlers, header)
         elif kind == PULL:
-            await _serve_pull(channel, sender, handlers)
+            (most,) = U32.unpack(await channel.exact(U32.size))
+            request = await _header(channel, MAX_ANSWER_BYTES, others)
+            await _serve_pull(channel, sender, handlers, request, most)
         else:
             raise RemoteError("garbage", f"stream of kind {kind:#x}")
     except RemoteError as error:
@@ -193,8 +205,17 @@ async def refuse(channel: Channel, error: RemoteError) -> None:
                 swallowed += len(await channel.some(CHUNK_BYTES))
 
 
-async def _serve_push(channel: Channel, sender: str, handlers: TransportHandlers) -> None:
-    header = await channel.sized(MAX_HEADER_BYTES)
+async def _header(channel: Channel, cap: int, others: bool) -> bytes:
+    """Read a header or a request. Raises: RemoteError (longer than this peer's may be)."""
+    (size,) = U32.unpack(await channel.exact(4))
+    if others and OTHERS_HEADER_BYTES < size <= cap:
+        raise RemoteError(StreamRefusal.LONG_HEADER.value, f"{size} bytes of at most {OTHERS_HEADER_BYTES}")
+    if size > cap:
+        raise RemoteError("oversized", f"{size} bytes of at most {cap}")
+    return await channel.body(size)
+
+
+async def _serve_push(channel: Channel, sender: str, handlers: TransportHandlers, header: bytes) -> None:
     (size,) = U64.unpack(await channel.exact(8))
     sink = await handlers.on_push(sender, header)
     if isinstance(sink, Refusal):
@@ -229,9 +250,10 @@ async def _fill(channel: Channel, sink: PushSink, size: int) -> bytes:
     return await sink.finish()
 
 
-async def _serve_pull(channel: Channel, sender: str, handlers: TransportHandlers) -> None:
-    (most,) = U32.unpack(await channel.exact(U32.size))
-    source = await handlers.on_pull(sender, await channel.sized(MAX_ANSWER_BYTES))
+async def _serve_pull(
+    channel: Channel, sender: str, handlers: TransportHandlers, request: bytes, most: int
+) -> None:
+    source = await handlers.on_pull(sender, request)
     if isinstance(source, Refusal):
         await channel.send_status(REFUSE, source.answer)
         return

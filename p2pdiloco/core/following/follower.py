@@ -81,13 +81,14 @@ class Follower:
         self._unsure: set[str] = set()
         """Members whose heads are of a saved state that nobody confirmed yet."""
         self._doubts = Doubts()
+        self._has_spare = False
         self._next: SignedVersion | None = None
         mine = hashlib.sha256(f"{context.shared.me}/{context.index}".encode()).digest()
         self._first_asked = int.from_bytes(mine[:4], "big")
         """Place in the order of equal holders at which we begin: else all would ask the same one, and wait
         for it."""
         self._attempts = 0
-        self._retry_at_s = 0.0
+        self._retry_at_s = self._asked_s = 0.0
         self._need_state = False
         self.verified = False
         """True: a confirmed member's head is, or was, our head, one of its ancestors, or lighter."""
@@ -178,16 +179,22 @@ class Follower:
         # Who cannot be dialled is spared, and perhaps not to be had.
         holders = [p for p in holders if self._shared.view.dialable(p)] or holders
         peer = holders[(self._first_asked + target.number + self._attempts) % len(holders)]
+        self._asked_s = now
         distance = target.number - self._chain.head.number
         if self._need_state or not 0 < distance <= self._shared.config.log_versions:
             self._pull_state(peer, target)
         else:
-            self._spare.take()
+            if peer not in self._doubts:  # of who failed last time the bytes must be here first
+                self._take_spare()
             self._machine.go(FollowSignal.PULL_UPDATE)
             self._shared.out.put(FetchUpdate(self._fragment, self._chain.head.number + 1, peer))
 
-    def _pull_state(self, peer: str, target: Head) -> None:
+    def _take_spare(self) -> None:
         self._spare.take()
+        self._has_spare = True
+
+    def _pull_state(self, peer: str, target: Head) -> None:
+        self._take_spare()
         self._machine.go(FollowSignal.PULL_STATE)
         self._shared.out.record(
             "catchup",
@@ -199,16 +206,21 @@ class Follower:
         self._shared.out.put(FetchState(self._fragment, target.number, peer))
 
     def _disappointed(self, peer: str, fault: bool, now: float) -> None:
-        """Count the failure of a holder. If it is that one's own fault, the next is asked without a pause."""
-        self._doubts.add(peer, fault, self._shared.timing.retry_s, now)
+        """Count the failure of a holder, which is left alone for a while. The next one is asked after a short
+        pause, or without one if it was that one's own fault."""
+        retry_s = self._shared.timing.retry_s
+        self._doubts.add(peer, fault, retry_s, now, now - self._asked_s)
         attempts = self._attempts
         self._done(now, ok=False)
         if fault:
-            self._attempts, self._retry_at_s = attempts, now
+            self._attempts = attempts
+        self._retry_at_s = now if fault else now + retry_s
 
     def _done(self, now: float, ok: bool) -> None:
         self._machine.go(FollowSignal.DONE)
-        self._spare.free()
+        if self._has_spare:
+            self._spare.free()
+        self._has_spare = False
         self._next = None
         self._attempts = 0 if ok else self._attempts + 1
         self._retry_at_s = now + backoff_s(self._shared.timing.retry_s, self._attempts)
@@ -244,8 +256,14 @@ class Follower:
             self._need_state = self._need_state or fault.forked
             return
         header = event.version.header
-        self._next = event.version
         self._doubts.drop(event.peer)
+        if not self._has_spare and self._spare.busy:
+            self._shared.out.put(Release(event.ticket))
+            self._done(now, ok=False)
+            return
+        if not self._has_spare:
+            self._take_spare()
+        self._next = event.version
         steps = header.longest_steps()
         self._shared.out.put(ApplyUpdate(self._fragment, header.number, event.ticket, steps))
 

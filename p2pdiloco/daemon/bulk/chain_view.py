@@ -53,6 +53,9 @@ class ChainView(Versions, Protocol):
     def dialable(self) -> bool:
         """True: others can dial us; else nobody is sent to us."""
 
+    def is_member(self, peer: str) -> bool:
+        """Tell whether the peer is a member of the run."""
+
     def head(self, fragment: int) -> Head:
         """Return the newest version."""
 
@@ -91,6 +94,10 @@ class OwnChain:
     def dialable(self) -> bool:
         """See `ChainView`."""
         return self._core.shared.reach is Reach.DIRECT
+
+    def is_member(self, peer: str) -> bool:
+        """See `ChainView`."""
+        return self._core.is_member(peer, asyncio.get_running_loop().time())
 
     def signed(self, version: SignedVersion) -> bool:
         """See `Versions`."""

@@ -111,6 +111,10 @@ class Transfers:
 
     # --- what peers ask ------------------------------------------------------------------------------
 
+    def is_member(self, peer: str) -> bool:
+        """Tell whether the peer is a member of the run by our chain."""
+        return self._chain.is_member(peer)
+
     def on_message(self, sender: str, data: bytes) -> None:
         """Post a message for the core. Raises: RemoteError."""
         self._post(ev.MessageReceived(sender, decode_message(self._chain.run, data)))

@@ -101,13 +101,10 @@ class Measurements:
         """Newest loss of our own."""
         return self.turns.own
 
-    def _merges(self) -> int:
-        return sum(self._vault.version(layout.index) or 0 for layout in self._vault.layouts)
-
     def measured(self, loss: float, tokens: int) -> None:
         """Take in what our learner has measured."""
         if math.isfinite(loss):
-            self.turns.measured(wire.HeldoutLoss(self._merges(), loss, tokens), self._loop.time())
+            self.turns.measured(wire.HeldoutLoss(self._vault.merges, loss, tokens), self._loop.time())
             self.news.set()
 
     def heard(self, peer: str, heldout: wire.HeldoutLoss) -> None:
@@ -115,7 +112,7 @@ class Measurements:
 
         What is far ahead of us cannot be true, or not for us: it would silence all losses to come.
         """
-        most = self._merges() + len(self._vault.layouts) * self._log_versions
+        most = self._vault.merges + len(self._vault.layouts) * self._log_versions
         if not self.alone and heldout.merges <= most:
             self.turns.heard(peer, heldout, self._loop.time())
 

@@ -52,17 +52,14 @@ class ResultWriter:
         self._io = io
         self._plan = plan
         self._tell = tell
-        self._saved_at = self._merges()
-
-    def _merges(self) -> int:
-        return sum(self._compute.vault.version(layout.index) or 0 for layout in self._run.layouts)
+        self._saved_at = self._compute.vault.merges
 
     async def watch(self, committed: asyncio.Event) -> None:
         """Save, until cancelled, when it is time and enough was merged since the last one. `committed` is set
         with every version."""
         while True:
             await asyncio.sleep(self._plan.every_s)
-            while self._merges() < self._saved_at + max(1, self._plan.every_merges):
+            while self._compute.vault.merges < self._saved_at + max(1, self._plan.every_merges):
                 committed.clear()
                 await committed.wait()
             await self.save()

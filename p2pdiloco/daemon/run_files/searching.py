@@ -22,11 +22,13 @@ from p2pdiloco.daemon.run_files.listing import (
     pull_manifest,
     run_names,
 )
-from p2pdiloco.errors import RemoteError, TransportError
+from p2pdiloco.errors import RemoteError, TransportError, UserError
 from p2pdiloco.ports import Transport
 
 logger = logging.getLogger(__name__)
 HOST_TIMEOUT_S = 3.0
+HOST_PATIENCE = 10
+"""Looks for which what only our hosts can settle waits for them, if they do not answer."""
 MAX_GIVEN_UP = 256
 
 
@@ -43,6 +45,7 @@ class RunSearch:
         self._hosts = list(dict.fromkeys(hosts))
         self._before = before
         self._given_up: set[str] = set()
+        self._silent_looks = 0
         self.listed: dict[str, ListedRun] = {}
         """Runs that were listed at the last look, without those that were given up."""
         self.refusals: Counter[str] = Counter()
@@ -70,19 +73,25 @@ class RunSearch:
             run: entry for run, entry in found.items() if run not in self._given_up and entry.peers
         }
         candidates = {run: entry for run, entry in found.items() if run not in self._given_up}
-        return choose_run(candidates, self._wanted, self._before, self._hosts)
+        try:
+            return choose_run(candidates, self._wanted, self._before, self._hosts)
+        except UserError:
+            if 0 < self._silent_looks <= HOST_PATIENCE:
+                return None
+            raise
 
     async def _ask_hosts(self, found: dict[str, ListedRun]) -> None:
         """Add what our hosts themselves say: their records may not be there yet, or not any more."""
-        for host, runs in zip(
-            self._hosts, await asyncio.gather(*map(self._runs_of, self._hosts)), strict=True
-        ):
-            for summary in runs:
+        answers = await asyncio.gather(*map(self._runs_of, self._hosts))
+        self._silent_looks = self._silent_looks + 1 if None in answers else 0
+        for host, runs in zip(self._hosts, answers, strict=True):
+            for summary in runs or ():
                 entry = found.setdefault(summary.run, ListedRun(summary.run))
                 if host not in entry.peers:
                     entry.add(summary.name, host)
 
-    async def _runs_of(self, host: str) -> tuple[wire.RunSummary, ...]:
+    async def _runs_of(self, host: str) -> tuple[wire.RunSummary, ...] | None:
+        """Ask a host which runs it lists. None: it does not answer."""
         try:
             reply = await self._transport.send(
                 host, wire.QUERY + wire.encode(wire.RunsQuery()), HOST_TIMEOUT_S
@@ -90,6 +99,7 @@ class RunSearch:
             return wire.decode(reply, wire.RunList).runs
         except TransportError as error:
             logger.debug("%s does not say which runs it knows: %s", host, error)
+            return None
         except RemoteError as error:
             self._refused(host, error)
         return ()

@@ -16,8 +16,20 @@ LEFT_OUT = (
 """Keys of config.json that are not about the architecture."""
 CONTEXTS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 """Keys by which architectures state the longest context that they are made for."""
-LEAST_LAYERS = 1024
-"""Layers that may be stated, however small the model is: so many cost nothing worth speaking of."""
+LEAST_COUNT = 1024
+"""Layers, and anything else, that may be stated however small the model is: so many cost nothing worth
+speaking of."""
+MOST_COUNT = 65_536
+"""Limit of what is no layer, such as experts that are rows of one parameter."""
+MOST = 1 << 31
+"""Limit of any number."""
+_SIZES = (
+    *("dim", "embd", "inner", "d_ff", "dff", "d_model", "width", "rank"),
+    *("position", "ctx", "seq_len", "length", "window", "chunk", "distance", "offset", "topk"),
+    *("token", "_id", "suppress", "rate", "seed", "theta", "base", "scal"),
+)
+_COUNTS = ("layer", "block", "label", "head", "group", "depth", "repeat", "num_h", "num_l", "type")
+"""Parts of keys of counts, beside a part of `_SIZES` too."""
 _FETCHING = (
     "attn_implementation",
     "experts_implementation",
@@ -60,18 +72,47 @@ def longest(config: dict[str, Any]) -> int:
     return next((config[key] for key in CONTEXTS if isinstance(config.get(key), int)), 0)
 
 
-def broken_config(config: dict[str, Any], parameters: int, context_tokens: int) -> str | None:
-    """Find the first thing that a manifest's config may not say; returns a sentence, or None."""
+def broken_config(
+    config: dict[str, Any], parameters: int, context_tokens: int, largest_size: int = 0
+) -> str | None:
+    """Find the first thing that a manifest's config may not say; returns a sentence, or None.
+
+    `parameters`: of the model; `largest_size`: in their shapes."""
+    most = max(LEAST_COUNT, parameters, min(largest_size, MOST_COUNT))
     if 0 < longest(config) < context_tokens:
         return f"model.context_tokens must be at most {longest(config)} with this model.config"
     for key, value in _pairs(config):
         if _fetches(key, value):
             return f'model.config must not have the key "{key[:100]}"'
-        is_count = "layer" in key and "size" not in key and isinstance(value, int)
-        # As many modules would be built before anything can be compared.
-        if is_count and value > max(LEAST_LAYERS, parameters):
+        numbers = [number for number in _numbers(value) if abs(number) > LEAST_COUNT]
+        if any(abs(number) > MOST for number in numbers):
+            return f'model.config: "{key[:100]}" is beyond any model'
+        # As many modules, or entries of lists, would be made before anything can be compared.
+        if _is_layers(key) and any(number > max(LEAST_COUNT, parameters) for number in numbers):
             return f'model.config: "{key[:100]}" is more than the model has parameters'
+        if numbers and max(map(abs, numbers)) > most and not _is_size(key):
+            return f'model.config: "{key[:100]}" is more than the model can have of anything'
     return None
+
+
+def _is_layers(key: str) -> bool:
+    return "layer" in key and "size" not in key
+
+
+def _is_size(key: str) -> bool:
+    """Tell whether a key names a size, a place, a token or a rate: numbers of which nothing is made."""
+    if "size" in key or "vocab" in key:
+        return True
+    return any(word in key for word in _SIZES) and not any(word in key for word in _COUNTS)
+
+
+def _numbers(found: Any) -> Iterator[int]:
+    """Integers of a value and of lists in it; of an object in it, `_pairs` has the pairs."""
+    if isinstance(found, list):
+        for value in found:
+            yield from _numbers(value)
+    elif isinstance(found, int) and not isinstance(found, bool):
+        yield found
 
 
 def _pairs(found: Any) -> Iterator[tuple[str, Any]]:

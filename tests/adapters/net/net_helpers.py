@@ -59,7 +59,11 @@ class Recorder:
         self.payload: list[Buffer] = []
         self.released = 0
         self.senders: set[str] = set()
+        self.members: set[str] | None = None
         self.before_reply: Callable[[], asyncio.Future[None]] | None = None
+
+    def is_member(self, sender: str) -> bool | None:
+        return None if self.members is None else sender in self.members
 
     async def on_message(self, sender: str, data: bytes) -> bytes:
         self.messages.append((sender, data))

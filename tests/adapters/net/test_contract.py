@@ -10,8 +10,9 @@ import pytest
 from conftest import Swarm
 from net_helpers import Sink, until
 
-from p2pdiloco.adapters.net.endpoint import MAX_STREAMS_IN_PER_PEER
-from p2pdiloco.adapters.net.framing import checksum
+from p2pdiloco.adapters.net import framing
+from p2pdiloco.adapters.net.framing import OTHERS_HEADER_BYTES, checksum
+from p2pdiloco.adapters.net.places import MAX_STREAMS_IN, OF_OTHERS, SHARES, StreamRefusal
 from p2pdiloco.errors import InvariantViolation, PeerUnreachable, RemoteError, TransportError, UserError
 from p2pdiloco.identity import Identity
 from p2pdiloco.ports import Refusal
@@ -255,14 +256,55 @@ async def test_32_streams_at_once(swarm: Swarm) -> None:
 
 async def test_more_streams_than_a_peer_may_open_are_refused(swarm: Swarm) -> None:
     a, b, _ = await pair(swarm)
-    opened = [await swarm.raw_stream(a, b) for _ in range(MAX_STREAMS_IN_PER_PEER + 1)]
+    most = MAX_STREAMS_IN - MAX_STREAMS_IN // SHARES
+    opened = [await swarm.raw_stream(a, b) for _ in range(most + 1)]
     try:
         for _, writer in opened:
             writer.write(b"\x51")
-        await until(lambda: b.refusals == {"busy": 1})
+        await until(lambda: b.refusals == {StreamRefusal.ONE_PEERS_SHARE.value: 1})
     finally:
         for _, writer in opened:
             writer.close()
+
+
+async def test_strangers_slow_streams_keep_no_member_out(swarm: Swarm) -> None:
+    a, b, at_b = await pair(swarm)
+    strangers = [await swarm.add(), await swarm.add()]
+    at_b.members = {a.peer_id}
+    announced = b"\x51" + struct.pack(">I", OTHERS_HEADER_BYTES)
+    opened = [await swarm.raw_stream(strangers[i % 2], b) for i in range(2 * OF_OTHERS)]
+    try:
+        for _, writer in opened:
+            writer.write(announced + b"h")
+        await until(lambda: b.refusals == {StreamRefusal.OTHERS_FULL.value: OF_OTHERS})
+        assert (await a.push(b.peer_id, b"10", [bytes(10)], 5.0))[0]
+    finally:
+        for _, writer in opened:
+            writer.close()
+
+
+async def test_a_long_header_is_for_members(swarm: Swarm) -> None:
+    a, b, at_b = await pair(swarm)
+    header = b"refuse" + bytes(OTHERS_HEADER_BYTES)
+    at_b.members = set()
+    with pytest.raises(RemoteError, match=StreamRefusal.LONG_HEADER.value):
+        await a.push(b.peer_id, header, [b""], 5.0)
+    await until(lambda: b.refusals == {StreamRefusal.LONG_HEADER.value: 1})
+    assert await a.push(b.peer_id, header[:OTHERS_HEADER_BYTES], [b""], 5.0) == (False, b"stale base")
+    at_b.members = {a.peer_id}
+    assert await a.push(b.peer_id, header, [b""], 5.0) == (False, b"stale base")
+
+
+async def test_a_header_that_does_not_come_is_given_up_and_counted(
+    swarm: Swarm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b, _ = await pair(swarm)
+    monkeypatch.setattr(framing, "HEADER_S", 0.05)
+    reader, writer = await swarm.raw_stream(a, b)
+    writer.write(b"\x51" + struct.pack(">I", 100) + b"h")
+    await until(lambda: b.refusals == {StreamRefusal.TOO_SLOW.value: 1})
+    assert await asyncio.wait_for(reader.read(1), 5.0) == b""
+    writer.close()
 
 
 async def test_records_of_two_peers_under_one_key(swarm: Swarm) -> None:

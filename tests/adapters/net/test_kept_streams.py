@@ -9,7 +9,7 @@ import pytest
 from conftest import Swarm
 from net_helpers import Sink, until
 
-from p2pdiloco.adapters.net import endpoint, framing, kept_streams
+from p2pdiloco.adapters.net import endpoint, framing, kept_streams, places
 from p2pdiloco.adapters.net.endpoint import Endpoint
 from p2pdiloco.adapters.net.kept_streams import MOST, MOST_IN_PER_PEER, MOST_PER_PEER, end_stream
 from p2pdiloco.errors import RemoteError, TransportError
@@ -51,7 +51,7 @@ async def test_transfers_of_all_kinds_share_a_stream(swarm: Swarm) -> None:
     await asyncio.gather(*(push(a, b, 300_000) for _ in range(MOST_IN_PER_PEER)))
     before = opened.count
     assert len(a._kept) <= MOST_PER_PEER
-    await until(lambda: len(b._kept_in) <= MOST_PER_PEER and not b._streams_in)
+    await until(lambda: len(b._kept_in) <= MOST_PER_PEER and not len(b._places))
     await asyncio.gather(*(push(a, b) for _ in range(MOST_PER_PEER)))
     assert opened.count == before
 
@@ -143,16 +143,16 @@ async def test_idle_streams_end_and_their_number_is_bounded(
         for reader, writer in greedy:  # keeps all of them open, and says nothing more
             writer.write(b"\x51\0\0\0\x06refuse" + bytes(8))
             await asyncio.wait_for(reader.read(100), 5.0)
-        await until(lambda: len(b._kept_in) == MOST_IN_PER_PEER and not b._streams_in)
+        await until(lambda: len(b._kept_in) == MOST_IN_PER_PEER and not b._places)
         assert await asyncio.wait_for(greedy[0][0].read(1), 5.0) == b"", "the one idle for longest has ended"
-        monkeypatch.setattr(endpoint, "MAX_STREAMS_IN_PER_PEER", 1)
+        monkeypatch.setattr(places, "MAX_STREAMS_IN", 1)
         await push(a, b)  # idle streams take nobody's place
     finally:
         for _, writer in greedy:
             writer.close()
     await until(lambda: len(b._kept_in) == 1 == len(a._kept))
     monkeypatch.setattr(kept_streams, "KEEP_S", 0.05)
-    monkeypatch.setattr(endpoint, "MAX_STREAMS_IN_PER_PEER", 48)
+    monkeypatch.setattr(places, "MAX_STREAMS_IN", 64)
     a._kept.clear()
     await push(a, b)
     await until(lambda: len(b._kept_in) == 0 == len(a._kept))

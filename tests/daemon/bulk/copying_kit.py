@@ -61,6 +61,9 @@ class Peer:
             found[layout.index] = (msgspec.structs.replace(made, header=header), ())
         self.compute._committed = found
 
+    def is_member(self, sender: str) -> None:
+        return None
+
     async def on_pull(self, sender: str, request: bytes) -> PullSource | Refusal:
         pull = wire.decode(request, wire.PullState)
         self.asked.append((sender, pull))

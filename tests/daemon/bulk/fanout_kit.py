@@ -70,6 +70,9 @@ class Peer:
     async def _update_of(self, fragment: int, number: int) -> Any:
         return None if self.payload is None else (self.version, self.payload)
 
+    def is_member(self, sender: str) -> None:
+        return None
+
     async def on_pull(self, sender: str, request: bytes) -> PullSource | Refusal:
         pull = wire.decode(request, wire.PullUpdate)
         self.asked.append((sender, pull))

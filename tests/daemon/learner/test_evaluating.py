@@ -97,10 +97,18 @@ def test_who_waits_for_its_turn_looks_when_it_may_have_come_and_at_every_version
 
 
 async def test_members_share_the_work_and_the_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("p2pdiloco.daemon.member.FIRST_EVALUATION_S", 0.2)
+    monkeypatch.setattr("p2pdiloco.daemon.member.FIRST_EVALUATION_S", 60.0)
     monkeypatch.setattr("p2pdiloco.daemon.finding.presence.LOOK_S", 0.05)
     async with Neighbourhood(tmp_path) as swarm:
         members = [await swarm.member(n, genesis=n == "a", eval_every_s=60.0) for n in ("a", "b", "c")]
+        now = asyncio.get_running_loop().time
+        await until(
+            lambda: all(len(m.core.shared.expected_learners(now())) == 3 for m in members), "all here"
+        )
+        await until(lambda: all(m.measurements.turns._began_s is not None for m in members), "all to wait")
+        for member in members:  # now it is time, for all of them
+            member.measurements.turns._known_s -= 60.0
+            member.committing.done.set()
         await until(lambda: all(m.report.snapshot(0.0).heldout_loss == 1.5 for m in members), "all know it")
         assert sum(len(m.records("evaluation")) for m in members) == 1
         (who,) = [m for m in members if m.records("evaluation")]
@@ -111,5 +119,6 @@ async def test_members_share_the_work_and_the_result(tmp_path: Path, monkeypatch
         assert member.measurements.newest == before
         member.measurements.heard("peer", wire.HeldoutLoss(member.measurements.newest.merges + 1, 1.4, 64))
         assert member.measurements.newest.loss == 1.4
+        monkeypatch.setattr("p2pdiloco.daemon.member.FIRST_EVALUATION_S", 0.0)
         alone = await swarm.member("d", evaluate="each", eval_every_s=60.0)
         await until(lambda: alone.records("evaluation"), "one that measures for itself")

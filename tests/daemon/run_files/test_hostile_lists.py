@@ -21,7 +21,7 @@ from p2pdiloco.daemon.run_files import find
 from p2pdiloco.daemon.run_files.find import find_run
 from p2pdiloco.daemon.run_files.joined import MAX_JOINED, joined_file, joined_runs, remember_joined
 from p2pdiloco.daemon.run_files.runs import Run
-from p2pdiloco.daemon.run_files.searching import RunSearch
+from p2pdiloco.daemon.run_files.searching import HOST_PATIENCE, RunSearch
 from p2pdiloco.errors import UserError
 from p2pdiloco.identity import Identity
 from p2pdiloco.lab.memory_net import MemoryNetwork
@@ -171,6 +171,25 @@ async def test_a_name_is_settled_by_what_was_joined_before_then_by_the_peers_to_
     for hosts in ((), (here,)):
         assert await joined(hub, "test", mine, *hosts) == second.id
     assert await joined(hub, first.id, mine, there) == first.id
+
+
+async def test_a_host_that_does_not_answer_yet_is_waited_for_and_not_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub, run = MemoryNetwork(), signed_run(tmp_path)
+    here = await host(hub, run, listed=False)
+    for number in "ab", "cd":
+        await stranger(hub, number * 32, "test")
+    real, silent = RunSearch._runs_of, [here] * (HOST_PATIENCE - 1)
+
+    async def runs_of(search: RunSearch, peer: str) -> object:
+        return None if silent and silent.pop() else await real(search, peer)
+
+    monkeypatch.setattr(RunSearch, "_runs_of", runs_of)
+    assert await joined(hub, "test", tmp_path / "me", here) == run.id and not silent
+    silent += [here] * (HOST_PATIENCE + 1)
+    with pytest.raises(UserError, match="has more than one run"):
+        await joined(hub, "test", tmp_path / "me", here)
 
 
 async def test_whoever_only_asks_is_settled_the_same_way(tmp_path: Path) -> None:

@@ -65,6 +65,8 @@ class Bulk:
         self._network = network
         self._hosts = hosts
         self._numbers = 0
+        self.boasters: set[str] = set()
+        """Peers that answer whatever is asked of them with `busy`."""
         self.open: dict[int, Transfer] = {}
         """Transfers whose receiver still owes the last word."""
 
@@ -199,6 +201,10 @@ class Bulk:
         self._dial(asker, effect, generation)
 
     def _dial(self, asker: Host, effect: FetchUpdate | FetchState, generation: int = 0) -> None:
+        if effect.peer in self.boasters:
+            back_s = 2 * self._network.latency_s(asker.peer, effect.peer)
+            self._failed(asker, effect, FetchFailure.BUSY, back_s, generation)
+            return
         holder = self._hosts.get(effect.peer)
         if holder is None or not self._reachable(asker, holder):
             self._failed(asker, effect, FetchFailure.UNREACHABLE, DIAL_TIMEOUT_S, generation)

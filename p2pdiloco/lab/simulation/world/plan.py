@@ -50,6 +50,8 @@ class Mix:
     """Share of merges that come to nothing."""
     miscompute: float = 0.0
     """Share of outer steps whose result has another digest than everybody else's."""
+    strangers: int = 0
+    """Number of peers that boast of heads which they never give (`world.stranger`)."""
 
     @property
     def calm(self) -> bool:
@@ -121,7 +123,10 @@ MIXES: dict[str, Mix] = {
         merge_fails=0.01,
         miscompute=0.005,
     ),
+    "strangers": Mix(latency_s=(0.001, 0.03), bandwidth_bytes_s=(5e6, 5e7), jitter=0.2, strangers=2),
 }
+DRAWN = tuple(sorted(name for name, mix in MIXES.items() if not mix.strangers))
+"""Mixes of seeds for which none is named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,7 +287,7 @@ def draw_spec(rng: random.Random, peer: str, mix: Mix, base_step_s: float, sprea
 def draw_plan(seed: int, mix_name: str | None = None, nodes: int | None = None) -> WorldPlan:
     """The plan of a seed. Mix and number of nodes are drawn too unless they are given."""
     rng = stream(seed, "plan")
-    drawn_mix = rng.choice(sorted(MIXES))
+    drawn_mix = rng.choice(DRAWN)
     name = mix_name or drawn_mix
     mix = MIXES[name]
     drawn_nodes = rng.randint(1, 8)

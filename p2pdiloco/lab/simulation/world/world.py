@@ -25,6 +25,7 @@ from p2pdiloco.lab.simulation.world.disk import Disk
 from p2pdiloco.lab.simulation.world.faults import Faults
 from p2pdiloco.lab.simulation.world.network import Network
 from p2pdiloco.lab.simulation.world.plan import RUN, NodeSpec, WorldPlan, stream
+from p2pdiloco.lab.simulation.world.stranger import Stranger
 
 PRESENCE_EVERY_S = 2.0
 PRESENCE_TTL_S = 12.0
@@ -76,6 +77,7 @@ class World:
             self.specs[spec.peer] = spec
             self.clock.at(at_s, self.launch, spec)
         self.faults = Faults(self, plan)
+        self.strangers = [Stranger(self, number) for number in range(plan.mix.strangers)]
         self.clock.at(0.0, self._presence_round)
 
     # --- nodes ---------------------------------------------------------------------------------------
