@@ -7,6 +7,8 @@ peer has only this; a node opens it before it knows its run, and adds its member
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -14,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from p2pdiloco.config.models import BYTES
 from p2pdiloco.core.api.reasons import PullRefusal, Unheard, Verdict
 from p2pdiloco.daemon import wire
+from p2pdiloco.daemon.budgets import LISTING_BYTES, LISTING_S, REPORT_BYTES, Budget, Enough
 from p2pdiloco.daemon.display.snapshot import StatusReport, encode_status
 from p2pdiloco.daemon.finding.reach import DialBack
 from p2pdiloco.daemon.links.probing import ProbeGate
@@ -39,17 +42,19 @@ class Reports(Protocol):
 class FrontDoor:
     """Handlers of what peers send. Implements `ports.TransportHandlers`."""
 
-    def __init__(self, dial_back: DialBack | None = None) -> None:
+    def __init__(self, dial_back: DialBack | None = None, now: Callable[[], float] = time.monotonic) -> None:
         """`dial_back`: answers whoever asks whether we can dial it; None: such questions are refused."""
         self._runs: dict[str, tuple[PublishedRun, bytes]] = {}
         self._initial: dict[str, Path] = {}
-        self._giving = Giving()
+        self._giving = Giving(now)
         self._tokenizers: dict[str, Path] = {}
-        self._giving_tokenizers = Giving()
+        self._giving_tokenizers = Giving(now)
         self._member: Transfers | None = None
-        self._reports: Reports | None = None
+        self._reporter: Reports | None = None
         self._member_run = ""
         self.probes = ProbeGate()
+        self._listings = Budget(Enough.LISTINGS, LISTING_BYTES, LISTING_S, now)
+        self._reports = Budget(Enough.REPORTS, REPORT_BYTES, LISTING_S, now)
         self._dials_back = dial_back
 
     def enter(self, run: str, member: Transfers | None, reports: Reports) -> None:
@@ -57,11 +62,11 @@ class FrontDoor:
 
         `member` takes what its peers send, `reports` answers whoever asks for its status.
         """
-        self._member_run, self._member, self._reports = run, member, reports
+        self._member_run, self._member, self._reporter = run, member, reports
 
     def leave(self) -> None:
         """Be no member any more."""
-        self._member = self._reports = None
+        self._member = self._reporter = None
 
     def add_run(self, run: PublishedRun, data_dir: Path | None = None) -> None:
         """List and serve a run's manifest, and what of it is kept there: a given version 0, a tokenizer."""
@@ -85,7 +90,7 @@ class FrontDoor:
             query = wire.decode(data[1:], cast(Any, wire.Query))
             if isinstance(query, wire.ReachQuery):
                 return await self._dial_back(sender, query)
-            return self._query(query)
+            return self._answer(sender, query)
         if data[:1] != wire.MESSAGE:
             raise RemoteError("garbage", "neither message nor query")
         if self._member is None:
@@ -108,30 +113,51 @@ class FrontDoor:
         if isinstance(pull, wire.PullProbe):
             return self.probes.give(sender, pull)
         if isinstance(pull, wire.PullManifest):
-            found = self._runs.get(pull.run)
-            return PullSource(found[1], (), lambda: None) if found else refuse(PullRefusal.UNKNOWN_RUN)
+            return self._manifest(sender, pull.run)
         if isinstance(pull, wire.PullInitial):
             file = self._initial.get(pull.run)
             if file is None:
                 return refuse(PullRefusal.UNKNOWN_RUN)
-            return self._giving.serve(sender, partial(version_0_from, file, pull.offset))
+            return self._giving.serve(
+                sender, partial(version_0_from, file, pull.offset), not self.is_member(sender)
+            )
         if isinstance(pull, wire.PullTokenizer):
             file = self._tokenizers.get(pull.run)
             if file is None:
                 return refuse(PullRefusal.UNKNOWN_RUN)
-            return self._giving_tokenizers.serve(sender, partial(tokenizer_from, file))
+            return self._giving_tokenizers.serve(
+                sender, partial(tokenizer_from, file), not self.is_member(sender)
+            )
         if self._member is None:
             return refuse(PullRefusal.NOT_READY)
         return await self._member.on_pull(sender, pull)
+
+    def _manifest(self, sender: str, run: str) -> PullSource | Refusal:
+        found = self._runs.get(run)
+        if found is None:
+            return refuse(PullRefusal.UNKNOWN_RUN)
+        if not self.is_member(sender):
+            self._listings.check(sender)
+            self._listings.take(sender, len(found[1]))
+        return PullSource(found[1], (), lambda: None)
 
     async def _dial_back(self, sender: str, query: wire.ReachQuery) -> bytes:
         if self._dials_back is None:
             raise RemoteError(Unheard.NOT_READY.value)
         return wire.encode(await self._dials_back.answer(sender, query))
 
+    def _answer(self, sender: str, query: wire.RunsQuery | wire.StatusQuery) -> bytes:
+        if self.is_member(sender):
+            return self._query(query)
+        budget = self._listings if isinstance(query, wire.RunsQuery) else self._reports
+        budget.check(sender)
+        reply = self._query(query)
+        budget.take(sender, len(reply))
+        return reply
+
     def _query(self, query: wire.RunsQuery | wire.StatusQuery) -> bytes:
         if isinstance(query, wire.RunsQuery):
             return wire.encode(wire.RunList(tuple(self.runs()[: wire.MAX_RUNS])))
-        if self._reports is None or query.run != self._member_run:
+        if self._reporter is None or query.run != self._member_run:
             raise RemoteError("not-a-member")
-        return encode_status(self._reports.status(asyncio.get_running_loop().time()))
+        return encode_status(self._reporter.status(asyncio.get_running_loop().time()))

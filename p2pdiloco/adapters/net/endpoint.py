@@ -17,7 +17,7 @@ from typing import TypeVar
 from p2pdiloco.adapters.net import framing, streams
 from p2pdiloco.adapters.net.flow import Flow, Limits
 from p2pdiloco.adapters.net.kept_streams import SERVER_KEEPS_S, KeptIncoming, KeptStreams, Stream, end_stream
-from p2pdiloco.adapters.net.places import MAX_STREAMS_IN, Busy, Places, StreamRefusal
+from p2pdiloco.adapters.net.places import MAX_STREAMS_IN, Busy, Places, PutOff, StreamRefusal
 from p2pdiloco.adapters.net.refusals import (
     MAX_REASON_BYTES,
     RefusedByPeer,
@@ -240,7 +240,7 @@ class Endpoint(ABC):
     def _offence(self, peer: str, error: RemoteError) -> RemoteError:
         """Count what a peer did wrong; a peer's refusal of us is none. Returns the error, to be raised."""
         if not isinstance(error, RefusedByPeer):
-            self._count(error.counted if isinstance(error, Busy) else error.reason)
+            self._count(error.counted if isinstance(error, PutOff) else error.reason)
             logger.debug("refused %s: %s", peer, error)
         return error
 

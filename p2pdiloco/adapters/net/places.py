@@ -37,12 +37,16 @@ class StreamRefusal(Enum):
     """Header of somebody who is no member, longer than theirs may be."""
 
 
-class Busy(RemoteError):
-    """Refusal: a limit of concurrent requests is reached. The peer hears `busy`; `counted` says which one."""
+class PutOff(RemoteError):
+    """Refusal for now. The peer hears `busy`; `counted` says what there was too much of."""
 
     def __init__(self, counted: str = Unheard.BUSY.value) -> None:
-        super().__init__(Unheard.BUSY.value, "too many requests at once")
+        super().__init__(Unheard.BUSY.value, "too many requests")
         self.counted = counted
+
+
+class Busy(PutOff):
+    """Refusal: a limit of concurrent requests is reached."""
 
 
 class StreamPlace:

@@ -19,6 +19,7 @@ from p2pdiloco.core.api.messages import decode as decode_message
 from p2pdiloco.core.api.reasons import PullRefusal, Verdict, VersionFault
 from p2pdiloco.core.api.types import SignedPartial
 from p2pdiloco.daemon import wire
+from p2pdiloco.daemon.budgets import BulkBudgets
 from p2pdiloco.daemon.bulk.chain_view import ChainView
 from p2pdiloco.daemon.bulk.failing import failure_of
 from p2pdiloco.daemon.bulk.pushes_in import PushesIn
@@ -69,6 +70,7 @@ class Transfers:
         self._checked_bytes = 0
         """Bytes of updates that have come and are being checked."""
         self.courtesy = Courtesy(meters, now)
+        self._budgets = BulkBudgets(now)
         self.pushes_in = PushesIn(chain, compute, tickets, post, memory, spool, now)
         self.donating = Donating(compute, self.courtesy, now)
         self.copying = Copying(chain, transport, compute, now)
@@ -120,7 +122,7 @@ class Transfers:
         self._post(ev.MessageReceived(sender, decode_message(self._chain.run, data)))
 
     async def on_pull(self, sender: str, pull: wire.PullUpdate | wire.PullState) -> PullSource | Refusal:
-        """Serve a peer an update or a state."""
+        """Serve a peer an update or a state. Raises: PutOff (no member, and it had enough)."""
         if isinstance(pull, wire.PullUpdate):
             return await self._serve_update(sender, pull)
         return await self._serve_state(sender, pull)
@@ -137,10 +139,16 @@ class Transfers:
         if reason is not None:
             return refuse(reason)
         found = await self._chain.update_of(pull.fragment, pull.number)
+        member = self._chain.is_member(sender)
+        if not member and found is not None:
+            self._budgets.check_update(sender, pull.fragment, pull.number, memoryview(found[1]).nbytes)
         answer = await self.fanout.serve(sender, pull, found)
         if not isinstance(answer, PullSource):
             return answer
-        self._bytes_out += sum(memoryview(part).nbytes for part in answer.payload)
+        size = _size_of(answer)
+        self._bytes_out += size
+        if not member:
+            self._budgets.update(sender, pull.fragment, pull.number, size)
         token, given = self.courtesy.begin(), answer
 
         def release() -> None:
@@ -151,7 +159,16 @@ class Transfers:
 
     async def _serve_state(self, sender: str, pull: wire.PullState) -> PullSource | Refusal:
         reason = self._why_not_serve(pull.run, pull.fragment)
-        return refuse(reason) if reason is not None else await self.donating.serve(sender, pull)
+        if reason is not None:
+            return refuse(reason)
+        if self._chain.is_member(sender):
+            return await self.donating.serve(sender, pull)
+        self._budgets.check_state(sender)
+        answer = await self.donating.serve(sender, pull)
+        if isinstance(answer, PullSource):
+            fragments = range(len(self._compute.vault.layouts))
+            self._budgets.state(sender, _size_of(answer), sum(map(self._chain.state_bytes, fragments)))
+        return answer
 
     # --- what the core asks of peers -----------------------------------------------------------------
 
@@ -254,3 +271,7 @@ class Transfers:
 
 
 _FETCH_ERRORS = (TransportError, RemoteError)
+
+
+def _size_of(source: PullSource) -> int:
+    return sum(memoryview(part).nbytes for part in source.payload)

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import mmap
 import random
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from p2pdiloco.core.api.reasons import PullRefusal
+from p2pdiloco.daemon.budgets import COPIES, COPIES_S, SMALL_BYTES, Budget, Enough
 from p2pdiloco.daemon.wire import refuse, refused
 from p2pdiloco.errors import RemoteError, TransportError
 from p2pdiloco.ports import Buffer, PullSource, Refusal
@@ -51,13 +53,23 @@ def check_given(answer: T | Refusal) -> T:
 class Giving:
     """Giver of one kind of file."""
 
-    def __init__(self) -> None:
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._to: set[str] = set()
+        self._budget = Budget(Enough.FILES, COPIES, COPIES * COPIES_S, now)
+        self._longest_bytes = SMALL_BYTES
 
     def serve(
-        self, peer: str, read: Callable[[], tuple[bytes, Buffer] | PullRefusal]
+        self,
+        peer: str,
+        read: Callable[[], tuple[bytes, Buffer] | PullRefusal],
+        limited: bool = True,
     ) -> PullSource | Refusal:
-        """Serve a peer what `read` finds, header and payload, or the reason why it is refused."""
+        """Serve a peer what `read` finds, header and payload, or the reason why it is refused.
+
+        `limited`: it is no member of our run. Raises: PutOff (and had enough).
+        """
+        if limited:
+            self._budget.check(peer)
         if peer in self._to or len(self._to) >= MAX_GIVEN:
             return refuse(PullRefusal.BUSY)
         found = read()
@@ -65,6 +77,10 @@ class Giving:
             return refuse(found)
         self._to.add(peer)
         header, payload = found
+        if limited:
+            size = memoryview(payload).nbytes
+            self._longest_bytes = max(self._longest_bytes, size)
+            self._budget.take(peer, size / self._longest_bytes)
         return PullSource(header, (payload,), partial(self._to.discard, peer))
 
 
