@@ -20,6 +20,7 @@ from p2pdiloco.adapters.disk.run_store import run_folder
 from p2pdiloco.daemon.finding.peers_file import load_peers, peers_file
 from p2pdiloco.daemon.learner.host import _open_log
 from p2pdiloco.daemon.links.uplink_file import load_uplink
+from p2pdiloco.daemon.run_files.joined import joined_runs
 from p2pdiloco.errors import StorageError
 from p2pdiloco.identity import Identity
 from p2pdiloco.learner import checkpoint
@@ -93,19 +94,19 @@ async def test_a_node_starts_whatever_became_of_a_file(
 
 
 @pytest.mark.parametrize("rot", ROT)
-@pytest.mark.parametrize("load", [load_uplink, load_peers])
+@pytest.mark.parametrize("load", [load_uplink, load_peers, joined_runs])
 def test_a_rotten_note_is_told_once_and_kept_for_people(
     load: Callable[[Path], object],
     rot: Callable[[Path], None],
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    path = tmp_path / ("uplink.json" if load is load_uplink else "peers.txt")
+    path = tmp_path / {load_uplink: "uplink.json", load_peers: "peers.txt", joined_runs: "joined.txt"}[load]
     nothing = load(tmp_path)
     rot(path)
     assert load(tmp_path) == nothing and load(tmp_path) == nothing
-    if load is load_peers and rot is empty:
-        return  # as many peers as were met
+    if load is not load_uplink and rot is empty:
+        return  # as many as were met, or joined
     assert len(caplog.records) == 1 and str(path) in caplog.text
     assert not path.exists() and path.with_name(path.name + ".corrupt").exists()
 

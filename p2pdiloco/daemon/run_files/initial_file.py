@@ -80,7 +80,7 @@ def _if_sound(file: Path, look: Callable[[], T], set_aside: bool) -> T | None:
         return look()
     except (StorageError, ConfigError) as error:
         logger.warning("the kept version 0 is of no use: %s", error)
-        if set_aside and (file.is_dir() or not isinstance(error.__cause__, OSError)):
+        if set_aside and not isinstance(error.__cause__, OSError):
             try:
                 Files().move(file, file.with_name(file.name + ".corrupt"))
             except StorageError as failed:

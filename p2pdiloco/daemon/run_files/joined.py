@@ -6,13 +6,15 @@ asked whether to join it is not asked again. A lost file costs just that.
 
 from __future__ import annotations
 
+import logging
 import re
 from pathlib import Path
 
 from p2pdiloco.adapters.disk.files import Files
+from p2pdiloco.notes import read_note
 
+logger = logging.getLogger(__name__)
 MAX_JOINED = 64
-MAX_BYTES = 65 * 2 * MAX_JOINED
 _ID = re.compile(r"[0-9a-f]{64}")
 
 
@@ -23,11 +25,16 @@ def joined_file(data_dir: Path) -> Path:
 
 def joined_runs(data_dir: Path) -> list[str]:
     """List the ids of the runs that were joined from this folder, the newest first."""
-    try:
-        text = joined_file(data_dir).read_bytes()[:MAX_BYTES].decode("ascii", "replace")
-    except OSError:
-        return []
-    return [line for line in reversed(text.splitlines()) if _ID.fullmatch(line)]
+    return read_note(joined_file(data_dir), _decode, logger.warning) or []
+
+
+def _decode(content: bytes) -> list[str]:
+    """Raises: ValueError: of all that is there, nothing is an id."""
+    lines = content.decode("ascii", "replace").splitlines()
+    found = [line for line in reversed(lines) if _ID.fullmatch(line)]
+    if content and not found:
+        raise ValueError("there is no run id in it")
+    return found
 
 
 def remember_joined(data_dir: Path, run: str) -> None:
