@@ -34,7 +34,7 @@ from p2pdiloco.daemon.run_files.joined import joined_runs, remember_joined
 from p2pdiloco.daemon.run_files.listing import PublishedRun
 from p2pdiloco.errors import ConfigError, UserError
 from p2pdiloco.identity import Identity
-from p2pdiloco.lab.memory_net import MemoryNetwork
+from p2pdiloco.lab.memory_net import MemoryNetwork, MemoryTransport
 from p2pdiloco.tasks.own_loop import NAME as OWN_LOOP
 from p2pdiloco.tasks.registry import task_of
 from p2pdiloco.tensors.codec import CODECS
@@ -139,17 +139,23 @@ def test_looking_needs_no_torch_and_little_memory() -> None:
     assert done.stdout == f"looked at {len(manifests)}\n", done.stderr
 
 
-@pytest.mark.usefixtures("small_machine")
-async def test_a_run_beyond_the_machine_is_refused_with_its_figures_before_anything_is_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run, hub = published(LARGE), MemoryNetwork()
+async def beside_a_bootstrap(run: PublishedRun, hub: MemoryNetwork) -> MemoryTransport:
+    """Our transport, where another peer serves and lists the run."""
     bootstrap, me = (hub.transport(Identity.generate().peer_id) for _ in range(2))
     door = FrontDoor()
     door.add_run(run)
     await bootstrap.start(door)
     await bootstrap.put_record(wire.RUNS_KEY, wire.encode(wire.RunList((run.summary(),))), 60.0)
     await me.start(FrontDoor())
+    return me
+
+
+@pytest.mark.usefixtures("small_machine")
+async def test_a_run_beyond_the_machine_is_refused_with_its_figures_before_anything_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, hub = published(LARGE), MemoryNetwork()
+    me = await beside_a_bootstrap(run, hub)
     monkeypatch.setattr(runs, "fresh_vault", pytest.fail)
     monkeypatch.setattr(find, "given_parameters", pytest.fail)
     said: list[str] = []
@@ -236,12 +242,7 @@ async def test_a_person_is_asked_once(tmp_path: Path) -> None:
 
 async def test_finding_tells_whether_this_folder_was_in_the_run(tmp_path: Path) -> None:
     run, hub, told = signed_run(tmp_path), MemoryNetwork(), list[bool]()
-    bootstrap, me = (hub.transport(Identity.generate().peer_id) for _ in range(2))
-    door = FrontDoor()
-    door.add_run(run)
-    await bootstrap.start(door)
-    await bootstrap.put_record(wire.RUNS_KEY, wire.encode(wire.RunList((run.summary(),))), 60.0)
-    await me.start(FrontDoor())
+    me = await beside_a_bootstrap(run, hub)
 
     async def approve(_run: PublishedRun, is_new: bool) -> None:
         told.append(is_new)
@@ -287,12 +288,7 @@ async def test_the_loop_goes_on_while_version_0_is_computed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, hub = signed_run(tmp_path), MemoryNetwork()
-    bootstrap, me = (hub.transport(Identity.generate().peer_id) for _ in range(2))
-    door = FrontDoor()
-    door.add_run(run)
-    await bootstrap.start(door)
-    await bootstrap.put_record(wire.RUNS_KEY, wire.encode(wire.RunList((run.summary(),))), 60.0)
-    await me.start(FrontDoor())
+    me = await beside_a_bootstrap(run, hub)
     began, go_on, real = asyncio.Event(), threading.Event(), runs.fresh_vault
     loop = asyncio.get_running_loop()
 
