@@ -16,6 +16,13 @@ def same(*members: QuickMember) -> bool:
     return len({member.head() for member in members}) == 1
 
 
+async def saved(member: QuickMember) -> None:
+    """Wait for the newest version on the disk: who follows keeps an update there a moment after it holds it,
+    and who ends before that returns with less, or with nothing."""
+    number = member.number()
+    await until(lambda: member.store.load_update(0, number), f"version {number} on the disk")
+
+
 async def test_a_healed_partition_keeps_the_work_of_both_sides(tmp_path: Path) -> None:
     timing = msgspec.structs.replace(QUICK, suspect_s=0.5, member_ttl_s=1.0, redial_s=0.2)
     async with Neighbourhood(tmp_path, timing) as around:
@@ -54,12 +61,12 @@ async def test_when_all_died_the_heaviest_saved_state_goes_on(tmp_path: Path) ->
         two, three = await around.member("two"), await around.member("three")
         await around.round(one, two, three)
         await until(lambda: same(one, two, three), "one head")
+        await saved(three)
         await around.end(three)  # it will know less than the others
         await around.round(one, two)
         await until(lambda: same(one, two), "one head")
         heaviest = two.head()
-        # Who follows keeps an update on the disk a moment after it holds it.
-        await until(lambda: two.store.load_update(0, heaviest.number), "the newest version on two's disk")
+        await saved(two)
         await around.end(one)
         await around.end(two)
         (tmp_path / "new").mkdir()
