@@ -6,6 +6,8 @@ import hashlib
 import random
 from typing import Any, TypeVar
 
+import msgspec
+
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
@@ -25,9 +27,12 @@ from p2pdiloco.core.api.types import (
     VersionHeader,
     Vote,
     VoteBody,
+    Watermark,
     Wire,
     signed_bytes,
+    table_digest,
 )
+from p2pdiloco.core.chain.watermarks import Marks, marks_of
 from p2pdiloco.core.fragment import Fragment
 from p2pdiloco.core.node import Core
 from p2pdiloco.lab.simulation.world.crypto import HashCrypto
@@ -85,6 +90,10 @@ def config(fragments: int = 1, timing: dict[str, float] | None = None, **changes
     return CoreConfig(**(values | changes))
 
 
+TABLES: dict[bytes, Marks] = {}
+"""Watermarks of the versions that `child` made, by their headers' digests."""
+
+
 def child(
     parent: VersionHeader, syncer: str = "p1", learners: tuple[str, ...] = ("p1",), term: int = 1, **odd: Any
 ) -> SignedVersion:
@@ -105,7 +114,22 @@ def child(
         "codec": "bf16",
         "contributors": parts,
     }
-    header = VersionHeader(**(values | odd))
+    marks = TABLES.get(parent.digest(), marks_of(())).after(parent.number + 1, odd.get("contributors", parts))
+    header = VersionHeader(**(values | {"table": marks.digest} | odd))
+    TABLES[header.digest()] = marks
+    return SignedVersion(header, sign(header.syncer, "version", header))
+
+
+def table(version: SignedVersion) -> tuple[Watermark, ...]:
+    """Watermarks of a version that `child` made."""
+    marks = TABLES.get(version.header.digest())
+    return marks.table if marks else ()
+
+
+def with_table(version: SignedVersion, marks: tuple[Watermark, ...]) -> SignedVersion:
+    """The same version as if these were its watermarks."""
+    header = msgspec.structs.replace(version.header, table=table_digest(marks))
+    TABLES[header.digest()] = marks_of(marks)
     return SignedVersion(header, sign(header.syncer, "version", header))
 
 
@@ -183,7 +207,8 @@ def announce(version: SignedVersion) -> msg.Announce:
 
 def saved(log: list[SignedVersion], votes: tuple[ef.VoteRecord, ...] = ()) -> Restored:
     """What a node with this chain of its only fragment finds at start."""
-    return Restored(fragments=(RestoredFragment(log=tuple(log)),), votes=votes, saved=True)
+    fragment = RestoredFragment(log=tuple(log), watermarks=table(log[-1]))
+    return Restored(fragments=(fragment,), votes=votes, saved=True)
 
 
 def found(effects: list[ef.Effect], kind: type[Found]) -> list[Found]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from kit import Solo, branch, config, found
+from kit import Solo, branch, config, found, table
 
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
-from p2pdiloco.core.api.types import Stamp, Watermark
+from p2pdiloco.core.api.types import Stamp
 
-FAR = branch(9)
+FAR = branch(9, learners=("p1", "p2"))
 """Nine versions: more than the update log keeps."""
 
 
@@ -52,6 +52,6 @@ def serve(solo: Solo, effects: list[ef.Effect]) -> list[ef.Effect]:
             state = FAR[job.number].header.state_digest
             effects += solo.feed(ev.UpdateApplied(0, job.number, job.ticket, state))
         for copy in found(asked, ef.FetchState):
-            marks = (Watermark("p1", Stamp(1, copy.number), copy.number),)
-            effects += solo.feed(ev.StateFetched(0, copy.peer, FAR[copy.number], marks))
+            far = FAR[copy.number]
+            effects += solo.feed(ev.StateFetched(0, copy.peer, far, table(far)))
     return done

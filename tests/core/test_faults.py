@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from kit import Solo, branch, certificate, child, found, genesis, progress, reasons, sent, sign, vote
+from kit import Solo, branch, certificate, child, found, genesis, progress, reasons, sent, sign, table, vote
 from refusal_rows import Below, Effects
 from scenes import syncer
 
@@ -96,7 +96,7 @@ def an_old_state() -> Effects:
     solo.announce(chain[1])
     solo.announce(chain[2])
     copy = found(solo.hear("p1", heads=(chain[9].header.head(),)), ef.FetchState)[0]
-    return solo.feed(ev.StateFetched(0, copy.peer, chain[1], ()))
+    return solo.feed(ev.StateFetched(0, copy.peer, chain[1], table(chain[1])))
 
 
 def part(tokens: int = 40) -> tuple[Contributor, ...]:
@@ -114,6 +114,7 @@ VERSIONS: dict[VersionFault, Callable[[], Effects]] = {
     VersionFault.FALSE_PLAN: lambda: fetched(odd(epoch=7)),
     VersionFault.FALSE_TERM: lambda: fetched(odd(term=1 << 40)),
     VersionFault.FALSE_TOKENS: lambda: fetched(odd(tokens=7)),
+    VersionFault.FALSE_TABLE: lambda: fetched(odd(table=bytes(32))),
     VersionFault.IMPLAUSIBLE_TOKENS: lambda: fetched(odd(contributors=part(4000), tokens=4000)),
 }
 

@@ -212,6 +212,8 @@ class VersionFault(Reason):
     FALSE_PLAN = "false-plan"
     FALSE_TERM = "false-term"
     FALSE_TOKENS = "false-tokens"
+    FALSE_TABLE = "false-table"
+    """Watermarks other than follow from its parent's, or than its header commits to."""
     IMPLAUSIBLE_TOKENS = "implausible-tokens"
 
 

@@ -95,6 +95,29 @@ class Contributor(Wire, frozen=True):
     inner_steps: Count
 
 
+class Watermark(Wire, frozen=True):
+    """Mark of one learner in a chain: its newest merged contribution, and its record as a member."""
+
+    learner: PeerId
+    stamp: Stamp
+    number: Count
+    """Version that has its newest contribution."""
+    first: Count = 0
+    """Version since which it has had a mark without a break."""
+    merges: Count = 1
+    """Versions since then that have a contribution of it."""
+    voter: Count = 0
+    """Version since which it votes; 0: it does not yet (`core.chain.watermarks`)."""
+
+
+def table_digest(table: tuple[Watermark, ...]) -> bytes:
+    """Compute SHA-256 of a table of watermarks in canonical order."""
+    return hashlib.sha256(_encoder.encode(table)).digest()
+
+
+EMPTY_TABLE = table_digest(())
+
+
 class VersionHeader(Wire, frozen=True):
     """Description of a version: parent, what was merged, and the digests of update and resulting state."""
 
@@ -119,6 +142,9 @@ class VersionHeader(Wire, frozen=True):
     groups: Annotated[int, Meta(ge=1, le=MAX_CONTRIBUTORS)] = 1
     """Number of groups into which the members fall for the next version; 1: all are in one
     (`core.api.grouping`)."""
+    table: Digest = EMPTY_TABLE
+    """Digest of the table of watermarks after this version (`table_digest`): nobody can forge it beside a
+    state."""
 
     def digest(self) -> bytes:
         """Compute SHA-256 of the canonical encoding."""
@@ -301,14 +327,6 @@ class Certificate(Wire, frozen=True):
     start_number: Count
     """Head number of the syncer when it was elected: the term ends `term_versions` later."""
     votes: Annotated[tuple[Vote, ...], Meta(max_length=MAX_VOTES)]
-
-
-class Watermark(Wire, frozen=True):
-    """Newest contribution of one learner that is in a chain, and the version that took it in."""
-
-    learner: PeerId
-    stamp: Stamp
-    number: Count
 
 
 def signed_bytes(domain: str, value: Wire) -> bytes:

@@ -21,7 +21,8 @@ class Chain:
         self.signed, self.head = log[-1], log[-1].header.head()
         for version in log:
             self._remember(version, version.header.digest())
-        self._marks = marks_of(tuple(watermarks))
+        self.marks = marks_of(watermarks)
+        """Watermarks of the head: the roster of the fragment."""
         self.replaced = 0
         """Number of times that another chain's state was taken."""
 
@@ -56,7 +57,7 @@ class Chain:
 
     def table(self) -> tuple[Watermark, ...]:
         """List all watermarks in canonical order."""
-        return self._marks.table
+        return self.marks.table
 
     def is_child(self, header: VersionHeader) -> bool:
         """Tell whether the header continues this chain by one."""
@@ -64,20 +65,20 @@ class Chain:
 
     def watermark(self, learner: str) -> Stamp:
         """Find the stamp of that learner's newest contribution in this chain."""
-        return self._marks.stamp(learner)
+        return self.marks.stamp(learner)
 
     def merged_at(self, learner: str) -> int:
         """Find the version that has that learner's newest merged contribution; 0 if there is none."""
-        return self._marks.number(learner)
+        return self.marks.number(learner)
 
     def marks_after(self, header: VersionHeader) -> Marks:
         """Compute the watermarks once `header` extends this chain."""
-        return self._marks.after(header)
+        return self.marks.after(header.number, header.contributors)
 
     def extend(self, version: SignedVersion) -> None:
         """Append a child of the head."""
         invariant(self.is_child(version.header), "extended by something that is not a child of the head")
-        self._marks = self._marks.after(version.header)
+        self.marks = self.marks_after(version.header)
         self.signed, self.head = version, version.header.head()
         self._remember(version, self.head.digest)
 
@@ -90,4 +91,4 @@ class Chain:
         self._digests.clear()
         self.signed, self.head = version, head
         self._remember(version, head.digest)
-        self._marks = marks_of(tuple(watermarks))
+        self.marks = marks_of(watermarks)

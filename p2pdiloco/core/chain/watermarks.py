@@ -1,13 +1,20 @@
-"""Watermarks of a chain: the newest merged contribution of every learner, by version.
+"""Watermarks of a chain: the newest merged contribution of every learner, and who votes, by version.
+
+The table of a version follows from its parent's and from its contributors, so everybody computes the same,
+and the header commits to it (`VersionHeader.table`). It is the roster of the fragment: a learner enters by a
+merged contribution, votes after a probation, and is forgotten when nothing of it was merged for long.
 
 A table is immutable, and there is one per version. In a large run it names thousands of learners. Nodes of
-one process that follow the same chain (the simulator's) share one: it is worked out once for a header,
+one process that follow the same chain (the simulator's) share one: it is worked out once for a version,
 however many ask.
 """
 
 from __future__ import annotations
 
-from p2pdiloco.core.api.types import MAX_WATERMARKS, NEVER, Stamp, VersionHeader, Watermark
+from collections.abc import Iterable
+from functools import cached_property
+
+from p2pdiloco.core.api.types import MAX_WATERMARKS, NEVER, Contributor, Stamp, Watermark, table_digest
 
 WATERMARK_VERSIONS = 1024
 """Versions after which a learner that was merged in none of them is forgotten; its base is long too old by
@@ -15,17 +22,40 @@ then."""
 REMEMBERED = 4
 """Successors that a table remembers: more than branches that start from one version."""
 
+FOUNDING_VERSIONS = 64
+"""Versions at a run's beginning in which everybody votes soon: nobody has been there for long."""
+FOUNDING_MERGES = 2
+"""Merged versions after which a learner votes at the run's beginning."""
+PROBATION_MERGES = 8
+"""Merged versions after which a learner may vote later."""
+NEWCOMERS_VERSIONS = 64
+NEWCOMERS_SHARE = 8
+"""Limit of new voters: one for so many that vote, and one at least, in `NEWCOMERS_VERSIONS`. A crowd of new
+identities needs hundreds of versions of honest-looking work before it outvotes those who were there."""
+
 
 class Marks:
     """Watermarks of one version."""
-
-    __slots__ = ("_by", "_next", "table")
 
     def __init__(self, table: tuple[Watermark, ...]) -> None:
         self.table = table
         """Watermarks in canonical order."""
         self._by = {mark.learner: mark for mark in table}
-        self._next: list[tuple[VersionHeader, Marks]] = []
+        self._next: list[tuple[int, tuple[Contributor, ...], Marks]] = []
+
+    @cached_property
+    def digest(self) -> bytes:
+        """Digest of the table, as headers state it."""
+        return table_digest(self.table)
+
+    @cached_property
+    def voters(self) -> frozenset[str]:
+        """Learners that vote."""
+        return frozenset(mark.learner for mark in self.table if mark.voter)
+
+    def __contains__(self, learner: str) -> bool:
+        """Tell whether that learner has a mark."""
+        return learner in self._by
 
     def stamp(self, learner: str) -> Stamp:
         """Find the stamp of that learner's newest contribution."""
@@ -37,30 +67,60 @@ class Marks:
         mark = self._by.get(learner)
         return mark.number if mark else 0
 
-    def after(self, header: VersionHeader) -> Marks:
-        """Compute the table of the version with this header, a child of ours."""
-        for known, marks in self._next:
-            if known is header:
+    def first(self, learner: str) -> int | None:
+        """Find the version since which that learner has had a mark; None if it has none."""
+        mark = self._by.get(learner)
+        return mark.first if mark else None
+
+    def merged_since(self, number: int) -> int:
+        """Count the learners of which something was merged in version `number` or later."""
+        return sum(mark.number >= number for mark in self.table)
+
+    def after(self, number: int, contributors: tuple[Contributor, ...]) -> Marks:
+        """Compute the table of a child of ours: version `number`, with these contributors."""
+        for known, parts, marks in self._next:
+            if parts is contributors and known == number:
                 return marks
-        marks = Marks(self._table_after(header))
-        self._next = [*self._next[1 - REMEMBERED :], (header, marks)]
+        marks = Marks(self._table_after(number, contributors))
+        self._next = [*self._next[1 - REMEMBERED :], (number, contributors, marks)]
         return marks
 
-    def _table_after(self, header: VersionHeader) -> tuple[Watermark, ...]:
+    def _table_after(self, number: int, contributors: tuple[Contributor, ...]) -> tuple[Watermark, ...]:
         table = dict(self._by)
-        for part in header.contributors:
-            table[part.learner] = Watermark(part.learner, part.stamp, header.number)
-        floor = header.number - WATERMARK_VERSIONS
+        for part in contributors:
+            old = table.get(part.learner)
+            first, merges, voter = (old.first, old.merges, old.voter) if old else (number, 0, 0)
+            table[part.learner] = Watermark(part.learner, part.stamp, number, first, merges + 1, voter)
+        floor = number - WATERMARK_VERSIONS
         kept = [mark for _, mark in sorted(table.items()) if mark.number >= floor]
         if len(kept) > MAX_WATERMARKS:
-            newest = sorted(kept, key=lambda mark: (-mark.number, mark.learner))[:MAX_WATERMARKS]
-            kept = sorted(newest, key=lambda mark: mark.learner)
-        return tuple(kept)
+            ranked = sorted(kept, key=lambda mark: (not mark.voter, -mark.number, mark.learner))
+            kept = sorted(ranked[:MAX_WATERMARKS], key=lambda mark: mark.learner)
+        return _with_new_voters(number, kept)
+
+
+def _with_new_voters(number: int, table: list[Watermark]) -> tuple[Watermark, ...]:
+    founding = number <= FOUNDING_VERSIONS
+    needed = FOUNDING_MERGES if founding else PROBATION_MERGES
+    ready = [mark for mark in table if not mark.voter and mark.merges >= needed]
+    if not ready:
+        return tuple(table)
+    if not founding:
+        voters = [mark.voter for mark in table if mark.voter]
+        since = max(FOUNDING_VERSIONS, number - NEWCOMERS_VERSIONS)
+        room = max(1, len(voters) // NEWCOMERS_SHARE) - sum(voter > since for voter in voters)
+        ready = sorted(ready, key=lambda mark: (mark.first, mark.learner))[: max(0, room)]
+    chosen = {mark.learner for mark in ready}
+    return tuple(
+        Watermark(m.learner, m.stamp, m.number, m.first, m.merges, number) if m.learner in chosen else m
+        for m in table
+    )
 
 
 _NOTHING = Marks(())
 
 
-def marks_of(table: tuple[Watermark, ...]) -> Marks:
+def marks_of(table: Iterable[Watermark]) -> Marks:
     """Make the table that was read or received. Without entries it is the same object for everybody."""
-    return Marks(table) if table else _NOTHING
+    marks = tuple(table)
+    return Marks(marks) if marks else _NOTHING

@@ -22,7 +22,15 @@ from enum import Enum, auto
 from p2pdiloco.core.api.effects import ApplyUpdate, CommitVersion, DropSpare, FetchState, FetchUpdate, Release
 from p2pdiloco.core.api.events import FetchFailed, StateFetched, UpdateApplied, UpdateFetched
 from p2pdiloco.core.api.reasons import FetchFailure, VersionFault
-from p2pdiloco.core.api.types import WHOLE_RUN, Head, SignedVersion, Stamp, VersionHeader
+from p2pdiloco.core.api.types import (
+    WHOLE_RUN,
+    Head,
+    SignedVersion,
+    Stamp,
+    VersionHeader,
+    Watermark,
+    table_digest,
+)
 from p2pdiloco.core.context import FragmentContext
 from p2pdiloco.core.contributions.commit_effect import commit_effect
 from p2pdiloco.core.contributions.own import ContributionQueue
@@ -290,6 +298,8 @@ class Follower:
             return VersionFault.IMPLAUSIBLE_TOKENS
         if not header.contributors or header.tokens != self._chain.head.tokens + header.merged_tokens():
             return VersionFault.FALSE_TOKENS
+        if header.table != self._chain.marks_after(header).digest:
+            return VersionFault.FALSE_TABLE
         return None
 
     def update_applied(self, event: UpdateApplied, now: float) -> None:
@@ -314,7 +324,7 @@ class Follower:
 
     def state_fetched(self, event: StateFetched, now: float) -> None:
         """Take a donor's whole fragment from the spare copy, if it is sound and heavier."""
-        fault = self._why_no_state(event.version)
+        fault = self._why_no_state(event.version, event.watermarks)
         if self.state is not FollowState.COPYING or fault is not None:
             self._shared.out.put(DropSpare(self._fragment))
             if self.state is FollowState.COPYING and fault is not None:
@@ -329,13 +339,15 @@ class Follower:
         self._chain.replace(event.version, event.watermarks)
         self._moved("catchup", event.version, now)
 
-    def _why_no_state(self, version: SignedVersion) -> VersionFault | None:
+    def _why_no_state(self, version: SignedVersion, table: tuple[Watermark, ...]) -> VersionFault | None:
         header, config = version.header, self._shared.config
         right = (header.run, header.group, header.fragment) == (config.run, WHOLE_RUN, self._fragment)
         if not right or not self._shared.signed_by(header.syncer, "version", header, version.signature):
             return VersionFault.SIGNATURE
         if not self._plausible(header):
             return VersionFault.IMPLAUSIBLE_TOKENS
+        if table_digest(table) != header.table:
+            return VersionFault.FALSE_TABLE
         return None if header.head().weight > self._chain.head.weight else VersionFault.BEHIND
 
     def _plausible(self, header: VersionHeader) -> bool:

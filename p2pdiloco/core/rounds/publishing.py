@@ -92,6 +92,7 @@ class Publisher:
         job.round.merge_done()
         config, head = self._shared.config, self._chain.head
         parts = sorted((p.contributor for h in job.held for p in h.parts), key=lambda p: p.learner)
+        contributors = tuple(parts)
         epoch, groups = self._next_plan(event.number, now)
         header = VersionHeader(
             run=config.run,
@@ -106,9 +107,10 @@ class Publisher:
             update_digest=event.update_digest,
             update_bytes=event.update_bytes,
             codec=config.update_codec,
-            contributors=tuple(parts),
+            contributors=contributors,
             epoch=epoch,
             groups=groups,
+            table=self._chain.marks.after(event.number, contributors).digest,
         )
         version = SignedVersion(header, self._shared.sign("version", header))
         self._shared.out.persist(

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from p2pdiloco.adapters.disk.run_store import RunStore
 from p2pdiloco.core.api.config import CoreConfig, Restored, RestoredFragment
-from p2pdiloco.core.api.types import SignedVersion, Watermark
+from p2pdiloco.core.api.types import SignedVersion, Watermark, table_digest
 from p2pdiloco.core.chain.chain import Chain
 from p2pdiloco.daemon.payloads.update_log import UpdateLog
 from p2pdiloco.errors import RemoteError
@@ -60,7 +60,7 @@ def _load(
             digest = vault.load_spare(fragment, header.number, theta, momentum)
         except RemoteError as error:
             digest = str(error).encode()
-        if digest == header.state_digest:
+        if digest == header.state_digest and table_digest(checkpoint.watermarks) == header.table:
             vault.commit(fragment, header.number)
             chain = Chain((checkpoint.version,), checkpoint.watermarks, config.log_versions)
         else:
@@ -76,7 +76,7 @@ def _load(
             digest = vault.apply(fragment, header.number, payload, header.longest_steps())
         except RemoteError as error:
             digest = str(error).encode()
-        if digest != version.header.state_digest:
+        if digest != header.state_digest or header.table != chain.marks_after(header).digest:
             vault.drop_spare(fragment)
             logger.warning("fragment %d: the saved update %d is not sound", fragment, version.header.number)
             break

@@ -114,7 +114,7 @@ def test_watermarks_follow_the_contributors() -> None:
     chain = grown(1)
     header = child(chain.header, learners=("p1", "p2")).header
     marks = chain.marks_after(header).table
-    assert marks == (Watermark("p1", Stamp(1, 2), 2), Watermark("p2", Stamp(1, 2), 2))
+    assert marks == (Watermark("p1", Stamp(1, 2), 2, 1, 2, 2), Watermark("p2", Stamp(1, 2), 2, 2, 1, 0))
     assert chain.watermark("p1") == Stamp(1, 1) and chain.watermark("p2") == NEVER
     chain.extend(child(chain.header, learners=("p1", "p2")))
     assert chain.table() == marks

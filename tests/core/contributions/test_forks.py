@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from kit import Solo, branch, child, config, digest, found, genesis, reasons
+from kit import Solo, branch, child, config, digest, found, genesis, reasons, table, with_table
 
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
@@ -43,6 +43,8 @@ def alone(count: int) -> Solo:
 
 def switch(solo: Solo, heavier: SignedVersion, watermark: Stamp = NEVER) -> list[ef.Effect]:
     """Our chain is replaced by another, which has our contributions up to `watermark`."""
+    if watermark != NEVER:
+        heavier = with_table(heavier, (Watermark("me", watermark, 2),))
     solo.heard["heads"] = (heavier.header.head(),)
     effects = solo.hear("p2", heads=(heavier.header.head(),))
     if found(effects, ef.FetchUpdate):
@@ -50,8 +52,7 @@ def switch(solo: Solo, heavier: SignedVersion, watermark: Stamp = NEVER) -> list
     if not found(effects, ef.FetchState):
         effects = solo.wait(1.0)
     pull = found(effects, ef.FetchState)[0]
-    marks = () if watermark == NEVER else (Watermark("me", watermark, 2),)
-    return solo.feed(ev.StateFetched(0, pull.peer, heavier, marks))
+    return solo.feed(ev.StateFetched(0, pull.peer, heavier, table(heavier)))
 
 
 def answer(solo: Solo, effects: list[ef.Effect], ticket: int) -> list[ef.Effect]:

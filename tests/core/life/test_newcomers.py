@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from kit import Solo, branch, certificate, child, found, genesis, offer_to, reasons, saved, sent
+from kit import Solo, branch, certificate, child, found, genesis, offer_to, reasons, saved, sent, with_table
 from scenes import FAR, serve
 
 from p2pdiloco.core.api import effects as ef
@@ -11,7 +11,7 @@ from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.grouping import Roster
 from p2pdiloco.core.api.reasons import FetchFailure, Verdict, VoteRefusal
-from p2pdiloco.core.api.types import Contributor, SignedVersion, Stamp
+from p2pdiloco.core.api.types import Contributor, SignedVersion, Stamp, Watermark
 from p2pdiloco.core.contributions.own import OTHER_OPINIONS
 
 NO_STEPS = Contributor("p1", Stamp(1, 1), 1000, 0)
@@ -191,6 +191,7 @@ def test_heads_of_the_unconfirmed_are_not_believed() -> None:
     [
         (SignedVersion(FAR[9].header, FAR[8].signature), "version-signature"),
         (child(FAR[8].header, contributors=(NO_STEPS,)), "implausible-tokens"),
+        (with_table(FAR[9], (Watermark("p1", Stamp(1, 9), 9),)), "false-table"),
     ],
 )
 def test_a_copied_state_whose_version_would_be_refused_is_thrown_away(

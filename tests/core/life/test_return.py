@@ -15,9 +15,11 @@ from p2pdiloco.core.api.types import Stamp, Watermark
 
 
 def took_part(restored: Restored, *learners: str) -> Restored:
-    """The saved chain has contributions of these."""
-    number = restored.fragments[0].log[-1].header.number
-    marks = tuple(Watermark(learner, Stamp(1, 1), number) for learner in learners)
+    """The saved chain has contributions of these too."""
+    found = restored.fragments[0]
+    number, known = found.log[-1].header.number, {mark.learner: mark for mark in found.watermarks}
+    mine = {learner: Watermark(learner, Stamp(1, 1), number) for learner in learners}
+    marks = tuple(mark for _, mark in sorted((mine | known).items()))
     return msgspec.structs.replace(
         restored, fragments=(msgspec.structs.replace(restored.fragments[0], watermarks=marks),)
     )
@@ -31,13 +33,13 @@ def returning(versions: int, theirs: int, **odd: object) -> Solo:
 
 
 def test_one_that_took_part_alone_goes_on_at_once() -> None:
-    solo = Solo(peers=(), restored=took_part(saved(FAR[:3]), "me"))
+    solo = Solo(peers=(), restored=saved(branch(2, "me", learners=("me",))))
     solo.wait(1.0)
     assert solo.core.confirmed and solo.head.number == 2
 
 
 def test_who_took_part_lately_is_waited_for_a_while() -> None:
-    solo = Solo(peers=(), restored=took_part(saved(FAR[:3]), "p1"))
+    solo = Solo(peers=(), restored=saved(branch(2)))
     solo.wait(solo.config.timing.resume_alone_s - 1)
     assert not solo.core.confirmed and solo.core.waits_for(solo.now) == "1 that took part before"
     solo.wait(2.0)

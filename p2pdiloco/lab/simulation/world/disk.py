@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from p2pdiloco.core.api.config import CoreConfig, Restored, RestoredFragment
 from p2pdiloco.core.api.effects import VoteRecord
 from p2pdiloco.core.api.types import SignedVersion, Watermark
+from p2pdiloco.core.chain.watermarks import marks_of
 from p2pdiloco.core.contributions.unmerged import TakeUp, Unmerged
 from p2pdiloco.lab.simulation.node.lineage import FragmentLineage, OuterUpdate
 from p2pdiloco.lab.simulation.node.substance import NOTHING, Resumed, Substance
@@ -81,16 +82,15 @@ class Disk:
         """The newest durable version: the checkpoint and every durable update that continues it."""
         found = self.checkpoints.get(fragment, genesis)
         version, state, log = found.version, found.state, dict(found.log)
-        marks = {mark.learner: mark for mark in found.watermarks}
+        marks = marks_of(found.watermarks)
         children = {v.header.parent: (v, u) for v, u in self.updates.get(fragment, {}).values()}
         while (child := children.get(version.header.digest())) is not None:
             version, update = child
             said = replace(update, longest_steps=version.header.longest_steps())
             state = state.apply(said, substance)
             log[version.header.number] = child
-            for part in version.header.contributors:
-                marks[part.learner] = Watermark(part.learner, part.stamp, version.header.number)
-        return Checkpoint(version, state, tuple(mark for _, mark in sorted(marks.items())), log)
+            marks = marks.after(version.header.number, version.header.contributors)
+        return Checkpoint(version, state, marks.table, log)
 
     def holds_run(self, fragments: int) -> bool:
         """Every fragment is saved, and not all of them as version 0: a node can go on from this alone."""
