@@ -10,7 +10,7 @@ ceiling", for dense text models: the operations that the model needs (6 for each
 attention's), by what one large matrix product on the device reaches in bf16, as measured at the beginning.
 Memory is what a CUDA device has less of than before, looked at every 0.2 s. `bench_inner --device` compares a
 learner in a swarm with one alone. `--yardstick` compares a learner's inner step with a plain GPT-2's
-(`yardstick.py`); memory is the most that torch had allocated there.
+(`peers/yardstick.py`); memory is the most that torch had allocated there.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from p2pdiloco.config.settings import Compile
 from p2pdiloco.learner.channel_messages import LearnerOptions
 from p2pdiloco.learner.device import choose_device, free_bytes
 from p2pdiloco.tasks.registry import task_of
-from yardstick import WINDOWS, apart, ours, plain
+from peers.yardstick import WINDOWS, apart, ours, plain
 
 VARIANTS = {
     "fp32": LearnerOptions(peer="", precision="fp32"),

@@ -41,10 +41,11 @@ def running_swarm(
     *flags: str,
     each: Sequence[Sequence[str]] = (),
     links: Links | ShapedLinks | None = None,
+    wrappers: Sequence[Sequence[str] | None] = (),
 ) -> Iterator[Swarm]:
     """A bootstrap and training nodes on loopback, ended whatever happens; of a flag the last one wins.
     `each`: more flags of every single node. With `links`, which are the caller's to close, every node is in a
-    network namespace of its own."""
+    network namespace of its own. `wrappers`: words before single nodes' commands."""
     run_file = folder / "run.toml"
     run_file.write_text(render_toml(manifest))
     swarm = Swarm(folder, run_file, manifest, nodes, temporary=True)
@@ -54,6 +55,8 @@ def running_swarm(
         address = swarm.start_bootstrap(time.sleep)
         for node, its in zip(swarm.nodes, each or [()] * nodes, strict=True):
             node.arguments += [*flags, *its]
+        for node, words in zip(swarm.nodes, wrappers, strict=False):
+            node.wrapper = [*node.wrapper, *(words or ())]
         swarm.start_nodes(address)
         for node in swarm.nodes:
             wait_until(lambda node=node: bool(of_kind(read_log(node.events), "progress")), START_TIMEOUT_S)

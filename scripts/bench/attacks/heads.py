@@ -1,0 +1,160 @@
+"""Attacks with heads: heavier ones whose states are forged, and ones that are never delivered."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import torch
+
+from attacks.stranger import HEARTBEAT_S, Stranger, Work
+from p2pdiloco.config.signing import load_signed
+from p2pdiloco.core.api.reasons import PullRefusal
+from p2pdiloco.core.api.types import (
+    WHOLE_RUN,
+    Head,
+    SignedVersion,
+    Stamp,
+    VersionHeader,
+    Watermark,
+    signed_bytes,
+)
+from p2pdiloco.daemon import wire
+from p2pdiloco.identity import verify
+from p2pdiloco.ports import PullSource, Refusal
+from p2pdiloco.tasks.registry import task_of
+from p2pdiloco.tensors.digest import bytes_of, state_digest
+from p2pdiloco.tensors.layout import plan_fragments
+
+FAR_AHEAD = 1000
+MORE_TOKENS = 10**7
+END_OF_COUNTS = 1 << 62
+
+
+class Forged:
+    """A state of one fragment that nobody trained, signed by the stranger alone."""
+
+    def __init__(self, stranger: Stranger, head: Head, fragment: int, numel: int, codec: str) -> None:
+        self.number = head.number + FAR_AHEAD
+        self._stranger, self._before, self._fragment, self._codec = stranger, head, fragment, codec
+        self.theta, self.momentum = torch.randn(numel) * 0.5, torch.zeros(numel)
+
+    def filled(self, value: float) -> Forged:
+        """Put one value everywhere."""
+        self.theta.fill_(value)
+        return self
+
+    def version(self, tokens: int | None = None) -> SignedVersion:
+        """Sign it."""
+        header = VersionHeader(
+            run=self._stranger.work.run,
+            group=WHOLE_RUN,
+            fragment=self._fragment,
+            number=self.number,
+            parent=os.urandom(32),
+            term=self._before.term + 1,
+            syncer=self._stranger.id,
+            tokens=self._before.tokens + MORE_TOKENS if tokens is None else tokens,
+            state_digest=state_digest(self.number, self.theta, self.momentum),
+            update_digest=os.urandom(32),
+            update_bytes=self.theta.numel(),
+            codec=self._codec,
+            contributors=(),
+        )
+        return SignedVersion(header, self._stranger.identity.sign(signed_bytes("version", header)))
+
+
+class ForgedHead:
+    """A heavier head with one self-signed header, and a random state behind it."""
+
+    NUMBERS: tuple[str, ...] = ("1",)
+    value: float | None = None
+    tokens: int | None = None
+    watermarks = False
+
+    def __init__(self, work: Work) -> None:
+        self._stranger = Stranger(work, "stranger")
+        self._manifest = load_signed(Path(work.manifest), verify)[1]
+
+    @property
+    def strangers(self) -> list[Stranger]:
+        """See `table.Attack`."""
+        return [self._stranger]
+
+    async def attack(self) -> None:
+        """See `table.Attack`."""
+        stranger = self._stranger
+        await stranger.look()
+        states: dict[int, tuple[Forged, SignedVersion]] = {}
+        for layout in plan_fragments(task_of(self._manifest).specs(), self._manifest.sync.fragments):
+            before = stranger.heads[layout.index]
+            codec = self._manifest.codec.update
+            forged = Forged(stranger, before, layout.index, layout.numel, codec)
+            if self.value is not None:
+                forged.filled(self.value)
+            states[layout.index] = forged, forged.version(self.tokens)
+        stranger.gives = lambda _peer, pull: self._give(states, pull)
+        heads = {index: version.header.head() for index, (_, version) in states.items()}
+        await stranger.be_listed()
+        while True:
+            await stranger.beat(heads)
+            await asyncio.sleep(HEARTBEAT_S)
+
+    def _give(self, states: dict[int, tuple[Forged, SignedVersion]], pull: wire.Pull) -> PullSource | Refusal:
+        if not isinstance(pull, wire.PullState):
+            return wire.refuse(PullRefusal.GONE)
+        forged, version = states[pull.fragment]
+        marks: tuple[Watermark, ...] = ()
+        if self.watermarks:
+            last = Stamp(END_OF_COUNTS, 1)
+            members = sorted(self._stranger.work.members)
+            marks = tuple(Watermark(peer, last, forged.number) for peer in members)
+        self._stranger.done["states given"] += 1
+        header = wire.encode(wire.StateHeader(version, marks))
+        return PullSource(header, (bytes_of(forged.theta), bytes_of(forged.momentum)), lambda: None)
+
+
+class HugeValues(ForgedHead):
+    """Heavier head as before, with values behind it that end every learner."""
+
+    value = 1e29
+
+
+class EndOfCounts(ForgedHead):
+    """Heavier head as before, with tokens and watermarks at the end of their range."""
+
+    NUMBERS = ("5",)
+    tokens = END_OF_COUNTS
+    watermarks = True
+
+
+class NeverDelivered:
+    """Heavier heads, a step and a thousand ahead, whose pulls are answered with `busy`."""
+
+    NUMBERS = ("13",)
+
+    def __init__(self, work: Work) -> None:
+        self._stranger = Stranger(work, "stranger")
+
+    @property
+    def strangers(self) -> list[Stranger]:
+        """See `table.Attack`."""
+        return [self._stranger]
+
+    async def attack(self) -> None:
+        """See `table.Attack`."""
+        stranger = self._stranger
+        await stranger.look()
+        await stranger.be_listed()
+        while True:
+            await stranger.beat(
+                {fragment: above(head, fragment) for fragment, head in stranger.heads.items()}
+            )
+            await asyncio.sleep(HEARTBEAT_S)
+
+
+def above(head: Head, fragment: int) -> Head:
+    """Make a heavier head that nobody has."""
+    number = head.number + (1 if fragment % 2 else FAR_AHEAD)
+    return Head(number, os.urandom(32), head.tokens + MORE_TOKENS, head.term)

@@ -1,0 +1,50 @@
+"""`liar.py LIE SIGN_FILE … p2pdiloco node …`: a node that lies from when a file is there.
+
+Nothing but the lie differs from any other node's code.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from msgspec import structs
+from torch import Tensor
+
+from attacks.lies import BY_A_MEMBER, Lie
+from p2pdiloco.cli.main import main as command
+from p2pdiloco.core.contributions import own
+from p2pdiloco.tensors.own_contributions import Encoded, OwnContributions
+
+
+def lying(lie: Lie, sign: Path) -> None:
+    """Put the lie into this process."""
+    honest_encode, honest_label = OwnContributions.encode, own.signed_label
+
+    def encode(self: OwnContributions, fragment: int, base: Tensor, local: Tensor) -> Encoded:
+        if not sign.exists():
+            return honest_encode(self, fragment, base, local)
+        return honest_encode(self, fragment, lie.delta(base - local), local.new_zeros(local.shape))
+
+    def label(context: Any, pending: Any) -> Any:
+        signed = honest_label(context, pending)
+        if not sign.exists():
+            return signed
+        header = lie.label(signed.header)
+        return structs.replace(signed, header=header, signature=context.shared.sign("contribution", header))
+
+    OwnContributions.encode = encode  # type: ignore[method-assign]
+    own.signed_label = label
+
+
+def main(words: Sequence[str]) -> None:
+    """Run the command after the word p2pdiloco, with the lie."""
+    lying(BY_A_MEMBER[words[0]], Path(words[1]))
+    sys.argv = ["p2pdiloco", *words[words.index("p2pdiloco") + 1 :]]
+    command()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

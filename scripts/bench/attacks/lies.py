@@ -1,0 +1,32 @@
+"""Lies of an admitted member: what a node of its own making does to its contributions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from msgspec import Struct, structs
+from torch import Tensor
+
+from p2pdiloco.core.api.types import MAX_INNER_STEPS, ContributionHeader
+
+
+class Lie(Struct, frozen=True):
+    """Rule of what becomes of a contribution, and of its label."""
+
+    delta: Callable[[Tensor], Tensor] = lambda delta: delta
+    label: Callable[[ContributionHeader], ContributionHeader] = lambda header: header
+
+
+def most_steps(header: ContributionHeader) -> ContributionHeader:
+    """Claim as much work as a label can, with as many tokens a step as were trained."""
+    per_step = header.tokens // max(1, header.inner_steps)
+    return structs.replace(header, tokens=MAX_INNER_STEPS * per_step, inner_steps=MAX_INNER_STEPS)
+
+
+BY_A_MEMBER: Mapping[str, Lie] = {
+    "member-huge-values": Lie(delta=lambda delta: (delta.sign() + (delta == 0)) * 2.0**39),
+    "member-claims": Lie(label=most_steps),
+    "member-claims-flipped": Lie(delta=lambda delta: -delta, label=most_steps),
+    "member-x100": Lie(delta=lambda delta: delta * 100),
+    "member-flipped-x10": Lie(delta=lambda delta: delta * -10),
+}

@@ -1,0 +1,257 @@
+"""Attacks on a swarm of real nodes, beside a calm one on the same machine at the same time.
+
+    .venv/bin/python scripts/bench/bench_attacks.py --who strangers|member [--only ATTACK,…] [--seconds 20]
+                                              [--json FILE] [--list]
+
+Three honest nodes of `micro` on loopback in each swarm. Strangers are a process with identities of their own
+on the real transport; a member is a fourth node, admitted like the others, that lies from a moment on (in the
+calm swarm the fourth is honest, too). `attacks/table.py` and `attacks/lies.py` list the attacks,
+`attacks/outcome.py` says what counts as held off.
+
+versions, steps: attacked / calm, steps for each second of the nodes' processor time. Kept: nothing of the
+attacker's is in anybody's state, offices or schedule. MiB: the largest node above the calm swarm's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from attacks.lies import BY_A_MEMBER
+from attacks.outcome import Row, judge
+from attacks.stranger import Work
+from attacks.table import BY_STRANGERS, WITH_A_NEWCOMER
+from attacks.watching import Moment, addresses_of, moment, refusals, run_of, seen, strangers_in
+from benchkit import NEVER, START_TIMEOUT_S, arguments, finish, running_swarm, wait_until
+from p2pdiloco.config.presets import for_run
+from p2pdiloco.config.signing import load_signed, run_id
+from p2pdiloco.identity import verify
+from p2pdiloco.lab.swarm.event_log import read_log
+from p2pdiloco.lab.swarm.swarm import Swarm, SwarmNode
+
+HONEST = 3
+SECONDS, MOST_SECONDS = 20.0, 40.0
+QUIET_VERSIONS = 8
+"""Versions of every swarm before an attack begins."""
+PACE = ("--min-step-s", "0.15")
+"""Learners that leave the machine's cores to both swarms and the attacker."""
+END_S = 20.0
+
+
+class Side:
+    """One of the two swarms."""
+
+    def __init__(self, swarm: Swarm, honest: int) -> None:
+        self.swarm = swarm
+        self.nodes, self.liars = swarm.nodes[:honest], swarm.nodes[honest:]
+        self.join = self.nodes[0].arguments[self.nodes[0].arguments.index("--join") + 1]
+        self.manifest = run_of(swarm.bootstrap.data_dir)
+        signed, manifest = load_signed(self.manifest, verify)
+        self.run, self.name = run_id(signed), manifest.run.name
+        self.newcomer: SwarmNode | None = None
+
+    def settled(self) -> bool:
+        """Tell whether versions are made."""
+        made = sum(line.is_made() for node in self.nodes for line in read_log(node.events))
+        return made >= QUIET_VERSIONS
+
+    def start_newcomer(self) -> None:
+        """Start one more node, which is told the run's name only."""
+        node = self.newcomer = self.swarm.add_node()
+        node.arguments += [*NEVER, *PACE, "--join", self.join, "--run", self.name]
+        node.start()
+
+    def moment(self) -> Moment:
+        """Look at the honest nodes."""
+        return moment(self.nodes, time.monotonic())
+
+
+@contextmanager
+def both(folder: Path, lie: str | None, sign: Path) -> Iterator[tuple[Side, Side]]:
+    """The attacked and the calm swarm, ended whatever happens. `lie`: of the attacked one's fourth node."""
+    honest, sides = HONEST, []
+    with ExitStack() as stack:
+        for name in ("attacked", "calm"):
+            home = folder / name
+            home.mkdir()
+            nodes = honest + (lie is not None)
+            each = [lying(lie, sign) if name == "attacked" and n >= honest else None for n in range(nodes)]
+            manifest = for_run("micro", name, 1)
+            swarm = stack.enter_context(running_swarm(home, manifest, nodes, *NEVER, *PACE, wrappers=each))
+            sides.append(Side(swarm, honest))
+        yield sides[0], sides[1]
+
+
+def lying(lie: str | None, sign: Path) -> list[str]:
+    """Words that come before a node's command so that it lies."""
+    return [sys.executable, "-m", "attacks.liar", str(lie), str(sign)]
+
+
+@contextmanager
+def strangers(attack: str, side: Side, folder: Path, seconds: float) -> Iterator[subprocess.Popen[str]]:
+    """A process of strangers, connected, ended whatever happens."""
+    work = Work(
+        attack=attack,
+        folder=str(folder),
+        join=side.join,
+        run=side.run,
+        run_name=side.name,
+        members={node.peer: addresses_of(node) for node in side.nodes},
+        manifest=str(side.manifest),
+        seconds=seconds,
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-m", "attacks.attacker", msgspec.json.encode(work).decode()],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | side.swarm.guard.environment(),
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        if process.stdin is not None:
+            process.stdin.close()
+        try:
+            process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def measured(attack: str, sides: tuple[Side, Side], folder: Path, sign: Path, seconds: float) -> Any:
+    """Attack one of the two swarms; (befores, afters, attackers' ids, what they did, refusals)."""
+    attacked = sides[0]
+    for side in sides:
+        wait_until(side.settled, START_TIMEOUT_S)
+    with ExitStack() as stack:
+        ids: list[str] = []
+        process = None
+        if attack in BY_STRANGERS:
+            process = stack.enter_context(strangers(attack, attacked, folder / "strangers", seconds))
+            assert process.stdin is not None and process.stdout is not None
+            word, *ids = process.stdout.readline().split() or [""]
+            if word != "ready":
+                raise SystemExit("the attacker did not start")
+            process.stdin.write("go\n")
+            process.stdin.flush()
+        else:
+            sign.touch()
+            ids = [node.peer for node in attacked.liars]
+        before = [side.moment() for side in sides]
+        if attack in WITH_A_NEWCOMER:
+            for side in sides:
+                side.start_newcomer()
+        time.sleep(seconds)
+        after = [side.moment() for side in sides]
+        refused = asyncio.run(refusals(attacked.join, attacked.run, [node.peer for node in attacked.nodes]))
+        done = json.loads(process.stdout.readline() or "{}") if process and process.stdout else {}
+    return before, after, ids, done, refused
+
+
+def one(attack: str, seconds: float) -> Row:
+    """Carry one attack out."""
+    lie = attack if attack in BY_A_MEMBER else None
+    with tempfile.TemporaryDirectory(prefix="p2pdiloco-attacks-") as name:
+        folder = Path(name)
+        sign = folder / "lie"
+        with both(folder, lie, sign) as sides:
+            before, after, ids, done, refused = measured(attack, sides, folder, sign, seconds)
+            found = [
+                seen(side.nodes, side.liars, before[n], after[n], ids, side.newcomer)
+                for n, side in enumerate(sides)
+            ]
+        # saved versions are read when the nodes have ended
+        side = sides[0]
+        members = [node.peer for node in side.swarm.nodes]
+        named = sorted({peer for node in side.nodes for peer in strangers_in(node, side.run, members)})
+    attacked = msgspec.structs.replace(found[0], strangers=named, refused=refused)
+    return judge(attack, attacked, found[1], lie is not None, done)
+
+
+def shown(rows: Sequence[Row]) -> str:
+    """Lay the rows out as text."""
+    lines = [f"{'attack':24}{'versions':>9}{'steps':>7}{'kept':>6}{'MiB':>7}{'loss':>8}{'calm':>7}  verdict"]
+    for row in rows:
+        cells = [number(row.versions_ratio, 9), number(row.steps_ratio, 7), f"{row.parameters_kept!s:>6}"]
+        cells += [f"{row.rss_mib_above:7.0f}", number(row.loss, 8), number(row.loss_calm, 7)]
+        words = row.verdict + (f": {', '.join(row.broken)}" if row.broken else "")
+        lines.append(f"{row.attack:24}{''.join(cells)}  {words}")
+        lines.append(f"{'':26}refused {counts(row.refused)}")
+        if row.sent:
+            lines.append(f"{'':26}did {counts(row.sent)}")
+    return "\n".join(lines)
+
+
+def number(value: float | None, width: int) -> str:
+    """Lay a number out; a dash where there is none."""
+    return f"{value:{width}.2f}" if value is not None else f"{'-':>{width}}"
+
+
+def counts(table: Mapping[str, int]) -> str:
+    """Word counts, the most frequent first."""
+    ranked = sorted(table.items(), key=lambda item: -item[1])
+    return ", ".join(f"{reason} {count}" for reason, count in ranked[:8]) or "nothing"
+
+
+def options(words: Sequence[str] | None = None) -> argparse.Namespace:
+    """Parse the options; `attacks` are those that are to be carried out."""
+    parser = arguments(__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--who", choices=("strangers", "member"), default="strangers")
+    parser.add_argument("--only", metavar="ATTACK", help="some of the attacks, by name, separated by commas")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="length of an attack")
+    parser.add_argument("--list", action="store_true", help="name the attacks, and do nothing")
+    chosen = parser.parse_args(words)
+    known = list(BY_STRANGERS if chosen.who == "strangers" else BY_A_MEMBER)
+    chosen.attacks = chosen.only.split(",") if chosen.only else known
+    wrong = [name for name in chosen.attacks if name not in known]
+    if wrong:
+        parser.error(f"no attack of {chosen.who}: {', '.join(wrong)} (there are: {', '.join(known)})")
+    if not 0 < chosen.seconds <= MOST_SECONDS:
+        parser.error(f"--seconds: more than 0, at most {MOST_SECONDS:.0f}")
+    return chosen
+
+
+def interrupted(_number: int, _frame: object) -> None:
+    """End as at Ctrl-C, so that everything is cleared up."""
+    raise KeyboardInterrupt
+
+
+def main() -> None:
+    """Attack, print, write."""
+    chosen = options()
+    if chosen.list:
+        print("\n".join(chosen.attacks))
+        return
+    signal.signal(signal.SIGTERM, interrupted)
+    # liar and attacker are modules beside this file, started from anywhere
+    paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    rows: list[Row] = []
+    try:
+        for attack in chosen.attacks:
+            rows.append(one(attack, chosen.seconds))
+            print(shown(rows[-1:]), flush=True)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+    if len(rows) > 1:
+        print(shown(rows))
+    finish("attacks", {"seconds": chosen.seconds, "rows": msgspec.to_builtins(rows)}, chosen.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""`bench_attacks`: the table, the arguments, and that a verdict can be either."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+import torch
+
+import bench_attacks
+from attacks.lies import BY_A_MEMBER
+from attacks.outcome import Broken, Row, Seen, judge
+from attacks.table import BY_STRANGERS, WITH_A_NEWCOMER
+from p2pdiloco.core.api.types import MAX_INNER_STEPS, NEVER, ContributionHeader, Stamp
+from p2pdiloco.lab.guard import Guard
+
+CALM = Seen(
+    alive=3, nodes=3, versions=60, steps=400, processor_s=20.0, rss_mib=300.0, loss=3.0, run_tokens=200_000
+)
+BAD = {
+    Broken.NODE_ENDED: {"alive": 2},
+    Broken.LOSS: {"loss": float("inf")},
+    Broken.WORSE: {"loss": 4.5},
+    Broken.FORGED: {"forged": ("0/1017",)},
+    Broken.AUTHORS: {"strangers": ("somebody",)},
+    Broken.OFFICE: {"offices": 1},
+    Broken.SCHEDULE: {"run_tokens": 10_200_000},
+    Broken.VERSIONS: {"versions": 0},
+    Broken.STEPS: {"processor_s": 40.0},
+    Broken.MEMORY: {"rss_mib": 900.0},
+    Broken.NEWCOMER: {"newcomer": False},
+}
+OF_PARAMETERS = list(BAD)[:7]
+
+
+def test_a_swarm_that_goes_on_held_the_attack_off() -> None:
+    row = judge("forged-head", CALM, CALM)
+    assert (row.verdict, row.broken, row.parameters_kept) == ("held off", [], True)
+    assert row.versions_ratio == row.steps_ratio == 1.0
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_every_kind_of_harm_makes_the_verdict_false(what: Broken) -> None:
+    calm = msgspec.structs.replace(CALM, newcomer=True)
+    row = judge("forged-head", msgspec.structs.replace(calm, **BAD[what]), calm)
+    assert row.verdict == "succeeds" and row.broken == [what.value]
+    assert row.parameters_kept is (what not in OF_PARAMETERS)
+
+
+def test_a_loss_that_nobody_told_and_a_calm_swarm_that_made_nothing_are_no_success() -> None:
+    assert not judge("x", msgspec.structs.replace(CALM, loss=None), CALM).parameters_kept
+    still = msgspec.structs.replace(CALM, versions=0)
+    assert judge("x", CALM, still).broken == [Broken.NO_FIGURES.value]
+    late = msgspec.structs.replace(CALM, newcomer=False)
+    assert judge("x", late, late).broken == [Broken.NO_FIGURES.value]
+
+
+def test_a_member_may_hold_offices() -> None:
+    elected = msgspec.structs.replace(CALM, offices=3)
+    assert judge("member-x100", elected, CALM, member=True).verdict == "held off"
+
+
+def test_what_a_row_says_can_be_read() -> None:
+    row = judge("ghosts", msgspec.structs.replace(CALM, versions=3, refused={"garbage": 7}), CALM)
+    text = bench_attacks.shown([row])
+    assert "succeeds: few versions" in text and "garbage 7" in text
+    assert msgspec.convert(msgspec.to_builtins(row), Row) == row
+
+
+def test_arguments_choose_attacks() -> None:
+    assert bench_attacks.options([]).attacks == list(BY_STRANGERS)
+    assert bench_attacks.options(["--who", "member"]).attacks == list(BY_A_MEMBER)
+    chosen = bench_attacks.options(["--only", "ghosts,all-offices", "--seconds", "5"])
+    assert (chosen.attacks, chosen.seconds) == (["ghosts", "all-offices"], 5.0)
+    assert set(BY_STRANGERS) >= WITH_A_NEWCOMER
+
+
+@pytest.mark.parametrize("words", [["--only", "member-x100"], ["--seconds", "900"], ["--seconds", "nan"]])
+def test_arguments_that_make_no_sense_are_refused(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        bench_attacks.options(words)
+    assert "error" in capsys.readouterr().err
+
+
+def test_every_lie_changes_something() -> None:
+    delta = torch.linspace(-1.0, 1.0, 8)
+    label = ContributionHeader(
+        "r", "all", 0, "me", Stamp(1, 1), NEVER, 0, bytes(32), 2048, 8, bytes(32), 8, "int8", True
+    )
+    for lie in BY_A_MEMBER.values():
+        claimed = lie.label(label)
+        assert not torch.equal(lie.delta(delta), delta) or claimed.inner_steps == MAX_INNER_STEPS
+        assert torch.isfinite(lie.delta(delta)).all() and claimed.tokens == 256 * claimed.inner_steps
+
+
+def test_an_attacker_that_cannot_begin_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    guard = Guard()
+    side = SimpleNamespace(
+        join="/nowhere", run="r", name="n", nodes=(), manifest=tmp_path, swarm=SimpleNamespace(guard=guard)
+    )
+    monkeypatch.setenv("PYTHONPATH", str(Path(bench_attacks.__file__).parent), prepend=":")
+    with bench_attacks.strangers("no-such-attack", side, tmp_path, 1.0) as process:
+        assert process.stdout is not None and process.stdout.readline() == ""
+    assert process.poll() not in (None, 0)
+    guard.release()
