@@ -33,13 +33,18 @@ class Identity:
     def __init__(self, key: Ed25519PrivateKey) -> None:
         self._key = key
         self._public = key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
-        self.peer_id = base58.b58encode(_ID_PREFIX + self._public).decode()
+        self.peer_id = peer_of(self._public)
         """libp2p peer id, base58 text (12D3Koo…)."""
 
     @classmethod
     def generate(cls) -> Identity:
         """Make a fresh identity that lives in memory only."""
         return cls(Ed25519PrivateKey.generate())
+
+    @classmethod
+    def from_seed(cls, seed: bytes) -> Identity:
+        """Make the identity of a seed of 32 bytes."""
+        return cls(Ed25519PrivateKey.from_private_bytes(seed))
 
     @classmethod
     def load_or_create(cls, path: Path) -> Identity:
@@ -83,10 +88,14 @@ class Identity:
             "Restore it from a backup, or move it away: the node then gets a new identity.",
         )
 
+    @property
+    def seed(self) -> bytes:
+        """Seed of the key, 32 bytes. Secret."""
+        return self._key.private_bytes(Encoding.Raw, PrivateFormat.Raw, NoEncryption())
+
     def encoded(self) -> bytes:
         """Content of the key file, 68 bytes. Secret."""
-        seed = self._key.private_bytes(Encoding.Raw, PrivateFormat.Raw, NoEncryption())
-        return _FILE_PREFIX + seed + self._public
+        return _FILE_PREFIX + self.seed + self._public
 
     def sign(self, message: bytes) -> bytes:
         """Sign the message; returns the signature of 64 bytes."""
@@ -112,8 +121,19 @@ def verify(peer: str, message: bytes, signature: bytes) -> bool:
     return True
 
 
+def peer_of(public: bytes) -> str:
+    """Make the peer id of an Ed25519 public key, 32 bytes."""
+    return base58.b58encode(_ID_PREFIX + public).decode()
+
+
 @lru_cache(maxsize=4096)
 def _public_key(peer: str) -> Ed25519PublicKey | None:
+    public = public_of(peer)
+    return None if public is None else Ed25519PublicKey.from_public_bytes(public)
+
+
+def public_of(peer: str) -> bytes | None:
+    """Read the public key, 32 bytes, off a peer id; None: it is not the id of an Ed25519 key."""
     if not 40 <= len(peer) <= 80:  # before base58, whose cost grows with the square of the length
         return None
     try:
@@ -124,7 +144,7 @@ def _public_key(peer: str) -> Ed25519PublicKey | None:
         return None
     if base58.b58encode(raw).decode() != peer:  # b58decode ignores surrounding white space
         return None
-    return Ed25519PublicKey.from_public_bytes(raw[len(_ID_PREFIX) :])
+    return raw[len(_ID_PREFIX) :]
 
 
 def _create(path: Path, identity: Identity) -> None:

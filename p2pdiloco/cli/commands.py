@@ -25,6 +25,7 @@ from p2pdiloco.config.settings import (
     check_bootstrap,
     check_node,
     check_peer_address,
+    known_variable,
 )
 
 NODE = partial(setting, NodeSettings)
@@ -80,6 +81,7 @@ def bootstrap(**values: Any) -> int | None:
 
 
 @click.command(cls=SpacedLists)
+@click.argument("invite", required=False, default="", envvar=known_variable("--invite"))
 @NODE("--join", *JOIN_ALIASES, **JOIN)
 @NODE("--run", metavar="ID|NAME", help="Id of the run, 8 digits of it or more, or its name.")
 @NODE("--data-dir", type=FILE, help="Folder of identity, checkpoints and events.jsonl.")
@@ -153,8 +155,13 @@ def bootstrap(**values: Any) -> int | None:
 )
 @config_option("node")
 def node(**values: Any) -> int | None:
-    """Take part in a run: find it, catch up, train, contribute."""
-    settings = check_node(build(NodeSettings, values))
+    """Take part in a run: find it, catch up, train, contribute.
+
+    An INVITE of the run's owner says which run it is and whom to join through, and is remembered.
+    """
+    from p2pdiloco.daemon.admission.own import with_invite
+
+    settings = check_node(with_invite(build(NodeSettings, values)))
     from p2pdiloco.daemon.node import run_node
 
     return run_node(settings)

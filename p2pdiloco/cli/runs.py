@@ -9,15 +9,22 @@ from pathlib import Path
 import click
 import msgspec
 
-from p2pdiloco.cli.options import FILE
+from p2pdiloco.cli.options import FILE, WORDS
 from p2pdiloco.config.loader import canonical_bytes
-from p2pdiloco.config.manifest import DataSection, Manifest
+from p2pdiloco.config.manifest import AdmissionSection, DataSection, Manifest
 from p2pdiloco.config.models import BYTES
 from p2pdiloco.config.outer import LEARNERS, LENGTHS, doubts, expected_merges, for_length, with_outer
 from p2pdiloco.config.presets import PRESETS, for_bytes, for_run
+from p2pdiloco.config.settings import check_multiaddr, is_public
 from p2pdiloco.errors import StorageError, UserError
 from p2pdiloco.tasks.manifests import load_manifest, manifest_from_table, render_toml
 from p2pdiloco.tasks.registry import task_of
+
+MODES = {
+    "open": "whoever knows the run",
+    "invite": "whoever has an invite of its owner",
+    "list": "whom its owner has put on the list",
+}
 
 
 @click.group("run")
@@ -70,6 +77,19 @@ def run_group() -> None:
     help="A `tokenizers` JSON file instead of raw bytes: a path, or of the Hugging Face hub.",
 )
 @click.option("--end-of-document", default="", metavar="TOKEN", help="Its token that ends documents.")
+@click.option(
+    "--admission",
+    type=click.Choice(["open", "invite", "list"]),
+    help="Who may be a member: anybody, whoever has an invite of yours, or a list of yours.  "
+    "[default: open; invite where --listen is public]",
+)
+@click.option(
+    "--listen",
+    multiple=True,
+    type=WORDS,
+    metavar="MULTIADDR",
+    help="Where its nodes or bootstrap will be reached; only to choose --admission.",
+)
 @click.option("--out", type=FILE, default=Path("run.toml"), show_default=True, help="File to write.")
 @click.option("--force", is_flag=True, help="Overwrite the file.")
 def new(
@@ -82,6 +102,8 @@ def new(
     architecture: str,
     tokenizer: str | None,
     end_of_document: str,
+    admission: str | None,
+    listen: tuple[str, ...],
     out: Path,
     force: bool,
 ) -> None:
@@ -103,7 +125,7 @@ def new(
         manifest, content = chosen_tokenizer(manifest, tokenizer, end_of_document, source)
     elif not architecture:
         manifest = for_bytes(manifest)
-    manifest = with_outer(manifest)
+    manifest = _with_admission(with_outer(manifest), admission, listen)
     text = render_toml(manifest)
     # Through the strict reader: what is written is what every node accepts, the name included.
     manifest_from_table(tomllib.loads(text), "the new run")
@@ -127,6 +149,14 @@ def new(
         f"{' --data PATH' if manifest.data.is_each_nodes_own else ''}",
         err=True,
     )
+
+
+def _with_admission(manifest: Manifest, mode: str | None, listen: tuple[str, ...]) -> Manifest:
+    for address in listen:
+        check_multiaddr(address, "--listen")
+    chosen = mode or ("invite" if any(map(is_public, listen)) else "open")
+    section = msgspec.convert({"mode": chosen}, AdmissionSection)
+    return msgspec.structs.replace(manifest, admission=section)
 
 
 @run_group.command("check")
@@ -154,6 +184,7 @@ def check(file: Path) -> None:
         f"{manifest.codec.contribution} up, {manifest.codec.update} down"
     )
     click.echo(_data_words(manifest.data))
+    click.echo(f"members: {MODES[manifest.admission.mode]}")
     click.echo(f"groups: of {manifest.group.size} members, {manifest.group.groups_at_start} at the start")
     click.echo(
         f"outer steps: about {expected_merges(manifest)} of each fragment until the schedule's end, rate "

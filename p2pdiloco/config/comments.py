@@ -12,6 +12,7 @@ TABLES = {
     "outer": "Outer optimizer: Nesterov momentum on the merged pseudo-gradients.",
     "codec": "How tensors travel.",
     "group": "Who merges with whom, and how long versions are kept.",
+    "admission": "Who may be a member.",
 }
 
 COMMENTS = {
@@ -64,4 +65,5 @@ COMMENTS = {
     "group.term_versions": "A syncer's term, in versions of its fragment; then the next one is elected.",
     "group.log_versions": "L: outer updates that every peer keeps for stragglers; older ones fetch state.",
     "group.max_base_age_versions": "Contributions against an older base are refused, rebased and sent again.",
+    "admission.mode": "open: whoever knows the run; invite: by the owner's invites; list: the owner's list.",
 }

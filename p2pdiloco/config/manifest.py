@@ -163,6 +163,12 @@ class GroupSection(Section, frozen=True, kw_only=True):
         return max(1, -(-self.expected_members // self.size))
 
 
+class AdmissionSection(Section, frozen=True, kw_only=True):
+    mode: Literal["open", "invite", "list"] = "open"
+    """Condition of being a member: "open", whoever knows the run; "invite", whoever has an invite of
+    its owner; "list", whom its owner has put on the list (docs/admission.md)."""
+
+
 class Manifest(Section, frozen=True, kw_only=True):
     """A run, as its owner describes it. Equal manifests have equal canonical bytes."""
 
@@ -176,3 +182,6 @@ class Manifest(Section, frozen=True, kw_only=True):
     outer: OuterSection = OuterSection()
     codec: CodecSection = CodecSection()
     group: GroupSection = GroupSection()
+    admission: AdmissionSection = AdmissionSection()
+    """Section that is not in the canonical bytes where it says nothing: runs from before it keep their
+    ids."""

@@ -35,6 +35,8 @@ class NodeSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     join: tuple[str, ...] = ()
     """Multiaddrs (with /p2p/ID) of bootstrap peers or of any live node."""
+    invite: str = ""
+    """Invite of a run's owner: says which run it is, whom to join through, and lets this node in."""
     run: str = ""
     """Run id, its beginning, or a name; empty: the run of before, else that of the peers in `join`, else the
     only one."""
@@ -257,7 +259,7 @@ def check_node(settings: NodeSettings) -> NodeSettings:
     met_before = (settings.data_dir.expanduser() / "peers.txt").exists()
     if not settings.join and not settings.genesis and not met_before:
         raise ConfigError(
-            "there is no peer to join: give at least one --join ADDRESS",
+            "there is no peer to join: give an invite, or at least one --join ADDRESS",
             hint="to start a new run alone: p2pdiloco node --genesis --run-file run.toml",
         )
     if not settings.join and settings.run_file is None and not met_before:
@@ -335,6 +337,12 @@ def check_multiaddr(address: str, flag: str) -> None:
         raise ConfigError(f'{flag} must use tcp or udp, not "{transport}", in "{address}"', hint)
     if transport in {"tcp", "udp"} and not (port.isascii() and port.isdigit() and int(port) <= 65535):
         raise ConfigError(f'{flag} has no valid port "{port}" in "{address}"', hint)
+
+
+def is_public(address: str) -> bool:
+    """Tell whether a multiaddr (checked) is one that the whole Internet can dial, or a name."""
+    kind, host = address.split("/")[1:3]
+    return not kind.startswith("ip") or ipaddress.ip_address(host).is_global
 
 
 def known_variable(flag: str) -> str:

@@ -57,6 +57,20 @@ def parse_every(text: str, flag: str) -> tuple[float, int]:
     return number * {"s": 1.0, "min": 60.0, "h": 3600.0}[unit], 0
 
 
+def parse_life(text: str, flag: str) -> int:
+    """Seconds of "30min", "12h", "7d" or "2w"; 0 for "never".
+
+    Raises:
+        ConfigError: none of these; names the flag.
+    """
+    if text.strip() == "never":
+        return 0
+    found = re.fullmatch(r"(\d{1,6})\s*(s|min|h|d|w)", text.strip())
+    if found is None or not int(found[1]):
+        raise ConfigError(f'{flag} must be a time, it is "{text}"', "for example 12h, 7d, 4w, or never")
+    return int(found[1]) * {"s": 1, "min": 60, "h": 3600, "d": 86400, "w": 604800}[found[2]]
+
+
 def rate_text(bits_per_s: float) -> str:
     """Rate as text without its unit: "19.6 M", before "bit/s"."""
     for factor, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):

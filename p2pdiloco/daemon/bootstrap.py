@@ -14,6 +14,7 @@ from p2pdiloco.adapters.disk.files import TEMP_SUFFIX, Files
 from p2pdiloco.adapters.net.hivemind_net import HivemindTransport
 from p2pdiloco.adapters.net.p2pd import P2PDOptions
 from p2pdiloco.config.settings import BootstrapSettings
+from p2pdiloco.daemon.finding.peers_file import save_own_addresses
 from p2pdiloco.daemon.finding.presence import publish_runs
 from p2pdiloco.daemon.finding.reach import DialBack
 from p2pdiloco.daemon.frontdoor import FrontDoor
@@ -53,12 +54,18 @@ async def _bootstrap(settings: BootstrapSettings, stop: asyncio.Event) -> None:
         for run in served:
             door.add_run(run, settings.data_dir)
             logger.info("serving run %s (%s)", run.name, run.id[:12])
+            if run.manifest.admission.mode == "invite":
+                where = settings.data_dir
+                logger.info(
+                    "who is to join needs an invite: p2pdiloco invite %s --data-dir %s", run.name, where
+                )
         await unless_stopped(transport.start(door), stop)
         if stop.is_set():
             await transport.close()
             return
         try:
             print_addresses(transport.addresses(), "bootstrap")
+            save_own_addresses(settings.data_dir, transport.addresses())
             print_join(transport.addresses()[0], [run.id for run in served])
             await unless_stopped(_serve(transport, door), stop)
         finally:

@@ -13,11 +13,13 @@ from p2pdiloco.adapters.net.p2pd import P2PDOptions
 from p2pdiloco.config.manifest import DataSection
 from p2pdiloco.config.settings import NodeSettings
 from p2pdiloco.core.api.config import Timing
+from p2pdiloco.daemon.admission.own import keep_invite
 from p2pdiloco.daemon.apart import apart
 from p2pdiloco.daemon.approval import Approval, ask_terminal, at_terminal
 from p2pdiloco.daemon.display.live import LiveView
 from p2pdiloco.daemon.display.logs import RecentLines, configure_logging, resolve_style
 from p2pdiloco.daemon.display.terminal import log_line
+from p2pdiloco.daemon.finding.peers_file import save_own_addresses
 from p2pdiloco.daemon.finding.presence import publish_runs
 from p2pdiloco.daemon.finding.reach import DialBack, Reachability
 from p2pdiloco.daemon.frontdoor import FrontDoor
@@ -59,6 +61,7 @@ async def _node(settings: NodeSettings, stop: asyncio.Event) -> None:
     folder = DataDir(settings.data_dir, parents=settings.data_dir == default_dir(NodeSettings))
     with folder:
         identity = Identity.load_or_create(settings.data_dir / "identity.key")
+        keep_invite(settings)
         recent = RecentLines()
         configure_logging(plain(settings.log), recent=recent)
         if settings.learner_socket is None:  # a learner would say it, when all others have been found
@@ -83,6 +86,7 @@ async def _node(settings: NodeSettings, stop: asyncio.Event) -> None:
         try:
             hosts = [address.rpartition("/p2p/")[2] for address in settings.join]
             print_addresses(transport.addresses(), "node")
+            save_own_addresses(settings.data_dir, transport.addresses())
             approve, where = approval.approve, settings.data_dir
             found = prepared or await unless_stopped(
                 find_run(transport, identity, settings.run, where, logger.info, hosts, approve), stop

@@ -11,6 +11,7 @@ from arch_source import modules
 MOST_PARAMETERS = 8
 """Of a constructor, beside self. Records (dataclasses, structs) have none that is written out."""
 TWICE = {
+    "Admission": "a paper, beside the judge of offers in a round",
     "Link": "a record of ports, beside a socket and a line of a plan",
     "Presence": "a wire struct, beside who keeps it up",
 }

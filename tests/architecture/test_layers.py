@@ -126,7 +126,7 @@ THIRD_PARTY = {
         "uvloop",
     },
     "daemon": {"msgspec", "numpy", "psutil", "rich", "torch", "uvloop"},
-    "cli": {"click", "matplotlib", "msgspec", "psutil", "rich", "uvloop"},
+    "cli": {"click", "matplotlib", "msgspec", "psutil", "rich", "segno", "uvloop"},
     "session": {"torch"},
     "session_daemon": {"psutil"},
     "own_run": {"msgspec", "torch"},

@@ -26,6 +26,9 @@ from p2pdiloco.config.settings import (
     NodeSettings,
     StatusSettings,
 )
+from p2pdiloco.daemon.admission.invite import encode_invite
+from p2pdiloco.daemon.admission.papers import grant
+from p2pdiloco.identity import Identity
 from p2pdiloco.tasks.manifests import load_manifest
 
 PEER = "12D3KooWJbJFaZ1dwpuu9tQY3ELCKCpWMJc1dSRVbcMwhiLiFq7q"
@@ -117,12 +120,24 @@ def test_every_flag_arrives(called: list[Any], tmp_path: Path) -> None:
     untouched = [
         f for f in NodeSettings.__struct_fields__ if getattr(settings, f) == getattr(NodeSettings(), f)
     ]
-    assert untouched == []
+    assert untouched == ["invite"], "that comes as an argument"
     line = "demo --nodes 2 --seconds 9 --no-kill --preset micro --report r --plot p --keep k"
     assert cli_main.run(line.split()) == 0
     assert called[1] == DemoSettings(
         nodes=2, seconds=9, kill=False, preset="micro", report=Path("r"), plot=Path("p"), keep=Path("k")
     )
+
+
+def test_an_invite_says_run_and_peers(
+    called: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    key, run, data = Identity.generate(), "ab" * 32, ["--data-dir", str(tmp_path)]
+    text = encode_invite(grant(run, key.peer_id, 0, 1, key), key, [ONE])
+    assert cli_main.run(["node", "--join", TWO, *data, text]) == 0
+    monkeypatch.setenv("P2PDILOCO_INVITE", text)
+    assert cli_main.run(["node", *data]) == 0
+    assert [(s.run, s.join) for s in called] == [(run, (TWO, ONE)), (run, (ONE,))]
+    assert cli_main.run(["node", *data, text[:-3]]) == 2 and len(called) == 2
 
 
 @pytest.mark.parametrize("flag", ["--initial_peers", "--initial-peers", "--join"])

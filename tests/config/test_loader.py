@@ -12,7 +12,7 @@ import pytest
 from p2pdiloco.config import presets
 from p2pdiloco.config.comments import COMMENTS, TABLES
 from p2pdiloco.config.loader import MAX_MANIFEST_BYTES, canonical_bytes, manifest_from_canonical, typed
-from p2pdiloco.config.manifest import Manifest
+from p2pdiloco.config.manifest import AdmissionSection, Manifest
 from p2pdiloco.config.models import CausalLMSection, vocabulary_for
 from p2pdiloco.config.schema import keys_of, tables_of
 from p2pdiloco.errors import ConfigError, RemoteError
@@ -179,3 +179,14 @@ def test_what_a_peer_sends_is_refused_with_a_reason() -> None:
         with pytest.raises(RemoteError) as caught:
             manifest_from_canonical(data)
         assert caught.value.reason == reason
+
+
+def test_a_run_without_a_word_on_admission_is_what_it_was() -> None:
+    """Its id is a digest of these bytes, and every node of it has them on its disk."""
+    quiet = presets.for_run("micro", "x")
+    assert b"admission" not in canonical_bytes(quiet)
+    assert manifest_from_canonical(canonical_bytes(quiet)) == quiet
+    closed = msgspec.structs.replace(quiet, admission=AdmissionSection(mode="invite"))
+    assert manifest_from_canonical(canonical_bytes(closed)) == closed
+    with pytest.raises(RemoteError):  # two encodings of one manifest would be two runs
+        manifest_from_canonical(msgspec.msgpack.encode(quiet, order="deterministic"))

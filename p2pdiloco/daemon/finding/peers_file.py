@@ -1,7 +1,7 @@
 """Addresses of members met before, so that a node finds its swarm again when all others are gone.
 
 They are in `<data_dir>/peers.txt`: one multiaddr with /p2p/ID a line, newest last. Losing it costs nothing
-but that.
+but that. Beside it `addresses.txt` has a node's own ones, which its owner's invites name.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from p2pdiloco.notes import read_note
 
 logger = logging.getLogger(__name__)
 MAX_PEERS = 16
+OWN = "addresses.txt"
 
 
 def peers_file(data_dir: Path) -> Path:
@@ -40,6 +41,20 @@ def _decode(content: bytes) -> list[str]:
     if content and not found:
         raise ValueError("there is no address in it")
     return found[-4 * MAX_PEERS :]
+
+
+def load_own_addresses(data_dir: Path) -> list[str]:
+    """Load the addresses under which the node of this folder was last reached, the best first."""
+    return read_note(data_dir / OWN, _decode, logger.warning) or []
+
+
+def save_own_addresses(data_dir: Path, addresses: Sequence[str]) -> None:
+    """Save the node's own addresses. A failure is logged: an invite then needs to be told some."""
+    path = data_dir / OWN
+    try:
+        path.write_text("".join(f"{line}\n" for line in addresses[:MAX_PEERS]), "ascii")
+    except (OSError, UnicodeEncodeError) as error:
+        logger.warning("this node's addresses cannot be kept in %s: %s", path, error)
 
 
 def save_peers(data_dir: Path, peers: Sequence[Sequence[str]]) -> None:

@@ -1,0 +1,1 @@
+"""Commands about membership: invite, ban, revoke, admit, can-join."""
