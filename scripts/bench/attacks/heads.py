@@ -9,16 +9,20 @@ from pathlib import Path
 import torch
 
 from attacks.stranger import HEARTBEAT_S, Stranger, Work
+from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.signing import load_signed
 from p2pdiloco.core.api.reasons import PullRefusal
 from p2pdiloco.core.api.types import (
+    NEVER,
     WHOLE_RUN,
+    Contributor,
     Head,
     SignedVersion,
     Stamp,
     VersionHeader,
     Watermark,
     signed_bytes,
+    table_digest,
 )
 from p2pdiloco.daemon import wire
 from p2pdiloco.identity import verify
@@ -29,15 +33,18 @@ from p2pdiloco.tensors.layout import plan_fragments
 
 FAR_AHEAD = 1000
 MORE_TOKENS = 10**7
+STEPS = 40_000
+"""Inner steps of its one contribution."""
 END_OF_COUNTS = 1 << 62
 
 
 class Forged:
     """A state of one fragment that nobody trained, signed by the stranger alone."""
 
-    def __init__(self, stranger: Stranger, head: Head, fragment: int, numel: int, codec: str) -> None:
+    def __init__(self, stranger: Stranger, head: Head, fragment: int, numel: int, manifest: Manifest) -> None:
         self.number = head.number + FAR_AHEAD
-        self._stranger, self._before, self._fragment, self._codec = stranger, head, fragment, codec
+        self._stranger, self._before, self._fragment = stranger, head, fragment
+        self._codec, self._step_tokens = manifest.codec.update, manifest.inner.tokens_per_step
         self.theta, self.momentum = torch.randn(numel) * 0.5, torch.zeros(numel)
 
     def filled(self, value: float) -> Forged:
@@ -45,8 +52,15 @@ class Forged:
         self.theta.fill_(value)
         return self
 
-    def version(self, tokens: int | None = None) -> SignedVersion:
-        """Sign it."""
+    def table(self, stamp: Stamp) -> tuple[Watermark, ...]:
+        """Make a table in which the stranger alone votes, and the members' marks have this stamp."""
+        marks = [Watermark(peer, stamp, self.number) for peer in self._stranger.work.members]
+        mine = Watermark(self._stranger.id, Stamp(1, 1), self.number, 1, self.number, 1)
+        return tuple(sorted([*marks, mine], key=lambda mark: mark.learner))
+
+    def version(self, tokens: int | None, table: tuple[Watermark, ...]) -> SignedVersion:
+        """Sign it, as made of one contribution of the stranger's."""
+        work = Contributor(self._stranger.id, Stamp(1, 1), STEPS * self._step_tokens, STEPS)
         header = VersionHeader(
             run=self._stranger.work.run,
             group=WHOLE_RUN,
@@ -60,18 +74,21 @@ class Forged:
             update_digest=os.urandom(32),
             update_bytes=self.theta.numel(),
             codec=self._codec,
-            contributors=(),
+            contributors=(work,),
+            table=table_digest(table),
         )
         return SignedVersion(header, self._stranger.identity.sign(signed_bytes("version", header)))
+
+
+State = tuple[Forged, SignedVersion, tuple[Watermark, ...]]
 
 
 class ForgedHead:
     """A heavier head with one self-signed header, and a random state behind it."""
 
-    NUMBERS: tuple[str, ...] = ("1",)
     value: float | None = None
     tokens: int | None = None
-    watermarks = False
+    stamp = NEVER
 
     def __init__(self, work: Work) -> None:
         self._stranger = Stranger(work, "stranger")
@@ -86,32 +103,27 @@ class ForgedHead:
         """See `table.Attack`."""
         stranger = self._stranger
         await stranger.look()
-        states: dict[int, tuple[Forged, SignedVersion]] = {}
+        states: dict[int, State] = {}
         for layout in plan_fragments(task_of(self._manifest).specs(), self._manifest.sync.fragments):
             before = stranger.heads[layout.index]
-            codec = self._manifest.codec.update
-            forged = Forged(stranger, before, layout.index, layout.numel, codec)
+            forged = Forged(stranger, before, layout.index, layout.numel, self._manifest)
             if self.value is not None:
                 forged.filled(self.value)
-            states[layout.index] = forged, forged.version(self.tokens)
+            table = forged.table(self.stamp)
+            states[layout.index] = forged, forged.version(self.tokens, table), table
         stranger.gives = lambda _peer, pull: self._give(states, pull)
-        heads = {index: version.header.head() for index, (_, version) in states.items()}
+        heads = {index: version.header.head() for index, (_, version, _) in states.items()}
         await stranger.be_listed()
         while True:
             await stranger.beat(heads)
             await asyncio.sleep(HEARTBEAT_S)
 
-    def _give(self, states: dict[int, tuple[Forged, SignedVersion]], pull: wire.Pull) -> PullSource | Refusal:
+    def _give(self, states: dict[int, State], pull: wire.Pull) -> PullSource | Refusal:
         if not isinstance(pull, wire.PullState):
             return wire.refuse(PullRefusal.GONE)
-        forged, version = states[pull.fragment]
-        marks: tuple[Watermark, ...] = ()
-        if self.watermarks:
-            last = Stamp(END_OF_COUNTS, 1)
-            members = sorted(self._stranger.work.members)
-            marks = tuple(Watermark(peer, last, forged.number) for peer in members)
+        forged, version, table = states[pull.fragment]
         self._stranger.done["states given"] += 1
-        header = wire.encode(wire.StateHeader(version, marks))
+        header = wire.encode(wire.StateHeader(version, table))
         return PullSource(header, (bytes_of(forged.theta), bytes_of(forged.momentum)), lambda: None)
 
 
@@ -124,15 +136,12 @@ class HugeValues(ForgedHead):
 class EndOfCounts(ForgedHead):
     """Heavier head as before, with tokens and watermarks at the end of their range."""
 
-    NUMBERS = ("5",)
     tokens = END_OF_COUNTS
-    watermarks = True
+    stamp = Stamp(END_OF_COUNTS, 1)
 
 
 class NeverDelivered:
     """Heavier heads, a step and a thousand ahead, whose pulls are answered with `busy`."""
-
-    NUMBERS = ("13",)
 
     def __init__(self, work: Work) -> None:
         self._stranger = Stranger(work, "stranger")

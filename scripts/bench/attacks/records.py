@@ -30,8 +30,6 @@ RECORDS_S = 5.0
 class Ghosts:
     """Presence records of generated keys, of nobody."""
 
-    NUMBERS = ("6",)
-
     def __init__(self, work: Work) -> None:
         self._stranger = Stranger(work, "stranger")
         self._key = DHTID.generate(source=wire.members_key(work.run))
@@ -79,8 +77,6 @@ class Ghosts:
 
 class OtherRuns:
     """A second run of the same name, and the true one's id with a manifest that cannot be read."""
-
-    NUMBERS = ("9",)
 
     def __init__(self, work: Work) -> None:
         self._stranger = Stranger(work, "stranger")

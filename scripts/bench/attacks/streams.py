@@ -22,8 +22,6 @@ MOST_BYTES = 1 << 28
 class SlowStreams:
     """Streams that announce a header, of 4 MiB or what a stranger's may be, and send a byte now and then."""
 
-    NUMBERS = ("8",)
-
     def __init__(self, work: Work) -> None:
         self._strangers = [Stranger(work, f"stranger-{number}") for number, _ in enumerate(SLOW_STREAMS)]
 
@@ -70,8 +68,6 @@ class SlowStreams:
 
 class BulkPulls:
     """Pulls of states and manifests, one after the other, several at a time."""
-
-    NUMBERS = ("23",)
 
     def __init__(self, work: Work) -> None:
         self._stranger = Stranger(work, "stranger")

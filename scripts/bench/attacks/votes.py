@@ -15,8 +15,6 @@ ASK_S = 0.25
 class AllOffices:
     """Heartbeats only, with heads that it does not have, and a request for every vote."""
 
-    NUMBERS = ("3",)
-
     def __init__(self, work: Work) -> None:
         self._stranger = Stranger(work, "stranger")
         self._terms: dict[int, int] = {}
@@ -86,8 +84,6 @@ class AllOffices:
 
 class SilentVoters:
     """Confirmed members, as many as honest ones and of one process, that answer to nothing."""
-
-    NUMBERS = ("7",)
 
     def __init__(self, work: Work) -> None:
         self._strangers = [Stranger(work, f"stranger-{number}") for number, _ in enumerate(work.members)]
