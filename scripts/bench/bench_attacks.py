@@ -1,7 +1,7 @@
 """Attacks on a swarm of real nodes, beside a calm one on the same machine at the same time.
 
     .venv/bin/python scripts/bench/bench_attacks.py --who strangers|member [--only ATTACK,…] [--seconds 20]
-                                              [--json FILE] [--list]
+                                              [--admission open|invite] [--json FILE] [--list]
 
 Three honest nodes of `micro` on loopback in each swarm. Strangers are a process with identities of their own
 on the real transport; a member is a fourth node, admitted like the others, that lies from a moment on (in the
@@ -15,7 +15,6 @@ attacker's is in anybody's state, offices or schedule. MiB: the largest node abo
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import os
 import signal
@@ -29,13 +28,15 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import uvloop
 
 from attacks.lies import BY_A_MEMBER
 from attacks.outcome import Row, judge
 from attacks.stranger import Work
 from attacks.table import BY_STRANGERS, WITH_A_NEWCOMER
 from attacks.watching import Moment, addresses_of, moment, refusals, run_of, seen, strangers_in
-from benchkit import NEVER, START_TIMEOUT_S, arguments, finish, running_swarm, wait_until
+from benchkit import NEVER, START_TIMEOUT_S, arguments, finish, invites, running_swarm, wait_until
+from p2pdiloco.config.manifest import AdmissionSection
 from p2pdiloco.config.presets import for_run
 from p2pdiloco.config.signing import load_signed, run_id
 from p2pdiloco.identity import verify
@@ -61,6 +62,7 @@ class Side:
         self.manifest = run_of(swarm.bootstrap.data_dir)
         signed, manifest = load_signed(self.manifest, verify)
         self.run, self.name = run_id(signed), manifest.run.name
+        self.invited = invites(swarm, manifest, self.join)
         self.newcomer: SwarmNode | None = None
 
     def settled(self) -> bool:
@@ -71,7 +73,7 @@ class Side:
     def start_newcomer(self) -> None:
         """Start one more node, which is told the run's name only."""
         node = self.newcomer = self.swarm.add_node()
-        node.arguments += [*NEVER, *PACE, "--join", self.join, "--run", self.name]
+        node.arguments += [*self.invited, *NEVER, *PACE, "--join", self.join, "--run", self.name]
         node.start()
 
     def moment(self) -> Moment:
@@ -80,8 +82,9 @@ class Side:
 
 
 @contextmanager
-def both(folder: Path, lie: str | None, sign: Path) -> Iterator[tuple[Side, Side]]:
-    """The attacked and the calm swarm, ended whatever happens. `lie`: of the attacked one's fourth node."""
+def both(folder: Path, lie: str | None, sign: Path, mode: str) -> Iterator[tuple[Side, Side]]:
+    """The attacked and the calm swarm, ended whatever happens. `lie`: of the attacked one's fourth node.
+    `mode`: of admission."""
     honest, sides = HONEST, []
     with ExitStack() as stack:
         for name in ("attacked", "calm"):
@@ -89,7 +92,8 @@ def both(folder: Path, lie: str | None, sign: Path) -> Iterator[tuple[Side, Side
             home.mkdir()
             nodes = honest + (lie is not None)
             each = [lying(lie, sign) if name == "attacked" and n >= honest else None for n in range(nodes)]
-            manifest = for_run("micro", name, 1)
+            admission = AdmissionSection(mode=mode)
+            manifest = msgspec.structs.replace(for_run("micro", name, 1), admission=admission)
             swarm = stack.enter_context(running_swarm(home, manifest, nodes, *NEVER, *PACE, wrappers=each))
             sides.append(Side(swarm, honest))
         yield sides[0], sides[1]
@@ -158,18 +162,18 @@ def measured(attack: str, sides: tuple[Side, Side], folder: Path, sign: Path, se
                 side.start_newcomer()
         time.sleep(seconds)
         after = [side.moment() for side in sides]
-        refused = asyncio.run(refusals(attacked.join, attacked.run, [node.peer for node in attacked.nodes]))
+        refused = uvloop.run(refusals(attacked.join, attacked.run, [node.peer for node in attacked.nodes]))
         done = json.loads(process.stdout.readline() or "{}") if process and process.stdout else {}
     return before, after, ids, done, refused
 
 
-def one(attack: str, seconds: float) -> Row:
+def one(attack: str, seconds: float, mode: str) -> Row:
     """Carry one attack out."""
     lie = attack if attack in BY_A_MEMBER else None
     with tempfile.TemporaryDirectory(prefix="p2pdiloco-attacks-") as name:
         folder = Path(name)
         sign = folder / "lie"
-        with both(folder, lie, sign) as sides:
+        with both(folder, lie, sign, mode) as sides:
             before, after, ids, done, refused = measured(attack, sides, folder, sign, seconds)
             found = [
                 seen(side.nodes, side.liars, before[n], after[n], ids, side.newcomer)
@@ -214,6 +218,9 @@ def options(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--who", choices=("strangers", "member"), default="strangers")
     parser.add_argument("--only", metavar="ATTACK", help="some of the attacks, by name, separated by commas")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="length of an attack")
+    parser.add_argument(
+        "--admission", choices=("open", "invite"), default="open", help="who may be a member of these runs"
+    )
     parser.add_argument("--list", action="store_true", help="name the attacks, and do nothing")
     chosen = parser.parse_args(words)
     known = list(BY_STRANGERS if chosen.who == "strangers" else BY_A_MEMBER)
@@ -244,13 +251,14 @@ def main() -> None:
     rows: list[Row] = []
     try:
         for attack in chosen.attacks:
-            rows.append(one(attack, chosen.seconds))
+            rows.append(one(attack, chosen.seconds, chosen.admission))
             print(shown(rows[-1:]), flush=True)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
     if len(rows) > 1:
         print(shown(rows))
-    finish("attacks", {"seconds": chosen.seconds, "rows": msgspec.to_builtins(rows)}, chosen.json)
+    figures = {"seconds": chosen.seconds, "admission": chosen.admission, "rows": msgspec.to_builtins(rows)}
+    finish("attacks", figures, chosen.json)
 
 
 if __name__ == "__main__":

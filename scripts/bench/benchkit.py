@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from p2pdiloco.config.manifest import Manifest
+from p2pdiloco.daemon.admission.owner import Ownership
 from p2pdiloco.lab.links.homes import ShapedLinks
 from p2pdiloco.lab.links.namespaces import Links
 from p2pdiloco.lab.swarm.event_log import of_kind, read_log
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 START_TIMEOUT_S = 240.0
 MIB = 1 << 20
+INVITED = 64
+"""Nodes that an invite of a swarm lets in."""
 AT_ONCE = {"MALLOC_MMAP_THRESHOLD_": "65536"}
 """Environment in which freed memory goes back to the machine: else what was used at the start hides later
 use."""
@@ -53,8 +56,9 @@ def running_swarm(
         if links is not None:
             swarm.place(links)
         address = swarm.start_bootstrap(time.sleep)
+        invited = invites(swarm, manifest, address)
         for node, its in zip(swarm.nodes, each or [()] * nodes, strict=True):
-            node.arguments += [*flags, *its]
+            node.arguments += [*invited, *flags, *its]
         for node, words in zip(swarm.nodes, wrappers, strict=False):
             node.wrapper = [*node.wrapper, *(words or ())]
         swarm.start_nodes(address)
@@ -65,6 +69,14 @@ def running_swarm(
     finally:
         swarm.leave(time.sleep)
         swarm.end()
+
+
+def invites(swarm: Swarm, manifest: Manifest, address: str) -> list[str]:
+    """Words with which a node joins a run that takes members by invite only; none where the run is open."""
+    if manifest.admission.mode != "invite":
+        return []
+    owned = Ownership.find(manifest.run.name, swarm.bootstrap.data_dir)
+    return [owned.invite(0, INVITED, "", (address,))]
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float) -> None:

@@ -17,7 +17,15 @@ from p2pdiloco.core.api.types import MAX_INNER_STEPS, NEVER, ContributionHeader,
 from p2pdiloco.lab.guard import Guard
 
 CALM = Seen(
-    alive=3, nodes=3, versions=60, steps=400, processor_s=20.0, rss_mib=300.0, loss=3.0, run_tokens=200_000
+    alive=3,
+    nodes=3,
+    versions=60,
+    steps=400,
+    processor_s=20.0,
+    rss_mib=300.0,
+    loss=3.0,
+    run_tokens=200_000,
+    trained=210_000,
 )
 BAD = {
     Broken.NODE_ENDED: {"alive": 2},

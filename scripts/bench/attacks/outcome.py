@@ -17,7 +17,8 @@ MUCH_MEMORY_MIB = 64.0
 MUCH_LOSS = 0.4
 """Nats per byte by which the attacked swarm's training loss may be above the calm one's."""
 FAR_SCHEDULE = 2.0
-"""Times the calm swarm's count of the run's tokens that the attacked one's may be: the schedule follows."""
+"""Times the tokens that all members trained that the run's may be, by honest nodes' count: the schedule
+follows that."""
 
 
 class Broken(Enum):
@@ -52,6 +53,8 @@ class Seen(Struct, frozen=True, kw_only=True):
     """Mean training loss of the honest nodes at the end."""
     run_tokens: int
     """Tokens of the run at the end, by the honest node that counts most."""
+    trained: int
+    """Tokens that all members have trained, by their own count."""
     newcomer: bool | None = None
     """True: a node that joined during the attack trains; None: none was started."""
     forged: Sequence[str] = ()
@@ -102,7 +105,7 @@ def faults_of_parameters(attacked: Seen, calm: Seen, member: bool) -> list[Broke
         found.append(Broken.AUTHORS)
     if attacked.offices and not member:
         found.append(Broken.OFFICE)
-    if attacked.run_tokens > FAR_SCHEDULE * max(1, calm.run_tokens):
+    if attacked.run_tokens > FAR_SCHEDULE * max(1, attacked.trained):
         found.append(Broken.SCHEDULE)
     return found
 

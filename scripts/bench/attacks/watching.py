@@ -88,6 +88,11 @@ def run_tokens(node: SwarmNode) -> int:
     return max(counts)
 
 
+def trained(lines: Sequence[Line]) -> int:
+    """Find the tokens that a node has trained, by its own count."""
+    return max((line.tokens_total for line in of_kind(lines, "progress")), default=0)
+
+
 def forged_heads(logs: Mapping[str, Sequence[Line]], own: Sequence[Line]) -> list[str]:
     """List heads that honest nodes took and neither an honest node nor, in `own`, an admitted one made."""
     made = {
@@ -145,6 +150,7 @@ def seen(
         rss_mib=max(after.rss_bytes.values()) / MIB,
         loss=loss if loss is None or math.isfinite(loss) else math.inf,
         run_tokens=max(map(run_tokens, nodes)),
+        trained=sum(map(trained, [*logs.values(), own])),
         newcomer=joined,
         forged=forged_heads(logs, own),
         offices=offices,
