@@ -3,7 +3,9 @@
     RDA = (sum v |d| / sum v) * phi(sum w phi(d) / sum w),   phi(x) = x / |x|, phi(0) = 0
     w = tokens^2 / inner steps,   v = w * min(1, inner steps / H)
 
-per piece of a tensor; embeddings get the plain mean with weights v. Pseudo-gradients of different learners
+per piece of a tensor, where w has min(tokens, limit) * tokens for tokens^2, and what is longer than a limit
+is cut to it: what one learner says, or sends, moves a merge no further than a generous one's work
+(`core.chain.scale`). Embeddings get the plain mean with weights v. Pseudo-gradients of different learners
 are nearly orthogonal: a mean of M of them shrinks like 1/sqrt(M), RDA keeps their length. In Decoupled DiLoCo
 v is w. Learners that made H inner steps, or more, count by it here too; but one that is slower has gone less
 far, and counted by w it shortens everybody's stride by more than it adds (docs/experiments.md).
@@ -23,7 +25,7 @@ import torch
 from torch import Tensor
 
 from p2pdiloco.core.api.reasons import Verdict
-from p2pdiloco.core.api.types import can_be_weighed
+from p2pdiloco.core.api.types import NO_LIMITS, MergeLimits, can_be_weighed
 from p2pdiloco.errors import invariant
 from p2pdiloco.tensors.layout import FragmentLayout
 from p2pdiloco.tensors.unsound import Unsound
@@ -40,22 +42,24 @@ of a merge, and no state of a run, can leave fp32's range: nobody can push the s
 numbers."""
 
 
-def contribution_weight(tokens: int, inner_steps: int) -> float:
+def contribution_weight(tokens: int, inner_steps: int, most_tokens: int = NO_LIMITS.most_tokens) -> float:
     """Weight of a contribution, w = tokens^2 / inner_steps: tokens times tokens per inner step (Decoupled
-    DiLoCo).
+    DiLoCo). Of the tokens at most `most_tokens` weigh.
 
     Raises:
         Unsound: "implausible-tokens" (see `can_be_weighed`, which who admits contributions asks, too).
     """
     if not can_be_weighed(tokens, inner_steps):
         raise Unsound(Verdict.IMPLAUSIBLE_TOKENS, f"{tokens} tokens in {inner_steps} inner steps")
-    return tokens * tokens / inner_steps
+    return min(tokens, most_tokens) * tokens / inner_steps
 
 
-def contribution_reach(tokens: int, inner_steps: int, period: int) -> float:
+def contribution_reach(
+    tokens: int, inner_steps: int, period: int, most_tokens: int = NO_LIMITS.most_tokens
+) -> float:
     """Reach of a contribution, v: its weight, times inner steps / `period` where it has fewer than `period`
     (H). Raises: see `contribution_weight`."""
-    return contribution_weight(tokens, inner_steps) * min(1.0, inner_steps / period)
+    return contribution_weight(tokens, inner_steps, most_tokens) * min(1.0, inner_steps / period)
 
 
 class Accumulator:
@@ -64,9 +68,15 @@ class Accumulator:
     `period` is H; `storage`: an fp32 buffer of at least layout.numel elements to work in, not a new one.
     """
 
-    def __init__(self, layout: FragmentLayout, period: int, storage: Tensor | None = None) -> None:
+    def __init__(
+        self,
+        layout: FragmentLayout,
+        period: int,
+        storage: Tensor | None = None,
+        limits: MergeLimits = NO_LIMITS,
+    ) -> None:
         self.layout = layout
-        self._period = period
+        self._period, self._limits = period, limits
         self.weight = 0.0
         """Sum of w."""
         self.reach = 0.0
@@ -74,6 +84,9 @@ class Accumulator:
         self.contributions = 0
         self.norms = [0.0] * len(layout.pieces)
         """Sum of v |d| of every piece; 0 for embeddings."""
+        self._slices = [
+            slice(piece.fragment_offset, piece.fragment_offset + piece.numel) for piece in layout.pieces
+        ]
         buffer = torch.empty(layout.numel) if storage is None else storage
         self.sums = buffer[: layout.numel].zero_()
         """Sum of v d of embeddings, of w phi(d) of all other pieces: fp32 [numel]."""
@@ -82,23 +95,32 @@ class Accumulator:
         """Take in one pseudo-gradient, fp32 [layout.numel], not kept.
 
         Raises:
-            Unsound: "implausible-tokens" (see `contribution_weight`).
+            Unsound: "implausible-tokens" (see `contribution_weight`), "out-of-range" (absurdly long).
         """
         invariant(delta.shape == (self.layout.numel,), "a pseudo-gradient of another fragment")
-        weight = contribution_weight(tokens, inner_steps)
-        reach = contribution_reach(tokens, inner_steps, self._period)
+        most_tokens = self._limits.most_tokens
+        weight = contribution_weight(tokens, inner_steps, most_tokens)
+        reach = contribution_reach(tokens, inner_steps, self._period, most_tokens)
+        lengths = [norm(delta[part]) for part in self._slices]
+        shown = self._cut(math.hypot(*lengths))
         self.weight += weight
         self.reach += reach
         self.contributions += 1
-        for index, piece in enumerate(self.layout.pieces):
-            part = slice(piece.fragment_offset, piece.fragment_offset + piece.numel)
+        pieces = zip(self.layout.pieces, self._slices, lengths, strict=True)
+        for index, (piece, part, length) in enumerate(pieces):
             if piece.plain_mean:
-                self.sums[part].add_(delta[part], alpha=reach)
-                continue
-            length = norm(delta[part])
-            if length >= MIN_LENGTH:
-                self.norms[index] += reach * length
+                self.sums[part].add_(delta[part], alpha=reach * shown)
+            elif length >= MIN_LENGTH:
+                self.norms[index] += reach * shown * length
                 self.sums[part].add_(delta[part], alpha=weight / length)
+
+    def _cut(self, length: float) -> float:
+        """Find the share that is left of a pseudo-gradient of this length: 1, as a rule."""
+        if length > self._limits.absurd:
+            raise Unsound(
+                Verdict.OUT_OF_RANGE, f"length {length:.3g}, the limit is {self._limits.longest:.3g}"
+            )
+        return self._limits.longest / length if length > self._limits.longest else 1.0
 
     def combine(
         self, weight: float, reach: float, contributions: int, norms: Sequence[float], sums: Tensor

@@ -27,7 +27,7 @@ from msgspec import Struct
 from torch import Tensor
 
 from p2pdiloco.core.api.reasons import Verdict
-from p2pdiloco.core.api.types import MAX_CONTRIBUTORS, MAX_WEIGHT
+from p2pdiloco.core.api.types import MAX_CONTRIBUTORS, MAX_WEIGHT, NO_LIMITS, MergeLimits
 from p2pdiloco.errors import invariant
 from p2pdiloco.tensors.digest import Buffer, bytes_of
 from p2pdiloco.tensors.layout import FragmentLayout
@@ -79,9 +79,12 @@ def encode_partial(accumulator: Accumulator) -> bytearray:
     return payload
 
 
-def decode_partial(layout: FragmentLayout, payload: Payload, storage: Tensor | None = None) -> PartialSums:
+def decode_partial(
+    layout: FragmentLayout, payload: Payload, storage: Tensor | None = None, longest: float = math.inf
+) -> PartialSums:
     """Decode the sums in a payload, which anybody may have sent. Where the payload is not in memory, they are
-    read into `storage` (fp32, at least numel elements), or a new tensor.
+    read into `storage` (fp32, at least numel elements), or a new tensor. `longest`: length of the longest
+    contribution in it.
 
     Raises:
         Unsound: "wrong-size", "non-finite", "implausible-weight", "out-of-range" (sums that no
@@ -105,7 +108,7 @@ def decode_partial(layout: FragmentLayout, payload: Payload, storage: Tensor | N
         payload.read(head.size, bytes_of(sums))
     weight, reach, *norms, contributions = head.unpack_from(first)
     found = PartialSums(weight, reach, contributions, tuple(norms), sums)
-    _check(layout, found)
+    _check(layout, found, longest)
     return found
 
 
@@ -115,21 +118,25 @@ def check_partial(
     work: Iterable[tuple[int, int]],
     period: int,
     storage: Tensor | None = None,
+    limits: MergeLimits = NO_LIMITS,
 ) -> None:
     """Judge a partial merge against its label: `work` has (tokens, inner steps) of every contribution,
-    `period` is H; `storage`: see `decode_partial`.
+    `period` is H, `limits` are the label's; `storage`: see `decode_partial`.
 
     Raises:
         RemoteError: as `decode_partial`; "implausible-tokens"; "wrong-weight" (not the sum of the
             contributions' weights) or "wrong-count".
     """
-    found, work = decode_partial(layout, payload, storage), list(work)
-    weights = [contribution_weight(tokens, inner_steps) for tokens, inner_steps in work]
+    found, work = decode_partial(layout, payload, storage, limits.longest), list(work)
+    most_tokens = limits.most_tokens
+    weights = [contribution_weight(tokens, inner_steps, most_tokens) for tokens, inner_steps in work]
     if found.contributions != len(weights):
         raise Unsound(Verdict.WRONG_COUNT, f"{found.contributions} contributions, {len(weights)} labels")
     if not math.isclose(found.weight, math.fsum(weights), rel_tol=WEIGHT_TOLERANCE):
         raise Unsound(Verdict.WRONG_WEIGHT, f"{found.weight:.9g}, the labels say {math.fsum(weights):.9g}")
-    reach = math.fsum(contribution_reach(tokens, inner_steps, period) for tokens, inner_steps in work)
+    reach = math.fsum(
+        contribution_reach(tokens, inner_steps, period, most_tokens) for tokens, inner_steps in work
+    )
     if not math.isclose(found.reach, reach, rel_tol=WEIGHT_TOLERANCE):
         raise Unsound(Verdict.WRONG_WEIGHT, f"a reach of {found.reach:.9g}, the labels say {reach:.9g}")
 
@@ -138,7 +145,7 @@ def _head(layout: FragmentLayout) -> struct.Struct:
     return struct.Struct(f"<2d{len(layout.pieces)}dI")
 
 
-def _check(layout: FragmentLayout, found: PartialSums) -> None:
+def _check(layout: FragmentLayout, found: PartialSums, longest: float) -> None:
     weight, reach = found.weight, found.reach
     if not math.isfinite(weight + reach) or not all(map(math.isfinite, found.norms)):
         raise Unsound(Verdict.NON_FINITE, "in the sums of a partial merge")
@@ -158,11 +165,11 @@ def _check(layout: FragmentLayout, found: PartialSums) -> None:
         if not math.isfinite(peak):
             raise Unsound(Verdict.NON_FINITE, f"in the sums of {piece.tensor}")
         if piece.plain_mean:
-            sound = radius == 0.0 and peak <= ROUNDING * MAX_MAGNITUDE * reach
+            sound = radius == 0.0 and peak <= ROUNDING * min(MAX_MAGNITUDE, longest) * reach
         else:
-            longest = MAX_MAGNITUDE * math.sqrt(piece.numel)
+            most = min(longest, MAX_MAGNITUDE * math.sqrt(piece.numel))
             length = norm(part)
             sound = length <= ROUNDING * weight and MIN_LENGTH * length <= ROUNDING * LONGEST_PERIOD * radius
-            sound = sound and 0.0 <= radius <= ROUNDING * longest * reach
+            sound = sound and 0.0 <= radius <= ROUNDING * most * reach
         if not sound:
             raise Unsound(Verdict.OUT_OF_RANGE, f"the sums of {piece.tensor}")

@@ -1,16 +1,32 @@
-"""State of one fragment in one version, and the right to read it undisturbed."""
+"""State of one fragment in one version, the right to read it undisturbed, and how long it may be.
+
+Lengths (L2) are measured by that of version 0. What is far beyond it is no state of a run, not even an honest
+one's: whoever finds such a state on its disk, or is given one, is better off with another.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
 from msgspec import Struct
+from torch import Tensor
 
+from p2pdiloco.core.api.reasons import Verdict
 from p2pdiloco.tensors.digest import bytes_of, state_digest
+from p2pdiloco.tensors.merge import norm
+from p2pdiloco.tensors.unsound import Unsound
 
 EMPTY = -1
 """Version number of a state that holds none."""
+MOST_LENGTHS = 1024
+"""Limit of a state's length, as a multiple of version 0's."""
+SMALL = 1 / 32
+"""Least mean size that version 0's parameters are taken for: adapters begin with zeros."""
+TILE = 1 << 18
+STATED = 0.01
+"""Relative error allowed of a stated length: another device sums in another order."""
 
 
 class Pin(Struct, frozen=True):
@@ -80,3 +96,55 @@ class FragmentState:
     def buffers(self) -> list[memoryview]:
         """Theta, then momentum: shared, read-only bytes."""
         return [bytes_of(self.theta).toreadonly(), bytes_of(self.momentum).toreadonly()]
+
+
+def first_length(theta: Tensor) -> float:
+    """Length of version 0, rounded up to a power of two. It is in the header of version 0, which must be the
+    same on all machines, in whatever order they sum."""
+    tiles = (theta[start : start + TILE] for start in range(0, len(theta), TILE))
+    squares = sum(float(tile.double().square().sum()) for tile in tiles)
+    return float(2.0 ** math.ceil(math.log2(max(math.sqrt(squares), SMALL * math.sqrt(len(theta))))))
+
+
+def shorten(update: Tensor, limit: float) -> None:
+    """Cut an update to this length, in place."""
+    length = norm(update)
+    if length > limit:
+        update.mul_(limit / length)
+
+
+def check_stated(update: Tensor, stated: float | None) -> None:
+    """Compare an update's length with what its syncer says; None: it says nothing.
+
+    Raises:
+        Unsound: "out-of-range".
+    """
+    if stated is not None and not math.isclose(norm(update), stated, rel_tol=STATED):
+        raise Unsound(Verdict.OUT_OF_RANGE, f"length {norm(update):.3g}, stated {stated:.3g}")
+
+
+class FirstLengths:
+    """Lengths of every fragment's version 0; infinite where it is not known."""
+
+    def __init__(self, fragments: int) -> None:
+        self._known = [math.inf] * fragments
+
+    def note(self, fragment: int, theta: Tensor) -> None:
+        """Take in version 0."""
+        self._known[fragment] = first_length(theta)
+
+    def of(self, fragment: int) -> float:
+        """Length of version 0, about."""
+        return self._known[fragment]
+
+    def check(self, fragment: int, *parts: Tensor) -> None:
+        """Judge parameters and momentum.
+
+        Raises:
+            Unsound: "out-of-range".
+        """
+        limit = MOST_LENGTHS * self._known[fragment]
+        for values in parts:
+            length = norm(values)
+            if length > limit:
+                raise Unsound(Verdict.OUT_OF_RANGE, f"a state of length {length:.3g}, at most {limit:.3g}")

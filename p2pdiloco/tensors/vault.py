@@ -9,7 +9,7 @@ thread; only `Pin.release` may come from another. Steady state allocates payload
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from msgspec import Struct
@@ -17,18 +17,19 @@ from torch import Tensor
 
 from p2pdiloco.config.manifest import Manifest, OuterSection
 from p2pdiloco.core.api.reasons import Verdict
+from p2pdiloco.core.api.types import NO_LIMITS, MergeLimits
 from p2pdiloco.errors import invariant
 from p2pdiloco.hashing import content_digest
 from p2pdiloco.tensors.codec import codec
 from p2pdiloco.tensors.digest import Buffer, bytes_of
 from p2pdiloco.tensors.feedback import Residual
 from p2pdiloco.tensors.layout import FragmentLayout, gather
-from p2pdiloco.tensors.merge import MAX_MAGNITUDE, Accumulator
+from p2pdiloco.tensors.merge import MAX_MAGNITUDE, Accumulator, norm
 from p2pdiloco.tensors.outer import momentum_at, outer_step, without_lookahead
 from p2pdiloco.tensors.own_contributions import Encoded, OwnContributions
 from p2pdiloco.tensors.partial import check_partial, decode_partial, encode_partial
 from p2pdiloco.tensors.payload import Payload, check_magnitude, parts_of
-from p2pdiloco.tensors.state import EMPTY, FragmentState, Loan, Pin
+from p2pdiloco.tensors.state import EMPTY, FirstLengths, FragmentState, Loan, Pin, check_stated, shorten
 from p2pdiloco.tensors.unsound import Unsound, UnusableInputs
 
 _MAX_STATE = 2.0**100
@@ -44,6 +45,8 @@ class MergeResult(Struct, frozen=True):
     update: bytearray
     update_digest: bytes
     state_digest: bytes
+    norm: float
+    """Length (L2) of the update, as everybody decodes it."""
 
 
 class Vault:
@@ -69,6 +72,7 @@ class Vault:
         self._spares = [FragmentState(layout.numel) for layout in self.layouts]
         # Who merges next is somebody else, mostly: only what would be lost for good is worth the memory.
         self._left_out: list[Residual | None] = [None] * len(self.layouts)
+        self._first_lengths = FirstLengths(len(self.layouts))
         self._pin_lock = threading.Lock()
         largest = max(layout.numel for layout in self.layouts)
         self._delta, self._decoded = torch.zeros(largest), torch.zeros(largest)
@@ -97,6 +101,11 @@ class Vault:
             gather(params, layout, state.theta)
             state.momentum.zero_()
             state.seal(0)
+            self._first_lengths.note(layout.index, state.theta)
+
+    def first_length(self, fragment: int) -> float:
+        """Length of version 0 (`tensors.state`); infinite where it was not loaded."""
+        return self._first_lengths.of(fragment)
 
     def version(self, fragment: int) -> int | None:
         """Number of the committed version; None before the first."""
@@ -168,21 +177,29 @@ class Vault:
         for part, start, stop in parts_of(chosen, payload, self.layouts[fragment].numel):
             check_magnitude(chosen, part, stop - start)
 
-    def check_partial(self, fragment: int, payload: Payload, work: Sequence[tuple[int, int]]) -> None:
-        """Judge a group's partial merge on receipt; `work`: (tokens, inner steps) of its contributions.
+    def check_partial(
+        self,
+        fragment: int,
+        payload: Payload,
+        work: Iterable[tuple[int, int]],
+        limits: MergeLimits = NO_LIMITS,
+    ) -> None:
+        """Judge a group's partial merge on receipt: see `tensors.partial.check_partial`."""
+        check_partial(self.layouts[fragment], payload, work, self._period, self._delta, limits)
 
-        Raises:
-            RemoteError: see `tensors.partial.check_partial`.
-        """
-        check_partial(self.layouts[fragment], payload, work, self._period, self._delta)
-
-    def merge_partial(self, fragment: int, inputs: Sequence[Input], partials: Sequence[Payload]) -> Encoded:
+    def merge_partial(
+        self,
+        fragment: int,
+        inputs: Sequence[Input],
+        partials: Sequence[Payload],
+        limits: MergeLimits = NO_LIMITS,
+    ) -> Encoded:
         """Add up contributions, then partials, in the given order. State and spare are not touched.
 
         Raises:
             UnusableInputs: as `merge`.
         """
-        payload = encode_partial(self._accumulate(fragment, inputs, partials))
+        payload = encode_partial(self._accumulate(fragment, inputs, partials, limits))
         return Encoded(payload, content_digest(payload))
 
     def merge(
@@ -192,43 +209,48 @@ class Vault:
         inputs: Sequence[Input],
         partials: Sequence[Payload] = (),
         longest_steps: int | None = None,
+        limits: MergeLimits = NO_LIMITS,
     ) -> MergeResult:
         """Merge contributions, then partials, in the given order and make version `number` in the spare.
 
         `longest_steps`: inner steps of the longest contribution, those in the partials too; None, where there
-        are no partials: of the inputs.
+        are no partials: of the inputs. `limits` are those of the committed version.
 
         Raises:
             UnusableInputs: those at fault, as `check_payload` or `tensors.partial.decode_partial`, or
-                "implausible-tokens"; the spare is then empty.
+                "implausible-tokens", or "out-of-range" for absurd lengths; the spare is then empty.
         """
         if longest_steps is None:
             invariant(not partials, "partials do not say how long their contributions are")
             longest_steps = max((steps for _, _, steps in inputs), default=0)
         self._begin_next(fragment, number)
-        accumulator = self._accumulate(fragment, inputs, partials)
+        accumulator = self._accumulate(fragment, inputs, partials, limits)
         delta = self._delta[: self.layouts[fragment].numel]
         accumulator.result(delta)
         left_out = self._left_out_of_updates(fragment)
         if left_out is not None:
             left_out.add_to(delta)
+        if partials or left_out is not None:
+            shorten(delta, limits.longest_update)
         delta.clamp_(-MAX_MAGNITUDE, MAX_MAGNITUDE)  # RDA may exceed its largest input; nobody takes that
         update = self._update.encode(delta)
         digest = self._step(fragment, number, update, longest_steps)
         if left_out is not None:
             left_out.pend(delta, self._decoded[: len(delta)])
-        return MergeResult(update, content_digest(update), digest)
+        return MergeResult(update, content_digest(update), digest, norm(self._decoded[: len(delta)]))
 
-    def apply(self, fragment: int, number: int, update: Buffer, longest_steps: int) -> bytes:
+    def apply(
+        self, fragment: int, number: int, update: Buffer, longest_steps: int, stated: float | None = None
+    ) -> bytes:
         """Make version `number` in the spare from a received outer update; returns its state digest.
-        `longest_steps`: as of `merge`.
+        `longest_steps`: as of `merge`; `stated`: its length, as its syncer says; None: not asked.
 
         Raises:
-            RemoteError: as `check_payload`; the spare is then empty.
+            RemoteError: as `check_payload`, or "out-of-range": not so long; the spare is then empty.
         """
         self._begin_next(fragment, number)
         check_magnitude(self._update, update, self.layouts[fragment].numel)
-        return self._step(fragment, number, update, longest_steps)
+        return self._step(fragment, number, update, longest_steps, stated)
 
     def load_spare(self, fragment: int, number: int, theta: Buffer, momentum: Buffer) -> bytes:
         """Take a whole state (fp32 bytes) from a peer or a checkpoint into the spare: its state digest.
@@ -240,6 +262,7 @@ class Vault:
         for payload, out in ((theta, spare.theta), (momentum, spare.momentum)):
             check_magnitude(raw, payload, len(out), _MAX_STATE)
             raw.decode(payload, out)
+            self._first_lengths.check(fragment, out)
         return spare.seal(number)
 
     def lend_spare(self, fragment: int, before: Loan | None = None) -> Loan:
@@ -265,6 +288,7 @@ class Vault:
         invariant(spare is loan.state and spare.uses == loan.uses, "the spare was used while it was lent")
         for values in loan.buffers:
             check_magnitude(codec("fp32"), values, self.layouts[fragment].numel, _MAX_STATE)
+        self._first_lengths.check(fragment, spare.theta, spare.momentum)
         return spare.seal(number)
 
     def commit(self, fragment: int, number: int, expected_digest: bytes | None = None) -> None:
@@ -303,9 +327,11 @@ class Vault:
         invariant(not wrong, f"fragment {fragment} is at version {state.number}, not {number}")
         return state
 
-    def _accumulate(self, fragment: int, inputs: Sequence[Input], partials: Sequence[Payload]) -> Accumulator:
+    def _accumulate(
+        self, fragment: int, inputs: Sequence[Input], partials: Sequence[Payload], limits: MergeLimits
+    ) -> Accumulator:
         layout = self.layouts[fragment]
-        accumulator = Accumulator(layout, self._period, self._sums)
+        accumulator = Accumulator(layout, self._period, self._sums, limits)
         delta = self._delta[: layout.numel]
         faults: dict[int, Unsound] = {}
         for index, (payload, tokens, inner_steps) in enumerate(inputs):
@@ -344,11 +370,14 @@ class Vault:
     def _momentum_at(self, number: int) -> float:
         return momentum_at(number, self._outer.momentum, self._outer.momentum_warmup_merges)
 
-    def _step(self, fragment: int, number: int, update: Buffer, longest_steps: int) -> bytes:
+    def _step(
+        self, fragment: int, number: int, update: Buffer, longest_steps: int, stated: float | None = None
+    ) -> bytes:
         """Decode the update and make the outer step from the committed state into the spare."""
         state, spare = self._committed(fragment), self._spares[fragment]
         delta = self._decoded[: self.layouts[fragment].numel]
         self._update.decode(update, delta)
+        check_stated(delta, stated)
         outer_step(
             state.theta,
             state.momentum,

@@ -32,6 +32,8 @@ from p2pdiloco.core.api.types import (
     signed_bytes,
     table_digest,
 )
+from p2pdiloco.core.chain import scale
+from p2pdiloco.core.chain.chain import Chain
 from p2pdiloco.core.chain.watermarks import Marks, marks_of
 from p2pdiloco.core.fragment import Fragment
 from p2pdiloco.core.node import Core
@@ -94,11 +96,19 @@ TABLES: dict[bytes, Marks] = {}
 """Watermarks of the versions that `child` made, by their headers' digests."""
 
 
+def chain_to(parent: VersionHeader) -> Chain:
+    """The chain that ends in this version."""
+    marks = TABLES.get(parent.digest())
+    return Chain((SignedVersion(parent, b""),), marks.table if marks else (), 64)
+
+
 def child(
     parent: VersionHeader, syncer: str = "p1", learners: tuple[str, ...] = ("p1",), term: int = 1, **odd: Any
 ) -> SignedVersion:
     """A rightly signed next version, into which each learner's next stamp of its first life went."""
     parts = tuple(Contributor(p, Stamp(1, parent.number + 1), 40, 4) for p in learners)
+    merged = odd.get("contributors", parts)
+    usual = scale.after(chain_to(parent), merged, 0.0, config(parent.fragment + 1))
     values: dict[str, Any] = {
         "run": RUN,
         "group": WHOLE_RUN,
@@ -113,6 +123,7 @@ def child(
         "update_bytes": 100,
         "codec": "bf16",
         "contributors": parts,
+        "unit": usual.unit,
     }
     marks = TABLES.get(parent.digest(), marks_of(())).after(parent.number + 1, odd.get("contributors", parts))
     header = VersionHeader(**(values | {"table": marks.digest} | odd))

@@ -22,6 +22,7 @@ from p2pdiloco.core.api.types import (
     SignedPartial,
     Stamp,
 )
+from p2pdiloco.core.chain import scale
 from p2pdiloco.core.groups.electorates import UpperElectorate
 from p2pdiloco.core.rounds import inbox
 
@@ -177,6 +178,7 @@ class Above:
             "due": True,
             "payload_digest": digest("sums"),
             "payload_bytes": 400,
+            "limits": scale.limits_after(self.chain.header, self.swarm.config),
         }
         return PartialHeader(**(values | odd))
 

@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import pytest
-from kit import Solo, branch, certificate, child, found, genesis, progress, reasons, sent, sign, table, vote
+from kit import (
+    FIRST,
+    Solo,
+    branch,
+    certificate,
+    child,
+    found,
+    genesis,
+    progress,
+    reasons,
+    sent,
+    sign,
+    table,
+    vote,
+)
 from refusal_rows import Below, Effects
 from scenes import syncer
 
@@ -99,8 +114,8 @@ def an_old_state() -> Effects:
     return solo.feed(ev.StateFetched(0, copy.peer, chain[1], table(chain[1])))
 
 
-def part(tokens: int = 40) -> tuple[Contributor, ...]:
-    return (Contributor("p1", Stamp(1, 1), tokens, 4),)
+def part(tokens: int = 40, stamp: Stamp = FIRST) -> tuple[Contributor, ...]:
+    return (Contributor("p1", stamp, tokens, 4),)
 
 
 VERSIONS: dict[VersionFault, Callable[[], Effects]] = {
@@ -115,6 +130,9 @@ VERSIONS: dict[VersionFault, Callable[[], Effects]] = {
     VersionFault.FALSE_TERM: lambda: fetched(odd(term=1 << 40)),
     VersionFault.FALSE_TOKENS: lambda: fetched(odd(tokens=7)),
     VersionFault.FALSE_TABLE: lambda: fetched(odd(table=bytes(32))),
+    VersionFault.FALSE_SCALE: lambda: fetched(odd(unit=41)),
+    VersionFault.OUT_OF_SCALE: lambda: fetched(odd(norm=math.inf)),
+    VersionFault.FALSE_STAMP: lambda: fetched(odd(contributors=part(stamp=Stamp(1, 1 << 17)))),
     VersionFault.IMPLAUSIBLE_TOKENS: lambda: fetched(odd(contributors=part(4000), tokens=4000)),
 }
 

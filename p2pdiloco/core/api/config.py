@@ -78,6 +78,11 @@ class CoreConfig(Struct, frozen=True, kw_only=True):
     timing: Timing = Timing()
 
     @property
+    def usual_tokens(self) -> int:
+        """Tokens of H inner steps: of a usual contribution, before a chain has shown what is usual."""
+        return self.inner_steps * self.tokens_per_step
+
+    @property
     def fragments(self) -> int:
         """Number of fragments (P in the paper, Decoupled DiLoCo, arXiv 2604.21428)."""
         return len(self.genesis_versions)

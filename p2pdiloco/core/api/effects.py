@@ -11,8 +11,10 @@ from msgspec import Struct
 from p2pdiloco.core.api.messages import Message
 from p2pdiloco.core.api.reasons import Verdict
 from p2pdiloco.core.api.types import (
+    NO_LIMITS,
     WHOLE_RUN,
     Contributor,
+    MergeLimits,
     SignedOffer,
     SignedVersion,
     Stamp,
@@ -166,6 +168,7 @@ class Merge(Effect, frozen=True):
     """Partial merges of groups, added after the inputs as if their contributions were inputs."""
     longest_steps: int
     """Inner steps of the longest of all these contributions, those of the groups too."""
+    limits: MergeLimits = NO_LIMITS
 
 
 class MergePartial(Effect, frozen=True):
@@ -177,6 +180,7 @@ class MergePartial(Effect, frozen=True):
     attempt: int
     inputs: tuple[MergeInput, ...]
     partials: tuple[Ticket, ...]
+    limits: MergeLimits = NO_LIMITS
 
 
 # --- updates and states ------------------------------------------------------------------------------
@@ -207,6 +211,8 @@ class ApplyUpdate(Effect, frozen=True):
     ticket: Ticket
     longest_steps: int
     """Inner steps of its longest contribution (`VersionHeader.longest_steps`)."""
+    norm: float | None = None
+    """Length that its syncer states; None: not to be compared."""
 
 
 class DropSpare(Effect, frozen=True):

@@ -216,6 +216,8 @@ class Merged(Event, frozen=True):
     update_digest: bytes
     update_bytes: int
     state_digest: bytes
+    norm: float = 0.0
+    """Length (L2) of the update."""
 
 
 class MergeFailed(Event, frozen=True):
@@ -272,6 +274,8 @@ class UpdateApplied(Event, frozen=True):
     number: int
     ticket: Ticket
     state_digest: bytes
+    unsound: bool = False
+    """True: there is no step to make, since the update is no update, or not as long as its syncer states."""
 
 
 class StateFetched(Event, frozen=True):

@@ -214,6 +214,11 @@ class VersionFault(Reason):
     FALSE_TOKENS = "false-tokens"
     FALSE_TABLE = "false-table"
     """Watermarks other than follow from its parent's, or than its header commits to."""
+    FALSE_SCALE = "false-scale"
+    """Version whose unit or reach is not what follows from its parent."""
+    OUT_OF_SCALE = "out-of-scale"
+    """Version with numbers that no chain can have, an update that is too long, or one not as stated."""
+    FALSE_STAMP = "false-stamp"
     IMPLAUSIBLE_TOKENS = "implausible-tokens"
 
 

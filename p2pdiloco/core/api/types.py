@@ -9,6 +9,7 @@ on any change.
 from __future__ import annotations
 
 import hashlib
+import math
 from typing import Annotated, Protocol
 
 import msgspec
@@ -75,15 +76,51 @@ MAX_WEIGHT = 1 << 62
 With `tensors.merge.MIN_LENGTH` it keeps every sum of a merge inside fp32's range."""
 
 
+MOST_PERIODS = 1 << 20
+"""Limit of a contribution's inner steps as a multiple of H: years of absence."""
+
+
+class MergeLimits(Wire, frozen=True):
+    """MergeLimits of one contribution's part in a merge (`core.chain.scale`)."""
+
+    most_tokens: Count
+    """Tokens that it weighs at most."""
+    longest: float
+    """Length to which it is cut."""
+
+    @property
+    def longest_update(self) -> float:
+        """Limit of an update's length: of one learner's work, or of what earlier updates left out besides."""
+        return 2.0 * self.longest
+
+    @property
+    def absurd(self) -> float:
+        """Length above which it is no work, and is refused."""
+        return ABSURD * self.longest
+
+    def near(self, other: MergeLimits) -> bool:
+        """Tell whether both can be of one chain, some versions apart."""
+        mine, theirs = (self.most_tokens, self.longest), (other.most_tokens, other.longest)
+        return all(a == b or b / NEAR <= a <= NEAR * b for a, b in zip(mine, theirs, strict=True))
+
+
+NO_LIMITS = MergeLimits(1 << 62, math.inf)
+ABSURD = 512
+"""Least multiple of the longest length at which a contribution is refused, not cut."""
+NEAR = 16
+"""Factor by which the limits of a chain do not change while a partial merge is under way."""
+
+
 def can_be_weighed(tokens: int, inner_steps: int) -> bool:
     """Tell whether a merge can weigh so many tokens in so many inner steps."""
     return tokens > 0 and 0 < inner_steps <= MAX_INNER_STEPS and tokens * tokens <= MAX_WEIGHT * inner_steps
 
 
-def plausible_work(tokens: int, inner_steps: int, tokens_per_step: int) -> bool:
+def plausible_work(tokens: int, inner_steps: int, tokens_per_step: int, period: int) -> bool:
     """Tell whether a learner can have trained so many tokens in so many inner steps, and a merge can weigh
-    them: what it raises at would cost a whole round."""
-    return tokens <= inner_steps * tokens_per_step and can_be_weighed(tokens, inner_steps)
+    them: what it raises at would cost a whole round. `period`: H."""
+    possible = tokens <= inner_steps * tokens_per_step and inner_steps <= MOST_PERIODS * period
+    return possible and can_be_weighed(tokens, inner_steps)
 
 
 class Contributor(Wire, frozen=True):
@@ -145,6 +182,12 @@ class VersionHeader(Wire, frozen=True):
     table: Digest = EMPTY_TABLE
     """Digest of the table of watermarks after this version (`table_digest`): nobody can forge it beside a
     state."""
+    unit: Count = 0
+    """Tokens of a usual contribution (`core.chain.scale`); 0: H inner steps'."""
+    norm: float = 0.0
+    """Length (L2) of the outer update, as its syncer found it; of version 0, its own, about."""
+    reach: float = 0.0
+    """Length of a usual update; 0: not known, and nothing is cut."""
 
     def digest(self) -> bytes:
         """Compute SHA-256 of the canonical encoding."""
@@ -152,24 +195,18 @@ class VersionHeader(Wire, frozen=True):
             return hashlib.sha256(_encoder.encode(self)).digest()
         return _facts(self).digest
 
-    def merged_tokens(self) -> int:
-        """Add up the tokens of all its contributions."""
-        if len(self.contributors) < LONG:
-            return sum(part.tokens for part in self.contributors)
-        return _facts(self).tokens
-
     def longest_steps(self) -> int:
         """Find the inner steps of its longest contribution; 0 for version 0."""
         if len(self.contributors) < LONG:
             return max((part.inner_steps for part in self.contributors), default=0)
         return _facts(self).longest_steps
 
-    def plausible(self, tokens_per_step: int) -> bool:
+    def plausible(self, tokens_per_step: int, period: int) -> bool:
         """Tell whether every contributor can have trained so much in so many inner steps
         (`plausible_work`)."""
         if len(self.contributors) < LONG:
-            return _all_plausible(self.contributors, tokens_per_step)
-        return _facts(self).plausible(tokens_per_step)
+            return _all_plausible(self.contributors, tokens_per_step, period)
+        return _facts(self).plausible(tokens_per_step, period)
 
     def head(self) -> Head:
         """Make the short name of this version."""
@@ -181,8 +218,10 @@ LONG = 32
 _REMEMBERED_HEADERS = 64
 
 
-def _all_plausible(contributors: tuple[Contributor, ...], tokens_per_step: int) -> bool:
-    return all(plausible_work(part.tokens, part.inner_steps, tokens_per_step) for part in contributors)
+def _all_plausible(contributors: tuple[Contributor, ...], tokens_per_step: int, period: int) -> bool:
+    return all(
+        plausible_work(part.tokens, part.inner_steps, tokens_per_step, period) for part in contributors
+    )
 
 
 class _Facts:
@@ -192,21 +231,21 @@ class _Facts:
     one. Remembered for the object, never for its value.
     """
 
-    __slots__ = ("_plausible", "digest", "header", "longest_steps", "signed", "tokens")
+    __slots__ = ("_plausible", "digest", "header", "longest_steps", "signed")
 
     def __init__(self, header: VersionHeader) -> None:
         encoded = _encoder.encode(header)
         self.header = header
         self.digest = hashlib.sha256(encoded).digest()
         self.signed = _DOMAIN + b"version\0" + encoded
-        self.tokens = sum(part.tokens for part in header.contributors)
         self.longest_steps = max(part.inner_steps for part in header.contributors)
-        self._plausible: tuple[int, bool] | None = None
+        self._plausible: tuple[tuple[int, int], bool] | None = None
 
-    def plausible(self, tokens_per_step: int) -> bool:
-        """Tell whether all its contributors' work is plausible; a run has one number of tokens in a step."""
-        if self._plausible is None or self._plausible[0] != tokens_per_step:
-            self._plausible = tokens_per_step, _all_plausible(self.header.contributors, tokens_per_step)
+    def plausible(self, tokens_per_step: int, period: int) -> bool:
+        """Tell whether all its contributors' work is plausible; a run has one step and one H."""
+        asked = tokens_per_step, period
+        if self._plausible is None or self._plausible[0] != asked:
+            self._plausible = asked, _all_plausible(self.header.contributors, *asked)
         return self._plausible[1]
 
 
@@ -286,6 +325,8 @@ class PartialHeader(Wire, frozen=True):
     """True: the group's round began with what was due, or something in it was; a round may start with it."""
     payload_digest: Digest
     payload_bytes: Count
+    limits: MergeLimits = NO_LIMITS
+    """MergeLimits by which the contributions were weighed and cut: those of the head at that time."""
 
 
 class SignedPartial(Wire, frozen=True):

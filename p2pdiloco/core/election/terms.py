@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from p2pdiloco.core.api.types import WHOLE_RUN
+from p2pdiloco.core.chain.scale import MOST_TERMS
 from p2pdiloco.core.context import FragmentContext
 from p2pdiloco.core.election.voting import Voter
 
-MAX_TERM_LEAP = 1000
-"""Limit of how far one peer's word moves our idea of the newest term: terms are numbers that end."""
+HEARSAY = MOST_TERMS // 2
+"""Limit of how far above the head's term peers' words move our idea of the newest one: half of what a version
+may leap, so that what is left is for elections."""
 
 
 class Terms:
@@ -26,7 +28,7 @@ class Terms:
 
     def said(self, term: int) -> None:
         """Note that a peer says that this term is in use."""
-        self.used(min(term, self.newest + MAX_TERM_LEAP))
+        self.used(min(term, self._chain.head.term + HEARSAY))
 
     def next(self) -> int:
         """Find the first term in which we could stand."""

@@ -31,15 +31,13 @@ from p2pdiloco.core.api.types import (
     Watermark,
     table_digest,
 )
+from p2pdiloco.core.chain import scale
 from p2pdiloco.core.context import FragmentContext
 from p2pdiloco.core.contributions.commit_effect import commit_effect
 from p2pdiloco.core.contributions.own import ContributionQueue
 from p2pdiloco.core.following.doubts import Doubts
 from p2pdiloco.core.machine import Machine, direct_members
 from p2pdiloco.core.timing import backoff_s
-
-MOST_TERMS = 1 << 32
-"""More elections than there can be between two versions. Terms start above the head's: numbers that end."""
 
 
 @direct_members
@@ -91,6 +89,7 @@ class Follower:
         self._doubts = Doubts()
         self._has_spare = False
         self._next: SignedVersion | None = None
+        self._giver = ""
         mine = hashlib.sha256(f"{context.shared.me}/{context.index}".encode()).digest()
         self._first_asked = int.from_bytes(mine[:4], "big")
         """Place in the order of equal holders at which we begin: else all would ask the same one, and wait
@@ -271,9 +270,9 @@ class Follower:
             return
         if not self._has_spare:
             self._take_spare()
-        self._next = event.version
+        self._next, self._giver = event.version, event.peer
         steps = header.longest_steps()
-        self._shared.out.put(ApplyUpdate(self._fragment, header.number, event.ticket, steps))
+        self._shared.out.put(ApplyUpdate(self._fragment, header.number, event.ticket, steps, header.norm))
 
     def _why_not(self, version: SignedVersion) -> VersionFault | None:
         header = version.header
@@ -292,15 +291,14 @@ class Follower:
         plan, before = (header.epoch, header.groups), self._chain.header
         if plan != (before.epoch, before.groups) and header.epoch != before.epoch + 1:
             return VersionFault.FALSE_PLAN
-        if header.term > before.term + MOST_TERMS:
+        if header.term > before.term + scale.MOST_TERMS:
             return VersionFault.FALSE_TERM
         if not self._plausible(header):
             return VersionFault.IMPLAUSIBLE_TOKENS
-        if not header.contributors or header.tokens != self._chain.head.tokens + header.merged_tokens():
-            return VersionFault.FALSE_TOKENS
-        if header.table != self._chain.marks_after(header).digest:
-            return VersionFault.FALSE_TABLE
-        return None
+        wrong = scale.fault(self._chain, header, config)
+        if wrong is not None:
+            return wrong
+        return None if header.table == self._chain.marks_after(header).digest else VersionFault.FALSE_TABLE
 
     def update_applied(self, event: UpdateApplied, now: float) -> None:
         """Take the version if its digest is equal. Else copy the whole state, and let it be known."""
@@ -308,6 +306,13 @@ class Follower:
         if self.state is not FollowState.UPDATING or version is None or version.header.number != event.number:
             self._shared.out.put(DropSpare(self._fragment))
             self._shared.out.put(Release(event.ticket))
+            return
+        if event.unsound:
+            self._shared.out.put(DropSpare(self._fragment))
+            self._shared.out.put(Release(event.ticket))
+            fault, peer = str(VersionFault.OUT_OF_SCALE), version.header.syncer
+            self._shared.out.record("refusal", self._fragment, fault, peer=peer, number=event.number)
+            self._disappointed(self._giver, True, now)
             return
         if event.state_digest != version.header.state_digest or not self._chain.is_child(version.header):
             self._shared.out.put(DropSpare(self._fragment))
@@ -348,11 +353,14 @@ class Follower:
             return VersionFault.IMPLAUSIBLE_TOKENS
         if table_digest(table) != header.table:
             return VersionFault.FALSE_TABLE
+        if not scale.can_be(header, table, config):
+            return VersionFault.OUT_OF_SCALE
         return None if header.head().weight > self._chain.head.weight else VersionFault.BEHIND
 
     def _plausible(self, header: VersionHeader) -> bool:
         """Tell whether its contributions can be: their steps say how far momentum goes."""
-        return header.plausible(self._shared.config.tokens_per_step)
+        config = self._shared.config
+        return header.plausible(config.tokens_per_step, config.inner_steps)
 
     def _moved(self, kind: str, version: SignedVersion, now: float) -> None:
         self._done(now, ok=True)

@@ -17,7 +17,8 @@ from p2pdiloco.average import MovingAverage
 from p2pdiloco.core.api.effects import MergePartial, Offer, Release
 from p2pdiloco.core.api.events import OfferAnswered, PartialFailed, PartialMerged
 from p2pdiloco.core.api.reasons import Suspicion, Then
-from p2pdiloco.core.api.types import PartialHeader, PartialPart, SignedPartial, Ticket
+from p2pdiloco.core.api.types import NO_LIMITS, MergeLimits, PartialHeader, PartialPart, SignedPartial, Ticket
+from p2pdiloco.core.chain import scale
 from p2pdiloco.core.context import FragmentContext, Tenure
 from p2pdiloco.core.contributions.pending import SendState, Underway
 from p2pdiloco.core.rounds.handover import Job
@@ -28,9 +29,9 @@ from p2pdiloco.core.rounds.publishing import inputs_of
 class Partial(Underway):
     """Partial merge that is not yet beyond doubt."""
 
-    def __init__(self, attempt: int, job: Job, event: PartialMerged) -> None:
+    def __init__(self, attempt: int, job: Job, limits: MergeLimits, event: PartialMerged) -> None:
         super().__init__()
-        self.attempt = attempt
+        self.attempt, self.limits = attempt, limits
         self.ticket: Ticket = event.ticket
         self.digest, self.size = event.payload_digest, event.payload_bytes
         parts = [part for held in job.held for part in held.parts]
@@ -51,7 +52,7 @@ class Delegate:
         self._level = level
         self._hierarchy = hierarchy
         self._job: Job | None = None
-        self._attempt = 0
+        self._attempt, self._limits = 0, NO_LIMITS
         self.partial: Partial | None = None
         self._round_s = MovingAverage()
 
@@ -76,7 +77,9 @@ class Delegate:
             contributors=sum(len(held.parts) for held in job.held),
             live=expected,
         )
-        self._shared.out.put(MergePartial(self._fragment, self._group, self._attempt, inputs, partials))
+        self._limits = scale.limits_after(self._context.chain.header, self._shared.config)
+        key = self._fragment, self._group, self._attempt
+        self._shared.out.put(MergePartial(*key, inputs, partials, self._limits))
 
     def merged(self, event: PartialMerged, now: float) -> None:
         """Send the sums, which are ready, to the syncer above."""
@@ -85,7 +88,7 @@ class Delegate:
             self._shared.out.put(Release(event.ticket))
             return
         self._drop()
-        self.partial = Partial(event.attempt, job, event)
+        self.partial = Partial(event.attempt, job, self._limits, event)
         job.round.merge_done()
 
     def failed(self, event: PartialFailed, now: float) -> None:
@@ -129,6 +132,7 @@ class Delegate:
             due=partial.due,
             payload_digest=partial.digest,
             payload_bytes=partial.size,
+            limits=partial.limits,
         )
         signed = SignedPartial(header, shared.sign("partial", header))
         partial.offered(syncer, now)

@@ -10,6 +10,7 @@ from p2pdiloco.core.api.types import (
     SignedPartial,
     plausible_work,
 )
+from p2pdiloco.core.chain import scale
 from p2pdiloco.core.context import FragmentContext
 from p2pdiloco.core.election.electorate import Electorate
 from p2pdiloco.core.rounds.inbox import Held, Inbox
@@ -44,8 +45,10 @@ class GroupInbox(Inbox):
             return Verdict.REPEATED_LEARNER
         if any(part.contributor.stamp <= part.after for part in header.parts):
             return Verdict.FALSE_STAMP
+        config = self._shared.config
+        usual = config.tokens_per_step, config.inner_steps
         done = ((part.contributor.tokens, part.contributor.inner_steps) for part in header.parts)
-        if not all(plausible_work(*work, self._shared.config.tokens_per_step) for work in done):
+        if not all(plausible_work(*work, *usual) for work in done):
             return Verdict.IMPLAUSIBLE_TOKENS
         if not self._electorate.all_below(header.group, learners):
             return Verdict.OTHER_GROUP
@@ -56,6 +59,10 @@ class GroupInbox(Inbox):
             mark = self._chain.watermark(part.contributor.learner)
             if mark != part.after:
                 return Verdict.OVERLAP if mark > part.after else Verdict.BEHIND
+            if not scale.follows(part.contributor.stamp, mark):
+                return Verdict.FALSE_STAMP
+        if not header.limits.near(scale.limits_after(self._chain.header, config)):
+            return Verdict.IMPLAUSIBLE_WEIGHT
         return self._judge_place(header, open_)
 
     def _judge_place(self, header: PartialHeader, open_: bool) -> Verdict | None:

@@ -14,6 +14,7 @@ from p2pdiloco.core.api.types import (
     Ticket,
     plausible_work,
 )
+from p2pdiloco.core.chain import scale
 from p2pdiloco.core.chain.chain import Chain
 from p2pdiloco.core.context import FragmentContext
 
@@ -198,7 +199,8 @@ class LearnerInbox(Inbox):
             return Verdict.WRONG_CODEC
         if not 0 < header.payload_bytes <= config.max_payload_bytes[self._fragment]:
             return Verdict.WRONG_SIZE
-        if not plausible_work(header.tokens, header.inner_steps, config.tokens_per_step):
+        usual = config.tokens_per_step, config.inner_steps
+        if not plausible_work(header.tokens, header.inner_steps, *usual):
             return Verdict.IMPLAUSIBLE_TOKENS
         if not holding:
             return Verdict.NOT_SYNCER
@@ -210,6 +212,8 @@ class LearnerInbox(Inbox):
             return Verdict.ALREADY_MERGED
         if mark != header.after:
             return Verdict.OVERLAP if mark > header.after else Verdict.BEHIND
+        if not scale.follows(header.stamp, mark):
+            return Verdict.FALSE_STAMP
         return self._judge_place(header)
 
     def _judge_place(self, header: ContributionHeader) -> Verdict | None:

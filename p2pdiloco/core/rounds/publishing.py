@@ -22,6 +22,7 @@ from p2pdiloco.core.api.events import Merged, MergeFailed
 from p2pdiloco.core.api.grouping import next_plan
 from p2pdiloco.core.api.messages import Announce
 from p2pdiloco.core.api.types import WHOLE_RUN, ContributionHeader, SignedVersion, Ticket, VersionHeader
+from p2pdiloco.core.chain import scale
 from p2pdiloco.core.context import FragmentContext
 from p2pdiloco.core.contributions.commit_effect import commit_effect
 from p2pdiloco.core.contributions.own import ContributionQueue
@@ -68,7 +69,9 @@ class Publisher:
             tokens=sum(part.tokens for part in parts),
         )
         longest_steps = max((part.inner_steps for part in parts), default=0)
-        self._shared.out.put(Merge(self._fragment, job.term, job.number, inputs, partials, longest_steps))
+        limits = scale.limits_after(self._chain.header, self._shared.config)
+        merge = Merge(self._fragment, job.term, job.number, inputs, partials, longest_steps, limits)
+        self._shared.out.put(merge)
 
     def withdraw(self, now: float) -> bool:
         """Answer that nothing can be stopped. A merge that is not wanted any more is noticed when it
@@ -91,8 +94,9 @@ class Publisher:
             return
         job.round.merge_done()
         config, head = self._shared.config, self._chain.head
-        parts = sorted((p.contributor for h in job.held for p in h.parts), key=lambda p: p.learner)
-        contributors = tuple(parts)
+        merged = (p.contributor for h in job.held for p in h.parts)
+        parts = tuple(sorted(merged, key=lambda p: p.learner))
+        now_usual = scale.after(self._chain, parts, event.norm, config)
         epoch, groups = self._next_plan(event.number, now)
         header = VersionHeader(
             run=config.run,
@@ -102,15 +106,18 @@ class Publisher:
             parent=head.digest,
             term=event.term,
             syncer=self._shared.me,
-            tokens=head.tokens + sum(part.tokens for part in parts),
+            tokens=now_usual.tokens,
             state_digest=event.state_digest,
             update_digest=event.update_digest,
             update_bytes=event.update_bytes,
             codec=config.update_codec,
-            contributors=contributors,
+            contributors=parts,
             epoch=epoch,
             groups=groups,
-            table=self._chain.marks.after(event.number, contributors).digest,
+            unit=now_usual.unit,
+            norm=event.norm,
+            reach=now_usual.reach,
+            table=self._chain.marks.after(event.number, parts).digest,
         )
         version = SignedVersion(header, self._shared.sign("version", header))
         self._shared.out.persist(

@@ -51,13 +51,15 @@ class Merging:
         job = self._compute.vault.merge
         try:
             done = await self._compute.run(
-                job, effect.fragment, effect.number, inputs, partials, effect.longest_steps
+                job, effect.fragment, effect.number, inputs, partials, effect.longest_steps, effect.limits
             )
         except (UnusableInputs, StorageError) as error:
             self._post(ev.MergeFailed(*key, str(error)[:160], _unusable(effect, error)))
             return
         ticket = self._tickets.put(done.update)
-        self._post(ev.Merged(*key, ticket, done.update_digest, len(done.update), done.state_digest))
+        self._post(
+            ev.Merged(*key, ticket, done.update_digest, len(done.update), done.state_digest, done.norm)
+        )
 
     def merge_partial(self, effect: ef.MergePartial) -> Work:
         """Add up what a group contributed."""
@@ -69,7 +71,7 @@ class Merging:
         key = (effect.fragment, effect.group, effect.attempt)
         job = self._compute.vault.merge_partial
         try:
-            done = await self._compute.run(job, effect.fragment, inputs, partials)
+            done = await self._compute.run(job, effect.fragment, inputs, partials, effect.limits)
         except (UnusableInputs, StorageError) as error:
             self._post(ev.PartialFailed(*key, str(error)[:160], _unusable(effect, error)))
             return
@@ -81,17 +83,17 @@ class Merging:
         return self._apply(effect, self._tickets.get(effect.ticket))
 
     async def _apply(self, effect: ef.ApplyUpdate, update: Buffer) -> None:
-        job = self._compute.vault.apply
+        job, unsound = self._compute.vault.apply, False
         try:
             digest = await self._compute.run(
-                job, effect.fragment, effect.number, update, effect.longest_steps
+                job, effect.fragment, effect.number, update, effect.longest_steps, effect.norm
             )
         except RemoteError as error:
             logger.warning(
                 "fragment %d: update %d cannot be applied: %s", effect.fragment, effect.number, error
             )
-            digest = b""
-        self._post(ev.UpdateApplied(effect.fragment, effect.number, effect.ticket, digest))
+            digest, unsound = b"", True
+        self._post(ev.UpdateApplied(effect.fragment, effect.number, effect.ticket, digest, unsound))
 
     def drop_spare(self, effect: ef.DropSpare) -> Work:
         """Give up what is in the spare."""

@@ -23,6 +23,7 @@ from p2pdiloco.config.signing import (
 )
 from p2pdiloco.core.api.config import CoreConfig, Timing
 from p2pdiloco.core.api.types import WHOLE_RUN, SignedVersion, VersionHeader
+from p2pdiloco.core.chain.scale import FIRST_REACH
 from p2pdiloco.daemon.machine import free_memory_bytes
 from p2pdiloco.daemon.run_files.initial import given_beside, keep_given
 from p2pdiloco.daemon.run_files.listing import PublishedRun
@@ -178,6 +179,8 @@ def genesis_versions(run: Run, vault: Vault) -> tuple[SignedVersion, ...]:
                 codec=run.manifest.codec.update,
                 contributors=(),
                 groups=run.manifest.group.groups_at_start,
+                norm=vault.first_length(layout.index),
+                reach=vault.first_length(layout.index) * FIRST_REACH,
             ),
             b"",
         )

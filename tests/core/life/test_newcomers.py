@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from kit import Solo, branch, certificate, child, found, genesis, offer_to, reasons, saved, sent, with_table
 from scenes import FAR, serve
@@ -83,9 +85,27 @@ def test_an_outer_step_with_another_digest_is_dropped_and_the_state_copied() -> 
     assert found(solo.wait(1.0), ef.FetchState)
 
 
+def test_an_update_that_is_not_as_stated_is_neither_taken_nor_copied() -> None:
+    solo = newcomer()
+    pull = found(solo.greeting, ef.FetchUpdate)[0]
+    asked = found(solo.feed(ev.UpdateFetched(0, pull.peer, FAR[1], 7)), ef.ApplyUpdate)[0]
+    assert asked.norm == FAR[1].header.norm
+    effects = solo.feed(ev.UpdateApplied(0, 1, 7, b"", unsound=True))
+    assert found(effects, ef.DropSpare) and ef.Release(7) in effects and solo.head.number == 0
+    assert reasons(effects, "refusal") == ["out-of-scale"]
+    assert not found(effects + solo.wait(1.0), ef.FetchState)
+
+
 @pytest.mark.parametrize(
     ("reason", "odd"),
     [
+        ("false-scale", {"unit": 60}),
+        ("false-scale", {"reach": 1e-3}),
+        ("out-of-scale", {"norm": math.inf}),
+        ("out-of-scale", {"norm": math.nan}),
+        ("out-of-scale", {"norm": -1.0}),
+        ("false-stamp", {"contributors": (Contributor("p1", Stamp(1, 1 << 62), 40, 4),)}),
+        ("false-stamp", {"contributors": (Contributor("p1", Stamp(1 << 62, 1), 40, 4),)}),
         ("wrong-fragment", {"run": "other"}),
         ("wrong-fragment", {"codec": "fp8"}),
         ("false-tokens", {"tokens": 4000}),

@@ -13,6 +13,7 @@ from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.reasons import Verdict
 from p2pdiloco.core.api.types import Contributor, PartialHeader, PartialPart, SignedPartial, Stamp
+from p2pdiloco.core.chain import scale
 from p2pdiloco.core.groups.group_inbox import GroupInbox
 from p2pdiloco.core.rounds.round import Job
 
@@ -172,7 +173,9 @@ def test_a_round_that_began_with_what_is_due_is_due_although_that_did_not_come(
 def test_a_header_from_before_a_version_that_is_not_ours_begins_nothing() -> None:
     solo = syncer(quorum=2, peers=("p1", "p2", "p3"), **LONG)
     header(solo, "p1", 1)
-    solo.announce(child(solo.fragment.chain.header, "p3", ("p3",), term=2))
+    parts = (Contributor("p3", Stamp(1, 1), 40, 4),)
+    unit = scale.after(solo.fragment.chain, parts, 0.0, solo.core.shared.config).unit
+    solo.announce(child(solo.fragment.chain.header, "p3", ("p3",), term=2, unit=unit))
     assert solo.head.number == 1 and solo.fragment.office.holding
     assert not called(solo.offer("p2", 2)), "one is in for the new version"
 

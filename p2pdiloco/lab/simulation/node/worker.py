@@ -165,7 +165,9 @@ class Worker:
         host.stores[fragment].fill_spare(generation, state)
         ticket = host.tickets.new(update)
         size = host.max_payload_bytes(fragment)
-        host.feed(Merged(fragment, effect.term, effect.number, ticket, update.digest, size, state.digest))
+        norm = update.digest[0] / 256
+        done = Merged(fragment, effect.term, effect.number, ticket, update.digest, size, state.digest, norm)
+        host.feed(done)
 
     def apply_update(self, effect: ApplyUpdate) -> None:
         """The outer step of a fetched update."""

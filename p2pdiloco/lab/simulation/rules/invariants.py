@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from p2pdiloco.core.api.config import CoreConfig
 from p2pdiloco.core.api.effects import VoteRecord
 from p2pdiloco.core.api.messages import Announce, Elected, Message, Progress, VoteGranted, VoteRequest
 from p2pdiloco.core.api.types import (
@@ -13,9 +14,11 @@ from p2pdiloco.core.api.types import (
     ContributionHeader,
     Head,
     SignedVersion,
+    VersionHeader,
     Vote,
     signed_bytes,
 )
+from p2pdiloco.core.chain.scale import COUNTED_UNITS, MOST_GAP
 from p2pdiloco.lab.simulation.node.lineage import Displacement, FragmentLineage, MergedPart
 from p2pdiloco.lab.simulation.rules.violation import Violation
 
@@ -26,10 +29,11 @@ if TYPE_CHECKING:
 class InvariantWatch:
     """Sees everything that nodes do, and raises `Violation`. Knows what no node can know: the whole world."""
 
-    def __init__(self, versions: tuple[SignedVersion, ...], calm_from_s: float = math.inf) -> None:
+    def __init__(self, config: CoreConfig, calm_from_s: float = math.inf) -> None:
         self._calm_from_s = calm_from_s
         """Time from which nothing splits the swarm: no two sides can each have a syncer of their own."""
-        self.headers = {v.header.digest(): v for v in versions}
+        self._first_unit = config.usual_tokens
+        self.headers = {v.header.digest(): v for v in config.genesis_versions}
         """Every version that was ever committed by anybody, by header digest."""
         self.states: dict[bytes, FragmentLineage] = {}
         self.versions = 0
@@ -94,11 +98,19 @@ class InvariantWatch:
         parent = self.headers.get(header.parent)
         if parent is None:
             raise Violation("known-parent", f"{where}: nobody ever had its parent")
-        merged = sum(part.tokens for part in header.contributors)
-        if header.tokens != parent.header.tokens + merged:
-            raise Violation("token-sum", f"{where}: {header.tokens} tokens after {parent.header.tokens}")
+        self._in_scale(header, parent.header, where)
         self.headers[header.digest()] = version
         self.versions += 1
+
+    def _in_scale(self, header: VersionHeader, parent: VersionHeader, where: str) -> None:
+        """Check that nobody's numbers move the chain's: neither its tokens, nor what it takes for usual."""
+        unit, gain = parent.unit or self._first_unit, header.tokens - parent.tokens
+        tokens = [part.tokens for part in header.contributors]
+        most = sum(min(each, COUNTED_UNITS * unit * (1 + MOST_GAP)) for each in tokens)
+        if not sum(min(each, COUNTED_UNITS * unit) for each in tokens) <= gain <= most:
+            raise Violation("in-scale", f"{where}: {gain} tokens more, of {tokens} where {unit} are usual")
+        if abs(header.unit - unit) * 8 > unit or not tokens:
+            raise Violation("in-scale", f"{where}: {header.unit} tokens are usual after {unit}")
 
     def _descends(self, digest: bytes, ancestor: SignedVersion) -> bool:
         sought, floor = ancestor.header.digest(), ancestor.header.number

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from p2pdiloco.core.api.config import CoreConfig, Timing
 from p2pdiloco.core.api.types import WHOLE_RUN, SignedVersion, VersionHeader
+from p2pdiloco.core.chain.scale import FIRST_REACH
 from p2pdiloco.lab.simulation.node.lineage import genesis_state
 
 RUN = "simulated"
@@ -266,6 +267,8 @@ def genesis_version(fragment: int, groups: int = 1) -> SignedVersion:
         codec="sim",
         contributors=(),
         groups=groups,
+        norm=1.0,
+        reach=FIRST_REACH,
     )
     return SignedVersion(header, b"")
 

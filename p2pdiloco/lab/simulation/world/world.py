@@ -53,7 +53,7 @@ class World:
         self.network = Network(self.clock, stream(plan.seed, "network"), plan.mix, RUN)
         self.network.hidden = frozenset(plan.hidden)
         self.bulk = Bulk(self.clock, self.network, self.hosts)
-        self.watch = InvariantWatch(plan.config.genesis_versions, plan.calm_from_s)
+        self.watch = InvariantWatch(plan.config, plan.calm_from_s)
         self.records: dict[str, int] = {}
         self.on_effect: Callable[[Host, Effect], None] | None = None
         """Hook for hand-made scenarios: sees every effect just before it is carried out."""

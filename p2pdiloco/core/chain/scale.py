@@ -1,0 +1,179 @@
+"""Scale of a chain: what is usual in its versions, against which the numbers of one member are measured.
+
+Members say themselves how many tokens their work took, and how long it is, nobody can know. So every header
+carries two running figures: `unit`, the tokens of a usual contribution, and `reach`, the length of a usual
+update. They follow from the parent's header and from what was merged, so that whoever has the parent works
+them out anew (`after`), and refuses another value. What is beyond them is cut: it counts, weighs and moves no
+more than a generous member's work would.
+
+- *counted*: a chain's tokens, and with them the schedule of the learning rate, grow by at most 8 units for a
+  contribution, times the versions since that learner's last one
+- *weighed*: no contribution has more weight than 4 units have, however long it took
+- length: a contribution is cut to 8 times the reach
+
+The median of a round's tokens moves the unit, by an eighth at most: so fewer than half of a round cannot
+move it, and of two the smaller counts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from p2pdiloco.core.api.config import CoreConfig
+from p2pdiloco.core.api.reasons import VersionFault
+from p2pdiloco.core.api.types import (
+    LONG,
+    MAX_CONTRIBUTORS,
+    Contributor,
+    MergeLimits,
+    Stamp,
+    VersionHeader,
+    Watermark,
+)
+from p2pdiloco.core.chain.chain import Chain
+
+COUNTED_UNITS = 8
+"""Units that one contribution counts at most, for every version since the learner's last one."""
+WEIGHED_UNITS = 4
+"""Units that one contribution weighs at most."""
+MOST_GAP = 63
+"""Limit of versions between two contributions of a learner that are made up for."""
+MOST_GROWTH = 256
+"""Limit of the unit, as a multiple of that of version 0: H inner steps."""
+LONGEST = 8.0
+"""Length to which a contribution is cut, as a multiple of the reach."""
+FIRST_REACH = 0.25
+"""Reach of version 0, as a share of its own length: first strides of twice that are not cut."""
+CROWD = 16
+"""Number of contributions from which on a plain mean of them is so short that the limit grows with them."""
+FASTEST = 8
+"""Divisor of a step: unit and reach move by so small a part of the way to the newest value."""
+REACHES = 2.0**-20, 2.0**10
+"""Least and largest reach, as multiples of version 0's length. No run needs others, and none gets stuck."""
+MOST_SEQUENCE = 1 << 16
+"""Contributions of a learner that can have come to nothing between two that are merged."""
+MOST_INCARNATION = 1 << 43
+"""Limit of incarnations, which are milliseconds since 1970: the year 2248."""
+MOST_TERMS = 1 << 16
+"""Elections that there can be between two versions. Terms start above the head's: numbers that end."""
+MOST_VERSIONS = 1 << 40
+MOST_TOKENS = MAX_CONTRIBUTORS * COUNTED_UNITS * (1 + MOST_GAP) * MOST_GROWTH
+"""Limit of what one version adds to a chain's tokens, as a multiple of version 0's unit."""
+REMEMBERED = 64
+"""Answers about long headers that are kept, for the nodes of a simulator."""
+
+
+class Scale(Struct, frozen=True):
+    """Figures of a version that follow from its parent and from what was merged."""
+
+    tokens: int
+    """Tokens of the chain, as counted."""
+    unit: int
+    reach: float
+
+
+def unit_of(header: VersionHeader, config: CoreConfig) -> int:
+    """Tokens of a usual contribution once this is the head; H inner steps' where no version says so."""
+    return header.unit or config.usual_tokens
+
+
+def limits_after(header: VersionHeader, config: CoreConfig) -> MergeLimits:
+    """MergeLimits for what is merged into a child of this version.
+
+    A plain mean of many is shorter than its parts, like 1/sqrt(number): so is the reach, and they are longer.
+    """
+    longest = LONGEST * header.reach * max(1.0, math.sqrt(len(header.contributors) / CROWD))
+    return MergeLimits(WEIGHED_UNITS * unit_of(header, config), longest or math.inf)
+
+
+def after(chain: Chain, contributors: tuple[Contributor, ...], norm: float, config: CoreConfig) -> Scale:
+    """Compute the figures of the version that merges this into the chain's head. `norm`: the length of its
+    update, as the syncer states it."""
+    tokens, unit = _counted(chain, contributors, unit_of(chain.header, config), config.usual_tokens)
+    return Scale(tokens, unit, _next_reach(chain.header, norm, config))
+
+
+_known: list[tuple[VersionHeader, tuple[Contributor, ...], tuple[int, int]]] = []
+
+
+def _counted(chain: Chain, parts: tuple[Contributor, ...], unit: int, first: int) -> tuple[int, int]:
+    """Compute (tokens, unit) of the next version. In a simulator thousands of nodes ask the same."""
+    if len(parts) < LONG:
+        return _count(chain, parts, unit, first)
+    for known, merged, answer in _known:
+        if known is chain.header and merged is parts:
+            return answer
+    answer = _count(chain, parts, unit, first)
+    _known[:] = [*_known[1 - REMEMBERED :], (chain.header, parts, answer)]
+    return answer
+
+
+def _count(chain: Chain, parts: tuple[Contributor, ...], unit: int, first: int) -> tuple[int, int]:
+    usual, parent = [], chain.header
+    tokens = parent.tokens
+    for part in parts:
+        last = chain.merged_at(part.learner)
+        share = 1 + min(MOST_GAP, max(0, parent.number - last)) if last else 1
+        usual.append(part.tokens // share)
+        tokens += min(part.tokens, COUNTED_UNITS * unit * share)
+    if not usual:
+        return tokens, unit
+    median = sorted(usual)[(len(usual) - 1) // 2]
+    way = min(max(median, unit // 2), 2 * unit) - unit
+    # Towards zero, so that small units do not creep down.
+    unit += way // FASTEST if way > 0 else -(-way // FASTEST)
+    return tokens, min(max(1, unit), MOST_GROWTH * first)
+
+
+def _next_reach(parent: VersionHeader, norm: float, config: CoreConfig) -> float:
+    """Floating-point operations that have one result everywhere: no sum is reordered, nothing is fused."""
+    first, reach = config.genesis_versions[parent.fragment].header.norm, parent.reach
+    if not first:
+        return 0.0  # a run made by hand, whose lengths are not known: nothing is cut
+    way = min(max(norm, reach / 2), 2 * reach) - reach
+    return min(max(reach + way / FASTEST, first * REACHES[0]), first * REACHES[1])
+
+
+# --- what is beyond every scale ---------------------------------------------------------------------------
+
+
+def follows(stamp: Stamp, mark: Stamp) -> bool:
+    """Tell whether a contribution of that stamp can come after the one merged last: such numbers end, and
+    who takes them to their end could never contribute again."""
+    floor = mark.sequence if mark.incarnation == stamp.incarnation else 0
+    return stamp.incarnation <= MOST_INCARNATION and stamp.sequence <= floor + MOST_SEQUENCE
+
+
+def can_be(header: VersionHeader, watermarks: Sequence[Watermark], config: CoreConfig) -> bool:
+    """Tell whether some chain can have such numbers, whatever its history: asked of copies, whose parent is
+    not known."""
+    first = config.genesis_versions[header.fragment].header.norm
+    return (
+        header.number <= MOST_VERSIONS
+        and header.term <= header.number * MOST_TERMS
+        and header.tokens <= header.number * MOST_TOKENS * config.usual_tokens
+        and header.unit <= MOST_GROWTH * config.usual_tokens
+        and 0.0 <= header.reach <= first * REACHES[1]
+        and math.isfinite(header.norm)
+        and all(mark.stamp.incarnation <= MOST_INCARNATION for mark in watermarks)
+        and all(mark.stamp.sequence <= header.number * MOST_SEQUENCE for mark in watermarks)
+    )
+
+
+# --- what a version states --------------------------------------------------------------------------------
+
+
+def fault(chain: Chain, header: VersionHeader, config: CoreConfig) -> VersionFault | None:
+    """Say what is wrong with the numbers of a child of the chain's head; None: nothing."""
+    if not all(follows(part.stamp, chain.watermark(part.learner)) for part in header.contributors):
+        return VersionFault.FALSE_STAMP
+    longest = limits_after(chain.header, config).longest_update
+    if not 0.0 <= header.norm <= longest or math.isinf(header.norm):
+        return VersionFault.OUT_OF_SCALE
+    right = after(chain, header.contributors, header.norm, config)
+    if not header.contributors or header.tokens != right.tokens:
+        return VersionFault.FALSE_TOKENS
+    return None if (header.unit, header.reach) == (right.unit, right.reach) else VersionFault.FALSE_SCALE

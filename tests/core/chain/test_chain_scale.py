@@ -1,0 +1,198 @@
+"""What is usual in a chain, and what is cut or refused by it (`core.chain.scale`)."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+import pytest
+from kit import Solo, branch, child, config, contribution, genesis, sign
+from scenes import syncer
+
+from p2pdiloco.core.api import effects as ef
+from p2pdiloco.core.api import events as ev
+from p2pdiloco.core.api.reasons import Verdict
+from p2pdiloco.core.api.types import NEVER, Contributor, SignedVersion, Stamp, VersionHeader, Watermark
+from p2pdiloco.core.chain import scale
+from p2pdiloco.core.chain.chain import Chain
+
+UNIT = 40
+"""Tokens of H inner steps here."""
+LENGTH = 8.0
+"""Length of version 0."""
+
+
+def start(**fields: object) -> Chain:
+    """A chain of version 0, whose length is known."""
+    header = msgspec.structs.replace(genesis(0).header, norm=LENGTH, reach=LENGTH / 4, **fields)
+    return Chain((SignedVersion(header, b""),), (), 8)
+
+
+def run() -> object:
+    return config(genesis_versions=(start().signed,))
+
+
+def work(*tokens: int) -> tuple[Contributor, ...]:
+    return tuple(Contributor(f"p{i}", Stamp(1, 1), each, max(1, each // 10)) for i, each in enumerate(tokens))
+
+
+def extended(chain: Chain, parts: tuple[Contributor, ...], norm: float = 1.0) -> Chain:
+    found = scale.after(chain, parts, norm, run())
+    header = child(
+        chain.header, contributors=parts, norm=norm, tokens=found.tokens, unit=found.unit, reach=found.reach
+    )
+    chain.extend(header)
+    return chain
+
+
+def test_the_first_unit_is_what_h_steps_take() -> None:
+    assert scale.unit_of(start().header, run()) == UNIT
+    assert scale.after(start(), work(40, 40, 40), 1.0, run()).unit == UNIT
+
+
+def test_one_of_three_moves_no_unit_and_of_two_the_smaller_counts() -> None:
+    assert scale.after(start(), work(40, 40, 1 << 40), 1.0, run()).unit == UNIT
+    assert scale.after(start(), work(40, 1 << 40), 1.0, run()).unit == UNIT
+    assert scale.after(start(), work(1, 40, 40), 1.0, run()).unit == UNIT
+    assert scale.after(start(), work(1 << 40, 1 << 40), 1.0, run()).unit == UNIT + UNIT // 8
+    assert scale.after(start(), work(1, 1), 1.0, run()).unit == UNIT - UNIT // 16
+
+
+def test_the_unit_has_ends() -> None:
+    most = start(unit=scale.MOST_GROWTH * UNIT)
+    assert scale.after(most, work(1 << 50), 1.0, run()).unit == scale.MOST_GROWTH * UNIT
+    assert scale.after(start(unit=1), work(1), 1.0, run()).unit == 1
+
+
+def test_a_chain_counts_no_more_than_eight_units_of_a_contribution() -> None:
+    assert scale.after(start(), work(40, 300), 1.0, run()).tokens == 340
+    assert scale.after(start(), work(40, 1 << 60), 1.0, run()).tokens == 40 + 8 * UNIT
+
+
+def test_who_was_away_may_bring_more_by_the_versions_between() -> None:
+    chain = extended(start(), work(40))
+    for number in (2, 3, 4):
+        extended(chain, (Contributor("other", Stamp(1, number), 40, 4),))
+    found = scale.after(chain, (Contributor("p0", Stamp(1, 9), 1 << 60, 4),), 1.0, run())
+    assert found.tokens == 160 + 8 * UNIT * 4, "three versions without it"
+    assert scale.after(chain, (Contributor("new", Stamp(1, 9), 1 << 60, 4),), 1.0, run()).tokens == 160 + 320
+    # What is usual is asked for each version, too.
+    assert scale.after(chain, (Contributor("p0", Stamp(1, 9), 160, 16),), 1.0, run()).unit == UNIT
+
+
+def test_the_reach_follows_lengths_by_an_eighth_at_most() -> None:
+    assert scale.after(start(), work(40), 2.0, run()).reach == 2.0
+    assert scale.after(start(), work(40), 1e30, run()).reach == 2.25
+    assert scale.after(start(), work(40), 0.0, run()).reach == 1.875
+    least = start().signed.header
+    least = msgspec.structs.replace(least, reach=LENGTH * 2.0**-20)
+    assert scale.after(Chain((SignedVersion(least, b""),), (), 8), work(40), 0.0, run()).reach == least.reach
+
+
+def test_limits_are_of_the_parent() -> None:
+    limits = scale.limits_after(start().header, run())
+    assert (limits.most_tokens, limits.longest, limits.absurd) == (4 * UNIT, 2 * LENGTH, 1024 * LENGTH)
+    many = msgspec.structs.replace(start().header, contributors=work(*[40] * 64))
+    assert scale.limits_after(many, run()).longest == 4 * LENGTH, "a plain mean of many is shorter"
+    assert scale.limits_after(genesis(0).header, config()).longest == math.inf
+
+
+def test_a_long_header_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten thousand simulated nodes ask it of one header that names ten thousand."""
+    chain, parts = start(), work(*[40] * 50)
+    asked: list[str] = []
+    usual = Chain.merged_at
+    monkeypatch.setattr(Chain, "merged_at", lambda self, who: asked.append(who) or usual(self, who))
+    assert {scale.after(chain, parts, 1.0, run()).tokens for _ in range(3)} == {2000}
+    assert len(asked) == 50
+
+
+# --- the door --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("stamp", "verdict"),
+    [
+        (Stamp(1, 1 << 16), None),
+        (Stamp(1, (1 << 16) + 1), Verdict.FALSE_STAMP),
+        (Stamp(1 << 43, 1), None),
+        (Stamp((1 << 43) + 1, 1), Verdict.FALSE_STAMP),
+        (Stamp(1 << 62, 1 << 62), Verdict.FALSE_STAMP),
+    ],
+)
+def test_a_stamp_near_its_end_is_refused_and_counted(stamp: Stamp, verdict: Verdict | None) -> None:
+    solo = syncer(quorum=2, peers=("p1", "p2"))
+    header = msgspec.structs.replace(contribution("p1", solo.head).header, stamp=stamp, after=NEVER)
+    signed = msgspec.structs.replace(
+        contribution("p1", solo.head), header=header, signature=sign("p1", "contribution", header)
+    )
+    effects = solo.feed(ev.Offered(7, "p1", signed))
+    answers = [e.verdict for e in effects if isinstance(e, ef.AnswerTransfer)]
+    assert answers == ([] if verdict is None else [verdict])
+    assert bool([e for e in effects if isinstance(e, ef.Record) and e.kind == "refusal"]) == bool(verdict)
+
+
+def test_steps_of_more_than_years_are_refused() -> None:
+    solo = syncer(quorum=2, peers=("p1", "p2"))
+    for periods, refused in ((1 << 20, False), ((1 << 20) + 1, True)):
+        header = msgspec.structs.replace(contribution("p1", solo.head).header, inner_steps=4 * periods)
+        signed = msgspec.structs.replace(
+            contribution("p1", solo.head), header=header, signature=sign("p1", "contribution", header)
+        )
+        effects = solo.feed(ev.Offered(periods, "p1", signed))
+        answers = [e.verdict for e in effects if isinstance(e, ef.AnswerTransfer)]
+        assert (Verdict.IMPLAUSIBLE_TOKENS in answers) == refused
+
+
+# --- what a version states -------------------------------------------------------------------------------
+
+
+def test_what_one_makes_others_take() -> None:
+    chain, other = start(), start()
+    for number in range(1, 40):
+        tokens = [40 + 7 * i * number for i in range(number % 5 + 1)]
+        parts = tuple(
+            Contributor(f"p{i}", Stamp(1, number), each, each // 10) for i, each in enumerate(tokens)
+        )
+        norm = float(number % 7) / 3
+        extended(chain, parts, norm)
+        assert scale.fault(other, chain.header, run()) is None
+        other.extend(chain.signed)
+    assert chain.header.reach != LENGTH / 4 and chain.header.unit != UNIT
+
+
+# --- copies ----------------------------------------------------------------------------------------------
+
+
+def state(**odd: object) -> VersionHeader:
+    return msgspec.structs.replace(branch(9)[9].header, **odd)
+
+
+def test_an_honest_copy_can_be() -> None:
+    assert scale.can_be(state(), (Watermark("p1", Stamp(1, 9), 9),), config())
+
+
+@pytest.mark.parametrize(
+    ("odd", "marks"),
+    [
+        ({"tokens": 1 << 62}, ()),
+        ({"number": 1 << 62}, ()),
+        ({"term": 1 << 62}, ()),
+        ({"unit": 1 << 62}, ()),
+        ({"reach": 1e9}, ()),
+        ({"reach": math.nan}, ()),
+        ({"norm": math.inf}, ()),
+        ({}, (Watermark("p1", Stamp(1 << 62, 1), 9),)),
+        ({}, (Watermark("p1", Stamp(1, 1 << 62), 9),)),
+    ],
+)
+def test_a_copy_with_numbers_that_no_chain_has_is_not_taken(
+    odd: dict[str, object], marks: tuple[Watermark, ...]
+) -> None:
+    header = state(**odd)
+    assert not scale.can_be(header, marks, config())
+    solo = Solo(heads=(header.head(),))
+    for pull in [e for e in solo.greeting if isinstance(e, ef.FetchState)]:
+        version = SignedVersion(header, sign(header.syncer, "version", header))
+        solo.feed(ev.StateFetched(0, pull.peer, version, marks))
+    assert solo.head.number == 0
