@@ -33,7 +33,7 @@ def returning(versions: int, theirs: int, **odd: object) -> Solo:
 
 
 def test_one_that_took_part_alone_goes_on_at_once() -> None:
-    solo = Solo(peers=(), restored=saved(branch(2, "me", learners=("me",))))
+    solo = Solo(peers=(), restored=saved(branch(2, syncer="me", learners=("me",))))
     solo.wait(1.0)
     assert solo.core.confirmed and solo.head.number == 2
 
