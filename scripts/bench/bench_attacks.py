@@ -95,6 +95,7 @@ def both(folder: Path, lie: str | None, sign: Path, mode: str) -> Iterator[tuple
             admission = AdmissionSection(mode=mode)
             manifest = msgspec.structs.replace(for_run("micro", name, 1), admission=admission)
             swarm = stack.enter_context(running_swarm(home, manifest, nodes, *NEVER, *PACE, wrappers=each))
+            swarm.guard.adopt(folder)
             sides.append(Side(swarm, honest))
         yield sides[0], sides[1]
 
@@ -249,16 +250,19 @@ def main() -> None:
     paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     rows: list[Row] = []
+    status = 0
     try:
         for attack in chosen.attacks:
             rows.append(one(attack, chosen.seconds, chosen.admission))
             print(shown(rows[-1:]), flush=True)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
+        status = 130
     if len(rows) > 1:
         print(shown(rows))
     figures = {"seconds": chosen.seconds, "admission": chosen.admission, "rows": msgspec.to_builtins(rows)}
     finish("attacks", figures, chosen.json)
+    sys.exit(status)
 
 
 if __name__ == "__main__":
