@@ -16,25 +16,39 @@ from torch import Tensor
 from attacks.lies import BY_A_MEMBER, Lie
 from p2pdiloco.cli.main import main as command
 from p2pdiloco.core.contributions import own
+from p2pdiloco.tensors.merge import Accumulator
 from p2pdiloco.tensors.own_contributions import Encoded, OwnContributions
 
 
 def lying(lie: Lie, sign: Path) -> None:
-    """Put the lie into this process."""
-    honest_encode, honest_label = OwnContributions.encode, own.signed_label
+    """Put the lie into this process; what it does is noted in the file, a word a line."""
+    honest_encode, honest_label, honest_result = OwnContributions.encode, own.signed_label, Accumulator.result
+
+    def lies(word: str) -> bool:
+        if not sign.exists():
+            return False
+        with sign.open("a") as file:
+            file.write(f"{word}\n")
+        return True
 
     def encode(self: OwnContributions, fragment: int, base: Tensor, local: Tensor) -> Encoded:
-        if not sign.exists():
+        if not lies("contributions"):
             return honest_encode(self, fragment, base, local)
         return honest_encode(self, fragment, lie.delta(base - local), local.new_zeros(local.shape))
 
     def label(context: Any, pending: Any) -> Any:
         signed = honest_label(context, pending)
-        if not sign.exists():
+        if not lies("labels"):
             return signed
         header = lie.label(signed.header)
         return structs.replace(signed, header=header, signature=context.shared.sign("contribution", header))
 
+    def result(self: Accumulator, out: Tensor) -> None:
+        honest_result(self, out)
+        if lies("merges"):
+            out.copy_(lie.merged(out))
+
+    Accumulator.result = result  # type: ignore[method-assign]
     OwnContributions.encode = encode  # type: ignore[method-assign]
     own.signed_label = label
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+import torch
 from msgspec import Struct, structs
 from torch import Tensor
 
@@ -11,10 +12,11 @@ from p2pdiloco.core.api.types import MAX_INNER_STEPS, ContributionHeader
 
 
 class Lie(Struct, frozen=True):
-    """Rule of what becomes of a contribution, and of its label."""
+    """Rule of what becomes of a contribution, of its label, and of what this node merges as syncer."""
 
     delta: Callable[[Tensor], Tensor] = lambda delta: delta
     label: Callable[[ContributionHeader], ContributionHeader] = lambda header: header
+    merged: Callable[[Tensor], Tensor] = lambda delta: delta
 
 
 def most_steps(header: ContributionHeader) -> ContributionHeader:
@@ -23,10 +25,17 @@ def most_steps(header: ContributionHeader) -> ContributionHeader:
     return structs.replace(header, tokens=MAX_INNER_STEPS * per_step, inner_steps=MAX_INNER_STEPS)
 
 
+def noise(delta: Tensor) -> Tensor:
+    """Make noise of twenty times the length."""
+    made = torch.randn_like(delta)
+    return made * (20 * delta.norm() / made.norm())
+
+
 BY_A_MEMBER: Mapping[str, Lie] = {
     "member-huge-values": Lie(delta=lambda delta: (delta.sign() + (delta == 0)) * 2.0**39),
     "member-claims": Lie(label=most_steps),
     "member-claims-flipped": Lie(delta=lambda delta: -delta, label=most_steps),
     "member-x100": Lie(delta=lambda delta: delta * 100),
+    "member-false-update": Lie(merged=noise),
     "member-flipped-x10": Lie(delta=lambda delta: delta * -10),
 }

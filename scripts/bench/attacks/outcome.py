@@ -14,7 +14,7 @@ swarms on one machine differ by some tenths without any attack."""
 MANY_STEPS = 0.7
 """Share of inner steps for each second of the nodes' processor time, likewise."""
 MUCH_MEMORY_MIB = 64.0
-MUCH_LOSS = 0.4
+MUCH_LOSS = 0.25
 """Nats per byte by which the attacked swarm's training loss may be above the calm one's."""
 FAR_SCHEDULE = 2.0
 """Times the tokens that all members trained that the run's may be, by honest nodes' count: the schedule
