@@ -12,6 +12,7 @@ from p2pdiloco.core.api.reasons import Suspicion
 from p2pdiloco.core.api.types import Certificate
 from p2pdiloco.core.chain.chain import Chain
 from p2pdiloco.core.election.electorate import Electorate
+from p2pdiloco.core.members.standing import Standing
 from p2pdiloco.core.shared import Shared
 from p2pdiloco.errors import invariant
 
@@ -123,6 +124,7 @@ class FragmentContext:
         self.shared = shared
         self.index = index
         self.chain = chain
+        self.standing = Standing(shared, chain)
         self.spare = Spare()
         self.ballots = Ballots(votes)
         self.seats = seats

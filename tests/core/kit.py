@@ -345,6 +345,8 @@ class Solo:
         for _ in range(100):
             effects = self.wait(0.1)
             requests = sent(effects, msg.VoteRequest)
+            if self.fragment.office.holding:
+                break  # nobody else votes
             if requests:
                 for peer in self.peers:
                     effects += self.message(peer, msg.VoteGranted(vote(peer, self.me, requests[0].term)))

@@ -8,16 +8,25 @@ from kit import Solo, branch, config, found, table
 
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
-from p2pdiloco.core.api.types import Stamp
+from p2pdiloco.core.api.config import Restored, RestoredFragment
+from p2pdiloco.core.api.types import NEVER, Stamp, Watermark
 
 FAR = branch(9, learners=("p1", "p2"))
 """Nine versions: more than the update log keeps."""
 
 
-def syncer(peers: tuple[str, ...] = ("p1", "p2"), timing: dict[str, float] | None = None, **run: Any) -> Solo:
+def syncer(
+    peers: tuple[str, ...] = ("p1", "p2"),
+    timing: dict[str, float] | None = None,
+    founder: bool = False,
+    **run: Any,
+) -> Solo:
     """We are the syncer, and calls were answered at once so far; our own learner does not run unless the
-    test starts it."""
-    solo = Solo(config(timing=timing, **run), peers)
+    test starts it. `founder`: we vote by the chain, whoever is merged."""
+    our_run = config(timing=timing, **run)
+    marks = (Watermark("me", NEVER, 0, merges=2, voter=1),)
+    restored = Restored(fragments=(RestoredFragment(log=our_run.genesis_versions, watermarks=marks),))
+    solo = Solo(our_run, peers, restored if founder else None)
     solo.fragment.context.shared.answer_time(0).add(0.0)
     solo.take_office()
     return solo

@@ -172,6 +172,14 @@ def two_are_being_saved() -> Effects:
     return asked(solo, 4)
 
 
+def has_not_worked() -> Effects:
+    """By our chain p1 and p2 vote; p3, who asks, was never merged."""
+    solo = Solo(peers=PEERS)
+    for version in branch(2, learners=("p1", "p2"))[1:]:
+        solo.announce(version)
+    return asked(solo, 1, "p3")
+
+
 def newcomer() -> Effects:
     solo = Solo(peers=PEERS, heads=(branch(3)[3].header.head(),))
     assert not solo.core.confirmed
@@ -206,6 +214,7 @@ VOTES: dict[VoteRefusal, Callable[[], Effects]] = {
     VoteRefusal.NO_DISK: full_disk,
     VoteRefusal.CATCHING_UP: newcomer,
     VoteRefusal.NOT_CONFIRMED: lambda: asked(Solo(peers=PEERS), 1, "stranger"),
+    VoteRefusal.NO_VOTER: has_not_worked,
     VoteRefusal.FAR_AHEAD: lambda: asked(Solo(peers=PEERS), 1 << 40),
     VoteRefusal.CERTIFIED: lambda: after(lambda solo: solo.elect("p2", 4), 4),
     VoteRefusal.VOTE_GIVEN: lambda: after(lambda solo: asked(solo, 5, "p2"), 5),

@@ -239,6 +239,7 @@ class VoteRefusal(Reason):
     NO_DISK = "no-disk", "our disk takes no votes"
     CATCHING_UP = "catching-up", "we are catching up ourselves"
     NOT_CONFIRMED = "not-confirmed", "not a confirmed member"
+    NO_VOTER = "no-voter", "does not vote here itself, by our chain", True
     FAR_AHEAD = "far-ahead", "that term is far ahead of ours"
     CERTIFIED = "certified", "that term, or a later one, is certified already"
     VOTE_GIVEN = "vote-given", "our vote of that term, or of a later one, is given"

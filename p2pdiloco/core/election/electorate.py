@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from enum import IntEnum
 
 from p2pdiloco.core.api.reach import Reach
+from p2pdiloco.core.members.standing import Standing
 from p2pdiloco.core.shared import Shared
 
 
@@ -37,14 +38,15 @@ LEAVES_TO_OTHERS = {
 class Electorate:
     """Electorate of all members: the one group of a run that fits into one."""
 
-    def __init__(self, shared: Shared, fragment: int) -> None:
+    def __init__(self, shared: Shared, fragment: int, standing: Standing) -> None:
         self._shared = shared
         self._fragment = fragment
+        self._standing = standing
 
     def voters(self, now: float) -> list[str]:
         """List everyone that counts in a majority and has been heard, oneself included with a vote.
         Sorted."""
-        return self._shared.voters(now)
+        return self._standing.deciding("voters", self._shared.voters(now))
 
     def size(self, now: float) -> int:
         """Count the members of which a majority is needed."""
@@ -55,8 +57,12 @@ class Electorate:
         return len(set(peers).intersection(self.voters(now)))
 
     def admits(self, peer: str, now: float) -> bool:
-        """Tell whether that peer may stand, for all that we know."""
+        """Tell whether that peer belongs here, for all that we know."""
         return True
+
+    def decides(self, peer: str, now: float) -> bool:
+        """Tell whether that peer may stand, and is believed about offices: who votes."""
+        return peer in self.voters(now)
 
     def ready(self, now: float) -> bool:
         """Tell whether enough is known of the others for it to make sense to stand."""
@@ -68,7 +74,7 @@ class Electorate:
 
     def asked(self, now: float) -> list[str]:
         """List the peers that a candidate asks for votes."""
-        return self._shared.view.voters(now)
+        return [peer for peer in self.voters(now) if peer != self._shared.me]
 
     def candidates(self, now: float) -> list[str]:
         """List everyone that would stand now, oneself first: ranked to decide who does. Only the fittest of
@@ -84,8 +90,9 @@ class Electorate:
 
     def willing(self, now: float) -> list[str]:
         """List the live others that would stand, by their own word: not those that are leaving."""
-        progress = self._shared.view.progress
-        return [peer for peer in self.live(now) if (p := progress(peer)) and p.confirmed and p.stands]
+        progress, deciding = self._shared.view.progress, set(self.voters(now))
+        live = [peer for peer in self.live(now) if peer in deciding]
+        return [peer for peer in live if (p := progress(peer)) and p.confirmed and p.stands]
 
     def fitness(self, peer: str) -> Fitness:
         """Judge that peer, perhaps oneself."""
@@ -102,7 +109,7 @@ class Electorate:
         if fitness is Fitness.FIT:
             return []
         others = self.willing(now)
-        if shared.votes and not shared.leaving:
+        if shared.votes and not shared.leaving and self.decides(shared.me, now):
             others = [shared.me, *others]
         return [other for other in others if self.fitness(other) > fitness]
 
@@ -113,7 +120,8 @@ class Electorate:
         if shared.reach in (Reach.DIRECT, Reach.UNKNOWN):
             return 0
         unknown = set(peers).difference(self.voters(now), shared.view.confirmed(now), [shared.me])
-        listed = [peer for peer in unknown if shared.roster.incarnation(peer) is not None]
+        known = [peer for peer in unknown if shared.roster.incarnation(peer) is not None]
+        listed = self._standing.listed(known)
         return sum(self.admits(peer, now) for peer in listed)
 
     def had_votes(self, peers: Iterable[str], now: float) -> int:
@@ -124,7 +132,8 @@ class Electorate:
         if everybody and shared.votes == shared.confirmed:
             return 0  # asked at every heartbeat
         confirmed = {*shared.view.confirmed(now), *([shared.me] if shared.confirmed else [])}
-        mute = confirmed.intersection(peers).difference(self.voters(now))
+        deciding = self._standing.deciding("with-mute", sorted(confirmed))
+        mute = set(deciding).intersection(peers).difference(self.voters(now))
         return sum(self.admits(peer, now) for peer in mute)
 
     def live(self, now: float) -> list[str]:
@@ -137,7 +146,11 @@ class Electorate:
 
     def reachable(self, now: float) -> int:
         """Count those of these of which a quorum may be asked for."""
-        return len(self.expected(now))
+        return len(self._standing.attending("learners", self.expected(now)))
+
+    def newcomer(self, child: str) -> bool:
+        """Tell whether nothing of that child was merged lately: all that is known of it is its own word."""
+        return not self._standing.attends(child)
 
     def peer_of(self, child: str, now: float) -> str:
         """Find the peer that sends for that child; empty if none is known."""

@@ -381,5 +381,8 @@ class Office:
             self._shared.out.send(sender, Elected(self.certificate))
 
     def on_claim(self, peer: str, term: int, now: float) -> None:
-        """Ask for a certificate that we lack: a heartbeat claims an office."""
+        """Ask for a certificate that we lack: a heartbeat claims an office. Who could not be elected is not
+        asked."""
+        if self._shared.confirmed and not self._electorate.decides(peer, now):
+            return
         self._inquiry.claimed(peer, term, self.term, now)

@@ -84,6 +84,8 @@ class VoteJudge:
             return VoteRefusal.NOT_HEARD_OF
         if progress is None or not progress.confirmed:
             return VoteRefusal.NOT_CONFIRMED
+        if not self._electorate.decides(candidate, now):
+            return VoteRefusal.NO_VOTER
         if request.term > max(self._terms.newest, self._office.term) + 1:
             return VoteRefusal.FAR_AHEAD
         if request.term <= self._office.term:

@@ -32,6 +32,7 @@ from p2pdiloco.core.api.types import (
     table_digest,
 )
 from p2pdiloco.core.chain import scale
+from p2pdiloco.core.chain.plan import plan_after
 from p2pdiloco.core.context import FragmentContext
 from p2pdiloco.core.contributions.commit_effect import commit_effect
 from p2pdiloco.core.contributions.own import ContributionQueue
@@ -288,17 +289,18 @@ class Follower:
         if not self._chain.is_child(header):
             moved = header.number != self._chain.head.number + 1
             return VersionFault.CHAIN_MOVED if moved else VersionFault.PARENT_DIFFERS
-        plan, before = (header.epoch, header.groups), self._chain.header
-        if plan != (before.epoch, before.groups) and header.epoch != before.epoch + 1:
-            return VersionFault.FALSE_PLAN
-        if header.term > before.term + scale.MOST_TERMS:
+        if header.term > self._chain.header.term + scale.MOST_TERMS:
             return VersionFault.FALSE_TERM
         if not self._plausible(header):
             return VersionFault.IMPLAUSIBLE_TOKENS
         wrong = scale.fault(self._chain, header, config)
         if wrong is not None:
             return wrong
-        return None if header.table == self._chain.marks_after(header).digest else VersionFault.FALSE_TABLE
+        before, marks = self._chain.header, self._chain.marks_after(header)
+        if header.table != marks.digest:
+            return VersionFault.FALSE_TABLE
+        plan = plan_after(before, marks, header.number, config)
+        return None if (header.epoch, header.groups) == plan else VersionFault.FALSE_PLAN
 
     def update_applied(self, event: UpdateApplied, now: float) -> None:
         """Take the version if its digest is equal. Else copy the whole state, and let it be known."""

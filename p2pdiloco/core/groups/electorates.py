@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from p2pdiloco.core.api.grouping import children, group_name, leaf_index, leaf_span, level_sizes
 from p2pdiloco.core.election.electorate import Electorate
 from p2pdiloco.core.members.derived import Derived
+from p2pdiloco.core.members.standing import Standing
 from p2pdiloco.core.shared import Shared
 
 MEETING_S = 1.0
@@ -21,9 +22,15 @@ class LeafElectorate(Electorate):
     """Members of one leaf group."""
 
     def __init__(
-        self, shared: Shared, fragment: int, plan: tuple[int, int], index: int, since_s: float
+        self,
+        shared: Shared,
+        fragment: int,
+        standing: Standing,
+        plan: tuple[int, int],
+        index: int,
+        since_s: float,
     ) -> None:
-        super().__init__(shared, fragment)
+        super().__init__(shared, fragment, standing)
         self._epoch, self._groups = plan
         self._index = index
         self._since_s = since_s
@@ -57,11 +64,11 @@ class LeafElectorate(Electorate):
         if now >= self._since_s + self._shared.timing.suspect_s:
             return []
         shared = self._shared
-        return [p for p in self.mates() if p != shared.me and shared.view.may_come(p, now)]
+        known = self._derived.of("known", self._standing.listed, self.mates(), self._standing.marks)
+        return [p for p in known if p != shared.me and shared.view.may_come(p, now)]
 
     def voters(self, now: float) -> list[str]:
-        shared, others = self._shared, self._ours("voters", self._shared.view.voters(now))
-        return self._derived.of("all-voters", shared.with_me, others) if shared.votes else others
+        return self._standing.deciding("voters", self._ours("voters", self._shared.voters(now)))
 
     def size(self, now: float) -> int:
         return len(self.voters(now)) + len(self._unheard(now))
@@ -81,7 +88,7 @@ class LeafElectorate(Electorate):
         return self._ours("members", self._shared.view.members(now))
 
     def asked(self, now: float) -> list[str]:
-        return [*self._ours("voters", self._shared.view.voters(now)), *self._unheard(now)]
+        return [*super().asked(now), *self._unheard(now)]
 
     def candidates(self, now: float) -> list[str]:
         return [*super().candidates(now), *self._unheard(now)]
@@ -90,8 +97,7 @@ class LeafElectorate(Electorate):
         return self._ours("live", self._shared.view.live(now))
 
     def expected(self, now: float) -> list[str]:
-        shared, others = self._shared, self._ours("learners", self._shared.view.live_learners(now))
-        return self._derived.of("all-learners", shared.with_me, others) if shared.learning else others
+        return self._ours("learners", self._shared.expected_learners(now))
 
     def neighbours(self, now: float) -> frozenset[str]:
         return self._derived.of("neighbours", self._around, self.mates(), self.others(now))
@@ -107,12 +113,13 @@ class UpperElectorate(Electorate):
         self,
         shared: Shared,
         fragment: int,
+        standing: Standing,
         plan: tuple[int, int],
         place: tuple[int, int],
         own_child: str,
         since_s: float,
     ) -> None:
-        super().__init__(shared, fragment)
+        super().__init__(shared, fragment, standing)
         epoch, groups = self._plan = plan
         self._own_child = own_child
         self._since_s = since_s
@@ -146,7 +153,8 @@ class UpperElectorate(Electorate):
                     self._holders[child] = shared.me
                     continue
                 claims = shared.claims.of(self._fragment, child)
-                ranked = [(peer in alive, term, peer) for peer, term in claims.items() if peer in known]
+                worked = self._standing.has_worked
+                ranked = [(p in alive, term, p) for p, term in claims.items() if p in known and worked(p)]
                 if ranked:
                     self._holders[child] = max(ranked)[2]
         return self._holders
@@ -156,10 +164,10 @@ class UpperElectorate(Electorate):
         return [peer for peer in among if peer in holders]
 
     def _occupied(self, child: str) -> bool:
-        """Tell whether any member is listed in one of its leaf groups."""
-        shared = self._shared
+        """Tell whether any learner that has worked is listed in one of its leaf groups."""
+        shared, worked = self._shared, self._standing.has_worked
         leaves = shared.roster.leaves(shared.config.run, self._fragment, *self._plan)
-        return any(leaves[leaf] for leaf in self._children[child])
+        return any(worked(peer) for leaf in self._children[child] for peer in leaves[leaf])
 
     def unknown(self, now: float) -> list[str]:
         known = self.holders(now)
@@ -171,7 +179,8 @@ class UpperElectorate(Electorate):
 
     def voters(self, now: float) -> list[str]:
         others = self._peers(now, self._shared.view.voters(now))
-        return sorted([*others, self._shared.me]) if self._shared.votes else others
+        peers = sorted([*others, self._shared.me]) if self._shared.votes else others
+        return self._standing.deciding("voters", peers)
 
     def size(self, now: float) -> int:
         return len(self.voters(now)) + len(self._believed(now))
@@ -180,7 +189,8 @@ class UpperElectorate(Electorate):
         """Count these voters. One that is unknown to us may be the syncer of a group whose syncer is unknown
         to us."""
         given, voters = set(peers), set(self.voters(now))
-        strangers = given.difference(voters, self.holders(now).values())
+        unknown = given.difference(voters, self.holders(now).values())
+        strangers = self._standing.listed(unknown)
         return len(given & voters) + min(len(strangers), len(self._believed(now)))
 
     def admits(self, peer: str, now: float) -> bool:
@@ -194,9 +204,6 @@ class UpperElectorate(Electorate):
     def others(self, now: float) -> list[str]:
         return self._peers(now, self._shared.view.members(now))
 
-    def asked(self, now: float) -> list[str]:
-        return self._peers(now, self._shared.view.voters(now))
-
     def live(self, now: float) -> list[str]:
         return self._peers(now, self._shared.view.live(now))
 
@@ -207,6 +214,9 @@ class UpperElectorate(Electorate):
 
     def reachable(self, now: float) -> int:
         return len(self.live(now)) + 1
+
+    def newcomer(self, child: str) -> bool:
+        return False  # whose holder has worked (`holders`)
 
     def all_below(self, child: str, learners: Iterable[str]) -> bool:
         run, span = self._shared.config.run, self._children.get(child, range(0))

@@ -39,7 +39,7 @@ class Seat:
         below: str,
         now: float,
     ) -> None:
-        shared = context.shared
+        shared, standing = context.shared, context.standing
         self.level, self.index = place
         sizes = level_sizes(plan[1], shared.config.group_size)
         self.name = group_name(*plan, *place)
@@ -48,13 +48,13 @@ class Seat:
         self.electorate: Electorate
         inbox: Inbox
         if below:
-            upper = UpperElectorate(shared, context.index, plan, place, below, now)
+            upper = UpperElectorate(shared, context.index, standing, plan, place, below, now)
             self.electorate, inbox = upper, GroupInbox(context, upper)
             self.seeking = Seeking(context, plan, upper)
         elif self.top:
-            self.electorate, inbox = Electorate(shared, context.index), LearnerInbox(context)
+            self.electorate, inbox = Electorate(shared, context.index, standing), LearnerInbox(context)
         else:
-            self.electorate = LeafElectorate(shared, context.index, plan, self.index, now)
+            self.electorate = LeafElectorate(shared, context.index, standing, plan, self.index, now)
             inbox = LearnerInbox(context)
         self.office = Office(context, self.name, self.electorate, lambda: self.round.busy, now)
         self.delegate = None if self.top else Delegate(context, self.name, self.level, hierarchy)

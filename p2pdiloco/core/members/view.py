@@ -68,9 +68,9 @@ class _Lists:
         self.learners: list[str] = []
 
 
-def _kind(said: Progress) -> tuple[bool, bool, bool]:
-    """Pick what decides in which lists a heartbeat's sender is."""
-    return said.learning, said.confirmed, said.votes
+def _kind(said: Progress) -> tuple[bool, bool, bool, Reach]:
+    """Pick what decides in which lists a heartbeat's sender is, and which of them count."""
+    return said.learning, said.confirmed, said.votes, said.reach
 
 
 class View:

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
+from p2pdiloco.bounded import BoundedDict
 from p2pdiloco.core.context import FragmentContext
 from p2pdiloco.core.election.electorate import Electorate
 from p2pdiloco.core.rounds.inbox import Inbox
 from p2pdiloco.core.timing import RHYTHM_SHARE
+
+IN_VAIN = 3
+"""Rounds that wait for a newcomer in vain, before others wait for it no more."""
+MAX_IN_VAIN = 512
 
 
 class Attendance:
@@ -21,6 +27,8 @@ class Attendance:
         self._inbox = inbox
         self._passed: set[str] = set()
         """Children that have nothing to send this time."""
+        self._in_vain: BoundedDict[str, int] = BoundedDict(MAX_IN_VAIN)
+        """Newcomers that were waited for in vain, and how often in a row."""
 
     def begin(self) -> None:
         """Count anew, for another round."""
@@ -29,10 +37,19 @@ class Attendance:
     def passes(self, child: str) -> None:
         """Note that a child has nothing to send this time."""
         self._passed.add(child)
+        self._in_vain.pop(child, None)
 
     def came(self, child: str) -> None:
         """Note that a child has sent something after all."""
         self._passed.discard(child)
+        self._in_vain.pop(child, None)
+
+    def closed_without(self, missing: Iterable[str]) -> None:
+        """Note for whom a round waited in vain. Of newcomers, who may be no learners at all, others will not
+        wait; what they send is merged all the same."""
+        for child in missing:
+            if self._electorate.newcomer(child):
+                self._in_vain[child] = self._in_vain.get(child, 0) + 1
 
     def quorum(self, now: float) -> int:
         """Offers with which a round may begin."""
@@ -49,9 +66,13 @@ class Attendance:
         coming = [
             held.child for held in self._inbox.starting()
         ]  # also whose heartbeats its upload keeps back
-        return [
-            child for child in dict.fromkeys([*self._electorate.expected(now), *coming]) if child not in have
-        ]
+        expected = self._electorate.expected(now)
+        if self._in_vain:
+            expected = [child for child in expected if not self._ghost(child)]
+        return [child for child in dict.fromkeys([*expected, *coming]) if child not in have]
+
+    def _ghost(self, child: str) -> bool:
+        return self._in_vain.get(child, 0) >= IN_VAIN and self._electorate.newcomer(child)
 
     def not_before_s(self, now: float) -> float:
         """Compute the time before which no round begins that a child is missing in.

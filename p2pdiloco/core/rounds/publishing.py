@@ -19,10 +19,10 @@ from p2pdiloco.core.api.effects import (
     UpdateRecord,
 )
 from p2pdiloco.core.api.events import Merged, MergeFailed
-from p2pdiloco.core.api.grouping import next_plan
 from p2pdiloco.core.api.messages import Announce
 from p2pdiloco.core.api.types import WHOLE_RUN, ContributionHeader, SignedVersion, Ticket, VersionHeader
 from p2pdiloco.core.chain import scale
+from p2pdiloco.core.chain.plan import plan_after
 from p2pdiloco.core.context import FragmentContext
 from p2pdiloco.core.contributions.commit_effect import commit_effect
 from p2pdiloco.core.contributions.own import ContributionQueue
@@ -97,7 +97,8 @@ class Publisher:
         merged = (p.contributor for h in job.held for p in h.parts)
         parts = tuple(sorted(merged, key=lambda p: p.learner))
         now_usual = scale.after(self._chain, parts, event.norm, config)
-        epoch, groups = self._next_plan(event.number, now)
+        marks = self._chain.marks.after(event.number, parts)
+        epoch, groups = plan_after(self._chain.header, marks, event.number, config)
         header = VersionHeader(
             run=config.run,
             group=WHOLE_RUN,
@@ -117,7 +118,7 @@ class Publisher:
             unit=now_usual.unit,
             norm=event.norm,
             reach=now_usual.reach,
-            table=self._chain.marks.after(event.number, parts).digest,
+            table=marks.digest,
         )
         version = SignedVersion(header, self._shared.sign("version", header))
         self._shared.out.persist(
@@ -126,11 +127,6 @@ class Publisher:
             lambda t: self._published(version, job, t),
             lambda t, why: self._not_published(event, job, t, why),
         )
-
-    def _next_plan(self, number: int, now: float) -> tuple[int, int]:
-        shared, config, head = self._shared, self._shared.config, self._chain.header
-        members = max(len(shared.roster), len(shared.view.members(now)) + 1)
-        return next_plan(head.epoch, head.groups, number, members, config.group_size, config.term_versions)
 
     def _continuation(self, version: SignedVersion, update: Ticket, now: float) -> tuple[Effect, ...]:
         """List what may happen once the version is durable: it becomes ours, and those around us may know."""

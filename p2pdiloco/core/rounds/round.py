@@ -306,6 +306,7 @@ class Round:
                 self._collect(now)  # they wait for company
             return
         self._machine.go(RoundSignal.CLOSE)
+        self._attendance.closed_without(missing)
         self._term = self._office.term
         self._hand_over(held, len(missing), now)
 

@@ -243,7 +243,7 @@ def test_a_term_ends_after_its_versions_and_the_next_is_elected() -> None:
     solo = Solo(config(term_versions=2), peers=PEERS)
     solo.learn()
     solo.elect("p1")
-    for version in branch(2)[1:]:
+    for version in branch(2, learners=(*PEERS, "me"))[1:]:
         assert solo.fragment.office.syncer == "p1"
         solo.announce(version)
     assert solo.fragment.office.syncer is None and solo.fragment.office.why_open(solo.now) == "term 1 is over"

@@ -1,0 +1,84 @@
+"""Standing of peers in one fragment: whose word decides, and who takes part, read off the chain.
+
+What a peer says of itself makes it heard, no more. It decides (votes, may hold the office, is believed about
+heads) by its mark in the chain: the first of these that anybody is here of, oneself included:
+
+1. learners that vote (`core.chain.watermarks`); while the chain has none at all, everybody,
+2. learners with a mark,
+3. everybody: left alone as newcomers.
+
+Of the first two, one at least can be dialled: voters that do not hear each other elect nobody.
+
+So identities that never worked outvote, block and mislead nobody who did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from p2pdiloco.core.api.reach import Reach
+from p2pdiloco.core.chain.chain import Chain
+from p2pdiloco.core.chain.watermarks import Marks
+from p2pdiloco.core.members.derived import Derived
+from p2pdiloco.core.shared import Shared
+
+ATTENDS_VERSIONS = 32
+"""Versions since a learner's newest merged contribution after which it is a newcomer again: no quorum counts
+it, and rounds that called it in vain wait for it no more."""
+
+
+class Standing:
+    """Standing of peers by the chain that this node holds."""
+
+    def __init__(self, shared: Shared, chain: Chain) -> None:
+        self._shared = shared
+        self._chain = chain
+        self._derived = Derived()
+
+    @property
+    def marks(self) -> Marks:
+        """Marks of the head."""
+        return self._chain.marks
+
+    def has_worked(self, peer: str) -> bool:
+        """Tell whether that peer has a mark; of a chain without marks nobody needs one."""
+        marks = self._chain.marks
+        return peer in marks or not marks.table
+
+    def deciding(self, name: str, peers: list[str]) -> list[str]:
+        """List those of these confirmed peers, perhaps with oneself, that decide. The answer for `name` is
+        kept while list and chain last."""
+        return self._derived.of(name, self._deciding, peers, self._chain.marks, self._shared.reach)
+
+    def _deciding(self, peers: list[str], marks: Marks, _reach: Reach) -> list[str]:
+        voters = [peer for peer in peers if peer in marks.voters]
+        if self._meet(voters):
+            return voters
+        marked = [peer for peer in peers if peer in marks]
+        if marks.voters and self._meet(marked):
+            return marked
+        return peers
+
+    def _meet(self, peers: list[str]) -> bool:
+        """Tell whether these can decide anything: there are some, and they hear each other. Where none can
+        be dialled, members that can be have to decide with them."""
+        shared = self._shared
+        own = shared.reach in (Reach.DIRECT, Reach.UNKNOWN)
+        return any(own if peer == shared.me else shared.view.dialable(peer) for peer in peers)
+
+    def attending(self, name: str, learners: list[str]) -> list[str]:
+        """List those of these live learners that were merged lately; everybody, where none was."""
+        return self._derived.of(name, self._attending, learners, self._chain.marks)
+
+    def _attending(self, learners: list[str], _marks: object) -> list[str]:
+        lately = [peer for peer in learners if self.attends(peer)]
+        return lately or learners
+
+    def attends(self, learner: str) -> bool:
+        """Tell whether something of that learner was merged lately."""
+        marks = self._chain.marks
+        return learner in marks and marks.number(learner) >= self._chain.head.number - ATTENDS_VERSIONS
+
+    def listed(self, peers: Iterable[str], _marks: object = None) -> list[str]:
+        """List those of these listed peers that may count once they are heard."""
+        return [peer for peer in peers if self.has_worked(peer)]

@@ -1,0 +1,99 @@
+"""Who decides is read off the chain: words make nobody a voter (ARCHITECTURE.md, "Membership")."""
+
+from __future__ import annotations
+
+import pytest
+from kit import Solo, branch, found, sent
+
+from p2pdiloco.core.api import effects as ef
+from p2pdiloco.core.api import messages as msg
+from p2pdiloco.core.api.reach import Reach
+from p2pdiloco.core.api.types import Contributor, Stamp, Watermark
+from p2pdiloco.core.chain.watermarks import FOUNDING_VERSIONS, PROBATION_MERGES, Marks, marks_of
+
+PEERS = ("p1", "p2", "p3")
+WORKERS = ("me", "p1", "p2")
+STRANGERS = tuple(f"s{i}" for i in range(9))
+
+
+def settled(*strangers: str) -> Solo:
+    """By our chain we, p1 and p2 vote. p3 and these say that they are confirmed, and were never merged."""
+    solo = Solo(peers=(*PEERS, *strangers))
+    for version in branch(2, learners=WORKERS)[1:]:
+        solo.announce(version)
+    return solo
+
+
+def voters(solo: Solo) -> list[str]:
+    return solo.fragment.seats.leaf.electorate.voters(solo.now)
+
+
+def test_everybody_decides_until_somebody_votes_by_the_chain() -> None:
+    solo = Solo(peers=PEERS)
+    chain = branch(2, learners=WORKERS)
+    solo.announce(chain[1])
+    assert voters(solo) == ["me", *PEERS], "one merged version makes no voter"
+    solo.announce(chain[2])
+    assert voters(solo) == list(WORKERS)
+
+
+def test_silent_strangers_block_no_election() -> None:
+    solo = settled(*STRANGERS)
+    solo.says |= {peer: {"stands": True} for peer in STRANGERS}
+    asked = [
+        send.peer for send in found(solo.wait(5.0), ef.Send) if isinstance(send.message, msg.VoteRequest)
+    ]
+    assert set(asked) <= {"p1", "p2"}
+    if not solo.fragment.office.holding:
+        solo.take_office()
+    assert solo.fragment.office.holding, "two of three, whoever else is here"
+
+
+def test_a_stranger_gets_no_vote_and_holds_no_office() -> None:
+    solo = settled("s1")
+    head = solo.head
+    request = msg.VoteRequest("all", 0, 2, head, "because")
+    refused = sent(solo.message("s1", request), msg.VoteRefused, to="s1")
+    assert [r.reason.name for r in refused] == ["NO_VOTER"]
+    asks = solo.hear("s1", offices=(("all", 0, 9),))
+    assert not sent(asks, msg.OfficeQuery), "its claim is not worth a question"
+
+
+def test_voters_that_cannot_hear_each_other_decide_with_those_that_can_be_dialled() -> None:
+    solo = settled()
+    for peer in WORKERS[1:]:
+        solo.says[peer] = {"reach": Reach.OUTBOUND}
+        solo.hear(peer, reach=Reach.OUTBOUND)
+    assert voters(solo) == list(WORKERS), "we can be dialled ourselves"
+    solo.core.shared.reached(Reach.OUTBOUND)
+    assert voters(solo) == ["me", *PEERS]
+
+
+def worked(marks: Marks, number: int, *learners: str) -> Marks:
+    parts = tuple(Contributor(p, Stamp(1, number), 40, 4) for p in learners)
+    return marks.after(number, parts)
+
+
+def test_a_newcomer_votes_after_a_probation() -> None:
+    marks = marks_of(tuple(Watermark(f"old{i}", Stamp(1, 1), 64, 1, 60, 2) for i in range(3)))
+    first = FOUNDING_VERSIONS + 1
+    for number in range(first, first + PROBATION_MERGES):
+        assert "new" not in marks.voters
+        marks = worked(marks, number, "new")
+    assert "new" in marks.voters and marks.first("new") == first
+
+
+@pytest.mark.parametrize(("old", "let_in"), [(3, 1), (16, 2)])
+def test_a_crowd_of_newcomers_becomes_voters_one_by_one(old: int, let_in: int) -> None:
+    marks = marks_of(tuple(Watermark(f"old{i:02}", Stamp(1, 1), 64, 1, 60, 2) for i in range(old)))
+    crowd = [f"new{i}" for i in range(9)]
+    first = FOUNDING_VERSIONS + 1
+    for number in range(first, first + 40):
+        marks = worked(marks, number, *crowd)
+    assert len(marks.voters) == old + let_in, "the others wait for some 64 versions"
+
+
+def test_at_the_beginning_everybody_votes_soon() -> None:
+    marks = worked(worked(marks_of(()), 1, "a", "b"), 2, "b", "c")
+    assert marks.voters == {"b"}
+    assert worked(marks, 3, "a", "c").voters == {"a", "b", "c"}
