@@ -141,7 +141,7 @@ class UpperElectorate(Electorate):
 
     def holders(self, now: float) -> dict[str, str]:
         """Find the groups below whose syncer is known: name -> peer. A live claimant goes before a silent
-        one."""
+        one, and who has worked before others: newcomers alone in a group are heard all the same."""
         shared = self._shared
         members = shared.view.members(now)
         if members is not self._seen_members or shared.claims.version != self._seen_claims:
@@ -154,9 +154,9 @@ class UpperElectorate(Electorate):
                     continue
                 claims = shared.claims.of(self._fragment, child)
                 worked = self._standing.has_worked
-                ranked = [(p in alive, term, p) for p, term in claims.items() if p in known and worked(p)]
+                ranked = [(p in alive, worked(p), term, p) for p, term in claims.items() if p in known]
                 if ranked:
-                    self._holders[child] = max(ranked)[2]
+                    self._holders[child] = max(ranked)[3]
         return self._holders
 
     def _peers(self, now: float, among: list[str]) -> list[str]:
@@ -216,7 +216,7 @@ class UpperElectorate(Electorate):
         return len(self.live(now)) + 1
 
     def newcomer(self, child: str) -> bool:
-        return False  # whose holder has worked (`holders`)
+        return not self._standing.has_worked(self._holders.get(child, self._shared.me))
 
     def all_below(self, child: str, learners: Iterable[str]) -> bool:
         run, span = self._shared.config.run, self._children.get(child, range(0))
