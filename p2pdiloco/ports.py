@@ -159,6 +159,10 @@ class Transport(Protocol):
     async def pull_into(self, peer: str, request: bytes, sink: PullSink, timeout_s: float) -> Refusal | None:
         """Ask for a payload into a sink. Raises: as `pull`, and what the sink raises."""
 
+    def introduce_by(self, introduce: Callable[[str], Awaitable[bool]]) -> None:
+        """Introduce us by this to a peer that refuses us as not admitted; if it returns True, what was
+        refused is sent once more."""
+
     async def put_record(self, key: str, value: bytes, lifetime_s: float) -> bool:
         """Store our own record (at most 32 KiB) under key, signed, for lifetime_s. Other peers' records
         under the same key stay beside it. False when no other peer could be told."""

@@ -17,7 +17,9 @@ import click
 
 from p2pdiloco.cli.commands import bootstrap, chaos, demo, node, status
 from p2pdiloco.cli.interrupt import EXIT_INTERRUPTED
+from p2pdiloco.cli.membership.can_join import can_join
 from p2pdiloco.cli.membership.invite import invite
+from p2pdiloco.cli.membership.notices import COMMANDS
 from p2pdiloco.cli.options import known_variables
 from p2pdiloco.cli.plan import plan
 from p2pdiloco.cli.results import checkpoint, evaluate, export, generate
@@ -40,7 +42,8 @@ def cli() -> None:
 
 for command in (run_group, plan, bootstrap, node, status, demo, chaos, simulate):
     cli.add_command(command)
-cli.add_command(invite)
+for command in (invite, *COMMANDS, can_join):
+    cli.add_command(command)
 for command in (export, generate, evaluate, checkpoint):
     cli.add_command(command)
 

@@ -36,6 +36,7 @@ class Enough(Enum):
     FILES = "enough-files"
     STATES = "enough-states"
     UPDATES = "enough-updates"
+    ADMISSIONS = "enough-admissions"
 
 
 class Budget:

@@ -1,7 +1,8 @@
 """Front door of a peer: answers anybody about runs it knows, and, as a member, everything else.
 
 Anybody may ask for manifests and what belongs to them, and measure the link to us, within bounds. A bootstrap
-peer has only this; a node opens it before it knows its run, and adds its membership later.
+peer has only this; a node opens it before it knows its run, and adds its membership later. From then on the
+run's gate comes first: of those that it does not admit nothing else is decoded, and banned ones get nothing.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from p2pdiloco.config.models import BYTES
 from p2pdiloco.core.api.reasons import PullRefusal, Unheard, Verdict
 from p2pdiloco.daemon import wire
+from p2pdiloco.daemon.admission.queries import AdmissionQuery
 from p2pdiloco.daemon.budgets import LISTING_BYTES, LISTING_S, REPORT_BYTES, Budget, Enough
 from p2pdiloco.daemon.display.snapshot import StatusReport, encode_status
 from p2pdiloco.daemon.finding.reach import DialBack
@@ -29,6 +31,7 @@ from p2pdiloco.errors import RemoteError
 from p2pdiloco.ports import PullSource, PushSink, Refusal
 
 if TYPE_CHECKING:  # a bootstrap has no run's tensors, nor torch
+    from p2pdiloco.daemon.admission.gate import Gate
     from p2pdiloco.daemon.bulk.transfers import Transfers
 
 
@@ -50,6 +53,7 @@ class FrontDoor:
         self._tokenizers: dict[str, Path] = {}
         self._giving_tokenizers = Giving(now)
         self._member: Transfers | None = None
+        self._gate: Gate | None = None
         self._reporter: Reports | None = None
         self._member_run = ""
         self.probes = ProbeGate()
@@ -57,12 +61,13 @@ class FrontDoor:
         self._reports = Budget(Enough.REPORTS, REPORT_BYTES, LISTING_S, now)
         self._dials_back = dial_back
 
-    def enter(self, run: str, member: Transfers | None, reports: Reports) -> None:
+    def enter(self, run: str, member: Transfers | None, reports: Reports, gate: Gate | None = None) -> None:
         """Become a member of a run, from now on.
 
-        `member` takes what its peers send, `reports` answers whoever asks for its status.
+        `member` takes what its peers send, `reports` answers whoever asks for its status, `gate` says who
+        the peers are; None: everybody.
         """
-        self._member_run, self._member, self._reporter = run, member, reports
+        self._member_run, self._member, self._reporter, self._gate = run, member, reports, gate
 
     def leave(self) -> None:
         """Be no member any more."""
@@ -87,20 +92,45 @@ class FrontDoor:
     async def on_message(self, sender: str, data: bytes) -> bytes:
         """Take a core message of the run that we are a member of, or answer a query."""
         if data[:1] == wire.QUERY:
-            query = wire.decode(data[1:], cast(Any, wire.Query))
-            if isinstance(query, wire.ReachQuery):
-                return await self._dial_back(sender, query)
-            return self._answer(sender, query)
+            return await self._on_query(sender, data[1:])
         if data[:1] != wire.MESSAGE:
             raise RemoteError("garbage", "neither message nor query")
         if self._member is None:
             raise RemoteError(Unheard.NOT_READY.value, "no member of a run yet")
+        if self._gate is not None:
+            self._gate.check(sender)
         self._member.on_message(sender, data[1:])
         return b""
 
+    async def _on_query(self, sender: str, data: bytes) -> bytes:
+        query = wire.decode(data, cast(Any, wire.Query))
+        if isinstance(query, AdmissionQuery):  # whoever is banned hears it
+            if self._gate is None:
+                raise RemoteError(Unheard.NOT_READY.value)
+            return wire.encode(self._gate.answer(sender, query))
+        self._check_not_banned(sender)
+        if isinstance(query, wire.ReachQuery):
+            return await self._dial_back(sender, query)
+        return self._answer(sender, query)
+
+    def _check_not_banned(self, sender: str) -> None:
+        if self._gate is not None:
+            self._gate.check_not_banned(sender)
+
+    def _decode(self, sender: str, data: bytes, anybodys: Any, members: Any) -> Any:
+        """Decode a header: of whoever is not admitted only one of `anybodys`. Raises: RemoteError."""
+        if self._gate is None or self._gate.admits(sender):
+            return wire.decode(data, members)
+        self._gate.check_not_banned(sender)
+        try:
+            return wire.decode(data, anybodys)
+        except RemoteError:
+            self._gate.check(sender)
+            raise
+
     async def on_push(self, sender: str, header: bytes) -> PushSink | Refusal:
         """Take a contribution, a partial merge, or bytes that measure the link."""
-        request = wire.decode(header, cast(Any, wire.Push | wire.PushProbe))
+        request = self._decode(sender, header, wire.PushProbe, wire.Push | wire.PushProbe)
         if isinstance(request, wire.PushProbe):
             return self.probes.take(sender, request)
         if self._member is None:
@@ -109,7 +139,7 @@ class FrontDoor:
 
     async def on_pull(self, sender: str, request: bytes) -> PullSource | Refusal:
         """Give a manifest, version 0, a tokenizer, an update, a state, or bytes that measure the link."""
-        pull = wire.decode(request, cast(Any, wire.Pull))
+        pull = self._decode(sender, request, wire.OpenPull, wire.Pull)
         if isinstance(pull, wire.PullProbe):
             return self.probes.give(sender, pull)
         if isinstance(pull, wire.PullManifest):

@@ -86,6 +86,7 @@ class Life:
         if member.learner_link.pid is not None:
             await member.learner_link.stop(0.1)
         member.learner_link.close()
+        member.membership.save()
         member.outbound.close()
         member.runner.close()
         await member.background.close()
@@ -99,6 +100,7 @@ class Life:
         spawn(self._watch_p2pd())
         if member.peer.reach is not None:
             spawn(member.peer.reach.watch(lambda reach: member.post.put(ev.ReachChanged(reach))))
+        spawn(member.membership.watch())
         spawn(member.presence.publish())
         spawn(member.link_teller.tell_regularly())
         spawn(member.sharing.publish())

@@ -19,6 +19,7 @@ from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.config import Restored, Timing
 from p2pdiloco.core.node import Core
 from p2pdiloco.daemon import wire
+from p2pdiloco.daemon.admission.membership import Membership
 from p2pdiloco.daemon.background import Background
 from p2pdiloco.daemon.bulk.chain_view import OwnChain
 from p2pdiloco.daemon.bulk.transfers import Transfers
@@ -85,6 +86,8 @@ class Member:
         self.holdings = RunHoldings(run, vault, settings, timing)
         self.post, self.background = Post(), Background()
         self._make_core()
+        self.membership = Membership(peer.transport, run, self._data_dir, self._has_worked)
+        peer.transport.introduce_by(self.membership.introductions.again)
         self._look_for_others()
         self.diary = Diary(self._me, settings.name, self.presence.names, self.holdings.events, recent)
         for problem in self.holdings.found.problems:
@@ -97,7 +100,7 @@ class Member:
         if peer.reach is not None:
             self.post.put(ev.ReachChanged(peer.reach.reach))
         peer.door.add_run(run, self._data_dir)
-        peer.door.enter(run.id, self.transfers, self.report)
+        peer.door.enter(run.id, self.transfers, self.report, self.membership.gate)
 
     def _make_core(self) -> None:
         held, restored = self.holdings, self.holdings.found.restored
@@ -105,6 +108,9 @@ class Member:
         rng, now = random.Random(f"{self._me}/{self._incarnation}"), asyncio.get_running_loop().time()
         crypto, genesis = self.peer.identity, self.settings.genesis
         self.core = Core(held.config, self._me, self._incarnation, crypto, rng, restored, genesis, now)
+
+    def _has_worked(self, peer: str) -> bool:
+        return any(fragment.chain.merged_at(peer) for fragment in self.core.fragments)
 
     def _look_for_others(self) -> None:
         run, settings, group = self.run, self.settings, self.run.manifest.group
@@ -114,7 +120,8 @@ class Member:
         self.measurements = Measurements(turns, vault, group.log_versions, settings.evaluate == "each")
         ours = OurRecord(self._incarnation, settings.name, self.core.shared, self.measurements)
         keep = partial(save_peers, self._data_dir)
-        self.presence = Presence(transport, run.id, ours, self.post.put, keep, group.size)
+        guests = self.membership.introductions
+        self.presence = Presence(transport, run.id, ours, self.post.put, keep, group.size, guests)
 
     def _measure_the_link(self) -> None:
         limits = Link(*(rate or math.inf for rate in rates(self.settings)))
@@ -144,7 +151,8 @@ class Member:
             self.background.spawn,
             self.core.shared,
         )
-        self.sharing = Sharing(self.peer.transport, self.run.id, self.learner_link)
+        admits = self.membership.introductions.admits
+        self.sharing = Sharing(self.peer.transport, self.run.id, self.learner_link, admits)
 
     def _make_host(self, on_event: OnEvent) -> LearnerHost:
         run, settings, exchange = self.run, self.settings, self.holdings.exchange

@@ -28,6 +28,7 @@ from p2pdiloco.core.api.types import (
     Watermark,
     Wire,
 )
+from p2pdiloco.daemon.admission.queries import AdmissionQuery
 from p2pdiloco.errors import RemoteError
 from p2pdiloco.learner.channel_messages import MAX_EPOCH, MAX_SHARDS
 from p2pdiloco.ports import Refusal
@@ -252,7 +253,9 @@ class Reading(Wire, frozen=True, tag=True):
 
 Push = PushContribution | PushPartial
 Pull = PullUpdate | PullState | PullManifest | PullInitial | PullTokenizer | PullProbe
-Query = RunsQuery | StatusQuery | ReachQuery
+OpenPull = PullManifest | PullInitial | PullTokenizer | PullProbe
+"""Pulls of whoever is no member yet."""
+Query = RunsQuery | StatusQuery | ReachQuery | AdmissionQuery
 T = TypeVar("T")
 _encoder = msgspec.msgpack.Encoder()
 

@@ -13,7 +13,8 @@ from p2pdiloco.core.api.types import Crypto
 from p2pdiloco.identity import SIGNATURE_BYTES
 
 MAX_VALUE_BYTES = 32 * 1024
-MAX_LIFETIME_S = 24 * 3600.0
+MAX_LIFETIME_S = 300.0
+"""Time for which a record is kept at most: it says where somebody is, who can say so again."""
 MAX_CLOCK_SKEW_S = 10.0
 _DOMAIN = "p2pdiloco/1/record"
 _encoder = msgspec.msgpack.Encoder()

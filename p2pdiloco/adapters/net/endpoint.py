@@ -64,6 +64,11 @@ class Endpoint(ABC):
         """Tasks that serve one incoming stream each."""
         self._refusing = 0
         self._messages_in: Counter[str] = Counter()
+        self._introduce: Callable[[str], Awaitable[bool]] | None = None
+
+    def introduce_by(self, introduce: Callable[[str], Awaitable[bool]]) -> None:
+        """See `ports.Transport.introduce_by`."""
+        self._introduce = introduce
 
     async def step_back(self, niceness: int) -> None:  # noqa: B027 - what carries the bytes here is no process
         """See `ports.Transport.step_back`."""
@@ -83,6 +88,9 @@ class Endpoint(ABC):
     async def send(self, peer: str, data: bytes, timeout_s: float) -> bytes:
         """See `ports.Transport.send`."""
         invariant(len(data) <= MAX_MESSAGE_BYTES, f"control message of {len(data)} bytes")
+        return await self._admitted(peer, lambda: self._send(peer, data, timeout_s))
+
+    async def _send(self, peer: str, data: bytes, timeout_s: float) -> bytes:
         reply = await self._call(peer, data, timeout_s)
         self._limits.control(len(data), len(reply))
         status, body = reply[:1], reply[1:]
@@ -103,7 +111,10 @@ class Endpoint(ABC):
         before_end: Callable[[], None] | None = None,
     ) -> tuple[bool, bytes]:
         """See `ports.Transport.push`."""
-        return await self._exchange(peer, timeout_s, lambda c: streams.push(c, header, payload, before_end))
+        return await self._admitted(
+            peer,
+            lambda: self._exchange(peer, timeout_s, lambda c: streams.push(c, header, payload, before_end)),
+        )
 
     async def pull(
         self, peer: str, request: bytes, max_payload_bytes: int, timeout_s: float
@@ -115,7 +126,20 @@ class Endpoint(ABC):
 
     async def pull_into(self, peer: str, request: bytes, sink: PullSink, timeout_s: float) -> Refusal | None:
         """See `ports.Transport.pull_into`."""
-        return await self._exchange(peer, timeout_s, lambda c: streams.pull(c, request, sink))
+        return await self._admitted(
+            peer, lambda: self._exchange(peer, timeout_s, lambda c: streams.pull(c, request, sink))
+        )
+
+    async def _admitted(self, peer: str, ask: Callable[[], Awaitable[T]]) -> T:
+        """Ask a peer for something; where it does not know us as a member, once more after introducing
+        ourselves. It says so before it takes anything."""
+        try:
+            return await ask()
+        except RefusedByPeer as error:
+            unknown = error.unheard is Unheard.NOT_ADMITTED and self._introduce is not None
+            if not unknown or self._introduce is None or not await self._introduce(peer):
+                raise
+        return await ask()
 
     def _flow(self, peer: str) -> Flow:
         """Window of a peer; those of peers that we had nothing to do with for longest are forgotten."""

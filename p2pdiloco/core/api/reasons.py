@@ -183,6 +183,8 @@ class Unheard(Reason):
 
     BUSY = "busy", "has too many requests just now", FetchFailure.BUSY
     NOT_READY = "not-ready", "is not ready yet", FetchFailure.NOT_READY
+    NOT_ADMITTED = "not-admitted", "was not shown that we are a member", FetchFailure.NOT_READY
+    BANNED = "banned", "knows that the run's owner has banned us", FetchFailure.NOT_READY
 
 
 @direct_members

@@ -129,10 +129,13 @@ class Ownership:
         """Newest notice that this folder knows; None: there is none yet."""
         return load_notice(self._folder, self.run, self.key.peer_id)
 
-    def publish(self, notice: Notice) -> Notice:
-        """Sign a notice as the next one, and keep it. Raises: UserError (too large), StorageError."""
+    def publish(self, notice: Notice, newest: int = 0) -> Notice:
+        """Sign a notice as the one after the newest, and keep it. `newest`: a sequence that members know.
+
+        Raises: UserError (too large), StorageError.
+        """
         before = self.notice
-        sequence = before.sequence + 1 if before is not None else 1
+        sequence = max(newest, before.sequence if before is not None else 0) + 1
         made = signed(msgspec.structs.replace(notice, sequence=sequence), self.key)
         save_notice(self._folder, made)
         return made

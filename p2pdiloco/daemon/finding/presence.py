@@ -14,6 +14,7 @@ from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.grouping import Roster
 from p2pdiloco.core.api.reach import Reach
 from p2pdiloco.daemon import wire
+from p2pdiloco.daemon.finding.allowance import Allowance
 from p2pdiloco.daemon.finding.twins import Twins
 from p2pdiloco.errors import PeerUnreachable, RemoteError
 from p2pdiloco.ports import Transport
@@ -32,6 +33,9 @@ Looks every 3 s were a third of what a node of four sends while no round is unde
 """
 MAX_ADDRESSES = 8
 MAX_DIALS = 16
+UNKNOWN_DIALS, UNKNOWN_DIALS_S = 32, 12.0
+"""Authors that we never met who are dialled in so much time: anybody may write a record, and name any
+address."""
 DIAL_PATIENCE_S = 1.5
 REDIAL_HIDDEN_S = 30.0
 MAX_NAMED = 4096
@@ -63,6 +67,19 @@ class KnowsHeldout(Protocol):
 
     def heard(self, peer: str, heldout: wire.HeldoutLoss) -> None:
         """Take in what a peer says that it has measured."""
+
+
+class Guests(Protocol):
+    """Who is admitted to the run (`daemon.admission.introductions.Introductions`)."""
+
+    def admits(self, peer: str) -> bool:
+        """Tell whether a peer is admitted, as far as we know."""
+
+    def is_banned(self, peer: str) -> bool:
+        """Tell whether a peer is banned."""
+
+    async def meet(self, peer: str) -> object | None:
+        """Introduce each other; None: it does not answer."""
 
 
 class OurRecord:
@@ -106,16 +123,22 @@ class Presence:
         post: Callable[[ev.Event], None],
         keep: Callable[[Sequence[Sequence[str]]], None] = lambda _: None,
         dial_at_once: int = MAX_NAMED,
+        guests: Guests | None = None,
     ) -> None:
         """`keep` is told the addresses of the peers met so far whenever they change. `dial_at_once`:
         number of listed peers that are dialled unasked; of the others the transport only learns the
-        addresses."""
+        addresses. `guests`: who is admitted to the run; None: everybody."""
         self._transport = transport
         self._run = run
         self._ours = ours
         self._post = post
         self._keep = keep
         self._dial_at_once = dial_at_once
+        self._guests = guests
+        self._allowance = Allowance(UNKNOWN_DIALS, UNKNOWN_DIALS_S)
+        self._tried: BoundedDict[str, float] = BoundedDict(MAX_NAMED)
+        """Time at which each was dialled last; who waited longest comes first."""
+        self._ours_seen: wire.Presence | None = None
         self._redial: dict[str, float] = {}
         """Time of the next attempt by peers that said they cannot be dialled."""
         self._twins = Twins(ours.incarnation, LIFETIME_S)
@@ -158,10 +181,36 @@ class Presence:
         Raises:
             UserError: another process has taken our identity over.
         """
-        members: list[tuple[str, int]] = []
+        records = await self._records()
         others: list[tuple[str, tuple[str, ...]]] = []
         hidden: set[str] = set()
+        for peer, record in records.items():
+            if not record.dialable:
+                hidden.add(peer)
+            if record.dialable or self._worth_a_try(peer):
+                others.append((peer, record.addresses))
+        others.sort(key=lambda other: self._tried.get(other[0], 0.0))
+        self._meet([other for other in others if self._admits(other[0])])
+        for peer, addresses in others:
+            if not self._admits(peer) and self._connected.get(peer) != addresses:
+                self._start_dial(peer, addresses)
+        awaited = [dial for peer, dial in self._dials.items() if peer not in hidden]
+        if awaited:
+            await asyncio.wait(awaited, timeout=DIAL_PATIENCE_S)
+        members = self._members(records)
+        # Whom we cannot reach yet the core need not try: a failed dial is held against the next ones. Those
+        # that nobody can dial come to us.
+        reached = tuple(sorted(m for m in members if m[0] not in self._dials or m[0] in hidden))
+        if reached != self._roster.members:
+            self._roster = Roster(reached)
+        self._post(ev.PresenceSeen(self._roster, len(members) - len(reached)))
+
+    async def _records(self) -> dict[str, wire.Presence]:
+        """Look up the others' records, without those of banned authors and those that we cannot make out."""
+        found: dict[str, wire.Presence] = {}
         for peer, value in sorted((await self._transport.get_records(wire.members_key(self._run))).items()):
+            if self._guests is not None and self._guests.is_banned(peer):
+                continue
             try:
                 record = wire.decode(value, wire.Presence)
             except RemoteError as error:
@@ -173,27 +222,31 @@ class Presence:
                     logger.warning(
                         "%s speaks protocol version %d, not %d", peer, record.wire_version, WIRE_VERSION
                     )
-                continue
-            if peer == self._transport.peer_id:
+            elif peer == self._transport.peer_id:
                 self._twins.look(record.incarnation, record.name, asyncio.get_running_loop().time())
+                self._ours_seen = record
+            else:
+                found[peer] = record
+        return found
+
+    def _members(self, records: dict[str, wire.Presence]) -> list[tuple[str, int]]:
+        """List the authors that the run has admitted. Anybody may write a record: of others it only says
+        where to dial."""
+        members = []
+        for peer, record in records.items():
+            if not self._admits(peer):
+                continue
             members.append((peer, record.incarnation))
             self.names[peer] = record.name
-            if record.heldout is not None and peer != self._transport.peer_id:
+            if record.heldout is not None:
                 self._ours.heard(peer, record.heldout)
-            if not record.dialable:
-                hidden.add(peer)
-            if peer != self._transport.peer_id and (record.dialable or self._worth_a_try(peer)):
-                others.append((peer, record.addresses))
-        self._meet(others)
-        awaited = [dial for peer, dial in self._dials.items() if peer not in hidden]
-        if awaited:
-            await asyncio.wait(awaited, timeout=DIAL_PATIENCE_S)
-        # Whom we cannot reach yet the core need not try: a failed dial is held against the next ones. Those
-        # that nobody can dial come to us.
-        reached = tuple(sorted(m for m in members if m[0] not in self._dials or m[0] in hidden))
-        if reached != self._roster.members:
-            self._roster = Roster(reached)
-        self._post(ev.PresenceSeen(self._roster, len(members) - len(reached)))
+        if self._ours_seen is not None:
+            members.append((self._transport.peer_id, self._ours_seen.incarnation))
+            self.names[self._transport.peer_id] = self._ours_seen.name
+        return members
+
+    def _admits(self, peer: str) -> bool:
+        return self._guests is None or self._guests.admits(peer)
 
     def _worth_a_try(self, peer: str) -> bool:
         """Tell whether to dial a peer that says it cannot be dialled: now and then.
@@ -230,12 +283,18 @@ class Presence:
                 self._transport.learn(peer, addresses)
 
     def _start_dial(self, peer: str, addresses: tuple[str, ...]) -> None:
-        if peer not in self._dials and len(self._dials) < MAX_DIALS:
+        if peer in self._dials or len(self._dials) >= MAX_DIALS:
+            return
+        now = asyncio.get_running_loop().time()
+        if peer in self._connected or self._allowance.take(now):
+            self._tried[peer] = now
             self._dials[peer] = asyncio.create_task(self._dial(peer, addresses), name=f"dial-{peer[-6:]}")
 
     async def _dial(self, peer: str, addresses: tuple[str, ...]) -> None:
         try:
             await self._transport.connect(peer, addresses)
+            if self._guests is not None and not self._admits(peer) and await self._guests.meet(peer) is None:
+                return  # it is tried again
             self._connected[peer] = addresses
             self._keep(list(self._connected.values()))
         except PeerUnreachable as error:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from p2pdiloco.daemon import wire
@@ -54,7 +54,15 @@ class ReadingLearner(Protocol):
 class Sharing:
     """Exchange of these records: ours, and what follows from the others'."""
 
-    def __init__(self, transport: Transport, run: str, learner: ReadingLearner) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        run: str,
+        learner: ReadingLearner,
+        admits: Callable[[str], bool] = lambda _peer: True,
+    ) -> None:
+        """`admits`: tells whether a peer is admitted to the run; others' records are passed over."""
+        self._admits = admits
         self._transport = transport
         self._key = wire.reading_key(run)
         self._learner = learner
@@ -116,7 +124,8 @@ class Sharing:
     async def look(self) -> int:
         """Look once; return how many records there were."""
         records: dict[str, wire.Reading] = {}
-        for peer, value in sorted((await self._transport.get_records(self._key)).items())[:MAX_READERS]:
+        found = sorted((await self._transport.get_records(self._key)).items())
+        for peer, value in [pair for pair in found if self._reads(pair[0])][:MAX_READERS]:
             try:
                 records[peer] = wire.decode(value, wire.Reading)
             except RemoteError as error:
@@ -130,6 +139,9 @@ class Sharing:
             self._told = share
             self._learner.share_data(share)
         return len(records)
+
+    def _reads(self, peer: str) -> bool:
+        return peer == self._transport.peer_id or self._admits(peer)
 
     def _ours(self) -> wire.Reading | None:
         share = self._learner.status.share if self._learner.status else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from p2pdiloco.core.api.reasons import Unheard
 from p2pdiloco.errors import RemoteError
 from p2pdiloco.ports import Buffer, PullSource, PushSink, Refusal
 
@@ -60,12 +61,19 @@ class Recorder:
         self.released = 0
         self.senders: set[str] = set()
         self.members: set[str] | None = None
+        self.strangers: set[str] = set()
+        """Peers that are not admitted to anything."""
         self.before_reply: Callable[[], asyncio.Future[None]] | None = None
 
     def is_member(self, sender: str) -> bool | None:
         return None if self.members is None else sender in self.members
 
+    def _admit(self, sender: str) -> None:
+        if sender in self.strangers:
+            raise RemoteError(Unheard.NOT_ADMITTED.value)
+
     async def on_message(self, sender: str, data: bytes) -> bytes:
+        self._admit(sender)
         self.messages.append((sender, data))
         if data == b"error":
             raise RemoteError("no-thanks", "not today")
@@ -74,6 +82,7 @@ class Recorder:
         return b"re:" + data
 
     async def on_push(self, sender: str, header: bytes) -> PushSink | Refusal:
+        self._admit(sender)
         self.senders.add(sender)
         if header == b"error":
             raise RemoteError("bad-header")
@@ -84,6 +93,7 @@ class Recorder:
         return sink
 
     async def on_pull(self, sender: str, request: bytes) -> PullSource | Refusal:
+        self._admit(sender)
         self.senders.add(sender)
         if request == b"error":
             raise RemoteError("bad-request")

@@ -41,6 +41,39 @@ async def test_refusal_reaches_the_caller_and_is_counted_at_the_refuser(swarm: S
     assert b.refusals == {"no-thanks": 1} and a.refusals == {}
 
 
+async def test_who_is_not_admitted_introduces_itself_once_and_what_was_refused_is_sent_again(
+    swarm: Swarm,
+) -> None:
+    a, b, at_b = await pair(swarm)
+    at_b.payload = [b"payload"]
+    at_b.strangers = {a.peer_id}
+    kinds = (
+        lambda: a.send(b.peer_id, b"hello", 5.0),
+        lambda: a.push(b.peer_id, b"3", [b"abc"], 5.0),
+        lambda: a.pull(b.peer_id, b"x", 10, 5.0),
+    )
+    for ask in kinds:
+        with pytest.raises(RemoteError, match="not-admitted"):
+            await ask()
+    introduced: list[str] = []
+
+    async def introduce(peer: str, works: bool) -> bool:
+        introduced.append(peer)
+        at_b.strangers = set() if works else {a.peer_id}
+        return works
+
+    a.introduce_by(lambda peer: introduce(peer, False))
+    for ask in kinds:
+        with pytest.raises(RemoteError, match="not-admitted"):
+            await ask()
+    a.introduce_by(lambda peer: introduce(peer, True))
+    for ask in kinds:
+        at_b.strangers = {a.peer_id}
+        assert await ask()
+    assert introduced == [b.peer_id] * 6
+    assert b.refusals == {"not-admitted": 9}
+
+
 async def test_a_bug_of_ours_is_reported_here_and_named_to_the_peer(swarm: Swarm) -> None:
     a, b, at_b = await pair(swarm)
     reports: list[dict[str, object]] = []

@@ -25,7 +25,12 @@ PULLS = {
     PullRefusal.NOT_HERE: FetchFailure.FALSE,
     PullRefusal.BEYOND_THE_END: FetchFailure.FALSE,
 }
-UNHEARD = {Unheard.BUSY: FetchFailure.BUSY, Unheard.NOT_READY: FetchFailure.NOT_READY}
+UNHEARD = {
+    Unheard.BUSY: FetchFailure.BUSY,
+    Unheard.NOT_READY: FetchFailure.NOT_READY,
+    Unheard.NOT_ADMITTED: FetchFailure.NOT_READY,
+    Unheard.BANNED: FetchFailure.NOT_READY,
+}
 
 
 @pytest.mark.parametrize("why", PullRefusal)

@@ -1,0 +1,73 @@
+"""Asking whether a run would let this node in, and what keeps it out."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+from p2pdiloco.cli.membership.reaching import ask, reach
+from p2pdiloco.cli.visitor import visit, visitor
+from p2pdiloco.config.settings import check_peer_address
+from p2pdiloco.daemon.admission.invite import Invite, decode_invite, is_invite
+from p2pdiloco.daemon.admission.papers import AdmissionFault
+from p2pdiloco.daemon.admission.queries import JoinAnswer, MayJoin
+from p2pdiloco.daemon.finding.peers_file import load_peers
+from p2pdiloco.daemon.run_files.listing import is_whole_id
+from p2pdiloco.daemon.run_files.searching import RunSearch
+from p2pdiloco.errors import ConfigError, UserError
+from p2pdiloco.identity import Identity
+from p2pdiloco.ports import Transport
+from p2pdiloco.release import WIRE_VERSION
+
+
+def why_not(run: str, join: tuple[str, ...], folder: Path, timeout_s: float) -> str:
+    """Say why this folder's node cannot join; empty: it can. Raises: UserError (there is nobody to ask)."""
+    for address in join:
+        check_peer_address(address)
+    invite: Invite | None = None
+    if is_invite(run):
+        try:
+            invite = decode_invite(run)
+        except ConfigError as error:
+            return str(error)
+        if invite.grant.expires and invite.grant.expires < time.time():
+            return str(AdmissionFault.EXPIRED)
+    addresses = tuple(dict.fromkeys([*join, *(invite.addresses if invite else ()), *load_peers(folder)]))
+    if not addresses:
+        raise UserError("there is no peer to ask", "give an invite, or --join ADDRESS")
+    key = folder / "identity.key"
+    me = Identity.load_or_create(key) if key.exists() else Identity.generate()
+    try:
+        return visit(_asked(run, invite, addresses, me.peer_id, timeout_s))
+    except UserError as error:
+        return str(error)
+    except TimeoutError:
+        return f"no answer within {timeout_s:g} s"
+
+
+async def _asked(
+    wanted: str, invite: Invite | None, addresses: tuple[str, ...], me: str, timeout_s: float
+) -> str:
+    joined = [address.rpartition("/p2p/")[2] for address in addresses]
+    async with asyncio.timeout(timeout_s), visitor(addresses) as transport:
+        run = invite.run if invite is not None else await _run_id(transport, wanted, joined)
+        if not run:
+            return f'these peers know no run "{wanted}"'
+        reached = await reach(transport, run, joined)
+        query = MayJoin(run, me, invite.grant if invite is not None else None)
+        for peer in reached.peers:
+            answer = await ask(transport, peer, query, JoinAnswer)
+            if answer is not None:
+                return "" if answer.fault is None else str(answer.fault)
+        if reached.versions:
+            theirs = ", ".join(map(str, sorted(reached.versions)))
+            return f"its members speak protocol version {theirs}, this release {WIRE_VERSION}"
+        return "no member of the run can be reached"
+
+
+async def _run_id(transport: Transport, wanted: str, joined: list[str]) -> str:
+    if is_whole_id(wanted):
+        return wanted
+    chosen = await RunSearch(transport, wanted, joined).look()
+    return chosen.run if chosen is not None else ""

@@ -1,0 +1,65 @@
+"""Members of a run that somebody who only asks can reach: those to join through, and listed ones."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import TypeVar
+
+from msgspec import Struct, field
+
+from p2pdiloco.core.api.types import Wire
+from p2pdiloco.daemon import wire
+from p2pdiloco.errors import PeerUnreachable, RemoteError, TransportError
+from p2pdiloco.ports import Transport
+from p2pdiloco.release import WIRE_VERSION
+
+MAX_ASKED = 16
+ASK_TIMEOUT_S = 5.0
+LOOKS, PAUSE_S = 3, 0.5
+T = TypeVar("T")
+
+
+class Reached(Struct):
+    """Peers of a run."""
+
+    peers: list[str] = field(default_factory=list)
+    names: dict[str, str] = field(default_factory=dict)
+    """Names by which listed members call themselves."""
+    versions: set[int] = field(default_factory=set)
+    """Other versions of the wire that are listed."""
+
+
+async def reach(transport: Transport, run: str, joined: Iterable[str]) -> Reached:
+    """Connect to at most `MAX_ASKED` peers of a run, those to join through first."""
+    found = Reached(list(dict.fromkeys(joined)))
+    for _ in range(LOOKS):  # who has just joined the DHT may not find all of it at once
+        records = await transport.get_records(wire.members_key(run))
+        if records:
+            break
+        await asyncio.sleep(PAUSE_S)
+    for peer, value in records.items():
+        try:
+            record = wire.decode(value, wire.Presence)
+        except RemoteError:
+            continue
+        if record.wire_version != WIRE_VERSION:
+            found.versions.add(record.wire_version)
+            continue
+        found.names[peer] = record.name
+        if peer in found.peers or len(found.peers) >= MAX_ASKED:
+            continue
+        try:
+            await transport.connect(peer, record.addresses)
+        except PeerUnreachable:
+            continue
+        found.peers.append(peer)
+    return found
+
+
+async def ask(transport: Transport, peer: str, query: Wire, answer: type[T]) -> T | None:
+    """Ask a peer; None: it does not answer this."""
+    try:
+        return wire.decode(await transport.send(peer, wire.QUERY + wire.encode(query), ASK_TIMEOUT_S), answer)
+    except (TransportError, RemoteError):
+        return None

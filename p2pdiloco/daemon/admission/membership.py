@@ -1,0 +1,125 @@
+"""Membership of this node's run: the register with its files, the gate before it, and our introductions.
+
+<data_dir>/runs/<run id, 16>/admitted   whom this node has seen admitted, by invite; at most a second old
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from p2pdiloco.adapters.disk.files import Files
+from p2pdiloco.adapters.disk.run_store import run_folder
+from p2pdiloco.core.api.types import PeerId, Signature, Wire
+from p2pdiloco.daemon.admission.gate import Change, Gate
+from p2pdiloco.daemon.admission.introductions import ROUND_S, Introductions
+from p2pdiloco.daemon.admission.notice_file import load_notice, save_notice
+from p2pdiloco.daemon.admission.own import own_admission
+from p2pdiloco.daemon.admission.papers import Admission, AdmissionFault, Grant
+from p2pdiloco.daemon.admission.register import MAX_ADMITTED, Charter, Register
+from p2pdiloco.daemon.run_files.listing import PublishedRun
+from p2pdiloco.errors import StorageError, UserError
+from p2pdiloco.notes import read_note
+from p2pdiloco.ports import Transport
+
+logger = logging.getLogger(__name__)
+SAVE_PAUSE_S = 1.0
+FIRST_ROUND_S = 5.0
+"""Time after the start at which a node compares what it knows: its notice may be of long ago."""
+
+
+class _Users(Wire, frozen=True):
+    """Peers that came with one grant, as they are kept."""
+
+    grant: Grant
+    peers: Annotated[tuple[tuple[PeerId, Signature], ...], Meta(max_length=MAX_ADMITTED)]
+
+
+class Membership:
+    """Membership of one run, on one node."""
+
+    def __init__(
+        self, transport: Transport, run: PublishedRun, data_dir: Path, worked: Callable[[str], bool]
+    ) -> None:
+        """`worked`: tells whether our chain has a mark of the peer. Raises: StorageError."""
+        self._folder = run_folder(data_dir, run.id)
+        self._news = asyncio.Event()
+        self._notice_is_new = self._register_is_new = False
+        self._me, self._name = transport.peer_id, run.name
+        owner = run.signed.owner
+        self.register = Register(Charter(run.id, owner, run.manifest.admission.mode), worked)
+        notice = load_notice(self._folder, run.id, owner)
+        if notice is not None:
+            self.register.take_notice(notice)
+        for admission in self._load():
+            self.register.take(admission.peer, admission, vouched=True)
+        ours = own_admission(data_dir, run, transport.peer_id)
+        if ours is not None:
+            self.register.take(transport.peer_id, ours, vouched=True)
+        self.gate = Gate(self.register, ours, self._changed)
+        self.introductions = Introductions(transport, self.register, ours, self._changed)
+
+    def _load(self) -> list[Admission]:
+        decode = msgspec.msgpack.Decoder(tuple[_Users, ...]).decode
+        users = read_note(self._folder / "admitted", decode, logger.warning) or ()
+        found = [Admission(u.grant, peer, signature) for u in users for peer, signature in u.peers]
+        return found[:MAX_ADMITTED]
+
+    def _changed(self, what: Change) -> None:
+        if what is Change.NOTICE:
+            self._notice_is_new = True
+            self._save_notice()  # at once: it must never go back
+        else:
+            self._register_is_new = True
+        self._news.set()
+
+    def _save_notice(self) -> None:
+        notice = self.register.notice
+        assert notice is not None
+        logger.info(
+            "the run's owner has a new notice, number %d: %d banned, %d invites revoked, %d listed",
+            *(notice.sequence, len(notice.banned), len(notice.revoked), len(notice.members)),
+        )
+        if self.register.is_banned(self._me):
+            logger.error("%s: nobody of run %s takes anything from it", AdmissionFault.BANNED, self._name)
+        try:
+            save_notice(self._folder, notice)
+        except (StorageError, UserError) as error:
+            logger.warning("%s", error)
+
+    def save(self) -> None:
+        """Save whom we have seen admitted, if that has changed. A failure is logged: it costs memory only."""
+        if not self._register_is_new:
+            return
+        self._register_is_new = False
+        users: dict[Grant, list[tuple[str, bytes]]] = {}
+        for admission in self.register.admissions:
+            users.setdefault(admission.grant, []).append((admission.peer, admission.signature))
+        content = msgspec.msgpack.encode(tuple(_Users(g, tuple(peers)) for g, peers in users.items()))
+        try:
+            Files().save(self._folder / "admitted", [content], durable=False)
+        except StorageError as error:
+            logger.warning("%s", error)
+
+    async def watch(self) -> None:
+        """Keep what is new, pass it on, and compare notes with other members, for ever."""
+        round_s = FIRST_ROUND_S
+        while True:
+            try:
+                async with asyncio.timeout(round_s):
+                    await self._news.wait()
+            except TimeoutError:
+                await self.introductions.compare()
+                round_s = ROUND_S
+            self._news.clear()
+            if self._notice_is_new:
+                self._notice_is_new = False
+                await self.introductions.pass_on()
+            self.save()
+            await asyncio.sleep(SAVE_PAUSE_S)

@@ -1,0 +1,153 @@
+"""Register of a run's members, as one node has it: whom it has admitted, and what the owner's notice says.
+
+Everything is judged by signatures. A clock is asked only where a peer is seen for the first time: whoever
+has been admitted once stays so after the invite's end, and whoever has a mark in the chain was. `uses` are
+counted by what this node has seen or was told; two nodes that cannot hear each other may together admit
+more.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Literal
+
+from msgspec import Struct
+
+from p2pdiloco.daemon.admission.papers import (
+    Admission,
+    AdmissionFault,
+    Grant,
+    Notice,
+    admission_fault,
+    grant_fault,
+    is_true_notice,
+)
+from p2pdiloco.errors import RemoteError
+from p2pdiloco.identity import verify
+
+MAX_ADMITTED = 4096
+
+
+class Charter(Struct, frozen=True):
+    """What a run's manifest says of its members."""
+
+    run: str
+    owner: str
+    mode: Literal["open", "invite", "list"] = "open"
+
+
+class Register:
+    """Register of one run."""
+
+    def __init__(
+        self,
+        charter: Charter,
+        worked: Callable[[str], bool] = lambda _peer: False,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`worked`: tells whether our chain has a mark of the peer. `clock`: Unix time."""
+        self.charter = charter
+        self.notice: Notice | None = None
+        self._worked = worked
+        self._clock = clock
+        self._by_peer: dict[str, Admission] = {}
+        self._users: dict[str, set[str]] = {}
+        """Peers that were admitted by each grant's key, as far as we know."""
+        self._banned: frozenset[str] = frozenset()
+        self._revoked: frozenset[str] = frozenset()
+        self._listed: frozenset[str] = frozenset()
+
+    @property
+    def sequence(self) -> int:
+        """Sequence of the notice; 0: there is none."""
+        return self.notice.sequence if self.notice is not None else 0
+
+    @property
+    def admissions(self) -> list[Admission]:
+        """Admissions that were taken, in the order in which they came."""
+        return list(self._by_peer.values())
+
+    def fault(self, peer: str) -> AdmissionFault | None:
+        """Say why a peer is not admitted; None: it is."""
+        if peer in self._banned:
+            return AdmissionFault.BANNED
+        if self.charter.mode == "open" or peer in self._by_peer:
+            return None
+        if self.charter.mode == "list":
+            return None if peer in self._listed else AdmissionFault.NOT_LISTED
+        return AdmissionFault.NOT_SHOWN
+
+    def is_banned(self, peer: str) -> bool:
+        """Tell whether the owner has banned the peer."""
+        return peer in self._banned
+
+    def take(self, peer: str, shown: Admission | None, vouched: bool = False) -> AdmissionFault | None:
+        """Take an admission that a peer shows; say why the peer is not admitted all the same.
+
+        `vouched`: a member has it from an earlier time, so that its end does not matter.
+        """
+        standing = self.fault(peer)
+        if shown is None or peer in self._banned or not self._matters(shown):
+            return standing
+        if self._by_peer.get(peer) == shown:
+            return standing
+        fault = admission_fault(shown, peer, self.charter.run, self.charter.owner, verify)
+        fault = fault or self._closed(shown.grant, peer, vouched)
+        if fault is not None:
+            return fault if standing is not None else None
+        before = self._by_peer.pop(peer, None)
+        if before is not None:
+            self._users[before.grant.key].discard(peer)
+        self._by_peer[peer] = shown
+        self._users.setdefault(shown.grant.key, set()).add(peer)
+        return None
+
+    def would_take(self, peer: str, grant: Grant | None) -> AdmissionFault | None:
+        """Say why a peer would not be admitted with a grant; None: it would be."""
+        standing = self.fault(peer)
+        if standing is None or standing is AdmissionFault.BANNED or grant is None:
+            return standing
+        fault = grant_fault(grant, self.charter.run, self.charter.owner, verify)
+        if fault is None and self.charter.mode == "list":
+            return standing
+        return fault or self._closed(grant, peer, False)
+
+    def _matters(self, shown: Admission) -> bool:
+        """Tell whether the run's mode asks for it: of a list, only the owner's own nodes have admissions."""
+        mode = self.charter.mode
+        return mode == "invite" or (mode == "list" and shown.grant.key == self.charter.owner)
+
+    def _closed(self, grant: Grant, peer: str, vouched: bool) -> AdmissionFault | None:
+        """Say why a sound grant lets this peer in no more."""
+        if grant.key in self._revoked:
+            return AdmissionFault.REVOKED
+        if len(self._by_peer) >= MAX_ADMITTED and peer not in self._by_peer:
+            return AdmissionFault.FULL
+        users = self._users.get(grant.key, set())
+        if grant.key == self.charter.owner or peer in users or self._worked(peer):
+            return None
+        if not vouched and grant.expires and self._clock() > grant.expires:
+            return AdmissionFault.EXPIRED
+        return AdmissionFault.USED_UP if len(users) >= grant.uses else None
+
+    def take_notice(self, notice: Notice) -> bool:
+        """Take the owner's notice if it is newer than ours; tell whether it was.
+
+        Raises: RemoteError ("notice-signature").
+        """
+        if notice.sequence <= self.sequence:
+            return False
+        if not is_true_notice(notice, self.charter.run, self.charter.owner, verify):
+            raise RemoteError("notice-signature", "not made by this run's owner")
+        self.notice = notice
+        self._banned, self._listed = frozenset(notice.banned), frozenset(notice.members)
+        self._revoked = frozenset(notice.revoked) - {self.charter.owner}
+        for peer in [p for p, shown in self._by_peer.items() if shown.grant.key in self._revoked]:
+            del self._by_peer[peer]
+        return True
+
+    def newest(self, most: int, without: Iterable[str] = ()) -> tuple[Admission, ...]:
+        """List the newest admissions, for another member to know."""
+        left = [a for p, a in self._by_peer.items() if p not in self._banned and p not in without]
+        return tuple(left[-most:])

@@ -1,0 +1,70 @@
+"""A run that takes members by invite or list, its owner, and its members on an in-memory network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from daemon_kit import QUICK, Neighbourhood, QuickMember, Rogue
+
+from p2pdiloco.config.manifest import AdmissionSection
+from p2pdiloco.config.presets import for_run
+from p2pdiloco.daemon import wire
+from p2pdiloco.daemon.admission.invite import Invite, encode_invite
+from p2pdiloco.daemon.admission.papers import Admission, Notice, grant, signed
+from p2pdiloco.daemon.admission.queries import (
+    AdmissionQuery,
+    GiveNotice,
+    NoticeAnswer,
+    ShowAdmission,
+    Shown,
+)
+from p2pdiloco.daemon.run_files.runs import sign_run
+from p2pdiloco.identity import Identity
+from p2pdiloco.tasks.manifests import render_toml
+
+NEVER_S = 0
+
+
+class ClosedNeighbourhood(Neighbourhood):
+    """Members come with an invite, unless they are told not to."""
+
+    def __init__(self, folder: Path, mode: str = "invite", uses: int = 9) -> None:
+        super().__init__(folder, QUICK)
+        self.owner = Identity.generate()
+        section = msgspec.convert({"mode": mode}, AdmissionSection)
+        manifest = msgspec.structs.replace(for_run("micro", "closed"), admission=section)
+        path = folder / "closed.toml"
+        path.write_text(render_toml(manifest))
+        self.run = sign_run(path, self.owner)[0]
+        self.invite = self.make_invite(uses=uses)
+
+    def make_invite(self, uses: int = 9, expires: int = NEVER_S) -> Invite:
+        key = Identity.generate()
+        return Invite(grant(self.run.id, key.peer_id, expires, uses, self.owner), key, ())
+
+    def notice(self, sequence: int, **lists: tuple[str, ...]) -> Notice:
+        return signed(Notice(self.run.id, sequence, **lists), self.owner)  # type: ignore[arg-type]
+
+    async def member(
+        self, name: str, genesis: bool = False, trained: bool = True, **more: Any
+    ) -> QuickMember:
+        folder = self.folder / name
+        folder.mkdir(exist_ok=True)
+        invite = more.pop("invite", self.invite)
+        if invite is not None:
+            (folder / "invite.txt").write_text(encode_invite(invite.grant, invite.key, ()))
+        return await super().member(name, genesis, trained, **more)
+
+
+async def ask(rogue: Rogue, member: QuickMember, query: AdmissionQuery) -> bytes:
+    return await rogue.transport.send(member.transport.peer_id, wire.QUERY + wire.encode(query), 2.0)
+
+
+async def show(rogue: Rogue, member: QuickMember, shown: Admission | None) -> Shown:
+    return wire.decode(await ask(rogue, member, ShowAdmission(rogue.run.id, shown, 0)), Shown)
+
+
+async def give(rogue: Rogue, member: QuickMember, notice: Notice) -> NoticeAnswer:
+    return wire.decode(await ask(rogue, member, GiveNotice(notice)), NoticeAnswer)

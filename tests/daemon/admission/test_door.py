@@ -1,0 +1,177 @@
+"""The door of a run that is not open: what strangers can do there is read, what members do just works."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from daemon_kit import Rogue, until
+from guests_kit import ClosedNeighbourhood, ask, give, show
+
+from p2pdiloco.core.api.messages import Leaving
+from p2pdiloco.core.api.reasons import PullRefusal
+from p2pdiloco.daemon import wire
+from p2pdiloco.daemon.admission.papers import Admission, AdmissionFault, admission
+from p2pdiloco.daemon.admission.queries import JoinAnswer, MayJoin, NoticeQuery
+from p2pdiloco.errors import RemoteError
+from p2pdiloco.identity import Identity
+from p2pdiloco.ports import Refusal
+from p2pdiloco.release import WIRE_VERSION
+
+
+async def refused(what: object) -> str:
+    """The reason of a refusal."""
+    with pytest.raises(RemoteError) as caught:
+        await what  # type: ignore[misc]
+    return caught.value.reason
+
+
+async def test_a_stranger_reads_and_does_nothing_else(tmp_path: Path) -> None:
+    async with ClosedNeighbourhood(tmp_path) as swarm:
+        a = await swarm.member("a", genesis=True)
+        b = await swarm.member("b")
+        await swarm.round(a, b)
+        rogue, payload = await swarm.rogue(), b""
+        head, me = a.head(), a.transport.peer_id
+        assert await refused(rogue.say(a, Leaving(1))) == "not-admitted"
+        payload = rogue.payload(a)
+        contribution = rogue.sign(rogue.header(a, payload))
+        assert await refused(rogue.push(a, contribution, payload)) == "not-admitted"
+        for pull in (wire.PullUpdate(swarm.run.id, 0, 1), wire.PullState(swarm.run.id, 0, 1)):
+            assert await refused(rogue.transport.pull(me, wire.encode(pull), 1 << 20, 2.0)) == "not-admitted"
+        assert await refused(rogue.transport.pull(me, b"\xff" * 99, 0, 2.0)) == "not-admitted"
+        assert await refused(rogue.transport.push(me, b"\xff" * 99, (b"x",), 2.0)) == "not-admitted"
+        assert await refused(rogue.transport.send(me, wire.MESSAGE + b"\xff" * 99, 2.0)) == "not-admitted"
+        assert a.report.status(0.0).refusals["not-admitted"] == 7
+        # What a newcomer reads before it joins:
+        manifest = await rogue.transport.pull(me, wire.encode(wire.PullManifest(swarm.run.id)), 0, 2.0)
+        assert not isinstance(manifest, Refusal)
+        reply = await rogue.transport.send(me, wire.QUERY + wire.encode(wire.RunsQuery()), 2.0)
+        assert wire.decode(reply, wire.RunList).runs[0].run == swarm.run.id
+        tokenizer = await rogue.transport.pull(me, wire.encode(wire.PullTokenizer(swarm.run.id)), 0, 2.0)
+        assert isinstance(tokenizer, Refusal)
+        assert wire.decode(tokenizer.answer, wire.Refused).reason is PullRefusal.UNKNOWN_RUN
+        assert a.head() == head and rogue.id not in a.core.shared.view.members(0.0)
+        await swarm.round(a, b)
+
+
+async def test_members_know_each_other_again_whoever_forgot(tmp_path: Path) -> None:
+    async with ClosedNeighbourhood(tmp_path) as swarm:
+        a = await swarm.member("a", genesis=True)
+        b = await swarm.member("b")
+        await swarm.round(a, b)
+        await swarm.end(b)
+        b = await swarm.member("b", invite=None)  # its admission is kept
+        await swarm.round(a, b)
+        # A member that comes back without its memory of the others is shown their admissions.
+        await swarm.end(a)
+        (a.store.folder / "admitted").write_bytes(b"damaged")
+        a = await swarm.member("a", invite=None)
+        await swarm.round(a, b)
+
+
+async def test_who_is_shown_and_who_is_not(tmp_path: Path) -> None:
+    async with ClosedNeighbourhood(tmp_path, uses=3) as swarm:
+        a = await swarm.member("a", genesis=True)
+        one, two, three = [await swarm.rogue() for _ in range(3)]
+        assert (await show(one, a, None)).fault is AdmissionFault.NOT_SHOWN
+        stolen = swarm.invite.admit(two.id)
+        assert (await show(one, a, stolen)).fault is AdmissionFault.OTHER_PEER
+        own_key = Identity.generate()
+        forged = admission(msgspec.structs.replace(stolen.grant, key=own_key.peer_id), one.id, own_key)
+        assert (await show(one, a, forged)).fault is AdmissionFault.GRANT_SIGNATURE
+        late = swarm.make_invite(expires=1)
+        assert (await show(one, a, late.admit(one.id))).fault is AdmissionFault.EXPIRED
+        for rogue in (one, two):
+            shown = await show(rogue, a, swarm.invite.admit(rogue.id))
+            assert shown.fault is None and isinstance(shown.admission, Admission)
+            await rogue.say(a, Leaving(1))
+        assert {other.peer for other in shown.others} >= {one.id}
+        assert (await show(three, a, swarm.invite.admit(three.id))).fault is AdmissionFault.USED_UP
+        assert await refused(three.say(a, Leaving(1))) == "not-admitted"
+        answer = await ask(three, a, MayJoin(swarm.run.id, three.id, swarm.invite.grant))
+        assert wire.decode(answer, JoinAnswer).fault is AdmissionFault.USED_UP
+        answer = await ask(three, a, MayJoin(swarm.run.id, one.id, swarm.invite.grant))
+        assert wire.decode(answer, JoinAnswer).fault is None
+
+
+async def test_a_record_of_a_stranger_is_a_place_to_dial_and_no_more(tmp_path: Path) -> None:
+    async with ClosedNeighbourhood(tmp_path) as swarm:
+        a = await swarm.member("a", genesis=True)
+        rogue = await swarm.rogue()
+        key = wire.members_key(swarm.run.id)
+        record = wire.encode(wire.Presence(WIRE_VERSION, 1, "rogue", ("/memory/p2p/x",)))
+        await rogue.transport.put_record(key, record, 60.0)
+        await until(lambda: rogue.heard, "it to be dialled")
+        await a.presence.look()
+        assert rogue.id not in a.presence.names
+        assert rogue.id not in [peer for peer, _ in a.presence._roster.members]
+        b = await swarm.member("b")
+        await a.presence.look()
+        assert b.transport.peer_id in [peer for peer, _ in a.presence._roster.members]
+
+
+async def test_queries_of_strangers_are_bounded_and_damaged_ones_refused(tmp_path: Path) -> None:
+    async with ClosedNeighbourhood(tmp_path) as swarm:
+        a = await swarm.member("a", genesis=True)
+        rogue: Rogue = await swarm.rogue()
+        query = wire.encode(MayJoin("cd" * 32, rogue.id, None))
+        reasons = [await refused(rogue.transport.send(a.transport.peer_id, wire.QUERY + query, 2.0))]
+        reasons.append(await refused(rogue.transport.send(a.transport.peer_id, wire.QUERY + query[:-9], 2.0)))
+        assert reasons == ["not-a-member", "garbage"]
+        forged = msgspec.structs.replace(swarm.notice(3), sequence=9)
+        assert await refused(give(rogue, a, forged)) == "notice-signature"
+        for _ in range(40):
+            try:
+                await ask(rogue, a, NoticeQuery(swarm.run.id, 0))
+            except RemoteError as error:
+                assert error.reason == "busy"
+                break
+        assert a.transport.refusals["enough-admissions"] == 1
+        await a.presence.look()
+
+
+async def test_who_is_banned_is_out_at_once_and_the_word_is_passed_on(tmp_path: Path) -> None:
+    async with ClosedNeighbourhood(tmp_path) as swarm:
+        a = await swarm.member("a", genesis=True)
+        b = await swarm.member("b")
+        rogue = await swarm.rogue()
+        await show(rogue, a, swarm.invite.admit(rogue.id))
+        await rogue.say(a, Leaving(1))
+        notice = swarm.notice(5, banned=(rogue.id,))
+        await give(rogue, a, notice)
+        await until(lambda: b.membership.register.sequence == 5, "b to hear of it")
+        for member in (a, b):
+            assert await refused(rogue.say(member, Leaving(1))) == "banned"
+            manifest = rogue.transport.pull(
+                member.transport.peer_id, wire.encode(wire.PullManifest(swarm.run.id)), 0, 2.0
+            )
+            assert await refused(manifest) == "banned"
+        assert (await show(rogue, a, swarm.make_invite().admit(rogue.id))).fault is AdmissionFault.BANNED
+        # It is kept, and an older one takes nothing back.
+        await swarm.end(a)
+        a = await swarm.member("a")
+        assert (await give(rogue, a, swarm.notice(4))).notice == notice
+        assert await refused(rogue.say(a, Leaving(1))) == "banned"
+        # Whoever came with an invite that is revoked is out, too.
+        b_was = b.transport.peer_id
+        await give(rogue, a, swarm.notice(6, revoked=(swarm.invite.grant.key,)))
+        assert a.membership.register.fault(b_was) is AdmissionFault.NOT_SHOWN
+        assert a.membership.register.fault(rogue.id) is AdmissionFault.NOT_SHOWN, "no longer banned"
+        assert (await show(rogue, a, swarm.invite.admit(rogue.id))).fault is AdmissionFault.REVOKED
+
+
+async def test_a_list_is_what_the_newest_notice_says(tmp_path: Path) -> None:
+    async with ClosedNeighbourhood(tmp_path, "list") as swarm:
+        (tmp_path / "a").mkdir()
+        (tmp_path / "a" / "owner.key").write_bytes(swarm.owner.encoded())
+        (tmp_path / "a" / "owner.key").chmod(0o600)
+        a = await swarm.member("a", genesis=True)  # the owner's key admits its own node
+        rogue = await swarm.rogue()
+        assert (await show(rogue, a, swarm.invite.admit(rogue.id))).fault is AdmissionFault.NOT_LISTED
+        b = await swarm.member("b", trained=False)
+        await until(lambda: b.membership.introductions._said, "b to hear why it is not let in")
+        await give(rogue, a, swarm.notice(1, members=(b.transport.peer_id,)))
+        await until(lambda: b.report.state == "training", "b to be let in")
+        await swarm.round(a, b)

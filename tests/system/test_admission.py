@@ -1,0 +1,108 @@
+"""A run that takes members by invite, with real processes: who has one trains, others change nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable
+
+import pytest
+from click.testing import CliRunner
+from system_kit import Swarm
+
+from p2pdiloco.adapters.net.refusals import RefusedByPeer
+from p2pdiloco.cli.group import cli
+from p2pdiloco.cli.visitor import visitor
+from p2pdiloco.core.api.messages import Announce, Message, OfficeQuery, Progress, VoteRequest
+from p2pdiloco.core.api.reach import Reach
+from p2pdiloco.core.api.types import WHOLE_RUN, Head
+from p2pdiloco.daemon import wire
+from p2pdiloco.errors import UserError
+from p2pdiloco.ports import Transport
+from p2pdiloco.release import WIRE_VERSION
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
+BOAST = Head(1 << 40, bytes(32), 1 << 50, 1 << 40)
+
+
+async def _told(what: Awaitable[object]) -> str:
+    try:
+        await what
+    except RefusedByPeer as error:
+        return error.reason
+    return "taken"
+
+
+async def _stranger(address: str, run: str) -> list[str]:
+    """What a stranger hears that heartbeats, announces, asks for votes and offices, pushes, and pulls."""
+    peer = address.rpartition("/p2p/")[2]
+    heartbeat = Progress(
+        1, 1.0, 1, 1, 1.0, None, True, True, True, ((0, BOAST),), (), True, Reach.DIRECT, False, True
+    )
+    ask = VoteRequest(WHOLE_RUN, 0, BOAST.term, BOAST, "")
+    messages: list[Message] = [heartbeat, Announce(0, BOAST, peer), ask, OfficeQuery(WHOLE_RUN, 0, 0)]
+
+    async def all_of(transport: Transport) -> list[str]:
+        said = [await _told(transport.send(peer, wire.message(run, m), 5.0)) for m in messages]
+        pulls = (wire.PullUpdate(run, 0, 1), wire.PullState(run, 0, 0))
+        said += [await _told(transport.pull(peer, wire.encode(pull), 1 << 24, 5.0)) for pull in pulls]
+        return [*said, await _told(transport.push(peer, b"anything", (b"x" * 1000,), 5.0))]
+
+    async with visitor((address,)) as transport:
+        record = wire.Presence(WIRE_VERSION, 1, "stranger", ())
+        await transport.put_record(wire.members_key(run), wire.encode(record), 60.0)
+        return await all_of(transport)
+
+
+def _run(*arguments: str) -> tuple[int, str]:
+    """A command in this process: exit status and last line. (A process of its own takes seconds to start.)"""
+    done = CliRunner().invoke(cli, list(arguments), standalone_mode=False)
+    if isinstance(done.exception, UserError):
+        return 2, str(done.exception)
+    return done.exit_code or (done.return_value or 0), (done.stdout.splitlines() or [""])[-1]
+
+
+def test_an_invite_run(visited_swarm: Swarm) -> None:
+    swarm = visited_swarm
+    file = swarm.folder / "closed.toml"
+    new = ("run", "new", "closed", "--preset", "micro", "--admission", "invite")
+    assert _run(*new, "--out", str(file))[0] == 0
+    owner = swarm.node("owner", None, "--genesis", "--run-file", str(file))
+    swarm.training(owner)
+    data = ("--data-dir", str(owner.data_dir))
+    status, invite = _run("invite", "closed", *data, "--uses", "1", "--name", "anna")
+    assert status == 0
+    quick = ("--threads", "1", "--min-step-s", "0.05", "--name", "guest")
+    guest = swarm.start("guest", "node", invite, *quick)
+    swarm.until(lambda: any(e.full_merges(2) for e in (owner, guest)), "versions of both")
+    run = (owner.data_dir / "joined.txt").read_text().strip()
+
+    # A stranger is refused, and counted.
+    said = asyncio.run(_stranger(owner.address() or "", run))
+    assert said == ["not-admitted"] * len(said) and len(said) == 7
+    done = CliRunner().invoke(cli, ["status", "--join", owner.address() or "", "--run", run, "--json"])
+    report = json.loads(done.stdout)
+    assert report["refusals"].get("not-admitted", 0) >= 7
+    assert {m["name"] for m in report["members"]} == {"owner", "guest"}
+    swarm.advance(owner, [0], 1)
+    assert owner.number(0) < BOAST.number
+
+    # Used up, expired, in time.
+    nobody, guests = (("--data-dir", str(swarm.folder / name)) for name in ("nobody", "guest"))
+    used_up = (1, "no: as many nodes as the invite is for have used it")
+    assert _run("can-join", invite, *nobody) == used_up
+    assert _run("can-join", invite, *guests)[0] == 0
+    short = _run("invite", "closed", *data, "--expires", "1s")[1]
+    expired = (1, "no: the invite has expired")
+    swarm.until(lambda: _run("can-join", short, *nobody) == expired, "the invite's end")
+
+    # The guest comes back with nothing but its folder. It is banned, though its invite is good.
+    guest.terminate()
+    status, said_at_last = _run("ban", "closed", guest.peer_id, *data)
+    assert status == 0 and "1 banned" in said_at_last
+    assert _run("can-join", invite, *guests) == (1, "no: this run's owner has banned this node")
+    guest = swarm.start("guest", "node", *quick)
+    swarm.until(lambda: "has banned this node" in guest.said(), "the guest to hear of it")
+    count = owner.full_merges(2)
+    swarm.advance(owner, [0, 1], 2)
+    assert owner.full_merges(2) == count
