@@ -11,13 +11,13 @@ from p2pdiloco.daemon.admission.papers import Admission, AdmissionFault, encode_
 from p2pdiloco.daemon.admission.queries import (
     MAX_OTHERS,
     AdmissionQuery,
+    AdmissionShown,
     GiveNotice,
     JoinAnswer,
     MayJoin,
     NoticeAnswer,
     NoticeQuery,
     ShowAdmission,
-    Shown,
 )
 from p2pdiloco.daemon.admission.register import Register
 from p2pdiloco.daemon.budgets import LISTING_BYTES, LISTING_S, Budget, Enough
@@ -74,7 +74,7 @@ class Gate:
         """Tell whether a peer is admitted."""
         return self._register.fault(peer) is None
 
-    def answer(self, sender: str, query: AdmissionQuery) -> Shown | JoinAnswer | NoticeAnswer:
+    def answer(self, sender: str, query: AdmissionQuery) -> AdmissionShown | JoinAnswer | NoticeAnswer:
         """Answer a query about admission. Raises: RemoteError (another run's; false; or it had enough)."""
         run = query.notice.run if isinstance(query, GiveNotice) else query.run
         if run != self._register.charter.run:
@@ -94,13 +94,13 @@ class Gate:
                     self._changed(Change.NOTICE)
                 return self._notice(sender, query.notice.sequence)
 
-    def _shown(self, sender: str, query: ShowAdmission) -> Shown:
+    def _shown(self, sender: str, query: ShowAdmission) -> AdmissionShown:
         before = len(self._register.admissions)
         fault = self._register.take(sender, query.admission)
         if len(self._register.admissions) != before:
             self._changed(Change.ADMITTED)
         others = self._register.newest(MAX_OTHERS, (sender,)) if fault is None else ()
-        return Shown(fault, self._ours, self._register.sequence, others)
+        return AdmissionShown(fault, self._ours, self._register.sequence, others)
 
     def _notice(self, sender: str, above: int) -> NoticeAnswer:
         notice = self._register.notice

@@ -14,11 +14,11 @@ from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.admission.gate import Change
 from p2pdiloco.daemon.admission.papers import Admission, AdmissionFault
 from p2pdiloco.daemon.admission.queries import (
+    AdmissionShown,
     GiveNotice,
     NoticeAnswer,
     NoticeQuery,
     ShowAdmission,
-    Shown,
 )
 from p2pdiloco.daemon.admission.register import Register
 from p2pdiloco.errors import RemoteError, TransportError
@@ -72,7 +72,7 @@ class Introductions:
         shown = await self.meet(peer)
         return shown is not None and shown.fault is None
 
-    async def meet(self, peer: str) -> Shown | None:
+    async def meet(self, peer: str) -> AdmissionShown | None:
         """Show a peer our admission, look at its own, and bring both to the newer notice; return its answer.
 
         None: it does not answer.
@@ -95,11 +95,11 @@ class Introductions:
         finally:
             self._under_way.discard(peer)
 
-    async def _show(self, peer: str) -> Shown:
+    async def _show(self, peer: str) -> AdmissionShown:
         query = ShowAdmission(self._register.charter.run, self._ours, self._register.sequence)
-        return await self._ask(peer, query, Shown)
+        return await self._ask(peer, query, AdmissionShown)
 
-    async def _learn(self, peer: str, shown: Shown) -> None:
+    async def _learn(self, peer: str, shown: AdmissionShown) -> None:
         if shown.notice > self._register.sequence:
             query = NoticeQuery(self._register.charter.run, self._register.sequence)
             answer = await self._ask(peer, query, NoticeAnswer)

@@ -13,14 +13,14 @@ MAX_OTHERS = 32
 
 
 class ShowAdmission(Wire, frozen=True, tag=True):
-    """What the asker has to show, and the sequence of the notice that it knows (0: of none)."""
+    """Paper that the asker has to show, and the sequence of the notice that it knows (0: of none)."""
 
     run: RunId
     admission: Admission | None
     notice: Count
 
 
-class Shown(Wire, frozen=True, tag=True):
+class AdmissionShown(Wire, frozen=True, tag=True):
     """Answer to `ShowAdmission`; what follows `fault` is of the one who answers."""
 
     fault: AdmissionFault | None

@@ -30,7 +30,7 @@ MAX_ADMITTED = 4096
 
 
 class Charter(Struct, frozen=True):
-    """What a run's manifest says of its members."""
+    """Terms of a run on its members: whose it is, and who may be one."""
 
     run: str
     owner: str

@@ -14,7 +14,7 @@ from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.grouping import Roster
 from p2pdiloco.core.api.reach import Reach
 from p2pdiloco.daemon import wire
-from p2pdiloco.daemon.finding.allowance import Allowance
+from p2pdiloco.daemon.finding.attempts import Attempts
 from p2pdiloco.daemon.finding.twins import Twins
 from p2pdiloco.errors import PeerUnreachable, RemoteError
 from p2pdiloco.ports import Transport
@@ -70,7 +70,7 @@ class KnowsHeldout(Protocol):
 
 
 class Guests(Protocol):
-    """Who is admitted to the run (`daemon.admission.introductions.Introductions`)."""
+    """Judge of who is admitted to the run (`daemon.admission.introductions.Introductions`)."""
 
     def admits(self, peer: str) -> bool:
         """Tell whether a peer is admitted, as far as we know."""
@@ -135,7 +135,7 @@ class Presence:
         self._keep = keep
         self._dial_at_once = dial_at_once
         self._guests = guests
-        self._allowance = Allowance(UNKNOWN_DIALS, UNKNOWN_DIALS_S)
+        self._attempts = Attempts(UNKNOWN_DIALS, UNKNOWN_DIALS_S)
         self._tried: BoundedDict[str, float] = BoundedDict(MAX_NAMED)
         """Time at which each was dialled last; who waited longest comes first."""
         self._ours_seen: wire.Presence | None = None
@@ -286,7 +286,7 @@ class Presence:
         if peer in self._dials or len(self._dials) >= MAX_DIALS:
             return
         now = asyncio.get_running_loop().time()
-        if peer in self._connected or self._allowance.take(now):
+        if peer in self._connected or self._attempts.take(now):
             self._tried[peer] = now
             self._dials[peer] = asyncio.create_task(self._dial(peer, addresses), name=f"dial-{peer[-6:]}")
 

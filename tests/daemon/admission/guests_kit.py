@@ -15,10 +15,10 @@ from p2pdiloco.daemon.admission.invite import Invite, encode_invite
 from p2pdiloco.daemon.admission.papers import Admission, Notice, grant, signed
 from p2pdiloco.daemon.admission.queries import (
     AdmissionQuery,
+    AdmissionShown,
     GiveNotice,
     NoticeAnswer,
     ShowAdmission,
-    Shown,
 )
 from p2pdiloco.daemon.run_files.runs import sign_run
 from p2pdiloco.identity import Identity
@@ -62,8 +62,8 @@ async def ask(rogue: Rogue, member: QuickMember, query: AdmissionQuery) -> bytes
     return await rogue.transport.send(member.transport.peer_id, wire.QUERY + wire.encode(query), 2.0)
 
 
-async def show(rogue: Rogue, member: QuickMember, shown: Admission | None) -> Shown:
-    return wire.decode(await ask(rogue, member, ShowAdmission(rogue.run.id, shown, 0)), Shown)
+async def show(rogue: Rogue, member: QuickMember, shown: Admission | None) -> AdmissionShown:
+    return wire.decode(await ask(rogue, member, ShowAdmission(rogue.run.id, shown, 0)), AdmissionShown)
 
 
 async def give(rogue: Rogue, member: QuickMember, notice: Notice) -> NoticeAnswer:

@@ -1,9 +1,9 @@
-"""Allowance of something in a time: so often at once, and as often again after it."""
+"""Attempts that may be made in a time: so many at once, and as many again after it."""
 
 from __future__ import annotations
 
 
-class Allowance:
+class Attempts:
     """Bucket that fills again with time."""
 
     def __init__(self, most: int, full_again_s: float) -> None:

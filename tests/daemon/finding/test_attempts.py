@@ -11,7 +11,7 @@ from daemon_kit import signed_run
 from presence_kit import our_record
 
 from p2pdiloco.daemon import wire
-from p2pdiloco.daemon.finding.allowance import Allowance
+from p2pdiloco.daemon.finding.attempts import Attempts
 from p2pdiloco.daemon.finding.presence import UNKNOWN_DIALS, UNKNOWN_DIALS_S, Presence
 from p2pdiloco.daemon.frontdoor import FrontDoor
 from p2pdiloco.identity import Identity
@@ -20,10 +20,10 @@ from p2pdiloco.release import WIRE_VERSION
 
 
 def test_an_allowance_fills_again_with_time() -> None:
-    allowance = Allowance(4, 8.0)
-    assert [allowance.take(0.0) for _ in range(5)] == [True] * 4 + [False]
-    assert allowance.take(2.0) and not allowance.take(2.0)
-    assert [allowance.take(1000.0) for _ in range(5)] == [True] * 4 + [False]
+    attempts = Attempts(4, 8.0)
+    assert [attempts.take(0.0) for _ in range(5)] == [True] * 4 + [False]
+    assert attempts.take(2.0) and not attempts.take(2.0)
+    assert [attempts.take(1000.0) for _ in range(5)] == [True] * 4 + [False]
 
 
 class Closed:
