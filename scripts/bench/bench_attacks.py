@@ -8,8 +8,9 @@ on the real transport; a member is a fourth node, admitted like the others, that
 calm swarm the fourth is honest, too). `attacks/table.py` and `attacks/lies.py` list the attacks,
 `attacks/outcome.py` says what counts as held off.
 
-versions, steps: attacked / calm, steps for each second of the nodes' processor time. Kept: nothing of the
-attacker's is in anybody's state, offices or schedule. MiB: the largest node above the calm swarm's.
+versions, steps: attacked / calm, steps for each second of the nodes' processor time. tokens: those of the
+run, which the schedule follows, over those that were trained. Kept: nothing of the attacker's is in anybody's
+state, offices or schedule. MiB: the largest node above the calm swarm's.
 """
 
 from __future__ import annotations
@@ -193,9 +194,11 @@ def one(attack: str, seconds: float, mode: str) -> Row:
 
 def shown(rows: Sequence[Row]) -> str:
     """Lay the rows out as text."""
-    lines = [f"{'attack':24}{'versions':>9}{'steps':>7}{'kept':>6}{'MiB':>7}{'loss':>8}{'calm':>7}  verdict"]
+    figures = f"{'versions':>9}{'steps':>7}{'tokens':>9}{'kept':>6}{'MiB':>7}{'loss':>8}{'calm':>7}"
+    lines = [f"{'attack':24}{figures}  verdict"]
     for row in rows:
-        cells = [number(row.versions_ratio, 9), number(row.steps_ratio, 7), f"{row.parameters_kept!s:>6}"]
+        cells = [number(row.versions_ratio, 9), number(row.steps_ratio, 7)]
+        cells += [number(row.schedule_ratio, 9, "g"), f"{row.parameters_kept!s:>6}"]
         cells += [f"{row.rss_mib_above:7.0f}", number(row.loss, 8), number(row.loss_calm, 7)]
         words = row.verdict + (f": {', '.join(row.broken)}" if row.broken else "")
         lines.append(f"{row.attack:24}{''.join(cells)}  {words}")
@@ -205,9 +208,9 @@ def shown(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-def number(value: float | None, width: int) -> str:
+def number(value: float | None, width: int, form: str = "f") -> str:
     """Lay a number out; a dash where there is none."""
-    return f"{value:{width}.2f}" if value is not None else f"{'-':>{width}}"
+    return f"{value:{width}.2{form}}" if value is not None else f"{'-':>{width}}"
 
 
 def counts(table: Mapping[str, int]) -> str:

@@ -13,7 +13,7 @@ import bench_attacks
 from attacks.lies import BY_A_MEMBER
 from attacks.outcome import Broken, Row, Seen, judge
 from attacks.table import BY_STRANGERS, WITH_A_NEWCOMER
-from p2pdiloco.core.api.types import MAX_INNER_STEPS, NEVER, ContributionHeader, Stamp
+from p2pdiloco.core.api.types import NEVER, ContributionHeader, Stamp
 from p2pdiloco.lab.guard import Guard
 
 CALM = Seen(
@@ -101,7 +101,7 @@ def test_every_lie_changes_something() -> None:
     )
     for lie in BY_A_MEMBER.values():
         claimed = lie.label(label)
-        told = claimed.inner_steps == MAX_INNER_STEPS or not torch.equal(lie.delta(delta), delta)
+        told = claimed.inner_steps > 1000 * label.inner_steps or not torch.equal(lie.delta(delta), delta)
         assert told or not torch.equal(lie.merged(delta), delta)
         assert torch.isfinite(lie.delta(delta)).all() and claimed.tokens == 256 * claimed.inner_steps
 

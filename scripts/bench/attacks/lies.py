@@ -8,7 +8,7 @@ import torch
 from msgspec import Struct, structs
 from torch import Tensor
 
-from p2pdiloco.core.api.types import MAX_INNER_STEPS, ContributionHeader
+from p2pdiloco.core.api.types import MOST_PERIODS, ContributionHeader
 
 
 class Lie(Struct, frozen=True):
@@ -20,9 +20,9 @@ class Lie(Struct, frozen=True):
 
 
 def most_steps(header: ContributionHeader) -> ContributionHeader:
-    """Claim as much work as a label can, with as many tokens a step as were trained."""
-    per_step = header.tokens // max(1, header.inner_steps)
-    return structs.replace(header, tokens=MAX_INNER_STEPS * per_step, inner_steps=MAX_INNER_STEPS)
+    """Claim about as much work as a label can, with as many tokens a step as were trained."""
+    factor = MOST_PERIODS // 2
+    return structs.replace(header, tokens=factor * header.tokens, inner_steps=factor * header.inner_steps)
 
 
 def noise(delta: Tensor) -> Tensor:

@@ -73,6 +73,8 @@ class Row(Struct, frozen=True, kw_only=True):
     who: str
     versions_ratio: float | None
     steps_ratio: float | None
+    schedule_ratio: float | None
+    """Tokens of the run by the honest nodes' count, over those that were trained."""
     parameters_kept: bool
     rss_mib_above: float
     loss: float | None
@@ -135,6 +137,7 @@ def judge(
         who="member" if member else "strangers",
         versions_ratio=versions,
         steps_ratio=steps,
+        schedule_ratio=ratio(attacked.run_tokens, attacked.trained),
         parameters_kept=kept,
         rss_mib_above=above,
         loss=attacked.loss,
