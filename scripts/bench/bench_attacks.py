@@ -73,9 +73,9 @@ class Side:
         return made >= QUIET_VERSIONS
 
     def start_newcomer(self) -> None:
-        """Start one more node, which is told the run's name only."""
+        """Start one more node, which is told the run's name only, or has an invite."""
         node = self.newcomer = self.swarm.add_node()
-        node.arguments += [*self.invited, *NEVER, *PACE, "--join", self.join, "--run", self.name]
+        node.arguments += [*(self.invited or ["--run", self.name]), *NEVER, *PACE, "--join", self.join]
         node.start()
 
     def moment(self) -> Moment:

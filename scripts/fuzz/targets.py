@@ -6,6 +6,7 @@ Whatever comes in is accepted or refused with the errors that a target names; an
 from __future__ import annotations
 
 import asyncio
+import base64
 import hashlib
 import struct
 from collections.abc import Callable, Sequence
@@ -33,8 +34,17 @@ from p2pdiloco.core.api.types import (
     Watermark,
 )
 from p2pdiloco.daemon import wire
+from p2pdiloco.daemon.admission.invite import PREFIX, SUM_BYTES, decode_invite, encode_invite
+from p2pdiloco.daemon.admission.papers import (
+    Notice,
+    Vouch,
+    decode_notice,
+    encode_notice,
+    grant,
+    signed,
+)
 from p2pdiloco.daemon.display.snapshot import StatusReport, decode_status, encode_status
-from p2pdiloco.errors import RemoteError, TransportError
+from p2pdiloco.errors import ConfigError, RemoteError, TransportError
 from p2pdiloco.identity import Identity
 from p2pdiloco.ports import PullSource, PushSink, Refusal
 from p2pdiloco.release import WIRE_VERSION
@@ -210,6 +220,16 @@ class _Trusting:
         return True
 
 
+def invite(data: bytes) -> None:
+    """Decode an invite that says this, with the checksum that anybody can put; and the text as it is."""
+    whole = data + hashlib.sha256(b"p2pdiloco/1/invite\0" + data).digest()[:SUM_BYTES]
+    for text in (PREFIX + base64.b32encode(whole).decode().lower().rstrip("="), data.decode("latin-1")):
+        try:
+            decode_invite(text)
+        except ConfigError:
+            continue
+
+
 def signed_manifest(data: bytes) -> None:
     """Decode and verify a manifest whose signature is good."""
     verify(decode_signed(data), lambda _peer, _message, _signature: True)
@@ -269,6 +289,19 @@ def _signed() -> bytes:
     return encode_signed(sign_manifest(for_run("micro", "fuzz", 1), bytes(32), owner, owner.peer_id))
 
 
+def _notice() -> bytes:
+    owner = Identity.generate()
+    made = Notice(RUN, 1, (PEER,), (PEER,), (PEER,), (Vouch(0, 3, bytes(32)),))
+    return encode_notice(signed(made, owner))
+
+
+def _invite() -> bytes:
+    owner, key = Identity.generate(), Identity.generate()
+    address = f"/ip4/127.0.0.1/tcp/1/p2p/{owner.peer_id}"
+    word = encode_invite(grant("0" * 64, key.peer_id, 0, 5, owner), key, [address]).removeprefix(PREFIX)
+    return base64.b32decode(word.upper() + "=" * (-len(word) % 8))[:-SUM_BYTES]
+
+
 def _joined(parts: Sequence[Any]) -> bytes:
     return b"".join(bytes(part) for part in parts)
 
@@ -298,6 +331,8 @@ def targets() -> dict[str, Target]:
         "framing": Target(frames, (), _frame_seeds()),
         "manifest": Target(manifest_from_canonical, (RemoteError,), [_manifest()]),
         "signed": Target(signed_manifest, (RemoteError,), [_signed()]),
+        "notice": Target(decode_notice, (RemoteError,), [_notice()]),
+        "invite": Target(invite, (), [_invite()]),
         "update": Target(update, (), [_joined(containers.encode_update(VERSION, bytes(64)))]),
         "checkpoint": Target(containers.decode_checkpoint, (containers.CorruptFile,), [_joined(saved)]),
         "record": Target(record, (), [entry]),
