@@ -63,6 +63,11 @@ async def _copied(join: tuple[str, ...], wanted: str, timeout_s: float) -> RunRe
                 reports = await search.reports(transport)
             run = await _run(transport, reports[0], search.joined)
             found.append(run)
+            if run.manifest.admission.mode != "open":
+                raise UserError(
+                    f"the parameters of run {run.name} are for its members",
+                    "take them from a member's folder, --data-dir DIR, or from its --result-dir",
+                )
             members = [report.answered_by for report in reports]
             tokenizer = await fetched_tokenizer(transport, None, run.id, run.manifest, members)
             given = None

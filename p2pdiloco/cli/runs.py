@@ -144,11 +144,23 @@ def new(
     click.echo(out)
     click.echo(
         f"wrote {out}: {_size(manifest)}. Next, on a machine that others can reach:\n"
-        f"  p2pdiloco bootstrap --run {out}\nand on the first node of the run:\n"
-        f"  p2pdiloco node --genesis --join ADDRESS-PRINTED-BY-BOOTSTRAP"
+        f"  p2pdiloco bootstrap --run {out}\n{_invite_words(manifest)}and on the first node of the run:\n"
+        f"  p2pdiloco node --genesis {_way_in(manifest)}"
         f"{' --data PATH' if manifest.data.is_each_nodes_own else ''}",
         err=True,
     )
+
+
+def _invite_words(manifest: Manifest) -> str:
+    return f"then, there:\n  p2pdiloco invite {manifest.run.name}\n" if _is_by_invite(manifest) else ""
+
+
+def _way_in(manifest: Manifest) -> str:
+    return "INVITE" if _is_by_invite(manifest) else "--join ADDRESS-PRINTED-BY-BOOTSTRAP"
+
+
+def _is_by_invite(manifest: Manifest) -> bool:
+    return manifest.admission.mode == "invite"
 
 
 def _with_admission(manifest: Manifest, mode: str | None, listen: tuple[str, ...]) -> Manifest:

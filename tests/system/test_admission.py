@@ -87,6 +87,9 @@ def test_an_invite_run(visited_swarm: Swarm) -> None:
     swarm.advance(owner, [0], 1)
     assert owner.number(0) < BOAST.number
 
+    copy = ("checkpoint", "--join", owner.address() or "", "--out", str(swarm.folder / "theta.safetensors"))
+    assert "are for its members" in _run(*copy)[1]
+
     # Used up, expired, in time.
     nobody, guests = (("--data-dir", str(swarm.folder / name)) for name in ("nobody", "guest"))
     used_up = (1, "no: as many nodes as the invite is for have used it")

@@ -47,7 +47,10 @@ class Membership:
     def __init__(
         self, transport: Transport, run: PublishedRun, data_dir: Path, worked: Callable[[str], bool]
     ) -> None:
-        """`worked`: tells whether our chain has a mark of the peer. Raises: StorageError."""
+        """`worked`: tells whether our chain has a mark of the peer.
+
+        Raises: StorageError, UserError (this node has no invite where one is needed).
+        """
         self._folder = run_folder(data_dir, run.id)
         self._news = asyncio.Event()
         self._notice_is_new = self._register_is_new = False
@@ -60,6 +63,11 @@ class Membership:
         for admission in self._load():
             self.register.take(admission.peer, admission, vouched=True)
         ours = own_admission(data_dir, run, transport.peer_id)
+        if ours is None and run.manifest.admission.mode == "invite":
+            raise UserError(
+                f"run {run.name} takes members by invite, and this node has none",
+                "ask the run's owner for one, who makes it with `p2pdiloco invite`: p2pdiloco node INVITE",
+            )
         if ours is not None:
             self.register.take(transport.peer_id, ours, vouched=True)
         self.gate = Gate(self.register, ours, self._changed)

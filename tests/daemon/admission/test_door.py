@@ -14,7 +14,7 @@ from p2pdiloco.core.api.reasons import PullRefusal
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.admission.papers import Admission, AdmissionFault, admission
 from p2pdiloco.daemon.admission.queries import JoinAnswer, MayJoin, NoticeQuery
-from p2pdiloco.errors import RemoteError
+from p2pdiloco.errors import RemoteError, UserError
 from p2pdiloco.identity import Identity
 from p2pdiloco.ports import Refusal
 from p2pdiloco.release import WIRE_VERSION
@@ -94,6 +94,10 @@ async def test_who_is_shown_and_who_is_not(tmp_path: Path) -> None:
         assert wire.decode(answer, JoinAnswer).fault is AdmissionFault.USED_UP
         answer = await ask(three, a, MayJoin(swarm.run.id, one.id, swarm.invite.grant))
         assert wire.decode(answer, JoinAnswer).fault is None
+        # Members tell each other whom they have seen: uses are counted together.
+        b = await swarm.member("b", invite=swarm.make_invite())
+        await until(lambda: b.membership.register.fault(one.id) is None, "b to hear of whom a has seen")
+        assert (await show(three, b, swarm.invite.admit(three.id))).fault is AdmissionFault.USED_UP
 
 
 async def test_a_record_of_a_stranger_is_a_place_to_dial_and_no_more(tmp_path: Path) -> None:
@@ -107,9 +111,18 @@ async def test_a_record_of_a_stranger_is_a_place_to_dial_and_no_more(tmp_path: P
         await a.presence.look()
         assert rogue.id not in a.presence.names
         assert rogue.id not in [peer for peer, _ in a.presence._roster.members]
+        reading = wire.encode(wire.Reading("data", 0, b"\xff"))
+        await rogue.transport.put_record(wire.reading_key(swarm.run.id), reading, 60.0)
+        assert await a.sharing.look() == 0, "nor does it say what is read"
         b = await swarm.member("b")
         await a.presence.look()
         assert b.transport.peer_id in [peer for peer, _ in a.presence._roster.members]
+
+
+async def test_without_an_invite_a_node_says_so_at_once(tmp_path: Path) -> None:
+    async with ClosedNeighbourhood(tmp_path) as swarm:
+        with pytest.raises(UserError, match="takes members by invite"):
+            await swarm.member("a", genesis=True, invite=None)
 
 
 async def test_queries_of_strangers_are_bounded_and_damaged_ones_refused(tmp_path: Path) -> None:
@@ -132,7 +145,10 @@ async def test_queries_of_strangers_are_bounded_and_damaged_ones_refused(tmp_pat
         await a.presence.look()
 
 
-async def test_who_is_banned_is_out_at_once_and_the_word_is_passed_on(tmp_path: Path) -> None:
+async def test_who_is_banned_is_out_at_once_and_the_word_is_passed_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("p2pdiloco.daemon.admission.membership.FIRST_ROUND_S", 1e6)
     async with ClosedNeighbourhood(tmp_path) as swarm:
         a = await swarm.member("a", genesis=True)
         b = await swarm.member("b")
