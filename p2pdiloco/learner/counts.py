@@ -22,10 +22,12 @@ class TrainingCounts:
         self.tokens_total += tokens
         self.run_tokens += tokens
 
-    def run_is_at(self, run_tokens: int, learners: int = 1) -> None:
-        """Tell the schedule how many tokens the run has consumed, by so many learners; it only goes
-        forward."""
-        self.run_tokens = max(self.run_tokens, run_tokens)
+    def run_is_at(self, run_tokens: int, learners: int = 1, ahead: int | None = None) -> None:
+        """Tell the schedule how many tokens the run has consumed, by so many learners. It goes forward only,
+        but where it is `ahead` tokens further: then this node holds another chain now, or believed that there
+        are more learners than there are. None: however far."""
+        if run_tokens > self.run_tokens or (ahead is not None and run_tokens + ahead < self.run_tokens):
+            self.run_tokens = run_tokens
         self.learners = max(1, learners)
 
     def goes_on_from(self, inner_step: int, tokens_total: int, run_tokens: int) -> None:

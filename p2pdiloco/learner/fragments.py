@@ -186,6 +186,11 @@ class Fragments:
         self.held.scatter(theta, self._layouts[index])
         self.bases[index] = BaseRef(command.number, command.buffer, command.tokens)
 
+    @property
+    def period(self) -> int:
+        """Inner steps between two copies of a fragment (H)."""
+        return self._period
+
     def run_tokens(self, learners: int) -> int:
         """Tokens that the run has consumed, about; the mean over fragments.
 

@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 MAX_LATE_S = 2.0
 """Most seconds that late steps with a least length are made up for, after a busy machine or an evaluation:
 the pace is kept on average."""
+AHEAD_INTERVALS = 8
+"""Intervals of all learners that our clock may be ahead of our chain: estimates are no more apart."""
 FINISH_POLL_S = 1.0
 """Seconds between two looks for commands while the end is waited for."""
 
@@ -142,7 +144,7 @@ class Mailbox:
         self.obey()
         if not self._goes_on():
             return False
-        self._training.run_is_at(self._fragments.run_tokens(self._learners), self._learners)
+        self._look_at_the_clock()
         for note in self._training.take_notes():
             self._channel.emit(Note(note[:4096]))
         for copied in self._fragments.copy_due(self._training.inner_step):
@@ -154,6 +156,11 @@ class Mailbox:
         if self._min_step_s:
             self._rest()
         return self._goes_on()
+
+    def _look_at_the_clock(self) -> None:
+        run_tokens = self._fragments.run_tokens(self._learners)
+        interval = self._fragments.period * self._training.section.tokens_per_step
+        self._training.run_is_at(run_tokens, self._learners, AHEAD_INTERVALS * self._learners * interval)
 
     def begin(self) -> bool:
         """Do what has been asked for before the first inner step. False: make none.

@@ -101,7 +101,7 @@ def follow(start: Start, rank: int, count: int, folder: Path) -> None:
         if told.kind != "step":
             _help(told, start, parts)
             continue
-        training.run_is_at(told.number)
+        training.run_is_at(told.number, ahead=0)
         training.step()
         for note in training.take_notes():
             print(f"rank {rank}: {note}", file=sys.stderr, flush=True)

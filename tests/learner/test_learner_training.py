@@ -243,9 +243,31 @@ def test_the_schedule_is_at_the_runs_place_never_goes_back_and_survives_a_restar
     checkpoint.save(path, training, bench.fragments)
     other = Bench()
     checkpoint.restore(path, [], other.training, other.fragments)
+    for fragment in range(4):  # what its daemon restored
+        other.post(Install(fragment, 9, 1, "rebase", tokens=60_000))
     other.mailbox.boundary(other.training.step())
     assert other.training.run_tokens == 60_000 + 5 * 256
     other.close()
+
+
+def test_the_schedule_goes_back_with_the_chain_and_after_a_crowd_that_was_none(bench):
+    training, mailbox = bench.training, bench.mailbox
+    interval = MICRO.sync.inner_steps * 256
+    for fragment in range(4):
+        bench.post(Install(fragment, 9, 1, "rebase", tokens=1 << 40))
+    mailbox.boundary(training.step())
+    assert training.run_tokens > 1 << 40
+    for fragment in range(4):  # a chain with fewer tokens won
+        bench.post(Install(fragment, 10, 0, "rebase", tokens=60_000))
+    mailbox.boundary(training.step())
+    assert 60_000 < training.run_tokens < 60_000 + interval
+    at = training.run_tokens
+    bench.post(Learners(10_000))
+    mailbox.boundary(training.step())
+    assert training.run_tokens > at + 8 * interval
+    bench.post(Learners(1))
+    mailbox.boundary(training.step())
+    assert training.run_tokens < at + interval
 
 
 def test_non_finite_steps_are_skipped_counted_and_in_the_end_fatal(bench):

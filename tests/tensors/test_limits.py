@@ -113,8 +113,8 @@ def test_an_update_is_as_long_as_its_syncer_says() -> None:
 def test_what_earlier_updates_left_out_makes_no_update_too_long() -> None:
     here = Vault([LAYOUT], OuterSection(), PERIOD, "fp32", "topk")
     here.load_initial({spec.name: torch.ones(spec.shape) for spec in SPECS})
-    limits = MergeLimits(160, 0.5)
-    for number in range(1, 60):
+    for number in range(1, 40):
+        limits = MergeLimits(160, 8.0 if number < 20 else 0.01)
         made = here.merge(0, number, [(codec("fp32").encode(unit(1)), 40, 4)], limits=limits)
         assert made.norm <= limits.longest_update * 1.01
         here.commit(0, number)

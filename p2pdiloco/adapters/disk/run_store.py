@@ -200,6 +200,10 @@ class RunStore:
             return saved
         return None
 
+    def distrust_checkpoint(self, fragment: int, number: int, why: str) -> None:
+        """Set a checkpoint aside that is as it was saved, and yet of no use."""
+        self._set_aside(self._fragment(fragment) / f"checkpoint-{number}.safetensors", CorruptFile(why))
+
     # --- inside ------------------------------------------------------------------------------------
 
     def _fragment(self, fragment: int) -> Path:

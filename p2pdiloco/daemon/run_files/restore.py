@@ -6,9 +6,11 @@ import logging
 
 from msgspec import Struct
 
+from p2pdiloco.adapters.disk.containers import SavedFragment
 from p2pdiloco.adapters.disk.run_store import RunStore
 from p2pdiloco.core.api.config import CoreConfig, Restored, RestoredFragment
-from p2pdiloco.core.api.types import SignedVersion, Watermark, table_digest
+from p2pdiloco.core.api.types import SignedVersion, Watermark
+from p2pdiloco.core.chain import scale
 from p2pdiloco.core.chain.chain import Chain
 from p2pdiloco.daemon.payloads.update_log import UpdateLog
 from p2pdiloco.errors import RemoteError
@@ -53,27 +55,21 @@ def _load(
     fragment = genesis.header.fragment
     chain = Chain((genesis,), (), config.log_versions)
     checkpoint = store.load_checkpoint(fragment)
-    if checkpoint is not None and checkpoint.version.header.number > 0:
-        header = checkpoint.version.header
-        try:
-            theta, momentum = checkpoint.theta.data.cast("B"), checkpoint.momentum.data.cast("B")
-            digest = vault.load_spare(fragment, header.number, theta, momentum)
-        except RemoteError as error:
-            digest = str(error).encode()
-        if digest == header.state_digest and table_digest(checkpoint.watermarks) == header.table:
-            vault.commit(fragment, header.number)
+    while checkpoint is not None and (number := checkpoint.version.header.number) > 0:
+        fault = _why_not(config, checkpoint, vault)
+        if fault is None:
+            vault.commit(fragment, number)
             chain = Chain((checkpoint.version,), checkpoint.watermarks, config.log_versions)
-        else:
-            vault.drop_spare(fragment)
-            logger.warning(
-                "fragment %d: the saved version %d is not sound: left out", fragment, header.number
-            )
+            break
+        vault.drop_spare(fragment)
+        store.distrust_checkpoint(fragment, number, fault)
+        checkpoint = store.load_checkpoint(fragment)
     for version, payload in store.load_updates(fragment, chain.head.number, chain.head.digest):
         if not chain.is_child(version.header):
             break
         try:
             header = version.header
-            digest = vault.apply(fragment, header.number, payload, header.longest_steps())
+            digest = vault.apply(fragment, header.number, payload, header.longest_steps(), header.norm)
         except RemoteError as error:
             digest = str(error).encode()
         if digest != header.state_digest or header.table != chain.marks_after(header).digest:
@@ -84,3 +80,17 @@ def _load(
         chain.extend(version)
         updates.add(version, payload)
     return chain
+
+
+def _why_not(config: CoreConfig, saved: SavedFragment, vault: Vault) -> str | None:
+    """Load a checkpoint into the spare, or say why it is no state to start from: then an older one is, or
+    version 0, and the others have newer ones."""
+    header = saved.version.header
+    if not scale.can_be(header, saved.watermarks, config):
+        return "its numbers are none that a run has"
+    try:
+        theta, momentum = saved.theta.data.cast("B"), saved.momentum.data.cast("B")
+        digest = vault.load_spare(header.fragment, header.number, theta, momentum)
+    except RemoteError as error:
+        return str(error)
+    return None if digest == header.state_digest else "its parameters are not those of its version"

@@ -2,7 +2,8 @@
 
 Nobody counts those tokens exactly at any moment. What is merged is known from the versions; to it a learner
 adds its own unmerged tokens, and what the others have made meanwhile (`Fragments.run_tokens`). Alone, or as
-long as it hears nothing, it goes on by its own count (`Training.run_tokens`), and never back.
+long as it hears nothing, it goes on by its own count (`Training.run_tokens`). It goes back only where it is
+far ahead of the chain that its node holds: after a fork, or a lie.
 """
 
 from __future__ import annotations
