@@ -62,6 +62,8 @@ MOST_TERMS = 1 << 16
 MOST_VERSIONS = 1 << 40
 MOST_TOKENS = MAX_CONTRIBUTORS * COUNTED_UNITS * (1 + MOST_GAP) * MOST_GROWTH
 """Limit of what one version adds to a chain's tokens, as a multiple of version 0's unit."""
+LATELY_VERSIONS = 32
+BEGINNERS = 4
 REMEMBERED = 64
 """Answers about long headers that are kept, for the nodes of a simulator."""
 
@@ -135,6 +137,14 @@ def _next_reach(parent: VersionHeader, norm: float, config: CoreConfig) -> float
         return 0.0  # a run made by hand, whose lengths are not known: nothing is cut
     way = min(max(norm, reach / 2), 2 * reach) - reach
     return min(max(reach + way / FASTEST, first * REACHES[0]), first * REACHES[1])
+
+
+def most_learners(number: int, watermarks: Sequence[Watermark]) -> int:
+    """Number of learners that a run can have at this version: twice those merged lately, and a few that have
+    just begun. Who only says that it trains moves no schedule; at first nobody has been merged yet."""
+    if number <= LATELY_VERSIONS:
+        return MAX_CONTRIBUTORS
+    return 2 * sum(mark.number > number - LATELY_VERSIONS for mark in watermarks) + BEGINNERS
 
 
 # --- what is beyond every scale ---------------------------------------------------------------------------

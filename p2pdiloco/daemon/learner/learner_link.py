@@ -14,6 +14,8 @@ from typing import Protocol
 
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.effects import CommitVersion
+from p2pdiloco.core.api.types import MAX_CONTRIBUTORS
+from p2pdiloco.core.chain.scale import most_learners
 from p2pdiloco.daemon.learner.failures import Failures
 from p2pdiloco.daemon.learner.host import LearnerExited, MakeHost, OnEvent
 from p2pdiloco.daemon.learner.silence import TICK_S, Silence
@@ -79,6 +81,7 @@ class LearnerLink:
         self._merged_together = 0
         """Number of contributors of the version made last: in a run of many groups we hear of our
         neighbours only."""
+        self._most_learners = MAX_CONTRIBUTORS
         self._said_learners = 1
         self.device = ""
         self.status: ch.Status | None = None
@@ -217,9 +220,12 @@ class LearnerLink:
 
     def committed(self, effect: CommitVersion) -> bool:
         """Let the learner go over to a version that is being committed; return whether its copy is in it."""
-        fragment = effect.version.header.fragment
-        self._merged_together = len(effect.version.header.contributors)
-        return self._slots[fragment].committed(effect.merged_ticket, effect.overwrite)
+        header = effect.version.header
+        self._merged_together, self._most_learners = (
+            len(header.contributors),
+            most_learners(header.number, effect.watermarks),
+        )
+        return self._slots[header.fragment].committed(effect.merged_ticket, effect.overwrite)
 
     def after_commit(self, fragment: int) -> None:
         """Post the new version, which the vault holds, unless an install is under way."""
@@ -298,7 +304,8 @@ class LearnerLink:
         next ones four times as long: a run of 700 steps ended 1 to 4 % worse."""
         if not self._ready:
             return
-        count = max(1, self._swarm.training(asyncio.get_running_loop().time()), self._merged_together)
+        heard = min(self._swarm.training(asyncio.get_running_loop().time()), self._most_learners)
+        count = max(1, heard, self._merged_together)
         if count != self._said_learners and self._host.send(ch.Learners(count)):
             self._said_learners = count
 

@@ -12,7 +12,15 @@ from scenes import syncer
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.reasons import Verdict
-from p2pdiloco.core.api.types import NEVER, Contributor, SignedVersion, Stamp, VersionHeader, Watermark
+from p2pdiloco.core.api.types import (
+    MAX_CONTRIBUTORS,
+    NEVER,
+    Contributor,
+    SignedVersion,
+    Stamp,
+    VersionHeader,
+    Watermark,
+)
 from p2pdiloco.core.chain import scale
 from p2pdiloco.core.chain.chain import Chain
 
@@ -105,6 +113,12 @@ def test_a_long_header_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Chain, "merged_at", lambda self, who: asked.append(who) or usual(self, who))
     assert {scale.after(chain, parts, 1.0, run()).tokens for _ in range(3)} == {2000}
     assert len(asked) == 50
+
+
+def test_who_only_says_that_it_trains_is_no_crowd() -> None:
+    marks = tuple(Watermark(f"p{i}", Stamp(1, 1), 10 * i) for i in range(10))
+    assert scale.most_learners(100, marks) == 2 * 3 + 4, "those of versions 70, 80 and 90"
+    assert scale.most_learners(5, ()) == MAX_CONTRIBUTORS
 
 
 # --- the door --------------------------------------------------------------------------------------------

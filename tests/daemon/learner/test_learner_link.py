@@ -41,9 +41,9 @@ class PaperCompute:
 
 
 def commit(merged_ticket: int | None) -> Any:
-    header = SimpleNamespace(fragment=0, contributors=(1, 2, 3))
+    header = SimpleNamespace(fragment=0, number=1, contributors=(1, 2, 3))
     return SimpleNamespace(
-        version=SimpleNamespace(header=header), merged_ticket=merged_ticket, overwrite=False
+        version=SimpleNamespace(header=header), merged_ticket=merged_ticket, watermarks=(), overwrite=False
     )
 
 
