@@ -10,8 +10,7 @@ have answered, or when the grace window ends. If no majority of the learners is 
 payloads that are on their way.
 
 What is in is then merged: by the syncer of the topmost group into the next version
-(`core.rounds.publishing`), by all others into a partial for the syncer of the group above
-(`core.groups.delegate`).
+(`core.rounds.publishing`), by all others into a partial for the group above (`core.groups.delegate`).
 """
 
 from __future__ import annotations
