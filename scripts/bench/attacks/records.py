@@ -22,8 +22,6 @@ from p2pdiloco.release import WIRE_VERSION
 
 GHOSTS = 300
 AT_ONCE = 25
-GHOST_LIFE_S = 3600.0
-"""An honest record lives for 45 s."""
 RECORDS_S = 5.0
 
 
@@ -50,7 +48,7 @@ class Ghosts:
     async def _store(self, peer: str, ghosts: list[Identity]) -> None:
         """Have a peer store these records, as one of the DHT's peers is asked to."""
         protocol = self._stranger.transport._records._node.protocol
-        expires = time.time() + GHOST_LIFE_S
+        expires = time.time() + dht_records.MAX_LIFETIME_S
         dumps, subkeys, values = protocol.serializer.dumps, [], []
         for ghost in ghosts:
             record = wire.Presence(WIRE_VERSION, 1, "ghost", ("/ip4/127.0.0.1/tcp/9/p2p/" + ghost.peer_id,))

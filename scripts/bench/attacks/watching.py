@@ -128,7 +128,8 @@ def seen(
     newcomer: SwarmNode | None,
 ) -> Seen:
     """Sum up what happened between two moments to the honest nodes."""
-    logs, own = logs_of(nodes), [line for lines in logs_of(liars).values() for line in lines]
+    admitted = [*liars, *([newcomer] if newcomer is not None else [])]
+    logs, own = logs_of(nodes), [line for lines in logs_of(admitted).values() for line in lines]
     made, steps, offices = set(), 0, 0
     for lines in logs.values():
         within = [line for line in lines if before.at_s <= line.mono <= after.at_s]
