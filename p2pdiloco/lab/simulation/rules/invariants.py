@@ -18,7 +18,7 @@ from p2pdiloco.core.api.types import (
     Vote,
     signed_bytes,
 )
-from p2pdiloco.core.chain.scale import COUNTED_UNITS, MOST_GAP
+from p2pdiloco.core.chain.scale import COUNTED_UNITS, MOST_GAP, MOST_INCARNATION
 from p2pdiloco.lab.simulation.node.lineage import Displacement, FragmentLineage, MergedPart
 from p2pdiloco.lab.simulation.rules.violation import Violation
 
@@ -109,6 +109,9 @@ class InvariantWatch:
         most = sum(min(each, COUNTED_UNITS * unit * (1 + MOST_GAP)) for each in tokens)
         if not sum(min(each, COUNTED_UNITS * unit) for each in tokens) <= gain <= most:
             raise Violation("in-scale", f"{where}: {gain} tokens more, of {tokens} where {unit} are usual")
+        ends = max((max(p.stamp.sequence, p.stamp.incarnation) for p in header.contributors), default=0)
+        if ends > MOST_INCARNATION:
+            raise Violation("in-scale", f"{where}: a stamp near its end, {ends}")
         if abs(header.unit - unit) * 8 > unit or not tokens:
             raise Violation("in-scale", f"{where}: {header.unit} tokens are usual after {unit}")
 

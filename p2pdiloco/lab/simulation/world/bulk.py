@@ -30,7 +30,8 @@ from p2pdiloco.lab.simulation.node.lineage import Displacement, FragmentLineage,
 if TYPE_CHECKING:
     from p2pdiloco.lab.simulation.node.host import Host
     from p2pdiloco.lab.simulation.world.clock import Clock
-    from p2pdiloco.lab.simulation.world.network import Network
+    from p2pdiloco.lab.simulation.world.liar import Liar
+from p2pdiloco.lab.simulation.world.network import Network
 
 OFFER_TIMEOUT_S = 12.0
 """A sender that has no last word so long after its payload should be there gives the transfer up."""
@@ -67,6 +68,8 @@ class Bulk:
         self._numbers = 0
         self.boasters: set[str] = set()
         """Peers that answer whatever is asked of them with `busy`."""
+        self.liars: dict[str, Liar] = {}
+        """Members that put false labels on their contributions."""
         self.open: dict[int, Transfer] = {}
         """Transfers whose receiver still owes the last word."""
 
@@ -103,7 +106,9 @@ class Bulk:
         rate = transfer.sender.spec.bandwidth_bytes_s
         patience_s = OFFER_TIMEOUT_S + header.payload_bytes / rate * 4
         transfer.sender.later(patience_s, self._undelivered, transfer)
-        offered = Offered(transfer.number, transfer.sender.peer, transfer.offer.signed)
+        signed, liar = transfer.offer.signed, self.liars.get(transfer.sender.peer)
+        signed = signed if liar is None else liar.tell(signed)
+        offered = Offered(transfer.number, transfer.sender.peer, signed)
         transfer.receiver.run_when_awake(transfer.receiver.feed, offered)
 
     def _whole(self, transfer: Transfer) -> bool:

@@ -53,6 +53,8 @@ class Mix:
     """Share of outer steps whose result has another digest than everybody else's."""
     strangers: int = 0
     """Number of peers that boast of heads which they never give (`world.stranger`)."""
+    liars: int = 0
+    """Number of members that lie with numbers (`world.liar`), among at least three times as many."""
 
     @property
     def calm(self) -> bool:
@@ -124,7 +126,7 @@ MIXES: dict[str, Mix] = {
         merge_fails=0.01,
         miscompute=0.005,
     ),
-    "strangers": Mix(latency_s=(0.001, 0.03), bandwidth_bytes_s=(5e6, 5e7), jitter=0.2, strangers=2),
+    "strangers": Mix(latency_s=(0.001, 0.03), bandwidth_bytes_s=(5e6, 5e7), jitter=0.2, strangers=2, liars=1),
 }
 DRAWN = tuple(sorted(name for name, mix in MIXES.items() if not mix.strangers))
 """Mixes of seeds for which none is named."""

@@ -23,6 +23,7 @@ from p2pdiloco.lab.simulation.world.bulk import Bulk
 from p2pdiloco.lab.simulation.world.clock import Clock
 from p2pdiloco.lab.simulation.world.disk import Disk
 from p2pdiloco.lab.simulation.world.faults import Faults
+from p2pdiloco.lab.simulation.world.liar import Liar
 from p2pdiloco.lab.simulation.world.network import Network
 from p2pdiloco.lab.simulation.world.plan import RUN, NodeSpec, WorldPlan, stream
 from p2pdiloco.lab.simulation.world.stranger import Stranger
@@ -78,6 +79,8 @@ class World:
             self.clock.at(at_s, self.launch, spec)
         self.faults = Faults(self, plan)
         self.strangers = [Stranger(self, number) for number in range(plan.mix.strangers)]
+        for spec in plan.nodes[-plan.mix.liars :] if len(plan.nodes) >= 3 * plan.mix.liars > 0 else ():
+            self.bulk.liars[spec.peer] = Liar(plan.config, stream(plan.seed, f"liar/{spec.peer}"))
         self.clock.at(0.0, self._presence_round)
 
     # --- nodes ---------------------------------------------------------------------------------------

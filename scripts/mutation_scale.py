@@ -1,0 +1,16 @@
+"""Deliberate bugs in what is cut to a chain's scale, and where the simulator should miss it."""
+
+from __future__ import annotations
+
+from mutation_kit import Patch, mutation
+from p2pdiloco.core.chain import scale
+
+
+@mutation("strangers", 4, 5, "in-scale")
+def a_chain_counts_whatever_tokens_are_claimed(patch: Patch) -> None:
+    patch.set(scale, "COUNTED_UNITS", 1 << 60)
+
+
+@mutation("strangers", 4, 5, "in-scale", "stuck")
+def stamps_may_be_at_their_end(patch: Patch) -> None:
+    patch.set(scale, "follows", lambda stamp, mark: True)
