@@ -86,7 +86,8 @@ class Member:
         self.holdings = RunHoldings(run, vault, settings, timing)
         self.post, self.background = Post(), Background()
         self._make_core()
-        self.membership = Membership(peer.transport, run, self._data_dir, self._has_worked)
+        judges = self._has_worked, self._is_settled
+        self.membership = Membership(peer.transport, run, self._data_dir, *judges)
         peer.transport.introduce_by(self.membership.introductions.again)
         self._look_for_others()
         self.diary = Diary(self._me, settings.name, self.presence.names, self.holdings.events, recent)
@@ -111,6 +112,9 @@ class Member:
 
     def _has_worked(self, peer: str) -> bool:
         return any(fragment.chain.merged_at(peer) for fragment in self.core.fragments)
+
+    def _is_settled(self) -> bool:
+        return self.core.confirmed
 
     def _look_for_others(self) -> None:
         run, settings, group = self.run, self.settings, self.run.manifest.group

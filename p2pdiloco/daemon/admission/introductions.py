@@ -108,8 +108,9 @@ class Introductions:
         before = len(self._register.admissions)
         self._register.take(peer, shown.admission)
         if self.admits(peer):
+            vouched = self._register.vouches(peer)
             for other in shown.others:
-                self._register.take(other.peer, other, vouched=True)
+                self._register.take(other.peer, other, vouched)
         if len(self._register.admissions) != before:
             self._changed(Change.ADMITTED)
 

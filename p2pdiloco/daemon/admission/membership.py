@@ -45,9 +45,14 @@ class Membership:
     """Membership of one run, on one node."""
 
     def __init__(
-        self, transport: Transport, run: PublishedRun, data_dir: Path, worked: Callable[[str], bool]
+        self,
+        transport: Transport,
+        run: PublishedRun,
+        data_dir: Path,
+        worked: Callable[[str], bool],
+        settled: Callable[[], bool],
     ) -> None:
-        """`worked`: tells whether our chain has a mark of the peer.
+        """`worked`, `settled`: see `Register`.
 
         Raises: StorageError, UserError (this node has no invite where one is needed).
         """
@@ -56,7 +61,7 @@ class Membership:
         self._notice_is_new = self._register_is_new = False
         self._me, self._name = transport.peer_id, run.name
         owner = run.signed.owner
-        self.register = Register(Charter(run.id, owner, run.manifest.admission.mode), worked)
+        self.register = Register(Charter(run.id, owner, run.manifest.admission.mode), worked, settled)
         notice = load_notice(self._folder, run.id, owner)
         if notice is not None:
             self.register.take_notice(notice)

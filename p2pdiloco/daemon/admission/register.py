@@ -1,7 +1,9 @@
 """Register of a run's members, as one node has it: whom it has admitted, and what the owner's notice says.
 
 Everything is judged by signatures. A clock is asked only where a peer is seen for the first time: whoever
-has been admitted once stays so after the invite's end, and whoever has a mark in the chain was. `uses` are
+has been admitted once stays so after the invite's end, and whoever has a mark in the chain was. A newcomer
+has no chain yet, and everybody whom it meets may have been there for long: it takes expired ones for the
+time being, and whoever has no mark when it is a member itself has to be vouched for by another. `uses` are
 counted by what this node has seen or was told; two nodes that cannot hear each other may together admit
 more.
 """
@@ -44,12 +46,17 @@ class Register:
         self,
         charter: Charter,
         worked: Callable[[str], bool] = lambda _peer: False,
+        settled: Callable[[], bool] = lambda: True,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`worked`: tells whether our chain has a mark of the peer. `clock`: Unix time."""
+        """`worked`: tells whether our chain has a mark of the peer; `settled`: whether we have a chain that
+        others confirm. `clock`: Unix time."""
         self.charter = charter
         self.notice: Notice | None = None
         self._worked = worked
+        self._settled = settled
+        self._provisional: set[str] = set()
+        """Peers whose invite had expired when we saw them first, as newcomers."""
         self._clock = clock
         self._by_peer: dict[str, Admission] = {}
         self._users: dict[str, set[str]] = {}
@@ -65,14 +72,23 @@ class Register:
 
     @property
     def admissions(self) -> list[Admission]:
-        """Admissions that were taken, in the order in which they came."""
-        return list(self._by_peer.values())
+        """Admissions that were taken for good, in the order in which they came."""
+        return [shown for peer, shown in self._by_peer.items() if not self._in_doubt(peer)]
+
+    def _in_doubt(self, peer: str) -> bool:
+        return peer in self._provisional and not self._worked(peer)
+
+    def vouches(self, peer: str) -> bool:
+        """Tell whether the peer's word on others counts: it is admitted, and for good."""
+        return self.fault(peer) is None and not self._in_doubt(peer)
 
     def fault(self, peer: str) -> AdmissionFault | None:
         """Say why a peer is not admitted; None: it is."""
         if peer in self._banned:
             return AdmissionFault.BANNED
-        if self.charter.mode == "open" or peer in self._by_peer:
+        if self.charter.mode == "open":
+            return None
+        if peer in self._by_peer and not (self._in_doubt(peer) and self._settled()):
             return None
         if self.charter.mode == "list":
             return None if peer in self._listed else AdmissionFault.NOT_LISTED
@@ -90,7 +106,7 @@ class Register:
         standing = self.fault(peer)
         if shown is None or peer in self._banned or not self._matters(shown):
             return standing
-        if self._by_peer.get(peer) == shown:
+        if self._by_peer.get(peer) == shown and not self._in_doubt(peer):
             return standing
         fault = admission_fault(shown, peer, self.charter.run, self.charter.owner, verify)
         fault = fault or self._closed(shown.grant, peer, vouched)
@@ -100,6 +116,9 @@ class Register:
         if before is not None:
             self._users[before.grant.key].discard(peer)
         self._by_peer[peer] = shown
+        self._provisional.discard(peer)
+        if self._is_over(shown.grant) and not vouched:
+            self._provisional.add(peer)
         self._users.setdefault(shown.grant.key, set()).add(peer)
         return None
 
@@ -125,11 +144,15 @@ class Register:
         if len(self._by_peer) >= MAX_ADMITTED and peer not in self._by_peer:
             return AdmissionFault.FULL
         users = self._users.get(grant.key, set())
-        if grant.key == self.charter.owner or peer in users or self._worked(peer):
+        known = peer in users and peer not in self._provisional
+        if grant.key == self.charter.owner or known or self._worked(peer):
             return None
-        if not vouched and grant.expires and self._clock() > grant.expires:
+        if not vouched and self._is_over(grant) and self._settled():
             return AdmissionFault.EXPIRED
-        return AdmissionFault.USED_UP if len(users) >= grant.uses else None
+        return AdmissionFault.USED_UP if len(users - {peer}) >= grant.uses else None
+
+    def _is_over(self, grant: Grant) -> bool:
+        return bool(grant.expires) and self._clock() > grant.expires
 
     def take_notice(self, notice: Notice) -> bool:
         """Take the owner's notice if it is newer than ours; tell whether it was.
@@ -145,9 +168,10 @@ class Register:
         self._revoked = frozenset(notice.revoked) - {self.charter.owner}
         for peer in [p for p, shown in self._by_peer.items() if shown.grant.key in self._revoked]:
             del self._by_peer[peer]
+            self._provisional.discard(peer)
         return True
 
     def newest(self, most: int, without: Iterable[str] = ()) -> tuple[Admission, ...]:
         """List the newest admissions, for another member to know."""
-        left = [a for p, a in self._by_peer.items() if p not in self._banned and p not in without]
+        left = [a for a in self.admissions if a.peer not in self._banned and a.peer not in without]
         return tuple(left[-most:])

@@ -119,6 +119,24 @@ async def test_a_record_of_a_stranger_is_a_place_to_dial_and_no_more(tmp_path: P
         assert b.transport.peer_id in [peer for peer, _ in a.presence._roster.members]
 
 
+async def test_a_newcomer_joins_members_whose_invites_are_over(tmp_path: Path) -> None:
+    """They were let in in time, which it cannot know yet; later it can: they have marks."""
+    async with ClosedNeighbourhood(tmp_path) as swarm:
+        over = swarm.make_invite(expires=1)
+        a = await swarm.member("a", genesis=True, invite=over)
+        await swarm.round(a)
+        rogue = await swarm.rogue()
+        assert (await show(rogue, a, over.admit(rogue.id))).fault is AdmissionFault.EXPIRED
+        b = await swarm.member("b", trained=False)
+        assert (await show(rogue, b, over.admit(rogue.id))).fault is None, "it is a newcomer itself"
+        assert over.admit(rogue.id) not in b.membership.register.admissions
+        await until(lambda: b.report.state == "training", "b to train")
+        await swarm.round(a, b)
+        assert (await show(rogue, b, over.admit(rogue.id))).fault is AdmissionFault.EXPIRED
+        assert a.membership.register.fault(rogue.id) is AdmissionFault.NOT_SHOWN
+        assert await refused(rogue.say(b, Leaving(1))) == "not-admitted"
+
+
 async def test_without_an_invite_a_node_says_so_at_once(tmp_path: Path) -> None:
     async with ClosedNeighbourhood(tmp_path) as swarm:
         with pytest.raises(UserError, match="takes members by invite"):

@@ -1,0 +1,62 @@
+"""The register of members: who has worked stays, the others are judged by what was seen."""
+
+from __future__ import annotations
+
+import pytest
+
+from p2pdiloco.daemon.admission.papers import AdmissionFault, Notice, admission, grant, signed
+from p2pdiloco.daemon.admission.register import Charter, Register
+from p2pdiloco.identity import Identity
+
+OWNER, KEY, *PEERS = (Identity.from_seed(bytes([n]) * 32) for n in range(6))
+RUN = "ab" * 32
+GRANT = grant(RUN, KEY.peer_id, 1000, 2, OWNER)
+ONE, TWO, THREE, _ = (peer.peer_id for peer in PEERS)
+
+
+def register(now_s: float = 0.0, worked: tuple[str, ...] = (), mode: str = "invite") -> Register:
+    charter = Charter(RUN, OWNER.peer_id, mode)  # type: ignore[arg-type]
+    return Register(charter, worked.__contains__, clock=lambda: now_s)
+
+
+def take(book: Register, peer: str, vouched: bool = False) -> AdmissionFault | None:
+    return book.take(peer, admission(GRANT, peer, KEY), vouched)
+
+
+def test_who_has_worked_or_is_vouched_for_needs_no_clock() -> None:
+    book = register(2000.0, worked=(ONE,))
+    assert take(book, ONE) is None and take(book, TWO, vouched=True) is None
+    assert take(book, THREE) is AdmissionFault.EXPIRED
+    assert book.fault(ONE) is None and book.fault(THREE) is AdmissionFault.NOT_SHOWN
+
+
+def test_uses_bind_whoever_has_not_worked_and_its_own_return_is_none() -> None:
+    book = register(worked=(THREE,))
+    assert [take(book, peer) for peer in (ONE, TWO, ONE, THREE)] == [None] * 4
+    fourth = PEERS[3].peer_id
+    assert take(book, fourth) is take(book, fourth, vouched=True) is AdmissionFault.USED_UP
+
+
+def test_it_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("p2pdiloco.daemon.admission.register.MAX_ADMITTED", 1)
+    book = register()
+    assert take(book, ONE) is None and take(book, TWO) is AdmissionFault.FULL and take(book, ONE) is None
+
+
+def test_an_open_run_has_bans_and_keeps_no_admissions() -> None:
+    book = register(mode="open")
+    assert take(book, ONE) is None and not book.admissions
+    assert book.take_notice(signed(Notice(RUN, 1, (ONE,)), OWNER))
+    assert take(book, ONE) is AdmissionFault.BANNED and book.fault(TWO) is None
+
+
+def test_the_owners_own_nodes_are_admitted_by_its_key_alone() -> None:
+    for mode in ("invite", "list"):
+        book = register(mode=mode)
+        own = admission(grant(RUN, OWNER.peer_id, 0, 1, OWNER), ONE, OWNER)
+        assert book.take(ONE, own) is None and book.fault(ONE) is None
+        more = admission(grant(RUN, OWNER.peer_id, 0, 1, OWNER), TWO, OWNER)
+        assert book.take(TWO, more) is None, "it is never used up"
+        book.take_notice(signed(Notice(RUN, 1, revoked=(OWNER.peer_id,)), OWNER))
+        assert book.fault(ONE) is None
+    assert take(register(mode="list"), ONE) is AdmissionFault.NOT_LISTED
