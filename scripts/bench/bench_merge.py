@@ -61,7 +61,7 @@ def jobs(layout: FragmentLayout, name: str, contributors: int) -> dict[str, Job]
     delta, theta, momentum = torch.zeros(numel), torch.randn(numel), torch.randn(numel)
     spare_theta, spare_momentum = torch.zeros(numel), torch.zeros(numel)
     chosen.decode(payload, delta)
-    accumulator = Accumulator(layout)
+    accumulator = Accumulator(layout, INNER_STEPS)
     vault = Vault([layout], OuterSection(), 24, name, name)
     vault.load_initial({piece.tensor: torch.randn(piece.numel) for piece in layout.pieces})
     inputs = [(payload, TOKENS, INNER_STEPS)] * contributors
