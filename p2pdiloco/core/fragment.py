@@ -212,7 +212,7 @@ class Fragment:
     def heard(self, peer: str, head: Head, confirmed: bool, now: float, saved: bool = False) -> None:
         """Take in which head a member holds."""
         self.witnesses.heard(peer, head, now)
-        if self.follower.heard(peer, head, confirmed, saved):
+        if self.follower.heads.heard(peer, head, confirmed, saved, now):
             self.touch()
 
     def review(self, peers: list[str], now: float) -> None:
@@ -255,6 +255,18 @@ class Fragment:
         """Tell whether our learner had its last say and nothing of it is under way."""
         return not self._flushes and not self.requested and self.own.idle
 
+    def on_unbacked(self, sender: str, now: float) -> None:
+        """Take in that for the sender nobody of our side counts: yield to it, if it has worked for longer
+        than all of us."""
+        shared = self._shared
+        here = [shared.me]
+        for peer in shared.view.confirmed(now):
+            head = shared.view.head(peer, self.index)
+            if head is not None and self.chain.knows(head.number, head.digest):
+                here.append(peer)
+        if self.follower.heads.told_unbacked(sender, here, now):
+            shared.out.record("fork", self.index, "yields: older members are on another chain", peer=sender)
+
     # --- versions ------------------------------------------------------------------------------------
 
     def on_announce(self, sender: str, message: Announce, confirmed: bool, now: float) -> None:
@@ -264,7 +276,7 @@ class Fragment:
                 self.office.trust()
             if message.head.term > self.office.term:
                 self.office.on_claim(sender, message.head.term, now)
-        self.follower.heard(sender, message.head, confirmed)
+        self.follower.heads.heard(sender, message.head, confirmed, False, now)
 
 
 def _pass(call: Closing) -> Pass:

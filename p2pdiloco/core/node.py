@@ -108,6 +108,7 @@ class Core:
             msg.VoteGranted: self._on_vote,
             msg.VoteRefused: self._on_vote_refused,
             msg.Elected: self._on_elected,
+            msg.Unbacked: self._on_unbacked,
             msg.OfficeQuery: lambda s, m, t: self._at(m.fragment).seats.on_query(s, m),
         }
 
@@ -231,7 +232,7 @@ class Core:
     def _on_leaving(self, sender: str, message: msg.Leaving, now: float) -> None:
         self._shared.view.said_goodbye(sender, message.incarnation, now)
         for fragment in self.fragments:
-            fragment.follower.gone(sender)
+            fragment.follower.heads.gone(sender)
         for fragment, head in zip(self.fragments, message.heads, strict=False):
             fragment.witnesses.said_goodbye(sender, head)
         self._shared.out.record("leave", None, "said good-bye", peer=sender)
@@ -241,6 +242,11 @@ class Core:
         progress = self._shared.view.progress(sender)
         fragment = self._at(message.fragment)
         fragment.on_announce(sender, message, progress is not None and progress.confirmed, now)
+        fragment.poll(now)
+
+    def _on_unbacked(self, sender: str, message: msg.Unbacked, now: float) -> None:
+        fragment = self._at(message.fragment)
+        fragment.on_unbacked(sender, now)
         fragment.poll(now)
 
     def _on_vote(self, sender: str, message: msg.VoteGranted, now: float) -> None:
@@ -258,7 +264,7 @@ class Core:
         fragment = self._at(message.fragment)
         progress = self._shared.view.progress(sender)
         if message.head is not None and progress is not None:
-            fragment.follower.heard(sender, message.head, progress.confirmed)
+            fragment.follower.heads.heard(sender, message.head, progress.confirmed, False, now)
         fragment.seats.on_refused(sender, message, now)
         fragment.poll(now)
 

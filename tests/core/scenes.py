@@ -26,8 +26,10 @@ def syncer(
     our_run = config(timing=timing, **run)
     marks = (Watermark("me", NEVER, 0, merges=2, voter=1),)
     restored = Restored(fragments=(RestoredFragment(log=our_run.genesis_versions, watermarks=marks),))
-    solo = Solo(our_run, peers, restored if founder else None)
+    solo = Solo(our_run, peers, restored if founder else None, genesis=founder)
     solo.fragment.context.shared.answer_time(0).add(0.0)
+    if founder:
+        solo.wait(4.0)  # it starts the run
     solo.take_office()
     return solo
 

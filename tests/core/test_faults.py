@@ -62,7 +62,7 @@ def test_what_is_done_when_a_holder_does_not_deliver(failure: FetchFailure) -> N
     at_once = found(effects, ef.FetchUpdate)
     assert [pull.peer for pull in at_once] == ([] if failure.innocent else ["p2"]), "a liar costs no pause"
     forgotten = failure in (FetchFailure.UNREACHABLE, FetchFailure.NOT_READY)
-    assert (holder not in solo.fragment.follower.holders(head.digest)) == forgotten
+    assert (holder not in solo.fragment.follower.heads.holders(head.digest)) == forgotten
     effects += solo.wait(1.0, silent=("p1",))
     assert bool(found(effects, ef.FetchState)) == (failure is FetchFailure.GONE), "then a whole state"
 
@@ -114,6 +114,15 @@ def an_old_state() -> Effects:
     return solo.feed(ev.StateFetched(0, copy.peer, chain[1], table(chain[1])))
 
 
+def of_a_stranger() -> Effects:
+    """By our chain only p1 and p2 have worked; p3 names, gives and has made a heavier version."""
+    solo, chain = Solo(peers=PEERS), branch(1, learners=("p1", "p2"))
+    solo.announce(chain[1])
+    following = child(chain[1].header, "p3", learners=("p1", "p2"))
+    (asked,) = found(solo.hear("p3", heads=(following.header.head(),)), ef.FetchUpdate)
+    return solo.feed(ev.UpdateFetched(0, asked.peer, following, 900))
+
+
 def part(tokens: int = 40, stamp: Stamp = FIRST) -> tuple[Contributor, ...]:
     return (Contributor("p1", stamp, tokens, 4),)
 
@@ -129,6 +138,7 @@ VERSIONS: dict[VersionFault, Callable[[], Effects]] = {
     VersionFault.FALSE_PLAN: lambda: fetched(odd(epoch=7)),
     VersionFault.FALSE_TERM: lambda: fetched(odd(term=1 << 40)),
     VersionFault.FALSE_TOKENS: lambda: fetched(odd(tokens=7)),
+    VersionFault.UNBACKED: of_a_stranger,
     VersionFault.FALSE_TABLE: lambda: fetched(odd(table=bytes(32))),
     VersionFault.FALSE_SCALE: lambda: fetched(odd(unit=41)),
     VersionFault.OUT_OF_SCALE: lambda: fetched(odd(norm=math.inf)),

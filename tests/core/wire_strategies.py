@@ -133,6 +133,7 @@ def message_strategies(
             refusals,
         ),
         msg.Elected: st.builds(msg.Elected, certificates),
+        msg.Unbacked: st.builds(msg.Unbacked, fragments),
         msg.OfficeQuery: st.builds(msg.OfficeQuery, groups, fragments, counts),
     }
 

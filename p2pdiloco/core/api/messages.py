@@ -141,6 +141,13 @@ class Elected(Message, frozen=True):
     certificate: Certificate
 
 
+class Unbacked(Message, frozen=True):
+    """Notice that the receiver's heavier head counts for nobody here: by the sender's chain, none of those
+    who name it has ever worked."""
+
+    fragment: Count
+
+
 class OfficeQuery(Message, frozen=True):
     """Question for the certificate of this fragment's syncer, if the receiver knows one above this term."""
 
@@ -160,6 +167,7 @@ AnyMessage = (
     | VoteRefused
     | Elected
     | OfficeQuery
+    | Unbacked
 )
 
 

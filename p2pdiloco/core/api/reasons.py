@@ -214,6 +214,8 @@ class VersionFault(Reason):
     FALSE_PLAN = "false-plan"
     FALSE_TERM = "false-term"
     FALSE_TOKENS = "false-tokens"
+    UNBACKED = "unbacked"
+    """Version that neither somebody who has worked has made, nor anybody who has names."""
     FALSE_TABLE = "false-table"
     """Watermarks other than follow from its parent's, or than its header commits to."""
     FALSE_SCALE = "false-scale"

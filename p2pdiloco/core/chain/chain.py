@@ -10,8 +10,8 @@ from p2pdiloco.errors import invariant
 
 
 class Chain:
-    """Versions of one fragment. It only goes forward: `extend` by a child of the head, or `replace` by a
-    heavier chain's state."""
+    """Versions of one fragment. It goes forward: `extend` by a child of the head, or `replace` by a heavier
+    chain's state, or by one to which this node yields (`core.following.heads`)."""
 
     def __init__(self, log: tuple[SignedVersion, ...], watermarks: Iterable[Watermark], keep: int) -> None:
         invariant(bool(log), "a chain starts with at least one version")
@@ -25,6 +25,8 @@ class Chain:
         """Watermarks of the head: the roster of the fragment."""
         self.replaced = 0
         """Number of times that another chain's state was taken."""
+        self.yielded = 0
+        """Number of times that it was a lighter one."""
 
     def _remember(self, version: SignedVersion, digest: bytes) -> None:
         number = version.header.number
@@ -82,11 +84,12 @@ class Chain:
         self.signed, self.head = version, version.header.head()
         self._remember(version, self.head.digest)
 
-    def replace(self, version: SignedVersion, watermarks: Iterable[Watermark]) -> None:
-        """Take another chain's state: its ancestors are unknown to us."""
+    def replace(self, version: SignedVersion, watermarks: Iterable[Watermark], yields: bool = False) -> None:
+        """Take another chain's state: its ancestors are unknown to us. `yields`: though it may be lighter."""
         head = version.header.head()
-        invariant(head.weight > self.head.weight, "replaced by a lighter chain")
+        invariant(yields or head.weight > self.head.weight, "replaced by a lighter chain")
         self.replaced += 1
+        self.yielded += head.weight <= self.head.weight
         self._log.clear()
         self._digests.clear()
         self.signed, self.head = version, head

@@ -21,6 +21,7 @@ from enum import Enum, auto
 
 from p2pdiloco.core.api.effects import ApplyUpdate, CommitVersion, DropSpare, FetchState, FetchUpdate, Release
 from p2pdiloco.core.api.events import FetchFailed, StateFetched, UpdateApplied, UpdateFetched
+from p2pdiloco.core.api.messages import Unbacked
 from p2pdiloco.core.api.reasons import FetchFailure, VersionFault
 from p2pdiloco.core.api.types import (
     WHOLE_RUN,
@@ -28,7 +29,6 @@ from p2pdiloco.core.api.types import (
     SignedVersion,
     Stamp,
     VersionHeader,
-    Watermark,
     table_digest,
 )
 from p2pdiloco.core.chain import scale
@@ -37,6 +37,7 @@ from p2pdiloco.core.context import FragmentContext
 from p2pdiloco.core.contributions.commit_effect import commit_effect
 from p2pdiloco.core.contributions.own import ContributionQueue
 from p2pdiloco.core.following.doubts import Doubts
+from p2pdiloco.core.following.heads import NamedHeads
 from p2pdiloco.core.machine import Machine, direct_members
 from p2pdiloco.core.timing import backoff_s
 
@@ -84,9 +85,8 @@ class Follower:
         self._own = own
         self._spare = context.spare
         self._machine = Machine(FOLLOW_TABLE, FollowState.RESTING)
-        self._heads: dict[str, Head] = {}
-        self._unsure: set[str] = set()
-        """Members whose heads are of a saved state that nobody confirmed yet."""
+        self.heads = NamedHeads(context)
+        """Heads that members name."""
         self._doubts = Doubts()
         self._has_spare = False
         self._next: SignedVersion | None = None
@@ -98,8 +98,6 @@ class Follower:
         self._attempts = 0
         self._retry_at_s = self._asked_s = 0.0
         self._need_state = False
-        self.verified = False
-        """True: a confirmed member's head is, or was, our head, one of its ancestors, or lighter."""
         self._on_moved = on_moved
 
     # --- questions -----------------------------------------------------------------------------------
@@ -117,85 +115,62 @@ class Follower:
 
     def deadline(self) -> float | None:
         """Time at which to try again; None: nothing to wait for."""
-        if not self._heads or self.state is not FollowState.RESTING or self._spare.busy:
+        if self.state is not FollowState.RESTING or self._spare.busy:
             return None
-        ours = self._chain.head.weight
-        first_s = self._doubts.first_s(p for p, h in self._heads.items() if h.weight > ours)
+        first_s = self._doubts.first_s(self.heads.wanted or self.heads.unproven)
         return None if first_s is None else max(first_s, self._retry_at_s)
-
-    def holders(self, digest: bytes) -> list[str]:
-        """List the members whose head is that version, which is not ours."""
-        return sorted(peer for peer, head in self._heads.items() if head.digest == digest)
 
     def behind(self, now: float) -> bool:
         """Tell whether something heavier is known, or on its way here."""
         return self.state is not FollowState.RESTING or self._best(now) is not None
 
-    def _best(self, now: float) -> tuple[str, Head] | None:
-        """Find the heaviest head above ours, and a holder of it that is not in doubt."""
-        if not self._heads:
-            return None
-        ours = self._chain.head.weight
-        heavier = {peer: h for peer, h in self._heads.items() if h.weight > ours}
-        if not heavier:
-            return None
-        above = [(heavier[peer].weight, peer, heavier[peer]) for peer in self._doubts.open(heavier, now)]
-        if not above:
-            return None
-        _, peer, head = max(above, key=lambda item: (item[0], item[1]))
-        return peer, head
+    def _best(self, now: float) -> Head | None:
+        """Find the heaviest head to follow of which a holder is not in doubt."""
+        wanted = self.heads.look(now)
+        above = [(wanted[peer].weight, peer, wanted[peer]) for peer in self._doubts.open(wanted, now)]
+        return max(above, key=lambda item: (item[0], item[1]))[2] if above else None
 
     # --- what happens --------------------------------------------------------------------------------
 
-    def heard(self, peer: str, head: Head, confirmed: bool, saved: bool = False) -> bool:
-        """Take in which head a member holds. Tell whether that is news.
-
-        `saved`: nobody is confirmed, and it returns with this from its disk, as we do with ours.
-        """
-        self._unsure.discard(peer)
-        if not confirmed and not saved:
-            return self._heads.pop(peer, None) is not None
-        known = self._chain.knows(head.number, head.digest)
-        if confirmed and (known or head.weight < self._chain.head.weight):
-            # Also who comes back with a heavier chain than any here is a full member: the others follow.
-            self.verified = True
-        if known:
-            return self._heads.pop(peer, None) is not None
-        if not confirmed:
-            self._unsure.add(peer)
-        news = self._heads.get(peer) != head
-        self._heads[peer] = head
-        return news
-
-    def gone(self, peer: str) -> None:
-        """Forget a peer that left the view: it can give nothing."""
-        self._heads.pop(peer, None)
-        self._unsure.discard(peer)
-
     def poll(self, now: float) -> None:
         """Start pulling if something heavier is known and nothing is under way."""
-        if not self._heads or self.state is not FollowState.RESTING:
+        if self.state is not FollowState.RESTING:
             return
         if self._spare.busy or now < self._retry_at_s:
             return
-        best = self._best(now)
-        if best is None:
+        target = self._best(now)
+        if target is None and not self.heads.wanted:
+            self._try_unproven(now)
+        if target is None:
             return
-        target = best[1]
-        able = [p for p, h in self._heads.items() if h.number >= target.number]
-        holders = sorted(self._doubts.open(able, now))
+        holders = sorted(self._doubts.open(self.heads.able(target.number), now))
         # Who cannot be dialled is spared, and perhaps not to be had.
         holders = [p for p in holders if self._shared.view.dialable(p)] or holders
         peer = holders[(self._first_asked + target.number + self._attempts) % len(holders)]
         self._asked_s = now
         distance = target.number - self._chain.head.number
-        if self._need_state or not 0 < distance <= self._shared.config.log_versions:
+        if (
+            self._need_state
+            or self.heads.yields_to(peer, now)
+            or not 0 < distance <= self._shared.config.log_versions
+        ):
             self._pull_state(peer, target)
         else:
             if peer not in self._doubts:  # of who failed last time the bytes must be here first
                 self._take_spare()
             self._machine.go(FollowSignal.PULL_UPDATE)
             self._shared.out.put(FetchUpdate(self._fragment, self._chain.head.number + 1, peer))
+
+    def _try_unproven(self, now: float) -> None:
+        """Ask for one version of a chain that nobody who counts has named: its maker may count."""
+        unproven = self.heads.unproven
+        holders = sorted(self._doubts.open(unproven, now))
+        if holders:
+            peer = holders[self._attempts % len(holders)]
+            self._asked_s = now
+            self._machine.go(FollowSignal.PULL_UPDATE)
+            number = min(unproven[peer].number, self._chain.head.number + 1)
+            self._shared.out.put(FetchUpdate(self._fragment, number, peer))
 
     def _take_spare(self) -> None:
         self._spare.take()
@@ -244,12 +219,12 @@ class Follower:
         if failure is FetchFailure.GONE:
             self._need_state = True
         if failure in (FetchFailure.UNREACHABLE, FetchFailure.NOT_READY):
-            self._heads.pop(event.peer, None)
+            self.heads.cannot_give(event.peer)
         self._disappointed(event.peer, not failure.innocent, now)
 
     def update_fetched(self, event: UpdateFetched, now: float) -> None:
         """Check an update against our chain, then make its outer step."""
-        fault = self._why_not(event.version)
+        fault = self._why_not(event, now)
         if self.state is not FollowState.UPDATING:
             self._shared.out.put(Release(event.ticket))
             return
@@ -257,11 +232,7 @@ class Follower:
             self._shared.out.put(Release(event.ticket))
             kind = "fork" if fault.forked else "refusal"
             self._shared.out.record(kind, self._fragment, str(fault), peer=event.peer)
-            if fault.innocent:
-                self._done(now, ok=False)
-            else:
-                self._disappointed(event.peer, True, now)
-            self._need_state = self._need_state or fault.forked
+            self._not_taken(event.peer, fault, now)
             return
         header = event.version.header
         self._doubts.drop(event.peer)
@@ -275,14 +246,27 @@ class Follower:
         steps = header.longest_steps()
         self._shared.out.put(ApplyUpdate(self._fragment, header.number, event.ticket, steps, header.norm))
 
-    def _why_not(self, version: SignedVersion) -> VersionFault | None:
-        header = version.header
+    def _not_taken(self, peer: str, fault: VersionFault, now: float) -> None:
+        if fault is VersionFault.UNBACKED and self._shared.confirmed:
+            self._shared.out.send(peer, Unbacked(self._fragment))
+        if fault.innocent and peer in self.heads.unproven:
+            self.heads.is_of_a_fork(peer)
+        if fault.innocent:
+            self._done(now, ok=False)
+        else:
+            self._disappointed(peer, True, now)
+        self._need_state = self._need_state or fault.forked
+
+    def _why_not(self, event: UpdateFetched, now: float) -> VersionFault | None:
+        version, header = event.version, event.version.header
         config = self._shared.config
         mine = (config.run, WHOLE_RUN, self._fragment, config.update_codec)
         if (header.run, header.group, header.fragment, header.codec) != mine:
             return VersionFault.WRONG_FRAGMENT
         if not self._shared.signed_by(header.syncer, "version", header, version.signature):
             return VersionFault.SIGNATURE
+        if not self.heads.proven(header, event.peer, now):
+            return VersionFault.UNBACKED
         certificate = None if self._context.grouped else self._context.leaf.office.certificate
         if certificate and header.term == certificate.term and header.syncer != certificate.syncer:
             return VersionFault.OTHER_SYNCER
@@ -331,7 +315,7 @@ class Follower:
 
     def state_fetched(self, event: StateFetched, now: float) -> None:
         """Take a donor's whole fragment from the spare copy, if it is sound and heavier."""
-        fault = self._why_no_state(event.version, event.watermarks)
+        fault = self._why_no_state(event, now)
         if self.state is not FollowState.COPYING or fault is not None:
             self._shared.out.put(DropSpare(self._fragment))
             if self.state is FollowState.COPYING and fault is not None:
@@ -343,20 +327,26 @@ class Follower:
         after = next((m.stamp for m in event.watermarks if m.learner == shared.me), Stamp(0, 0))
         merged_ticket, overwrite = self._own.would_merge(after)
         shared.out.put(CommitVersion(event.version, None, merged_ticket, event.watermarks, after, overwrite))
-        self._chain.replace(event.version, event.watermarks)
+        yields = self.heads.yields_to(event.peer, now)
+        self._chain.replace(event.version, event.watermarks, yields)
         self._moved("catchup", event.version, now)
 
-    def _why_no_state(self, version: SignedVersion, table: tuple[Watermark, ...]) -> VersionFault | None:
-        header, config = version.header, self._shared.config
+    def _why_no_state(self, event: StateFetched, now: float) -> VersionFault | None:
+        version, table, config = event.version, event.watermarks, self._shared.config
+        header = version.header
         right = (header.run, header.group, header.fragment) == (config.run, WHOLE_RUN, self._fragment)
         if not right or not self._shared.signed_by(header.syncer, "version", header, version.signature):
             return VersionFault.SIGNATURE
+        if not (self.heads.yields_to(event.peer, now) or self.heads.proven(header, event.peer, now)):
+            return VersionFault.UNBACKED
         if not self._plausible(header):
             return VersionFault.IMPLAUSIBLE_TOKENS
         if table_digest(table) != header.table:
             return VersionFault.FALSE_TABLE
         if not scale.can_be(header, table, config):
             return VersionFault.OUT_OF_SCALE
+        if self.heads.yields_to(event.peer, now):
+            return None if header.digest() != self._chain.head.digest else VersionFault.BEHIND
         return None if header.head().weight > self._chain.head.weight else VersionFault.BEHIND
 
     def _plausible(self, header: VersionHeader) -> bool:
@@ -376,8 +366,6 @@ class Follower:
             term=head.term,
             tokens=head.tokens,
         )
-        for peer in [p for p, h in self._heads.items() if self._chain.knows(h.number, h.digest)]:
-            self.verified = self.verified or peer not in self._unsure
-            del self._heads[peer]
+        self.heads.moved(now)
         self._own.chain_moved(self._chain.watermark(self._shared.me), now)
         self._on_moved(now)

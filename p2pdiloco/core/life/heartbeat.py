@@ -49,7 +49,7 @@ class Heartbeats:
         self.next_s = now + shared.timing.heartbeat_s
         for peer in shared.view.forget_stale(now):
             for fragment in self._fragments:
-                fragment.follower.gone(peer)
+                fragment.follower.heads.gone(peer)
         shared.claims.expire(now - shared.timing.member_ttl_s)
         shared.vote_disk.poll(now)
         neighbours = self._neighbours(now)

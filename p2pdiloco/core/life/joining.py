@@ -53,17 +53,34 @@ class Joining:
     def returning(self, now: float) -> bool:
         """Tell whether we and others may be all that is left of the run: what they saved counts."""
         shared = self._shared
-        return self.saved and not shared.confirmed and not shared.view.confirmed(now)
+        return self.saved and not shared.confirmed and not self._believed(now)
+
+    def _believed(self, now: float) -> list[str]:
+        """List the confirmed members whose word about heads counts, by any fragment's chain."""
+        confirmed = self._shared.view.confirmed(now)
+        standings = [fragment.context.standing for fragment in self._fragments]
+        return [peer for peer in confirmed if any(standing.believes(peer, now) for standing in standings)]
+
+    def _look_for_known(self, now: float) -> None:
+        """Believe anybody, if after the longest wait nobody is here whom our chain knows."""
+        view = self._shared.view
+        late = now - self._started_s >= self._shared.timing.resume_alone_s
+        here = [*view.confirmed(now), *self._returned(now)]
+        for fragment in self._fragments:
+            standing = fragment.context.standing
+            standing.believe_all(late and bool(here) and standing.strangers_only(here))
 
     def poll(self, now: float) -> None:
         """Look whether we may count as a full member now."""
         shared = self._shared
         if shared.confirmed:
             return
+        if self.saved:
+            self._look_for_known(now)
         self.serves_saved = self.returning(now)
-        if all(f.follower.verified for f in self._fragments):
+        if all(f.follower.heads.verified for f in self._fragments):
             self._confirm("every fragment's version is confirmed by peers", now)
-        elif self._presence_seen and not shared.view.confirmed(now):
+        elif self._presence_seen and not self._believed(now):
             self._poll_alone(now)
 
     def _poll_alone(self, now: float) -> None:
@@ -78,6 +95,8 @@ class Joining:
 
     def _confirm(self, reason: str, now: float) -> None:
         self._shared.confirm()
+        for fragment in self._fragments:
+            fragment.context.standing.believe_all(False)
         self.serves_saved = False
         self._shared.out.record("join", None, f"full member: {reason}")
         self._shared.out.put(Confirmed())
@@ -111,7 +130,7 @@ class Joining:
         view = self._shared.view
         if self._shared.confirmed:
             return ""
-        if view.confirmed(now):
+        if self._believed(now):
             return "the state of the members"
         if self.saved:
             if any(f.follower.behind(now) for f in self._fragments):

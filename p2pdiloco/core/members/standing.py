@@ -34,6 +34,7 @@ class Standing:
         self._shared = shared
         self._chain = chain
         self._derived = Derived()
+        self._believes_all = False
 
     @property
     def marks(self) -> Marks:
@@ -65,6 +66,28 @@ class Standing:
         shared = self._shared
         own = shared.reach in (Reach.DIRECT, Reach.UNKNOWN)
         return any(own if peer == shared.me else shared.view.dialable(peer) for peer in peers)
+
+    def believes(self, peer: str, now: float) -> bool:
+        """Tell whether that peer's word about heads counts: it has a mark, or nobody here has one."""
+        if self.has_worked(peer) or self._believes_all:
+            return True
+        confirmed = self._shared.view.confirmed(now)
+        return peer in self._derived.of("believed", self._believed, confirmed, self._chain.marks)
+
+    def strangers_only(self, peers: list[str]) -> bool:
+        """Tell whether others vote by our chain, and none of these peers has ever worked: all whom we knew
+        may have gone, and handed the run on."""
+        marks = self._chain.marks
+        others = bool(marks.voters - {self._shared.me})
+        return others and not any(peer in marks for peer in peers)
+
+    def believe_all(self, believes: bool) -> None:
+        """Believe everybody about heads, or no more: after `strangers_only` has been so for long."""
+        self._believes_all = believes
+
+    def _believed(self, confirmed: list[str], marks: Marks) -> frozenset[str]:
+        alone = self._shared.me not in marks and not any(peer in marks for peer in confirmed)
+        return frozenset(confirmed) if alone else frozenset()
 
     def attending(self, name: str, learners: list[str]) -> list[str]:
         """List those of these live learners that were merged lately; everybody, where none was."""

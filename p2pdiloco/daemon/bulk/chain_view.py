@@ -106,7 +106,7 @@ class OwnChain:
 
     def holders(self, fragment: int, digest: bytes) -> Sequence[str]:
         """See `Versions`."""
-        return self._core.fragments[fragment].follower.holders(digest)
+        return self._core.fragments[fragment].follower.heads.holders(digest)
 
     def head(self, fragment: int) -> Head:
         """See `ChainView`."""

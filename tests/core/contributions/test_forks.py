@@ -46,9 +46,9 @@ def switch(solo: Solo, heavier: SignedVersion, watermark: Stamp = NEVER) -> list
     if watermark != NEVER:
         heavier = with_table(heavier, (Watermark("me", watermark, 2),))
     solo.heard["heads"] = (heavier.header.head(),)
-    effects = solo.hear("p2", heads=(heavier.header.head(),))
+    effects = solo.hear("p1", heads=(heavier.header.head(),))
     if found(effects, ef.FetchUpdate):
-        effects = solo.feed(ev.FetchFailed(0, solo.head.number + 1, "p2", FetchFailure.GONE))
+        effects = solo.feed(ev.FetchFailed(0, solo.head.number + 1, "p1", FetchFailure.GONE))
     if not found(effects, ef.FetchState):
         effects = solo.wait(1.0)
     pull = found(effects, ef.FetchState)[0]

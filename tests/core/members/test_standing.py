@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
-from kit import Solo, branch, found, sent
+from kit import Solo, branch, child, found, reasons, sent, table
 
 from p2pdiloco.core.api import effects as ef
+from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.reach import Reach
-from p2pdiloco.core.api.types import Contributor, Stamp, Watermark
+from p2pdiloco.core.api.types import Contributor, SignedVersion, Stamp, Watermark
 from p2pdiloco.core.chain.watermarks import FOUNDING_VERSIONS, PROBATION_MERGES, Marks, marks_of
 
 PEERS = ("p1", "p2", "p3")
@@ -97,3 +99,77 @@ def test_at_the_beginning_everybody_votes_soon() -> None:
     marks = worked(worked(marks_of(()), 1, "a", "b"), 2, "b", "c")
     assert marks.voters == {"b"}
     assert worked(marks, 3, "a", "c").voters == {"a", "b", "c"}
+
+
+def forged(solo: Solo, maker: str) -> SignedVersion:
+    """A heavier version of our chain's head, signed by its maker."""
+    return child(solo.fragment.chain.header, maker, learners=WORKERS)
+
+
+def test_a_strangers_heavier_head_moves_nobody() -> None:
+    solo = settled("s1")
+    version, before = forged(solo, "s1"), solo.head
+    far = msgspec.structs.replace(version.header.head(), number=1000, tokens=1 << 40)
+    effects = solo.hear("s1", heads=(far,))
+    assert not found(effects, ef.FetchState), "a whole state is not even asked for"
+    (asked,) = found(effects, ef.FetchUpdate)
+    effects = solo.feed(ev.UpdateFetched(0, asked.peer, version, 900))
+    assert not found(effects, ef.ApplyUpdate) and solo.head == before
+    assert reasons(effects, "refusal") == ["unbacked"] and sent(effects, msg.Unbacked, to="s1")
+    assert not found(solo.wait(20.0), ef.FetchUpdate), "it is left alone for a while"
+    assert not solo.fragment.follower.behind(solo.now)
+
+
+def test_what_a_member_has_made_may_come_from_anybody() -> None:
+    solo = settled("s1")
+    version = forged(solo, "p1")
+    (asked,) = found(solo.hear("s1", heads=(version.header.head(),)), ef.FetchUpdate)
+    effects = solo.feed(ev.UpdateFetched(0, asked.peer, version, 900))
+    assert found(effects, ef.ApplyUpdate)
+
+
+def test_a_stranger_answers_with_another_state_than_was_asked_for() -> None:
+    """It was asked because a member named that version; what it gives is its own."""
+    solo = settled("s1")
+    solo.announce(forged(solo, "p1"))
+    before = solo.head
+    effects = solo.hear("p1", heads=(branch(12, learners=WORKERS)[12].header.head(),))
+    (copy,) = found(effects, ef.FetchState)
+    false = forged(solo, "s1")
+    effects = solo.feed(ev.StateFetched(0, "s1", false, table(false)))
+    assert not found(effects, ef.CommitVersion) and solo.head == before and copy.peer == "p1"
+
+
+def newcomers_alone() -> tuple[Solo, SignedVersion]:
+    """We came late; p1 was here from the beginning, and was cut off. We have gone on alone."""
+    start = branch(1, learners=("p1", "p2"))
+    theirs = child(start[1].header, "p1", learners=("p1",))
+    solo = Solo(peers=("p1", "p3"))
+    solo.announce(start[1])
+    mine = child(start[1].header, "p3", learners=("me", "p3"))
+
+    solo.elect("p3", term=2, start=1)
+    (asked,) = found(solo.hear("p3", heads=(mine.header.head(),)), ef.FetchUpdate)
+    solo.feed(ev.UpdateFetched(0, asked.peer, mine, 901))
+    solo.feed(ev.UpdateApplied(0, 2, 901, mine.header.state_digest))
+    assert solo.head == mine.header.head() and theirs.header.tokens < mine.header.tokens
+    return solo, theirs
+
+
+def test_a_side_of_newcomers_yields_to_older_members_that_cannot_know_it() -> None:
+    solo, theirs = newcomers_alone()
+    heads = (theirs.header.head(),)
+    assert not found(solo.hear("p1", heads=heads), ef.FetchState), "it is the lighter chain"
+    effects = solo.message("p1", msg.Unbacked(0))
+    (copy,) = found(effects, ef.FetchState)
+    effects = solo.feed(ev.StateFetched(0, copy.peer, theirs, table(theirs)))
+    assert found(effects, ef.CommitVersion) and solo.head == theirs.header.head()
+
+
+def test_nobody_yields_to_a_newcomer_or_where_older_members_stand() -> None:
+    solo, theirs = newcomers_alone()
+    solo.hear("p1", heads=(theirs.header.head(),))
+    assert not found(solo.message("p3", msg.Unbacked(0)), ef.FetchState)
+    assert not found(solo.message("s9", msg.Unbacked(0)), ef.FetchState)
+    solo.hear("p2")  # who has been here for as long as p1, and is on our chain
+    assert not found(solo.message("p1", msg.Unbacked(0)), ef.FetchState)

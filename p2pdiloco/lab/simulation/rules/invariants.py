@@ -40,6 +40,8 @@ class InvariantWatch:
         self.forks = 0
         self.elections = 0
         self.switches = 0
+        self._yielded: dict[tuple[str, int], int] = {}
+        """Times that a node took a lighter chain because older members are on it."""
         self._last: Message | None = None
         self._begins: dict[tuple[str, int], list[int]] = {}
         self._reports: dict[str, tuple[float, int, tuple[float, ...]]] = {}
@@ -57,7 +59,10 @@ class InvariantWatch:
         """A node makes `version` its own, with this state."""
         header, parent = version.header, old.header
         digest, where = header.digest(), f"{host.peer} fragment {header.fragment} version {header.number}"
-        if header.head().weight <= parent.head().weight:
+        yielded = host.core.fragments[header.fragment].chain.yielded
+        seen = self._yielded.get((host.peer, header.fragment), 0)
+        self._yielded[host.peer, header.fragment] = yielded
+        if header.head().weight <= parent.head().weight and yielded <= seen:
             raise Violation("only-forward", f"{where} is lighter than {parent.number}")
         if header.parent == old.header.digest():
             if header.number != parent.number + 1:

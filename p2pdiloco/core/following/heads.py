@@ -1,0 +1,158 @@
+"""Heads that members name of one fragment: whom to believe, and which of them to follow.
+
+A head is a claim. It counts if who names it has a mark in our chain (`core.members.standing`), or holds an
+office by a certificate that we hold. What others name is unproven, whatever it weighs: it is asked for only
+where nothing else is to be followed, and taken only if somebody with a mark has made it. So a stranger moves
+no parameter.
+
+A side that was cut off may have gone on with newcomers only, of whom the other side's chain has no marks. If
+it is the heavier one, neither side would follow. So who finds its versions unproven says so (`Unbacked`), and
+there those yield whose marks are all younger than that of the one who says it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from p2pdiloco.core.api.types import Head, VersionHeader
+from p2pdiloco.core.context import FragmentContext
+
+YIELD_S = 60.0
+"""Time for which a lighter chain may be taken, after we were told to yield to it."""
+LONG_AGO_S = -1e18
+
+
+class NamedHeads:
+    """Heads of other members that are not in our chain."""
+
+    def __init__(self, context: FragmentContext) -> None:
+        self._context = context
+        self._shared = context.shared
+        self._chain = context.chain
+        self._named: dict[str, Head] = {}
+        self._unsure: set[str] = set()
+        """Members whose heads are of a saved state that nobody confirmed yet."""
+        self.wanted: dict[str, Head] = {}
+        """Heads that are to be followed, by who names them, as of the last look."""
+        self.unproven: dict[str, Head] = {}
+        """Heavier heads that do not count, where nothing else is to be followed."""
+        self._proved: dict[str, bytes] = {}
+        """Peers whose head is of a fork that somebody with a mark has made; for one head of ours."""
+        self._yields: tuple[str, float] = ("", LONG_AGO_S)
+        """Member to whose lighter chain we yield, and until when."""
+        self.verified = False
+        """True: the head of a confirmed member that counts is, or was, our head, one of its ancestors, or
+        lighter."""
+
+    # --- questions -----------------------------------------------------------------------------------
+
+    def holders(self, digest: bytes) -> list[str]:
+        """List the members whose head is that version, which is not ours."""
+        return sorted(peer for peer, head in self._named.items() if head.digest == digest)
+
+    def counts(self, peer: str, now: float) -> bool:
+        """Tell whether that peer is believed."""
+        if peer in self._unsure:
+            return self._context.standing.has_worked(peer)
+        if self._context.standing.believes(peer, now):
+            return True
+        certificates = (seat.office.certificate for seat in self._context.seats)
+        return any(c is not None and c.syncer == peer for c in certificates)
+
+    def look(self, now: float) -> dict[str, Head]:
+        """Choose the heads to follow, as of now."""
+        ours = self._chain.head.weight
+        heavier = {peer: head for peer, head in self._named.items() if head.weight > ours}
+        self.wanted = {
+            peer: head
+            for peer, head in heavier.items()
+            if self.counts(peer, now) or self._proved.get(peer) == self._chain.head.digest
+        }
+        if (yielded := self._yielded(now)) is not None:
+            self.wanted[yielded[0]] = yielded[1]
+        self.unproven = {} if self.wanted else heavier
+        return self.wanted
+
+    def able(self, number: int) -> list[str]:
+        """List who can give a version of that number."""
+        found = self.wanted or self.unproven
+        return [peer for peer, head in found.items() if head.number >= number]
+
+    def proven(self, header: VersionHeader, giver: str, now: float) -> bool:
+        """Tell whether a version is to be taken: who gave it counts, or who made it has worked."""
+        return self.counts(giver, now) or self.counts(header.syncer, now)
+
+    def is_of_a_fork(self, peer: str) -> None:
+        """Note that somebody with a mark has made the other chain of which that peer has a version."""
+        self._proved[peer] = self._chain.head.digest
+
+    def yields_to(self, peer: str, now: float) -> bool:
+        """Tell whether we take the chain of that member though it is lighter."""
+        return peer == self._yields[0] and now < self._yields[1]
+
+    def _yielded(self, now: float) -> tuple[str, Head] | None:
+        peer, until_s = self._yields
+        head = self._shared.view.head(peer, self._context.index) if now < until_s else None
+        if head is None or head.digest == self._chain.head.digest:
+            return None
+        return peer, head
+
+    # --- what happens --------------------------------------------------------------------------------
+
+    def heard(self, peer: str, head: Head, confirmed: bool, saved: bool, now: float) -> bool:
+        """Take in which head a member holds. Tell whether that is news.
+
+        `saved`: nobody is confirmed, and it returns with this from its disk, as we do with ours.
+        """
+        self._unsure.discard(peer)
+        if not confirmed and not saved:
+            return self._named.pop(peer, None) is not None
+        known = self._chain.knows(head.number, head.digest)
+        lighter = known or head.weight < self._chain.head.weight
+        if confirmed and lighter and not self.verified and self.counts(peer, now):
+            # Also who comes back with a heavier chain than any here is a full member: the others follow.
+            self.verified = True
+        if known:
+            return self._named.pop(peer, None) is not None
+        if not confirmed:
+            self._unsure.add(peer)
+        news = self._named.get(peer) != head
+        self._named[peer] = head
+        return news
+
+    def gone(self, peer: str) -> None:
+        """Forget a peer that left the view: it can give nothing."""
+        self._named.pop(peer, None)
+        self._unsure.discard(peer)
+
+    def cannot_give(self, peer: str) -> None:
+        """Forget what that peer named, until it names it again."""
+        self._named.pop(peer, None)
+
+    def moved(self, now: float) -> None:
+        """Take in that the chain has another head: what is in it now is news no more."""
+        for peer in [p for p, h in self._named.items() if self._chain.knows(h.number, h.digest)]:
+            self.verified = self.verified or (peer not in self._unsure and self.counts(peer, now))
+            del self._named[peer]
+        self._yields = ("", LONG_AGO_S)
+        self._proved.clear()
+        self.look(now)
+
+    # --- sides that know each other only one way -----------------------------------------------------------
+
+    def told_unbacked(self, sender: str, standing_here: Iterable[str], now: float) -> bool:
+        """Yield to the sender's chain, if it has worked for longer than everybody who stands on ours, and
+        took part here lately: what was made since then can be sent again. Tell whether we do.
+
+        `standing_here`: live members whose head is in our chain, and we.
+        """
+        marks = self._chain.marks
+        oldest = marks.first(sender)
+        if oldest is None or not self._context.standing.attends(sender):
+            return False
+        firsts = (marks.first(peer) for peer in standing_here if peer != sender)
+        if any(first is not None and first <= oldest for first in firsts):
+            return False
+        self._yields = (sender, now + YIELD_S)
+        self.look(now)
+        return True
