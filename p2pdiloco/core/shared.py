@@ -79,9 +79,20 @@ class Shared:
         self.roster = Roster(())
         """Members that are listed, as far as we know."""
         self.claims = Claims(config.fragments)
+        self._worked: list[Callable[[str], bool]] = []
+        """Questions, one a fragment, whether a peer has worked by that chain."""
         self._answer_times: dict[int, AnswerTime] = {}
         self._paces_at_s = -1e18
         self._median_s = self._fastest_s = 0.0
+
+    def ask(self, has_worked: Callable[[str], bool]) -> None:
+        """Ask one more fragment's chain who has worked."""
+        self._worked.append(has_worked)
+
+    def has_worked(self, peer: str) -> bool:
+        """Tell whether that peer has a mark in any fragment's chain; of chains without marks nobody needs
+        one."""
+        return any(asked(peer) for asked in self._worked)
 
     def confirm(self) -> None:
         """Count this node as a full member from now on."""
@@ -159,5 +170,6 @@ class Shared:
         if abs(now - self._paces_at_s) <= self.timing.heartbeat_s / 2:
             return
         self._paces_at_s = now
-        times = self.view.step_times_s(self.learner.step_s if self.learning else 0.0, now)
+        learners = filter(self.has_worked, self.view.live_learners(now))
+        times = self.view.step_times_s(self.learner.step_s if self.learning else 0.0, learners)
         self._median_s, self._fastest_s = (median(times), times[0]) if times else (0.0, 0.0)

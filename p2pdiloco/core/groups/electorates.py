@@ -163,19 +163,22 @@ class UpperElectorate(Electorate):
         holders = set(self.holders(now).values())
         return [peer for peer in among if peer in holders]
 
-    def _occupied(self, child: str) -> bool:
-        """Tell whether any learner that has worked is listed in one of its leaf groups."""
-        shared, worked = self._shared, self._standing.has_worked
+    def _listed(self, child: str) -> Iterable[str]:
+        """List who is listed in its leaf groups."""
+        shared = self._shared
         leaves = shared.roster.leaves(shared.config.run, self._fragment, *self._plan)
-        return any(worked(peer) for leaf in self._children[child] for peer in leaves[leaf])
+        return (peer for leaf in self._children[child] for peer in leaves[leaf])
 
     def unknown(self, now: float) -> list[str]:
         known = self.holders(now)
-        return [child for child in self._children if child not in known and self._occupied(child)]
+        return [child for child in self._children if child not in known and any(self._listed(child))]
 
     def _believed(self, now: float) -> list[str]:
-        patient = now < self._since_s + BELIEF * self._shared.timing.suspect_s
-        return self.unknown(now) if patient else []
+        """List the unknown ones in which somebody is that has worked: the others may be names only."""
+        if now >= self._since_s + BELIEF * self._shared.timing.suspect_s:
+            return []
+        worked = self._standing.has_worked
+        return [child for child in self.unknown(now) if any(map(worked, self._listed(child)))]
 
     def voters(self, now: float) -> list[str]:
         others = self._peers(now, self._shared.view.voters(now))

@@ -345,8 +345,8 @@ class View:
         self._vanished.shrink()
         return stale
 
-    def step_times_s(self, own_step_s: float, now: float) -> list[float]:
-        """List the inner step times of the live learners that say theirs (own if positive), sorted."""
+    def step_times_s(self, own_step_s: float, learners: Iterable[str]) -> list[float]:
+        """List the inner step times of these learners that say theirs (own if positive), sorted."""
         times = [own_step_s] if own_step_s > 0 else []
-        times += [p.step_time_s for peer in self.live_learners(now) if (p := self.progress(peer)) is not None]
+        times += [p.step_time_s for peer in learners if (p := self.progress(peer)) is not None]
         return sorted(t for t in times if 0 < t <= MAX_STEP_S)
