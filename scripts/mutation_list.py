@@ -11,6 +11,7 @@ import msgspec
 
 import mutation_links
 import mutation_scale
+import mutation_standing
 from mutation_kit import MUTATIONS, Patch, each_effect, each_event, mutation
 from p2pdiloco.core.api import effects as fx
 from p2pdiloco.core.api import events as ev
@@ -33,7 +34,7 @@ from p2pdiloco.core.rounds.round import Round
 from p2pdiloco.core.shared import Shared
 from p2pdiloco.lab.simulation.node.worker import Worker
 
-__all__ = ["MUTATIONS", "mutation_links", "mutation_scale"]
+__all__ = ["MUTATIONS", "mutation_links", "mutation_scale", "mutation_standing"]
 
 change = msgspec.structs.replace
 

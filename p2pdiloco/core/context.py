@@ -125,7 +125,7 @@ class FragmentContext:
         self.index = index
         self.chain = chain
         self.standing = Standing(shared, chain)
-        shared.ask(self.standing.has_worked)
+        shared.keep(self.standing)
         self.spare = Spare()
         self.ballots = Ballots(votes)
         self.seats = seats

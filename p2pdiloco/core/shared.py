@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
+from typing import Protocol
 
 from p2pdiloco.core.api.config import CoreConfig
 from p2pdiloco.core.api.grouping import Roster
@@ -37,6 +38,16 @@ class Notices:
     """Says that the groups of a fragment changed: there are others to be known."""
     vote_disk: Callable[[str, float], None]
     """Says, with the reason, that our disk takes votes again, or no more."""
+
+
+class Record(Protocol):
+    """Record of who has worked, by one fragment's chain (`core.members.standing`)."""
+
+    def has(self, peer: str) -> bool:
+        """Tell whether that peer has a mark."""
+
+    def voters(self) -> frozenset[str]:
+        """List the peers that vote."""
 
 
 class Shared:
@@ -79,20 +90,22 @@ class Shared:
         self.roster = Roster(())
         """Members that are listed, as far as we know."""
         self.claims = Claims(config.fragments)
-        self._worked: list[Callable[[str], bool]] = []
-        """Questions, one a fragment, whether a peer has worked by that chain."""
+        self._records: list[Record] = []
+        """Who has worked, by every fragment's chain."""
         self._answer_times: dict[int, AnswerTime] = {}
         self._paces_at_s = -1e18
         self._median_s = self._fastest_s = 0.0
 
-    def ask(self, has_worked: Callable[[str], bool]) -> None:
+    def keep(self, record: Record) -> None:
         """Ask one more fragment's chain who has worked."""
-        self._worked.append(has_worked)
+        self._records.append(record)
 
     def has_worked(self, peer: str) -> bool:
-        """Tell whether that peer has a mark in any fragment's chain; of chains without marks nobody needs
-        one."""
-        return any(asked(peer) for asked in self._worked)
+        """Tell whether that peer has a mark in any fragment's chain. Before anybody votes by one, nobody
+        needs a mark."""
+        return any(record.has(peer) for record in self._records) or not any(
+            record.voters() for record in self._records
+        )
 
     def confirm(self) -> None:
         """Count this node as a full member from now on."""

@@ -116,9 +116,10 @@ def an_old_state() -> Effects:
 
 def of_a_stranger() -> Effects:
     """By our chain only p1 and p2 have worked; p3 names, gives and has made a heavier version."""
-    solo, chain = Solo(peers=PEERS), branch(1, learners=("p1", "p2"))
-    solo.announce(chain[1])
-    following = child(chain[1].header, "p3", learners=("p1", "p2"))
+    solo, chain = Solo(peers=PEERS), branch(2, learners=("p1", "p2"))
+    for version in chain[1:]:
+        solo.announce(version)
+    following = child(chain[2].header, "p3", learners=("p1", "p2"))
     (asked,) = found(solo.hear("p3", heads=(following.header.head(),)), ef.FetchUpdate)
     return solo.feed(ev.UpdateFetched(0, asked.peer, following, 900))
 

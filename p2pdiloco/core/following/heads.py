@@ -53,7 +53,7 @@ class NamedHeads:
     def counts(self, peer: str, now: float) -> bool:
         """Tell whether that peer is believed."""
         if peer in self._unsure:
-            return self._context.standing.has_worked(peer)
+            return self._shared.has_worked(peer)
         if self._context.standing.believes(peer, now):
             return True
         certificates = (seat.office.certificate for seat in self._context.seats)

@@ -41,10 +41,18 @@ class Standing:
         """Marks of the head."""
         return self._chain.marks
 
+    def has(self, peer: str) -> bool:
+        """Tell whether that peer has a mark."""
+        return peer in self._chain.marks
+
+    def voters(self) -> frozenset[str]:
+        """List the peers that vote."""
+        return self._chain.marks.voters
+
     def has_worked(self, peer: str) -> bool:
-        """Tell whether that peer has a mark; of a chain without marks nobody needs one."""
+        """Tell whether that peer has a mark; of a chain in which nobody votes yet nobody needs one."""
         marks = self._chain.marks
-        return peer in marks or not marks.table
+        return peer in marks or not marks.voters
 
     def deciding(self, name: str, peers: list[str]) -> list[str]:
         """List those of these confirmed peers, perhaps with oneself, that decide. The answer for `name` is
@@ -68,26 +76,23 @@ class Standing:
         return any(own if peer == shared.me else shared.view.dialable(peer) for peer in peers)
 
     def believes(self, peer: str, now: float) -> bool:
-        """Tell whether that peer's word about heads counts: it has a mark, or nobody here has one."""
-        if self.has_worked(peer) or self._believes_all:
+        """Tell whether that peer's word about heads counts: it has worked, on this fragment or another, or
+        nobody here has."""
+        shared = self._shared
+        if self._believes_all or shared.has_worked(peer):
             return True
-        confirmed = self._shared.view.confirmed(now)
-        return peer in self._derived.of("believed", self._believed, confirmed, self._chain.marks)
+        confirmed = shared.view.confirmed(now)
+        return not shared.has_worked(shared.me) and not any(map(shared.has_worked, confirmed))
 
     def strangers_only(self, peers: list[str]) -> bool:
         """Tell whether others vote by our chain, and none of these peers has ever worked: all whom we knew
         may have gone, and handed the run on."""
-        marks = self._chain.marks
-        others = bool(marks.voters - {self._shared.me})
-        return others and not any(peer in marks for peer in peers)
+        others = bool(self._chain.marks.voters - {self._shared.me})
+        return others and not any(map(self._shared.has_worked, peers))
 
     def believe_all(self, believes: bool) -> None:
         """Believe everybody about heads, or no more: after `strangers_only` has been so for long."""
         self._believes_all = believes
-
-    def _believed(self, confirmed: list[str], marks: Marks) -> frozenset[str]:
-        alone = self._shared.me not in marks and not any(peer in marks for peer in confirmed)
-        return frozenset(confirmed) if alone else frozenset()
 
     def attending(self, name: str, learners: list[str]) -> list[str]:
         """List those of these live learners that were merged lately; everybody, where none was."""

@@ -142,16 +142,17 @@ def test_a_stranger_answers_with_another_state_than_was_asked_for() -> None:
 
 def newcomers_alone() -> tuple[Solo, SignedVersion]:
     """We came late; p1 was here from the beginning, and was cut off. We have gone on alone."""
-    start = branch(1, learners=("p1", "p2"))
-    theirs = child(start[1].header, "p1", learners=("p1",))
+    start = branch(2, learners=("p1", "p2"))
+    theirs = child(start[2].header, "p1", learners=("p1",))
     solo = Solo(peers=("p1", "p3"))
-    solo.announce(start[1])
-    mine = child(start[1].header, "p3", learners=("me", "p3"))
+    for version in start[1:]:
+        solo.announce(version)
+    mine = child(start[2].header, "p3", learners=("me", "p3"))
 
-    solo.elect("p3", term=2, start=1)
+    solo.elect("p3", term=2, start=2)
     (asked,) = found(solo.hear("p3", heads=(mine.header.head(),)), ef.FetchUpdate)
     solo.feed(ev.UpdateFetched(0, asked.peer, mine, 901))
-    solo.feed(ev.UpdateApplied(0, 2, 901, mine.header.state_digest))
+    solo.feed(ev.UpdateApplied(0, 3, 901, mine.header.state_digest))
     assert solo.head == mine.header.head() and theirs.header.tokens < mine.header.tokens
     return solo, theirs
 

@@ -1,4 +1,6 @@
-"""A stranger that boasts: it claims a heavier head of every fragment than anybody has, and gives none."""
+"""A stranger that says anything: heavier heads which it never gives, a vote which it never casts, a learner
+which answers no call, offices and candidacies. It begins once somebody votes by the chain: before,
+everybody's word counts (`core.members.standing`)."""
 
 from __future__ import annotations
 
@@ -6,9 +8,9 @@ import hashlib
 import random
 from typing import TYPE_CHECKING
 
-from p2pdiloco.core.api.messages import Message, Progress
+from p2pdiloco.core.api.messages import Message, Progress, VoteRequest
 from p2pdiloco.core.api.reach import Reach
-from p2pdiloco.core.api.types import Head
+from p2pdiloco.core.api.types import WHOLE_RUN, Head
 from p2pdiloco.lab.simulation.world.plan import stream
 
 if TYPE_CHECKING:
@@ -40,13 +42,19 @@ class Stranger:
         """Try again with the next heartbeat."""
 
     def _boast(self) -> None:
-        for host in self._world.up_hosts():
+        self._world.clock.after(EVERY_S, self._boast)
+        hosts = list(self._world.up_hosts())
+        if not all(any(mark.voter for mark in store.watermarks) for host in hosts for store in host.stores):
+            return
+        for host in hosts:
             heads = tuple(
                 (fragment, self._above(store.version.header.head(), fragment))
                 for fragment, store in enumerate(host.stores)
             )
             self._world.network.send(self, host.peer, self._progress(heads))
-        self._world.clock.after(EVERY_S, self._boast)
+            fragment, head = self._rng.choice(heads)
+            term = head.term + self._rng.randint(1, 3)
+            self._world.network.send(self, host.peer, VoteRequest(WHOLE_RUN, fragment, term, head, "boasts"))
 
     def _above(self, head: Head, fragment: int) -> Head:
         number = head.number + (1 if fragment % 2 else FAR_AHEAD)
@@ -62,13 +70,13 @@ class Stranger:
             tokens_total=1,
             tokens_per_s=1.0,
             loss=None,
-            learning=False,
+            learning=True,
             confirmed=True,
-            stands=False,
+            stands=True,
             heads=heads,
-            offices=(),
+            offices=tuple((WHOLE_RUN, fragment, head.term + 1) for fragment, head in heads),
             saved=False,
             reach=Reach.DIRECT,
             thin=False,
-            votes=False,
+            votes=True,
         )

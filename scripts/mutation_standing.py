@@ -1,0 +1,21 @@
+"""Deliberate bugs in who counts, and where the simulator should miss it."""
+
+from __future__ import annotations
+
+from mutation_kit import Patch, mutation
+from p2pdiloco.core.members.standing import Standing
+
+
+@mutation("strangers", 2, 5, "stuck")
+def everybody_votes_who_says_so(patch: Patch) -> None:
+    patch.set(Standing, "_deciding", lambda self, peers, marks, reach: peers)
+
+
+@mutation("strangers", 2, 6, "stuck")
+def newcomers_are_waited_for_in_vain_for_ever(patch: Patch) -> None:
+    patch.set(Standing, "_attending", lambda self, learners, marks: learners)
+
+
+@mutation("storm", 7, 1, "stuck", first_seed=1059)
+def voters_that_nobody_can_dial_decide_alone(patch: Patch) -> None:
+    patch.set(Standing, "_meet", lambda self, peers: bool(peers))
