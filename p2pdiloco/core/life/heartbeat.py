@@ -67,7 +67,7 @@ class Heartbeats:
             greeted = neighbours
             if neighbours is not None:
                 greeted = neighbours.union(*(fragment.seats.contacts(now) for fragment in self._fragments))
-            for peer in shared.view.to_greet(now, greeted):
+            for peer in shared.view.to_greet(now, greeted, shared.has_worked):
                 shared.out.send(peer, brief if shared.view.alive(peer, now) else whole)
 
     def _neighbours(self, now: float) -> set[str] | None:

@@ -11,7 +11,7 @@ A member that says good-bye leaves all three at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from p2pdiloco.core.api.config import Timing
 from p2pdiloco.core.api.grouping import Roster
@@ -23,6 +23,8 @@ from p2pdiloco.core.members.vanished import Vanished
 MAX_KNOWN = 4096
 MAX_WITNESSES = 256
 """Peers that are waited for at most. In a larger run it is not asked what members of other groups have."""
+NAMES_A_BEAT = 2
+"""Limit of listed peers without a mark, never heard, that are tried at a heartbeat: each costs a dial."""
 MAX_STEP_S = 3600.0
 """Longest inner step that counts in an average, in seconds. Peers may say anything, infinity included."""
 
@@ -290,11 +292,16 @@ class View:
         """List the live confirmed peers with a running learner, sorted."""
         return self._lists_at(now).learners
 
-    def to_greet(self, now: float, neighbours: set[str] | None = None) -> list[str]:
+    def to_greet(
+        self,
+        now: float,
+        neighbours: set[str] | None = None,
+        has_worked: Callable[[str], bool] = lambda peer: True,
+    ) -> list[str]:
         """List the peers (of these) that are due our heartbeat: members always, silent listed ones
-        sometimes."""
+        sometimes. Of those that were never heard and have never worked, who may be names only, a few."""
         timing = self._timing
-        greet = []
+        greet, names = [], []
         for peer, member in sorted(self._members.items()):
             if neighbours is not None and peer not in neighbours:
                 continue
@@ -303,9 +310,15 @@ class View:
             waited = now - member.tried_s >= (timing.heartbeat_s if fresh else timing.redial_s) * 0.99
             recent = now - member.heard_s < timing.member_ttl_s
             gone = member.left_incarnation >= member.incarnation > 0
-            if not gone and waited and (fresh or listed or recent):
-                member.tried_s = now
+            if gone or not waited or not (fresh or listed or recent):
+                continue
+            if member.progress is None and not has_worked(peer):
+                names.append((member.tried_s, peer))
+            else:
                 greet.append(peer)
+        greet += [peer for _, peer in sorted(names)[:NAMES_A_BEAT]]
+        for peer in greet:
+            self._members[peer].tried_s = now
         return greet
 
     def unheard(self, now: float) -> bool:

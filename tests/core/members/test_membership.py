@@ -10,7 +10,7 @@ from kit import Solo, config, progress, reasons, sent
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.config import Timing
-from p2pdiloco.core.members.view import View
+from p2pdiloco.core.members.view import NAMES_A_BEAT, View
 
 
 def heartbeat(incarnation: int = 1) -> msg.Progress:
@@ -121,3 +121,19 @@ def test_who_was_heard_long_ago_is_waited_for_like_who_never_was() -> None:
     assert view.may_come("p", 60.0 + timing.member_ttl_s), "it does not any more, though it may be here"
     view.said_goodbye("p", 1, 80.0)
     assert not view.may_come("p", 200.0)
+
+
+def test_of_names_that_were_never_heard_a_few_are_tried_at_a_time() -> None:
+    """Every one costs a dial: an attacker lists thousands. All get their turn."""
+    view, timing = View("me", Timing()), Timing()
+    names = [f"g{i:02}" for i in range(9)]
+    for peer in ("p1", *names):
+        view.listed(peer, 1, 0.0)
+    tried: list[str] = []
+    now = 1.0
+    for _ in range(5):
+        greeted = view.to_greet(now, has_worked=lambda peer: peer == "p1")
+        assert len([peer for peer in greeted if peer != "p1"]) <= NAMES_A_BEAT
+        tried += greeted
+        now += timing.heartbeat_s
+    assert tried.count("p1") == 1 and set(names) <= set(tried)
