@@ -5,9 +5,11 @@ heads) by its mark in the chain: the first of these that anybody is here of, one
 
 1. learners that vote (`core.chain.watermarks`); while the chain has none at all, everybody,
 2. learners with a mark,
-3. everybody: left alone as newcomers.
+3. who has worked on another fragment,
+4. everybody: left alone as newcomers.
 
-Of the first two, one at least can be dialled: voters that do not hear each other elect nobody.
+Of the first three, one at least can be dialled, or is the chain's only voter: voters that do not hear each
+other elect nobody.
 
 So identities that never worked outvote, block and mislead nobody who did.
 """
@@ -57,11 +59,15 @@ class Standing:
     def deciding(self, name: str, peers: list[str]) -> list[str]:
         """List those of these confirmed peers, perhaps with oneself, that decide. The answer for `name` is
         kept while list and chain last."""
-        return self._derived.of(name, self._deciding, peers, self._chain.marks, self._shared.reach)
+        found = self._derived.of(name, self._deciding, peers, self._chain.marks, self._shared.reach)
+        if found is not peers:
+            return found
+        elsewhere = [peer for peer in peers if self._shared.has_worked(peer)]
+        return elsewhere if self._meet(elsewhere) else peers
 
     def _deciding(self, peers: list[str], marks: Marks, _reach: Reach) -> list[str]:
         voters = [peer for peer in peers if peer in marks.voters]
-        if self._meet(voters):
+        if self._meet(voters) or (voters and len(marks.voters) == 1):
             return voters
         marked = [peer for peer in peers if peer in marks]
         if marks.voters and self._meet(marked):

@@ -143,6 +143,8 @@ class Liveness:
         if not host.learner.model.running:
             return f"{host.peer} has no learner"
         if not spans or spans[-1][1] <= healed_at:
+            if host.peer in self._world.bulk.liars:
+                return ""  # what it says of its work is refused, mostly: that is its own loss
             if not self._waits_for_room(fragment, host):
                 return f"{host.peer} was not merged again"
             healed_at = min(healed_at, spans[-1][1]) if spans else first
