@@ -23,7 +23,7 @@ from p2pdiloco.core.members.vanished import Vanished
 MAX_KNOWN = 4096
 MAX_WITNESSES = 256
 """Peers that are waited for at most. In a larger run it is not asked what members of other groups have."""
-NAMES_A_BEAT = 2
+NAMES_A_BEAT = 1
 """Limit of listed peers without a mark, never heard, that are tried at a heartbeat: each costs a dial."""
 MAX_STEP_S = 3600.0
 """Longest inner step that counts in an average, in seconds. Peers may say anything, infinity included."""
