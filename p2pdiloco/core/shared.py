@@ -40,7 +40,7 @@ class Notices:
     """Says, with the reason, that our disk takes votes again, or no more."""
 
 
-class Record(Protocol):
+class WorkRecord(Protocol):
     """Record of who has worked, by one fragment's chain (`core.members.standing`)."""
 
     def has(self, peer: str) -> bool:
@@ -90,13 +90,13 @@ class Shared:
         self.roster = Roster(())
         """Members that are listed, as far as we know."""
         self.claims = Claims(config.fragments)
-        self._records: list[Record] = []
-        """Who has worked, by every fragment's chain."""
+        self._records: list[WorkRecord] = []
+        """Records of who has worked, one for each fragment."""
         self._answer_times: dict[int, AnswerTime] = {}
         self._paces_at_s = -1e18
         self._median_s = self._fastest_s = 0.0
 
-    def keep(self, record: Record) -> None:
+    def keep(self, record: WorkRecord) -> None:
         """Ask one more fragment's chain who has worked."""
         self._records.append(record)
 
