@@ -24,7 +24,6 @@ from p2pdiloco.core.contributions.own import ContributionQueue
 from p2pdiloco.core.election.office import Office
 from p2pdiloco.core.election.turn import Turn
 from p2pdiloco.core.election.vote_judge import VoteJudge
-from p2pdiloco.core.following.doubts import Doubts
 from p2pdiloco.core.groups.group_inbox import GroupInbox
 from p2pdiloco.core.members.vote_disk import VoteDisk
 from p2pdiloco.core.node import Core
@@ -148,7 +147,7 @@ def versions_are_announced_before_they_are_durable(patch: Patch) -> None:
     each_effect(patch, alter)
 
 
-@mutation("storm", 4, 40, "core-invariant", "equal-state", "crashed")
+@mutation("storm", 4, 40, "core-invariant", "equal-state", "crashed", first_seed=40)
 def completions_of_old_rounds_are_accepted(patch: Patch) -> None:
     patch.set(Round, "awaits", lambda self, term, number: True)
 
@@ -367,11 +366,6 @@ def a_newcomer_counts_at_once(patch: Patch) -> None:
         self._shared.confirm()
 
     patch.set(Core, "__init__", confirmed)
-
-
-@mutation("strangers", 3, 10, "stuck")
-def who_never_delivers_is_asked_all_the_same(patch: Patch) -> None:
-    patch.set(Doubts, "add", lambda self, *arguments, **more: None)
 
 
 @mutation("churn", 5, 10, "leaves-in-time", "stuck")

@@ -8,7 +8,7 @@ from p2pdiloco.core.members.standing import Standing
 
 @mutation("strangers", 2, 5, "stuck")
 def everybody_votes_who_says_so(patch: Patch) -> None:
-    patch.set(Standing, "_deciding", lambda self, peers, marks, reach: peers)
+    patch.set(Standing, "deciding", lambda self, name, peers: peers)
 
 
 @mutation("strangers", 2, 6, "stuck")
