@@ -126,12 +126,11 @@ class Core:
         return self._shared.confirmed or self._joining.serves_saved
 
     def is_member(self, peer: str, now: float) -> bool:
-        """Tell whether the peer is a member by its work: it has been merged. As long as nobody has been,
-        those are members that say that they are confirmed."""
-        chains = [fragment.chain for fragment in self.fragments]
-        if any(chain.merged_at(peer) for chain in chains):
-            return True
-        return not any(chain.table() for chain in chains) and peer in self._shared.view.confirmed(now)
+        """Tell whether the peer is a member by its work. As long as nobody votes by that, those are members
+        that say that they are confirmed."""
+        shared = self._shared
+        confirmed = peer in shared.view.confirmed(now)
+        return shared.has_mark(peer) or (confirmed and shared.has_worked(peer))
 
     @property
     def came_with_run(self) -> bool:

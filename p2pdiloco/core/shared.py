@@ -100,12 +100,13 @@ class Shared:
         """Ask one more fragment's chain who has worked."""
         self._records.append(record)
 
+    def has_mark(self, peer: str) -> bool:
+        """Tell whether that peer has a mark in any fragment's chain: something of it was merged."""
+        return any(record.has(peer) for record in self._records)
+
     def has_worked(self, peer: str) -> bool:
-        """Tell whether that peer has a mark in any fragment's chain. Before anybody votes by one, nobody
-        needs a mark."""
-        return any(record.has(peer) for record in self._records) or not any(
-            record.voters() for record in self._records
-        )
+        """Tell whether that peer counts by its work. Before anybody votes by any chain, everybody does."""
+        return self.has_mark(peer) or not any(record.voters() for record in self._records)
 
     def confirm(self) -> None:
         """Count this node as a full member from now on."""

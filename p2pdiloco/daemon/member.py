@@ -86,7 +86,7 @@ class Member:
         self.holdings = RunHoldings(run, vault, settings, timing)
         self.post, self.background = Post(), Background()
         self._make_core()
-        judges = self._has_worked, self._is_settled
+        judges = self._has_mark, self._is_settled
         self.membership = Membership(peer.transport, run, self._data_dir, *judges)
         peer.transport.introduce_by(self.membership.introductions.again)
         self._look_for_others()
@@ -110,8 +110,8 @@ class Member:
         crypto, genesis = self.peer.identity, self.settings.genesis
         self.core = Core(held.config, self._me, self._incarnation, crypto, rng, restored, genesis, now)
 
-    def _has_worked(self, peer: str) -> bool:
-        return any(fragment.chain.merged_at(peer) for fragment in self.core.fragments)
+    def _has_mark(self, peer: str) -> bool:
+        return self.core.shared.has_mark(peer)
 
     def _is_settled(self) -> bool:
         return self.core.confirmed

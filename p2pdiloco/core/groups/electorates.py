@@ -153,7 +153,7 @@ class UpperElectorate(Electorate):
                     self._holders[child] = shared.me
                     continue
                 claims = shared.claims.of(self._fragment, child)
-                worked = self._standing.has_worked
+                worked = self._standing.may_count
                 ranked = [(p in alive, worked(p), term, p) for p, term in claims.items() if p in known]
                 if ranked:
                     self._holders[child] = max(ranked)[3]
@@ -177,7 +177,7 @@ class UpperElectorate(Electorate):
         """List the unknown ones in which somebody is that has worked: the others may be names only."""
         if now >= self._since_s + BELIEF * self._shared.timing.suspect_s:
             return []
-        worked = self._standing.has_worked
+        worked = self._standing.may_count
         return [child for child in self.unknown(now) if any(map(worked, self._listed(child)))]
 
     def voters(self, now: float) -> list[str]:
@@ -219,7 +219,7 @@ class UpperElectorate(Electorate):
         return len(self.live(now)) + 1
 
     def newcomer(self, child: str) -> bool:
-        return not self._standing.has_worked(self._holders.get(child, self._shared.me))
+        return not self._standing.may_count(self._holders.get(child, self._shared.me))
 
     def all_below(self, child: str, learners: Iterable[str]) -> bool:
         run, span = self._shared.config.run, self._children.get(child, range(0))

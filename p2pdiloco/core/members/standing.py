@@ -51,7 +51,7 @@ class Standing:
         """List the peers that vote."""
         return self._chain.marks.voters
 
-    def has_worked(self, peer: str) -> bool:
+    def may_count(self, peer: str) -> bool:
         """Tell whether that peer has a mark; of a chain in which nobody votes yet nobody needs one."""
         marks = self._chain.marks
         return peer in marks or not marks.voters
@@ -115,4 +115,4 @@ class Standing:
 
     def listed(self, peers: Iterable[str], _marks: object = None) -> list[str]:
         """List those of these listed peers that may count once they are heard."""
-        return [peer for peer in peers if self.has_worked(peer)]
+        return [peer for peer in peers if self.may_count(peer)]
