@@ -81,7 +81,7 @@ MOST_PERIODS = 1 << 20
 
 
 class MergeLimits(Wire, frozen=True):
-    """MergeLimits of one contribution's part in a merge (`core.chain.scale`)."""
+    """Limits of one contribution's part in a merge (`core.chain.scale`)."""
 
     most_tokens: Count
     """Tokens that it weighs at most."""
@@ -326,7 +326,7 @@ class PartialHeader(Wire, frozen=True):
     payload_digest: Digest
     payload_bytes: Count
     limits: MergeLimits = NO_LIMITS
-    """MergeLimits by which the contributions were weighed and cut: those of the head at that time."""
+    """Limits by which the contributions were weighed and cut: those of the head at that time."""
 
 
 class SignedPartial(Wire, frozen=True):

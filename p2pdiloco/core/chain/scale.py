@@ -34,6 +34,7 @@ from p2pdiloco.core.api.types import (
     Watermark,
 )
 from p2pdiloco.core.chain.chain import Chain
+from p2pdiloco.core.chain.watermarks import LATELY_VERSIONS
 
 COUNTED_UNITS = 8
 """Units that one contribution counts at most, for every version since the learner's last one."""
@@ -62,8 +63,8 @@ MOST_TERMS = 1 << 16
 MOST_VERSIONS = 1 << 40
 MOST_TOKENS = MAX_CONTRIBUTORS * COUNTED_UNITS * (1 + MOST_GAP) * MOST_GROWTH
 """Limit of what one version adds to a chain's tokens, as a multiple of version 0's unit."""
-LATELY_VERSIONS = 32
 BEGINNERS = 4
+"""Learners that may have begun since anything of them could be merged."""
 REMEMBERED = 64
 """Answers about long headers that are kept, for the nodes of a simulator."""
 
@@ -83,7 +84,7 @@ def unit_of(header: VersionHeader, config: CoreConfig) -> int:
 
 
 def limits_after(header: VersionHeader, config: CoreConfig) -> MergeLimits:
-    """MergeLimits for what is merged into a child of this version.
+    """Compute the limits of what is merged into a child of this version.
 
     A plain mean of many is shorter than its parts, like 1/sqrt(number): so is the reach, and they are longer.
     """
@@ -144,7 +145,7 @@ def most_learners(number: int, watermarks: Sequence[Watermark]) -> int:
     just begun. Who only says that it trains moves no schedule; at first nobody has been merged yet."""
     if number <= LATELY_VERSIONS:
         return MAX_CONTRIBUTORS
-    return 2 * sum(mark.number > number - LATELY_VERSIONS for mark in watermarks) + BEGINNERS
+    return 2 * sum(mark.number >= number - LATELY_VERSIONS for mark in watermarks) + BEGINNERS
 
 
 # --- what is beyond every scale ---------------------------------------------------------------------------

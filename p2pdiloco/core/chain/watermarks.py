@@ -19,6 +19,8 @@ from p2pdiloco.core.api.types import MAX_WATERMARKS, NEVER, Contributor, Stamp, 
 WATERMARK_VERSIONS = 1024
 """Versions after which a learner that was merged in none of them is forgotten; its base is long too old by
 then."""
+LATELY_VERSIONS = 32
+"""Versions since a learner's newest merged contribution in which it counts as one that takes part."""
 REMEMBERED = 4
 """Successors that a table remembers: more than branches that start from one version."""
 

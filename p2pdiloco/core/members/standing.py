@@ -20,13 +20,9 @@ from collections.abc import Iterable
 
 from p2pdiloco.core.api.reach import Reach
 from p2pdiloco.core.chain.chain import Chain
-from p2pdiloco.core.chain.watermarks import Marks
+from p2pdiloco.core.chain.watermarks import LATELY_VERSIONS, Marks
 from p2pdiloco.core.members.derived import Derived
 from p2pdiloco.core.shared import Shared
-
-ATTENDS_VERSIONS = 32
-"""Versions since a learner's newest merged contribution after which it is a newcomer again: no quorum counts
-it, and rounds that called it in vain wait for it no more."""
 
 
 class Standing:
@@ -109,9 +105,10 @@ class Standing:
         return lately or learners
 
     def attends(self, learner: str) -> bool:
-        """Tell whether something of that learner was merged lately."""
+        """Tell whether something of that learner was merged lately. Else it is a newcomer (again): no quorum
+        counts it, and rounds that called it in vain wait for it no more."""
         marks = self._chain.marks
-        return learner in marks and marks.number(learner) >= self._chain.head.number - ATTENDS_VERSIONS
+        return learner in marks and marks.number(learner) >= self._chain.head.number - LATELY_VERSIONS
 
     def listed(self, peers: Iterable[str], _marks: object = None) -> list[str]:
         """List those of these listed peers that may count once they are heard."""
