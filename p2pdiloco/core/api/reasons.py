@@ -7,6 +7,7 @@ message or an answer is garbage, as any other value that its schema lacks: nothi
 from __future__ import annotations
 
 from enum import Enum, auto
+from typing import Self
 
 from p2pdiloco.core.machine import direct_members
 
@@ -15,6 +16,12 @@ class Reason(Enum):
     """Base of the reasons. The value is the code; `str` is the text for people, as events.jsonl has it."""
 
     text: str
+
+    def __new__(cls, code: str, text: str = "") -> Self:
+        """Make a reason that has no more to it; without a text its code is the text."""
+        self = object.__new__(cls)
+        self._value_, self.text = code, text or code
+        return self
 
     def __str__(self) -> str:
         return self.text
@@ -159,11 +166,6 @@ class PullRefusal(Reason):
 class ProbeRefusal(Reason):
     """Word of a peer that does not measure a link with us now."""
 
-    def __new__(cls, code: str, text: str) -> ProbeRefusal:
-        self = object.__new__(cls)
-        self._value_, self.text = code, text
-        return self
-
     BUSY = "probe-busy", "measures a link for somebody else just now"
     TOO_OFTEN = "probe-too-often", "has measured this link just now"
     TOO_MUCH = "probe-too-much", "has sent and taken enough for one measurement"
@@ -257,11 +259,6 @@ class VoteRefusal(Reason):
 class Suspicion(Reason):
     """Reasons for which a member does not count on a syncer that is alive."""
 
-    def __new__(cls, code: str, text: str) -> Suspicion:
-        self = object.__new__(cls)
-        self._value_, self.text = code, text
-        return self
-
     NO_VERSION = "no-version", "no version in time"
     """Syncer that holds a contribution, or a partial merge, and makes no version of it."""
     NOT_IN_OFFICE = "not-in-office", "the syncer says that it is not in office"
@@ -271,11 +268,6 @@ class Suspicion(Reason):
 @direct_members
 class MessageFault(Reason):
     """Faults of a control message; recorded as refusals."""
-
-    def __new__(cls, code: str) -> MessageFault:
-        self = object.__new__(cls)
-        self._value_ = self.text = code
-        return self
 
     OUR_OWN_NAME = "our-own-name"
     UNKNOWN_FRAGMENT = "unknown-fragment"

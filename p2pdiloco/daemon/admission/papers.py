@@ -30,11 +30,6 @@ Verify = Callable[[str, bytes, bytes], bool]
 class AdmissionFault(Reason):
     """Reasons for which a peer is not admitted."""
 
-    def __new__(cls, code: str, text: str) -> AdmissionFault:
-        self = object.__new__(cls)
-        self._value_, self.text = code, text
-        return self
-
     NOT_SHOWN = "admission-not-shown", "this run takes members by invite only"
     NOT_LISTED = "not-on-the-list", "this run's owner has not put this node on its list"
     OTHER_RUN = "admission-other-run", "the invite is of another run"
