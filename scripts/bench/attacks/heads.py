@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from attacks.stranger import HEARTBEAT_S, Stranger, Work
+from attacks.stranger import HEARTBEAT_S, Attack, Stranger, Work
 from p2pdiloco.config.manifest import Manifest
 from p2pdiloco.config.signing import load_signed
 from p2pdiloco.core.api.reasons import PullRefusal
@@ -83,7 +83,7 @@ class Forged:
 State = tuple[Forged, SignedVersion, tuple[Watermark, ...]]
 
 
-class ForgedHead:
+class ForgedHead(Attack):
     """A heavier head with one self-signed header, and a random state behind it."""
 
     value: float | None = None
@@ -91,16 +91,11 @@ class ForgedHead:
     stamp = NEVER
 
     def __init__(self, work: Work) -> None:
-        self._stranger = Stranger(work, "stranger")
+        super().__init__(work)
         self._manifest = load_signed(Path(work.manifest), verify)[1]
 
-    @property
-    def strangers(self) -> list[Stranger]:
-        """See `table.Attack`."""
-        return [self._stranger]
-
     async def attack(self) -> None:
-        """See `table.Attack`."""
+        """See `Attack`."""
         stranger = self._stranger
         await stranger.look()
         states: dict[int, State] = {}
@@ -140,19 +135,11 @@ class EndOfCounts(ForgedHead):
     stamp = Stamp(END_OF_COUNTS, 1)
 
 
-class NeverDelivered:
+class NeverDelivered(Attack):
     """Heavier heads, a step and a thousand ahead, whose pulls are answered with `busy`."""
 
-    def __init__(self, work: Work) -> None:
-        self._stranger = Stranger(work, "stranger")
-
-    @property
-    def strangers(self) -> list[Stranger]:
-        """See `table.Attack`."""
-        return [self._stranger]
-
     async def attack(self) -> None:
-        """See `table.Attack`."""
+        """See `Attack`."""
         stranger = self._stranger
         await stranger.look()
         await stranger.be_listed()

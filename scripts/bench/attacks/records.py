@@ -10,7 +10,7 @@ import p2pdiloco.adapters.net.hivemind_bare  # noqa: F401  # isort: skip (before
 from hivemind.dht.routing import DHTID
 from hivemind.proto import dht_pb2
 
-from attacks.stranger import LIFETIME_S, Stranger, Work
+from attacks.stranger import LIFETIME_S, Attack, Work
 from p2pdiloco.adapters.net import dht_records
 from p2pdiloco.adapters.net.hivemind_binding import peer_id_of
 from p2pdiloco.config.signing import SignedManifest, encode_signed
@@ -25,20 +25,15 @@ AT_ONCE = 25
 RECORDS_S = 5.0
 
 
-class Ghosts:
+class Ghosts(Attack):
     """Presence records of generated keys, of nobody."""
 
     def __init__(self, work: Work) -> None:
-        self._stranger = Stranger(work, "stranger")
+        super().__init__(work)
         self._key = DHTID.generate(source=wire.members_key(work.run))
 
-    @property
-    def strangers(self) -> list[Stranger]:
-        """See `table.Attack`."""
-        return [self._stranger]
-
     async def attack(self) -> None:
-        """See `table.Attack`."""
+        """See `Attack`."""
         for _ in range(0, GHOSTS, AT_ONCE):
             ghosts = [Identity.generate() for _ in range(AT_ONCE)]
             for peer in [*self._stranger.work.members, self._stranger.work.join.rpartition("/p2p/")[2]]:
@@ -73,19 +68,11 @@ class Ghosts:
             self._stranger.done[f"store: {type(error).__name__}"] += len(ghosts)
 
 
-class OtherRuns:
+class OtherRuns(Attack):
     """A second run of the same name, and the true one's id with a manifest that cannot be read."""
 
-    def __init__(self, work: Work) -> None:
-        self._stranger = Stranger(work, "stranger")
-
-    @property
-    def strangers(self) -> list[Stranger]:
-        """See `table.Attack`."""
-        return [self._stranger]
-
     async def attack(self) -> None:
-        """See `table.Attack`."""
+        """See `Attack`."""
         stranger, run = self._stranger, self._stranger.work.run
         other = hashlib.sha256(b"another run").hexdigest()
         name = stranger.work.run_name

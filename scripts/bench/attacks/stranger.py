@@ -175,3 +175,16 @@ class Stranger:
 
         record = wire.Presence(WIRE_VERSION, 1, "stranger", tuple(self.transport.addresses()[:4]))
         await self.transport.put_record(wire.members_key(self.work.run), wire.encode(record), LIFETIME_S)
+
+
+class Attack:
+    """Attack of strangers on a run: of one, as a rule."""
+
+    def __init__(self, work: Work, identities: int = 1) -> None:
+        self.strangers = [Stranger(work, f"stranger-{number}") for number in range(identities)]
+        """Identities that take part, not started."""
+        self._stranger = self.strangers[0]
+
+    async def attack(self) -> None:
+        """Attack until cancelled; the strangers are connected."""
+        raise NotImplementedError

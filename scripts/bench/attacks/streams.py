@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 
-from attacks.stranger import Stranger, Work
+from attacks.stranger import Attack, Stranger, Work
 from p2pdiloco.adapters.net.framing import MAX_HEADER_BYTES, OTHERS_HEADER_BYTES, PUSH, U32
 from p2pdiloco.daemon import wire
 from p2pdiloco.errors import TransportError
@@ -19,21 +19,16 @@ PULLERS = 4
 MOST_BYTES = 1 << 28
 
 
-class SlowStreams:
+class SlowStreams(Attack):
     """Streams that announce a header, of 4 MiB or what a stranger's may be, and send a byte now and then."""
 
     def __init__(self, work: Work) -> None:
-        self._strangers = [Stranger(work, f"stranger-{number}") for number, _ in enumerate(SLOW_STREAMS)]
-
-    @property
-    def strangers(self) -> list[Stranger]:
-        """See `table.Attack`."""
-        return self._strangers
+        super().__init__(work, len(SLOW_STREAMS))
 
     async def attack(self) -> None:
-        """See `table.Attack`."""
+        """See `Attack`."""
         async with asyncio.TaskGroup() as group:
-            for stranger, count in zip(self._strangers, SLOW_STREAMS, strict=True):
+            for stranger, count in zip(self.strangers, SLOW_STREAMS, strict=True):
                 for peer, number in itertools.product(stranger.work.members, range(count)):
                     size = OTHERS_HEADER_BYTES if number % 2 else MAX_HEADER_BYTES
                     group.create_task(self._slow(stranger, peer, size))
@@ -66,19 +61,11 @@ class SlowStreams:
             await asyncio.sleep(AGAIN_S)
 
 
-class BulkPulls:
+class BulkPulls(Attack):
     """Pulls of states and manifests, one after the other, several at a time."""
 
-    def __init__(self, work: Work) -> None:
-        self._stranger = Stranger(work, "stranger")
-
-    @property
-    def strangers(self) -> list[Stranger]:
-        """See `table.Attack`."""
-        return [self._stranger]
-
     async def attack(self) -> None:
-        """See `table.Attack`."""
+        """See `Attack`."""
         await self._stranger.look()
         async with asyncio.TaskGroup() as group:
             for peer in self._stranger.work.members:

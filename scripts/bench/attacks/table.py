@@ -6,20 +6,9 @@ from typing import Protocol
 
 from attacks.heads import EndOfCounts, ForgedHead, HugeValues, NeverDelivered
 from attacks.records import Ghosts, OtherRuns
-from attacks.stranger import Stranger, Work
+from attacks.stranger import Attack, Work
 from attacks.streams import BulkPulls, SlowStreams
 from attacks.votes import AllOffices, SilentVoters
-
-
-class Attack(Protocol):
-    """Attack of strangers on a run."""
-
-    @property
-    def strangers(self) -> list[Stranger]:
-        """Identities that take part, not started."""
-
-    async def attack(self) -> None:
-        """Attack until cancelled; the strangers are connected."""
 
 
 class Makes(Protocol):

@@ -5,28 +5,23 @@ from __future__ import annotations
 import asyncio
 
 from attacks.heads import above
-from attacks.stranger import HEARTBEAT_S, Stranger, Work
+from attacks.stranger import HEARTBEAT_S, Attack, Work
 from p2pdiloco.core.api.messages import Elected, VoteRequest
 from p2pdiloco.core.api.types import WHOLE_RUN, Certificate, Head, Vote, VoteBody, signed_bytes
 
 ASK_S = 0.25
 
 
-class AllOffices:
+class AllOffices(Attack):
     """Heartbeats only, with heads that it does not have, and a request for every vote."""
 
     def __init__(self, work: Work) -> None:
-        self._stranger = Stranger(work, "stranger")
+        super().__init__(work)
         self._terms: dict[int, int] = {}
         self._held: dict[int, int] = {}
 
-    @property
-    def strangers(self) -> list[Stranger]:
-        """See `table.Attack`."""
-        return [self._stranger]
-
     async def attack(self) -> None:
-        """See `table.Attack`."""
+        """See `Attack`."""
         stranger = self._stranger
         await stranger.look()
         await stranger.be_listed()
@@ -82,25 +77,20 @@ class AllOffices:
         stranger.done["honest votes"] += len(votes) - 1
 
 
-class SilentVoters:
+class SilentVoters(Attack):
     """Confirmed members, as many as honest ones and of one process, that answer to nothing."""
 
     def __init__(self, work: Work) -> None:
-        self._strangers = [Stranger(work, f"stranger-{number}") for number, _ in enumerate(work.members)]
-
-    @property
-    def strangers(self) -> list[Stranger]:
-        """See `table.Attack`."""
-        return self._strangers
+        super().__init__(work, len(work.members))
 
     async def attack(self) -> None:
-        """See `table.Attack`."""
-        await self._strangers[0].look()
-        heads = self._strangers[0].heads
-        for stranger in self._strangers:
+        """See `Attack`."""
+        await self.strangers[0].look()
+        heads = self.strangers[0].heads
+        for stranger in self.strangers:
             stranger.take(heads.items())
             await stranger.be_listed()
         while True:
-            for stranger in self._strangers:
+            for stranger in self.strangers:
                 await stranger.beat(stranger.heads, learning=False, stands=False)
             await asyncio.sleep(HEARTBEAT_S)
