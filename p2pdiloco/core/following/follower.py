@@ -89,6 +89,8 @@ class Follower:
         """Heads that members name."""
         self._doubts = Doubts()
         self._has_spare = False
+        self._unproven = False
+        """True: what is under way was named by nobody who counts, and is not here yet."""
         self._next: SignedVersion | None = None
         self._giver = ""
         mine = hashlib.sha256(f"{context.shared.me}/{context.index}".encode()).digest()
@@ -121,8 +123,9 @@ class Follower:
         return None if first_s is None else max(first_s, self._retry_at_s)
 
     def behind(self, now: float) -> bool:
-        """Tell whether something heavier is known, or on its way here."""
-        return self.state is not FollowState.RESTING or self._best(now) is not None
+        """Tell whether something heavier is known, or on its way here, that somebody who counts has named."""
+        under_way = self.state is not FollowState.RESTING and not self._unproven
+        return under_way or self._best(now) is not None
 
     def _best(self, now: float) -> Head | None:
         """Find the heaviest head to follow of which a holder is not in doubt."""
@@ -167,7 +170,7 @@ class Follower:
         holders = sorted(self._doubts.open(unproven, now))
         if holders:
             peer = holders[self._attempts % len(holders)]
-            self._asked_s = now
+            self._asked_s, self._unproven = now, True
             self._machine.go(FollowSignal.PULL_UPDATE)
             number = min(unproven[peer].number, self._chain.head.number + 1)
             self._shared.out.put(FetchUpdate(self._fragment, number, peer))
@@ -203,7 +206,7 @@ class Follower:
         self._machine.go(FollowSignal.DONE)
         if self._has_spare:
             self._spare.free()
-        self._has_spare = False
+        self._has_spare = self._unproven = False
         self._next = None
         self._attempts = 0 if ok else self._attempts + 1
         self._retry_at_s = now + backoff_s(self._shared.timing.retry_s, self._attempts)
@@ -242,7 +245,7 @@ class Follower:
             return
         if not self._has_spare:
             self._take_spare()
-        self._next, self._giver = event.version, event.peer
+        self._next, self._giver, self._unproven = event.version, event.peer, False
         steps = header.longest_steps()
         self._shared.out.put(ApplyUpdate(self._fragment, header.number, event.ticket, steps, header.norm))
 

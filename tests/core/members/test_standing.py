@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from kit import Solo, branch, child, found, reasons, sent, table
+from kit import STEP_S, Solo, branch, child, config, found, reasons, saved, sent, table, vote
 
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
+from p2pdiloco.core.api.config import Restored, RestoredFragment
 from p2pdiloco.core.api.reach import Reach
 from p2pdiloco.core.api.types import Contributor, SignedVersion, Stamp, Watermark
 from p2pdiloco.core.chain.watermarks import FOUNDING_VERSIONS, PROBATION_MERGES, Marks, marks_of
+from p2pdiloco.core.groups.electorates import UpperElectorate
 
 PEERS = ("p1", "p2", "p3")
 WORKERS = ("me", "p1", "p2")
@@ -41,13 +43,13 @@ def test_everybody_decides_until_somebody_votes_by_the_chain() -> None:
 
 def test_silent_strangers_block_no_election() -> None:
     solo = settled(*STRANGERS)
-    solo.says |= {peer: {"stands": True} for peer in STRANGERS}
-    asked = [
-        send.peer for send in found(solo.wait(5.0), ef.Send) if isinstance(send.message, msg.VoteRequest)
-    ]
-    assert set(asked) <= {"p1", "p2"}
-    if not solo.fragment.office.holding:
-        solo.take_office()
+    requests: list[ef.Send] = []
+    while not requests:
+        effects = found(solo.wait(0.1), ef.Send)
+        requests = [send for send in effects if isinstance(send.message, msg.VoteRequest)]
+    assert {send.peer for send in requests} == {"p1", "p2"}
+    term = next(iter(sent(list(requests), msg.VoteRequest))).term
+    solo.message("p1", msg.VoteGranted(vote("p1", "me", term)))
     assert solo.fragment.office.holding, "two of three, whoever else is here"
 
 
@@ -174,3 +176,50 @@ def test_nobody_yields_to_a_newcomer_or_where_older_members_stand() -> None:
     assert not found(solo.message("s9", msg.Unbacked(0)), ef.FetchState)
     solo.hear("p2")  # who has been here for as long as p1, and is on our chain
     assert not found(solo.message("p1", msg.Unbacked(0)), ef.FetchState)
+
+
+def test_a_strangers_word_on_its_pace_changes_nobodys_patience() -> None:
+    solo = settled(*STRANGERS)
+    solo.says |= {peer: {"step_time_s": 1000.0} for peer in STRANGERS}
+    solo.wait(1.0)
+    assert solo.core.shared.median_step_s(solo.now) == STEP_S
+
+
+def test_left_alone_newcomers_decide_with_who_has_worked_on_another_fragment() -> None:
+    """All whom fragment 0 knows are gone; p3 was merged into fragment 1."""
+    logs = branch(2, learners=("p1", "p2")), branch(2, fragment=1, learners=("p1", "p3"))
+    fragments = tuple(RestoredFragment(log=tuple(log), watermarks=table(log[-1])) for log in logs)
+    solo = Solo(config(2), ("p3", "s1"), Restored(fragments=fragments))
+    for fragment in solo.core.fragments:
+        assert fragment.seats.leaf.electorate.voters(solo.now) == ["p3"]
+
+
+def test_who_returns_to_strangers_only_believes_them_at_last() -> None:
+    """All that it knew have handed the run on to others."""
+    log = branch(2, learners=("me", "p1"))
+    later = child(log[2].header, "s1", learners=("s1",))
+    solo = Solo(peers=("s1",), restored=saved(log), heads=(later.header.head(),))
+    assert not solo.core.fragments[0].follower.heads.look(solo.now)
+    solo.wait(solo.config.timing.resume_alone_s + 1.0)
+    assert set(solo.core.fragments[0].follower.heads.look(solo.now)) == {"s1"}
+
+
+def test_who_voted_alone_believes_no_stranger_when_it_returns() -> None:
+    log = branch(2, syncer="me", learners=("me",))
+    later = child(log[2].header, "s1", learners=("s1",))
+    solo = Solo(peers=("s1",), restored=saved(log), heads=(later.header.head(),))
+    solo.wait(solo.config.timing.resume_alone_s + 1.0)
+    assert not solo.core.fragments[0].follower.heads.look(solo.now)
+    assert solo.core.confirmed and solo.head == log[2].header.head()
+
+
+def test_who_holds_an_office_below_without_a_mark_is_a_newcomer() -> None:
+    solo, plan = settled("s1"), (1, 4)
+    place = (1, 0), "1/0/0"
+    group = UpperElectorate(solo.core.shared, 0, solo.fragment.context.standing, plan, *place, solo.now)
+    for peer, child_group in (("p1", "1/0/1"), ("s1", "1/0/2")):
+        solo.core.shared.claims.heard(peer, ((child_group, 0, 5),), solo.now)
+    assert group.holders(solo.now)["1/0/2"] == "s1", "nobody else claims it"
+    assert [group.newcomer(child_group) for child_group in ("1/0/1", "1/0/2")] == [False, True]
+    solo.core.shared.claims.heard("s1", (("1/0/1", 0, 9),), solo.now)
+    assert group.holders(solo.now)["1/0/1"] == "p1", "who has worked goes before a higher term"
