@@ -18,17 +18,17 @@ FAR = branch(9, learners=("p1", "p2"))
 def syncer(
     peers: tuple[str, ...] = ("p1", "p2"),
     timing: dict[str, float] | None = None,
-    founder: bool = False,
+    founders: tuple[str, ...] = (),
     **run: Any,
 ) -> Solo:
     """We are the syncer, and calls were answered at once so far; our own learner does not run unless the
-    test starts it. `founder`: we vote by the chain, whoever is merged."""
+    test starts it. `founders`: who votes by the chain from the start."""
     our_run = config(timing=timing, **run)
-    marks = (Watermark("me", NEVER, 0, merges=2, voter=1),)
+    marks = tuple(Watermark(learner, NEVER, 0, merges=2, voter=1) for learner in founders)
     restored = Restored(fragments=(RestoredFragment(log=our_run.genesis_versions, watermarks=marks),))
-    solo = Solo(our_run, peers, restored if founder else None, genesis=founder)
+    solo = Solo(our_run, peers, restored if founders else None, genesis=bool(founders))
     solo.fragment.context.shared.answer_time(0).add(0.0)
-    if founder:
+    if founders:
         solo.wait(4.0)  # it starts the run
     solo.take_office()
     return solo

@@ -367,3 +367,19 @@ def test_a_merge_that_the_world_moved_past_is_dropped() -> None:
     effects = solo.merged(merge)
     assert found(effects, ef.DropSpare) and ef.Release(501) in effects
     assert not found(effects, ef.Persist) and solo.head.number == 0
+
+
+def test_a_quorum_counts_and_rounds_wait_for_who_has_worked() -> None:
+    """Five say that they learn; one of them ever sends anything."""
+    strangers = tuple(f"s{i}" for i in range(4))
+    solo = syncer(quorum=3, peers=("p1", *strangers), founders=("me", "p1"), term_versions=9)
+    called = []
+    for number in range(1, 6):
+        mark = solo.fragment.chain.watermark("p1")
+        effects = solo.offer("p1", number, stamp=Stamp(1, number), after=mark) + solo.wait(30.0)
+        called.append(
+            {send.peer for send in found(effects, ef.Send) if isinstance(send.message, msg.Closing)}
+        )
+        solo.merged(found(effects, ef.Merge)[0])
+    assert called[:3] == [set(strangers)] * 3, "one of one is a quorum, and newcomers are called"
+    assert called[3:] == [set(), set()], "three calls in vain are enough"
