@@ -137,14 +137,14 @@ class Liveness:
     def _missing_steps(self, fragment: int, host: Host, best: FragmentLineage) -> str:
         """The steps of a learner's present life up to the end of the faults must be in the chain, and later
         ones too, so that we know that it was merged again."""
+        if host.peer in self._world.bulk.liars:
+            return ""  # what it labels falsely is refused, and given up: that is its own loss
         first = host.learner.model.fragments[fragment].life_from
         healed_at = max(self._steps_at_heal.get(host.peer, 0), first)
         spans = best.covered.get(host.peer, ())
         if not host.learner.model.running:
             return f"{host.peer} has no learner"
         if not spans or spans[-1][1] <= healed_at:
-            if host.peer in self._world.bulk.liars:
-                return ""  # what it says of its work is refused, mostly: that is its own loss
             if not self._waits_for_room(fragment, host):
                 return f"{host.peer} was not merged again"
             healed_at = min(healed_at, spans[-1][1]) if spans else first
