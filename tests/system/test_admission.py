@@ -120,3 +120,32 @@ def test_an_invite_run(visited_swarm: Swarm) -> None:
     count = owner.full_merges(2)
     swarm.advance(owner, [0, 1], 2)
     assert owner.full_merges(2) == count
+
+
+def test_a_run_by_list(visited_swarm: Swarm) -> None:
+    swarm = visited_swarm
+    file = swarm.folder / "listed.toml"
+    assert (
+        _run("run", "new", "listed", "--preset", "micro", "--admission", "list", "--out", str(file))[0] == 0
+    )
+    owner = swarm.node("owner", None, "--genesis", "--run-file", str(file))
+    data = ("--data-dir", str(owner.data_dir))
+    swarm.training(owner)
+    guest = swarm.node("guest", owner)
+    swarm.until(
+        lambda: "does not admit this node: this run's owner" in guest.said(), "the guest to be refused"
+    )
+    asked = ("can-join", "listed", "--join", owner.address() or "", "--data-dir", str(guest.data_dir))
+    assert _run(*asked) == (1, "no: this run's owner has not put this node on its list")
+
+    # Put on the list, it gets in without being started again; taken off, it is nobody's member.
+    status, said_at_last = _run("admit", "listed", guest.peer_id, *data)
+    assert status == 0 and "1 listed" in said_at_last
+    swarm.training(guest)
+    swarm.until(lambda: any(e.full_merges(2) for e in (owner, guest)), "versions of both")
+    status, said_at_last = _run("dismiss", "listed", guest.peer_id, *data)
+    assert status == 0 and "0 listed" in said_at_last
+    swarm.until(lambda: "its list: nobody of run listed takes" in guest.said(), "the guest to hear of it")
+    count = owner.full_merges(2)
+    swarm.advance(owner, [0, 1], 2)
+    assert owner.full_merges(2) == count

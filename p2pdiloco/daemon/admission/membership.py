@@ -21,7 +21,7 @@ from p2pdiloco.daemon.admission.gate import Change, Gate
 from p2pdiloco.daemon.admission.introductions import ROUND_S, Introductions
 from p2pdiloco.daemon.admission.notice_file import load_notice, save_notice
 from p2pdiloco.daemon.admission.own import own_admission
-from p2pdiloco.daemon.admission.papers import Admission, AdmissionFault, Grant
+from p2pdiloco.daemon.admission.papers import Admission, Grant
 from p2pdiloco.daemon.admission.register import MAX_ADMITTED, Charter, Register
 from p2pdiloco.daemon.run_files.listing import PublishedRun
 from p2pdiloco.errors import StorageError, UserError
@@ -73,6 +73,7 @@ class Membership:
                 f"run {run.name} takes members by invite, and this node has none",
                 "ask the run's owner for one, who makes it with `p2pdiloco invite`: p2pdiloco node INVITE",
             )
+        self._grant = ours.grant if ours is not None else None
         if ours is not None:
             self.register.take(transport.peer_id, ours, vouched=True)
         self.gate = Gate(self.register, ours, self._changed)
@@ -99,8 +100,9 @@ class Membership:
             "the run's owner has a new notice, number %d: %d banned, %d invites revoked, %d listed",
             *(notice.sequence, len(notice.banned), len(notice.revoked), len(notice.members)),
         )
-        if self.register.is_banned(self._me):
-            logger.error("%s: nobody of run %s takes anything from it", AdmissionFault.BANNED, self._name)
+        fault = self.register.would_take(self._me, self._grant)
+        if fault is not None:
+            logger.error("%s: nobody of run %s takes anything from it", fault, self._name)
         try:
             save_notice(self._folder, notice)
         except (StorageError, UserError) as error:

@@ -164,7 +164,7 @@ async def test_queries_of_strangers_are_bounded_and_damaged_ones_refused(tmp_pat
 
 
 async def test_who_is_banned_is_out_at_once_and_the_word_is_passed_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("p2pdiloco.daemon.admission.membership.FIRST_ROUND_S", 1e6)
     async with ClosedNeighbourhood(tmp_path) as swarm:
@@ -194,6 +194,8 @@ async def test_who_is_banned_is_out_at_once_and_the_word_is_passed_on(
         assert a.membership.register.fault(b_was) is AdmissionFault.NOT_SHOWN
         assert a.membership.register.fault(rogue.id) is AdmissionFault.NOT_SHOWN, "no longer banned"
         assert (await show(rogue, a, swarm.invite.admit(rogue.id))).fault is AdmissionFault.REVOKED
+        # It says so itself, to its owner first.
+        await until(lambda: "revoked the invite: nobody of run closed takes" in caplog.text, "b to say so")
 
 
 async def test_a_list_is_what_the_newest_notice_says(tmp_path: Path) -> None:
