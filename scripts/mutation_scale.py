@@ -9,6 +9,12 @@ from p2pdiloco.core.chain import scale
 @mutation("strangers", 4, 5, "in-scale")
 def a_chain_counts_whatever_tokens_are_claimed(patch: Patch) -> None:
     patch.set(scale, "COUNTED_UNITS", 1 << 60)
+    patch.set(scale, "COUNTED_WEIGHTS", 1 << 60)
+
+
+@mutation("strangers", 5, 10, "in-scale")
+def one_learner_may_be_a_whole_merge(patch: Patch) -> None:
+    patch.set(scale, "heaviest_units", lambda learners, config: config.most_units)
 
 
 @mutation("strangers", 4, 5, "in-scale", "stuck")

@@ -13,6 +13,7 @@ TABLES = {
     "codec": "How tensors travel.",
     "group": "Who merges with whom, and how long versions are kept.",
     "admission": "Who may be a member.",
+    "weight": "How much one learner weighs in a merge (docs/attacks.md).",
 }
 
 COMMENTS = {
@@ -66,4 +67,6 @@ COMMENTS = {
     "group.log_versions": "L: outer updates that every peer keeps for stragglers; older ones fetch state.",
     "group.max_base_age_versions": "Contributions against an older base are refused, rebased and sent again.",
     "admission.mode": "open: whoever knows the run; invite: by the owner's invites; list: the owner's list.",
+    "weight.largest_share": "Of a merge, one learner's at most, from three on; 1: no limit, among friends.",
+    "weight.most_units": "Weight of a contribution at most, in usual ones.",
 }

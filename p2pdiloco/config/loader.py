@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from p2pdiloco.config.comments import COMMENTS, TABLES
-from p2pdiloco.config.manifest import AdmissionSection, Manifest
+from p2pdiloco.config.manifest import AdmissionSection, Manifest, WeightSection
 from p2pdiloco.config.models import BYTES, ModelSection, Section, table
 from p2pdiloco.config.schema import as_toml, keys_of
 from p2pdiloco.errors import RemoteError
@@ -63,18 +63,18 @@ def broken_rule(manifest: Manifest) -> str | None:
 
 def canonical_bytes(manifest: Manifest) -> bytes:
     """The one encoding of a manifest (msgpack, every field, schema order, the task's keys sorted): what is
-    signed and hashed. Without `[admission]` where that says nothing, as in runs that are older than it."""
-    if manifest.admission == AdmissionSection():
-        return _encoder.encode(_before_admission()(*map(manifest.__getattribute__, _OLDER_FIELDS)))
-    return _encoder.encode(manifest)
+    signed and hashed. Without sections that came later and say nothing, as in runs that are older."""
+    values = {name: getattr(manifest, name) for name in Manifest.__struct_fields__}
+    told = tuple(name for name, value in values.items() if value != _CAME_LATER.get(name))
+    return _encoder.encode(_with(told)(*map(values.__getitem__, told)))
 
 
-_OLDER_FIELDS = [name for name in Manifest.__struct_fields__ if name != "admission"]
+_CAME_LATER: dict[str, Section] = {"admission": AdmissionSection(), "weight": WeightSection()}
 
 
 @functools.cache
-def _before_admission() -> type[Struct]:
-    return msgspec.defstruct("OlderManifest", _OLDER_FIELDS)
+def _with(fields: tuple[str, ...]) -> type[Struct]:
+    return msgspec.defstruct("ToldManifest", fields)
 
 
 @functools.cache

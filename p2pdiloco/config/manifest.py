@@ -169,6 +169,18 @@ class AdmissionSection(Section, frozen=True, kw_only=True):
     its owner; "list", whom its owner has put on the list (docs/admission.md)."""
 
 
+class WeightSection(Section, frozen=True, kw_only=True):
+    largest_share: Annotated[float, Meta(gt=0, le=1)] = 1 / 3
+    """Share of a merge that one learner has at most, whatever it says of its work, where all others that were
+    merged lately bring usual contributions. Smaller: fast learners count for less. With a third no liar turns
+    the others' direction round, from three members on. But an honest learner five times as fast as three
+    others is cut, too, which cost 8 % of the loss: so in runs by invite or list H inner steps weigh in full,
+    within `most_units`, and in open runs of unlike machines 0.5 or more is better. 1: `most_units` alone."""
+    most_units: Annotated[float, Meta(ge=1, le=16)] = 4.0
+    """Weight of one contribution at most, in usual ones, however many members there are. Smaller: a learner
+    that was away, or is faster than most, loses more of its work."""
+
+
 class Manifest(Section, frozen=True, kw_only=True):
     """A run, as its owner describes it. Equal manifests have equal canonical bytes."""
 
@@ -183,5 +195,6 @@ class Manifest(Section, frozen=True, kw_only=True):
     codec: CodecSection = CodecSection()
     group: GroupSection = GroupSection()
     admission: AdmissionSection = AdmissionSection()
-    """Section that is not in the canonical bytes where it says nothing: runs from before it keep their
+    weight: WeightSection = WeightSection()
+    """The last two are not in the canonical bytes where they say nothing: runs from before them keep their
     ids."""

@@ -216,3 +216,13 @@ def test_muon_is_held_against_muon_each_with_its_own_momentum():
     for optimizer, loss in (("adamw", 3.6), ("muon", 2.4)):
         assert f"| {optimizer}: swarm, H = 24, 1 | {loss:.4f} | +20.00 % (one seed)" in text
     assert "| muon: swarm, momentum 0.95 | 2.4000 | +20.00 % (one seed)" in text
+
+
+def test_a_share_in_merges_holds_a_fast_learner_back_and_no_equal_ones():
+    ends = {}
+    for speeds in ((1.0, 1.0, 1.0), (1.0, 0.25, 0.25)):
+        setting = replace(SMALL, learners=3, inner_steps=8, steps=32, speeds=speeds)
+        for share in (1.0, 1 / 3):
+            ends[speeds, share] = play(replace(setting, largest_share=share), 512).loss
+    equal, uneven = (abs(ends[s, 1.0] - ends[s, 1 / 3]) for s in ((1.0, 1.0, 1.0), (1.0, 0.25, 0.25)))
+    assert equal == 0.0 < uneven

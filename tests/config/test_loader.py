@@ -12,7 +12,7 @@ import pytest
 from p2pdiloco.config import presets
 from p2pdiloco.config.comments import COMMENTS, TABLES
 from p2pdiloco.config.loader import MAX_MANIFEST_BYTES, canonical_bytes, manifest_from_canonical, typed
-from p2pdiloco.config.manifest import AdmissionSection, Manifest
+from p2pdiloco.config.manifest import AdmissionSection, Manifest, WeightSection
 from p2pdiloco.config.models import CausalLMSection, vocabulary_for
 from p2pdiloco.config.schema import keys_of, tables_of
 from p2pdiloco.errors import ConfigError, RemoteError
@@ -188,5 +188,9 @@ def test_a_run_without_a_word_on_admission_is_what_it_was() -> None:
     assert manifest_from_canonical(canonical_bytes(quiet)) == quiet
     closed = msgspec.structs.replace(quiet, admission=AdmissionSection(mode="invite"))
     assert manifest_from_canonical(canonical_bytes(closed)) == closed
+    assert b"largest_share" not in canonical_bytes(closed)
+    friends = msgspec.structs.replace(closed, weight=WeightSection(largest_share=1.0, most_units=16.0))
+    assert manifest_from_canonical(canonical_bytes(friends)) == friends
+    assert canonical_bytes(friends) != canonical_bytes(closed), "its id covers what a learner weighs"
     with pytest.raises(RemoteError):  # two encodings of one manifest would be two runs
         manifest_from_canonical(msgspec.msgpack.encode(quiet, order="deterministic"))

@@ -176,7 +176,7 @@ class Above:
             "due": True,
             "payload_digest": digest("sums"),
             "payload_bytes": 400,
-            "limits": scale.limits_after(self.chain.header, self.swarm.config),
+            "limits": scale.limits_after(self.chain, self.swarm.config),
         }
         return PartialHeader(**(values | odd))
 

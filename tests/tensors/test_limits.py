@@ -4,9 +4,11 @@ import math
 
 import pytest
 import torch
+from kit import config
 
 from p2pdiloco.config.manifest import OuterSection
 from p2pdiloco.core.api.types import NO_LIMITS, MergeLimits
+from p2pdiloco.core.chain.scale import heaviest_units
 from p2pdiloco.errors import RemoteError
 from p2pdiloco.tensors.codec import codec
 from p2pdiloco.tensors.layout import TensorSpec, plan_fragments
@@ -49,6 +51,16 @@ def test_claimed_tokens_weigh_no_more_than_the_limit() -> None:
     both = merged([*honest, liar], [(40, 4)] * 4 + [(1 << 32, (1 << 32) // 10)], LIMITS)
     four_units = merged([*honest, liar], [(40, 4)] * 4 + [(160, 16)], LIMITS)
     torch.testing.assert_close(both, four_units)
+
+
+@pytest.mark.parametrize("claimed", [40, 400, 1 << 32])
+def test_whoever_claims_anything_for_flipped_signs_leaves_the_others_the_direction(claimed: int) -> None:
+    """One of four: by its share it takes half of what three say away, and never turns it round."""
+    limits = MergeLimits(round(heaviest_units(4, config()) * 40), 8.0)
+    true, work = unit(1), [(40, 4)] * 3 + [(claimed, max(4, claimed // 10))]
+    out = merged([true, true, true, -true], work, limits)
+    assert float(torch.dot(out, true)) > 0.3
+    assert claimed == 40 or float(torch.dot(merged([true, true, true, -true], work, LIMITS), true)) < 0
 
 
 def test_what_is_within_the_limits_is_merged_as_without_any() -> None:

@@ -75,6 +75,12 @@ class CoreConfig(Struct, frozen=True, kw_only=True):
     """Largest contribution or update of every fragment."""
     update_bytes: int = 0
     """Bytes of one update of each fragment, added up; 0: as many as contributions have."""
+    largest_share: float = 1 / 3
+    """Share of a merge that one learner has at most."""
+    most_units: float = 4.0
+    """Weight of a contribution at most, in usual ones."""
+    full_period: bool = False
+    """True: H inner steps weigh in full, beside however slow ones, within `most_units`."""
     timing: Timing = Timing()
 
     @property

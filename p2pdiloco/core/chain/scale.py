@@ -7,8 +7,11 @@ them out anew (`after`), and refuses another value. What is beyond them is cut: 
 more than a generous member's work would.
 
 - *counted*: a chain's tokens, and with them the schedule of the learning rate, grow by at most 8 units for a
-  contribution, times the versions since that learner's last one
-- *weighed*: no contribution has more weight than 4 units have, however long it took
+  contribution, and by twice what it weighs at most (or 2 H inner steps: a fast learner's beside slow ones),
+  times the versions since that learner's last one
+- *weighed*: no contribution has more weight than 4 units have, however long it took, and none has more than
+  a third of a merge to which all others bring usual ones (the run may say other numbers). Where members are
+  known, by invite or list, H inner steps weigh in full: there an honest learner may be much the fastest
 - length: a contribution is cut to 8 times the reach
 
 The median of a round's tokens moves the unit, by an eighth at most: so fewer than half of a round cannot
@@ -27,6 +30,7 @@ from p2pdiloco.core.api.reasons import VersionFault
 from p2pdiloco.core.api.types import (
     LONG,
     MAX_CONTRIBUTORS,
+    NO_LIMITS,
     Contributor,
     MergeLimits,
     Stamp,
@@ -38,8 +42,8 @@ from p2pdiloco.core.chain.watermarks import LATELY_VERSIONS
 
 COUNTED_UNITS = 8
 """Units that one contribution counts at most, for every version since the learner's last one."""
-WEIGHED_UNITS = 4
-"""Units that one contribution weighs at most."""
+COUNTED_WEIGHTS = 2
+"""Times the tokens that it weighs at most, or that H inner steps take, that it counts at most, likewise."""
 MOST_GAP = 63
 """Limit of versions between two contributions of a learner that are made up for."""
 MOST_GROWTH = 256
@@ -83,45 +87,66 @@ def unit_of(header: VersionHeader, config: CoreConfig) -> int:
     return header.unit or config.usual_tokens
 
 
-def limits_after(header: VersionHeader, config: CoreConfig) -> MergeLimits:
-    """Compute the limits of what is merged into a child of this version.
+def limits_after(chain: Chain, config: CoreConfig) -> MergeLimits:
+    """Compute the limits of what is merged into a child of the chain's head."""
+    unit = unit_of(chain.header, config)
+    heaviest = heaviest_units(chain.marks.lately, config) * unit
+    if config.full_period:
+        heaviest = max(heaviest, min(config.usual_tokens, config.most_units * unit))
+    return MergeLimits(min(round(heaviest), NO_LIMITS.most_tokens), longest_after(chain.header))
+
+
+def heaviest_units(learners: int, config: CoreConfig) -> float:
+    """Compute how many units one contribution weighs at most, where so many learners were merged lately.
+
+    A usual one always weighs in full. Of two learners none can be told from the other: no share helps."""
+    share = config.largest_share
+    if learners <= 2 or share >= 1.0:
+        return config.most_units
+    return min(max(1.0, (learners - 1) * share / (1.0 - share)), config.most_units)
+
+
+def longest_after(header: VersionHeader) -> float:
+    """Compute the length of a contribution to a child of this version at most.
 
     A plain mean of many is shorter than its parts, like 1/sqrt(number): so is the reach, and they are longer.
     """
     longest = LONGEST * header.reach * max(1.0, math.sqrt(len(header.contributors) / CROWD))
-    return MergeLimits(WEIGHED_UNITS * unit_of(header, config), longest or math.inf)
+    return longest or math.inf
 
 
 def after(chain: Chain, contributors: tuple[Contributor, ...], norm: float, config: CoreConfig) -> Scale:
     """Compute the figures of the version that merges this into the chain's head. `norm`: the length of its
     update, as the syncer states it."""
-    tokens, unit = _counted(chain, contributors, unit_of(chain.header, config), config.usual_tokens)
+    tokens, unit = _counted(chain, contributors, config)
     return Scale(tokens, unit, _next_reach(chain.header, norm, config))
 
 
 _known: list[tuple[VersionHeader, tuple[Contributor, ...], tuple[int, int]]] = []
 
 
-def _counted(chain: Chain, parts: tuple[Contributor, ...], unit: int, first: int) -> tuple[int, int]:
+def _counted(chain: Chain, parts: tuple[Contributor, ...], config: CoreConfig) -> tuple[int, int]:
     """Compute (tokens, unit) of the next version. In a simulator thousands of nodes ask the same."""
     if len(parts) < LONG:
-        return _count(chain, parts, unit, first)
+        return _count(chain, parts, config)
     for known, merged, answer in _known:
         if known is chain.header and merged is parts:
             return answer
-    answer = _count(chain, parts, unit, first)
+    answer = _count(chain, parts, config)
     _known[:] = [*_known[1 - REMEMBERED :], (chain.header, parts, answer)]
     return answer
 
 
-def _count(chain: Chain, parts: tuple[Contributor, ...], unit: int, first: int) -> tuple[int, int]:
-    usual, parent = [], chain.header
-    tokens = parent.tokens
+def _count(chain: Chain, parts: tuple[Contributor, ...], config: CoreConfig) -> tuple[int, int]:
+    usual, parent, first = [], chain.header, config.usual_tokens
+    tokens, unit = parent.tokens, unit_of(parent, config)
+    most = min(COUNTED_WEIGHTS * limits_after(chain, config).most_tokens, COUNTED_UNITS * unit)
+    most = max(most, COUNTED_WEIGHTS * first)
     for part in parts:
         last = chain.merged_at(part.learner)
         share = 1 + min(MOST_GAP, max(0, parent.number - last)) if last else 1
         usual.append(part.tokens // share)
-        tokens += min(part.tokens, COUNTED_UNITS * unit * share)
+        tokens += min(part.tokens, most * share)
     if not usual:
         return tokens, unit
     median = sorted(usual)[(len(usual) - 1) // 2]
@@ -181,7 +206,7 @@ def fault(chain: Chain, header: VersionHeader, config: CoreConfig) -> VersionFau
     """Say what is wrong with the numbers of a child of the chain's head; None: nothing."""
     if not all(follows(part.stamp, chain.watermark(part.learner)) for part in header.contributors):
         return VersionFault.FALSE_STAMP
-    longest = limits_after(chain.header, config).longest_update
+    longest = limits_after(chain, config).longest_update
     if not 0.0 <= header.norm <= longest or math.isinf(header.norm):
         return VersionFault.OUT_OF_SCALE
     right = after(chain, header.contributors, header.norm, config)

@@ -74,6 +74,12 @@ class Marks:
         mark = self._by.get(learner)
         return mark.first if mark else None
 
+    @cached_property
+    def lately(self) -> int:
+        """Number of learners of which something was merged lately, up to this table's version."""
+        newest = max((mark.number for mark in self.table), default=0)
+        return self.merged_since(newest - LATELY_VERSIONS)
+
     def merged_since(self, number: int) -> int:
         """Count the learners of which something was merged in version `number` or later."""
         return sum(mark.number >= number for mark in self.table)

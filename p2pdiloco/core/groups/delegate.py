@@ -77,7 +77,7 @@ class Delegate:
             contributors=sum(len(held.parts) for held in job.held),
             live=expected,
         )
-        self._limits = scale.limits_after(self._context.chain.header, self._shared.config)
+        self._limits = scale.limits_after(self._context.chain, self._shared.config)
         key = self._fragment, self._group, self._attempt
         self._shared.out.put(MergePartial(*key, inputs, partials, self._limits))
 

@@ -61,7 +61,7 @@ class GroupInbox(Inbox):
                 return Verdict.OVERLAP if mark > part.after else Verdict.BEHIND
             if not scale.follows(part.contributor.stamp, mark):
                 return Verdict.FALSE_STAMP
-        if not header.limits.near(scale.limits_after(self._chain.header, config)):
+        if not header.limits.near(scale.limits_after(self._chain, config)):
             return Verdict.IMPLAUSIBLE_WEIGHT
         return self._judge_place(header, open_)
 

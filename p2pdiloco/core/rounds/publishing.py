@@ -69,7 +69,7 @@ class Publisher:
             tokens=sum(part.tokens for part in parts),
         )
         longest_steps = max((part.inner_steps for part in parts), default=0)
-        limits = scale.limits_after(self._chain.header, self._shared.config)
+        limits = scale.limits_after(self._chain, self._shared.config)
         merge = Merge(self._fragment, job.term, job.number, inputs, partials, longest_steps, limits)
         self._shared.out.put(merge)
 

@@ -209,6 +209,9 @@ def core_config(run: Run, genesis: tuple[SignedVersion, ...], timing: Timing) ->
         genesis_versions=genesis,
         max_payload_bytes=tuple(contribution.encoded_bytes(layout.numel) for layout in run.layouts),
         update_bytes=sum(update.encoded_bytes(layout.numel) for layout in run.layouts),
+        largest_share=manifest.weight.largest_share,
+        most_units=manifest.weight.most_units,
+        full_period=manifest.admission.mode != "open",
         timing=timing,
     )
 

@@ -51,6 +51,7 @@ def _swarm(setting: Setting, every: int, heldout_tokens: int, computing: Computi
         delay=setting.delay,
         grace=setting.grace,
         speeds=setting.speeds,
+        largest_share=setting.largest_share,
         faults=tuple(faults_of(setting)),
         at_once=setting.answers == "at-once",
         fresh_moments=setting.moments == "fresh",

@@ -86,6 +86,8 @@ class Setting(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Time that a round waits for called learners, in parts of H inner steps; 0: not at all."""
     speeds: tuple[float, ...] = ()
     """Inner steps of each learner in the time in which others make one; () is everybody 1."""
+    largest_share: float = 0.0
+    """Share of a merge that one learner has at most; 0: contributions are not cut at all."""
     answers: str = "at-once"
     """Moment of answers to closing calls: "at-once", or at the "boundary" between two inner steps."""
     faults_per_hour: float = 0.0

@@ -228,6 +228,16 @@ def speeds(base: Setting) -> list[Case]:
     ]
 
 
+def shares(base: Setting) -> list[Case]:
+    """One learner five times as fast as three others, with and without a limit of its share in merges."""
+    fast = replace(base, learners=4, speeds=(1.0, 0.2, 0.197, 0.194))
+    return [
+        Case("one five times as fast, no share", replace(fast, largest_share=1.0)),
+        Case("one five times as fast, half at most", replace(fast, largest_share=0.5)),
+        Case("one five times as fast, a third at most", replace(fast, largest_share=1 / 3)),
+    ]
+
+
 def faults(base: Setting) -> list[Case]:
     """125 nodes killed an hour, whichever: in as much time, so with fewer tokens, and with as many."""
     hit = replace(base, faults_per_hour=125.0)
@@ -299,6 +309,7 @@ SUITES: dict[str, Suite] = {
         in_flight,
         merging,
         speeds,
+        shares,
         faults,
         alone,
         experts,

@@ -21,12 +21,14 @@ from msgspec import Struct
 from torch import Tensor
 
 from p2pdiloco.config.manifest import Manifest
+from p2pdiloco.core.api.types import NO_LIMITS
 from p2pdiloco.core.timing import RHYTHM_SHARE
 from p2pdiloco.learner.channel_messages import CopiedOut, NothingToCopy
 from p2pdiloco.tensors.vault import Input
 from study.baselines import Curve
 from study.computing import FP32, Computing
 from study.lockstep import HELDOUT_TOKENS, Learner, Lockstep
+from study.weights import Part, Weights
 
 JITTER = 0.5
 """Deviation of the logarithm of a payload's time under way."""
@@ -57,6 +59,8 @@ class Circumstances(Struct, frozen=True, kw_only=True):
     faults: tuple[Fault, ...] = ()
     at_once: bool = True
     """Closing calls are answered within an inner step (`learner.answering`); else at its end."""
+    largest_share: float = 0.0
+    """Share of a merge that one learner has at most (`study.weights`); 0: nothing is cut."""
     fresh_moments: bool = False
     """A returning learner has none; else those that it had."""
     seed: int = 0
@@ -129,6 +133,8 @@ class Virtual(Lockstep):
         """The time of the last inner step, and the tokens that were trained before it."""
         self.merged_tokens = [0 for _ in self.layouts]
         """Merged into each fragment's head."""
+        share, lengths = world.largest_share, [self.global_state.first_length(f.index) for f in self.layouts]
+        self._weights = Weights(manifest, share, lengths) if share else None
         self.merges = self.contributions = self.tokens = 0
 
     def play(self, duration: int, evaluate_every: int, tokens: int = 0) -> Curve:
@@ -325,7 +331,11 @@ class Virtual(Lockstep):
         interval = self.manifest.sync.inner_steps * fastest
         self._rounds[fragment].not_before = self._now + RHYTHM_SHARE * interval
         number = self.head(fragment)[0] + 1
-        self.global_state.merge(fragment, number, [one.content for one in merged])
+        limits = self._weights.limits(fragment) if self._weights else NO_LIMITS
+        made = self.global_state.merge(fragment, number, [one.content for one in merged], limits=limits)
+        if self._weights:
+            parts = [Part(f"learner-{one.seat.index}", *one.content[1:]) for one in merged]
+            self._weights.merged(fragment, parts, made.norm)
         self.global_state.commit(fragment, number)
         self.merges += 1
         self.contributions += len(merged)

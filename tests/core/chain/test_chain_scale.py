@@ -77,6 +77,17 @@ def test_a_chain_counts_no_more_than_eight_units_of_a_contribution() -> None:
     assert scale.after(start(), work(40, 1 << 60), 1.0, run()).tokens == 40 + 8 * UNIT
 
 
+def test_what_a_chain_counts_of_one_is_twice_what_it_weighs_or_twice_h_steps() -> None:
+    """Of four learners, one that claims anything makes the schedule run at most one and a half times as
+    fast; one that is honest and much faster than the others counts in full."""
+    four = extended(start(), work(*[UNIT] * 4))
+    counted = scale.after(four, work(1 << 60, 40, 40, 40), 1.0, run()).tokens - four.header.tokens
+    assert counted == 3 * UNIT + 120
+    slow = extended(start(unit=10), work(10, 10, 10, 10))
+    counted = scale.after(slow, work(2 * UNIT, 10, 10, 10), 1.0, run()).tokens - slow.header.tokens
+    assert counted == 2 * UNIT + 30
+
+
 def test_who_was_away_may_bring_more_by_the_versions_between() -> None:
     chain = extended(start(), work(40))
     for number in (2, 3, 4):
@@ -98,11 +109,44 @@ def test_the_reach_follows_lengths_by_an_eighth_at_most() -> None:
 
 
 def test_limits_are_of_the_parent() -> None:
-    limits = scale.limits_after(start().header, run())
+    limits = scale.limits_after(start(), run())
     assert (limits.most_tokens, limits.longest, limits.absurd) == (4 * UNIT, 2 * LENGTH, 1024 * LENGTH)
     many = msgspec.structs.replace(start().header, contributors=work(*[40] * 64))
-    assert scale.limits_after(many, run()).longest == 4 * LENGTH, "a plain mean of many is shorter"
-    assert scale.limits_after(genesis(0).header, config()).longest == math.inf
+    assert scale.longest_after(many) == 4 * LENGTH, "a plain mean of many is shorter"
+    assert scale.longest_after(genesis(0).header) == math.inf
+
+
+def test_no_learner_weighs_more_than_its_share_of_a_usual_merge() -> None:
+    def most(learners: int, **changes: float) -> float:
+        chain = extended(start(), work(*[UNIT] * learners))
+        return scale.limits_after(chain, config(genesis_versions=(start().signed,), **changes)).most_tokens
+
+    assert [most(n) / UNIT for n in (1, 2, 3, 4, 5, 7, 9, 20)] == [4, 4, 1, 1.5, 2, 3, 4, 4]
+    assert all(most(n) / (most(n) + UNIT * (n - 1)) <= 1 / 3 for n in range(3, 40))
+    assert most(3, largest_share=1.0) == 4 * UNIT, "a run without shares has units alone"
+    assert most(9, largest_share=0.5) == 4 * UNIT and most(9, largest_share=0.5, most_units=16.0) == 8 * UNIT
+    assert most(4, largest_share=0.01) == UNIT, "a usual contribution weighs in full"
+
+
+def test_among_known_members_h_steps_weigh_in_full_within_the_units() -> None:
+    def most(unit: int, **changes: object) -> int:
+        chain = extended(start(unit=unit), work(*[unit] * 4))
+        known = config(genesis_versions=(start().signed,), full_period=True, **changes)
+        return scale.limits_after(chain, known).most_tokens
+
+    assert most(20) == UNIT == 2 * 20, "one and a half of the others' would be 30"
+    assert most(5) == 4 * 5, "never more than four units"
+    assert most(5, most_units=16.0) == UNIT
+    assert most(UNIT) == 1.5 * UNIT, "among equals a claim is cut as in open runs"
+
+
+def test_a_share_is_of_those_who_were_merged_lately() -> None:
+    chain = extended(start(), work(*[UNIT] * 5))
+    assert scale.limits_after(chain, run()).most_tokens == 2 * UNIT
+    for number in range(2, 35):
+        parts = tuple(Contributor(f"p{i}", Stamp(1, number), UNIT, 4) for i in range(3))
+        extended(chain, parts)
+    assert scale.limits_after(chain, run()).most_tokens == UNIT, "two have not come for 32 versions"
 
 
 def test_a_long_header_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,8 @@ from p2pdiloco.core.api.types import (
     Vote,
     signed_bytes,
 )
-from p2pdiloco.core.chain.scale import COUNTED_UNITS, MOST_GAP, MOST_INCARNATION
+from p2pdiloco.core.chain.scale import COUNTED_UNITS, COUNTED_WEIGHTS, MOST_GAP, MOST_INCARNATION
+from p2pdiloco.core.chain.watermarks import LATELY_VERSIONS
 from p2pdiloco.lab.simulation.node.lineage import Displacement, FragmentLineage, MergedPart
 from p2pdiloco.lab.simulation.rules.violation import Violation
 
@@ -111,14 +112,31 @@ class InvariantWatch:
         """Check that nobody's numbers move the chain's: neither its tokens, nor what it takes for usual."""
         unit, gain = parent.unit or self._first_unit, header.tokens - parent.tokens
         tokens = [part.tokens for part in header.contributors]
-        most = sum(min(each, COUNTED_UNITS * unit * (1 + MOST_GAP)) for each in tokens)
-        if not sum(min(each, COUNTED_UNITS * unit) for each in tokens) <= gain <= most:
+        least, most = COUNTED_WEIGHTS * unit, self._most_counted(header, parent, unit)
+        if not sum(min(each, least) for each in tokens) <= gain <= most:
             raise Violation("in-scale", f"{where}: {gain} tokens more, of {tokens} where {unit} are usual")
         ends = max((max(p.stamp.sequence, p.stamp.incarnation) for p in header.contributors), default=0)
         if ends > MOST_INCARNATION:
             raise Violation("in-scale", f"{where}: a stamp near its end, {ends}")
         if abs(header.unit - unit) * 8 > unit or not tokens:
             raise Violation("in-scale", f"{where}: {header.unit} tokens are usual after {unit}")
+
+    def _most_counted(self, header: VersionHeader, parent: VersionHeader, unit: int) -> int:
+        """Work out the most that a version may add to a chain's tokens: of nobody more than usual work of all
+        others that were merged lately, for every version since its last."""
+        last: dict[str, int] = {}
+        at: VersionHeader | None = parent
+        while at is not None and at.number > max(0, parent.number - MOST_GAP - 1):
+            for part in at.contributors:
+                last.setdefault(part.learner, at.number)
+            known = self.headers.get(at.parent)
+            at = known.header if known else None
+        others = sum(number >= parent.number - LATELY_VERSIONS for number in last.values()) - 1
+        units = min(others, COUNTED_UNITS) if others > 1 else COUNTED_UNITS
+        each = max(units * unit, COUNTED_WEIGHTS * max(unit, self._first_unit))
+        gaps = (header.number - last.get(part.learner, 0) for part in header.contributors)
+        most = (each * min(gap, 1 + MOST_GAP) for gap in gaps)
+        return sum(min(part.tokens, each) for part, each in zip(header.contributors, most, strict=True))
 
     def _descends(self, digest: bytes, ancestor: SignedVersion) -> bool:
         sought, floor = ancestor.header.digest(), ancestor.header.number

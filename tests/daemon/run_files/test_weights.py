@@ -1,0 +1,26 @@
+"""What a learner weighs at most, read off a manifest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from p2pdiloco.config.manifest import AdmissionSection, WeightSection
+from p2pdiloco.config.presets import for_run
+from p2pdiloco.core.api.config import Timing
+from p2pdiloco.daemon.run_files.runs import core_config, sign_run
+from p2pdiloco.identity import Identity
+from p2pdiloco.tasks.manifests import render_toml
+
+
+@pytest.mark.parametrize(("mode", "full"), [("open", False), ("invite", True), ("list", True)])
+def test_where_members_are_known_a_whole_period_weighs_in_full(mode: str, full: bool, tmp_path: Path) -> None:
+    weight = WeightSection(largest_share=0.4, most_units=6.0)
+    admission = msgspec.convert({"mode": mode}, AdmissionSection)
+    manifest = msgspec.structs.replace(for_run("micro", "test"), admission=admission, weight=weight)
+    path = tmp_path / "run.toml"
+    path.write_text(render_toml(manifest))
+    found = core_config(sign_run(path, Identity.generate())[0], (), Timing())
+    assert (found.largest_share, found.most_units, found.full_period) == (0.4, 6.0, full)
