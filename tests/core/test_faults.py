@@ -301,6 +301,7 @@ MESSAGES: dict[MessageFault, Callable[[], Effects]] = {
         lambda term: Vote(vote("p1", "me", term).body, vote("p2", "me", term).signature)
     ),
     MessageFault.CERTIFICATE_EMPTY: lambda: elected(certificate("p1", ())),
+    MessageFault.CERTIFICATE_REPEATS: lambda: elected(certificate("p1", (*PEERS, "p1"))),
     MessageFault.CERTIFICATE_MINORITY: lambda: elected(certificate("p1", ("p1", "p2"))),
     MessageFault.CERTIFICATE_SIGNATURE: lambda: elected(forged_proof()),
 }

@@ -40,6 +40,10 @@ class Timing(Struct, frozen=True, kw_only=True):
     resume_alone_s: float = 20.0
     """Time for which a node with saved state listens for confirmed members, before it goes on from what it
     has."""
+    strangers_s: float = 600.0
+    """Time for which a node that returns to an open run, and finds nobody there whom its chain knows, looks
+    for such members before it believes those who are. Too short: whoever meets it alone gives it any state.
+    Too long: where all whom it knew have handed the run on, it waits for nothing."""
     genesis_wait_s: float = 3.0
     """Time for which a node told to start a run listens for members first, if anybody is listed."""
     leave_s: float = 3.0
@@ -81,6 +85,9 @@ class CoreConfig(Struct, frozen=True, kw_only=True):
     """Weight of a contribution at most, in usual ones."""
     full_period: bool = False
     """True: H inner steps weigh in full, beside however slow ones, within `most_units`."""
+    admits: bool = False
+    """True: the run's owner lets members in, so that whoever says that it is confirmed was let in. False:
+    anybody may say so."""
     timing: Timing = Timing()
 
     @property

@@ -276,5 +276,6 @@ class MessageFault(Reason):
     VOTE_FOR_ANOTHER = "vote-for-another"
     VOTE_SIGNATURE = "vote-signature"
     CERTIFICATE_EMPTY = "certificate-empty"
+    CERTIFICATE_REPEATS = "certificate-repeats"
     CERTIFICATE_MINORITY = "certificate-minority"
     CERTIFICATE_SIGNATURE = "certificate-signature"

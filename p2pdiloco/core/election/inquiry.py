@@ -5,13 +5,15 @@ from __future__ import annotations
 from p2pdiloco.core.api.messages import OfficeQuery
 from p2pdiloco.core.api.types import WHOLE_RUN
 from p2pdiloco.core.context import FragmentContext
+from p2pdiloco.core.election.electorate import Electorate
 
 
 class Inquiry:
     """Inquiry in one group, from when our seat in it was taken."""
 
-    def __init__(self, context: FragmentContext, group: str, now: float) -> None:
+    def __init__(self, context: FragmentContext, group: str, electorate: Electorate, now: float) -> None:
         self._shared = context.shared
+        self._electorate = electorate
         self._fragment = context.index
         self._group = group
         self._since_s = now
@@ -25,11 +27,15 @@ class Inquiry:
 
     def finds_holder(self, now: float) -> bool:
         """Tell whether a seat is new to us only, and its group has a syncer; ask that for its certificate. We
-        have none."""
+        have none. Who could not be elected there claims what he likes."""
         if self._group == WHOLE_RUN:
             return False
         claims = self._shared.claims.of(self._fragment, self._group)
-        live = [(term, peer) for peer, term in claims.items() if self._shared.view.alive(peer, now)]
+        live = [
+            (term, peer)
+            for peer, term in claims.items()
+            if self._electorate.decides(peer, now) and self._shared.view.alive(peer, now)
+        ]
         if not live or now >= self._since_s + self._shared.timing.suspect_s:
             return False
         term, peer = max(live)

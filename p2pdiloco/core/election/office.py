@@ -71,7 +71,7 @@ class Office:
             context, group, self, electorate, self._voter, self._terms, self._candidates, busy
         )
         self._trust = Trust(context, group, self._candidates)
-        self._inquiry = Inquiry(context, group, now)
+        self._inquiry = Inquiry(context, group, electorate, now)
         self._binding = Binding(context, electorate)
         self.changed = False
         """True: the holder changed since `take_change`."""

@@ -218,16 +218,25 @@ class Binding:
 def why_not_certified(
     context: FragmentContext, electorate: Electorate, certificate: Certificate, now: float
 ) -> MessageFault | None:
-    """Say why a certificate puts no one in office, in the view that we have ourselves; None if it does."""
+    """Say why a certificate puts no one in office, in the view that we have ourselves; None if it does.
+
+    Who is not confirmed yet cannot count a majority: for it the syncer must have worked, and have signed one
+    of the votes.
+    """
     shared = context.shared
     named = {vote.body.voter for vote in certificate.votes}  # counted first: signatures take time
     if not named:
         return MessageFault.CERTIFICATE_EMPTY
+    if len(named) < len(certificate.votes):
+        return MessageFault.CERTIFICATE_REPEATS
     if shared.confirmed:
         unheard = electorate.out_of_earshot(named, now) + electorate.had_votes(named, now)
         if 2 * (electorate.count(named, now) + unheard) <= electorate.size(now) + unheard:
             return MessageFault.CERTIFICATE_MINORITY
-    for vote in certificate.votes:
+    elif certificate.syncer not in named or not context.standing.trusts(certificate.syncer):
+        return MessageFault.CERTIFICATE_MINORITY
+    # Those that count first: whoever only names them has not signed, and strangers' votes may be many.
+    for vote in sorted(certificate.votes, key=lambda vote: not shared.has_worked(vote.body.voter)):
         body = vote.body
         expected = VoteBody(
             shared.config.run,

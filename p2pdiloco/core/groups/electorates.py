@@ -141,7 +141,7 @@ class UpperElectorate(Electorate):
 
     def holders(self, now: float) -> dict[str, str]:
         """Find the groups below whose syncer is known: name -> peer. A live claimant goes before a silent
-        one, and who has worked before others: newcomers alone in a group are heard all the same."""
+        one; newcomers alone in a group are heard all the same."""
         shared = self._shared
         members = shared.view.members(now)
         if members is not self._seen_members or shared.claims.version != self._seen_claims:
@@ -153,11 +153,22 @@ class UpperElectorate(Electorate):
                     self._holders[child] = shared.me
                     continue
                 claims = shared.claims.of(self._fragment, child)
-                worked = self._standing.may_count
-                ranked = [(p in alive, worked(p), term, p) for p, term in claims.items() if p in known]
+                here = {peer: term for peer, term in claims.items() if peer in known}
+                ranked = [(p in alive, term, p) for p, term in self._credible(child, here).items()]
                 if ranked:
-                    self._holders[child] = max(ranked)[3]
+                    self._holders[child] = max(ranked)[2]
         return self._holders
+
+    def _credible(self, child: str, claims: dict[str, int]) -> dict[str, int]:
+        """Pick the claims that may be true: of those who belong there, and of newcomers only where nobody
+        else is listed."""
+        worked = {p: term for p, term in claims.items() if self._counts(p) and self.all_below(child, [p])}
+        if worked or not claims or any(map(self._counts, self._listed(child))):
+            return worked
+        return {p: term for p, term in claims.items() if self.all_below(child, [p])}
+
+    def _counts(self, peer: str) -> bool:
+        return self._standing.may_count(peer) or self._shared.has_worked(peer)
 
     def _peers(self, now: float, among: list[str]) -> list[str]:
         holders = set(self.holders(now).values())

@@ -62,13 +62,26 @@ class Joining:
         return [peer for peer in confirmed if any(standing.believes(peer, now) for standing in standings)]
 
     def _look_for_known(self, now: float) -> None:
-        """Believe anybody, if after the longest wait nobody is here whom our chain knows."""
-        view = self._shared.view
-        late = now - self._started_s >= self._shared.timing.resume_alone_s
-        here = [*view.confirmed(now), *self._returned(now)]
+        """Believe anybody, if after the longest wait nobody is here whom our chain knows; no more after
+        twice that time: they give nothing."""
+        wait_s = self._shared.timing.strangers_s
+        late = wait_s <= now - self._started_s < 2 * wait_s
+        here = [*self._shared.view.confirmed(now), *self._returned(now)]
         for fragment in self._fragments:
             standing = fragment.context.standing
             standing.believe_all(late and bool(here) and standing.strangers_only(here))
+
+    def _strangers_ahead(self, now: float) -> bool:
+        """Tell whether only strangers are here, and say that they have more than we: who goes on alone may
+        leave the run, and who believes them may have made it theirs. Somebody whom our chain knows will
+        tell."""
+        if not self.saved or now - self._started_s >= self._shared.timing.strangers_s:
+            return False
+        confirmed = self._shared.view.confirmed(now)
+        return any(
+            f.context.standing.strangers_only(confirmed) and f.follower.heads.unproven.keys() & set(confirmed)
+            for f in self._fragments
+        )
 
     def poll(self, now: float) -> None:
         """Look whether we may count as a full member now."""
@@ -80,7 +93,7 @@ class Joining:
         self.serves_saved = self.returning(now)
         if all(f.follower.heads.verified for f in self._fragments):
             self._confirm("every fragment's version is confirmed by peers", now)
-        elif self._presence_seen and not self._believed(now):
+        elif self._presence_seen and not self._believed(now) and not self._strangers_ahead(now):
             self._poll_alone(now)
 
     def _poll_alone(self, now: float) -> None:
@@ -132,6 +145,8 @@ class Joining:
             return ""
         if self._believed(now):
             return "the state of the members"
+        if self._strangers_ahead(now):
+            return "a member whom this node's chain knows; those who are here may be strangers"
         if self.saved:
             if any(f.follower.behind(now) for f in self._fragments):
                 return "a heavier saved state of others that return"

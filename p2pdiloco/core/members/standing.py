@@ -33,6 +33,8 @@ class Standing:
         self._chain = chain
         self._derived = Derived()
         self._believes_all = False
+        self._returns = bool(chain.marks.voters)
+        """True: this node came with a chain by which others vote, and can wait for them."""
 
     @property
     def marks(self) -> Marks:
@@ -77,12 +79,19 @@ class Standing:
         own = shared.reach in (Reach.DIRECT, Reach.UNKNOWN)
         return any(own if peer == shared.me else shared.view.dialable(peer) for peer in peers)
 
+    def trusts(self, peer: str) -> bool:
+        """Tell whether that confirmed peer's word counts, whoever else is here: it has worked, on this
+        fragment or another, or was let in by the run's owner."""
+        return self._shared.config.admits or self._shared.has_worked(peer)
+
     def believes(self, peer: str, now: float) -> bool:
-        """Tell whether that peer's word about heads counts: it has worked, on this fragment or another, or
-        nobody here has."""
+        """Tell whether that confirmed peer's word about heads counts: it is trusted, or nobody here has
+        worked. Who returns waits for those whom it knows (`strangers_only`)."""
         shared = self._shared
-        if self._believes_all or shared.has_worked(peer):
+        if self._believes_all or self.trusts(peer):
             return True
+        if self._returns and not shared.confirmed:
+            return False
         confirmed = shared.view.confirmed(now)
         return not shared.has_worked(shared.me) and not any(map(shared.has_worked, confirmed))
 

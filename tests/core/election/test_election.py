@@ -214,6 +214,24 @@ def test_a_forged_vote_spoils_a_certificate() -> None:
     assert reasons(solo.message("p1", msg.Elected(proof)), "refusal") == ["certificate-signature"]
 
 
+def test_of_a_false_certificate_the_votes_that_count_are_checked_first() -> None:
+    """Strangers' votes may be sound, and thousands; whom a stranger only names has not signed."""
+    solo = Solo(peers=("p1", "p2"))
+    for version in branch(2, learners=("me", "p1", "p2"))[1:]:
+        solo.announce(version)
+    good = certificate("s1", ("p1", "p2", *(f"a{index:02}" for index in range(20))), 9, 2)
+    forged = tuple(
+        type(v)(v.body, b"false") if v.body.voter.startswith("p") else v
+        for v in sorted(good.votes, key=lambda vote: vote.body.voter)
+    )
+    checked: list[str] = []
+    shared = solo.core.shared
+    shared.signed_by = lambda peer, *_: bool(checked.append(peer))  # type: ignore[method-assign]
+    proof = type(good)(good.group, 0, 9, "s1", 2, forged)
+    assert reasons(solo.message("s1", msg.Elected(proof)), "refusal") == ["certificate-signature"]
+    assert checked == ["p1"]
+
+
 def test_only_a_version_of_the_syncers_own_clears_it_of_suspicion() -> None:
     solo = Solo(peers=PEERS)
     solo.elect("p1")

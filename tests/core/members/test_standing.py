@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from kit import STEP_S, Solo, branch, child, config, found, reasons, saved, sent, table, vote
+from kit import RUN, STEP_S, Solo, branch, child, config, found, reasons, sent, table, vote
 
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.config import Restored, RestoredFragment
+from p2pdiloco.core.api.grouping import leaf_index
 from p2pdiloco.core.api.reach import Reach
 from p2pdiloco.core.api.types import Contributor, SignedVersion, Stamp, Watermark
 from p2pdiloco.core.chain.watermarks import FOUNDING_VERSIONS, PROBATION_MERGES, Marks, marks_of
@@ -194,32 +195,41 @@ def test_left_alone_newcomers_decide_with_who_has_worked_on_another_fragment() -
         assert fragment.seats.leaf.electorate.voters(solo.now) == ["p3"]
 
 
-def test_who_returns_to_strangers_only_believes_them_at_last() -> None:
-    """All that it knew have handed the run on to others."""
-    log = branch(2, learners=("me", "p1"))
-    later = child(log[2].header, "s1", learners=("s1",))
-    solo = Solo(peers=("s1",), restored=saved(log), heads=(later.header.head(),))
-    assert not solo.core.fragments[0].follower.heads.look(solo.now)
-    solo.wait(solo.config.timing.resume_alone_s + 1.0)
-    assert set(solo.core.fragments[0].follower.heads.look(solo.now)) == {"s1"}
+def below_us(solo: Solo) -> UpperElectorate:
+    """The group above the leaf groups 1/0/0, which is ours, to 1/0/3."""
+    place = (1, 0), "1/0/0"
+    return UpperElectorate(solo.core.shared, 0, solo.fragment.context.standing, (1, 4), *place, solo.now)
 
 
-def test_who_voted_alone_believes_no_stranger_when_it_returns() -> None:
-    log = branch(2, syncer="me", learners=("me",))
-    later = child(log[2].header, "s1", learners=("s1",))
-    solo = Solo(peers=("s1",), restored=saved(log), heads=(later.header.head(),))
-    solo.wait(solo.config.timing.resume_alone_s + 1.0)
-    assert not solo.core.fragments[0].follower.heads.look(solo.now)
-    assert solo.core.confirmed and solo.head == log[2].header.head()
+def of_leaf(index: int, names: tuple[str, ...]) -> str:
+    """The first of these that belongs to that leaf group."""
+    return next(name for name in names if leaf_index(RUN, 0, 1, 4, name) == index)
 
 
 def test_who_holds_an_office_below_without_a_mark_is_a_newcomer() -> None:
-    solo, plan = settled("s1"), (1, 4)
-    place = (1, 0), "1/0/0"
-    group = UpperElectorate(solo.core.shared, 0, solo.fragment.context.standing, plan, *place, solo.now)
-    for peer, child_group in (("p1", "1/0/1"), ("s1", "1/0/2")):
+    solo, newcomer = settled(*STRANGERS), of_leaf(1, STRANGERS)
+    group = below_us(solo)
+    for peer, child_group in (("p1", "1/0/2"), (newcomer, "1/0/1")):
         solo.core.shared.claims.heard(peer, ((child_group, 0, 5),), solo.now)
-    assert group.holders(solo.now)["1/0/2"] == "s1", "nobody else claims it"
-    assert [group.newcomer(child_group) for child_group in ("1/0/1", "1/0/2")] == [False, True]
-    solo.core.shared.claims.heard("s1", (("1/0/1", 0, 9),), solo.now)
-    assert group.holders(solo.now)["1/0/1"] == "p1", "who has worked goes before a higher term"
+    holders = group.holders(solo.now)
+    assert holders["1/0/1"] == newcomer, "nobody else claims it, and nobody else is there"
+    assert [group.newcomer(child_group) for child_group in ("1/0/2", "1/0/1")] == [False, True]
+
+
+def test_who_claims_an_office_elsewhere_than_in_its_group_holds_none() -> None:
+    solo = settled()
+    group = below_us(solo)
+    for peer, term in (("p1", 1), ("p2", 1 << 60)):
+        solo.core.shared.claims.heard(peer, (("1/0/2", 0, term),), solo.now)
+    assert group.holders(solo.now)["1/0/2"] == "p1", "p2 belongs to another group"
+
+
+def test_a_stranger_takes_no_silent_members_place() -> None:
+    many = (*STRANGERS, "s10")
+    solo, stranger = settled(*many), of_leaf(2, many)
+    solo.wait(4.0, silent=("p1",))
+    solo.core.shared.claims.heard(stranger, (("1/0/2", 0, 9),), solo.now)
+    group = below_us(solo)
+    assert "1/0/2" not in group.holders(solo.now), "p1, which has worked, belongs there"
+    solo.core.shared.claims.heard("p1", (("1/0/2", 0, 5),), solo.now)
+    assert below_us(solo).holders(solo.now)["1/0/2"] == "p1"

@@ -24,3 +24,4 @@ def test_where_members_are_known_a_whole_period_weighs_in_full(mode: str, full: 
     path.write_text(render_toml(manifest))
     found = core_config(sign_run(path, Identity.generate())[0], (), Timing())
     assert (found.largest_share, found.most_units, found.full_period) == (0.4, 6.0, full)
+    assert found.admits == full, "a confirmed peer was let in"
