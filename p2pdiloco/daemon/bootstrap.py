@@ -14,9 +14,9 @@ from p2pdiloco.adapters.disk.files import TEMP_SUFFIX, Files
 from p2pdiloco.adapters.net.hivemind_net import HivemindTransport
 from p2pdiloco.adapters.net.p2pd import P2PDOptions
 from p2pdiloco.config.settings import BootstrapSettings
+from p2pdiloco.daemon.finding.dial_back import DialBack
 from p2pdiloco.daemon.finding.peers_file import save_own_addresses
 from p2pdiloco.daemon.finding.presence import publish_runs
-from p2pdiloco.daemon.finding.reach import DialBack
 from p2pdiloco.daemon.frontdoor import FrontDoor
 from p2pdiloco.daemon.process import (
     default_dir,

@@ -20,7 +20,7 @@ from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.admission.queries import AdmissionQuery
 from p2pdiloco.daemon.budgets import LISTING_BYTES, LISTING_S, REPORT_BYTES, Budget, Enough
 from p2pdiloco.daemon.display.snapshot import StatusReport, encode_status
-from p2pdiloco.daemon.finding.reach import DialBack
+from p2pdiloco.daemon.finding.dial_back import DialBack
 from p2pdiloco.daemon.links.probing import ProbeGate
 from p2pdiloco.daemon.run_files.giving import Giving
 from p2pdiloco.daemon.run_files.initial_file import kept_initial, version_0_from
@@ -174,7 +174,9 @@ class FrontDoor:
     async def _dial_back(self, sender: str, query: wire.ReachQuery) -> bytes:
         if self._dials_back is None:
             raise RemoteError(Unheard.NOT_READY.value)
-        return wire.encode(await self._dials_back.answer(sender, query))
+        admitted = self._gate is not None and self._gate.has_papers(sender)
+        stranger = self.is_member(sender) is False and not admitted
+        return wire.encode(await self._dials_back.answer(sender, query, stranger))
 
     def _answer(self, sender: str, query: wire.RunsQuery | wire.StatusQuery) -> bytes:
         if self.is_member(sender):

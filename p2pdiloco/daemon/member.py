@@ -99,6 +99,7 @@ class Member:
         self._carry_out_effects()
         self._keep_and_show()
         if peer.reach is not None:
+            peer.reach.believe(self._counts)
             self.post.put(ev.ReachChanged(peer.reach.reach))
         peer.door.add_run(run, self._data_dir)
         peer.door.enter(run.id, self.transfers, self.report, self.membership.gate)
@@ -113,6 +114,13 @@ class Member:
     def _has_mark(self, peer: str) -> bool:
         return self.core.shared.has_mark(peer)
 
+    def _counts(self, peer: str) -> bool:
+        """Tell whether to listen to what a peer says of the world: it is admitted, and, where all are, has
+        worked."""
+        everybody = self.run.manifest.admission.mode == "open"
+        shared, guests = self.core.shared, self.membership.introductions
+        return guests.admits(peer) and (shared.has_worked(peer) or not everybody)
+
     def _is_settled(self) -> bool:
         return self.core.confirmed
 
@@ -121,7 +129,8 @@ class Member:
         transport, vault = self.peer.transport, self.holdings.compute.vault
         self.outbound = Outbound(transport, partial(wire.message, run.id), self.post.put)
         turns = Turns(run.id, self._me, settings.eval_every_s, FIRST_EVALUATION_S, group.term_versions)
-        self.measurements = Measurements(turns, vault, group.log_versions, settings.evaluate == "each")
+        alone = settings.evaluate == "each"
+        self.measurements = Measurements(turns, vault, group.log_versions, alone, self._counts)
         ours = OurRecord(self._incarnation, settings.name, self.core.shared, self.measurements)
         keep = partial(save_peers, self._data_dir)
         guests = self.membership.introductions
@@ -155,8 +164,7 @@ class Member:
             self.background.spawn,
             self.core.shared,
         )
-        admits = self.membership.introductions.admits
-        self.sharing = Sharing(self.peer.transport, self.run.id, self.learner_link, admits)
+        self.sharing = Sharing(self.peer.transport, self.run.id, self.learner_link, self._counts)
 
     def _make_host(self, on_event: OnEvent) -> LearnerHost:
         run, settings, exchange = self.run, self.settings, self.holdings.exchange

@@ -19,9 +19,10 @@ from p2pdiloco.daemon.approval import Approval, ask_terminal, at_terminal
 from p2pdiloco.daemon.display.live import LiveView
 from p2pdiloco.daemon.display.logs import RecentLines, configure_logging, resolve_style
 from p2pdiloco.daemon.display.terminal import log_line
+from p2pdiloco.daemon.finding.dial_back import DialBack
 from p2pdiloco.daemon.finding.peers_file import save_own_addresses
 from p2pdiloco.daemon.finding.presence import publish_runs
-from p2pdiloco.daemon.finding.reach import DialBack, Reachability
+from p2pdiloco.daemon.finding.reach import Reachability
 from p2pdiloco.daemon.frontdoor import FrontDoor
 from p2pdiloco.daemon.life import Life
 from p2pdiloco.daemon.member import Member, OwnPeer
@@ -76,7 +77,8 @@ async def _node(settings: NodeSettings, stop: asyncio.Event) -> None:
         force = None if wish == "auto" else wish
         options = P2PDOptions(relay=settings.relay, force_reachability=force)
         transport = transport_of(settings, identity, options)
-        door, reach = FrontDoor(DialBack(transport)), Reachability(transport, wish)
+        hosts = [address.rpartition("/p2p/")[2] for address in settings.join]
+        door, reach = FrontDoor(DialBack(transport)), Reachability(transport, wish, hosts)
         peer = OwnPeer(identity, transport, door, reach)
         await unless_stopped(transport.start(door), stop)
         await unless_stopped(reach.check(), stop)
@@ -84,7 +86,6 @@ async def _node(settings: NodeSettings, stop: asyncio.Event) -> None:
             await transport.close()
             return
         try:
-            hosts = [address.rpartition("/p2p/")[2] for address in settings.join]
             print_addresses(transport.addresses(), "node")
             save_own_addresses(settings.data_dir, transport.addresses())
             approve, where = approval.approve, settings.data_dir

@@ -19,6 +19,7 @@ from p2pdiloco.daemon.display.snapshot import (
     NodeState,
     PeerRow,
     StatusReport,
+    sane_loss,
     status_of,
 )
 from p2pdiloco.daemon.finding.sharing import NOT_TOLD, Sharing
@@ -162,7 +163,7 @@ class Report:
         )
 
     def _peer_rows(self, now: float) -> list[PeerRow]:
-        view = self._core.shared.view
+        view, counts = self._core.shared.view, self._measurements.counts
         rows = []
         for peer in view.members(now):
             progress = view.progress(peer)
@@ -180,7 +181,7 @@ class Report:
                     votes=progress.votes,
                     learning=progress.learning,
                     offices=len(progress.offices),
-                    loss=progress.loss,
+                    loss=sane_loss(progress.loss) if counts(peer) else None,
                     reach=WORDS[progress.reach],
                     thin=progress.thin,
                 )

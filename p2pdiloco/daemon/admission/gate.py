@@ -74,6 +74,10 @@ class Gate:
         """Tell whether a peer is admitted."""
         return self._register.fault(peer) is None
 
+    def has_papers(self, peer: str) -> bool:
+        """Tell whether the owner's word admits a peer. In an open run nobody has it."""
+        return self._register.charter.mode != "open" and self.admits(peer)
+
     def answer(self, sender: str, query: AdmissionQuery) -> AdmissionShown | JoinAnswer | NoticeAnswer:
         """Answer a query about admission. Raises: RemoteError (another run's; false; or it had enough)."""
         run = query.notice.run if isinstance(query, GiveNotice) else query.run

@@ -23,6 +23,8 @@ MAX_LOSS_HISTORY = 120
 MAX_REFUSAL_REASONS = 32
 MAX_BULK_COUNTERS = 32
 MAX_REPORT_BYTES = 256 * 1024
+MAX_LOSS = 1e6
+"""Loss beyond which a number is no loss: one like 1e308 would spoil every mean."""
 
 NodeState = Literal["joining", "waiting", "catching up", "training", "leaving"]
 Text = Annotated[str, Meta(max_length=80)]
@@ -57,6 +59,7 @@ class PeerRow(Row, frozen=True, kw_only=True):
     offices: Natural = 0
     """Number of fragments whose syncer it is."""
     loss: float | None = None
+    """Training loss, as it says; None: it said none, or is a stranger, whose word does not count."""
     reach: Words = ""
     """Reach of the member, as it says: "direct", "relayed" or "outbound only"; empty: not known."""
     thin: bool = False
@@ -204,7 +207,7 @@ def status_of(snapshot: NodeSnapshot) -> StatusReport:
         thin=snapshot.thin,
     )
     members = (me, *snapshot.peers)
-    losses = [member.loss for member in members if member.loss is not None]
+    losses = [loss for member in members if (loss := sane_loss(member.loss)) is not None]
     return StatusReport(
         run_name=snapshot.run_name,
         run_id=snapshot.run_id,
@@ -224,6 +227,11 @@ def status_of(snapshot: NodeSnapshot) -> StatusReport:
         data=snapshot.data,
         bulk=snapshot.bulk,
     )
+
+
+def sane_loss(loss: float | None) -> float | None:
+    """Return what is said to be a loss, or None if it is not finite, or can be none."""
+    return loss if loss is not None and abs(loss) <= MAX_LOSS else None
 
 
 def offices_of(snapshot: NodeSnapshot) -> list[int]:

@@ -7,6 +7,10 @@ at most (`DialBack`). Who asks dials what the answers name, since only it can pr
 A liar can have it make a connection to any address, at a port of its own, but only one for each place that
 the liar is at, two a round.
 
+Asked are members of the run that count by their work or by the owner's word, and whomever a person named to
+join through. Anybody can hold a connection to us: others are asked only while none of those is connected, and
+of them only a yes is believed.
+
 Answers count for as much as they know of the world: those of peers at a public address before those of
 neighbours in our own network. Where a peer is, our own connection to it says, not the peer. Two *voices* must
 say no before a node counts as hidden, in two rounds if it could be dialled before. Voices are peers at
@@ -26,7 +30,7 @@ import logging
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Literal
 
 from msgspec import Struct
@@ -35,12 +39,12 @@ from p2pdiloco.adapters.net import multiaddrs
 from p2pdiloco.bounded import BoundedDict
 from p2pdiloco.core.api.reach import Reach
 from p2pdiloco.daemon import wire
+from p2pdiloco.daemon.finding.dial_back import DIAL_S, MAX_IPS
 from p2pdiloco.errors import RemoteError, TransportError
 from p2pdiloco.ports import Transport
 
 ASKED = 3
 """Number of peers that are asked in one round."""
-DIAL_S = 3.0
 ANSWER_S = 5.0
 SOON_S = 3.0
 """Pause until the next round, while nothing is known or a change is to be confirmed."""
@@ -52,56 +56,15 @@ ROUNDS_ALONE = 4
 KEEP_S = 3 * AGAIN_S
 """Time for which an answer counts: about an address, and of those who know more of the world than others."""
 MAX_NAMED = 64
-MAX_IPS = 2
-SAME_PEER_S = 2.0
-MAX_A_MINUTE = 60
-MAX_AT_ONCE = 8
 Wish = Literal["auto", "public", "private"]
 logger = logging.getLogger(__name__)
-
-
-class DialBack:
-    """Answers to peers that want to know whether they can be dialled."""
-
-    def __init__(self, transport: Transport, now: Callable[[], float] = time.monotonic) -> None:
-        self._transport = transport
-        self._now = now
-        self._asked: dict[str, float] = {}
-        """Time at which each peer asked; of the last minute only."""
-        self._running = 0
-
-    async def answer(self, sender: str, query: wire.ReachQuery) -> wire.ReachAnswer:
-        """Dial the asker where it is seen, at the ports that it names; answer where it proved to be itself.
-
-        Raises:
-            RemoteError: it asks too often, or there is no direct connection to tell an address from.
-        """
-        self._admit(sender)
-        link = await self._transport.link(sender)
-        if link is None or not link.ips:
-            raise RemoteError("not-connected", "no direct connection to the asker")
-        ips = link.ips[:MAX_IPS]
-        places = [(ip, port) for ip in ips for port in query.ports]
-        self._running += 1
-        try:
-            tries = [self._transport.answers_at(sender, ip, port, DIAL_S) for ip, port in places]
-            found = await asyncio.gather(*tries)
-        finally:
-            self._running -= 1
-        return wire.ReachAnswer(tuple(place for place, ok in zip(places, found, strict=True) if ok))
-
-    def _admit(self, sender: str) -> None:
-        now = self._now()
-        self._asked = {peer: at_s for peer, at_s in self._asked.items() if now - at_s < 60.0}
-        often = now - self._asked.get(sender, -SAME_PEER_S) < SAME_PEER_S
-        if often or len(self._asked) >= MAX_A_MINUTE or self._running >= MAX_AT_ONCE:
-            raise RemoteError("dial-back-too-often")
-        self._asked[sender] = now
 
 
 Place = tuple[str, int]
 """Pair of IP address and port."""
 Outlook = tuple[bool, bool, bool]
+Standing = tuple[bool, Outlook]
+"""Standing of those who are heard: whether they are members or chosen, and their outlook."""
 
 
 class Voice(Struct, frozen=True):
@@ -188,18 +151,25 @@ class Reachability:
     """Reachability of this node, looked at again and again."""
 
     def __init__(
-        self, transport: Transport, wish: Wish = "auto", now: Callable[[], float] = time.monotonic
+        self,
+        transport: Transport,
+        wish: Wish = "auto",
+        chosen: Collection[str] = (),
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`chosen`: peers that a person named to join through."""
         self._transport = transport
         self._wish = wish
+        self._chosen = frozenset(chosen)
+        self._is_member: Callable[[str], bool] = lambda _peer: False
         self._now = now
         self._dialable: bool | None = {"public": True, "private": False}.get(wish)
         self._named = NamedPlaces()
         self._against: set[str] = set()
         """Names of the voices that said no in all rounds since one said yes."""
         self._bad_rounds = 0
-        self._outlook: Outlook = (False, False, False)
-        """Outlook of those who were believed last; `_heard_s`: when that was."""
+        self._standing: Standing = (False, (False, False, False))
+        """Standing of those who were believed last; `_heard_s`: when that was."""
         self._heard_s = -1e18
 
     @property
@@ -212,6 +182,16 @@ class Reachability:
         relayed = any(multiaddrs.relayed(address) for address in self._transport.addresses())
         return Reach.RELAYED if relayed else Reach.OUTBOUND
 
+    def believe(self, is_member: Callable[[str], bool]) -> None:
+        """Believe, from now on, those too of whom `is_member` says that they count in our run."""
+        self._is_member = is_member
+
+    def _electorate(self) -> tuple[list[str], bool]:
+        """List the connected peers that are asked; True: they are members or chosen."""
+        peers = self._transport.connected()
+        known = [peer for peer in peers if peer in self._chosen or self._is_member(peer)]
+        return (known, True) if known else (list(peers), False)
+
     async def check(self) -> None:
         """Ask one round of questions. Never fails.
 
@@ -219,13 +199,13 @@ class Reachability:
         """
         if self._wish != "auto":
             return
-        peers = self._transport.connected()
+        peers, known = self._electorate()
         voices = await self._ask_some(peers)
         if not voices:
             return
         own_ips = {*multiaddrs.interface_addresses("ip4"), *multiaddrs.interface_addresses("ip6")}
         heard = decisive(voices, own_ips)
-        if not self._counts(heard[0].outlook(own_ips)):
+        if not self._counts((known, heard[0].outlook(own_ips))):
             return
         said: dict[str, bool] = {}
         for voice in heard:
@@ -234,6 +214,8 @@ class Reachability:
             self._against, self._bad_rounds = set(), 0
             await self._look_outside(voices, own_ips)
             verdict = True
+        elif not known:
+            return
         else:
             self._against |= {name for name, yes in said.items() if not yes}
             self._bad_rounds += 1
@@ -245,14 +227,14 @@ class Reachability:
             self._dialable = verdict
             await self._act_on(verdict)
 
-    def _counts(self, outlook: Outlook) -> bool:
-        """Tell whether nobody who knows more of the world has been heard lately."""
+    def _counts(self, standing: Standing) -> bool:
+        """Tell whether nobody who counts for more, or knows more of the world, has been heard lately."""
         now = self._now()
-        if outlook < self._outlook and now - self._heard_s < KEEP_S:
+        if standing < self._standing and now - self._heard_s < KEEP_S:
             return False
-        if outlook != self._outlook:
+        if standing != self._standing:
             self._against, self._bad_rounds = set(), 0
-        self._outlook, self._heard_s = outlook, now
+        self._standing, self._heard_s = standing, now
         return True
 
     async def _look_outside(self, voices: Sequence[Voice], own_ips: set[str]) -> None:

@@ -3,7 +3,7 @@
 Every member has a record under the run's key: which data its learner reads, the epoch, and a bit for every
 shard that was begun, by anybody as far as it knows (`learner.reading.shards`). It is renewed when it changes,
 and before it expires; whoever is gone is forgotten with its record. Members that read other data are none of
-our learner's business.
+our learner's business. Anybody may write a record: in an open run it is read once its author has a mark.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ class Sharing:
         transport: Transport,
         run: str,
         learner: ReadingLearner,
-        admits: Callable[[str], bool] = lambda _peer: True,
+        counts: Callable[[str], bool] = lambda _peer: True,
     ) -> None:
-        """`admits`: tells whether a peer is admitted to the run; others' records are passed over."""
-        self._admits = admits
+        """`counts`: tells whether to listen to a peer; others' records are passed over."""
+        self._counts = counts
         self._transport = transport
         self._key = wire.reading_key(run)
         self._learner = learner
@@ -141,7 +141,7 @@ class Sharing:
         return len(records)
 
     def _reads(self, peer: str) -> bool:
-        return peer == self._transport.peer_id or self._admits(peer)
+        return peer == self._transport.peer_id or self._counts(peer)
 
     def _ours(self) -> wire.Reading | None:
         share = self._learner.status.share if self._learner.status else None

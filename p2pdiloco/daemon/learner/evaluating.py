@@ -3,7 +3,8 @@
 For so many versions as a term has, rendezvous hashing over the live learners names an order, without a word
 exchanged. The first measures when the newest loss that it knows of is older than the interval. Each later one
 is half an interval more patient, so somebody does when the first is gone or cannot. Losses travel in presence
-records. A member knows the learners of its own neighbourhood: a run of more than `group.size` members has one
+records. In that order, and heard, are only those that have a mark (in runs by invite or list: are admitted).
+A member knows the learners of its own neighbourhood: a run of more than `group.size` members has one
 measurement per interval and neighbourhood, not one in all.
 """
 
@@ -12,12 +13,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from p2pdiloco.core.election.rendezvous import ranking
 from p2pdiloco.core.node import Core
 from p2pdiloco.daemon import wire
+from p2pdiloco.daemon.display.snapshot import sane_loss
 from p2pdiloco.tensors.vault import Vault
 
 FIRST_EVALUATION_S = 5.0
@@ -76,9 +78,18 @@ class Turns:
 class Measurements:
     """Held-out losses of the run as it is here: our own, which are news for others, and what others say."""
 
-    def __init__(self, turns: Turns, vault: Vault, log_versions: int, alone: bool) -> None:
-        """`alone`: others' losses do not count here (--evaluate each)."""
+    def __init__(
+        self,
+        turns: Turns,
+        vault: Vault,
+        log_versions: int,
+        alone: bool,
+        counts: Callable[[str], bool] = lambda _peer: True,
+    ) -> None:
+        """`alone`: others' losses do not count here (--evaluate each). `counts`: tells whether to listen to
+        a peer."""
         self.turns = turns
+        self.counts = counts
         self.alone = alone
         self._vault = vault
         self._log_versions = log_versions
@@ -103,7 +114,7 @@ class Measurements:
 
     def measured(self, loss: float, tokens: int) -> None:
         """Take in what our learner has measured."""
-        if math.isfinite(loss):
+        if sane_loss(loss) is not None:
             self.turns.measured(wire.HeldoutLoss(self._vault.merges, loss, tokens), self._loop.time())
             self.news.set()
 
@@ -113,7 +124,9 @@ class Measurements:
         What is far ahead of us cannot be true, or not for us: it would silence all losses to come.
         """
         most = self._vault.merges + len(self._vault.layouts) * self._log_versions
-        if not self.alone and heldout.merges <= most:
+        if self.alone or heldout.merges > most or sane_loss(heldout.loss) is None:
+            return
+        if self.counts(peer):
             self.turns.heard(peer, heldout, self._loop.time())
 
 
@@ -138,7 +151,8 @@ async def evaluate_regularly(
     while True:
         await learner.ready.wait()
         now = loop.time()
-        learners = [] if measurements.alone else core.shared.expected_learners(now)
+        others = [] if measurements.alone else core.shared.expected_learners(now)
+        learners = [peer for peer in others if measurements.counts(peer)]
         due_s = turns.due_s(now, core.fragments[0].chain.head.number, learners)
         if now >= due_s:
             turns.begin(now)

@@ -100,6 +100,16 @@ async def test_who_is_shown_and_who_is_not(tmp_path: Path) -> None:
         assert (await show(three, b, swarm.invite.admit(three.id))).fault is AdmissionFault.USED_UP
 
 
+async def test_whoever_is_admitted_is_no_stranger_before_it_has_worked(tmp_path: Path) -> None:
+    async with ClosedNeighbourhood(tmp_path) as swarm:
+        a = await swarm.member("a", genesis=True)
+        rogue = await swarm.rogue()
+        a.core.shared.has_worked = lambda _peer: False  # type: ignore[method-assign]
+        assert not a.membership.gate.has_papers(rogue.id) and not a.measurements.counts(rogue.id)
+        await show(rogue, a, swarm.invite.admit(rogue.id))
+        assert a.membership.gate.has_papers(rogue.id) and a.measurements.counts(rogue.id)
+
+
 async def test_a_record_of_a_stranger_is_a_place_to_dial_and_no_more(tmp_path: Path) -> None:
     async with ClosedNeighbourhood(tmp_path) as swarm:
         a = await swarm.member("a", genesis=True)

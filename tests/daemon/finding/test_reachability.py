@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
+from collections.abc import Callable
 
 import pytest
 
 from p2pdiloco.core.api.reach import Reach
 from p2pdiloco.daemon import wire
+from p2pdiloco.daemon.finding.dial_back import MAX_A_MINUTE, STRANGERS_A_MINUTE, DialBack
 from p2pdiloco.daemon.finding.reach import (
+    AGAIN_S,
     KEEP_S,
-    MAX_A_MINUTE,
     MAX_NAMED,
     ROUNDS_ALONE,
-    DialBack,
     NamedPlaces,
     Reachability,
     Voice,
@@ -108,6 +110,13 @@ class World:
         return wire.encode(wire.ReachAnswer(tuple(("1.1.1.1", port) for port in query.ports if reached)))
 
 
+def among_members(world: World, now: Callable[[], float] = time.monotonic) -> Reachability:
+    """Reachability of a node to whom all peers but strangers are members of its run."""
+    reach = Reachability(world, now=now)  # type: ignore[arg-type]
+    reach.believe(lambda peer: not peer.startswith("stranger"))
+    return reach
+
+
 def test_only_where_the_asker_is_connected_from_is_dialled_and_not_often() -> None:
     world = World()
     now = [0.0]
@@ -129,9 +138,19 @@ def test_only_where_the_asker_is_connected_from_is_dialled_and_not_often() -> No
         asyncio.run(door.answer("through a relay", query))
 
 
+def test_strangers_leave_members_their_part_of_what_a_node_dials() -> None:
+    door, query = DialBack(World(), lambda: 0.0), wire.ReachQuery((4001,))  # type: ignore[arg-type]
+    for i in range(STRANGERS_A_MINUTE):
+        asyncio.run(door.answer(f"stranger {i}", query, stranger=True))
+    with pytest.raises(RemoteError, match="too-often"):
+        asyncio.run(door.answer("one more", query, stranger=True))
+    for i in range(MAX_A_MINUTE - STRANGERS_A_MINUTE):
+        assert asyncio.run(door.answer(f"member {i}", query)).reached
+
+
 def test_one_bad_round_does_not_hide_a_node_that_could_be_dialled() -> None:
     world = World()
-    reach = Reachability(world)  # type: ignore[arg-type]
+    reach = among_members(world)
     assert reach.reach is Reach.UNKNOWN
     asyncio.run(reach.check())
     assert reach.reach is Reach.DIRECT
@@ -149,19 +168,19 @@ def test_one_bad_round_does_not_hide_a_node_that_could_be_dialled() -> None:
 def test_one_liar_demotes_nobody_and_makes_nobody_announce_an_address() -> None:
     world = World()
     world.liars = {"a"}
-    reach = Reachability(world)  # type: ignore[arg-type]
+    reach = among_members(world)
     for _ in range(20):
         asyncio.run(reach.check())
         assert (reach.reach, world.hidden) == (Reach.DIRECT, 0)
     world.peers, world.liars = {"a": "8.8.8.8", "a again": "8.8.8.8", "b": "9.9.9.9"}, {"a", "a again"}
-    reach = Reachability(world)  # type: ignore[arg-type]
+    reach = among_members(world)
     for _ in range(3):
         asyncio.run(reach.check())
         assert (reach.reach, world.hidden) == (Reach.DIRECT, 0), "two names of one voice"
     world = World(reached=False)
     world.peers = {"liar": "8.8.8.8"}
     world.liars = {"liar"}
-    reach = Reachability(world)  # type: ignore[arg-type]
+    reach = among_members(world)
     asyncio.run(reach.check())
     assert world.told == [] and world.dialled == [("me", "1.1.1.1", 4001)], "we do not answer there"
     world.reached, world.liars = True, set()
@@ -175,7 +194,7 @@ def test_the_only_one_who_knows_the_world_is_believed_in_time(monkeypatch: pytes
     world.liars = {"b", "c", "d"}  # neighbours, who reach us at home
     monkeypatch.setattr(random, "sample", lambda peers, count: peers[:count])
     now = [0.0]
-    reach = Reachability(world, now=lambda: now[0])  # type: ignore[arg-type]
+    reach = among_members(world, lambda: now[0])
     for _ in range(ROUNDS_ALONE - 1):
         asyncio.run(reach.check())
         assert reach.reach is Reach.UNKNOWN
@@ -187,6 +206,45 @@ def test_the_only_one_who_knows_the_world_is_believed_in_time(monkeypatch: pytes
     now[0] += KEEP_S
     asyncio.run(reach.check())
     assert reach.reach is Reach.DIRECT, "there is nobody else any more"
+
+
+def test_strangers_that_only_hold_a_connection_hide_nobody() -> None:
+    world, now = World(), [0.0]
+    home = {peer: f"192.168.1.{ord(peer)}" for peer in "abc"}
+    strangers = {f"stranger {i}": f"9.9.9.{i}" for i in range(40)}  # at public addresses, at many places
+    world.peers, world.liars = home | strangers, set(strangers)
+    reach = among_members(world, lambda: now[0])
+    for _ in range(40):
+        asyncio.run(reach.check())
+        assert (reach.reach, world.hidden) == (Reach.DIRECT, 0)
+        now[0] += AGAIN_S
+    world.peers = strangers  # nobody else is connected, for hours
+    for _ in range(40):
+        asyncio.run(reach.check())
+        assert (reach.reach, world.hidden) == (Reach.DIRECT, 0)
+        now[0] += AGAIN_S
+    world.peers, world.reached = strangers | {"a": "192.168.1.97"}, False
+    asyncio.run(reach.check())
+    asyncio.run(reach.check())
+    assert (reach.reach, world.hidden) == (Reach.OUTBOUND, 1), "a member is believed again, wherever it is"
+    asyncio.run(reach.check())
+    assert (reach.reach, world.hidden) == (Reach.OUTBOUND, 1), "strangers are not asked beside it"
+
+
+def test_who_has_no_run_yet_asks_whom_a_person_named_and_believes_of_others_only_a_yes() -> None:
+    world = World(reached=False)
+    world.peers = {"host": "8.8.8.8", **{f"stranger {i}": f"9.9.9.{i}" for i in range(40)}}
+    reach = Reachability(world, chosen=["host"])  # type: ignore[arg-type]
+    asyncio.run(reach.check())
+    assert (reach.reach, world.hidden) == (Reach.OUTBOUND, 1), "the one that was named"
+    del world.peers["host"]
+    reach = Reachability(world, chosen=["host"])  # type: ignore[arg-type]
+    for _ in range(2 * ROUNDS_ALONE):
+        asyncio.run(reach.check())
+        assert (reach.reach, world.hidden) == (Reach.UNKNOWN, 1), "nobody knows them"
+    world.reached = True
+    asyncio.run(reach.check())
+    assert reach.reach is Reach.DIRECT
 
 
 @pytest.mark.parametrize(("wish", "reach"), [("public", Reach.DIRECT), ("private", Reach.OUTBOUND)])

@@ -61,6 +61,7 @@ def test_turns_go_round() -> None:
 def test_who_waits_for_its_turn_looks_when_it_may_have_come_and_at_every_version() -> None:
     looks: list[float] = []
     asked: list[float] = []
+    strangers = [f"stranger {i}" for i in range(200)]
 
     async def run() -> None:
         loop, committed = asyncio.get_running_loop(), asyncio.Event()
@@ -68,7 +69,7 @@ def test_who_waits_for_its_turn_looks_when_it_may_have_come_and_at_every_version
 
         def learners(now: float) -> list[str]:
             looks.append(round(now, 6))
-            return PEERS
+            return [*PEERS, *strangers]  # most of whom would be asked before us
 
         core: Any = SimpleNamespace(
             shared=SimpleNamespace(expected_learners=learners),
@@ -81,9 +82,8 @@ def test_who_waits_for_its_turn_looks_when_it_may_have_come_and_at_every_version
         vault: Any = SimpleNamespace(layouts=())
         last = next(peer for peer in PEERS if Turns("run", peer, 10.0, 0.0, 1).due_s(0.0, 0, PEERS) == 15.0)
         turns = Turns("run", last, 10.0, 0.0, 1)
-        work = asyncio.create_task(
-            evaluate_regularly(Measurements(turns, vault, 8, False), learner, core, committed)
-        )
+        measurements = Measurements(turns, vault, 8, False, PEERS.__contains__)
+        work = asyncio.create_task(evaluate_regularly(measurements, learner, core, committed))
         await asyncio.sleep(2.0)
         # With that version it is the first.
         head.number = next(n for n in range(99) if turns.due_s(loop.time(), n, PEERS) == 0.0)
