@@ -24,11 +24,12 @@ from kit import (
     vote,
 )
 from refusal_rows import Below, Effects
-from scenes import syncer
+from scenes import due_again, one_round, syncer
 
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
+from p2pdiloco.core.api.reach import Reach
 from p2pdiloco.core.api.reasons import (
     FetchFailure,
     MessageFault,
@@ -198,12 +199,28 @@ def newcomer() -> Effects:
 
 
 def in_the_middle_of_a_round() -> Effects:
-    solo = syncer(peers=("p1", "p2", "p3"), term_versions=1)
-    solo.offer("p1", 1)
-    solo.offer("p2", 2)
+    """We leave the office to others, as we cannot be dialled, but not before the version that is begun."""
+    solo = syncer(peers=("p1", "p2", "p3"))
+    one_round(solo, "p1", "p2")
+    solo.wait(5.0)
+    due_again(solo, "p1", 21)
+    due_again(solo, "p2", 22)
+    solo.core.shared.reached(Reach.OUTBOUND)
     assert solo.fragment.round.closing
-    term = solo.fragment.office.term + 1
-    return asked(solo, term, head=child(solo.fragment.chain.header).header.head())
+    return asked(solo, solo.fragment.office.term + 1)
+
+
+def ahead_by_its_own_word() -> Effects:
+    return after(lambda solo: solo.elect("p2"), 2, head=branch(4)[4].header.head())
+
+
+def made_nothing_of_it() -> Effects:
+    def idle(solo: Solo) -> None:
+        solo.elect("p1")
+        solo.fragment.office.suspect(Suspicion.NO_VERSION)
+        solo.feed(ev.Tick())
+
+    return after(idle, 2)
 
 
 def after(what: Callable[[Solo], object], term: int, candidate: str = "p1", **request: Head) -> Effects:
@@ -234,6 +251,8 @@ VOTES: dict[VoteRefusal, Callable[[], Effects]] = {
         lambda solo: solo.announce(branch(1)[1]), 2, head=genesis(0).header.head()
     ),
     VoteRefusal.COUNTED_ON: lambda: after(lambda solo: solo.elect("p2"), 2),
+    VoteRefusal.NOT_PROVEN: ahead_by_its_own_word,
+    VoteRefusal.OUT_OF_TURN: made_nothing_of_it,
     VoteRefusal.CLOSING: in_the_middle_of_a_round,
 }
 

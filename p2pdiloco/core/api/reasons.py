@@ -252,6 +252,8 @@ class VoteRefusal(Reason):
     SAVING = "saving", "our last votes are still being saved"
     LIGHTER = "lighter", "our chain is heavier"
     COUNTED_ON = "counted-on", "the syncer in office is alive"
+    NOT_PROVEN = "not-proven", "by our chain that term is not over", True
+    OUT_OF_TURN = "out-of-turn", "it made nothing of the office, and others stand", True
     CLOSING = "closing", "our round is closing"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from p2pdiloco.core.api.types import WHOLE_RUN, Certificate
 from p2pdiloco.core.context import FragmentContext
 from p2pdiloco.core.election.electorate import LEAVES_TO_OTHERS, Electorate, Fitness
+from p2pdiloco.core.election.idle import Idle
 from p2pdiloco.core.election.rendezvous import ranking
 
 MAX_DOUBLED = 3
@@ -18,7 +19,8 @@ class Candidates:
         self._context = context
         self._group = group
         self._electorate = electorate
-        self._of: tuple[int, list[str]] = (0, [])
+        self.idle = Idle()
+        self._of: tuple[int, list[str], frozenset[str]] = (0, [], frozenset())
         self._ours = 0
         self.losses = 0
         """Candidacies of ours that failed since the office was last filled."""
@@ -103,8 +105,22 @@ class Candidates:
     def our_rank(self, term: int, now: float) -> int:
         """Find our rank in that term; 0: we are first."""
         shared = self._context.shared
-        standing = self._electorate.candidates(now)
-        if (term, standing) != self._of:
-            order = ranking(shared.config.run, self._group, self._context.index, term, standing)
-            self._of, self._ours = (term, standing), order.index(shared.me)
+        of = term, self._electorate.candidates(now), self.idle.now(now)
+        if of != self._of:
+            order = ranking(shared.config.run, self._group, self._context.index, term, of[1])
+            self._of, self._ours = of, sorted(order, key=of[2].__contains__).index(shared.me)
         return self._ours
+
+    def waited_in_vain(self, certificate: Certificate | None, now: float) -> None:
+        """Remember a syncer that makes nothing of its term. In grouped runs versions are not its to make."""
+        if certificate and self._group == WHOLE_RUN and self._context.chain.header.term < certificate.term:
+            self.idle.was(certificate.syncer, certificate.term, now)
+
+    def comes_last(self, candidate: str, now: float) -> bool:
+        """Tell whether others are to be elected before that candidate, which made nothing of its last term,
+        and there are some."""
+        idle = self.idle.now(now)
+        if candidate not in idle:
+            return False
+        others = [*self._electorate.willing(now), *([self._context.shared.me] if self.may_stand(now) else [])]
+        return any(peer not in idle for peer in others)

@@ -123,6 +123,10 @@ class Office:
         is to have what it may have lost, or waits for."""
         return self.syncer is not None and (self._trust.outvoted or not self.why_open(now))
 
+    def open_s(self, now: float) -> float:
+        """Compute for how long nobody was in office, as far as we know."""
+        return self._turn.open_s(now)
+
     def deadline(self) -> float | None:
         """Find when to look again; None: nothing waits for a time."""
         if self.state is OfficeState.CANDIDATE:
@@ -148,6 +152,7 @@ class Office:
     def trust(self) -> None:
         """Count on the holder again: a new version arrived."""
         self._trust.renew()
+        self._candidates.idle.made(self._chain.header.syncer, self._chain.header.term)
 
     def stand_later(self, from_s: float) -> None:
         """Do not stand before that time."""
@@ -181,6 +186,8 @@ class Office:
             self.lay_down(f"this node {others}")
         elif self.holding and not self._busy() and not self._shared.votes:
             self.lay_down("our disk takes no votes")  # and would take no version
+        if self._trust.suspected is Suspicion.NO_VERSION:
+            self._candidates.waited_in_vain(self.certificate, now)
         self._void_if_outgrown(now)
         self._turn.unknown()
         if self.state is OfficeState.CANDIDATE:

@@ -16,6 +16,8 @@ class Turn:
         self._candidates = candidates
         self._terms = terms
         self._open_since_s: float | None = None
+        self._vacant_since_s: float | None = None
+        """Time at which the office was seen open, whatever candidacies there were since."""
         self._not_before_s = 0.0
         self._failures = 0
         """Rounds of ours in a row that came to nothing."""
@@ -26,6 +28,12 @@ class Turn:
         """Note that the office is open, if that was not known."""
         if self._open_since_s is None:
             self._open_since_s = now
+        if self._vacant_since_s is None:
+            self._vacant_since_s = now
+
+    def open_s(self, now: float) -> float:
+        """Compute for how long the office has been open, as far as we know."""
+        return now - self._vacant_since_s if self._vacant_since_s is not None else 0.0
 
     def again(self, now: float) -> None:
         """Count from now on, however long the office was open."""
@@ -33,7 +41,7 @@ class Turn:
 
     def filled(self) -> None:
         """Note that the office is filled."""
-        self._open_since_s = None
+        self._open_since_s = self._vacant_since_s = None
 
     def not_before(self, from_s: float) -> None:
         """Let it come at that time at the earliest."""

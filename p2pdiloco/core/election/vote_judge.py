@@ -7,12 +7,15 @@ from typing import Protocol
 
 from p2pdiloco.core.api.messages import VoteRefused, VoteRequest
 from p2pdiloco.core.api.reasons import VoteRefusal
-from p2pdiloco.core.api.types import WHOLE_RUN, Certificate
+from p2pdiloco.core.api.types import WHOLE_RUN, Certificate, Head
 from p2pdiloco.core.context import FragmentContext
 from p2pdiloco.core.election.candidates import Candidates
 from p2pdiloco.core.election.electorate import Electorate
 from p2pdiloco.core.election.terms import Terms
 from p2pdiloco.core.election.voting import Voter
+
+LAST_AFTER_S = 6.0
+"""Time for which an office is open until who made nothing of its last term may have it again."""
 
 
 class KnownOffice(Protocol):
@@ -24,6 +27,9 @@ class KnownOffice(Protocol):
     @property
     def term(self) -> int:
         """Highest term of which we hold a certificate."""
+
+    def open_s(self, now: float) -> float:
+        """Compute for how long nobody was in office, as far as we know."""
 
     def why_open(self, now: float, candidate: str = "") -> str:
         """Say why nobody can be counted on in it, or is to leave it to that candidate; empty if one can."""
@@ -96,14 +102,33 @@ class VoteJudge:
         if request.head.weight < self._chain.head.weight:
             return VoteRefusal.LIGHTER
         certificate = self._office.certificate
-        over = (
-            certificate is None
-            or certificate.syncer == candidate  # it laid that office down
-            or request.head.number >= certificate.start_number + shared.config.term_versions
-            or bool(self._candidates.why_give_way(certificate, now, request.head.number, candidate))
-        )
-        if not over and not self._office.why_open(now, candidate):
-            return VoteRefusal.COUNTED_ON
+        if certificate is not None and certificate.syncer != candidate:  # else it laid that office down
+            refusal = self._why_not_over(candidate, request.head, certificate, now)
+            if refusal is not None:
+                return refusal
+        if self._candidates.comes_last(candidate, now) and self._office.open_s(now) < LAST_AFTER_S:
+            return VoteRefusal.OUT_OF_TURN
         if self._busy():
             return VoteRefusal.CLOSING
         return None
+
+    def _why_not_over(
+        self, candidate: str, head: Head, certificate: Certificate, now: float
+    ) -> VoteRefusal | None:
+        """Say why the holder is still in office, by our own chain, and by what the holder says of its own.
+
+        What a candidate says of versions that we do not have proves nothing: it is asked again in a moment,
+        as the holder's word, or the version itself, will be here if it is true."""
+        end, why_give_way = (
+            certificate.start_number + self._shared.config.term_versions,
+            self._candidates.why_give_way,
+        )
+
+        def over(number: int) -> bool:
+            return number >= end or bool(why_give_way(certificate, now, number, candidate))
+
+        said = self._shared.view.head(certificate.syncer, self._fragment)
+        known = max(self._chain.head.number, said.number if said else 0)
+        if over(known) or self._office.why_open(now, candidate):
+            return None
+        return VoteRefusal.NOT_PROVEN if over(max(known, head.number)) else VoteRefusal.COUNTED_ON

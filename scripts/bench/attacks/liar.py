@@ -14,6 +14,7 @@ from msgspec import structs
 from torch import Tensor
 
 from attacks.lies import BY_A_MEMBER, Lie
+from attacks.usurper import usurp
 from p2pdiloco.cli.main import main as command
 from p2pdiloco.core.contributions import own
 from p2pdiloco.tensors.merge import Accumulator
@@ -48,6 +49,8 @@ def lying(lie: Lie, sign: Path) -> None:
         if lies("merges"):
             out.copy_(lie.merged(out))
 
+    if lie.usurps:
+        usurp(lies)
     Accumulator.result = result  # type: ignore[method-assign]
     OwnContributions.encode = encode  # type: ignore[method-assign]
     own.signed_label = label

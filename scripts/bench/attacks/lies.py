@@ -17,6 +17,8 @@ class Lie(Struct, frozen=True):
     delta: Callable[[Tensor], Tensor] = lambda delta: delta
     label: Callable[[ContributionHeader], ContributionHeader] = lambda header: header
     merged: Callable[[Tensor], Tensor] = lambda delta: delta
+    usurps: bool = False
+    """True: it wants all offices (`attacks.usurper`)."""
 
 
 def most_steps(header: ContributionHeader) -> ContributionHeader:
@@ -38,4 +40,5 @@ BY_A_MEMBER: Mapping[str, Lie] = {
     "member-x100": Lie(delta=lambda delta: delta * 100),
     "member-false-update": Lie(merged=noise),
     "member-flipped-x10": Lie(delta=lambda delta: delta * -10),
+    "member-offices": Lie(usurps=True),
 }

@@ -87,7 +87,10 @@ def test_a_syncer_with_a_thin_uplink_gives_way_after_a_version() -> None:
     version = child(solo.fragment.chain.header, "p1", ("p1",))
     refused = sent(solo.message("p2", msg.VoteRequest("all", 0, 2, solo.head, "why")), msg.VoteRefused)
     assert refused[0].reason is VoteRefusal.COUNTED_ON
-    granted = solo.message("p2", msg.VoteRequest("all", 0, 3, version.header.head(), "it gives way"))
+    request = msg.VoteRequest("all", 0, 3, version.header.head(), "it gives way")
+    assert sent(solo.message("p2", request), msg.VoteRefused)[0].reason is VoteRefusal.NOT_PROVEN
+    solo.hear("p1", heads=(version.header.head(),))
+    granted = solo.message("p2", request)
     assert sent(granted, msg.VoteGranted), "who has that version may be elected, also by those who do not"
     solo.message("p2", msg.Elected(certificate_of("p2", term=3, start=1)))
     assert office.syncer == "p2"

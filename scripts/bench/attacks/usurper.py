@@ -1,0 +1,69 @@
+"""An admitted member that wants all offices, and makes nothing of them: heads that it does not have, requests
+for all votes, and no version."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from msgspec import structs
+
+from p2pdiloco.core.api.messages import Progress, VoteRequest
+from p2pdiloco.core.api.types import Head
+from p2pdiloco.core.election.office import Office
+from p2pdiloco.core.election.turn import Turn
+from p2pdiloco.core.election.vote_judge import VoteJudge
+from p2pdiloco.core.election.voting import Candidacy
+from p2pdiloco.core.life.heartbeat import Heartbeats
+from p2pdiloco.core.rounds.publishing import Publisher
+
+FAR_AHEAD = 1000
+MORE_TOKENS = 10**7
+ASK_S = 0.25
+
+
+def above(head: Head) -> Head:
+    """Make a heavier head that nobody has."""
+    return Head(head.number + FAR_AHEAD, os.urandom(32), head.tokens + MORE_TOKENS, head.term)
+
+
+def usurp(lies: Callable[[str], bool]) -> None:
+    """Put this into the process; `lies` tells whether it has begun."""
+    progress, request, why_open = Heartbeats.progress, Candidacy.request, Office.why_open
+    look, grants, begin = Turn.look, VoteJudge.grants, Publisher.begin
+    asked: dict[int, float] = {}
+
+    def false_progress(self: Heartbeats) -> Progress:
+        said = progress(self)
+        if not lies("heartbeats"):
+            return said
+        return structs.replace(said, heads=tuple((index, above(head)) for index, head in said.heads))
+
+    def false_request(self: Candidacy) -> VoteRequest:
+        said = request(self)
+        return structs.replace(said, head=above(said.head)) if lies("candidacies") else said
+
+    def always_open(self: Office, now: float, candidate: str = "") -> str:
+        return "mine" if lies("looks") and not self.holding else why_open(self, now, candidate)
+
+    def my_turn(self: Turn, waits: bool, now: float) -> bool:
+        if not lies("turns"):
+            return look(self, waits, now)
+        self.due_s = asked.get(id(self), 0.0) + ASK_S
+        if now < self.due_s:
+            return False
+        asked[id(self)] = now
+        return True
+
+    def no_vote(self: VoteJudge, *request: Any) -> bool:
+        return False if lies("votes refused") else grants(self, *request)
+
+    def no_version(self: Publisher, *job: Any) -> None:
+        if not lies("rounds"):
+            begin(self, *job)
+
+    patches = (Heartbeats, "progress", false_progress), (Candidacy, "request", false_request)
+    others = (Office, "why_open", always_open), (Turn, "look", my_turn), (VoteJudge, "grants", no_vote)
+    for owner, name, value in (*patches, *others, (Publisher, "begin", no_version)):
+        setattr(owner, name, value)
