@@ -13,6 +13,7 @@ from p2pdiloco.core.api.config import CoreConfig
 from p2pdiloco.core.api.grouping import Roster
 from p2pdiloco.core.api.reach import Reach
 from p2pdiloco.core.api.types import Crypto, Wire, signed_bytes
+from p2pdiloco.core.members.answers import Answers
 from p2pdiloco.core.members.claims import Claims
 from p2pdiloco.core.members.derived import Derived
 from p2pdiloco.core.members.health import Health
@@ -73,6 +74,8 @@ class Shared:
         self.health = Health()
         self.view = View(me, config.timing)
         self.derived = Derived()
+        self.answers = Answers()
+        """Peers that do not answer when they are asked for their votes."""
         self.confirmed = False
         """True: this node holds versions that peers confirm, so it votes, stands, and serves."""
         self.vote_disk = VoteDisk(notices.vote_disk)

@@ -46,6 +46,10 @@ class Electorate:
     def voters(self, now: float) -> list[str]:
         """List everyone that counts in a majority and has been heard, oneself included with a vote.
         Sorted."""
+        return self._standing.answering(self._entitled(now))
+
+    def _entitled(self, now: float) -> list[str]:
+        """List everyone that would count, if it answers."""
         return self._standing.deciding("voters", self._shared.voters(now))
 
     def size(self, now: float) -> int:
@@ -74,7 +78,7 @@ class Electorate:
 
     def asked(self, now: float) -> list[str]:
         """List the peers that a candidate asks for votes."""
-        return [peer for peer in self.voters(now) if peer != self._shared.me]
+        return [peer for peer in self._entitled(now) if peer != self._shared.me]
 
     def candidates(self, now: float) -> list[str]:
         """List everyone that would stand now, oneself first: ranked to decide who does. Only the fittest of
@@ -145,7 +149,10 @@ class Electorate:
         return self._shared.expected_learners(now)
 
     def reachable(self, now: float) -> int:
-        """Count those of these of which a quorum may be asked for."""
+        """Count those of these of which a quorum may be asked for. Where they are all newcomers to a chain of
+        others, nothing is known of any but oneself."""
+        if self._standing.none_attends(self.expected(now)):
+            return 1
         return len(self._standing.attending("learners", self.expected(now)))
 
     def newcomer(self, child: str) -> bool:

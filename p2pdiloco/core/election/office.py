@@ -192,6 +192,7 @@ class Office:
         self._turn.unknown()
         if self.state is OfficeState.CANDIDATE:
             if now >= self._gives_up_s:
+                self._shared.answers.lacking(self._candidacy.silent if self._candidacy else ())
                 self._lose(now, f"no majority in time for term {self._candidate_term}")
             elif self._candidacy is not None and self._candidacy.won(now):
                 self._won(self._candidacy, now)  # some have no vote any more: the rest are a majority
@@ -256,7 +257,9 @@ class Office:
         self._gives_up_s = now + shared.timing.election_timeout_s
         shared.out.record("election", self._fragment, f"we stand: {reason}", term=term, **self._label())
         request = self._candidacy.request()
-        sends = tuple(Send(peer, request) for peer in self._electorate.asked(now))
+        asked = self._electorate.asked(now)
+        self._candidacy.asks(asked)
+        sends = tuple(Send(peer, request) for peer in asked)
         own = self._voter.sign(shared.me, term)
         self._give_vote(shared.me, term, sends, lambda t: self._count(own, t))
 
@@ -313,6 +316,7 @@ class Office:
         """Count a vote for us. Returns what is wrong with a false one."""
         if vote.body.voter != sender:
             return MessageFault.VOTE_OF_ANOTHER
+        self._shared.answers.came(sender)
         if self._candidate_term != vote.body.term:
             return None
         fault = why_not_for(self._context, self._group, vote)
@@ -353,6 +357,7 @@ class Office:
 
     def on_refused(self, sender: str, refused: VoteRefused, now: float) -> None:
         """Learn from a voter that said no what it knows."""
+        self._shared.answers.came(sender)
         self._terms.said(refused.known_term)
         candidacy = self._candidacy
         if candidacy is None or refused.term != candidacy.term:

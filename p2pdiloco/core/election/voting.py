@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from p2pdiloco.core.api.effects import Effect, VoteRecord
 from p2pdiloco.core.api.messages import VoteRequest
@@ -117,6 +117,8 @@ class Candidacy:
         self._starts = context.chain.head.number
         self._reason = reason
         self.votes: dict[str, Vote] = {}
+        self._asked: set[str] = set()
+        """Voters that have not said a word yet."""
         self._refused: set[str] = set()
         self._again: set[str] = set()
         """Voters that could not judge our candidacy yet."""
@@ -130,6 +132,7 @@ class Candidacy:
 
     def count(self, vote: Vote, now: float) -> bool:
         """Take one vote in. Tell whether a majority is reached."""
+        self._asked.discard(vote.body.voter)
         if self._electorate.count([vote.body.voter], now):
             self.votes[vote.body.voter] = vote
         return self.won(now)
@@ -138,14 +141,25 @@ class Candidacy:
         """Tell whether it is a majority, of those who have a vote now."""
         return 2 * self._electorate.count(self.votes, now) > self._electorate.size(now)
 
+    def asks(self, voters: Iterable[str]) -> None:
+        """Note who was asked."""
+        self._asked.update(voters)
+
+    @property
+    def silent(self) -> frozenset[str]:
+        """Voters that were asked and have said nothing."""
+        return frozenset(self._asked)
+
     def refused(self, voter: str, now: float) -> bool:
         """Note that this voter says no. Tell whether a majority is impossible now."""
+        self._asked.discard(voter)
         self._refused.add(voter)
         size = self._electorate.size(now)
         return 2 * (size - self._electorate.count(self._refused, now)) <= size
 
     def later(self, voter: str, now: float) -> None:
         """Note that this voter is to be asked again."""
+        self._asked.discard(voter)
         self._again.add(voter)
         if self.again_s is None:
             self.again_s = now + self._shared.timing.retry_s

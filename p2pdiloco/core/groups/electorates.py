@@ -67,7 +67,7 @@ class LeafElectorate(Electorate):
         known = self._derived.of("known", self._standing.listed, self.mates(), self._standing.marks)
         return [p for p in known if p != shared.me and shared.view.may_come(p, now)]
 
-    def voters(self, now: float) -> list[str]:
+    def _entitled(self, now: float) -> list[str]:
         return self._standing.deciding("voters", self._ours("voters", self._shared.voters(now)))
 
     def size(self, now: float) -> int:
@@ -191,7 +191,7 @@ class UpperElectorate(Electorate):
         worked = self._standing.may_count
         return [child for child in self.unknown(now) if any(map(worked, self._listed(child)))]
 
-    def voters(self, now: float) -> list[str]:
+    def _entitled(self, now: float) -> list[str]:
         others = self._peers(now, self._shared.view.voters(now))
         peers = sorted([*others, self._shared.me]) if self._shared.votes else others
         return self._standing.deciding("voters", peers)

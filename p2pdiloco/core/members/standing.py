@@ -6,7 +6,8 @@ heads) by its mark in the chain: the first of these that anybody is here of, one
 1. learners that vote (`core.chain.watermarks`); while the chain has none at all, everybody,
 2. learners with a mark,
 3. who has worked on another fragment,
-4. everybody: left alone as newcomers.
+4. everybody: left alone as newcomers. There who lets three requests for its vote go unanswered counts in no
+   majority until it answers one.
 
 Of the first three, one at least can be dialled, or is the chain's only voter: voters that do not hear each
 other elect nobody.
@@ -63,6 +64,15 @@ class Standing:
         elsewhere = [peer for peer in peers if self._shared.has_worked(peer)]
         return elsewhere if self._meet(elsewhere) else peers
 
+    def answering(self, peers: list[str]) -> list[str]:
+        """Leave out of these that decide who never answers, if none of them has ever worked. They are still
+        asked."""
+        shared = self._shared
+        silent = {peer for peer in peers if shared.answers.silent(peer)}
+        if not silent or any(map(shared.has_worked, peers)):
+            return peers
+        return [peer for peer in peers if peer not in silent]
+
     def _deciding(self, peers: list[str], marks: Marks, _reach: Reach) -> list[str]:
         voters = [peer for peer in peers if peer in marks.voters]
         if self._meet(voters) or (voters and len(marks.voters) == 1):
@@ -112,6 +122,11 @@ class Standing:
     def _attending(self, learners: list[str], _marks: object) -> list[str]:
         lately = [peer for peer in learners if self.attends(peer)]
         return lately or learners
+
+    def none_attends(self, learners: list[str]) -> bool:
+        """Tell whether others work by our chain, and of these learners nothing was merged lately: that they
+        train, and bring anything, is their own word."""
+        return bool(self._chain.marks.voters) and not any(map(self.attends, learners))
 
     def attends(self, learner: str) -> bool:
         """Tell whether something of that learner was merged lately. Else it is a newcomer (again): no quorum
