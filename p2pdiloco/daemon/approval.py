@@ -4,9 +4,6 @@ whoever sits at a terminal, asked for once.
 
 from __future__ import annotations
 
-import asyncio
-import os
-import sys
 from collections.abc import Awaitable, Callable
 
 from p2pdiloco.config.manifest import DataSection, Manifest
@@ -24,7 +21,6 @@ from p2pdiloco.learner.device import accelerators
 from p2pdiloco.printable import clean
 
 Ask = Callable[[str], Awaitable[bool]]
-YES = ("y", "yes")
 
 
 class Approval:
@@ -136,30 +132,3 @@ def _data_words(data: DataSection) -> str:
 def _download_words(manifest: Manifest, takes: Footprint) -> str:
     tokenizer = ", a tokenizer file" if manifest.data.tokenizer != BYTES else ""
     return f"{size_text(takes.download_bytes)} of parameters{tokenizer}, from peers"
-
-
-def at_terminal() -> bool:
-    """Tell whether somebody can be asked: input and messages are a terminal, and we are in its foreground."""
-    try:
-        asked = os.isatty(sys.stdin.fileno()) and os.isatty(sys.stderr.fileno())
-        return asked and os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
-    except (AttributeError, OSError, ValueError):  # there is no input, or it is closed
-        return False
-
-
-async def ask_terminal(question: str) -> bool:
-    """Ask at the terminal for yes or no, beside the event loop's other work. The input's end is a no."""
-    loop, descriptor = asyncio.get_running_loop(), sys.stdin.fileno()
-    answered: asyncio.Future[bytes] = loop.create_future()
-
-    def read() -> None:
-        if not answered.done():
-            answered.set_result(os.read(descriptor, 4096))
-
-    sys.stderr.write(f"{question} [y/N] ")
-    sys.stderr.flush()
-    loop.add_reader(descriptor, read)
-    try:
-        return (await answered).decode("ascii", "replace").strip().lower() in YES
-    finally:
-        loop.remove_reader(descriptor)

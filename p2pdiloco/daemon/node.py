@@ -15,9 +15,10 @@ from p2pdiloco.config.settings import NodeSettings
 from p2pdiloco.core.api.config import Timing
 from p2pdiloco.daemon.admission.own import keep_invite
 from p2pdiloco.daemon.apart import apart
-from p2pdiloco.daemon.approval import Approval, ask_terminal, at_terminal
+from p2pdiloco.daemon.approval import Approval
 from p2pdiloco.daemon.display.live import LiveView
 from p2pdiloco.daemon.display.logs import RecentLines, configure_logging, resolve_style
+from p2pdiloco.daemon.display.question import ask_terminal, at_terminal
 from p2pdiloco.daemon.display.terminal import log_line
 from p2pdiloco.daemon.finding.dial_back import DialBack
 from p2pdiloco.daemon.finding.peers_file import save_own_addresses

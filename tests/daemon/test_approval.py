@@ -23,7 +23,8 @@ from p2pdiloco.config.settings import NodeSettings
 from p2pdiloco.config.signing import run_id, sign_manifest
 from p2pdiloco.daemon import approval, wire
 from p2pdiloco.daemon.apart import apart, is_working
-from p2pdiloco.daemon.approval import Approval, ask_terminal, at_terminal
+from p2pdiloco.daemon.approval import Approval
+from p2pdiloco.daemon.display.question import ask_terminal, at_terminal
 from p2pdiloco.daemon.frontdoor import FrontDoor
 from p2pdiloco.daemon.machine import free_memory_bytes
 from p2pdiloco.daemon.payloads.memory import least_bytes

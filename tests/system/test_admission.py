@@ -111,6 +111,7 @@ def test_an_invite_run(visited_swarm: Swarm) -> None:
     swarm.until(lambda: _run("can-join", short, *nobody) == expired, "the invite's end")
 
     # The guest comes back with nothing but its folder. It is banned, though its invite is good.
+    assert _run("ban", "closed", "guest", *data)[0] == 2, "anybody may call himself so"
     guest.terminate()
     status, said_at_last = _run("ban", "closed", guest.peer_id, *data)
     assert status == 0 and "1 banned" in said_at_last
@@ -143,7 +144,8 @@ def test_a_run_by_list(visited_swarm: Swarm) -> None:
     assert status == 0 and "1 listed" in said_at_last
     swarm.training(guest)
     swarm.until(lambda: any(e.full_merges(2) for e in (owner, guest)), "versions of both")
-    status, said_at_last = _run("dismiss", "listed", guest.peer_id, *data)
+    assert _run("dismiss", "listed", "guest", *data)[0] == 2, "anybody may call himself so"
+    status, said_at_last = _run("dismiss", "listed", "guest", "--yes", *data)
     assert status == 0 and "0 listed" in said_at_last
     swarm.until(lambda: "its list: nobody of run listed takes" in guest.said(), "the guest to hear of it")
     count = owner.full_merges(2)

@@ -70,10 +70,11 @@ class Files:
 
     # --- operations --------------------------------------------------------------------------------
 
-    def save(self, path: Path, chunks: Iterable[Buffer], *, durable: bool) -> None:
+    def save(self, path: Path, chunks: Iterable[Buffer], *, durable: bool, private: bool = False) -> None:
         """Make `path` hold exactly `chunks`: the old content or the new one is there, never a mixture.
 
         `durable`: it survives a power cut once this returns. Otherwise it survives the process only.
+        `private`: whatever the umask, nobody but this user can read it.
 
         Raises:
             StorageError: the temporary file is gone again; `path` holds its old content (or the new one,
@@ -81,7 +82,10 @@ class Files:
         """
         temporary = path.with_name(path.name + TEMP_SUFFIX)
         try:
-            with temporary.open("wb", buffering=0) as file:
+            mode = 0o600 if private else 0o666
+            with open(temporary, "wb", 0, opener=lambda name, flags: os.open(name, flags, mode)) as file:
+                if private:  # a left-over file keeps the mode that it had
+                    os.fchmod(file.fileno(), mode)
                 for chunk in chunks:
                     self.write(file, chunk)
                 if durable:

@@ -23,24 +23,35 @@ def _options(command: Callable[..., Any]) -> Callable[..., Any]:
     return click.argument("run")(join(OWNED_DIR()(command)))
 
 
+_YES = click.option("--yes", is_flag=True, help="Do not ask whether the peer that is meant is the right one.")
+
+
+def _change_by_peer(
+    run: str, join: tuple[str, ...], data_dir: Path | None, change: tuple[str, Any, str, bool, bool]
+) -> None:
+    from p2pdiloco.cli.membership.naming import PeerChange
+    from p2pdiloco.cli.membership.publishing import publish
+
+    asked = PeerChange(*change)
+    publish(run, join, data_dir, asked.make, asked.agree)
+
+
 @click.command(cls=SpacedLists)
 @_options
 @click.argument("peer")
-def ban(run: str, peer: str, join: tuple[str, ...], data_dir: Path | None) -> None:
+@_YES
+def ban(run: str, peer: str, join: tuple[str, ...], data_dir: Path | None, yes: bool) -> None:
     """Refuse a PEER (its id, the end of it, or its name) at every member's door of a RUN of yours."""
-    from p2pdiloco.cli.membership.publishing import publish, with_peer
-
-    publish(run, join, data_dir, with_peer("banned", peer))
+    _change_by_peer(run, join, data_dir, ("ban", "banned", peer, True, yes))
 
 
 @click.command(cls=SpacedLists)
 @_options
 @click.argument("peer")
-def unban(run: str, peer: str, join: tuple[str, ...], data_dir: Path | None) -> None:
+@_YES
+def unban(run: str, peer: str, join: tuple[str, ...], data_dir: Path | None, yes: bool) -> None:
     """Take a ban of a PEER back."""
-    from p2pdiloco.cli.membership.publishing import publish, without
-
-    publish(run, join, data_dir, without("banned", peer))
+    _change_by_peer(run, join, data_dir, ("unban", "banned", peer, False, yes))
 
 
 @click.command(cls=SpacedLists)
@@ -56,21 +67,19 @@ def revoke(run: str, invite: str, join: tuple[str, ...], data_dir: Path | None) 
 @click.command(cls=SpacedLists)
 @_options
 @click.argument("peer")
-def admit(run: str, peer: str, join: tuple[str, ...], data_dir: Path | None) -> None:
+@_YES
+def admit(run: str, peer: str, join: tuple[str, ...], data_dir: Path | None, yes: bool) -> None:
     """Put a PEER (its id) on the list of a RUN whose members are listed."""
-    from p2pdiloco.cli.membership.publishing import publish, with_peer
-
-    publish(run, join, data_dir, with_peer("members", peer))
+    _change_by_peer(run, join, data_dir, ("admit", "members", peer, True, yes))
 
 
 @click.command(cls=SpacedLists)
 @_options
 @click.argument("peer")
-def dismiss(run: str, peer: str, join: tuple[str, ...], data_dir: Path | None) -> None:
+@_YES
+def dismiss(run: str, peer: str, join: tuple[str, ...], data_dir: Path | None, yes: bool) -> None:
     """Take a PEER off the list again."""
-    from p2pdiloco.cli.membership.publishing import publish, without
-
-    publish(run, join, data_dir, without("members", peer))
+    _change_by_peer(run, join, data_dir, ("dismiss", "members", peer, False, yes))
 
 
 COMMANDS = (ban, unban, revoke, admit, dismiss)

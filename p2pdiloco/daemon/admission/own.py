@@ -80,7 +80,7 @@ def keep_invite(settings: NodeSettings) -> None:
     """Remember the given invite for later starts. Raises: StorageError."""
     if settings.invite:
         text = "".join(settings.invite.split()) + "\n"
-        Files().save(invite_file(settings.data_dir), [text.encode()], durable=True)
+        Files().save(invite_file(settings.data_dir), [text.encode()], durable=True, private=True)
 
 
 def own_admission(data_dir: Path, run: PublishedRun, me: str) -> Admission | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from pathlib import Path
 
@@ -41,6 +42,21 @@ def test_it_says_all_that_a_newcomer_needs() -> None:
     shown = invite.admit(ADDRESSES[0][-52:])
     assert admission_fault(shown, ADDRESSES[0][-52:], RUN, OWNER.peer_id, verify) is None
     assert len(TEXT) < 512
+
+
+def test_it_is_kept_for_nobody_else_to_read(tmp_path: Path) -> None:
+    kept = tmp_path / "invite.txt"
+    (tmp_path / "invite.txt.tmp").write_text("left over")
+    (tmp_path / "invite.txt.tmp").chmod(0o666)
+    before = os.umask(0)
+    try:
+        keep_invite(NodeSettings(data_dir=tmp_path, invite=TEXT))
+        assert kept.stat().st_mode & 0o777 == 0o600 and kept.read_text() == TEXT + "\n"
+        kept.unlink()
+        keep_invite(NodeSettings(data_dir=tmp_path, invite=TEXT))
+        assert kept.stat().st_mode & 0o777 == 0o600
+    finally:
+        os.umask(before)
 
 
 @given(st.integers(0, len(TEXT) - 1), st.text(min_size=0, max_size=2))

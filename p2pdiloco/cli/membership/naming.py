@@ -1,0 +1,106 @@
+"""Peers that an owner means: found by an id, its end or a name, and shown before anything is signed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Literal
+
+import click
+import msgspec
+from msgspec import Struct
+
+from p2pdiloco.cli.membership.reaching import Reached
+from p2pdiloco.daemon.admission.papers import MAX_LISTED, Notice
+from p2pdiloco.daemon.display.question import ask_terminal, at_terminal
+from p2pdiloco.errors import UserError
+from p2pdiloco.identity import public_of
+from p2pdiloco.printable import clean
+
+ENDING = 6
+"""Letters of a peer id's end that stand for it."""
+SURE_ENDING = 12
+"""Letters of an end for which nobody finds an id of his own: six take a home computer days."""
+ELLIPSIS = "…"
+
+
+class PeerChange(Struct, frozen=True):
+    """Change that puts a peer on a list of the notice, or takes it off."""
+
+    verb: str
+    """Verb by which the person asks for it."""
+    entries: Literal["banned", "members"]
+    word: str
+    """Word for the peer: its id, the end of it, or its name."""
+    adds: bool
+    yes: bool
+    """True: the person agrees beforehand to whomever the word means."""
+
+    async def agree(self, notice: Notice, reached: Reached) -> None:
+        """Show who is meant, and ask whoever sits at a terminal. Raises: UserError (it is not to be)."""
+        peer = self._peer(notice, reached)
+        name = reached.names.get(peer)
+        called = f"called {clean(name)}" if name else "whose name is not known here"
+        click.echo(f"{self.verb} {peer}, {called}", err=True)
+        if self.yes:
+            return
+        if at_terminal():
+            if not await ask_terminal(f"{self.verb} it?"):
+                raise UserError("nothing is signed", "--yes signs without a question")
+        elif not _is_sure(self.word, peer):
+            raise UserError(
+                f'"{clean(self.word)}" could be others too, and there is nobody to ask: nothing is signed',
+                f"give the whole id, the last {SURE_ENDING} letters of it, or --yes",
+            )
+
+    def make(self, notice: Notice, reached: Reached) -> Notice:
+        """Make the changed notice. Raises: UserError."""
+        peer = self._peer(notice, reached)
+        if self.adds:
+            return with_entry(notice, self.entries, peer)
+        left = tuple(entry for entry in getattr(notice, self.entries) if entry != peer)
+        return msgspec.structs.replace(notice, **{self.entries: left})
+
+    def _peer(self, notice: Notice, reached: Reached) -> str:
+        if self.adds:
+            hint = "p2pdiloco status --json shows whole ids"
+            if public_of(self.word) is not None:
+                return self.word
+            return _find(self.word, reached.names, reached, hint)
+        listed = getattr(notice, self.entries)
+        hint = f"on the list are {', '.join(listed) or 'none'}; a name is known of who is there now"
+        return _find(self.word, listed, reached, hint)
+
+
+def with_entry(notice: Notice, name: str, entry: str) -> Notice:
+    """Put an entry on that list of a notice. Raises: UserError (it is full)."""
+    entries = tuple(dict.fromkeys([*getattr(notice, name), entry]))
+    if len(entries) > MAX_LISTED:
+        raise UserError(f"a notice has {MAX_LISTED} entries of a kind, and they are taken", "take some back")
+    return msgspec.structs.replace(notice, **{name: entries})
+
+
+def _find(word: str, peers: Collection[str], reached: Reached, hint: str) -> str:
+    """Find the one of these peers that a word means. Raises: UserError."""
+    if word in peers:
+        return word
+    ending = _ending(word)
+    found = sorted(
+        peer
+        for peer in peers
+        if reached.names.get(peer) == word or (len(ending) >= ENDING and peer.endswith(ending))
+    )
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise UserError(f'"{clean(word)}" may be each of {", ".join(found)}', "give a whole id")
+    raise UserError(f'nobody is called "{clean(word)}", or has an id that ends so', hint)
+
+
+def _ending(word: str) -> str:
+    """Cut off the ellipsis with which ids are shown."""
+    return word.removeprefix(ELLIPSIS)
+
+
+def _is_sure(word: str, peer: str) -> bool:
+    ending = _ending(word)
+    return len(ending) >= SURE_ENDING and peer.endswith(ending)

@@ -1,0 +1,98 @@
+"""Whom an owner means by a word, and that nothing is signed before that is said."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from p2pdiloco.cli.membership import naming
+from p2pdiloco.cli.membership.naming import ENDING, SURE_ENDING, PeerChange
+from p2pdiloco.cli.membership.reaching import Reached
+from p2pdiloco.daemon.admission.papers import Notice
+from p2pdiloco.errors import UserError
+from p2pdiloco.identity import Identity
+
+BOB, EVE, ANN = (Identity.from_seed(bytes([i]) * 32).peer_id for i in range(3))
+NAMES = {BOB: "bob", EVE: "eve"}
+BANNED = Notice("ab" * 32, 1, banned=(BOB, ANN))
+
+
+def ban(word: str, names: dict[str, str], yes: bool = False) -> Notice:
+    """The notice after a ban without a terminal."""
+    return after(PeerChange("ban", "banned", word, True, yes), Notice("ab" * 32, 1), names)
+
+
+def unban(word: str, names: dict[str, str], yes: bool = True) -> Notice:
+    return after(PeerChange("unban", "banned", word, False, yes), BANNED, names)
+
+
+def after(change: PeerChange, notice: Notice, names: dict[str, str]) -> Notice:
+    reached = Reached([], names)
+    asyncio.run(change.agree(notice, reached))
+    return change.make(notice, reached)
+
+
+def refused(what: Any, *given: Any) -> str:
+    with pytest.raises(UserError) as caught:
+        what(*given)
+    return f"{caught.value} / {caught.value.hint}"
+
+
+@pytest.fixture(autouse=True)
+def nobody_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(naming, "at_terminal", lambda: False)
+
+
+def test_who_is_meant_is_shown_with_name_and_whole_id(capsys: pytest.CaptureFixture[str]) -> None:
+    assert ban("bob", NAMES, yes=True).banned == (BOB,)
+    assert ban(ANN, NAMES).banned == (ANN,)
+    shown = capsys.readouterr().err.splitlines()
+    assert shown == [f"ban {BOB}, called bob", f"ban {ANN}, whose name is not known here"]
+
+
+def test_without_a_terminal_a_name_or_a_short_end_is_not_enough() -> None:
+    for word in ("bob", BOB[-ENDING:], "…" + BOB[-SURE_ENDING + 1 :]):
+        assert "nothing is signed" in refused(ban, word, NAMES)
+        assert ban(word, NAMES, True).banned == (BOB,)
+    assert ban(BOB, NAMES).banned == ban("…" + BOB[-SURE_ENDING:], NAMES).banned == (BOB,)
+    assert "nothing is signed" in refused(unban, "bob", NAMES, False)
+
+
+@pytest.mark.parametrize("agreed", [True, False])
+def test_at_a_terminal_a_person_is_asked_once(agreed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    async def ask(question: str) -> bool:
+        asked.append(question)
+        return agreed
+
+    monkeypatch.setattr(naming, "at_terminal", lambda: True)
+    monkeypatch.setattr(naming, "ask_terminal", ask)
+    for word in ("bob", BOB):
+        if agreed:
+            assert ban(word, NAMES).banned == (BOB,)
+        else:
+            assert "nothing is signed" in refused(ban, word, NAMES)
+    assert len(asked) == 2
+    assert ban("bob", NAMES, yes=True).banned == (BOB,) and len(asked) == 2
+
+
+def test_a_word_that_means_several_is_refused_with_their_ids() -> None:
+    both = {BOB: "bob", EVE: "bob"}
+    for words in (ban, unban):
+        pair = (BOB, EVE) if words is ban else (BOB, ANN)
+        said = refused(words, "bob", dict.fromkeys(pair, "bob"), True)
+        assert all(peer in said for peer in pair)
+    ending = BOB[-ENDING:]
+    assert BOB in refused(ban, ending, {BOB: "bob", EVE: ending}, True), "one is called as another ends"
+    assert ban(BOB, both).banned == (BOB,)
+    assert "nobody is called" in refused(ban, "bob", {EVE: "eve"}, True)
+
+
+def test_a_ban_is_taken_back_by_id_ending_or_a_name_that_is_known_now() -> None:
+    for word in (BOB, BOB[-ENDING:], "…" + BOB[-ENDING:], "bob"):
+        assert unban(word, NAMES).banned == (ANN,)
+    for word in ("…" + BOB[-ENDING + 1 :], "…" * ENDING, "", "eve", EVE):
+        assert f"{BOB}, {ANN}; a name is known of who is there now" in refused(unban, word, NAMES)
