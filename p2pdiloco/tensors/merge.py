@@ -24,8 +24,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from p2pdiloco.core.api.plausible import can_be_weighed
 from p2pdiloco.core.api.reasons import Verdict
-from p2pdiloco.core.api.types import NO_LIMITS, MergeLimits, can_be_weighed
+from p2pdiloco.core.api.types import (
+    NO_LIMITS,
+    MergeLimits,
+)
 from p2pdiloco.errors import invariant
 from p2pdiloco.tensors.layout import FragmentLayout
 from p2pdiloco.tensors.unsound import Unsound

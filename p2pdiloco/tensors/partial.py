@@ -26,8 +26,13 @@ import torch
 from msgspec import Struct
 from torch import Tensor
 
+from p2pdiloco.core.api.plausible import MAX_WEIGHT
 from p2pdiloco.core.api.reasons import Verdict
-from p2pdiloco.core.api.types import MAX_CONTRIBUTORS, MAX_WEIGHT, NO_LIMITS, MergeLimits
+from p2pdiloco.core.api.types import (
+    MAX_CONTRIBUTORS,
+    NO_LIMITS,
+    MergeLimits,
+)
 from p2pdiloco.errors import invariant
 from p2pdiloco.tensors.digest import Buffer, bytes_of
 from p2pdiloco.tensors.layout import FragmentLayout

@@ -7,6 +7,7 @@ import random
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
@@ -53,6 +54,11 @@ def restored_nothing(config: CoreConfig) -> Restored:
 def digest(*parts: object) -> bytes:
     """32 bytes that depend on everything given."""
     return hashlib.sha256(repr(parts).encode()).digest()
+
+
+def signed_part(part: Contributor, fragment: int = 0, by: str = "") -> Contributor:
+    """The same part of a merge, signed by its learner, or by another."""
+    return replace(part, signature=sign(by or part.learner, "work", part.work(RUN, fragment)))
 
 
 def sign(peer: str, domain: str, value: Wire) -> bytes:
@@ -103,11 +109,19 @@ def chain_to(parent: VersionHeader) -> Chain:
 
 
 def child(
-    parent: VersionHeader, syncer: str = "p1", learners: tuple[str, ...] = ("p1",), term: int = 1, **odd: Any
+    parent: VersionHeader,
+    syncer: str = "p1",
+    learners: tuple[str, ...] = ("p1",),
+    term: int = 1,
+    by: str = "",
+    **odd: Any,
 ) -> SignedVersion:
-    """A rightly signed next version, into which each learner's next stamp of its first life went."""
+    """A rightly signed next version, into which each learner's next stamp of its first life went. `by`:
+    somebody who signed for all learners."""
     parts = tuple(Contributor(p, Stamp(1, parent.number + 1), 40, 4) for p in learners)
-    merged = odd.get("contributors", parts)
+    before = TABLES.get(parent.digest(), marks_of(()))
+    unsigned = (replace(p, after=before.stamp(p.learner)) for p in odd.pop("contributors", parts))
+    merged = tuple(signed_part(part, parent.fragment, by) for part in unsigned)
     usual = scale.after(chain_to(parent), merged, 0.0, config(parent.fragment + 1))
     values: dict[str, Any] = {
         "run": RUN,
@@ -122,10 +136,10 @@ def child(
         "update_digest": digest("update", parent.number + 1, learners),
         "update_bytes": 100,
         "codec": "bf16",
-        "contributors": parts,
+        "contributors": merged,
         "unit": usual.unit,
     }
-    marks = TABLES.get(parent.digest(), marks_of(())).after(parent.number + 1, odd.get("contributors", parts))
+    marks = before.after(parent.number + 1, merged)
     header = VersionHeader(**(values | {"table": marks.digest} | odd))
     TABLES[header.digest()] = marks
     return SignedVersion(header, sign(header.syncer, "version", header))
@@ -185,7 +199,8 @@ def contribution(learner: str, base: Head, stamp: Stamp = FIRST, **odd: Any) -> 
         "due": True,
     }
     header = ContributionHeader(**(values | odd))
-    return SignedContribution(header, sign(learner, "contribution", header))
+    unsigned = SignedContribution(header, b"")
+    return SignedContribution(header, signed_part(unsigned.contributor(), header.fragment).signature)
 
 
 def progress(heads: tuple[Head, ...], **odd: Any) -> msg.Progress:

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 from core_swarm import Member, Swarm
-from kit import RUN, Solo, child, config, contribution, digest, found, genesis, sign
+from kit import RUN, Solo, child, config, contribution, digest, found, genesis, sign, signed_part
 from scenes import one_round, syncer
 
 from p2pdiloco.core.api import effects as ef
@@ -17,7 +17,6 @@ from p2pdiloco.core.api.types import (
     NEVER,
     Contributor,
     PartialHeader,
-    PartialPart,
     SignedContribution,
     SignedPartial,
     Stamp,
@@ -149,7 +148,7 @@ class Above:
         )
         self.chain = self.core.fragments[0].chain
 
-    def parts(self, group: str = "") -> tuple[PartialPart, ...]:
+    def parts(self, group: str = "") -> tuple[Contributor, ...]:
         """The next contributions of all learners of that group."""
         assert isinstance(self.seat.electorate, UpperElectorate)
         header, shared = self.chain.header, self.core.shared
@@ -159,7 +158,7 @@ class Above:
         )
         marks = [(learner, self.chain.watermark(learner)) for learner in learners]
         return tuple(
-            PartialPart(Contributor(learner, Stamp(1, mark.sequence + 1), 40, 4), mark)
+            signed_part(Contributor(learner, Stamp(1, mark.sequence + 1), 40, 4, mark))
             for learner, mark in marks
         )
 
@@ -207,12 +206,17 @@ def changed(**odd: Any) -> Callable[[], Effects]:
     def row() -> Effects:
         above = Above()
         first, *others = above.parts()
-        after = odd.get("after", first.after)
-        part = {name: value for name, value in odd.items() if name != "after"}
-        first = PartialPart(msgspec.structs.replace(first.contributor, **part), after)
+        first = signed_part(msgspec.structs.replace(first, **odd))
         return above.offer(above.label(parts=(first, *others)))
 
     return row
+
+
+def with_invented_work() -> Effects:
+    """A syncer below says itself what one of its learners did."""
+    above = Above()
+    first, *others = above.parts()
+    return above.offer(above.label(parts=(msgspec.structs.replace(first, tokens=39), *others)))
 
 
 def twice_in_one() -> Effects:
@@ -296,7 +300,7 @@ GROUP: dict[Verdict, tuple[Callable[[], Effects], ...]] = {
     Verdict.NOT_SYNCER: (no_syncer_above,),
     Verdict.FALSE_SYNCER: (partly(syncer="m9"),),
     Verdict.NOT_HEARD_OF: (of_a_stranger,),
-    Verdict.BAD_SIGNATURE: (partial_forged,),
+    Verdict.BAD_SIGNATURE: (partial_forged, with_invented_work),
     Verdict.REPEATED_LEARNER: (twice_in_one,),
     Verdict.FALSE_STAMP: (changed(stamp=NEVER),),
     Verdict.IMPLAUSIBLE_TOKENS: (changed(tokens=1 << 60),),

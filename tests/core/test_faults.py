@@ -129,6 +129,11 @@ def part(tokens: int = 40, stamp: Stamp = FIRST) -> tuple[Contributor, ...]:
     return (Contributor("p1", stamp, tokens, 4),)
 
 
+def by_another() -> tuple[Contributor, ...]:
+    """The work of p1, as somebody else says."""
+    return child(genesis(0).header, by="p2").header.contributors
+
+
 VERSIONS: dict[VersionFault, Callable[[], Effects]] = {
     VersionFault.CHAIN_MOVED: lambda: fetched(odd(number=2)),
     VersionFault.BEHIND: an_old_state,
@@ -145,6 +150,7 @@ VERSIONS: dict[VersionFault, Callable[[], Effects]] = {
     VersionFault.FALSE_SCALE: lambda: fetched(odd(unit=41)),
     VersionFault.OUT_OF_SCALE: lambda: fetched(odd(norm=math.inf)),
     VersionFault.FALSE_STAMP: lambda: fetched(odd(contributors=part(stamp=Stamp(1, 1 << 17)))),
+    VersionFault.FALSE_LABEL: lambda: fetched(odd(contributors=by_another())),
     VersionFault.IMPLAUSIBLE_TOKENS: lambda: fetched(odd(contributors=part(4000), tokens=4000)),
 }
 

@@ -299,8 +299,8 @@ class Rogue:
         return msgspec.structs.replace(honest, **changes)
 
     def sign(self, header: ContributionHeader, identity: Identity | None = None) -> SignedContribution:
-        signature = (identity or self.identity).sign(signed_bytes("contribution", header))
-        return SignedContribution(header, signature)
+        work = SignedContribution(header, b"").contributor().work(header.run, header.fragment)
+        return SignedContribution(header, (identity or self.identity).sign(signed_bytes("work", work)))
 
     async def push(self, member: QuickMember, signed: SignedContribution, payload: Any) -> wire.Answer:
         """Offer a contribution; the member's answer."""

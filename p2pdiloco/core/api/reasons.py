@@ -225,6 +225,8 @@ class VersionFault(Reason):
     OUT_OF_SCALE = "out-of-scale"
     """Version with numbers that no chain can have, an update that is too long, or one not as stated."""
     FALSE_STAMP = "false-stamp"
+    FALSE_LABEL = "false-label"
+    """Version that names a contribution which its learner did not sign."""
     IMPLAUSIBLE_TOKENS = "implausible-tokens"
 
 

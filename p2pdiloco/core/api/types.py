@@ -15,6 +15,8 @@ from typing import Annotated, Protocol
 import msgspec
 from msgspec import Meta, Struct
 
+from p2pdiloco.core.api.plausible import plausible_work
+
 PeerId = Annotated[str, Meta(min_length=1, max_length=80)]
 GroupId = Annotated[str, Meta(min_length=1, max_length=64)]
 RunId = Annotated[str, Meta(min_length=1, max_length=64)]
@@ -66,20 +68,6 @@ NEVER = Stamp(0, 0)
 """Stamp of a learner of which nothing has been merged."""
 
 
-MAX_INNER_STEPS = 1 << 32
-"""Limit of inner steps between two merges: no learner makes more. Bounds what one lie can add to token
-counts."""
-
-
-MAX_WEIGHT = 1 << 62
-"""Limit of a contribution's weight, tokens^2 / inner steps: two thousand million tokens in one inner step.
-With `tensors.merge.MIN_LENGTH` it keeps every sum of a merge inside fp32's range."""
-
-
-MOST_PERIODS = 1 << 20
-"""Limit of a contribution's inner steps as a multiple of H: years of absence."""
-
-
 class MergeLimits(Wire, frozen=True):
     """Limits of one contribution's part in a merge (`core.chain.scale`)."""
 
@@ -111,25 +99,37 @@ NEAR = 16
 """Factor by which the limits of a chain do not change while a partial merge is under way."""
 
 
-def can_be_weighed(tokens: int, inner_steps: int) -> bool:
-    """Tell whether a merge can weigh so many tokens in so many inner steps."""
-    return tokens > 0 and 0 < inner_steps <= MAX_INNER_STEPS and tokens * tokens <= MAX_WEIGHT * inner_steps
+class WorkLabel(Wire, frozen=True):
+    """Label of a contribution as its learner signs it, over `signed_bytes("work", label)`. The signature goes
+    into partial merges and versions: nobody can name another as the learner, or change what it says."""
 
-
-def plausible_work(tokens: int, inner_steps: int, tokens_per_step: int, period: int) -> bool:
-    """Tell whether a learner can have trained so many tokens in so many inner steps, and a merge can weigh
-    them: what it raises at would cost a whole round. `period`: H."""
-    possible = tokens <= inner_steps * tokens_per_step and inner_steps <= MOST_PERIODS * period
-    return possible and can_be_weighed(tokens, inner_steps)
+    run: RunId
+    fragment: Count
+    learner: PeerId
+    stamp: Stamp
+    after: Stamp
+    tokens: Count
+    inner_steps: Count
+    payload_digest: Digest
 
 
 class Contributor(Wire, frozen=True):
-    """Part of one learner in a merged version."""
+    """Part of one learner in a merge."""
 
     learner: PeerId
     stamp: Stamp
     tokens: Count
     inner_steps: Count
+    after: Stamp = NEVER
+    """Stamp after which it comes: that of its learner in the chain which the merge goes on with."""
+    payload_digest: Digest = bytes(32)
+    signature: Signature = b""
+    """The learner's, of its `WorkLabel`."""
+
+    def work(self, run: str, fragment: int) -> WorkLabel:
+        """Make what its learner signs."""
+        done = self.tokens, self.inner_steps
+        return WorkLabel(run, fragment, self.learner, self.stamp, self.after, *done, self.payload_digest)
 
 
 class Watermark(Wire, frozen=True):
@@ -293,18 +293,17 @@ class ContributionHeader(Wire, frozen=True):
 
 
 class SignedContribution(Wire, frozen=True):
-    """Contribution header signed by its learner over `signed_bytes("contribution", header)`."""
+    """Contribution header with its learner's signature of the `WorkLabel` in it. The rest is the word of the
+    learner that is connected."""
 
     header: ContributionHeader
     signature: Signature
 
-
-class PartialPart(Wire, frozen=True):
-    """Contribution of one learner inside a partial merge."""
-
-    contributor: Contributor
-    after: Stamp
-    """Stamp after which it comes: compared with the chain of whoever makes the version."""
+    def contributor(self) -> Contributor:
+        """Make its part in a merge."""
+        h = self.header
+        done = h.tokens, h.inner_steps
+        return Contributor(h.learner, h.stamp, *done, h.after, h.payload_digest, self.signature)
 
 
 class PartialHeader(Wire, frozen=True):
@@ -320,7 +319,7 @@ class PartialHeader(Wire, frozen=True):
     number: Count
     """Number of the head upon which the next version is to be made, for all that the author knows."""
     digest: Digest
-    parts: Annotated[tuple[PartialPart, ...], Meta(min_length=1, max_length=MAX_CONTRIBUTORS)]
+    parts: Annotated[tuple[Contributor, ...], Meta(min_length=1, max_length=MAX_CONTRIBUTORS)]
     due: bool
     """True: the group's round began with what was due, or something in it was; a round may start with it."""
     payload_digest: Digest

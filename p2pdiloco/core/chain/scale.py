@@ -204,8 +204,10 @@ def can_be(header: VersionHeader, watermarks: Sequence[Watermark], config: CoreC
 
 def fault(chain: Chain, header: VersionHeader, config: CoreConfig) -> VersionFault | None:
     """Say what is wrong with the numbers of a child of the chain's head; None: nothing."""
-    if not all(follows(part.stamp, chain.watermark(part.learner)) for part in header.contributors):
-        return VersionFault.FALSE_STAMP
+    for part in header.contributors:
+        mark = chain.watermark(part.learner)
+        if part.after != mark or not follows(part.stamp, mark):
+            return VersionFault.FALSE_STAMP
     longest = limits_after(chain, config).longest_update
     if not 0.0 <= header.norm <= longest or math.isinf(header.norm):
         return VersionFault.OUT_OF_SCALE

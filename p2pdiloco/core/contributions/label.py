@@ -1,10 +1,16 @@
-"""Label of a contribution: what its author signs of it, anew for each offer."""
+"""Labels of contributions: what their authors sign, and whether they did."""
 
 from __future__ import annotations
 
-from p2pdiloco.core.api.types import ContributionHeader, SignedContribution
+from collections.abc import Sequence
+
+from p2pdiloco.core.api.types import ContributionHeader, Contributor, SignedContribution
 from p2pdiloco.core.context import FragmentContext
 from p2pdiloco.core.contributions.pending import Pending
+from p2pdiloco.core.shared import Shared
+
+DRAWN = 64
+"""Labels of one merge whose signatures a member checks; each draws its own, where there are more."""
 
 
 def signed_label(context: FragmentContext, pending: Pending) -> SignedContribution:
@@ -31,4 +37,12 @@ def signed_label(context: FragmentContext, pending: Pending) -> SignedContributi
         codec=config.contribution_codec,
         due=ready.due or shared.leaving,
     )
-    return SignedContribution(header, shared.sign("contribution", header))
+    work = SignedContribution(header, b"").contributor().work(config.run, context.index)
+    return SignedContribution(header, shared.sign("work", work))
+
+
+def signed_by_learners(shared: Shared, fragment: int, parts: Sequence[Contributor]) -> bool:
+    """Tell whether the learners themselves say what these parts of a merge say of them."""
+    drawn = parts if len(parts) <= DRAWN else shared.rng.sample(parts, DRAWN)
+    run = shared.config.run
+    return all(shared.signed_by(p.learner, "work", p.work(run, fragment), p.signature) for p in drawn)

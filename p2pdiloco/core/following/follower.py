@@ -35,6 +35,7 @@ from p2pdiloco.core.chain import scale
 from p2pdiloco.core.chain.plan import plan_after
 from p2pdiloco.core.context import FragmentContext
 from p2pdiloco.core.contributions.commit_effect import commit_effect
+from p2pdiloco.core.contributions.label import signed_by_learners
 from p2pdiloco.core.contributions.own import ContributionQueue
 from p2pdiloco.core.following.doubts import Doubts
 from p2pdiloco.core.following.heads import NamedHeads
@@ -286,6 +287,8 @@ class Follower:
         before, marks = self._chain.header, self._chain.marks_after(header)
         if header.table != marks.digest:
             return VersionFault.FALSE_TABLE
+        if not signed_by_learners(self._shared, self._fragment, header.contributors):
+            return VersionFault.FALSE_LABEL
         plan = plan_after(before, marks, header.number, config)
         return None if (header.epoch, header.groups) == plan else VersionFault.FALSE_PLAN
 
@@ -348,6 +351,8 @@ class Follower:
             return VersionFault.FALSE_TABLE
         if not scale.can_be(header, table, config):
             return VersionFault.OUT_OF_SCALE
+        if not signed_by_learners(self._shared, self._fragment, header.contributors):
+            return VersionFault.FALSE_LABEL
         if self.heads.yields_to(event.peer, now):
             return None if header.digest() != self._chain.head.digest else VersionFault.BEHIND
         return None if header.head().weight > self._chain.head.weight else VersionFault.BEHIND

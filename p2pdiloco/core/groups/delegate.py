@@ -17,7 +17,7 @@ from p2pdiloco.average import MovingAverage
 from p2pdiloco.core.api.effects import MergePartial, Offer, Release
 from p2pdiloco.core.api.events import OfferAnswered, PartialFailed, PartialMerged
 from p2pdiloco.core.api.reasons import Suspicion, Then
-from p2pdiloco.core.api.types import NO_LIMITS, MergeLimits, PartialHeader, PartialPart, SignedPartial, Ticket
+from p2pdiloco.core.api.types import NO_LIMITS, Contributor, MergeLimits, PartialHeader, SignedPartial, Ticket
 from p2pdiloco.core.chain import scale
 from p2pdiloco.core.context import FragmentContext, Tenure
 from p2pdiloco.core.contributions.pending import SendState, Underway
@@ -35,7 +35,7 @@ class Partial(Underway):
         self.ticket: Ticket = event.ticket
         self.digest, self.size = event.payload_digest, event.payload_bytes
         parts = [part for held in job.held for part in held.parts]
-        self.parts: tuple[PartialPart, ...] = tuple(sorted(parts, key=lambda p: p.contributor.learner))
+        self.parts: tuple[Contributor, ...] = tuple(sorted(parts, key=lambda p: p.learner))
         self.due = job.due
 
 
@@ -209,7 +209,7 @@ class Delegate:
         if partial is None:
             return
         mark = self._context.chain.watermark
-        if any(mark(part.contributor.learner) != part.after for part in partial.parts):
+        if any(mark(part.learner) != part.after for part in partial.parts):
             if partial.offered_s:
                 self._round_s.add(now - partial.offered_s)
             self._drop()

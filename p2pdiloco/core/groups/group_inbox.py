@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from p2pdiloco.core.api.plausible import plausible_work
 from p2pdiloco.core.api.reasons import Verdict
 from p2pdiloco.core.api.types import (
     MAX_CONTRIBUTORS,
     PartialHeader,
     SignedOffer,
     SignedPartial,
-    plausible_work,
 )
 from p2pdiloco.core.chain import scale
 from p2pdiloco.core.context import FragmentContext
+from p2pdiloco.core.contributions.label import signed_by_learners
 from p2pdiloco.core.election.electorate import Electorate
 from p2pdiloco.core.rounds.inbox import Held, Inbox
 
@@ -40,26 +41,28 @@ class GroupInbox(Inbox):
         ):
             return Verdict.BAD_SIGNATURE
         # Sizes of partials are the environment's to check: the core does not know them.
-        learners = {part.contributor.learner for part in header.parts}
+        learners = {part.learner for part in header.parts}
         if len(learners) != len(header.parts):
             return Verdict.REPEATED_LEARNER
-        if any(part.contributor.stamp <= part.after for part in header.parts):
+        if any(part.stamp <= part.after for part in header.parts):
             return Verdict.FALSE_STAMP
         config = self._shared.config
         usual = config.tokens_per_step, config.inner_steps
-        done = ((part.contributor.tokens, part.contributor.inner_steps) for part in header.parts)
+        done = ((part.tokens, part.inner_steps) for part in header.parts)
         if not all(plausible_work(*work, *usual) for work in done):
             return Verdict.IMPLAUSIBLE_TOKENS
         if not self._electorate.all_below(header.group, learners):
             return Verdict.OTHER_GROUP
+        if not signed_by_learners(self._shared, self._fragment, header.parts):
+            return Verdict.BAD_SIGNATURE
         reason = self._why_not_base(header.number, header.digest)
         if reason is not None:
             return reason
         for part in header.parts:
-            mark = self._chain.watermark(part.contributor.learner)
+            mark = self._chain.watermark(part.learner)
             if mark != part.after:
                 return Verdict.OVERLAP if mark > part.after else Verdict.BEHIND
-            if not scale.follows(part.contributor.stamp, mark):
+            if not scale.follows(part.stamp, mark):
                 return Verdict.FALSE_STAMP
         if not header.limits.near(scale.limits_after(self._chain, config)):
             return Verdict.IMPLAUSIBLE_WEIGHT

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from p2pdiloco.core.api.effects import Release
+from p2pdiloco.core.api.plausible import plausible_work
 from p2pdiloco.core.api.reasons import Verdict
 from p2pdiloco.core.api.types import (
     ContributionHeader,
     Contributor,
     PartialHeader,
-    PartialPart,
     SignedContribution,
     SignedOffer,
     Ticket,
-    plausible_work,
 )
 from p2pdiloco.core.chain import scale
 from p2pdiloco.core.chain.chain import Chain
 from p2pdiloco.core.context import FragmentContext
+from p2pdiloco.core.contributions.label import signed_by_learners
 
 ROOM = 4
 """Room of an inbox, as a multiple of `group_size`, which is what a group has on average."""
@@ -30,7 +30,7 @@ class Held:
         child: str,
         author: str,
         header: ContributionHeader | PartialHeader,
-        parts: tuple[PartialPart, ...],
+        parts: tuple[Contributor, ...],
         transfer: int,
         starts_round: bool,
         begins: bool,
@@ -97,7 +97,7 @@ class Inbox:
 
     def fits(self, held: Held) -> bool:
         """Tell whether the chain contains nothing of it, and everything that comes before it."""
-        return all(self._chain.watermark(p.contributor.learner) == p.after for p in held.parts)
+        return all(self._chain.watermark(p.learner) == p.after for p in held.parts)
 
     def arriving(self, transfer: int) -> Held | None:
         """Find the offer whose payload comes by this transfer."""
@@ -193,7 +193,7 @@ class LearnerInbox(Inbox):
             return Verdict.FALSE_LEARNER
         if self._context.grouped and not self._context.leaf.electorate.admits(sender, now):
             return Verdict.OTHER_GROUP
-        if not self._shared.signed_by(sender, "contribution", header, signed.signature):
+        if not signed_by_learners(self._shared, self._fragment, [signed.contributor()]):
             return Verdict.BAD_SIGNATURE
         if header.codec != config.contribution_codec:
             return Verdict.WRONG_CODEC
@@ -226,16 +226,11 @@ class LearnerInbox(Inbox):
         return Verdict.BEHIND if held.header.stamp < header.stamp else Verdict.OVERLAP
 
     def add(self, signed: SignedOffer, transfer: int, in_time: bool, now: float) -> Held:
+        assert isinstance(signed, SignedContribution)
         header = signed.header
-        assert isinstance(header, ContributionHeader)
         starts = in_time and header.due and header.base_number == self._chain.head.number
-        part = PartialPart(part_of(header), header.after)
         begins = starts and header.learner not in self._cut
-        held = Held(header.learner, header.learner, header, (part,), transfer, starts, begins, now)
+        parts = (signed.contributor(),)
+        held = Held(header.learner, header.learner, header, parts, transfer, starts, begins, now)
         self._held[header.learner] = held
         return held
-
-
-def part_of(header: ContributionHeader) -> Contributor:
-    """Make a contribution's entry in the version that merges it."""
-    return Contributor(header.learner, header.stamp, header.tokens, header.inner_steps)

@@ -54,7 +54,7 @@ class Publisher:
         self._context.spare.take()
         self._job = job
         inputs, partials = inputs_of(job)
-        parts = [part.contributor for held in job.held for part in held.parts]
+        parts = [part for held in job.held for part in held.parts]
         grouped = self._context.grouped
         reason = f"{len(job.held)} of {expected} " + ("groups" if grouped else "live learners")
         if missing:
@@ -94,7 +94,7 @@ class Publisher:
             return
         job.round.merge_done()
         config, head = self._shared.config, self._chain.head
-        merged = (p.contributor for h in job.held for p in h.parts)
+        merged = (part for held in job.held for part in held.parts)
         parts = tuple(sorted(merged, key=lambda p: p.learner))
         now_usual = scale.after(self._chain, parts, event.norm, config)
         marks = self._chain.marks.after(event.number, parts)
@@ -182,7 +182,7 @@ def inputs_of(job: Job) -> tuple[tuple[MergeInput, ...], tuple[Ticket, ...]]:
         if held.ticket is None:
             continue
         if isinstance(held.header, ContributionHeader):
-            inputs.append(MergeInput(held.parts[0].contributor, held.ticket))
+            inputs.append(MergeInput(held.parts[0], held.ticket))
         else:
             partials.append(held.ticket)
     return tuple(inputs), tuple(partials)

@@ -273,7 +273,7 @@ class PushesIn:
             raise Unsound(Verdict.WRONG_DIGEST)
         vault = self._compute.vault
         if isinstance(label, PartialHeader):
-            work = [(part.contributor.tokens, part.contributor.inner_steps) for part in label.parts]
+            work = [(part.tokens, part.inner_steps) for part in label.parts]
             vault.check_partial(label.fragment, payload, work, label.limits)
         else:
             vault.check_payload(label.fragment, payload, label.codec)

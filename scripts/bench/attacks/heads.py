@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import torch
+from msgspec.structs import replace
 
 from attacks.stranger import HEARTBEAT_S, Attack, Stranger, Work
 from p2pdiloco.config.manifest import Manifest
@@ -60,9 +61,12 @@ class Forged:
 
     def version(self, tokens: int | None, table: tuple[Watermark, ...]) -> SignedVersion:
         """Sign it, as made of one contribution of the stranger's."""
-        work = Contributor(self._stranger.id, Stamp(1, 1), STEPS * self._step_tokens, STEPS)
+        stranger, run = self._stranger, self._stranger.work.run
+        work = Contributor(stranger.id, Stamp(1, 1), STEPS * self._step_tokens, STEPS)
+        says = signed_bytes("work", work.work(run, self._fragment))
+        work = replace(work, signature=stranger.identity.sign(says))
         header = VersionHeader(
-            run=self._stranger.work.run,
+            run=run,
             group=WHOLE_RUN,
             fragment=self._fragment,
             number=self.number,

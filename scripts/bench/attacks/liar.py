@@ -41,8 +41,9 @@ def lying(lie: Lie, sign: Path) -> None:
         signed = honest_label(context, pending)
         if not lies("labels"):
             return signed
-        header = lie.label(signed.header)
-        return structs.replace(signed, header=header, signature=context.shared.sign("contribution", header))
+        false = structs.replace(signed, header=lie.label(signed.header))
+        work = false.contributor().work(false.header.run, false.header.fragment)
+        return structs.replace(false, signature=context.shared.sign("work", work))
 
     def result(self: Accumulator, out: Tensor) -> None:
         honest_result(self, out)

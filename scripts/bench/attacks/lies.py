@@ -8,7 +8,8 @@ import torch
 from msgspec import Struct, structs
 from torch import Tensor
 
-from p2pdiloco.core.api.types import MOST_PERIODS, ContributionHeader
+from p2pdiloco.core.api.plausible import MOST_PERIODS
+from p2pdiloco.core.api.types import ContributionHeader
 
 
 class Lie(Struct, frozen=True):

@@ -7,7 +7,13 @@ import pytest
 from kit import branch, child, genesis
 
 from p2pdiloco.core.api import types
-from p2pdiloco.core.api.types import NEVER, Contributor, Head, Stamp, Watermark
+from p2pdiloco.core.api.types import (
+    NEVER,
+    Contributor,
+    Head,
+    Stamp,
+    Watermark,
+)
 from p2pdiloco.core.chain.chain import Chain
 from p2pdiloco.core.chain.watermarks import WATERMARK_VERSIONS
 from p2pdiloco.errors import InvariantViolation

@@ -180,10 +180,7 @@ def test_who_only_says_that_it_trains_is_no_crowd() -> None:
 )
 def test_a_stamp_near_its_end_is_refused_and_counted(stamp: Stamp, verdict: Verdict | None) -> None:
     solo = syncer(quorum=2, peers=("p1", "p2"))
-    header = msgspec.structs.replace(contribution("p1", solo.head).header, stamp=stamp, after=NEVER)
-    signed = msgspec.structs.replace(
-        contribution("p1", solo.head), header=header, signature=sign("p1", "contribution", header)
-    )
+    signed = contribution("p1", solo.head, stamp, after=NEVER)
     effects = solo.feed(ev.Offered(7, "p1", signed))
     answers = [e.verdict for e in effects if isinstance(e, ef.AnswerTransfer)]
     assert answers == ([] if verdict is None else [verdict])
@@ -193,10 +190,7 @@ def test_a_stamp_near_its_end_is_refused_and_counted(stamp: Stamp, verdict: Verd
 def test_steps_of_more_than_years_are_refused() -> None:
     solo = syncer(quorum=2, peers=("p1", "p2"))
     for periods, refused in ((1 << 20, False), ((1 << 20) + 1, True)):
-        header = msgspec.structs.replace(contribution("p1", solo.head).header, inner_steps=4 * periods)
-        signed = msgspec.structs.replace(
-            contribution("p1", solo.head), header=header, signature=sign("p1", "contribution", header)
-        )
+        signed = contribution("p1", solo.head, inner_steps=4 * periods)
         effects = solo.feed(ev.Offered(periods, "p1", signed))
         answers = [e.verdict for e in effects if isinstance(e, ef.AnswerTransfer)]
         assert (Verdict.IMPLAUSIBLE_TOKENS in answers) == refused

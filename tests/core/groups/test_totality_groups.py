@@ -6,7 +6,7 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kit import RUN, contribution, digest, progress, sign, vote
+from kit import RUN, contribution, digest, progress, sign, signed_part, vote
 from test_grouped_cores import Run
 
 from p2pdiloco.core.api import effects as ef
@@ -18,7 +18,6 @@ from p2pdiloco.core.api.types import (
     Certificate,
     Contributor,
     PartialHeader,
-    PartialPart,
     SignedPartial,
     Stamp,
 )
@@ -87,8 +86,8 @@ def test_nothing_that_is_said_about_groups_breaks_a_member(
         feed(ev.MessageReceived(peer, message))
     for transfer, (peer, group, fragment, parts, right) in enumerate(offered, start=9000):
         told = tuple(
-            PartialPart(
-                Contributor(learner, Stamp(1, sequence), 40, 4), chain.watermark(learner) if right else NEVER
+            signed_part(
+                Contributor(learner, Stamp(1, sequence), 40, 4, chain.watermark(learner) if right else NEVER)
             )
             for learner, sequence in parts
         )

@@ -17,6 +17,7 @@ from p2pdiloco.core.api.types import Contributor, SignedVersion, Stamp, Watermar
 from p2pdiloco.core.contributions.own import OTHER_OPINIONS
 
 NO_STEPS = Contributor("p1", Stamp(1, 1), 1000, 0)
+INVENTED = Contributor("p1", Stamp(1, 9), 40, 4)
 """No syncer may have merged that."""
 
 
@@ -212,6 +213,7 @@ def test_heads_of_the_unconfirmed_are_not_believed() -> None:
         (SignedVersion(FAR[9].header, FAR[8].signature), "version-signature"),
         (child(FAR[8].header, contributors=(NO_STEPS,)), "implausible-tokens"),
         (with_table(FAR[9], (Watermark("p1", Stamp(1, 9), 9),)), "false-table"),
+        (with_table(child(FAR[8].header, contributors=(INVENTED,), by="p2"), ()), "false-label"),
     ],
 )
 def test_a_copied_state_whose_version_would_be_refused_is_thrown_away(

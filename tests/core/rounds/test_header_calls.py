@@ -12,7 +12,7 @@ from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.reasons import Verdict
-from p2pdiloco.core.api.types import Contributor, PartialHeader, PartialPart, SignedPartial, Stamp
+from p2pdiloco.core.api.types import Contributor, PartialHeader, SignedPartial, Stamp
 from p2pdiloco.core.chain import scale
 from p2pdiloco.core.groups.group_inbox import GroupInbox
 from p2pdiloco.core.rounds.round import Job
@@ -198,8 +198,8 @@ def test_a_call_that_overtakes_the_version_with_our_last_work_is_answered_when_t
 def test_groups_above_the_leaves_begin_with_payloads_only() -> None:
     solo = Solo(config(), ("p1", "p2"))
     inbox = GroupInbox(solo.fragment.context, solo.fragment.round._electorate)
-    done = contribution("p1", solo.head).header
-    part = PartialPart(Contributor("p1", done.stamp, done.tokens, done.inner_steps), done.after)
+    signed = contribution("p1", solo.head)
+    done = signed.header
     header = PartialHeader(
         run=done.run,
         group="leaf",
@@ -207,7 +207,7 @@ def test_groups_above_the_leaves_begin_with_payloads_only() -> None:
         syncer="p1",
         number=solo.head.number,
         digest=solo.head.digest,
-        parts=(part,),
+        parts=(signed.contributor(),),
         due=True,
         payload_digest=done.payload_digest,
         payload_bytes=100,

@@ -22,11 +22,9 @@ from p2pdiloco.core.api.reasons import Verdict
 from p2pdiloco.core.api.types import (
     MAX_CONTRIBUTORS,
     MAX_WATERMARKS,
-    NEVER,
     Contributor,
     Head,
     PartialHeader,
-    PartialPart,
     SignedPartial,
     SignedVersion,
     Stamp,
@@ -139,9 +137,7 @@ class Node:
         return merged
 
     def label(self, payload: Any, last: int = len(WORK), **changes: Any) -> SignedPartial:
-        parts = tuple(
-            PartialPart(Contributor(f"learner {i}", Stamp(1, 1), *WORK[i]), NEVER) for i in range(last)
-        )
+        parts = tuple(Contributor(f"learner {i}", Stamp(1, 1), *WORK[i]) for i in range(last))
         honest = PartialHeader(
             run=self.run.id,
             group=GROUP,
@@ -234,8 +230,7 @@ LIES: dict[str, tuple[str, Any]] = {
 
 def more_work(signed: SignedPartial) -> SignedPartial:
     first, *others = signed.header.parts
-    worked = msgspec.structs.replace(first.contributor, tokens=first.contributor.tokens + 1)
-    parts = (msgspec.structs.replace(first, contributor=worked), *others)
+    parts = (msgspec.structs.replace(first, tokens=first.tokens + 1), *others)
     return SignedPartial(msgspec.structs.replace(signed.header, parts=parts), b"")
 
 
@@ -321,11 +316,10 @@ def test_the_longest_labels_fit_into_a_header(tmp_path: Path) -> None:
     run, vault = open_run(signed_run(tmp_path).signed, Identity.generate())
     stamp = Stamp(2_000_000_000_000, 1_000_000)
     peers = [f"12D3KooW{i:044d}" for i in range(MAX_CONTRIBUTORS)]
-    contributors = tuple(Contributor(peer, stamp, 1 << 30, 100_000) for peer in peers)
-    parts = tuple(PartialPart(contributor, stamp) for contributor in contributors)
+    parts = tuple(Contributor(peer, stamp, 1 << 30, 100_000, stamp, bytes(32), bytes(64)) for peer in peers)
     header = PartialHeader(run.id, "9/0/9", 0, peers[0], 1 << 30, bytes(32), parts, True, bytes(32), 1 << 30)
     genesis = genesis_versions(run, vault)[0].header
-    version = SignedVersion(msgspec.structs.replace(genesis, contributors=contributors), bytes(64))
+    version = SignedVersion(msgspec.structs.replace(genesis, contributors=parts), bytes(64))
     marks = tuple(Watermark(peer, stamp, 1 << 30) for peer in peers[:MAX_WATERMARKS])
     for label in (wire.PushPartial(SignedPartial(header, bytes(64))), wire.StateHeader(version, marks)):
         data = wire.encode(label)

@@ -7,9 +7,8 @@ import random
 from msgspec.structs import replace
 
 from p2pdiloco.core.api.config import CoreConfig
+from p2pdiloco.core.api.plausible import MAX_INNER_STEPS, MOST_PERIODS
 from p2pdiloco.core.api.types import (
-    MAX_INNER_STEPS,
-    MOST_PERIODS,
     ContributionHeader,
     SignedContribution,
     SignedOffer,
@@ -33,9 +32,9 @@ class Liar:
         """Put another label on a contribution, or leave it."""
         if not isinstance(signed, SignedContribution) or self._rng.random() > LIES:
             return signed
-        header = self._lie(signed.header)
-        crypto = HashCrypto(header.learner)
-        return SignedContribution(header, crypto.sign(signed_bytes("contribution", header)))
+        lie = SignedContribution(self._lie(signed.header), b"")
+        work = lie.contributor().work(lie.header.run, lie.header.fragment)
+        return replace(lie, signature=HashCrypto(work.learner).sign(signed_bytes("work", work)))
 
     def _lie(self, header: ContributionHeader) -> ContributionHeader:
         per_step = self._config.tokens_per_step
