@@ -23,7 +23,7 @@ from p2pdiloco.adapters.net.refusals import MAX_REASON_BYTES, refused_by_peer
 from p2pdiloco.errors import RemoteError, TransportError
 from p2pdiloco.ports import Buffer
 
-MAX_HEADER_BYTES = 4 * 1024 * 1024
+MAX_HEADER_BYTES = 6 * 1024 * 1024
 """Most bytes of the header of a push, or of what is given. A label names each of up to `MAX_CONTRIBUTORS`
 learners in about 100 bytes; a state's header has as many watermarks on top."""
 OTHERS_HEADER_BYTES = 64 * 1024

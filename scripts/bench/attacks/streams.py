@@ -20,7 +20,7 @@ MOST_BYTES = 1 << 28
 
 
 class SlowStreams(Attack):
-    """Streams that announce a header, of 4 MiB or what a stranger's may be, and send a byte now and then."""
+    """Streams that announce a header, of 6 MiB or what a stranger's may be, and send a byte now and then."""
 
     def __init__(self, work: Work) -> None:
         super().__init__(work, len(SLOW_STREAMS))
