@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from p2pdiloco.adapters.disk.events_log import EventsLog, FieldValue
 from p2pdiloco.core.api.effects import Record
 from p2pdiloco.core.api.types import WHOLE_RUN
 from p2pdiloco.daemon.display.logs import RecentLines
 from p2pdiloco.daemon.display.snapshot import MAX_LOSS_HISTORY
+from p2pdiloco.daemon.finding.names import Names
 from p2pdiloco.daemon.learner.evaluating import Measurements
 from p2pdiloco.daemon.learner.host import LearnerExited
 from p2pdiloco.learner import channel_messages as ch
@@ -39,9 +40,7 @@ UPLOADS = frozenset({"pushed_bytes", "updates_given_bytes", "updates_passed_on_b
 class Diary:
     """Diary that writes down what happened, and remembers what is shown of it."""
 
-    def __init__(
-        self, me: str, name: str, names: Mapping[str, str], events: EventsLog, recent: RecentLines
-    ) -> None:
+    def __init__(self, me: str, name: str, names: Names, events: EventsLog, recent: RecentLines) -> None:
         """`me`, `name`: our peer id and name; `names`: the others', as far as they are known."""
         self.me = me
         self.name = name

@@ -41,6 +41,9 @@ class Reports(Protocol):
     def status(self, now: float) -> StatusReport:
         """Answer a status query."""
 
+    def bearers(self, name: str) -> tuple[str, ...]:
+        """List who was called so lately."""
+
 
 class FrontDoor:
     """Handlers of what peers send. Implements `ports.TransportHandlers`."""
@@ -178,7 +181,7 @@ class FrontDoor:
         stranger = self.is_member(sender) is False and not admitted
         return wire.encode(await self._dials_back.answer(sender, query, stranger))
 
-    def _answer(self, sender: str, query: wire.RunsQuery | wire.StatusQuery) -> bytes:
+    def _answer(self, sender: str, query: wire.RunsQuery | wire.StatusQuery | wire.NameQuery) -> bytes:
         if self.is_member(sender):
             return self._query(query)
         budget = self._listings if isinstance(query, wire.RunsQuery) else self._reports
@@ -187,9 +190,11 @@ class FrontDoor:
         budget.take(sender, len(reply))
         return reply
 
-    def _query(self, query: wire.RunsQuery | wire.StatusQuery) -> bytes:
+    def _query(self, query: wire.RunsQuery | wire.StatusQuery | wire.NameQuery) -> bytes:
         if isinstance(query, wire.RunsQuery):
             return wire.encode(wire.RunList(tuple(self.runs()[: wire.MAX_RUNS])))
         if self._reporter is None or query.run != self._member_run:
             raise RemoteError("not-a-member")
+        if isinstance(query, wire.NameQuery):
+            return wire.encode(wire.NameAnswer(self._reporter.bearers(query.name)))
         return encode_status(self._reporter.status(asyncio.get_running_loop().time()))

@@ -29,6 +29,7 @@ from p2pdiloco.daemon.links.linkwatch import LinkWatch
 from p2pdiloco.daemon.outbound import Outbound
 from p2pdiloco.daemon.payloads.memory import OUT_OF_BUDGET, Memory
 from p2pdiloco.daemon.run_files.runs import Run
+from p2pdiloco.daemon.wire import MAX_BEARERS
 from p2pdiloco.learner import channel_messages as ch
 from p2pdiloco.ports import Transport
 
@@ -138,6 +139,10 @@ class Report:
     def status(self, now: float) -> StatusReport:
         """Make the answer to a status query."""
         return status_of(self.snapshot(now))
+
+    def bearers(self, name: str) -> tuple[str, ...]:
+        """List the peers that were called so lately, for the answer to a name query."""
+        return self._diary.names.lately(name)[:MAX_BEARERS]
 
     def _fragment_rows(self, now: float) -> tuple[FragmentRow, ...]:
         return tuple(self._fragment_row(fragment, now) for fragment in self._core.fragments)

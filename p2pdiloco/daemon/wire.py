@@ -183,6 +183,11 @@ class Elsewhere(Wire, frozen=True, tag=True):
     peers: Annotated[tuple[PeerId, ...], Meta(max_length=MAX_NAMED)]
 
 
+PeerName = Annotated[str, Meta(max_length=63)]
+MAX_BEARERS = 8
+"""Number of peers that are named as bearers of one name."""
+
+
 class RunsQuery(Wire, frozen=True, tag=True):
     """Question which runs a peer knows."""
 
@@ -191,6 +196,19 @@ class StatusQuery(Wire, frozen=True, tag=True):
     """Question how a run is doing."""
 
     run: RunId
+
+
+class NameQuery(Wire, frozen=True, tag=True):
+    """Question who of a run was called so lately."""
+
+    run: RunId
+    name: PeerName
+
+
+class NameAnswer(Wire, frozen=True, tag=True):
+    """Answer to `NameQuery`."""
+
+    peers: Annotated[tuple[PeerId, ...], Meta(max_length=MAX_BEARERS)]
 
 
 class ReachQuery(Wire, frozen=True, tag=True):
@@ -235,7 +253,7 @@ class Presence(Wire, frozen=True, tag=True):
 
     wire_version: Count
     incarnation: Count
-    name: Annotated[str, Meta(max_length=63)]
+    name: PeerName
     addresses: Annotated[tuple[Annotated[str, Meta(max_length=256)], ...], Meta(max_length=16)]
     dialable: bool = True
     """True: others can dial it. False: they need not try for long, it dials them."""
@@ -255,7 +273,7 @@ Push = PushContribution | PushPartial
 Pull = PullUpdate | PullState | PullManifest | PullInitial | PullTokenizer | PullProbe
 OpenPull = PullManifest | PullInitial | PullTokenizer | PullProbe
 """Pulls of whoever is no member yet."""
-Query = RunsQuery | StatusQuery | ReachQuery | AdmissionQuery
+Query = RunsQuery | StatusQuery | NameQuery | ReachQuery | AdmissionQuery
 T = TypeVar("T")
 _encoder = msgspec.msgpack.Encoder()
 

@@ -271,6 +271,7 @@ def _wire_seeds() -> list[bytes]:
         wire.PullState(RUN, 0, 4),
         wire.PullManifest(RUN),
         wire.StatusQuery(RUN),
+        wire.NameQuery(RUN, "bob"),
         wire.UpdateHeader(VERSION, 0, 64),
         wire.StateHeader(VERSION, (Watermark(PEER, Stamp(1, 1), 3),)),
         wire.RunList((wire.RunSummary(RUN, "name", PEER),)),

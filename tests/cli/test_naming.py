@@ -19,17 +19,17 @@ NAMES = {BOB: "bob", EVE: "eve"}
 BANNED = Notice("ab" * 32, 1, banned=(BOB, ANN))
 
 
-def ban(word: str, names: dict[str, str], yes: bool = False) -> Notice:
+def ban(word: str, names: dict[str, str], yes: bool = False, lately: tuple[str, ...] = ()) -> Notice:
     """The notice after a ban without a terminal."""
-    return after(PeerChange("ban", "banned", word, True, yes), Notice("ab" * 32, 1), names)
+    return after(PeerChange("ban", "banned", word, True, yes), Notice("ab" * 32, 1), names, lately)
 
 
-def unban(word: str, names: dict[str, str], yes: bool = True) -> Notice:
-    return after(PeerChange("unban", "banned", word, False, yes), BANNED, names)
+def unban(word: str, names: dict[str, str], yes: bool = True, lately: tuple[str, ...] = ()) -> Notice:
+    return after(PeerChange("unban", "banned", word, False, yes), BANNED, names, lately)
 
 
-def after(change: PeerChange, notice: Notice, names: dict[str, str]) -> Notice:
-    reached = Reached([], names)
+def after(change: PeerChange, notice: Notice, names: dict[str, str], lately: tuple[str, ...]) -> Notice:
+    reached = Reached([], names, set(lately))
     asyncio.run(change.agree(notice, reached))
     return change.make(notice, reached)
 
@@ -85,14 +85,20 @@ def test_a_word_that_means_several_is_refused_with_their_ids() -> None:
         pair = (BOB, EVE) if words is ban else (BOB, ANN)
         said = refused(words, "bob", dict.fromkeys(pair, "bob"), True)
         assert all(peer in said for peer in pair)
+    said = refused(ban, "bob", {BOB: "bob"}, True, (BOB, EVE))
+    assert BOB in said and EVE in said, "the other one has taken the name off again"
+    for words, whole in ((ban, EVE), (unban, ANN)):
+        said = refused(words, "bob", {}, True, (whole,))
+        assert f"was lately {whole} / give the whole id" in said, "who says so may lie"
+    assert unban("bob", NAMES, True, (EVE, BOB)).banned == (ANN,), "the other one is not banned"
     ending = BOB[-ENDING:]
     assert BOB in refused(ban, ending, {BOB: "bob", EVE: ending}, True), "one is called as another ends"
     assert ban(BOB, both).banned == (BOB,)
     assert "nobody is called" in refused(ban, "bob", {EVE: "eve"}, True)
 
 
-def test_a_ban_is_taken_back_by_id_ending_or_a_name_that_is_known_now() -> None:
+def test_a_ban_is_taken_back_by_id_ending_or_a_name_that_is_known() -> None:
     for word in (BOB, BOB[-ENDING:], "…" + BOB[-ENDING:], "bob"):
         assert unban(word, NAMES).banned == (ANN,)
     for word in ("…" + BOB[-ENDING + 1 :], "…" * ENDING, "", "eve", EVE):
-        assert f"{BOB}, {ANN}; a name is known of who is there now" in refused(unban, word, NAMES)
+        assert f"{BOB}, {ANN}; no member remembers such a name" in refused(unban, word, NAMES)

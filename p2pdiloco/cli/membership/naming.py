@@ -65,9 +65,9 @@ class PeerChange(Struct, frozen=True):
             hint = "p2pdiloco status --json shows whole ids"
             if public_of(self.word) is not None:
                 return self.word
-            return _find(self.word, reached.names, reached, hint)
+            return _find(self.word, {*reached.names, *reached.lately}, reached, hint)
         listed = getattr(notice, self.entries)
-        hint = f"on the list are {', '.join(listed) or 'none'}; a name is known of who is there now"
+        hint = f"on the list are {', '.join(listed) or 'none'}; no member remembers such a name"
         return _find(self.word, listed, reached, hint)
 
 
@@ -84,15 +84,17 @@ def _find(word: str, peers: Collection[str], reached: Reached, hint: str) -> str
     if word in peers:
         return word
     ending = _ending(word)
-    found = sorted(
+    found = {
         peer
         for peer in peers
         if reached.names.get(peer) == word or (len(ending) >= ENDING and peer.endswith(ending))
-    )
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise UserError(f'"{clean(word)}" may be each of {", ".join(found)}', "give a whole id")
+    }
+    # Whoever answered may lie: what is remembered makes a name doubtful, and never says whom it means.
+    possible = sorted(found.union(reached.lately.intersection(peers)))
+    if len(found) == len(possible) == 1:
+        return possible[0]
+    if possible:
+        raise UserError(f'"{clean(word)}" is or was lately {", ".join(possible)}', "give the whole id")
     raise UserError(f'nobody is called "{clean(word)}", or has an id that ends so', hint)
 
 

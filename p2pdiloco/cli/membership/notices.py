@@ -33,7 +33,7 @@ def _change_by_peer(
     from p2pdiloco.cli.membership.publishing import publish
 
     asked = PeerChange(*change)
-    publish(run, join, data_dir, asked.make, asked.agree)
+    publish(run, join, data_dir, asked.make, asked.agree, asked.word)
 
 
 @click.command(cls=SpacedLists)

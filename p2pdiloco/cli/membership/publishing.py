@@ -28,11 +28,17 @@ def revoke_invite(run: str, data_dir: Path | None, word: str) -> Change:
 
 
 def publish(
-    run: str, join: tuple[str, ...], data_dir: Path | None, change: Change, agree: Agree | None = None
+    run: str,
+    join: tuple[str, ...],
+    data_dir: Path | None,
+    change: Change,
+    agree: Agree | None = None,
+    called: str = "",
 ) -> None:
     """Change the newest notice, sign it, keep it, and give it to whoever can be reached.
 
-    `agree`: raises if the person does not agree, before anything is signed.
+    `agree`: raises if the person does not agree, before anything is signed. `called`: name by which somebody
+    may be meant.
     """
     for address in join:
         check_peer_address(address)
@@ -40,7 +46,7 @@ def publish(
     addresses = tuple(dict.fromkeys([*join, *owned.addresses(())]))
     if not addresses:
         raise UserError("there is no peer to give the notice to", "name one: --join ADDRESS")
-    notice, given = visit(_give(owned, addresses, change, agree))
+    notice, given = visit(_give(owned, addresses, change, agree, called))
     click.echo(
         f"notice {notice.sequence}: {len(notice.banned)} banned, {len(notice.revoked)} invites revoked, "
         f"{len(notice.members)} listed; {given} members have it and pass it on"
@@ -53,10 +59,10 @@ def publish(
 
 
 async def _give(
-    owned: Ownership, addresses: tuple[str, ...], change: Change, agree: Agree | None
+    owned: Ownership, addresses: tuple[str, ...], change: Change, agree: Agree | None, called: str
 ) -> tuple[Notice, int]:
     async with visitor(addresses) as transport:
-        reached = await reach(transport, owned.run, [a.rpartition("/p2p/")[2] for a in addresses])
+        reached = await reach(transport, owned.run, [a.rpartition("/p2p/")[2] for a in addresses], called)
         newest, sequence = owned.notice or Notice(owned.run, 1), 0
         if owned.notice is not None:
             sequence = newest.sequence

@@ -15,6 +15,7 @@ from p2pdiloco.ports import Transport
 from p2pdiloco.release import WIRE_VERSION
 
 MAX_ASKED = 16
+MAX_NAME = 63
 ASK_TIMEOUT_S = 5.0
 LOOKS, PAUSE_S = 3, 0.5
 T = TypeVar("T")
@@ -26,12 +27,17 @@ class Reached(Struct):
     peers: list[str] = field(default_factory=list)
     names: dict[str, str] = field(default_factory=dict)
     """Names by which listed members call themselves."""
+    lately: set[str] = field(default_factory=set)
+    """Peers that were called as was asked, as members remember it."""
     versions: set[int] = field(default_factory=set)
     """Other versions of the wire that are listed."""
 
 
-async def reach(transport: Transport, run: str, joined: Iterable[str]) -> Reached:
-    """Connect to at most `MAX_ASKED` peers of a run, those to join through first."""
+async def reach(transport: Transport, run: str, joined: Iterable[str], called: str = "") -> Reached:
+    """Connect to at most `MAX_ASKED` peers of a run, those to join through first.
+
+    `called`: name whose bearers they are asked for.
+    """
     found = Reached(list(dict.fromkeys(joined)))
     for _ in range(LOOKS):  # who has just joined the DHT may not find all of it at once
         records = await transport.get_records(wire.members_key(run))
@@ -54,6 +60,10 @@ async def reach(transport: Transport, run: str, joined: Iterable[str]) -> Reache
         except PeerUnreachable:
             continue
         found.peers.append(peer)
+    if 0 < len(called) <= MAX_NAME:
+        query = wire.NameQuery(run, called)
+        for answer in await asyncio.gather(*(ask(transport, p, query, wire.NameAnswer) for p in found.peers)):
+            found.lately.update(answer.peers if answer is not None else ())
     return found
 
 

@@ -15,6 +15,7 @@ from p2pdiloco.core.api.grouping import Roster
 from p2pdiloco.core.api.reach import Reach
 from p2pdiloco.daemon import wire
 from p2pdiloco.daemon.finding.attempts import Attempts
+from p2pdiloco.daemon.finding.names import MAX_NAMED, Names
 from p2pdiloco.daemon.finding.twins import Twins
 from p2pdiloco.errors import PeerUnreachable, RemoteError
 from p2pdiloco.ports import Transport
@@ -38,8 +39,6 @@ UNKNOWN_DIALS, UNKNOWN_DIALS_S = 32, 12.0
 address."""
 DIAL_PATIENCE_S = 1.5
 REDIAL_HIDDEN_S = 30.0
-MAX_NAMED = 4096
-"""Number of peers that are remembered by name; the one unseen for longest is forgotten first."""
 
 
 async def publish_runs(transport: Transport, runs: Callable[[], Sequence[wire.RunSummary]]) -> None:
@@ -148,7 +147,7 @@ class Presence:
         """Roster of those who are reached: one object as long as it is true, since what follows from it is
         worked out once."""
         self._dials: dict[str, asyncio.Task[None]] = {}
-        self.names: BoundedDict[str, str] = BoundedDict(MAX_NAMED)
+        self.names = Names()
 
     async def publish(self) -> None:
         """Keep our record on the DHT, for ever."""
