@@ -13,7 +13,15 @@ import bench_attacks
 from attacks.lies import BY_A_MEMBER
 from attacks.outcome import Broken, Row, Seen, judge
 from attacks.table import BY_STRANGERS, WITH_A_NEWCOMER
-from p2pdiloco.core.api.types import NEVER, ContributionHeader, Stamp
+from attacks.usurper import usurp
+from p2pdiloco.core.api.messages import VoteRequest
+from p2pdiloco.core.api.types import NEVER, ContributionHeader, Head, Stamp
+from p2pdiloco.core.election.office import Office
+from p2pdiloco.core.election.turn import Turn
+from p2pdiloco.core.election.vote_judge import VoteJudge
+from p2pdiloco.core.election.voting import Candidacy
+from p2pdiloco.core.life.heartbeat import Heartbeats
+from p2pdiloco.core.rounds.publishing import Publisher
 from p2pdiloco.lab.guard import Guard
 
 CALM = Seen(
@@ -102,8 +110,27 @@ def test_every_lie_changes_something() -> None:
     for lie in BY_A_MEMBER.values():
         claimed = lie.label(label)
         told = claimed.inner_steps > 1000 * label.inner_steps or not torch.equal(lie.delta(delta), delta)
-        assert told or not torch.equal(lie.merged(delta), delta)
+        assert told or lie.usurps or not torch.equal(lie.merged(delta), delta)
         assert torch.isfinite(lie.delta(delta)).all() and claimed.tokens == 256 * claimed.inner_steps
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_usurper_does_as_others_do_until_it_begins(begun: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    head, asked = Head(7, bytes(32), 100, 2), []
+    for owner, name in ((Publisher, "begin"), (VoteJudge, "grants"), (Turn, "look"), (Office, "why_open")):
+        monkeypatch.setattr(owner, name, lambda *words, name=name: asked.append(name) or name)
+    monkeypatch.setattr(Heartbeats, "progress", lambda _self: None)
+    monkeypatch.setattr(Candidacy, "request", lambda _self: VoteRequest("all", 0, 3, head, "open"))
+    usurp(lambda _what: begun, boasts=True)
+    Publisher.begin(None, None, 0, 0)
+    office = SimpleNamespace(holding=False)
+    said = VoteJudge.grants(None, "p1", None, 0.0), Turn.look(SimpleNamespace(), False, 0.0)
+    why = Office.why_open(office, 0.0)
+    number = Candidacy.request(None).head.number
+    assert (said, why, number > 7) == (
+        ((False, False), "mine", True) if begun else (("grants", "look"), "why_open", False)
+    )
+    assert bool(asked) is not begun
 
 
 def test_an_attacker_that_cannot_begin_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

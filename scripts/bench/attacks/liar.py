@@ -51,7 +51,7 @@ def lying(lie: Lie, sign: Path) -> None:
             out.copy_(lie.merged(out))
 
     if lie.usurps:
-        usurp(lies)
+        usurp(lies, lie.boasts)
     Accumulator.result = result  # type: ignore[method-assign]
     OwnContributions.encode = encode  # type: ignore[method-assign]
     own.signed_label = label

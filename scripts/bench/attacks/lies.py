@@ -19,7 +19,9 @@ class Lie(Struct, frozen=True):
     label: Callable[[ContributionHeader], ContributionHeader] = lambda header: header
     merged: Callable[[Tensor], Tensor] = lambda delta: delta
     usurps: bool = False
-    """True: it wants all offices (`attacks.usurper`)."""
+    """True: it wants all offices, and makes no version (`attacks.usurper`)."""
+    boasts: bool = False
+    """True: also those that are held."""
 
 
 def most_steps(header: ContributionHeader) -> ContributionHeader:
@@ -41,5 +43,6 @@ BY_A_MEMBER: Mapping[str, Lie] = {
     "member-x100": Lie(delta=lambda delta: delta * 100),
     "member-false-update": Lie(merged=noise),
     "member-flipped-x10": Lie(delta=lambda delta: delta * -10),
-    "member-offices": Lie(usurps=True),
+    "member-offices": Lie(usurps=True, boasts=True),
+    "member-idle": Lie(usurps=True),
 }

@@ -28,8 +28,9 @@ def above(head: Head) -> Head:
     return Head(head.number + FAR_AHEAD, os.urandom(32), head.tokens + MORE_TOKENS, head.term)
 
 
-def usurp(lies: Callable[[str], bool]) -> None:
-    """Put this into the process; `lies` tells whether it has begun."""
+def usurp(lies: Callable[[str], bool], boasts: bool) -> None:
+    """Put this into the process; `lies` tells whether it has begun. `boasts`: it asks for offices that are
+    held, too, with heads that it does not have."""
     progress, request, why_open = Heartbeats.progress, Candidacy.request, Office.why_open
     look, grants, begin = Turn.look, VoteJudge.grants, Publisher.begin
     asked: dict[int, float] = {}
@@ -63,7 +64,10 @@ def usurp(lies: Callable[[str], bool]) -> None:
         if not lies("rounds"):
             begin(self, *job)
 
-    patches = (Heartbeats, "progress", false_progress), (Candidacy, "request", false_request)
-    others = (Office, "why_open", always_open), (Turn, "look", my_turn), (VoteJudge, "grants", no_vote)
-    for owner, name, value in (*patches, *others, (Publisher, "begin", no_version)):
+    patches: list[tuple[type, str, Any]] = [(Turn, "look", my_turn), (VoteJudge, "grants", no_vote)]
+    patches.append((Publisher, "begin", no_version))
+    if boasts:
+        patches += [(Heartbeats, "progress", false_progress), (Candidacy, "request", false_request)]
+        patches.append((Office, "why_open", always_open))
+    for owner, name, value in patches:
         setattr(owner, name, value)
