@@ -128,6 +128,8 @@ MIXES: dict[str, Mix] = {
     ),
     "strangers": Mix(latency_s=(0.001, 0.03), bandwidth_bytes_s=(5e6, 5e7), jitter=0.2, strangers=2, liars=1),
 }
+STRANGERS_S = 20.0
+"""Time after which strangers are believed: minutes in a real run, longer than a world lasts."""
 DRAWN = tuple(sorted(name for name, mix in MIXES.items() if not mix.strangers))
 """Mixes of seeds for which none is named."""
 
@@ -214,7 +216,7 @@ def draw_config(rng: random.Random, nodes: int, budget_bytes: float) -> CoreConf
         contribution_codec="sim",
         genesis_versions=tuple(genesis_version(f) for f in range(fragments)),
         max_payload_bytes=payload_bytes(rng, fragments, budget_bytes),
-        timing=Timing(),
+        timing=Timing(strangers_s=STRANGERS_S),
     )
 
 
@@ -301,6 +303,8 @@ def draw_plan(seed: int, mix_name: str | None = None, nodes: int | None = None) 
     # A syncer uploads every update to all others: at most a third of the slowest uplink.
     budget_bytes = mix.bandwidth_bytes_s[0] * round_s / 3 / (count + MAX_JOINS)
     config = draw_groups(seed, draw_config(rng, count, min(budget_bytes, 1e6)), count)
+    if not mix.strangers:  # in half of the worlds an owner lets members in
+        config = replace(config, admits=stream(seed, "admission").random() < 0.5)
     thin = draw_thin(seed, name)
     if thin > 1.0:
         sizes = tuple(int(size * thin) for size in config.max_payload_bytes)
