@@ -42,6 +42,7 @@ class Departure:
         us."""
         shared, view = self._shared, self._shared.view
         others = [peer for peer in view.live(now) if (p := view.progress(peer)) and p.confirmed]
+        others = [peer for peer in others if shared.has_worked(peer)] or others
         made = [f for f in self._fragments if f.chain.signed.header.syncer == shared.me]
         return not others or all(
             any((h := view.head(peer, f.index)) and h.number >= f.chain.head.number for peer in others)

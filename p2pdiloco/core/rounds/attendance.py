@@ -35,9 +35,10 @@ class Attendance:
         self._passed.clear()
 
     def passes(self, child: str) -> None:
-        """Note that a child has nothing to send this time."""
+        """Note that a child has nothing to send this time. A newcomer's words do not say that it will."""
         self._passed.add(child)
-        self._in_vain.pop(child, None)
+        if not self._electorate.newcomer(child):
+            self._in_vain.pop(child, None)
 
     def came(self, child: str) -> None:
         """Note that a child has sent something after all."""

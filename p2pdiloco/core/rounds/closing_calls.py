@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from p2pdiloco.core.chain.chain import Chain
 from p2pdiloco.core.election.electorate import Electorate
 from p2pdiloco.core.rounds.inbox import Held
+from p2pdiloco.core.rounds.laggards import Laggards
 from p2pdiloco.core.shared import Shared
 from p2pdiloco.core.timing import (
     ARRIVAL_INTERVALS,
@@ -31,6 +32,7 @@ class ClosingCalls:
         self._electorate = electorate
         self._level = level
         self._answer_time = shared.answer_time(level)
+        self._newcomers = Laggards(shared)
         self._out: set[str] = set()
         self._sent_s = 0.0
         self._number = 0
@@ -104,8 +106,10 @@ class ClosingCalls:
         if any(not held.own and held.based_on >= head for held in ready):
             return False
         stay = [peer for peer in self._electorate.live(now) if (p := view.progress(peer)) and p.stands]
-        heads = [view.head(peer, chain.header.fragment) for peer in stay]
-        if not heads or any(head is not None and head.number >= chain.head.number for head in heads):
+        heads = {peer: view.head(peer, chain.header.fragment) for peer in stay}
+        if any(named is not None and named.number >= head for named in heads.values()):
+            return False
+        if not any([self._newcomers.waits_for(peer, named, chain) for peer, named in heads.items()]):
             return False
         wait_s = ARRIVAL_INTERVALS * shared.config.inner_steps * shared.median_step_s(now)
         return now < max((held.arrived_s for held in ready), default=self._sent_s) + wait_s

@@ -8,6 +8,7 @@ from scenes import due_again, one_round, syncer
 from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
+from p2pdiloco.core.api.types import Head
 
 STANDS_NOT = {"stands": False}
 
@@ -91,3 +92,22 @@ def test_who_leaves_stands_where_nobody_else_does_and_only_for_work_of_its_own()
                 effects += solo.hear(peer, stands=others_stand)
             effects += solo.wait(0.1, silent=solo.peers)
         assert bool(sent(effects, msg.VoteRequest)) == (trained and not others_stand)
+
+
+def test_a_strangers_word_that_it_has_our_version_lets_nobody_go() -> None:
+    """Nobody else can give it once we are gone: whom the chain knows is waited for, for as long as may be."""
+    gone_after = []
+    for far in (False, True):
+        solo = syncer(quorum=1, peers=("p1", "p2", "s1"), founders=("me", "p1", "p2"))
+        old = solo.head
+        solo.says = {peer: {"heads": (old,)} for peer in solo.peers}
+        one_round(solo, "p1", "p2")
+        if far:
+            solo.says["s1"] = {"heads": (Head(1 << 40, old.digest, 1 << 50, 1),)}
+        for peer in solo.peers:
+            solo.hear(peer)
+        since_s, effects = solo.now, solo.feed(ev.LeaveRequested())
+        while not found(effects, ef.Left):
+            effects = solo.wait(0.25)
+        gone_after.append(solo.now - since_s)
+    assert gone_after == [solo.config.timing.leave_s] * 2

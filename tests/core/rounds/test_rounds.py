@@ -383,3 +383,18 @@ def test_a_quorum_counts_and_rounds_wait_for_who_has_worked() -> None:
         solo.merged(found(effects, ef.Merge)[0])
     assert called[:3] == [set(strangers)] * 3, "one of one is a quorum, and newcomers are called"
     assert called[3:] == [set(), set()], "three calls in vain are enough"
+
+
+def test_a_newcomer_that_passes_now_and_then_is_no_learner_for_that() -> None:
+    solo = syncer(quorum=3, peers=("p1", "s1"), founders=("me", "p1"), term_versions=9)
+    called = []
+    for number in range(1, 8):
+        mark = solo.fragment.chain.watermark("p1")
+        effects = solo.offer("p1", number, stamp=Stamp(1, number), after=mark)
+        while not found(effects, ef.Merge):
+            if number == 2 and (calls := sent(effects, msg.Closing, to="s1")):
+                effects += solo.message("s1", msg.Pass("all", 0, calls[0].term, calls[0].number))
+            effects += solo.wait(0.05)
+        called.append(bool(sent(effects, msg.Closing, to="s1")))
+        solo.merged(found(effects, ef.Merge)[0])
+    assert called == [True] * 4 + [False] * 3, "three of them in vain"

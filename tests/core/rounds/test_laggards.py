@@ -1,0 +1,54 @@
+"""Newcomers for which versions wait that would be made alone: for a while."""
+
+from __future__ import annotations
+
+from kit import Solo, branch, child, genesis
+
+from p2pdiloco.core.api.types import Head
+from p2pdiloco.core.chain.chain import Chain
+from p2pdiloco.core.rounds.laggards import IN_VAIN, MOST, Laggards
+
+
+def lone() -> tuple[Laggards, Chain]:
+    """By our chain we and p1 vote, and nobody else has a mark."""
+    solo = Solo(peers=("p1", "s1"))
+    for version in branch(2, syncer="p1", learners=("me", "p1"))[1:]:
+        solo.announce(version)
+    return Laggards(solo.core.shared), solo.fragment.chain
+
+
+def waits(laggards: Laggards, chain: Chain, peer: str, named: Head | None, versions: int) -> list[bool]:
+    """Whether each of so many versions waits for that peer, which is asked about twice a version."""
+    found = []
+    for _ in range(versions):
+        found.append(laggards.waits_for(peer, named, chain))
+        assert laggards.waits_for(peer, named, chain) == found[-1]
+        chain.extend(child(chain.header, "me", ("me",)))
+    return found
+
+
+def test_a_stranger_that_never_moves_delays_a_few_versions() -> None:
+    laggards, chain = lone()
+    assert waits(laggards, chain, "s1", genesis(0).header.head(), 5) == [True] * IN_VAIN + [False] * 2
+
+
+def test_heads_that_are_not_of_our_chain_are_no_way_forward() -> None:
+    laggards, chain = lone()
+    for number in range(3 * IN_VAIN):
+        made_up = Head(number, bytes(32), number, 1)
+        (waited,) = waits(laggards, chain, "s1", made_up, 1)
+        assert waited == (number < IN_VAIN)
+
+
+def test_a_newcomer_that_comes_nearer_is_waited_for_but_not_for_ever() -> None:
+    laggards, chain = lone()
+    found = []
+    for _ in range(MOST + 3):
+        before = chain.head
+        found += waits(laggards, chain, "s1", before, 1)
+    assert found == [True] * MOST + [False] * 3
+
+
+def test_who_has_worked_is_waited_for_whatever_it_says() -> None:
+    laggards, chain = lone()
+    assert all(waits(laggards, chain, "p1", None, 2 * IN_VAIN))
