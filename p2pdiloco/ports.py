@@ -81,6 +81,10 @@ class TransportHandlers(Protocol):
         """Tell whether the peer is a member of our run, whose streams strangers cannot crowd out; None: we
         have no run."""
 
+    def is_stranger(self, sender: str) -> bool:
+        """Tell whether the peer, which is no member, is nobody in particular: the run has admitted it by no
+        paper. All strangers together have one allowance of requests."""
+
     async def on_message(self, sender: str, data: bytes) -> bytes:
         """Take a control message; the returned bytes are the reply (often empty)."""
 

@@ -92,6 +92,10 @@ class FrontDoor:
         """Tell whether the peer is a member of our run; None: we are no member ourselves."""
         return None if self._member is None else self._member.is_member(sender)
 
+    def is_stranger(self, sender: str) -> bool:
+        """Tell whether the run has admitted the peer by no paper: in an open run nobody has one."""
+        return self._gate is None or not self._gate.has_papers(sender)
+
     async def on_message(self, sender: str, data: bytes) -> bytes:
         """Take a core message of the run that we are a member of, or answer a query."""
         if data[:1] == wire.QUERY:

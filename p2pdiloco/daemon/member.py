@@ -134,7 +134,8 @@ class Member:
         ours = OurRecord(self._incarnation, settings.name, self.core.shared, self.measurements)
         keep = partial(save_peers, self._data_dir)
         guests = self.membership.introductions
-        self.presence = Presence(transport, run.id, ours, self.post.put, keep, group.size, guests)
+        worked = self.core.shared.has_worked
+        self.presence = Presence(transport, run.id, ours, self.post.put, keep, group.size, guests, worked)
 
     def _measure_the_link(self) -> None:
         limits = Link(*(rate or math.inf for rate in rates(self.settings)))

@@ -231,6 +231,9 @@ class MemoryTransport(Endpoint):
         self._hub._begin_stream(serving, self.peer_id, peer, theirs)
         return back, PipeWriter(there, back)
 
+    def _drop(self, peer: str) -> None:
+        self._hub.break_off(self.peer_id, peer)
+
     def _reaches(self, peer: str) -> bool:
         return peer != self.peer_id and self._hub.reachable(self.peer_id, peer)
 

@@ -146,6 +146,10 @@ class _Handlers:
         """See `ports.TransportHandlers`."""
         return sender == PEER
 
+    def is_stranger(self, sender: str) -> bool:
+        """See `ports.TransportHandlers`."""
+        return sender != PEER
+
     async def on_message(self, sender: str, data: bytes) -> bytes:
         """See `ports.TransportHandlers`."""
         return b""

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from daemon_kit import Neighbourhood, Rogue, until
 
+from p2pdiloco.adapters.net import allowance
 from p2pdiloco.adapters.net.places import PutOff
 from p2pdiloco.daemon import budgets, wire
 from p2pdiloco.daemon.budgets import LISTING_BYTES, MAX_PEERS, Budget, BulkBudgets, Enough
@@ -101,6 +102,8 @@ async def test_a_stranger_is_given_so_much_and_members_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(budgets, "SMALL_BYTES", 1)
+    monkeypatch.setattr(allowance, "PEER_AT_ONCE", 1 << 20)  # it is bytes that are counted here
+    monkeypatch.setattr(allowance, "OTHERS_AT_ONCE", 1 << 20)
     async with Neighbourhood(tmp_path) as around:
         one = await around.member("one", genesis=True)
         await around.round(one)
@@ -120,3 +123,4 @@ async def test_a_stranger_is_given_so_much_and_members_go_on(
         two = await around.member("two")  # a newcomer, of whom as much is asked as ever
         await around.round(one, two)
         assert transfers.is_member(two.core.shared.me) and not transfers.is_member(rogue.id)
+        assert one.peer.door.is_stranger(rogue.id), "in an open run everybody is, until it has worked"

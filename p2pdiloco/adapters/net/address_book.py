@@ -19,7 +19,7 @@ class AddressBook:
         self._addresses: BoundedDict[str, list[str]] = BoundedDict(MAX_PEERS)
 
     def met(self, peer: str, addresses: Sequence[str]) -> None:
-        """Keep the addresses of a peer that is being dialled."""
+        """Keep the addresses at which a peer was reached."""
         self._addresses[peer] = list(addresses)
 
     def heard_of(self, peer: str, addresses: Sequence[str]) -> None:

@@ -25,7 +25,7 @@ _text = msgspec.msgpack.Decoder(str)
 def signed_value(crypto: Crypto, key: bytes, subkey: bytes, value: bytes, expires: float) -> bytes:
     """Append our signature to the value. key: 20-byte DHT id; subkey, value: msgpack; expires: Unix time,
     s."""
-    return value + crypto.sign(_message(key, subkey, value, expires))
+    return value + crypto.sign(signed_message(key, subkey, value, expires))
 
 
 def acceptable(crypto: Crypto, key: bytes, subkey: bytes, signed: bytes, expires: float, now: float) -> bool:
@@ -44,7 +44,7 @@ def acceptable(crypto: Crypto, key: bytes, subkey: bytes, signed: bytes, expires
         _bytes.decode(value)  # an undecodable value would fail every reader's whole look-up
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return False
-    return crypto.verify(owner, _message(key, subkey, value, expires), signature)
+    return crypto.verify(owner, signed_message(key, subkey, value, expires), signature)
 
 
 def stripped(signed: bytes) -> bytes:
@@ -52,5 +52,6 @@ def stripped(signed: bytes) -> bytes:
     return signed[:-SIGNATURE_BYTES]
 
 
-def _message(key: bytes, subkey: bytes, value: bytes, expires: float) -> bytes:
+def signed_message(key: bytes, subkey: bytes, value: bytes, expires: float) -> bytes:
+    """Encode what a record's owner signs."""
     return _encoder.encode([_DOMAIN, key, subkey, value, float(expires)])

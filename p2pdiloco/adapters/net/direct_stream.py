@@ -13,7 +13,9 @@ from typing import Any
 
 from p2pdiloco.errors import TransportError, invariant
 
-SPARE_BYTES = 128 * 1024
+FIRST_BYTES, SPARE_BYTES = 4 * 1024, 128 * 1024
+"""Bytes of the buffer for what nobody waits for: at first, for most streams carry little of it, and when more
+came."""
 WRITE_BYTES = 512 * 1024
 """Queued bytes above which `drain` waits: one chunk goes out while the next is prepared."""
 
@@ -25,7 +27,7 @@ class DirectStream(asyncio.BufferedProtocol):
         """Make a stream without a connection; `connected` is called when the connection is there."""
         self._connected = connected
         self.transport: Any = None
-        self._spare = memoryview(bytearray(SPARE_BYTES))
+        self._spare = memoryview(bytearray(FIRST_BYTES))
         self._start = self._end = 0
         """Begin and end of what lies in the spare buffer."""
         self._unfilled: memoryview | None = None
@@ -54,7 +56,9 @@ class DirectStream(asyncio.BufferedProtocol):
         self._arrived_bytes += nbytes
         if self._unfilled is None:
             self._end += nbytes
-            if self._end == SPARE_BYTES:
+            if self._end == FIRST_BYTES == len(self._spare):
+                self._spare = memoryview(bytearray(self._spare) + bytes(SPARE_BYTES - FIRST_BYTES))
+            elif self._end == len(self._spare):
                 self._paused = True
                 self.transport.pause_reading()
             self._wake()

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from p2pdiloco.adapters.net import framing, streams
+from p2pdiloco.adapters.net.allowance import Excess, RequestAllowance
 from p2pdiloco.adapters.net.flow import Flow, Limits
 from p2pdiloco.adapters.net.kept_streams import SERVER_KEEPS_S, KeptIncoming, KeptStreams, Stream, end_stream
 from p2pdiloco.adapters.net.places import MAX_STREAMS_IN, Busy, Places, PutOff, StreamRefusal
@@ -35,6 +36,8 @@ MAX_MESSAGES_IN = 256
 MAX_MESSAGES_IN_PER_PEER = 64
 MAX_RECORD_BYTES = 32 * 1024
 SERVE_IDLE_S = 20.0
+MUCH_BYTES = 1 << 20
+"""Bytes from which a transfer is no request to count: budgets bound what strangers are given of these."""
 MAX_REASONS = 64
 """Number of distinct reasons that are counted; more are counted together, so that peers cannot grow the
 counter."""
@@ -64,6 +67,7 @@ class Endpoint(ABC):
         """Tasks that serve one incoming stream each."""
         self._refusing = 0
         self._messages_in: Counter[str] = Counter()
+        self._allowance = RequestAllowance(lambda excess: self._count(excess.value), self._disconnect)
         self._introduce: Callable[[str], Awaitable[bool]] | None = None
 
     def introduce_by(self, introduce: Callable[[str], Awaitable[bool]]) -> None:
@@ -80,6 +84,10 @@ class Endpoint(ABC):
     @abstractmethod
     async def _open(self, peer: str, timeout_s: float) -> tuple[framing.ByteReader, framing.ByteWriter]:
         """Open a byte stream to the peer's `_serve_stream`. Raises: PeerUnreachable."""
+
+    @abstractmethod
+    def _drop(self, peer: str) -> None:
+        """End the connections to a peer, soon; it may dial again. Never raises."""
 
     def payload_bytes(self) -> tuple[int, int]:
         """See `ports.Transport.payload_bytes`."""
@@ -195,6 +203,7 @@ class Endpoint(ABC):
     async def _serve_message(self, sender: str, data: bytes) -> bytes:
         """Answer a raw message that arrived on `sender`'s authenticated connection; returns the raw reply."""
         try:
+            await self._turn(sender)
             with _Slot(self._messages_in, sender, MAX_MESSAGES_IN, MAX_MESSAGES_IN_PER_PEER):
                 if self._handlers is None:
                     raise RemoteError(Unheard.NOT_READY.value)
@@ -210,6 +219,20 @@ class Endpoint(ABC):
         except (Exception, InvariantViolation) as error:  # noqa: BLE001 - our own bug, reported below
             report_bug("message handler", error)
             return _REFUSED + b"internal-error"
+
+    async def _turn(self, sender: str) -> bool | None:
+        """Wait until a request of a peer's may be looked at: not at all if it is a member. Tell whether it is
+        one; None: there are none. Raises: Busy."""
+        member = None if self._handlers is None else self._handlers.is_member(sender)
+        if not member:
+            stranger = member is False and self._handlers is not None and self._handlers.is_stranger(sender)
+            await self._allowance.turn(sender, stranger)
+        return member
+
+    def _disconnect(self, peer: str) -> None:
+        self._count(Excess.DISCONNECTED.value)
+        logger.debug("disconnected %s, which asks too much", peer)
+        self._drop(peer)
 
     async def _serve_stream(
         self, sender: str, reader: framing.ByteReader, writer: framing.ByteWriter
@@ -247,11 +270,13 @@ class Endpoint(ABC):
     async def _serve_one(self, channel: framing.Channel, sender: str, kind: int | None) -> None:
         """Answer one request. Raises: as `streams.serve`."""
         try:
-            member = None if self._handlers is None else self._handlers.is_member(sender)
+            member = await self._turn(sender)
             with self._places.taken(sender, member):
                 if self._handlers is None:
                     raise RemoteError(Unheard.NOT_READY.value)
-                await streams.serve(channel, sender, self._handlers, kind, member is False)
+                moved_bytes = await streams.serve(channel, sender, self._handlers, kind, member is False)
+            if moved_bytes >= MUCH_BYTES and not member:
+                self._allowance.give_back(sender)
         except Busy as error:  # raised before anything was read, so nobody has told the peer yet
             if self._refusing < MAX_STREAMS_IN:  # beyond that a flood: no words, no waiting
                 self._refusing += 1

@@ -66,12 +66,28 @@ class _Connector(DaemonConnector):  # type: ignore[misc]
 
 
 class _Control(ControlClient):  # type: ignore[misc]
+    turn: Callable[[str], Awaitable[None]] | None = None
+    """Function that is awaited before a call of the DHT is answered; None: there is nothing to wait for."""
+
     @property
     def lost(self) -> bool:
         return bool(self._read_task.done() or self._write_task.done())
 
     async def wait_lost(self) -> None:
         await asyncio.wait({self._read_task, self._write_task}, return_when=asyncio.FIRST_COMPLETED)
+
+    async def _handle_persistent_request(self, call_id: UUID, request: Any) -> None:
+        """Answer a call of a peer's. A call that was cancelled is forgotten, which it is not in hivemind."""
+        try:
+            if self.turn is not None and request.proto != MESSAGE_PROTOCOL:
+                await self.turn(_peer_of(request.peer).to_base58())
+            await super()._handle_persistent_request(call_id, request)
+        except RemoteError as error:
+            refusal = p2pd_pb2.CallUnaryResponse(error=error.reason.encode())
+            answer = p2pd_pb2.PersistentConnectionRequest(callId=call_id.bytes, unaryResponse=refusal)
+            self._pending_messages.put_nowait(answer)
+        finally:
+            self._handler_tasks.pop(call_id, None)
 
     async def call_unary_handler(self, peer_id: Any, proto: str, data: bytes) -> bytes:
         request = p2pd_pb2.CallUnaryRequest(peer=peer_id.to_bytes(), proto=proto, data=data)
@@ -146,13 +162,20 @@ class Attachment:
 
     @classmethod
     async def open(
-        cls, control_socket: Path, client_socket: Path, on_message: OnMessage, on_stream: OnStream
+        cls,
+        control_socket: Path,
+        client_socket: Path,
+        on_message: OnMessage,
+        on_stream: OnStream,
+        turn: Callable[[str], Awaitable[None]],
     ) -> Attachment:
-        """Connect to p2pd and register our two protocols. Raises: PeerUnreachable."""
+        """Connect to p2pd and register our two protocols. `turn`: awaited before a peer's call of the DHT is
+        answered; what it raises as RemoteError is the answer. Raises: PeerUnreachable."""
         try:
             self = cls(await _P2P.attach(control_socket, client_socket))
         except FAILURES as error:
             raise PeerUnreachable(f"cannot talk to p2pd: {error}") from error
+        self._control.turn = turn
         try:
             await self._register(client_socket, on_message, on_stream)
         except FAILURES as error:
@@ -221,6 +244,15 @@ class Attachment:
             connect=p2pd_pb2.ConnectRequest(
                 peer=peer_id_of(peer).to_bytes(), addrs=[address_bytes(text) for text in addresses]
             ),
+        )
+        _, stream = await self._request(request, timeout_s, peer)
+        stream.close()
+
+    async def disconnect(self, peer: str, timeout_s: float) -> None:
+        """End all connections to a peer, and its streams with them. Raises: PeerUnreachable."""
+        request = p2pd_pb2.Request(
+            type=p2pd_pb2.Request.DISCONNECT,
+            disconnect=p2pd_pb2.DisconnectRequest(peer=peer_id_of(peer).to_bytes()),
         )
         _, stream = await self._request(request, timeout_s, peer)
         stream.close()

@@ -7,6 +7,7 @@ dialled again. Meanwhile calls fail at once with `PeerUnreachable`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ import msgspec
 
 from p2pdiloco.adapters.net import dial_back, framing, multiaddrs
 from p2pdiloco.adapters.net import hivemind_binding as binding
+from p2pdiloco.adapters.net.allowance import RequestAllowance
 from p2pdiloco.adapters.net.endpoint import MAX_RECORD_BYTES, Endpoint, report_bug
 from p2pdiloco.adapters.net.flow import Limits
 from p2pdiloco.adapters.net.hivemind_dht import MAX_KEYS, RecordTable
@@ -80,6 +82,9 @@ class HivemindTransport(Endpoint):
         self._expires: BoundedDict[str, float] = BoundedDict(MAX_KEYS)
         self._observed: list[str] = []
         self._tasks: list[asyncio.Task[None]] = []
+        self._record_calls = RequestAllowance(lambda excess: self._count(excess.value), self._disconnect)
+        """Allowance of calls of the DHT."""
+        self._dropping: set[asyncio.Task[None]] = set()
 
     @property
     def p2pd_pid(self) -> int | None:
@@ -125,8 +130,9 @@ class HivemindTransport(Endpoint):
         dialable = dialable_addresses(peer, addresses)
         if not dialable:
             raise PeerUnreachable(f"no usable address of {peer}")
-        self._meeting.book.met(peer, dialable)
+        self._meeting.book.heard_of(peer, dialable)  # for whoever names an address that says nothing yet
         await self._require().connect(peer, dialable, DIAL_TIMEOUT_S)
+        self._meeting.book.met(peer, dialable)
         self._meeting.met(peer)
 
     def learn(self, peer: str, addresses: Sequence[str]) -> None:
@@ -207,6 +213,23 @@ class HivemindTransport(Endpoint):
         self._meeting.met(sender)
         return await super()._serve_message(sender, data)
 
+    async def _serve_records(self, sender: str) -> None:
+        """Wait until a call of the DHT may be answered. Raises: Busy."""
+        if self._handlers is None or not self._handlers.is_member(sender):
+            try:
+                await self._record_calls.turn(sender, False)
+            except RemoteError as error:
+                raise self._offence(sender, error) from None
+
+    def _drop(self, peer: str) -> None:
+        task = asyncio.create_task(self._disconnected(peer))
+        self._dropping.add(task)
+        task.add_done_callback(self._dropping.discard)
+
+    async def _disconnected(self, peer: str) -> None:
+        with contextlib.suppress(PeerUnreachable):  # p2pd is gone, and the connection with it
+            await self._require().disconnect(peer, CONTROL_TIMEOUT_S)
+
     async def _call(self, peer: str, data: bytes, timeout_s: float) -> bytes:
         try:
             await self._meeting.reach(self._require, peer, timeout_s)
@@ -250,7 +273,11 @@ class HivemindTransport(Endpoint):
         daemon = self._daemon
         await daemon.start(self._listen)
         self._attachment = await binding.Attachment.open(
-            daemon.control_socket, daemon.new_client_socket(), self._serve_message, self._serve_stream
+            daemon.control_socket,
+            daemon.new_client_socket(),
+            self._serve_message,
+            self._serve_stream,
+            self._serve_records,
         )
         invariant(self._attachment.peer_id == self.peer_id, "p2pd runs with another identity than ours")
         self._records = await RecordTable.create(self._attachment, self._identity, self._records)

@@ -170,9 +170,9 @@ async def serve(
     handlers: TransportHandlers,
     kind: int | None = None,
     others: bool = False,
-) -> None:
-    """Serve one transfer. `kind`: its first byte, where that was read already. `others`: the sender is none
-    of our run's members, so its header is short.
+) -> int:
+    """Serve one transfer, and return the bytes of its payload. `kind`: its first byte, where that was read
+    already. `others`: the sender is none of our run's members, so its header is short.
 
     Raises:
         RemoteError: the client broke a rule, or a handler refused it; the client has been told.
@@ -183,13 +183,12 @@ async def serve(
             kind = (await channel.exact(1))[0]
         if kind == PUSH:
             header = await _header(channel, MAX_HEADER_BYTES, others)
-            await _serve_push(channel, sender, handlers, header)
+            return await _serve_push(channel, sender, handlers, header)
         elif kind == PULL:
             (most,) = U32.unpack(await channel.exact(U32.size))
             request = await _header(channel, MAX_ANSWER_BYTES, others)
-            await _serve_pull(channel, sender, handlers, request, most)
-        else:
-            raise RemoteError("garbage", f"stream of kind {kind:#x}")
+            return await _serve_pull(channel, sender, handlers, request, most)
+        raise RemoteError("garbage", f"stream of kind {kind:#x}")
     except RemoteError as error:
         await refuse(channel, error)
         raise
@@ -215,14 +214,16 @@ async def _header(channel: Channel, cap: int, others: bool) -> bytes:
     return await channel.body(size)
 
 
-async def _serve_push(channel: Channel, sender: str, handlers: TransportHandlers, header: bytes) -> None:
+async def _serve_push(channel: Channel, sender: str, handlers: TransportHandlers, header: bytes) -> int:
+    size: int
     (size,) = U64.unpack(await channel.exact(8))
     sink = await handlers.on_push(sender, header)
     if isinstance(sink, Refusal):
         await channel.send_status(REFUSE, sink.answer)
-    else:
-        answer = await _fill(channel, sink, size)
-        await channel.send_status(DONE, answer)
+        return 0
+    answer = await _fill(channel, sink, size)
+    await channel.send_status(DONE, answer)
+    return size
 
 
 async def _fill(channel: Channel, sink: PushSink, size: int) -> bytes:
@@ -252,19 +253,20 @@ async def _fill(channel: Channel, sink: PushSink, size: int) -> bytes:
 
 async def _serve_pull(
     channel: Channel, sender: str, handlers: TransportHandlers, request: bytes, most: int
-) -> None:
+) -> int:
     source = await handlers.on_pull(sender, request)
     if isinstance(source, Refusal):
         await channel.send_status(REFUSE, source.answer)
-        return
+        return 0
     try:
-        await _give(channel, source, most)
+        size = await _give(channel, source, most)
         source.delivered()
+        return size
     finally:
         source.release()
 
 
-async def _give(channel: Channel, source: PullSource, most: int) -> None:
+async def _give(channel: Channel, source: PullSource, most: int) -> int:
     invariant(len(source.header) <= MAX_HEADER_BYTES, f"pull header of {len(source.header)} bytes")
     size = sum(memoryview(part).nbytes for part in source.payload)
     await channel.send_status(GIVE, source.header)
@@ -274,3 +276,4 @@ async def _give(channel: Channel, source: PullSource, most: int) -> None:
         status, _ = await channel.said(final, sending)
     if status != ACK or not whole:
         raise RemoteError("garbage", "no acknowledgement")
+    return size

@@ -39,6 +39,9 @@ UNKNOWN_DIALS, UNKNOWN_DIALS_S = 32, 12.0
 address."""
 DIAL_PATIENCE_S = 1.5
 REDIAL_HIDDEN_S = 30.0
+REST_S, MOST_REST_S = 6.0, 120.0
+"""Time for which an author who could not be dialled is left alone, doubled at every failure in a row up to
+the second: records of generated keys name anything."""
 
 
 async def publish_runs(transport: Transport, runs: Callable[[], Sequence[wire.RunSummary]]) -> None:
@@ -123,10 +126,12 @@ class Presence:
         keep: Callable[[Sequence[Sequence[str]]], None] = lambda _: None,
         dial_at_once: int = MAX_NAMED,
         guests: Guests | None = None,
+        has_worked: Callable[[str], bool] = lambda _: True,
     ) -> None:
         """`keep` is told the addresses of the peers met so far whenever they change. `dial_at_once`:
         number of listed peers that are dialled unasked; of the others the transport only learns the
-        addresses. `guests`: who is admitted to the run; None: everybody."""
+        addresses. `guests`: who is admitted to the run; None: everybody. `has_worked`: who counts by the
+        chain; the core is told of others when there is a connection to them."""
         self._transport = transport
         self._run = run
         self._ours = ours
@@ -134,9 +139,12 @@ class Presence:
         self._keep = keep
         self._dial_at_once = dial_at_once
         self._guests = guests
+        self._has_worked = has_worked
         self._attempts = Attempts(UNKNOWN_DIALS, UNKNOWN_DIALS_S)
         self._tried: BoundedDict[str, float] = BoundedDict(MAX_NAMED)
         """Time at which each was dialled last; who waited longest comes first."""
+        self._rests: BoundedDict[str, tuple[float, float]] = BoundedDict(MAX_NAMED)
+        """Time until which each that could not be dialled is left alone, and length of that pause."""
         self._ours_seen: wire.Presence | None = None
         self._redial: dict[str, float] = {}
         """Time of the next attempt by peers that said they cannot be dialled."""
@@ -183,10 +191,12 @@ class Presence:
         records = await self._records()
         others: list[tuple[str, tuple[str, ...]]] = []
         hidden: set[str] = set()
+        now = asyncio.get_running_loop().time()
         for peer, record in records.items():
             if not record.dialable:
                 hidden.add(peer)
-            if record.dialable or self._worth_a_try(peer):
+            rests_until_s, _ = self._rests.get(peer, (0.0, 0.0))
+            if now >= rests_until_s and (record.dialable or self._worth_a_try(peer)):
                 others.append((peer, record.addresses))
         others.sort(key=lambda other: self._tried.get(other[0], 0.0))
         self._meet([other for other in others if self._admits(other[0])])
@@ -199,7 +209,15 @@ class Presence:
         members = self._members(records)
         # Whom we cannot reach yet the core need not try: a failed dial is held against the next ones. Those
         # that nobody can dial come to us.
-        reached = tuple(sorted(m for m in members if m[0] not in self._dials or m[0] in hidden))
+        # Of a name that nobody who counts has heard of there is nothing to tell: keys cost nothing.
+        there = {self._transport.peer_id, *self._connected, *self._transport.connected()}
+        reached = tuple(
+            sorted(
+                (peer, incarnation)
+                for peer, incarnation in members
+                if (peer not in self._dials or peer in hidden) and (peer in there or self._has_worked(peer))
+            )
+        )
         if reached != self._roster.members:
             self._roster = Roster(reached)
         self._post(ev.PresenceSeen(self._roster, len(members) - len(reached)))
@@ -293,10 +311,18 @@ class Presence:
         try:
             await self._transport.connect(peer, addresses)
             if self._guests is not None and not self._admits(peer) and await self._guests.meet(peer) is None:
-                return  # it is tried again
+                self._rest(peer)  # then it is tried again
+                return
+            self._rests.pop(peer, None)
             self._connected[peer] = addresses
             self._keep(list(self._connected.values()))
         except PeerUnreachable as error:
             logger.debug("cannot dial %s: %s", peer, error)
+            self._rest(peer)
         finally:
             del self._dials[peer]
+
+    def _rest(self, peer: str) -> None:
+        _, before_s = self._rests.get(peer, (0.0, REST_S / 2))
+        pause_s = min(2 * before_s, MOST_REST_S)
+        self._rests[peer] = asyncio.get_running_loop().time() + pause_s, pause_s

@@ -33,6 +33,10 @@ class Door:
         """See `ports.TransportHandlers`: all are."""
         return True
 
+    def is_stranger(self, sender: str) -> bool:
+        """See `ports.TransportHandlers`: nobody is."""
+        return False
+
     async def on_message(self, sender: str, data: bytes) -> bytes:
         """See `ports.TransportHandlers`: nobody sends messages here."""
         raise RemoteError("garbage")

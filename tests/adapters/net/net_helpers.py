@@ -61,12 +61,16 @@ class Recorder:
         self.released = 0
         self.senders: set[str] = set()
         self.members: set[str] | None = None
+        self.invited: set[str] = set()
         self.strangers: set[str] = set()
         """Peers that are not admitted to anything."""
         self.before_reply: Callable[[], asyncio.Future[None]] | None = None
 
     def is_member(self, sender: str) -> bool | None:
         return None if self.members is None else sender in self.members
+
+    def is_stranger(self, sender: str) -> bool:
+        return sender not in self.invited
 
     def _admit(self, sender: str) -> None:
         if sender in self.strangers:

@@ -34,6 +34,7 @@ async def test_a_stranger_reads_and_does_nothing_else(tmp_path: Path) -> None:
         await swarm.round(a, b)
         rogue, payload = await swarm.rogue(), b""
         head, me = a.head(), a.transport.peer_id
+        assert a.peer.door.is_stranger(rogue.id) and not a.peer.door.is_stranger(b.transport.peer_id)
         assert await refused(rogue.say(a, Leaving(1))) == "not-admitted"
         payload = rogue.payload(a)
         contribution = rogue.sign(rogue.header(a, payload))
