@@ -215,8 +215,9 @@ class Fragment:
         if self.follower.heads.heard(peer, head, confirmed, saved, now):
             self.touch()
 
-    def review(self, peers: list[str], now: float) -> None:
-        """Let go of merged contributions that all of these peers have, and note who took part elsewhere."""
+    def review(self, peers: list[str], strangers: list[str], now: float) -> None:
+        """Let go of merged contributions that all of these peers have, and note who took part elsewhere.
+        Strangers are waited for, too, but not for long."""
         table = self.chain.table()
         grouped = self.chain.header.groups > 1 and len(table) <= MAX_WITNESSES
         seen = (self.chain.replaced, len(table))
@@ -226,7 +227,7 @@ class Fragment:
         if self.own.keeps:
             if grouped:
                 self.witnesses.count_merged(self._shared.config.max_base_age_versions, now)
-            self.own.review(self.witnesses.review(peers, now))
+            self.own.review(self.witnesses.review(peers, now, strangers))
 
     def flush(self) -> None:
         """Ask a leaving node's learner, once, for what it has when nothing of it is under way any more."""

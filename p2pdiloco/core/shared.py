@@ -72,7 +72,7 @@ class Shared:
         self.notices = notices
         self.out = Outbox()
         self.health = Health()
-        self.view = View(me, config.timing)
+        self.view = View(me, config.timing, self.has_worked)
         self.derived = Derived()
         self.answers = Answers()
         """Peers that do not answer when they are asked for their votes."""
@@ -110,6 +110,11 @@ class Shared:
     def has_worked(self, peer: str) -> bool:
         """Tell whether that peer counts by its work. Before anybody votes by any chain, everybody does."""
         return self.has_mark(peer) or not any(record.voters() for record in self._records)
+
+    def trusts(self, peer: str) -> bool:
+        """Tell whether that confirmed peer's word counts, whoever else is here: it has worked, or was let in
+        by the run's owner."""
+        return self.config.admits or self.has_worked(peer)
 
     def confirm(self) -> None:
         """Count this node as a full member from now on."""
@@ -167,6 +172,11 @@ class Shared:
     def training(self, now: float) -> int:
         """Count the learners that train, our own included, which may be about to say so."""
         return len(self.expected_learners(now)) + (not self.learning)
+
+    @property
+    def expected_members(self) -> int:
+        """Members that the run was to have at its start; 0: nobody knows."""
+        return self.config.expected_members
 
     def with_me(self, others: list[str]) -> list[str]:
         """List these others and oneself, sorted."""

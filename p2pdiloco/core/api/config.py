@@ -85,6 +85,8 @@ class CoreConfig(Struct, frozen=True, kw_only=True):
     """Weight of a contribution at most, in usual ones."""
     full_period: bool = False
     """True: H inner steps weigh in full, beside however slow ones, within `most_units`."""
+    expected_members: int = 0
+    """Members that the run is to have at its start, by its manifest; 0: nobody knows."""
     admits: bool = False
     """True: the run's owner lets members in, so that whoever says that it is confirmed was let in. False:
     anybody may say so."""

@@ -165,12 +165,14 @@ def _next_reach(parent: VersionHeader, norm: float, config: CoreConfig) -> float
     return min(max(reach + way / FASTEST, first * REACHES[0]), first * REACHES[1])
 
 
-def most_learners(number: int, watermarks: Sequence[Watermark]) -> int:
+def most_learners(number: int, watermarks: Sequence[Watermark], expected: int = 0) -> int:
     """Number of learners that a run can have at this version: twice those merged lately, and a few that have
-    just begun. Who only says that it trains moves no schedule; at first nobody has been merged yet."""
-    if number <= LATELY_VERSIONS:
-        return MAX_CONTRIBUTORS
-    return 2 * sum(mark.number >= number - LATELY_VERSIONS for mark in watermarks) + BEGINNERS
+    just begun. Who only says that it trains moves no schedule.
+
+    At first not all have been merged: as many as are `expected` can be there.
+    """
+    found = 2 * sum(mark.number >= number - LATELY_VERSIONS for mark in watermarks) + BEGINNERS
+    return max(found, expected) if number <= LATELY_VERSIONS else found
 
 
 # --- what is beyond every scale ---------------------------------------------------------------------------

@@ -7,6 +7,7 @@ time old: a crash may take the peer back to its last checkpoint.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 from p2pdiloco.bounded import BoundedDict
@@ -14,6 +15,8 @@ from p2pdiloco.core.api.types import Head
 from p2pdiloco.core.chain.chain import Chain
 
 NONE = -1
+STRANGERS_S = 120.0
+"""Time after which no fork of peers without a mark is expected any more: they need not have been anywhere."""
 LOOK_EVERY_S = 2.0
 """Interval at which a peer's heads are looked at; heartbeats in between are skipped."""
 
@@ -48,6 +51,8 @@ class Witnesses:
         self._durable_s = durable_s
         self._replaced = chain.replaced
         self._seen: BoundedDict[str, _Seen] = BoundedDict(MAX_SEEN)
+        self._heads: deque[tuple[float, int]] = deque()
+        """Heads of our chain in the last two minutes, and when; a few dozen."""
 
     def heard(self, peer: str, head: Head, now: float) -> None:
         """Take in the head that a peer reports."""
@@ -88,19 +93,34 @@ class Witnesses:
         """Forget the reports of a peer that was restarted: it may have come back with an older state."""
         self._seen.pop(peer, None)
 
-    def review(self, peers: Sequence[str], now: float) -> int:
+    def review(self, peers: Sequence[str], now: float, strangers: Sequence[str] = ()) -> int:
         """Find the newest version that all these peers certainly have; -1 if there is none. Others are
-        forgotten."""
+        forgotten. Strangers are asked only for versions of the last two minutes."""
         if self._replaced != self._chain.replaced:
             self._replaced = self._chain.replaced
             for seen in self._seen.values():
                 seen.sure = seen.lately = NONE
                 seen.parted = None if seen.parted is None else False
-        if len(self._seen) > 2 * len(peers) + 16:
+            self._heads.clear()
+        if len(self._seen) > 2 * (len(peers) + len(strangers)) + 16:
             seen_by, self._seen = self._seen, BoundedDict(MAX_SEEN)
-            for peer in peers:
+            for peer in (*peers, *strangers):
                 if peer in seen_by:
                     self._seen[peer] = seen_by[peer]
+        lowest = self._lowest(peers, now)
+        old = self._head_before(now - STRANGERS_S, now)
+        return min(lowest, max(old, self._lowest(strangers, now))) if lowest > old else lowest
+
+    def _head_before(self, then_s: float, now: float) -> int:
+        """Find the newest version that was in our chain at that time; and note today's."""
+        if not self._heads or now - self._heads[-1][0] >= LOOK_EVERY_S:
+            self._heads.append((now, self._chain.head.number))
+        while len(self._heads) > 1 and self._heads[1][0] <= then_s:
+            self._heads.popleft()
+        since_s, number = self._heads[0]
+        return number if since_s <= then_s else NONE
+
+    def _lowest(self, peers: Sequence[str], now: float) -> int:
         lowest = self._chain.head.number
         for peer in peers:
             known = self._seen.get(peer)

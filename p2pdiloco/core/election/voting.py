@@ -247,7 +247,7 @@ def why_not_certified(
         unheard = electorate.out_of_earshot(named, now) + electorate.had_votes(named, now)
         if 2 * (electorate.count(named, now) + unheard) <= electorate.size(now) + unheard:
             return MessageFault.CERTIFICATE_MINORITY
-    elif certificate.syncer not in named or not context.standing.trusts(certificate.syncer):
+    elif certificate.syncer not in named or not shared.trusts(certificate.syncer):
         return MessageFault.CERTIFICATE_MINORITY
     # Those that count first: whoever only names them has not signed, and strangers' votes may be many.
     for vote in sorted(certificate.votes, key=lambda vote: not shared.has_worked(vote.body.voter)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from p2pdiloco.bounded import BoundedDict
 from p2pdiloco.core.api.grouping import children, group_name, leaf_index, leaf_span, level_sizes
 from p2pdiloco.core.election.electorate import Electorate
 from p2pdiloco.core.members.derived import Derived
@@ -14,6 +15,8 @@ MEETING_S = 1.0
 """Time for which the members of a new group are waited for before a mere majority elects."""
 
 
+MAX_ASKED = 8192
+"""Peers of which it is remembered whether they belong to a leaf group, twice as many as a view knows."""
 BELIEF = 2.0
 """Multiple of `suspect_s` for which groups below whose syncer is unknown count in a majority."""
 
@@ -34,7 +37,7 @@ class LeafElectorate(Electorate):
         self._epoch, self._groups = plan
         self._index = index
         self._since_s = since_s
-        self._mine: dict[str, bool] = {}
+        self._mine: BoundedDict[str, bool] = BoundedDict(MAX_ASKED)
         self._derived = Derived()
 
     def _belongs(self, peer: str) -> bool:

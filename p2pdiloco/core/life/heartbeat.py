@@ -7,7 +7,7 @@ import math
 from msgspec.structs import replace
 
 from p2pdiloco.core.api.events import LearnerStatus, PresenceSeen, ReachChanged, UplinkMeasured
-from p2pdiloco.core.api.grouping import Roster, leaf_index
+from p2pdiloco.core.api.grouping import Roster, is_group, leaf_index
 from p2pdiloco.core.api.messages import Progress
 from p2pdiloco.core.api.reach import WORDS
 from p2pdiloco.core.api.reasons import MessageFault, Suspicion
@@ -20,6 +20,8 @@ from p2pdiloco.core.members.vote_disk import HEARD_S
 from p2pdiloco.core.shared import Shared
 from p2pdiloco.core.uplinks.uplink import asked_bits_per_s
 
+UNPROVEN_OFFICES = 64
+"""Limit of offices that a peer without a mark may claim: they are kept for as long as it is heard."""
 REVIEW_EVERY_S = 2.0
 """Interval at which merged contributions that everybody has are looked for."""
 
@@ -57,8 +59,11 @@ class Heartbeats:
             self._review_at_s = now + REVIEW_EVERY_S
             self._look_at_uplink(now)
             peers = shared.view.may_fork(now, shared.roster, neighbours)
+            strangers = [peer for peer in peers if not shared.trusts(peer)]
+            if strangers:
+                peers = [peer for peer in peers if shared.trusts(peer)]
             for fragment in self._fragments:
-                fragment.review(peers, now)
+                fragment.review(peers, strangers, now)
         for peer in shared.view.newly_silent(now, neighbours):
             shared.out.record("silent", None, "not counted on: silent or unreachable", peer=peer)
         if not shared.departed:
@@ -67,7 +72,7 @@ class Heartbeats:
             greeted = neighbours
             if neighbours is not None:
                 greeted = neighbours.union(*(fragment.seats.contacts(now) for fragment in self._fragments))
-            for peer in shared.view.to_greet(now, greeted, shared.has_worked):
+            for peer in shared.view.to_greet(now, greeted):
                 shared.out.send(peer, brief if shared.view.alive(peer, now) else whole)
 
     def _neighbours(self, now: float) -> set[str] | None:
@@ -250,6 +255,7 @@ class Heartbeats:
         if named and (max(named) >= len(self._fragments) or named != sorted(set(named))):
             shared.out.record("refusal", None, str(MessageFault.WRONG_HEADS), peer=sender)
             return
+        message = self._without_false_offices(sender, message)
         if not shared.view.heard(sender, message, now):
             return
         if before is None:
@@ -283,6 +289,13 @@ class Heartbeats:
         self._joining.poll(now)
         for fragment in moved:
             fragment.poll(now)
+
+    def _without_false_offices(self, sender: str, message: Progress) -> Progress:
+        """Leave out of a heartbeat the offices that there cannot be, and of a stranger's those beyond the
+        limit."""
+        most = len(message.offices) if self._shared.has_worked(sender) else UNPROVEN_OFFICES
+        real = [o for o in message.offices[:most] if is_group(o[0]) and o[1] < len(self._fragments)]
+        return message if len(real) == len(message.offices) else replace(message, offices=tuple(real))
 
     def _beside(self, message: Progress) -> bool:
         """Tell whether the sender holds an office beside one of ours: then it is to know of ours."""

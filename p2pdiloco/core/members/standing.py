@@ -89,16 +89,11 @@ class Standing:
         own = shared.reach in (Reach.DIRECT, Reach.UNKNOWN)
         return any(own if peer == shared.me else shared.view.dialable(peer) for peer in peers)
 
-    def trusts(self, peer: str) -> bool:
-        """Tell whether that confirmed peer's word counts, whoever else is here: it has worked, on this
-        fragment or another, or was let in by the run's owner."""
-        return self._shared.config.admits or self._shared.has_worked(peer)
-
     def believes(self, peer: str, now: float) -> bool:
         """Tell whether that confirmed peer's word about heads counts: it is trusted, or nobody here has
         worked. Who returns waits for those whom it knows (`strangers_only`)."""
         shared = self._shared
-        if self._believes_all or self.trusts(peer):
+        if self._believes_all or shared.trusts(peer):
             return True
         if self._returns and not shared.confirmed:
             return False

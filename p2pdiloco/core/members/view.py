@@ -23,6 +23,9 @@ from p2pdiloco.core.members.vanished import Vanished
 MAX_KNOWN = 4096
 MAX_WITNESSES = 256
 """Peers that are waited for at most. In a larger run it is not asked what members of other groups have."""
+NEWCOMERS_A_BEAT = 256
+"""Limit of peers without a mark that get our heartbeat at one time: more than a group has. Of more, each has
+its turn."""
 NAMES_A_BEAT = 1
 """Limit of listed peers without a mark, never heard, that are tried at a heartbeat: each costs a dial."""
 MAX_STEP_S = 3600.0
@@ -78,9 +81,14 @@ def _kind(said: Progress) -> tuple[bool, bool, bool, Reach]:
 class View:
     """Members of the run that this node knows, without itself."""
 
-    def __init__(self, me: str, timing: Timing) -> None:
+    def __init__(
+        self, me: str, timing: Timing, has_worked: Callable[[str], bool] = lambda peer: True
+    ) -> None:
         self._me = me
         self._timing = timing
+        self._has_worked = has_worked
+        self._displaced: list[str] = []
+        """Peers that gave way to others since `forget_stale`."""
         self._members: dict[str, KnownPeer] = {}
         self._counted_on: set[str] = set()
         self._vanished = Vanished(MAX_KNOWN)
@@ -89,7 +97,7 @@ class View:
 
     def listed(self, peer: str, incarnation: int, now: float) -> None:
         """Take in that the DHT has an unexpired presence record of this peer."""
-        if peer == self._me or (peer not in self._members and len(self._members) >= MAX_KNOWN):
+        if peer == self._me or not self._has_room(peer):
             return
         member = self._members.get(peer)
         if member is None:
@@ -99,11 +107,27 @@ class View:
             member.listed_s = now
             member.incarnation = max(member.incarnation, incarnation)
 
+    def _has_room(self, peer: str) -> bool:
+        """Tell whether that peer can be known. In a full table one that has never worked gives way, the
+        longest silent first, to one that has."""
+        if peer in self._members or len(self._members) < MAX_KNOWN:
+            return True
+        if not self._has_worked(peer):
+            return False
+        others = [(m.heard_s, m.listed_s, p) for p, m in self._members.items() if not self._has_worked(p)]
+        if not others:
+            return False
+        *_, silent = min(others)
+        del self._members[silent]
+        self._displaced.append(silent)
+        self._lists = None
+        return True
+
     def heard(self, peer: str, progress: Progress, now: float) -> bool:
         """Take in a heartbeat. False: it is from before the peer's restart or good-bye, and was ignored."""
         member = self._members.get(peer)
         if member is None:
-            if len(self._members) >= MAX_KNOWN:
+            if not self._has_room(peer):
                 return False
             member = self._members[peer] = KnownPeer()
         if progress.incarnation < member.incarnation or progress.incarnation <= member.left_incarnation:
@@ -292,16 +316,12 @@ class View:
         """List the live confirmed peers with a running learner, sorted."""
         return self._lists_at(now).learners
 
-    def to_greet(
-        self,
-        now: float,
-        neighbours: set[str] | None = None,
-        has_worked: Callable[[str], bool] = lambda peer: True,
-    ) -> list[str]:
+    def to_greet(self, now: float, neighbours: set[str] | None = None) -> list[str]:
         """List the peers (of these) that are due our heartbeat: members always, silent listed ones
-        sometimes. Of those that were never heard and have never worked, who may be names only, a few."""
+        sometimes. Of those that have never worked so many at a time; of those never heard, who may be names
+        only, a few."""
         timing = self._timing
-        greet, names = [], []
+        greet, newcomers, names = [], [], []
         for peer, member in sorted(self._members.items()):
             if neighbours is not None and peer not in neighbours:
                 continue
@@ -312,11 +332,13 @@ class View:
             gone = member.left_incarnation >= member.incarnation > 0
             if gone or not waited or not (fresh or listed or recent):
                 continue
-            if member.progress is None and not has_worked(peer):
+            if self._has_worked(peer):
+                greet.append(peer)
+            elif member.progress is None:
                 names.append((member.tried_s, peer))
             else:
-                greet.append(peer)
-        greet += [peer for _, peer in sorted(names)[:NAMES_A_BEAT]]
+                newcomers.append((member.tried_s, peer))
+        greet += [peer for _, peer in [*sorted(newcomers)[:NEWCOMERS_A_BEAT], *sorted(names)[:NAMES_A_BEAT]]]
         for peer in greet:
             self._members[peer].tried_s = now
         return greet
@@ -356,7 +378,8 @@ class View:
             if member.progress is not None:
                 self._vanished.put(peer, member.heard_s)
         self._vanished.shrink()
-        return stale
+        displaced, self._displaced = self._displaced, []
+        return [*stale, *(peer for peer in displaced if peer not in self._members)]
 
     def step_times_s(self, own_step_s: float, learners: Iterable[str]) -> list[float]:
         """List the inner step times of these learners that say theirs (own if positive), sorted."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from p2pdiloco.bounded import BoundedDict
 from p2pdiloco.core.api.effects import Release
 from p2pdiloco.core.api.plausible import plausible_work
 from p2pdiloco.core.api.reasons import Verdict
@@ -19,7 +20,10 @@ from p2pdiloco.core.context import FragmentContext
 from p2pdiloco.core.contributions.label import signed_by_learners
 
 ROOM = 4
-"""Room of an inbox, as a multiple of `group_size`, which is what a group has on average."""
+"""Room of an inbox, as a multiple of `group_size`, which is what a group has on average. Half of it is for
+learners that have worked: headers cost strangers nothing."""
+MAX_NOTED = 512
+"""Children of which an inbox remembers what was wrong last."""
 
 
 class Held:
@@ -69,9 +73,9 @@ class Inbox:
         self._fragment = context.index
         self._chain: Chain = context.chain
         self._held: dict[str, Held] = {}
-        self._cut: set[str] = set()
+        self._cut: BoundedDict[str, None] = BoundedDict(MAX_NOTED)
         """Children whose last payload did not come."""
-        self._faults: dict[str, tuple[bytes, Verdict]] = {}
+        self._faults: BoundedDict[str, tuple[bytes, Verdict]] = BoundedDict(MAX_NOTED)
         """Digest of each child's newest payload in which a merge found a fault, and which."""
 
     def judge(
@@ -130,7 +134,7 @@ class Inbox:
         """Drop an offer whose payload will not come. The next one of that child starts no round before it is
         here: headers cost their sender nothing."""
         self.drop(held)
-        self._cut.add(held.child)
+        self._cut[held.child] = None
 
     def unusable(self, held: Held, verdict: Verdict) -> None:
         """Drop an offer in whose payload a merge found a fault, and remember that."""
@@ -144,7 +148,7 @@ class Inbox:
     def here(self, held: Held, ticket: Ticket, own: bool, now: float) -> None:
         """Take in its payload. `own`: this node made it, and keeps the ticket."""
         held.ticket, held.own, held.ready_s = ticket, own, now
-        self._cut.discard(held.child)
+        self._cut.pop(held.child, None)
 
     def all_late(self) -> None:
         """Let none of these start the next round by itself: a version was made without them."""
@@ -219,11 +223,17 @@ class LearnerInbox(Inbox):
     def _judge_place(self, header: ContributionHeader) -> Verdict | None:
         held = self._held.get(header.learner)
         if held is None or not isinstance(held.header, ContributionHeader):
-            return None if len(self._held) < ROOM * self._shared.config.group_size else Verdict.FULL
+            return None if self._has_room(header.learner) else Verdict.FULL
         if held.header.stamp == header.stamp:
             return Verdict.ALREADY_HELD if held.ticket is not None else Verdict.IN_TRANSFER
         # Of an earlier life of the learner: that one is merged first, both are its own work.
         return Verdict.BEHIND if held.header.stamp < header.stamp else Verdict.OVERLAP
+
+    def _has_room(self, learner: str) -> bool:
+        room, has_worked = ROOM * self._shared.config.group_size, self._shared.has_worked
+        if has_worked(learner):
+            return len(self._held) < room
+        return 2 * sum(not has_worked(child) for child in self._held) < room
 
     def add(self, signed: SignedOffer, transfer: int, in_time: bool, now: float) -> Held:
         assert isinstance(signed, SignedContribution)

@@ -35,6 +35,10 @@ STEP_AT_MOST_S = 60.0
 class KnowsLearners(Protocol):
     """Source of how many train (`core.shared.Shared`)."""
 
+    @property
+    def expected_members(self) -> int:
+        """Members that the run was to have at its start; 0: nobody knows."""
+
     def training(self, now: float) -> int:
         """Return how many learners are known to train, this one included."""
 
@@ -223,7 +227,7 @@ class LearnerLink:
         header = effect.version.header
         self._merged_together, self._most_learners = (
             len(header.contributors),
-            most_learners(header.number, effect.watermarks),
+            most_learners(header.number, effect.watermarks, self._swarm.expected_members),
         )
         return self._slots[header.fragment].committed(effect.merged_ticket, effect.overwrite)
 

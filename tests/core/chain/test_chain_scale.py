@@ -13,7 +13,6 @@ from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.reasons import Verdict
 from p2pdiloco.core.api.types import (
-    MAX_CONTRIBUTORS,
     NEVER,
     Contributor,
     SignedVersion,
@@ -162,7 +161,10 @@ def test_a_long_header_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_who_only_says_that_it_trains_is_no_crowd() -> None:
     marks = tuple(Watermark(f"p{i}", Stamp(1, 1), 10 * i) for i in range(10))
     assert scale.most_learners(100, marks) == 2 * 3 + 4, "those of versions 70, 80 and 90"
-    assert scale.most_learners(5, ()) == MAX_CONTRIBUTORS
+    early = tuple(Watermark(f"p{i}", Stamp(1, 1), 1) for i in range(3))
+    assert scale.most_learners(2, early) == 2 * 3 + 4, "also in the first versions"
+    assert scale.most_learners(2, early, expected=60) == 60, "of a run that is to begin with so many"
+    assert scale.most_learners(33, early, expected=60) == 10
 
 
 # --- the door --------------------------------------------------------------------------------------------

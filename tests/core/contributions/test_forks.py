@@ -12,7 +12,7 @@ from p2pdiloco.core.api.grouping import Roster
 from p2pdiloco.core.api.reasons import FetchFailure, Verdict
 from p2pdiloco.core.api.types import NEVER, Contributor, Head, SignedVersion, Stamp, Watermark
 from p2pdiloco.core.chain.chain import Chain
-from p2pdiloco.core.chain.witnesses import Witnesses
+from p2pdiloco.core.chain.witnesses import STRANGERS_S, Witnesses
 from p2pdiloco.core.contributions.kept import IN_MEMORY, KEPT_MAX
 
 OURS = 4
@@ -228,6 +228,29 @@ def test_nothing_is_let_go_of_while_the_middle_is_being_combined() -> None:
     answer(solo, effects, ticket=1000)
     let_go = {e.ticket for e in found(solo.wait(10.0, silent=("p2",)), ef.DiscardContribution)}
     assert 1000 in let_go, "everybody left has all of it"
+
+
+def test_strangers_hold_up_what_is_beyond_doubt_for_two_minutes() -> None:
+    """One that names no head at all would keep everything, for ever."""
+    solo = alone(3)
+    solo.heard["heads"] = solo.heads()
+    solo.peers = (*solo.peers, "s1")
+    solo.says["s1"] = {"heads": ()}
+    assert not solo.core.shared.has_worked("s1")
+    effects = solo.wait(STRANGERS_S - 5.0)
+    assert not found(effects, ef.DiscardContribution), "it may have another chain"
+    assert [e.ticket for e in found(solo.wait(10.0), ef.DiscardContribution)] == [1, 2, 3]
+
+
+def test_who_was_let_in_holds_it_up_for_as_long_as_it_may_have_another_chain() -> None:
+    chain = Chain(tuple(branch(3)), (), keep=16)
+    witnesses = Witnesses(chain, durable_s=20.0)
+    for now in range(0, 300, 2):
+        assert witnesses.review(["new"], float(now)) == -1
+        assert witnesses.review([], float(now), ["new"]) == (-1 if now < STRANGERS_S else 3)
+    witnesses.heard("new", chain.head, 300.0)
+    chain.extend(child(chain.header))
+    assert witnesses.review([], 300.0, ["new"]) == 3, "of what is newer it is asked again"
 
 
 def test_who_was_merged_lately_has_what_came_before() -> None:

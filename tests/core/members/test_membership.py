@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 
 import pytest
-from kit import Solo, config, progress, reasons, sent
+from kit import Solo, branch, config, progress, reasons, sent
 
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api import messages as msg
 from p2pdiloco.core.api.config import Timing
-from p2pdiloco.core.members.view import View
+from p2pdiloco.core.life.heartbeat import UNPROVEN_OFFICES
+from p2pdiloco.core.members.view import MAX_KNOWN, NEWCOMERS_A_BEAT, View
 
 
 def heartbeat(incarnation: int = 1) -> msg.Progress:
@@ -125,15 +126,66 @@ def test_who_was_heard_long_ago_is_waited_for_like_who_never_was() -> None:
 
 def test_of_names_that_were_never_heard_a_few_are_tried_at_a_time() -> None:
     """Every one costs a dial: an attacker lists thousands. All get their turn."""
-    view, timing = View("me", Timing()), Timing()
+    timing = Timing()
+    view = View("me", timing, lambda peer: peer == "p1")
     names = [f"g{i:02}" for i in range(9)]
     for peer in ("p1", *names):
         view.listed(peer, 1, 0.0)
     tried: list[str] = []
     now = 1.0
     for _ in range(9):
-        greeted = view.to_greet(now, has_worked=lambda peer: peer == "p1")
+        greeted = view.to_greet(now)
         assert len([peer for peer in greeted if peer != "p1"]) == 1
         tried += greeted
         now += timing.heartbeat_s
     assert "p1" in tried and set(names) <= set(tried)
+
+
+def crowded() -> View:
+    """So many strangers as there is room for, the first of them silent for longest; p1 and p2 have worked."""
+    view = View("me", Timing(), lambda peer: peer in ("p1", "p2"))
+    for number in range(MAX_KNOWN - 1):
+        view.heard(f"s{number:05}", progress(()), number / MAX_KNOWN)
+    view.heard("p1", progress(()), 0.0)
+    return view
+
+
+def test_a_crowd_shuts_out_nobody_who_has_worked() -> None:
+    view = crowded()
+    assert not view.heard("s9999", progress(()), 1.0), "there is no more room"
+    assert view.heard("p2", progress(()), 1.0) and view.progress("p2") is not None
+    assert view.progress("s00000") is None and view.progress("p1") is not None, "the longest silent gives way"
+    assert view.forget_stale(1.0) == ["s00000"] and not view.forget_stale(1.0)
+
+
+def test_who_has_worked_gives_way_to_nobody() -> None:
+    view = View("me", Timing(), lambda peer: True)
+    for number in range(MAX_KNOWN):
+        view.heard(f"p{number:05}", progress(()), 0.0)
+    assert not view.heard("another", progress(()), 1.0)
+
+
+def test_a_crowd_gets_our_heartbeats_in_turns() -> None:
+    view, told, now = crowded(), set[str](), 1.0
+    for _ in range(MAX_KNOWN // NEWCOMERS_A_BEAT + 1):
+        view.heard("p1", progress(()), now)
+        greeted = view.to_greet(now)
+        assert "p1" in greeted and len(greeted) <= NEWCOMERS_A_BEAT + 1
+        told |= {*greeted}
+        now += Timing().heartbeat_s
+    assert len(told) == MAX_KNOWN
+
+
+def test_of_a_strangers_offices_a_few_are_kept_and_none_that_there_cannot_be() -> None:
+    solo = Solo(peers=("p1", "p2"))
+    for version in branch(2, learners=("me", "p1", "p2"))[1:]:
+        solo.announce(version)
+    many = tuple((f"1/0/{number}", 0, 9) for number in range(2000))
+    false = (("x" * 60, 0, 9), ("1/0/0", 7, 9))
+    for peer in ("s1", "p1"):
+        solo.hear(peer, offices=(*false, *many))
+    kept = {peer: solo.core.shared.view.progress(peer) for peer in ("s1", "p1")}
+    assert kept["s1"] is not None and kept["s1"].offices == many[: UNPROVEN_OFFICES - len(false)]
+    assert kept["p1"] is not None and kept["p1"].offices == many
+    claims = solo.core.shared.claims
+    assert not claims.of(0, "x" * 60) and not claims.of(0, "1/0/1000").keys() & {"s1"}

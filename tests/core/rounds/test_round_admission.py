@@ -12,6 +12,7 @@ from p2pdiloco.core.api import effects as ef
 from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.reasons import Verdict
 from p2pdiloco.core.api.types import NEVER, Stamp
+from p2pdiloco.core.rounds.inbox import MAX_NOTED, ROOM
 
 
 def test_an_old_base_starts_no_round_but_is_merged() -> None:
@@ -107,3 +108,23 @@ def test_the_learners_side_of_a_refused_base() -> None:
         signed.header.stamp,
         signed.header.payload_digest,
     )
+
+
+def test_strangers_headers_leave_half_of_the_room_to_those_who_have_worked() -> None:
+    solo = syncer(founders=("me", "p1", "p2"))
+    room = ROOM * solo.config.group_size
+    taken = [
+        bool(found(solo.feed(ev.Offered(n, f"s{n}", contribution(f"s{n}", solo.head))), ef.AcceptTransfer))
+        for n in range(1, room + 1)
+    ]
+    assert taken == [True] * (room // 2) + [False] * (room // 2)
+    assert found(solo.feed(ev.Offered(99, "p1", contribution("p1", solo.head))), ef.AcceptTransfer)
+
+
+def test_what_is_remembered_of_cut_streams_is_bounded() -> None:
+    solo = syncer(founders=("me", "p1", "p2"))
+    for number in range(MAX_NOTED + 9):
+        learner = f"s{number}"
+        solo.feed(ev.Offered(number, learner, contribution(learner, solo.head)))
+        solo.feed(ev.PayloadBroken(number, Verdict.CUT))
+    assert len(solo.fragment.round.inbox._cut) == MAX_NOTED

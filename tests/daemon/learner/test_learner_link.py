@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from p2pdiloco.core.api import events as ev
+from p2pdiloco.core.api.types import Stamp, Watermark
 from p2pdiloco.daemon.learner.learner_link import STEP_AT_MOST_S, LearnerLink
 from p2pdiloco.daemon.payloads.tickets import Tickets
 from p2pdiloco.learner import channel_messages as ch
@@ -43,7 +44,10 @@ class PaperCompute:
 def commit(merged_ticket: int | None) -> Any:
     header = SimpleNamespace(fragment=0, number=1, contributors=(1, 2, 3))
     return SimpleNamespace(
-        version=SimpleNamespace(header=header), merged_ticket=merged_ticket, watermarks=(), overwrite=False
+        version=SimpleNamespace(header=header),
+        merged_ticket=merged_ticket,
+        watermarks=tuple(Watermark(peer, Stamp(1, 1), 1) for peer in "abc"),
+        overwrite=False,
     )
 
 
@@ -74,6 +78,8 @@ class Linked:
             self,
         )
         self.tell(ch.Ready("cpu", 1, 1, 0, False, ""))
+
+    expected_members = 0
 
     def training(self, _now: float) -> int:
         return self.learners

@@ -19,9 +19,12 @@ from p2pdiloco.tasks.manifests import render_toml
 def test_where_members_are_known_a_whole_period_weighs_in_full(mode: str, full: bool, tmp_path: Path) -> None:
     weight = WeightSection(largest_share=0.4, most_units=6.0)
     admission = msgspec.convert({"mode": mode}, AdmissionSection)
-    manifest = msgspec.structs.replace(for_run("micro", "test"), admission=admission, weight=weight)
+    plan = for_run("micro", "test")
+    group = msgspec.structs.replace(plan.group, expected_members=24)
+    manifest = msgspec.structs.replace(plan, admission=admission, weight=weight, group=group)
     path = tmp_path / "run.toml"
     path.write_text(render_toml(manifest))
     found = core_config(sign_run(path, Identity.generate())[0], (), Timing())
     assert (found.largest_share, found.most_units, found.full_period) == (0.4, 6.0, full)
     assert found.admits == full, "a confirmed peer was let in"
+    assert found.expected_members == manifest.group.expected_members == 24
