@@ -17,6 +17,8 @@ from p2pdiloco.core.chain.chain import Chain
 NONE = -1
 STRANGERS_S = 120.0
 """Time after which no fork of peers without a mark is expected any more: they need not have been anywhere."""
+NOTE_EVERY_S = 15.0
+"""Interval at which our own head is noted, to know later what is older than that."""
 LOOK_EVERY_S = 2.0
 """Interval at which a peer's heads are looked at; heartbeats in between are skipped."""
 
@@ -52,7 +54,7 @@ class Witnesses:
         self._replaced = chain.replaced
         self._seen: BoundedDict[str, _Seen] = BoundedDict(MAX_SEEN)
         self._heads: deque[tuple[float, int]] = deque()
-        """Heads of our chain in the last two minutes, and when; a few dozen."""
+        """Heads of our chain in the last two minutes, and when."""
 
     def heard(self, peer: str, head: Head, now: float) -> None:
         """Take in the head that a peer reports."""
@@ -113,7 +115,7 @@ class Witnesses:
 
     def _head_before(self, then_s: float, now: float) -> int:
         """Find the newest version that was in our chain at that time; and note today's."""
-        if not self._heads or now - self._heads[-1][0] >= LOOK_EVERY_S:
+        if not self._heads or now - self._heads[-1][0] >= NOTE_EVERY_S:
             self._heads.append((now, self._chain.head.number))
         while len(self._heads) > 1 and self._heads[1][0] <= then_s:
             self._heads.popleft()

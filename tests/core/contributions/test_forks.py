@@ -251,6 +251,9 @@ def test_who_was_let_in_holds_it_up_for_as_long_as_it_may_have_another_chain() -
     witnesses.heard("new", chain.head, 300.0)
     chain.extend(child(chain.header))
     assert witnesses.review([], 300.0, ["new"]) == 3, "of what is newer it is asked again"
+    other = branch(5, syncer="p2")[5]
+    chain.replace(other, table(other))
+    assert witnesses.review([], 302.0, ["new"]) == -1, "what our chain has now, it has for no time"
 
 
 def test_who_was_merged_lately_has_what_came_before() -> None:

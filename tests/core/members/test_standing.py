@@ -14,7 +14,8 @@ from p2pdiloco.core.api.grouping import leaf_index
 from p2pdiloco.core.api.reach import Reach
 from p2pdiloco.core.api.types import Contributor, SignedVersion, Stamp, Watermark
 from p2pdiloco.core.chain.watermarks import FOUNDING_VERSIONS, PROBATION_MERGES, Marks, marks_of
-from p2pdiloco.core.groups.electorates import UpperElectorate
+from p2pdiloco.core.election.inquiry import Inquiry
+from p2pdiloco.core.groups.electorates import MAX_ASKED, LeafElectorate, UpperElectorate
 
 PEERS = ("p1", "p2", "p3")
 WORKERS = ("me", "p1", "p2")
@@ -222,6 +223,24 @@ def test_who_claims_an_office_elsewhere_than_in_its_group_holds_none() -> None:
     for peer, term in (("p1", 1), ("p2", 1 << 60)):
         solo.core.shared.claims.heard(peer, (("1/0/2", 0, term),), solo.now)
     assert group.holders(solo.now)["1/0/2"] == "p1", "p2 belongs to another group"
+
+
+def test_what_a_group_remembers_of_names_is_bounded() -> None:
+    solo = settled()
+    leaf = LeafElectorate(solo.core.shared, 0, solo.fragment.context.standing, (1, 4), 0, solo.now)
+    admitted = [leaf.admits(f"n{number}", solo.now) for number in range(MAX_ASKED + 9)]
+    assert len(leaf._mine) == MAX_ASKED and leaf.admits("n0", solo.now) == admitted[0]
+
+
+def test_the_claim_of_who_could_not_be_elected_keeps_nobody_from_standing() -> None:
+    solo = settled("s1")
+    office = "1/0/0"
+    leaf = LeafElectorate(solo.core.shared, 0, solo.fragment.context.standing, (1, 1), 0, solo.now)
+    inquiry = Inquiry(solo.fragment.context, office, leaf, solo.now)
+    solo.core.shared.claims.heard("s1", ((office, 0, 9),), solo.now)
+    assert not inquiry.finds_holder(solo.now)
+    solo.core.shared.claims.heard("p1", ((office, 0, 5),), solo.now)
+    assert inquiry.finds_holder(solo.now)
 
 
 def test_a_stranger_takes_no_silent_members_place() -> None:

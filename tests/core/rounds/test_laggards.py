@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from kit import Solo, branch, child, genesis
+from kit import Solo, branch, child, found, genesis, saved
 
+from p2pdiloco.core.api import effects as ef
+from p2pdiloco.core.api import events as ev
 from p2pdiloco.core.api.types import Head
 from p2pdiloco.core.chain.chain import Chain
 from p2pdiloco.core.rounds.laggards import IN_VAIN, MOST, Laggards
@@ -52,3 +54,21 @@ def test_a_newcomer_that_comes_nearer_is_waited_for_but_not_for_ever() -> None:
 def test_who_has_worked_is_waited_for_whatever_it_says() -> None:
     laggards, chain = lone()
     assert all(waits(laggards, chain, "p1", None, 2 * IN_VAIN))
+
+
+def test_a_lone_syncer_goes_on_beside_a_stranger_that_never_moves() -> None:
+    solo = Solo(peers=(), restored=saved(branch(3, syncer="me", learners=("me",))), incarnation=2)
+    solo.wait(2.0)
+    solo.learn()
+    solo.peers = ("s1",)
+    solo.says = {"s1": {"heads": (genesis(0).header.head(),), "learning": False, "confirmed": False}}
+    solo.wait(1.0)
+    waited = []
+    for ticket in range(1, 7):
+        solo.feed(ev.LearnerApplied(0, solo.head.number, 1))
+        since_s, merges = solo.now, found(solo.ready(ticket), ef.Merge)
+        while not merges and solo.now < since_s + 60.0:
+            merges = found(solo.wait(0.5), ef.Merge)
+        waited.append(solo.now - since_s > 3.0)
+        solo.merged(merges[0])
+    assert waited == [True] * IN_VAIN + [False] * 3
