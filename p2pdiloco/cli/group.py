@@ -56,6 +56,9 @@ def run(arguments: Sequence[str]) -> int:
         result = cli.main(args=list(arguments), prog_name="p2pdiloco", standalone_mode=False)
     except UserError as error:
         return _complain(str(error), error.hint)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.ctx.get_help() if error.ctx else "p2pdiloco --help")
+        return 0
     except click.UsageError as error:
         command = error.ctx.command_path if error.ctx else "p2pdiloco"
         return _complain(error.format_message(), f"{command} --help")

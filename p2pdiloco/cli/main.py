@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from p2pdiloco.cli.interrupt import EXIT_INTERRUPTED, _end, interrupt
+from p2pdiloco.cli.streams import make_usable
 
 
 def main() -> None:
@@ -20,6 +21,7 @@ def main() -> None:
     wanted = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if wanted:
         signal.signal(signal.SIGINT, interrupt)
+    make_usable()
     try:
         status = run(sys.argv[1:])
     except KeyboardInterrupt:  # before the command's body, or after

@@ -28,6 +28,10 @@ Reachability = Literal["auto", "public", "private"]
 LEAST_MEMORY = 2**20
 Seconds = Annotated[float, Meta(gt=0, le=1e6)]
 ANY_ADDRESS = ("/ip4/0.0.0.0/tcp/0",)
+_OF_A_SERVICE = re.compile(
+    r"_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)$"
+)
+"""Endings of the variables that Kubernetes makes of a service's name."""
 
 
 class NodeSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -218,11 +222,16 @@ def _rebased(value: object, folder: Path) -> object:
 def check_environment(environment: Mapping[str, str], known: frozenset[str]) -> None:
     """Refuse P2PDILOCO_ variables that no command reads: a mistyped one would be silently ignored.
 
+    Those that Kubernetes gives every container of a namespace where a service is called p2pdiloco-something
+    are nobody's settings.
+
     Raises:
         ConfigError: names the first unknown variable.
     """
     for name in sorted(environment):
         if name.startswith(ENVIRONMENT_PREFIX) and name not in known:
+            if _OF_A_SERVICE.search(name):
+                continue
             hint = suggestion(name, known) or "unset it; p2pdiloco COMMAND --help lists the variables"
             raise ConfigError(f"the environment variable {name} is not known", hint)
 

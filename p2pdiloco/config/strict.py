@@ -42,7 +42,7 @@ def read_settings(path: Path) -> bytes:
 def parse_toml(path: Path, data: bytes) -> dict[str, Any]:
     """The tables of a file with these bytes. Raises: ConfigError (not UTF-8, or not TOML: names the line)."""
     try:
-        return tomllib.loads(data.decode())
+        return tomllib.loads(data.decode("utf-8-sig"))  # some editors begin with a byte order mark
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: is not UTF-8 text (byte {error.start})") from error
     except tomllib.TOMLDecodeError as error:

@@ -36,6 +36,12 @@ ONE, TWO, THREE = (f"/ip4/203.0.113.{i}/tcp/31337/p2p/{PEER}" for i in (1, 2, 3)
 COMMANDS = [[], ["run"], ["run", "new"], ["run", "check"], ["bootstrap"], ["node"], ["status"], ["demo"]]
 
 
+@pytest.mark.parametrize("command", [[], ["run"]])
+def test_a_group_alone_prints_its_help(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli_main.run(command) == 0
+    assert "Commands:" in capsys.readouterr().out
+
+
 @pytest.fixture(autouse=True)
 def signals_as_in_a_terminal() -> Iterator[None]:
     """Whoever starts the tests may have them, and what they start, ignore some (nohup, a job in a script)."""

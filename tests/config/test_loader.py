@@ -147,6 +147,15 @@ def test_an_unknown_key_comes_with_the_closest_known_one(
     assert caught.value.hint == (f'did you mean "{meant}"?' if meant else "")
 
 
+def test_a_byte_order_mark_and_windows_line_ends_are_no_part_of_a_manifest(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    text = render_toml(presets.for_run("micro", "windows"))
+    path.write_text(text)
+    usual = load_manifest(path)
+    path.write_bytes(b"\xef\xbb\xbf" + text.replace("\n", "\r\n").encode())
+    assert load_manifest(path) == usual
+
+
 def test_unreadable_files(tmp_path: Path) -> None:
     for make, words in (
         (lambda p: None, "there is no such file"),

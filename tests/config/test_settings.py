@@ -124,6 +124,15 @@ def test_the_file_is_read_strictly(text: str, sentence: str, hint: str, tmp_path
 def test_unknown_variables_are_refused_others_ignored() -> None:
     known = frozenset({"P2PDILOCO_THREADS"})
     check_environment({"P2PDILOCO_THREADS": "1", "PATH": "/bin"}, known)
+    service = (
+        "SERVICE_HOST",
+        "SERVICE_PORT",
+        "SERVICE_PORT_P2P",
+        "PORT",
+        "PORT_4001_TCP",
+        "PORT_4001_UDP_ADDR",
+    )
+    check_environment({f"P2PDILOCO_BOOTSTRAP_{name}": "tcp://10.0.0.1:4001" for name in service}, known)
     with pytest.raises(ConfigError, match="P2PDILOCO_THREAD is not known") as caught:
         check_environment({"P2PDILOCO_THREAD": "1"}, known)
     assert caught.value.hint == 'did you mean "P2PDILOCO_THREADS"?'

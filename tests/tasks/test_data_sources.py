@@ -78,7 +78,7 @@ def test_rows_are_documents_joined_by_their_end_and_split_by_their_text(tmp_path
         (
             "jsonl",
             b'{"text": "\\ud83d\\ude00", "n": NaN}\n',
-            "line 1 of .* is no JSON object: JSON is malformed",
+            "line 1 of .* is no JSON object: NaN is not JSON; null is",
         ),
         ("parquet", b"nonsense", "cannot be read as parquet"),
         ("jsonl", b"", "no text in"),
@@ -98,6 +98,30 @@ def test_a_byte_order_mark_is_no_part_of_a_row(tmp_path):
         (tmp_path / "a.jsonl").write_text(rows, encoding=encoding)
         loaded.append(load_corpus(DataSection(source="jsonl"), str(tmp_path), CONTEXT, ByteTokenizer()))
     assert [data.train.text.tobytes() for data in loaded] == [loaded[0].train.text.tobytes()] * 2
+
+
+def test_a_byte_order_mark_is_no_part_of_a_text(tmp_path):
+    loaded = []
+    for mark in (b"", b"\xef\xbb\xbf"):
+        (tmp_path / "a.txt").write_bytes(mark + b"line\r\n" * 999)
+        loaded.append(load_corpus(DataSection(source="files"), str(tmp_path), CONTEXT, ByteTokenizer()))
+    assert loaded[0].train.text.tobytes() == loaded[1].train.text.tobytes()
+
+
+def test_endings_in_capitals_count_and_others_are_told(tmp_path):
+    section = DataSection(source="jsonl", heldout_percent=30)
+    row = json.dumps({"text": "line\n" * 99}) + "\n"
+    (tmp_path / "c.json").write_text(row)
+    words = "1 file is not called \\*.jsonl or \\*.jsonl.gz or \\*.ndjson and left out, such as .*c.json"
+    with pytest.raises(UserError, match=f"there is no text in {tmp_path}: {words}"):
+        load_corpus(section, str(tmp_path), CONTEXT, ByteTokenizer())
+    (tmp_path / "a.jsonl").write_text(row)
+    (tmp_path / "b.JSONL").write_text(row.replace("line", "LINE"))
+    (tmp_path / "d.JSONL.GZ").write_bytes(gzip.compress(row.replace("line", "Line").encode()))
+    data = load_corpus(section, str(tmp_path), CONTEXT, ByteTokenizer())
+    text = data.train.text.tobytes() + data.heldout.text.tobytes()
+    assert all(word in text for word in (b"line", b"LINE", b"Line"))
+    assert data.note.startswith("data: 1 file is not called")
 
 
 def test_no_folder_of_somebody_s_own_data_is_left_out_for_its_name(tmp_path):

@@ -47,27 +47,27 @@ def _lines(path: Path, field: str) -> Iterator[Any]:
         try:
             row = decode(line)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            reason = "half a surrogate pair is no character" if _has_halves(line) else first_line(error)
-            raise UserError(f"line {number} of {path} is no JSON object: {reason}") from error
+            raise UserError(f"line {number} of {path} is no JSON object: {_reason(line, error)}") from error
         if field not in row:
             raise UserError(f'line {number} of {path} has no key "{field}"', "check data.field")
         yield row[field]
 
 
-def _has_halves(line: bytes) -> bool:
-    """Tell whether the line is JSON but for escapes such as \\ud800 alone, which msgspec calls truncated
-    data."""
+def _reason(line: bytes, error: Exception) -> str:
+    """Say what is wrong with a line. What Python's own module writes and takes msgspec only calls invalid or
+    truncated: NaN and Infinity, and escapes such as \\ud800 alone."""
+    no_numbers: list[str] = []
     try:
-        json.dumps(json.loads(line), ensure_ascii=False).encode()
+        json.dumps(json.loads(line, parse_constant=no_numbers.append), ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        return True
+        return "half a surrogate pair is no character"
     except (ValueError, RecursionError):
-        return False
-    return False
+        return first_line(error)
+    return f"{no_numbers[0]} is not JSON; null is" if no_numbers else first_line(error)
 
 
 def _bounded_lines(path: Path) -> Iterator[bytes]:
-    with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
+    with gzip.open(path, "rb") if path.suffix.lower() == ".gz" else path.open("rb") as file:
         number = 0
         try:
             while line := file.readline(MAX_LINE_BYTES + 1):

@@ -12,9 +12,10 @@ that has it.
 
 from __future__ import annotations
 
+import codecs
 import os
 import sysconfig
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from p2pdiloco.config.manifest import DataSection
@@ -42,13 +43,13 @@ def load_text(section: DataSection, path: str | None, context_tokens: int, token
         UserError: no --data for another source than "embedded"; it does not exist, cannot be read, has no
             text, too much or too little, none that is held out; a package is missing.
     """
-    no_text: list[Path] = []
+    left = _LeftOut()
     if section.source == "embedded":
         found = _embedded_files(section.heldout_percent)
     elif path is None:
         raise UserError("this run trains on each node's own files, and none are given", "add --data PATH")
     else:
-        found = _some(_pieces(section, Path(path), no_text), path, no_text)
+        found = _some(_pieces(section, Path(path), left), path, left)
     train, heldout = Packer(tokenizer), Packer(tokenizer)
     for held, text, ends in found:
         (heldout if held else train).add(text, ends)
@@ -56,31 +57,46 @@ def load_text(section: DataSection, path: str | None, context_tokens: int, token
     if not len(held_out):
         raise UserError(
             f"there is too little text to hold out {section.heldout_percent} % of it: that came to none",
-            "give more text with --data" + (f"; {_left_out(no_text)}" if no_text else ""),
+            "give more text with --data" + (f"; {left.words()}" if left else ""),
         )
-    note = f"data: {_left_out(no_text)}" if no_text else ""
+    note = f"data: {left.words()}" if left else ""
     return Data(trained, Windows(held_out, context_tokens, "held-out"), note)
 
 
-def _left_out(no_text: Sequence[Path]) -> str:
-    files = f"{len(no_text)} files are" if len(no_text) > 1 else "1 file is"
-    return f"{files} not UTF-8 text and left out, such as {no_text[0]}"
+class _LeftOut:
+    """Files of a folder that are left out, all for one reason."""
+
+    def __init__(self) -> None:
+        self._first: Path | None = None
+        self._count = 0
+        self._why = ""
+
+    def __bool__(self) -> bool:
+        return self._count > 0
+
+    def add(self, path: Path, why: str) -> None:
+        """Count a file."""
+        self._first, self._why = self._first or path, why
+        self._count += 1
+
+    def words(self) -> str:
+        """Say how many, why, and which is the first."""
+        files = f"{self._count} files are" if self._count > 1 else "1 file is"
+        return f"{files} {self._why} and left out, such as {self._first}"
 
 
-def _pieces(section: DataSection, root: Path, no_text: list[Path]) -> Iterator[DocumentPiece]:
-    """Read all text in pieces that say whether they are held out. Files that are no text are added to
-    `no_text`."""
+def _pieces(section: DataSection, root: Path, left: _LeftOut) -> Iterator[DocumentPiece]:
+    """Read all text in pieces that say whether they are held out. What is no text is added to `left`."""
     if not root.exists():
         raise UserError(f"the data path {root} does not exist", "check --data")
     try:
         if section.source == "files":
-            for text in _user_files(root, no_text):
+            for text in _user_files(root, left):
                 yield from pieces(text, section.heldout_percent)
         else:
             from p2pdiloco.tasks.data.documents import SUFFIXES, rows
 
-            suffixes = SUFFIXES[section.source]
-            files = [root] if root.is_file() else [p for p in _walk(root) if p.name.endswith(suffixes)]
+            files = [root] if root.is_file() else _with_endings(root, SUFFIXES[section.source], left)
             left_bytes = MAX_BYTES
             for file in files:
                 for row in rows(file, section):
@@ -95,14 +111,24 @@ def _pieces(section: DataSection, root: Path, no_text: list[Path]) -> Iterator[D
         ) from error
 
 
-def _some(found: Iterator[DocumentPiece], root: str, no_text: Sequence[Path]) -> Iterator[DocumentPiece]:
+def _with_endings(root: Path, endings: tuple[str, ...], left: _LeftOut) -> list[Path]:
+    found = []
+    for path in _walk(root):
+        if path.name.lower().endswith(endings):
+            found.append(path)
+        else:
+            left.add(path, f"not called {' or '.join('*' + ending for ending in endings)}")
+    return found
+
+
+def _some(found: Iterator[DocumentPiece], root: str, left: _LeftOut) -> Iterator[DocumentPiece]:
     is_any = False
     for piece in found:
         is_any = is_any or bool(piece.text)
         yield piece
-    if not is_any and no_text:
+    if not is_any and left:
         raise UserError(
-            f"there is no text in {root}: {_left_out(no_text)}",
+            f"there is no text in {root}: {left.words()}",
             "other encodings have to be converted, for instance with iconv; .gz files to be unpacked",
         )
     if not is_any:
@@ -131,7 +157,7 @@ def _embedded_files(heldout_percent: int) -> Iterator[DocumentPiece]:
         yield DocumentPiece(is_heldout(path.relative_to(root).as_posix(), heldout_percent), text)
 
 
-def _user_files(root: Path, no_text: list[Path]) -> Iterator[bytes]:
+def _user_files(root: Path, left: _LeftOut) -> Iterator[bytes]:
     """Read the text files below `root`. No file that is no text, or is larger than the bytes that are left,
     is read whole."""
     left_bytes = MAX_BYTES
@@ -141,7 +167,7 @@ def _user_files(root: Path, no_text: list[Path]) -> Iterator[bytes]:
             if not start:
                 continue
             if not _is_text(start):
-                no_text.append(path)
+                left.add(path, "not UTF-8 text")
                 continue
             size = max(len(start), os.fstat(file.fileno()).st_size)
             if size > left_bytes:
@@ -149,7 +175,7 @@ def _user_files(root: Path, no_text: list[Path]) -> Iterator[bytes]:
             file.seek(0)
             text = file.read(size)
         left_bytes -= len(text)
-        yield text
+        yield text.removeprefix(codecs.BOM_UTF8)
 
 
 def _walk(root: Path, left_out: Collection[str] = ()) -> list[Path]:

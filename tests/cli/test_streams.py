@@ -1,0 +1,28 @@
+"""Standard streams that are closed, or that cannot show a character."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+NOBODY = "/ip4/127.0.0.1/tcp/1/p2p/12D3KooWJbJFaZ1dwpuu9tQY3ELCKCpWMJc1dSRVbcMwhiLiFq7q"
+COMMAND = f"exec {sys.executable} -m p2pdiloco"
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&- 2>&- <&-"])
+def test_a_command_with_an_event_loop_runs_with_closed_streams(closed: str) -> None:
+    asked = subprocess.run(
+        ["sh", "-c", f"{COMMAND} status --join {NOBODY} --timeout-s 2 {closed}"], timeout=60
+    )
+    assert asked.returncode == 2, "nobody is there: a sentence, if anybody can read it"
+
+
+@pytest.mark.parametrize("name", ["Zo\\xeb", "Zo\\udceb"])
+def test_what_the_encoding_cannot_show_is_escaped(name: str) -> None:
+    program = f"from p2pdiloco.cli.streams import make_usable; make_usable(); print('{name}')"
+    ascii_only = os.environ | {"PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii"}
+    shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=ascii_only)
+    assert shown.stdout == f"{name}\n", shown.stderr
