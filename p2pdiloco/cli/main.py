@@ -11,7 +11,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from p2pdiloco.cli.interrupt import EXIT_INTERRUPTED, _end, interrupt
+from p2pdiloco.cli.interrupt import EXIT_INTERRUPTED, _end, interrupt, terminate
 from p2pdiloco.cli.streams import make_usable
 
 
@@ -21,6 +21,8 @@ def main() -> None:
     wanted = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if wanted:
         signal.signal(signal.SIGINT, interrupt)
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, terminate)
     make_usable()
     try:
         status = run(sys.argv[1:])

@@ -26,3 +26,10 @@ def test_what_the_encoding_cannot_show_is_escaped(name: str) -> None:
     ascii_only = os.environ | {"PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii"}
     shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=ascii_only)
     assert shown.stdout == f"{name}\n", shown.stderr
+
+
+def test_a_stop_counts_before_there_is_an_event_loop() -> None:
+    """Also of the first process of a container, to which an unhandled SIGTERM is nothing."""
+    early = "main.run = lambda words: os.kill(os.getpid(), signal.SIGTERM) or 0"
+    program = f"import os, signal; from p2pdiloco.cli import main; {early}; main.main()"
+    assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == 143
