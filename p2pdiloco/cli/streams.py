@@ -17,17 +17,23 @@ def make_usable() -> None:
     there, and the event loop ends the process when it finds its own socket below 3. What the terminal's
     encoding has no character for is written as an escape.
     """
-    for descriptor in range(STREAMS):
-        try:
-            os.fstat(descriptor)
-        except OSError:
+    closed = [descriptor for descriptor in range(STREAMS) if not _is_open(descriptor)]
+    if closed:
+        for descriptor in closed:
             _to_nothing(descriptor)
-    sys.stdin = sys.stdin or open(0, closefd=False)  # noqa: SIM115
-    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
-    sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
+        # Python has no objects for streams that were closed when it started, so it starts anew.
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+
+
+def _is_open(descriptor: int) -> bool:
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return False
+    return True
 
 
 def _to_nothing(descriptor: int) -> None:
