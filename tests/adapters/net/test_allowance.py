@@ -203,7 +203,7 @@ def linked(transport: Any) -> list[str]:
 
 @pytest.mark.parametrize("swarm", [pytest.param("hivemind", marks=pytest.mark.net)], indirect=True)
 async def test_calls_of_the_dht_are_requests_too_and_cancelled_ones_are_forgotten(
-    swarm: Swarm, hardly_any: None
+    swarm: Swarm, hardly_any: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a = await swarm.add()
     b: Any = await swarm.add()
@@ -218,6 +218,12 @@ async def test_calls_of_the_dht_are_requests_too_and_cancelled_ones_are_forgotte
     assert a.refusals[Excess.OF_ONE_PEER.value] >= 12 and Excess.DISCONNECTED.value in a.refusals
     control = a._attachment._control  # type: ignore[attr-defined]
     await until(lambda: not control._handler_tasks)
+    monkeypatch.setattr(allowance, "LATE_S", 600.0)
+    given_up = asyncio.create_task(b._records.ping(a.peer_id))
+    await until(lambda: control._handler_tasks)
+    given_up.cancel()
+    await asyncio.gather(given_up, return_exceptions=True)
+    await until(lambda: not control._handler_tasks, "it is forgotten, which hivemind does not do by itself")
 
 
 class Counting:

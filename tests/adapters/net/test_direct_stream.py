@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from p2pdiloco.adapters.net.direct_stream import SPARE_BYTES, DirectStream
+from p2pdiloco.adapters.net.direct_stream import FIRST_BYTES, SPARE_BYTES, DirectStream
 from p2pdiloco.errors import TransportError
 
 FAR_S = 1e9
@@ -56,6 +56,7 @@ async def test_who_reads_nothing_holds_the_sender_up(ends: tuple[DirectStream, s
 async def test_what_is_here_is_taken_without_waiting(ends: tuple[DirectStream, socket.socket]) -> None:
     stream, theirs = ends
     assert stream.here(10) == b"" and stream.drained
+    assert len(stream._spare) == FIRST_BYTES, "a stream on which little comes takes little memory"
     sending = asyncio.create_task(asyncio.get_running_loop().sock_sendall(theirs, bytes(1_000_000)))
     while not stream._paused:  # noqa: ASYNC110 - asyncio itself sets it
         await asyncio.sleep(0)
